@@ -8,7 +8,7 @@ most, so it is formatted by hand.
 
 # fmt: off
 # --- protocol: begin (the same in every probe; the original is harness/protocol.py)
-import argparse, ctypes, hashlib, json, sys  # noqa: E401
+import argparse, ctypes, hashlib, json, sys
 from pathlib import Path
 class Probe:
     """Prints the lines that a runner reads, and draws the verdict from the checks among them."""
