@@ -1,0 +1,1 @@
+"""One probe, two trees: the lanes, verdicts and receipts of the reproducer packs."""

@@ -1,0 +1,97 @@
+"""Copying a tree out of a maintainer's checkout, or out of a commit of a repository."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from harness import files, git
+from harness.errors import HarnessError, UnavailableError
+
+if TYPE_CHECKING:
+    from harness.cache import Cache
+
+SKIPPED = {".git", "__pycache__", ".venv", "node_modules"}
+
+
+def _tracked(folder: Path) -> list[str] | None:
+    """List the tracked files of a git checkout, or None where `folder` is none."""
+    if not (folder / ".git").exists():
+        return None
+    listed = git.run(["ls-files", "-z", "--cached"], folder)
+    if listed.returncode != 0:
+        raise UnavailableError(f"path:{folder}: git ls-files failed: {git.last_line(listed.stderr)}")
+    return [name for name in listed.stdout.split("\0") if name]
+
+
+def _every_file(folder: Path) -> list[str]:
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in SKIPPED]
+        found += [str((Path(parent) / name).relative_to(folder)) for name in names if not name.endswith(".pyc")]
+    return found
+
+
+def copy_path(folder: Path, destination: Path) -> str:
+    """Copy the tracked files of a checkout as they are in its work tree, or every file of a plain folder.
+
+    Links are left out: a tree holds regular files. Returns what is known of its version: the commit, and
+    whether files were modified.
+    """
+    if not folder.is_dir():
+        raise HarnessError(f"path:{folder}: no such folder. Next: --upstream path:CHECKOUT")
+    tracked = _tracked(folder)
+    for name in _every_file(folder) if tracked is None else tracked:
+        source, target = folder / name, destination / name
+        if source.is_file() and not source.is_symlink():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+    if tracked is None:
+        return "path"
+    commit = git.run(["rev-parse", "HEAD"], folder).stdout.strip() or "no commit"
+    changed = git.run(["status", "--porcelain", "--untracked-files=no"], folder).stdout.strip()
+    return f"path at {commit}" + (" with modified files" if changed else "")
+
+
+def _mirror(cache: Cache, url: str, commit: str) -> Path:
+    """Return a bare clone in the cache that has the commit."""
+    mirror = cache.entry("git", files.key_of(url))
+
+    def has() -> bool:
+        return mirror.is_dir() and git.run(["cat-file", "-e", f"{commit}^{{commit}}"], mirror).returncode == 0
+
+    if has():
+        return mirror
+    if cache.offline:
+        raise UnavailableError(f"git commit {commit}: not in the cache, and --offline forbids to fetch it")
+    mirror.mkdir(parents=True, exist_ok=True)
+    git.run(["init", "--quiet", "--bare"], mirror)
+    shallow = git.run(["fetch", "--quiet", "--depth=1", "--no-tags", url, commit], mirror)
+    if shallow.returncode == 0 and has():
+        return mirror
+    whole = git.run(["fetch", "--quiet", "--filter=blob:none", url, "+refs/*:refs/upstream/*"], mirror)
+    if whole.returncode != 0:
+        raise UnavailableError(f"git+...@{commit}: cannot be fetched: {git.last_line(whole.stderr)}")
+    if not has():
+        raise UnavailableError(f"git+...@{commit}: the repository has no such commit. Next: name all 40 digits")
+    return mirror
+
+
+def copy_commit(cache: Cache, url: str, commit: str, destination: Path) -> str:
+    """Lay the files of one commit into `destination`; links become small files that hold their target's name.
+
+    Returns the full commit.
+    """
+    with cache.lock(f"git-{files.key_of(url)}"):
+        mirror = _mirror(cache, url, commit)
+        full = git.run(["rev-parse", f"{commit}^{{commit}}"], mirror).stdout.strip()
+        index = {"GIT_INDEX_FILE": str(destination.parent / "index")}
+        read = git.run(["read-tree", full], mirror, index)
+        arguments = ["-c", "core.symlinks=false", "-c", "core.autocrlf=false"]
+        written = git.run([*arguments, "checkout-index", "--all", f"--prefix={destination}/"], mirror, index)
+    for step in (read, written):
+        if step.returncode != 0:
+            raise UnavailableError(f"git commit {commit}: {git.last_line(step.stderr)}")
+    return f"commit {full}"

@@ -1,0 +1,44 @@
+"""The errors that end in one line for the user."""
+
+from __future__ import annotations
+
+import difflib
+from typing import TYPE_CHECKING
+
+from harness.words import Exit
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
+
+
+class HarnessError(Exception):
+    """Something that a user can mend; its text is one line that names the culprit and the next step."""
+
+    def __init__(self, message: str, *, status: Exit = Exit.WRONG_CALL) -> None:
+        """Keep the message on one line, whatever it quotes."""
+        super().__init__(" ".join(message.split()))
+        self.status = status
+
+
+class UnavailableError(HarnessError):
+    """Something from outside cannot be had: no network, no such release, no room, a damaged file."""
+
+    def __init__(self, message: str) -> None:
+        """Set the status: a pack that meets this ends in ERROR, a command that only fetches in DEVIATES."""
+        super().__init__(message, status=Exit.DEVIATES)
+
+
+def unknown(what: str, given: str, valid: Iterable[str], next_command: str) -> HarnessError:
+    """Build the error for a name that is none of the valid ones.
+
+    Args:
+        what: the noun, such as ``pack``.
+        given: the name that was given.
+        valid: every name that would have been right.
+        next_command: what to run next.
+
+    """
+    choices = sorted(valid)
+    close = difflib.get_close_matches(given, choices, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return HarnessError(f"no {what} {given!r}{hint} Choices: {', '.join(choices) or 'none'}. Next: {next_command}")

@@ -1,0 +1,90 @@
+"""What this host is: its GPUs, its Python, its torch and triton, without importing torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import sys
+from dataclasses import dataclass
+
+import pynvml
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU that a lane could use."""
+
+    name: str
+    compute_capability: tuple[int, int]
+
+    @property
+    def target(self) -> str:
+        """Its architecture as a target, with the suffix from sm_90 on."""
+        major, minor = self.compute_capability
+        return f"sm_{major}{minor}" + ("a" if major >= 9 else "")  # noqa: PLR2004 - the rule's own number
+
+
+@dataclass(frozen=True)
+class Host:
+    """The facts that decide what a host can show and that a receipt records."""
+
+    python: str
+    torch: str | None
+    triton: str | None
+    gpus: tuple[Gpu, ...] = ()
+    driver: str = ""
+
+    @property
+    def python_tag(self) -> str:
+        """The wheel tag of the runner's interpreter, such as ``cp311``."""
+        return python_tag(self.python)
+
+    @property
+    def gpu_targets(self) -> frozenset[str]:
+        """The architectures that are here to be executed on."""
+        return frozenset(gpu.target for gpu in self.gpus)
+
+    @property
+    def auto_target(self) -> str:
+        """The architecture of the first GPU, else cpu."""
+        return self.gpus[0].target if self.gpus else "cpu"
+
+
+def python_tag(version: str) -> str:
+    """Return the wheel tag of a Python version: ``3.11.7`` gives ``cp311``."""
+    major, minor = version.split(".")[:2]
+    return f"cp{major}{minor}"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _gpus() -> tuple[tuple[Gpu, ...], str]:
+    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+        return (), ""
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError:
+        return (), ""
+    try:
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        gpus = tuple(
+            Gpu(pynvml.nvmlDeviceGetName(handle), tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)))
+            for handle in handles
+        )
+        return gpus, pynvml.nvmlSystemGetDriverVersion()
+    except pynvml.NVMLError:
+        return (), ""
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def detect() -> Host:
+    """Look at this host."""
+    gpus, driver = _gpus()
+    python = ".".join(str(part) for part in sys.version_info[:3])
+    return Host(python, _version("torch"), _version("triton"), gpus, driver)

@@ -1,0 +1,124 @@
+"""Running a probe under its supervisor, and reading what it prints with bounded memory."""
+
+from __future__ import annotations
+
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from harness.capture import Lines, Log
+
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+CHUNK = 1 << 16
+#: Beyond the probe's own timeout, in seconds: for killing its tree and for reading what is left in the pipes.
+GRACE = 30.0
+DRAIN = 5.0
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to run: the interpreter with its arguments, the whole environment, the folder, seconds of wall time."""
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: Path
+    timeout: float
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a probe ended.
+
+    Attributes:
+        reason: ``exited``, ``timed out``, or ``lost`` where the supervisor itself was killed.
+        status: the exit status, negative for a signal.
+        seconds: its wall time.
+        peak_memory: of its largest process, in bytes.
+        left_behind: how many processes outlived it and were killed.
+
+    """
+
+    reason: str
+    status: int
+    seconds: float
+    peak_memory: int
+    left_behind: int
+
+
+LOST = Ended("lost", -9, 0.0, 0, 0)
+
+
+def run(command: Command, lines: Lines, log: Log) -> Ended:
+    """Run a command until it and everything it started is gone.
+
+    Args:
+        command: what to run, and where.
+        lines: takes standard output as it comes.
+        log: takes both streams as they come.
+
+    """
+    report, report_end = os.pipe()
+    arguments = [sys.executable, "-I", str(SUPERVISOR), str(command.timeout), str(report_end), *command.arguments]
+    supervisor = subprocess.Popen(
+        arguments,
+        cwd=command.folder,
+        env=dict(command.environment),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=[report_end],
+        start_new_session=True,
+    )
+    os.close(report_end)
+    try:
+        ended = _read(supervisor, report, lines, log, time.monotonic() + command.timeout + GRACE)
+    finally:
+        _end(supervisor)
+        os.close(report)
+    return ended
+
+
+def _read(supervisor: subprocess.Popen[bytes], report: int, lines: Lines, log: Log, deadline: float) -> Ended:
+    assert supervisor.stdout is not None  # noqa: S101 - for the type checker: both are pipes
+    assert supervisor.stderr is not None  # noqa: S101 - likewise
+    ended = LOST
+    with selectors.DefaultSelector() as selector:
+        for stream in (supervisor.stdout, supervisor.stderr):
+            selector.register(stream, selectors.EVENT_READ)
+        selector.register(report, selectors.EVENT_READ)
+        while selector.get_map() and time.monotonic() < deadline:
+            for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
+                data = os.read(key.fd, CHUNK)
+                if key.fd == report:
+                    ended = Ended(**json.loads(data)) if data else LOST
+                    deadline = min(deadline, time.monotonic() + DRAIN)
+                    selector.unregister(report)
+                elif not data:
+                    selector.unregister(key.fileobj)
+                else:
+                    log.feed(key.fd, data)
+                    if key.fileobj is supervisor.stdout:
+                        lines.feed(data)
+    log.finish()
+    lines.finish()
+    return ended
+
+
+def _end(supervisor: subprocess.Popen[bytes]) -> None:
+    """Let go of the supervisor: closing its standard input makes it kill whatever still runs."""
+    for stream in (supervisor.stdin, supervisor.stdout, supervisor.stderr):
+        if stream is not None:
+            stream.close()
+    try:
+        supervisor.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        supervisor.kill()
+        supervisor.wait()
