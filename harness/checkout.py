@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from harness import files, git
+from harness.cache import Cache
 from harness.errors import HarnessError, UnavailableError
-
-if TYPE_CHECKING:
-    from harness.cache import Cache
 
 SKIPPED = {".git", "__pycache__", ".venv", "node_modules"}
 

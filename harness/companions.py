@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from harness import archive, download, files
+from harness.cache import Cache
+from harness.definition import Companion, Definition
 from harness.errors import HarnessError, UnavailableError, unknown
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from harness.cache import Cache
-    from harness.definition import Companion, Definition
 
 
 @dataclass(frozen=True)

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from harness.words import Exit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class HarnessError(Exception):

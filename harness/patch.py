@@ -5,16 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from harness import files, git, tree
+from harness.cache import Cache
+from harness.definition import Upstream
 from harness.tree import Tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from harness.cache import Cache
-    from harness.definition import Upstream
 
 FILE_PATTERN = re.compile(
     r"^diff --git a/(?P<path>\S+) b/(?P=path)\n(?:(?:new|deleted) file mode \d+\n|old mode \d+\nnew mode \d+\n)?"
