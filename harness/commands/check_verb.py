@@ -1,4 +1,4 @@
-"""``runner.py check``: is each pack sound?"""
+"""``runner.py check``: whether each pack is sound."""
 
 from __future__ import annotations
 
