@@ -56,7 +56,8 @@ def _pins(content: str) -> tuple[dict[str, str], str, list[str]]:
         document = tomllib.loads("\n".join(line[2:] for line in content.splitlines()))
     except tomllib.TOMLDecodeError as error:
         return {}, "", [f"its PEP 723 header is not TOML: {error}"]
-    pins, errors = {}, []
+    pins: dict[str, str] = {}
+    errors = []
     for text in document.get("dependencies", []):
         try:
             requirement = Requirement(text)
@@ -68,7 +69,7 @@ def _pins(content: str) -> tuple[dict[str, str], str, list[str]]:
             errors.append(f"its header does not pin {requirement.name} exactly")
         else:
             pins[canonicalize_name(requirement.name)] = exact[0]
-    return pins, document.get("requires-python", ""), errors
+    return pins, str(document.get("requires-python", "")), errors
 
 
 def _docstring(text: str) -> tuple[str, list[str]]:

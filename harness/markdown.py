@@ -9,7 +9,7 @@ ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\
 
 
 def plain(text: str) -> str:
-    """Return text without terminal escapes and control characters, with line ends as ``\\n``."""
+    """Return text without terminal escapes and control characters, and with Unix line ends."""
     return ESCAPES.sub("", text.replace("\r\n", "\n").replace("\r", "\n"))
 
 

@@ -18,7 +18,6 @@ LEFT_OVER = re.compile(r"\{\{|\}\}|\b(?:TODO|FIXME|TBD)\b")
 #: The sections that an upstream's own template asks for.
 SECTIONS = {
     "liger-kernel": ("Describe the bug", "Reproduce", "Versions"),
-    "toykernel": ("Describe the bug", "Versions"),
 }
 
 
