@@ -7,10 +7,10 @@ from pathlib import Path
 
 from harness import files, privacy, receipt
 from harness.cache import Cache
-from harness.execute import Outcome, Request
 from harness.host import Host
 from harness.lane import LaneResult
 from harness.origin import Kind
+from harness.outcome import Outcome, Request
 from harness.receipt import CompanionRecord, HostRecord, LaneRecord, LogRecord, Receipt, Repeats, Source
 from harness.words import Evidence, Verdict
 

@@ -10,8 +10,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from harness.execute import Outcome
 from harness.lane import LaneResult
+from harness.outcome import Outcome
 from harness.transcript import FigureLine
 from harness.words import Verdict
 

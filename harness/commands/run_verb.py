@@ -14,8 +14,9 @@ import click
 from harness import host, plan, recording, summary
 from harness.commands import options
 from harness.errors import HarnessError
-from harness.execute import Outcome, Request, Runner, deviation
+from harness.execute import Runner
 from harness.judge import Judgement
+from harness.outcome import Outcome, Request, deviation
 from harness.pack import Pack
 from harness.privacy import PrivateTextError
 from harness.progress import Progress
