@@ -132,7 +132,11 @@ class _Run:
             unsupported = Outcome(pack, planned.target, None, Judgement(Verdict.UNSUPPORTED, planned.reason))
             self.rows.append(summary.row(unsupported, "", None))
             return
-        outcome = self.runner.outcome(pack, planned.target, planned.evidence, self.request)
+        try:
+            outcome = self.runner.outcome(pack, planned.target, planned.evidence, self.request)
+        except HarnessError as error:
+            self.errors.append(HarnessError(f"{pack.name} {planned.target}: {error}"))
+            return
         self.rows.append(summary.row(outcome, deviation(outcome, self.request), self._record(outcome)))
 
     def _record(self, outcome: Outcome) -> Path | None:
