@@ -89,7 +89,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             logs = _log_folder(cache.root)
         run = _Run(Runner(cache, host.detect(), logs, progress.tell), request, receipts, _command_line())
         interrupted = run.every(chosen, target)
-    click.echo(summary.as_json(run.rows) if as_json else summary.as_text(run.rows), nl=False)
+    if run.rows or as_json:
+        click.echo(summary.as_json(run.rows) if as_json else summary.as_text(run.rows), nl=False)
     options.complain(run.errors)
     if interrupted:
         raise KeyboardInterrupt
