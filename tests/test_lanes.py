@@ -8,11 +8,10 @@ import sys
 import zipfile
 from pathlib import Path
 
-import pytest
 import toys
-from conftest import REPOSITORY, Workbench
+from conftest import Workbench
 
-from harness import environment, header, pack
+from harness import environment, header
 from harness.environment import Folders
 
 KEPT = {
@@ -91,10 +90,6 @@ def test_a_companion_set_is_merged_and_another_one_can_be_asked_for(workbench: W
     assert "runs" in row["receipt"], "another set's receipt is not the pack's"
 
 
-def _probes() -> list[Path]:
-    return [folder for folder in sorted((REPOSITORY / "packs").glob("*_*")) if (folder / "pack.toml").exists()]
-
-
 def _run_lines(commands: list[str], folder: Path, pack_folder: Path) -> list[tuple[int, str]]:
     environment_here = os.environ | {
         "PACK": str(pack_folder),
@@ -116,10 +111,3 @@ def test_the_four_lines_of_a_docstring_show_both_sentinels(workbench: Workbench)
     assert (unpacked[0], applied[0]) == (0, 0), unpacked[1] + applied[1]
     assert (pristine[0], "BUG_REPRODUCED" in pristine[1]) == (10, True), pristine[1]
     assert (patched[0], "FIX_VALIDATED" in patched[1]) == (0, True), patched[1]
-
-
-@pytest.mark.parametrize("folder", _probes(), ids=lambda folder: folder.name)
-def test_a_real_probe_carries_the_block_and_its_four_lines(folder: Path) -> None:
-    probe = header.read((folder / "reproduce.py").read_text(encoding="utf-8"))
-    assert probe.errors == ()
-    assert pack.load(folder).definition.upstream.version in " ".join(probe.commands)

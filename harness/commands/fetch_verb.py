@@ -9,7 +9,7 @@ from pathlib import Path
 
 import click
 
-from harness import companions, origin, tree
+from harness import companions, files, origin, tree
 from harness.cache import Cache
 from harness.commands import options
 from harness.errors import HarnessError, UnavailableError
@@ -18,6 +18,7 @@ from harness.pack import Pack
 from harness.progress import Progress
 from harness.words import Exit
 
+REQUIREMENTS = "requirements.txt"
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 #: Wheels for the machines that packs run on: any glibc from 2.17 (2014) to 2.34 (2021).
 PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_27_x86_64", "manylinux_2_28_x86_64")
@@ -34,6 +35,7 @@ def _fetch_runner(destination: Path, python: str) -> None:
     """Download the wheels that the runner itself needs, without building anything."""
     project = tomllib.loads((options.REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     wheels = destination / "wheels"
+    files.write_atomic(wheels / REQUIREMENTS, "\n".join(project["dependencies"]) + "\n")
     arguments = ["--only-binary=:all:", "--python-version", python, "--implementation", "cp", "--dest", str(wheels)]
     for platform in PLATFORMS:
         arguments += ["--platform", platform]
@@ -59,6 +61,7 @@ def command(wanted: tuple[str, ...], dest: Path, python: str, packs: Path, with_
 
     \b
     There, with torch and triton installed:
+      python -m pip install --no-index --find-links DEST/wheels -r DEST/wheels/requirements.txt   (after --runner)
       runner.py run --cache DEST --offline
     """
     python_parts = python.split(".")
@@ -66,16 +69,18 @@ def command(wanted: tuple[str, ...], dest: Path, python: str, packs: Path, with_
         raise HarnessError(f"--python {python!r}: a version such as 3.12. Next: runner.py fetch --help")
     chosen, errors = options.sound_packs(packs, wanted)
     cache = options.the_cache(dest, offline=False)
+    filled = 0
     with Progress(sys.stderr) as progress:
         for pack in chosen:
             progress.tell(f"{pack.name}: fetching for Python {python}")
             try:
                 _fetch(pack, cache, python_tag(python))
+                filled += 1
             except HarnessError as error:
                 errors.append(HarnessError(f"{pack.name}: {error}", status=error.status))
         if with_runner:
             progress.tell("fetching the runner's own wheels")
             _fetch_runner(dest, python)
     options.complain(errors)
-    click.echo(f"filled {dest} for {len(chosen)} pack(s); there: runner.py run --cache {dest.name} --offline")
+    click.echo(f"filled {dest} for {filled} of {len(chosen)} pack(s). Next, there: runner.py run --cache DIR --offline")
     return int(max((error.status for error in errors), default=Exit.AS_EXPECTED))
