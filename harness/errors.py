@@ -25,6 +25,10 @@ class UnavailableError(HarnessError):
         super().__init__(message, status=Exit.DEVIATES)
 
 
+class UnsupportedHereError(HarnessError):
+    """A pack cannot be judged on this host: it ends in UNSUPPORTED, with this reason."""
+
+
 def unknown(what: str, given: str, valid: Iterable[str], next_command: str) -> HarnessError:
     """Build the error for a name that is none of the valid ones.
 

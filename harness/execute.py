@@ -12,7 +12,7 @@ from harness import companions, judge, lane, origin, patch, tree
 from harness.cache import Cache
 from harness.companions import CompanionSet
 from harness.definition import Target
-from harness.errors import UnavailableError
+from harness.errors import UnavailableError, UnsupportedHereError
 from harness.host import Host
 from harness.judge import Judgement
 from harness.lane import Lane, LaneResult
@@ -38,9 +38,10 @@ class Runner:
         source = origin.parse(request.upstream, pack.definition)
         try:
             prepared = self._prepare(pack, target, evidence, source, request)
-        except UnavailableError as error:
-            return Outcome(pack, target, evidence, Judgement(Verdict.ERROR, str(error)), source, started=started)
-        runs = [self._run_once(prepared, request, number) for number in range(1, request.repeat + 1)]
+            runs = [self._run_once(prepared, request, number) for number in range(1, request.repeat + 1)]
+        except (UnavailableError, UnsupportedHereError) as error:
+            verdict = Verdict.ERROR if isinstance(error, UnavailableError) else Verdict.UNSUPPORTED
+            return Outcome(pack, target, evidence, Judgement(verdict, str(error)), source, started=started)
         judgement, agreeing = judge.repeated([run[0] for run in runs])
         _, pristine, patched = runs[-1]
         return Outcome(

@@ -68,14 +68,17 @@ def _version(distribution: str) -> str | None:
 
 
 def _gpus() -> tuple[tuple[Gpu, ...], str]:
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible == "":
         return (), ""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return (), ""
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        numbers = [int(text) for text in (visible or "").split(",") if text.strip().isdecimal()]
+        indices = numbers or range(pynvml.nvmlDeviceGetCount())
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in indices]
         gpus = tuple(
             Gpu(pynvml.nvmlDeviceGetName(handle), tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)))
             for handle in handles

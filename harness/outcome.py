@@ -33,11 +33,6 @@ class Request:
     timeout: float | None = None
     repeat: int = 1
 
-    @property
-    def is_default(self) -> bool:
-        """Whether pack.toml says what the run must give, and its receipt belongs to the pack."""
-        return self.upstream is None and not self.companions and len(self.lanes) == len(LaneName)
-
 
 @dataclass(frozen=True)
 class Outcome:
@@ -62,19 +57,35 @@ class Outcome:
         """The lanes that ran."""
         return tuple(result for result in (self.pristine, self.patched) if result is not None)
 
+    def is_stated(self, request: Request) -> bool:
+        """Whether pack.toml speaks of it: the pinned release with the target's own companion set."""
+        return (self.origin is None or self.origin.is_pinned) and not request.companions
+
+    def belongs_to_pack(self, request: Request) -> bool:
+        """Whether its receipt is the pack's own: stated, and both lanes asked for."""
+        return self.is_stated(request) and len(request.lanes) == len(LaneName)
+
+
+#: What a single lane must give where both together must give CONFIRMED.
+HALF = {LaneName.PRISTINE: Verdict.REPRODUCED, LaneName.PATCHED: Verdict.VALIDATED}
+
 
 def deviation(outcome: Outcome, request: Request) -> str:
     """Say how an outcome deviates from what pack.toml states; empty where it does not.
 
-    Of an origin, companion set or single lane that pack.toml states nothing of, only ERROR and CONTROL_FAILED deviate.
+    Of an origin or companion set that pack.toml states nothing of, only ERROR and CONTROL_FAILED deviate.
     """
     verdict = outcome.judgement.verdict
-    if verdict == Verdict.ERROR or outcome.target not in outcome.pack.definition.targets:
-        return "" if verdict == Verdict.UNSUPPORTED else outcome.judgement.reason
-    expected = outcome.pack.definition.targets[outcome.target]
-    if request.is_default:
-        missing = [claim for claim in expected.claims if claim not in outcome.judgement.claims]
-        if verdict != expected.verdict:
-            return f"{expected.verdict} was expected"
-        return f"missing claims: {', '.join(missing)}" if missing else ""
-    return "controls are wrong" if verdict == Verdict.CONTROL_FAILED else ""
+    if verdict == Verdict.ERROR:
+        return outcome.judgement.reason
+    if verdict == Verdict.UNSUPPORTED and not outcome.lanes:
+        return ""
+    target = outcome.pack.definition.targets.get(outcome.target)
+    if target is None or not outcome.is_stated(request):
+        return "controls are wrong" if verdict == Verdict.CONTROL_FAILED else ""
+    both = outcome.belongs_to_pack(request)
+    expected = target.verdict if both or target.verdict != Verdict.CONFIRMED else HALF[request.lanes[0]]
+    if verdict != expected:
+        return f"{expected} was expected"
+    missing = [claim for claim in target.claims if both and claim not in outcome.judgement.claims]
+    return f"missing claims: {', '.join(missing)}" if missing else ""

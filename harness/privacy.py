@@ -21,6 +21,8 @@ GENERIC = frozenset(
     "localhost localdomain host root user runner ubuntu debian admin build nobody none test main work "  # noqa: SIM905
     "python torch triton cuda gpu h100 h200 sandbox container docker".split()
 )
+#: Folders that every system has; naming them $PYTHON would only mislead.
+PUBLIC_PREFIXES = {"/", "/usr", "/usr/local"}
 SHORTEST_NAME = 3
 SHORTEST_SECRET = 8
 SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL", re.IGNORECASE)
@@ -120,7 +122,8 @@ def _names() -> dict[str, str]:
 def of_host(places: Mapping[Path, str]) -> Scrubber:
     """Build the scrubber for this host; `places` are a run's own, besides HOME, TMPDIR and the interpreter."""
     general = {Path.home(): "$HOME", Path(tempfile.gettempdir()): "$TMP"}
-    interpreter = {Path(prefix): "$PYTHON" for prefix in (sys.prefix, sys.base_prefix, sys.exec_prefix)}
+    prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix} - PUBLIC_PREFIXES
+    interpreter = {Path(prefix): "$PYTHON" for prefix in prefixes}
     named: dict[str, str] = {}
     for path, name in {**general, **interpreter, **places}.items():
         named |= {str(path): name, str(path.resolve()): name}

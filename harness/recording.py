@@ -32,7 +32,7 @@ def folder_for(outcome: Outcome, request: Request, elsewhere: Path | None, logs:
         return elsewhere / pack.name
     if outcome.judgement.verdict in UNJUDGED:
         return logs / pack.name
-    if request.is_default:
+    if outcome.belongs_to_pack(request):
         return pack.receipts
     head = pack.definition.head
     at_head = head and outcome.origin and (outcome.origin.kind, outcome.origin.value) == (Kind.GIT, head.commit)
