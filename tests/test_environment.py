@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
-import toys
 from conftest import Workbench
 
 from harness import environment, header
@@ -60,34 +58,6 @@ def test_a_real_lane_has_its_own_folders_and_the_switches(workbench: Workbench) 
         assert "('CUDA_VISIBLE_DEVICES', '')" in log
         assert "GITHUB_TOKEN" not in log
         assert "('HOME', '" + str(workbench.cache) in log
-
-
-def _companion(workbench: Workbench, version: str) -> str:
-    archive = workbench.folder / f"toyhelper-{version}-py3-none-any.whl"
-    with zipfile.ZipFile(archive, "w") as bundle:
-        bundle.writestr(zipfile.ZipInfo("toyhelper.py"), f"VERSION = {version!r}\n")
-        bundle.writestr(zipfile.ZipInfo(f"toyhelper-{version}.data/purelib/toyextra.py"), "HERE = True\n")
-    digest = toys.hashlib.sha256(archive.read_bytes()).hexdigest()
-    toys.seed(workbench.cache, archive, digest)
-    return digest
-
-
-def test_a_companion_set_is_merged_and_another_one_can_be_asked_for(workbench: Workbench) -> None:
-    folder = workbench.lay("01_confirmed")
-    definition = folder / "pack.toml"
-    sets = ""
-    for name, version in (("default", "1.0"), ("newer", "2.0")):
-        digest = _companion(workbench, version)
-        sets += f'\n[companions.{name}.toyhelper]\nversion = "{version}"\nsha256 = {{ any = "{digest}" }}\n'
-    definition.write_text(definition.read_text() + sets)
-    probe = folder / "reproduce.py"
-    shown = "    import toyextra, toyhelper\n    print(toyhelper.VERSION, toyextra.HERE)\n    values, weights ="
-    probe.write_text(probe.read_text().replace("    values, weights =", shown))
-    assert workbench.rows()[0] == 0
-    status, (row,) = workbench.rows("--with", "newer")
-    assert status == 0
-    assert "2.0 True" in Path(row["logs"][0]).read_text()
-    assert "runs" in row["receipt"], "another set's receipt is not the pack's"
 
 
 def _run_lines(commands: list[str], folder: Path, pack_folder: Path) -> list[tuple[int, str]]:
