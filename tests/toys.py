@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
+import tomllib
 import zipfile
 from pathlib import Path
 
@@ -35,11 +36,21 @@ def seed(cache: Path, archive: Path, sha256: str) -> None:
 
 
 def lay(packs: Path, behaviour: str, sha256: str) -> Path:
-    """Lay a toy pack into `packs`: the sound one, and over it the files of the pack named for its behaviour."""
+    """Lay a toy pack into `packs`: the sound one, and over it the files of the pack named for its behaviour.
+
+    An ``edit.toml`` there stands for a copy of one of the sound pack's files with one text replaced.
+    """
     target = packs / behaviour
     shutil.copytree(RESOURCES / "packs" / BASE, target)
     if behaviour != BASE:
         shutil.copytree(RESOURCES / "packs" / behaviour, target, dirs_exist_ok=True)
+    edit = target / "edit.toml"
+    if edit.exists():
+        change = tomllib.loads(edit.read_text(encoding="utf-8"))
+        text = (target / change["file"]).read_text(encoding="utf-8")
+        assert change["old"] in text
+        (target / change["file"]).write_text(text.replace(change["old"], change["new"]), encoding="utf-8")
+        edit.unlink()
     definition = target / "pack.toml"
     definition.write_text(definition.read_text(encoding="utf-8").replace("@SHA256@", sha256), encoding="utf-8")
     return target
