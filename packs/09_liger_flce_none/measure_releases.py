@@ -1,6 +1,6 @@
 """What every release on the index gives. Measured, never judged.
 
-    python measure_releases.py --runner ../../runner.py [--cache DIR] [--upstream head]
+    python measure_releases.py [--cache DIR]
 
 Runs this pack's probe on the CPU, pristine lane alone, over all releases of liger-kernel; writes data/releases.json (a
 row for each release) and data/releases.md (runs of releases that behave alike).
