@@ -18,7 +18,7 @@ SAYS = {
     "REPRODUCED": "silently wrong gradients",
     "FIXED_UPSTREAM": "right",
     "UNSUPPORTED": "not judged",
-    "ERROR": "not judged",
+    "ERROR": "not judged, the probe fails",
 }
 
 
@@ -32,8 +32,22 @@ def releases():
 
 def behaviour(row):
     """Say in one line what a release does; a reason is shortened to what releases share."""
-    reason = "" if row["verdict"] in ("REPRODUCED", "FIXED_UPSTREAM") else ": " + row["reason"].partition(": ")[2]
-    return SAYS.get(row["verdict"], row["verdict"]) + reason[:160]
+    judged = row["verdict"] in ("REPRODUCED", "FIXED_UPSTREAM")
+    reason = "" if judged else ": " + row["reason"].removeprefix("NotImplementedError: ")
+    return SAYS.get(row["verdict"], row["verdict"]) + reason
+
+
+def write(rows):
+    """Write the rows, and the table of the runs of releases that behave alike."""
+    data = PACK / "data"
+    data.mkdir(exist_ok=True)
+    (data / "releases.json").write_text(json.dumps(rows, indent=1) + "\n")
+    lines = ['| releases | with `reduction="none"` |', "| --- | --- |"]
+    for text, group in itertools.groupby(rows, behaviour):
+        versions = [row["version"] for row in group]
+        span = versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
+        lines.append(f"| {span} | {text.replace('|', '/')} |")
+    (data / "releases.md").write_text("\n".join(lines) + "\n")
 
 
 def main():
@@ -51,15 +65,7 @@ def main():
         (row,) = json.loads(ended.stdout)
         rows.append({"version": version, "verdict": row["verdict"], "reason": row["reason"]})
         print(version, row["verdict"], row["reason"], flush=True)
-    data = PACK / "data"
-    data.mkdir(exist_ok=True)
-    (data / "releases.json").write_text(json.dumps(rows, indent=1) + "\n")
-    lines = ['| releases | with `reduction="none"` |', "| --- | --- |"]
-    for text, group in itertools.groupby(rows, behaviour):
-        versions = [row["version"] for row in group]
-        span = versions[0] if len(versions) == 1 else f"{versions[0]} to {versions[-1]}"
-        lines.append(f"| {span} | {text.replace('|', '/')} |")
-    (data / "releases.md").write_text("\n".join(lines) + "\n")
+    write(rows)
 
 
 if __name__ == "__main__":
