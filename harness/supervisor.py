@@ -83,7 +83,7 @@ def kill_descendants(seen: set[int]) -> None:
 def main() -> None:
     """Run the command and report how it ended."""
     timeout, report, command = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]
-    os.set_inheritable(report, False)
+    os.set_inheritable(report, False)  # noqa: FBT003 - its signature
     adopt_orphans()
     wakeup, wakeup_end = os.pipe()
     os.set_blocking(wakeup_end, False)
