@@ -10,7 +10,7 @@ import re
 import socket
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,12 +56,14 @@ class Scrubber:
         places: absolute path to name, such as ``/home/ada`` to ``$HOME``.
         names: host and user names, by what they are.
         secrets: values of environment variables whose names say that they are secret, by variable.
+        public: version numbers that pack.toml states, since one of four parts looks like an address.
 
     """
 
     places: Mapping[str, str]
     names: Mapping[str, str]
     secrets: Mapping[str, str]
+    public: frozenset[str] = frozenset()
 
     def scrub(self, text: str) -> str:
         """Replace every known place, the longest path first."""
@@ -74,7 +76,7 @@ class Scrubber:
         """Say what in a scrubbed text still looks private."""
         yield from (what for what, pattern in PATTERNS.items() if pattern.search(text))
         for match in (*IPV4.finditer(text), *IPV6.finditer(text)):
-            if _is_private_address(match[0]):
+            if match[0] not in self.public and _is_private_address(match[0]):
                 yield "an IP address"
         for name, what in self.names.items():
             if re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", text, re.IGNORECASE):
@@ -119,8 +121,14 @@ def _names() -> dict[str, str]:
     return {name: what for name, what in found.items() if len(name) >= SHORTEST_NAME and name.lower() not in GENERIC}
 
 
-def of_host(places: Mapping[Path, str]) -> Scrubber:
-    """Build the scrubber for this host; `places` are a run's own, besides HOME, TMPDIR and the interpreter."""
+def of_host(places: Mapping[Path, str], public: Iterable[str] = ()) -> Scrubber:
+    """Build the scrubber for this host.
+
+    Args:
+        places: a run's own, besides HOME, TMPDIR and the interpreter.
+        public: version numbers that pack.toml states.
+
+    """
     general = {Path.home(): "$HOME", Path(tempfile.gettempdir()): "$TMP"}
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix} - PUBLIC_PREFIXES
     interpreter = {Path(prefix): "$PYTHON" for prefix in prefixes}
@@ -132,4 +140,4 @@ def of_host(places: Mapping[Path, str]) -> Scrubber:
         for name, value in os.environ.items()
         if SECRET_NAMES.search(name) and len(value) >= SHORTEST_SECRET and value not in named
     }
-    return Scrubber({place: name for place, name in named.items() if len(place) > 1}, _names(), secrets)
+    return Scrubber({place: name for place, name in named.items() if len(place) > 1}, _names(), secrets, frozenset(public))

@@ -83,7 +83,8 @@ def scrubber(outcome: Outcome, cache: Cache) -> privacy.Scrubber:
             outcome.pack.folder: f"$PACKS/{outcome.pack.name}",
             cache.root: "$CACHE",
             **places,
-        }
+        },
+        outcome.companion_set.versions.values() if outcome.companion_set else (),
     )
 
 
