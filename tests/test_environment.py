@@ -46,7 +46,10 @@ def test_a_real_lane_has_its_own_folders_and_the_switches(workbench: Workbench) 
     probe = folder / "reproduce.py"
     shown = '    import os\n    print("ENVIRONMENT", sorted(os.environ.items()), os.getcwd())\n    values, weights ='
     probe.write_text(probe.read_text().replace("    values, weights =", shown))
-    status, (row,) = workbench.rows("--receipts", str(workbench.folder / "out"), **(KEPT | DROPPED))
+    search = os.pathsep.join(["/elsewhere", *filter(None, [os.environ.get("PYTHONPATH")])])
+    status, (row,) = workbench.rows(
+        "--receipts", str(workbench.folder / "out"), **(KEPT | DROPPED | {"PYTHONPATH": search})
+    )
     assert status == 0
     logs = [Path(log).read_text() for log in row["logs"]]
     caches = [{part for part in log.split("'") if "/jit/" in part} for log in logs]

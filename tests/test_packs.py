@@ -56,3 +56,10 @@ def test_the_four_lines_of_the_docstring_show_both_sentinels(one: pack.Pack, tmp
     assert statuses == [0, 10, 0, 0], "\n".join(each.stderr[-2000:] for each in ended)
     assert "BUG_REPRODUCED" in ended[1].stdout
     assert "FIX_VALIDATED" in ended[3].stdout
+
+
+@pytest.mark.parametrize("one", PACKS, ids=lambda one: one.name)
+def test_the_readme_lists_the_pack(one: pack.Pack) -> None:
+    text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+    assert f"[{one.name}](packs/{one.name})" in text
+    assert one.definition.upstream.version in text
