@@ -24,7 +24,8 @@ kernel's cubin. The controls are that the masked product reaches dADT, dK and dQ
 (interpreted) and on a GPU of the target (executed), the seven gradients of compute_dqkv against float64, dense and
 varlen. Every launch is pinned to one of the kernel's own autotune configurations. Time on a GPU is a figure.
 
-Upstream: https://github.com/state-spaces/mamba, mamba_ssm/ops/triton/mamba3/mamba3_siso_bwd.py
+Upstream: https://github.com/state-spaces/mamba, mamba_ssm/ops/triton/mamba3/mamba3_siso_bwd.py; of this kernel speak
+https://github.com/state-spaces/mamba/issues/904 and pull/905 (registers and spills), pull/869 and pull/877 (dtypes).
 
 The index has mamba-ssm as an sdist only. It is not built, only unpacked (CHECKOUT: such a folder, or a clone):
 
@@ -259,16 +260,17 @@ def judge(probe, target):
     probe.upstream(module)
     for mode, (emitted, left, asm) in (child.result() if target == "cpu" else compiled(target)).items():
         for name in ("products", "masks"):
-            n, unit = emitted[name], "in the frontend's IR"
-            probe.check(f"{mode} V.dO^T {name}", "defect", n <= 1, measured=n, tolerance=1, unit=unit)
+            probe.check(f"{mode} V.dO^T {name}", "defect", emitted[name] <= 1, measured=emitted[name], tolerance=1)
         reached, right = emitted["reached"], ["dADT", "dK", "dQ"]  # and so the product is not hidden from the count
         probe.check(f"{mode} masked product reaches", "control", reached == right, measured=reached, tolerance=right)
+        figures = {"products before CSE": emitted["products"]}
         if target != "cpu":
-            figures = {"products after CSE": left["products"], "dots after CSE": left["dots"]}
+            figures |= {"products after CSE": left["products"], "dots after CSE": left["dots"]}
             figures["MMA instructions"] = sum(map(asm["ptx"].count, ("mma.sync", "wgmma.mma_async", "tcgen05.mma")))
-            for name, value in {**figures, "bytes of shared memory": asm["shared"]}.items():
-                probe.say("FIGURE", name=f"{mode} {name}", value=value)
+            figures["bytes of shared memory"] = asm["shared"]
             probe.output(f"{mode} cubin", torch.frombuffer(bytearray(asm["cubin"]), dtype=torch.uint8))
+        for name, value in figures.items():
+            probe.say("FIGURE", name=f"{mode} {name}", value=value)
     if evidence != "compiled":
         with mock.patch.object(
             torch.Tensor, "is_cuda", True
