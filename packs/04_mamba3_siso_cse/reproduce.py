@@ -181,7 +181,7 @@ def judge_gradients(probe, module, cases, device):
         call, errors = partial(module.compute_dqkv, *passed, **named), {}
         for name, result, want in zip(RESULTS, call(), wants, strict=True):
             probe.output(f"{name}, {case}", result)
-            errors[name] = float((result.double() - want).abs().max() / want.abs().max())
+            errors[name] = float(f"{(result.double() - want).abs().max() / want.abs().max():.2g}")
         ok, unit = all(x <= TOLERANCES[device] for x in errors.values()), "largest error over largest value"
         probe.check(f"gradients, {case}", "control", ok, measured=errors, tolerance=TOLERANCES[device], unit=unit)
         if device == "cuda":
