@@ -1,0 +1,282 @@
+# /// script
+# requires-python = ">=3.11"
+# dependencies = [
+#   "einops==0.8.1",
+#   "numpy==2.3.5",
+#   "torch==2.11.0",
+#   "triton==3.6.0",
+# ]
+# ///
+"""Mamba-3's SISO backward kernel writes V.dO^T three times, and applies the causal decay to it three times.
+
+Not a bug: the results are right, and with the line numbers left out today's Triton compiles both texts of the kernel
+to the same machine code, bit for bit. The claim is about clarity: one value with three names reads as three.
+
+Symptom: mamba3_siso_bwd_kernel_dqkv computes tl.dot(v_block, tl.trans(do_block)) three times in its chunk loop, each
+followed by the same causal-decay mask: as dAinv for dADT, as dp_t_block for dK, as s_block for dQ.
+
+Cause: the three gradients were written one after another, each with its own copy of the shared product.
+
+Scope: the defect checks count, in the IR that Triton's frontend emits, the tt.dot operations between blocks of V and dO
+and the masks on their results, by following operands back to the kernel's arguments; text and names play no part. What
+the compiler leaves of them, for each architecture and with RECOMPUTE_MASK off and on, is told as figures and as the
+kernel's cubin. The controls are that the masked product reaches dADT, dK and dQ and nothing else and, on the target cpu
+(interpreted) and on a GPU of the target (executed), the seven gradients of compute_dqkv against float64, dense and
+varlen. Every launch is pinned to one of the kernel's own autotune configurations. Time on a GPU is a figure.
+
+Upstream: https://github.com/state-spaces/mamba, mamba_ssm/ops/triton/mamba3/mamba3_siso_bwd.py; of this kernel speak
+https://github.com/state-spaces/mamba/issues/904 and pull/905 (registers and spills), pull/869 and pull/877 (dtypes).
+
+The index has mamba-ssm as an sdist only. It is not built, only unpacked (CHECKOUT: such a folder, or a clone):
+
+    PYTHONPATH=CHECKOUT uv run reproduce.py
+
+Both sentinels without a runner, in an environment that has the packages of the header above:
+
+    tar xzf mamba_ssm-2.3.2.post1.tar.gz
+    PYTHONPATH=mamba_ssm-2.3.2.post1 python "$PACK/reproduce.py"
+    git -C mamba_ssm-2.3.2.post1 apply -p1 "$PACK/fix.patch"
+    PYTHONPATH=mamba_ssm-2.3.2.post1 python "$PACK/reproduce.py"
+"""
+
+# fmt: off
+# --- protocol: begin (the same in every probe; the original is harness/protocol.py)
+import argparse, ctypes, hashlib, json, sys
+from pathlib import Path
+class Probe:
+    """Prints the lines that a runner reads, and draws the verdict from the checks among them."""
+    def __init__(self):
+        self.judged = {}  # (role, ok) -> the names of these checks
+    def say(self, word, **fields):  # JSON has neither NaN nor infinity: they become strings
+        print(word, json.dumps(json.loads(json.dumps(fields), parse_constant=str)), flush=True)
+    def upstream(self, module):  # an accused module, as it was really loaded
+        sha256 = hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
+        self.say("UPSTREAM", module=module.__name__, file=module.__file__, sha256=sha256)
+    def check(self, name, role, ok, **values):  # ok is None where this cannot be judged here
+        self.judged.setdefault((role, ok), []).append(name)
+        self.say("CHECK", name=name, role=role, ok=ok, **values)
+    def output(self, name, tensor, must_match=True):  # the runner compares the two lanes'
+        data = tensor.detach().cpu().contiguous()
+        sha256 = hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest()
+        self.say("OUTPUT", name=name, dtype=str(data.dtype), shape=[*data.shape], sha256=sha256, must_match=must_match)
+    def run(self, judge):  # judge(probe, target) loads upstream and makes the checks
+        parser = argparse.ArgumentParser(description="Judge one bug; the last line is the verdict.")
+        parser.add_argument("--target", help="cpu, sm_90a, ... (default: this host's GPU, else cpu)")
+        target, reason = parser.parse_args().target, "no defect check could be judged here"
+        try:
+            if target is None:
+                import torch
+                arch = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+                target = "sm_{}{}".format(*arch) + "a" * (arch >= (9, 0)) if arch else "cpu"
+            judge(self, target)
+        except (ImportError, NotImplementedError) as error:  # a package or a mode cannot be had
+            self.judged, reason = {}, f"{type(error).__name__}: {error}"
+        except Exception:
+            sys.excepthook(*sys.exc_info())
+            sys.exit(125)
+        ends = {("control", False): ("CONTROL_FAILED", 125), ("defect", False): ("BUG_REPRODUCED", 10),
+                ("defect", True): ("FIX_VALIDATED", 0), None: ("UNSUPPORTED", 125)}
+        key = next((key for key in ends if key in self.judged), None)
+        self.say(ends[key][0], reason=", ".join(self.judged.get(key, [reason])))
+        sys.exit(ends[key][1])
+# --- protocol: end
+# fmt: on
+
+import importlib
+import math
+import multiprocessing
+import os
+import types
+from concurrent.futures import ProcessPoolExecutor
+from functools import cache, partial
+from importlib.machinery import PathFinder
+from itertools import pairwise, permutations
+from unittest import mock
+
+KERNEL = "mamba3_siso_bwd_kernel_dqkv"
+PINNED = {"num_warps": 8, "num_stages": 1}  # one of the kernel's own configurations; its shared memory suffices
+RESULTS = ("dQ", "dK", "dV", "dADT", "dQK_dot", "dD", "d_issm_state")
+# Tokens of each sequence, heads, heads of Q and K and their size, size of V's heads, chunk.
+SMALL = {"dense B=2 S=40": ((40, 40), 2, 1, 16, 32, 16), "varlen S=16+7+17": ((16, 7, 17), 2, 1, 16, 32, 16)}
+PUBLIC = {
+    "dense B=2 S=256 NH=8 D=64": ((256, 256), 8, 1, 64, 64, 64),
+    "dense B=1 S=2048 NH=32 D=128": ((2048,), 32, 1, 128, 128, 64),
+    "dense B=1 S=4096 NH=24 DQK=64 DV=128": ((4096,), 24, 1, 64, 128, 64),
+    "varlen S=1000+1+3095 NH=24 DQK=64 DV=128": ((1000, 1, 3095), 24, 1, 64, 128, 64),
+}
+# Largest error over largest value; the inputs are exact in the reference, too. In float32 the sums have a few hundred
+# terms, each rounded to 2^-24. In bf16 scores, states and results are rounded, one after another, to 2^-8 at most.
+TOLERANCES = {"cpu": 2**-16, "cuda": 2**-6}
+# Operations that hand on a block, or a pointer to it; and operations on each of its elements.
+MOVES = {"load", "descriptor_load", "make_tensor_descriptor", "addptr", "splat", "broadcast", "trans"}
+ELEMENTWISE = {"arith.mulf", "arith.select", "arith.truncf", "arith.extf", "tt.trans", "tt.broadcast"}
+COUNTED = ("tt.dot", "math.exp2", "arith.mulf", "arith.select")
+
+
+def accused():
+    """Import the kernel's module. The package itself imports compiled code: it is found, not executed."""
+    spec = PathFinder.find_spec("mamba_ssm")
+    if spec is None:
+        raise ImportError("no mamba_ssm on the path; use PYTHONPATH=CHECKOUT uv run reproduce.py")
+    sys.modules["mamba_ssm"] = types.ModuleType("mamba_ssm")
+    sys.modules["mamba_ssm"].__path__ = list(spec.submodule_search_locations)
+    return importlib.import_module("mamba_ssm.ops.triton.mamba3.mamba3_siso_bwd")
+
+
+def recurrence(inputs):
+    """Give o_t = a_t S_(t-1) q_t + (D + qk_dot_t) v_t and the last S_t = a_t S_(t-1) + v_t k_t^T, a_t = exp(adt_t)."""
+    q, k, v, adt, qk_dot, D, state = inputs
+    decay = adt.cumsum(-1)
+    not_before = adt.new_ones(adt.shape[-1], adt.shape[-1]).triu().bool()
+    between = (decay[..., None] - decay[:, None]).masked_fill(not_before, -math.inf).exp()
+    out = (q @ k.mT * between) @ v + decay.exp()[..., None] * (q @ state.mT) + (D[:, None] + qk_dot)[..., None] * v
+    return out, decay[:, -1:, None].exp() * state + (v * (decay[:, -1:] - decay).exp()[..., None]).mT @ k
+
+
+def problem(case, shape, device):
+    """Make what compute_dqkv takes, and what it has to give: the derivatives of the recurrence in float64."""
+    import torch
+
+    (lengths, H, G, DQK, DV, chunk), random = shape, torch.Generator().manual_seed(4)
+    varlen, N, T = "varlen" in case, len(lengths), sum(lengths)
+    sizes = [(G, T, DQK)] * 2 + [(H, T, DV)] * 2 + [(H, T)] * 2 + [(H,)] + [(N, H, DV, DQK)] * 2
+    q, k, v, do, adt, qk_dot, D, first, d_last = (torch.randn(x, generator=random).to(device) for x in sizes)
+    dtype = torch.float32 if shape in SMALL.values() else torch.bfloat16
+    q, k, v, do, adt = *(x.to(dtype) * x.shape[-1] ** -0.5 for x in (q, k, v, do)), -0.1 * adt.abs()
+    tokens = [x.double().repeat_interleave(H // x.shape[0], 0) for x in (q, k, v, adt, qk_dot, do)]
+    d_out, ends, grads, da_cs = tokens.pop(), [0, *torch.tensor(lengths).cumsum(0).tolist()], [], torch.zeros_like(adt)
+    states = d_out.new_zeros(N + T // chunk if varlen else N * -(-lengths[0] // chunk), H, DV, DQK)
+    sums = adt.new_zeros(H, len(states))
+    for n, (start, end) in enumerate(pairwise(ends)):
+        inputs = [*(x[:, start:end] for x in tokens), D.double(), first[n].double()]
+        out, last = recurrence([x.requires_grad_() for x in inputs])
+        loss = (out * d_out[:, start:end]).sum() + (last * d_last[n]).sum()
+        grads.append(torch.autograd.grad(loss, inputs))
+        *fixed, state = (x.detach() for x in inputs)
+        place = n + start // chunk if varlen else n * len(states) // N
+        for begin in range(0, end - start, chunk):  # what the forward saves of each chunk
+            part = [x[:, begin : begin + chunk] for x in fixed[:5]]
+            decay, states[place] = part[3].cumsum(-1) / math.log(2), state
+            da_cs[:, start + begin :][:, : decay.shape[-1]], sums[:, place] = decay, decay[:, -1]
+            state, place = recurrence([*part, fixed[5], state])[1], place + 1
+
+    def rows(x):  # [H, T, size] to [B, S, H, size], [H, T] to [B, H, S]
+        return x.unflatten(1, (1 if varlen else N, -1)).movedim(0, x.dim() - 1).contiguous()
+
+    *per_token, d_D, d_first = zip(*grads, strict=True)
+    wants = [*(rows(torch.cat(x, 1)) for x in per_token), sum(d_D), torch.stack(d_first)]
+    states = states.to(dtype).unflatten(0, (1 if varlen else N, -1)).permute(0, 2, 3, 1, 4).flatten(3)
+    passed = [*map(rows, (q, k, v, da_cs, sums, qk_dot)), states, rows(do)]
+    ends = torch.tensor(ends, dtype=torch.int32, device=device) if varlen else None
+    named = {"d_ossm_state": d_last, "D": D, "chunk_size": chunk, "has_input_state": True, "Cu_Seqlens": ends}
+    return passed, named, wants
+
+
+def judge_gradients(probe, module, cases, device):
+    """Compare the seven gradients with float64 and, bit for bit, between the trees; on a GPU tell the time."""
+    kernel = getattr(module, KERNEL)
+    kernel.configs = [next(one for one in kernel.configs if PINNED.items() <= one.all_kwargs().items())]
+    for case, shape in cases.items():
+        passed, named, wants = problem(case, shape, device)
+        call, errors = partial(module.compute_dqkv, *passed, **named), {}
+        for name, result, want in zip(RESULTS, call(), wants, strict=True):
+            probe.output(f"{name}, {case}", result)
+            errors[name] = float(f"{(result.double() - want).abs().max() / want.abs().max():.2g}")
+        ok, unit = all(x <= TOLERANCES[device] for x in errors.values()), "largest error over largest value"
+        probe.check(f"gradients, {case}", "control", ok, measured=errors, tolerance=TOLERANCES[device], unit=unit)
+        if device == "cuda":
+            low, median, high = module.triton.testing.do_bench_cudagraph(call, rep=100, quantiles=(0.25, 0.5, 0.75))
+            probe.say("FIGURE", name=f"time, {case}", value=median, unit="ms", spread=high - low)
+
+
+def census(module, names):
+    """Count V.dO^T products, masks on them and all dots in a module of Triton's IR; tell which results they reach."""
+    function, operations = module.get_function(module.get_entry_func_name()), []
+    arguments = {function.args(i).id(): name for i, name in enumerate(names)}
+    module.walk(operations.append)
+    uses = [(x.get_name(), [x.get_operand(i).id() for i in range(x.get_num_operands())]) for x in operations]
+    made = {x.get_result(i).id(): uses[n] for n, x in enumerate(operations) for i in range(x.get_num_results())}
+
+    def origin(value):  # the kernel's argument that a block was loaded from
+        name, operands = made.get(value, ("", ()))
+        return origin(operands[0]) if name.removeprefix("tt.") in MOVES else arguments.get(value)
+
+    @cache
+    def behind(value, *, far=False):  # what a value is computed from; unless far, element by element
+        name, operands = made.get(value, ("", ()))
+        return {value}.union(*(behind(x, far=far) for x in operands if far or name in ELEMENTWISE))
+
+    dots, exps, muls, selects = ({v for v in made if made[v][0] == x} for x in COUNTED)
+    products = {v for v in dots if {origin(x) for x in made[v][1][:2]} == {"V", "dO"}}
+    pairs = [(v, a, b) for v in muls for a, b in permutations(map(behind, made[v][1]))]
+    decayed = {v for v, a, b in pairs if a & products and b & exps and not b & products}
+    masked = {v for v in decayed | selects if behind(v) & decayed and behind(v) & selects}
+    stores = [operands for name, operands in uses if name in {"tt.store", "tt.descriptor_store"}]
+    reached = {str(origin(place)) for place, *rest in stores if any(behind(x, far=True) & masked for x in rest)}
+    return {"products": len(products), "masks": len(masked), "dots": len(dots), "reached": sorted(reached)}
+
+
+def compiled(target):
+    """Compile the kernel as compute_dqkv launches it, RECOMPUTE_MASK off and on; count before CSE and after it."""
+    import torch
+    from triton._C.libtriton import ir
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler.compiler import make_backend
+    from triton.runtime import driver
+
+    module, gpu, found = accused(), GPUTarget("cuda", 90 if target == "cpu" else int(target.strip("sm_a")), 32), {}
+    passed, named, _ = problem(*next(iter(PUBLIC.items())), "cpu")
+    with mock.patch.object(torch.Tensor, "is_cuda", True), mock.patch.object(module, KERNEL) as launched:
+        module.compute_dqkv(*passed, **named)
+    (passed, named), kernel = launched.__getitem__.return_value.call_args, getattr(module, KERNEL).fn
+    active = mock.Mock(get_current_target=lambda: gpu, get_current_device=lambda: 0, get_current_stream=lambda _: 0)
+    context = ir.context()
+    ir.load_dialects(context)
+    make_backend(gpu).load_dialects(context)
+    for named["RECOMPUTE_MASK"] in (False, True):
+        with mock.patch.object(driver, "_active", active):
+            binary = kernel.warmup(*passed, grid=(1,), **named, **PINNED)
+        names = [name for name, kind in binary.src.signature.items() if kind != "constexpr"]
+        files = {Path(name).suffix: path for name, path in binary.metadata_group.items()}
+        counts = [census(ir.parse_mlir_module(files[x], context), names) for x in (".source", ".ttir")]
+        found[f"RECOMPUTE_MASK={named['RECOMPUTE_MASK']}"] = *counts, {**binary.asm, "shared": binary.metadata.shared}
+    return found
+
+
+def judge(probe, target):
+    """Count in the IR everywhere, and compute where the kernel can run."""
+    import torch
+
+    torch.set_num_threads(1)  # the matrices are too small for more
+    os.environ["TRITON_DISABLE_LINE_INFO"] = "1"  # machine code that does not depend on where a line stands
+    if target == "cpu":  # the interpreter replaces the frontend for a whole process, so the frontend gets a child
+        child = ProcessPoolExecutor(1, multiprocessing.get_context("fork")).submit(compiled, target)
+        os.environ["TRITON_INTERPRET"] = "1"
+    gpu = "sm_{}{}".format(*torch.cuda.get_device_capability()) if torch.cuda.is_available() else ""
+    evidence = "interpreted" if target == "cpu" else "executed" if target.rstrip("a") == gpu else "compiled"
+    device = torch.cuda.get_device_name() if evidence == "executed" else "no GPU"
+    probe.say("TARGET", target=target, evidence=evidence, device=device)
+    module = accused()
+    probe.upstream(module)
+    for mode, (emitted, left, asm) in (child.result() if target == "cpu" else compiled(target)).items():
+        for name in ("products", "masks"):
+            probe.check(f"{mode} V.dO^T {name}", "defect", emitted[name] <= 1, measured=emitted[name], tolerance=1)
+        reached, right = emitted["reached"], ["dADT", "dK", "dQ"]  # and so the product is not hidden from the count
+        probe.check(f"{mode} masked product reaches", "control", reached == right, measured=reached, tolerance=right)
+        figures = {"products before CSE": emitted["products"]}
+        if target != "cpu":
+            figures |= {"products after CSE": left["products"], "dots after CSE": left["dots"]}
+            figures["MMA instructions"] = sum(map(asm["ptx"].count, ("mma.sync", "wgmma.mma_async", "tcgen05.mma")))
+            figures["bytes of shared memory"] = asm["shared"]
+            probe.output(f"{mode} cubin", torch.frombuffer(bytearray(asm["cubin"]), dtype=torch.uint8))
+        for name, value in figures.items():
+            probe.say("FIGURE", name=f"{mode} {name}", value=value)
+    if evidence != "compiled":
+        with mock.patch.object(
+            torch.Tensor, "is_cuda", True
+        ):  # the interpreter takes CPU tensors, compute_dqkv does not
+            judge_gradients(probe, module, *((SMALL, "cpu") if target == "cpu" else (PUBLIC, "cuda")))
+
+
+if __name__ == "__main__":
+    Probe().run(judge)
