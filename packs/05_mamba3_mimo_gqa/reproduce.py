@@ -251,9 +251,9 @@ def compile_one(left_out, case):
 
 def judge(probe, target):
     """Judge every case, with the numbers of groups that always worked as controls."""
-    here = "sm_{}{}".format(*torch.cuda.get_device_capability()) if torch.cuda.is_available() else "no GPU"
+    here = "sm_{}{}".format(*torch.cuda.get_device_capability()) if torch.cuda.is_available() else "CPU"
     if target not in ("cpu", here, f"{here}a"):
-        raise NotImplementedError(f"the kernels run on {target} itself; here is {here}")
+        raise NotImplementedError(f"the kernels run on {target} itself, not on {here}")
     evidence, measure = ("traced", traced) if target == "cpu" else ("executed", executed)
     os.environ |= {"TRITON_INTERPRET": "1"} if target == "cpu" else {}  # a reduction may be written in Triton
     probe.say("TARGET", target=target, evidence=evidence, device=here)
