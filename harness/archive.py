@@ -7,13 +7,11 @@ import stat
 import tarfile
 import zipfile
 import zlib
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
-from typing import IO, TYPE_CHECKING
+from typing import IO
 
 from harness.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Iterator
 
 #: Beyond this, in bytes, an archive is refused while it is being unpacked (a decompression bomb).
 LARGEST_TREE = 8 * 2**30

@@ -6,18 +6,15 @@ import errno
 import os
 import shutil
 import tempfile
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import filelock
 import platformdirs
 
 from harness.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from collections.abc import Callable, Iterator
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 

@@ -5,13 +5,10 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from harness import files, git
+from harness.cache import Cache
 from harness.errors import HarnessError, UnavailableError
-
-if TYPE_CHECKING:
-    from harness.cache import Cache
 
 SKIPPED = {".git", "__pycache__", ".venv", "node_modules"}
 
@@ -71,7 +68,7 @@ def _mirror(cache: Cache, url: str, commit: str) -> Path:
     shallow = git.run(["fetch", "--quiet", "--depth=1", "--no-tags", url, commit], mirror)
     if shallow.returncode == 0 and has():
         return mirror
-    whole = git.run(["fetch", "--quiet", "--filter=blob:none", url, "+refs/*:refs/upstream/*"], mirror)
+    whole = git.run(["fetch", "--quiet", url, "+refs/*:refs/upstream/*"], mirror)
     if whole.returncode != 0:
         raise UnavailableError(f"git+...@{commit}: cannot be fetched: {git.last_line(whole.stderr)}")
     if not has():
@@ -87,10 +84,10 @@ def copy_commit(cache: Cache, url: str, commit: str, destination: Path) -> str:
     with cache.lock(f"git-{files.key_of(url)}"):
         mirror = _mirror(cache, url, commit)
         full = git.run(["rev-parse", f"{commit}^{{commit}}"], mirror).stdout.strip()
-        index = {"GIT_INDEX_FILE": str(destination.parent / "index")}
-        read = git.run(["read-tree", full], mirror, index)
-        arguments = ["-c", "core.symlinks=false", "-c", "core.autocrlf=false"]
-        written = git.run([*arguments, "checkout-index", "--all", f"--prefix={destination}/"], mirror, index)
+        places = {"GIT_INDEX_FILE": str(destination.parent / "index"), "GIT_WORK_TREE": str(destination)}
+        read = git.run(["read-tree", full], mirror, places)
+        arguments = ["-c", "core.bare=false", "-c", "core.symlinks=false", "-c", "core.autocrlf=false"]
+        written = git.run([*arguments, "checkout-index", "--all"], mirror, places)
     for step in (read, written):
         if step.returncode != 0:
             raise UnavailableError(f"git commit {commit}: {git.last_line(step.stderr)}")

@@ -4,19 +4,15 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from harness import archive, download, files
-from harness.errors import HarnessError, UnavailableError, unknown
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from harness.cache import Cache
-    from harness.definition import Companion, Definition
+from harness.cache import Cache
+from harness.definition import Companion, Definition
+from harness.errors import HarnessError, UnavailableError, UnsupportedHereError, unknown
 
 
 @dataclass(frozen=True)
@@ -49,7 +45,7 @@ class CompanionSet:
 def _member(package: str, companion: Companion, tag: str, set_name: str) -> Member:
     digest = companion.hash_for(tag)
     if digest is None:
-        raise UnavailableError(
+        raise UnsupportedHereError(
             f"companion {package} {companion.version} of the set {set_name}: pack.toml pins no wheel for {tag} "
             f"(it has {', '.join(companion.sha256)})"
         )

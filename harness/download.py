@@ -4,18 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from packaging.tags import Tag, sys_tags
 from packaging.utils import parse_wheel_filename
 
 from harness import files, index
+from harness.cache import Cache
 from harness.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from harness.cache import Cache
 
 
 @dataclass(frozen=True)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import sysconfig
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from harness import files
-
-if TYPE_CHECKING:
-    from collections.abc import Mapping
 
 INHERITED = {"PATH", "LD_LIBRARY_PATH", "LANG", "LANGUAGE", "TZ"}
 #: NCCL's, NVSHMEM's and symmetric memory's switches keep a shared host's GPUs in service: a lane never drops them.

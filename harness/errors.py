@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import difflib
-from typing import TYPE_CHECKING
+from collections.abc import Iterable
 
 from harness.words import Exit
-
-if TYPE_CHECKING:
-    from collections.abc import Iterable
 
 
 class HarnessError(Exception):
@@ -26,6 +23,10 @@ class UnavailableError(HarnessError):
     def __init__(self, message: str) -> None:
         """Set the status: a pack that meets this ends in ERROR, a command that only fetches in DEVIATES."""
         super().__init__(message, status=Exit.DEVIATES)
+
+
+class UnsupportedHereError(HarnessError):
+    """A pack cannot be judged on this host: it ends in UNSUPPORTED, with this reason."""
 
 
 def unknown(what: str, given: str, valid: Iterable[str], next_command: str) -> HarnessError:

@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import subprocess
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from harness.errors import HarnessError
-
-if TYPE_CHECKING:
-    from pathlib import Path
 
 #: For what must not depend on a user's configuration, such as `git apply`.
 PLAIN = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_COUNT": "0"}

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import importlib.metadata
+import importlib.util
 import os
+import re
 import sys
 from dataclasses import dataclass
+from pathlib import Path
 
 import pynvml
 
@@ -33,6 +36,7 @@ class Host:
     triton: str | None
     gpus: tuple[Gpu, ...] = ()
     driver: str = ""
+    cuda: str = ""
 
     @property
     def python_tag(self) -> str:
@@ -64,14 +68,17 @@ def _version(distribution: str) -> str | None:
 
 
 def _gpus() -> tuple[tuple[Gpu, ...], str]:
-    if os.environ.get("CUDA_VISIBLE_DEVICES") == "":
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible == "":
         return (), ""
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
         return (), ""
     try:
-        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in range(pynvml.nvmlDeviceGetCount())]
+        numbers = [int(text) for text in (visible or "").split(",") if text.strip().isdecimal()]
+        indices = numbers or range(pynvml.nvmlDeviceGetCount())
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(index) for index in indices]
         gpus = tuple(
             Gpu(pynvml.nvmlDeviceGetName(handle), tuple(pynvml.nvmlDeviceGetCudaComputeCapability(handle)))
             for handle in handles
@@ -83,8 +90,17 @@ def _gpus() -> tuple[tuple[Gpu, ...], str]:
         pynvml.nvmlShutdown()
 
 
+def _torch_cuda() -> str:
+    """Return the CUDA version that the installed torch was built for, read without importing it."""
+    spec = importlib.util.find_spec("torch")
+    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    text = file.read_text(encoding="utf-8") if file and file.exists() else ""
+    match = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return match[1] if match else ""
+
+
 def detect() -> Host:
     """Look at this host."""
     gpus, driver = _gpus()
     python = ".".join(str(part) for part in sys.version_info[:3])
-    return Host(python, _version("torch"), _version("triton"), gpus, driver)
+    return Host(python, _version("torch"), _version("triton"), gpus, driver, _torch_cuda())

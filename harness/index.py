@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterator
     from pathlib import Path
 
-    from pypi_simple import DistributionPackage, PyPISimple  # noqa: TC004 - Offer is never structured from a document
+    from pypi_simple import DistributionPackage, PyPISimple
 
 DEFAULT_INDEX = "https://pypi.org/simple/"
 #: The sections of pip's configuration, the weakest first.

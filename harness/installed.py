@@ -5,15 +5,12 @@ from __future__ import annotations
 import importlib.metadata
 import json
 import shutil
+from importlib.metadata import Distribution
 from pathlib import Path
-from typing import TYPE_CHECKING
 from urllib.parse import unquote, urlsplit
 
 from harness import checkout
 from harness.errors import UnavailableError
-
-if TYPE_CHECKING:
-    from importlib.metadata import Distribution
 
 
 def _editable_folder(distribution: Distribution) -> Path | None:

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
+from harness.lane import LaneResult
 from harness.words import BITWISE_IDENTICAL, LaneVerdict, Verdict
-
-if TYPE_CHECKING:
-    from harness.lane import LaneResult
 
 #: What a pristine lane alone decides, whatever a patch does.
 ALONE = {

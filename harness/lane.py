@@ -7,18 +7,15 @@ import signal
 import sys
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING
 
 from harness import environment, files, process, transcript
+from harness.cache import Cache
 from harness.capture import Lines, Log
 from harness.companions import CompanionSet
+from harness.host import Host
 from harness.transcript import Transcript
 from harness.tree import Tree
 from harness.words import Evidence, LaneName, LaneVerdict
-
-if TYPE_CHECKING:
-    from harness.cache import Cache
-    from harness.host import Host
 
 
 @dataclass(frozen=True)

@@ -5,15 +5,12 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import TYPE_CHECKING
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
+from harness.definition import Definition
 from harness.errors import HarnessError
-
-if TYPE_CHECKING:
-    from harness.definition import Definition
 
 FORMS = "PACKAGE==VERSION, latest, head, path:DIR, git+URL@COMMIT, installed"
 GIT_PATTERN = re.compile(r"git\+(?P<url>.+)@(?P<commit>[0-9a-fA-F]{7,40}|[\w./-]+)")

@@ -5,16 +5,12 @@ from __future__ import annotations
 import re
 import shutil
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from pathlib import Path
 
 from harness import files, git, tree
+from harness.cache import Cache
+from harness.definition import Upstream
 from harness.tree import Tree
-
-if TYPE_CHECKING:
-    from pathlib import Path
-
-    from harness.cache import Cache
-    from harness.definition import Upstream
 
 FILE_PATTERN = re.compile(
     r"^diff --git a/(?P<path>\S+) b/(?P=path)\n(?:(?:new|deleted) file mode \d+\n|old mode \d+\nnew mode \d+\n)?"
@@ -59,7 +55,8 @@ def _why(folder: Path, patch: Path, arguments: list[str], message: str) -> str:
     backwards = git.run(["apply", "--check", "--reverse", *arguments, str(patch)], folder, git.PLAIN)
     if backwards.returncode == 0:
         return "the tree holds its changes already, or the patch is reversed"
-    return message
+    complaints = [line.removeprefix("error:").strip() for line in message.splitlines() if line.startswith("error:")]
+    return next((line for line in complaints if not line.startswith("while searching")), git.last_line(message))
 
 
 def _apply(source: Tree, upstream: Upstream, patch: Path, content: Path, *, exact: bool) -> None:
@@ -70,8 +67,7 @@ def _apply(source: Tree, upstream: Upstream, patch: Path, content: Path, *, exac
     arguments = [f"-p{1 + strip}", "--whitespace=nowarn"]
     applied = git.run(["apply", "--verbose", *arguments, str(patch)], content, git.PLAIN)
     if applied.returncode != 0:
-        complaint = next((line for line in applied.stderr.splitlines() if line.startswith("error:")), applied.stderr)
-        raise StalePatchError(_why(content, patch, arguments, complaint.removeprefix("error:").strip()))
+        raise StalePatchError(_why(content, patch, arguments, applied.stderr))
     moved = [line for line in applied.stderr.splitlines() if "offset" in line or "fuzz" in line]
     if exact and moved:
         raise StalePatchError(f"it fits only with an offset: {moved[0].strip()}")

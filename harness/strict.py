@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import datetime as dt
 import functools
+from collections.abc import Callable
 from enum import StrEnum
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 import cattrs
-
-if TYPE_CHECKING:
-    from collections.abc import Callable
 
 Structured = TypeVar("Structured")
 

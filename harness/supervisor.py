@@ -30,7 +30,8 @@ POLL = 0.05
 
 def adopt_orphans() -> None:
     """Become the parent of every orphaned descendant, so that leaving the session is no escape (Linux)."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
 def wait(probe: int, deadline: float, wakeup: int) -> str:

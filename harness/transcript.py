@@ -4,13 +4,11 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from harness import strict
+from harness.capture import Lines
 from harness.words import BITWISE_IDENTICAL, PROBE_STATUS, Evidence, LaneVerdict, Role
-
-if TYPE_CHECKING:
-    from harness.capture import Lines
 
 Line = TypeVar("Line")
 

@@ -5,15 +5,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from harness import archive, checkout, download, files, installed
+from harness.cache import Cache
+from harness.definition import Upstream
 from harness.errors import UnavailableError
 from harness.origin import Kind, Origin
-
-if TYPE_CHECKING:
-    from harness.cache import Cache
-    from harness.definition import Upstream
 
 MANIFEST = "manifest.json"
 CONTENT = "content"

@@ -1,0 +1,72 @@
+"""The command line: one module for each verb, loaded only when it is called."""
+
+from __future__ import annotations
+
+import importlib
+import signal
+from types import FrameType
+
+import click
+
+from harness import __version__
+from harness.errors import HarnessError
+from harness.words import Exit
+
+VERBS = ("list", "run", "table", "fetch", "check", "report")
+
+EPILOG = """\b
+Exit statuses:
+  0    all as pack.toml expects
+  1    something deviates
+  2    the call, or a pack's definition, is wrong
+  5    nothing was judged
+  130  interrupted; what was finished is kept
+"""
+
+
+class Verbs(click.Group):
+    """Imports a verb's module when it is called: `list` must not pay for what `report` needs."""
+
+    def list_commands(self, _: click.Context) -> list[str]:
+        """Name the verbs in the order in which a user meets them."""
+        return list(VERBS)
+
+    def get_command(self, _: click.Context, name: str) -> click.Command | None:
+        """Return the verb's command."""
+        if name not in VERBS:
+            return None
+        command = importlib.import_module(f"harness.commands.{name}_verb").command
+        return command if isinstance(command, click.Command) else None
+
+
+@click.command(cls=Verbs, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="runner.py")
+def cli() -> None:
+    """Prove upstream bugs, and prove that patches mend them.
+
+    A pack holds one probe and one patch. The probe runs on the pristine upstream release (BUG_REPRODUCED) and on the
+    same release with the patch (FIX_VALIDATED); together that is CONFIRMED. Begin with: runner.py list
+    """
+
+
+def _interrupt(_: int, __: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main() -> int:
+    """Run the command line and return its exit status; every expected error is one line on standard error."""
+    signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        status = cli.main(standalone_mode=False)
+    except HarnessError as error:
+        click.echo(f"error: {error}", err=True)
+        return int(error.status)
+    except click.ClickException as error:
+        error.show()
+        return int(Exit.WRONG_CALL)
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        return int(Exit.INTERRUPTED)
+    except BrokenPipeError:
+        return int(Exit.AS_EXPECTED)
+    return int(status or 0)

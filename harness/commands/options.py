@@ -1,0 +1,48 @@
+"""Options that several verbs share, and what they stand for."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from harness import cache, pack
+from harness.cache import Cache
+from harness.errors import HarnessError
+from harness.pack import Pack
+
+Command = Callable[..., Any]
+REPOSITORY = Path(__file__).resolve().parents[2]
+
+packs_argument = click.argument("wanted", metavar="[PACK]...", nargs=-1)
+packs_option = click.option(
+    "--packs", type=click.Path(path_type=Path), default=REPOSITORY / "packs", help="Folder of the packs."
+)
+cache_option = click.option(
+    "--cache", "cache_root", type=click.Path(path_type=Path), help="Cache folder (default: the user's cache folder)."
+)
+offline_option = click.option("--offline", is_flag=True, help="Never reach the network.")
+
+
+def the_cache(root: Path | None, *, offline: bool) -> Cache:
+    """Return the cache that the options name."""
+    return Cache((root or cache.default_root()).expanduser().absolute(), offline)
+
+
+def sound_packs(folder: Path, wanted: tuple[str, ...]) -> tuple[list[Pack], list[HarnessError]]:
+    """Load the packs that were asked for; a broken one does not stop the others."""
+    packs, errors = [], []
+    for path in pack.select(folder.absolute(), wanted):
+        try:
+            packs.append(pack.load(path))
+        except HarnessError as error:
+            errors.append(error)
+    return packs, errors
+
+
+def complain(errors: list[HarnessError]) -> None:
+    """Print each error on a line of its own."""
+    for error in errors:
+        click.echo(f"error: {error}", err=True)

@@ -1,0 +1,135 @@
+"""Nothing private gets out: known places become names, and what still looks private is refused."""
+
+from __future__ import annotations
+
+import contextlib
+import getpass
+import ipaddress
+import os
+import re
+import socket
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.errors import HarnessError
+
+#: Host and user names that tell nothing about anybody.
+GENERIC = frozenset(
+    "localhost localdomain host root user runner ubuntu debian admin build nobody none test main work "  # noqa: SIM905
+    "python torch triton cuda gpu h100 h200 sandbox container docker".split()
+)
+#: Folders that every system has; naming them $PYTHON would only mislead.
+PUBLIC_PREFIXES = {"/", "/usr", "/usr/local"}
+SHORTEST_NAME = 3
+SHORTEST_SECRET = 8
+SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL", re.IGNORECASE)
+PATTERNS = {
+    "a token": re.compile(
+        r"\b(?:gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_\w{20,}|xox[abpr]-[\w-]{10,}|AKIA[0-9A-Z]{16}"
+        r"|sk-[\w-]{20,}|pypi-\w{16,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,})"
+    ),
+    "an authorization header": re.compile(r"\b(?:Bearer|Basic)\s+[\w+/=.-]{16,}"),
+    "a password in a URL": re.compile(r"\w://[^\s/:@]+:[^\s/@]+@"),
+    "a GPU UUID": re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}", re.IGNORECASE),
+    "an e-mail address": re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)*\.[a-z]{2,}\b", re.IGNORECASE),
+    "a home folder": re.compile(r"(?:/home|/Users)/[\w.-]+"),
+}
+IPV4 = re.compile(r"(?<![\w.=-])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])")
+IPV6 = re.compile(
+    r"(?<![\w:.])(?:[0-9a-f]{1,4}:){3,7}(?::?[0-9a-f]{1,4}){1,4}(?![\w:])|\bf[de][0-9a-f]{2}::?[0-9a-f:]+",
+    re.IGNORECASE,
+)
+
+
+class PrivateTextError(HarnessError):
+    """Something private would have been written."""
+
+
+@dataclass(frozen=True)
+class Scrubber:
+    """Replaces known places by names; knows what must not be left.
+
+    Attributes:
+        places: absolute path to name, such as ``/home/ada`` to ``$HOME``.
+        names: host and user names, by what they are.
+        secrets: values of environment variables whose names say that they are secret, by variable.
+
+    """
+
+    places: Mapping[str, str]
+    names: Mapping[str, str]
+    secrets: Mapping[str, str]
+
+    def scrub(self, text: str) -> str:
+        """Replace every known place, the longest path first."""
+        for place in sorted(self.places, key=len, reverse=True):
+            name = self.places[place].replace("\\", r"\\")
+            text = re.sub(rf"(?<![\w.-]){re.escape(place)}(?![\w-]|\.\w)", name, text)
+        return text
+
+    def findings(self, text: str) -> Iterator[str]:
+        """Say what in a scrubbed text still looks private."""
+        yield from (what for what, pattern in PATTERNS.items() if pattern.search(text))
+        for match in (*IPV4.finditer(text), *IPV6.finditer(text)):
+            if _is_private_address(match[0]):
+                yield "an IP address"
+        for name, what in self.names.items():
+            if re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", text, re.IGNORECASE):
+                yield what
+        for value, variable in self.secrets.items():
+            if value in text:
+                yield f"the value of {variable}"
+
+    def require_clean(self, field: str, text: str) -> None:
+        """Raise PrivateTextError that names `field` (and never the text) where something private is left."""
+        for what in self.findings(text):
+            raise PrivateTextError(
+                f"refused to write: {field} holds {what}. Next: keep it out of what the probe prints, then run again"
+            )
+
+    def document(self, value: object, field: str = "receipt") -> object:
+        """Return a JSON document with every string scrubbed and found clean."""
+        if isinstance(value, str):
+            clean = self.scrub(value)
+            self.require_clean(field, clean)
+            return clean
+        if isinstance(value, dict):
+            return {self.document(key, field): self.document(item, f"{field}.{key}") for key, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [self.document(item, f"{field}[{index}]") for index, item in enumerate(value)]
+        return value
+
+
+def _is_private_address(text: str) -> bool:
+    try:
+        address = ipaddress.ip_address(text)
+    except ValueError:
+        return False
+    return not (address.is_loopback or address.is_unspecified)
+
+
+def _names() -> dict[str, str]:
+    host = socket.gethostname()
+    found = {host: "the host's name", host.partition(".")[0]: "the host's name"}
+    with contextlib.suppress(KeyError, OSError):
+        found[getpass.getuser()] = "the user's name"
+    return {name: what for name, what in found.items() if len(name) >= SHORTEST_NAME and name.lower() not in GENERIC}
+
+
+def of_host(places: Mapping[Path, str]) -> Scrubber:
+    """Build the scrubber for this host; `places` are a run's own, besides HOME, TMPDIR and the interpreter."""
+    general = {Path.home(): "$HOME", Path(tempfile.gettempdir()): "$TMP"}
+    prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix} - PUBLIC_PREFIXES
+    interpreter = {Path(prefix): "$PYTHON" for prefix in prefixes}
+    named: dict[str, str] = {}
+    for path, name in {**general, **interpreter, **places}.items():
+        named |= {str(path): name, str(path.resolve()): name}
+    secrets = {
+        value: name
+        for name, value in os.environ.items()
+        if SECRET_NAMES.search(name) and len(value) >= SHORTEST_SECRET and value not in named
+    }
+    return Scrubber({place: name for place, name in named.items() if len(place) > 1}, _names(), secrets)

@@ -1,0 +1,104 @@
+"""The Markdown to attach to an upstream issue or pull request."""
+
+from __future__ import annotations
+
+from harness import markdown, receipt, staleness
+from harness.errors import HarnessError
+from harness.pack import Pack
+from harness.receipt import Receipt
+from harness.rendering import MissingError, Renderer, environment
+from harness.summary import number
+from harness.words import LaneName
+
+#: GitHub takes 65,536 characters; what stays below 60 KiB fits in every place.
+MOST_BYTES = 60 * 1024
+LOG_BYTES = 12 * 1024
+SMALLEST_LOG = 512
+
+
+def _verdicts(pack: Pack, receipts: list[Receipt]) -> str:
+    rows = []
+    for one in receipts:
+        lanes = [one.lanes[name].verdict if name in one.lanes else "-" for name in LaneName]
+        stale = " STALE" if staleness.reasons(pack, one) else ""
+        repeats = f"{one.repeats.agreeing}/{one.repeats.of}"
+        claims = ", ".join(one.claims)
+        device = one.host.gpu or "-"
+        rows.append([one.target, one.evidence, device, *lanes, one.verdict + stale, one.kind, repeats, claims])
+    header = ["target", "evidence", "GPU", "pristine", "patched", "verdict", "kind", "runs", "claims"]
+    return markdown.table(header, rows)
+
+
+def _figures(receipts: list[Receipt]) -> str:
+    rows = []
+    for one in receipts:
+        pristine, patched = (one.lanes.get(name) for name in LaneName)
+        names = dict.fromkeys(line.name for lane in (pristine, patched) if lane for line in lane.figures)
+        for name in names:
+            found = [one.figure(name, lane) for lane in LaneName]
+            line = next(line for line in found if line)
+            values = [number(line.value) if line else "-" for line in found]
+            spread = [number(line.spread) if line and line.spread is not None else "-" for line in found]
+            rows.append([one.target, name, *values, line.unit, " / ".join(spread)])
+    header = ["target", "figure", "pristine", "patched", "unit", "spread (pristine / patched)"]
+    return markdown.table(header, rows) if rows else ""
+
+
+def _checks(receipts: list[Receipt]) -> str:
+    rows = []
+    for one in receipts:
+        for name in LaneName:
+            lane = one.lanes.get(name)
+            for check in lane.checks if lane else ():
+                said = {True: "right", False: "WRONG", None: f"not judged: {check.reason}"}[check.ok]
+                measured, tolerance = number(check.measured), number(check.tolerance)
+                rows.append([one.target, name, check.name, check.role, said, measured, tolerance, check.unit])
+    header = ["target", "lane", "check", "role", "result", "measured", "tolerance", "unit"]
+    return markdown.table(header, rows)
+
+
+def _log(pack: Pack, one: Receipt, most: int) -> str:
+    path = pack.receipts / one.log.file
+    text = path.read_text(encoding="utf-8", errors="replace") if path.exists() else "(the log is missing)"
+    return markdown.details(f"Log, {one.target} ({one.evidence})", markdown.fenced(markdown.tail(text, most), "text"))
+
+
+def _parts(pack: Pack, receipts: list[Receipt], form: str) -> list[str]:
+    try:
+        report = Renderer(pack, receipts).fill(pack.report.read_text(encoding="utf-8")).strip()
+    except (MissingError, FileNotFoundError) as error:
+        raise HarnessError(f"{pack.name}/REPORT.md: {error}. Next: runner.py check {pack.name}") from None
+    verdicts = f"{_verdicts(pack, receipts)}\n{_figures(receipts)}".strip()
+    environments = "\n\n".join(f"**{one.target} ({one.evidence})**\n\n{environment(one)}" for one in receipts)
+    commit = f"{pack.definition.upstream.package} {pack.definition.upstream.version}"
+    folded = [
+        markdown.details("Checks", _checks(receipts)),
+        markdown.details("Environment", environments),
+        markdown.details(f"fix.patch, for {commit}", markdown.fenced(pack.patch.read_text("utf-8"), "diff")),
+    ]
+    if form == "issue":
+        return [report, "## Evidence\n\n" + verdicts, *folded]
+    return [f"### {pack.definition.title}\n\n{verdicts}", markdown.details("Report", report), *folded]
+
+
+def build(pack: Pack, form: str) -> str:
+    """Build the Markdown for an issue or a comment on a pull request, at most 60 KiB of it.
+
+    Args:
+        pack: with receipts for at least one target.
+        form: ``issue`` or ``pr-comment``.
+
+    Raises:
+        HarnessError: no receipt, or a report that cannot be filled from them, or too long without any log.
+
+    """
+    best = receipt.strongest(receipt.load_all(pack.receipts))
+    receipts = [best[name] for name in pack.definition.targets if name in best]
+    if not receipts:
+        raise HarnessError(f"{pack.name}: no receipt to report from. Next: runner.py run {pack.name}")
+    text = "\n\n".join(part.strip() for part in _parts(pack, receipts, form)) + "\n"
+    room = (MOST_BYTES - len(text.encode())) // len(receipts) - SMALLEST_LOG
+    if room < 0:
+        raise HarnessError(f"{pack.name}: the report is over {MOST_BYTES} bytes without logs. Next: shorten REPORT.md")
+    logs = [_log(pack, one, min(LOG_BYTES, room)) for one in receipts if room > SMALLEST_LOG]
+    return text + "\n" + "\n".join(logs)

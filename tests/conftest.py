@@ -1,0 +1,76 @@
+"""Fixtures: a workbench of toy packs, a cache, and the real runner as a child process."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import toys
+
+REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+@dataclass(frozen=True)
+class Workbench:
+    """A folder of toy packs with a cache that holds their upstream."""
+
+    folder: Path
+    sha256: str
+
+    @property
+    def packs(self) -> Path:
+        """The folder of the toy packs."""
+        return self.folder / "packs"
+
+    @property
+    def cache(self) -> Path:
+        """The cache."""
+        return self.folder / "cache"
+
+    def lay(self, behaviour: str) -> Path:
+        """Lay a toy pack, named for its behaviour."""
+        return toys.lay(self.packs, behaviour, self.sha256)
+
+    def command(self, *arguments: str) -> list[str]:
+        """Build the command line of the runner, with this workbench's folders where the verb takes them."""
+        verb = arguments[0] if arguments else ""
+        places = ["--packs", str(self.packs)] if verb in {"list", "run", "table", "fetch", "check", "report"} else []
+        if verb in {"run", "check"} and "--cache" not in arguments:
+            places += ["--cache", str(self.cache)]
+        if verb in {"run", "check"} and "--online" not in arguments:
+            places += ["--offline"]
+        rest = [text for text in arguments if text != "--online"]
+        return [sys.executable, "-W", "error", str(REPOSITORY / "runner.py"), *rest[:1], *places, *rest[1:]]
+
+    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run the runner to its end."""
+        return subprocess.run(
+            self.command(*arguments),
+            env=os.environ | environment,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=120,
+            check=False,
+        )
+
+    def rows(self, *arguments: str, **environment: str) -> tuple[int, list[dict[str, Any]]]:
+        """Run packs and return the exit status and the rows of the JSON table."""
+        ended = self.run("run", "--json", *arguments, **environment)
+        assert "Traceback" not in ended.stderr, ended.stderr
+        return ended.returncode, json.loads(ended.stdout) if ended.stdout else []
+
+
+@pytest.fixture
+def workbench(tmp_path: Path) -> Workbench:
+    """Build an empty workbench whose cache holds the toy upstream's release 1.0."""
+    archive, sha256 = toys.sdist(tmp_path)
+    (tmp_path / "packs").mkdir()
+    toys.seed(tmp_path / "cache", archive, sha256)
+    return Workbench(tmp_path, sha256)

@@ -1,0 +1,5 @@
+"""Says nothing and never ends."""
+
+import time
+
+time.sleep(600)

@@ -1,0 +1,15 @@
+"""Prints a CHECK line that is no JSON, and one with an unknown key."""
+
+import hashlib
+import sys
+from pathlib import Path
+
+from toykernel import scale
+
+SHA256 = hashlib.sha256(Path(scale.__file__).read_bytes()).hexdigest()
+print('TARGET {"target": "cpu", "evidence": "traced", "device": "CPU"}')
+print(f'UPSTREAM {{"module": "toykernel.scale", "file": "{scale.__file__}", "sha256": "{SHA256}"}}')
+print("CHECK {name: weights}")
+print('CHECK {"name": "weights", "role": "defect", "ok": false, "colour": "red"}')
+print("BUG_REPRODUCED {}")
+sys.exit(10)

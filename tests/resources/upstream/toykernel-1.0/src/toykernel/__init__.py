@@ -1,0 +1,1 @@
+"""A toy upstream: the package that the toy packs accuse."""

@@ -1,0 +1,3 @@
+"""A module that no probe loads."""
+
+ANSWER = 42

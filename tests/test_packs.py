@@ -1,0 +1,58 @@
+"""The real packs, on the CPU evidence that they offer: real upstream code, in child processes.
+
+They need the package index once; what they fetch stays in the user's cache.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import REPOSITORY
+
+from harness import cache, companions, download, header, host, pack
+from harness.cache import Cache
+
+PACKS = [pack.load(folder) for folder in sorted((REPOSITORY / "packs").glob("*_*"))]
+ON_CPU = [one for one in PACKS if "cpu" in one.definition.targets]
+
+
+@pytest.mark.parametrize("one", PACKS, ids=lambda one: one.name)
+def test_a_probe_keeps_its_contract(one: pack.Pack) -> None:
+    assert header.read(one.probe.read_text(encoding="utf-8")).errors == ()
+
+
+@pytest.mark.parametrize("one", ON_CPU, ids=lambda one: one.name)
+def test_a_pack_gives_what_it_states_on_the_cpu(one: pack.Pack, tmp_path: Path) -> None:
+    command = [sys.executable, str(REPOSITORY / "runner.py"), "run", one.name, "--target", "cpu", "--json"]
+    ended = subprocess.run([*command, "--receipts", str(tmp_path)], capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (row,) = json.loads(ended.stdout)
+    assert row["verdict"] == one.definition.targets["cpu"].verdict
+
+
+@pytest.mark.parametrize("one", ON_CPU, ids=lambda one: one.name)
+def test_the_four_lines_of_the_docstring_show_both_sentinels(one: pack.Pack, tmp_path: Path) -> None:
+    store, upstream = Cache(cache.default_root()), one.definition.upstream
+    shutil.copy(download.fetch(store, upstream.package, upstream.file, upstream.sha256), tmp_path)
+    companion_set = companions.named(one.definition, one.definition.targets["cpu"].companions, host.detect().python_tag)
+    installed = companions.materialize(store, companion_set)
+    shim = tmp_path / "bin/python"
+    shim.parent.mkdir()
+    shim.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{installed}" exec {sys.executable} "$@"\n')
+    shim.chmod(0o755)
+    environment = os.environ | {"PACK": str(one.folder), "PATH": f"{shim.parent}:{os.environ['PATH']}"}
+    environment |= {"CUDA_VISIBLE_DEVICES": "", "GIT_CEILING_DIRECTORIES": str(tmp_path)}
+    ended = [
+        subprocess.run(["sh", "-c", line], cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        for line in header.read(one.probe.read_text(encoding="utf-8")).commands
+    ]
+    statuses = [each.returncode for each in ended]
+    assert statuses == [0, 10, 0, 0], "\n".join(each.stderr[-2000:] for each in ended)
+    assert "BUG_REPRODUCED" in ended[1].stdout
+    assert "FIX_VALIDATED" in ended[3].stdout

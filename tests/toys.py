@@ -1,0 +1,56 @@
+"""Toy upstreams and toy packs: built here, run by real child processes."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+import tomllib
+import zipfile
+from pathlib import Path
+
+RESOURCES = Path(__file__).parent / "resources"
+BASE = "01_confirmed"
+
+
+def zip_folder(folder: Path, archive: Path) -> str:
+    """Write a folder into a zip whose bytes depend on its files alone; return its sha256."""
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as bundle:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                member = zipfile.ZipInfo(path.relative_to(folder.parent).as_posix(), (2026, 1, 1, 0, 0, 0))
+                bundle.writestr(member, path.read_bytes())
+    return hashlib.sha256(archive.read_bytes()).hexdigest()
+
+
+def sdist(folder: Path, version: str = "1.0") -> tuple[Path, str]:
+    """Build the sdist of the toy upstream into `folder`; return its path and sha256."""
+    archive = folder / f"toykernel-{version}.zip"
+    return archive, zip_folder(RESOURCES / "upstream" / f"toykernel-{version}", archive)
+
+
+def seed(cache: Path, archive: Path, sha256: str) -> None:
+    """Put a file into a cache as a download would."""
+    folder = cache / "downloads" / sha256
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(archive, folder / archive.name)
+
+
+def lay(packs: Path, behaviour: str, sha256: str) -> Path:
+    """Lay a toy pack into `packs`: the sound one, and over it the files of the pack named for its behaviour.
+
+    An ``edit.toml`` there stands for a copy of one of the sound pack's files with one text replaced.
+    """
+    target = packs / behaviour
+    shutil.copytree(RESOURCES / "packs" / BASE, target)
+    if behaviour != BASE:
+        shutil.copytree(RESOURCES / "packs" / behaviour, target, dirs_exist_ok=True)
+    edit = target / "edit.toml"
+    if edit.exists():
+        change = tomllib.loads(edit.read_text(encoding="utf-8"))
+        text = (target / change["file"]).read_text(encoding="utf-8")
+        assert change["old"] in text
+        (target / change["file"]).write_text(text.replace(change["old"], change["new"]), encoding="utf-8")
+        edit.unlink()
+    definition = target / "pack.toml"
+    definition.write_text(definition.read_text(encoding="utf-8").replace("@SHA256@", sha256), encoding="utf-8")
+    return target
