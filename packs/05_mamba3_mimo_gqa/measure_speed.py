@@ -1,0 +1,152 @@
+"""The speed of the MIMO backward with grouped heads, and what mamba3_mimo itself does. Measured, never judged.
+
+    PYTHONPATH=COMPANIONS python measure_speed.py --pristine TREE --patched TREE --output data/speed.json
+
+Needs a GPU. Writes the raw numbers, and the table of REPORT.md beside them (data/speed.md). Each tree has a child
+process of its own, one after the other. The two trees' kernels are the same text, so that the second finds them in
+TileLang's cache. The shape is that of a layer with headdim 64, d_state 128, MIMO rank 4 and chunks of 16 steps, with z
+and D, in bfloat16: B=2, S=4096, 128 heads. Triton's small kernels are pinned to one configuration, as in the probe.
+
+A rate counts the multiplications and additions of the matrix products that stand in the two backward kernels: per head
+and chunk, with F = 64 fused rows, 5 F F N + 4 F F P + 6 F N P multiply-adds. It says nothing of other ways to count.
+"""
+
+import argparse
+import contextlib
+import importlib.metadata
+import io
+import json
+import multiprocessing
+import os
+import statistics
+import subprocess
+import sys
+import warnings
+from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+B, S, H, P, N, F, CHUNK = 2, 4096, 128, 64, 128, 64, 16
+GROUPS = (1, 8, 128)
+WARM_UP, SAMPLES = 5, 30
+TERA_OPERATIONS = 2 * (5 * F * F * N + 4 * F * F * P + 6 * F * N * P) * B * H * (S / CHUNK) / 1e12
+
+
+def timed(function):
+    """Return milliseconds per call, by CUDA events: the median and the quartiles."""
+    import torch
+
+    samples = []
+    for _ in range(WARM_UP + SAMPLES):
+        events = [torch.cuda.Event(enable_timing=True) for _ in range(2)]
+        events[0].record()
+        function()
+        events[1].record()
+        torch.cuda.synchronize()
+        samples.append(events[0].elapsed_time(events[1]))
+    low, middle, high = statistics.quantiles(samples[WARM_UP:], n=4)
+    return {"median": middle, "low": low, "high": high}
+
+
+def whole(reproduce, G, heads):
+    """Run mamba3_mimo forward and backward, as a user does."""
+    import torch
+
+    case = reproduce.Case("dense", 4, z=True, D=True, N=N)
+    x, dout = reproduce.make(case, G, heads, 128, "cuda")
+    leaves = {name: value.requires_grad_() for name, value in x.items()}
+    reproduce.load("triton.mamba3.angle_dt")
+    mamba3_mimo = reproduce.load("tilelang.mamba3.mamba3_mimo").mamba3_mimo
+    options = {"chunk_size": CHUNK, "rotary_dim_divisor": 4, "dtype": torch.bfloat16}
+    printed = io.StringIO()
+    with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(printed):
+        warnings.simplefilter("always")
+        out = mamba3_mimo(**leaves, **options)
+    wide = x | {name: x[name].detach().repeat_interleave(heads // G, 3) for name in "QK"}
+    equal = torch.equal(out, mamba3_mimo(**wide, **options))
+    raised = ""
+    try:
+        out.backward(dout)
+    except ValueError as error:
+        raised = f"{type(error).__name__}: {error}"
+    said = [*(str(one.message) for one in caught), *printed.getvalue().splitlines()]
+    finite = not raised and all(bool(one.grad.isfinite().all()) for one in leaves.values())
+    return {"said": said, "forward_equals_repeated": equal, "raised": raised, "gradients_finite": finite}
+
+
+def speed(reproduce, G):
+    """Time the backward wrapper for G groups."""
+    case = reproduce.Case("dense", 4, z=True, D=True, N=N)
+    x, dout = reproduce.make(case, G, H, S, "cuda")
+    try:
+        milliseconds = timed(lambda: reproduce.backward(case, x, dout))
+    except ValueError as error:
+        return {"raised": f"{type(error).__name__}: {error}"}
+    rate = TERA_OPERATIONS / (milliseconds["median"] / 1e3)
+    spread = TERA_OPERATIONS * 1e3 * (1 / milliseconds["low"] - 1 / milliseconds["high"])
+    return {"milliseconds": milliseconds, "tflops": rate, "tflops_spread": spread}
+
+
+def child():
+    """Measure the tree on the path."""
+    import reproduce
+    import torch
+
+    case = reproduce.Case("dense", 4, z=True, D=True, N=N)
+    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
+        list(pool.map(reproduce.compile_one, ("mamba_mimo_bwd_fwd", "mamba_mimo_bwd_bwd"), (case, case)))
+    packages = ("torch", "triton", "tilelang", "apache-tvm-ffi")
+    result = {
+        "gpu": torch.cuda.get_device_name(),
+        "versions": {name: importlib.metadata.version(name) for name in packages},
+        "mamba3_mimo": {f"g{G}_h{heads}": whole(reproduce, G, heads) for G, heads in ((2, 16), (8, 128))},
+        "backward": {f"g{G}": speed(reproduce, G) for G in GROUPS},
+    }
+    print(json.dumps(result))
+
+
+def measure(tree):
+    """Return what a child measures on one tree."""
+    path = os.pathsep.join([str(Path(tree).resolve()), str(HERE), os.environ.get("PYTHONPATH", "")])
+    command = [sys.executable, "-P", __file__, "--child"]
+    environment = os.environ | {"PYTHONPATH": path}
+    answer = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
+    return json.loads(answer.splitlines()[-1])
+
+
+def table(result):
+    """Write the speeds as a Markdown table."""
+    lines = ["| groups | pristine, ms | patched, ms | patched, TFLOP/s |", "| --- | --- | --- | --- |"]
+    for G in GROUPS:
+        cells = [result[tree]["backward"][f"g{G}"] for tree in ("pristine", "patched")]
+        texts = [
+            one.get("raised") or "{median:.2f} ({low:.2f} to {high:.2f})".format(**one["milliseconds"]) for one in cells
+        ]
+        rate = f"{cells[1]['tflops']:.1f}" if "tflops" in cells[1] else ""
+        lines.append(f"| {G} | {texts[0]} | {texts[1]} | {rate} |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    """Measure both trees and write the files."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--pristine", help="the unpacked release")
+    parser.add_argument("--patched", help="the same with fix.patch")
+    parser.add_argument("--output", type=Path, default=HERE / "data" / "speed.json")
+    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.child:
+        child()
+        return
+    trees = {"pristine": arguments.pristine, "patched": arguments.patched}
+    shape = {"B": B, "S": S, "H": H, "P": P, "N": N, "R": F // CHUNK, "chunk": CHUNK}
+    result = {"shape": shape, "tera_operations": TERA_OPERATIONS} | {
+        name: measure(tree) for name, tree in trees.items()
+    }
+    arguments.output.parent.mkdir(parents=True, exist_ok=True)
+    arguments.output.write_text(json.dumps(result, indent=1) + "\n")
+    arguments.output.with_suffix(".md").write_text(table(result))
+
+
+if __name__ == "__main__":
+    main()
