@@ -1,11 +1,12 @@
 """The speed of the MIMO backward with grouped heads, and what mamba3_mimo itself does. Measured, never judged.
 
-    PYTHONPATH=COMPANIONS python measure_speed.py --pristine TREE --patched TREE --output data/speed.json
+    PYTHONPATH=COMPANIONS python measure_speed.py --pristine TREE --patched TREE [--head TREE] --output data/speed.json
 
-Needs a GPU. Writes the raw numbers, and the table of REPORT.md beside them (data/speed.md). Each tree has a child
-process of its own, one after the other. The two trees' kernels are the same text, so that the second finds them in
-TileLang's cache. The shape is that of a layer with headdim 64, d_state 128, MIMO rank 4 and chunks of 16 steps, with z
-and D, in bfloat16: B=2, S=4096, 128 heads. Triton's small kernels are pinned to one configuration, as in the probe.
+Needs a GPU. Writes the raw numbers, and the table of REPORT.md beside them (speed.md). Each tree has a child process of
+its own, one after the other; its kernels are compiled by several processes at once. The patch leaves the kernels alone,
+so that the patched tree finds the pristine tree's in TileLang's cache. The shape is that of a layer with headdim 64,
+d_state 128, MIMO rank 4 and chunks of 16 steps, with z and D, in bfloat16: B=2, S=4096, 128 heads. Triton's small
+kernels are pinned to one configuration, as in the probe.
 
 A rate counts the multiplications and additions of the matrix products that stand in the two backward kernels: per head
 and chunk, with F = 64 fused rows, 5 F F N + 4 F F P + 6 F N P multiply-adds. It says nothing of other ways to count.
@@ -15,6 +16,7 @@ import argparse
 import contextlib
 import importlib.metadata
 import io
+import itertools
 import json
 import multiprocessing
 import os
@@ -28,6 +30,7 @@ from pathlib import Path
 HERE = Path(__file__).resolve().parent
 B, S, H, P, N, F, CHUNK = 2, 4096, 128, 64, 128, 64, 16
 GROUPS = (1, 8, 128)
+TREES = ("pristine", "patched", "head")
 WARM_UP, SAMPLES = 5, 30
 TERA_OPERATIONS = 2 * (5 * F * F * N + 4 * F * F * P + 6 * F * N * P) * B * H * (S / CHUNK) / 1e12
 
@@ -54,16 +57,16 @@ def whole(reproduce, G, heads):
 
     case = reproduce.Case("dense", 4, z=True, D=True, N=N)
     x, dout = reproduce.make(case, G, heads, 128, "cuda")
-    leaves = {name: value.requires_grad_() for name, value in x.items()}
+    wide = x | {name: x[name].repeat_interleave(heads // G, 3) for name in "QK"}
+    leaves = {name: value.clone().requires_grad_() for name, value in x.items()}
     reproduce.load("triton.mamba3.angle_dt")
     mamba3_mimo = reproduce.load("tilelang.mamba3.mamba3_mimo").mamba3_mimo
     options = {"chunk_size": CHUNK, "rotary_dim_divisor": 4, "dtype": torch.bfloat16}
-    printed = io.StringIO()
+    expected, printed = mamba3_mimo(**wide, **options), io.StringIO()  # compiles, before what is said counts
     with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(printed):
         warnings.simplefilter("always")
         out = mamba3_mimo(**leaves, **options)
-    wide = x | {name: x[name].detach().repeat_interleave(heads // G, 3) for name in "QK"}
-    equal = torch.equal(out, mamba3_mimo(**wide, **options))
+    equal = torch.equal(out, expected)
     raised = ""
     try:
         out.backward(dout)
@@ -87,44 +90,58 @@ def speed(reproduce, G):
     return {"milliseconds": milliseconds, "tflops": rate, "tflops_spread": spread}
 
 
-def child():
+def compile_one(left_out, G):
+    """Compile one kernel into the cache on disk, in a process of its own; the other kernel is left out."""
+    import reproduce
+
+    case = reproduce.Case("dense", 4, z=True, D=True, N=N)
+    setattr(reproduce.load(reproduce.BACKWARD["dense"]), left_out, lambda *_, **__: lambda *_: None)
+    with contextlib.suppress(ValueError):
+        reproduce.backward(case, *reproduce.make(case, G, H, S, "cuda"))
+
+
+def child(*, also_whole):
     """Measure the tree on the path."""
     import reproduce
     import torch
 
-    case = reproduce.Case("dense", 4, z=True, D=True, N=N)
-    with ProcessPoolExecutor(2, multiprocessing.get_context("spawn")) as pool:
-        list(pool.map(reproduce.compile_one, ("mamba_mimo_bwd_fwd", "mamba_mimo_bwd_bwd"), (case, case)))
+    jobs = itertools.product(("mamba_mimo_bwd_fwd", "mamba_mimo_bwd_bwd"), GROUPS)
+    with ProcessPoolExecutor(6, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+        list(pool.map(compile_one, *zip(*jobs, strict=True)))
     packages = ("torch", "triton", "tilelang", "apache-tvm-ffi")
     result = {
         "gpu": torch.cuda.get_device_name(),
         "versions": {name: importlib.metadata.version(name) for name in packages},
-        "mamba3_mimo": {f"g{G}_h{heads}": whole(reproduce, G, heads) for G, heads in ((2, 16), (8, 128))},
         "backward": {f"g{G}": speed(reproduce, G) for G in GROUPS},
     }
+    if also_whole:
+        result["mamba3_mimo"] = {f"g{G}_h{heads}": whole(reproduce, G, heads) for G, heads in ((2, 16), (8, H))}
     print(json.dumps(result))
 
 
-def measure(tree):
-    """Return what a child measures on one tree."""
+def measure(name, tree):
+    """Return what a child measures on one tree; the head's kernels are compiled for each shape, which takes long."""
     path = os.pathsep.join([str(Path(tree).resolve()), str(HERE), os.environ.get("PYTHONPATH", "")])
-    command = [sys.executable, "-P", __file__, "--child"]
+    command = [sys.executable, "-P", __file__, "--child", name]
     environment = os.environ | {"PYTHONPATH": path}
     answer = subprocess.run(command, env=environment, stdout=subprocess.PIPE, text=True, check=True).stdout
     return json.loads(answer.splitlines()[-1])
 
 
+def cell(one):
+    """Write one measurement."""
+    if "raised" in one:
+        return one["raised"]
+    text = "{median:.2f} ms ({low:.2f} to {high:.2f})".format(**one["milliseconds"])
+    return f"{text}, {one['tflops']:.1f} TFLOP/s"
+
+
 def table(result):
-    """Write the speeds as a Markdown table."""
-    lines = ["| groups | pristine, ms | patched, ms | patched, TFLOP/s |", "| --- | --- | --- | --- |"]
-    for G in GROUPS:
-        cells = [result[tree]["backward"][f"g{G}"] for tree in ("pristine", "patched")]
-        texts = [
-            one.get("raised") or "{median:.2f} ({low:.2f} to {high:.2f})".format(**one["milliseconds"]) for one in cells
-        ]
-        rate = f"{cells[1]['tflops']:.1f}" if "tflops" in cells[1] else ""
-        lines.append(f"| {G} | {texts[0]} | {texts[1]} | {rate} |")
-    return "\n".join(lines) + "\n"
+    """Write the speeds as a Markdown table: a row for each number of groups, a column for each tree."""
+    trees = [name for name in TREES if name in result]
+    lines = [f"| groups | {' | '.join(trees)} |", "| --- |" + " --- |" * len(trees)]
+    rows = ([f"{G}", *(cell(result[name]["backward"][f"g{G}"]) for name in trees)] for G in GROUPS)
+    return "\n".join([*lines, *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 
 
 def main():
@@ -133,16 +150,16 @@ def main():
     parser.add_argument("--pristine", help="the unpacked release")
     parser.add_argument("--patched", help="the same with fix.patch")
     parser.add_argument("--output", type=Path, default=HERE / "data" / "speed.json")
-    parser.add_argument("--child", action="store_true", help=argparse.SUPPRESS)
+    parser.add_argument("--head", help="the default branch, at the commit of pack.toml")
+    parser.add_argument("--child", help=argparse.SUPPRESS)
     arguments = parser.parse_args()
     if arguments.child:
-        child()
+        child(also_whole=arguments.child != "head")
         return
-    trees = {"pristine": arguments.pristine, "patched": arguments.patched}
+    trees = {name: getattr(arguments, name) for name in TREES if getattr(arguments, name)}
     shape = {"B": B, "S": S, "H": H, "P": P, "N": N, "R": F // CHUNK, "chunk": CHUNK}
-    result = {"shape": shape, "tera_operations": TERA_OPERATIONS} | {
-        name: measure(tree) for name, tree in trees.items()
-    }
+    result = {"shape": shape, "tera_operations": TERA_OPERATIONS}
+    result |= {name: measure(name, tree) for name, tree in trees.items()}
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     arguments.output.write_text(json.dumps(result, indent=1) + "\n")
     arguments.output.with_suffix(".md").write_text(table(result))
