@@ -8,12 +8,17 @@ so that the patched tree finds the pristine tree's in TileLang's cache. The shap
 d_state 128, MIMO rank 4 and chunks of 16 steps, with z and D, in bfloat16: B=2, S=4096, 128 heads. Triton's small
 kernels are pinned to one configuration, as in the probe.
 
+The release makes new symbols for B, S, H and G in every call, and TileLang then traces both kernels again, which the
+default branch no longer does (#968). So there are two times: that of a call as it stands (on the clock), and, with the
+symbols kept, that of the work on the GPU (by CUDA events), from which the rate follows.
+
 A rate counts the multiplications and additions of the matrix products that stand in the two backward kernels: per head
 and chunk, with F = 64 fused rows, 5 F F N + 4 F F P + 6 F N P multiply-adds. It says nothing of other ways to count.
 """
 
 import argparse
 import contextlib
+import functools
 import importlib.metadata
 import io
 import itertools
@@ -23,6 +28,7 @@ import os
 import statistics
 import subprocess
 import sys
+import time
 import warnings
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -77,17 +83,39 @@ def whole(reproduce, G, heads):
     return {"said": said, "forward_equals_repeated": equal, "raised": raised, "gradients_finite": finite}
 
 
+@contextlib.contextmanager
+def kept_symbols(reproduce):
+    """Make a symbol of one name once, so that TileLang finds the kernel that it traced before."""
+    language = reproduce.load(reproduce.BACKWARD["dense"]).T
+    original = language.dynamic
+    language.dynamic = functools.cache(original)
+    try:
+        yield
+    finally:
+        language.dynamic = original
+
+
 def speed(reproduce, G):
     """Time the backward wrapper for G groups."""
+    import torch
+
     case = reproduce.Case("dense", 4, z=True, D=True, N=N)
     x, dout = reproduce.make(case, G, H, S, "cuda")
+    seconds = []
     try:
-        milliseconds = timed(lambda: reproduce.backward(case, x, dout))
+        for _ in range(4):
+            torch.cuda.synchronize()
+            start = time.perf_counter()
+            reproduce.backward(case, x, dout)
+            torch.cuda.synchronize()
+            seconds.append(time.perf_counter() - start)
+        with kept_symbols(reproduce):
+            milliseconds = timed(lambda: reproduce.backward(case, x, dout))
     except ValueError as error:
         return {"raised": f"{type(error).__name__}: {error}"}
     rate = TERA_OPERATIONS / (milliseconds["median"] / 1e3)
     spread = TERA_OPERATIONS * 1e3 * (1 / milliseconds["low"] - 1 / milliseconds["high"])
-    return {"milliseconds": milliseconds, "tflops": rate, "tflops_spread": spread}
+    return {"call_ms": min(seconds[1:]) * 1e3, "milliseconds": milliseconds, "tflops": rate, "tflops_spread": spread}
 
 
 def compile_one(left_out, G):
@@ -133,7 +161,7 @@ def cell(one):
     if "raised" in one:
         return one["raised"]
     text = "{median:.2f} ms ({low:.2f} to {high:.2f})".format(**one["milliseconds"])
-    return f"{text}, {one['tflops']:.1f} TFLOP/s"
+    return f"{text}, {one['tflops']:.1f} TFLOP/s; the call {one['call_ms']:.0f} ms"
 
 
 def table(result):
