@@ -267,7 +267,7 @@ def judge(probe, target):
             except ValueError as error:
                 gradients, errors = {}, {"raised": str(error)}
             measured[f"G={G} H={H}"] = errors
-            for key in limits.keys() & errors:
+            for key in [key for key in limits if key in errors]:
                 figures[f"{kind}_{key}"] = max(figures.get(f"{kind}_{key}", 0), errors[key])
             within = all(errors.get(key, math.inf) <= limit for key, limit in limits.items())
             ok &= str(G) in errors.get("raised", "") if kind == "refused" else within
