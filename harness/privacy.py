@@ -140,4 +140,5 @@ def of_host(places: Mapping[Path, str], public: Iterable[str] = ()) -> Scrubber:
         for name, value in os.environ.items()
         if SECRET_NAMES.search(name) and len(value) >= SHORTEST_SECRET and value not in named
     }
-    return Scrubber({place: name for place, name in named.items() if len(place) > 1}, _names(), secrets, frozenset(public))
+    kept = {place: name for place, name in named.items() if len(place) > 1}
+    return Scrubber(kept, _names(), secrets, frozenset(public))

@@ -52,3 +52,9 @@ def test_what_looks_private_is_refused_by_field_and_not_repeated(text: str, what
 )
 def test_what_only_resembles_it_is_not(text: str) -> None:
     assert "ada" not in str(SCRUBBER.document(text))
+
+
+def test_a_version_that_pack_toml_states_is_no_address() -> None:
+    stated = Scrubber({}, {}, {}, frozenset({"4.15.4.0"}))
+    assert not list(stated.findings("z3-solver 4.15.4.0"))
+    assert list(stated.findings("z3-solver 4.15.4.1")) == ["an IP address"]

@@ -30,6 +30,8 @@ def command(wanted: str, form: str, packs: Path) -> int:
         names = ", ".join(pack.name for pack in chosen)
         raise HarnessError(f"{wanted!r} names {len(chosen)} packs ({names}). Next: runner.py report {chosen[0].name}")
     text = report.build(chosen[0], form)
-    of_host({}).require_clean("report", text)
+    sets = chosen[0].definition.companions.values()
+    stated = [companion.version for members in sets for companion in members.values()]
+    of_host({}, stated).require_clean("report", text)
     click.echo(text, nl=False)
     return int(Exit.AS_EXPECTED)
