@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from conftest import REPOSITORY
 
-from harness import cache, companions, download, header, host, pack
+from harness import cache, companions, download, git, header, host, origin, pack, tree
 from harness.cache import Cache
 
 PACKS = [pack.load(folder) for folder in sorted((REPOSITORY / "packs").glob("*_*"))]
@@ -63,3 +63,16 @@ def test_the_readme_lists_the_pack(one: pack.Pack) -> None:
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     assert f"[{one.name}](packs/{one.name})" in text
     assert one.definition.upstream.version in text
+
+
+def test_the_three_patches_for_mamba_apply_in_series(tmp_path: Path) -> None:
+    series = [one for one in PACKS if one.definition.upstream.package == "mamba-ssm"]
+    store, upstream = Cache(cache.default_root()), series[0].definition.upstream
+    assert {one.definition.upstream.sha256 for one in series} == {upstream.sha256}
+    content = tmp_path / "tree"
+    source = tree.materialize(store, upstream, origin.parse(None, series[0].definition))
+    shutil.copytree(source.folder, content)
+    for one in series:
+        applied = git.run(["apply", "-p1", "--whitespace=nowarn", str(one.patch)], content, git.PLAIN)
+        assert applied.returncode == 0, f"{one.name}: {applied.stderr}"
+        assert git.run(["apply", "-p1", "--reverse", "--check", str(one.patch)], content, git.PLAIN).returncode == 0
