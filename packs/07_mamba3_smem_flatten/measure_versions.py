@@ -82,32 +82,33 @@ def run_child(cell, trees, site):
     return {"lowers": False, "error": f"exit status {done.returncode}: {last}"}
 
 
-def text(result):
-    """One cell of the table."""
+def text(result, errors):
+    """One cell of the table; its error is added to `errors`, and stands below the table once."""
+    error = "" if result.get("compiles") else f"error {errors.setdefault(result['error'], len(errors) + 1)}"
     if not result["lowers"]:
-        return result["error"]
+        return f"not lowered, {error}"
     counts = f"{result['tma_load']} / {result['tma_store']}"
     if not result["compiles"]:
-        return f"{counts}; nvcc: {result['error']}"
+        return f"{counts}; not compiled, {error}"
     spills = f"{result['spill_stores']} / {result['spill_loads']}"
     return f"{counts}; {result['registers']} reg, spills {spills} B, {result['dynamic_shared_bytes']} B shared"
 
 
 def table(cells):
     """Markdown: one table per kernel; a row per tilelang, architecture and options, a column per tree."""
-    lines, trees = [], list(dict.fromkeys(cell["tree"] for cell in cells))
+    errors, lines, trees = {}, [], list(dict.fromkeys(cell["tree"] for cell in cells))
     for kernel in sorted({cell["kernel"] for cell in cells}, reverse=True):
         lines += [f"`mamba_mimo_{kernel}`:", "", f"| tilelang | target | options | {' | '.join(trees)} |"]
         lines.append("|" + " --- |" * (3 + len(trees)))
         rows = {}
         for cell in (cell for cell in cells if cell["kernel"] == kernel):
             key = (tuple(map(int, cell["tilelang"].split("."))), cell["tilelang"], cell["target"], cell["options"])
-            rows.setdefault(key, {})[cell["tree"]] = text(cell["result"]).replace("|", "\\|")
+            rows.setdefault(key, {})[cell["tree"]] = text(cell["result"], errors)
         for key in sorted(rows, key=lambda key: (key[0], len(key[2]), key[2], list(OPTIONS).index(key[3]))):
             found = [rows[key].get(tree, "not measured") for tree in trees]
             lines.append(f"| {' | '.join((*key[1:], *found))} |")
         lines.append("")
-    return "\n".join(lines)
+    return "\n".join([*lines, *(f"{number}. `{error}`" for error, number in errors.items())]) + "\n"
 
 
 def main():
