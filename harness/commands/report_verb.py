@@ -8,7 +8,6 @@ import click
 
 from harness import report
 from harness.commands import options
-from harness.errors import HarnessError
 from harness.privacy import of_host
 from harness.words import Exit
 
@@ -23,14 +22,9 @@ def command(wanted: str, form: str, packs: Path) -> int:
     It holds the report filled from the committed receipts, verdicts, figures, checks, environment, patch and the tail
     of each log; at most 60 KiB. Nothing is typed by hand, and what looks private is refused.
     """
-    chosen, broken = options.sound_packs(packs, (wanted,))
-    if broken:
-        raise broken[0]
-    if len(chosen) != 1:
-        names = ", ".join(pack.name for pack in chosen)
-        raise HarnessError(f"{wanted!r} names {len(chosen)} packs ({names}). Next: runner.py report {chosen[0].name}")
-    text = report.build(chosen[0], form)
-    sets = chosen[0].definition.companions.values()
+    subject = options.one_pack(packs, wanted, "report")
+    text = report.build(subject, form)
+    sets = subject.definition.companions.values()
     stated = [companion.version for members in sets for companion in members.values()]
     of_host({}, stated).require_clean("report", text)
     click.echo(text, nl=False)
