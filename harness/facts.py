@@ -29,13 +29,18 @@ class Change:
     new: Row
 
 
-def change(pack: Pack, target: str) -> Change | None:
-    """Return the regression that the pack's data/ records for a target; None where nothing before it was right."""
+def history_of(pack: Pack, target: str) -> list[Row]:
+    """Return what `runner.py versions --save` kept for a target; nothing where it kept nothing."""
     path = pack.folder / "data" / f"history.{target}.json"
     if not path.exists():
-        return None
+        return []
     document = json.loads(path.read_text(encoding="utf-8"))
-    rows = [Row(**row | {"verdict": LaneVerdict(row["verdict"])}) for row in document["rows"]]
+    return [Row(**row | {"verdict": LaneVerdict(row["verdict"])}) for row in document["rows"]]
+
+
+def change(pack: Pack, target: str) -> Change | None:
+    """Return the regression that the pack's data/ records for a target; None where nothing before it was right."""
+    rows = history_of(pack, target)
     found = [one for one in history.periods(rows) if one.before is not None]
     return Change(rows[found[-1].before or 0], rows[found[-1].first]) if found else None
 

@@ -12,7 +12,9 @@ from harness.errors import HarnessError
 PLAIN = {"GIT_CONFIG_GLOBAL": os.devnull, "GIT_CONFIG_NOSYSTEM": "1", "GIT_CONFIG_COUNT": "0"}
 
 
-def run(arguments: list[str], folder: Path, extra: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+def run(
+    arguments: list[str], folder: Path, extra: dict[str, str] | None = None, stdin: int = subprocess.DEVNULL
+) -> subprocess.CompletedProcess[str]:
     """Run git in `folder`; it never asks for a password and never looks for a repository above `folder`."""
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
     environment = inherited | {
@@ -27,7 +29,7 @@ def run(arguments: list[str], folder: Path, extra: dict[str, str] | None = None)
             ["git", *arguments],
             cwd=folder,
             env=environment,
-            stdin=subprocess.DEVNULL,
+            stdin=stdin,
             capture_output=True,
             text=True,
             errors="replace",

@@ -11,6 +11,7 @@ from harness.receipt import Receipt
 from harness.rendering import MissingError, Renderer
 from harness.summary import number
 from harness.template import Section, Upstream
+from harness.versions import history
 from harness.words import LaneName
 
 #: GitHub takes 65,536 characters; what stays below 60 KiB fits in every place.
@@ -83,6 +84,14 @@ def _has(text: str, section: Section, filled: facts.Facts) -> bool:
     return all(f"- {label}: {filled.value(fact)}" in text for label, fact in section.facts)
 
 
+def _history(pack: Pack, target: str) -> list[str]:
+    """Fold away what `runner.py versions --save` found, where it was kept."""
+    rows = facts.history_of(pack, target)
+    cells = [[row.label, row.date, row.verdict, row.figure, row.reason] for row in rows]
+    table = markdown.table(["", "date", "verdict", "figure", "reason"], cells)
+    return [markdown.details(f"{target}: {history.line(rows)}", table)] if rows else []
+
+
 def _body(pack: Pack, receipts: list[Receipt], upstream: Upstream, path: Path) -> str:
     try:
         return Renderer(pack, receipts, upstream).fill(path.read_text(encoding="utf-8")).strip()
@@ -98,6 +107,7 @@ def _parts(pack: Pack, receipts: list[Receipt], form: str, upstream: Upstream, p
     )
     commit = f"{pack.definition.upstream.package} {pack.definition.upstream.version}"
     folded = [
+        *(part for one in receipts for part in _history(pack, one.target)),
         markdown.details("Checks", _checks(receipts)),
         markdown.details("Environment", environments),
         markdown.details(f"fix.patch, for {commit}", markdown.fenced(pack.patch.read_text("utf-8"), "diff")),

@@ -21,6 +21,7 @@ STATES = {
     "unimportable": "import a_package_that_nobody_has\n" + WRONG,
     "other API": "def scale_all(values, weights):\n    return values\n",
     "crashing": "import os\nos.abort()\n",
+    "hanging": "import time\ntime.sleep(600)\n",
     "control": WRONG.replace("sum(", "1 + sum("),
 }
 

@@ -126,7 +126,7 @@ def test_sixteen_releases_by_bisection(workbench: Workbench) -> None:
     states |= {"2.0": "unimportable"} | {f"2.{minor}": "right" for minor in range(1, 4)}
     _, found, _ = _versions(workbench, states, "--bisect")
     assert found["line"] == "bug from 1.0, fixed in 2.1 (or 2.0, not judged)"
-    assert len(found["rows"]) <= 2 * math.log2(16) + 1
+    assert len(found["rows"]) <= 2 * math.log2(16) + 2, found["rows"]
 
 
 def test_a_crash_and_wrong_controls_are_told_by_the_exit_status(workbench: Workbench) -> None:
@@ -180,6 +180,24 @@ def test_git_itself_bisects_commits(workbench: Workbench, states: list[str], lin
     assert not list((workbench.cache / "work").glob("*/*"))
     same = workbench.run("versions", "1", "--online", "--upstream", url, "--range", f"{hashes[0]}..{hashes[1]}")
     assert (same.returncode, "nothing to bisect" in same.stderr) == (1, True)
+
+
+def test_a_bisection_whose_runner_is_killed_leaves_no_process(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    hashes = histories.commits(workbench.folder / "history", ["wrong", "hanging", "right"])
+    url, within = f"git+file://{workbench.folder / 'history'}", f"{hashes[0]}..{hashes[-1]}"
+    command = workbench.command("versions", "1", "--online", "--upstream", url, "--range", within)
+    runner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline, children = time.monotonic() + 60, []
+        while not any("supervisor.py" in " ".join(one.cmdline()) for one in children[3:]):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+            children = psutil.Process(runner.pid).children(recursive=True)
+    finally:
+        runner.kill()
+        runner.wait()
+    assert psutil.wait_procs(children, timeout=20)[1] == []
 
 
 def test_companion_sets_are_varied(workbench: Workbench) -> None:

@@ -18,6 +18,7 @@ from harness import download, files, index
 from harness.cache import Cache
 from harness.download import Release
 from harness.errors import HarnessError, UnavailableError
+from harness.index import Offer
 from harness.pack import Pack
 
 #: Archives made for reproducible builds state one of these years for every file; that is no date.
@@ -59,10 +60,12 @@ class Listed:
 def _of_index(package: str) -> list[Listed]:
     """Read the project's page once, and choose the file of each release as a run would."""
     tags = list(sys_tags())
-    offers = [one for one in index.of_user().offers(package) if one.version is not None and not one.file.is_yanked]
+    by_version: dict[Version, list[Offer]] = {}
+    for one in index.of_user().offers(package):
+        if one.version is not None and not one.file.is_yanked:
+            by_version.setdefault(one.version, []).append(one)
     found = []
-    for version in sorted({one.version for one in offers if one.version is not None}):
-        of_release = [one for one in offers if one.version == version]
+    for version, of_release in sorted(by_version.items()):
         ranked = [(download.preference(one.file.filename, tags), one) for one in of_release if one.sha256]
         usable = [(rank, one) for rank, one in ranked if rank is not None]
         best = min(usable, key=lambda pair: pair[0])[1] if usable else None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import sys
@@ -127,21 +128,24 @@ def _drive(mirror: Path, old: str, new: str, folder: Path) -> tuple[dict[str, Ro
     run = ["bisect", "run", "sh", "-c", f'exec {command} "$(git rev-parse BISECT_HEAD)"']
     git.run(["init", "--quiet", "--bare"], repository)
     (repository / "objects/info/alternates").write_text(f"{mirror / 'objects'}\n", encoding="utf-8")
-    output = ""
     for arguments in (
         ["update-ref", "--no-deref", "HEAD", new],
         ["bisect", "start", "--no-checkout", "--term-old=before", "--term-new=after", new, old],
-        run,
     ):
         ended = git.run(arguments, repository)
-        output = ended.stdout + ended.stderr
-        if ended.returncode != 0 and arguments is not run:
-            raise HarnessError(f"git bisect: {git.last_line(output)}")
+        if ended.returncode != 0:
+            raise HarnessError(f"git bisect: {git.last_line(ended.stdout + ended.stderr)}")
+    watched, held = os.pipe()  # a step ends when this process does, however that ends
+    try:
+        ended = git.run(run, repository, stdin=watched)
+    finally:
+        os.close(held)
+        os.close(watched)
     journal = folder / "journal"
     lines = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
     documents = [json.loads(line) for line in lines]
     rows = {one["commit"]: Row(**one["row"] | {"verdict": LaneVerdict(one["row"]["verdict"])}) for one in documents}
-    return rows, output
+    return rows, ended.stdout + ended.stderr
 
 
 def _in_order(mirror: Path, rows: dict[str, Row]) -> list[Row]:

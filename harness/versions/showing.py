@@ -15,6 +15,8 @@ from harness.versions.history import Row
 from harness.versions.lanes import Judging
 
 SCHEMA = 1
+#: In which file of data/ a result over these is kept.
+KEPT = {"release": "history", "commit": "history", "companion set": "companions"}
 
 
 @dataclass(frozen=True)
@@ -67,7 +69,7 @@ def document(shown: Shown, judging: Judging, command: str) -> dict[str, object]:
 
 def save(found: dict[str, object], judging: Judging, scrub: Scrubber) -> str:
     """Write the document into the pack's data/ and return its name; refuse where something private is in it."""
-    name = f"history.{judging.target}.json"
+    name = f"{KEPT[str(found['over'])]}.{judging.target}.json"
     text = receipt.to_json(scrub.document(found, name))
     files.write_atomic(judging.pack.folder / "data" / name, text)
     return f"{judging.pack.name}/data/{name}"

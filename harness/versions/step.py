@@ -6,7 +6,9 @@ Run as a script: ``python -P step.py STEP.json COMMIT``.
 from __future__ import annotations
 
 import json
+import os
 import sys
+import threading
 from dataclasses import asdict
 from pathlib import Path
 
@@ -28,8 +30,15 @@ def _quiet(_: str) -> None:
     """Say nothing: git's own output is what is read."""
 
 
+def _end_with_runner() -> None:
+    """Wait until the runner is gone, whose pipe standard input is; 255 makes git stop the bisection."""
+    os.read(sys.stdin.fileno(), 1)
+    os._exit(255)
+
+
 def main() -> int:
     """Judge one commit, and append it to the journal."""
+    threading.Thread(target=_end_with_runner, daemon=True).start()
     step = commits.Step(**json.loads(Path(sys.argv[1]).read_text(encoding="utf-8")))
     commit = sys.argv[2]
     date = git.run(["log", "-1", "--format=%cd", "--date=short", commit], Path.cwd()).stdout.strip()
