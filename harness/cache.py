@@ -65,14 +65,18 @@ class Cache:
         self.sweep()
         work = self.root / "work"
         work.mkdir(parents=True, exist_ok=True)
-        outer = Path(tempfile.mkdtemp(prefix=prefix, dir=work))
-        try:
-            with filelock.FileLock(outer / "in-use"):
-                inner = outer / "content"
-                inner.mkdir()
-                yield inner
-        finally:
-            shutil.rmtree(outer, ignore_errors=True)
+        while True:
+            outer = Path(tempfile.mkdtemp(prefix=prefix, dir=work))
+            try:
+                with filelock.FileLock(outer / "in-use"):
+                    if not (outer / "in-use").exists():
+                        continue  # another runner's `sweep` had the lock first and took the folder for an abandoned one
+                    inner = outer / "content"
+                    inner.mkdir()
+                    yield inner
+                    return
+            finally:
+                shutil.rmtree(outer, ignore_errors=True)
 
     def sweep(self) -> None:
         """Remove what a killed runner left in ``work``: folders whose lock nobody holds."""
