@@ -122,6 +122,7 @@ def key_base(cell: Cell, host: Host) -> tuple[str, ...]:
     wanted = definition.targets[cell.target]
     gpu = next((gpu.name for gpu in host.gpus if gpu.target == cell.gpu), "")
     return (
+        cell.pack.name,
         files.sha256_file(cell.pack.probe),
         cell.tree,
         cell.companion_set(host).sha256,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import queue
 import threading
+import traceback
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -32,7 +33,7 @@ class LaidOut:
     """A cell is laid out, or cannot be."""
 
     cell: Cell
-    error: HarnessError | None = None
+    error: str = ""
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ class Over:
     task: Task
     device: Device | None
     attempt: Attempt | None = None
-    error: HarnessError | None = None
+    error: str = ""
 
 
 class Crew:
@@ -53,7 +54,7 @@ class Crew:
         self.running = 0
         self._warming = 0
         self._work, self._journal = work, journal
-        self._messages: queue.SimpleQueue[LaidOut | Over | BaseException] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[LaidOut | Over] = queue.SimpleQueue()
 
     @property
     def busy(self) -> bool:
@@ -76,16 +77,8 @@ class Crew:
         threading.Thread(target=self._attempt, args=(task, device), daemon=True).start()
 
     def next(self, timeout: float | None = None) -> LaidOut | Over:
-        """Wait for the next message.
-
-        Raises:
-            queue.Empty: none came within `timeout` seconds.
-            BaseException: whatever went wrong in a thread besides the errors that a user can mend.
-
-        """
+        """Wait for the next message; raise queue.Empty where none came within `timeout` seconds."""
         message = self._messages.get(timeout=timeout)
-        if isinstance(message, BaseException):
-            raise message
         if isinstance(message, LaidOut):
             self._warming -= 1
         else:
@@ -97,10 +90,8 @@ class Crew:
             try:
                 self._work.warm(cell)
                 self._messages.put(LaidOut(cell))
-            except HarnessError as error:
-                self._messages.put(LaidOut(cell, error))
-            except BaseException as error:  # noqa: BLE001 - the main thread raises it
-                self._messages.put(error)
+            except Exception as error:  # noqa: BLE001 - the other cells go on; this one reports it
+                self._messages.put(LaidOut(cell, _reason(error)))
 
     def _attempt(self, task: Task, device: Device | None) -> None:
         try:
@@ -108,7 +99,13 @@ class Crew:
             if attempt.end is not None:
                 self._journal.append(attempt.end)
             self._messages.put(Over(task, device, attempt))
-        except HarnessError as error:
-            self._messages.put(Over(task, device, error=error))
-        except BaseException as error:  # noqa: BLE001 - the main thread raises it
-            self._messages.put(error)
+        except Exception as error:  # noqa: BLE001 - likewise
+            self._messages.put(Over(task, device, error=_reason(error)))
+
+
+def _reason(error: Exception) -> str:
+    """Say what went wrong in one line; what no user could have caused is printed whole on standard error."""
+    if isinstance(error, HarnessError):
+        return str(error)
+    traceback.print_exception(error)
+    return f"the harness failed: {type(error).__name__}: {error}"

@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from harness.errors import HarnessError
 from harness.sweep.account import Account, Reporter, Sickness
 from harness.sweep.cell import Cell, Task
 from harness.sweep.crew import Crew, LaidOut, Over
@@ -79,7 +78,7 @@ class Engine:
 
     def _take(self, message: LaidOut | Over) -> None:
         if isinstance(message, LaidOut):
-            if message.error is None:
+            if not message.error:
                 self._admit(self._of_cell.pop(message.cell.name))
             else:
                 self._fail(message.cell, message.error)
@@ -88,13 +87,13 @@ class Engine:
             self.queue.leave_cores()
         if message.attempt is not None:
             self._settle(message.task, message.device, message.attempt)
-        elif message.error is not None:
+        else:
             self._fail(message.task.cell, message.error)
             self.free += [message.device] if message.device else []
 
-    def _fail(self, cell: Cell, error: HarnessError) -> None:
-        self.account.failed[cell.name] = str(error)
-        self.reporter.tell(f"{cell.name}: {error}")
+    def _fail(self, cell: Cell, reason: str) -> None:
+        self.account.failed[cell.name] = reason
+        self.reporter.tell(f"{cell.name}: {reason}")
 
     def _admit(self, tasks: list[Task]) -> None:
         """Put the tasks of a cell that is laid out into the queue, or let them wait for their pristine lane."""

@@ -13,7 +13,10 @@ OF_PROGRAMS = frozenset({8, 13, 31, 43, 45, 69})
 #: Bytes that may be in use besides: the driver's own bookkeeping moves by a few MiB.
 SLACK = 64 * 2**20
 #: How long, in seconds, memory and processes may take to disappear after a lane (the driver tears down a context).
-PATIENCE = 15.0
+PATIENCE = 5.0
+#: How long, in seconds, a lane that measures waits for other processes to leave its GPU: those of a sweep that was
+#: killed a moment ago do.
+COURTESY = 2.0
 POLL = 0.25
 
 
@@ -38,7 +41,7 @@ def _remains(before: Reading, after: Reading) -> str:
     return f"{kept / 2**20:.0f} MiB did not come back" if kept > SLACK else ""
 
 
-def before(device: Device, *, alone: bool, patience: float = PATIENCE) -> tuple[Reading, str, str]:
+def before(device: Device, *, alone: bool, patience: float = COURTESY) -> tuple[Reading, str, str]:
     """Look at a GPU before a lane.
 
     Args:

@@ -123,6 +123,8 @@ def opened(nights: Path, wish: Wish, now: dt.datetime) -> Iterator[Night]:
         raise HarnessError(f"another sweep writes into {nights}. Next: wait for it, or name another --nights") from None
     try:
         night = _unfinished(nights, wish, now)
+        for half_written in night.folder.rglob(".*") if night else ():
+            half_written.unlink(missing_ok=True)  # what a kill left of a file that was to appear as a whole
         if night is None:
             night = Night(_unused(nights, now.strftime(STAMP)), now, resumed=False)
             _record(night.folder, now, wish, finished=False)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import heapq
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from harness.sweep.cell import Task
@@ -11,10 +13,13 @@ from harness.sweep.cell import Task
 UNKNOWN = 120.0
 
 
-def rank(task: Task, after_it: float) -> tuple[bool, bool, float, str]:
-    """Rank a task: left out last night, measuring on the cores, then the longest first with what waits for it."""
+#: Left out last night, measuring on the cores, then the longest first with what waits for it; then as they came.
+Rank = tuple[bool, bool, float, int]
+
+
+def _rank(task: Task, after_it: float, place: int) -> Rank:
     seconds = (UNKNOWN if task.seconds is None else task.seconds) + after_it
-    return (not task.urgent, not (task.cell.alone and not task.cell.gpu), -seconds, task.key)
+    return (not task.urgent, not (task.cell.alone and not task.cell.gpu), -seconds, place)
 
 
 @dataclass
@@ -31,11 +36,12 @@ class Queue:
     jobs: int
     on_cores: int = 0
     alone: bool = False
-    ready: dict[str, list[tuple[tuple[bool, bool, float, str], Task]]] = field(default_factory=dict)
+    ready: dict[str, list[tuple[Rank, Task]]] = field(default_factory=dict)
+    _places: Iterator[int] = field(default_factory=itertools.count)
 
     def put(self, task: Task, after_it: float = 0.0) -> None:
         """Add a task that may begin; `after_it`: the seconds of the lane that waits for its end."""
-        heapq.heappush(self.ready.setdefault(task.cell.gpu, []), (rank(task, after_it), task))
+        heapq.heappush(self.ready.setdefault(task.cell.gpu, []), (_rank(task, after_it, next(self._places)), task))
 
     def take_for_gpu(self, target: str, *, shared: bool) -> Task | None:
         """Take the next task for a free GPU; one that `shared` with other programs' processes measures nothing."""

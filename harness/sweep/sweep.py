@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import os
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -118,8 +117,8 @@ class Sweep:
         devices = [device for device in self.devices if device.place not in sick]
         cancel, cancel_end = os.pipe()
         try:
-            with tempfile.TemporaryDirectory(prefix="sweep-") as scratch:
-                work = Workshop(self.cache, self.host, tonight.folder, Path(scratch), cancel, stop_at)
+            with self.cache.scratch("sweep-") as scratch:
+                work = Workshop(self.cache, self.host, tonight.folder, scratch, cancel, stop_at)
                 reporter = Reporter(self.tell, lambda sickness: self._note(tonight, sickness))
                 engine = Engine(Crew(work, journal), journal, devices, Queue(self.order.jobs), reporter, stop_at)
                 engine.account.sick.extend(earlier)

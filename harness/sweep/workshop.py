@@ -132,10 +132,8 @@ class Workshop:
             end=replace(base, version=tree.version, tree_key=tree.key, record=record, log=log, seconds=seconds)
         )
 
-    def _record(
-        self, task: Task, companion_set: CompanionSet, result: LaneResult
-    ) -> tuple[LaneRecord, LogRecord | None]:
-        """Scrub what a lane said and write its log; what still looks private makes it an error without a log."""
+    def _record(self, task: Task, companion_set: CompanionSet, result: LaneResult) -> tuple[LaneRecord, LogRecord]:
+        """Scrub what a lane said and write its log; what still looks private makes it an error, and the log that."""
         cell = task.cell
         alone = Outcome(cell.pack, cell.target, cell.evidence, Judgement(Verdict.ERROR), pristine=result)
         scrub = recording.scrubber(replace(alone, companion_set=companion_set), self.cache)
@@ -146,9 +144,18 @@ class Workshop:
             document = scrub.document(asdict(record))
         except PrivateTextError as error:
             kept = LaneRecord(LaneVerdict.ERROR, str(error), record.exit_status, record.seconds, 0, 0, record.tree, "")
-            return kept, None
-        _write_through(self.night / task.log, text)
-        return strict.structure(document, LaneRecord), LogRecord(task.log, files.sha256_bytes(text.encode()))
+            return kept, self._write_log(task, f"[left out: {error}]\n")
+        return strict.structure(document, LaneRecord), self._write_log(task, text)
+
+    def _write_log(self, task: Task, text: str) -> LogRecord:
+        """Write a log and wait until the disk has it: the journal speaks of it next."""
+        path = self.night / task.log
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with path.open("w", encoding="utf-8", newline="") as stream:
+            stream.write(text)
+            stream.flush()
+            os.fsync(stream.fileno())
+        return LogRecord(task.log, files.sha256_bytes(text.encode()))
 
 
 def _silent(_: str) -> None:
@@ -175,12 +182,3 @@ def _blank(task: Task, started: dt.datetime, device: Device | None) -> LaneEnd:
         tree_key="",
         record=None,
     )
-
-
-def _write_through(path: Path, text: str) -> None:
-    """Write a file and wait until the disk has it: the journal speaks of it next."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with path.open("w", encoding="utf-8", newline="") as stream:
-        stream.write(text)
-        stream.flush()
-        os.fsync(stream.fileno())
