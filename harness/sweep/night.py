@@ -23,6 +23,11 @@ LONGEST_NIGHT = dt.timedelta(hours=20)
 RECORD, JOURNAL, EVENTS, RESULTS = "night.json", "journal.jsonl", "gpus.jsonl", "results.json"
 
 
+def now() -> dt.datetime:
+    """Return the time, in UTC."""
+    return dt.datetime.now(dt.UTC)
+
+
 @dataclass(frozen=True)
 class Wish:
     """What a sweep was asked to judge; a night is continued by the same wish only."""
@@ -90,13 +95,13 @@ def _read(folder: Path) -> dict[str, object]:
     return document if isinstance(document, dict) else {}
 
 
-def _unfinished(nights: Path, wish: Wish, now: dt.datetime) -> Night | None:
+def _unfinished(nights: Path, wish: Wish, moment: dt.datetime) -> Night | None:
     newest = max((path.parent for path in nights.glob(f"*/{RECORD}")), default=None)
     found = _read(newest) if newest else {}
     if newest is None or found.get("finished") or found.get("wish") != json.loads(json.dumps(asdict(wish))):
         return None
     started = dt.datetime.fromisoformat(str(found["started"]))
-    return Night(newest, started, resumed=True) if now - started < LONGEST_NIGHT else None
+    return Night(newest, started, resumed=True) if moment - started < LONGEST_NIGHT else None
 
 
 def _unused(nights: Path, stamp: str) -> Path:
@@ -108,7 +113,7 @@ def _unused(nights: Path, stamp: str) -> Path:
 
 
 @contextmanager
-def opened(nights: Path, wish: Wish, now: dt.datetime) -> Iterator[Night]:
+def opened(nights: Path, wish: Wish, moment: dt.datetime) -> Iterator[Night]:
     """Yield the unfinished night of the same wish, or a new one; nobody else writes into `nights` meanwhile.
 
     Raises:
@@ -122,12 +127,12 @@ def opened(nights: Path, wish: Wish, now: dt.datetime) -> Iterator[Night]:
     except filelock.Timeout:
         raise HarnessError(f"another sweep writes into {nights}. Next: wait for it, or name another --nights") from None
     try:
-        night = _unfinished(nights, wish, now)
+        night = _unfinished(nights, wish, moment)
         for half_written in night.folder.rglob(".*") if night else ():
             half_written.unlink(missing_ok=True)  # what a kill left of a file that was to appear as a whole
         if night is None:
-            night = Night(_unused(nights, now.strftime(STAMP)), now, resumed=False)
-            _record(night.folder, now, wish, finished=False)
+            night = Night(_unused(nights, moment.strftime(STAMP)), moment, resumed=False)
+            _record(night.folder, moment, wish, finished=False)
         yield night
     finally:
         lock.release()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import time
 from collections.abc import Callable
@@ -88,10 +87,10 @@ class Sweep:
 
     def run(self) -> tuple[Results, Night]:
         """Run it, or what an earlier command left of it, and write every output."""
-        clock, now = time.monotonic(), dt.datetime.now(dt.UTC)
+        clock = time.monotonic()
         order = self.order
         chosen = planning.selected(order.packs, order.only)
-        with night.opened(order.nights, order.wish, now) as tonight:
+        with night.opened(order.nights, order.wish, night.now()) as tonight:
             compared = changes.baseline(order.baseline, order.nights, tonight.name)
             cells = planning.cells(chosen, self.host, self.cache, latest=order.latest)
             past = history.read(order.nights, tonight.name)
@@ -100,7 +99,7 @@ class Sweep:
                 account = self._work(tonight, journal, cells, past, clock)
                 bench = Bench(self.cache, self.host, tonight.folder, journal, order.repeat)
                 rows = tuple(Collector(bench, account, compared, tonight.resumed).rows(cells))
-            seconds = (dt.datetime.now(dt.UTC) - tonight.started).total_seconds()
+            seconds = (night.now() - tonight.started).total_seconds()
             results = self._results(tonight, account, rows, compared.text, seconds)
             writing.write(results, past, tonight.folder, {one.name: one.patch for one in order.packs})
             if results.finished:
