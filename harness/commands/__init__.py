@@ -12,7 +12,7 @@ from harness import __version__
 from harness.errors import HarnessError
 from harness.words import Exit
 
-VERBS = ("list", "run", "table", "fetch", "check", "report")
+VERBS = ("list", "run", "table", "fetch", "check", "report", "sweep")
 
 EPILOG = """\b
 Exit statuses:
