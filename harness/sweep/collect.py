@@ -29,14 +29,12 @@ class Collector:
         bench: judges them.
         account: what was not run, and why.
         baseline: what they are compared with.
-        resumed: whether an earlier command of this night may have written receipts.
 
     """
 
     bench: Bench
     account: Account
     baseline: Baseline
-    resumed: bool
 
     def rows(self, cells: list[Cell]) -> Iterator[CellRow]:
         """Yield the row of each cell."""
@@ -50,7 +48,7 @@ class Collector:
         if judged is None:
             return self._not_run(cell)
         try:
-            now = self.bench.receipt(cell, judged, may_exist=self.resumed)
+            now = self.bench.receipt(cell, judged)
         except HarnessError as error:
             return _broken(cell, str(error))
         return self._judged(cell, judged, now)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 
 from harness.sweep.account import Account, Reporter, Sickness
 from harness.sweep.cell import Cell, Task
-from harness.sweep.crew import Crew, LaidOut, Over
+from harness.sweep.crew import Crew, LaidOut, Over, Settled
 from harness.sweep.journal import Journal
 from harness.sweep.nvml import Device
 from harness.sweep.queue import UNKNOWN, Queue
@@ -76,7 +76,9 @@ class Engine:
         self.account.resumed += ended
         return ended
 
-    def _take(self, message: LaidOut | Over) -> None:
+    def _take(self, message: LaidOut | Over | Settled) -> None:
+        if isinstance(message, Settled):
+            return
         if isinstance(message, LaidOut):
             if not message.error:
                 self._admit(self._of_cell.pop(message.cell.name))
@@ -165,7 +167,7 @@ class Engine:
     def _say_farewell(self) -> None:
         """Wait until the lanes are gone; only a sweep that was interrupted, or broke, still has some."""
         end = time.monotonic() + FAREWELL
-        while self.crew.running and time.monotonic() < end:
+        while self.crew.busy_with_lanes and time.monotonic() < end:
             try:
                 message = self.crew.next(max(0.0, end - time.monotonic()))
             except queues.Empty:
