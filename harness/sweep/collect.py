@@ -71,7 +71,7 @@ class Collector:
 
     def _why_not(self, missing: list[Task]) -> str:
         known = (self.account.not_run[task.key] for task in missing if task.key in self.account.not_run)
-        return next(known, "interrupted")
+        return next(known, "interrupted" if self.account.interrupted else "a lane before it did not end")
 
     def _judged(self, cell: Cell, judged: Judged, now: Receipt) -> CellRow:
         outcome = judged.outcome
