@@ -109,7 +109,7 @@ class Siege:
         assert not left, left
 
     def _nothing_run_twice(self, before: dict[str, Counter[str]]) -> None:
-        """A lane whose end stood in the journal when the command began was not started by it."""
+        """Check that no lane whose end stood in the journal when the command began was started by it."""
         for pack in self.packs:
             now = starts(pack)
             for lane in ("pristine", "patched"):
@@ -117,7 +117,7 @@ class Siege:
                     assert now[lane] == before[pack.name][lane], f"{pack.name} {lane} was run again"
 
     def _nothing_lost(self) -> None:
-        """Every line that stood in the journal still stands there, and no lane ended twice; every file is whole."""
+        """Check that every line of the journal still stands there, no lane ended twice, and every file is whole."""
         newest = max(self.nights.glob("*/night.json"), default=None)
         if newest is None:
             return
@@ -136,7 +136,7 @@ class Siege:
         self.known = now
 
     def _whole_night(self) -> None:
-        """A finished night has every lane once and every cell right; the next command begins another."""
+        """Check that a finished night has every lane once and every cell right; the next command begins another."""
         self.ended += 1
         folder = max(self.nights.glob("*/night.json")).parent
         results = json.loads((folder / "results.json").read_text(encoding="utf-8"))

@@ -112,11 +112,10 @@ def test_the_steps_of_the_workflow_run_a_night(workbench: Workbench, environment
     variables = {"ONLY": ":cpu", "BUDGET": "5h"}
     assert set(steps["Sweep"]["env"]) == set(variables)
     with package_index.served(_served(workbench)) as url:
+        here = environment | variables | {"PIP_INDEX_URL": url}
         for name in ("Sweep", "Collect the night"):
-            ended = subprocess.run(
-                ["bash", "-e", "-o", "pipefail", "-c", steps[name]["run"]],
-                cwd=clone, env=environment | variables | {"PIP_INDEX_URL": url}, capture_output=True, text=True, check=False,
-            )  # fmt: skip
+            command = ["bash", "-e", "-o", "pipefail", "-c", steps[name]["run"]]
+            ended = subprocess.run(command, cwd=clone, env=here, capture_output=True, text=True, check=False)
             assert ended.returncode == 0, ended.stderr
     assert (workbench.folder / "step.md").read_text().startswith("# Night ")
     assert (clone / "night/index.html").exists()

@@ -22,7 +22,8 @@ MEASURE = """<script>
 for (const one of document.querySelectorAll('details')) one.open = OPEN;
 const wide = [...document.querySelectorAll('body *')].filter(one => !one.closest('pre, .wide')
   && one.getBoundingClientRect().right > document.documentElement.clientWidth + 0.5).length;
-document.title = ['MEASURED', document.documentElement.scrollWidth, document.documentElement.clientWidth, wide].join(' ');
+const page = document.documentElement;
+document.title = ['MEASURED', page.scrollWidth, page.clientWidth, wide].join(' ');
 </script>"""
 
 
@@ -60,9 +61,20 @@ def _results() -> Results:
     host = HostRow("3.12.3", "2.11.0+cu130", "3.6.0", "13.0", "580.1", 2)
     gpus = (GpuRow("gpu 0", "NVIDIA H200", "", ""), GpuRow("gpu 1", "NVIDIA H200", "Xid 79", "a/sm_90a pristine"))
     return Results(
-        1, "20261121T020000Z", "2026-11-21T02:00:00+00:00", 4000.0, True, 1, "the committed receipts", 160, 0, host,
-        gpus, (), tuple(rows),
-    )  # fmt: skip
+        schema=1,
+        night="20261121T020000Z",
+        started="2026-11-21T02:00:00+00:00",
+        seconds=4000.0,
+        finished=True,
+        status=1,
+        baseline="the committed receipts",
+        lanes_run=160,
+        lanes_resumed=0,
+        host=host,
+        gpus=gpus,
+        notes=(),
+        cells=tuple(rows),
+    )
 
 
 @pytest.fixture(scope="module")

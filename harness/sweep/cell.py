@@ -88,6 +88,8 @@ class Task:
         key: the hash of all that could change what it shows; two tasks of one key are one lane.
         pristine: the key of the pristine lane of the same repetition; its own where it is that lane.
         waits: whether that lane has to reproduce the bug first.
+        after: the keys of the lanes that have to be over first: that one where it waits, and the same lane's run
+            before, since both use the same JIT caches.
         seconds: how long it took before; None where no receipt tells.
         urgent: it was left out last night.
 
@@ -99,6 +101,7 @@ class Task:
     key: str
     pristine: str
     waits: bool = False
+    after: tuple[str, ...] = ()
     seconds: float | None = None
     urgent: bool = False
 
@@ -150,10 +153,13 @@ def tasks(cell: Cell, host: Host, repeat: int) -> list[Task]:
         return []
     base, patch = key_base(cell, host), cell.pack.patch
     change = files.sha256_file(patch) if patch.exists() else "no patch"
-    found = []
+    waits = not cell.lanes_are_independent
+    found: list[Task] = []
     for number in range(1, repeat + 1):
+        before = [task.key for task in found[-2:]] or ["", ""]
         pristine = files.key_of(*base, LaneName.PRISTINE, number)
         patched = files.key_of(*base, LaneName.PATCHED, change, cell.origin.kind, number)
-        found.append(Task(cell, LaneName.PRISTINE, number, pristine, pristine))
-        found.append(Task(cell, LaneName.PATCHED, number, patched, pristine, not cell.lanes_are_independent))
+        first, second = (tuple(key for key in keys if key) for keys in ([before[0]], [before[1], waits * pristine]))
+        found.append(Task(cell, LaneName.PRISTINE, number, pristine, pristine, after=first))
+        found.append(Task(cell, LaneName.PATCHED, number, patched, pristine, waits, second))
     return found

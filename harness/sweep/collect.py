@@ -29,14 +29,12 @@ class Collector:
         bench: judges them.
         account: what was not run, and why.
         baseline: what they are compared with.
-        resumed: whether an earlier command of this night may have written receipts.
 
     """
 
     bench: Bench
     account: Account
     baseline: Baseline
-    resumed: bool
 
     def rows(self, cells: list[Cell]) -> Iterator[CellRow]:
         """Yield the row of each cell."""
@@ -50,7 +48,7 @@ class Collector:
         if judged is None:
             return self._not_run(cell)
         try:
-            now = self.bench.receipt(cell, judged, may_exist=self.resumed)
+            now = self.bench.receipt(cell, judged)
         except HarnessError as error:
             return _broken(cell, str(error))
         return self._judged(cell, judged, now)
@@ -73,7 +71,7 @@ class Collector:
 
     def _why_not(self, missing: list[Task]) -> str:
         known = (self.account.not_run[task.key] for task in missing if task.key in self.account.not_run)
-        return next(known, "interrupted")
+        return next(known, "interrupted" if self.account.interrupted else "a lane before it did not end")
 
     def _judged(self, cell: Cell, judged: Judged, now: Receipt) -> CellRow:
         outcome = judged.outcome

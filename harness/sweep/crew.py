@@ -27,6 +27,9 @@ class Work(Protocol):
     def attempt(self, task: Task, device: Device | None) -> Attempt:
         """Run a lane to its end."""
 
+    def settle(self, cell: Cell) -> None:
+        """Write the receipt of a cell if that was its last lane."""
+
 
 @dataclass(frozen=True)
 class LaidOut:
@@ -46,20 +49,30 @@ class Over:
     error: str = ""
 
 
+@dataclass(frozen=True)
+class Settled:
+    """What had to be done behind a lane's end is done."""
+
+
 class Crew:
     """Threads at work. None of them outlives the command: they are daemons, and their processes end with it."""
 
     def __init__(self, work: Work, journal: Journal) -> None:
         """Begin with nobody at work."""
         self.running = 0
-        self._warming = 0
+        self._warming = self._settling = 0
         self._work, self._journal = work, journal
-        self._messages: queue.SimpleQueue[LaidOut | Over] = queue.SimpleQueue()
+        self._messages: queue.SimpleQueue[LaidOut | Over | Settled] = queue.SimpleQueue()
 
     @property
     def busy(self) -> bool:
         """Whether a message is still to come."""
-        return bool(self.running or self._warming)
+        return bool(self.running or self._warming or self._settling)
+
+    @property
+    def busy_with_lanes(self) -> bool:
+        """Whether a lane runs, or its receipt is being written."""
+        return bool(self.running or self._settling)
 
     def lay_out(self, cells: list[Cell]) -> None:
         """Lay out cells in this order, a few at once."""
@@ -76,13 +89,16 @@ class Crew:
         self.running += 1
         threading.Thread(target=self._attempt, args=(task, device), daemon=True).start()
 
-    def next(self, timeout: float | None = None) -> LaidOut | Over:
+    def next(self, timeout: float | None = None) -> LaidOut | Over | Settled:
         """Wait for the next message; raise queue.Empty where none came within `timeout` seconds."""
         message = self._messages.get(timeout=timeout)
         if isinstance(message, LaidOut):
             self._warming -= 1
+        elif isinstance(message, Settled):
+            self._settling -= 1
         else:
             self.running -= 1
+            self._settling += message.attempt is not None
         return message
 
     def _warm(self, cells: queue.SimpleQueue[Cell | None]) -> None:
@@ -101,6 +117,14 @@ class Crew:
             self._messages.put(Over(task, device, attempt))
         except Exception as error:  # noqa: BLE001 - likewise
             self._messages.put(Over(task, device, error=_reason(error)))
+            return
+        try:
+            if attempt.end is not None:
+                self._work.settle(task.cell)
+        except Exception as error:  # noqa: BLE001 - the receipt is written, and its failure told, in the end
+            _reason(error)
+        finally:
+            self._messages.put(Settled())
 
 
 def _reason(error: Exception) -> str:

@@ -10,10 +10,10 @@ from dataclasses import dataclass, field
 
 from harness.sweep.account import Account, Reporter, Sickness
 from harness.sweep.cell import Cell, Task
-from harness.sweep.crew import Crew, LaidOut, Over
+from harness.sweep.crew import Crew, LaidOut, Over, Settled
 from harness.sweep.journal import Journal
 from harness.sweep.nvml import Device
-from harness.sweep.queue import UNKNOWN, Queue
+from harness.sweep.queue import Queue, expected_seconds
 from harness.sweep.workshop import Attempt
 from harness.words import LaneVerdict
 
@@ -48,6 +48,7 @@ class Engine:
     _shared: set[str] = field(default_factory=set)
     _waiting: dict[str, list[Task]] = field(default_factory=dict)
     _of_cell: dict[str, list[Task]] = field(default_factory=dict)
+    _over: set[str] = field(default_factory=set)
     _sick_after: dict[str, int] = field(default_factory=dict)
     _total: int = 0
 
@@ -57,7 +58,9 @@ class Engine:
         self._total = len(pending)
         for task in pending:
             self._of_cell.setdefault(task.cell.name, []).append(task)
-        groups = sorted(self._of_cell.values(), key=lambda some: (not some[0].urgent, -max(map(_seconds, some))))
+        groups = sorted(
+            self._of_cell.values(), key=lambda some: (not some[0].urgent, -max(map(expected_seconds, some)))
+        )
         self.crew.lay_out([group[0].cell for group in groups])
         try:
             while self.crew.busy:
@@ -76,7 +79,9 @@ class Engine:
         self.account.resumed += ended
         return ended
 
-    def _take(self, message: LaidOut | Over) -> None:
+    def _take(self, message: LaidOut | Over | Settled) -> None:
+        if isinstance(message, Settled):
+            return
         if isinstance(message, LaidOut):
             if not message.error:
                 self._admit(self._of_cell.pop(message.cell.name))
@@ -89,6 +94,7 @@ class Engine:
             self._settle(message.task, message.device, message.attempt)
         else:
             self._fail(message.task.cell, message.error)
+            self._release(message.task.key)
             self.free += [message.device] if message.device else []
 
     def _fail(self, cell: Cell, reason: str) -> None:
@@ -96,13 +102,26 @@ class Engine:
         self.reporter.tell(f"{cell.name}: {reason}")
 
     def _admit(self, tasks: list[Task]) -> None:
-        """Put the tasks of a cell that is laid out into the queue, or let them wait for their pristine lane."""
+        """Put the tasks of a cell that is laid out into the queue, or let them wait for the lanes before them."""
         for task in tasks:
-            if task.waits and task.pristine not in self.journal:
-                self._waiting.setdefault(task.pristine, []).append(task)
+            for key in task.after:
+                self._waiting.setdefault(key, []).append(task)
         for task in tasks:
-            if not task.waits or task.pristine in self.journal:
-                self.queue.put(task, sum(map(_seconds, self._waiting.get(task.key, []))))
+            self._put_if_ready(task)
+
+    def _put_if_ready(self, task: Task) -> None:
+        if all(key in self.journal or key in self._over for key in task.after):
+            self.queue.put(task, sum(map(expected_seconds, self._waiting.get(task.key, []))))
+
+    def _release(self, key: str) -> None:
+        """Note that a lane is over, however it went: what waited for it may begin, or is given up in its turn."""
+        self._over.add(key)
+        for waiting in self._waiting.pop(key, []):
+            self._put_if_ready(waiting)
+
+    def _give_up(self, task: Task, reason: str) -> None:
+        self.account.not_run[task.key] = reason
+        self._release(task.key)
 
     def _settle(self, task: Task, device: Device | None, attempt: Attempt) -> None:
         if device is not None and not attempt.sick:
@@ -113,10 +132,9 @@ class Engine:
             said = record.verdict if record else "the patch does not apply"
             count = f"{self.account.ran}/{self._total}"
             self.reporter.tell(f"{count} {task.name}: {said}, {end.seconds:.1f} s on {end.place}")
-            for waiting in self._waiting.pop(task.key, []):
-                self.queue.put(waiting)
+            self._release(task.key)
         elif attempt.cut:
-            self.account.not_run[task.key] = "the budget ended while it ran"
+            self._give_up(task, "the budget ended while it ran")
         elif attempt.taken and device is not None:
             self._shared.add(device.number)
             self.queue.put(task)
@@ -133,7 +151,7 @@ class Engine:
         if count < MOST_SICK:
             self.queue.put(task)
         else:
-            self.account.not_run[task.key] = f"{count} GPUs were sick after it, the last one: {reason}"
+            self._give_up(task, f"{count} GPUs were sick after it, the last one: {reason}")
 
     def _start(self) -> None:
         """Start what there is room for: first the GPUs, since they are what a sweep waits for."""
@@ -153,19 +171,21 @@ class Engine:
     def _may_start(self, task: Task) -> bool:
         """Whether a task still makes sense and fits into what is left of the budget."""
         pristine = self.journal.line(task.pristine)
-        if task.key != task.pristine and pristine is not None and pristine.verdict != LaneVerdict.BUG_REPRODUCED:
+        verdict = pristine.verdict if pristine else None
+        if task.key != task.pristine and (pristine or task.waits) and verdict != LaneVerdict.BUG_REPRODUCED:
+            self._release(task.key)
             return False
         left = None if self.stop_at is None else self.stop_at - time.monotonic()
         if left is not None and (left <= 0 or (task.seconds or 0.0) > left):
             expected = "" if task.seconds is None else f"it takes about {task.seconds:.0f} s, and "
-            self.account.not_run[task.key] = f"{expected}{max(0.0, left):.0f} s were left of the budget"
+            self._give_up(task, f"{expected}{max(0.0, left):.0f} s were left of the budget")
             return False
         return True
 
     def _say_farewell(self) -> None:
         """Wait until the lanes are gone; only a sweep that was interrupted, or broke, still has some."""
         end = time.monotonic() + FAREWELL
-        while self.crew.running and time.monotonic() < end:
+        while self.crew.busy_with_lanes and time.monotonic() < end:
             try:
                 message = self.crew.next(max(0.0, end - time.monotonic()))
             except queues.Empty:
@@ -179,7 +199,3 @@ class Engine:
             reason = f"every {target} GPU is taken by somebody else" if shared else f"no well {target} GPU is left"
             for task in self.queue.drain(target):
                 self.account.not_run.setdefault(task.key, "interrupted" if self.account.interrupted else reason)
-
-
-def _seconds(task: Task) -> float:
-    return UNKNOWN if task.seconds is None else task.seconds

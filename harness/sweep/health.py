@@ -16,7 +16,7 @@ SLACK = 64 * 2**20
 PATIENCE = 5.0
 #: How long, in seconds, a lane that measures waits for other processes to leave its GPU: those of a sweep that was
 #: killed a moment ago do.
-COURTESY = 2.0
+COURTESY = 1.0
 POLL = 0.25
 
 

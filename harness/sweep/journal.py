@@ -77,10 +77,14 @@ class Journal:
         with self._lock:
             if end.key in self._lines:
                 raise ValueError(f"{end.task} has ended already")
-            written = 0
-            while written < len(data):
-                written += os.write(self._descriptor, data[written:])
-            os.fdatasync(self._descriptor)
+            try:
+                written = 0
+                while written < len(data):
+                    written += os.write(self._descriptor, data[written:])
+                os.fdatasync(self._descriptor)
+            except OSError:
+                os.ftruncate(self._descriptor, self._end)  # a full disk must not leave half a line before the next
+                raise
             self._lines[end.key] = Line(self._end, end.record.verdict if end.record else None, end.seconds)
             self._end += len(data)
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import fnmatch
+import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
 from harness import download, pack, plan
 from harness.cache import Cache
-from harness.definition import Upstream
 from harness.download import Release as IndexRelease
 from harness.errors import HarnessError, UnavailableError, UnsupportedHereError, unknown
 from harness.host import Host
@@ -41,12 +41,17 @@ def selected(packs: list[Pack], only: tuple[str, ...]) -> list[tuple[Pack, str]]
 
 def cells(chosen: list[tuple[Pack, str]], host: Host, cache: Cache, *, latest: bool) -> list[Cell]:
     """Build the cells of the pinned releases, and with `latest` those of each upstream's newest release."""
-    found = [_pinned(one, target, host) for one, target in chosen]
-    if latest:
-        newest = {one.definition.upstream.package: one.definition.upstream for one, _ in chosen}
-        known = {package: _resolved(cache, upstream) for package, upstream in newest.items()}
-        found += [_latest(cell, known[cell.pack.definition.upstream.package]) for cell in found]
-    return found
+    pinned = [_pinned(one, target, host) for one, target in chosen]
+    if not latest:
+        return pinned
+    packages = dict.fromkeys(_package(cell) for cell in pinned if cell.evidence is not None)
+    known = {package: _resolved(cache, package) for package in packages}
+    pairs = ([cell, _latest(cell, known[_package(cell)])] if cell.evidence is not None else [cell] for cell in pinned)
+    return list(itertools.chain.from_iterable(pairs))
+
+
+def _package(cell: Cell) -> str:
+    return cell.pack.definition.upstream.package
 
 
 def _pinned(one: Pack, target: str, host: Host) -> Cell:
@@ -63,10 +68,10 @@ def _pinned(one: Pack, target: str, host: Host) -> Cell:
     return cell
 
 
-def _resolved(cache: Cache, upstream: Upstream) -> IndexRelease | str:
+def _resolved(cache: Cache, package: str) -> IndexRelease | str:
     """Look the newest release up, once for all packs of an upstream; return why not where it cannot be had."""
     try:
-        return download.resolve(cache, upstream.package, None)
+        return download.resolve(cache, package, None)
     except (UnavailableError, HarnessError) as error:
         return str(error)
 
@@ -75,10 +80,8 @@ def _latest(cell: Cell, release: IndexRelease | str) -> Cell:
     """Build the cell of the newest release; where that is the pinned one, it shares the pinned cell's lanes."""
     if isinstance(release, str):
         origin = Origin(Kind.LATEST)
-        reason = cell.reason or release
-        broken = cell.evidence is not None
         return replace(
-            cell, release=Release.LATEST, origin=origin, version="", evidence=None, reason=reason, broken=broken
+            cell, release=Release.LATEST, origin=origin, version="", evidence=None, reason=release, broken=True
         )
     if release.version == cell.version:
         return replace(cell, release=Release.LATEST)

@@ -18,8 +18,13 @@ Rank = tuple[bool, bool, float, int]
 
 
 def _rank(task: Task, after_it: float, place: int) -> Rank:
-    seconds = (UNKNOWN if task.seconds is None else task.seconds) + after_it
-    return (not task.urgent, not (task.cell.alone and not task.cell.gpu), -seconds, place)
+    on_quiet_cores = task.cell.alone and not task.cell.gpu
+    return (not task.urgent, not on_quiet_cores, -expected_seconds(task) - after_it, place)
+
+
+def expected_seconds(task: Task) -> float:
+    """Return how long a lane is taken to last."""
+    return UNKNOWN if task.seconds is None else task.seconds
 
 
 @dataclass

@@ -96,9 +96,9 @@ class Sweep:
             past = history.read(order.nights, tonight.name)
             with Journal(tonight.folder / night.JOURNAL) as journal:
                 self.tell(f"night {tonight.folder}: {len(cells)} cells, {len(journal)} lanes ended before")
-                account = self._work(tonight, journal, cells, past, clock)
                 bench = Bench(self.cache, self.host, tonight.folder, journal, order.repeat)
-                rows = tuple(Collector(bench, account, compared, tonight.resumed).rows(cells))
+                account = self._work(tonight, bench, cells, past, clock)
+                rows = tuple(Collector(bench, account, compared).rows(cells))
             seconds = (night.now() - tonight.started).total_seconds()
             results = self._results(tonight, account, rows, compared.text, seconds)
             writing.write(results, past, tonight.folder, {one.name: one.patch for one in order.packs})
@@ -106,9 +106,7 @@ class Sweep:
                 tonight.finish(order.wish)
         return results, tonight
 
-    def _work(
-        self, tonight: Night, journal: Journal, cells: list[Cell], past: history.History, clock: float
-    ) -> Account:
+    def _work(self, tonight: Night, bench: Bench, cells: list[Cell], past: history.History, clock: float) -> Account:
         estimates = history.Estimates(past)
         stop_at = None if self.order.budget is None else clock + self.order.budget
         earlier = tonight.sicknesses()
@@ -117,9 +115,11 @@ class Sweep:
         cancel, cancel_end = os.pipe()
         try:
             with self.cache.scratch("sweep-") as scratch:
-                work = Workshop(self.cache, self.host, tonight.folder, scratch, cancel, stop_at)
+                work = Workshop(self.cache, self.host, bench, scratch, cancel, stop_at)
                 reporter = Reporter(self.tell, lambda sickness: self._note(tonight, sickness))
-                engine = Engine(Crew(work, journal), journal, devices, Queue(self.order.jobs), reporter, stop_at)
+                engine = Engine(
+                    Crew(work, bench.journal), bench.journal, devices, Queue(self.order.jobs), reporter, stop_at
+                )
                 engine.account.sick.extend(earlier)
                 tasks = planning.unique_tasks(cells, self.host, self.order.repeat)
                 return engine.run((estimates.of(task) for task in tasks), cancel_end)

@@ -6,7 +6,7 @@ import datetime as dt
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness import judge, receipt, recording
+from harness import files, judge, receipt, recording
 from harness.cache import Cache
 from harness.errors import HarnessError
 from harness.host import Host
@@ -116,24 +116,34 @@ class Bench:
         folder = "receipts" if cell.release == Release.PINNED else str(cell.release)
         return self.night / folder / cell.pack.name / f"{cell.target}.{cell.evidence}.json"
 
-    def receipt(self, cell: Cell, judged: Judged, *, may_exist: bool) -> Receipt:
-        """Return the receipt of a cell, written unless an earlier command of this night wrote it.
+    def receipt(self, cell: Cell, judged: Judged) -> Receipt:
+        """Return the receipt of a cell, written unless it lies there already.
 
         Raises:
             HarnessError: something private would be written.
 
         """
         path = self.receipt_path(cell)
-        if may_exist and path.exists():
-            try:
-                return receipt.load(path)
-            except HarnessError:
-                path.unlink()
+        written = self._written(path, judged)
+        if written is not None:
+            return written
         command = f"runner.py sweep --only {cell.pack.name}:{cell.target}"
         command += " --latest" if cell.release == Release.LATEST else ""
         command += f" --repeat {self.repeat}" if self.repeat > 1 else ""
         recording.write(judged.outcome, self.cache, judged.gpu_host, command, path.parent)
         return receipt.load(path)
+
+    def _written(self, path: Path, judged: Judged) -> Receipt | None:
+        """Return the receipt that lies there; None where there is none, or one of other lanes (the probe changed)."""
+        try:
+            found = receipt.load(path) if path.exists() else None
+        except HarnessError:
+            return None
+        outcome = judged.outcome
+        started = outcome.started.isoformat(timespec="seconds") if outcome.started else ""
+        wanted = (started, round(outcome.seconds, 3), outcome.repeats, files.sha256_file(outcome.pack.probe))
+        same = found and (found.started, found.seconds, found.repeats.of, found.probe.sha256) == wanted
+        return found if same else None
 
 
 def lane_ends(judged: Judged, name: LaneName) -> list[LaneEnd]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import datetime as dt
 import os
 import shutil
@@ -12,6 +13,7 @@ from pathlib import Path
 from harness import files, lane, patch, recording, strict
 from harness.cache import Cache
 from harness.companions import CompanionSet
+from harness.errors import HarnessError
 from harness.execute import Prepared, Runner
 from harness.host import Host
 from harness.judge import Judgement
@@ -23,6 +25,7 @@ from harness.sweep import health
 from harness.sweep.cell import Cell, Task
 from harness.sweep.lane_end import LaneEnd
 from harness.sweep.nvml import Device
+from harness.sweep.verdicts import Bench
 from harness.words import LaneName, LaneVerdict, Verdict
 
 
@@ -53,7 +56,7 @@ class Workshop:
     Attributes:
         cache: of trees, companion sets and JIT results.
         host: what it is.
-        night: the folder of the night.
+        bench: judges cells and writes their receipts.
         scratch: a folder for logs that are not scrubbed yet.
         cancel: a file descriptor; once it can be read, every lane is abandoned.
         stop_at: when the budget ends, on the monotonic clock; None without one.
@@ -62,7 +65,7 @@ class Workshop:
 
     cache: Cache
     host: Host
-    night: Path
+    bench: Bench
     scratch: Path
     cancel: int
     stop_at: float | None = None
@@ -92,6 +95,13 @@ class Workshop:
             return attempt
         sick = health.after(device, earlier)
         return Attempt(sick=sick) if sick else attempt
+
+    def settle(self, cell: Cell) -> None:
+        """Write the receipt of a cell if that was its last lane; a refusal is told in the end."""
+        judged = None if self.bench.missing(cell) else self.bench.judged(cell)
+        if judged is not None:
+            with contextlib.suppress(HarnessError):
+                self.bench.receipt(cell, judged)
 
     def _runner(self, name: str, device: Device | None) -> Runner:
         logs = self.scratch / name
@@ -149,7 +159,7 @@ class Workshop:
 
     def _write_log(self, task: Task, text: str) -> LogRecord:
         """Write a log and wait until the disk has it: the journal speaks of it next."""
-        path = self.night / task.log
+        path = self.bench.night / task.log
         path.parent.mkdir(parents=True, exist_ok=True)
         with path.open("w", encoding="utf-8", newline="") as stream:
             stream.write(text)

@@ -1,7 +1,8 @@
 """NVML as a host with toy GPUs would answer: their state is a JSON file that tests and toy probes change.
 
 The file is named by NVIDIA_FAKE_STATE: ``{"devices": [{"name", "capability", "memory", "processes", "xids",
-"uncorrected", "remap_failed", "lost"}]}``; what is left out is a healthy GPU's.
+"uncorrected", "remap_failed", "lost"}]}``; what is left out is a healthy GPU's. What a probe did to GPU N stands in
+the file of that name with the suffix ``.N``.
 """
 
 import json
@@ -27,12 +28,16 @@ class NVMLError(Exception):
         self.value = value
 
 
+def _read(path):
+    return json.loads(path.read_text(encoding="utf-8")) if path.exists() else {}
+
+
 def _devices():
-    return json.loads(Path(os.environ["NVIDIA_FAKE_STATE"]).read_text(encoding="utf-8"))["devices"]
+    return _read(Path(os.environ["NVIDIA_FAKE_STATE"]))["devices"]
 
 
 def _state(handle):
-    found = HEALTHY | _devices()[handle]
+    found = HEALTHY | _devices()[handle] | _read(Path(f"{os.environ['NVIDIA_FAKE_STATE']}.{handle}"))
     if found["lost"]:
         raise NVMLError(NVML_ERROR_GPU_IS_LOST)
     return found
