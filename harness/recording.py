@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from harness import files, privacy, receipt
@@ -60,12 +61,20 @@ def lane_record(result: LaneResult) -> LaneRecord:
 
 
 def _host(host: Host, outcome: Outcome) -> HostRecord:
-    base = HostRecord(host.python, host.torch or "", host.triton or "", host.cuda)
+    base = HostRecord(
+        python=host.python,
+        torch=host.torch or "",
+        triton=host.triton or "",
+        cuda=host.cuda,
+        system=host.system,
+        cudnn=host.cudnn,
+        nccl=host.nccl,
+    )
     gpu = next((gpu for gpu in host.gpus if gpu.target == outcome.target), None)
     if outcome.evidence != Evidence.EXECUTED or gpu is None:
         return base
     capability = ".".join(str(part) for part in gpu.compute_capability)
-    return HostRecord(base.python, base.torch, base.triton, base.cuda, host.driver, gpu.name, capability)
+    return replace(base, driver=host.driver, gpu=gpu.name, compute_capability=capability)
 
 
 def log_text(outcome: Outcome) -> str:
