@@ -28,6 +28,7 @@ OURS = ("reproduce.py", "fix.patch", "fix.head.patch", "pack.toml")
 LARGEST = 64 * 2**20  # bytes that a bundle may unpack to
 UNREADABLE = (zipfile.BadZipFile, zlib.error, EOFError, SyntaxError, tokenize.TokenError)
 STATUS = {"BUG_REPRODUCED": 10, "FIX_VALIDATED": 0, "CONTROL_FAILED": 125, "UNSUPPORTED": 125}
+IMPLIED = {"CONTROL_FAILED": ("control", False), "BUG_REPRODUCED": ("defect", False), "FIX_VALIDATED": ("defect", True)}
 BOTH = {"FIX_VALIDATED": "CONFIRMED", "BUG_REPRODUCED": "FIX_INEFFECTIVE", "CONTROL_FAILED": "PATCH_BREAKS"}
 ALONE = {"BUG_REPRODUCED": ("REPRODUCED", "PATCH_STALE"), "FIX_VALIDATED": ("FIXED_UPSTREAM", "VALIDATED")}
 
@@ -70,14 +71,11 @@ def misshapen(value: Any, shape: Any, where: str) -> list[str]:
     if not isinstance(shape, dict) or not isinstance(value, dict):
         right = not isinstance(shape, (dict, list)) and isinstance(value, shape)
         return [] if right else [f"{where} is no {getattr(shape, '__name__', type(shape).__name__)}"]
-    known = (
-        {key.rstrip("?"): item for key, item in shape.items()} if "*" not in shape else dict.fromkeys(value, shape["*"])
-    )
     errors = [f"{where} lacks {key}" for key in shape if key[-1] not in "?*" and key not in value]
-    errors += [f"{where} has the unknown {key}" for key in value if key not in known]
-    return errors + [
-        error for key in value if key in known for error in misshapen(value[key], known[key], f"{where}.{key}")
-    ]
+    for key, item in value.items():
+        inside = shape.get(key, shape.get(f"{key}?", shape.get("*")))
+        errors += misshapen(item, inside, f"{where}.{key}") if inside else [f"{where} has the unknown {key}"]
+    return errors
 
 
 def meaning(name: str, data: bytes) -> str:
@@ -86,9 +84,7 @@ def meaning(name: str, data: bytes) -> str:
     if name.endswith(".patch"):
         return sha256(text[max(text.find("diff --git "), 0) :].encode())
     lines, first = text.splitlines(), ast.parse(text).body[0]
-    docstring = (
-        range(first.lineno, (first.end_lineno or 0) + 1) if ast.get_docstring(ast.parse(text)) is not None else ()
-    )
+    docstring = range(first.lineno, (first.end_lineno or 0) + 1) if isinstance(first, ast.Expr) else ()
     for token in tokenize.generate_tokens(io.StringIO(text).readline):
         if token.type == tokenize.COMMENT:
             lines[token.start[0] - 1] = lines[token.start[0] - 1][: token.start[1]]
@@ -99,12 +95,7 @@ def meaning(name: str, data: bytes) -> str:
 def implied(checks: list[dict[str, Any]]) -> str:
     """Return the verdict that checks imply."""
     said = {(check["role"], check["ok"]) for check in checks}
-    ends = {
-        ("control", False): "CONTROL_FAILED",
-        ("defect", False): "BUG_REPRODUCED",
-        ("defect", True): "FIX_VALIDATED",
-    }
-    return next((verdict for key, verdict in ends.items() if key in said), "UNSUPPORTED")
+    return next((verdict for verdict, key in IMPLIED.items() if key in said), "UNSUPPORTED")
 
 
 def contradictions(receipt: dict[str, Any]) -> list[str]:
@@ -122,6 +113,8 @@ def contradictions(receipt: dict[str, Any]) -> list[str]:
         follows = (BOTH.get(said[1], "ERROR") if must_match[0] == must_match[1] else "PATCH_BREAKS",)
     if verdict not in (*follows, "ERROR", "UNSUPPORTED", "CONTROL_FAILED") or len(said) != len(lanes) or not said:
         errors.append(f"the verdict {verdict} does not follow from the lanes {', '.join(said)}")
+    if ("patched" in lanes) != bool(receipt["patch"]):
+        errors.append("it names a patch and has no patched lane, or the other way round")
     return errors
 
 
@@ -162,11 +155,8 @@ def bundle_errors(path: Path) -> list[str]:
     if any(name.startswith("/") or ".." in name or "\\" in name or not name.startswith(f"{top}/") for name in names):
         return ["a name leads out of its one folder"]
     listed = json.loads(content.pop("MANIFEST.json", b"{}")).get("files", {})
-    errors = [
-        f"{name}: has another hash than the manifest says, or is not in it"
-        for name in content
-        if listed.get(name) != sha256(content[name])
-    ]
+    differing = [name for name in content if listed.get(name) != sha256(content[name])]
+    errors = [f"{name}: has another hash than the manifest says, or is not in it" for name in differing]
     errors += [f"{name}: missing" for name in sorted(set(listed) - set(content))]
     for ours in (PACKS / top / name for name in OURS):
         if content.get(ours.name) != (ours.read_bytes() if ours.is_file() else None):
