@@ -2,10 +2,10 @@
 
 Run it as ``python benchmarks/sweep_scheduling.py [makespan|cost]``. It measures, on toy packs:
 
-- makespan: from the start of the first lane to the end of the last, its receipt excepted, of a sweep of 40 real child
-  processes on 1, 2, 4 and 8 toy GPUs, against the best that is possible: the longest lane, or all lanes' time divided by the GPUs. The lanes sleep for 1 to 5 s, as long as
-  receipts said before that they would; a lane's time is that of its probe's process, so that what the harness needs
-  around it counts against the sweep;
+- makespan: from the start of the first lane to the end of the last, of a sweep of 40 real child processes on 1, 2, 4
+  and 8 toy GPUs, against the best that is possible: the longest lane, or all lanes' time divided by the GPUs. The
+  lanes sleep for 1 to 5 s, as long as receipts said before that they would; a lane's time is that of its probe's
+  process, so that what the harness needs around it counts against the sweep;
 - cost: 1000 lanes that do nothing, with all that the engine does for each: what it takes and whether memory grows;
 - resuming a night in which 1000 lanes have ended: until the queue is known to be empty, and the whole command.
 """
