@@ -61,6 +61,8 @@ class Siege:
         kills: how many sweeps were killed before they ended.
         ended: how many nights were finished.
         torn: how often a kill left half a line in the journal.
+        last: the last night that was finished.
+        known: the lanes of the night that goes on, as the journal has them.
 
     """
 
@@ -71,6 +73,7 @@ class Siege:
     kills: int = 0
     ended: int = 0
     torn: int = 0
+    last: str = ""
     known: dict[str, str] = field(default_factory=dict)
 
     @property
@@ -97,10 +100,18 @@ class Siege:
         self._no_orphan()
         self._nothing_run_twice(before)
         self._nothing_lost()
-        if sweep.returncode == 0:
+        self.kills += sweep.returncode != 0
+        if self._finished():  # a kill may hit the moment between the end of the night and that of the command
             self._whole_night()
         else:
-            self.kills += 1
+            assert sweep.returncode != 0
+
+    def _finished(self) -> bool:
+        """Say whether the newest night is finished and was not looked at before."""
+        newest = max(self.nights.glob("*/night.json"), default=None)
+        if newest is None or newest.parent.name == self.last:
+            return False
+        return json.loads(newest.read_text(encoding="utf-8"))["finished"] is True
 
     def _no_orphan(self) -> None:
         end = time.monotonic() + 10
@@ -119,7 +130,7 @@ class Siege:
     def _nothing_lost(self) -> None:
         """Check that every line of the journal still stands there, no lane ended twice, and every file is whole."""
         newest = max(self.nights.glob("*/night.json"), default=None)
-        if newest is None:
+        if newest is None or newest.parent.name == self.last:
             return
         for path in newest.parent.rglob("*.json"):
             if not path.name.startswith("."):
@@ -145,7 +156,7 @@ class Siege:
         assert results["lanes_run"] + results["lanes_resumed"] == 2 * len(self.packs)
         assert len(list(folder.glob("receipts/*/*.json"))) == len(self.packs)
         assert not list(folder.rglob(".*"))
-        self.known = {}
+        self.known, self.last = {}, folder.name
         for pack in self.packs:
             (pack / "starts").unlink()
 

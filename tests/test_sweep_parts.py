@@ -303,7 +303,7 @@ def test_two_nights_of_one_second_have_two_folders(tmp_path: Path) -> None:
         with night.opened(tmp_path, WISH, moment) as one:
             names.append(one.name)
             one.finish(WISH)
-    assert names == ["20261120T000000Z", "20261120T000000Z-2", "20261120T000000Z-3"]
+    assert names == ["20261120T000000Z", "20261120T000000Z_2", "20261120T000000Z_3"]
     assert [folder.name for folder in night.earlier(tmp_path, names[2])] == names[1::-1]
 
 

@@ -10,8 +10,8 @@ from harness.sweep.nvml import Device, Reading
 #: Xids that a program's own fault raises; the catalogue's remedy is to start the program again. A probe of a crash may
 #: well cause one. (NVIDIA, Xid catalogue: docs.nvidia.com/deploy/xid-errors)
 OF_PROGRAMS = frozenset({8, 13, 31, 43, 45, 69})
-#: Bytes that may be in use besides: the driver's own bookkeeping moves by a few MiB.
-SLACK = 64 * 2**20
+#: Bytes that may be in use besides: the driver's own bookkeeping moves a little; a context that was left takes more.
+SLACK = 256 * 2**20
 #: How long, in seconds, memory and processes may take to disappear after a lane (the driver tears down a context).
 PATIENCE = 5.0
 #: How long, in seconds, a lane that measures waits for other processes to leave its GPU: those of a sweep that was

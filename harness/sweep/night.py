@@ -108,7 +108,7 @@ def _unused(nights: Path, stamp: str) -> Path:
     numbers = itertools.count(2)
     folder = nights / stamp
     while folder.exists():
-        folder = nights / f"{stamp}-{next(numbers)}"
+        folder = nights / f"{stamp}_{next(numbers)}"
     return folder
 
 

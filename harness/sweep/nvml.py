@@ -58,7 +58,7 @@ def _optional(call: Callable[[], Value]) -> Value | None:
     try:
         return call()
     except pynvml.NVMLError as error:
-        if error.value in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_UNKNOWN):
+        if error.value in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED):
             raise
         return None
 

@@ -184,7 +184,7 @@ def _blank(task: Task, started: dt.datetime, device: Device | None) -> LaneEnd:
         evidence=cell.evidence,
         lane=task.lane,
         number=task.number,
-        started=started.isoformat(timespec="seconds"),
+        started=started.isoformat(timespec="milliseconds"),
         seconds=0.0,
         place=device.place if device else "cpu",
         gpu=(device.gpu.name if device else "", capability),

@@ -10,7 +10,7 @@ import os
 from pathlib import Path
 from types import SimpleNamespace
 
-NVML_ERROR_UNKNOWN = 999
+NVML_ERROR_RESET_REQUIRED = 16
 NVML_ERROR_GPU_IS_LOST = 15
 NVML_ERROR_TIMEOUT = 10
 NVML_ERROR_NOT_SUPPORTED = 3
