@@ -7,11 +7,12 @@ import io
 import tokenize
 from pathlib import Path
 
+from harness import parsing
 from harness.files import sha256_bytes
 
 
 def _docstring_lines(source: str) -> range:
-    body = ast.parse(source).body
+    body = parsing.parse(source).body
     first = body[0] if body else None
     if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
         return range(first.lineno, (first.end_lineno or first.lineno) + 1)

@@ -6,7 +6,6 @@ elsewhere does without. No message of it holds a URL, since an index may be priv
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -16,7 +15,7 @@ from urllib.parse import urlsplit
 
 from packaging.version import InvalidVersion, Version
 
-from harness import files
+from harness import files, parsing
 from harness.errors import HarnessError, UnavailableError
 
 if TYPE_CHECKING:
@@ -40,7 +39,7 @@ def pip_settings() -> dict[str, str]:
         name, separator, value = line.partition("=")
         section, _, key = name.rpartition(".")
         if separator:
-            found.setdefault(section, {})[key.replace("_", "-")] = str(ast.literal_eval(value))
+            found.setdefault(section, {})[key.replace("_", "-")] = str(parsing.literal(value))
     return {key: value for section in SETTING_SECTIONS for key, value in found.get(section, {}).items()}
 
 

@@ -177,6 +177,11 @@ def load_all(folder: Path) -> list[Receipt]:
     return [load(path) for path in sorted(folder.glob("*.json"))]
 
 
+def public_versions(found: list[Receipt]) -> set[str]:
+    """Return the versions that stand in receipts by design and may look like an address, as cuDNN's has four parts."""
+    return {text for one in found for text in (one.host.cudnn, one.host.nccl, *one.companions.packages.values())}
+
+
 def strongest(receipts: list[Receipt]) -> dict[str, Receipt]:
     """Map each target to its receipt of the strongest evidence, the newest among equals."""
     best: dict[str, Receipt] = {}

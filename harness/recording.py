@@ -40,7 +40,8 @@ def folder_for(outcome: Outcome, request: Request, elsewhere: Path | None, logs:
     return pack.receipts / "head" if at_head and not request.companions else logs / pack.name
 
 
-def _lane(result: LaneResult) -> LaneRecord:
+def lane_record(result: LaneResult) -> LaneRecord:
+    """Return what a receipt keeps of a lane."""
     said = result.transcript
     return LaneRecord(
         verdict=result.verdict,
@@ -82,8 +83,13 @@ def log_text(outcome: Outcome) -> str:
     return "\n".join(parts)
 
 
-def scrubber(outcome: Outcome, cache: Cache) -> privacy.Scrubber:
-    """Return the scrubber that knows this outcome's folders."""
+def without_lane_folders(text: str) -> str:
+    """Name the folders that were a lane's own: their random names say nothing."""
+    return LANE_FOLDER.sub(lambda match: LANE_NAMES[match[1]], text)
+
+
+def scrubber(outcome: Outcome, cache: Cache, host: Host) -> privacy.Scrubber:
+    """Return the scrubber that knows this outcome's folders, and the versions that look like an address."""
     places = {lane.tree.folder: "$TREE" for lane in outcome.lanes}
     repository = Path(__file__).resolve().parent.parent
     return privacy.of_host(
@@ -93,7 +99,7 @@ def scrubber(outcome: Outcome, cache: Cache) -> privacy.Scrubber:
             cache.root: "$CACHE",
             **places,
         },
-        outcome.companion_set.versions.values() if outcome.companion_set else (),
+        (*(outcome.companion_set.versions.values() if outcome.companion_set else ()), host.cudnn, host.nccl),
     )
 
 
@@ -127,7 +133,7 @@ def build(outcome: Outcome, host: Host, command: str, log: str) -> Receipt:
             sha256=outcome.companion_set.sha256 if outcome.companion_set else "",
             packages=outcome.companion_set.versions if outcome.companion_set else {},
         ),
-        lanes={lane.name: _lane(lane) for lane in outcome.lanes},
+        lanes={lane.name: lane_record(lane) for lane in outcome.lanes},
         host=_host(host, outcome),
         log=LogRecord(f"{name}.log", files.sha256_bytes(log.encode())),
         command=command,
@@ -144,11 +150,11 @@ def write(outcome: Outcome, cache: Cache, host: Host, command: str, folder: Path
         PrivateTextError: a field still looks private; then nothing is written.
 
     """
-    scrub = scrubber(outcome, cache)
-    log = LANE_FOLDER.sub(lambda match: LANE_NAMES[match[1]], scrub.scrub(log_text(outcome)))
+    scrub = scrubber(outcome, cache, host)
+    log = without_lane_folders(scrub.scrub(log_text(outcome)))
     scrub.require_clean("log", log)
     document = scrub.document(receipt.document_of(build(outcome, host, command, log)))
-    text = LANE_FOLDER.sub(lambda match: LANE_NAMES[match[1]], receipt.to_json(document))
+    text = without_lane_folders(receipt.to_json(document))
     path = folder / f"{outcome.target}.{outcome.evidence}.json"
     files.write_atomic(path.with_suffix(".log"), log)
     files.write_atomic(path, text)

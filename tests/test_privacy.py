@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import getpass
 import json
+import re
 import shutil
 import socket
 from pathlib import Path
@@ -96,6 +97,16 @@ def test_a_report_and_a_bundle_refuse_what_lies_in_the_pack(workbench: Workbench
         assert plant not in bundle.stderr + (report.stderr if report else "")
         file.write_text(text)
     assert workbench.run("bundle", "1", "-o", str(sent)).returncode == 0
+
+
+def test_the_version_of_cudnn_is_no_address(workbench: Workbench) -> None:
+    pack = workbench.lay("01_confirmed")
+    assert workbench.run("run", "1").returncode == 0
+    file = pack / "receipts/cpu.traced.json"
+    file.write_text(re.sub('"cudnn": "[^"]*"', '"cudnn": "9.19.0.56"', file.read_text()))
+    assert "9.19.0.56" in file.read_text()
+    assert workbench.run("bundle", "1", "-o", str(workbench.folder / "sent.zip")).returncode == 0
+    assert workbench.run("report", "1").returncode == 0
 
 
 def test_what_names_this_host_its_user_or_its_services_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

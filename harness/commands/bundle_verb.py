@@ -23,7 +23,8 @@ def command(wanted: str, output: Path | None, packs: Path) -> int:
     """
     subject = options.one_pack(packs, wanted, "bundle")
     sets = subject.definition.companions.values()
-    stated = [companion.version for members in sets for companion in members.values()]
+    stated = {companion.version for members in sets for companion in members.values()}
+    stated |= receipt.public_versions(receipt.load_all(subject.receipts))
     data = bundle.build(subject, privacy.of_host({}, stated))
     path = output or Path(f"{subject.name}.zip")
     path.write_bytes(data)

@@ -1,0 +1,23 @@
+"""Parsing Python source, one thread at a time: CPython's `ast` keeps a count that threads share, up to 3.12.
+
+Two threads in `ast.parse` at once can end in "SystemError: AST constructor recursion depth mismatch".
+"""
+
+from __future__ import annotations
+
+import ast
+import threading
+
+_ONE_AT_A_TIME = threading.Lock()
+
+
+def parse(source: str) -> ast.Module:
+    """Parse a module as `ast.parse` does."""
+    with _ONE_AT_A_TIME:
+        return ast.parse(source)
+
+
+def literal(text: str) -> object:
+    """Evaluate a literal as `ast.literal_eval` does."""
+    with _ONE_AT_A_TIME:
+        return ast.literal_eval(text)
