@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from harness.errors import HarnessError
 
@@ -23,23 +24,37 @@ GENERIC = frozenset(
 )
 #: Folders that every system has; naming them $PYTHON would only mislead.
 PUBLIC_PREFIXES = {"/", "/usr", "/usr/local"}
+TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - to be replaced, not used
 SHORTEST_NAME = 3
 SHORTEST_SECRET = 8
-SECRET_NAMES = re.compile(r"TOKEN|SECRET|PASSWORD|PASSWD|API_?KEY|CREDENTIAL", re.IGNORECASE)
+SECRET_NAMES = re.compile(
+    r"TOKEN|SECRET|PASSWORD|PASSWD|PASSPHRASE|API_?KEY|(?:ACCESS|PRIVATE|ACCOUNT|LICENSE)_?KEY|CREDENTIAL|COOKIE",
+    re.IGNORECASE,
+)
+#: Variables that name a package index or a proxy: its host belongs to whoever runs this.
+SERVICE_NAMES = re.compile(r"INDEX_URL$|FIND_LINKS$|_PROXY$", re.IGNORECASE)
+PUBLIC_HOSTS = re.compile(r"(?:.*\.)?(?:pypi\.org|pythonhosted\.org|pytorch\.org|nvidia\.com|localhost|127\.0\.0\.1)")
 PATTERNS = {
     "a token": re.compile(
         r"\b(?:gh[pousr]_\w{20,}|github_pat_\w{20,}|glpat-[\w-]{16,}|hf_\w{20,}|xox[abpr]-[\w-]{10,}|AKIA[0-9A-Z]{16}"
-        r"|sk-[\w-]{20,}|pypi-\w{16,}|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,})"
+        r"|sk-[\w-]{20,}|pypi-\w{16,}|nvapi-[\w-]{20,}|npm_\w{20,}|AIza[\w-]{30,}"
+        r"|eyJ[\w-]{10,}\.[\w-]{10,}\.[\w-]{10,})|-----BEGIN [A-Z ]*PRIVATE KEY-----"
     ),
     "an authorization header": re.compile(r"\b(?:Bearer|Basic)\s+[\w+/=.-]{16,}"),
     "a password in a URL": re.compile(r"\w://[^\s/:@]+:[^\s/@]+@"),
     "a GPU UUID": re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}", re.IGNORECASE),
-    "an e-mail address": re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)*\.[a-z]{2,}\b", re.IGNORECASE),
-    "a home folder": re.compile(r"(?:/home|/Users)/[\w.-]+"),
+    "an e-mail address": re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)*\.[a-z]{2,}\b(?!\()", re.IGNORECASE),
+    "a home folder": re.compile(r"(?:/home|/Users|[A-Za-z]:\\+Users)[/\\]+[\w.-]+|(?<![\w.$}-])/root/[\w.-]+"),
+    "a temporary path": re.compile(r"/var/folders/\w+|(?<![\w.$}-])/(?:var/)?tmp/[\w.-]+|\\AppData\\Local\\Temp"),
+    "a host's name": re.compile(
+        r"\bip(?:-\d{1,3}){4}\b|\b[\w-]*\d[\w-]*(?:\.[\w-]+)*\.(?:internal|intranet|corp|lan)\b"
+    ),
 }
-IPV4 = re.compile(r"(?<![\w.=-])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])")
+#: Neither a longer version number nor what a requirement pins (``==13.0.2.14``).
+IPV4 = re.compile(r"(?<![\w.-])(?<![=<>~!]=)\d{1,3}(?:\.\d{1,3}){3}(?!\w|\.\w)")
 IPV6 = re.compile(
-    r"(?<![\w:.])(?:[0-9a-f]{1,4}:){3,7}(?::?[0-9a-f]{1,4}){1,4}(?![\w:])|\bf[de][0-9a-f]{2}::?[0-9a-f:]+",
+    r"(?<![\w:.])(?:[0-9a-f]{1,4}:){3,7}(?::?[0-9a-f]{1,4}){1,4}(?![\w:])"
+    r"|\b(?:2[0-9a-f]{3}|f[cde][0-9a-f]{2})(?::[0-9a-f]{0,4}){2,7}(?![\w:])",
     re.IGNORECASE,
 )
 
@@ -113,9 +128,18 @@ def _is_private_address(text: str) -> bool:
     return not (address.is_loopback or address.is_unspecified)
 
 
+def _services() -> Iterator[str]:
+    for name, value in os.environ.items():
+        urls = value.split() if SERVICE_NAMES.search(name) else []
+        for host in (urlsplit(url).hostname for url in urls if "://" in url):
+            if host and not PUBLIC_HOSTS.fullmatch(host):
+                yield host
+
+
 def _names() -> dict[str, str]:
     host = socket.gethostname()
     found = {host: "the host's name", host.partition(".")[0]: "the host's name"}
+    found |= dict.fromkeys(_services(), "the name of a private index or proxy")
     with contextlib.suppress(KeyError, OSError):
         found[getpass.getuser()] = "the user's name"
     return {name: what for name, what in found.items() if len(name) >= SHORTEST_NAME and name.lower() not in GENERIC}
@@ -129,7 +153,7 @@ def of_host(places: Mapping[Path, str], public: Iterable[str] = ()) -> Scrubber:
         public: version numbers that pack.toml states.
 
     """
-    general = {Path.home(): "$HOME", Path(tempfile.gettempdir()): "$TMP"}
+    general = dict.fromkeys(map(Path, (*TEMPORARY, tempfile.gettempdir())), "$TMP") | {Path.home(): "$HOME"}
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix} - PUBLIC_PREFIXES
     interpreter = {Path(prefix): "$PYTHON" for prefix in prefixes}
     named: dict[str, str] = {}

@@ -63,7 +63,7 @@ class LaneRecord:
 
 @dataclass(frozen=True)
 class HostRecord:
-    """Where it ran; what a host lacks is empty."""
+    """Where it ran; what a host lacks, or what an older runner did not record, is empty."""
 
     python: str
     torch: str
@@ -72,6 +72,9 @@ class HostRecord:
     driver: str = ""
     gpu: str = ""
     compute_capability: str = ""
+    system: str = ""
+    cudnn: str = ""
+    nccl: str = ""
 
 
 @dataclass(frozen=True)
@@ -172,6 +175,11 @@ def load(path: Path) -> Receipt:
 def load_all(folder: Path) -> list[Receipt]:
     """Load every receipt that lies directly in `folder`, which need not exist."""
     return [load(path) for path in sorted(folder.glob("*.json"))]
+
+
+def public_versions(found: list[Receipt]) -> set[str]:
+    """Return the versions that stand in receipts by design and may look like an address, as cuDNN's has four parts."""
+    return {text for one in found for text in (one.host.cudnn, one.host.nccl, *one.companions.packages.values())}
 
 
 def strongest(receipts: list[Receipt]) -> dict[str, Receipt]:

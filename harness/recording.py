@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from harness import files, privacy, receipt
@@ -60,12 +61,20 @@ def lane_record(result: LaneResult) -> LaneRecord:
 
 
 def _host(host: Host, outcome: Outcome) -> HostRecord:
-    base = HostRecord(host.python, host.torch or "", host.triton or "", host.cuda)
+    base = HostRecord(
+        python=host.python,
+        torch=host.torch or "",
+        triton=host.triton or "",
+        cuda=host.cuda,
+        system=host.system,
+        cudnn=host.cudnn,
+        nccl=host.nccl,
+    )
     gpu = next((gpu for gpu in host.gpus if gpu.target == outcome.target), None)
     if outcome.evidence != Evidence.EXECUTED or gpu is None:
         return base
     capability = ".".join(str(part) for part in gpu.compute_capability)
-    return HostRecord(base.python, base.torch, base.triton, base.cuda, host.driver, gpu.name, capability)
+    return replace(base, driver=host.driver, gpu=gpu.name, compute_capability=capability)
 
 
 def log_text(outcome: Outcome) -> str:
@@ -79,8 +88,8 @@ def without_lane_folders(text: str) -> str:
     return LANE_FOLDER.sub(lambda match: LANE_NAMES[match[1]], text)
 
 
-def scrubber(outcome: Outcome, cache: Cache) -> privacy.Scrubber:
-    """Return the scrubber that knows this outcome's folders."""
+def scrubber(outcome: Outcome, cache: Cache, host: Host) -> privacy.Scrubber:
+    """Return the scrubber that knows this outcome's folders, and the versions that look like an address."""
     places = {lane.tree.folder: "$TREE" for lane in outcome.lanes}
     repository = Path(__file__).resolve().parent.parent
     return privacy.of_host(
@@ -90,7 +99,7 @@ def scrubber(outcome: Outcome, cache: Cache) -> privacy.Scrubber:
             cache.root: "$CACHE",
             **places,
         },
-        outcome.companion_set.versions.values() if outcome.companion_set else (),
+        (*(outcome.companion_set.versions.values() if outcome.companion_set else ()), host.cudnn, host.nccl),
     )
 
 
@@ -141,7 +150,7 @@ def write(outcome: Outcome, cache: Cache, host: Host, command: str, folder: Path
         PrivateTextError: a field still looks private; then nothing is written.
 
     """
-    scrub = scrubber(outcome, cache)
+    scrub = scrubber(outcome, cache, host)
     log = without_lane_folders(scrub.scrub(log_text(outcome)))
     scrub.require_clean("log", log)
     document = scrub.document(receipt.document_of(build(outcome, host, command, log)))

@@ -42,12 +42,12 @@ class Workbench:
         verb = arguments[0] if arguments else ""
         places = (
             ["--packs", str(self.packs)]
-            if verb in {"list", "run", "table", "fetch", "check", "report", "sweep"}
+            if verb in {"list", "run", "table", "fetch", "check", "report", "sweep", "versions", "bundle"}
             else []
         )
-        if verb in {"run", "check", "sweep"} and "--cache" not in arguments:
+        if verb in {"run", "check", "sweep", "versions"} and "--cache" not in arguments:
             places += ["--cache", str(self.cache)]
-        if verb in {"run", "check", "sweep"} and "--online" not in arguments:
+        if verb in {"run", "check", "sweep", "versions"} and "--online" not in arguments:
             places += ["--offline"]
         rest = [text for text in arguments if text != "--online"]
         return [sys.executable, "-W", "error", str(REPOSITORY / "runner.py"), *rest[:1], *places, *rest[1:]]

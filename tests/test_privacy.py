@@ -2,10 +2,138 @@
 
 from __future__ import annotations
 
+import getpass
+import json
+import re
+import shutil
+import socket
+from pathlib import Path
+
 import pytest
 from conftest import Workbench
 
+from harness import privacy
 from harness.privacy import PrivateTextError, Scrubber
+
+#: What must never get out, by what it is. Built from pieces, so that no scanner takes this file for a leak.
+PLANTS = {
+    "a GitHub token": "ghp_" + "A1b2C3d4" * 5,
+    "an NGC key": "nvapi-" + "A1b2C3d4" * 5,
+    "a Hugging Face token": "hf_" + "A1b2C3d4" * 4,
+    "a private key": "-----BEGIN OPENSSH " + "PRIVATE KEY-----",
+    "an e-mail address": "ada.lovelace@" + "example.org",
+    "a home folder": "/home/" + "ada/checkout/scale.py",
+    "root's home": "/root/" + ".cache/huggingface",
+    "a home on Windows": "C:\\Users\\" + "ada\\checkout",
+    "a temporary path": "/var/folders/" + "zz/abcdef0123/T/x.cu",
+    "a cloud host": "ip-10-" + "1-2-3",
+    "an internal host": "gpu17.cluster." + "internal",
+    "an IPv4 address": "master=10.1." + "2.3:29500",
+    "an IPv4 address at an end": "refused by 10.1." + "2.3.",
+    "an IPv6 address": "2001:db8" + "::8a2e:370:7334",
+    "a link-local address": "fe80" + "::1ff:fe23:4567:890a%eth0",
+    "a GPU UUID": "GPU-" + "3f2a9c11-0b7e-4a52-9d8c-0123456789ab",
+    "a MIG UUID": "MIG-" + "3f2a9c11-0b7e-4a52-9d8c-0123456789ab",
+}
+
+
+def _written(folder: Path) -> str:
+    """Join everything that was written for others to read: all but the lanes' own raw logs in the cache."""
+    files = [path for path in folder.rglob("*") if path.is_file() and "cache" not in path.relative_to(folder).parts]
+    return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
+
+
+@pytest.mark.parametrize("what", PLANTS)
+def test_what_is_planted_is_scrubbed_or_refused(what: str) -> None:
+    scrubber = privacy.of_host({})
+    for text in (PLANTS[what], f"RuntimeError: {PLANTS[what]}", f"a={PLANTS[what]}", f"({PLANTS[what]}), and more"):
+        scrubbed = scrubber.scrub(text)
+        assert PLANTS[what] not in scrubbed or list(scrubber.findings(scrubbed)), text
+
+
+@pytest.mark.parametrize(
+    ("place", "what"),
+    [
+        ("log", "a Hugging Face token"),
+        ("standard error", "an internal host"),
+        ("figure", "a GPU UUID"),
+        ("check", "an IPv4 address"),
+        ("exception", "an e-mail address"),
+    ],
+)
+def test_a_run_refuses_what_a_probe_repeats(workbench: Workbench, place: str, what: str) -> None:
+    workbench.lay("38_repeats_what_it_was_given")
+    arguments = ["run", "--lane", "pristine", "--receipts", str(workbench.folder / "out")]
+    ended = workbench.run(*arguments, NVIDIA_PLANT=PLANTS[what], NVIDIA_PLANT_IN=place)
+    assert (ended.returncode, "refused to write" in ended.stderr) == (2, True), ended.stderr
+    assert PLANTS[what] not in ended.stderr + _written(workbench.folder)
+
+
+def test_versions_withholds_a_reason_that_looks_private(workbench: Workbench) -> None:
+    workbench.lay("38_repeats_what_it_was_given")
+    listed = [{"version": "1.0", "file": "toykernel-1.0.zip", "sha256": workbench.sha256, "date": ""}]
+    (workbench.cache / "releases").mkdir()
+    (workbench.cache / "releases/toykernel.json").write_text(json.dumps(listed))
+    plant = PLANTS["an internal host"]
+    for place, arguments in (("exception", ["--json", "--save"]), ("traceback", [])):
+        ended = workbench.run("versions", "38", *arguments, NVIDIA_PLANT=plant, NVIDIA_PLANT_IN=place)
+        assert ended.returncode == 5
+        assert "withheld: a host's name" in ended.stdout
+        assert plant not in ended.stdout + _written(workbench.folder)
+
+
+def test_a_report_and_a_bundle_refuse_what_lies_in_the_pack(workbench: Workbench) -> None:
+    pack = workbench.lay("01_confirmed")
+    assert workbench.run("run", "1").returncode == 0
+    sent, plant = workbench.folder / "sent.zip", PLANTS["an e-mail address"]
+    for name in ("receipts/cpu.traced.json", "receipts/cpu.traced.log", "REPORT.md", "fix.patch"):
+        file, text = pack / name, (pack / name).read_text()
+        edited = text.replace('"reason": ""', f'"reason": "{plant}"') if name.endswith(".json") else f"{plant}\n{text}"
+        file.write_text(edited)
+        bundle = workbench.run("bundle", "1", "-o", str(sent))
+        assert (bundle.returncode, "refused to write: " in bundle.stderr, sent.exists()) == (2, True, False)
+        report = workbench.run("report", "1") if name != "receipts/cpu.traced.json" else None
+        assert report is None or (report.returncode, report.stdout) == (2, "")
+        assert plant not in bundle.stderr + (report.stderr if report else "")
+        file.write_text(text)
+    assert workbench.run("bundle", "1", "-o", str(sent)).returncode == 0
+
+
+def test_the_version_of_cudnn_is_no_address(workbench: Workbench) -> None:
+    pack = workbench.lay("01_confirmed")
+    assert workbench.run("run", "1").returncode == 0
+    file = pack / "receipts/cpu.traced.json"
+    file.write_text(re.sub('"cudnn": "[^"]*"', '"cudnn": "9.19.0.56"', file.read_text()))
+    assert "9.19.0.56" in file.read_text()
+    assert workbench.run("bundle", "1", "-o", str(workbench.folder / "sent.zip")).returncode == 0
+    assert workbench.run("report", "1").returncode == 0
+
+
+def test_what_names_this_host_its_user_or_its_services_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(socket, "gethostname", lambda: "lovelace7.example.org")
+    monkeypatch.setattr(getpass, "getuser", lambda: "adalovelace")
+    monkeypatch.setenv("PIP_INDEX_URL", "https://pypi.engines.example/simple")
+    monkeypatch.setenv("HTTPS_PROXY", "http://proxy.engines.example:3128")
+    monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://pypi.org/simple https://download.pytorch.org/whl/cpu")
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
+    scrubber = privacy.of_host({})
+    for text in ("lovelace7", "on LOVELACE7.", "adalovelace", "from pypi.engines.example", "0123456789abcdef"):
+        assert list(scrubber.findings(text)), text
+    assert list(scrubber.findings("via proxy.engines.example:3128"))
+    assert not list(scrubber.findings("from pypi.org and download.pytorch.org"))
+
+
+def test_a_private_path_becomes_a_name(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    home = workbench.folder / "home" / "ada"
+    shutil.copytree(workbench.packs, home / "packs")
+    command = ["run", "1", "--cache", str(workbench.cache), "--packs", str(home / "packs"), "--online", "--offline"]
+    ended = workbench.run(*command, HOME=str(home))
+    assert ended.returncode == 0, ended.stderr
+    written = "".join(path.read_text() for path in (home / "packs").rglob("receipts/*"))
+    assert str(workbench.folder) not in written
+    assert "ada" not in written
+    assert "$CACHE" in written
 
 
 def test_a_probe_that_prints_a_token_gets_no_receipt(workbench: Workbench) -> None:
@@ -48,7 +176,20 @@ def test_what_looks_private_is_refused_by_field_and_not_repeated(text: str, what
 
 @pytest.mark.parametrize(
     "text",
-    ["127.0.0.1", "nvidia-cublas==13.0.2.14", "std::vector<int>", "/srv/ada/x.py", "12:34:56", "a @ b.T"],
+    [
+        "127.0.0.1",
+        "nvidia-cublas==13.0.2.14",
+        "nvidia-cublas>=13.0.2.14",
+        "std::vector<int>",
+        "c10::cuda::device",
+        "/srv/ada/x.py",
+        "12:34:56",
+        "2026-11-20T20:28:30+00:00",
+        "a @ b.T",
+        "q@k.transpose(-1, -2)",
+        "torch._inductor.lan",
+        "$TREE/root/x.py and {{data:tmp/x}}",
+    ],
 )
 def test_what_only_resembles_it_is_not(text: str) -> None:
     assert "ada" not in str(SCRUBBER.document(text))
