@@ -349,6 +349,15 @@ def test_a_lane_that_makes_every_gpu_sick_is_not_tried_on_all_of_them(nights: Ni
     assert cells["002_toy/sm_90a"]["verdict"] == "CONFIRMED"
 
 
+def test_a_gpu_that_is_lost_from_the_beginning_is_told_and_the_others_go_on(nights: Nights) -> None:
+    nights.gpus({}, {"lost": True})
+    nights.toy(GPU_TOY, "001_toy")
+    ended = nights.run()
+    assert (ended.returncode, nights.results()["001_toy/sm_90a"]["verdict"]) == (1, "CONFIRMED")
+    assert ended.stdout.startswith("gpu 1 cannot be used: toy NVML error 15")
+    assert "gpu 1 cannot be used" in (nights.newest / "index.html").read_text()
+
+
 def test_a_fault_of_the_program_makes_no_gpu_sick(nights: Nights) -> None:
     nights.gpus({})
     nights.toy(GPU_TOY, "001_toy", harm_json=json.dumps({"xids": [13, 31]}))
