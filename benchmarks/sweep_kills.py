@@ -18,7 +18,7 @@ sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
 
 import sweeps  # noqa: E402 - found through the path above
 
-PACKS, JOBS, LONGEST = 20, 4, 6.0
+PACKS, JOBS, LONGEST = 20, 4, 3.0
 
 
 def main() -> None:

@@ -141,6 +141,9 @@ WORSE = {
 def test_what_got_worse_is_said_first_and_needs_a_person(nights: Nights) -> None:
     for behaviour in ("01_confirmed", *WORSE):
         nights.toy(behaviour)
+    unfetched = nights.toy("23_prints_bytes") / "pack.toml"
+    unfetched.write_text(unfetched.read_text().replace(nights.bench.sha256, "0" * 64))
+    unfetched.parent.rename(unfetched.parent.with_name("99_unfetched"))
     ended = nights.run("--jobs", "4", GITHUB_TOKEN="a-toy-token-0123456789")  # noqa: S106 - a toy
     assert ended.returncode == 1
     lines = ended.stdout.splitlines()
@@ -149,7 +152,9 @@ def test_what_got_worse_is_said_first_and_needs_a_person(nights: Nights) -> None
         assert (cell["verdict"], kinds(cell)) == (verdict, [kind])
         assert line.startswith(f"{behaviour}/cpu: {kind.upper()}: toykernel 1.0: was CONFIRMED")
     junit = ET.parse(nights.newest / "junit.xml")  # noqa: S314 - our own file
-    assert [case.get("classname") for case in junit.iter("testcase") if list(case)] == list(WORSE)
+    assert [case.get("classname") for case in junit.iter("testcase") if list(case)] == [*WORSE, "99_unfetched"]
+    reason = nights.results()["99_unfetched/cpu"]["reason"]
+    assert reason.startswith("toykernel-1.0.zip: not in the cache $CACHE")
     assert "ghp_" not in "".join(path.read_text() for path in nights.newest.rglob("*") if path.is_file())
 
 
@@ -342,6 +347,15 @@ def test_a_lane_that_makes_every_gpu_sick_is_not_tried_on_all_of_them(nights: Ni
     assert cells["001_toy/sm_90a"]["verdict"] == "NOT_RUN"
     assert cells["001_toy/sm_90a"]["reason"].startswith("2 GPUs were sick after it")
     assert cells["002_toy/sm_90a"]["verdict"] == "CONFIRMED"
+
+
+def test_a_gpu_that_is_lost_from_the_beginning_is_told_and_the_others_go_on(nights: Nights) -> None:
+    nights.gpus({}, {"lost": True})
+    nights.toy(GPU_TOY, "001_toy")
+    ended = nights.run()
+    assert (ended.returncode, nights.results()["001_toy/sm_90a"]["verdict"]) == (1, "CONFIRMED")
+    assert ended.stdout.startswith("gpu 1 cannot be used: toy NVML error 15")
+    assert "gpu 1 cannot be used" in (nights.newest / "index.html").read_text()
 
 
 def test_a_fault_of_the_program_makes_no_gpu_sick(nights: Nights) -> None:

@@ -100,8 +100,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     """
     chosen, broken = options.sound_packs(packs, ())
     options.complain(broken)
-    notes = tuple(str(error) for error in broken)
-    with Progress(sys.stderr) as progress, nvml.pool(gpus) as devices:
+    with Progress(sys.stderr) as progress, nvml.pool(gpus) as pool:
+        devices = pool.devices
         here = replace(host.detect(), gpus=tuple(device.gpu for device in devices))
         cores = len(os.sched_getaffinity(0))
         order = Order(
@@ -114,7 +114,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             jobs=jobs or max(1, cores - len(devices)),
             nights=nights.absolute(),
             baseline=baseline,
-            notes=notes,
+            notes=(*(str(error) for error in broken), *pool.lost),
         )
         cache = options.the_cache(cache_root, offline=offline)
         with cache.guard():

@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 
 from harness.errors import HarnessError
 from harness.outcome import Request, deviation
+from harness.privacy import Scrubber
 from harness.receipt import Receipt
 from harness.summary import figure_text
 from harness.sweep import changes
@@ -29,12 +30,14 @@ class Collector:
         bench: judges them.
         account: what was not run, and why.
         baseline: what they are compared with.
+        scrubber: knows the places that an error may name.
 
     """
 
     bench: Bench
     account: Account
     baseline: Baseline
+    scrubber: Scrubber
 
     def rows(self, cells: list[Cell]) -> Iterator[CellRow]:
         """Yield the row of each cell."""
@@ -50,24 +53,30 @@ class Collector:
         try:
             now = self.bench.receipt(cell, judged)
         except HarnessError as error:
-            return _broken(cell, str(error))
+            return self._broken(cell, str(error))
         return self._judged(cell, judged, now)
 
     def _not_here(self, cell: Cell) -> CellRow:
         """Build the row of a cell that this host cannot judge; it is a change where an earlier night here could."""
         if cell.broken:
-            return _broken(cell, cell.reason)
+            return self._broken(cell, cell.reason)
         could = self.baseline.folder is not None and self.baseline.any_of(cell)
         lost = ChangeRow("newly unsupported", worse=True, text=cell.reason)
         return _blank(cell, NOT_HERE, cell.reason, *((lost,) if could else ()))
 
     def _not_run(self, cell: Cell) -> CellRow:
         if cell.name in self.account.failed:
-            return _broken(cell, self.account.failed[cell.name])
+            return self._broken(cell, self.account.failed[cell.name])
         reason = self._why_not(self.bench.missing(cell))
         chosen = BUDGET in reason or self.account.interrupted
         found = () if chosen else (ChangeRow("not run", worse=True, text=reason),)
         return _blank(cell, NOT_RUN, reason, *found)
+
+    def _broken(self, cell: Cell, reason: str) -> CellRow:
+        """Build the row of a cell that could not be laid out; the terminal has the reason with its paths."""
+        text = self.scrubber.scrub(reason)
+        clean = "[left out: it names something private]" if any(self.scrubber.findings(text)) else text
+        return _blank(cell, Verdict.ERROR, clean, ChangeRow("error", worse=True, text=clean))
 
     def _why_not(self, missing: list[Task]) -> str:
         known = (self.account.not_run[task.key] for task in missing if task.key in self.account.not_run)
@@ -116,10 +125,6 @@ def _blank(cell: Cell, verdict: str, reason: str, *found: ChangeRow) -> CellRow:
         reason=reason,
         changes=found,
     )
-
-
-def _broken(cell: Cell, reason: str) -> CellRow:
-    return _blank(cell, Verdict.ERROR, reason, ChangeRow("error", worse=True, text=reason))
 
 
 def _lane(judged: Judged, name: LaneName) -> LaneRow:

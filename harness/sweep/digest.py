@@ -19,6 +19,7 @@ def headline(results: Results) -> str:
     rows = results.cells
     counts = Counter(row.verdict for row in rows)
     worse = sum(row.needs_a_person for row in rows) + sum(bool(gpu.reason) for gpu in results.gpus)
+    worse += len(results.notes)
     state = f"{worse} need a person" if worse else "nothing needs a person"
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
     return f"{state}; {len(rows)} cells: {said}" + ("" if results.finished else "; INTERRUPTED")
@@ -37,7 +38,7 @@ def change_lines(results: Results) -> list[str]:
             (worse if change.worse else good).append(line if not change.worse else f"{line}{_because(row)}")
         if row.deviation and not any(change.worse for change in row.changes):
             worse.append(f"{row.name}: STILL {row.says}: {row.deviation}")
-    return [*sick, *worse, *good]
+    return [*results.notes, *sick, *worse, *good]
 
 
 def _because(row: CellRow) -> str:
@@ -56,11 +57,10 @@ def summary(results: Results) -> str:
     ]
     here = f"Python {host.python}, torch {host.torch}, triton {host.triton}"
     gpus = ", ".join(gpu.name for gpu in results.gpus) or "no GPU"
-    notes = "".join(f"\n{note}\n" for note in results.notes)
     return (
         f"# Night {results.night}: {headline(results)}\n\n"
         f"{results.lanes_run} lanes in {results.seconds:.0f} s on {gpus}; {here}. "
-        f"Compared with {results.baseline}.\n{notes}\n## Changed\n\n{changed}\n\n## Cells\n\n"
+        f"Compared with {results.baseline}.\n\n## Changed\n\n{changed}\n\n## Cells\n\n"
         f"{markdown.table(header, rows)}"
     )
 

@@ -42,6 +42,14 @@ class Device:
 
 
 @dataclass(frozen=True)
+class Pool:
+    """The GPUs of a sweep, and why others that this host shows cannot be used."""
+
+    devices: list[Device]
+    lost: list[str]
+
+
+@dataclass(frozen=True)
 class Reading:
     """One look at a GPU: bytes in use, processes, uncorrected ECC errors, failed row remappings, new Xid events."""
 
@@ -122,8 +130,18 @@ def _chosen(devices: list[Device], wanted: str | None) -> list[Device]:
     return [by_number[number] for number in dict.fromkeys(numbers)]
 
 
+def _opened(tokens: list[str]) -> Pool:
+    devices, lost = [], []
+    for position, token in enumerate(tokens):
+        try:
+            devices.append(_device(token, position))
+        except pynvml.NVMLError as error:
+            lost.append(f"gpu {token if token.isdecimal() else position} cannot be used: {error}")
+    return Pool(devices, lost)
+
+
 @contextmanager
-def pool(wanted: str | None) -> Iterator[list[Device]]:
+def pool(wanted: str | None) -> Iterator[Pool]:
     """Yield the GPUs that ``--gpus`` names, or all that this host shows; NVML stays open meanwhile.
 
     Raises:
@@ -135,10 +153,10 @@ def pool(wanted: str | None) -> Iterator[list[Device]]:
     except pynvml.NVMLError as error:
         if wanted:
             raise HarnessError(f"--gpus {wanted}: NVML finds no GPU here ({error})") from None
-        yield []
+        yield Pool([], [])
         return
     try:
-        devices = _optional(lambda: [_device(token, position) for position, token in enumerate(_tokens())])
-        yield _chosen(devices or [], wanted)
+        found = _opened(_tokens())
+        yield Pool(_chosen(found.devices, wanted), found.lost)
     finally:
         pynvml.nvmlShutdown()

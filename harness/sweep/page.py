@@ -75,7 +75,6 @@ class Page:
             f"{', driver ' + escape(host.driver) if host.driver else ''}. "
             f"Compared with {escape(results.baseline)}.</p>\n"
         )
-        yield "".join(f'<p class="change bad">{escape(note)}</p>\n' for note in results.notes)
         yield "</header>\n<h2>Changed</h2>\n"
         yield _list(lines) if lines else "<p>Nothing changed.</p>\n"
 

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness import files
+from harness import files, privacy
 from harness.cache import Cache
 from harness.host import Host
 from harness.pack import Pack
@@ -98,7 +98,8 @@ class Sweep:
                 self.tell(f"night {tonight.folder}: {len(cells)} cells, {len(journal)} lanes ended before")
                 bench = Bench(self.cache, self.host, tonight.folder, journal, order.repeat)
                 account = self._work(tonight, bench, cells, past, clock)
-                rows = tuple(Collector(bench, account, compared).rows(cells))
+                places = {self.cache.root: "$CACHE", order.folder.absolute(): "$PACKS", order.nights: "$NIGHTS"}
+                rows = tuple(Collector(bench, account, compared, privacy.of_host(places)).rows(cells))
             seconds = (night.now() - tonight.started).total_seconds()
             results = self._results(tonight, account, rows, compared.text, seconds)
             writing.write(results, past, tonight.folder, {one.name: one.patch for one in order.packs})

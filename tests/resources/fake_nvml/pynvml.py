@@ -61,6 +61,7 @@ def nvmlDeviceGetCount():
 
 
 def nvmlDeviceGetHandleByIndex(index):
+    _state(index)
     return index
 
 
