@@ -123,7 +123,7 @@ class Runner:
                 evidence=prepared.evidence,
                 modules=pack.definition.upstream.modules,
                 must_load=must_load,
-                claims=tuple({claim for target in every for claim in target.claims}),
+                claims=tuple({claim for target in every for claim in target.claims_of(Evidence.EXECUTED)}),
                 timeout=prepared.timeout,
             ),
             self.logs / f"{pack.name}.{prepared.target}.{name}{f'.{number}' if number > 1 else ''}.log",
