@@ -84,130 +84,140 @@ class Probe:
 # --- protocol: end
 # fmt: on
 
-import concurrent.futures, contextlib, functools, importlib, importlib.util, multiprocessing, os, re, types, unittest.mock
+import concurrent.futures, contextlib, functools, importlib, importlib.util, multiprocessing, os, re, types
+import unittest.mock
 
 VARIANT = "megatron.core.transformer.experimental_attention_variant"
+FILES = {"forward": "tilelang_sparse_mla_fwd", "backward": "tilelang_sparse_mla_bwd", "function": "sparse_mla"}
+FILES |= {"dispatcher": "tilelang_dsa", "utilities": "tilelang_utils"}
+KERNELS = {"bwd": ("D", "D_tail"), "sparse_mla_fwd": ("dim", "tail_dim")}  # the jit functions, and their dimensions
+KERNELS |= {"preprocess": ("D",), "postprocess": ("D", "D_tail")}
 DEEPSEEK, ODD = (512, 64, 64), ((96, 32, 16), (64, 48, 64))  # latent dimension, RoPE dimension, heads
 SHAPES = (DEEPSEEK, (64, 64, 16), (192, 32, 64))  # the second and the third fall through to the unfused path
-KERNELS = {"forward": ("sparse_mla_fwd", "dim", "tail_dim"), "backward": ("bwd", "D", "D_tail")}
-KERNELS |= {"preprocess": ("preprocess", "D"), "postprocess": ("postprocess", "D", "D_tail")}
-SCALE, TOP_K, LENGTH, LONG = 0.1, 128, 256, 4096
+SCALE, TOP_K, SHORT, LENGTH, LONG = 0.1, 128, 4, 256, 4096
 TOLERANCE = 0.01  # relative, Frobenius norm: P, dP and the results are rounded to bf16, 2**-9 each; a wrong row is 0.06
 
 
 def load(*, executed):
     """Import the real modules, and tilelang first: Megatron swallows what goes wrong there."""
     try:
-        importlib.import_module("tilelang")
-    except OSError as error:  # a library of its that cannot be loaded
+        found = {name: importlib.import_module(name) for name in ("torch", "tilelang")}
+    except OSError as error:  # one of its libraries cannot be loaded
         raise ImportError(str(error)) from error
     for name in () if executed else ("megatron.core", "megatron.core.transformer"):
         sys.modules.setdefault(name, importlib.util.module_from_spec(importlib.util.find_spec(name)))
     importlib.import_module("megatron.core.parallel_state")  # before megatron.core.utils, which imports it in a circle
-    names = {"forward": "tilelang_sparse_mla_fwd", "backward": "tilelang_sparse_mla_bwd", "function": "sparse_mla"}
-    names |= {"dispatcher": "tilelang_dsa", "utilities": "tilelang_utils"}
-    found = {key: importlib.import_module(f"{VARIANT}.ops.{name}") for key, name in names.items()}
+    found |= {key: importlib.import_module(f"{VARIANT}.ops.{name}") for key, name in FILES.items()}
     return types.SimpleNamespace(**found)
 
 
-def builders(modules):
-    """Map each kernel to the module that builds it, and the name of the jit function there."""
-    return {key: (getattr(modules, "forward" if key == "forward" else "backward"), KERNELS[key][0]) for key in KERNELS}
+def attempt(call, *args):
+    """Return what a call gives, and an empty reason; or None, and what it raises."""
+    try:
+        return call(*args), ""
+    except Exception as error:
+        return None, f"{type(error).__name__}: {['', *str(error).strip().splitlines()][-1]}"
 
 
-@contextlib.contextmanager
-def recorded(modules):
-    """Let the jit functions note what they are asked for, and give kernels that return zeros of the right shapes."""
-    asked, kernels = {}, {
-        "forward": lambda a: lambda q, kv, indices: (0 * q[..., : a["dim"]], 0 * q[..., 0].float()),
-        "backward": lambda a: lambda q, *rest: 0 * q,
-        "preprocess": lambda a: lambda out, d_out: 0 * out[..., 0].float(),
-        "postprocess": lambda a: lambda d_kv: d_kv.bfloat16(),
-    }  # fmt: skip
-
-    def note(key, signature, *args, **kwargs):
-        asked[key] = dict(signature.bind(*args, **kwargs).arguments)
-        return kernels[key](asked[key])
-
-    with contextlib.ExitStack() as stack:
-        for key, (module, name) in builders(modules).items():
-            recorder = functools.partial(note, key, getattr(module, name).signature)
-            stack.enter_context(unittest.mock.patch.object(module, name, recorder))
-            uncached = functools.partial(lambda _cache, _lock, _key, build: build())
-            stack.enter_context(unittest.mock.patch.object(module, "_get_cached_kernel", uncached))
-        yield asked
-
-
-def example(torch, shape, device, length=4, own=False):
-    """Make query, key [S, B, heads, dims], top-k indices [B, S, K] (of the past, or of rows of each query's own), dO."""
+def example(torch, shape, device, length, *, own=False):
+    """Make query, key [S, B, heads, dims], top-k indices [B, S, K] (of the past, or rows of each query's own), dO."""
     dim, tail, heads = shape
     random, keys = torch.Generator(device).manual_seed(7), length * TOP_K if own else length
-    query, key, d_out = (
-        torch.randn(*sizes, generator=random, device=device).bfloat16()
-        for sizes in ((length, 1, heads, dim + tail), (keys, 1, 1, dim + tail), (length, 1, heads, dim))
-    )
+    sizes = ((length, 1, heads, dim + tail), (keys, 1, 1, dim + tail), (length, 1, heads, dim))
+    query, key, d_out = (torch.randn(*size, generator=random, device=device).bfloat16() for size in sizes)
     if own:
         return query, key, torch.randperm(keys, generator=random, device=device).view(1, length, TOP_K), d_out
-    weights = torch.rand(length, length, generator=random, device=device).tril()
-    weights = torch.nn.functional.pad(weights, (0, max(0, TOP_K - length))).topk(TOP_K)
+    weights = torch.rand(length, max(length, TOP_K), generator=random, device=device).tril().topk(TOP_K)
     return query, key, weights.indices.masked_fill(weights.values == 0, -1)[None], d_out
 
 
-def gradients(torch, attend, query, key, indices, d_out):
+def gradients(torch, attend, inputs):
     """Return out, dQ and dKV through the user's door or another one; None where it answers None."""
-    query, key = query.detach().requires_grad_(), key.detach().requires_grad_()
+    query, key, indices, d_out = (x.detach().requires_grad_(x.is_floating_point()) for x in inputs)
     out = attend(query, key, indices, SCALE, d_out.shape[-1])
     return None if out is None else (out.detach(), *torch.autograd.grad(out, (query, key), d_out))
 
 
-def reference(torch, query, key, indices, scale, dim):
-    """Compute the attention over the chosen rows in float64."""
-    chosen = key[:, 0, 0].double()[indices[0].clamp(min=0)]
-    scores = torch.einsum("shw,skw->shk", query[:, 0].double(), chosen) * scale
-    weights = scores.masked_fill(indices[0, :, None] < 0, -torch.inf).softmax(-1)
-    return (weights @ chosen[..., :dim])[:, None].type_as(query.double())
+def reference(query, key, indices, scale, dim):
+    """Attend to the chosen rows; in float64 where the inputs are."""
+    chosen = key[:, 0, 0][indices[0].clamp(min=0)]
+    scores = query[:, 0] @ chosen.mT * scale
+    weights = scores.masked_fill(indices[0, :, None] < 0, float("-inf")).softmax(-1)
+    return (weights @ chosen[..., :dim])[:, None]
 
 
-def refuses(torch, modules, shape):
-    """Call both interfaces directly; return what each raises."""
-    query, key, indices, d_out = (x.transpose(0, 1).contiguous() for x in example(torch, shape, "cpu"))
-    indices, row = indices.transpose(0, 1)[:, :, None].int().contiguous(), 0 * query[..., 0].float()
-    found = []
-    for call in (
-        lambda: modules.forward.sparse_mla_fwd_interface(query, key, indices, SCALE, d_v=shape[0]),
-        lambda: modules.backward.sparse_mla_bwd(query, key, None, d_out, indices, row, SCALE, delta=row),
-    ):
-        try:
-            found.append(call() and "returns")
-        except Exception as error:
-            found.append(type(error).__name__)
-    return found
+def ask(probe, modules, shape):
+    """Go through the user's door with kernels that give zeros; return what they were asked for, if that is right."""
+    (dim, tail, heads), name, asked = shape, "{}+{}".format(*shape), {}
+    inputs, calls = example(modules.torch, shape, "cpu", SHORT), []
+
+    def note(key, signature, *args, **kwargs):
+        asked[key] = dict(signature.bind(*args, **kwargs).arguments)
+
+        def kernel(first, *_):  # q; of preprocess, out; of postprocess, the buffer
+            rows = 0 * first[..., 0].float()
+            given = {"bwd": 0 * first, "preprocess": rows, "postprocess": first.bfloat16()}
+            return given[key] if key in given else (0 * first[..., : asked[key]["dim"]], rows)
+
+        return kernel
+
+    with contextlib.ExitStack() as stack:
+        for module in (modules.forward, modules.backward):
+            found = (key for key in KERNELS if hasattr(module, key))
+            stand_ins = {key: functools.partial(note, key, getattr(module, key).signature) for key in found}
+            stand_ins["_get_cached_kernel"] = lambda *args: args[-1]()
+            stack.enter_context(unittest.mock.patch.multiple(module, **stand_ins))
+        got, raised = attempt(gradients, modules.torch, modules.dispatcher.fused_sparse_mla_absorbed, inputs)
+        found = got and {"out": [*got[0].shape]} | {key: [asked[key][x] for x in KERNELS[key]] for key in asked}
+        if shape in ODD:
+            probe.check(f"declines.{name}", "control", got is None and not raised, measured=raised or found, unit="")
+            query, key, d_out = (x.transpose(0, 1).contiguous() for x in (inputs[0], inputs[1], inputs[3]))
+            indices, row = inputs[2][:, :, None].int(), query[..., 0].float()
+            calls = [(modules.forward.sparse_mla_fwd_interface, query, key, indices, SCALE, dim)]
+            calls += [(modules.backward.sparse_mla_bwd, query, key, None, d_out, indices, row, SCALE, row)]
+            errors = [attempt(*call)[1] for call in calls]
+            probe.check(f"refuses.{name}", "control", all(errors), measured=errors, unit="raised by the interfaces")
+            return {}
+    wanted = {"out": [SHORT, 1, heads, dim]} | {key: [dim, tail][: len(KERNELS[key])] for key in KERNELS}
+    role = "control" if shape == DEEPSEEK else "defect"
+    probe.check(f"reaches.{name}", role, found == wanted, measured=raised or found, unit="dimensions asked for")
+    return asked if found == wanted else {}
 
 
 def build(key, arguments, target, executed):
-    """In a process of its own: lower a kernel, or compile it into tilelang's cache. Return its CUDA source, and why not."""
+    """In a process of its own: lower a kernel, or compile it into tilelang's cache. Return its source, and why not."""
     modules = load(executed=executed)
-    module, name = builders(modules)[key]
-    function, tilelang = getattr(module, name), sys.modules["tilelang"]
-    identity = repr((tilelang.__version__, Path(module.__file__).read_text(), arguments, target, executed)).encode()
+    tilelang, module = modules.tilelang, modules.forward if hasattr(modules.forward, key) else modules.backward
+    function, arch = getattr(module, key), tilelang.tvm.target.Target({"kind": "cuda", "arch": target}, host="c")
+    if executed:
+        return attempt(lambda: function(**arguments).get_kernel_source())
+    identity = repr((tilelang.__version__, Path(module.__file__).read_text(), arguments, target)).encode()
     known = Path(tilelang.env.TILELANG_CACHE_DIR, f"source-{hashlib.sha256(identity).hexdigest()}.json")
-    if not executed and known.exists():
-        return json.loads(known.read_text())
-    arch = tilelang.tvm.target.Target({"kind": "cuda", "arch": target}, host="c")
-    configs = {getattr(option, "value", option): value for option, value in (function.pass_configs or {}).items()}
-    try:
-        if executed:
-            return function(**arguments).get_kernel_source(), ""
+    if not known.exists():
+        configs = {getattr(option, "value", option): value for option, value in (function.pass_configs or {}).items()}
         with tilelang.tvm.transform.PassContext(opt_level=3, config=configs), arch:
-            program = function.get_tir(**arguments)
-            found = tilelang.lower(program, target=arch, enable_device_compile=False).kernel_source, ""
-    except Exception as error:
-        found = "", f"{type(error).__name__}: {str(error).strip().splitlines()[-1]}"
-    known.parent.mkdir(parents=True, exist_ok=True)
-    partial = known.with_suffix(f".{os.getpid()}")
-    partial.write_text(json.dumps(found))
-    partial.replace(known)
-    return found
+            lower = functools.partial(tilelang.lower, target=arch, enable_device_compile=False)
+            found = attempt(lambda: lower(function.get_tir(**arguments)).kernel_source)
+        known.parent.mkdir(parents=True, exist_ok=True)
+        (partial := known.with_suffix(f".{os.getpid()}")).write_text(json.dumps(found))
+        partial.replace(known)
+    return json.loads(known.read_text())
+
+
+def judge_builds(probe, torch, asked, target, *, executed):
+    """Build what the dispatcher asked for; the control's source has to be the same in both lanes."""
+    controls = (DEEPSEEK,) if target == "sm_90a" else ()  # once is enough: only lowering depends on the target
+    kernels = (*KERNELS,) if executed else ("bwd", "sparse_mla_fwd")
+    tasks = [(shape, key) for shape in (*SHAPES[1:], *controls) if asked[shape] for key in kernels]
+    context = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")  # CUDA survives no fork
+    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+        futures = [pool.submit(build, key, asked[shape][key], target, executed) for shape, key in tasks]
+    for (shape, key), future in zip(tasks, futures, strict=True):
+        (source, reason), name = future.result(), "{}+{}.{}".format(*shape[:2], key)
+        role, size = "control" if shape == DEEPSEEK else "defect", len(source or "")
+        probe.check(f"builds.{name}", role, bool(source), measured=reason or size, unit="bytes of CUDA")
+        if shape == DEEPSEEK and source:
+            probe.output(f"source.{name}", torch.frombuffer(bytearray(source.encode()), dtype=torch.uint8))
 
 
 def judge_runs(probe, torch, modules):
@@ -215,13 +225,10 @@ def judge_runs(probe, torch, modules):
     door = modules.dispatcher.fused_sparse_mla_absorbed
     unfused = importlib.import_module(f"{VARIANT}.dsa")._unfused_absorbed_dsa_fn
 
-    def given(*inputs):  # as dsa.py does: what the fused backend declines goes the unfused way
-        return unfused(*inputs) if (out := door(*inputs)) is None else out
-
     def compare(name, role, attend, inputs):
-        if (got := gradients(torch, attend, *inputs)) is None:
+        if (got := gradients(torch, attend, inputs)) is None:
             return probe.check(name, role, None, reason="the dispatcher answers None")
-        exact = gradients(torch, functools.partial(reference, torch), *(x.double() for x in inputs[:2]), *inputs[2:])
+        exact = gradients(torch, reference, [x.double() if x.is_floating_point() else x for x in inputs])
         pairs = zip(("out", "dq", "dkv"), got, exact, strict=True)
         errors = {key: float((x.double() - y).norm() / y.norm()) for key, x, y in pairs}
         ok = all(error <= TOLERANCE for error in errors.values())
@@ -231,77 +238,43 @@ def judge_runs(probe, torch, modules):
     def peak(attend):
         before = torch.cuda.memory_allocated()
         torch.cuda.reset_peak_memory_stats()
-        gradients(torch, attend, *long)
+        gradients(torch, attend, long)
         return torch.cuda.max_memory_allocated() - before
 
     for shape in SHAPES:
-        role = "control" if shape == DEEPSEEK else "defect"
-        compare("right.{}+{}".format(*shape), role, door, inputs := example(torch, shape, "cuda", LENGTH))
+        role, inputs = "control" if shape == DEEPSEEK else "defect", example(torch, shape, "cuda", LENGTH)
+        compare("right.{}+{}".format(*shape), role, door, inputs)
         compare("unfused.{}+{}".format(*shape), "control", unfused, inputs)
-    inputs = example(torch, DEEPSEEK, "cuda", LENGTH)
-    runs = torch.stack([gradients(torch, door, *inputs)[2].double() for _ in range(5)])
-    spread = float((runs - runs[0]).flatten(1).norm(dim=1).max() / runs[0].norm())
-    probe.say("FIGURE", name="dkv_spread", value=spread, unit="relative difference of reruns: atomics")
     own = example(torch, DEEPSEEK, "cuda", LENGTH, own=True)  # no row of dKV gets more than two sums: any order is one
     tensors = dict(zip(("out", "dq", "dkv"), compare("own.512+64", "control", door, own), strict=True))
     query, key, indices = own[0].transpose(0, 1), own[1].transpose(0, 1), own[2][:, :, None].int()
     tensors["lse"] = modules.function.SparseMLA.apply(query, key, indices, SCALE)[1]
     for name, tensor in tensors.items():
         probe.output(f"{name}.512+64", tensor)
-    long, bound = example(torch, shape := SHAPES[1], "cuda", LONG), 4 * shape[2] * LONG**2
-    probe.check("peak.64+64", "defect", peak(given) < bound, measured=peak(given), tolerance=bound, unit="bytes")
-    if door(*long[:3], SCALE, shape[0]) is not None and peak(door) < min(bound, peak(unfused)):
-        probe.say("FIGURE", name="peak_fused_over_unfused", value=peak(door) / peak(unfused), unit="1")
-        probe.say("MEMORY_SAVE_VERIFIED", length=LONG, heads=shape[2], fused=peak(door), unfused=peak(unfused))
+    long, matrix = example(torch, SHAPES[1], "cuda", LONG), 4 * SHAPES[1][2] * LONG**2  # bytes of [B, H, S, S] in fp32
+    mine = peak(lambda *args: unfused(*args) if (out := door(*args)) is None else out)  # what dsa.py gives its user
+    theirs = peak(unfused)
+    probe.check("peak.64+64", "defect", mine < matrix, measured=mine, tolerance=matrix, unit="bytes")
+    probe.say("FIGURE", name="peak_over_unfused", value=mine / theirs, unit="1")
+    if mine < min(matrix, theirs):
+        probe.say("MEMORY_SAVE_VERIFIED", length=LONG, heads=SHAPES[1][2], fused=mine, unfused=theirs)
 
 
 def judge(probe, target):
-    """Ask the dispatcher; lower or compile what it asks for where the target is a GPU, and run it where it is here."""
+    """Ask the dispatcher; build what it asks for where the target is a GPU, and run it where this host has it."""
     if not re.fullmatch(r"cpu|sm_\d+a?", target):
         raise NotImplementedError(f"no target {target}; name cpu, or an architecture such as sm_90a")
-    torch, executed = importlib.import_module("torch"), False
-    if target != "cpu" and torch.cuda.is_available():
-        capability = torch.cuda.get_device_capability()
-        executed = target == "sm_{}{}".format(*capability) + "a" * (capability >= (9, 0))
+    torch = importlib.import_module("torch")
+    here = torch.cuda.is_available() and target != "cpu"
+    executed = here and target.rstrip("a") == "sm_{}{}".format(*torch.cuda.get_device_capability())
     modules = load(executed=executed)
     evidence = "executed" if executed else "traced" if target == "cpu" else "compiled"
     probe.say("TARGET", target=target, evidence=evidence, device=torch.cuda.get_device_name() if executed else "none")
-    for module in vars(modules).values():
-        probe.upstream(module)
-    tasks = {}
-    for dim, tail, heads in (*SHAPES, *ODD):
-        name, inputs = f"{dim}+{tail}", example(torch, (dim, tail, heads), "cpu")
-        with recorded(modules) as asked:
-            try:
-                got = gradients(torch, modules.dispatcher.fused_sparse_mla_absorbed, *inputs)
-                found = got and {"out": [*got[0].shape]}
-            except Exception as error:
-                found = {"raises": f"{type(error).__name__}: {error}"}
-            found = found and found | {key: [asked[key][x] for x in KERNELS[key][1:]] for key in asked}
-            if (dim, tail, heads) in ODD:
-                probe.check(f"declines.{name}", "control", not found and not asked, measured=found, unit="heads")
-                raised = refuses(torch, modules, (dim, tail, heads))
-                ok = all(each.endswith("Error") for each in raised)
-                probe.check(f"refuses.{name}", "control", ok, measured=raised, unit="raised by the interfaces")
-                continue
-        wanted = {key: [dim, tail][: len(KERNELS[key]) - 1] for key in KERNELS} | {"out": [4, 1, heads, dim]}
-        role = "control" if (dim, tail, heads) == DEEPSEEK else "defect"
-        probe.check(f"reaches.{name}", role, found == wanted, measured=found, unit="dimensions asked for")
-        for key in (KERNELS if executed else ("backward", "forward")) if target != "cpu" else ():
-            if found == wanted:
-                tasks[role, key, name] = asked[key]
-            else:
-                probe.check(f"builds.{name}.{key}", role, None, reason="the dispatcher asks for no such kernel")
-    if not tasks:
-        return
-    context = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")  # CUDA survives no fork
-    with concurrent.futures.ProcessPoolExecutor(min(len(tasks), os.cpu_count()), mp_context=context) as pool:
-        built = {task: pool.submit(build, task[1], tasks[task], target, executed) for task in tasks}
-    for (role, key, name), future in built.items():
-        source, reason = future.result()
-        probe.check(f"builds.{name}.{key}", role, bool(source), measured=reason or len(source), unit="bytes of CUDA")
-        if role == "control" and source:
-            probe.output(f"source.{name}.{key}", torch.frombuffer(bytearray(source.encode()), dtype=torch.uint8))
+    for key in FILES:
+        probe.upstream(getattr(modules, key))
+    asked = {shape: ask(probe, modules, shape) for shape in (*SHAPES, *ODD)}
+    if target != "cpu":
+        judge_builds(probe, torch, asked, target, executed=executed)
     if executed:
         judge_runs(probe, torch, modules)
 
