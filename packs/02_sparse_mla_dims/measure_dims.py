@@ -7,7 +7,8 @@ heads. The kernel is built by the jit function itself, not by the interface, whi
 the tree has fix.patch applied, since the release's forward asserts powers of two. Each cell runs in a process of its
 own. Without --run it is lowered and compiled to a cubin for --target, and ptxas says registers and spills. With --run
 it is compiled as tilelang does it, launched, and compared with float64. Results go to data/dims.json as they come,
-and cells that are there already are not run again; --table writes data/dims.md anew from them.
+and cells that are there already are not run again; --table writes data/dims.md and
+data/dims.summary.json anew from them.
 """
 
 import argparse
@@ -79,7 +80,7 @@ def compiled(direction, shape, target):
         program = function.get_tir(**arguments)
         with tilelang.tvm.transform.PassContext(opt_level=3, config=configs), arch:
             lowered = tilelang.lower(program, target=arch, enable_device_compile=False)
-    except Exception as error:  # noqa: BLE001 - whatever tilelang raises is the result
+    except Exception as error:  # whatever tilelang raises is the result
         return {"stage": "not lowered", "error": said(error)}
     shared = [int(size) for size in re.findall(r'"dyn_shared_memory_buf": (\d+)', lowered.device_mod.script())]
     result = {"stage": "compiled", "shared_bytes": max(shared, default=0)}
@@ -127,7 +128,7 @@ def executed(direction, shape, _):
     function, arguments = kernel(direction, *shape)
     try:
         run = function(**arguments)
-    except Exception as error:  # noqa: BLE001 - whatever tilelang raises is the result
+    except Exception as error:  # whatever tilelang raises is the result
         nvcc = type(error) is RuntimeError  # tilelang's own errors are subclasses, or others
         return {"stage": "not compiled" if nvcc else "not lowered", "error": said(error)}
     (q, kv, d_out, indices, lse, delta), (out, dq, dkv) = example(torch, *shape)
@@ -139,7 +140,7 @@ def executed(direction, shape, _):
             buffer = torch.zeros_like(kv, dtype=torch.float32)
             got = {"dq": (run(q, kv, d_out, indices, lse, delta, buffer), dq), "dkv": (buffer, dkv)}
         torch.cuda.synchronize()
-    except Exception as error:  # noqa: BLE001 - likewise
+    except Exception as error:
         return {"stage": "not launched", "error": said(error)}
     for name, (mine, exact) in got.items():
         errors[name] = float((mine[0].double() - exact).norm() / exact.norm())
@@ -170,28 +171,42 @@ def alone(evidence, cell, seconds):
     return result
 
 
-def text(cells, way, shape):
-    """One cell of the table: what was seen by each kind of evidence."""
-    found = [cell for cell in cells if [*shape] == cell["shape"] and cell["direction"] == way]
+def text(cells, way, shape, errors):
+    """One cell of the table; an error is added to `errors`, and stands below the table once."""
     parts = []
-    for cell in sorted(found, key=lambda cell: (cell["evidence"], cell["target"])):
-        result = cell["result"]
-        parts.append(result["stage"] + (f" ({cell['target']})" if result["stage"] != "right" else ""))
-        if "relative_errors" in result:
-            parts.append("/".join(f"{error:.1e}" for error in result["relative_errors"].values()))
-        if "registers" in result:
-            parts.append(f"{result['shared_bytes']} B shared, spills {result['spill_stores']} B")
-    return "; ".join(dict.fromkeys(parts))
+    found = [cell for cell in cells if [*shape] == cell["shape"] and cell["direction"] == way]
+    for cell in sorted(found, key=lambda cell: (cell["evidence"] != "executed", cell["target"])):
+        result, stage = cell["result"], cell["result"]["stage"]
+        where = "" if cell["evidence"] == "executed" else f"{cell['target']} "
+        if "error" in result:
+            parts.append(f"{where}{stage}, error {errors.setdefault(result['error'], len(errors) + 1)}")
+        elif cell["evidence"] == "executed":
+            parts.append(f"{stage} ({max(result['relative_errors'].values()):.4f})")
+        else:
+            spills = f"{result['spill_stores']} / {result['spill_loads']}"
+            parts.append(f"{where}{result['registers']} reg, spills {spills} B, {result['shared_bytes']} B shared")
+    return "; ".join(parts) or "not measured"
 
 
 def table(cells):
-    """Markdown: a row per shape."""
-    shapes = sorted({tuple(cell["shape"]) for cell in cells})
+    """Markdown: a row per shape, then the errors."""
+    shapes, errors = sorted({tuple(cell["shape"]) for cell in cells}), {}
     lines = ["| latent + RoPE | heads | forward | backward |", "|" + " --- |" * 4]
     for dim, tail, heads in shapes:
-        ways = (text(cells, way, (dim, tail, heads)) for way in ("forward", "backward"))
-        lines.append(f"| {dim}+{tail} | {heads} | {' | '.join(ways)} |")
-    return "\n".join(lines) + "\n"
+        forward, backward = (text(cells, way, (dim, tail, heads), errors) for way in ("forward", "backward"))
+        lines.append(f"| {dim}+{tail} | {heads} | {forward} | {backward} |")
+    return "\n".join([*lines, "", *(f"{number}. `{error}`" for error, number in errors.items())]) + "\n"
+
+
+def summary(cells):
+    """Count what became of the kernels that the rule lets in (multiples of 64 and of 32), and of the others."""
+    counts = {}
+    for cell in cells:
+        dim, tail, _ = cell["shape"]
+        rule = "inside" if dim % 64 == 0 and tail % 32 == 0 else "outside"
+        name = f"{rule} {cell['evidence']} {cell['result']['stage']}".replace(" ", "_")
+        counts[name] = counts.get(name, 0) + 1
+    return counts
 
 
 def main():
@@ -202,6 +217,7 @@ def main():
     parser.add_argument("--workers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=1e9, help="start no cell after these")
     parser.add_argument("--only", type=lambda value: tuple(map(int, value.split(","))), action="append")
+    parser.add_argument("--directions", default="backward,forward", help="one of these, or both")
     parser.add_argument("--output", type=Path, default=HERE / "data" / "dims.json")
     parser.add_argument("--table", action="store_true", help="only write the table")
     arguments = parser.parse_args()
@@ -209,11 +225,12 @@ def main():
     document = json.loads(output.read_text()) if output.exists() else {"cells": []}
     if arguments.table:
         output.with_suffix(".md").write_text(table(document["cells"]))
+        output.with_suffix(".summary.json").write_text(json.dumps(summary(document["cells"]), indent=1) + "\n")
         return
     evidence = "executed" if arguments.run else "compiled"
     known = {json.dumps({**cell, "result": 0}, sort_keys=True) for cell in document["cells"]}
     cells = []
-    for shape, direction in itertools.product(arguments.only or SHAPES, ("backward", "forward")):
+    for shape, direction in itertools.product(arguments.only or SHAPES, arguments.directions.split(",")):
         cell = {"direction": direction, "shape": [*shape], "target": arguments.target, "evidence": evidence}
         if json.dumps({**cell, "result": 0}, sort_keys=True) not in known:
             cells.append(cell)

@@ -127,7 +127,7 @@ def main():
         return
     torch = importlib.import_module("torch")
     modules = reproduce.load(executed=True)
-    unfused = importlib.import_module(f"{reproduce.VARIANT}.dsa")._unfused_absorbed_dsa_fn
+    unfused = importlib.import_module(f"{reproduce.VARIANT}.dsa")._unfused_absorbed_dsa_fn  # noqa: SLF001 - not public
     doors = dict(zip(PATHS, (modules.dispatcher.fused_sparse_mla_absorbed, unfused), strict=True))
     document = {"gpu": torch.cuda.get_device_name(), "memory_bytes": torch.cuda.get_device_properties(0).total_memory}
     document |= {"torch": torch.__version__, "python": platform.python_version(), "peaks": {}}

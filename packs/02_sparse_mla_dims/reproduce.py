@@ -223,7 +223,7 @@ def judge_builds(probe, torch, asked, target, *, executed):
 def judge_runs(probe, torch, modules):
     """Launch the kernels through the user's door: numbers against float64, and the memory of the path that he gets."""
     door = modules.dispatcher.fused_sparse_mla_absorbed
-    unfused = importlib.import_module(f"{VARIANT}.dsa")._unfused_absorbed_dsa_fn
+    unfused = importlib.import_module(f"{VARIANT}.dsa")._unfused_absorbed_dsa_fn  # noqa: SLF001 - the path fallen back to
 
     def compare(name, role, attend, inputs):
         if (got := gradients(torch, attend, inputs)) is None:
