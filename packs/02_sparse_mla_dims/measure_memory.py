@@ -109,7 +109,8 @@ def drawing(document):
             parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points]
             x, y = points[-1]
             label = f"{path}, {heads} heads"
-            parts.append(f'<text x="{min(x + 8, 650):.1f}" y="{y - 8:.1f}" fill="{colour}">{label}</text>')
+            x, anchor = (x - 8, "end") if (path, heads) == ("unfused", HEADS[-1]) else (min(x + 8, 650), "start")
+            parts.append(f'<text x="{x:.1f}" y="{y - 8:.1f}" text-anchor="{anchor}" fill="{colour}">{label}</text>')
     return "\n".join([*parts, "</svg>"]) + "\n"
 
 
