@@ -66,9 +66,14 @@ class Target:
     verdict: Verdict
     loads: tuple[str, ...]
     claims: tuple[str, ...] = ()
+    claims_executed: tuple[str, ...] = ()
     companions: str = "default"
     timeout_s: float = 600.0
     exclusive: bool = False
+
+    def claims_of(self, evidence: Evidence | None) -> tuple[str, ...]:
+        """Return the claims that both lanes must support: some need the GPU itself."""
+        return self.claims + (self.claims_executed if evidence == Evidence.EXECUTED else ())
 
 
 @dataclass(frozen=True)

@@ -149,7 +149,7 @@ class Runner:
                 evidence=prepared.evidence,
                 modules=pack.definition.upstream.modules,
                 must_load=must_load,
-                claims=tuple({claim for target in every for claim in target.claims}),
+                claims=tuple({claim for target in every for claim in target.claims_of(Evidence.EXECUTED)}),
                 timeout=prepared.timeout,
                 device=self.device,
                 cancel=self.cancel,

@@ -87,5 +87,6 @@ def deviation(outcome: Outcome, request: Request) -> str:
     expected = target.verdict if both or target.verdict != Verdict.CONFIRMED else HALF[request.lanes[0]]
     if verdict != expected:
         return f"{expected} was expected"
-    missing = [claim for claim in target.claims if both and claim not in outcome.judgement.claims]
+    stated = target.claims_of(outcome.evidence) if both else ()
+    missing = [claim for claim in stated if claim not in outcome.judgement.claims]
     return f"missing claims: {', '.join(missing)}" if missing else ""

@@ -1,0 +1,99 @@
+"""Whether tilelang's own example of the two kernels can be lowered at other dimensions. Measured, never judged.
+
+    PYTHONPATH=COMPANIONS python measure_tilelang.py --examples FOLDER --tree patched --target sm_90a
+
+FOLDER is examples/deepseek_v32 of a checkout of tile-ai/tilelang, as it is or with fix.tilelang.patch; --tree is what
+to call it. No GPU is needed. The kernels are asked for with tensors of the named shapes; what the example's interfaces
+say of these shapes before they ask for a kernel is noted beside it. Results are added to data/tilelang.json, and
+data/tilelang.md is written anew.
+"""
+
+import argparse
+import importlib
+import json
+import sys
+import unittest.mock
+from pathlib import Path
+
+HERE = Path(__file__).parent
+SHAPES = ((512, 64, 64), (64, 64, 16), (64, 64, 64), (192, 64, 64), (128, 128, 16), (192, 32, 64), (96, 64, 64))
+LENGTH, TOP_K, SCALE = 64, 64, 0.1
+COMMIT = "a35008a42531c62b976ae4cec3855d4383db0f3c"
+
+
+def said(error):
+    """Return an error's name and last line."""
+    return f"{type(error).__name__}: {['', *str(error).strip().splitlines()][-1]}"
+
+
+def lowered(tilelang, function, target, *args):
+    """Lower one kernel; return the number of bytes of its CUDA source."""
+    arch = tilelang.tvm.target.Target({"kind": "cuda", "arch": target}, host="c")
+    configs = {getattr(key, "value", key): value for key, value in (function.pass_configs or {}).items()}
+    with tilelang.tvm.transform.PassContext(opt_level=3, config=configs), arch:
+        program = function.get_tir(*args)
+        return len(tilelang.lower(program, target=arch, enable_device_compile=False).kernel_source)
+
+
+def measure(torch, tilelang, target, shape):
+    """Go through both interfaces at one shape, and lower what they ask for instead of running it."""
+    dim, tail, heads = shape
+    forward, backward = (importlib.import_module(f"sparse_mla_{way}") for way in ("fwd", "bwd"))
+    sizes = ((1, LENGTH, heads, dim + tail), (1, LENGTH, 1, dim + tail), (1, LENGTH, heads, dim))
+    query, key, d_out = (torch.zeros(size, dtype=torch.bfloat16) for size in sizes)
+    indices, row = torch.zeros(1, LENGTH, 1, TOP_K, dtype=torch.int32), torch.zeros(1, LENGTH, heads)
+    result, kernels = {}, {"forward": (forward, "sparse_mla_fwd"), "backward": (backward, "bwd")}
+    calls = {
+        "forward": lambda: forward.sparse_mla_fwd_interface(query, key, indices, sm_scale=SCALE, d_v=dim),
+        "backward": lambda: backward.sparse_mla_bwd(query, key, None, d_out, indices, row, SCALE, delta=row),
+    }
+    for way, (module, name) in kernels.items():
+        function = getattr(module, name)
+
+        def ask(*args, way=way, function=function, **_):
+            result[way] = {"source_bytes": lowered(tilelang, function, target, *args)}
+            raise StopIteration
+
+        try:
+            with unittest.mock.patch.object(module, name, ask):
+                calls[way]()
+        except StopIteration:
+            pass
+        except Exception as error:
+            result[way] = {"error": said(error)}
+    return result
+
+
+def table(cells):
+    """Markdown: a row per tree and shape."""
+    lines = ["| example | tilelang | latent + RoPE | heads | forward | backward |", "|" + " --- |" * 6]
+    for cell in cells:
+        ways = (cell["result"][way] for way in ("forward", "backward"))
+        found = (f"`{one['error']}`" if "error" in one else "lowered" for one in ways)
+        dim, tail, heads = cell["shape"]
+        lines.append(f"| {cell['tree']} | {cell['tilelang']} | {dim}+{tail} | {heads} | {' | '.join(found)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    """Measure every shape, and write after each."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--examples", type=Path, required=True)
+    parser.add_argument("--tree", required=True)
+    parser.add_argument("--target", default="sm_90a")
+    parser.add_argument("--output", type=Path, default=HERE / "data" / "tilelang.json")
+    arguments = parser.parse_args()
+    sys.path.insert(0, str(arguments.examples))
+    torch, tilelang = (importlib.import_module(name) for name in ("torch", "tilelang"))
+    for shape in SHAPES:
+        cell = {"tree": arguments.tree, "commit": COMMIT, "tilelang": tilelang.__version__, "target": arguments.target}
+        cell |= {"shape": shape, "result": measure(torch, tilelang, arguments.target, shape)}
+        cells = json.loads(arguments.output.read_text()) if arguments.output.exists() else []
+        cells.append(cell)
+        arguments.output.write_text(json.dumps(cells, indent=1) + "\n")
+        arguments.output.with_suffix(".md").write_text(table(cells))
+        print(json.dumps(cell), flush=True)
+
+
+if __name__ == "__main__":
+    main()
