@@ -1,6 +1,6 @@
 """Errors and time of the SparseMLA backward by context length, top-k, heads, usage, scores and gradient. Never judged.
 
-    PYTHONPATH=COMPANIONS python measure_context.py --tree pristine=FOLDER --tree patched=FOLDER [--drift]
+    PYTHONPATH=RELEASE:COMPANIONS python measure_context.py --tree pristine=FOLDER --tree patched=FOLDER [--drift]
 
 Needs a GPU. Each case is one input: forward, delta and backward of each tree as SparseMLA.backward calls them, and a
 float64 reference computed in chunks of queries. A row per case and tree is appended to data/context.csv as soon as it
@@ -24,13 +24,13 @@ CASE = ("tokens", "topk", "heads", "usage", "score", "gradient", "seed", "tree")
 ERRORS = ("buffer", "buffer_tail", "output", "output_tail", "dq", "floor_cast", "floor_cast_dq", "floor_exact_p")
 ERRORS += ("floor_exact_p_tail", "lse", "delta")
 TIMES = ("ms", "ms_min", "ms_max")
+TAIL = ref.WIDTH - ref.VALUES
 BASE = {"tokens": 4096, "topk": 512, "heads": 64, "usage": "uniform", "score": 1.0, "gradient": "normal", "seed": 0}
 
 
 def grid():
     """List the cases: the base case, varied in one respect at a time, and context length by top-k."""
-    lengths = [512 << i for i in range(8)]
-    for topk, tokens, seed in itertools.product((512, 2048), lengths, (0, 1, 2)):
+    for topk, tokens, seed in itertools.product((512, 2048), (512 << i for i in range(7)), (0, 1, 2)):
         if seed == 0 or tokens * topk <= 16384 * 512:  # more seeds where they are cheap
             yield BASE | {"tokens": tokens, "topk": topk, "seed": seed}
     for seed in (0, 1, 2):
@@ -45,50 +45,24 @@ def grid():
             yield BASE | {"gradient": gradient, "seed": seed}
     for heads in (16, 128):
         yield BASE | {"heads": heads, "tokens": 32768}
+    for topk in (512, 2048):
+        yield BASE | {"topk": topk, "tokens": 65536}
 
 
 def build(name, tree, heads, topk):
     """In a process of its own: compile both kernels of a shape into tilelang's cache on disk."""
-    sparse, _ = ref.load(name, tree)
-    run(sparse, _, *(x[None] for x in ref.example(256, heads, topk, 0)))
-
-
-def run(sparse, backward, q, kv, grad, indices):
-    """Do what SparseMLA.backward does. Return lse, delta, dQ, dKV, and its fp32 buffer; batch of one."""
-    kv, indices = kv[:, :, None], indices[:, :, None]
-    out, lse = sparse.sparse_mla_fwd_interface(q, kv, indices, sm_scale=ref.SCALE)
-    delta = sparse.sparse_mla_delta(out, grad)
-    with ref.recorded_buffer(backward) as buffers:
-        dq, dkv = sparse.sparse_mla_bwd(q, kv, None, grad, indices, lse, sm_scale=ref.SCALE, delta=delta)
-    return lse[0], delta[0], dq[0], dkv[0, :, 0], buffers[0][0, : kv.shape[1], 0]
-
-
-def milliseconds(backward, q, kv, grad, indices, lse, delta):
-    """Time the backward kernel alone: seven launches after a warm one. Return median, smallest, largest."""
-    _, heads, _ = q.shape
-    kernel = backward._get_bwd_kernel(heads, ref.VALUES, ref.WIDTH - ref.VALUES, indices.shape[1], 1, ref.SCALE, 32)
-    buffer = torch.zeros(1, *kv.shape[:1], 1, ref.WIDTH, device="cuda")
-    given = (q[None], kv[None, :, None], grad[None], indices[None, :, None], lse[None], delta[None], buffer)
-    kernel(*given)
-    events = [torch.cuda.Event(enable_timing=True) for _ in range(8)]
-    for event in events[:-1]:
-        event.record()
-        kernel(*given)
-    events[-1].record()
-    torch.cuda.synchronize()
-    found = [first.elapsed_time(second) for first, second in itertools.pairwise(events)]
-    return statistics.median(found), min(found), max(found)
+    ref.run(*ref.load(name, tree), ref.example((256, heads, topk), 0))
 
 
 def measure(case, trees):
     """Measure one case on the given trees. Return a row for each."""
-    settings = {name: case[name] for name in ("score", "usage", "gradient")}
-    q, kv, grad, indices = ref.example(case["tokens"], case["heads"], case["topk"], case["seed"], **settings)
+    sizes, settings = (case["tokens"], case["heads"], case["topk"]), (case["score"], case["usage"], case["gradient"])
+    inputs = ref.example(sizes, case["seed"], *settings)
     exact, rows = None, []
     for name, (sparse, backward) in trees.items():
-        lse, delta, dq, dkv, buffer = run(sparse, backward, *(x[None] for x in (q, kv, grad, indices)))
+        lse, delta, dq, dkv, buffer = ref.run(sparse, backward, inputs)
         if exact is None:  # forward and delta are the same in both trees
-            exact, exact_dq, exact_lse, exact_delta, left = ref.reference(q, kv, grad, indices, lse, delta)
+            exact, exact_dq, exact_lse, exact_delta, left = ref.reference(inputs, lse, delta)
             tail = exact[:, ref.VALUES :]
             floors = {"floor_cast": ref.error(exact.bfloat16(), exact), "floor_exact_p": ref.error(left, exact)}
             floors["floor_cast_dq"] = ref.error(exact_dq.bfloat16(), exact_dq)
@@ -97,22 +71,24 @@ def measure(case, trees):
         found |= {"output": ref.error(dkv, exact), "output_tail": ref.error(dkv[:, ref.VALUES :], tail)}
         found |= {"dq": ref.error(dq, exact_dq), "lse": float((lse - exact_lse).abs().max())}
         found |= {"delta": ref.error(delta, exact_delta)}
-        times = milliseconds(backward, q, kv, grad, indices, lse, delta)
-        rows.append({**case, "tree": name, **floors, **found, **dict(zip(TIMES, times, strict=True))})
+        kernel = backward._get_bwd_kernel(sizes[1], ref.VALUES, TAIL, sizes[2], 1, ref.SCALE, 32)  # noqa: SLF001
+        times = ref.milliseconds(kernel, inputs, lse, delta)
+        times = {"ms": statistics.median(times), "ms_min": min(times), "ms_max": max(times)}
+        rows.append({**case, "tree": name, **floors, **found, **times})
     return rows
 
 
 def drift(trees, seed):
     """Sum dKV of 256 microbatches over the same 512 keys in float32; yield errors of the sums."""
-    totals = {}
-    keys = ref.example(512, 64, 512, seed)[1]
+    keys = ref.example((512, 64, 512), seed)[1]
     sums = {name: torch.zeros(2, 512, ref.WIDTH, device="cuda") for name in trees}
     exact = torch.zeros(512, ref.WIDTH, device="cuda", dtype=torch.float64)
     for number in range(1, 257):
-        q, _, grad, indices = ref.example(512, 64, 512, 1000 * (seed + 1) + number)
-        exact += ref.reference(q, keys, grad, indices)[0]
+        q, _, grad, indices = ref.example((512, 64, 512), 1000 * (seed + 1) + number)
+        inputs = q, keys, grad, indices
+        exact += ref.reference(inputs)[0]
         for name, (sparse, backward) in trees.items():
-            _, _, _, dkv, buffer = run(sparse, backward, *(x[None] for x in (q, keys, grad, indices)))
+            *_, dkv, buffer = ref.run(sparse, backward, inputs)
             sums[name] += torch.stack([buffer, dkv.float()])
         if number & (number - 1) == 0:
             for name, total in sums.items():

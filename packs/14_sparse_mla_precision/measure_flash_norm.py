@@ -1,4 +1,4 @@
-"""Errors of PyTorch's flash attention backward in bf16, the norm beside which the SparseMLA kernel stands. Never judged.
+"""Errors of PyTorch's flash attention backward in bf16, the norm for the SparseMLA kernel. Never judged.
 
     python measure_flash_norm.py
 

@@ -4,9 +4,12 @@ The probe has its own, shorter copy of the formulas: it may import nothing from 
 """
 
 import importlib
+import importlib.util
+import itertools
 import math
 import sys
 import types
+import unittest.mock
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -15,12 +18,19 @@ import torch
 WIDTH, VALUES = 576, 512  # of a query and of a key; the first 512 columns of a key are its value
 SCALE = WIDTH**-0.5
 LOG2E = 1 / math.log(2)
+POSTPROCESS = "_get_postprocess_kernel"
 OPERATORS = "megatron/core/transformer/experimental_attention_variant/ops"
 
 
 def load(name, tree):
-    """Import a tree's folder of kernels as package `name`, so that two trees can be loaded at once."""
-    sys.path.append(str(tree))  # for megatron.core.utils, which both trees have
+    """Import a tree's folder of kernels as package `name`, so that several trees can be loaded at once.
+
+    What they need of megatron.core comes from the release on the path. Its __init__ would import all of Megatron.
+    """
+    for parent in ("megatron.core", "megatron.core.transformer"):
+        if parent not in sys.modules:
+            sys.modules[parent] = importlib.util.module_from_spec(importlib.util.find_spec(parent))
+    importlib.import_module("megatron.core.parallel_state")  # before megatron.core.utils: each imports the other
     package = types.ModuleType(name)
     package.__path__ = [str(Path(tree, OPERATORS))]
     sys.modules[name] = package
@@ -30,17 +40,14 @@ def load(name, tree):
 @contextmanager
 def recorded_buffer(backward):
     """Yield a list that gets the fp32 accumulation buffer of dKV from each call of sparse_mla_bwd."""
-    buffers, build = [], backward._get_postprocess_kernel
+    buffers, build = [], getattr(backward, POSTPROCESS)
 
     def building(*args):
         kernel = build(*args)
         return lambda buffer: buffers.append(buffer) or kernel(buffer)
 
-    backward._get_postprocess_kernel = building
-    try:
+    with unittest.mock.patch.object(backward, POSTPROCESS, building):
         yield buffers
-    finally:
-        backward._get_postprocess_kernel = build
 
 
 def chosen_keys(tokens, topk, random, usage="uniform"):
@@ -66,8 +73,12 @@ def chosen_keys(tokens, topk, random, usage="uniform"):
     return keys.int()
 
 
-def example(tokens, heads, topk, seed, *, score=1.0, usage="uniform", gradient="normal", device="cuda"):
-    """Make bf16 q [S, H, 576], kv [S, 576], dO [S, H, 512] and indices. `score` is the scores' standard deviation."""
+def example(sizes, seed, score=1.0, usage="uniform", gradient="normal"):
+    """Make bf16 q [S, H, 576], kv [S, 576], dO [S, H, 512] and indices from `sizes` = (S, H, topk).
+
+    `score` is the standard deviation of the scaled scores.
+    """
+    (tokens, heads, topk), device = sizes, "cuda" if torch.cuda.is_available() else "cpu"
     random = torch.Generator(device).manual_seed(seed)
 
     def normal(*shape):
@@ -82,11 +93,12 @@ def example(tokens, heads, topk, seed, *, score=1.0, usage="uniform", gradient="
     return q.bfloat16(), kv.bfloat16(), grad.bfloat16(), indices
 
 
-def reference(q, kv, grad, indices, lse=None, delta=None):
+def reference(inputs, lse=None, delta=None):
     """Return float64 dKV [S, 576], dQ, base-2 lse, delta, and dKV with the given lse and delta instead of the exact.
 
     The last is what exact P and dP would leave: everything else in the kernel's products is exact or float32.
     """
+    q, kv, grad, indices = inputs
     tokens, heads, _ = q.shape
     topk, keys = indices.shape[1], kv.double()
     dkv, left, dq = torch.zeros_like(keys), torch.zeros_like(keys), torch.empty_like(q, dtype=torch.float64)
@@ -111,6 +123,38 @@ def reference(q, kv, grad, indices, lse=None, delta=None):
     return dkv, dq, exact_lse, exact_delta, left
 
 
+def run(sparse, backward, inputs):
+    """Do what SparseMLA.backward does, in a batch of one. Return lse, delta, dQ, dKV, and the fp32 buffer of dKV."""
+    q, kv, grad, indices = (x[None] for x in inputs)
+    kv, indices = kv[:, :, None], indices[:, :, None]
+    out, lse = sparse.sparse_mla_fwd_interface(q, kv, indices, sm_scale=SCALE)
+    delta = sparse.sparse_mla_delta(out, grad)
+    with recorded_buffer(backward) as buffers:
+        dq, dkv = sparse.sparse_mla_bwd(q, kv, None, grad, indices, lse, sm_scale=SCALE, delta=delta)
+    return lse[0], delta[0], dq[0], dkv[0, :, 0], buffers[0][0, : kv.shape[1], 0]
+
+
+def launched(kernel, inputs, lse, delta):
+    """Launch a backward kernel on a buffer of zeros. Return dQ and that buffer."""
+    q, kv, grad, indices = inputs
+    buffer = torch.zeros(1, kv.shape[0], 1, WIDTH, device=q.device)
+    dq = kernel(q[None], kv[None, :, None], grad[None], indices[None, :, None], lse[None], delta[None], buffer)
+    return dq[0], buffer[0, :, 0]
+
+
+def milliseconds(kernel, inputs, lse, delta):
+    """Time a backward kernel alone: seven launches after a warm one."""
+    q, kv, grad, indices = inputs
+    buffer = torch.zeros(1, kv.shape[0], 1, WIDTH, device=q.device)
+    given = (q[None], kv[None, :, None], grad[None], indices[None, :, None], lse[None], delta[None], buffer)
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(8)]
+    for event in events:
+        kernel(*given)
+        event.record()
+    torch.cuda.synchronize()
+    return [first.elapsed_time(second) for first, second in itertools.pairwise(events)]
+
+
 def products(p, dp, query, up):
     """dP^T Q + P^T dO, the latter in the value columns only."""
     both = dp.mT @ query
@@ -120,4 +164,4 @@ def products(p, dp, query, up):
 
 def error(found, wanted):
     """Relative error: Euclidean norm of the difference over that of the float64 reference."""
-    return float((found.double() - wanted).norm() / wanted.norm())
+    return float((found - wanted).norm() / wanted.norm())

@@ -6,7 +6,7 @@
 #   "megatron-core==0.19.2",
 #   "ml-dtypes==0.6.0",
 #   "numpy==2.3.5",
-#   "packaging==26.3",
+#   "packaging==26.0",
 #   "psutil==7.2.2",
 #   "tilelang==0.1.8",
 #   "torch==2.11.0",
@@ -96,13 +96,11 @@ import functools, importlib, importlib.util, math, os, re, subprocess, unittest.
 
 WIDTH, VALUES, SCALE, LOG2E = 576, 512, 576**-0.5, 1 / math.log(2)  # a key's first 512 columns are its value
 FACTOR = 2  # of what exact P and dP leave: between 1, and the three or more that one rounded operand leaves
-TOLERANCE = {"out": 2**-8, "delta": 2**-8, "dq": 2**-8}  # all go through bf16 (2^-9) twice: P or dP, and out or dQ
-TOLERANCE["lse"] = 1e-4  # absolute: float32, of scores up to about 10, which are sums of 576 products
-SIZES = {"executed": (512, 1024, 64, 512), "compiled": (6, 1024, 32, 128)}  # queries, keys, heads, top-k
+TOLERANCE = {"out": 2**-8, "delta": 2**-8, "dq": 2**-8, "lse": 1e-4}  # rounded to bf16 (2^-9) twice; float32
+SIZES = {"executed": (512, 2048, 64, 512), "compiled": (4, 1024, 32, 128)}  # queries, keys, heads, top-k
 MACROS = "__global__= __shared__= __align__(n)= __launch_bounds__(...)= CUDART_INF_F=INFINITY make_float2=float2"
 MACROS += " make_float4=float4 make_int2=int2 ptx_stmatrix_x2=stmatrix ptx_stmatrix_x4=stmatrix"
-INTERPRETER = r"""
-#include <bits/stdc++.h>
+INTERPRETER = r"""#include <bits/stdc++.h>
 #include <ucontext.h>
 using std::max; using std::min; using uchar = unsigned char; using u16 = uint16_t; using u32 = uint32_t;
 template <class T> struct Two { T x, y; }; template <class T> struct alignas(16) Four { T x, y, z, w; };
@@ -122,12 +120,11 @@ std::vector<Thread> threads; ucontext_t scheduler; int current; std::function<vo
 struct { struct { operator int() const { return current; } } x; } threadIdx; alignas(1024) uchar buf_dyn_shmem[1 << 18];
 template <class F> void together(Group& group, int size, F last) {
   if (++group.arrived == size) { last(); group.arrived = 0; ++group.generation; return; }
-  Thread& thread = threads[current]; thread.waits = &group; thread.since = group.generation;
-  swapcontext(&thread.here, &scheduler);
+  Thread& me = threads[current]; me.waits = &group; me.since = group.generation; swapcontext(&me.here, &scheduler);
 }
 template <class F> void in_warp(const void* a, const void* b, F all) {
-  static const void* given[32][32][2]; auto lanes = given[current / 32]; auto& mine = lanes[current % 32];
-  mine[0] = a; mine[1] = b; together(warps[current / 32], 32, [=] { all(lanes); });
+  static const void* given[32][32][2]; auto lanes = given[current / 32]; lanes[current % 32][0] = a;
+  lanes[current % 32][1] = b; together(warps[current / 32], 32, [=] { all(lanes); });
 }
 void __syncthreads() { together(block, threads.size(), [] {}); }
 void enter() { body(); threads[current].done = true; setcontext(&scheduler); }
@@ -140,21 +137,17 @@ void run(Index grid, int size, std::function<void()> kernel) {
       thread.here.uc_stack = {thread.stack, 0, sizeof thread.stack}; makecontext(&thread.here, enter, 0);
     }
     for (current = 0; left; current = (current + 1) % size) {
-      Thread& thread = threads[current];
-      if (thread.done || (thread.waits && thread.waits->generation == thread.since)) continue;
-      thread.waits = nullptr; swapcontext(&scheduler, &thread.here); left -= thread.done;
+      Thread& next = threads[current]; if (next.done || (next.waits && next.waits->generation == next.since)) continue;
+      next.waits = nullptr; swapcontext(&scheduler, &next.here); left -= next.done;
     }
   }
 }
 void AtomicAddx4(float* to, const void* from) { for (int i = 0; i < 4; ++i) to[i] += ((const float*)from)[i]; }
-namespace tl {
-enum class DataType { kBFloat16, kFloat32 };
+namespace tl { enum class DataType { kBFloat16, kFloat32 };
 template <DataType A, DataType B, DataType C, int M, int N, int K, bool, bool>
 void mma_sync(float* c, const u32* a, const u32* b) {
-  static_assert(A == DataType::kBFloat16 && B == A && C != A && M == 16 && N == 8 && K == 16);
-  const void* operands[] = {a, b};
-  in_warp(c, operands, [](auto lanes) {
-    double a[16][16], b[16][8];
+  static_assert(A == B && C == DataType::kFloat32 && M == 16 && N == 8 && K == 16); const void* operands[] = {a, b};
+  in_warp(c, operands, [](auto lanes) { double a[16][16], b[16][8];
     for (int lane = 0, group, pair; lane < 32; ++lane) {
       auto operands = (const bfloat16_t**)lanes[lane][1]; group = lane / 4; pair = lane % 4 * 2;
       for (int i = 0; i < 8; ++i) a[group + i / 2 % 2 * 8][pair + i % 2 + i / 4 * 8] = operands[0][i];
@@ -179,31 +172,23 @@ template <int COUNT, bool TRANSPOSED, bool STORE> void matrices(const void* shar
 auto ptx_ldmatrix_x2 = matrices<2, false, false>, ptx_ldmatrix_x2_trans = matrices<2, true, false>;
 auto ptx_ldmatrix_x4 = matrices<4, false, false>, ptx_ldmatrix_x4_trans = matrices<4, true, false>;
 template <class... U> void stmatrix(void* s, U... u) { u32 l[]{u...}; matrices<sizeof...(u), false, true>(s, l); }
-template <int N> void cp_async_gs_conditional(void* to, const void* from, bool valid) {
-  valid ? memcpy(to, from, N) : memset(to, 0, N);
-}
-}
-"""
+template <int N> void cp_async_gs_conditional(void* a, const void* b, bool c) { c ? memcpy(a, b, N) : memset(a, 0, N); }
+}"""
 
 
-def example(torch, queries, keys, heads, topk, device):
-    """Make bf16 q [1, Sq, H, 576], kv [1, Sk, 1, 576], dO [1, Sq, H, 512] and int32 indices [1, Sq, 1, topk].
-
-    Queries are the sequence's last ones; each has one key from each of topk strata of those up to itself.
-    """
-    random = torch.Generator(device).manual_seed(14)
+def example(torch, sizes, device):
+    """Make bf16 q [1, Sq, H, 576], kv [1, Sk, 1, 576], dO, and int32 indices [1, Sq, 1, topk] of keys before all q."""
+    (queries, keys, heads, topk), random = sizes, torch.Generator(device).manual_seed(14)
     normal = functools.partial(torch.randn, generator=random, device=device)
     q, kv, grad = normal(1, queries, heads, WIDTH), normal(1, keys, 1, WIDTH), normal(1, queries, heads, VALUES)
-    past, stratum = torch.arange(keys - queries + 1, keys + 1)[:, None], torch.arange(topk)
-    low, high = (x.to(device) for x in (stratum * past // topk, (stratum + 1) * past // topk))
-    drawn = low + (torch.rand(queries, topk, generator=random, device=device) * (high - low)).int()
+    drawn = torch.rand(queries, keys - queries, generator=random, device=device).topk(topk).indices
     return q.bfloat16(), kv.bfloat16(), grad.bfloat16(), drawn.int()[None, :, None]
 
 
-def reference(torch, q, kv, grad, indices, lse=None, delta=None):
+def reference(torch, inputs, lse=None, delta=None):
     """Compute out, lse (base 2), delta, dQ and dKV [Sk, 576] in float64; lse and delta exact unless given."""
-    index, query, up = indices[0, :, 0].long(), q[0].double(), grad[0].double()
-    key = kv[0, :, 0].double()[index]
+    (query, keys, up), index = (x[0].double() for x in inputs[:3]), inputs[3][0, :, 0].long()
+    key = keys[index, 0]
     scores, inner = query @ key.mT * (SCALE * LOG2E), up @ key[..., :VALUES].mT
     lse = torch.logsumexp(scores / LOG2E, -1) * LOG2E if lse is None else lse[0].double()
     p = torch.exp2(scores - lse[..., None])
@@ -211,12 +196,13 @@ def reference(torch, q, kv, grad, indices, lse=None, delta=None):
     dp = p * (inner - delta[..., None]) * SCALE
     parts = dp.mT @ query
     parts[..., :VALUES] += p.mT @ up
-    dkv = torch.zeros_like(kv[0, :, 0], dtype=torch.float64).index_add_(0, index.flatten(), parts.flatten(0, 1))
+    dkv = torch.zeros_like(keys[:, 0]).index_add_(0, index.flatten(), parts.flatten(0, 1))
     return {"out": p @ key[..., :VALUES], "lse": lse, "delta": delta, "dq": dp @ key, "dkv": dkv}
 
 
-def interpreted(probe, tilelang, function, target, *args, **kwargs):
+def interpreted(context, *args, **kwargs):
     """Lower upstream's kernel for the target and compile its CUDA source for the CPU. Return what runs it there."""
+    probe, target, tilelang, function = context
     program = function.get_tir(*args, **kwargs)
     options = {tilelang.PassConfigKey(name).value: value for name, value in function.pass_configs.items()}
     arch = tilelang.tvm.target.Target({"kind": "cuda", "arch": target}, host="c")
@@ -240,11 +226,12 @@ def interpreted(probe, tilelang, function, target, *args, **kwargs):
     code, z = ctypes.CDLL(str(library)), int(re.search(r'"blockIdx.z", (\d+)', program.script())[1])
     probe.say("FIGURE", name="shared_memory", value=ctypes.c_int.in_dll(code, "shared").value, unit="bytes per block")
 
-    def launch(q, kv, grad, indices, lse, delta, dkv):
-        values = {"Q": q, "KV": kv, "dO": grad, "Indices": indices, "Lse": lse, "Delta": delta, "dKV": dkv}
-        values |= {"dQ": q.new_zeros(q.shape), "batch": 1, "seq_len": q.shape[1], "seq_len_kv": kv.shape[1]}
+    def launch(*tensors):
+        values = dict(zip(("Q", "KV", "dO", "Indices", "Lse", "Delta", "dKV"), tensors, strict=True))
+        values["dQ"], rows = tensors[0].new_zeros(tensors[0].shape), tensors[0].shape[1]
+        values |= {"batch": 1, "seq_len": rows, "seq_len_kv": tensors[1].shape[1]}
         given = (values[name] for name in ctypes.string_at(code.names).decode().split(", "))
-        code.launch(q.shape[1], 1, z, *(x if isinstance(x, int) else ctypes.c_void_p(x.data_ptr()) for x in given))
+        code.launch(rows, 1, z, *(x if isinstance(x, int) else ctypes.c_void_p(x.data_ptr()) for x in given))
         return values["dQ"]
 
     return launch
@@ -252,28 +239,25 @@ def interpreted(probe, tilelang, function, target, *args, **kwargs):
 
 def judge(probe, target):
     """Run the backward, and compare dKV in its float32 buffer with what exact P and dP would leave."""
-    import tilelang
-    import torch
+    import tilelang, torch
 
+    if not target.startswith("sm_"):
+        raise NotImplementedError("these are GPU kernels; without a GPU: --target sm_90a")
     for name in ("megatron.core", "megatron.core.transformer"):  # left bare: theirs would import all of Megatron
-        if (spec := importlib.util.find_spec(name)) is None or target == "cpu":
-            raise NotImplementedError(f"no {name} on the path, or no GPU's --target such as sm_90a")
-        sys.modules.setdefault(name, importlib.util.module_from_spec(spec))
+        sys.modules.setdefault(name, importlib.util.module_from_spec(importlib.util.find_spec(name)))
     importlib.import_module("megatron.core.parallel_state")  # before megatron.core.utils: each imports the other
     folder = "megatron.core.transformer.experimental_attention_variant.ops."
     sparse, backward = (importlib.import_module(folder + x) for x in ("sparse_mla", "tilelang_sparse_mla_bwd"))
     executed = torch.cuda.is_available() and target == "sm_{}{}a".format(*torch.cuda.get_device_capability())
-    evidence, device = ("executed", "cuda") if executed else ("compiled", "cpu")
-    name = torch.cuda.get_device_name() if executed else "none"
-    probe.say("TARGET", target=target, evidence=evidence, device=name)
-    probe.upstream(sparse)
+    evidence, gpu = ("executed", torch.cuda.get_device_name()) if executed else ("compiled", "none")
+    probe.say("TARGET", target=target, evidence=evidence, device=gpu)
     probe.upstream(backward)
     os.environ["MCORE_DSA_TILELANG_SEQ_BUCKET"] = "1"  # no rows of padding to interpret
-    inputs = q, kv, grad, indices = example(torch, *SIZES[evidence], device)
-    exact, buffers = reference(torch, *inputs), []
+    inputs = q, kv, grad, indices = example(torch, SIZES[evidence], "cuda" if executed else "cpu")
+    exact, buffers = reference(torch, inputs), []
     replaced = {"postprocess": lambda *_: lambda buffer: buffers.append(buffer[0, :, 0]) or buffer.bfloat16()}
     if not executed:
-        replaced["bwd"] = functools.partial(interpreted, probe, tilelang, backward.bwd, target)
+        replaced["bwd"] = functools.partial(interpreted, (probe, target, tilelang, backward.bwd))
     with unittest.mock.patch.multiple(backward, **replaced):
         if executed:
             leaves = [x.clone().requires_grad_() for x in (q, kv)]
@@ -288,19 +272,18 @@ def judge(probe, target):
     def error(found, wanted):
         return float((found.double() - wanted).norm() / wanted.norm())
 
-    for name, found in {"out": out, "lse": lse, "delta": delta, "dq": dq}.items():
+    made = {"out": out, "lse": lse, "delta": delta, "dq": dq} if executed else {"dq": dq}
+    for name, found in made.items():
         measured = float((found[0] - exact[name]).abs().max()) if name == "lse" else error(found[0], exact[name])
-        ok = measured <= TOLERANCE[name] if executed or name == "dq" else None  # the others are the reference's here
-        probe.check(name, "control", ok, measured=measured, tolerance=TOLERANCE[name], reason="made by the probe" * (ok is None))
-    least = reference(torch, *inputs, lse.detach(), delta)["dkv"]
+        probe.check(name, "control", measured <= TOLERANCE[name], measured=measured, tolerance=TOLERANCE[name])
+    least = reference(torch, inputs, lse.detach(), delta)["dkv"]
     for name, start in (("dkv", 0), ("dkv_tail", VALUES)):
         found, wanted = buffers[0][:, start:], exact["dkv"][:, start:]
         measured, floor = error(found, wanted), error(least[:, start:], wanted)
-        unit = "relative error in the float32 buffer"
-        probe.check(name, "defect", measured <= FACTOR * floor, measured=measured, tolerance=FACTOR * floor, unit=unit)
-        figures = {"exact_p_and_dp": floor, "as_bf16": error(found.bfloat16(), wanted)}
-        for kind, value in (figures | {"only_as_bf16": error(wanted.bfloat16(), wanted)}).items():
-            probe.say("FIGURE", name=f"{name}_{kind}", value=value, unit="relative error")
+        unit, limit = "relative error in the float32 buffer", FACTOR * floor
+        probe.check(name, "defect", measured <= limit, measured=measured, tolerance=limit, unit=unit)
+        probe.say("FIGURE", name=f"{name}_exact_p_and_dp", value=floor, unit="relative error")
+        probe.say("FIGURE", name=f"{name}_as_bf16", value=error(found.bfloat16(), wanted), unit="relative error")
     probe.output("dq", dq)
 
 
