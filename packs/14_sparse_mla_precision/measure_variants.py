@@ -2,9 +2,14 @@
 
     PYTHONPATH=RELEASE:COMPANIONS python measure_variants.py --tree pristine=FOLDER --tree NAME=FOLDER...
 
-Needs a GPU. A variant is a tree and options of its `bwd`: the release, the release with fix.patch, and the release
+Needs a GPU. A variant is a tree and options of its `bwd`: the release, and the release with fix.patch (`patched`) or
 with data/variant_NAME.patch. All get the same input and the release's own lse and delta. Kernels are timed in turns,
-so that all of them see the same clock. Writes data/variants.json anew, and data/variants.md.
+so that all of them see the same clock. Writes variants.json and variants.md into --data.
+
+The committed data/variants.json was not made by this script, which compiles on the GPU's own machine, but from the
+same trees and options by one that launched kernels compiled beforehand, as the file says; it has their registers and
+spills too, and `terms`: what float64 dKV lacks when one thing in it is replaced by what the kernel has or does.
+--table writes variants.md from the file that is there.
 """
 
 import argparse
@@ -18,32 +23,13 @@ import torch
 
 HERE = Path(__file__).parent
 SIZES = (4096, 64, 512)
-TALL = {"max_block_h": 64, "threads": 256, "num_stages": 1}
-VARIANTS = [
-    ("pristine", {}),
-    ("pristine", {"threads": 256}),
-    ("pristine", {"num_stages": 1}),
-    ("pristine", {"threads": 256, "num_stages": 1}),
-    ("pristine", TALL),
-    ("patched", {}),
-    ("patched", {"threads": 128}),
-    ("patched", {"threads": 128, "num_stages": 1}),
-    ("patched", {"threads": 128, "num_stages": 0}),
-    ("patched", {"num_stages": 1}),
-    ("patched", {"num_stages": 0}),
-    ("patched", TALL),
-    ("p_only", {}),
-    ("p_only", {"threads": 128}),
-    ("dp_only", {}),
-    ("dp_only", {"threads": 128}),
-    ("column_chunks", {}),
-    ("column_chunks", TALL),
-    ("two_parts_in_column_chunks", {}),
-    ("two_parts_in_column_chunks", {"threads": 256}),
-    ("two_parts_in_column_chunks", TALL),
-    ("fp16_operands", {"num_stages": 1}),
-    ("tf32_operands", {}),
-]
+ONE, TWO, TALL = {"num_stages": 1}, {"threads": 256}, {"max_block_h": 64, "threads": 256, "num_stages": 1}
+VARIANTS = [("pristine", options) for options in ({}, TWO, ONE, TWO | ONE, TALL)]
+VARIANTS += [("patched", {}), *(("two_parts", options) for options in ({}, TWO, ONE, {"num_stages": 0}, TALL))]
+VARIANTS += [(name, options) for name in ("p_only", "dp_only") for options in ({}, TWO)]
+VARIANTS += [("two_column_chunks", {}), ("four_column_chunks", {})]
+VARIANTS += [("two_parts_in_two_column_chunks", {}), ("two_parts_in_two_column_chunks", TWO)]
+VARIANTS += [("two_parts_in_four_column_chunks", {}), ("fp16_operands", ONE), ("tf32_operands", {})]
 
 
 def kernel(name, tree, options):
@@ -63,26 +49,34 @@ def build(name, tree, options):
 
 
 def table(rows):
-    """Markdown: a row per variant, the release first."""
-    lines = ["| tree | options | dKV, buffer | its tail | dKV, bf16 | dQ | time | |", "|" + " --- |" * 8]
-    first = rows[0]["ms"]
+    """Markdown: a row per variant, the time compared with that of the release at as many heads."""
+    lines = ["| tree | options | heads | dKV, buffer | its tail | dKV, bf16 | dQ | time (least .. most) | | spills |"]
+    lines.append("|" + " --- |" * 10)
+    first = {row["heads"]: row["ms"] for row in reversed(rows) if row["tree"] == "pristine" and not row["options"]}
     for row in rows:
         options = ", ".join(f"{name}={value}" for name, value in row["options"].items())
-        if "ms" not in row:
-            lines.append(f"| {row['tree']} | {options} | | | | | {row['refused']} | |")
+        start = f"| {row['tree']} | {options} | {row['heads']} |"
+        if row["refused"]:
+            lines.append(f"{start} | | | | {row['refused']} | | |")
             continue
-        errors = " | ".join(f"{row[name]:.2e}" for name in ("buffer", "buffer_tail", "output", "dq"))
+        errors = " | ".join(f"{row[name]:.3e}" for name in ("buffer", "buffer_tail", "output", "dq"))
         spread = f"{row['ms']:.3f} ms ({row['ms_min']:.3f} .. {row['ms_max']:.3f})"
-        lines.append(f"| {row['tree']} | {options} | {errors} | {spread} | {row['ms'] / first - 1:+.1%} |")
+        spills = f"{row['spill_stores']} / {row['spill_loads']} B" if "spill_stores" in row else ""
+        lines.append(f"{start} {errors} | {spread} | {row['ms'] / first[row['heads']] - 1:+.1%} | {spills} |")
     return "\n".join(lines) + "\n"
 
 
 def main():
     """Compile in parallel, compare each with float64, then time all of them in turns."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tree", action="append", required=True, metavar="NAME=FOLDER")
+    parser.add_argument("--tree", action="append", default=[], metavar="NAME=FOLDER")
+    parser.add_argument("--table", action="store_true", help="measure nothing")
     parser.add_argument("--data", type=Path, default=HERE / "data")
     arguments = parser.parse_args()
+    if arguments.table:
+        rows = json.loads((arguments.data / "variants.json").read_text())["variants"]
+        (arguments.data / "variants.md").write_text(table(rows))
+        return
     trees = dict(tree.split("=", 1) for tree in arguments.tree)
     wanted = [(name, trees[name], options) for name, options in VARIANTS if name in trees]
     with multiprocessing.get_context("spawn").Pool(8) as pool:
@@ -92,7 +86,7 @@ def main():
     exact, exact_dq, exact_lse, exact_delta, left = ref.reference(inputs, lse, delta)
     tail, rows, kernels = exact[:, ref.VALUES :], [], []
     for (name, _, options), reason in zip(wanted, refused, strict=True):
-        rows.append({"tree": name, "options": options, "refused": reason})
+        rows.append({"tree": name, "options": options, "heads": SIZES[1], "refused": reason})
     for (name, tree, options), row in zip(wanted, rows, strict=True):
         if row["refused"]:
             continue

@@ -97,7 +97,7 @@ def drift_table(rows):
 
 
 def ranges(rows, name):
-    """Return the least and the largest value of a column, and the mean over its largest and least cases."""
+    """Return the least, the largest and the mean value of a column."""
     values = [row[name] for row in rows]
     return {"least": min(values), "most": max(values), "mean": statistics.fmean(values)}
 
@@ -114,6 +114,12 @@ def summary(context, flash, drift):
             rows = [row for row in context if row["tree"] == tree and wanted(row)]
             columns = ("buffer", "buffer_tail", "output", "output_tail", "dq", "floor_cast", "floor_exact_p")
             found[f"{name}_{tree}"] = {column: ranges(rows, column) for column in columns}
+    for tree in ("pristine", "patched"):
+        rows = [row for row in context if row["tree"] == tree and all(row[key] == BASE[key] for key in CASE)]
+        columns = ("buffer", "buffer_tail", "output", "dq", "floor_exact_p", "floor_cast", "ms")
+        found[f"base_{tree}"] = {column: mean(rows, column) for column in columns}
+    times = [found[f"base_{tree}"]["ms"] for tree in ("patched", "pristine")]
+    found["base_time_change_percent"] = 100 * (times[0] / times[1] - 1)
     pairs = {key: {row["tree"]: row for row in group} for key, group in grouped(context, (*CASE, "seed")).items()}
     change = [pair["patched"]["ms"] / pair["pristine"]["ms"] - 1 for pair in pairs.values()]
     found["time_change_percent"] = {"least": 100 * min(change), "most": 100 * max(change)}
