@@ -36,9 +36,11 @@ or dP alone leaves more than that. The output in bf16, and what the error does t
 and runs the CUDA source so obtained on the CPU: g++ compiles it as it stands behind a header that gives it threads,
 shared memory and the warp instructions that it uses. Of these, mma_sync is a model (exact products, summed in float64,
 rounded to float32 after every instruction); what is bf16 and what is float32, and every rounding between, is the
-kernel's. lse and delta are then the float64 ones, rounded as the forward rounds O. Two things stand in for upstream's: torch's
-cast to bf16 for the kernel `postprocess`, which does that and no more, so that the float32 buffer can be seen; and
-bare packages for megatron.core and megatron.core.transformer, whose __init__ would import all of Megatron.
+kernel's. lse and delta are then the float64 ones, rounded as the forward rounds O.
+
+Two things stand in for upstream's: torch's cast to bf16 for the kernel `postprocess`, which does that and no more, so
+that the float32 buffer can be seen; and bare packages for megatron.core and megatron.core.transformer, whose __init__
+would import all of Megatron.
 
 Upstream: https://github.com/NVIDIA/Megatron-LM, megatron/core/transformer/experimental_attention_variant/ops; the same
 kernel is tilelang's examples/deepseek_v32/sparse_mla_bwd.py. By hand, with g++ and no GPU:
