@@ -23,6 +23,7 @@ from unittest import mock
 FILE = Path(__file__).with_name("reproduce.py")
 SPEC = importlib.util.spec_from_file_location("reproduce", FILE)
 probe = importlib.util.module_from_spec(SPEC)
+sys.modules["reproduce"] = probe  # by this name processes find its functions
 SPEC.loader.exec_module(probe)
 
 
@@ -62,7 +63,7 @@ def waits(name: str, rank: int, target: str, folder: str) -> list[str] | None:
 def main() -> None:
     """Walk the sites and print one object: the lines of each, with how often they wait."""
     target, context = sys.argv[1], multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", *probe.MODULES])
+    context.set_forkserver_preload(["torch"])
     pool = concurrent.futures.ProcessPoolExecutor(
         max_workers=min(16, os.cpu_count()),
         mp_context=context,
