@@ -15,6 +15,8 @@ HEADER = re.compile(r"(?m)^# /// script$\n(?P<content>(?:^#(?: .*)?$\n)+)^# ///$
 BEGIN, END = "# --- protocol: begin", "# --- protocol: end"
 MOST_BLOCK_LINES = 40
 MOST_LINES = 200
+#: A probe may ask for more below its block, in one line that says why.
+BUDGET = re.compile(r"(?m)^# budget: (?P<lines>\d+) lines, because \w.*$")
 COMMAND_LINES = 4
 
 
@@ -90,8 +92,9 @@ def read(text: str) -> Probe:
     body = len(text.splitlines()) - text[: text.find(END)].count("\n") - 1 if block else 0
     if block != original_block():
         errors.append("its protocol block differs from harness/protocol.py" if block else "it has no protocol block")
-    if body > MOST_LINES:
-        errors.append(f"{body} lines below the protocol block; {MOST_LINES} are the limit")
+    asked = BUDGET.search(text)
+    if body > (limit := int(asked["lines"]) if asked else MOST_LINES):
+        errors.append(f"{body} lines below the protocol block; {limit} are the limit")
     if not requires_python:
         errors.append("its header states no requires-python")
     probe = Probe(pins, requires_python, docstring, block, body, ())

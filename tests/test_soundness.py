@@ -38,6 +38,18 @@ def _edit(path: Path, old: str, new: str) -> None:
             "a probe is standalone",
         ),
         ("reproduce.py", "if __name__", "#\n" * 200 + "if __name__", "lines below the protocol block"),
+        (
+            "reproduce.py",
+            "if __name__",
+            "# budget: 9 lines, because it is small\nif __name__",
+            "lines below the protocol block; 9 are the limit",
+        ),
+        (
+            "reproduce.py",
+            "if __name__",
+            "# budget: 900 lines\n" + "#\n" * 200 + "if __name__",
+            "lines below the protocol block; 200 are the limit",
+        ),
         ("fix.patch", "Subject: ", "", "does not open with 'Subject: '"),
         ("fix.patch", "SPDX-License-Identifier: Apache-2.0", "", "has no line 'SPDX-License-Identifier: Apache-2.0'"),
         ("fix.patch", "Subject: ", "Subject: x\nSigned-off-by: a\n", "are a human's (git commit -s)"),
