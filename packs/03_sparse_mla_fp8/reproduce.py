@@ -1,0 +1,380 @@
+# /// script
+# requires-python = ">=3.12"
+# dependencies = [
+#   "annotated-types==0.7.0",
+#   "apache-tvm-ffi==0.1.9",
+#   "cloudpickle==3.1.2",
+#   "einops==0.8.2",
+#   "megatron-core==0.19.2",
+#   "ml-dtypes==0.6.0",
+#   "numpy==2.3.5",
+#   "onnx==1.23.2",
+#   "onnx-ir==1.1.0",
+#   "onnxscript==0.7.2",
+#   "packaging==26.3",
+#   "protobuf==7.36.2",
+#   "psutil==7.2.2",
+#   "pydantic==2.12.5",
+#   "pydantic-core==2.41.5",
+#   "tilelang==0.1.8",
+#   "torch==2.11.0",
+#   "torch-c-dlpack-ext==0.1.5",
+#   "tqdm==4.70.1",
+#   "transformer-engine==2.12.0",
+#   "transformer-engine-cu13==2.12.0",
+#   "triton==3.6.0",
+#   "typing-extensions==4.16.0",
+#   "typing-inspection==0.4.2",
+#   "z3-solver==4.15.4.0",
+# ]
+# ///
+"""Megatron's fused sparse MLA does not see that its inputs are FP8 behind Transformer Engine's wrapper.
+
+Symptom: fused_sparse_mla_absorbed hands the kernel bf16 copies, twice the bytes, of a query and key that are stored in
+FP8, and tells nobody. SparseMLA.apply hands the kernel a NULL pointer for each wrapped tensor of batch 2 or more whose
+length is a multiple of 256 (others are copied for padding first, and dequantized thereby).
+
+Cause: the dispatcher looks at .dtype. A wrapper (Float8Tensor, Float8BlockwiseQTensor, MXFP8Tensor) reports the dtype
+that it stands for, and pointer 0. Its contiguous(), view(), slices and to() are wrappers again; permute() and unsqueeze()
+are plain tensors, dequantized on the way. fix.patch asks Megatron's own is_float8tensor: the forward kernel reads E4M3
+with one scale per tensor as it is stored, everything else is dequantized with a warning.
+
+Scope: what reaches the kernels behind Megatron's two entry points. A dispatch is right where no pointer is null, and the
+kernel gets no more bytes than are stored or the caller is told by a warning or a log record of Megatron's.
+`traced` (cpu): tilelang.jit is replaced, so that launches are recorded and no kernel runs. Transformer Engine's Python is
+real; transformer_engine.pytorch is a bare package object, and its compiled part is a stub with the enum DType, dequantize
+and a None for other names. Megatron is imported before it, and its fp8_utils are told of the class afterwards.
+`executed`: everything is real, and outputs and gradients are compared with float64 on the quantized values. A launch with
+a null pointer is recorded, and tried in a child. MXFP8 is judged on the CPU only: its tensors are sm_100's.
+
+Upstream: https://github.com/NVIDIA/Megatron-LM, megatron/core/transformer/experimental_attention_variant/ops;
+https://github.com/NVIDIA/TransformerEngine, transformer_engine/pytorch/quantized_tensor.py. By hand, with the packages
+above on the path (build_transformer_engine.py makes what `executed` needs besides):
+
+    tar xzf megatron_core-0.19.2.tar.gz
+    PYTHONPATH=megatron_core-0.19.2 python "$PACK/reproduce.py" --target cpu
+    git -C megatron_core-0.19.2 apply -p1 "$PACK/fix.patch"
+    PYTHONPATH=megatron_core-0.19.2 python "$PACK/reproduce.py" --target cpu
+"""
+
+# fmt: off
+# --- protocol: begin (the same in every probe; the original is harness/protocol.py)
+import argparse, ctypes, hashlib, json, sys
+from pathlib import Path
+class Probe:
+    """Prints the lines that a runner reads, and draws the verdict from the checks among them."""
+    def __init__(self):
+        self.judged = {}  # (role, ok) -> the names of these checks
+    def say(self, word, **fields):  # JSON has neither NaN nor infinity: they become strings
+        print(word, json.dumps(json.loads(json.dumps(fields), parse_constant=str)), flush=True)
+    def upstream(self, module):  # an accused module, as it was really loaded
+        sha256 = hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
+        self.say("UPSTREAM", module=module.__name__, file=module.__file__, sha256=sha256)
+    def check(self, name, role, ok, **values):  # ok is None where this cannot be judged here
+        self.judged.setdefault((role, ok), []).append(name)
+        self.say("CHECK", name=name, role=role, ok=ok, **values)
+    def output(self, name, tensor, must_match=True):  # the runner compares the two lanes'
+        data = tensor.detach().cpu().contiguous()
+        sha256 = hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest()
+        self.say("OUTPUT", name=name, dtype=str(data.dtype), shape=[*data.shape], sha256=sha256, must_match=must_match)
+    def run(self, judge):  # judge(probe, target) loads upstream and makes the checks
+        parser = argparse.ArgumentParser(description="Judge one bug; the last line is the verdict.")
+        parser.add_argument("--target", help="cpu, sm_90a, ... (default: this host's GPU, else cpu)")
+        target, reason = parser.parse_args().target, "no defect check could be judged here"
+        try:
+            if target is None:
+                import torch
+                arch = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+                target = "sm_{}{}".format(*arch) + "a" * (arch >= (9, 0)) if arch else "cpu"
+            judge(self, target)
+        except (ImportError, NotImplementedError) as error:  # a package or a mode cannot be had
+            self.judged, reason = {}, f"{type(error).__name__}: {error}"
+        except Exception:
+            sys.excepthook(*sys.exc_info())
+            sys.exit(125)
+        ends = {("control", False): ("CONTROL_FAILED", 125), ("defect", False): ("BUG_REPRODUCED", 10),
+                ("defect", True): ("FIX_VALIDATED", 0), None: ("UNSUPPORTED", 125)}
+        key = next((key for key in ends if key in self.judged), None)
+        self.say(ends[key][0], reason=", ".join(self.judged.get(key, [reason])))
+        sys.exit(ends[key][1])
+# --- protocol: end
+# fmt: on
+
+import enum, functools, importlib.util, logging, os, subprocess, types, warnings
+
+OPS = "megatron.core.transformer.experimental_attention_variant.ops"
+MODULES = "tilelang_dsa", "sparse_mla", "tilelang_sparse_mla_fwd"
+SIZES = 2, 256, 512, 16, 128  # batch, queries, keys, heads, top-k; both lengths are multiples of Megatron's bucket, 256
+D, DV = 576, 512  # what the kernels are made for
+SCALE = D**-0.5
+KINDS = {name: (name, name) for name in ("bf16", "float8", "float8_e5m2", "blockwise", "mxfp8")}  # query and key
+KINDS["mixed"] = "bf16", "float8"
+ROUNDING = 2**-7  # bf16 rounds by 2**-9, and does so with query, key, probabilities and output
+SLACK = 1.05  # of the stored bytes: scales come on top, one byte for 32 values at most, and padding of them
+
+
+class Compiled(types.ModuleType):
+    """Stands in for transformer_engine_torch: the enum, dequantize, and None for whatever else is imported from it."""
+
+    names = "kByte kInt16 kInt32 kInt64 kFloat32 kFloat16 kBFloat16 kFloat8E4M3 kFloat8E5M2 kFloat8E8M0 kFloat4E2M1"
+    DType = enum.IntEnum("DType", names, start=0)
+
+    def __getattr__(self, name):
+        if name.startswith("__"):
+            raise AttributeError(name)
+
+    @staticmethod
+    def dequantize(tensor, dtype):
+        constants = importlib.import_module("transformer_engine.pytorch.constants")
+        return values(tensor).to(constants.TE_DType_To_Torch[dtype])
+
+
+def values(tensor):
+    """Return in float64 what a wrapper of any kind stands for, from its storage; or a plain tensor's values."""
+    import torch
+
+    if not hasattr(tensor, "_fp8_dtype"):
+        return tensor.double()
+    stored = torch.float8_e5m2 if tensor._fp8_dtype.name == "kFloat8E5M2" else torch.float8_e4m3fn
+    if hasattr(tensor, "_scale_inv"):
+        return tensor._data.view(stored).double() * tensor._scale_inv.double()
+    data, scale = tensor._rowwise_data.view(stored).double().view(-1, D), tensor._rowwise_scale_inv
+    if scale.dtype == torch.uint8:  # MXFP8: exponents, one for 32 values of a row
+        factors = torch.exp2(scale.double() - 127).repeat_interleave(32, 1)
+    else:  # one for 128 x 128 values
+        factors = scale.double().repeat_interleave(128, 0).repeat_interleave(128, 1)
+    return (data * factors[: len(data), :D]).view(tensor.shape)
+
+
+def wrap(tensors, kind, x):
+    """Quantize a bf16 tensor [..., D] into a wrapper of a kind; only its class is Transformer Engine's."""
+    import torch
+
+    if kind == "bf16":
+        return x
+    name, stored, peak = "kFloat8E4M3", torch.float8_e4m3fn, 448
+    if kind == "float8_e5m2":
+        name, stored, peak = "kFloat8E5M2", torch.float8_e5m2, 57344
+    fields = {"shape": x.shape, "dtype": x.dtype, "device": x.device}
+    fields["fp8_dtype"] = getattr(sys.modules["transformer_engine_torch"].DType, name)
+    if kind.startswith("float8"):
+        scale = (x.abs().amax().float() / peak).reshape(1)
+        data = (x.float() / scale).to(stored).view(torch.uint8)
+        return tensors.Float8Tensor(**fields, data=data, fp8_scale_inv=scale)
+    rows, (height, width) = x.numel() // D, {"mxfp8": (1, 32), "blockwise": (128, 128)}[kind]
+    tall = torch.nn.functional.pad(x.float().view(rows, D), (0, -D % width, 0, -rows % height))
+    tiles = tall.view(len(tall) // height, height, -1, width)
+    scale = tiles.abs().amax((1, 3)) / peak
+    scale = scale.log2().ceil().exp2() if kind == "mxfp8" else scale
+    data = (tiles / scale[:, None, :, None]).reshape(tall.shape)[:rows, :D].to(stored).view(torch.uint8)
+    scale = torch.nn.functional.pad(scale, (0, -scale.shape[1] % 4), value=1)
+    fields |= {"rowwise_data": data.reshape(x.shape).contiguous(), "columnwise_data": None}
+    fields |= {"columnwise_scale_inv": None, "quantizer": None}
+    if kind == "mxfp8":
+        scale = (scale.log2() + 127).to(torch.uint8)
+        return tensors.MXFP8Tensor(**fields, rowwise_scale_inv=scale, with_gemm_swizzled_scales=False)
+    return tensors.Float8BlockwiseQTensor(**fields, rowwise_scale_inv=scale, is_2D_scaled=True)
+
+
+def wrappers(*, stub):
+    """Import Transformer Engine's tensor classes, on top of its compiled part or of a stub of it."""
+    if not stub:
+        try:
+            importlib.import_module("transformer_engine.pytorch")
+        except (RuntimeError, OSError, AssertionError) as error:  # it has many ways to miss its libraries
+            hint = "compiled parts are missing, see build_transformer_engine.py"
+            raise NotImplementedError(f"{hint}: {type(error).__name__}: {str(error)[:200]}") from None
+    elif spec := importlib.util.find_spec("transformer_engine"):
+        os.environ["NVTE_PROJECT_BUILDING"] = "1"  # its common part then does without the core library
+        sys.modules["transformer_engine_torch"] = Compiled("transformer_engine_torch")
+        package = sys.modules["transformer_engine.pytorch"] = types.ModuleType("transformer_engine.pytorch")
+        package.__path__ = [os.path.join(folder, "pytorch") for folder in spec.submodule_search_locations]
+    return importlib.import_module("transformer_engine.pytorch.tensor")
+
+
+def recording(jit, launches, *, execute):
+    """Stand before tilelang.jit: note what each kernel is handed, and run it if asked to and no pointer is null."""
+
+    def decorate(*args, **options):
+        def wrapped(function):
+            build = jit(*args, **options)(function)
+
+            def built(*sizes, **named):
+                kernel = build(*sizes, **named) if execute else None
+
+                def launch(*operands):
+                    launches.append([(str(x.dtype), x.nbytes, not x.data_ptr()) for x in operands])
+                    if execute and ("NULL_LAUNCH" in os.environ or all(x.data_ptr() for x in operands)):
+                        return kernel(*operands)
+                    zeros = functools.partial(operands[-1].new_zeros, dtype=sys.modules["torch"].bfloat16)
+                    return zeros((*operands[0].shape[:3], DV)), zeros(operands[0].shape[:3])
+
+                return launch
+
+            return built
+
+        return jit(*args) if args and callable(args[0]) else wrapped
+
+    return decorate
+
+
+def load(launches, *, stub):
+    """Import all that is judged for real, with every kernel launch on record."""
+    import tilelang
+
+    tilelang.jit = recording(tilelang.jit, launches, execute=not stub)
+    if stub:
+        sys.modules["transformer_engine"] = None
+        utilities = importlib.import_module("megatron.core.fp8_utils")
+        del sys.modules["transformer_engine"]
+    tensors = wrappers(stub=stub)
+    if stub:
+        utilities.FP8_TENSOR_CLASS, utilities.HAVE_TE_FP8_TENSOR_CLASS = tensors.QuantizedTensor, True
+    return tensors, *(importlib.import_module(f"{OPS}.{name}") for name in MODULES)
+
+
+def observe(launches, call):
+    """Return what a call returns or raises, its first kernel's operands, and what Megatron says meanwhile."""
+    launches.clear()
+    records, handler = [], logging.Handler()
+    handler.emit = records.append
+    logging.getLogger().addHandler(handler)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            result = call()
+        except Exception as error:  # noqa: BLE001 - whatever it is, it is what the caller gets
+            result = error
+    logging.getLogger().removeHandler(handler)
+    told = [str(one.message) for one in caught if f"{os.sep}megatron{os.sep}" in one.filename]
+    return result, launches[:1], told + [one.getMessage() for one in records if one.name.startswith("megatron")]
+
+
+def example(torch, sizes, device):
+    """Make a query [s, b, h, D], a key [t, b, 1, D] and indices [b, s, k] of which an eighth is -1."""
+    batch, queries, keys, heads, top = sizes
+    generator = torch.Generator(device).manual_seed(3)
+    normal = functools.partial(torch.randn, generator=generator, device=device)
+    indices = torch.randint(keys, (batch, queries, top), generator=generator, device=device, dtype=torch.int32)
+    indices[..., -top // 8 :] = -1
+    return normal(queries, batch, heads, D).bfloat16(), normal(keys, batch, 1, D).bfloat16(), indices
+
+
+def reference(torch, query, key, indices):
+    """Attend in float64, by the formula, over the keys [b, t, D] that the indices name."""
+    keys = key.squeeze(2).transpose(0, 1)
+    chosen = torch.stack([one[index.clamp(min=0).long()] for one, index in zip(keys, indices, strict=True)])
+    scores = torch.einsum("sbhd,bskd->sbhk", query, chosen) * SCALE
+    scores = scores.masked_fill((indices < 0).transpose(0, 1)[:, :, None], -torch.inf)
+    return torch.einsum("sbhk,bskd->sbhd", scores.softmax(-1), chosen[..., :DV])
+
+
+def distance(x, y):
+    """Return the norm of the difference over the norm of the second."""
+    return float((x.double() - y).norm() / y.norm())
+
+
+def judge_wrappers(probe, torch, kind, wrapped):
+    """Check what Megatron relies on: that it can tell a wrapper, and that these two ways lead out of one."""
+    utilities = importlib.import_module("megatron.core.fp8_utils")
+    found = {"is_float8tensor": all(utilities.is_float8tensor(x) for x in wrapped)}
+    for x in wrapped:
+        for way, y in (("permute", x.permute(1, 0, 2, 3).transpose(0, 1)), ("dequantize", x.dequantize())):
+            right = type(y) is torch.Tensor and y.data_ptr() != 0 and distance(y, values(x)) <= ROUNDING
+            found[way] = right and found.get(way, True)
+    probe.check(f"{kind}.wrapper", "control", all(found.values()), measured=found)
+
+
+def judge_kind(probe, parts, kind, plain, indices, cost):
+    """Hand a query and key of one kind to both entry points; `cost` is None where no kernel runs."""
+    torch, launches, tensors, dsa, mla = parts
+    query, key = (wrap(tensors, name, x) for name, x in zip(KINDS[kind], plain, strict=True))
+    batched = (x.transpose(0, 1).contiguous() for x in plain)
+    query_bshd, key_bshd = (wrap(tensors, name, x) for name, x in zip(KINDS[kind], batched, strict=True))
+    role, wrapped = ("control" if kind == "bf16" else "defect"), [x for x in (query, key) if type(x) is not torch.Tensor]
+    if wrapped:
+        judge_wrappers(probe, torch, kind, wrapped)
+    stored = sum(x.numel() * (1 if type(x) is not torch.Tensor else 2) for x in (query, key))
+    wanted = None if cost is None else reference(torch, values(query), values(key), indices)
+    calls = {"dispatch": lambda: dsa.fused_sparse_mla_absorbed(query, key, indices, SCALE, DV)}
+    calls["apply"] = lambda: mla.SparseMLA.apply(query_bshd, key_bshd, indices.unsqueeze(2), SCALE)[0].transpose(0, 1)
+    for name, call in calls.items():
+        result, first, told = observe(launches, call)
+        operands = [one for operands in first for one in operands if one[0] != "torch.int32"]
+        read, null = sum(size for _, size, _ in operands), any(missing for _, _, missing in operands)
+        measured = {"operands": operands, "stored_bytes": stored, "told": told}
+        ok = bool(operands) and not null and (read <= SLACK * stored or bool(told))
+        if isinstance(result, Exception):  # right where the result would be wrong; the dispatcher's never was
+            measured["error"], ok = f"{type(result).__name__}: {str(result)[:200]}", name == "apply" and not null
+        probe.check(f"{kind}.{name}", role, ok, measured=measured, unit="[dtype, bytes, null pointer] of each operand")
+        if name == "dispatch":
+            probe.say("FIGURE", name=f"{kind}_bytes_over_storage", value=read / stored, unit="1")
+        if cost is not None:
+            judged = torch.is_tensor(result) and not null
+            error, reason = (distance(result, wanted), "") if judged else (None, "no kernel ran")
+            tolerance = ROUNDING if kind == "bf16" else max(ROUNDING, cost)
+            ok = error <= tolerance if judged else None
+            probe.check(f"{kind}.{name}.values", "control", ok, measured=error, tolerance=tolerance, reason=reason)
+    return query, key, null
+
+
+def gradients(torch, function, query, key):
+    """Return the output, and the gradients of a weighted sum of it."""
+    query, key = query.detach().requires_grad_(), key.detach().requires_grad_()
+    output = function(query, key)
+    weight = torch.linspace(-1, 1, DV, device=output.device)
+    return output.detach(), *torch.autograd.grad((output * weight).sum(), (query, key))
+
+
+def judge(probe, target):
+    """Judge every kind of input on one target."""
+    import torch
+
+    execute = target != "cpu"
+    if execute and not (torch.cuda.is_available() and target == "sm_{}{}a".format(*torch.cuda.get_device_capability())):
+        raise NotImplementedError(f"no {target} GPU here; --target cpu needs none")
+    launches = []
+    tensors, *modules = load(launches, stub=not execute)
+    parts = torch, launches, tensors, *modules[:2]
+    if modules[0].SparseMLA is None:
+        raise NotImplementedError("Megatron could not import its TileLang kernels")
+    query, key, indices = example(torch, SIZES, "cuda" if execute else "cpu")
+    if "NULL_LAUNCH" in os.environ:  # in a child: what becomes of a launch that the checks only record
+        judge_kind(probe, parts, "float8", (query, key), indices, None)
+        return torch.cuda.synchronize()
+    evidence, device = ("executed", torch.cuda.get_device_name()) if execute else ("traced", "none")
+    probe.say("TARGET", target=target, evidence=evidence, device=device)
+    for module in modules:
+        probe.upstream(module)
+    cost = None
+    if execute:  # what FP8 itself costs: quantized values against those before, both in float64
+        after = reference(torch, *(values(wrap(tensors, "float8", x)) for x in (query, key)), indices)
+        cost = distance(after, reference(torch, query.double(), key.double(), indices))
+        probe.say("FIGURE", name="cost_of_float8", value=cost, unit="relative")
+    for kind in KINDS:
+        if execute and kind == "mxfp8":
+            probe.check("mxfp8.dispatch", "defect", None, reason="MXFP8 tensors are made for sm_100 and later")
+            continue
+        *pair, null = judge_kind(probe, parts, kind, (query, key), indices, cost)
+        if not execute or kind not in ("bf16", "float8"):
+            continue
+        dispatch = functools.partial(modules[0].fused_sparse_mla_absorbed, **dict(zip(("topk_indices", "softmax_scale", "v_channels"), (indices, SCALE, DV))))
+        got = gradients(torch, dispatch, *pair)
+        wanted = gradients(torch, lambda *x: reference(torch, *x, indices), *(values(x) for x in pair))
+        errors = {name: distance(x, y) for name, x, y in zip(("output", "query", "key"), got, wanted, strict=True)}
+        ok = max(errors.values()) <= max(ROUNDING, cost)
+        probe.check(f"{kind}.gradients", "control", ok, measured=errors, tolerance=max(ROUNDING, cost), unit="relative")
+        if kind == "bf16":
+            again = gradients(torch, dispatch, *pair)
+            for name, x, y in zip(("output", "query_gradient", "key_gradient"), got, again, strict=True):
+                probe.output(f"bf16.{name}", x, must_match=torch.equal(x, y))
+        elif null:
+            command, environment = [sys.executable, __file__, "--target", target], os.environ | {"NULL_LAUNCH": "1"}
+            ended = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=150, check=False)
+            said = ended.stderr.strip().splitlines()[-1:] if ended.returncode == 125 else []
+            value = said[0][:200] if said else f"it returned, exit status {ended.returncode}"
+            probe.say("FIGURE", name="null_launch", value=value)
+
+
+if __name__ == "__main__":
+    Probe().run(judge)
