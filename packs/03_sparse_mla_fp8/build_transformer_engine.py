@@ -78,7 +78,7 @@ def build(sdist, folder):
 
 def environment(folder):
     """Make a virtual environment over this interpreter's packages, and return its own folder of packages."""
-    venv.create(folder, with_pip=False)
+    venv.create(folder, symlinks=True, with_pip=False)
     own = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
     packages = Path(torch.__file__).parents[1]
     (own / "packages_below.pth").write_text(f"{packages}\n", encoding="utf-8")
