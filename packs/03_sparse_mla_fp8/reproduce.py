@@ -108,93 +108,71 @@ SIZES = 2, 256, 512, 16, 128  # batch, queries, keys, heads, top-k; both lengths
 D, DV, SCALE = 576, 512, 576**-0.5  # the only dimensions that the kernels are made for
 KINDS = {name: (name, name) for name in ("bf16", "float8", "float8_e5m2", "blockwise", "mxfp8")}  # query and key
 KINDS["mixed"] = "bf16", "float8"
+DTYPES = {"kByte": 0, "kInt32": 2, "kFloat32": 4, "kFloat16": 5, "kBFloat16": 6, "kFloat8E4M3": 7, "kFloat8E5M2": 8}
 ROUNDING = 2**-7  # bf16 rounds by 2**-9, and does so with query, key, probabilities and output
 SLACK = 1.05  # of the stored bytes: scales come on top, one byte for 32 values at most, and padding of them
-
-
-class Compiled(types.ModuleType):
-    """Stands in for transformer_engine_torch: the enum, dequantize, and a mock for any other name."""
-
-    names = {"kByte": 0, "kInt32": 2, "kFloat32": 4, "kFloat16": 5, "kBFloat16": 6, "kFloat8E4M3": 7, "kFloat8E5M2": 8}
-    DType = enum.IntEnum("DType", {**names, "kFloat4E2M1": 10})
-
-    def __getattr__(self, name):
-        if name.startswith("__"):
-            raise AttributeError(name)
-        return unittest.mock.MagicMock()
-
-    @staticmethod
-    def dequantize(tensor, dtype):
-        constants = importlib.import_module("transformer_engine.pytorch.constants")
-        return values(tensor).to(constants.TE_DType_To_Torch[dtype])
+OPERANDS = "[dtype, bytes, null pointer] of each operand but the indices"
 
 
 def values(tensor):
     """Return in float64 what a wrapper of any kind stands for, from its storage; or a plain tensor's values."""
-    import torch
-
+    torch = sys.modules["torch"]
     if type(tensor) is torch.Tensor:
         return tensor.double()
+    whole, rowwise = hasattr(tensor, "_scale_inv"), type(tensor).__name__ == "MXFP8Tensor"
     stored = torch.float8_e5m2 if tensor._fp8_dtype.name == "kFloat8E5M2" else torch.float8_e4m3fn
-    if hasattr(tensor, "_scale_inv"):
-        return tensor._data.view(stored).double() * tensor._scale_inv.double()
-    data, scale = tensor._rowwise_data.view(stored).double().view(-1, D), tensor._rowwise_scale_inv
-    if scale.dtype == torch.uint8:  # MXFP8: an exponent for 32 values of a row
-        factors = torch.exp2(scale.double() - 127).repeat_interleave(32, 1)
-    else:  # a factor for 128 x 128 values
-        factors = scale.double().repeat_interleave(128, 0).repeat_interleave(128, 1)
-    return (data * factors[: len(data), :D]).view(tensor.shape)
+    data = (tensor._data if whole else tensor._rowwise_data).view(stored).double()
+    if whole:
+        return data * tensor._scale_inv.double()
+    scale = tensor._rowwise_scale_inv.double()  # MXFP8: an exponent for 32 values of a row, else a factor for 128 x 128
+    scale = torch.exp2(scale - 127) if rowwise else scale.repeat_interleave(128, 0)
+    scale = scale.repeat_interleave(32 if rowwise else 128, 1)[: data.numel() // D, :D]
+    return (data.view(-1, D) * scale).view(tensor.shape)
 
 
 def wrap(tensors, kind, x):
     """Quantize a bf16 tensor [..., D] into a wrapper of a kind; only its class is Transformer Engine's."""
-    import torch
-
+    torch, rows = sys.modules["torch"], x.numel() // D
     if kind == "bf16":
         return x
-    wide = kind == "float8_e5m2"
-    stored, peak = (torch.float8_e5m2, 57344) if wide else (torch.float8_e4m3fn, 448)
-    types_ = sys.modules["transformer_engine_torch"].DType
-    fields = {"shape": x.shape, "dtype": x.dtype, "device": x.device}
-    fields["fp8_dtype"] = types_.kFloat8E5M2 if wide else types_.kFloat8E4M3
-    if kind.startswith("float8"):
-        scale = (x.abs().amax().float() / peak).reshape(1)
-        data = (x.float() / scale).to(stored).view(torch.uint8)
-        return tensors.Float8Tensor(**fields, data=data, fp8_scale_inv=scale)
-    rows, (height, width) = x.numel() // D, {"mxfp8": (1, 32), "blockwise": (128, 128)}[kind]
+    name, stored, peak = "kFloat8E4M3", torch.float8_e4m3fn, 448
+    if kind == "float8_e5m2":
+        name, stored, peak = "kFloat8E5M2", torch.float8_e5m2, 57344
+    height, width = {"mxfp8": (1, 32), "blockwise": (128, 128)}.get(kind, (rows, D))  # what shares a scale
     tall = torch.nn.functional.pad(x.float().view(rows, D), (0, -D % width, 0, -rows % height))
     tiles = tall.view(len(tall) // height, height, -1, width)
     scale = tiles.abs().amax((1, 3)) / peak
     scale = scale.log2().ceil().exp2() if kind == "mxfp8" else scale
-    data = (tiles / scale[:, None, :, None]).reshape(tall.shape)[:rows, :D].to(stored).view(torch.uint8)
+    data = (tiles / scale[:, None, :, None]).reshape(tall.shape)[:rows, :D].to(stored).view(torch.uint8).view(x.shape)
+    fields = {"shape": x.shape, "dtype": x.dtype, "device": x.device}
+    fields["fp8_dtype"] = getattr(sys.modules["transformer_engine_torch"].DType, name)
+    if kind.startswith("float8"):
+        return tensors.Float8Tensor(**fields, data=data.contiguous(), fp8_scale_inv=scale.view(1))
     scale = torch.nn.functional.pad(scale, (0, -scale.shape[1] % 4), value=1)
-    fields |= {"rowwise_data": data.reshape(x.shape).contiguous(), "columnwise_data": None}
-    fields |= {"columnwise_scale_inv": None, "quantizer": None}
-    if kind == "mxfp8":
-        scale = (scale.log2() + 127).to(torch.uint8)
-        return tensors.MXFP8Tensor(**fields, rowwise_scale_inv=scale, with_gemm_swizzled_scales=False)
-    return tensors.Float8BlockwiseQTensor(**fields, rowwise_scale_inv=scale, is_2D_scaled=True)
+    fields |= {"rowwise_data": data.contiguous(), "columnwise_data": None, "columnwise_scale_inv": None, "quantizer": None}
+    if kind == "blockwise":
+        return tensors.Float8BlockwiseQTensor(**fields, rowwise_scale_inv=scale, is_2D_scaled=True)
+    scale = (scale.log2() + 127).to(torch.uint8)
+    return tensors.MXFP8Tensor(**fields, rowwise_scale_inv=scale, with_gemm_swizzled_scales=False)
+
+
+def dequantize(tensor, dtype):
+    """Stand in for the function of this name in Transformer Engine's compiled part."""
+    return values(tensor).to(sys.modules["transformer_engine.pytorch.constants"].TE_DType_To_Torch[dtype])
 
 
 def recording(jit, launches):
     """Stand before tilelang.jit, or in its place where it is None: note what each kernel is handed."""
 
+    def launch(kernel, *operands):
+        launches.append([(str(x.dtype), x.nbytes, not x.data_ptr()) for x in operands])
+        shape = operands[0].shape[:3]
+        return kernel(*operands) if kernel else [operands[-1].float().new_zeros(one) for one in ((*shape, DV), shape)]
+
     def decorate(*args, **options):
         def wrapped(function):
             build = jit(*args, **options)(function) if jit else lambda *_, **__: None
-
-            def built(*sizes, **named):
-                kernel = build(*sizes, **named)
-
-                def launch(*operands):
-                    launches.append([(str(x.dtype), x.nbytes, not x.data_ptr()) for x in operands])
-                    zeros = functools.partial(operands[-1].new_zeros, dtype=sys.modules["torch"].bfloat16)
-                    shape = operands[0].shape[:3]
-                    return kernel(*operands) if kernel else (zeros((*shape, DV)), zeros(shape))
-
-                return launch
-
-            return built
+            return lambda *sizes, **named: functools.partial(launch, build(*sizes, **named))
 
         return wrapped(args[0]) if args and callable(args[0]) else wrapped
 
@@ -211,7 +189,8 @@ def wrappers(*, stub):
             raise NotImplementedError(f"{hint}: {type(error).__name__}: {str(error)[:200]}") from None
     elif spec := importlib.util.find_spec("transformer_engine"):
         os.environ["NVTE_PROJECT_BUILDING"] = "1"  # its common part then does without the core library
-        sys.modules["transformer_engine_torch"] = Compiled("transformer_engine_torch")
+        compiled = sys.modules["transformer_engine_torch"] = unittest.mock.MagicMock(dequantize=dequantize)
+        compiled.DType = enum.IntEnum("DType", {**DTYPES, "kFloat4E2M1": 10})
         package = sys.modules.setdefault("transformer_engine.pytorch", types.ModuleType("transformer_engine.pytorch"))
         package.__path__ = [os.path.join(folder, "pytorch") for folder in spec.submodule_search_locations]
     return importlib.import_module("transformer_engine.pytorch.tensor")
@@ -220,35 +199,33 @@ def wrappers(*, stub):
 def load(launches, *, stub):
     """Import all that is judged, with every kernel launch on record."""
     if stub:
-        sys.modules["tilelang"] = unittest.mock.MagicMock(jit=recording(None, launches))
-        sys.modules["transformer_engine"] = None
+        sys.modules |= {"tilelang": unittest.mock.MagicMock(jit=recording(None, launches)), "transformer_engine": None}
         utilities = importlib.import_module("megatron.core.fp8_utils")
         del sys.modules["transformer_engine"]
-    else:
-        tilelang = importlib.import_module("tilelang")
-        tilelang.jit = recording(tilelang.jit, launches)
-    tensors = wrappers(stub=stub)
-    if stub:
+        tensors = wrappers(stub=True)
         utilities.FP8_TENSOR_CLASS, utilities.HAVE_TE_FP8_TENSOR_CLASS = tensors.QuantizedTensor, True
+    else:
+        tilelang, tensors = importlib.import_module("tilelang"), wrappers(stub=False)
+        tilelang.jit = recording(tilelang.jit, launches)
     return tensors, *(importlib.import_module(f"{OPS}.{name}") for name in MODULES)
 
 
 def observe(launches, call):
     """Return what a call returns or raises, the operands of its first kernel, and what Megatron says meanwhile."""
     launches.clear()
-    records, handler = [], logging.Handler()
-    handler.emit = records.append
+    handler = unittest.mock.MagicMock(level=0)
     logging.getLogger().addHandler(handler)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         try:
             result = call()
-        except Exception as error:  # noqa: BLE001 - whatever it is, it is what the caller gets
+        except Exception as error:  # whatever it is, it is what the caller gets
             result = error
     logging.getLogger().removeHandler(handler)
     told = [str(one.message) for one in caught if f"{os.sep}megatron{os.sep}" in one.filename]
+    records = [call.args[0] for call in handler.handle.call_args_list]
     told += [one.getMessage() for one in records if one.name.startswith("megatron")]
-    return result, [one for one in sum(launches[:1], []) if one[0] != "torch.int32"], told
+    return result, [one for operands in launches[:1] for one in operands if one[0] != "torch.int32"], told
 
 
 def reference(torch, query, key, indices):
@@ -275,16 +252,14 @@ def gradients(torch, function, query, key):
 def judge_kind(probe, parts, kind, plain, indices, cost):
     """Hand a query and key of one kind to both entry points; `cost` is None where no kernel runs."""
     torch, launches, tensors, dsa, mla = parts
-    pair = query, key = [wrap(tensors, name, x) for name, x in zip(KINDS[kind], plain, strict=True)]
-    batched = [x.transpose(0, 1).contiguous() for x in plain]
-    batched = [wrap(tensors, name, x) for name, x in zip(KINDS[kind], batched, strict=True)]
-    wrapped = [x for x in pair if type(x) is not torch.Tensor]
-    if wrapped:  # what Megatron relies on: that it can tell a wrapper, and that these two ways lead out of one
-        ways = {"permute": lambda x: x.permute(1, 0, 2, 3).transpose(0, 1), "dequantize": lambda x: x.dequantize()}
-        found = {name: [(type(y) is torch.Tensor and y.data_ptr() != 0, distance(y, values(x))) for x in wrapped for y in [way(x)]] for name, way in ways.items()}
-        detected = all(importlib.import_module("megatron.core.fp8_utils").is_float8tensor(x) for x in wrapped)
-        ok = detected and all(plain and error <= ROUNDING for each in found.values() for plain, error in each)
-        probe.check(f"{kind}.wrapper", "control", ok, measured={**found, "is_float8tensor": detected}, tolerance=ROUNDING)
+    pair = [wrap(tensors, name, x) for name, x in zip(KINDS[kind], plain, strict=True)]
+    batched = [wrap(tensors, name, x.transpose(0, 1).contiguous()) for name, x in zip(KINDS[kind], plain, strict=True)]
+    if kind != "bf16":  # what Megatron relies on: that it can tell a wrapper, and that these two ways lead out of one
+        found, wrapped = {}, pair[1]
+        for way, y in ("permute", wrapped.permute(1, 0, 2, 3).transpose(0, 1)), ("dequantize", wrapped.dequantize()):
+            found[way] = type(y) is torch.Tensor and y.data_ptr() != 0 and distance(y, values(wrapped)) <= ROUNDING
+        found["is_float8tensor"] = importlib.import_module("megatron.core.fp8_utils").is_float8tensor(wrapped)
+        probe.check(f"{kind}.wrapper", "control", all(found.values()), measured=found, tolerance=ROUNDING)
     stored = sum(x.numel() * (2 if type(x) is torch.Tensor else 1) for x in pair)
     calls = {"dispatch": lambda *x: dsa.fused_sparse_mla_absorbed(*x, indices, SCALE, DV)}
     calls["apply"] = lambda *_: mla.SparseMLA.apply(*batched, indices.unsqueeze(2), SCALE)[0].transpose(0, 1)
@@ -296,8 +271,7 @@ def judge_kind(probe, parts, kind, plain, indices, cost):
         ok = bool(operands) and not null and (read <= SLACK * stored or bool(told))
         if isinstance(result, Exception):  # right where the result would be wrong; the dispatcher's never was
             measured["error"], ok = f"{type(result).__name__}: {str(result)[:200]}", name == "apply" and not null
-        role = "defect" if wrapped else "control"
-        probe.check(f"{kind}.{name}", role, ok, measured=measured, unit="[dtype, bytes, null pointer] of each operand")
+        probe.check(f"{kind}.{name}", "control" if kind == "bf16" else "defect", ok, measured=measured, unit=OPERANDS)
         if name == "dispatch":
             probe.say("FIGURE", name=f"{kind}_bytes_over_storage", value=read / stored, unit="1")
         if cost is not None and torch.is_tensor(result):
@@ -306,10 +280,9 @@ def judge_kind(probe, parts, kind, plain, indices, cost):
     if cost is not None and kind in ("bf16", "float8"):
         got, again = (gradients(torch, calls["dispatch"], *pair) for _ in range(2))
         wanted = gradients(torch, lambda *x: reference(torch, *x, indices), *map(values, pair))
-        errors = [distance(x, y) for x, y in zip(got, wanted, strict=True)]
-        ok = max(errors) <= tolerance
-        probe.check(f"{kind}.gradients", "control", ok, measured=errors, tolerance=tolerance, unit="output, query, key")
-        for name, x, y in zip(("output", "query_gradient", "key_gradient"), got, again, strict=True):
+        for name, x, y, z in zip(("output", "query_gradient", "key_gradient"), got, again, wanted, strict=True):
+            error = distance(x, z)
+            probe.check(f"{kind}.{name}", "control", error <= tolerance, measured=error, tolerance=tolerance)
             probe.output(f"{kind}.{name}", x, must_match=kind == "bf16" and torch.equal(x, y))
 
 
@@ -317,35 +290,31 @@ def judge(probe, target):
     """Judge every kind of input on one target."""
     import torch
 
-    execute, device = target != "cpu", "cpu"
-    if execute:
-        if not torch.cuda.is_available() or target != "sm_{}{}a".format(*torch.cuda.get_device_capability()):
-            raise NotImplementedError(f"no {target} GPU here; --target cpu needs none")
-        device = "cuda"
+    execute, device = target != "cpu", "cpu" if target == "cpu" else "cuda"
+    if execute and not (torch.cuda.is_available() and target == "sm_{}{}a".format(*torch.cuda.get_device_capability())):
+        raise NotImplementedError(f"no {target} GPU here; --target cpu needs none")
     launches = []
     tensors, *modules = load(launches, stub=not execute)
-    if modules[0].SparseMLA is None:
-        raise NotImplementedError("Megatron could not import its TileLang kernels")
-    name = torch.cuda.get_device_name() if execute else "none"
-    probe.say("TARGET", target=target, evidence="executed" if execute else "traced", device=name)
+    evidence, name = ("executed", torch.cuda.get_device_name()) if execute else ("traced", "none")
+    probe.say("TARGET", target=target, evidence=evidence, device=name)
     for module in modules:
         probe.upstream(module)
     batch, queries, keys, heads, top = SIZES
     random = torch.Generator(device).manual_seed(3)
-    query = torch.randn(queries, batch, heads, D, generator=random, device=device).bfloat16()
-    key = torch.randn(keys, batch, 1, D, generator=random, device=device).bfloat16()
+    plain = [(queries, batch, heads, D), (keys, batch, 1, D)]
+    plain = [torch.randn(shape, generator=random, device=device).bfloat16() for shape in plain]
     indices = torch.randint(keys, (batch, queries, top), generator=random, device=device, dtype=torch.int32)
     indices[..., -top // 8 :] = -1
     cost = None
     if execute:  # what FP8 itself costs: quantized values against those before, both in float64
-        after = reference(torch, *(values(wrap(tensors, "float8", x)) for x in (query, key)), indices)
-        cost = distance(after, reference(torch, query.double(), key.double(), indices))
+        pair = (values(wrap(tensors, "float8", x)) for x in plain)
+        cost = distance(reference(torch, *pair, indices), reference(torch, *map(values, plain), indices))
         probe.say("FIGURE", name="cost_of_float8", value=cost, unit="relative")
     for kind in KINDS:
         if execute and kind == "mxfp8":
             probe.check("mxfp8.dispatch", "defect", None, reason="MXFP8 tensors are made for sm_100 and later")
         else:
-            judge_kind(probe, (torch, launches, tensors, *modules[:2]), kind, (query, key), indices, cost)
+            judge_kind(probe, (torch, launches, tensors, *modules[:2]), kind, plain, indices, cost)
 
 
 if __name__ == "__main__":
