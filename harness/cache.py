@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import shutil
@@ -65,13 +66,27 @@ class Cache:
         self.sweep()
         work = self.root / "work"
         work.mkdir(parents=True, exist_ok=True)
-        outer = Path(tempfile.mkdtemp(prefix=prefix, dir=work))
+        outer, lock = self._claimed(prefix, work)
         try:
-            with filelock.FileLock(outer / "in-use"):
+            with lock:
                 inner = outer / "content"
                 inner.mkdir()
                 yield inner
         finally:
+            lock.release(force=True)
+            shutil.rmtree(outer, ignore_errors=True)
+
+    @staticmethod
+    def _claimed(prefix: str, work: Path) -> tuple[Path, filelock.BaseFileLock]:
+        """Make a folder and lock it; where another runner's `sweep` took it for an abandoned one, make another."""
+        while True:
+            outer = Path(tempfile.mkdtemp(prefix=prefix, dir=work))
+            lock = filelock.FileLock(outer / "in-use")
+            with contextlib.suppress(FileNotFoundError):
+                lock.acquire()
+                if (outer / "in-use").exists():
+                    return outer, lock
+                lock.release()
             shutil.rmtree(outer, ignore_errors=True)
 
     def sweep(self) -> None:

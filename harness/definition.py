@@ -56,7 +56,11 @@ class Companion:
 
 @dataclass(frozen=True)
 class Target:
-    """What the pinned release must give on one target."""
+    """What the pinned release must give on one target.
+
+    `exclusive` says that its lanes measure time or memory: a sweep lets nothing else run beside them on their GPU
+    (on target cpu: on the host's cores).
+    """
 
     evidence: tuple[Evidence, ...]
     verdict: Verdict
@@ -64,6 +68,7 @@ class Target:
     claims: tuple[str, ...] = ()
     companions: str = "default"
     timeout_s: float = 600.0
+    exclusive: bool = False
 
 
 @dataclass(frozen=True)

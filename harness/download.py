@@ -47,7 +47,7 @@ def fetch(cache: Cache, package: str, file: str | None, sha256: str) -> Path:
     return next(cache.populate("downloads", sha256, build).iterdir())
 
 
-def _preference(file: str, tags: list[Tag]) -> int | None:
+def preference(file: str, tags: list[Tag]) -> int | None:
     """Return how far down a file stands: sdists first, then wheels by the tags of this interpreter."""
     if not file.endswith(".whl"):
         return -1 if file.endswith((".tar.gz", ".zip")) else None
@@ -68,7 +68,7 @@ def resolve(cache: Cache, package: str, version: str | None, *, wheels_only: boo
             f"{package} {version or 'latest'}: not looked up before, and --offline forbids to ask the package index"
         )
     tags = list(sys_tags())
-    ranked = [(_preference(offer.file.filename, tags), offer) for offer in index.of_user().release(package, version)]
+    ranked = [(preference(offer.file.filename, tags), offer) for offer in index.of_user().release(package, version)]
     usable = [
         (rank, offer) for rank, offer in ranked if rank is not None and offer.sha256 and not (wheels_only and rank < 0)
     ]

@@ -65,6 +65,11 @@ class Folders:
                 link.symlink_to(shared)
 
 
+def with_device(host: Mapping[str, str], device: str) -> Mapping[str, str]:
+    """Return the host's environment with one GPU left to see, numbered as NVML numbers them; with all where empty."""
+    return {**host, "CUDA_VISIBLE_DEVICES": device, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if device else host
+
+
 def build(host: Mapping[str, str], folders: Folders, paths: list[Path], *, hide_gpu: bool) -> dict[str, str]:
     """Return a lane's environment.
 

@@ -25,19 +25,31 @@ from harness.words import Evidence, LaneName, LaneVerdict, Verdict
 
 @dataclass(frozen=True)
 class Runner:
-    """Where lanes run: the cache, the host, the folder of the logs, and whom to tell of progress."""
+    """Where lanes run.
+
+    Attributes:
+        cache: of trees, companion sets and JIT results.
+        host: what it is.
+        logs: the folder of the logs.
+        tell: takes what is being done.
+        device: the GPU that an executed lane sees, as CUDA_VISIBLE_DEVICES names it; empty: whatever the host shows.
+        cancel: a file descriptor; once it can be read, a running lane is abandoned.
+
+    """
 
     cache: Cache
     host: Host
     logs: Path
     tell: Callable[[str], None]
+    device: str = ""
+    cancel: int | None = None
 
     def outcome(self, pack: Pack, target: str, evidence: Evidence, request: Request) -> Outcome:
         """Judge a pack on a target; what cannot be had from outside gives the verdict ERROR with its reason."""
         started, clock = dt.datetime.now(dt.UTC), time.monotonic()
         source = origin.parse(request.upstream, pack.definition)
         try:
-            prepared = self._prepare(pack, target, evidence, source, request)
+            prepared = self.prepare(pack, target, evidence, source, request)
             runs = [self._run_once(prepared, request, number) for number in range(1, request.repeat + 1)]
         except (UnavailableError, UnsupportedHereError) as error:
             verdict = Verdict.ERROR if isinstance(error, UnavailableError) else Verdict.UNSUPPORTED
@@ -60,13 +72,20 @@ class Runner:
             repeats=len(runs),
         )
 
-    def _prepare(self, pack: Pack, target: str, evidence: Evidence, source: Origin, request: Request) -> _Prepared:
+    def prepare(self, pack: Pack, target: str, evidence: Evidence, source: Origin, request: Request) -> Prepared:
+        """Lay out what every run of a pack on one target shares.
+
+        Raises:
+            UnavailableError: something cannot be had from outside.
+            UnsupportedHereError: a companion has no wheel for this Python.
+
+        """
         definition = pack.definition
         wanted = definition.targets[target]
         tag = self.host.python_tag
         companion_set = companions.chosen(self.cache, definition, request.companions, wanted.companions, tag)
         self.tell(f"{pack.name}: fetching {definition.upstream.package} and its companions")
-        return _Prepared(
+        return Prepared(
             pack=pack,
             target=target,
             evidence=evidence,
@@ -80,21 +99,27 @@ class Runner:
         )
 
     def _run_once(
-        self, prepared: _Prepared, request: Request, number: int
+        self, prepared: Prepared, request: Request, number: int
     ) -> tuple[Judgement, LaneResult | None, LaneResult | None]:
         pristine = patched = None
         stale = ""
         if LaneName.PRISTINE in request.lanes:
-            pristine = self._lane(prepared, LaneName.PRISTINE, prepared.pristine, (), number)
+            pristine = self.lane(prepared, LaneName.PRISTINE, prepared.pristine, (), number)
         if LaneName.PATCHED in request.lanes and (pristine is None or pristine.verdict == LaneVerdict.BUG_REPRODUCED):
             try:
-                tree_patched, must_load = self._patch(prepared)
-                patched = self._lane(prepared, LaneName.PATCHED, tree_patched, must_load, number)
+                tree_patched, must_load = self.patched_tree(prepared)
+                patched = self.lane(prepared, LaneName.PATCHED, tree_patched, must_load, number)
             except patch.StalePatchError as error:
                 stale = str(error)
         return judge.pair(pristine, patched, stale), pristine, patched
 
-    def _patch(self, prepared: _Prepared) -> tuple[Tree, tuple[str, ...]]:
+    def patched_tree(self, prepared: Prepared) -> tuple[Tree, tuple[str, ...]]:
+        """Return the patched tree, and which of its changed files the probe has to load.
+
+        Raises:
+            StalePatchError: the patch does not apply cleanly.
+
+        """
         upstream = prepared.pack.definition.upstream
         file = prepared.pack.head_patch if prepared.head else prepared.pack.patch
         if not file.exists():
@@ -104,9 +129,10 @@ class Runner:
         claimed = (result.path_here(path, upstream.source_root) for path in prepared.wanted.loads)
         return result, tuple(path for path in claimed if path in changed)
 
-    def _lane(
-        self, prepared: _Prepared, name: LaneName, source: Tree, must_load: tuple[str, ...], number: int
+    def lane(
+        self, prepared: Prepared, name: LaneName, source: Tree, must_load: tuple[str, ...], number: int
     ) -> LaneResult:
+        """Run one lane on the tree `source`; `number` is its repetition, from 1."""
         pack = prepared.pack
         self.tell(f"{pack.name} {prepared.target}: {name} lane" + (f", run {number}" if number > 1 else ""))
         every = prepared.pack.definition.targets.values()
@@ -125,13 +151,15 @@ class Runner:
                 must_load=must_load,
                 claims=tuple({claim for target in every for claim in target.claims}),
                 timeout=prepared.timeout,
+                device=self.device,
+                cancel=self.cancel,
             ),
             self.logs / f"{pack.name}.{prepared.target}.{name}{f'.{number}' if number > 1 else ''}.log",
         )
 
 
 @dataclass(frozen=True)
-class _Prepared:
+class Prepared:
     """What all runs of one pack on one target share."""
 
     pack: Pack

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import importlib.util
 import os
+import platform
 import re
 import sys
 from dataclasses import dataclass
@@ -37,6 +38,9 @@ class Host:
     gpus: tuple[Gpu, ...] = ()
     driver: str = ""
     cuda: str = ""
+    system: str = ""
+    cudnn: str = ""
+    nccl: str = ""
 
     @property
     def python_tag(self) -> str:
@@ -99,8 +103,25 @@ def _torch_cuda() -> str:
     return match[1] if match else ""
 
 
+def _library(name: str, cuda: str) -> str:
+    """Return the version of one of the libraries that torch's CUDA build installs beside it: ``cudnn``, ``nccl``."""
+    return _version(f"nvidia-{name}-cu{cuda.partition('.')[0]}") or "" if cuda else ""
+
+
+def _system() -> str:
+    """Name the operating system without the kernel's own suffix, which may name a cloud or a site."""
+    try:
+        name = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        name = platform.system()
+    kernel = ".".join(re.findall(r"\d+", platform.release())[:2])
+    return f"{name} ({platform.system()} {kernel}, {platform.machine()})"
+
+
 def detect() -> Host:
     """Look at this host."""
     gpus, driver = _gpus()
     python = ".".join(str(part) for part in sys.version_info[:3])
-    return Host(python, _version("torch"), _version("triton"), gpus, driver, _torch_cuda())
+    cuda = _torch_cuda()
+    libraries = _library("cudnn", cuda), _library("nccl", cuda)
+    return Host(python, _version("torch"), _version("triton"), gpus, driver, cuda, _system(), *libraries)

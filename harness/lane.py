@@ -17,6 +17,9 @@ from harness.transcript import Transcript
 from harness.tree import Tree
 from harness.words import Evidence, LaneName, LaneVerdict
 
+#: The reason of a lane that was cancelled: it says nothing of anything.
+ABANDONED = "abandoned"
+
 
 @dataclass(frozen=True)
 class Lane:
@@ -34,6 +37,8 @@ class Lane:
         must_load: files of the tree that the probe has to load, or its verdict is about something else.
         claims: the words that a probe may print besides the fixed ones.
         timeout: in seconds.
+        device: the GPU it sees where it executes, as CUDA_VISIBLE_DEVICES names it; empty: whatever the host shows.
+        cancel: a file descriptor; once it can be read, the lane is abandoned.
 
     """
 
@@ -48,6 +53,8 @@ class Lane:
     must_load: tuple[str, ...]
     claims: tuple[str, ...]
     timeout: float
+    device: str = ""
+    cancel: int | None = None
 
 
 @dataclass(frozen=True)
@@ -83,9 +90,12 @@ def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneResult:
         paths = [lane.tree.import_root, lane.companions]
         command = process.Command(
             arguments=(sys.executable, "-P", str(lane.probe), "--target", lane.target),
-            environment=environment.build(os.environ, folders, paths, hide_gpu=hide_gpu),
+            environment=environment.build(
+                environment.with_device(os.environ, lane.device), folders, paths, hide_gpu=hide_gpu
+            ),
             folder=folders.current,
             timeout=lane.timeout,
+            cancel=lane.cancel,
         )
         lines = Lines(lane.claims)
         ended = process.run(command, lines, Log(log))
@@ -115,6 +125,8 @@ def _judge(lane: Lane, said: Transcript, ended: process.Ended) -> tuple[LaneVerd
 def _abnormal_end(ended: process.Ended, timeout: float) -> str:
     if ended.reason == "timed out":
         return f"timed out after {timeout:g} s"
+    if ended.reason == "abandoned":
+        return ABANDONED
     if ended.reason != "exited":
         return "its supervisor was killed"
     if ended.status >= 0:

@@ -82,7 +82,8 @@ def _number(name: str) -> int:
     return int(match["number"]) if match else -1
 
 
-def _matches(name: str, wanted: str) -> bool:
+def matches(name: str, wanted: str) -> bool:
+    """Say whether a folder's name is what a number, a slug or a glob names."""
     match = FOLDER_PATTERN.fullmatch(name)
     if wanted.isdecimal():
         return match is not None and int(match["number"]) == int(wanted)
@@ -94,6 +95,6 @@ def select(packs: Path, wanted: tuple[str, ...]) -> list[Path]:
     """List the folders of the packs that `wanted` names by number, slug or glob; of all packs when it is empty."""
     every = folders(packs)
     for name in wanted:
-        if not any(_matches(folder.name, name) for folder in every):
+        if not any(matches(folder.name, name) for folder in every):
             raise unknown("pack", name, (folder.name for folder in every), "runner.py list")
-    return [folder for folder in every if not wanted or any(_matches(folder.name, name) for name in wanted)]
+    return [folder for folder in every if not wanted or any(matches(folder.name, name) for name in wanted)]

@@ -23,12 +23,22 @@ DRAIN = 5.0
 
 @dataclass(frozen=True)
 class Command:
-    """What to run: the interpreter with its arguments, the whole environment, the folder, seconds of wall time."""
+    """What to run.
+
+    Attributes:
+        arguments: the interpreter and what follows it.
+        environment: the whole of it.
+        folder: the working directory.
+        timeout: seconds of wall time.
+        cancel: a file descriptor; once it can be read, everything is killed and the end is ``abandoned``.
+
+    """
 
     arguments: tuple[str, ...]
     environment: Mapping[str, str]
     folder: Path
     timeout: float
+    cancel: int | None = None
 
 
 @dataclass(frozen=True)
@@ -36,7 +46,7 @@ class Ended:
     """How a probe ended.
 
     Attributes:
-        reason: ``exited``, ``timed out``, or ``lost`` where the supervisor itself was killed.
+        reason: ``exited``, ``timed out``, ``abandoned``, or ``lost`` where the supervisor itself was killed.
         status: the exit status, negative for a signal.
         seconds: its wall time.
         peak_memory: of its largest process, in bytes.
@@ -52,6 +62,7 @@ class Ended:
 
 
 LOST = Ended("lost", -9, 0.0, 0, 0)
+ABANDONED = Ended("abandoned", -9, 0.0, 0, 0)
 
 
 def run(command: Command, lines: Lines, log: Log) -> Ended:
@@ -77,30 +88,37 @@ def run(command: Command, lines: Lines, log: Log) -> Ended:
     )
     os.close(report_end)
     try:
-        ended = _read(supervisor, report, lines, log, time.monotonic() + command.timeout + GRACE)
+        ended = _read(supervisor, report, (lines, log), time.monotonic() + command.timeout + GRACE, command.cancel)
     finally:
         _end(supervisor)
         os.close(report)
     return ended
 
 
-def _read(supervisor: subprocess.Popen[bytes], report: int, lines: Lines, log: Log, deadline: float) -> Ended:
+def _read(
+    supervisor: subprocess.Popen[bytes], report: int, taking: tuple[Lines, Log], deadline: float, cancel: int | None
+) -> Ended:
     assert supervisor.stdout is not None  # noqa: S101 - for the type checker: both are pipes
     assert supervisor.stderr is not None  # noqa: S101 - likewise
-    ended = LOST
+    ended, (lines, log) = LOST, taking
     with selectors.DefaultSelector() as selector:
         for stream in (supervisor.stdout, supervisor.stderr):
             selector.register(stream, selectors.EVENT_READ)
-        selector.register(report, selectors.EVENT_READ)
-        while selector.get_map() and time.monotonic() < deadline:
+        for descriptor in [report] if cancel is None else [report, cancel]:
+            selector.register(descriptor, selectors.EVENT_READ)
+        unread = 3
+        while unread and time.monotonic() < deadline:
             for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
+                if key.fd == cancel:
+                    ended, deadline = ABANDONED, 0.0
+                    break
                 data = os.read(key.fd, CHUNK)
                 if key.fd == report:
                     ended = Ended(**json.loads(data)) if data else LOST
                     deadline = min(deadline, time.monotonic() + DRAIN)
-                    selector.unregister(report)
-                elif not data:
+                if key.fd == report or not data:
                     selector.unregister(key.fileobj)
+                    unread -= 1
                 else:
                     log.feed(key.fd, data)
                     if key.fileobj is supervisor.stdout:

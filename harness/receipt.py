@@ -63,7 +63,7 @@ class LaneRecord:
 
 @dataclass(frozen=True)
 class HostRecord:
-    """Where it ran; what a host lacks is empty."""
+    """Where it ran; what a host lacks, or what an older runner did not record, is empty."""
 
     python: str
     torch: str
@@ -72,6 +72,9 @@ class HostRecord:
     driver: str = ""
     gpu: str = ""
     compute_capability: str = ""
+    system: str = ""
+    cudnn: str = ""
+    nccl: str = ""
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 from harness import files, privacy, receipt
@@ -39,7 +40,8 @@ def folder_for(outcome: Outcome, request: Request, elsewhere: Path | None, logs:
     return pack.receipts / "head" if at_head and not request.companions else logs / pack.name
 
 
-def _lane(result: LaneResult) -> LaneRecord:
+def lane_record(result: LaneResult) -> LaneRecord:
+    """Return what a receipt keeps of a lane."""
     said = result.transcript
     return LaneRecord(
         verdict=result.verdict,
@@ -59,18 +61,31 @@ def _lane(result: LaneResult) -> LaneRecord:
 
 
 def _host(host: Host, outcome: Outcome) -> HostRecord:
-    base = HostRecord(host.python, host.torch or "", host.triton or "", host.cuda)
+    base = HostRecord(
+        python=host.python,
+        torch=host.torch or "",
+        triton=host.triton or "",
+        cuda=host.cuda,
+        system=host.system,
+        cudnn=host.cudnn,
+        nccl=host.nccl,
+    )
     gpu = next((gpu for gpu in host.gpus if gpu.target == outcome.target), None)
     if outcome.evidence != Evidence.EXECUTED or gpu is None:
         return base
     capability = ".".join(str(part) for part in gpu.compute_capability)
-    return HostRecord(base.python, base.torch, base.triton, base.cuda, host.driver, gpu.name, capability)
+    return replace(base, driver=host.driver, gpu=gpu.name, compute_capability=capability)
 
 
 def log_text(outcome: Outcome) -> str:
     """Join the logs of the lanes that ran."""
     parts = [f"== {lane.name} lane ==\n{lane.log.read_text('utf-8', errors='replace')}" for lane in outcome.lanes]
     return "\n".join(parts)
+
+
+def without_lane_folders(text: str) -> str:
+    """Name the folders that were a lane's own: their random names say nothing."""
+    return LANE_FOLDER.sub(lambda match: LANE_NAMES[match[1]], text)
 
 
 def scrubber(outcome: Outcome, cache: Cache) -> privacy.Scrubber:
@@ -118,7 +133,7 @@ def build(outcome: Outcome, host: Host, command: str, log: str) -> Receipt:
             sha256=outcome.companion_set.sha256 if outcome.companion_set else "",
             packages=outcome.companion_set.versions if outcome.companion_set else {},
         ),
-        lanes={lane.name: _lane(lane) for lane in outcome.lanes},
+        lanes={lane.name: lane_record(lane) for lane in outcome.lanes},
         host=_host(host, outcome),
         log=LogRecord(f"{name}.log", files.sha256_bytes(log.encode())),
         command=command,
@@ -136,10 +151,10 @@ def write(outcome: Outcome, cache: Cache, host: Host, command: str, folder: Path
 
     """
     scrub = scrubber(outcome, cache)
-    log = LANE_FOLDER.sub(lambda match: LANE_NAMES[match[1]], scrub.scrub(log_text(outcome)))
+    log = without_lane_folders(scrub.scrub(log_text(outcome)))
     scrub.require_clean("log", log)
     document = scrub.document(receipt.document_of(build(outcome, host, command, log)))
-    text = LANE_FOLDER.sub(lambda match: LANE_NAMES[match[1]], receipt.to_json(document))
+    text = without_lane_folders(receipt.to_json(document))
     path = folder / f"{outcome.target}.{outcome.evidence}.json"
     files.write_atomic(path.with_suffix(".log"), log)
     files.write_atomic(path, text)

@@ -5,39 +5,22 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
-from harness import receipt, staleness
+from harness import facts, receipt, staleness, template, upstreams
 from harness.errors import HarnessError
 from harness.pack import Pack
 from harness.receipt import Receipt
 from harness.summary import number
+from harness.template import Section, Upstream
 from harness.words import Evidence, Kind, LaneName
 
 PLACEHOLDER = re.compile(r"\{\{(?P<form>[a-z]+):(?P<rest>[^{}]+)\}\}")
 LEFT_OVER = re.compile(r"\{\{|\}\}|\b(?:TODO|FIXME|TBD)\b")
-#: The sections that an upstream's own template asks for.
-SECTIONS = {
-    "liger-kernel": ("Describe the bug", "Reproduce", "Versions"),
-}
 
 
 class MissingError(LookupError):
     """A placeholder names something that no receipt or data file holds."""
-
-
-def environment(one: Receipt) -> str:
-    """Write where a receipt was made, as a Markdown list."""
-    host, upstream = one.host, one.upstream
-    facts = [
-        ("GPU", f"{host.gpu} (compute capability {host.compute_capability})" if host.gpu else ""),
-        ("Driver", host.driver),
-        ("Python", host.python),
-        ("PyTorch", host.torch + (f" (CUDA {host.cuda})" if host.cuda else "")),
-        ("Triton", host.triton),
-        (upstream.package, f"{upstream.version} (sha256 {upstream.sha256[:12]})"),
-        *one.companions.packages.items(),
-    ]
-    return "\n".join(f"- {name}: {value}" for name, value in facts if value)
 
 
 def _receipts_by_target(pack: Pack, receipts: list[Receipt]) -> dict[str, Receipt]:
@@ -51,9 +34,10 @@ def _receipts_by_target(pack: Pack, receipts: list[Receipt]) -> dict[str, Receip
 class Renderer:
     """Fills the placeholders of one pack's report."""
 
-    def __init__(self, pack: Pack, receipts: list[Receipt]) -> None:
-        """Take the pack's receipts, and what its receipts/head and data/ hold."""
+    def __init__(self, pack: Pack, receipts: list[Receipt], upstream: Upstream) -> None:
+        """Take the pack's receipts, what its receipts/head and data/ hold, and the upstream that reads the report."""
         self._pack = pack
+        self._upstream = upstream
         self._receipts = _receipts_by_target(pack, receipts)
 
     def fill(self, text: str) -> str:
@@ -72,7 +56,7 @@ class Renderer:
         if form == "verdict":
             return self._verdict(found)
         if form == "versions":
-            return environment(found)
+            return facts.every(self._upstream, self._pack, found)
         if form in ("figure", "check"):
             return self._measured(form, found, name)
         raise MissingError(f"{{{{{form}:{rest}}}}}: no placeholder of that form")
@@ -113,25 +97,46 @@ class Renderer:
         return number(value)
 
 
+def headings(text: str) -> list[str]:
+    """List the headings of a Markdown text, those that are a bold line of their own among them."""
+    lines = [line.strip() for line in text.splitlines()]
+    return [line.strip("#* ") for line in lines if line.startswith("#") or re.fullmatch(r"\*\*[^*]+\*\*:?", line)]
+
+
+def holds(text: str, section: Section) -> bool:
+    """Whether a text has a heading for one part of a template."""
+    names = [name.lower() for name in (section.label, *section.also)]
+    return any(name in heading.lower() for heading in headings(text) for name in names)
+
+
 def errors(pack: Pack, receipts: list[Receipt]) -> list[str]:
-    """Say what keeps a report from being whole."""
-    text = pack.report.read_text(encoding="utf-8")
-    found = list(_unfilled(pack, receipts, text))
+    """Say what keeps a pack's reports from being whole."""
+    return [
+        f"{path.name}: {error}"
+        for name, path in facts.reports(pack).items()
+        for error in _report_errors(pack, receipts, name, path)
+    ]
+
+
+def _report_errors(pack: Pack, receipts: list[Receipt], name: str, path: Path) -> Iterator[str]:
+    upstream = upstreams.BY_NAME.get(name, upstreams.GENERIC)
+    if name and upstream is upstreams.GENERIC:
+        yield f"no upstream {name!r}; there is {', '.join(upstreams.BY_NAME)}"
+    text = path.read_text(encoding="utf-8")
+    yield from _unfilled(pack, receipts, text, upstream)
     left = PLACEHOLDER.sub("", text)
-    found += [f"{match[0]!r} is left in it" for match in LEFT_OVER.finditer(left)]
-    headings = [line.lstrip("# ") for line in text.splitlines() if line.startswith("#")]
-    for section in SECTIONS.get(pack.definition.upstream.package, ()):
-        if not any(section.lower() in heading.lower() for heading in headings):
-            found.append(f"its upstream's template asks for a section {section!r}")
+    yield from (f"{match[0]!r} is left in it" for match in LEFT_OVER.finditer(left))
+    for section in upstream.sections:
+        if section.source == template.REPORT and section.required and not holds(text, section):
+            yield f"its upstream's template asks for a section {section.label!r}"
     first = next((line for line in text.splitlines() if line.strip() and not line.startswith("#")), "")
     if pack.definition.kind == Kind.ROBUSTNESS and not first.startswith("Not a bug:"):
-        found.append("the report of a robustness pack opens with 'Not a bug:'")
-    return found
+        yield "the report of a robustness pack opens with 'Not a bug:'"
 
 
-def _unfilled(pack: Pack, receipts: list[Receipt], text: str) -> Iterator[str]:
+def _unfilled(pack: Pack, receipts: list[Receipt], text: str, upstream: Upstream) -> Iterator[str]:
     try:
-        renderer = Renderer(pack, receipts)
+        renderer = Renderer(pack, receipts, upstream)
     except HarnessError as error:
         yield str(error)
         return

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from harness import markdown, receipt, staleness
-from harness.errors import HarnessError
+from pathlib import Path
+
+from harness import facts, markdown, receipt, staleness, template, upstreams
+from harness.errors import HarnessError, unknown
 from harness.pack import Pack
 from harness.receipt import Receipt
-from harness.rendering import MissingError, Renderer, environment
+from harness.rendering import MissingError, Renderer
 from harness.summary import number
+from harness.template import Section, Upstream
 from harness.words import LaneName
 
 #: GitHub takes 65,536 characters; what stays below 60 KiB fits in every place.
@@ -63,13 +66,36 @@ def _log(pack: Pack, one: Receipt, most: int) -> str:
     return markdown.details(f"Log, {one.target} ({one.evidence})", markdown.fenced(markdown.tail(text, most), "text"))
 
 
-def _parts(pack: Pack, receipts: list[Receipt], form: str) -> list[str]:
+def _sections(pack: Pack, upstream: Upstream, leading: Receipt, text: str) -> list[str]:
+    """Write the parts of the template that the report itself does not have: facts filled in, boxes left open."""
+    filled = facts.Facts(pack, leading)
+    parts = []
+    for section in facts.sections_of(upstream, pack, leading.target):
+        if section.source == template.HUMAN:
+            parts.append(f"## {section.label}\n\n" + "\n".join(f"- [ ] {tick}" for tick in section.ticks))
+        elif section.source == template.RECEIPT and not _has(text, section, filled):
+            parts.append(f"## {section.label}\n\n{filled.listed(section)}")
+    return parts
+
+
+def _has(text: str, section: Section, filled: facts.Facts) -> bool:
+    """Whether a filled report states every fact of a part already."""
+    return all(f"- {label}: {filled.value(fact)}" in text for label, fact in section.facts)
+
+
+def _body(pack: Pack, receipts: list[Receipt], upstream: Upstream, path: Path) -> str:
     try:
-        report = Renderer(pack, receipts).fill(pack.report.read_text(encoding="utf-8")).strip()
+        return Renderer(pack, receipts, upstream).fill(path.read_text(encoding="utf-8")).strip()
     except (MissingError, FileNotFoundError) as error:
-        raise HarnessError(f"{pack.name}/REPORT.md: {error}. Next: runner.py check {pack.name}") from None
+        raise HarnessError(f"{pack.name}/{path.name}: {error}. Next: runner.py check {pack.name}") from None
+
+
+def _parts(pack: Pack, receipts: list[Receipt], form: str, upstream: Upstream, path: Path) -> list[str]:
+    report = _body(pack, receipts, upstream, path)
     verdicts = f"{_verdicts(pack, receipts)}\n{_figures(receipts)}".strip()
-    environments = "\n\n".join(f"**{one.target} ({one.evidence})**\n\n{environment(one)}" for one in receipts)
+    environments = "\n\n".join(
+        f"**{one.target} ({one.evidence})**\n\n{facts.every(upstream, pack, one)}" for one in receipts
+    )
     commit = f"{pack.definition.upstream.package} {pack.definition.upstream.version}"
     folded = [
         markdown.details("Checks", _checks(receipts)),
@@ -77,28 +103,56 @@ def _parts(pack: Pack, receipts: list[Receipt], form: str) -> list[str]:
         markdown.details(f"fix.patch, for {commit}", markdown.fenced(pack.patch.read_text("utf-8"), "diff")),
     ]
     if form == "issue":
-        return [report, "## Evidence\n\n" + verdicts, *folded]
-    return [f"### {pack.definition.title}\n\n{verdicts}", markdown.details("Report", report), *folded]
+        leading = next((one for one in receipts if one.host.gpu), receipts[0])
+        return [report, *_sections(pack, upstream, leading, report), "## Evidence\n\n" + verdicts, *folded]
+    open_boxes = "\n".join(f"- [ ] {duty}" for duty in upstream.duties)
+    head = f"### {pack.definition.title}\n\n{verdicts}"
+    return [head, f"#### Left to the author\n\n{open_boxes}", markdown.details("Report", report), *folded]
 
 
-def build(pack: Pack, form: str) -> str:
+def reader(pack: Pack, name: str | None) -> tuple[Upstream, Path]:
+    """Return the upstream that a report is for, by name or the pack's own, and the report that it reads."""
+    found = facts.reports(pack)
+    if name is None:
+        name = next(iter(found))
+    if name not in found:
+        raise unknown("report", name, found, f"runner.py report {pack.name}")
+    return upstreams.BY_NAME.get(name, upstreams.GENERIC), found[name]
+
+
+def left_open(form: str, upstream: Upstream) -> list[str]:
+    """List what only a human can do before it is filed."""
+    if form != "issue":
+        return list(upstream.duties)
+    places = [label for section in upstream.sections for label, fact in section.facts if fact == "location"]
+    return [
+        *(tick for section in upstream.sections for tick in section.ticks),
+        *(f"{label} filled in" for label in places),
+    ]
+
+
+def build(pack: Pack, form: str, name: str | None = None) -> str:
     """Build the Markdown for an issue or a comment on a pull request, at most 60 KiB of it.
 
     Args:
         pack: with receipts for at least one target.
         form: ``issue`` or ``pr-comment``.
+        name: of the upstream that reads it; None is the pack's own.
 
     Raises:
         HarnessError: no receipt, or a report that cannot be filled from them, or too long without any log.
 
     """
+    upstream, path = reader(pack, name)
     best = receipt.strongest(receipt.load_all(pack.receipts))
-    receipts = [best[name] for name in pack.definition.targets if name in best]
+    receipts = [best[target] for target in pack.definition.targets if target in best]
     if not receipts:
         raise HarnessError(f"{pack.name}: no receipt to report from. Next: runner.py run {pack.name}")
-    text = "\n\n".join(part.strip() for part in _parts(pack, receipts, form)) + "\n"
+    text = "\n\n".join(part.strip() for part in _parts(pack, receipts, form, upstream, path)) + "\n"
     room = (MOST_BYTES - len(text.encode())) // len(receipts) - SMALLEST_LOG
     if room < 0:
-        raise HarnessError(f"{pack.name}: the report is over {MOST_BYTES} bytes without logs. Next: shorten REPORT.md")
+        raise HarnessError(
+            f"{pack.name}: the report is over {MOST_BYTES} bytes without logs. Next: shorten {path.name}"
+        )
     logs = [_log(pack, one, min(LOG_BYTES, room)) for one in receipts if room > SMALLEST_LOG]
     return text + "\n" + "\n".join(logs)

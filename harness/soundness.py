@@ -94,7 +94,7 @@ class Checker:
     def _report(self, receipts: list[Receipt]) -> list[str]:
         if not self.pack.report.exists():
             return ["REPORT.md is missing"]
-        return [f"REPORT.md: {error}" for error in rendering.errors(self.pack, receipts)]
+        return rendering.errors(self.pack, receipts)
 
     def _states(self, receipts: list[Receipt]) -> list[Finding]:
         best = receipt.strongest(receipts)

@@ -40,10 +40,14 @@ class Workbench:
     def command(self, *arguments: str) -> list[str]:
         """Build the command line of the runner, with this workbench's folders where the verb takes them."""
         verb = arguments[0] if arguments else ""
-        places = ["--packs", str(self.packs)] if verb in {"list", "run", "table", "fetch", "check", "report"} else []
-        if verb in {"run", "check"} and "--cache" not in arguments:
+        places = (
+            ["--packs", str(self.packs)]
+            if verb in {"list", "run", "table", "fetch", "check", "report", "sweep", "versions", "bundle"}
+            else []
+        )
+        if verb in {"run", "check", "sweep", "versions"} and "--cache" not in arguments:
             places += ["--cache", str(self.cache)]
-        if verb in {"run", "check"} and "--online" not in arguments:
+        if verb in {"run", "check", "sweep", "versions"} and "--online" not in arguments:
             places += ["--offline"]
         rest = [text for text in arguments if text != "--online"]
         return [sys.executable, "-W", "error", str(REPOSITORY / "runner.py"), *rest[:1], *places, *rest[1:]]

@@ -121,13 +121,16 @@ def _gone(pid: int, seconds: float = 10.0) -> bool:
     return False
 
 
+@pytest.mark.parametrize("jobs", [1, 2])
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
 def test_an_interrupted_run_keeps_what_was_finished_and_leaves_no_process(
-    workbench: Workbench, number: signal.Signals, status: int
+    workbench: Workbench, number: signal.Signals, status: int, jobs: int
 ) -> None:
     finished = workbench.lay("01_confirmed")
     hanging = workbench.lay("37_needs_long")
-    with subprocess.Popen(workbench.command("run", "--json"), stdout=-1, stderr=-1, text=True) as runner:
+    command = workbench.command("run", "--json", "--jobs", str(jobs))
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as runner:
+        _wait_for(finished / "receipts/cpu.traced.json")
         probe = int(_wait_for(hanging / "pid"))
         grandchild = int(_wait_for(hanging / "grandchild"))
         os.kill(runner.pid, number)

@@ -12,7 +12,7 @@ from harness import __version__
 from harness.errors import HarnessError
 from harness.words import Exit
 
-VERBS = ("list", "run", "table", "fetch", "check", "report")
+VERBS = ("list", "run", "sweep", "versions", "table", "fetch", "check", "report", "bundle", "verify")
 
 EPILOG = """\b
 Exit statuses:

@@ -42,6 +42,17 @@ def sound_packs(folder: Path, wanted: tuple[str, ...]) -> tuple[list[Pack], list
     return packs, errors
 
 
+def one_pack(folder: Path, wanted: str, verb: str) -> Pack:
+    """Load the one pack that `wanted` names, or raise what is wrong with it."""
+    chosen, broken = sound_packs(folder, (wanted,))
+    if broken:
+        raise broken[0]
+    if len(chosen) != 1:
+        names = ", ".join(one.name for one in chosen)
+        raise HarnessError(f"{wanted!r} names {len(chosen)} packs ({names}). Next: runner.py {verb} {chosen[0].name}")
+    return chosen[0]
+
+
 def complain(errors: list[HarnessError]) -> None:
     """Print each error on a line of its own."""
     for error in errors:

@@ -8,7 +8,6 @@ import click
 
 from harness import report
 from harness.commands import options
-from harness.errors import HarnessError
 from harness.privacy import of_host
 from harness.words import Exit
 
@@ -16,22 +15,24 @@ from harness.words import Exit
 @click.command("report")
 @click.argument("wanted", metavar="PACK")
 @click.option("--to", "form", type=click.Choice(["issue", "pr-comment"]), default="issue", show_default=True)
+@click.option("--for", "name", metavar="UPSTREAM", help="Who reads it, where a pack reports to several.")
 @options.packs_option
-def command(wanted: str, form: str, packs: Path) -> int:
+def command(wanted: str, form: str, name: str | None, packs: Path) -> int:
     """Print the Markdown to attach to an upstream issue or pull request.
 
-    It holds the report filled from the committed receipts, verdicts, figures, checks, environment, patch and the tail
-    of each log; at most 60 KiB. Nothing is typed by hand, and what looks private is refused.
+    It holds the report filled from the committed receipts, every field that the upstream's own template asks for,
+    verdicts, figures, checks, environment, patch and the tail of each log; at most 60 KiB. Nothing is typed by hand,
+    and what looks private is refused. What only a human can state or tick is left open, and listed on standard error.
+
+    REPORT.md is for the pack's own upstream, REPORT.NAME.md for another: --for tilelang. docs/upstream-fields.md says
+    where each field comes from.
     """
-    chosen, broken = options.sound_packs(packs, (wanted,))
-    if broken:
-        raise broken[0]
-    if len(chosen) != 1:
-        names = ", ".join(pack.name for pack in chosen)
-        raise HarnessError(f"{wanted!r} names {len(chosen)} packs ({names}). Next: runner.py report {chosen[0].name}")
-    text = report.build(chosen[0], form)
-    sets = chosen[0].definition.companions.values()
+    subject = options.one_pack(packs, wanted, "report")
+    text = report.build(subject, form, name)
+    sets = subject.definition.companions.values()
     stated = [companion.version for members in sets for companion in members.values()]
     of_host({}, stated).require_clean("report", text)
     click.echo(text, nl=False)
+    for duty in report.left_open(form, report.reader(subject, name)[0]):
+        click.echo(f"left to you: {duty}", err=True)
     return int(Exit.AS_EXPECTED)

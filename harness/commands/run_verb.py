@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
 import sys
 import tempfile
-from dataclasses import dataclass, field
 from pathlib import Path
 
 import click
 
-from harness import host, plan, recording, summary
+from harness import host, summary
+from harness.batch import Batch, default_jobs
 from harness.commands import options
 from harness.errors import HarnessError
 from harness.execute import Runner
-from harness.judge import Judgement
-from harness.outcome import Outcome, Request, deviation
-from harness.pack import Pack
-from harness.privacy import PrivateTextError
+from harness.outcome import Request
 from harness.progress import Progress
 from harness.words import Exit, LaneName, Verdict
 
@@ -40,6 +36,7 @@ LANES = {
 @options.offline_option
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Seconds per lane.")
 @click.option("--repeat", type=click.IntRange(1), default=1, metavar="N", help="Run the lanes N times; all must agree.")
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="CPU lanes at once (default: cores, at most 4).")
 @click.option("--receipts", type=click.Path(path_type=Path), metavar="DIR", help="Write receipts below DIR.")
 @click.option("--json", "as_json", is_flag=True, help="Print the outcomes as JSON on standard output.")
 def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
@@ -53,6 +50,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     offline: bool,  # noqa: FBT001 - click passes options by name
     timeout: float | None,
     repeat: int,
+    jobs: int | None,
     receipts: Path | None,
     as_json: bool,  # noqa: FBT001 - likewise
 ) -> int:
@@ -87,7 +85,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         cache = options.the_cache(cache_root, offline=offline)
         with cache.guard():
             logs = _log_folder(cache.root)
-        run = _Run(Runner(cache, host.detect(), logs, progress.tell), request, receipts, _command_line())
+        runner = Runner(cache, host.detect(), logs, progress.tell)
+        run = Batch(runner, request, receipts, _command_line(), jobs or default_jobs())
         interrupted = run.every(chosen, target)
     if run.rows or as_json:
         click.echo(summary.as_json(run.rows) if as_json else summary.as_text(run.rows), nl=False)
@@ -107,54 +106,7 @@ def _command_line() -> str:
     return " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])
 
 
-@dataclass
-class _Run:
-    """One call of the verb: collects a row for each pack and target, and writes each receipt at once."""
-
-    runner: Runner
-    request: Request
-    receipts: Path | None
-    command_line: str
-    rows: list[summary.Row] = field(default_factory=list)
-    errors: list[HarnessError] = field(default_factory=list)
-
-    def every(self, packs: list[Pack], target: str) -> bool:
-        """Judge all packs; return whether the user interrupted it."""
-        try:
-            for pack in packs:
-                for planned in plan.plan(pack, target, self.runner.host):
-                    self._one(pack, planned)
-        except KeyboardInterrupt:
-            return True
-        return False
-
-    def _one(self, pack: Pack, planned: plan.Planned) -> None:
-        if planned.evidence is None:
-            unsupported = Outcome(pack, planned.target, None, Judgement(Verdict.UNSUPPORTED, planned.reason))
-            self.rows.append(summary.row(unsupported, "", None))
-            return
-        try:
-            outcome = self.runner.outcome(pack, planned.target, planned.evidence, self.request)
-        except HarnessError as error:
-            self.errors.append(HarnessError(f"{pack.name} {planned.target}: {error}"))
-            return
-        self.rows.append(summary.row(outcome, deviation(outcome, self.request), self._record(outcome)))
-
-    def _record(self, outcome: Outcome) -> Path | None:
-        if not outcome.lanes:
-            return None
-        folder = recording.folder_for(outcome, self.request, self.receipts, self.runner.logs)
-        try:
-            return recording.write(outcome, self.runner.cache, self.runner.host, self.command_line, folder)
-        except PrivateTextError as error:
-            self.errors.append(HarnessError(f"{outcome.pack.name} {outcome.target}: {error}"))
-        except OSError as error:
-            reason = os.strerror(error.errno) if error.errno else str(error)
-            self.errors.append(HarnessError(f"{outcome.pack.name} {outcome.target}: no receipt written: {reason}"))
-        return None
-
-
-def _status(run: _Run, broken: list[HarnessError]) -> Exit:
+def _status(run: Batch, broken: list[HarnessError]) -> Exit:
     if broken or run.errors:
         return Exit.WRONG_CALL
     judged = [row for row in run.rows if row.verdict != Verdict.UNSUPPORTED]

@@ -9,11 +9,11 @@
 #   "numpy==2.3.5",
 #   "einops==0.8.2",
 #   "cloudpickle==3.1.2",
-#   "ml-dtypes==0.5.4",
+#   "ml-dtypes==0.6.0",
 #   "psutil==7.2.2",
 #   "torch-c-dlpack-ext==0.1.5",
-#   "tqdm==4.67.3",
-#   "typing-extensions==4.15.0",
+#   "tqdm==4.70.1",
+#   "typing-extensions==4.16.0",
 # ]
 # ///
 """Mamba-3 MIMO: the backward refuses grouped heads (1 < ngroups < nheads) that the forward accepts.
@@ -97,14 +97,11 @@ import torch
 
 ARGUMENTS = (*"QKV", "Q_bias", "K_bias", "MIMO_V", "MIMO_Out", "Z", "MIMO_Z", "Angles")
 GRADIENTS = (*"QKV", "ADT", "DT", "Trap", "Q_bias", "K_bias", "MIMO_V", "MIMO_Z", "MIMO_Out", "Angles", *"DZ")
-#: G, H. Where G does not divide H, the real kernels would read beyond Q and K, so that only a CPU can try it.
 JUDGED = (("control", "g1_and_gh", ((1, 16), (16, 16))), ("defect", "grouped", ((2, 16), (8, 16), (3, 12))))
-KINDS = {"executed": JUDGED, "traced": (*JUDGED, ("control", "refused", ((5, 16),)))}
+KINDS = {"executed": JUDGED, "traced": (*JUDGED, ("control", "refused", ((5, 16),)))}  # on a GPU: reads beyond Q, K
 BACKWARD = {"dense": "tilelang.mamba3.mamba3_mimo_bwd", "varlen": "tilelang.mamba3.mamba3_mimo_bwd_varlen"}
 ENDS = {"dense": (128,), "varlen": (70, 103, 192)}  # of the sequences: whole chunks of 64 / R steps, and parts of one
-#: reference: largest error over largest value; 0.10 is upstream's own for these kernels; traced, all sums are whole and
-#: below 256, where bfloat16 is exact. repeated: only the last rounding of a sum to bfloat16 (8 bits) may differ. rerun:
-#: how many elements differ.
+#: Error over largest value. 0.10 is upstream's own; traced: whole sums below 256; repeated: one rounding to bfloat16.
 TOLERANCE = {"executed": {"reference": 0.10, "repeated": 2**-8, "rerun": 0}, "traced": {"reference": 0}}
 
 
@@ -119,9 +116,12 @@ class Case:
     N: int = 32
 
 
-PAIRS = ((1, True, False), (2, False, True), (4, True, True))
-#: Any two values of layout, R, z and D meet in one of these.
-CASES = [Case("dense", *one) for one in PAIRS] + [Case("varlen", R, not z, not D) for R, z, D in PAIRS]
+CASES = (  # any two values of layout, z and D meet in one of these, and each R in one; compiling them takes the time
+    Case("dense", 1, z=True, D=False),
+    Case("dense", 4, z=False, D=True),
+    Case("varlen", 2, z=True, D=True),
+    Case("varlen", 4, z=False, D=False),
+)
 
 
 def load(name):

@@ -1,0 +1,125 @@
+"""results.json: what a night showed, for programs; its schema is results.schema.json beside this file."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+SCHEMA = 1
+#: Verdicts of a cell besides those of a pack.
+FLAKY, NOT_RUN, NOT_HERE = "FLAKY", "NOT_RUN", "NOT_HERE"
+
+
+@dataclass(frozen=True)
+class FigureRow:
+    """One figure of both lanes; what a lane did not print is null."""
+
+    name: str
+    unit: str
+    pristine: object
+    patched: object
+    spread_pristine: object
+    spread_patched: object
+
+
+@dataclass(frozen=True)
+class LaneRow:
+    """One lane: its verdict in every run, the seconds of the last, where that ran, and its log in the folder."""
+
+    lane: str
+    verdicts: tuple[str, ...]
+    seconds: float
+    place: str
+    log: str
+
+
+@dataclass(frozen=True)
+class ChangeRow:
+    """One difference from the baseline; `worse` says that it needs a person."""
+
+    kind: str
+    worse: bool
+    text: str
+
+
+@dataclass(frozen=True)
+class CellRow:
+    """One pack on one target and release.
+
+    `verdict` is a pack's verdict, or FLAKY (`agreeing` of `runs` runs agree), NOT_RUN (it could have been judged and
+    was not, `reason` says why), NOT_HERE (this host cannot judge it). `baseline` is the verdict that it is compared
+    with; empty where there is none. `deviation` says how it differs from what pack.toml states.
+    """
+
+    name: str
+    pack: str
+    title: str
+    kind: str
+    upstream: str
+    release: str
+    version: str
+    target: str
+    evidence: str
+    verdict: str
+    reason: str
+    changes: tuple[ChangeRow, ...] = ()
+    deviation: str = ""
+    claims: tuple[str, ...] = ()
+    agreeing: int = 0
+    runs: int = 0
+    seconds: float = 0.0
+    figure: str = ""
+    baseline: str = ""
+    lanes: tuple[LaneRow, ...] = ()
+    figures: tuple[FigureRow, ...] = ()
+    receipt: str = ""
+
+    @property
+    def says(self) -> str:
+        """The verdict, with the runs that agree where not all of them do."""
+        return f"{self.verdict} {self.agreeing}/{self.runs}" if self.agreeing < self.runs else self.verdict
+
+    @property
+    def needs_a_person(self) -> bool:
+        """Whether it got worse, or is not what pack.toml states."""
+        return bool(self.deviation) or any(change.worse for change in self.changes)
+
+
+@dataclass(frozen=True)
+class GpuRow:
+    """One GPU of the pool; `reason` says why it left, and after which lane."""
+
+    place: str
+    name: str
+    reason: str
+    task: str
+
+
+@dataclass(frozen=True)
+class HostRow:
+    """Where the night ran."""
+
+    python: str
+    torch: str
+    triton: str
+    cuda: str
+    driver: str
+    jobs: int
+
+
+@dataclass(frozen=True)
+class Results:
+    """A whole night; `finished` is false where it was interrupted, `status` is the command's exit status."""
+
+    schema: int
+    night: str
+    started: str
+    seconds: float
+    finished: bool
+    status: int
+    baseline: str
+    lanes_run: int
+    lanes_resumed: int
+    host: HostRow
+    gpus: tuple[GpuRow, ...]
+    notes: tuple[str, ...]
+    cells: tuple[CellRow, ...]
