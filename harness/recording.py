@@ -88,8 +88,8 @@ def without_lane_folders(text: str) -> str:
     return LANE_FOLDER.sub(lambda match: LANE_NAMES[match[1]], text)
 
 
-def scrubber(outcome: Outcome, cache: Cache) -> privacy.Scrubber:
-    """Return the scrubber that knows this outcome's folders."""
+def scrubber(outcome: Outcome, cache: Cache, host: Host) -> privacy.Scrubber:
+    """Return the scrubber that knows this outcome's folders, and the versions that look like addresses."""
     places = {lane.tree.folder: "$TREE" for lane in outcome.lanes}
     repository = Path(__file__).resolve().parent.parent
     return privacy.of_host(
@@ -99,7 +99,7 @@ def scrubber(outcome: Outcome, cache: Cache) -> privacy.Scrubber:
             cache.root: "$CACHE",
             **places,
         },
-        outcome.companion_set.versions.values() if outcome.companion_set else (),
+        (*(outcome.companion_set.versions.values() if outcome.companion_set else ()), host.cudnn, host.nccl),
     )
 
 
@@ -150,7 +150,7 @@ def write(outcome: Outcome, cache: Cache, host: Host, command: str, folder: Path
         PrivateTextError: a field still looks private; then nothing is written.
 
     """
-    scrub = scrubber(outcome, cache)
+    scrub = scrubber(outcome, cache, host)
     log = without_lane_folders(scrub.scrub(log_text(outcome)))
     scrub.require_clean("log", log)
     document = scrub.document(receipt.document_of(build(outcome, host, command, log)))

@@ -146,7 +146,7 @@ class Workshop:
         """Scrub what a lane said and write its log; what still looks private makes it an error, and the log that."""
         cell = task.cell
         alone = Outcome(cell.pack, cell.target, cell.evidence, Judgement(Verdict.ERROR), pristine=result)
-        scrub = recording.scrubber(replace(alone, companion_set=companion_set), self.cache)
+        scrub = recording.scrubber(replace(alone, companion_set=companion_set), self.cache, self.host)
         record = recording.lane_record(result)
         try:
             text = recording.without_lane_folders(scrub.scrub(result.log.read_text("utf-8", errors="replace")))
