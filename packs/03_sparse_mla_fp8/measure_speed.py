@@ -2,9 +2,9 @@
 
     python measure_speed.py --tree pristine=FOLDER --tree patched=FOLDER --companions FOLDER [--out FOLDER]
 
---companions is the merged folder of pack.toml's set `library`. Each tree is measured in a process of its own, at sizes of
-DeepSeek V3.2's sparse attention. A time is the median of 20 calls of fused_sparse_mla_absorbed, without gradients; peak is
-what a call allocates above its inputs, outputs included. Results go to data/speed.json and data/speed.md.
+--companions is the merged folder of pack.toml's set `library`. Each tree is measured in a process of its own, at sizes
+of DeepSeek V3.2's sparse attention. A time is the median of 20 calls of fused_sparse_mla_absorbed, without gradients;
+peak is what a call allocates above its inputs, outputs included. Results go to data/speed.json and data/speed.md.
 """
 
 import argparse
@@ -18,7 +18,7 @@ from pathlib import Path
 import reproduce
 
 HERE = Path(__file__).resolve().parent
-SIZES = [(1, 4096, 8192, heads, 2048) for heads in (16, 64, 128)]  # batch, queries, keys, heads, top-k
+SIZES = [(1, 4096, 8192, heads, 2048) for heads in (64, 128)]  # batch, queries, keys, heads, top-k
 
 
 def milliseconds(torch, call):

@@ -1,12 +1,13 @@
 """What each method of each of Transformer Engine's FP8 wrappers returns, by release. Never judged.
 
-    python measure_wrappers.py --releases 2.9.0 2.10.0 ... [--cache DIR] [--below FOLDER]    # unpacked wheels, on the CPU
-    python measure_wrappers.py --real NAME [--out FOLDER]                           # the library installed here, on a GPU
+    python measure_wrappers.py --releases 2.9.0 2.10.0 ... [--cache DIR] [--below FOLDER]   # unpacked wheels, on the CPU
+    python measure_wrappers.py --real NAME [--out FOLDER]                          # the library installed here, on a GPU
 
-A release's wheel is fetched and unpacked, not installed; its Python is real, its compiled part the stub of reproduce.py,
-and each release is measured in a process of its own. --below is a folder with pydantic. Results go to
-data/wrappers.json, one entry for each release; at the end data/wrappers.md is written anew from it. An entry is the type
-of the result, its logical dtype, whether its pointer is 0, and its distance from what the wrapper stands for.
+A release's wheel is fetched and unpacked, not installed; its Python is real, its compiled part the stub of
+reproduce.py, and each release is measured in a process of its own. With --real, tensors come from the library's own
+quantizers. --below is a folder with pydantic. Results go to data/wrappers.json, one entry for each release; at the end
+data/wrappers.md is written anew from it. An entry is the type of the result, its logical dtype, whether its pointer is
+0, and whether the call warns.
 """
 
 import argparse
@@ -95,7 +96,7 @@ def measure(*, real):
             else:
                 wrapped = reproduce.wrap(made, kind, x)
             found[name] = {method: outcome(call, wrapped) for method, call in METHODS.items()}
-        except Exception as error:  # noqa: BLE001 - a class that cannot be made is an entry too
+        except Exception as error:  # a class that cannot be made is an entry too
             found[name] = {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
     return found
 
@@ -106,7 +107,7 @@ def outcome(call, wrapped):
         with warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             result = call(wrapped)
-    except Exception as error:  # noqa: BLE001 - what it raises is the result
+    except Exception as error:  # what it raises is the result
         return {"raises": f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"}
     entry = {"type": type(result).__name__, "dtype": str(result.dtype), "null": result.data_ptr() == 0}
     return entry | {"warns": bool(said)}
