@@ -1,11 +1,11 @@
 """What each method of each of Transformer Engine's FP8 wrappers returns, by release. Never judged.
 
-    python measure_wrappers.py --releases 2.9.0 2.10.0 ... [--cache DIR] [--below FOLDER]   # unpacked wheels, on the CPU
-    python measure_wrappers.py --real NAME [--out FOLDER]                          # the library installed here, on a GPU
+    python measure_wrappers.py --releases 2.9.0 2.10.0 ... [--cache DIR] [--below FOLDER]
+    python measure_wrappers.py --real NAME [--out FOLDER]
 
-A release's wheel is fetched and unpacked, not installed; its Python is real, its compiled part the stub of
-reproduce.py, and each release is measured in a process of its own. With --real, tensors come from the library's own
-quantizers. --below is a folder with pydantic. Results go to data/wrappers.json, one entry for each release; at the end
+The first measures releases on the CPU, the second the library that is installed here, on a GPU. A release's wheel is
+fetched and unpacked, not installed; its Python is real, its compiled part the stub of reproduce.py, and each release is
+measured in a process of its own. With --real, tensors come from the library's own quantizers. --below is a folder with pydantic. Results go to data/wrappers.json, one entry for each release; at the end
 data/wrappers.md is written anew from it. An entry is the type of the result, its logical dtype, whether its pointer is
 0, and whether the call warns.
 """
@@ -108,14 +108,15 @@ def outcome(call, wrapped):
             warnings.simplefilter("always")
             result = call(wrapped)
     except Exception as error:  # what it raises is the result
-        return {"raises": f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"}
+        text = f"{type(error).__name__}: {str(error).splitlines()[0][:120]}"
+        return {"raises": "needs a GPU" if "not compiled with CUDA" in text else text}
     entry = {"type": type(result).__name__, "dtype": str(result.dtype), "null": result.data_ptr() == 0}
     return entry | {"warns": bool(said)}
 
 
 def table(results):
     """Write a Markdown table: rows are methods, columns classes, a cell groups the releases that agree."""
-    releases = list(results)
+    releases = sorted(results, key=lambda name: ([int(part) for part in name.split()[0].split(".")], name))
     lines = [f"| method | {' | '.join(KINDS.values())} |", "| --- |" + " --- |" * len(KINDS)]
     for method in METHODS:
         cells = []
@@ -125,7 +126,7 @@ def table(results):
                 entry = results[release][name].get(method) or results[release][name]
                 groups.setdefault(describe(entry), []).append(release)
             texts = list(groups)
-            cells.append(texts[0] if len(groups) == 1 else "; ".join(f"{one}: {span(groups[one])}" for one in texts))
+            cells.append(texts[0] if len(groups) == 1 else "; ".join(f"{one}: {span(groups[one], releases)}" for one in texts))
         lines.append(f"| `{method}` | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
@@ -138,9 +139,17 @@ def describe(entry):
     return f"{text}, {entry['dtype'].removeprefix('torch.')}" + (", pointer 0" if entry["null"] else "")
 
 
-def span(releases):
-    """Shorten a list of releases."""
-    return releases[0] if len(releases) == 1 else f"{releases[0]} to {releases[-1]} ({len(releases)})"
+def span(group, releases):
+    """Name a group of releases: runs of neighbours shortened, and what a GPU measured after them."""
+    plain = [one for one in releases if " " not in one]
+    runs = []
+    for one in (one for one in plain if one in group):
+        if runs and plain.index(runs[-1][-1]) + 1 == plain.index(one):
+            runs[-1].append(one)
+        else:
+            runs.append([one])
+    texts = [run[0] if len(run) == 1 else f"{run[0]} to {run[-1]}" for run in runs]
+    return ", ".join(texts + [one for one in group if " " in one])
 
 
 def unpacked(cache, release):
