@@ -5,9 +5,9 @@
 
 The first measures releases on the CPU, the second the library that is installed here, on a GPU. A release's wheel is
 fetched and unpacked, not installed; its Python is real, its compiled part the stub of reproduce.py, and each release is
-measured in a process of its own. With --real, tensors come from the library's own quantizers. --below is a folder with pydantic. Results go to data/wrappers.json, one entry for each release; at the end
-data/wrappers.md is written anew from it. An entry is the type of the result, its logical dtype, whether its pointer is
-0, and whether the call warns.
+measured in a process of its own. With --real, tensors come from the library's own quantizers. --below is a folder with
+pydantic. Results go to data/wrappers.json, one entry for each release; at the end data/wrappers.md is written anew from
+it. An entry is the type of the result, its logical dtype, whether its pointer is 0, and whether the call warns.
 """
 
 import argparse
@@ -126,7 +126,9 @@ def table(results):
                 entry = results[release][name].get(method) or results[release][name]
                 groups.setdefault(describe(entry), []).append(release)
             texts = list(groups)
-            cells.append(texts[0] if len(groups) == 1 else "; ".join(f"{one}: {span(groups[one], releases)}" for one in texts))
+            cells.append(
+                texts[0] if len(groups) == 1 else "; ".join(f"{one}: {span(groups[one], releases)}" for one in texts)
+            )
         lines.append(f"| `{method}` | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
