@@ -1,0 +1,115 @@
+"""Build what `executed` needs of Transformer Engine: an environment in which its compiled parts are found.
+
+    python build_transformer_engine.py ENVIRONMENT [--files DIR] [--cache DIR]
+    ENVIRONMENT/bin/python ../../runner.py run 03 --target sm_90a [--cache DIR]
+
+Run it with the interpreter that has torch (for CUDA 13), on a machine with g++ and nvcc. The core library is a wheel of
+the index, pinned in pack.toml's set `library`, from which a lane gets it. The PyTorch extension is an sdist, since it
+depends on torch's ABI: it is built here (about a minute on 16 cores), and put into a new virtual environment that also
+sees this interpreter's packages, as transformer_engine/wheel_lib/ there, where Transformer Engine looks for it next
+after its own folder. The environment is apart because that folder would make `import transformer_engine` succeed for
+everybody else. A JSON file beside the extension says what it was made from.
+
+--files names a folder that holds the wheel and the sdist (whole, or in parts NAME.aa, NAME.ab, ... as `split` makes
+them), for machines without network; --cache is the runner's. Both archives are checked by their sha256.
+"""
+
+import argparse
+import hashlib
+import json
+import os
+import shutil
+import subprocess
+import sys
+import sysconfig
+import tarfile
+import tempfile
+import venv
+from pathlib import Path
+
+import torch
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+from harness import cache, download
+
+VERSION = "2.12.0"
+CORE = "transformer-engine-cu13", "cc63e1592ebebbd8ac000e4f5fb64e96a072c5a99d9850110b8d39dc9b7eeeca"
+EXTENSION = "transformer-engine-torch", "ca12cb27fa8b68818f2f11c5c4147c62ffec3d30f9db61642ea3f1b3baf3d428"
+CUDA_MAJOR = "13"  # what the core library was compiled for
+
+
+def sha256(path):
+    """Return a file's sha256 in hexadecimal digits."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def archive(store, files, package, digest):
+    """Return the path of an archive in the runner's cache, put together from `files` where these hold it."""
+    name = package.replace("-", "_")
+    parts = sorted(path for path in files.iterdir() if path.name.startswith(f"{name}-{VERSION}")) if files else []
+
+    def join(folder):
+        target = folder / (parts[0].name if parts[0].suffix in (".whl", ".gz") else parts[0].stem)
+        with target.open("wb") as file:
+            for part in parts:
+                with part.open("rb") as source:
+                    shutil.copyfileobj(source, file)
+        if sha256(target) != digest:
+            sys.exit(f"{target.name}: wrong sha256 after joining {len(parts)} files, pinned is {digest}")
+
+    if parts:
+        return next(store.populate("downloads", digest, join).iterdir())
+    return download.fetch(store, package, None, digest)
+
+
+def build(sdist, folder):
+    """Compile the extension with this interpreter's torch, and return its path."""
+    with tarfile.open(sdist) as packed:
+        packed.extractall(folder, filter="data")
+    source = next(folder.iterdir())
+    packages = Path(torch.__file__).parents[1]
+    headers = os.pathsep.join(str(path) for path in sorted(packages.glob("nvidia/*/include")))
+    settings = {"NVTE_PYTORCH_FORCE_BUILD": "TRUE", "CPLUS_INCLUDE_PATH": headers, "MAX_JOBS": str(os.cpu_count())}
+    command = [sys.executable, "setup.py", "build_ext", "--inplace"]
+    subprocess.run(command, cwd=source, env=os.environ | settings, check=True, stdout=subprocess.DEVNULL)
+    return next(source.glob("transformer_engine_torch*.so"))
+
+
+def environment(folder):
+    """Make a virtual environment over this interpreter's packages, and return its own folder of packages."""
+    venv.create(folder, symlinks=True, with_pip=False)
+    own = Path(sysconfig.get_path("purelib", vars={"base": str(folder), "platbase": str(folder)}))
+    packages = Path(torch.__file__).parents[1]
+    (own / "packages_below.pth").write_text(f"{packages}\n", encoding="utf-8")
+    if (packages / "nvidia").is_dir():  # Transformer Engine looks for cuDNN and others in the environment's own folder
+        (own / "nvidia").symlink_to(packages / "nvidia")
+    return own
+
+
+def main():
+    """Place both parts, and say where."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("environment", type=Path, help="the folder of the virtual environment to make")
+    parser.add_argument("--files", type=Path, help="a folder with the two archives, whole or in parts")
+    parser.add_argument("--cache", type=Path, default=cache.default_root(), help="the runner's cache")
+    options = parser.parse_args()
+    if (torch.version.cuda or "").split(".")[0] != CUDA_MAJOR:
+        sys.exit(f"this torch is for CUDA {torch.version.cuda}, and the pinned core library for CUDA {CUDA_MAJOR}")
+    store = cache.Cache(options.cache.resolve())
+    core = archive(store, options.files, *CORE)
+    sdist = archive(store, options.files, *EXTENSION)
+    own = environment(options.environment.resolve())
+    place = own / "transformer_engine" / "wheel_lib"
+    place.mkdir(parents=True)
+    with tempfile.TemporaryDirectory() as folder:
+        extension = Path(shutil.copy(build(sdist, Path(folder)), place))
+    made = {"sdist": sdist.name, "sdist_sha256": EXTENSION[1], "extension_sha256": sha256(extension)}
+    made |= {"torch": torch.__version__, "cuda": torch.version.cuda, "python": sys.version.split()[0]}
+    made |= {"core": core.name, "core_sha256": CORE[1]}
+    (place / "transformer_engine_torch.json").write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
+    print(json.dumps(made, indent=2))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""Time and memory of the fused dispatch, with bf16 and with FP8 inputs, by tree. Never judged; needs a GPU.
+
+    python measure_speed.py --tree pristine=FOLDER --tree patched=FOLDER --companions FOLDER [--out FOLDER]
+
+--companions is the merged folder of pack.toml's set `library`. Each tree is measured in a process of its own, at sizes
+of DeepSeek V3.2's sparse attention. A time is the median of 20 calls of fused_sparse_mla_absorbed, without gradients;
+peak is what a call allocates above its inputs, outputs included. Results go to data/speed.json and data/speed.md.
+"""
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+
+import reproduce
+
+HERE = Path(__file__).resolve().parent
+SIZES = [(1, 4096, 8192, heads, 2048) for heads in (64, 128)]  # batch, queries, keys, heads, top-k
+
+
+def milliseconds(torch, call):
+    """Return the quartiles of 20 calls."""
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(25)]
+    for begin, end in events:
+        begin.record(), call(), end.record()
+    torch.cuda.synchronize()
+    return statistics.quantiles([begin.elapsed_time(end) for begin, end in events[5:]], n=4)
+
+
+def measure():
+    """Return one row for each size and kind of input. Runs in a child."""
+    import torch
+
+    tensors, dsa, *_ = reproduce.load([], stub=False)
+    rows = []
+    for batch, queries, keys, heads, top in SIZES:
+        random = torch.Generator("cuda").manual_seed(5)
+        plain = [
+            torch.randn(length, batch, count, reproduce.D, generator=random, device="cuda").bfloat16()
+            for length, count in ((queries, heads), (keys, 1))
+        ]
+        indices = torch.randint(keys, (batch, queries, top), generator=random, device="cuda", dtype=torch.int32)
+        for kind in ("bf16", "float8", "blockwise"):
+            pair = [reproduce.wrap(tensors, kind, x) for x in plain]
+
+            def call(pair=pair, indices=indices):
+                return dsa.fused_sparse_mla_absorbed(*pair, indices, reproduce.SCALE, reproduce.DV)
+
+            call()
+            torch.cuda.synchronize()
+            before = torch.cuda.memory_allocated()
+            torch.cuda.reset_peak_memory_stats()
+            call()
+            torch.cuda.synchronize()
+            peak = torch.cuda.max_memory_allocated() - before
+            low, middle, high = milliseconds(torch, call)
+            row = {"heads": heads, "kind": kind, "ms": middle, "spread_ms": high - low, "peak_mib": peak / 2**20}
+            print("ROW", json.dumps(row), flush=True)
+            rows.append(row)
+    return rows
+
+
+def table(results):
+    """Write a Markdown table, trees beside each other."""
+    trees = list(results)
+    titles = [f"{tree}: ms | {tree}: peak MiB" for tree in trees]
+    lines = [f"| heads | input | {' | '.join(titles)} |", "| --- | --- |" + " --- | --- |" * len(trees)]
+    for index, row in enumerate(results[trees[0]]):
+        cells = [f"{results[t][index]['ms']:.2f} | {results[t][index]['peak_mib']:.0f}" for t in trees]
+        lines.append(f"| {row['heads']} | {row['kind']} | {' | '.join(cells)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main():
+    """Measure every tree, and write the results."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tree", action="append", default=[], metavar="NAME=FOLDER")
+    parser.add_argument("--companions", default="")
+    parser.add_argument("--out", type=Path, default=HERE / "data")
+    parser.add_argument("--one", action="store_true", help="measure the tree on the path")
+    options = parser.parse_args()
+    if options.one:
+        measure()
+        return
+    results = {}
+    for name, folder in (text.split("=", 1) for text in options.tree):
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([folder, options.companions])}
+        command = [sys.executable, __file__, "--one"]
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        lines = [line for line in ended.stdout.splitlines() if line.startswith("ROW ")]
+        if not lines:
+            sys.exit(f"{name}: {ended.stderr[-1500:]}")
+        results[name] = [json.loads(line.removeprefix("ROW ")) for line in lines]
+    (options.out / "speed.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+    (options.out / "speed.md").write_text(table(results), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
