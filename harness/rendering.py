@@ -18,6 +18,7 @@ LEFT_OVER = re.compile(r"\{\{|\}\}|\b(?:TODO|FIXME|TBD)\b")
 #: The sections that an upstream's own template asks for.
 SECTIONS = {
     "liger-kernel": ("Describe the bug", "Reproduce", "Versions"),
+    "megatron-core": ("Describe the bug", "Steps/Code to reproduce bug", "Expected behavior", "Additional context"),
 }
 
 
