@@ -393,7 +393,7 @@ def describe():
 def begin(name, rank, target, folder):
     """Import upstream and join the ranks; tensors then go to `up.device`."""
     if target != "cpu":
-        faulthandler.dump_traceback_later(90, exit=True)  # a rank may wait for another one that failed
+        faulthandler.dump_traceback_later(50, exit=True)  # a rank may wait for another one that failed
     up, gpu, group = load(), target != "cpu", ranks(1)
     up.torch.set_num_threads(1), up.torch.manual_seed(1), gpu and up.torch.cuda.set_device(rank)
     up.device = up.torch.device(f"cuda:{rank}" if gpu else "cpu")
