@@ -83,9 +83,9 @@ class Probe:
 # --- protocol: end
 # fmt: on
 
-# budget: 410 lines, because 27 sites are walked, each with its inputs, on a GPU and without one
-import concurrent.futures, contextlib, functools, importlib.util, inspect, itertools, multiprocessing, os
-import tempfile, traceback, types
+# budget: 450 lines, because 27 sites are walked, each with its inputs, on a GPU and without one
+import concurrent.futures, contextlib, faulthandler, functools, importlib.util, inspect, itertools, multiprocessing, os
+import tempfile, traceback, types, warnings
 from unittest import mock
 
 VARIANT, EMBEDDINGS = (
@@ -295,6 +295,27 @@ def sites(up, group):
     return dict(zip(NAMES, steps, strict=True))
 
 
+def place():
+    """Name the innermost line of upstream that is running."""
+    frames = [x for x in traceback.extract_stack() if "/megatron/" in x.filename]
+    return [f"{Path(x.filename).name}:{x.lineno} {x.name}" for x in frames[-1:]]
+
+
+@contextlib.contextmanager
+def watched(torch):
+    """Note where PyTorch itself says that the host waits for the GPU."""
+    events = []
+
+    def note(message, *_, **__):
+        events.extend(place() if "synchroniz" in str(message) else [])
+
+    with warnings.catch_warnings(), mock.patch("warnings.showwarning", note):
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        yield events
+        torch.cuda.set_sync_debug_mode("default")
+
+
 @contextlib.contextmanager
 def counterfeit(torch):
     """Let CPU tensors say they are on a GPU, so that code takes its CUDA branches; note where the host would wait."""
@@ -307,8 +328,7 @@ def counterfeit(torch):
     waiting = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim"}
 
     def note(found):
-        frames = [x for x in traceback.extract_stack() if "/megatron/" in x.filename]
-        events.extend(f"{Path(x.filename).name}:{x.lineno} {x.name}" for x in frames[-1:])
+        events.extend(place())
         return found
 
     class Counterfeit(torch.Tensor):
@@ -372,6 +392,8 @@ def describe():
 
 def begin(name, rank, target, folder):
     """Import upstream and join the ranks; tensors then go to `up.device`."""
+    if target != "cpu":
+        faulthandler.dump_traceback_later(50, exit=True)  # a rank may wait for another one that failed
     up, gpu, group = load(), target != "cpu", ranks(1)
     up.torch.set_num_threads(1), up.torch.manual_seed(1), gpu and up.torch.cuda.set_device(rank)
     up.device = up.torch.device(f"cuda:{rank}" if gpu else "cpu")
@@ -383,7 +405,7 @@ def begin(name, rank, target, folder):
     return up, gpu, group
 
 
-def observe(name, rank, target, folder):
+def observe(name, rank, target, folder):  # noqa: C901, PLR0915 - the order of one story
     """In a process of its own: call one site eagerly, then under capture, and replay it with every set of inputs."""
     (up, gpu, group), told = begin(name, rank, target, folder), {"gpu": target != "cpu"}
     torch, made = up.torch, sites(up, group)[name]
@@ -416,28 +438,31 @@ def observe(name, rank, target, folder):
             return {"absent": "this tree has no such function"}
         call(step, up.put(sets[0]))  # what only a first call does is no part of a graph
         static = up.put(sets[0])
+        with watched(torch) if gpu else contextlib.nullcontext(events) as waits:
+            waits.clear()
+            call(step, static)
+            told["waits"] = sorted(set(waits))
+        static = up.put(sets[0])
         eager = [call(step, up.put(x)) for x in sets]
-        told |= {
-            "sha256": hashlib.sha256(b"".join(x.contiguous().numpy().tobytes() for y in eager for x in y)).hexdigest()
-        }
+        data = b"".join(x.contiguous().numpy().tobytes() for found in eager for x in found)
+        told["sha256"] = hashlib.sha256(data).hexdigest()
         if rest and not callable(rest[0]):
             told["error"] = max(apart(found, wanted()) for found, wanted in zip(eager, rest[0], strict=True))
-        graph, pretend = (
-            gpu and torch.cuda.CUDAGraph(),
-            mock.patch("torch.cuda.is_current_stream_capturing", return_value=True),
-        )
+        graph, pretend = None, mock.patch("torch.cuda.is_current_stream_capturing", return_value=True)
+        if gpu:  # NCCL has a thread of its own, and Megatron captures so too
+            mode = "thread_local" if name.startswith("two_ranks.") else "global"
+            graph = torch.cuda.CUDAGraph()
+            pretend = torch.cuda.graph(graph, capture_error_mode=mode)
         events.clear()
         try:
-            with torch.cuda.graph(graph) if gpu else pretend:
+            with pretend:
                 captured = step(*static)
                 told["stuck"] = sorted(set(events))
                 replays = [] if gpu or events else [call(step, up.put(x)) for x in sets]
         except Exception as error:
             told["stuck"] = [f"{type(error).__name__}: {error}".splitlines()[0]]
         if gpu and not told["stuck"]:
-            reused = [
-                torch.zeros(2, dtype=torch.int64).pin_memory() for _ in range(99)
-            ]  # and with it freed host memory
+            reused = [torch.zeros(2, dtype=torch.int64).pin_memory() for _ in range(99)]  # host memory that was freed
             for tensors in sets:
                 _ = [old.copy_(new) for old, new in zip(static, tensors, strict=True)]
                 graph.replay()
@@ -447,24 +472,37 @@ def observe(name, rank, target, folder):
     return told
 
 
+def gather(start, name, count, target, folder):
+    """Let the ranks of one site answer; they are not judged if they cannot."""
+    with start(max_workers=count) as pool:
+        futures = [pool.submit(observe, name, rank, target, folder) for rank in range(count)]
+        try:
+            return [x.result() for x in futures]
+        except concurrent.futures.process.BrokenProcessPool:
+            return [{"absent": "its processes ended without an answer"}]
+
+
 def judge(probe, target):
-    """Walk the sites, each in a process of its own: a capture that failed leaves the CUDA context broken."""
+    """Walk the sites, each in processes of its own: a capture that failed leaves the CUDA context broken."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", *MODULES] if target == "cpu" else ["torch"])  # Megatron asks for GPUs
     start = functools.partial(concurrent.futures.ProcessPoolExecutor, mp_context=context, max_tasks_per_child=1)
-    with tempfile.TemporaryDirectory() as folder, start(max_workers=min(16, os.cpu_count())) as pool:
+    with start(max_workers=1) as pool:
         loaded, arch, device, count = pool.submit(describe).result()
-        if target != "cpu" and not target.startswith(arch):
-            raise NotImplementedError(f"no {target} here; --target cpu needs no GPU")
-        evidence = "traced" if target == "cpu" else "executed"
-        probe.say("TARGET", target=target, evidence=evidence, device=device if target != "cpu" else "none")
-        for name, file in loaded:
-            probe.upstream(types.SimpleNamespace(__name__=name, __file__=file))
-        sizes = {name: 1 + name.startswith("two_ranks.") for name in NAMES}
+    if target != "cpu" and not target.startswith(arch):
+        raise NotImplementedError(f"no {target} here; --target cpu needs no GPU")
+    evidence = "traced" if target == "cpu" else "executed"
+    probe.say("TARGET", target=target, evidence=evidence, device=device if target != "cpu" else "none")
+    for name, file in loaded:
+        probe.upstream(types.SimpleNamespace(__name__=name, __file__=file))
+    sizes = {name: 1 + name.startswith("two_ranks.") for name in NAMES}
+    threads = concurrent.futures.ThreadPoolExecutor
+    with tempfile.TemporaryDirectory() as folder, threads(min(16, os.cpu_count())) as many, threads(1) as one:
+        pools = {1: many, 2: one if target != "cpu" else many}  # one pair of ranks at a time on a pair of GPUs
         able = {name: size for name, size in sizes.items() if target == "cpu" or size <= count}
-        told = {name: [pool.submit(observe, name, rank, target, folder) for rank in range(able[name])] for name in able}
-        answers = {name: [x.result() for x in told[name]] if name in able else [] for name in NAMES}
-    judged = [report(probe, name, answer or [{"absent": "needs two GPUs"}]) for name, answer in answers.items()]
+        told = {name: pools[size].submit(gather, start, name, size, target, folder) for name, size in able.items()}
+    lacking = [{"absent": "needs two GPUs"}]
+    judged = [report(probe, name, told[name].result() if name in told else lacking) for name in NAMES]
     for name, wanted in (("sites_judged", (False, True)), ("sites_that_stop_a_capture", (False,))):
         count = sum(ok in wanted for ok in judged if ok is not None)
         probe.say("FIGURE", name=name, value=count, unit="sites", spread=None)
@@ -483,6 +521,8 @@ def report(probe, name, told):
     if "refused" in told[0]:
         refused = [x["refused"] for x in told]
         probe.check(f"{name}.refuses", "control", None not in refused, measured=refused, unit="raised by wrong input")
+    waits = sorted({y for x in told for y in x["waits"]})
+    probe.say("FIGURE", name=f"waits.{name}", value=waits, unit="lines that wait in eager mode", spread=None)
     stuck = sorted({y for x in told for y in x["stuck"]})
     stale = max(x["stale"] or 0 for x in told)
     unit = "where capture stops" if stuck else "error of a replay"
