@@ -3,11 +3,14 @@
 Not a test by itself: tests/test_pack01.py runs it on the pristine and on the patched tree and compares.
 """
 
+# ruff: noqa: ANN401 - torch and upstream are modules that are imported where the tree is
+
 from __future__ import annotations
 
 import contextlib
 import hashlib
 import importlib.util
+import itertools
 import json
 import random
 import sys
@@ -18,13 +21,13 @@ from typing import Any
 from unittest import mock
 
 FILE = Path(__file__).resolve().parents[1] / "packs/01_dsa_cuda_graph/reproduce.py"
-TRIALS = 60
+TRIALS = 40
 
 
 def positions(cu: list[int], size: int, rank: int, count: int) -> list[int]:
     """List one rank's rows of packed sequences, and then those beyond the last sequence, one by one."""
     rows: list[int] = []
-    for begin, end in zip(cu, cu[1:], strict=False):
+    for begin, end in itertools.pairwise(cu):
         half = (end - begin) // size // 2
         rows += [*range(begin + rank * half, begin + (rank + 1) * half)]
         rows += [*range(end - (rank + 1) * half, end - rank * half)]
@@ -42,6 +45,7 @@ class Trials:
     """What every call gave, in eager mode and where it is told that it is captured."""
 
     def __init__(self, probe: Any, torch: Any) -> None:
+        """Take the probe and torch, as modules."""
         self.probe, self.torch = probe, torch
         self.digests: dict[str, Any] = {}
         self.captured: dict[str, list[str]] = {}
@@ -132,25 +136,29 @@ def score(trials: Trials, up: Any, draw: random.Random) -> None:
     topk = torch.rand(2, 9, 11).argsort()[..., :width]
     topk = draw.choice([topk, topk * 0 - 1, topk * 0, topk % 2 - 1, topk.masked_fill(topk > draw.randint(-1, 11), -1)])
 
+    chunk = draw.randint(1, 12)
+
     def scatter(indices: Any) -> Any:
         mask = torch.full((2, 9, 11), -torch.inf, device=torch.device("cuda:0"))
-        up.dsa_masking.scatter_topk_into_index_mask(mask, indices, seq_chunk_size=draw.randint(1, 12))
+        up.dsa_masking.scatter_topk_into_index_mask(mask, indices, seq_chunk_size=chunk)
         return mask
 
     wanted = torch.full((2, 9, 11), -torch.inf)
-    for b, row, k in ((b, row, k) for b in range(2) for row in range(9) for k in topk[b, row].tolist() if k >= 0):
-        wanted[b, row, k] = 0
+    for place in itertools.product(range(2), range(9)):
+        for key in topk[place].tolist():
+            if key >= 0:
+                wanted[(*place, key)] = 0
     trials.call("scatter", scatter, topk, wanted=[wanted])
     cu = cumulative(draw, 3)
-    starts = [begin for begin, end in zip(cu, cu[1:], strict=False) for _ in range(begin, end)]
+    starts = [begin for begin, end in itertools.pairwise(cu) for _ in range(begin, end)]
     known = [torch.tensor(starts, dtype=torch.int64), torch.arange(1, cu[-1] + 1)]
     trials.call("varlen", up.dsa_masking.generate_varlen_mask_params, torch.tensor(cu), wanted=known)
-    _, sets, *_ = trials.probe.sites(up, trials.probe.ranks(1))["cudnn_backward"]
-    step, *_ = trials.probe.sites(up, trials.probe.ranks(1))["cudnn_backward"]
+    sites = trials.probe.sites(up, trials.probe.ranks(1))
+    step, sets, *_ = sites["cudnn_backward"]
     tensors = [*sets[0][:6], *(torch.randint(0, high, shape).int() for high, shape in ((32, (32, 6)), (7, (32,))))]
     tensors[-1] = tensors[-1] * draw.choice([0, 1, 1, 1])
-    trials.call("sparse_backward", lambda *x: step(*x), *tensors)
-    step, sets, *_ = trials.probe.sites(up, trials.probe.ranks(1))["indexer_loss"]
+    trials.call("sparse_backward", step, *tensors)
+    step, sets, *_ = sites["indexer_loss"]
     trials.call("indexer_loss", step, *sets[0])
 
 

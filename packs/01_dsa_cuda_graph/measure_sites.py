@@ -1,85 +1,107 @@
-"""List the lines of upstream at which the host waits for the GPU in eager mode, site by site.
+"""Write the map of the sites, data/sites.json and data/sites.md, from the committed receipts.
 
-    PYTHONPATH=TREE python measure_sites.py cpu    > data/eager_waits.cpu.json
-    PYTHONPATH=TREE python measure_sites.py sm_90a > data/eager_waits.sm_90a.json
+    python measure_sites.py [FOLDER OF A RECEIPT OF da482cf5c8, and one of d1cab16a01]
 
-On a GPU, PyTorch itself names them (torch.cuda.set_sync_debug_mode); on the CPU, the probe's own tracer does.
-A sequence of calls is warm before it is listened to. No verdict depends on this.
+Each site is a call of the probe. Its lines are those at which eager mode waits: on the CPU by the probe's tracer, on
+the GPU by PyTorch's own sync debug mode. A site that captured on one of them and not on the other is named.
 """
 
-import concurrent.futures
-import contextlib
-import importlib.util
 import json
-import multiprocessing
-import os
 import sys
-import tempfile
-import traceback
-import warnings
 from pathlib import Path
-from unittest import mock
 
-FILE = Path(__file__).with_name("reproduce.py")
-SPEC = importlib.util.spec_from_file_location("reproduce", FILE)
-probe = importlib.util.module_from_spec(SPEC)
-sys.modules["reproduce"] = probe  # by this name processes find its functions
-SPEC.loader.exec_module(probe)
+HERE = Path(__file__).parent
+LANES, TARGETS = ("pristine", "patched"), {"cpu": "cpu.traced", "sm_90a": "sm_90a.executed"}
+DSA, LAYOUT, MASKING = "DSAttention.forward", "dsa_layout.", "dsa_masking."
+CP, FUSED = "with context parallelism", "with a fused backend"
+DOORS = {  # the call that users make, and what has to be on for it to pass there
+    "reported.scatter_topk": (DSA, "any"),
+    "reported.bounds_of_rows": (DSA, FUSED),
+    "reported.bounds_of_mask": (DSA, f"{FUSED} and a mask"),
+    "reported.bounds_of_masks": (DSA, f"{FUSED} and a mask per batch"),
+    "reported.position_ids": (DSA, f"{CP} or sequence parallelism, not packed, with position_ids"),
+    "packed_positions.covered": (DSA, f"packed, {CP}, one sequence that covers all rows"),
+    "packed_positions.padded": (DSA, f"packed, {CP}"),
+    "packed_reorder": (DSA, f"packed, {CP}"),
+    "indexer_layout.local_keys": (DSA, f"{FUSED}, packed, {CP}, one sequence"),
+    "indexer_layout.all_keys": (DSA, f"{FUSED}, packed, {CP}"),
+    "varlen.whole": (f"{MASKING}generate_varlen_mask_params", "nothing in megatron.core calls it"),
+    "varlen.positions": (DSA, "packed"),
+    "rope.table_of_one": ("DSAIndexer.forward_before_topk and MLA", "packed, unfused RoPE"),
+    "rope.table_of_one_cp2": ("DSAIndexer.forward_before_topk and MLA", f"packed, unfused RoPE, {CP}"),
+    "rope.table_of_all": ("DSAIndexer.forward_before_topk and MLA", "packed, unfused RoPE, table as long as the batch"),
+    "rope.table_of_all_cp2": ("DSAIndexer.forward_before_topk and MLA", f"as above, {CP}"),
+    "rope.slice": ("RotaryEmbedding.forward", f"not packed, {CP}; once per length"),
+    "indexer_loss": (f"{DSA}, backward", "training, default (dense) indexer loss, no fused backend"),
+    "loss_scale.given": (f"{DSA}, backward", "training"),
+    "loss_scale.first": (f"{DSA}, backward", "first backward of a process in which no loss scale was set"),
+    "cudnn_backward": (f"{DSA}, backward", "cuDNN backend, rows without keys possible"),
+    "attention.plain": (DSA, "forward and backward"),
+    "attention.packed": (DSA, "forward and backward, packed"),
+    "two_ranks.equal_lengths": (DSA, f"not packed, {CP}"),
+    "two_ranks.uneven": (f"{LAYOUT}get_cp_positions_from_layout", "key rows are not query rows times ranks"),
+    "two_ranks.attention.plain": (DSA, f"forward and backward, {CP}"),
+    "two_ranks.attention.packed": (DSA, f"forward and backward, packed, {CP}"),
+}
 
 
-@contextlib.contextmanager
-def watched(torch):
-    """Yield the places at which PyTorch says that the host waits."""
-    events = []
-
-    def note(message, *_, **__):
-        frames = [x for x in traceback.extract_stack() if "/megatron/" in x.filename]
-        if "synchroniz" in str(message):
-            events.extend(f"{Path(x.filename).name}:{x.lineno} {x.name}" for x in frames[-1:])
-
-    with warnings.catch_warnings(), mock.patch("warnings.showwarning", note):
-        warnings.simplefilter("always")
-        torch.cuda.set_sync_debug_mode("warn")
-        yield events
-        torch.cuda.set_sync_debug_mode("default")
-
-
-def waits(name: str, rank: int, target: str, folder: str) -> list[str] | None:
-    """Call one site twice, and list where the second call waits; None where the tree has no such site."""
-    up, gpu, group = probe.begin(name, rank, target, folder)
-    with watched(up.torch) if gpu else probe.counterfeit(up.torch) as events:
-        up.device = up.device if gpu else up.torch.device("cuda:0")
-        made = probe.sites(up, group)[name]
-        step, sets, *_ = made() if callable(made) else made
-        if step is None:
-            return None
-        step(*up.put(sets[0]))
-        tensors = up.put(sets[0])
-        events.clear()
-        step(*tensors)
-        return list(events)
+def checks(path: Path, lane: str) -> dict:
+    """Read one lane of a receipt: a site's verdict, and the lines at which it waits."""
+    if not path.exists():
+        return {}
+    record = json.loads(path.read_text(encoding="utf-8"))["lanes"][lane]
+    found = {line["name"].removesuffix(".capture"): {"captures": line["ok"]} for line in record["checks"]}
+    for figure in record["figures"]:
+        if figure["name"].startswith("waits."):
+            found[figure["name"].removeprefix("waits.")]["waits"] = figure["value"]
+    return found
 
 
 def main() -> None:
-    """Walk the sites and print one object: the lines of each, with how often they wait."""
-    target, context = sys.argv[1], multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch"])
-    pool = concurrent.futures.ProcessPoolExecutor(
-        max_workers=min(16, os.cpu_count()),
-        mp_context=context,
-        max_tasks_per_child=1,
-    )
-    with tempfile.TemporaryDirectory() as folder, pool:
-        count = 2 if target == "cpu" else pool.submit(probe.describe).result()[-1]
-        able = [name for name in probe.NAMES if count > 1 or not name.startswith("two_ranks.")]
-        started = {
-            name: [pool.submit(waits, name, rank, target, folder) for rank in range(1 + name.startswith("two_ranks."))]
-            for name in able
+    """Join the receipts, name disagreements, write both files."""
+    seen = {(t, n): checks(HERE / "receipts" / f"{file}.json", n) for t, file in TARGETS.items() for n in LANES}
+    history = [checks(next(Path(folder).rglob("cpu.traced.json")), "pristine") for folder in sys.argv[1:]]
+    sites, words = {}, {True: "captures", False: "**stops**", None: "not judged"}
+    for name, (door, when) in DOORS.items():
+        one = {f"{t}.{n}": seen[t, n].get(name, {}).get("captures") for t in TARGETS for n in LANES}
+        lines = {t: seen[t, "pristine"].get(name, {}).get("waits") for t in TARGETS}
+        both = [one[f"{t}.{n}"] for n in LANES for t in TARGETS]
+        sites[name] = {
+            "call": door,
+            "when": when,
+            "waits_in_eager_mode": lines,
+            "two_ranks": name.startswith("two_ranks."),
+            "captures": one,
+            "mended_by_patch": one["cpu.pristine"] is False and one["cpu.patched"] is True,
+            "agree": None if None in both else both[0] == both[1] and both[2] == both[3],
+            "same_lines": None if None in lines.values() else lines["cpu"] == lines["sm_90a"],
+            "history": [x.get(name, {}).get("captures") for x in history],
         }
-        found = {name: [each.result() for each in ranks] for name, ranks in started.items()}
-    for name, ranks in found.items():
-        found[name] = None if None in ranks else {line: ranks[-1].count(line) for line in sorted(set(ranks[-1]))}
-    print(json.dumps(found, indent=1))
+    commits = ["da482cf5c8", "d1cab16a01"][: len(history)]
+    header = [
+        "site",
+        "public call",
+        "when",
+        "lines that wait (0.19.2)",
+        "CPU",
+        "H200",
+        "patched, CPU / H200",
+        "two ranks",
+    ]
+    header += commits
+    rows = [header, ["---"] * len(header)]
+    for name, x in sites.items():
+        c, lines = x["captures"], x["waits_in_eager_mode"]["cpu"] or []
+        row = [f"`{name}`", f"`{x['call']}`", x["when"], ", ".join(f"`{line.split()[0]}`" for line in lines)]
+        row += [words[c["cpu.pristine"]], words[c["sm_90a.pristine"]]]
+        row += [f"{words[c['cpu.patched']]} / {words[c['sm_90a.patched']]}", "yes" if x["two_ranks"] else ""]
+        rows.append(row + [words[ok] for ok in x["history"]])
+    text = "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
+    (HERE / "data").mkdir(exist_ok=True)
+    disagreeing = [name for name, x in sites.items() if x["agree"] is False or x["same_lines"] is False]
+    total = {"history": commits, "disagreeing": disagreeing, "sites": sites}
+    (HERE / "data/sites.json").write_text(json.dumps(total, indent=1) + "\n", encoding="utf-8")
+    (HERE / "data/sites.md").write_text(text, encoding="utf-8")
 
 
 if __name__ == "__main__":
