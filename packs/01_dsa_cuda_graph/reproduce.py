@@ -83,7 +83,7 @@ class Probe:
 # --- protocol: end
 # fmt: on
 
-# budget: 450 lines, because 27 sites are walked, each with its inputs, on a GPU and without one
+# budget: 460 lines, because 27 sites are walked, each with its inputs, on a GPU and without one
 import concurrent.futures, contextlib, faulthandler, functools, importlib.util, inspect, itertools, multiprocessing, os
 import tempfile, traceback, types, warnings
 from unittest import mock
