@@ -1,17 +1,17 @@
 """Write the map of the sites, data/sites.json and data/sites.md, from the committed receipts.
 
-    python measure_sites.py [FOLDER OF A RECEIPT OF da482cf5c8, and one of d1cab16a01]
+    python measure_sites.py
 
 Each site is a call of the probe. Its lines are those at which eager mode waits: on the CPU by the probe's tracer, on
 the GPU by PyTorch's own sync debug mode. A site that captured on one of them and not on the other is named.
 """
 
 import json
-import sys
 from pathlib import Path
 
 HERE = Path(__file__).parent
 LANES, TARGETS = ("pristine", "patched"), {"cpu": "cpu.traced", "sm_90a": "sm_90a.executed"}
+COMMITS = ["da482cf5c8", "d1cab16a01"]  # receipts of `run 01 --lane pristine --upstream git+...@COMMIT`
 DSA, LAYOUT, MASKING = "DSAttention.forward", "dsa_layout.", "dsa_masking."
 CP, FUSED = "with context parallelism", "with a fused backend"
 DOORS = {  # the call that users make, and what has to be on for it to pass there
@@ -60,7 +60,7 @@ def checks(path: Path, lane: str) -> dict:
 def main() -> None:
     """Join the receipts, name disagreements, write both files."""
     seen = {(t, n): checks(HERE / "receipts" / f"{file}.json", n) for t, file in TARGETS.items() for n in LANES}
-    history = [checks(next(Path(folder).rglob("cpu.traced.json")), "pristine") for folder in sys.argv[1:]]
+    history = [checks(HERE / f"data/history/{commit}.cpu.traced.json", "pristine") for commit in COMMITS]
     sites, words = {}, {True: "captures", False: "**stops**", None: "not judged"}
     for name, (door, when) in DOORS.items():
         one = {f"{t}.{n}": seen[t, n].get(name, {}).get("captures") for t in TARGETS for n in LANES}
@@ -77,7 +77,6 @@ def main() -> None:
             "same_lines": None if None in lines.values() else lines["cpu"] == lines["sm_90a"],
             "history": [x.get(name, {}).get("captures") for x in history],
         }
-    commits = ["da482cf5c8", "d1cab16a01"][: len(history)]
     header = [
         "site",
         "public call",
@@ -88,7 +87,7 @@ def main() -> None:
         "patched, CPU / H200",
         "two ranks",
     ]
-    header += commits
+    header += COMMITS
     rows = [header, ["---"] * len(header)]
     for name, x in sites.items():
         c, lines = x["captures"], x["waits_in_eager_mode"]["cpu"] or []
@@ -99,7 +98,7 @@ def main() -> None:
     text = "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
     (HERE / "data").mkdir(exist_ok=True)
     disagreeing = [name for name, x in sites.items() if x["agree"] is False or x["same_lines"] is False]
-    total = {"history": commits, "disagreeing": disagreeing, "sites": sites}
+    total = {"history": COMMITS, "disagreeing": disagreeing, "sites": sites}
     (HERE / "data/sites.json").write_text(json.dumps(total, indent=1) + "\n", encoding="utf-8")
     (HERE / "data/sites.md").write_text(text, encoding="utf-8")
 
