@@ -18,6 +18,8 @@ from harness.words import LaneName
 MOST_BYTES = 60 * 1024
 LOG_BYTES = 12 * 1024
 SMALLEST_LOG = 512
+#: Characters of one check's measured values: some are tables of their own.
+MOST_MEASURED = 120
 
 
 def _verdicts(pack: Pack, receipts: list[Receipt]) -> str:
@@ -48,6 +50,11 @@ def _figures(receipts: list[Receipt]) -> str:
     return markdown.table(header, rows) if rows else ""
 
 
+def _short(text: str) -> str:
+    """Cut what one check measured to what a row can show; the receipt has it whole."""
+    return text if len(text) <= MOST_MEASURED else f"{text[:MOST_MEASURED]}... (whole in the receipt)"
+
+
 def _checks(receipts: list[Receipt]) -> str:
     rows = []
     for one in receipts:
@@ -55,7 +62,7 @@ def _checks(receipts: list[Receipt]) -> str:
             lane = one.lanes.get(name)
             for check in lane.checks if lane else ():
                 said = {True: "right", False: "WRONG", None: f"not judged: {check.reason}"}[check.ok]
-                measured, tolerance = number(check.measured), number(check.tolerance)
+                measured, tolerance = _short(number(check.measured)), number(check.tolerance)
                 rows.append([one.target, name, check.name, check.role, said, measured, tolerance, check.unit])
     header = ["target", "lane", "check", "role", "result", "measured", "tolerance", "unit"]
     return markdown.table(header, rows)
