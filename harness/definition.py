@@ -78,7 +78,10 @@ class Target:
 
 @dataclass(frozen=True)
 class Definition:
-    """A parsed pack.toml."""
+    """A parsed pack.toml.
+
+    `report_to` is the package whose project REPORT.md is for, where that is not the one whose tree is judged.
+    """
 
     schema: int
     title: str
@@ -89,5 +92,6 @@ class Definition:
     targets: dict[str, Target]
     head: Head | None = None
     fixed_in: str = ""
+    report_to: str = ""
     threads: tuple[str, ...] = ()
     companions: dict[str, dict[str, Companion]] = field(default_factory=dict)

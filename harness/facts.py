@@ -143,5 +143,6 @@ def every(upstream: Upstream, pack: Pack, one: Receipt) -> str:
 
 def reports(pack: Pack) -> dict[str, Path]:
     """Map each upstream that a pack reports to, by name, to the report that it reads: its own first."""
-    own = {upstreams.of_package(pack.definition.upstream.package).name: pack.report}
+    definition = pack.definition
+    own = {upstreams.of_package(definition.report_to or definition.upstream.package).name: pack.report}
     return own | {path.name.split(".", 2)[1]: path for path in sorted(pack.folder.glob("REPORT.?*.md"))}

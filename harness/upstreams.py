@@ -139,7 +139,7 @@ TRANSFORMER_ENGINE = Upstream(
                 ("OS version", "system"),
                 ("PyTorch version", "torch"),
                 ("Python version", "python"),
-                ("Transformer Engine version", "judged"),
+                ("Transformer Engine version", "version:transformer-engine"),
                 ("CUDA version", "cuda"),
                 ("CUDNN version", "cudnn"),
                 ("Driver", "driver"),
