@@ -6,7 +6,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 
@@ -37,13 +37,16 @@ def key_of(*parts: object) -> str:
     return sha256_bytes(json.dumps([str(part) for part in parts]).encode())[:32]
 
 
-def write_atomic(path: Path, text: str) -> None:
-    """Write a file so that a reader, or a kill at any moment, finds the old one or the new one."""
+def write_atomic(path: Path, text: str | Iterable[str]) -> None:
+    """Write a file so that a reader, or a kill at any moment, finds the old one or the new one.
+
+    A large text may come in pieces, which are not held in memory together.
+    """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
         with os.fdopen(descriptor, "w", encoding="utf-8", newline="") as stream:
-            stream.write(text)
+            stream.writelines([text] if isinstance(text, str) else text)
             stream.flush()
             os.fsync(stream.fileno())
         Path(name).chmod(0o644)

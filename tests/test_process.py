@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import psutil
+import sweeps
 from conftest import Workbench
 
 
@@ -14,22 +15,11 @@ def test_a_silent_hang_is_timed_out(workbench: Workbench) -> None:
     assert (status, row["verdict"], row["reason"]) == (1, "ERROR", "timed out after 1 s")
 
 
-def _living_probes(folder: Path) -> list[psutil.Process]:
-    found = []
-    for process in psutil.process_iter():
-        try:
-            if any(str(folder) in text for text in process.cmdline()) and process.status() != psutil.STATUS_ZOMBIE:
-                found.append(process)
-        except psutil.Error:
-            continue
-    return found
-
-
 def test_stubborn_grandchildren_neither_outlive_nor_hold_up_a_lane(workbench: Workbench) -> None:
     workbench.lay("20_leaves_stubborn_children")
     status, (row,) = workbench.rows("--lane", "pristine")
     assert (status, row["verdict"]) == (0, "REPRODUCED")
-    assert not _living_probes(workbench.packs)
+    assert not sweeps.living(workbench.packs)
 
 
 def test_500_megabytes_of_output_cost_neither_memory_nor_the_verdict(workbench: Workbench) -> None:
