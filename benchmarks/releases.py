@@ -34,7 +34,7 @@ sys.path.insert(0, str(REPOSITORY))
 from harness import companions, host, pack, tree  # noqa: E402 - found through the path above
 from harness.cache import Cache  # noqa: E402 - likewise
 from harness.origin import Kind, Origin  # noqa: E402 - likewise
-from harness.versions import candidate, lanes  # noqa: E402 - likewise
+from harness.versions import candidate  # noqa: E402 - likewise
 
 RELEASES = 16
 JUDGED = (0, 10, 125)
@@ -124,7 +124,7 @@ def floor(cache: Cache, releases: list[str]) -> float:
     """Return the mean wall time of the probe started by hand on one core, with the bytecode it already has."""
     subject, here = pack.load(next((REPOSITORY / "packs").glob("09_*"))), host.detect()
     site = companions.materialize(cache, companions.named(subject.definition, "default", here.python_tag))
-    core = lanes.cores()[0]
+    core = host.cores()[0]
     seconds = []
     for release in releases:
         source = tree.materialize(cache, subject.definition.upstream, Origin(Kind.RELEASE, release))
@@ -185,7 +185,7 @@ def main() -> None:
             nox(folder, "nox --system-site-packages", spread(releases, arguments.shared_sessions), others, shared=True),
         ]
         bare = floor(Cache(fresh, offline=True), spread(releases, 4))
-    cores = len(lanes.cores())
+    cores = len(host.cores())
     print(
         f"{RELEASES} releases, {releases[0]} to {releases[-1]}, on {cores} cores; load average {os.getloadavg()[1]:.1f}"
     )

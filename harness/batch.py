@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness import lane, origin, plan, receipt, recording, summary
+from harness import durations, host, lane, origin, plan, recording, summary
 from harness.errors import HarnessError
 from harness.execute import Runner
 from harness.judge import Judgement
@@ -17,7 +17,7 @@ from harness.outcome import Outcome, Request, deviation
 from harness.pack import Pack
 from harness.plan import Planned
 from harness.privacy import PrivateTextError
-from harness.words import Evidence, Verdict
+from harness.words import Evidence, LaneName, Verdict
 
 #: More lanes at once gain little, and each may take a gigabyte or two.
 MOST_JOBS = 4
@@ -25,7 +25,7 @@ MOST_JOBS = 4
 
 def default_jobs() -> int:
     """Return how many CPU lanes run at once where nobody says it: one a core, and no more than four."""
-    return min(len(os.sched_getaffinity(0)), MOST_JOBS)
+    return min(len(host.cores()), MOST_JOBS)
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,10 @@ class Cell:
         target = self.pack.definition.targets.get(self.planned.target)
         return self.planned.target == "cpu" and target is not None and target.exclusive  # compiling measures nothing
 
-
-def _seconds(cell: Cell) -> float:
-    """Return how long it took before: the longest go first, or they would end alone."""
-    with contextlib.suppress(HarnessError):
-        known = receipt.strongest(receipt.load_all(cell.pack.receipts)).get(cell.planned.target)
-        return known.seconds if known else 0.0
-    return 0.0
+    def seconds(self, took: Mapping[tuple[str, str], float]) -> float:
+        """Return how long both lanes took before, from `took`, the durations of its pack; 0 where nobody knows."""
+        name = f"{self.planned.target}.{self.planned.evidence}"
+        return sum(took.get((name, lane_name), 0.0) for lane_name in LaneName)
 
 
 @dataclass
@@ -98,8 +95,10 @@ class Batch:
                 self._judge(cell, self.runner)
             return
         with self._crew() as (pool, runner):
+            took = {cell.pack.name: durations.of_pack(cell.pack) for cell in cells}
+            longest_first = sorted(cells, key=lambda cell: cell.seconds(took[cell.pack.name]), reverse=True)
             futures: list[Future[None]] = []
-            for cell in sorted(cells, key=_seconds, reverse=True):  # laid out in this thread: it can be interrupted
+            for cell in longest_first:  # laid out in this thread, which can be interrupted; the last would end alone
                 with contextlib.suppress(HarnessError):  # `_judge` meets and reports it
                     self._lay_out(cell)
                 futures.append(pool.submit(self._judge, cell, runner))

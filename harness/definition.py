@@ -95,3 +95,9 @@ class Definition:
     report_to: str = ""
     threads: tuple[str, ...] = ()
     companions: dict[str, dict[str, Companion]] = field(default_factory=dict)
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """Every claim that a lane of this pack may print, on whatever target."""
+        every = (claim for target in self.targets.values() for claim in target.claims_of(Evidence.EXECUTED))
+        return tuple(dict.fromkeys(every))

@@ -135,7 +135,6 @@ class Runner:
         """Run one lane on the tree `source`; `number` is its repetition, from 1."""
         pack = prepared.pack
         self.tell(f"{pack.name} {prepared.target}: {name} lane" + (f", run {number}" if number > 1 else ""))
-        every = prepared.pack.definition.targets.values()
         return lane.run(
             self.cache,
             self.host,
@@ -149,7 +148,7 @@ class Runner:
                 evidence=prepared.evidence,
                 modules=pack.definition.upstream.modules,
                 must_load=must_load,
-                claims=tuple({claim for target in every for claim in target.claims_of(Evidence.EXECUTED)}),
+                claims=pack.definition.claims,
                 timeout=prepared.timeout,
                 device=self.device,
                 cancel=self.cancel,

@@ -118,6 +118,11 @@ def _system() -> str:
     return f"{name} ({platform.system()} {kernel}, {platform.machine()})"
 
 
+def cores() -> list[int]:
+    """List the cores that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
 def detect() -> Host:
     """Look at this host."""
     gpus, driver = _gpus()

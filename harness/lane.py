@@ -125,7 +125,7 @@ def _judge(lane: Lane, said: Transcript, ended: process.Ended) -> tuple[LaneVerd
 def _abnormal_end(ended: process.Ended, timeout: float) -> str:
     if ended.reason == "timed out":
         return f"timed out after {timeout:g} s"
-    if ended.reason == "abandoned":
+    if ended.reason == ABANDONED:
         return ABANDONED
     if ended.reason != "exited":
         return "its supervisor was killed"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness import facts, markdown, receipt, staleness, template, upstreams
+from harness import facts, markdown, privacy, receipt, staleness, template, upstreams
 from harness.errors import HarnessError, unknown
 from harness.pack import Pack
+from harness.privacy import Scrubber
 from harness.receipt import Receipt
 from harness.rendering import MissingError, Renderer
 from harness.summary import number
@@ -135,6 +136,13 @@ def reader(pack: Pack, name: str | None) -> tuple[Upstream, Path]:
     if name not in found:
         raise unknown("report", name, found, f"runner.py report {pack.name}")
     return upstreams.BY_NAME.get(name, upstreams.GENERIC), found[name]
+
+
+def scrubber(pack: Pack) -> Scrubber:
+    """Return what refuses the private in texts about a pack; versions that pack.toml or a receipt states are none."""
+    sets = pack.definition.companions.values()
+    stated = {companion.version for members in sets for companion in members.values()}
+    return privacy.of_host({}, stated | receipt.public_versions(receipt.load_all(pack.receipts)))
 
 
 def left_open(form: str, upstream: Upstream) -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from harness import bundle, privacy, receipt, staleness
+from harness import bundle, receipt, report, staleness
 from harness.commands import options
 from harness.words import Exit
 
@@ -22,10 +22,7 @@ def command(wanted: str, output: Path | None, packs: Path) -> int:
     it with `runner.py verify FILE`, or with verify.py alone.
     """
     subject = options.one_pack(packs, wanted, "bundle")
-    sets = subject.definition.companions.values()
-    stated = {companion.version for members in sets for companion in members.values()}
-    stated |= receipt.public_versions(receipt.load_all(subject.receipts))
-    data = bundle.build(subject, privacy.of_host({}, stated))
+    data = bundle.build(subject, report.scrubber(subject))
     path = output or Path(f"{subject.name}.zip")
     path.write_bytes(data)
     for one in receipt.load_all(subject.receipts):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import datetime as dt
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -29,6 +31,13 @@ offline_option = click.option("--offline", is_flag=True, help="Never reach the n
 def the_cache(root: Path | None, *, offline: bool) -> Cache:
     """Return the cache that the options name."""
     return Cache((root or cache.default_root()).expanduser().absolute(), offline)
+
+
+def log_folder(cache: Cache) -> Path:
+    """Make a folder in the cache for the logs of one call."""
+    stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
+    (cache.root / "runs").mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix=f"{stamp}-", dir=cache.root / "runs"))
 
 
 def sound_packs(folder: Path, wanted: tuple[str, ...]) -> tuple[list[Pack], list[HarnessError]]:

@@ -6,9 +6,8 @@ from pathlib import Path
 
 import click
 
-from harness import receipt, report
+from harness import report
 from harness.commands import options
-from harness.privacy import of_host
 from harness.words import Exit
 
 
@@ -29,10 +28,7 @@ def command(wanted: str, form: str, name: str | None, packs: Path) -> int:
     """
     subject = options.one_pack(packs, wanted, "report")
     text = report.build(subject, form, name)
-    sets = subject.definition.companions.values()
-    stated = {companion.version for members in sets for companion in members.values()}
-    stated |= receipt.public_versions(receipt.load_all(subject.receipts))
-    of_host({}, stated).require_clean("report", text)
+    report.scrubber(subject).require_clean("report", text)
     click.echo(text, nl=False)
     for duty in report.left_open(form, report.reader(subject, name)[0]):
         click.echo(f"left to you: {duty}", err=True)

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import sys
-import tempfile
 from pathlib import Path
 
 import click
@@ -84,7 +82,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     with Progress(sys.stderr) as progress:
         cache = options.the_cache(cache_root, offline=offline)
         with cache.guard():
-            logs = _log_folder(cache.root)
+            logs = options.log_folder(cache)
         runner = Runner(cache, host.detect(), logs, progress.tell)
         run = Batch(runner, request, receipts, _command_line(), jobs or default_jobs())
         interrupted = run.every(chosen, target)
@@ -94,12 +92,6 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     if interrupted:
         raise KeyboardInterrupt
     return int(_status(run, broken))
-
-
-def _log_folder(root: Path) -> Path:
-    stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
-    (root / "runs").mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=f"{stamp}-", dir=root / "runs"))
 
 
 def _command_line() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from dataclasses import replace
@@ -103,7 +102,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     with Progress(sys.stderr) as progress, nvml.pool(gpus) as pool:
         devices = pool.devices
         here = replace(host.detect(), gpus=tuple(device.gpu for device in devices))
-        cores = len(os.sched_getaffinity(0))
+        cores = len(host.cores())
         order = Order(
             packs=chosen,
             folder=packs,

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import sys
-import tempfile
 from pathlib import Path
 
 import click
@@ -17,7 +15,7 @@ from harness.execute import Runner
 from harness.outcome import Request
 from harness.pack import Pack
 from harness.progress import Progress
-from harness.versions import candidate, commits, history, lanes, showing
+from harness.versions import candidate, commits, history, showing
 from harness.versions.candidate import Candidate
 from harness.versions.history import Row
 from harness.versions.lanes import Judging
@@ -79,12 +77,10 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     if upstream and not vary and not upstream.startswith(GIT):
         raise HarnessError(f"--upstream {upstream!r}: git+URL here. Next: runner.py run --upstream, for one release")
     with Progress(sys.stderr) as progress, cache.guard():
-        (cache.root / "runs").mkdir(parents=True, exist_ok=True)
-        stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
-        logs = Path(tempfile.mkdtemp(prefix=f"{stamp}-", dir=cache.root / "runs"))
+        logs = options.log_folder(cache)
         request = Request(upstream=upstream if vary else None, companions=companions, timeout=timeout)
         judging = Judging(Runner(cache, here, logs, progress.tell), subject, chosen, evidence, request)
-        at_once = jobs or (1 if evidence == Evidence.EXECUTED else len(lanes.cores()))
+        at_once = jobs or (1 if evidence == Evidence.EXECUTED else len(host.cores()))
         if upstream and not vary:
             found = commits.bisect(judging, upstream.removeprefix(GIT), within, progress.tell)
             shown = Shown("commit", found.rows, found.line)

@@ -132,7 +132,7 @@ def key_base(cell: Cell, host: Host) -> tuple[str, ...]:
         cell.target,
         str(cell.evidence),
         *wanted.loads,
-        *(claim for target in definition.targets.values() for claim in target.claims),
+        *definition.claims,
         *definition.upstream.modules,
         sys.prefix,
         host.python,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from harness import durations
 from harness.pack import Pack
 from harness.sweep import night
 from harness.sweep.cell import Task
@@ -65,18 +66,6 @@ def _cells(folder: Path) -> Iterator[dict[str, Any]]:
         return
 
 
-def _from_receipts(pack: Pack) -> dict[tuple[str, str], float]:
-    """Read the seconds of a pack's lanes by receipt and lane; receipts that cannot be read are `check`'s business."""
-    found: dict[tuple[str, str], float] = {}
-    for path in pack.receipts.glob("*.json"):
-        try:
-            lanes = json.loads(path.read_text(encoding="utf-8"))["lanes"]
-            found |= {(path.stem, name): float(lane["seconds"]) for name, lane in lanes.items()}
-        except (OSError, ValueError, KeyError, TypeError, AttributeError):
-            continue
-    return found
-
-
 class Estimates:
     """How long lanes take: as in an earlier night, else as in the committed receipts, else nobody knows."""
 
@@ -95,5 +84,5 @@ class Estimates:
 
     def _of_pack(self, pack: Pack) -> dict[tuple[str, str], float]:
         if pack.name not in self._receipts:
-            self._receipts[pack.name] = _from_receipts(pack)
+            self._receipts[pack.name] = durations.of_pack(pack)
         return self._receipts[pack.name]

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 
-from harness import download
+from harness import download, host
 from harness.errors import HarnessError, UnavailableError
 from harness.execute import Runner
 from harness.origin import Kind
@@ -31,11 +31,6 @@ WORDS = {
 }
 #: How Python's traceback names the exception that ended a program.
 EXCEPTION = re.compile(r"(?m)^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning)\b.*)$")
-
-
-def cores() -> list[int]:
-    """List the cores that this process may use."""
-    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
 def _take(shares: queue.SimpleQueue[list[int]]) -> None:
@@ -135,7 +130,7 @@ def at_once(tasks: list[Callable[[], None]], jobs: int) -> None:
 
     An interruption returns at once and leaves lanes behind that end with this process: their supervisors watch it.
     """
-    here = cores()
+    here = host.cores()
     shares: queue.SimpleQueue[list[int]] = queue.SimpleQueue()
     for number in range(jobs):
         shares.put(here[number % len(here) :: jobs])
