@@ -25,8 +25,9 @@ that it stands for, and pointer 0. What contiguous(), view() and to() give is wr
 give plain tensors, dequantized on the way. fix.patch asks Megatron's own is_float8tensor: the forward kernel reads E4M3
 with one scale per tensor as it is stored, everything else is dequantized with a warning.
 
-Scope: what reaches the kernels behind Megatron's two entry points. A dispatch is right where no pointer is null, and
-the kernel gets no more bytes than are stored, or the caller is told by a warning or a log record of Megatron's.
+Scope: what reaches the kernels behind Megatron's two entry points. A dispatch is right where no pointer is null,
+FP8 operands have the format that is stored, and the kernel gets no more bytes than are stored, or the caller is told by
+a warning or a log record of Megatron's.
 `traced` (cpu): launches are recorded, no kernel runs: tilelang is a mock but for its jit. Transformer Engine's Python
 is real; transformer_engine.pytorch is a bare package object, and its compiled part a mock but for the enum DType and
 dequantize. Megatron is imported before it, and its fp8_utils are told of the class afterwards. `executed`: everything
@@ -99,6 +100,7 @@ TE = "transformer_engine.pytorch"
 KINDS = {name: (name, name) for name in ("bf16", "float8", "float8_e5m2", "blockwise", "mxfp8")}  # query and key
 KINDS["mixed"] = "bf16", "float8"
 DTYPES = {"kByte": 0, "kInt32": 2, "kFloat32": 4, "kFloat16": 5, "kBFloat16": 6, "kFloat8E4M3": 7, "kFloat8E5M2": 8}
+FORMATS = {"kFloat8E4M3": ("float8_e4m3fn", 448), "kFloat8E5M2": ("float8_e5m2", 57344)}  # dtype, largest value
 ROUNDING, SLACK = 2**-7, 1.05  # relative errors, and bytes over stored ones; the docstring has the reasons
 
 
@@ -107,7 +109,7 @@ def values(tensor):
     torch, fields = sys.modules["torch"], vars(tensor)
     if type(tensor) is torch.Tensor:
         return tensor.double()
-    stored = torch.float8_e5m2 if fields["_fp8_dtype"].name == "kFloat8E5M2" else torch.float8_e4m3fn
+    stored = getattr(torch, FORMATS[fields["_fp8_dtype"].name][0])
     if "_scale_inv" in fields:
         return fields["_data"].view(stored).double() * fields["_scale_inv"].double()
     data, scale = fields["_rowwise_data"].view(stored).double().view(-1, D), fields["_rowwise_scale_inv"]
@@ -118,18 +120,16 @@ def values(tensor):
 
 def wrap(tensors, kind, x):
     """Quantize a bf16 tensor [..., D] into a wrapper of a kind; only its class is Transformer Engine's."""
-    torch, rows = sys.modules["torch"], x.numel() // D
+    torch, rows, name = sys.modules["torch"], x.numel() // D, "kFloat8E5M2" if "e5m2" in kind else "kFloat8E4M3"
     if kind == "bf16":
         return x
-    name, stored, peak = "kFloat8E4M3", torch.float8_e4m3fn, 448
-    if kind == "float8_e5m2":
-        name, stored, peak = "kFloat8E5M2", torch.float8_e5m2, 57344
+    stored, peak = FORMATS[name]
     height, width = {"mxfp8": (1, 32), "blockwise": (128, 128)}.get(kind, (rows, D))  # what shares a scale
     tall = torch.nn.functional.pad(x.float().view(rows, D), (0, -D % width, 0, -rows % height))
     tiles = tall.view(len(tall) // height, height, -1, width)
     scale = tiles.abs().amax((1, 3)) / peak
     scale = scale.log2().ceil().exp2() if kind == "mxfp8" else scale
-    data = (tiles / scale[:, None, :, None]).reshape(tall.shape)[:rows, :D].to(stored).view(torch.uint8)
+    data = (tiles / scale[:, None, :, None]).reshape(tall.shape)[:rows, :D].to(getattr(torch, stored)).view(torch.uint8)
     data, dtypes = data.reshape(x.shape).contiguous(), sys.modules["transformer_engine_torch"].DType.__members__
     fields = {"shape": x.shape, "dtype": x.dtype, "device": x.device, "fp8_dtype": dtypes[name]}
     if kind.startswith("float8"):
@@ -241,7 +241,8 @@ def judge_kind(probe, parts, kind, plain, cost):
         result, operands, told = observe(launches, call)
         read, null = sum(size for _, size, _ in operands), any(missing for _, _, missing in operands)
         measured, unit = {"operands": operands, "stored_bytes": stored, "told": told}, "operand: [dtype, bytes, null]"
-        ok = bool(operands) and not null and (read <= SLACK * stored or bool(told))
+        known = {"torch.bfloat16", "torch.float32", "torch.float8_" + ("e5m2" if "e5m2" in kind else "e4m3fn")}
+        ok = bool(operands and not null and (read <= SLACK * stored or told)) and {x[0] for x in operands} <= known
         if isinstance(result, Exception):  # right where the result would be wrong; the dispatcher's never was
             measured["error"], ok = str(result)[:200], name == "apply" and not null
         probe.check(f"{kind}.{name}", "control" if kind == "bf16" else "defect", ok, measured=measured, unit=unit)
