@@ -1,11 +1,12 @@
-"""Whether tilelang's own example of the two kernels can be lowered at other dimensions. Measured, never judged.
+"""Whether tilelang's own example of the two kernels works at other dimensions. Measured, never judged.
 
-    PYTHONPATH=COMPANIONS python measure_tilelang.py --examples FOLDER --tree patched --target sm_90a
+    PYTHONPATH=COMPANIONS python measure_tilelang.py --examples FOLDER --tree patched --target sm_90a [--launch]
 
 FOLDER is examples/deepseek_v32 of a checkout of tile-ai/tilelang, as it is or with fix.tilelang.patch; --tree is what
 to call it. No GPU is needed. The kernels are asked for with tensors of the named shapes; what the example's interfaces
 say of these shapes before they ask for a kernel is noted beside it. Results are added to data/tilelang.json, and
-data/tilelang.md is written anew.
+data/tilelang.md is written anew. With --launch, on a GPU, the kernels are launched instead, and out, dQ and dKV are
+compared with float64, as relative errors in the Frobenius norm: data/tilelang_launched.json and .md.
 """
 
 import argparse
@@ -14,6 +15,8 @@ import json
 import sys
 import unittest.mock
 from pathlib import Path
+
+import reproduce
 
 HERE = Path(__file__).parent
 SHAPES = ((512, 64, 64), (64, 64, 16), (64, 64, 64), (192, 64, 64), (128, 128, 16), (192, 32, 64), (96, 64, 64))
@@ -64,12 +67,43 @@ def measure(torch, tilelang, target, shape):
     return result
 
 
+def launched(torch, shape):
+    """Launch both kernels through their interfaces; return the errors of what they give, or what they raise."""
+    forward, backward = (importlib.import_module(f"sparse_mla_{way}") for way in ("fwd", "bwd"))
+    inputs = reproduce.example(torch, shape, "cuda", reproduce.LENGTH)
+    exact = reproduce.gradients(
+        torch, reproduce.reference, [x.double() if x.is_floating_point() else x for x in inputs]
+    )
+    query, key, d_out = (inputs[place].transpose(0, 1).contiguous() for place in (0, 1, 3))
+    nowhere = inputs[2].masked_fill(inputs[2] < 0, key.shape[1])  # what the example says where there is no key
+    indices, scale = nowhere[:, :, None].int(), {"sm_scale": reproduce.SCALE}
+
+    def error(found, wanted):
+        return float((found.transpose(0, 1).double() - wanted).norm() / wanted.norm())
+
+    result = {}
+    try:
+        out, lse = forward.sparse_mla_fwd_interface(query, key, indices, d_v=shape[0], **scale)
+        result["forward"] = {"out": error(out, exact[0])}
+        dq, dkv = backward.sparse_mla_bwd(query, key, out, d_out, indices, lse, **scale)
+        result["backward"] = {"dq": error(dq, exact[1]), "dkv": error(dkv, exact[2])}
+    except Exception as problem:
+        result["backward" if "forward" in result else "forward"] = {"error": said(problem)}
+    return result
+
+
+def seen(one):
+    """Return what a table says of one kernel."""
+    if "error" in one:
+        return f"`{one['error']}`"
+    return "lowered" if "source_bytes" in one else ", ".join(f"{name} {value:.1e}" for name, value in one.items())
+
+
 def table(cells):
     """Markdown: a row per tree and shape."""
     lines = ["| example | tilelang | latent + RoPE | heads | forward | backward |", "|" + " --- |" * 6]
     for cell in cells:
-        ways = (cell["result"][way] for way in ("forward", "backward"))
-        found = (f"`{one['error']}`" if "error" in one else "lowered" for one in ways)
+        found = (seen(cell["result"].get(way, {})) for way in ("forward", "backward"))
         dim, tail, heads = cell["shape"]
         lines.append(f"| {cell['tree']} | {cell['tilelang']} | {dim}+{tail} | {heads} | {' | '.join(found)} |")
     return "\n".join(lines) + "\n"
@@ -81,17 +115,23 @@ def main():
     parser.add_argument("--examples", type=Path, required=True)
     parser.add_argument("--tree", required=True)
     parser.add_argument("--target", default="sm_90a")
-    parser.add_argument("--output", type=Path, default=HERE / "data" / "tilelang.json")
+    parser.add_argument("--launch", action="store_true", help="on this host's GPU")
+    parser.add_argument("--output", type=Path, help="default: data/tilelang.json, or tilelang_launched.json")
     arguments = parser.parse_args()
+    name = "tilelang_launched.json" if arguments.launch else "tilelang.json"
+    output = arguments.output or HERE / "data" / name
     sys.path.insert(0, str(arguments.examples))
     torch, tilelang = (importlib.import_module(name) for name in ("torch", "tilelang"))
     for shape in SHAPES:
         cell = {"tree": arguments.tree, "commit": COMMIT, "tilelang": tilelang.__version__, "target": arguments.target}
-        cell |= {"shape": shape, "result": measure(torch, tilelang, arguments.target, shape)}
-        cells = json.loads(arguments.output.read_text()) if arguments.output.exists() else []
+        if arguments.launch:
+            cell |= {"device": torch.cuda.get_device_name(), "shape": shape, "result": launched(torch, shape)}
+        else:
+            cell |= {"shape": shape, "result": measure(torch, tilelang, arguments.target, shape)}
+        cells = json.loads(output.read_text()) if output.exists() else []
         cells.append(cell)
-        arguments.output.write_text(json.dumps(cells, indent=1) + "\n")
-        arguments.output.with_suffix(".md").write_text(table(cells))
+        output.write_text(json.dumps(cells, indent=1) + "\n")
+        output.with_suffix(".md").write_text(table(cells))
         print(json.dumps(cell), flush=True)
 
 

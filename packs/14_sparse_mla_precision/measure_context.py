@@ -96,6 +96,19 @@ def drift(trees, seed):
                 yield {"microbatches": number, "seed": seed, "tree": name, **totals}
 
 
+def shown(value):
+    """Write a value as the CSV files have it."""
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def left(known, names):
+    """Yield the cases of which the known rows lack some tree, and the names of these trees."""
+    done = {tuple(row[name] for name in CASE) for row in known}
+    for case in grid():
+        if missing := [name for name in names if (*map(shown, case.values()), name) not in done]:
+            yield case, missing
+
+
 def appended(path, fields):
     """Return the rows of a CSV file and a function that appends one; a file that is not there gets its header."""
     if not path.exists():
@@ -105,8 +118,8 @@ def appended(path, fields):
 
     def append(row):
         with path.open("a", newline="") as file:
-            shown = {key: f"{value:.6g}" if isinstance(value, float) else value for key, value in row.items()}
-            csv.DictWriter(file, fields, lineterminator="\n").writerow(shown)
+            texts = {key: shown(value) for key, value in row.items()}
+            csv.DictWriter(file, fields, lineterminator="\n").writerow(texts)
 
     return known, append
 
@@ -121,7 +134,11 @@ def main():
     arguments = parser.parse_args()
     end = time.monotonic() + arguments.seconds
     folders = dict(tree.split("=", 1) for tree in arguments.tree)
-    shapes = {(64, 512)} if arguments.drift else {(case["heads"], case["topk"]) for case in grid()}
+    shapes = {(64, 512)}
+    if not arguments.drift:
+        known, append = appended(arguments.data / "context.csv", CASE + ERRORS + TIMES)
+        cases = list(left(known, folders))
+        shapes = {(case["heads"], case["topk"]) for case, _ in cases}
     with multiprocessing.get_context("spawn").Pool(8) as pool:
         pool.starmap(build, [(name, tree, *shape) for name, tree in folders.items() for shape in sorted(shapes)])
     trees = {name: ref.load(name, tree) for name, tree in folders.items()}
@@ -131,12 +148,9 @@ def main():
             for row in list(drift(trees, seed)):
                 append(row)
         return
-    known, append = appended(arguments.data / "context.csv", CASE + ERRORS + TIMES)
-    done = {tuple(row[name] for name in CASE) for row in known}
-    for case in grid():
-        missing = {name: trees[name] for name in trees if tuple(map(str, (*case.values(), name))) not in done}
-        if missing and time.monotonic() < end:
-            for row in measure(case, missing):
+    for case, missing in cases:
+        if time.monotonic() < end:
+            for row in measure(case, {name: trees[name] for name in missing}):
                 append(row)
                 print(row, flush=True)
 
