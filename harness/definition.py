@@ -59,7 +59,8 @@ class Target:
     """What the pinned release must give on one target.
 
     `exclusive` says that its lanes measure time or memory: a sweep lets nothing else run beside them on their GPU
-    (on target cpu: on the host's cores).
+    (on target cpu: on the host's cores). `environment` names what a script of the pack makes in the cache; the lanes
+    run with its interpreter where it has been made, and with the runner's own elsewhere.
     """
 
     evidence: tuple[Evidence, ...]
@@ -70,6 +71,7 @@ class Target:
     companions: str = "default"
     timeout_s: float = 600.0
     exclusive: bool = False
+    environment: str = ""
 
     def claims_of(self, evidence: Evidence | None) -> tuple[str, ...]:
         """Return the claims that both lanes must support: some need the GPU itself."""

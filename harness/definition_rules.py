@@ -17,6 +17,7 @@ SCHEMA = 1
 SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
 COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}")
 TAG_PATTERN = re.compile(r"cp3\d+|any")
+ENVIRONMENT = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 
 
 def _version_errors(definition: Definition) -> list[str]:
@@ -86,6 +87,8 @@ def _target_errors(definition: Definition) -> list[str]:
             )
         if target.timeout_s <= 0:
             errors.append(f"{path}.timeout_s: must be positive, in seconds")
+        if target.environment and not ENVIRONMENT.fullmatch(target.environment):
+            errors.append(f"{path}.environment: {target.environment!r} is no name of lower-case letters, digits and -")
         errors.extend(
             f"{path}.loads: {file!r} is no relative path"
             for file in target.loads

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness import companions, judge, lane, origin, patch, tree
+from harness import companions, judge, lane, made, origin, patch, tree
 from harness.cache import Cache
 from harness.companions import CompanionSet
 from harness.definition import Target
@@ -152,6 +152,7 @@ class Runner:
                 timeout=prepared.timeout,
                 device=self.device,
                 cancel=self.cancel,
+                environment=made.environment(self.cache, self.host, prepared.wanted.environment),
             ),
             self.logs / f"{pack.name}.{prepared.target}.{name}{f'.{number}' if number > 1 else ''}.log",
         )

@@ -8,7 +8,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-from harness import environment, files, process, transcript
+from harness import environment, files, made, process, transcript
 from harness.cache import Cache
 from harness.capture import Lines, Log
 from harness.companions import CompanionSet
@@ -39,6 +39,7 @@ class Lane:
         timeout: in seconds.
         device: the GPU it sees where it executes, as CUDA_VISIBLE_DEVICES names it; empty: whatever the host shows.
         cancel: a file descriptor; once it can be read, the lane is abandoned.
+        environment: whose interpreter runs it; None: the runner's own.
 
     """
 
@@ -55,6 +56,12 @@ class Lane:
     timeout: float
     device: str = ""
     cancel: int | None = None
+    environment: Path | None = None
+
+    @property
+    def prefix(self) -> str:
+        """The folder of its interpreter's environment."""
+        return str(self.environment or sys.prefix)
 
 
 @dataclass(frozen=True)
@@ -76,20 +83,20 @@ class LaneResult:
 def kept_key(lane: Lane, host: Host) -> str:
     """Name the lane's caches: never shared between two trees, sets, targets or toolchains."""
     return files.key_of(
-        lane.tree.key, lane.companion_set.sha256, lane.target, sys.prefix, host.python, host.torch, host.triton
+        lane.tree.key, lane.companion_set.sha256, lane.target, lane.prefix, host.python, host.torch, host.triton
     )
 
 
 def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneResult:
     """Run one lane and judge it by the rules of the protocol."""
     with cache.guard(), cache.scratch("lane-") as work:
-        interpreter = cache.entry("bytecode", files.key_of(sys.prefix, host.python, host.torch, host.triton))
+        interpreter = cache.entry("bytecode", files.key_of(lane.prefix, host.python, host.torch, host.triton))
         folders = environment.Folders(work, cache.entry("jit", kept_key(lane, host)), interpreter)
         folders.create()
         hide_gpu = lane.evidence != Evidence.EXECUTED
         paths = [lane.tree.import_root, lane.companions]
         command = process.Command(
-            arguments=(sys.executable, "-P", str(lane.probe), "--target", lane.target),
+            arguments=(str(made.interpreter(lane.environment)), "-P", str(lane.probe), "--target", lane.target),
             environment=environment.build(
                 environment.with_device(os.environ, lane.device), folders, paths, hide_gpu=hide_gpu
             ),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 from harness import companions, files
 from harness.companions import CompanionSet
@@ -35,6 +36,7 @@ class Cell:
         tree: the sha256 of its archive.
         reason: why it cannot be judged, where `evidence` is None.
         broken: whether that is an error (the index cannot be reached) and not a property of this host.
+        environment: the one that its target names, where it has been made here.
 
     """
 
@@ -47,6 +49,7 @@ class Cell:
     tree: str
     reason: str = ""
     broken: bool = False
+    environment: Path | None = None
 
     @property
     def name(self) -> str:
@@ -134,7 +137,7 @@ def key_base(cell: Cell, host: Host) -> tuple[str, ...]:
         *wanted.loads,
         *definition.claims,
         *definition.upstream.modules,
-        sys.prefix,
+        str(cell.environment or sys.prefix),
         host.python,
         str(host.torch),
         str(host.triton),

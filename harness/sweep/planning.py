@@ -7,7 +7,7 @@ import itertools
 from collections.abc import Iterator
 from dataclasses import replace
 
-from harness import download, pack, plan
+from harness import download, made, pack, plan
 from harness.cache import Cache
 from harness.download import Release as IndexRelease
 from harness.errors import HarnessError, UnavailableError, UnsupportedHereError, unknown
@@ -41,7 +41,7 @@ def selected(packs: list[Pack], only: tuple[str, ...]) -> list[tuple[Pack, str]]
 
 def cells(chosen: list[tuple[Pack, str]], host: Host, cache: Cache, *, latest: bool) -> list[Cell]:
     """Build the cells of the pinned releases, and with `latest` those of each upstream's newest release."""
-    pinned = [_pinned(one, target, host) for one, target in chosen]
+    pinned = [_pinned(one, target, host, cache) for one, target in chosen]
     if not latest:
         return pinned
     packages = dict.fromkeys(_package(cell) for cell in pinned if cell.evidence is not None)
@@ -54,12 +54,20 @@ def _package(cell: Cell) -> str:
     return cell.pack.definition.upstream.package
 
 
-def _pinned(one: Pack, target: str, host: Host) -> Cell:
+def _pinned(one: Pack, target: str, host: Host, cache: Cache) -> Cell:
     (planned,) = plan.plan(one, target, host)
     upstream = one.definition.upstream
     origin = Origin(Kind.PINNED, upstream.version)
     cell = Cell(
-        one, target, planned.evidence, Release.PINNED, origin, upstream.version, upstream.sha256, planned.reason
+        pack=one,
+        target=target,
+        evidence=planned.evidence,
+        release=Release.PINNED,
+        origin=origin,
+        version=upstream.version,
+        tree=upstream.sha256,
+        reason=planned.reason,
+        environment=made.environment(cache, host, one.definition.targets[target].environment),
     )
     try:
         cell.companion_set(host)

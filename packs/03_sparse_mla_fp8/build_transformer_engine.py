@@ -1,14 +1,15 @@
 """Build what `executed` needs of Transformer Engine: an environment in which its compiled parts are found.
 
-    python build_transformer_engine.py ENVIRONMENT [--files DIR] [--cache DIR]
-    ENVIRONMENT/bin/python ../../runner.py run 03 --target sm_90a [--cache DIR]
+    python build_transformer_engine.py [--files DIR] [--cache DIR]
+    python ../../runner.py run 03 --target sm_90a [--cache DIR]
 
 Run it with the interpreter that has torch (for CUDA 13), on a machine with g++ and nvcc. The core library is a wheel of
 the index, pinned in pack.toml's set `library`, from which a lane gets it. The PyTorch extension is an sdist, since it
 depends on torch's ABI: it is built here (about a minute on 16 cores), and put into a new virtual environment that also
 sees this interpreter's packages, as transformer_engine/wheel_lib/ there, where Transformer Engine looks for it next
 after its own folder. The environment is apart because that folder would make `import transformer_engine` succeed for
-everybody else. A JSON file beside the extension says what it was made from.
+everybody else: it stands in the runner's cache, under the name that pack.toml gives to the target, and the runner uses
+its interpreter for this target's lanes alone. A JSON file beside the extension says what it was made from.
 
 --files names a folder that holds the wheel and the sdist (whole, or in parts NAME.aa, NAME.ab, ... as `split` makes
 them), for machines without network; --cache is the runner's. Both archives are checked by their sha256.
@@ -30,11 +31,12 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from harness import cache, download
+from harness import cache, download, host, made
 
 VERSION = "2.12.0"
 CORE = "transformer-engine-cu13", "cc63e1592ebebbd8ac000e4f5fb64e96a072c5a99d9850110b8d39dc9b7eeeca"
 EXTENSION = "transformer-engine-torch", "ca12cb27fa8b68818f2f11c5c4147c62ffec3d30f9db61642ea3f1b3baf3d428"
+NAME = "transformer-engine"  # pack.toml's word for the environment
 CUDA_MAJOR = "13"  # what the core library was compiled for
 
 
@@ -90,7 +92,6 @@ def environment(folder):
 def main():
     """Place both parts, and say where."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("environment", type=Path, help="the folder of the virtual environment to make")
     parser.add_argument("--files", type=Path, help="a folder with the two archives, whole or in parts")
     parser.add_argument("--cache", type=Path, default=cache.default_root(), help="the runner's cache")
     options = parser.parse_args()
@@ -99,16 +100,20 @@ def main():
     store = cache.Cache(options.cache.resolve())
     core = archive(store, options.files, *CORE)
     sdist = archive(store, options.files, *EXTENSION)
-    own = environment(options.environment.resolve())
-    place = own / "transformer_engine" / "wheel_lib"
-    place.mkdir(parents=True)
-    with tempfile.TemporaryDirectory() as folder:
-        extension = Path(shutil.copy(build(sdist, Path(folder)), place))
-    made = {"sdist": sdist.name, "sdist_sha256": EXTENSION[1], "extension_sha256": sha256(extension)}
-    made |= {"torch": torch.__version__, "cuda": torch.version.cuda, "python": sys.version.split()[0]}
-    made |= {"core": core.name, "core_sha256": CORE[1]}
-    (place / "transformer_engine_torch.json").write_text(json.dumps(made, indent=2) + "\n", encoding="utf-8")
-    print(json.dumps(made, indent=2))
+
+    def make(folder):
+        place = environment(folder) / "transformer_engine" / "wheel_lib"
+        place.mkdir(parents=True)
+        with tempfile.TemporaryDirectory() as work:
+            extension = Path(shutil.copy(build(sdist, Path(work)), place))
+        record = {"sdist": sdist.name, "sdist_sha256": EXTENSION[1], "extension_sha256": sha256(extension)}
+        record |= {"torch": torch.__version__, "cuda": torch.version.cuda, "python": sys.version.split()[0]}
+        record |= {"core": core.name, "core_sha256": CORE[1]}
+        text = json.dumps(record, indent=2) + "\n"
+        (place / "transformer_engine_torch.json").write_text(text, encoding="utf-8")
+        print(text)
+
+    print(made.interpreter(store.populate(made.KIND, made.key(host.detect(), NAME), make)))
 
 
 if __name__ == "__main__":
