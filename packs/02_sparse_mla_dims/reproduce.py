@@ -101,7 +101,7 @@ TOLERANCE = 0.01  # relative, Frobenius norm: P, dP and the results are rounded 
 def load(*, executed):
     """Import the real modules, and tilelang first: Megatron swallows what goes wrong there."""
     try:
-        found = {name: importlib.import_module(name) for name in ("torch", "tilelang")}
+        found = {name: importlib.import_module(name) for name in ("torch", "tilelang", "tilelang.language")}
     except OSError as error:  # one of its libraries cannot be loaded
         raise ImportError(str(error)) from error
     for name in () if executed else ("megatron.core", "megatron.core.transformer"):
