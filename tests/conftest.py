@@ -71,10 +71,23 @@ class Workbench:
         return ended.returncode, json.loads(ended.stdout) if ended.stdout else []
 
 
+def confirmed(folder: Path) -> Workbench:
+    """Judge the sound toy pack in a folder; return its workbench."""
+    made = empty(folder)
+    made.lay("01_confirmed")
+    assert made.run("run", "1").returncode == 0
+    return made
+
+
+def empty(folder: Path) -> Workbench:
+    """Build a workbench without packs, whose cache holds the toy upstream's release 1.0."""
+    archive, sha256 = toys.sdist(folder)
+    (folder / "packs").mkdir()
+    toys.seed(folder / "cache", archive, sha256)
+    return Workbench(folder, sha256)
+
+
 @pytest.fixture
 def workbench(tmp_path: Path) -> Workbench:
     """Build an empty workbench whose cache holds the toy upstream's release 1.0."""
-    archive, sha256 = toys.sdist(tmp_path)
-    (tmp_path / "packs").mkdir()
-    toys.seed(tmp_path / "cache", archive, sha256)
-    return Workbench(tmp_path, sha256)
+    return empty(tmp_path)

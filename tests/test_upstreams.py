@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import toys
-from conftest import REPOSITORY, Workbench
+from conftest import REPOSITORY, Workbench, confirmed
 
 from harness import facts, fields, pack, receipt, rendering, report, template, upstreams
 
@@ -30,14 +29,7 @@ GPU_HOST = {
 @pytest.fixture(scope="module")
 def judged(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
     """Judge the sound toy pack once."""
-    folder = tmp_path_factory.mktemp("judged")
-    archive, sha256 = toys.sdist(folder)
-    toys.seed(folder / "cache", archive, sha256)
-    workbench = Workbench(folder, sha256)
-    workbench.packs.mkdir()
-    workbench.lay("01_confirmed")
-    assert workbench.run("run", "1").returncode == 0
-    return workbench
+    return confirmed(tmp_path_factory.mktemp("judged"))
 
 
 def _text(upstream: template.Upstream) -> str:

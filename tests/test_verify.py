@@ -16,7 +16,7 @@ from typing import Any
 
 import pytest
 import toys
-from conftest import REPOSITORY, Workbench
+from conftest import REPOSITORY, Workbench, confirmed
 
 Content = dict[str, bytes]
 NAME = "01_confirmed"
@@ -26,13 +26,7 @@ NAME = "01_confirmed"
 def sent(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Bundle a toy pack in a repository of its own, with verify.py at its root; return that repository."""
     folder = tmp_path_factory.mktemp("sent")
-    archive, sha256 = toys.sdist(folder)
-    toys.seed(folder / "cache", archive, sha256)
-    workbench = Workbench(folder, sha256)
-    workbench.packs.mkdir()
-    workbench.lay(NAME)
-    assert workbench.run("run", "1").returncode == 0
-    ended = workbench.run("bundle", "1", "-o", str(folder / "sent.zip"))
+    ended = confirmed(folder).run("bundle", "1", "-o", str(folder / "sent.zip"))
     assert ended.returncode == 0, ended.stderr
     shutil.copy(REPOSITORY / "verify.py", folder)
     return folder
