@@ -11,7 +11,6 @@ fit; the fused one goes on. --draw writes data/memory.md and data/memory.svg fro
 """
 
 import argparse
-import functools
 import importlib
 import json
 import math
@@ -50,7 +49,7 @@ def measure(torch, attend, inputs):
             before = torch.cuda.memory_allocated()
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
-            reproduce.gradients(torch, attend, *inputs)
+            reproduce.gradients(torch, attend, inputs)
             end.record()
             torch.cuda.synchronize()
             times.append(begin.elapsed_time(end))
@@ -139,7 +138,7 @@ def main():
         for length in LENGTHS:
             inputs = example(torch, length, heads)
             for path in (path for path in PATHS if fits[path]):
-                found = measure(torch, functools.partial(doors[path]), inputs)
+                found = measure(torch, doors[path], inputs)
                 fits[path] = found["fits"]
                 document["peaks"][f"{path} {heads} {length}"] = found
                 partial = output.with_suffix(f".{os.getpid()}")

@@ -101,11 +101,17 @@ def shown(value):
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
+def lookup(known, keys):
+    """Return a function that tells whether a row with a case's values of `keys` is known."""
+    done = {tuple(row[key] for key in keys) for row in known}
+    return lambda case: tuple(shown(case[key]) for key in keys) in done
+
+
 def left(known, names):
     """Yield the cases of which the known rows lack some tree, and the names of these trees."""
-    done = {tuple(row[name] for name in CASE) for row in known}
+    has = lookup(known, CASE)
     for case in grid():
-        if missing := [name for name in names if (*map(shown, case.values()), name) not in done]:
+        if missing := [name for name in names if not has(case | {"tree": name})]:
             yield case, missing
 
 

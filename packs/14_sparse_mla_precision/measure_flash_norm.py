@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 
 import torch
-from measure_context import appended
+from measure_context import appended, lookup
 from reference import error
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -31,6 +31,12 @@ def grid():
                 yield {"tokens": tokens, "head_dim": head_dim, "score": 1.0, "seed": seed}
         for score in (0.1, 0.5, 2.0, 4.0, 8.0):
             yield {"tokens": 4096, "head_dim": head_dim, "score": score, "seed": seed}
+
+
+def left(known):
+    """Yield the cases that the known rows lack."""
+    has = lookup(known, CASE)
+    return (case for case in grid() if not has(case))
 
 
 def exact_gradients(q, k, v, grad, scale):
@@ -76,9 +82,8 @@ def main():
     arguments = parser.parse_args()
     end = time.monotonic() + arguments.seconds
     known, append = appended(arguments.data / "flash_norm.csv", CASE + ERRORS)
-    done = {tuple(row[name] for name in CASE) for row in known}
-    for case in grid():
-        if tuple(map(str, case.values())) not in done and time.monotonic() < end:
+    for case in left(known):
+        if time.monotonic() < end:
             append(row := measure(case))
             print(row, flush=True)
 
