@@ -33,9 +33,12 @@ sys.path.insert(0, str(REPOSITORY))
 
 from harness import companions, host, pack, tree  # noqa: E402 - found through the path above
 from harness.cache import Cache  # noqa: E402 - likewise
+from harness.companions import CompanionSet  # noqa: E402 - likewise
 from harness.origin import Kind, Origin  # noqa: E402 - likewise
+from harness.pack import Pack  # noqa: E402 - likewise
 from harness.versions import candidate  # noqa: E402 - likewise
 
+PACK = next((REPOSITORY / "packs").glob("09_*"))
 RELEASES = 16
 JUDGED = (0, 10, 125)
 NOXFILE = """
@@ -86,7 +89,7 @@ def nox(folder: Path, name: str, releases: list[str], others: list[str], *, shar
             releases=releases,
             no_deps=["--no-deps"] if shared else [torch, triton],
             others=", ".join(repr(one) for one in others),
-            probe=str(next((REPOSITORY / "packs").glob("09_*")) / "reproduce.py"),
+            probe=str(PACK / "reproduce.py"),
         ),
         encoding="utf-8",
     )
@@ -120,10 +123,15 @@ def versions(cache: Path, releases: list[str]) -> float:
     return seconds
 
 
+def beside(subject: Pack) -> CompanionSet:
+    """Return the packages that the probe wants besides torch, triton and the release."""
+    return companions.named(subject.definition, "default", host.detect().python_tag)
+
+
 def floor(cache: Cache, releases: list[str]) -> float:
     """Return the mean wall time of the probe started by hand on one core, with the bytecode it already has."""
-    subject, here = pack.load(next((REPOSITORY / "packs").glob("09_*"))), host.detect()
-    site = companions.materialize(cache, companions.named(subject.definition, "default", here.python_tag))
+    subject = pack.load(PACK)
+    site = companions.materialize(cache, beside(subject))
     core = host.cores()[0]
     seconds = []
     for release in releases:
@@ -149,11 +157,11 @@ def floor(cache: Cache, releases: list[str]) -> float:
 
 def downloads(cache: Cache) -> list[str]:
     """Fetch what all ways need beforehand; return the newest releases, the oldest first."""
-    subject, here = pack.load(next((REPOSITORY / "packs").glob("09_*"))), host.detect()
+    subject = pack.load(PACK)
     chosen = [one.label for one in candidate.releases(cache, subject, "")][-RELEASES:]
     for release in chosen:
         tree.materialize(cache, subject.definition.upstream, Origin(Kind.RELEASE, release))
-    companions.materialize(cache, companions.named(subject.definition, "default", here.python_tag))
+    companions.materialize(cache, beside(subject))
     return chosen
 
 
@@ -170,7 +178,7 @@ def main() -> None:
     parser.add_argument("--shared-sessions", type=int, default=RELEASES, help="and with --system-site-packages")
     arguments = parser.parse_args()
     releases = downloads(Cache(arguments.cache.absolute()))
-    others = ["numpy==2.3.5", "packaging==26.3"]
+    others = [f"{name}=={version}" for name, version in beside(pack.load(PACK)).versions.items()]
     with tempfile.TemporaryDirectory(dir=arguments.cache) as name:
         folder = Path(name)
         fresh = folder / "cache"

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import sys
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
@@ -58,11 +57,6 @@ class Lane:
     cancel: int | None = None
     environment: Path | None = None
 
-    @property
-    def prefix(self) -> str:
-        """The folder of its interpreter's environment."""
-        return str(self.environment or sys.prefix)
-
 
 @dataclass(frozen=True)
 class LaneResult:
@@ -82,16 +76,19 @@ class LaneResult:
 
 def kept_key(lane: Lane, host: Host) -> str:
     """Name the lane's caches: never shared between two trees, sets, targets or toolchains."""
+    prefix = made.prefix(lane.environment)
     return files.key_of(
-        lane.tree.key, lane.companion_set.sha256, lane.target, lane.prefix, host.python, host.torch, host.triton
+        lane.tree.key, lane.companion_set.sha256, lane.target, prefix, host.python, host.torch, host.triton
     )
 
 
 def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneResult:
     """Run one lane and judge it by the rules of the protocol."""
     with cache.guard(), cache.scratch("lane-") as work:
-        interpreter = cache.entry("bytecode", files.key_of(lane.prefix, host.python, host.torch, host.triton))
-        folders = environment.Folders(work, cache.entry("jit", kept_key(lane, host)), interpreter)
+        toolchain = files.key_of(made.prefix(lane.environment), host.python, host.torch, host.triton)
+        folders = environment.Folders(
+            work, cache.entry("jit", kept_key(lane, host)), cache.entry("bytecode", toolchain)
+        )
         folders.create()
         hide_gpu = lane.evidence != Evidence.EXECUTED
         paths = [lane.tree.import_root, lane.companions]

@@ -27,6 +27,11 @@ def environment(cache: Cache, host: Host, name: str) -> Path | None:
     return folder if folder is not None and interpreter(folder).exists() else None
 
 
+def prefix(folder: Path | None) -> str:
+    """Return the folder of an environment, or that of the runner's own."""
+    return str(folder or sys.prefix)
+
+
 def interpreter(folder: Path | None) -> Path:
     """Return the interpreter of an environment, or the runner's own."""
     return folder / "bin" / "python" if folder is not None else Path(sys.executable)

@@ -13,6 +13,11 @@ from typing import Any
 import pytest
 import toys
 
+from harness import cache, companions, host, origin, tree
+from harness.cache import Cache
+from harness.pack import Pack
+from harness.tree import Tree
+
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -69,6 +74,17 @@ class Workbench:
         ended = self.run("run", "--json", *arguments, **environment)
         assert "Traceback" not in ended.stderr, ended.stderr
         return ended.returncode, json.loads(ended.stdout) if ended.stdout else []
+
+
+def unpacked(one: Pack) -> Tree:
+    """Lay out the release that a real pack judges, in the user's cache."""
+    return tree.materialize(Cache(cache.default_root()), one.definition.upstream, origin.parse(None, one.definition))
+
+
+def installed(one: Pack) -> Path:
+    """Lay out what a real pack wants beside it on the target cpu, in the user's cache."""
+    name, tag = one.definition.targets["cpu"].companions, host.detect().python_tag
+    return companions.materialize(Cache(cache.default_root()), companions.named(one.definition, name, tag))
 
 
 def confirmed(folder: Path) -> Workbench:

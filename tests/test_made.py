@@ -5,22 +5,20 @@ from __future__ import annotations
 import dataclasses
 import shlex
 import sys
-from pathlib import Path
 
 from conftest import Workbench
 
 from harness import host, made
 
 
-def _laid(workbench: Workbench, name: str) -> Path:
+def _lay(workbench: Workbench, name: str) -> None:
     folder = workbench.lay("01_confirmed")
     text = (folder / "pack.toml").read_text()
     (folder / "pack.toml").write_text(text.replace("timeout_s = 60", f'timeout_s = 60\nenvironment = "{name}"'))
-    return folder
 
 
 def test_lanes_run_in_the_environment_of_their_target_once_it_is_there(workbench: Workbench) -> None:
-    _laid(workbench, "toy")
+    _lay(workbench, "toy")
     marker = workbench.folder / "marker"
     assert workbench.run("run", "1").returncode == 0
     interpreter = workbench.cache / made.KIND / made.key(host.detect(), "toy") / "bin" / "python"
@@ -41,7 +39,7 @@ def test_an_environment_belongs_to_one_interpreter_and_one_torch() -> None:
 
 
 def test_a_name_that_is_no_name_is_an_error(workbench: Workbench) -> None:
-    _laid(workbench, "../toy")
+    _lay(workbench, "../toy")
     ended = workbench.run("check")
     assert ended.returncode == 2
     assert "targets.cpu.environment: '../toy' is no name" in ended.stdout + ended.stderr

@@ -11,10 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import REPOSITORY
+from conftest import REPOSITORY, installed, unpacked
 
-from harness import cache, companions, git, host, origin, pack, tree
-from harness.cache import Cache
+from harness import git, pack
 
 SCRIPT = Path(__file__).with_name("pack01_properties.py")
 
@@ -23,10 +22,7 @@ SCRIPT = Path(__file__).with_name("pack01_properties.py")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Return what the functions gave in each of the two trees."""
     one = pack.load(REPOSITORY / "packs/01_dsa_cuda_graph")
-    store, upstream = Cache(cache.default_root()), one.definition.upstream
-    companion_set = companions.named(one.definition, one.definition.targets["cpu"].companions, host.detect().python_tag)
-    site = companions.materialize(store, companion_set)
-    pristine = tree.materialize(store, upstream, origin.parse(None, one.definition)).folder
+    site, pristine = installed(one), unpacked(one).folder
     patched = tmp_path_factory.mktemp("patched") / "tree"
     shutil.copytree(pristine, patched)
     assert git.run(["apply", "-p1", str(one.patch)], patched, git.PLAIN).returncode == 0

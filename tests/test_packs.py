@@ -13,9 +13,9 @@ import sys
 from pathlib import Path
 
 import pytest
-from conftest import REPOSITORY
+from conftest import REPOSITORY, installed, unpacked
 
-from harness import cache, companions, download, git, header, host, origin, pack, tree
+from harness import cache, download, git, header, pack
 from harness.cache import Cache
 
 PACKS = [pack.load(folder) for folder in sorted((REPOSITORY / "packs").glob("*_*"))]
@@ -40,11 +40,9 @@ def test_a_pack_gives_what_it_states_on_the_cpu(one: pack.Pack, tmp_path: Path) 
 def test_the_four_lines_of_the_docstring_show_both_sentinels(one: pack.Pack, tmp_path: Path) -> None:
     store, upstream = Cache(cache.default_root()), one.definition.upstream
     shutil.copy(download.fetch(store, upstream.package, upstream.file, upstream.sha256), tmp_path)
-    companion_set = companions.named(one.definition, one.definition.targets["cpu"].companions, host.detect().python_tag)
-    installed = companions.materialize(store, companion_set)
     shim = tmp_path / "bin/python"
     shim.parent.mkdir()
-    shim.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{installed}" exec {sys.executable} "$@"\n')
+    shim.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{installed(one)}" exec {sys.executable} "$@"\n')
     shim.chmod(0o755)
     environment = os.environ | {"PACK": str(one.folder), "PATH": f"{shim.parent}:{os.environ['PATH']}"}
     environment |= {"CUDA_VISIBLE_DEVICES": "", "GIT_CEILING_DIRECTORIES": str(tmp_path)}
@@ -67,11 +65,9 @@ def test_the_readme_lists_the_pack(one: pack.Pack) -> None:
 
 def test_the_three_patches_for_mamba_apply_in_series(tmp_path: Path) -> None:
     series = [one for one in PACKS if one.definition.upstream.package == "mamba-ssm"]
-    store, upstream = Cache(cache.default_root()), series[0].definition.upstream
-    assert {one.definition.upstream.sha256 for one in series} == {upstream.sha256}
+    assert {one.definition.upstream.sha256 for one in series} == {series[0].definition.upstream.sha256}
     content = tmp_path / "tree"
-    source = tree.materialize(store, upstream, origin.parse(None, series[0].definition))
-    shutil.copytree(source.folder, content)
+    shutil.copytree(unpacked(series[0]).folder, content)
     for one in series:
         applied = git.run(["apply", "-p1", "--whitespace=nowarn", str(one.patch)], content, git.PLAIN)
         assert applied.returncode == 0, f"{one.name}: {applied.stderr}"

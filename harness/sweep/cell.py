@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from harness import companions, files
+from harness import companions, files, made
 from harness.companions import CompanionSet
 from harness.host import Host
 from harness.origin import Origin
@@ -137,7 +136,7 @@ def key_base(cell: Cell, host: Host) -> tuple[str, ...]:
         *wanted.loads,
         *definition.claims,
         *definition.upstream.modules,
-        str(cell.environment or sys.prefix),
+        made.prefix(cell.environment),
         host.python,
         str(host.torch),
         str(host.triton),

@@ -69,24 +69,30 @@ def said(error):
     return f"{type(error).__name__}: {re.sub(r'0x[0-9a-f]+', '0x..', wanted[-1])[:240]}"
 
 
+def lowered(function, target, *sizes, **named):
+    """Lower what a jit function makes of its arguments."""
+    import tilelang
+
+    arch = tilelang.tvm.target.Target({"kind": "cuda", "arch": target}, host="c")
+    configs = {getattr(key, "value", key): value for key, value in (function.pass_configs or {}).items()}
+    with tilelang.tvm.transform.PassContext(opt_level=3, config=configs), arch:
+        return tilelang.lower(function.get_tir(*sizes, **named), target=arch, enable_device_compile=False)
+
+
 def compiled(direction, shape, target):
     """Lower a kernel, compile it to a cubin, and return what ptxas says of it."""
     import tilelang
 
     function, arguments = kernel(direction, *shape)
-    arch = tilelang.tvm.target.Target({"kind": "cuda", "arch": target}, host="c")
-    configs = {getattr(key, "value", key): value for key, value in (function.pass_configs or {}).items()}
     try:
-        program = function.get_tir(**arguments)
-        with tilelang.tvm.transform.PassContext(opt_level=3, config=configs), arch:
-            lowered = tilelang.lower(program, target=arch, enable_device_compile=False)
+        program = lowered(function, target, **arguments)
     except Exception as error:  # whatever tilelang raises is the result
         return {"stage": "not lowered", "error": said(error)}
-    shared = [int(size) for size in re.findall(r'"dyn_shared_memory_buf": (\d+)', lowered.device_mod.script())]
+    shared = [int(size) for size in re.findall(r'"dyn_shared_memory_buf": (\d+)', program.device_mod.script())]
     result = {"stage": "compiled", "shared_bytes": max(shared, default=0)}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "kernel.cu")
-        file.write_text(lowered.kernel_source)
+        file.write_text(program.kernel_source)
         command = [f"{tilelang.env.CUDA_HOME}/bin/nvcc", "-cubin", "-O3", f"-arch={target}", "-std=c++17", "-w"]
         command += ["--use_fast_math", "-Xptxas=-v", f"-I{tilelang.env.TILELANG_TEMPLATE_PATH}"]
         command += [f"-I{tilelang.env.CUTLASS_INCLUDE_DIR}", "-o", f"{file}bin", str(file)]

@@ -16,6 +16,7 @@ import sys
 import unittest.mock
 from pathlib import Path
 
+import measure_dims
 import reproduce
 
 HERE = Path(__file__).parent
@@ -38,16 +39,7 @@ def said(error):
     return f"{type(error).__name__}: {['', *str(error).strip().splitlines()][-1]}"
 
 
-def lowered(tilelang, function, target, *args):
-    """Lower one kernel; return the number of bytes of its CUDA source."""
-    arch = tilelang.tvm.target.Target({"kind": "cuda", "arch": target}, host="c")
-    configs = {getattr(key, "value", key): value for key, value in (function.pass_configs or {}).items()}
-    with tilelang.tvm.transform.PassContext(opt_level=3, config=configs), arch:
-        program = function.get_tir(*args)
-        return len(tilelang.lower(program, target=arch, enable_device_compile=False).kernel_source)
-
-
-def measure(torch, tilelang, target, shape):
+def measure(torch, target, shape):
     """Go through both interfaces at one shape, and lower what they ask for instead of running it."""
     dim, tail, heads = shape
     forward, backward = (importlib.import_module(f"sparse_mla_{way}") for way in ("fwd", "bwd"))
@@ -63,7 +55,7 @@ def measure(torch, tilelang, target, shape):
         function = getattr(module, name)
 
         def ask(*args, way=way, function=function, **_):
-            result[way] = {"source_bytes": lowered(tilelang, function, target, *args)}
+            result[way] = {"source_bytes": len(measure_dims.lowered(function, target, *args).kernel_source)}
             raise StopIteration
 
         try:
@@ -137,7 +129,7 @@ def main():
         if arguments.launch:
             cell |= {"device": torch.cuda.get_device_name(), "shape": shape, "result": launched(torch, shape)}
         else:
-            cell |= {"shape": shape, "result": measure(torch, tilelang, arguments.target, shape)}
+            cell |= {"shape": shape, "result": measure(torch, arguments.target, shape)}
         cells = json.loads(output.read_text()) if output.exists() else []
         cells.append(cell)
         output.write_text(json.dumps(cells, indent=1) + "\n")

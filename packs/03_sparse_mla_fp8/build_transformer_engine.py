@@ -16,7 +16,6 @@ them), for machines without network; --cache is the runner's. Both archives are 
 """
 
 import argparse
-import hashlib
 import json
 import os
 import shutil
@@ -31,7 +30,7 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from harness import cache, download, host, made
+from harness import cache, download, files, host, made
 
 VERSION = "2.12.0"
 CORE = "transformer-engine-cu13", "cc63e1592ebebbd8ac000e4f5fb64e96a072c5a99d9850110b8d39dc9b7eeeca"
@@ -40,16 +39,10 @@ NAME = "transformer-engine"  # pack.toml's word for the environment
 CUDA_MAJOR = "13"  # what the core library was compiled for
 
 
-def sha256(path):
-    """Return a file's sha256 in hexadecimal digits."""
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def archive(store, files, package, digest):
-    """Return the path of an archive in the runner's cache, put together from `files` where these hold it."""
+def archive(store, given, package, digest):
+    """Return the path of an archive in the runner's cache, put together from the folder `given` where that holds it."""
     name = package.replace("-", "_")
-    parts = sorted(path for path in files.iterdir() if path.name.startswith(f"{name}-{VERSION}")) if files else []
+    parts = sorted(path for path in given.iterdir() if path.name.startswith(f"{name}-{VERSION}")) if given else []
 
     def join(folder):
         target = folder / (parts[0].name if parts[0].suffix in (".whl", ".gz") else parts[0].stem)
@@ -57,7 +50,7 @@ def archive(store, files, package, digest):
             for part in parts:
                 with part.open("rb") as source:
                     shutil.copyfileobj(source, file)
-        if sha256(target) != digest:
+        if files.sha256_file(target) != digest:
             sys.exit(f"{target.name}: wrong sha256 after joining {len(parts)} files, pinned is {digest}")
 
     if parts:
@@ -106,7 +99,7 @@ def main():
         place.mkdir(parents=True)
         with tempfile.TemporaryDirectory() as work:
             extension = Path(shutil.copy(build(sdist, Path(work)), place))
-        record = {"sdist": sdist.name, "sdist_sha256": EXTENSION[1], "extension_sha256": sha256(extension)}
+        record = {"sdist": sdist.name, "sdist_sha256": EXTENSION[1], "extension_sha256": files.sha256_file(extension)}
         record |= {"torch": torch.__version__, "cuda": torch.version.cuda, "python": sys.version.split()[0]}
         record |= {"core": core.name, "core_sha256": CORE[1]}
         text = json.dumps(record, indent=2) + "\n"

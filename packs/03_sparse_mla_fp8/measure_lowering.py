@@ -7,13 +7,12 @@ and the FP8 kernel where there is one, is lowered for sm_90a (64 heads, top-k 20
 to data/lowering.json: the sha256 of the CUDA source of each.
 """
 
-import argparse
 import hashlib
 import json
-import os
-import subprocess
 import sys
 from pathlib import Path
+
+import trees
 
 HERE = Path(__file__).resolve().parent
 MODULE = "megatron.core.transformer.experimental_attention_variant.ops.tilelang_sparse_mla_fwd"
@@ -43,22 +42,11 @@ def measure():
 
 def main():
     """Measure every tree, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tree", action="append", default=[], metavar="NAME=FOLDER")
-    parser.add_argument("--companions", default="")
-    parser.add_argument("--one", action="store_true", help="measure the tree on the path")
-    options = parser.parse_args()
+    options = trees.parser(__doc__.splitlines()[0]).parse_args()
     if options.one:
         print(json.dumps(measure()))
         return
-    results = {}
-    for name, folder in (text.split("=", 1) for text in options.tree):
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([folder, options.companions])}
-        command = [sys.executable, __file__, "--one"]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        if ended.returncode:
-            sys.exit(f"{name}: {ended.stderr[-1500:]}")
-        results[name] = json.loads(ended.stdout.splitlines()[-1])
+    results = trees.results(__file__, options)
     (HERE / "data" / "lowering.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
 
 

@@ -7,15 +7,12 @@ of DeepSeek V3.2's sparse attention. A time is the median of 20 calls of fused_s
 peak is what a call allocates above its inputs, outputs included. Results go to data/speed.json and data/speed.md.
 """
 
-import argparse
 import json
-import os
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 import reproduce
+import trees
 
 HERE = Path(__file__).resolve().parent
 SIZES = [(1, 4096, 8192, heads, 2048) for heads in (64, 128)]  # batch, queries, keys, heads, top-k
@@ -58,7 +55,6 @@ def measure():
             peak = torch.cuda.max_memory_allocated() - before
             low, middle, high = milliseconds(torch, call)
             row = {"heads": heads, "kind": kind, "ms": middle, "spread_ms": high - low, "peak_mib": peak / 2**20}
-            print("ROW", json.dumps(row), flush=True)
             rows.append(row)
     return rows
 
@@ -76,24 +72,13 @@ def table(results):
 
 def main():
     """Measure every tree, and write the results."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--tree", action="append", default=[], metavar="NAME=FOLDER")
-    parser.add_argument("--companions", default="")
+    parser = trees.parser(__doc__.splitlines()[0])
     parser.add_argument("--out", type=Path, default=HERE / "data")
-    parser.add_argument("--one", action="store_true", help="measure the tree on the path")
     options = parser.parse_args()
     if options.one:
-        measure()
+        print(json.dumps(measure()))
         return
-    results = {}
-    for name, folder in (text.split("=", 1) for text in options.tree):
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([folder, options.companions])}
-        command = [sys.executable, __file__, "--one"]
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        lines = [line for line in ended.stdout.splitlines() if line.startswith("ROW ")]
-        if not lines:
-            sys.exit(f"{name}: {ended.stderr[-1500:]}")
-        results[name] = [json.loads(line.removeprefix("ROW ")) for line in lines]
+    results = trees.results(__file__, options)
     (options.out / "speed.json").write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
     (options.out / "speed.md").write_text(table(results), encoding="utf-8")
 
