@@ -5,9 +5,9 @@
 Three ways to do the same, in one run, one after the other, with every download done beforehand:
 
 - ``nox``: what its users get by default: for each release a virtualenv of its own, `pip install` of the release with
-  torch, triton and the pack's companions from pip's warm cache and local wheels, then the probe.
+  torch, triton and the pack's dependencies from pip's warm cache and local wheels, then the probe.
 - ``nox --system-site-packages``: the most that a user can save by hand: torch and triton are seen from outside,
-  the release is installed with --no-deps and the companions beside it, then the probe.
+  the release is installed with --no-deps and the dependencies beside it, then the probe.
 - ``versions``: a fresh cache that holds the downloads and nothing else, then the same once more.
 
 ``--sessions`` below 16 measures that many sessions, spread over the releases, and extrapolates; what is extrapolated is
@@ -31,12 +31,14 @@ from pathlib import Path
 REPOSITORY = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(REPOSITORY))
 
-from harness import companions, host, pack, tree  # noqa: E402 - found through the path above
-from harness.cache import Cache  # noqa: E402 - likewise
-from harness.companions import CompanionSet  # noqa: E402 - likewise
-from harness.origin import Kind, Origin  # noqa: E402 - likewise
-from harness.pack import Pack  # noqa: E402 - likewise
-from harness.versions import candidate  # noqa: E402 - likewise
+from harness.core.cache import Cache  # noqa: E402 - likewise
+from harness.host import host  # noqa: E402 - found through the path above
+from harness.pack import load  # noqa: E402 - found through the path above
+from harness.pack.model import Pack  # noqa: E402 - likewise
+from harness.upstream import dependencies, tree  # noqa: E402 - found through the path above
+from harness.upstream.dependencies import DependencySet  # noqa: E402 - likewise
+from harness.upstream.source import Source, SourceKind  # noqa: E402 - likewise
+from harness.versions import candidates  # noqa: E402 - likewise
 
 PACK = next((REPOSITORY / "packs").glob("09_*"))
 RELEASES = 16
@@ -123,19 +125,19 @@ def versions(cache: Path, releases: list[str]) -> float:
     return seconds
 
 
-def beside(subject: Pack) -> CompanionSet:
+def beside(subject: Pack) -> DependencySet:
     """Return the packages that the probe wants besides torch, triton and the release."""
-    return companions.named(subject.definition, "default", host.detect().python_tag)
+    return dependencies.named(subject.definition, "default", host.detect().python_tag)
 
 
 def floor(cache: Cache, releases: list[str]) -> float:
     """Return the mean wall time of the probe started by hand on one core, with the bytecode it already has."""
-    subject = pack.load(PACK)
-    site = companions.materialize(cache, beside(subject))
+    subject = load.load_pack(PACK)
+    site = dependencies.materialize(cache, beside(subject), Path(sys.executable), host.detect().python_tag)
     core = host.cores()[0]
     seconds = []
     for release in releases:
-        source = tree.materialize(cache, subject.definition.upstream, Origin(Kind.RELEASE, release))
+        source = tree.materialize(cache, subject.definition.upstream, Source(SourceKind.RELEASE, release))
         environment = os.environ | {
             "PYTHONPATH": f"{source.import_root}:{site}",
             "CUDA_VISIBLE_DEVICES": "",
@@ -157,11 +159,11 @@ def floor(cache: Cache, releases: list[str]) -> float:
 
 def downloads(cache: Cache) -> list[str]:
     """Fetch what all ways need beforehand; return the newest releases, the oldest first."""
-    subject = pack.load(PACK)
-    chosen = [one.label for one in candidate.releases(cache, subject, "")][-RELEASES:]
+    subject = load.load_pack(PACK)
+    chosen = [one.label for one in candidates.releases(cache, subject, "")][-RELEASES:]
     for release in chosen:
-        tree.materialize(cache, subject.definition.upstream, Origin(Kind.RELEASE, release))
-    companions.materialize(cache, beside(subject))
+        tree.materialize(cache, subject.definition.upstream, Source(SourceKind.RELEASE, release))
+    dependencies.fetch(cache, beside(subject))
     return chosen
 
 
@@ -178,7 +180,7 @@ def main() -> None:
     parser.add_argument("--shared-sessions", type=int, default=RELEASES, help="and with --system-site-packages")
     arguments = parser.parse_args()
     releases = downloads(Cache(arguments.cache.absolute()))
-    others = [f"{name}=={version}" for name, version in beside(pack.load(PACK)).versions.items()]
+    others = [f"{name}=={version}" for name, version in beside(load.load_pack(PACK)).versions.items()]
     with tempfile.TemporaryDirectory(dir=arguments.cache) as name:
         folder = Path(name)
         fresh = folder / "cache"

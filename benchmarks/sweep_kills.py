@@ -1,7 +1,7 @@
 """SIGKILL a sweep at random moments, again and again: prints what was lost, run twice, orphaned or broken (nothing).
 
 Run it as ``python benchmarks/sweep_kills.py [--kills 200] [--seed 1]``. Each kill hits a sweep of 20 toy packs (40
-lanes, 4 at once), which the same command then continues; a night that ends is checked as a whole, and the next begins.
+lanes, 4 at once), which the same command then continues; a sweep that ends is checked as a whole, and the next begins.
 The first violation ends it with a traceback.
 """
 
@@ -14,9 +14,9 @@ import time
 from pathlib import Path
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
+sys.path.insert(0, str(REPOSITORY))
 
-import sweeps  # noqa: E402 - found through the path above
+from testing import sweeps  # noqa: E402 - found through the path above
 
 PACKS, JOBS, LONGEST = 20, 4, 3.0
 
@@ -32,9 +32,9 @@ def main() -> None:
         one = sweeps.siege(Path(text), PACKS, JOBS, asked.seed)
         while one.kills < asked.kills:
             one.assault(LONGEST)
-            sweeps.prune(one.nights, keep=2)
+            sweeps.prune(one.runs, keep=2)
         print(
-            f"{one.kills} SIGKILLs of a sweep of {2 * PACKS} lanes (seed {asked.seed}), {one.ended} nights finished "
+            f"{one.kills} SIGKILLs of a sweep of {2 * PACKS} lanes (seed {asked.seed}), {one.ended} sweeps finished "
             f"meanwhile, {one.torn} torn journal lines, {time.monotonic() - started:.0f} s: "
             "no finished lane lost, none run twice, no orphan, no broken file"
         )

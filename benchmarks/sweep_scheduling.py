@@ -2,13 +2,13 @@
 
 Run it as ``python benchmarks/sweep_scheduling.py [makespan|cost]``. It measures, on toy packs:
 
-- makespan: from the start of the first lane to the end of the last, of a sweep of 40 real child processes on 1, 2, 4
-  and 8 toy GPUs, against the best that is possible: the longest lane, or all lanes' time divided by the GPUs. The
-  lanes sleep for 1 to 5 s, as long as receipts said before that they would; a lane's time is that of its probe's
-  process, so that what the harness needs around it counts against the sweep;
-- cost: 1000 lanes that do nothing, with all that the engine does for each, receipts included: what it takes and
+- makespan: from the start of the first lane to the end of the last, of a sweep of 40 real child processes, 1, 2, 4 and
+  8 at once on as many toy GPUs, against the best that is possible: the longest lane, or all lanes' time divided by the
+  lanes at once. The lanes sleep for 1 to 5 s, as long as receipts said before that they would; a lane's time is that
+  of its probe's process, so that what the harness needs around it counts against the sweep;
+- cost: 1000 lanes that do nothing, with all that the scheduler does for each, receipts included: what it takes and
   whether memory grows;
-- resuming a night in which 1000 lanes have ended: until the queue is known to be empty, and the whole command, which
+- resuming a sweep of which 1000 lanes have ended: until the queue is known to be empty, and the whole command, which
   judges and compares every cell and writes the page again.
 """
 
@@ -29,26 +29,26 @@ from pathlib import Path
 import psutil
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-sys.path[:0] = [str(REPOSITORY), str(REPOSITORY / "tests")]
+sys.path.insert(0, str(REPOSITORY))
 
-import sweeps  # noqa: E402 - found through the path above
-import toys  # noqa: E402 - likewise
-
-from harness import files, host, pack, receipt  # noqa: E402 - likewise
-from harness.cache import Cache  # noqa: E402 - likewise
-from harness.sweep import night, planning  # noqa: E402 - likewise
-from harness.sweep.account import Reporter  # noqa: E402 - likewise
-from harness.sweep.cell import Cell, Task  # noqa: E402 - likewise
-from harness.sweep.crew import Crew  # noqa: E402 - likewise
-from harness.sweep.engine import Engine  # noqa: E402 - likewise
-from harness.sweep.journal import Journal  # noqa: E402 - likewise
-from harness.sweep.lane_end import LaneEnd  # noqa: E402 - likewise
-from harness.sweep.night import Wish  # noqa: E402 - likewise
-from harness.sweep.nvml import Device  # noqa: E402 - likewise
-from harness.sweep.queue import Queue  # noqa: E402 - likewise
-from harness.sweep.verdicts import Bench  # noqa: E402 - likewise
-from harness.sweep.workshop import Attempt  # noqa: E402 - likewise
-from harness.words import LaneName  # noqa: E402 - likewise
+from harness.core import files  # noqa: E402 - found through the path above
+from harness.core.cache import Cache  # noqa: E402 - likewise
+from harness.core.words import LaneName  # noqa: E402 - likewise
+from harness.host import host  # noqa: E402 - likewise
+from harness.lane.record import LaneRecord  # noqa: E402 - likewise
+from harness.pack import load  # noqa: E402 - likewise
+from harness.receipt import receipt  # noqa: E402 - likewise
+from harness.schedule.journal import FileJournal, LaneEnd  # noqa: E402 - likewise
+from harness.schedule.judging import CellJudge  # noqa: E402 - likewise
+from harness.schedule.places import Placement, Places  # noqa: E402 - likewise
+from harness.schedule.runner import Attempt, Prepared  # noqa: E402 - likewise
+from harness.schedule.scheduler import Listener, Scheduler  # noqa: E402 - likewise
+from harness.schedule.task import Task, unique_tasks  # noqa: E402 - likewise
+from harness.schedule.workers import WorkerPool  # noqa: E402 - likewise
+from harness.sweep import run_folder, selection  # noqa: E402 - likewise
+from harness.sweep.run_folder import SweepRequest  # noqa: E402 - likewise
+from harness.verdict.cell import Cell  # noqa: E402 - likewise
+from testing import laid_out, sweeps, toys  # noqa: E402 - likewise
 
 GPU_TOY = "41_executes_on_a_gpu"
 SLOTS = (1, 2, 4, 8)
@@ -62,8 +62,8 @@ def _print(what: str, value: float, limit: float, unit: str) -> None:
     print(f"{what}: {value:.3g} {unit} ({mark} the limit of {limit:g} {unit})", flush=True)
 
 
-def _runner(folder: Path, nights: Path, *arguments: str) -> list[str]:
-    places = ["--packs", str(folder / "packs"), "--cache", str(folder / "cache"), "--offline", "--nights", str(nights)]
+def _runner(folder: Path, runs: Path, *arguments: str) -> list[str]:
+    places = ["--packs", str(folder / "packs"), "--cache", str(folder / "cache"), "--offline", "--runs", str(runs)]
     return [sys.executable, str(REPOSITORY / "runner.py"), "sweep", *places, *arguments]
 
 
@@ -85,15 +85,19 @@ def makespan(folder: Path) -> None:
         lanes = {name: {"seconds": seconds} for name in LaneName}
         (one / "receipts" / EVIDENCE).write_text(json.dumps({"lanes": lanes}))
     for count in SLOTS:
-        state, nights = folder / "gpus.json", folder / f"nights-{count}"
+        state, runs = folder / "gpus.json", folder / f"sweeps-{count}"
         state.write_text(json.dumps({"devices": [{"name": "Toy H200", "capability": [9, 0]}] * count}))
         started = time.perf_counter()
         ended = subprocess.run(
-            _runner(folder, nights), env=sweeps.environment(state), capture_output=True, text=True, check=False
+            _runner(folder, runs, "--jobs", str(count)),
+            env=sweeps.environment(state),
+            capture_output=True,
+            text=True,
+            check=False,
         )
         wall = time.perf_counter() - started
         assert ended.returncode == 0, ended.stderr[-1000:]
-        (journal,) = nights.glob("*/journal.jsonl")
+        (journal,) = runs.glob("*/journal.jsonl")
         ends = [json.loads(line) for line in journal.read_text().splitlines()]
         took = [end["record"]["seconds"] for end in ends]
         assert len(took) == 2 * PACKS
@@ -108,36 +112,49 @@ def makespan(folder: Path) -> None:
 class Nothing:
     """A lane that does nothing, and ends as one of a real pack did."""
 
-    def __init__(self, bench: Bench) -> None:
+    def __init__(self, judge: CellJudge) -> None:
         """Take what a real lane said from a committed receipt."""
         real = receipt.load(REPOSITORY / "packs/09_liger_flce_none/receipts/cpu.interpreted.json")
-        self._records = {name: replace(real.lanes[name], outputs=()) for name in LaneName}
-        self._bench = bench
+        self._records: dict[LaneName, LaneRecord] = {name: replace(real.lanes[name], outputs=()) for name in LaneName}
+        self._judge = judge
 
-    def warm(self, cell: Cell) -> None:
+    def prepare(self, cell: Cell) -> Prepared:
         """Lay nothing out."""
+        return laid_out.nothing(cell.version)
 
-    def attempt(self, task: Task, _: Device | None) -> Attempt:
+    def attempt(self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]) -> Attempt:
         """End at once, with a log."""
-        path = self._bench.night / task.log
+        assert not locks
+        path = self._judge.folder / task.log
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text("nothing\n")
         evidence = task.cell.evidence
         assert evidence is not None
         log = receipt.LogRecord(task.log, files.sha256_bytes(b"nothing\n"))
-        record = self._records[task.lane]
-        started = "2026-01-01T00:00:00+00:00"
         end = LaneEnd(
-            task.key, task.name, task.cell.target, evidence, task.lane, task.number, started, 0.01, "cpu", ("", ""),
-            "1.0", "toy", record, "", log,
-        )  # fmt: skip
+            key=task.key,
+            task=task.name,
+            target=task.cell.target,
+            evidence=evidence,
+            lane=task.lane,
+            number=task.number,
+            started="2026-01-01T00:00:00+00:00",
+            seconds=0.01,
+            place=placement.name,
+            gpus=(),
+            version="1.0",
+            tree="toy",
+            patch=prepared.patch if task.lane == LaneName.PATCHED else "",
+            record=self._records[task.lane],
+            log=log,
+        )
         return Attempt(end=end)
 
-    def settle(self, cell: Cell) -> None:
+    def finish(self, cell: Cell) -> None:
         """Write the receipt behind a cell's last lane, as the real one does."""
-        judged = None if self._bench.missing(cell) else self._bench.judged(cell)
+        judged = None if self._judge.missing(cell) else self._judge.judged(cell)
         if judged is not None:
-            self._bench.receipt(cell, judged)
+            self._judge.receipt(judged)
 
 
 def _resident() -> float:
@@ -147,35 +164,39 @@ def _resident() -> float:
 def cost(folder: Path) -> None:
     """Print what 1000 lanes that do nothing cost, whether memory grows, and what resuming them takes."""
     sweeps.copies(folder / "packs", _ground(folder), MANY, toys.BASE)
-    packs = [pack.load(path) for path in pack.folders(folder / "packs")]
+    packs = [load.load_pack(path) for path in load.folders(folder / "packs")]
     here, cache = host.detect(), Cache(folder / "cache", offline=True)
-    wish = Wish(files.key_of((folder / "packs").resolve()), (), latest=False, repeat=REPEAT)
-    nights = folder / "nights"
-    with night.opened(nights, wish, night.now()) as tonight, Journal(tonight.folder / night.JOURNAL) as journal:
-        cells = planning.cells(planning.selected(packs, ()), here, cache, latest=False)
-        tasks = list(planning.unique_tasks(cells, here, REPEAT))
+    request = SweepRequest(files.key_of((folder / "packs").resolve()), (), latest=False, repeat=REPEAT)
+    runs = folder / "sweeps"
+    with (
+        run_folder.opened(runs, request, run_folder.now()) as today,
+        FileJournal(today.path / run_folder.JOURNAL) as journal,
+    ):
+        cells = selection.cells(selection.selected(packs, ()), here, cache, latest=False)
+        tasks = list(unique_tasks(cells, here, REPEAT))
         marks: list[float] = []
-        reporter = Reporter(lambda _: marks.append(_resident()), lambda _: None)
         cancel, cancel_end = os.pipe()
-        bench = Bench(cache, here, tonight.folder, journal, REPEAT)
-        engine = Engine(Crew(Nothing(bench), journal), journal, [], Queue(2), reporter)
+        judge = CellJudge(cache, here, today.path, journal, REPEAT, lambda _: "runner.py sweep")
+        work = Nothing(judge)
+        workers = WorkerPool(work, journal, work.finish, None, folder)
+        scheduler = Scheduler(workers, journal, Places(2, []), Listener(ended=lambda *_: marks.append(_resident())))
         started = time.perf_counter()
-        engine.run(tasks, cancel_end)
+        scheduler.run(tasks, cancel_end)
         wall = time.perf_counter() - started
         os.close(cancel)
         assert len(journal) == len(tasks) == 2 * MANY * REPEAT
         print(f"the journal of {len(tasks)} lanes: {journal.path.stat().st_size / 1e6:.1f} MB")
-    _print(f"scheduling {len(tasks)} lanes, each", 1000 * wall / len(tasks), 20, "ms")
+    _print(f"scheduling {len(tasks)} lanes, each", 1000 * wall / len(tasks), 11, "ms")
     _print("memory from the 100th lane to the last", marks[-1] - marks[99], 10, "MB more")
     started = time.perf_counter()
-    with Journal(journal.path) as again:
-        left = [task for task in planning.unique_tasks(cells, here, REPEAT) if task.key not in again]
+    with FileJournal(journal.path) as again:
+        left = [task for task in unique_tasks(cells, here, REPEAT) if task.key not in again]
     _print(f"reading a journal of {len(tasks)} lanes and finding none left", time.perf_counter() - started, 1, "s")
     assert not left
     started = time.perf_counter()
-    subprocess.run(_runner(folder, nights, "--repeat", str(REPEAT)), capture_output=True, check=False)
+    subprocess.run(_runner(folder, runs, "--repeat", str(REPEAT)), capture_output=True, check=False)
     wall = time.perf_counter() - started
-    results = json.loads((tonight.folder / night.RESULTS).read_text())
+    results = json.loads((today.path / run_folder.RESULTS).read_text())
     assert (results["lanes_run"], results["lanes_resumed"]) == (0, len(tasks))
     print(f"the whole command that resumes them and writes the page: {wall:.2f} s")
 

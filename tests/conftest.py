@@ -1,109 +1,28 @@
-"""Fixtures: a workbench of toy packs, a cache, and the real runner as a child process."""
+"""Fixtures for every test, and the markers that follow from what a test uses."""
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import pytest
-import toys
 
-from harness import cache, companions, host, origin, tree
-from harness.cache import Cache
-from harness.pack import Pack
-from harness.tree import Tree
+from testing import workbench as benches
+from testing.workbench import Workbench
 
-REPOSITORY = Path(__file__).resolve().parent.parent
-
-
-@dataclass(frozen=True)
-class Workbench:
-    """A folder of toy packs with a cache that holds their upstream."""
-
-    folder: Path
-    sha256: str
-
-    @property
-    def packs(self) -> Path:
-        """The folder of the toy packs."""
-        return self.folder / "packs"
-
-    @property
-    def cache(self) -> Path:
-        """The cache."""
-        return self.folder / "cache"
-
-    def lay(self, behaviour: str) -> Path:
-        """Lay a toy pack, named for its behaviour."""
-        return toys.lay(self.packs, behaviour, self.sha256)
-
-    def command(self, *arguments: str) -> list[str]:
-        """Build the command line of the runner, with this workbench's folders where the verb takes them."""
-        verb = arguments[0] if arguments else ""
-        places = (
-            ["--packs", str(self.packs)]
-            if verb in {"list", "run", "table", "fetch", "check", "report", "sweep", "versions", "bundle"}
-            else []
-        )
-        if verb in {"run", "check", "sweep", "versions"} and "--cache" not in arguments:
-            places += ["--cache", str(self.cache)]
-        if verb in {"run", "check", "sweep", "versions"} and "--online" not in arguments:
-            places += ["--offline"]
-        rest = [text for text in arguments if text != "--online"]
-        return [sys.executable, "-W", "error", str(REPOSITORY / "runner.py"), *rest[:1], *places, *rest[1:]]
-
-    def run(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-        """Run the runner to its end."""
-        return subprocess.run(
-            self.command(*arguments),
-            env=os.environ | environment,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=120,
-            check=False,
-        )
-
-    def rows(self, *arguments: str, **environment: str) -> tuple[int, list[dict[str, Any]]]:
-        """Run packs and return the exit status and the rows of the JSON table."""
-        ended = self.run("run", "--json", *arguments, **environment)
-        assert "Traceback" not in ended.stderr, ended.stderr
-        return ended.returncode, json.loads(ended.stdout) if ended.stdout else []
-
-
-def unpacked(one: Pack) -> Tree:
-    """Lay out the release that a real pack judges, in the user's cache."""
-    return tree.materialize(Cache(cache.default_root()), one.definition.upstream, origin.parse(None, one.definition))
-
-
-def installed(one: Pack) -> Path:
-    """Lay out what a real pack wants beside it on the target cpu, in the user's cache."""
-    name, tag = one.definition.targets["cpu"].companions, host.detect().python_tag
-    return companions.materialize(Cache(cache.default_root()), companions.named(one.definition, name, tag))
-
-
-def confirmed(folder: Path) -> Workbench:
-    """Judge the sound toy pack in a folder; return its workbench."""
-    made = empty(folder)
-    made.lay("01_confirmed")
-    assert made.run("run", "1").returncode == 0
-    return made
-
-
-def empty(folder: Path) -> Workbench:
-    """Build a workbench without packs, whose cache holds the toy upstream's release 1.0."""
-    archive, sha256 = toys.sdist(folder)
-    (folder / "packs").mkdir()
-    toys.seed(folder / "cache", archive, sha256)
-    return Workbench(folder, sha256)
+#: Fixtures that run the real runner, or another program, as a child process.
+CHILD_PROCESSES = {"workbench", "runs", "sent", "judged", "page", "found", "folders", "bench"}
 
 
 @pytest.fixture
 def workbench(tmp_path: Path) -> Workbench:
     """Build an empty workbench whose cache holds the toy upstream's release 1.0."""
-    return empty(tmp_path)
+    return benches.empty(tmp_path)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Mark the tests of real packs, and those that run child processes."""
+    for item in items:
+        if "packs" in item.path.parent.parts[-1:]:
+            item.add_marker(pytest.mark.packs)
+        if isinstance(item, pytest.Function) and CHILD_PROCESSES.intersection(item.fixturenames):
+            item.add_marker(pytest.mark.slow)

@@ -3,16 +3,35 @@
 from __future__ import annotations
 
 import importlib
+import io
+import os
 import signal
+import sys
 from types import FrameType
 
 import click
 
 from harness import __version__
-from harness.errors import HarnessError
-from harness.words import Exit
+from harness.core.errors import HarnessError
+from harness.core.room import NO_ROOM
+from harness.core.words import Exit
 
-VERBS = ("list", "run", "sweep", "versions", "table", "fetch", "check", "report", "bundle", "verify")
+VERBS = (
+    "list",
+    "run",
+    "sweep",
+    "versions",
+    "mutate",
+    "table",
+    "upstream-tests",
+    "fetch",
+    "check",
+    "report",
+    "pr",
+    "bundle",
+    "verify",
+    "prune",
+)
 
 EPILOG = """\b
 Exit statuses:
@@ -35,14 +54,14 @@ class Verbs(click.Group):
         """Return the verb's command."""
         if name not in VERBS:
             return None
-        command = importlib.import_module(f"harness.commands.{name}_verb").command
+        command = importlib.import_module(f"harness.commands.{name.replace('-', '_')}").command
         return command if isinstance(command, click.Command) else None
 
 
 @click.command(cls=Verbs, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="runner.py")
 def cli() -> None:
-    """Prove upstream bugs, and prove that patches mend them.
+    """Prove upstream bugs, and prove that patches fix them.
 
     A pack holds one probe and one patch. The probe runs on the pristine upstream release (BUG_REPRODUCED) and on the
     same release with the patch (FIX_VALIDATED); together that is CONFIRMED. Begin with: runner.py list
@@ -53,11 +72,21 @@ def _interrupt(_: int, __: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
+def _close_output() -> None:
+    """Let what is left to be written go nowhere: the interpreter would try again at its end, and fail aloud."""
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, sys.stdout.fileno())
+    os.close(null)
+
+
 def main() -> int:
     """Run the command line and return its exit status; every expected error is one line on standard error."""
     signal.signal(signal.SIGTERM, _interrupt)
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be no text
     try:
         status = cli.main(standalone_mode=False)
+        sys.stdout.flush()
     except HarnessError as error:
         click.echo(f"error: {error}", err=True)
         return int(error.status)
@@ -68,5 +97,12 @@ def main() -> int:
         click.echo("interrupted", err=True)
         return int(Exit.INTERRUPTED)
     except BrokenPipeError:
+        _close_output()
         return int(Exit.AS_EXPECTED)
+    except OSError as error:
+        if error.errno not in NO_ROOM or error.filename is not None:
+            raise
+        _close_output()
+        click.echo(f"error: standard output cannot be written ({error.strerror}). Next: free room for it", err=True)
+        return int(Exit.DEVIATES)
     return int(status or 0)

@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
-import datetime as dt
-import tempfile
+import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import click
 
-from harness import cache, pack
-from harness.cache import Cache
-from harness.errors import HarnessError
-from harness.pack import Pack
+from harness.core import cache
+from harness.core.cache import Cache
+from harness.core.errors import HarnessError
+from harness.pack import load
+from harness.pack.model import Pack
 
 Command = Callable[..., Any]
+#: Seconds: no lane and no budget is longer than a month, and no clock takes an infinity.
+LONGEST = 31 * 24 * 3600.0
+JOBS, REPEATS = click.IntRange(1, 4096), click.IntRange(1, 1000)
+
+
+class Seconds(click.FloatRange):
+    """A positive number of seconds, at most a month: neither infinity nor what is no number."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0, min_open=True, max=LONGEST)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
+        """Return the number, or fail with a line that names the option."""
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is no number of seconds.", param, ctx)
+        return found
+
+
 REPOSITORY = Path(__file__).resolve().parents[2]
+#: The folder of the run folders in a cache.
+RUNS = "runs"
 
 packs_argument = click.argument("wanted", metavar="[PACK]...", nargs=-1)
 packs_option = click.option(
@@ -25,27 +47,58 @@ packs_option = click.option(
 cache_option = click.option(
     "--cache", "cache_root", type=click.Path(path_type=Path), help="Cache folder (default: the user's cache folder)."
 )
+from_option = click.option(
+    "--from", "run", metavar="RUN", help="Read the receipts of a run: `last`, or its folder (default: the packs' own)."
+)
+mirrors_option = click.option(
+    "--mirrors",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    envvar="REPRODUCER_PACKS_MIRRORS",
+    metavar="DIR",
+    help="DIR/NAME.git stands for the upstream repository of that name (also REPRODUCER_PACKS_MIRRORS).",
+)
 offline_option = click.option("--offline", is_flag=True, help="Never reach the network.")
 
 
-def the_cache(root: Path | None, *, offline: bool) -> Cache:
-    """Return the cache that the options name."""
-    return Cache((root or cache.default_root()).expanduser().absolute(), offline)
+def _nothing(_: str) -> None:
+    """Tell nobody."""
 
 
-def log_folder(cache: Cache) -> Path:
-    """Make a folder in the cache for the logs of one call."""
-    stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
-    (cache.root / "runs").mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix=f"{stamp}-", dir=cache.root / "runs"))
+def the_cache(
+    root: Path | None, *, offline: bool, tell: Callable[[str], None] = _nothing, mirrors: Path | None = None
+) -> Cache:
+    """Return the cache that the options name; `tell` takes what is being fetched."""
+    folder = (root or cache.default_root()).expanduser().absolute()
+    if os.pathsep in str(folder):
+        raise HarnessError(f"the cache {folder}: {os.pathsep!r} in its path would part PYTHONPATH. Next: --cache DIR")
+    return Cache(folder, offline, tell, mirrors.absolute() if mirrors is not None else None)
+
+
+def run_receipts(run: str, cache_root: Path | None) -> Path:
+    """Return the folder of the receipts of a run: ``last``, or a run folder.
+
+    Raises:
+        HarnessError: there is no such run.
+
+    """
+    if run == "last":
+        runs = sorted((the_cache(cache_root, offline=True).root / RUNS).glob("*/receipts"))
+        if not runs:
+            raise HarnessError("--from last: no run in the cache has receipts. Next: runner.py run")
+        return runs[-1]
+    folder = Path(run).expanduser()
+    found = folder / "receipts" if (folder / "receipts").is_dir() else folder
+    if not found.is_dir():
+        raise HarnessError(f"--from {run}: no such folder. Next: --from last, or a run folder")
+    return found.absolute()
 
 
 def sound_packs(folder: Path, wanted: tuple[str, ...]) -> tuple[list[Pack], list[HarnessError]]:
-    """Load the packs that were asked for; a broken one does not stop the others."""
+    """Load the packs that were requested; a broken one does not stop the others."""
     packs, errors = [], []
-    for path in pack.select(folder.absolute(), wanted):
+    for path in load.select_packs(folder.absolute(), wanted):
         try:
-            packs.append(pack.load(path))
+            packs.append(load.load_pack(path))
         except HarnessError as error:
             errors.append(error)
     return packs, errors

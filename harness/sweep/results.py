@@ -1,10 +1,10 @@
-"""results.json: what a night showed, for programs; its schema is results.schema.json beside this file."""
+"""results.json: what a sweep showed, for programs; its schema is results.schema.json beside this file."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-SCHEMA = 1
+SCHEMA = 2
 #: Verdicts of a cell besides those of a pack.
 FLAKY, NOT_RUN, NOT_HERE = "FLAKY", "NOT_RUN", "NOT_HERE"
 
@@ -34,7 +34,7 @@ class LaneRow:
 
 @dataclass(frozen=True)
 class ChangeRow:
-    """One difference from the baseline; `worse` says that it needs a person."""
+    """One difference from the baseline; `worse` says that it needs attention."""
 
     kind: str
     worse: bool
@@ -47,7 +47,8 @@ class CellRow:
 
     `verdict` is a pack's verdict, or FLAKY (`agreeing` of `runs` runs agree), NOT_RUN (it could have been judged and
     was not, `reason` says why), NOT_HERE (this host cannot judge it). `baseline` is the verdict that it is compared
-    with; empty where there is none. `deviation` says how it differs from what pack.toml states.
+    with; empty where there is none. `deviation` says how it differs from what pack.toml states. `strength` says
+    how many wrong fixes the probe refuses; empty where nobody measured it.
     """
 
     name: str
@@ -72,6 +73,7 @@ class CellRow:
     lanes: tuple[LaneRow, ...] = ()
     figures: tuple[FigureRow, ...] = ()
     receipt: str = ""
+    strength: str = ""
 
     @property
     def says(self) -> str:
@@ -79,7 +81,7 @@ class CellRow:
         return f"{self.verdict} {self.agreeing}/{self.runs}" if self.agreeing < self.runs else self.verdict
 
     @property
-    def needs_a_person(self) -> bool:
+    def needs_attention(self) -> bool:
         """Whether it got worse, or is not what pack.toml states."""
         return bool(self.deviation) or any(change.worse for change in self.changes)
 
@@ -96,7 +98,7 @@ class GpuRow:
 
 @dataclass(frozen=True)
 class HostRow:
-    """Where the night ran."""
+    """Where the sweep ran."""
 
     python: str
     torch: str
@@ -108,10 +110,10 @@ class HostRow:
 
 @dataclass(frozen=True)
 class Results:
-    """A whole night; `finished` is false where it was interrupted, `status` is the command's exit status."""
+    """A whole sweep; `finished` is false where it was interrupted, `status` is the command's exit status."""
 
     schema: int
-    night: str
+    run: str
     started: str
     seconds: float
     finished: bool

@@ -2,33 +2,32 @@
 
 from __future__ import annotations
 
-import os
 import time
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness import files, privacy
-from harness.cache import Cache
-from harness.host import Host
-from harness.pack import Pack
-from harness.sweep import changes, history, night, planning, writing
-from harness.sweep.account import Account, Reporter, Sickness
-from harness.sweep.cell import Cell
-from harness.sweep.collect import Collector
-from harness.sweep.crew import Crew
-from harness.sweep.engine import Engine
-from harness.sweep.journal import Journal
-from harness.sweep.night import Night, Wish
-from harness.sweep.nvml import Device
-from harness.sweep.queue import Queue
+from harness.core import files, room
+from harness.core.cache import Cache
+from harness.core.progress import Progress
+from harness.core.words import Exit, Verdict
+from harness.host.gpu_health import GpuWatch
+from harness.host.gpus import Device
+from harness.host.host import Host
+from harness.pack.model import Pack
+from harness.receipt import redaction
+from harness.schedule import inputs
+from harness.schedule.journal import FileJournal
+from harness.schedule.scheduler import Account, GpuFault, Listener
+from harness.schedule.session import Session
+from harness.sweep import baseline, history, mutants, run_folder, selection, writing
+from harness.sweep.collector import Collector
+from harness.sweep.mutants import Night
 from harness.sweep.results import NOT_HERE, NOT_RUN, SCHEMA, CellRow, GpuRow, HostRow, Results
-from harness.sweep.verdicts import Bench
-from harness.sweep.workshop import Workshop
-from harness.words import Exit, Verdict
+from harness.sweep.run_folder import RunFolder, SweepRequest
+from harness.verdict.cell import Cell
 
 #: Verdicts behind which nothing was judged.
-UNJUDGED = {NOT_HERE, NOT_RUN, Verdict.UNSUPPORTED}
+UNJUDGED = {NOT_HERE, NOT_RUN, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 
 
 @dataclass(frozen=True)
@@ -42,9 +41,10 @@ class Order:
         latest: also upstream's newest releases.
         repeat: how often each lane runs.
         budget: in seconds; None without one.
-        jobs: how many lanes the cores take at once, besides those of the GPUs.
-        nights: the folder of the nights.
+        jobs: how many lanes run at once; None: as many as the cores and the memory allow.
+        runs: the folder of the run folders.
         baseline: the value of ``--baseline``.
+        mutants: how many wrong fixes of each pack.
         notes: what the outputs have to say besides, such as packs that could not be loaded.
 
     """
@@ -55,15 +55,22 @@ class Order:
     latest: bool
     repeat: int
     budget: float | None
-    jobs: int
-    nights: Path
+    jobs: int | None
+    runs: Path
     baseline: Path | None
+    mutants: int = 0
     notes: tuple[str, ...] = ()
 
     @property
-    def wish(self) -> Wish:
-        """What a night is continued by."""
-        return Wish(files.key_of(self.folder.resolve()), self.only, self.latest, self.repeat)
+    def request(self) -> SweepRequest:
+        """What a sweep is continued by."""
+        return SweepRequest(files.key_of(self.folder.resolve()), self.only, self.latest, self.repeat, self.mutants)
+
+    def command(self, cell: Cell) -> str:
+        """Return the command that makes a cell's receipt anew."""
+        text = f"runner.py sweep --only {cell.pack.name}:{cell.target}"
+        text += " --latest" if cell.column == selection.LATEST else ""
+        return text + (f" --repeat {self.repeat}" if self.repeat > 1 else "")
 
 
 @dataclass(frozen=True)
@@ -72,10 +79,11 @@ class Sweep:
 
     Attributes:
         order: what to do.
-        cache: of trees, companion sets and JIT results.
+        cache: of trees, dependency sets and JIT results.
         host: what it is; its GPUs are those of the pool.
         devices: the GPUs.
-        tell: takes a line for each end.
+        listener: whom to tell of lanes.
+        progress: whom to tell of the rest.
 
     """
 
@@ -83,75 +91,106 @@ class Sweep:
     cache: Cache
     host: Host
     devices: list[Device]
-    tell: Callable[[str], None]
+    listener: Listener
+    progress: Progress
 
-    def run(self) -> tuple[Results, Night]:
+    def run(self) -> tuple[Results, RunFolder]:
         """Run it, or what an earlier command left of it, and write every output."""
+        with room.guard(self.order.runs, "the folder of runs", "--runs DIR"):
+            return self._run()
+
+    def _run(self) -> tuple[Results, RunFolder]:
         clock = time.monotonic()
         order = self.order
-        chosen = planning.selected(order.packs, order.only)
-        with night.opened(order.nights, order.wish, night.now()) as tonight:
-            compared = changes.baseline(order.baseline, order.nights, tonight.name)
-            cells = planning.cells(chosen, self.host, self.cache, latest=order.latest)
-            past = history.read(order.nights, tonight.name)
-            with Journal(tonight.folder / night.JOURNAL) as journal:
-                self.tell(f"night {tonight.folder}: {len(cells)} cells, {len(journal)} lanes ended before")
-                bench = Bench(self.cache, self.host, tonight.folder, journal, order.repeat)
-                account = self._work(tonight, bench, cells, past, clock)
-                places = {self.cache.root: "$CACHE", order.folder.absolute(): "$PACKS", order.nights: "$NIGHTS"}
-                rows = tuple(Collector(bench, account, compared, privacy.of_host(places)).rows(cells))
-            seconds = (night.now() - tonight.started).total_seconds()
-            results = self._results(tonight, account, rows, compared.text, seconds)
-            writing.write(results, past, tonight.folder, {one.name: one.patch for one in order.packs})
+        chosen = selection.selected(order.packs, order.only)
+        with (
+            inputs.taken(self.cache, order.packs) as copies,
+            run_folder.opened(order.runs, order.request, run_folder.now()) as folder,
+        ):
+            compared = baseline.find(order.baseline, order.runs, folder.name)
+            packs = {one.name: one for one in copies}
+            chosen = [(packs[one.name], target) for one, target in chosen]
+            cells = selection.cells(chosen, self.host, self.cache, latest=order.latest)
+            past = history.read(order.runs, folder.name)
+            with FileJournal(folder.path / run_folder.JOURNAL) as journal:
+                again = f"; {journal.passed_over} damaged lines are passed over" if journal.passed_over else ""
+                ended = f"{len(journal)} lanes ended before{again}"
+                self.progress.tell(f"run folder {folder.path}: {len(cells)} cells, {ended}")
+                session = self._session(folder, journal, past, clock)
+                tasks = session.tasks(cells)
+                self.progress.begin(len(tasks) - len(journal), session.seconds_left(tasks))
+                account = session.run(cells)
+                night = self._mutants(session, cells, account)
+                places = {self.cache.root: "$CACHE", order.folder.absolute(): "$PACKS", order.runs: "$RUNS"}
+                collector = Collector(session.judge, account, compared, redaction.of_host(places), night.killed)
+                rows = tuple(collector.rows(cells))
+            seconds = (run_folder.now() - folder.started).total_seconds()
+            results = self._results(folder, session, account, rows, compared.text, seconds)
+            results = replace(results, notes=(*results.notes, *night.notes))
+            results = replace(results, status=int(_status(results)))
+            writing.write(results, past, folder.path, {name: one.patch for name, one in packs.items()})
             if results.finished:
-                tonight.finish(order.wish)
-        return results, tonight
+                folder.finish(order.request)
+        return results, folder
 
-    def _work(self, tonight: Night, bench: Bench, cells: list[Cell], past: history.History, clock: float) -> Account:
-        estimates = history.Estimates(past)
-        stop_at = None if self.order.budget is None else clock + self.order.budget
-        earlier = tonight.sicknesses()
-        sick = {sickness.place for sickness in earlier}
-        devices = [device for device in self.devices if device.place not in sick]
-        cancel, cancel_end = os.pipe()
-        try:
-            with self.cache.scratch("sweep-") as scratch:
-                work = Workshop(self.cache, self.host, bench, scratch, cancel, stop_at)
-                reporter = Reporter(self.tell, lambda sickness: self._note(tonight, sickness))
-                engine = Engine(
-                    Crew(work, bench.journal), bench.journal, devices, Queue(self.order.jobs), reporter, stop_at
-                )
-                engine.account.sick.extend(earlier)
-                tasks = planning.unique_tasks(cells, self.host, self.order.repeat)
-                return engine.run((estimates.of(task) for task in tasks), cancel_end)
-        finally:
-            os.close(cancel)
+    def _mutants(self, session: Session, cells: list[Cell], account: Account) -> Night:
+        """Run the wrong fixes that were asked for, behind everything else."""
+        if not self.order.mutants or account.interrupted:
+            return Night()
+        night = mutants.run(session, self.order.runs, cells, self.order.mutants, self.progress)
+        account.interrupted = night.interrupted
+        return night
 
-    def _note(self, tonight: Night, sickness: Sickness) -> None:
-        tonight.note(sickness)
-        self.tell(f"{sickness.place} leaves the pool after {sickness.task}: {sickness.reason}")
+    def _session(self, folder: RunFolder, journal: FileJournal, past: history.History, clock: float) -> Session:
+        def note(fault: GpuFault) -> None:
+            folder.note(fault)
+            self.listener.fault(fault)
 
-    def _results(
-        self, tonight: Night, account: Account, rows: tuple[CellRow, ...], baseline: str, seconds: float
+        order = self.order
+        return Session(
+            cache=self.cache,
+            host=self.host,
+            devices=self.devices,
+            folder=folder.path,
+            journal=journal,
+            command=order.command,
+            listener=replace(self.listener, fault=note),
+            jobs=order.jobs,
+            repeat=order.repeat,
+            estimates=past.estimates,
+            stop_at=None if order.budget is None else clock + order.budget,
+            watch=GpuWatch(),
+            faults=tuple(folder.gpu_faults()),
+        )
+
+    def _results(  # noqa: PLR0913, PLR0917 - what the parts of a sweep left
+        self,
+        folder: RunFolder,
+        session: Session,
+        account: Account,
+        rows: tuple[CellRow, ...],
+        compared: str,
+        seconds: float,
     ) -> Results:
-        host, sick = self.host, {one.place: one for one in account.sick}
+        host, faults = self.host, {one.place: one for one in account.faults}
         gpus = tuple(
-            GpuRow(device.place, device.gpu.name, sick[device.place].reason, sick[device.place].task)
-            if device.place in sick
+            GpuRow(device.place, device.gpu.name, faults[device.place].reason, faults[device.place].task)
+            if device.place in faults
             else GpuRow(device.place, device.gpu.name, "", "")
             for device in self.devices
         )
+        jobs = session.most_jobs
         results = Results(
             schema=SCHEMA,
-            night=tonight.name,
-            started=tonight.started.isoformat(timespec="seconds"),
+            run=folder.name,
+            started=folder.started.isoformat(timespec="seconds"),
             seconds=round(seconds, 1),
             finished=not account.interrupted,
             status=0,
-            baseline=baseline,
+            baseline=compared,
             lanes_run=account.ran,
             lanes_resumed=account.resumed,
-            host=HostRow(host.python, host.torch or "", host.triton or "", host.cuda, host.driver, self.order.jobs),
+            host=HostRow(host.python, host.torch or "", host.triton or "", host.cuda, host.driver, jobs),
             gpus=gpus,
             notes=self.order.notes,
             cells=rows,
@@ -162,7 +201,7 @@ class Sweep:
 def _status(results: Results) -> Exit:
     if not results.finished:
         return Exit.INTERRUPTED
-    worse = any(row.needs_a_person for row in results.cells) or any(gpu.reason for gpu in results.gpus)
+    worse = any(row.needs_attention for row in results.cells) or any(gpu.reason for gpu in results.gpus)
     if worse or results.notes:
         return Exit.DEVIATES
     return Exit.AS_EXPECTED if any(row.verdict not in UNJUDGED for row in results.cells) else Exit.NOTHING_JUDGED

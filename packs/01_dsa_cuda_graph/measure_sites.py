@@ -15,33 +15,31 @@ COMMITS = ["da482cf5c8", "d1cab16a01"]  # receipts of `run 01 --lane pristine --
 DSA, LAYOUT, MASKING = "DSAttention.forward", "dsa_layout.", "dsa_masking."
 CP, FUSED = "with context parallelism", "with a fused backend"
 DOORS = {  # the call that users make, and what has to be on for it to pass there
+    "indexer_loss": (f"{DSA}, backward", "training, indexer loss as a mean over all rows, no fused backend"),
+    "loss_scale.given": (f"{DSA}, backward", "training"),
+    "loss_scale.first": (f"{DSA}, backward", "first backward of a process in which no loss scale was set"),
+    "cudnn_backward": (f"{DSA}, backward", "cuDNN backend, rows without keys possible"),
+    "packed_positions": (DSA, f"packed, {CP}"),
+    "packed_reorder": (DSA, f"packed, {CP}"),
+    "indexer_layout": (DSA, f"{FUSED}, packed, {CP}; stops where there is one sequence"),
+    "varlen.whole": (f"{MASKING}generate_varlen_mask_params", "nothing in megatron.core calls it"),
+    "varlen.positions": (DSA, "packed"),
+    "rope": ("DSAIndexer.forward_before_topk and MLA", "packed, unfused RoPE"),
+    "rope.slice": ("RotaryEmbedding.forward", f"not packed, {CP}; once per length"),
+    "attention.plain": (DSA, "forward and backward"),
+    "attention.packed": (DSA, "forward and backward, packed"),
     "reported.scatter_topk": (DSA, "any"),
     "reported.bounds_of_rows": (DSA, FUSED),
     "reported.bounds_of_mask": (DSA, f"{FUSED} and a mask"),
     "reported.bounds_of_masks": (DSA, f"{FUSED} and a mask per batch"),
     "reported.position_ids": (DSA, f"{CP} or sequence parallelism, not packed, with position_ids"),
-    "packed_positions.covered": (DSA, f"packed, {CP}, one sequence that covers all rows"),
-    "packed_positions.padded": (DSA, f"packed, {CP}"),
-    "packed_reorder": (DSA, f"packed, {CP}"),
-    "indexer_layout.local_keys": (DSA, f"{FUSED}, packed, {CP}, one sequence"),
-    "indexer_layout.all_keys": (DSA, f"{FUSED}, packed, {CP}"),
-    "varlen.whole": (f"{MASKING}generate_varlen_mask_params", "nothing in megatron.core calls it"),
-    "varlen.positions": (DSA, "packed"),
-    "rope.table_of_one": ("DSAIndexer.forward_before_topk and MLA", "packed, unfused RoPE"),
-    "rope.table_of_one_cp2": ("DSAIndexer.forward_before_topk and MLA", f"packed, unfused RoPE, {CP}"),
-    "rope.table_of_all": ("DSAIndexer.forward_before_topk and MLA", "packed, unfused RoPE, table as long as the batch"),
-    "rope.table_of_all_cp2": ("DSAIndexer.forward_before_topk and MLA", f"as above, {CP}"),
-    "rope.slice": ("RotaryEmbedding.forward", f"not packed, {CP}; once per length"),
-    "indexer_loss": (f"{DSA}, backward", "training, default (dense) indexer loss, no fused backend"),
-    "loss_scale.given": (f"{DSA}, backward", "training"),
-    "loss_scale.first": (f"{DSA}, backward", "first backward of a process in which no loss scale was set"),
-    "cudnn_backward": (f"{DSA}, backward", "cuDNN backend, rows without keys possible"),
-    "attention.plain": (DSA, "forward and backward"),
-    "attention.packed": (DSA, "forward and backward, packed"),
     "two_ranks.equal_lengths": (DSA, f"not packed, {CP}"),
     "two_ranks.uneven": (f"{LAYOUT}get_cp_positions_from_layout", "key rows are not query rows times ranks"),
+    "two_ranks.indexer_loss": (f"{DSA}, backward", "as indexer_loss, with tensor parallelism"),
     "two_ranks.attention.plain": (DSA, f"forward and backward, {CP}"),
     "two_ranks.attention.packed": (DSA, f"forward and backward, packed, {CP}"),
+    "four_ranks.equal_lengths": (DSA, f"not packed, {CP}"),
+    "four_ranks.uneven": (f"{LAYOUT}get_cp_positions_from_layout", "key rows are not query rows times ranks"),
 }
 
 
@@ -70,7 +68,7 @@ def main() -> None:
             "call": door,
             "when": when,
             "waits_in_eager_mode": lines,
-            "two_ranks": name.startswith("two_ranks."),
+            "ranks": {"two_ranks": 2, "four_ranks": 4}.get(name.partition(".")[0], 1),
             "captures": one,
             "mended_by_patch": one["cpu.pristine"] is False and one["cpu.patched"] is True,
             "agree": None if None in both else both[0] == both[1] and both[2] == both[3],
@@ -85,7 +83,7 @@ def main() -> None:
         "CPU",
         "H200",
         "patched, CPU / H200",
-        "two ranks",
+        "ranks",
     ]
     header += COMMITS
     rows = [header, ["---"] * len(header)]
@@ -93,12 +91,21 @@ def main() -> None:
         c, lines = x["captures"], x["waits_in_eager_mode"]["cpu"] or []
         row = [f"`{name}`", f"`{x['call']}`", x["when"], ", ".join(f"`{line.split()[0]}`" for line in lines)]
         row += [words[c["cpu.pristine"]], words[c["sm_90a.pristine"]]]
-        row += [f"{words[c['cpu.patched']]} / {words[c['sm_90a.patched']]}", "yes" if x["two_ranks"] else ""]
+        row += [f"{words[c['cpu.patched']]} / {words[c['sm_90a.patched']]}", str(x["ranks"])]
         rows.append(row + [words[ok] for ok in x["history"]])
     text = "\n".join("| " + " | ".join(row) + " |" for row in rows) + "\n"
     (HERE / "data").mkdir(exist_ok=True)
     disagreeing = [name for name, x in sites.items() if x["agree"] is False or x["same_lines"] is False]
-    total = {"history": COMMITS, "disagreeing": disagreeing, "sites": sites}
+    stopped = [x for x in sites.values() if x["captures"]["cpu.pristine"] is False]
+    lines = sorted({line for x in stopped for line in x["waits_in_eager_mode"]["cpu"]})
+    reported = [x["history"] for name, x in sites.items() if name.startswith("reported.")]
+    total = {
+        "history": COMMITS,
+        "disagreeing": ", ".join(disagreeing) or "none",
+        "lines": lines,
+        "reported_that_stopped": [sum(x[n] is False for x in reported) for n in range(len(COMMITS))],
+        "sites": sites,
+    }
     (HERE / "data/sites.json").write_text(json.dumps(total, indent=1) + "\n", encoding="utf-8")
     (HERE / "data/sites.md").write_text(text, encoding="utf-8")
 

@@ -11,25 +11,45 @@
 """DSA makes the host wait for the GPU, so that a CUDA graph cannot capture its forward and backward.
 
 Symptom: capturing a step with Megatron's DSAttention ends in cudaErrorStreamCaptureUnsupported (or in the error of a
-copy from the host): with the default indexer loss always, with packed sequences or context parallelism even without
-it. In eager mode the same lines are right, and only cost time.
+copy from the host): with the indexer's loss as a mean over all rows always, with packed sequences or context
+parallelism even without it. In eager mode the same lines are right, and only cost time.
 
 Cause: boolean indexing, nonzero, .item(), .tolist(), a branch on a tensor, and tensors that are made from host literals
 on the device.
 
-Scope: megatron.core's DSA without fused kernels, RoPE for it, and the Python around the fused ones. Each site is a call
-and one check: captured in a process of its own, then replayed with other values in the same memory and compared with
-eager mode. A site that the tree lacks, or that needs two GPUs where there is one, is not judged.
-"reported." marks the sites of the public report: they were wrong in commit da482cf5c8 and right from d1cab16a01 on.
-Controls: results in eager mode, and wrong inputs that eager mode refuses.
-Stand-ins: cuDNN's sparse-attention kernel is a bilinear function of the same rows and keys; Transformer Engine's
-duplicated linear layer is a linear layer, its norm an identity. TileLang is not needed: no site is inside its kernels.
-`traced` (--target cpu): every tensor is a CPU tensor that says it is on a GPU, so that code takes its CUDA branches;
-operators, copies and conversions at which a GPU's host would wait are noted. Two ranks talk through gloo.
+Scope: megatron.core's DSA without fused kernels, RoPE for it, and the Python around the fused ones. Each site is a
+function, called with every case of CASES that concerns it, in processes of its own: in eager mode (a control), and
+captured, then replayed with other values in the same memory (the defect check). Both are compared with a float64 or
+integer reference on every rank, and no call may write into its inputs. The contract that is covered:
+
+    function                                   what varies
+    FusedDSAIndexerLoss, with its backward     batch, heads, floats, strides, causal, additive, [start, end) masks,
+                                               keys in another order, real rows, mean or sum, sparse, relu, frozen
+                                               inputs, gradient of the loss; heads of the attention on two ranks
+    DSAIndexerLossAutoScaler                   unset, set, set again; shapes and floats of loss and scale
+    _run_sparse_attention_backward             rows with, without and promised to have keys; batch, padded heads, floats
+    build_packed_allgather_cp_local_positions, 1 to 4 ranks, empty sequences, padded tails, int32 and int64, queries
+    ..._query_positions_and_key_reorder,       and keys of other lengths, with and without the size that the caller
+    build_packed_cp_indexer_layout,            knows, batches of empty sequences, lengths that are refused
+    generate_varlen_mask_params
+    get_cp_positions_from_layout,              uneven and even ranks, two and four of them, with and without their
+    _validate_nonpacked_cp_uniform_length      group, lengths that are refused
+    apply_rotary_pos_emb on packed sequences   table of one sequence, of all, or longer; halves, pairs, MLA's order;
+                                               mscale, some or all columns, ranks, floats, strides
+    DSAttention                                forward and backward, plain and packed, one and two ranks
+
+A function that the tree lacks, or that needs more GPUs than there are, is not judged.
+"reported." marks the sites of the public report: they were wrong in commit da482cf5c8 and right from d1cab16a01 on; the
+bounds of an additive mask, on which releases do not agree, are compared between eager mode and replay alone.
+Stand-ins: for cuDNN's backward of sparse attention its formula, which gives not-a-number for a row without keys;
+Transformer Engine's duplicated linear layer is a linear layer, its norm an identity. No line of the claim is inside
+TileLang's kernels. The reference of the whole DSAttention is DSAttention on one rank and one sequence at a time.
+`traced` (--target cpu): CPU tensors say that they are on a GPU, so that code takes its CUDA branches; operators, copies
+and conversions at which a GPU's host would wait are noted. Several ranks talk through gloo.
 `executed` is torch.cuda.graph on the GPU; two ranks talk through NCCL on two GPUs.
 
 Upstream: https://github.com/NVIDIA/Megatron-LM/pull/5246 brought the reported sites, .../pull/5099 rewrote them, and
-.../pull/5944 mended part of packed RoPE on main. For a checkout: PYTHONPATH=CHECKOUT uv run reproduce.py
+.../pull/5944 fixed part of packed RoPE on main. For a checkout: PYTHONPATH=CHECKOUT uv run reproduce.py
 
 Both sentinels without the runner, from a folder that holds the release's own megatron_core-0.19.2.tar.gz, with PACK set
 to the absolute path of this file's folder and with torch, numpy and packaging installed:
@@ -42,28 +62,50 @@ to the absolute path of this file's folder and with torch, numpy and packaging i
 
 # fmt: off
 # --- protocol: begin (the same in every probe; the original is harness/protocol.py)
-import argparse, ctypes, hashlib, json, sys
+import argparse, contextlib, ctypes, fnmatch, hashlib, json, os, sys, traceback
 from pathlib import Path
-class Probe:
-    """Prints the lines that a runner reads, and draws the verdict from the checks among them."""
+class Probe:  # prints the lines that a runner reads, and draws the verdict from the checks among them
     def __init__(self):
-        self.judged = {}  # (role, ok) -> the names of these checks
+        self.judged, self.tested, self.only = {}, [], None  # judged: (role, ok) -> the names of these checks
     def say(self, word, **fields):  # JSON has neither NaN nor infinity: they become strings
         print(word, json.dumps(json.loads(json.dumps(fields), parse_constant=str)), flush=True)
-    def upstream(self, module):  # an accused module, as it was really loaded
-        sha256 = hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
-        self.say("UPSTREAM", module=module.__name__, file=module.__file__, sha256=sha256)
+    def upstream(self, module):  # a module under test, as it was really loaded
+        file, package = Path(module.__file__), module.__name__.partition(".")[0]
+        self.tested.append(next((str(folder) for folder in file.parents if folder.name == package), str(file)))
+        sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+        self.say("UPSTREAM", module=module.__name__, file=str(file), sha256=sha256)
     def check(self, name, role, ok, **values):  # ok is None where this cannot be judged here
         self.judged.setdefault((role, ok), []).append(name)
         self.say("CHECK", name=name, role=role, ok=ok, **values)
+    def judge(self, name, role, measure, *given):  # measure(*given) returns ok, and by name what it measured
+        try:
+            wanted = fnmatch.fnmatchcase(name, self.only or "*")
+            ok, values = measure(*given) if wanted else (None, {"reason": "--only leaves it out"})
+        except Exception as error:  # code under test that raises is wrong; a fault of the probe or the host is not
+            files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+            host = isinstance(error, (ImportError, MemoryError, OSError)) or "out of memory" in str(error)
+            if host or not any(file.startswith(tuple(self.tested)) for file in files):
+                raise
+            traceback.print_exc()
+            ok, values = False, {"reason": f"it raised {type(error).__name__}: {error}"[:400]}
+        self.check(name, role, ok, **values)
     def output(self, name, tensor, must_match=True):  # the runner compares the two lanes'
         data = tensor.detach().cpu().contiguous()
         sha256 = hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest()
         self.say("OUTPUT", name=name, dtype=str(data.dtype), shape=[*data.shape], sha256=sha256, must_match=must_match)
+    @contextlib.contextmanager
+    def alone(self):  # around launches that are timed: no other lane of the runner uses this GPU meanwhile
+        gate = Path(os.environ.get("REPRODUCER_GPU_GATE", os.devnull))  # a named pipe, where lanes share a GPU
+        try:
+            yield gate.read_text()  # ends when the other lanes are off it
+        finally:
+            gate.read_text()  # ends when they may use it again
     def run(self, judge):  # judge(probe, target) loads upstream and makes the checks
         parser = argparse.ArgumentParser(description="Judge one bug; the last line is the verdict.")
         parser.add_argument("--target", help="cpu, sm_90a, ... (default: this host's GPU, else cpu)")
-        target, reason = parser.parse_args().target, "no defect check could be judged here"
+        parser.add_argument("--only", metavar="CHECK", help="run this check alone (a name or a glob): no verdict")
+        target, self.only = vars(parser.parse_args()).values()
+        reason = f"only {self.only} was run" if self.only else "no defect check could be judged here"
         try:
             if target is None:
                 import torch
@@ -73,19 +115,19 @@ class Probe:
         except (ImportError, NotImplementedError) as error:  # a package or a mode cannot be had
             self.judged, reason = {}, f"{type(error).__name__}: {error}"
         except Exception:
-            sys.excepthook(*sys.exc_info())
+            traceback.print_exc()
             sys.exit(125)
         ends = {("control", False): ("CONTROL_FAILED", 125), ("defect", False): ("BUG_REPRODUCED", 10),
                 ("defect", True): ("FIX_VALIDATED", 0), None: ("UNSUPPORTED", 125)}
-        key = next((key for key in ends if key in self.judged), None)
+        key = next((key for key in ends if key in self.judged and not self.only), None)
         self.say(ends[key][0], reason=", ".join(self.judged.get(key, [reason])))
         sys.exit(ends[key][1])
 # --- protocol: end
 # fmt: on
 
-# budget: 460 lines, because 27 sites are walked, each with its inputs, on a GPU and without one
-import concurrent.futures, contextlib, faulthandler, functools, importlib.util, inspect, itertools, multiprocessing, os
-import tempfile, traceback, types, warnings
+import concurrent.futures, contextlib, dataclasses, faulthandler, functools, importlib.util, inspect, itertools
+import multiprocessing, tempfile, types, warnings
+from collections.abc import Callable
 from unittest import mock
 
 VARIANT, EMBEDDINGS = (
@@ -96,18 +138,111 @@ MODULES = (
     *(f"{VARIANT}.dsa{part}" for part in ("_layout", "_masking", "_cudnn_kernels", "")),
     f"{EMBEDDINGS}.rope_utils",
 )
-# Cumulative lengths of packed sequences: a graph is captured with the first list and replayed with every list.
-FULL = ([0, 8, 8, 24, 32], [0, 16, 20, 20, 32], [0, 0, 0, 0, 32])
-TAILS = (*FULL, [0, 4, 8, 12, 16], [0, 8, 16, 16, 20])  # the last rows belong to no sequence
-S, TOLERANCE = 32, 1e-5  # float32 sums of 64 terms at most, in another order: 64 * 2**-24, and room for a softmax
-NAMES = (
-    *("reported.scatter_topk", "reported.bounds_of_rows", "reported.bounds_of_mask", "reported.bounds_of_masks"),
-    *("reported.position_ids", "packed_positions.covered", "packed_positions.padded", "packed_reorder"),
-    *("indexer_layout.local_keys", "indexer_layout.all_keys", "varlen.whole", "varlen.positions"),
-    *("rope.table_of_one", "rope.table_of_one_cp2", "rope.table_of_all", "rope.table_of_all_cp2", "rope.slice"),
-    *("indexer_loss", "loss_scale.given", "loss_scale.first", "cudnn_backward", "attention.plain", "attention.packed"),
-    *("two_ranks.equal_lengths", "two_ranks.uneven", "two_ranks.attention.plain", "two_ranks.attention.packed"),
-)
+# fmt: off
+# Lengths are in units of 2 * ranks rows; a tail is rows that belong to no sequence, None is a caller who rules it out.
+FACTORS = {
+    "cp": ((1, 0), (2, 0), (2, 1), (3, 1), (4, 2), (4, 3)),
+    "lengths": ((3, 0, 5), (0, 2, 0), (7,), (2, 1, 4)),
+    "tail": (None, 0, 5),
+    "integers": (32, 64),
+    "table": ("one", "all", "long"),
+    "rotation": ("half", "pairs", "mla"),
+    "mscale": (1.0, 1.3),
+    "columns": (6, 10),
+    "floats": (32, 16),
+    "batch": (1, 2, 3),
+    "heads": (1, 3),
+    "dense": (1, 0),
+    "bounds": ("auto", "mask", "masks", "ends", "keys"),
+    "rows": ("mean", "sum", "all", "half", "each", "none", "sumhalf"),
+    "sparse": (0, 1),
+    "relu": (1, 0),
+    "frozen": (None, 0, 2),
+    "attention_heads": (64, 4),
+    "filled": ("some", "all", "none", "told"),
+    "loss": (0, 3),
+    "scale": (0, 1),
+}
+CASES = [
+    ((1, 0), (3, 0, 5), None, 32, "one", "half", 1.0, 6, 32, 1, 1, 1, "auto", "mean", 0, 1, None, 64, "some", 0, 0),
+    ((2, 0), (0, 2, 0), 0, 64, "all", "pairs", 1.3, 10, 16, 2, 3, 0, "mask", "sum", 1, 0, 0, 4, "all", 3, 0),
+    ((2, 1), (7,), 5, 64, "long", "mla", 1.0, 10, 32, 3, 3, 1, "masks", "all", 1, 1, 2, 4, "none", 0, 1),
+    ((3, 1), (2, 1, 4), 5, 32, "all", "mla", 1.3, 6, 16, 3, 1, 0, "ends", "half", 0, 0, 2, 64, "told", 3, 1),
+    ((4, 2), (2, 1, 4), 0, 32, "long", "half", 1.0, 10, 16, 1, 3, 0, "keys", "each", 0, 1, 0, 64, "none", 3, 1),
+    ((4, 3), (7,), None, 64, "one", "pairs", 1.3, 6, 16, 2, 1, 1, "keys", "none", 1, 0, None, 4, "told", 0, 1),
+    ((4, 3), (0, 2, 0), 5, 32, "long", "pairs", 1.0, 6, 32, 2, 1, 0, "masks", "sumhalf", 0, 1, 0, 64, "all", 0, 0),
+    ((4, 2), (3, 0, 5), 5, 64, "all", "half", 1.3, 10, 32, 1, 1, 1, "mask", "sumhalf", 1, 0, 2, 4, "some", 3, 1),
+    ((3, 1), (3, 0, 5), 0, 64, "one", "mla", 1.0, 10, 32, 3, 3, 1, "ends", "none", 0, 1, 0, 4, "told", 0, 0),
+    ((2, 1), (2, 1, 4), None, 32, "all", "pairs", 1.3, 6, 16, 3, 3, 0, "auto", "all", 1, 0, None, 4, "none", 3, 0),
+    ((2, 0), (7,), None, 32, "long", "mla", 1.3, 10, 32, 1, 1, 1, "mask", "each", 0, 1, None, 64, "all", 0, 0),
+    ((1, 0), (0, 2, 0), 0, 64, "one", "mla", 1.3, 10, 16, 2, 3, 0, "auto", "mean", 1, 0, 2, 4, "some", 3, 1),
+    ((2, 1), (0, 2, 0), 0, 64, "one", "half", 1.0, 6, 32, 3, 1, 1, "mask", "half", 1, 1, None, 64, "all", 0, 1),
+    ((2, 0), (2, 1, 4), 5, 64, "one", "half", 1.0, 6, 32, 2, 1, 1, "masks", "sum", 0, 0, None, 64, "none", 0, 1),
+    ((3, 1), (7,), None, 32, "long", "half", 1.3, 6, 16, 1, 3, 0, "ends", "sum", 1, 0, 2, 64, "some", 3, 0),
+    ((4, 2), (0, 2, 0), None, 64, "one", "pairs", 1.3, 6, 16, 1, 3, 0, "masks", "each", 1, 0, 2, 4, "told", 0, 0),
+    ((4, 3), (3, 0, 5), 0, 32, "all", "pairs", 1.0, 10, 16, 3, 3, 0, "keys", "half", 1, 1, 2, 4, "some", 0, 0),
+    ((1, 0), (7,), 5, 32, "all", "pairs", 1.3, 6, 16, 3, 3, 0, "auto", "none", 1, 0, 0, 64, "all", 3, 0),
+    ((3, 1), (0, 2, 0), 5, 32, "long", "pairs", 1.3, 6, 16, 2, 3, 0, "ends", "mean", 1, 0, None, 4, "none", 0, 0),
+    ((2, 1), (3, 0, 5), None, 32, "long", "half", 1.3, 6, 16, 2, 3, 0, "auto", "sumhalf", 0, 0, 0, 4, "told", 0, 0),
+    ((1, 0), (2, 1, 4), 0, 32, "long", "mla", 1.3, 6, 32, 3, 1, 0, "keys", "sumhalf", 1, 0, None, 4, "none", 0, 0),
+    ((4, 3), (2, 1, 4), 5, 32, "all", "half", 1.3, 6, 16, 1, 1, 0, "mask", "all", 0, 0, 0, 64, "some", 3, 0),
+    ((4, 2), (7,), 0, 32, "all", "mla", 1.3, 6, 16, 3, 3, 0, "masks", "mean", 1, 0, None, 4, "all", 3, 0),
+    ((2, 0), (3, 0, 5), 5, 32, "long", "half", 1.3, 6, 16, 3, 3, 0, "keys", "none", 1, 0, 2, 4, "all", 0, 0),
+    ((2, 0), (3, 0, 5), 5, 32, "one", "mla", 1.3, 6, 16, 2, 3, 0, "ends", "all", 1, 0, None, 4, "all", 0, 0),
+    ((1, 0), (3, 0, 5), 5, 32, "long", "mla", 1.3, 6, 16, 3, 3, 0, "masks", "sum", 1, 1, None, 4, "told", 0, 0),
+    ((2, 1), (2, 1, 4), 5, 32, "long", "half", 1.3, 6, 16, 1, 3, 0, "keys", "mean", 1, 0, 0, 4, "all", 0, 0),
+    ((3, 1), (0, 2, 0), 5, 32, "long", "half", 1.3, 6, 16, 1, 3, 0, "keys", "all", 1, 0, None, 4, "all", 0, 0),
+    ((4, 2), (3, 0, 5), 5, 32, "long", "half", 1.3, 6, 16, 2, 3, 0, "auto", "half", 1, 0, 0, 4, "none", 0, 0),
+    ((4, 3), (7,), 5, 32, "one", "mla", 1.3, 6, 16, 1, 3, 0, "auto", "each", 1, 0, None, 4, "none", 0, 0),
+    ((2, 0), (7,), 0, 32, "one", "half", 1.3, 6, 16, 1, 3, 0, "auto", "sumhalf", 1, 0, None, 4, "told", 0, 0),
+    ((3, 1), (3, 0, 5), 0, 32, "all", "half", 1.3, 6, 16, 1, 3, 0, "mask", "each", 1, 0, None, 4, "none", 0, 0),
+    ((2, 1), (7,), 0, 32, "long", "half", 1.3, 6, 16, 1, 3, 0, "ends", "none", 1, 0, None, 4, "some", 0, 0),
+    ((1, 0), (7,), 0, 32, "long", "half", 1.3, 6, 16, 1, 3, 0, "mask", "half", 1, 0, None, 4, "told", 0, 0),
+    ((4, 2), (0, 2, 0), 0, 32, "long", "half", 1.3, 6, 16, 3, 3, 0, "ends", "all", 1, 0, None, 4, "told", 0, 0),
+    ((1, 0), (0, 2, 0), None, 32, "long", "half", 1.3, 6, 16, 3, 3, 0, "ends", "each", 1, 0, None, 4, "some", 0, 0),
+    ((3, 1), (0, 2, 0), None, 32, "long", "half", 1.3, 6, 16, 2, 3, 0, "masks", "none", 1, 0, None, 4, "none", 0, 0),
+    ((2, 0), (2, 1, 4), None, 32, "long", "half", 1.3, 6, 16, 2, 3, 0, "masks", "half", 1, 0, None, 4, "some", 0, 0),
+    ((4, 3), (2, 1, 4), 5, 32, "long", "half", 1.3, 6, 16, 2, 3, 0, "ends", "mean", 1, 0, None, 4, "told", 0, 0),
+    ((3, 1), (2, 1, 4), 5, 32, "long", "half", 1.3, 6, 16, 2, 3, 0, "auto", "each", 1, 0, None, 4, "told", 0, 0),
+    ((4, 2), (2, 1, 4), 5, 32, "long", "half", 1.3, 6, 16, 1, 3, 0, "mask", "none", 1, 0, None, 4, "told", 0, 0),
+    ((2, 1), (2, 1, 4), 5, 32, "long", "half", 1.3, 6, 16, 1, 3, 0, "auto", "sum", 1, 0, None, 4, "told", 0, 0),
+    ((3, 1), (2, 1, 4), 5, 32, "long", "half", 1.3, 6, 16, 1, 3, 0, "ends", "sumhalf", 1, 0, None, 4, "told", 0, 0),
+    ((2, 1), (2, 1, 4), 5, 32, "long", "half", 1.3, 6, 16, 1, 3, 0, "mask", "each", 1, 0, None, 4, "told", 0, 0),
+    ((4, 2), (2, 1, 4), 5, 32, "long", "half", 1.3, 6, 16, 1, 3, 0, "mask", "mean", 1, 0, None, 4, "told", 0, 0),
+    ((4, 2), (2, 1, 4), 5, 32, "long", "half", 1.3, 6, 16, 1, 3, 0, "keys", "sum", 1, 0, None, 4, "told", 0, 0),
+    ((2, 0), (2, 1, 4), 5, 32, "long", "half", 1.3, 6, 16, 1, 3, 0, "mask", "mean", 1, 0, None, 4, "told", 0, 0),
+    ((1, 0), (2, 1, 4), 5, 32, "long", "half", 1.3, 6, 16, 1, 3, 0, "mask", "all", 1, 0, None, 4, "told", 0, 0),
+    ((4, 3), (2, 1, 4), 5, 32, "long", "half", 1.3, 6, 16, 1, 3, 0, "mask", "sum", 1, 0, None, 4, "told", 0, 0),
+]
+# fmt: on
+FULL = ([0, 8, 8, 24, 32], [0, 16, 20, 20, 32], [0, 0, 0, 0, 32])  # the whole attention: one graph, three batches
+S, SQ, SK = 32, 20, 28  # rows of the whole attention; query and key rows of the indexer's loss
+# float32: sums of 64 terms at most, in another order: 64 * 2**-24, and room for a softmax. bfloat16: three roundings.
+TOLERANCES = {32: 1e-5, 16: 3 * 2**-8}
+
+
+@dataclasses.dataclass(frozen=True)
+class Call:
+    """One call of upstream, its inputs, and what must come of them.
+
+    Attributes:
+        step: takes the tensors of a set, returns those to compare; None if the tree has no such function.
+        sets: inputs; a graph is captured with the first set, and replayed with every set.
+        wanted: one function a set; it takes what was found and returns the reference's tensors, computed on the host.
+        tolerance: relative error in the norm that is right for the floating-point tensors; integers must be equal.
+        captures: False for what only eager mode can do.
+        replayed: how many of the last sets are only replayed, since eager mode gives something else for them.
+        writes: the tensor of a set into which the call writes, None if none.
+
+    """
+
+    step: Callable | None
+    sets: list
+    wanted: list
+    tolerance: float = 0.0
+    captures: bool = True
+    replayed: int = 0
+    writes: int | None = None
 
 
 def need(module, name, **fixed):
@@ -122,23 +257,432 @@ def ranks(size, rank=0):
     return types.SimpleNamespace(size=lambda: size, rank=lambda: rank)
 
 
-def gradients(torch, function, leaves, parameters=()):
-    """Make a step of forward and backward: results, then the gradients of half their squares."""
+def cases(*names):
+    """List the distinct values that the covering set has for these factors."""
+    rows = [types.SimpleNamespace(**dict(zip(FACTORS, row, strict=True))) for row in CASES]
+    return list({tuple(getattr(x, name) for name in names): x for x in rows}.values())
+
+
+def positions(cu, size, rank, count=None):
+    """List a rank's rows of packed sequences, the front and the back piece of each, and then those of no sequence."""
+    pieces = [(a, b, (b - a) // (2 * size)) for a, b in itertools.pairwise(cu)]
+    rows = [x for a, b, n in pieces for c in (a + rank * n, b - rank * n - n) for x in range(c, c + n)]
+    return rows + [cu[-1] + rank * (count or 0) + x for x in range((count or 0) - len(rows))]
+
+
+def batches(case, size, *, other_totals=False):
+    """List the cumulative lengths of one graph: the same number of sequences, and the same total if it has to be."""
+    lengths = [2 * size * x for x in case.lengths]
+    orders = [lengths, lengths[::-1]]
+    orders += [[0] * (len(lengths) - 1) + [sum(lengths)]] if case.table != "one" else []
+    orders += [[x // (4 * size) * 2 * size for x in lengths], [0, *lengths[1:]]] if other_totals else []
+    return [list(itertools.accumulate(x, initial=0)) for x in orders if any(x)]
+
+
+def differentiated(torch, function, leaves, frozen=None):
+    """Make a step of forward and backward; the last tensor is the upstream gradient of the first result."""
 
     def step(*tensors):
-        leaf = [x.detach().requires_grad_() for x in tensors[:leaves]]
+        *tensors, gradient = tensors
+        leaf = [x.detach().requires_grad_(n != frozen) for n, x in enumerate(tensors[:leaves])]
         found = function(*leaf, *tensors[leaves:])
-        found = [x for x in (found if isinstance(found, tuple) else (found,)) if x.requires_grad]
-        return *found, *torch.autograd.grad(found, [*leaf, *parameters], [x.detach() for x in found])
+        first, *others = found if isinstance(found, tuple) else (found,)
+        trained = [x for x in leaf if x.requires_grad]
+        return first, *torch.autograd.grad(first, trained, gradient.to(first.dtype)), *others
 
     return step
 
 
-def positions(cu, group):
-    """List a rank's rows of packed sequences: the front and the back piece of each."""
-    size, rank = group.size(), group.rank()
-    pieces = [(a, b, (b - a) // (2 * size)) for a, b in itertools.pairwise(cu)]
-    return [x for a, b, n in pieces for c in (a + rank * n, b - rank * n - n) for x in range(c, c + n)]
+def exactly(*tensors):
+    """Return float64 copies."""
+    return [x.double() if x.is_floating_point() else x for x in tensors]
+
+
+def numbers(up, *rows):
+    """Return the reference of integers, which are int64 everywhere."""
+    return lambda _: [up.torch.tensor(x, dtype=up.torch.int64) for x in rows]
+
+
+def cumulative(up, case, rows):
+    """Make the cumulative lengths of packed sequences as upstream gets them."""
+    return up.torch.tensor(rows, dtype=up.torch.int32 if case.integers == 32 else up.torch.int64)
+
+
+def drawn(up, case, *shape):
+    """Draw a tensor of a case's type; not every one is contiguous."""
+    found = up.torch.randn(shape, dtype=up.torch.float32 if case.floats == 32 else up.torch.bfloat16)
+    return found if case.dense or len(shape) < 2 else found.transpose(0, 1).contiguous().transpose(0, 1)
+
+
+def packed_positions(up, _):
+    """Build the rows of one rank of packed sequences."""
+    build = need(up.dsa_layout, "build_packed_allgather_cp_local_positions", cu_seqlens_cover_output=True)
+    for case in cases("cp", "lengths", "tail", "integers"):
+        (size, rank), cover = case.cp, case.tail is None
+        lists = batches(case, size, other_totals=not cover and size > 1)
+        count = lists[0][-1] // size + (case.tail or 0)
+        sets = [[cumulative(up, case, cu)] for cu in lists]
+        wanted = [numbers(up, positions(cu, size, rank, count) if size > 1 else range(count)) for cu in lists]
+        options = {"cp_size": size, "cp_rank": rank, "output_size": count, "cu_seqlens_cover_output": cover}
+        step = build and (lambda cu, options=options: build(cu, device=up.device, **options))
+        # A graph's shape cannot depend on the lengths: there the rows of a batch of empty sequences are padding.
+        empty = [0] * (len(case.lengths) + 1)
+        if not cover and size > 1:
+            sets.append([cumulative(up, case, empty)])
+            wanted.append(numbers(up, positions(empty, size, rank, count)))
+            yield Call(step, [sets[-1]], [numbers(up, [])], captures=False)
+        yield Call(step, sets, wanted, replayed=int(not cover and size > 1))
+        unsized = options | {"output_size": None}
+        step = build and (lambda cu, options=unsized: build(cu, device=up.device, **options))
+        full = [numbers(up, positions(cu, size, rank) if size > 1 else range(cu[-1])) for cu in lists]
+        yield Call(step, sets[: len(full)], full, captures=False)
+
+
+def packed_reorder(up, _):
+    """Build the rows of one rank and the order of all gathered keys, where queries and keys have other lengths."""
+    build = need(up.dsa_layout, "build_packed_allgather_cp_query_positions_and_key_reorder")
+    for case in cases("cp", "lengths", "tail", "integers"):
+        (size, rank), tail = case.cp, case.tail or 0
+        lists = batches(case, size, other_totals=case.tail is not None and size > 1)
+        rows = lists[0][-1] // size
+        options = {"cp_size": size, "cp_rank": rank, "local_output_size": rows + tail}
+        options |= {"query_cu_seqlens_cover_output": not tail and case.tail is None}
+        options |= {"key_cu_seqlens_cover_output": False, "key_local_output_size": rows + 2 * tail}
+        options |= {"global_output_size": size * (rows + 2 * tail)}
+
+        def wanted(queries, keys, size=size, rank=rank, rows=rows, tail=tail):  # noqa: PLR0913, PLR0917
+            count = rows + 2 * tail
+            gathered = [positions(keys, size, each, count) if size > 1 else [*range(count)] for each in range(size)]
+            gathered = [x for each in gathered for x in each]
+            mine = positions(queries, size, rank, rows + tail) if size > 1 else range(rows + tail)
+            return numbers(up, mine, sorted(range(len(gathered)), key=gathered.__getitem__))
+
+        pairs = list(zip(lists, lists[::-1], strict=True))
+        sets = [[cumulative(up, case, cu) for cu in pair] for pair in pairs]
+        step = build and (lambda q, kv, options=options: build(q, kv, device=up.device, **options))
+        yield Call(step, sets, [wanted(*pair) for pair in pairs])
+
+
+def indexer_layout(up, _):
+    """Build the segments of fused indexers over packed sequences."""
+    build = need(up.dsa_layout, "build_packed_cp_indexer_layout")
+    for case in cases("cp", "lengths", "integers"):
+        size, rank = case.cp
+
+        def wanted(queries, keys, local, size=size, rank=rank):
+            both = [[b - a for a, b in itertools.pairwise(cu)] for cu in (queries, keys)]
+            halves = [[x // (2 * size) for x in each] for each in both]
+            if local:
+                halves, q = [[local // 2]], [local // 2] * 2
+                k, starts = [local // 2, local], [0, 0]
+            else:
+                q = [x for x in halves[0] for _ in range(2)]
+                k = [y for x, n in zip(halves[1], both[1], strict=True) for y in ((rank + 1) * x, n - rank * x)]
+                starts = [x for x in keys[:-1] for _ in range(2)]
+            source = [begin + x for begin, n in zip(starts, k, strict=True) for x in range(n)]
+            sums = [list(itertools.accumulate(x, initial=0)) for x in (q, k)]
+            return numbers(up, q, k, *sums, starts, source)
+
+        if size == 1:
+            continue
+        lists = batches(case, size)
+        local = lists[0][-1] // size if len(case.lengths) == 1 else 0
+        for rows in {0, local}:
+            options = {"cp_size": size, "cp_rank": rank, "key_size": rows or lists[0][-1]}
+            options |= {"local_key_layout": bool(rows)}
+            step = build and (lambda q, kv, options=options: build(q, kv, **options))
+            pairs = list(zip(lists, lists[::-1], strict=True))
+            sets = [[cumulative(up, case, cu) for cu in pair] for pair in pairs]
+            yield Call(step, sets, [wanted(*pair, rows) for pair in pairs])
+
+
+def varlen_whole(up, _):
+    """Bound the keys of every row of packed sequences; the number of rows is data, unless the caller can say it."""
+    plain = need(up.dsa_masking, "generate_varlen_mask_params")
+    for case in cases("lengths", "integers"):
+        lists = batches(case, 1)
+        told = need(up.dsa_masking, "generate_varlen_mask_params", output_size=lists[0][-1]) or plain
+        sets = [[cumulative(up, case, cu)] for cu in lists]
+        starts = [[a for a, b in itertools.pairwise(cu) for _ in range(a, b)] for cu in lists]
+        wanted = [numbers(up, x, range(1, len(x) + 1)) for x in starts]
+        yield Call(told, sets, wanted)
+        yield Call(plain, sets, wanted, captures=False)
+
+
+def varlen_positions(up, _):
+    """Bound the keys of a rank's rows of packed sequences."""
+    build = need(up.dsa_masking, "generate_varlen_mask_params_for_positions")
+    for case in cases("cp", "lengths", "integers"):
+        lists = batches(case, case.cp[0])
+        rows = [positions(cu, *case.cp) for cu in lists]
+        sets = [[cumulative(up, case, cu), up.torch.tensor(x)] for cu, x in zip(lists, rows, strict=True)]
+        starts = [[max(a for a in cu if a <= x) for x in y] for cu, y in zip(lists, rows, strict=True)]
+        wanted = [numbers(up, a, [x + 1 for x in b]) for a, b in zip(starts, rows, strict=True)]
+        yield Call(build, sets, wanted)
+
+
+def turned(torch, case, rows, t, freqs):
+    """Turn the first columns of a rank's rows by the angles of their places in the table."""
+    t, rest = t[..., : case.columns], t[..., case.columns :]
+    angles = freqs[:, 0, 0].index_select(0, torch.tensor(rows))[:, None]
+    t = torch.cat((t[..., 0::2], t[..., 1::2]), -1) if case.rotation == "mla" else t
+    one, two = (t[..., 0::2], t[..., 1::2]) if case.rotation == "pairs" else t.chunk(2, -1)
+    other = torch.stack((-two, one), -1).flatten(-2) if case.rotation == "pairs" else torch.cat((-two, one), -1)
+    return torch.cat(((t * angles.cos() + other * angles.sin()) * case.mscale, rest), -1)
+
+
+def rope(up, _):
+    """Turn packed sequences: the table is as long as one sequence, as all of them, or longer than both."""
+    factors = ("cp", "lengths", "integers", "table", "rotation", "mscale", "columns", "floats", "batch", "dense")
+    for case in cases(*factors):
+        size, rank = case.cp
+        if case.rotation == "pairs":  # in eager mode 0.19.2 cannot turn pairs of a sequence without rows
+            case.lengths = tuple(max(1, x) for x in case.lengths)
+        lists = [
+            x for x in batches(case, size) if case.rotation != "pairs" or all(a < b for a, b in itertools.pairwise(x))
+        ]
+        longest, total = max(b - a for cu in lists for a, b in itertools.pairwise(cu)), lists[0][-1]
+        table = {"one": longest, "all": total, "long": total + 5}[case.table]
+        config = {"apply_rope_fusion": False, "rotary_interleaved": case.rotation == "pairs", "mrope_section": None}
+        options = {"config": types.SimpleNamespace(**config), "cp_group": ranks(size, rank), "mscale": case.mscale}
+        options |= {"mla_rotary_interleaved": case.rotation == "mla"}
+        declared = table if table != total else table - 1  # a table that is longer holds the places of the whole batch
+        apply = need(up.rope_utils, "apply_rotary_pos_emb", **options, max_seqlen=declared)
+        apply = apply or need(up.rope_utils, "apply_rotary_pos_emb", **options)
+
+        def called(t, freqs, cu, apply=apply):
+            return apply(t, freqs, cu_seqlens=cu)
+
+        def wanted(cu, tensors, case=case, whole=table == total):
+            rows, starts = positions(cu, *case.cp), {x: a for a, b in itertools.pairwise(cu) for x in range(a, b)}
+            rows = rows if whole else [x - starts[x] for x in rows]
+            step = differentiated(up.torch, lambda t, freqs: turned(up.torch, case, rows, t, freqs), 1)
+            t, freqs, _, gradient = exactly(*tensors)
+            return step(t, freqs, gradient)
+
+        shape, sets = (total // size, case.batch, 10), []
+        for cu in lists:
+            freqs = up.torch.randn(table, 1, 1, case.columns)
+            sets.append([drawn(up, case, *shape), freqs, cumulative(up, case, cu), drawn(up, case, *shape)])
+        references = [
+            functools.partial(lambda cu, x, _, wanted=wanted: wanted(cu, x), *x) for x in zip(lists, sets, strict=True)
+        ]
+        yield Call(differentiated(up.torch, called, 1), sets, references, TOLERANCES[case.floats])
+
+
+def rope_slice(up, _):
+    """Take a rank's part of a table; its index is copied from pinned memory, for which nobody has to wait."""
+    for case in cases("cp", "columns", "dense"):
+        size, rank = case.cp
+        sets = [[drawn(up, types.SimpleNamespace(floats=32, dense=case.dense), 6 * size, case.columns)] for _ in "ab"]
+        rows = positions([0, 6 * size], size, rank)
+        wanted = [
+            functools.partial(lambda x, _, rows: [x.index_select(0, rows)], *x, rows=up.torch.tensor(rows))
+            for x in sets
+        ]
+        yield Call(
+            need(up.rope_utils, "get_pos_emb_on_this_cp_rank", seq_dim=0, cp_group=ranks(size, rank)), sets, wanted
+        )
+
+
+def bounded(up, case):
+    """Draw which keys a row may see; give upstream's arguments for that, their tensors, and the mask [b, sq, sk]."""
+    torch, none = up.torch, -float("inf")
+    rows, keys = torch.arange(SQ)[:, None], torch.arange(SK)
+    seen = (keys <= rows).expand(case.batch, SQ, SK)
+    if case.bounds == "auto":
+        return (), [], seen
+    if case.bounds in ("mask", "masks"):
+        shape = (case.batch, SQ, SK) if case.bounds == "masks" else (SQ, SK)
+        seen = (torch.rand(shape) < 0.7) & (rows != 3)  # the third row sees no key
+        return ("mask",), [torch.zeros(shape).masked_fill(~seen, none)], seen.expand(case.batch, SQ, SK)
+    starts = torch.randint(0, SK - 8, (SQ,))
+    ends = (starts + torch.randint(0, 9, (SQ,))).int()
+    places = torch.randperm(SK) if case.bounds == "keys" else keys
+    seen = (places >= starts[:, None]) & (places < ends[:, None])
+    names = ("varlen_starts", "varlen_ends", "key_positions")[: 2 + (case.bounds == "keys")]
+    return names, [starts, ends, places][: len(names)], seen.expand(case.batch, SQ, SK)
+
+
+def valid_rows(up, case):
+    """Draw which query rows are real: None, or a mask [sq], [1, sq] or [b, sq]."""
+    some = up.torch.rand(case.batch, SQ) < 0.5
+    kinds = {"all": some[:1] | True, "half": some[0], "each": some, "none": some[0] & False}
+    return kinds.get(case.rows.removeprefix("sum"))
+
+
+def kullback_leibler(up, case, seen, valid, found, tensors):  # noqa: PLR0913, PLR0917 - what it depends on
+    """Compute the indexer's loss in float64, and the keys that it selects; every head of every rank is there."""
+    torch, (q, weights, k, query, key) = up.torch, tensors
+    scores = torch.einsum("sbhd,tbd->sbht", q, k)
+    scores = ((scores.relu() if case.relu else scores) * weights[..., None]).sum(2).transpose(0, 1)
+    topk, none = found[-1], -float("inf")
+    free = scores.detach() if case.bounds == "auto" else scores.detach().where(seen, none)
+    best = free.topk(6).values.sort().values
+    chosen = free.gather(-1, topk.clamp_min(0)).where(topk >= 0, none).sort().values
+    # Keys of equal score are equally good. What upstream selected is believed if its scores are the best ones.
+    topk = topk if torch.allclose(chosen, best, rtol=1e-4, atol=1e-4) else topk - 1
+    picked = torch.zeros(seen.shape).scatter_reduce(-1, topk.clamp_min(0), (topk >= 0).float(), "amax") > 0
+    seen = seen & picked if case.sparse else seen
+    some = seen.any(-1, keepdim=True)
+    attention = torch.einsum("sbnd,tbnd->bnst", query, key).mul(0.5).where(seen[:, None], none)
+    attention = attention.where(some[:, None], 0).softmax(-1).where(seen[:, None], 0).sum(1)
+    target = (attention / attention.sum(-1, keepdim=True).clamp_min(1e-10)).detach()
+    predicted = scores.where(seen | ~some, none).log_softmax(-1).where(seen, 0)
+    loss = (target * (target.clamp_min(1e-10).log() - predicted)).sum(-1)
+    real = torch.ones(case.batch, SQ) if valid is None else valid.expand(case.batch, SQ).double()
+    count = 1 if case.rows.startswith("sum") else real.sum().clamp_min(1)
+    return (loss * real).sum() / count * 0.7, topk
+
+
+def indexer_loss(up, group):
+    """Call the indexer's loss with its backward; heads of the attention may lie on several ranks."""
+    factors = ("batch", "heads", "dense", "floats", "bounds", "rows", "sparse", "relu", "frozen")
+    parts = types.SimpleNamespace(tp=group)
+    for case in cases(*factors)[: None if group.size() == 1 else 8]:
+        shapes = (SQ, case.batch, case.heads, 5), (SQ, case.batch, case.heads), (SK, case.batch, 5)
+        both = [(rows, case.batch, 2 * group.size(), 3) for rows in (SQ, SK)]
+        sets, wanted = [], []
+        for _ in range(2):
+            names, given, seen = bounded(up, case)
+            valid = valid_rows(up, case)
+            whole = [drawn(up, case, *shape) for shape in (*shapes, *both)]
+            mine = whole[:3] + [x[:, :, 2 * group.rank() :][:, :, :2] for x in whole[3:]]
+            gradient = up.torch.randn(())
+            sets.append([*mine, *given, *([] if valid is None else [valid]), gradient])
+
+            def reference(found, case=case, seen=seen, valid=valid, whole=whole, gradient=gradient):  # noqa: PLR0913, PLR0917
+                def loss(*tensors):
+                    return kullback_leibler(up, case, seen, valid, found, tensors)
+
+                return differentiated(up.torch, loss, 3, case.frozen)(*exactly(*whole, gradient))
+
+            wanted.append(reference)
+        names = (*names, *([] if valid is None else ["query_valid_rows"]))
+        yield Call(loss_of(up, case, parts, names), sets, wanted, TOLERANCES[case.floats])
+
+
+def loss_of(up, case, parts, names):
+    """Call upstream's loss, whose arguments have an order and no names."""
+    order = ("mask", "sparse_loss", "pg_collection", "varlen_starts", "varlen_ends", "key_positions")
+    order += ("query_valid_rows", "calculate_per_token_loss", "use_relu")
+    flags = {"sparse_loss": bool(case.sparse), "calculate_per_token_loss": case.rows.startswith("sum")}
+    flags |= {"pg_collection": parts, "use_relu": bool(case.relu)}
+
+    def loss(*tensors):
+        given = flags | dict(zip(names, tensors[5:], strict=True))
+        topk, found = up.dsa.FusedDSAIndexerLoss.apply(*tensors[:5], 0.5, 6, 0.7, *(given.get(x) for x in order))
+        return found, topk
+
+    return differentiated(up.torch, loss, 3, case.frozen)
+
+
+def loss_scale(up, _, *, first):
+    """Scale the loss's gradient: by what was set, twice, or by 1 as long as nothing was set."""
+    scaler, torch = up.dsa.DSAIndexerLossAutoScaler, up.torch
+    for case in cases("loss", "scale", "floats", "batch"):
+
+        def backward(output, loss, gradient):
+            leaf = [x.detach().requires_grad_() for x in (output, loss)]
+            found = scaler.apply(*leaf)
+            return found, *torch.autograd.grad(found, leaf, gradient)
+
+        def given(output, loss, gradient, one, two):
+            scaler.main_loss_backward_scale = None
+            scaler.set_loss_scale(one)
+            before = backward(output, loss, gradient)
+            scaler.set_loss_scale(two)
+            return *before, *backward(output, loss, gradient)
+
+        def unset(output, loss, gradient, value):
+            scaler.main_loss_backward_scale = None
+            before = [x for _ in range(2) for x in backward(output, loss, gradient)]
+            scaler.set_loss_scale(value)
+            return *before, *backward(output, loss, gradient)
+
+        sets, wanted = [], []
+        for scale in (0.3, 5.0):
+            shape = (1,) if case.scale and not first else ()
+            scales = [torch.full(shape, x * scale) for x in ((1,) if first else (1, 2))]
+            output, gradient = (drawn(up, case, 7, case.batch) for _ in "ab")
+            loss = drawn(up, case, *([case.loss] if case.loss else []))
+            sets.append([output, loss, gradient, *scales])
+            factors = (1, 1, scale) if first else (scale, 2 * scale)
+            found = [y for x in factors for y in (output, gradient, torch.full_like(loss, x))]
+            wanted.append(lambda _, x=found: x)
+        step, writes = (unset, None) if first else (given, 3)  # the second scale is copied into the first
+        yield Call(step, sets, wanted, TOLERANCES[case.floats], writes=writes)
+
+
+def sparse_kernel(torch, heads):
+    """Stand for cuDNN's backward of sparse attention: its formula, and not-a-number where a row has no key."""
+
+    def kernel(q, kv, out, d_out, lse, sink, indices, *, softmax_scale, topk_length):  # noqa: PLR0913, PLR0917 - cuDNN's
+        if sink.shape != (heads,) or not all(x.is_contiguous() for x in (q, out, d_out, lse, indices, topk_length)):
+            raise RuntimeError("cuDNN takes contiguous rows and one sink a head")
+        kind, (q, kv, out, d_out) = q.dtype, (x.float() for x in (q, kv, out, d_out))
+        picked, slots = kv[indices.long()], torch.arange(indices.size(1), device=q.device)
+        p = (softmax_scale * torch.einsum("nhd,nkd->nhk", q, picked) - lse[..., None]).exp()
+        p = torch.where(slots < topk_length[:, None, None], p, 0)
+        values = picked[..., : out.size(-1)]
+        d_p = torch.einsum("nhv,nkv->nhk", d_out, values) - (d_out * out).sum(-1, keepdim=True)
+        d_s = p * d_p * softmax_scale
+        d_keys = torch.einsum("nhk,nhd->nkd", d_s, q)
+        d_values = torch.einsum("nhk,nhv->nkv", p, d_out)
+        d_keys = d_keys + torch.nn.functional.pad(d_values, (0, kv.size(-1) - out.size(-1)))
+        empty = torch.where(topk_length > 0, 0.0, float("nan"))[:, None, None]
+        d_kv = torch.zeros_like(kv).index_add(0, indices.long().flatten(), (d_keys + empty).flatten(0, 1))
+        return {"dq": (torch.einsum("nhk,nkd->nhd", d_s, picked) + empty).to(kind), "dkv": d_kv.to(kind)}
+
+    return kernel
+
+
+def sparse_forward(torch, q, kv, indices, length, scale):  # noqa: PLR0913, PLR0917 - what it depends on
+    """Attend to the keys of each row in the precision of q: output [n, h, 8] and its log-sum-exp [n, h]."""
+    slots = torch.arange(indices.size(1)) < length[:, None, None]
+    picked = kv[indices.long()]
+    scores = scale * torch.einsum("nhd,nkd->nhk", q, picked)
+    scores = scores.where(slots, -float("inf"))
+    lse = scores.logsumexp(-1)
+    p = scores.where((length > 0)[:, None, None], 0).softmax(-1).where(slots, 0)
+    return torch.einsum("nhk,nkv->nhv", p, picked[..., :8]), lse
+
+
+def cudnn_backward(up, _):
+    """Call the backward around cuDNN's kernel, where rows may have no keys."""
+    torch, scale = up.torch, 0.4
+    for case in cases("batch", "attention_heads", "floats", "filled", "dense"):
+        n, heads, skv, width = SQ * case.batch, case.attention_heads, SK, 12
+        fixed = {"softmax_scale": scale, "sq": SQ, "b": case.batch, "num_heads": heads, "d": width, "skv": skv}
+        fixed |= {"all_rows_nonempty": True} if case.filled == "told" else {}
+        run = need(up.dsa_cudnn_kernels, "_run_sparse_attention_backward", **fixed)
+        names = ("q_flat", "kv_flat", "out_flat", "grad_output", "lse", "attn_sink", "global_idxs", "topk_length")
+
+        def backward(*tensors, run=run, names=names):
+            kernel = sparse_kernel(torch, 64)  # the heads that FlashMLA pads to
+            vars(up.dsa_cudnn_kernels)["_cudnn_dsa"] = types.SimpleNamespace(sparse_attention_backward_wrapper=kernel)
+            return run(**dict(zip(names, tensors, strict=True)))
+
+        sets, wanted = [], []
+        for some in (torch.arange(n) % 7, (torch.arange(n) + 3) % 5 * 6 // 4):
+            length = {"some": some, "none": some * 0}.get(case.filled, some % 6 + 1).int()
+            indices = (
+                torch.rand(n, skv * case.batch).argsort()[:, :6].masked_fill(torch.arange(6) >= length[:, None], 0)
+            )
+            q, kv = drawn(up, case, n, heads, width).contiguous(), drawn(up, case, skv * case.batch, width).contiguous()
+            out, lse = sparse_forward(torch, *exactly(q, kv), indices, length, scale)
+            gradient = drawn(up, case, SQ, case.batch, heads * 8)
+            sink = torch.full((heads,), -float("inf"))
+            sets.append([q, kv, out.to(q.dtype), gradient, lse.float(), sink, indices.int(), length])
+
+            def reference(_, q=q, kv=kv, gradient=gradient, indices=indices, length=length, case=case):  # noqa: PLR0913, PLR0917
+                leaf = [x.requires_grad_() for x in exactly(q, kv)]
+                out, _ = sparse_forward(torch, *leaf, indices, length, scale)
+                d_q, d_kv = torch.autograd.grad(out, leaf, exactly(gradient)[0].reshape(out.shape))
+                return d_q.reshape(SQ, case.batch, *d_q.shape[1:]), d_kv.reshape(SK, case.batch, d_kv.size(-1))
+
+            wanted.append(reference)
+        yield Call(run and backward, sets, wanted, TOLERANCES[case.floats])
 
 
 def attention(up, group, *, packed):
@@ -152,22 +696,10 @@ def attention(up, group, *, packed):
             return super().forward(x), None
 
     sizes = {"num_layers": 1, "hidden_size": 32, "num_attention_heads": 2, "q_lora_rank": 16, "kv_lora_rank": 16}
-    sizes |= {
-        "qk_head_dim": 8,
-        "qk_pos_emb_head_dim": 8,
-        "v_head_dim": 8,
-        "rope_type": "rope",
-        "add_bias_linear": False,
-    }
-    indexer = {
-        "n_heads": 2,
-        "head_dim": 16,
-        "topk": 6,
-        "loss_coeff": 0.1,
-        "rotate_activation": False,
-        "scoring_relu": False,
-    }
-    sizes |= {f"dsa_indexer_{name}": value for name, value in indexer.items()}
+    sizes |= {"qk_head_dim": 8, "qk_pos_emb_head_dim": 8, "v_head_dim": 8, "rope_type": "rope"}
+    indexer = {"n_heads": 2, "head_dim": 16, "topk": 6, "loss_coeff": 0.1}
+    indexer |= {"rotate_activation": False, "scoring_relu": False}
+    sizes |= {"add_bias_linear": False} | {f"dsa_indexer_{name}": value for name, value in indexer.items()}
     parts = up.dsa.DSAIndexerSubmodules(Linear, Linear, up.torch.nn.Identity, Linear)
     spec = up.dsa.DSAttentionSubmodules(up.dsa.ModuleSpec(module=up.dsa.DSAIndexer, submodules=parts))
     kind = up.dsa.AttnMaskType.causal
@@ -178,127 +710,172 @@ def attention(up, group, *, packed):
         groups = types.SimpleNamespace(tp=ranks(1), cp=group)
         options = {"k_channels": 16, "cp_comm_type": "allgather", "pg_collection": groups}
         core = up.dsa.DSAttention(config, spec, 1, kind, "self", **options)
+        parameters = [*core.parameters()]
 
-        def forward(query, key, value, x, qr, *cu):
+        def step(query, key, value, gradient, x, qr, *cu):  # noqa: PLR0913, PLR0917
             params = up.dsa.PackedSeqParams("thd", *cu, *cu, max_seqlen_q=S, max_seqlen_kv=S) if cu else None
-            return core(query, key, value, None, x, qr, attn_mask_type=kind, packed_seq_params=params)
+            leaf = [x.detach().requires_grad_() for x in (query, key, value)]
+            out = core(*leaf, None, x, qr, attn_mask_type=kind, packed_seq_params=params)
+            found = up.torch.autograd.grad(out, [*leaf, *parameters], gradient.reshape(out.shape))
+            means = [x / group.size() for x in found[3:]]  # the loss is a mean over a rank's rows
+            if group.size() > 1:
+                _ = [up.torch.distributed.all_reduce(x, group=group) for x in means]
+            return out, *found[:3], *means
 
-        return gradients(up.torch, forward, 3, [*core.parameters()])
+        return step
 
     def reference(cu, *whole):
-        alone = [build(ranks(1))(*up.put(x[a:b] for x in whole))[:4] for a, b in itertools.pairwise(cu) if a < b]
-        return tuple(up.torch.cat(x)[positions(cu, group)] for x in zip(*alone, strict=True))
+        pieces = [(a, b) for a, b in itertools.pairwise(cu) if a < b]
+        alone = [on_host(build(ranks(1))(*up.put(x[a:b] for x in whole))) for a, b in pieces]
+        local, alone = up.torch.tensor(positions(cu, group.size(), group.rank())), list(zip(*alone, strict=True))
+        shares = [(b - a) / S for a, b in pieces]
+        trained = [sum(n * y for n, y in zip(shares, x, strict=True)) for x in alone[4:]]
+        return [up.torch.cat(x).index_select(0, local) for x in alone[:4]] + trained
 
-    sets, references = [], []
+    sets, wanted = [], []
     for cu in FULL if packed else ([0, S], [0, S]):
-        whole = [up.torch.randn(S, 1, *shape) for shape in ((2, 16), (2, 16), (2, 8), (32,), (16,))]
-        sets.append([x[positions(cu, group)] for x in whole] + [up.torch.tensor(cu, dtype=up.torch.int32)] * packed)
-        references.append(functools.partial(reference, cu, *whole))
-    return build(group), sets, references
+        whole = [up.torch.randn(S, 1, *shape) for shape in ((2, 16), (2, 16), (2, 8), (16,), (32,), (16,))]
+        local = up.torch.tensor(positions(cu, group.size(), group.rank()))
+        mine, found = [x.index_select(0, local) for x in whole], reference(cu, *whole)
+        sets.append(mine + [up.torch.tensor(cu, dtype=up.torch.int32)] * packed)
+        wanted.append(lambda _, found=found: found)
+    yield Call(build(group), sets, wanted, TOLERANCES[32])
 
 
-def sites(up, group):
-    """Give, for each site, the call that reaches it, sets of inputs, and their references or what must be refused."""
-    torch, masking, device, scaler = up.torch, up.dsa_masking, up.device, up.dsa.DSAIndexerLossAutoScaler
-    full, tails = ([(torch.tensor(cu, dtype=torch.int32),) for cu in rows] for rows in (FULL, TAILS))
+def reported(up, _, *, name):
+    """Call what the public report names: top-k into a mask, bounds of keys, rows of position ids."""
+    torch, masking = up.torch, up.dsa_masking
     keys, ends, mask = torch.rand(2, S, S).argsort()[..., :6], torch.arange(1, S + 1), torch.zeros(S, S)
-    mask, odd = mask.masked_fill(ends > ends[:, None], -torch.inf), torch.tensor([0, 6])
-    topk = keys.masked_fill(keys % 3 == 0, -1), keys, keys * 0 - 1, (keys % 2).flip(-1) - 1, keys % 2 - 1
-    scatter = need(masking, "scatter_topk_into_index_mask", seq_chunk_size=8)
-    bounds = need(masking, "build_fused_indexer_varlen_bounds", sq=S, skv=S, device=device, key_positions=None)
-    bounds_of_mask = functools.partial(bounds, varlen_starts=None, varlen_ends=None)
-    ids = need(up.dsa_layout, "extract_query_positions_from_position_ids", sq=S, device=device)
-    rows = functools.partial(need, up.dsa_layout, "build_packed_allgather_cp_local_positions", cp_size=2, cp_rank=1)
-    order = "build_packed_allgather_cp_query_positions_and_key_reorder"
-    order = need(
-        up.dsa_layout, order, cp_size=2, cp_rank=0, local_output_size=S // 2, key_cu_seqlens_cover_output=False
-    )
-    pieces = need(up.dsa_layout, "build_packed_cp_indexer_layout", cp_size=2, cp_rank=1)
-    # The first one's length is data, unless the caller can say it.
-    whole = need(masking, "generate_varlen_mask_params", output_size=S) or need(masking, "generate_varlen_mask_params")
-    by_position = need(masking, "generate_varlen_mask_params_for_positions")
-    piece = need(up.rope_utils, "get_pos_emb_on_this_cp_rank", seq_dim=0, cp_group=ranks(2, 1))
-    equal = need(up.dsa, "_validate_nonpacked_cp_uniform_length", skv=S, cp_size=2, cp_group=group, device=device)
-    uneven = {
-        "sq": 16 - 8 * group.rank(),
-        "skv": 24,
-        "cp_size": 2,
-        "cp_rank": group.rank(),
-        "cp_comm_type": "allgather",
-    }
-    uneven = need(up.dsa_layout, "get_cp_positions_from_layout", **uneven, cp_group=group, device=device)
-    sparse = {"softmax_scale": 1.0, "sq": S, "b": 1, "num_heads": 64, "d": 8, "skv": S}
-    sparse = need(up.dsa_cudnn_kernels, "_run_sparse_attention_backward", **sparse)
-    sparse_names = "q_flat", "kv_flat", "out_flat", "grad_output", "lse", "attn_sink", "global_idxs", "topk_length"
-    loss_shapes = (S, 2, 3, 4), (S, 2, 3), (S, 2, 4), (S, 2, 2, 4), (S, 2, 2, 4)
+    mask = mask.masked_fill(ends > ends[:, None], -float("inf"))
+    bounds = need(masking, "build_fused_indexer_varlen_bounds", sq=S, skv=S, key_positions=None)
+    if name == "scatter_topk":
+        topk = keys.masked_fill(keys % 3 == 0, -1), keys, keys * 0 - 1, (keys % 2).flip(-1) - 1, keys % 2 - 1
+        scatter = need(masking, "scatter_topk_into_index_mask", seq_chunk_size=7)
+        before = mask.expand(2, S, S).clone()
 
-    def rotate(size, table):
-        config = types.SimpleNamespace(apply_rope_fusion=False, rotary_interleaved=False)
-        function = need(
-            up.rope_utils, "apply_rotary_pos_emb", config=config, cp_group=ranks(size, size - 1), mscale=1.25
-        )
-        step = gradients(torch, lambda t, freqs, cu: function(t, freqs, cu_seqlens=cu), 1)
-        return step, [(torch.randn(S // size, 2, 10), torch.randn(table, 1, 1, 8), *cu) for cu in full]
+        def wanted(x, _):
+            picked = torch.zeros(2, S, S).scatter_reduce(-1, x.clamp_min(0), (x >= 0).float(), "amax")
+            return [before.masked_fill(picked > 0, 0)]
 
-    def loss(*tensors):
-        return up.dsa.FusedDSAIndexerLoss.apply(*tensors, 0.5, 6, 0.7, None, False, types.SimpleNamespace(tp=ranks(1)))
+        references = [functools.partial(wanted, x) for x in topk]
+        yield Call(scatter and (lambda m, x: (scatter(m, x), m)[1]), [[before, x] for x in topk], references, writes=0)
+    elif name == "bounds_of_rows":
+        sets = [[ends * 0, ends], [ends // 9 * 8, ends]]
+        wanted = [lambda _, x=x: [y.int() for y in x] for x in sets]
+        yield Call(lambda a, b: bounds(mask=None, varlen_starts=a, varlen_ends=b, device=up.device), sets, wanted)
+    elif name == "position_ids":
+        sets = [[(ends + x).expand(2, S).clone()] for x in (0, 7)]
+        ids = need(up.dsa_layout, "extract_query_positions_from_position_ids", sq=S)
+        yield Call(lambda x: ids(x, device=up.device), sets, [lambda _, x=x: [x[0][0]] for x in sets])
+    else:  # what a mask's bounds are, releases do not agree on: a replay is compared with eager mode
+        shape = (S, S) if name == "bounds_of_mask" else (2, S, S)
+        sets = [[x.expand(shape).clone()] for x in (mask, mask[ends // 2])]
+        none = {"varlen_starts": None, "varlen_ends": None}
+        yield Call(lambda x: bounds(mask=x, device=up.device, **none), sets, [])
 
-    def scale(output, loss, *given):
-        scaler.main_loss_backward_scale = None
-        for value in given:
-            scaler.set_loss_scale(value)
-        return scaler.apply(output, loss)
 
-    def kernel(q, kv, _out, d_out, _lse, _sink, indices, *, softmax_scale, topk_length):  # noqa: ARG001, PLR0913 - cuDNN's
-        weight = (torch.arange(6, device=device) < topk_length[:, None]) * d_out.sum((1, 2))[:, None]
-        d_keys = (weight[..., None] * q.sum(1)[:, None]).flatten(0, 1)
-        d_q = (weight[..., None] * kv[indices.long()]).sum(1)[:, None].expand_as(q)
-        return {"dq": d_q, "dkv": torch.zeros_like(kv).index_add(0, indices.long().flatten(), d_keys)}
+def equal_lengths(up, group):
+    """Compare the lengths of the ranks, for the right key lengths; wrong ones are refused."""
+    check = need(up.dsa, "_validate_nonpacked_cp_uniform_length")
+    n, ends = group.size(), up.torch.arange(1, S + 1)
+    for sq, skv, size, others in ((16, 16 * n, n, group), (13, 13, n, group), (7, 21, 3, group), (5, 10, 2, None)):
+        given = {"sq": sq, "skv": skv, "cp_size": size, "cp_group": others}
+        step = check and (lambda x, given=given: (check(**given, device=up.device), x + 1)[1])
+        yield Call(step, [[ends], [-ends]], [lambda _, x=x: [x + 1] for x in (ends, -ends)])
 
-    def sparse_backward(*tensors):
-        vars(up.dsa_cudnn_kernels)["_cudnn_dsa"] = types.SimpleNamespace(sparse_attention_backward_wrapper=kernel)
-        return sparse(**dict(zip(sparse_names, tensors, strict=True)))
 
-    def sparse_inputs(length):
-        indices = torch.rand(S, S).argsort()[:, :6].masked_fill(torch.arange(6) >= length[:, None], 0).int()
-        floats = [torch.randn(S, *shape) for shape in ((64, 8), (8,), (64, 4), (64, 4), (64,))]
-        return *floats, torch.zeros(64), indices, length
+def uneven(up, group):
+    """List the rows of a rank; it has as many as it likes, after those of the ranks before it."""
+    place = need(up.dsa_layout, "get_cp_positions_from_layout")
+    n, rank, ends = group.size(), group.rank(), up.torch.arange(1, S + 1)
+    for lengths in ((16, 8, 3, 1)[:n], (8, 16, 2, 5)[:n], (1, 10, 6, 10)[:n]):
+        sq, skv = lengths[rank], sum(lengths)
+        for size, others in ((n, group), (n, None), (n + 1, group)):
+            first = sum(lengths[:rank]) if size == n and others else rank * sq
+            rows = range(first, first + sq)
+            given = {"sq": sq, "skv": skv + (sq * size == skv), "cp_size": size, "cp_rank": rank, "cp_group": others}
+            yield placed(up, place, given, rows, ends)
+    zigzag = {"sq": 6, "skv": 6 * n, "cp_size": n, "cp_rank": rank, "cp_group": group}
+    yield placed(up, place, zigzag, positions([0, 6 * n], n, rank), ends)
+    yield placed(up, place, zigzag | {"cp_size": 1, "skv": 9}, range(6), ends)
 
-    steps = [
-        (scatter, [(mask.expand(2, S, S).clone(), x) for x in topk]),
-        (lambda a, b: bounds(mask=None, varlen_starts=a, varlen_ends=b), [(ends * 0, ends), (ends // 9 * 8, ends)]),
-        (lambda x: bounds_of_mask(mask=x), [(mask,), (mask[ends // 2],)]),
-        (lambda x: bounds_of_mask(mask=x), [(x.expand(2, S, S).clone(),) for x in (mask, mask[ends // 2])]),
-        (ids, [((ends + x).expand(2, S).clone(),) for x in (0, 7)], lambda: ids(odd[:, None])),
-        (rows(device=device, output_size=S // 2, cu_seqlens_cover_output=True), full),
-        (
-            rows(device=device, output_size=S // 2, cu_seqlens_cover_output=False),
-            tails,
-            lambda: rows(device="cpu")(odd),
-        ),
-        (order and (lambda cu: order(cu, cu, device=device)), tails),
-        (pieces and (lambda cu: pieces(cu, cu, key_size=S // 2, local_key_layout=True)), [(odd,)] * 2),
-        (pieces and (lambda cu: pieces(cu, cu, key_size=S)), full),
-        (whole, full),
-        (by_position, [(*cu, ends - 1) for cu in full]),
-        *(rotate(size, table) for table in (40, S) for size in (1, 2)),
-        (piece, [(mask,), (mask.T,)]),
-        (gradients(torch, loss, 3), [[torch.randn(shape) for shape in loss_shapes] for _ in range(2)]),
-        (gradients(torch, scale, 2), [(ends * x, ends[0] * x, ends[1] * x) for x in (1.0, 5.0)]),
-        (gradients(torch, scale, 2), [(ends * x, ends[0] * x) for x in (1.0, 5.0)]),
-        (sparse and sparse_backward, [sparse_inputs(x) for x in (ends % 7, ends * 0 + 6, ends * 0)]),
-        *(functools.partial(attention, up, group, packed=packed) for packed in (False, True)),
-        (lambda x: (equal(sq=16), x + 1), [(ends,), (-ends,)], lambda: equal(sq=16 + group.rank())),
-        (lambda x: (*uneven(), x + 1), [(ends,), (-ends,)]),
-        *(functools.partial(attention, up, group, packed=packed) for packed in (False, True)),
-    ]
-    return dict(zip(NAMES, steps, strict=True))
+
+def placed(up, place, given, rows, ends):
+    """Ask for the positions of queries and keys, beside a tensor that a replay has to change."""
+
+    def step(x):
+        return *place(**given, cp_comm_type="all_gather", device=up.device), x + 1
+
+    wanted = [lambda _, x=x: [*numbers(up, rows, range(given["skv"]))(_), x + 1] for x in (ends, -ends)]
+    return Call(place and step, [[ends], [-ends]], wanted)
+
+
+SITES = {  # the call that the public report is about comes first; the names tell how many ranks there are
+    "indexer_loss": indexer_loss,
+    "loss_scale.given": functools.partial(loss_scale, first=False),
+    "loss_scale.first": functools.partial(loss_scale, first=True),
+    "cudnn_backward": cudnn_backward,
+    "packed_positions": packed_positions,
+    "packed_reorder": packed_reorder,
+    "indexer_layout": indexer_layout,
+    "varlen.whole": varlen_whole,
+    "varlen.positions": varlen_positions,
+    "rope": rope,
+    "rope.slice": rope_slice,
+    "attention.plain": functools.partial(attention, packed=False),
+    "attention.packed": functools.partial(attention, packed=True),
+    **{
+        f"reported.{name}": functools.partial(reported, name=name)
+        for name in ("scatter_topk", "bounds_of_rows", "bounds_of_mask", "bounds_of_masks", "position_ids")
+    },
+    "two_ranks.equal_lengths": equal_lengths,
+    "two_ranks.uneven": uneven,
+    "two_ranks.indexer_loss": indexer_loss,
+    "two_ranks.attention.plain": functools.partial(attention, packed=False),
+    "two_ranks.attention.packed": functools.partial(attention, packed=True),
+    "four_ranks.equal_lengths": equal_lengths,
+    "four_ranks.uneven": uneven,
+}
+RANKS = {name: {"two_ranks": 2, "four_ranks": 4}.get(name.partition(".")[0], 1) for name in SITES}
+
+
+def refusals(up, group, name):
+    """List calls with wrong input, and whether they are told that they are captured; each has to raise."""
+    layout, n, odd = up.dsa_layout, group.size(), group.rank() % 2
+    tensor = functools.partial(up.torch.tensor, dtype=up.torch.int32)
+    function, calls = None, []
+    if name == "packed_positions":
+        function = need(layout, "build_packed_allgather_cp_local_positions", cp_size=2, cp_rank=1)
+        calls = [({"cu_seqlens": tensor([0, x]), "device": up.torch.device("cpu")}, False) for x in (6, 7)]
+    elif name == "indexer_layout":
+        given = {"cu_seqlens_q": tensor([0, 8]), "cu_seqlens_kv": tensor([0, 8]), "cp_rank": 0}
+        function = need(layout, "build_packed_cp_indexer_layout", **given)
+        wrong = {"cp_size": 1, "key_size": 8}, {"cp_size": 2, "key_size": 6}
+        wrong += ({"cp_size": 2, "key_size": 3, "local_key_layout": True},)
+        calls = [(x, told) for x in wrong for told in (False, True)]
+    elif name == "varlen.whole":
+        function, calls = up.dsa_masking.generate_varlen_mask_params, [({"cu_seqlens": tensor([0])}, False)]
+    elif name == "reported.position_ids":
+        function = need(layout, "extract_query_positions_from_position_ids", sq=S, device=up.device)
+        calls = [({"position_ids": tensor([[0], [6]])}, False)]
+    elif name.endswith("equal_lengths"):
+        function = need(up.dsa, "_validate_nonpacked_cp_uniform_length", cp_size=n, device=up.device)
+        wrong = [{"sq": 16, "skv": 16 * n + 1, "cp_group": x} for x in (None, group)]
+        calls = [(x, told) for x in wrong for told in (False, True)]
+        calls += [({"sq": 16 + odd, "skv": 16 * n, "cp_group": group}, False)]
+    elif name.endswith("uneven"):
+        given = {"sq": 6, "skv": 6 * n, "cp_size": n, "cp_rank": 0, "device": up.device}
+        function = need(layout, "get_cp_positions_from_layout", **given)
+        calls = [({"cp_comm_type": "p2p"}, told) for told in (False, True)]
+    return [(functools.partial(function, **given), told) for given, told in calls] if function else []
 
 
 def place():
     """Name the innermost line of upstream that is running."""
-    frames = [x for x in traceback.extract_stack() if "/megatron/" in x.filename]
-    return [f"{Path(x.filename).name}:{x.lineno} {x.name}" for x in frames[-1:]]
+    frame = inspect.currentframe()
+    while frame and "/megatron/" not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return [f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}"] if frame else []
 
 
 @contextlib.contextmanager
@@ -316,57 +893,162 @@ def watched(torch):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@contextlib.contextmanager
-def counterfeit(torch):
-    """Let CPU tensors say they are on a GPU, so that code takes its CUDA branches; note where the host would wait."""
-    events, literal, gpu, tree = (
-        [],
-        torch.tensor,
-        torch.device("cuda:0"),
-        importlib.import_module("torch.utils._pytree"),
-    )
-    waiting = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim"}
+class Counterfeiter:
+    """Lets CPU tensors say they are on a GPU, and notes where a GPU's host would wait.
 
-    def note(found):
-        events.extend(place())
+    Attributes:
+        events: the lines of upstream at which it would wait.
+        host: what holds the values of tensors on the host; it is kept, so that its address is not used again.
+        pinned: those of them in pinned memory. All other tensors lie on the counterfeit GPU.
+
+    """
+
+    waiting = frozenset(
+        ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim", "bincount")
+    )
+
+    def __init__(self, torch):
+        """Make the class of the tensors on the counterfeit GPU, and the mode through which all operators pass."""
+        self.torch, self.gpu = torch, torch.device("cuda:0")
+        self.events, self.host, self.pinned = [], {}, set()
+        self.tree = importlib.import_module("torch.utils._pytree")
+        self.makers = {name: getattr(torch, name) for name in ("tensor", "as_tensor", "asarray")}
+        self.kind = self.tensors()
+
+    def note(self, found):
+        """Note that the host waits for this."""
+        self.events.extend(place())
         return found
 
-    class Counterfeit(torch.Tensor):
-        device, is_cuda = gpu, True
+    def key(self, x):
+        """Name what holds a tensor's values; views share it."""
+        return x.untyped_storage()._cdata  # noqa: SLF001 - the only name of it
 
-        def tolist(self):
-            return note(super().tolist())
+    def is_host(self, x):
+        """Say whether a tensor lies on the host."""
+        return self.key(x) in self.host
 
-        def cuda(self, *, non_blocking=False):  # what is pinned is copied without waiting
-            return self if non_blocking else note(self)
+    def keep(self, x, *, pinned=False):
+        """Put a tensor on the host; return it."""
+        self.host[self.key(x)] = x.untyped_storage()
+        self.pinned |= {self.key(x)} if pinned else set()
+        return x
 
-        def to(self, *args, device=None, **kwargs):  # noqa: ARG002 - there is one device
-            args = [x for x in args if not isinstance(x, (str, torch.device))]
-            return super().to(*args, **kwargs) if args or kwargs else self
+    def forget(self, x):
+        """Put a tensor on the GPU; return it."""
+        self.host.pop(self.key(x), None)
+        return x.as_subclass(self.kind)
+
+    def is_free(self, x, non_blocking):
+        """Say whether a tensor on the host is copied without waiting: from pinned memory, if that is asked for."""
+        return bool(non_blocking) and self.key(x) in self.pinned
+
+    def sent(self, x, *, non_blocking=False):
+        """Copy a tensor from the host to the GPU."""
+        if not self.is_host(x):
+            return x
+        found = self.forget(x.clone())
+        return found if self.is_free(x, non_blocking) else self.note(found)
+
+    def waits(self, name, args, kwargs, hosts):
+        """Say whether the host waits for an operator on the GPU."""
+        if name in {"copy_", "_to_copy"} and hosts:
+            late = kwargs.get("non_blocking") or (name == "copy_" and len(args) > 2 and args[2])
+            return not self.is_free(hosts[0], late)
+        picked = args[1] if name.startswith("index") and isinstance(args[1], (list, tuple)) else ()
+        moved_or_masked = any(x is not None and (self.is_host(x) or x.dtype == self.torch.bool) for x in picked)
+        counted = name == "repeat_interleave" and kwargs.get("output_size") is None
+        return name in self.waiting or moved_or_masked or counted
+
+    def operate(self, func, args, kwargs):
+        """Run an operator on the CPU, and say of its results where they lie."""
+        name = func.overloadpacket.__name__
+        given = [x for x in self.tree.tree_leaves((args, kwargs)) if isinstance(x, self.torch.Tensor)]
+        hosts = [x for x in given if self.is_host(x)]
+        # The backward of PyTorch's own operators knows these tensors for what they are, and names the CPU.
+        on_gpu = len(hosts) < len(given) or "cuda" in str(kwargs.get("device"))
+        kwargs |= {"device": "cpu"} if kwargs.get("device") is not None else {}
+        pinned = kwargs.pop("pin_memory", False)
+        found = func(*args, **kwargs)
+        if on_gpu and self.waits(name, args, kwargs, hosts):
+            self.note(found)
+        put = self.forget if on_gpu else functools.partial(self.keep, pinned=pinned)
+        return self.tree.tree_map_only(self.torch.Tensor, put, found)
+
+    def tensors(self):
+        """Make the class of the tensors on the counterfeit GPU."""
+        gpu, cheat, torch = self.gpu, self, self.torch
+
+        class Counterfeit(torch.Tensor):
+            device, is_cuda = gpu, True
+            __torch_function__ = torch._C._disabled_torch_function_impl  # noqa: SLF001 - operate() makes the class
+
+            def tolist(self):
+                return cheat.note(super().tolist())
+
+            def new_tensor(self, *args, device=None, **kwargs):  # noqa: ARG002 - there is one device
+                return cheat.note(super().new_tensor(*args, **kwargs))
+
+            def cpu(self):
+                return cheat.note(cheat.keep(self.clone().as_subclass(torch.Tensor)))
+
+            def cuda(self, *_, **__):
+                return self
+
+            def to(self, *args, device=None, **kwargs):
+                wanted = [str(device), *map(str, args)]
+                args = [x for x in args if not isinstance(x, (str, torch.device))]
+                found = super().to(*args, **kwargs) if args or kwargs else self
+                return found.cpu() if "cpu" in wanted else found
+
+        return Counterfeit
+
+    def maker(self, name):
+        """Replace a function that makes tensors of literals, on the host first."""
+
+        def make(data, *args, device=None, pin_memory=False, **kwargs):
+            if isinstance(data, self.torch.Tensor):
+                found = data.to(*args, **kwargs) if args or kwargs else data
+            else:
+                found = self.makers[name](data, *args, **kwargs).as_subclass(self.torch.Tensor)
+                found = self.keep(found, pinned=pin_memory)
+            return self.sent(found) if "cuda" in str(device) else found
+
+        return make
+
+    def cuda(self, x, _=None, non_blocking=False):
+        """Take the place of Tensor.cuda."""
+        return self.sent(x, non_blocking=non_blocking)
+
+
+@contextlib.contextmanager
+def counterfeit(torch):
+    """Let CPU tensors say they are on a GPU, so that code takes its CUDA branches; give the lines that would wait."""
+    cheat = Counterfeiter(torch)
 
     class Operators(importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode):
         def __torch_dispatch__(self, func, _, args=(), kwargs=None):
-            kwargs, name = dict(kwargs or {}), func.overloadpacket.__name__
-            kwargs |= {"device": "cpu"} if "device" in kwargs else {}
-            picked = args[1] if name.startswith("index") and isinstance(args[1], (list, tuple)) else ()
-            masked = any(x is not None and x.dtype == torch.bool for x in picked)
-            counted = name == "repeat_interleave" and kwargs.get("output_size") is None
-            found = func(*args, **kwargs)
-            found = note(found) if name in waiting or masked or counted else found
-            return tree.tree_map_only(torch.Tensor, lambda x: x.as_subclass(Counterfeit), found)
-
-    def tensor(data, device=None, pin_memory=None, **kwargs):  # noqa: ARG001 - there is no pinned memory
-        found = literal(data, **kwargs).as_subclass(Counterfeit)
-        return note(found) if "cuda" in str(device) else found
+            return cheat.operate(func, args, dict(kwargs or {}))
 
     pretended = {
         "is_current_stream_capturing": lambda: False,
+        "is_initialized": lambda: True,
         "_lazy_init": lambda: None,
-        "current_device": lambda: gpu,
+        "current_device": lambda: cheat.gpu,
         "get_device_capability": lambda _=0: (9, 0),
     }
-    with mock.patch.multiple("torch.cuda", **pretended), mock.patch("torch.tensor", tensor), Operators():
-        yield events
+    methods = {
+        # A bound method would not get the tensor.
+        "cuda": lambda x, *args, **kwargs: cheat.cuda(x, *args, **kwargs),  # noqa: PLW0108
+        "pin_memory": lambda x: cheat.keep(x.clone(), pinned=True),
+        "is_pinned": lambda x: cheat.key(x) in cheat.pinned,
+    }
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(mock.patch.multiple("torch.cuda", **pretended))
+        stack.enter_context(mock.patch.multiple(torch.Tensor, **methods))
+        stack.enter_context(Operators())
+        stack.enter_context(mock.patch.multiple("torch", **{name: cheat.maker(name) for name in cheat.makers}))
+        yield cheat.events
 
 
 def load():
@@ -392,94 +1074,220 @@ def describe():
 
 def begin(name, rank, target, folder):
     """Import upstream and join the ranks; tensors then go to `up.device`."""
-    if target != "cpu":
-        faulthandler.dump_traceback_later(50, exit=True)  # a rank may wait for another one that failed
+    faulthandler.dump_traceback_later(50 if target != "cpu" else 200, exit=True)  # a rank may wait for one that failed
     up, gpu, group = load(), target != "cpu", ranks(1)
     up.torch.set_num_threads(1), up.torch.manual_seed(1), gpu and up.torch.cuda.set_device(rank)
     up.device = up.torch.device(f"cuda:{rank}" if gpu else "cpu")
-    up.put = lambda tensors: [x.to(up.device, copy=True) if gpu else x + 0 for x in tensors]
-    if name.startswith("two_ranks."):
-        store, options = f"file://{folder}/{name}", {"rank": rank, "world_size": 2}
+    up.put = lambda tensors: [x.to(up.device, copy=True) for x in tensors]
+    if RANKS[name] > 1:
+        store, options = f"file://{folder}/{name}", {"rank": rank, "world_size": RANKS[name]}
         up.torch.distributed.init_process_group("nccl" if gpu else "gloo", store, **options)
         group = up.torch.distributed.group.WORLD
     return up, gpu, group
 
 
-def observe(name, rank, target, folder):  # noqa: C901, PLR0915 - the order of one story
-    """In a process of its own: call one site eagerly, then under capture, and replay it with every set of inputs."""
-    (up, gpu, group), told = begin(name, rank, target, folder), {"gpu": target != "cpu"}
-    torch, made = up.torch, sites(up, group)[name]
+def on_host(found):
+    """Return copies, on the host, of the tensors that a call gave."""
+    found = [*vars(found).values()] if hasattr(found, "__dataclass_fields__") else found
+    found = found if isinstance(found, (tuple, list)) else [found]
+    return [x.detach().cpu().clone() for x in found if hasattr(x, "detach")]
 
-    def call(step, tensors):
-        found = step(*tensors)
-        found = [*vars(found).values()] if hasattr(found, "__dataclass_fields__") else found
-        found = [*(found if isinstance(found, (tuple, list)) else [found]), *tensors]  # some write into an input
-        return [x.detach().cpu().clone() for x in found if isinstance(x, torch.Tensor)]
 
-    def apart(found, wanted):
-        pairs = [(x.double(), y.double().cpu()) for x, y in zip(found, wanted, strict=False)]
-        errors = [
-            (x - y).norm() / y.norm() if x.shape == y.shape else x.new_ones(())
-            for x, y in pairs
-            if not torch.equal(x, y)
-        ]
-        return max((float(x.nan_to_num(1)) for x in errors), default=0.0)
+def distance(torch, found, wanted):
+    """Return the largest relative error, in the norm; infinity where shapes, kinds or integers differ."""
+    if [x.shape for x in found] != [x.shape for x in wanted]:
+        return float("inf")
+    worst = 0.0
+    for x, y in zip(found, wanted, strict=True):
+        if not y.is_floating_point():
+            worst = worst if x.dtype == y.dtype and torch.equal(x, y) else float("inf")
+            continue
+        one, two = x.double(), y.double()
+        apart = torch.where(one == two, 0, one - two).norm()
+        error = apart / two.where(two.isfinite(), 0).norm() if float(apart) else apart
+        worst = max(worst, float(error.nan_to_num(float("inf"))) if x.is_floating_point() else float("inf"))
+    return worst
 
-    if refused := made[2:] if isinstance(made, tuple) else ():
+
+def score(torch, call, found, wanted):
+    """Return how far results are from the reference, in units of the call's tolerance; above 1 is wrong."""
+    error = distance(torch, found, wanted)
+    return error / call.tolerance if call.tolerance else error and float("inf")
+
+
+def changed(torch, call, after, before):
+    """Say whether a call wrote into a tensor that is not its to write."""
+    kept = [n for n in range(len(before)) if n != call.writes]
+    return not all(torch.equal(after[n], before[n]) for n in kept)
+
+
+def eagerly(up, calls, waits, *, warm):
+    """Make every call with every set; return the worst error, a hash of all results, and where those wait."""
+    digest, worst, lines, results = hashlib.sha256(), 0.0, set(), []
+    for call in calls:
+        sets = call.sets[: len(call.sets) - call.replayed]
+        if warm:  # what only a first call does is no part of a graph
+            on_host(call.step(*up.put(sets[0])))
+        static, found = up.put(sets[0]), []
+        with waits() as events:
+            events.clear()
+            call.step(*static)
+            lines |= set(events) if call.captures else set()
+        for number, tensors in enumerate(sets):
+            given = up.put(tensors)
+            found.append(on_host(call.step(*given)))
+            _ = [digest.update(str(x.tolist()).encode()) for x in found[-1]]
+            wanted = call.wanted[number](found[-1]) if call.wanted else found[-1]
+            worst = max(worst, score(up.torch, call, found[-1], wanted))
+            worst = float("inf") if changed(up.torch, call, on_host(given), tensors) else worst
+        results.append(found)
+    return {"error": worst, "sha256": digest.hexdigest(), "waits": sorted(lines)}, results
+
+
+def captured(up, mode, call, events):
+    """Make a call under capture, and replay it with every set; return the replays, and where a capture stops.
+
+    `mode` is that of a real capture; without a GPU (None), torch pretends to capture and `events` stop it.
+    """
+    torch, gpu, static = up.torch, mode is not None, up.put(call.sets[0])
+    graph, pretend = None, mock.patch("torch.cuda.is_current_stream_capturing", return_value=True)
+    if gpu:
+        graph = torch.cuda.CUDAGraph()
+        pretend = torch.cuda.graph(graph, capture_error_mode=mode)
+    events.clear()
+    try:
+        with pretend:
+            result = call.step(*static)
+            stuck = sorted(set(events))
+            first = [] if gpu or stuck else [on_host(result)]
+            replays = first and first + [on_host(call.step(*up.put(x))) for x in call.sets[1:]]
+    except Exception as error:
+        return [], [f"{type(error).__name__}: {blamed(error)}".splitlines()[0]]
+    if gpu:
+        reused = [torch.zeros(2, dtype=torch.int64).pin_memory() for _ in range(99)]  # host memory that was freed
+        for tensors in call.sets:
+            _ = [old.copy_(new) for old, new in zip(static, tensors, strict=True)]
+            graph.replay()
+            replays.append(on_host(result))
+        del reused
+    return replays, stuck
+
+
+def blamed(error):
+    """Return an error that upstream or a capture made; raise any other, which is a fault of the probe or the host."""
+    chain = [error, *([error.__context__] if error.__context__ else [])]
+    frames = [frame.filename for x in chain for frame in traceback.extract_tb(x.__traceback__)]
+    host = isinstance(error, (ImportError, MemoryError)) or "out of memory" in str(error)
+    if host or not ("captur" in str(error) or any("/megatron/" in x for x in frames)):
+        raise error
+    traceback.print_exception(error)
+    return error
+
+
+def replayed(up, mode, calls, results, events):
+    """Capture every call, until one cannot be captured; return where that is, and the worst error of a replay."""
+    stuck, worst = [], 0.0
+    for call, eager in zip(calls, results, strict=True):
+        if not call.captures or (mode and stuck):
+            continue
+        replays, lines = captured(up, mode, call, events)
+        stuck += [x for x in lines if x not in stuck]
+        for number, found in enumerate(replays):
+            wanted = call.wanted[number](found) if call.wanted else eager[number]
+            worst = max(worst, score(up.torch, call, found, wanted))
+    return {"stuck": stuck, "stale": worst}
+
+
+def refused(up, group, name):
+    """Make the calls with wrong input; return what each raises, None where it raises nothing."""
+    raised = []
+    for call, told in refusals(up, group, name):
         try:
-            told["refused"] = refused[0]() and None
+            with mock.patch("torch.cuda.is_current_stream_capturing", return_value=bool(told)):
+                call()
+            raised.append(None)
         except (AssertionError, RuntimeError, ValueError) as error:
-            told["refused"] = type(error).__name__
-    with contextlib.nullcontext([]) if gpu else counterfeit(torch) as events:
-        up.device = up.device if gpu else torch.device("cuda:0")
-        made = sites(up, group)[name]
-        step, sets, *rest = made() if callable(made) else made
-        if step is None:
-            return {"absent": "this tree has no such function"}
-        call(step, up.put(sets[0]))  # what only a first call does is no part of a graph
-        static = up.put(sets[0])
-        with watched(torch) if gpu else contextlib.nullcontext(events) as waits:
-            waits.clear()
-            call(step, static)
-            told["waits"] = sorted(set(waits))
-        static = up.put(sets[0])
-        eager = [call(step, up.put(x)) for x in sets]
-        data = b"".join(x.contiguous().numpy().tobytes() for found in eager for x in found)
-        told["sha256"] = hashlib.sha256(data).hexdigest()
-        if rest and not callable(rest[0]):
-            told["error"] = max(apart(found, wanted()) for found, wanted in zip(eager, rest[0], strict=True))
-        graph, pretend = None, mock.patch("torch.cuda.is_current_stream_capturing", return_value=True)
-        if gpu:  # NCCL has a thread of its own, and Megatron captures so too
-            mode = "thread_local" if name.startswith("two_ranks.") else "global"
-            graph = torch.cuda.CUDAGraph()
-            pretend = torch.cuda.graph(graph, capture_error_mode=mode)
-        events.clear()
+            raised.append(type(blamed(error)).__name__)
+    return raised
+
+
+def observe(name, rank, target, folder):
+    """In a process of its own: make the calls of one site eagerly, then under capture, and replay them."""
+    up, gpu, group = begin(name, rank, target, folder)
+    told = {"gpu": gpu, "refused": refused(up, group, name)}
+    with contextlib.nullcontext([]) if gpu else counterfeit(up.torch) as events:
+        up.device = up.device if gpu else up.torch.device("cuda:0")
+        # NCCL has a thread of its own, and Megatron captures so too.
+        mode = ("thread_local" if RANKS[name] > 1 else "global") if gpu else None
         try:
-            with pretend:
-                captured = step(*static)
-                told["stuck"] = sorted(set(events))
-                replays = [] if gpu or events else [call(step, up.put(x)) for x in sets]
+            calls = [x for x in SITES[name](up, group) if x.step]
+            waits = functools.partial(watched, up.torch) if gpu else lambda: contextlib.nullcontext(events)
+            eager, results = eagerly(up, calls, waits, warm=gpu)
+            told |= eager | {"calls": len(calls)}
         except Exception as error:
-            told["stuck"] = [f"{type(error).__name__}: {error}".splitlines()[0]]
-        if gpu and not told["stuck"]:
-            reused = [torch.zeros(2, dtype=torch.int64).pin_memory() for _ in range(99)]  # host memory that was freed
-            for tensors in sets:
-                _ = [old.copy_(new) for old, new in zip(static, tensors, strict=True)]
-                graph.replay()
-                replays.append(call(lambda *_: captured, static))
-            told["reused"] = len(reused)
-        told["stale"] = None if told["stuck"] else max(map(apart, replays, eager))
-    return told
+            return told | {"raised": f"{type(error).__name__}: {blamed(error)}"[:400]}
+        return told | replayed(up, mode, calls, results, events)
 
 
-def gather(start, name, count, target, folder):
-    """Let the ranks of one site answer; they are not judged if they cannot."""
-    with start(max_workers=count) as pool:
-        futures = [pool.submit(observe, name, rank, target, folder) for rank in range(count)]
-        try:
-            return [x.result() for x in futures]
-        except concurrent.futures.process.BrokenProcessPool:
-            return [{"absent": "its processes ended without an answer"}]
+def gather(start, name, target, folder):
+    """Let the ranks of one site answer; one that raised may have left the others waiting."""
+    with start(max_workers=RANKS[name]) as pool:
+        futures = [pool.submit(observe, name, rank, target, folder) for rank in range(RANKS[name])]
+        answers = [x.result() for x in futures if not x.exception()]
+        if len(answers) < len(futures) and not any("raised" in x for x in answers):
+            raise next(x.exception() for x in futures if x.exception())
+        return answers
+
+
+def eager_mode(told):
+    """Judge the results of eager mode, on every rank."""
+    if raised := [x["raised"] for x in told if "raised" in x]:
+        return False, {"reason": raised[0]}
+    error = max(x["error"] for x in told)
+    unit = f"error / tolerance, the largest of {told[0]['calls']} calls"
+    return error <= 1, {"measured": error, "tolerance": 1, "unit": unit}
+
+
+def wrong_input(told):
+    """Judge whether every wrong input is refused, on every rank."""
+    found = [x["refused"] for x in told]
+    return all(None not in x for x in found), {"measured": found, "unit": "raised by wrong input"}
+
+
+def capture(told):
+    """Judge whether every call is captured, and the results of replays, on every rank."""
+    if raised := [x["raised"] for x in told if "raised" in x]:
+        return False, {"reason": raised[0]}
+    stuck, stale = sorted({y for x in told for y in x["stuck"]}), max(x["stale"] for x in told)
+    unit = "where capture stops" if stuck else "error of a replay / tolerance"
+    return not stuck and stale <= 1, {"measured": stuck or stale, "tolerance": 1, "unit": unit}
+
+
+def report(probe, name, told):
+    """Print what the ranks of one site told."""
+    if not all(x.get("calls", 1) for x in told):
+        probe.check(f"{name}.capture", "defect", None, reason="this tree has no such function")
+        return
+    exact = not told[0]["gpu"] or not {"attention", "cudnn_backward"} & {*name.split(".")}  # these add by atomics
+    if all("sha256" in x for x in told):
+        joined = hashlib.sha256("".join(x["sha256"] for x in told).encode()).hexdigest()
+        probe.say("OUTPUT", name=name, dtype="bytes", shape=[], sha256=joined, must_match=exact)
+        waits = sorted({y for x in told for y in x["waits"]})
+        probe.say("FIGURE", name=f"waits.{name}", value=waits, unit="lines that wait in eager mode", spread=None)
+    probe.judge(f"{name}.eager", "control", eager_mode, told)
+    if any(x["refused"] for x in told):
+        probe.judge(f"{name}.refuses", "control", wrong_input, told)
+    probe.judge(f"{name}.capture", "defect", capture, told)
+
+
+def figures(probe, told):
+    """Print how many calls cannot be captured, and at how many lines these wait."""
+    answers = {name: x for name, x in told.items() if all("waits" in y and y["calls"] for y in x)}
+    stopped = {name: x for name, x in answers.items() if any(y["stuck"] for y in x)}
+    lines = {line for x in stopped.values() for y in x for line in y["waits"]}
+    counts = {"lines_that_stop_a_capture": lines, "calls_that_stop_a_capture": stopped, "calls_judged": answers}
+    for name, found in counts.items():
+        probe.say("FIGURE", name=name, value=len(found), unit=name.partition("_")[0], spread=None)
 
 
 def judge(probe, target):
@@ -495,40 +1303,21 @@ def judge(probe, target):
     probe.say("TARGET", target=target, evidence=evidence, device=device if target != "cpu" else "none")
     for name, file in loaded:
         probe.upstream(types.SimpleNamespace(__name__=name, __file__=file))
-    sizes = {name: 1 + name.startswith("two_ranks.") for name in NAMES}
+    parts = ("eager", "refuses", "capture")
+    asked = [x for x in SITES if any(fnmatch.fnmatchcase(f"{x}.{part}", probe.only or "*") for part in parts)]
+    able = [x for x in asked if target == "cpu" or RANKS[x] <= count]
     threads = concurrent.futures.ThreadPoolExecutor
     with tempfile.TemporaryDirectory() as folder, threads(min(16, os.cpu_count())) as many, threads(1) as one:
-        pools = {1: many, 2: one if target != "cpu" else many}  # one pair of ranks at a time on a pair of GPUs
-        able = {name: size for name, size in sizes.items() if target == "cpu" or size <= count}
-        told = {name: pools[size].submit(gather, start, name, size, target, folder) for name, size in able.items()}
-    lacking = [{"absent": "needs two GPUs"}]
-    judged = [report(probe, name, told[name].result() if name in told else lacking) for name in NAMES]
-    for name, wanted in (("sites_judged", (False, True)), ("sites_that_stop_a_capture", (False,))):
-        count = sum(ok in wanted for ok in judged if ok is not None)
-        probe.say("FIGURE", name=name, value=count, unit="sites", spread=None)
-
-
-def report(probe, name, told):
-    """Print what the ranks of one site told; return whether it captures, None where that is not judged."""
-    if absent := [x["absent"] for x in told if "absent" in x]:
-        probe.check(f"{name}.capture", "defect", None, reason=absent[0])
-        return None
-    exact = not told[0]["gpu"] or not {"attention", "cudnn_backward"} & {*name.split(".")}  # these add by atomics
-    probe.say("OUTPUT", name=name, dtype="bytes", shape=[], sha256=told[0]["sha256"], must_match=exact)
-    if "error" in told[0]:
-        error = max(x["error"] for x in told)
-        probe.check(f"{name}.eager", "control", error <= TOLERANCE, measured=error, tolerance=TOLERANCE, unit="error")
-    if "refused" in told[0]:
-        refused = [x["refused"] for x in told]
-        probe.check(f"{name}.refuses", "control", None not in refused, measured=refused, unit="raised by wrong input")
-    waits = sorted({y for x in told for y in x["waits"]})
-    probe.say("FIGURE", name=f"waits.{name}", value=waits, unit="lines that wait in eager mode", spread=None)
-    stuck = sorted({y for x in told for y in x["stuck"]})
-    stale = max(x["stale"] or 0 for x in told)
-    unit = "where capture stops" if stuck else "error of a replay"
-    ok = not stuck and stale <= TOLERANCE
-    probe.check(f"{name}.capture", "defect", ok, measured=stuck or stale, tolerance=TOLERANCE, unit=unit)
-    return ok
+        # One group of ranks at a time on the GPUs.
+        pools = {x: one if target != "cpu" and RANKS[x] > 1 else many for x in able}
+        told = {x: pools[x].submit(gather, start, x, target, folder) for x in able}
+    told = {x: future.result() for x, future in told.items()}
+    for name in asked:
+        if name in told:
+            report(probe, name, told[name])
+        else:
+            probe.check(f"{name}.capture", "defect", None, reason=f"needs {RANKS[name]} GPUs")
+    figures(probe, told)
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
     python measure_versions.py --tree NAME=FOLDER... --set VERSION=FOLDER... --work FOLDER
 
-Needs a GPU. A set is the merged folder of one of pack.toml's companion sets; a tree is the release, or the release with
-fix.patch (`patched`) or with fix.patch less its synchronization (`unsynchronized`). Each pair is measured by
+Needs a GPU. A set is the merged folder of one of pack.toml's dependency sets; a tree is the release, or the release
+with the dimensions passed on: `unsynchronized` with the kernels of fix.patch, and `patched` with T.sync_threads()
+besides, before the forward stores the probabilities of fewer than 64 heads. Each pair is measured by
 measure_dims.py, several at once, into a file of its own in --work; a run that was cut off goes on from these. All cells
 go to data/versions.json, and data/versions.md has a row for each tree, shape and kernel.
 """
@@ -70,8 +71,8 @@ def main():
     trees, sets = ([pair.split("=", 1) for pair in pairs] for pairs in (arguments.tree, arguments.sets))
     with concurrent.futures.ThreadPoolExecutor(16) as pool:
         futures = [
-            pool.submit(measure, arguments.target, arguments.work, tree, version, (folder, companions))
-            for (tree, folder), (version, companions) in itertools.product(trees, sets)
+            pool.submit(measure, arguments.target, arguments.work, tree, version, (folder, dependencies))
+            for (tree, folder), (version, dependencies) in itertools.product(trees, sets)
         ]
     cells = [cell for future in futures for cell in future.result()]
     (arguments.data / "versions.json").write_text(json.dumps({"cells": cells}, indent=1) + "\n")

@@ -23,14 +23,29 @@ fused_sparse_mla_absorbed returns None, and attention silently takes the unfused
 
 Cause: the kernels take their dimensions as arguments, but what calls them does not pass them on: the dispatcher
 returns None unless they are 576 and 512, SparseMLA does not carry v_channels, the forward's interface asserts 576 (and
-its kernel powers of two), and the backward's sets 512. fix.patch hands them through.
+its kernel powers of two), and the backward's sets 512. fix.patch hands them through, and declines what cannot run.
 
-Scope: dimension plumbing, compilation, launch, and gradients at the shapes below; not convergence. `traced`: what the
-dispatcher answers, and which kernels it asks for (with kernels replaced by ones that return zeros). `compiled`: those
-kernels are lowered for the target. `executed`: they are compiled, launched and compared with float64, and the memory of
-the path that a user gets is measured against that of the unfused one. Not a stub, but not executed unless kernels are
-launched: the __init__ of megatron.core and of megatron.core.transformer, which take seconds to import all the rest.
-A lowered kernel is remembered in TILELANG_CACHE_DIR, as tilelang remembers a compiled one.
+The contract of the dispatcher and of both interfaces, of which CASES is a pairwise cover:
+
+    kernel      (latent, RoPE, heads, top-k, softmax scale); 5 heads are padded to 16, 128 are two blocks of 64
+    entry       fused_sparse_mla_absorbed, the hook before it, or the interfaces, with and without a batch dimension
+    batch, lengths, bucket   (queries, keys), multiples or not of MCORE_DSA_TILELANG_SEQ_BUCKET or its default
+    indices     int32 with some -1 or rows of -1 alone, or int64; no key twice
+    layout, frozen, gradient   strided inputs, which of query and key needs no gradient, and a gradient that is strided
+                or one number expanded; backward runs twice, with what it saved moved by hooks
+
+Besides: what is declined (DECLINED, other operands), where a shape starts to fit into shared memory (ROOM), that what a
+kernel raises reaches the caller, two groups of heads, and other tilelang releases (RELEASES).
+
+Scope: dimension plumbing, compilation, launch, and gradients at the shapes below, with tilelang 0.1.8, which upstream's
+lock file pins; not convergence. From 0.1.11 on the forward needs a barrier below 64 heads that tilelang does not put
+there: such a shape is declined there, and nothing else is claimed of these releases. `traced`: a stand-in in fp32,
+with the operands of each kernel, takes its place; it refuses shapes, types and layouts that the kernel does not take.
+For ROOM tensors without storage say that they are on a device of that size. `compiled`: the kernels of the reported
+shapes are lowered for the target. `executed`: all are compiled, launched and compared with float64 by the same cases,
+and the memory of the path that a user gets is measured against that of the unfused one. Not a stub, but not executed
+unless kernels are launched: the __init__ of megatron.core and megatron.core.transformer, which take seconds to import
+all the rest. A lowered kernel is remembered in TILELANG_CACHE_DIR, as tilelang remembers a compiled one.
 
 Upstream: https://github.com/NVIDIA/Megatron-LM/pull/5049 brought the dispatcher; the kernels come from
 https://github.com/tile-ai/tilelang/tree/main/examples/deepseek_v32. By hand, no GPU is needed:
@@ -43,28 +58,50 @@ https://github.com/tile-ai/tilelang/tree/main/examples/deepseek_v32. By hand, no
 
 # fmt: off
 # --- protocol: begin (the same in every probe; the original is harness/protocol.py)
-import argparse, ctypes, hashlib, json, sys
+import argparse, contextlib, ctypes, fnmatch, hashlib, json, os, sys, traceback
 from pathlib import Path
-class Probe:
-    """Prints the lines that a runner reads, and draws the verdict from the checks among them."""
+class Probe:  # prints the lines that a runner reads, and draws the verdict from the checks among them
     def __init__(self):
-        self.judged = {}  # (role, ok) -> the names of these checks
+        self.judged, self.tested, self.only = {}, [], None  # judged: (role, ok) -> the names of these checks
     def say(self, word, **fields):  # JSON has neither NaN nor infinity: they become strings
         print(word, json.dumps(json.loads(json.dumps(fields), parse_constant=str)), flush=True)
-    def upstream(self, module):  # an accused module, as it was really loaded
-        sha256 = hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
-        self.say("UPSTREAM", module=module.__name__, file=module.__file__, sha256=sha256)
+    def upstream(self, module):  # a module under test, as it was really loaded
+        file, package = Path(module.__file__), module.__name__.partition(".")[0]
+        self.tested.append(next((str(folder) for folder in file.parents if folder.name == package), str(file)))
+        sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+        self.say("UPSTREAM", module=module.__name__, file=str(file), sha256=sha256)
     def check(self, name, role, ok, **values):  # ok is None where this cannot be judged here
         self.judged.setdefault((role, ok), []).append(name)
         self.say("CHECK", name=name, role=role, ok=ok, **values)
+    def judge(self, name, role, measure, *given):  # measure(*given) returns ok, and by name what it measured
+        try:
+            wanted = fnmatch.fnmatchcase(name, self.only or "*")
+            ok, values = measure(*given) if wanted else (None, {"reason": "--only leaves it out"})
+        except Exception as error:  # code under test that raises is wrong; a fault of the probe or the host is not
+            files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+            host = isinstance(error, (ImportError, MemoryError, OSError)) or "out of memory" in str(error)
+            if host or not any(file.startswith(tuple(self.tested)) for file in files):
+                raise
+            traceback.print_exc()
+            ok, values = False, {"reason": f"it raised {type(error).__name__}: {error}"[:400]}
+        self.check(name, role, ok, **values)
     def output(self, name, tensor, must_match=True):  # the runner compares the two lanes'
         data = tensor.detach().cpu().contiguous()
         sha256 = hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest()
         self.say("OUTPUT", name=name, dtype=str(data.dtype), shape=[*data.shape], sha256=sha256, must_match=must_match)
+    @contextlib.contextmanager
+    def alone(self):  # around launches that are timed: no other lane of the runner uses this GPU meanwhile
+        gate = Path(os.environ.get("REPRODUCER_GPU_GATE", os.devnull))  # a named pipe, where lanes share a GPU
+        try:
+            yield gate.read_text()  # ends when the other lanes are off it
+        finally:
+            gate.read_text()  # ends when they may use it again
     def run(self, judge):  # judge(probe, target) loads upstream and makes the checks
         parser = argparse.ArgumentParser(description="Judge one bug; the last line is the verdict.")
         parser.add_argument("--target", help="cpu, sm_90a, ... (default: this host's GPU, else cpu)")
-        target, reason = parser.parse_args().target, "no defect check could be judged here"
+        parser.add_argument("--only", metavar="CHECK", help="run this check alone (a name or a glob): no verdict")
+        target, self.only = vars(parser.parse_args()).values()
+        reason = f"only {self.only} was run" if self.only else "no defect check could be judged here"
         try:
             if target is None:
                 import torch
@@ -74,28 +111,193 @@ class Probe:
         except (ImportError, NotImplementedError) as error:  # a package or a mode cannot be had
             self.judged, reason = {}, f"{type(error).__name__}: {error}"
         except Exception:
-            sys.excepthook(*sys.exc_info())
+            traceback.print_exc()
             sys.exit(125)
         ends = {("control", False): ("CONTROL_FAILED", 125), ("defect", False): ("BUG_REPRODUCED", 10),
                 ("defect", True): ("FIX_VALIDATED", 0), None: ("UNSUPPORTED", 125)}
-        key = next((key for key in ends if key in self.judged), None)
+        key = next((key for key in ends if key in self.judged and not self.only), None)
         self.say(ends[key][0], reason=", ".join(self.judged.get(key, [reason])))
         sys.exit(ends[key][1])
 # --- protocol: end
 # fmt: on
 
-import concurrent.futures, contextlib, functools, importlib, importlib.util, multiprocessing, os, re, types
-import unittest.mock
+import collections, concurrent.futures, contextlib, functools, importlib, importlib.util, itertools, math
+import multiprocessing, re, types, typing, unittest.mock
 
 VARIANT = "megatron.core.transformer.experimental_attention_variant"
 FILES = {"forward": "tilelang_sparse_mla_fwd", "backward": "tilelang_sparse_mla_bwd", "function": "sparse_mla"}
 FILES |= {"dispatcher": "tilelang_dsa", "utilities": "tilelang_utils"}
 KERNELS = {"bwd": ("D", "D_tail"), "sparse_mla_fwd": ("dim", "tail_dim")}  # the jit functions, and their dimensions
 KERNELS |= {"preprocess": ("D",), "postprocess": ("D", "D_tail")}
-DEEPSEEK, ODD = (512, 64, 64), ((96, 32, 16), (64, 48, 64))  # latent dimension, RoPE dimension, heads
+DEEPSEEK = (512, 64, 64)  # latent dimension, RoPE dimension, heads
 SHAPES = (DEEPSEEK, (64, 64, 16), (192, 32, 64))  # the second and the third fall through to the unfused path
-SCALE, TOP_K, SHORT, LENGTH, LONG = 0.1, 128, 4, 256, 4096
+SCALE, TOP_K, LENGTH, LONG = 0.1, 128, 256, 4096
 TOLERANCE = 0.01  # relative, Frobenius norm: P, dP and the results are rounded to bf16, 2**-9 each; a wrong row is 0.06
+BUCKET, LOG2_E = "MCORE_DSA_TILELANG_SEQ_BUCKET", 1.44269504
+H200, BLACKWELL = 232448, 101376  # bytes of shared memory that a block can have there; the second: sm_120
+FACTORS = {
+    "kernel": (
+        (512, 64, 64, 128, 0.1),
+        (512, 64, 5, 64, 0.0417),
+        (64, 64, 16, 128, 0.1),
+        (192, 32, 64, 128, 0.1),
+        (192, 32, 32, 192, 0.25),
+        (448, 128, 16, 64, 0.0417),
+        (512, 96, 5, 64, 0.0405),
+        (64, 32, 128, 192, 0.125),
+        (576, 64, 16, 64, 0.0395),
+    ),
+    "entry": ("dispatch", "hook", "interface", "interface_3d"),
+    "batch": (1, 2),
+    "lengths": ((4, 4), (3, 70), (6, 33)),
+    "indices": ("some -1", "rows of -1", "int64"),
+    "layout": ("dense", "strided"),
+    "frozen": ("none", "query", "key", "both"),
+    "gradient": ("strided", "expanded"),
+    "bucket": (None, 16),
+}
+# The interfaces know no autograd, pad no heads, take int32 and contiguous tensors; without a batch dimension there is
+# no batch; and where nothing needs a gradient none is given.
+EXCLUDED = [
+    ("entry", "interface_3d", "batch", 2),
+    ("kernel", (512, 64, 5, 64, 0.0417), "entry", "interface"),
+    ("kernel", (512, 96, 5, 64, 0.0405), "entry", "interface"),
+    ("entry", "interface", "indices", "int64"),
+    ("entry", "interface", "layout", "strided"),
+    ("entry", "interface", "gradient", "expanded"),
+    ("entry", "interface", "frozen", "query"),
+    ("entry", "interface", "frozen", "key"),
+    ("entry", "interface", "frozen", "both"),
+    ("kernel", (512, 64, 5, 64, 0.0417), "entry", "interface_3d"),
+    ("kernel", (512, 96, 5, 64, 0.0405), "entry", "interface_3d"),
+    ("entry", "interface_3d", "indices", "int64"),
+    ("entry", "interface_3d", "layout", "strided"),
+    ("entry", "interface_3d", "gradient", "expanded"),
+    ("entry", "interface_3d", "frozen", "query"),
+    ("entry", "interface_3d", "frozen", "key"),
+    ("entry", "interface_3d", "frozen", "both"),
+    ("frozen", "both", "gradient", "expanded"),
+]
+CASES = [
+    ((512, 64, 64, 128, 0.1), "dispatch", 2, (4, 4), "some -1", "strided", "both", "strided", None),
+    ((512, 64, 64, 128, 0.1), "dispatch", 2, (3, 70), "int64", "strided", "key", "strided", None),
+    ((512, 64, 64, 128, 0.1), "hook", 1, (3, 70), "rows of -1", "dense", "query", "expanded", 16),
+    ((512, 64, 64, 128, 0.1), "interface", 2, (6, 33), "some -1", "dense", "none", "strided", None),
+    ((512, 64, 64, 128, 0.1), "interface_3d", 1, (4, 4), "some -1", "dense", "none", "strided", None),
+    ((512, 64, 5, 64, 0.0417), "dispatch", 2, (3, 70), "int64", "strided", "both", "strided", 16),
+    ((512, 64, 5, 64, 0.0417), "hook", 1, (4, 4), "rows of -1", "dense", "key", "expanded", None),
+    ((512, 64, 5, 64, 0.0417), "hook", 2, (4, 4), "int64", "strided", "query", "expanded", 16),
+    ((512, 64, 5, 64, 0.0417), "hook", 2, (6, 33), "some -1", "strided", "none", "expanded", None),
+    ((64, 64, 16, 128, 0.1), "dispatch", 2, (3, 70), "int64", "strided", "both", "strided", 16),
+    ((64, 64, 16, 128, 0.1), "dispatch", 2, (6, 33), "rows of -1", "strided", "query", "expanded", 16),
+    ((64, 64, 16, 128, 0.1), "hook", 2, (3, 70), "int64", "strided", "key", "expanded", 16),
+    ((64, 64, 16, 128, 0.1), "interface", 1, (4, 4), "some -1", "dense", "none", "strided", None),
+    ((64, 64, 16, 128, 0.1), "interface_3d", 1, (4, 4), "rows of -1", "dense", "none", "strided", None),
+    ((192, 32, 64, 128, 0.1), "dispatch", 2, (3, 70), "rows of -1", "strided", "both", "strided", None),
+    ((192, 32, 64, 128, 0.1), "dispatch", 2, (6, 33), "int64", "dense", "query", "expanded", None),
+    ((192, 32, 64, 128, 0.1), "hook", 1, (4, 4), "some -1", "strided", "key", "expanded", None),
+    ((192, 32, 64, 128, 0.1), "interface", 2, (3, 70), "rows of -1", "dense", "none", "strided", 16),
+    ((192, 32, 64, 128, 0.1), "interface_3d", 1, (3, 70), "some -1", "dense", "none", "strided", None),
+    ((192, 32, 32, 192, 0.25), "dispatch", 2, (4, 4), "some -1", "strided", "both", "strided", 16),
+    ((192, 32, 32, 192, 0.25), "dispatch", 2, (4, 4), "rows of -1", "strided", "none", "expanded", 16),
+    ((192, 32, 32, 192, 0.25), "hook", 2, (3, 70), "int64", "strided", "key", "expanded", 16),
+    ((192, 32, 32, 192, 0.25), "hook", 2, (6, 33), "int64", "strided", "query", "strided", 16),
+    ((192, 32, 32, 192, 0.25), "interface", 2, (4, 4), "rows of -1", "dense", "none", "strided", None),
+    ((192, 32, 32, 192, 0.25), "interface_3d", 1, (3, 70), "some -1", "dense", "none", "strided", None),
+    ((448, 128, 16, 64, 0.0417), "dispatch", 2, (3, 70), "int64", "strided", "both", "strided", 16),
+    ((448, 128, 16, 64, 0.0417), "dispatch", 2, (6, 33), "int64", "strided", "key", "strided", None),
+    ((448, 128, 16, 64, 0.0417), "hook", 2, (4, 4), "some -1", "strided", "query", "expanded", None),
+    ((448, 128, 16, 64, 0.0417), "interface", 2, (3, 70), "some -1", "dense", "none", "strided", 16),
+    ((448, 128, 16, 64, 0.0417), "interface_3d", 1, (6, 33), "rows of -1", "dense", "none", "strided", 16),
+    ((512, 96, 5, 64, 0.0405), "dispatch", 2, (4, 4), "some -1", "dense", "query", "expanded", 16),
+    ((512, 96, 5, 64, 0.0405), "dispatch", 2, (4, 4), "int64", "strided", "none", "expanded", 16),
+    ((512, 96, 5, 64, 0.0405), "dispatch", 2, (3, 70), "rows of -1", "strided", "key", "expanded", 16),
+    ((512, 96, 5, 64, 0.0405), "hook", 1, (6, 33), "int64", "strided", "both", "strided", None),
+    ((64, 32, 128, 192, 0.125), "dispatch", 1, (4, 4), "int64", "strided", "query", "strided", None),
+    ((64, 32, 128, 192, 0.125), "dispatch", 2, (3, 70), "rows of -1", "dense", "both", "strided", 16),
+    ((64, 32, 128, 192, 0.125), "hook", 2, (6, 33), "some -1", "strided", "key", "expanded", 16),
+    ((64, 32, 128, 192, 0.125), "interface", 2, (3, 70), "some -1", "dense", "none", "strided", 16),
+    ((64, 32, 128, 192, 0.125), "interface_3d", 1, (4, 4), "rows of -1", "dense", "none", "strided", None),
+    ((576, 64, 16, 64, 0.0395), "dispatch", 2, (3, 70), "some -1", "dense", "key", "strided", None),
+    ((576, 64, 16, 64, 0.0395), "dispatch", 2, (3, 70), "rows of -1", "strided", "both", "strided", None),
+    ((576, 64, 16, 64, 0.0395), "hook", 1, (4, 4), "int64", "strided", "none", "expanded", 16),
+    ((576, 64, 16, 64, 0.0395), "hook", 2, (6, 33), "rows of -1", "strided", "query", "strided", None),
+    ((576, 64, 16, 64, 0.0395), "interface", 2, (6, 33), "some -1", "dense", "none", "strided", None),
+    ((576, 64, 16, 64, 0.0395), "interface_3d", 1, (6, 33), "some -1", "dense", "none", "strided", 16),
+]
+Case = collections.namedtuple("Case", FACTORS)  # noqa: PYI024 - its fields are the factors
+# Shapes that cannot be had: tilelang 0.1.8 does not lower one of the kernels with these heads (data/dims.md), the
+# latent or the RoPE dimension is none, or the heads would need padding that the kernels do not have.
+DECLINED = {
+    "96+32": (96, 32, 16),
+    "64+48": (64, 48, 64),
+    "64+16": (64, 16, 16),
+    "80+64": (80, 64, 16),
+    "128+80": (128, 80, 64),
+    "32+32": (32, 32, 16),
+    "160+64": (160, 64, 16),
+    "48+16": (48, 16, 64),
+    "64+0": (64, 0, 16),
+    "512+0": (512, 0, 64),
+    "0+64": (0, 64, 16),
+    "negative RoPE": (192, -64, 16),
+    "negative latent": (-64, 128, 16),
+    "24 heads": (64, 64, 24),
+    "48 heads": (64, 64, 48),
+    "96 heads": (192, 32, 96),
+    "192 heads": (64, 64, 192),
+}
+REFUSED = ("96+32", "64+48", "64+0", "64+16")  # 512+0 and the like have the width of a shape that the release takes
+# Where a shape starts to fit: entry, latent, RoPE, heads, groups, bytes that a block can have, and whether it fits.
+# 40960, 96256, 118784 and 231424 bytes are what ptxas says of these forward kernels (data/dims.md), 128 heads being
+# two blocks of 64; on an H200 the launch of 512+96 and 576+64 fails with 64 heads and works with 16.
+ROOM = (
+    ("dispatch", 512, 64, 64, 1, H200, True),
+    ("dispatch", 512, 64, 64, 1, 231424, True),
+    ("dispatch", 512, 64, 64, 1, BLACKWELL, False),
+    ("dispatch", 512, 96, 64, 1, H200, False),
+    ("dispatch", 576, 64, 64, 1, H200, False),
+    ("dispatch", 576, 64, 128, 1, H200, False),
+    ("dispatch", 512, 96, 16, 1, H200, True),
+    ("dispatch", 576, 64, 16, 1, H200, True),
+    ("dispatch", 64, 64, 16, 1, 40960, True),
+    ("dispatch", 64, 64, 16, 1, 40959, False),
+    ("dispatch", 64, 64, 5, 1, 40960, True),
+    ("dispatch", 192, 32, 64, 1, 96256, True),
+    ("dispatch", 192, 32, 64, 1, 96255, False),
+    ("dispatch", 192, 32, 128, 1, 96256, True),
+    ("dispatch", 320, 32, 32, 1, 118784, True),
+    ("dispatch", 320, 32, 32, 1, 118783, False),
+    ("forward", 64, 64, 32, 2, 40960, True),
+    ("backward", 64, 64, 32, 2, 40960, True),
+    ("forward", 192, 32, 64, 1, 96255, False),
+    ("backward", 192, 32, 64, 1, 96255, False),
+)
+
+
+RELEASES = (  # tilelang's, a shape, the check's role, and whether the shape is right there as it is
+    ("0.1.9", (64, 64, 16), "defect", True),
+    ("0.1.11", (64, 64, 16), "control", False),
+    ("0.1.15", (192, 32, 32), "control", False),
+    ("0.1.15", (192, 32, 5), "control", False),
+    ("0.1.15", (192, 32, 64), "defect", True),
+    ("0.1.15", (64, 32, 128), "defect", True),
+    ("0.1.15", (512, 64, 16), "control", True),
+)
+
+
+class Asked(Exception):  # noqa: N818 - not an error: it says that a kernel was asked for
+    """Raised in a kernel's place, where only whether it is asked for counts."""
+
+
+class Lab(typing.NamedTuple):
+    """Everything that a check needs besides its case."""
+
+    torch: types.ModuleType
+    modules: types.SimpleNamespace
+    device: str
+    real: bool  # whether the kernels run
+    asked: dict  # by (latent, RoPE, heads, top-k, scale) and kernel: what the builders were called with
 
 
 def load(*, executed):
@@ -108,15 +310,8 @@ def load(*, executed):
         sys.modules.setdefault(name, importlib.util.module_from_spec(importlib.util.find_spec(name)))
     importlib.import_module("megatron.core.parallel_state")  # before megatron.core.utils, which imports it in a circle
     found |= {key: importlib.import_module(f"{VARIANT}.ops.{name}") for key, name in FILES.items()}
+    found["hook"] = importlib.import_module(f"{VARIANT}.dsa_tilelang_kernels")
     return types.SimpleNamespace(**found)
-
-
-def attempt(call, *args):
-    """Return what a call gives, and an empty reason; or None, and what it raises."""
-    try:
-        return call(*args), ""
-    except Exception as error:
-        return None, f"{type(error).__name__}: {['', *str(error).strip().splitlines()][-1]}"
 
 
 def example(torch, shape, device, length, *, own=False):
@@ -131,57 +326,444 @@ def example(torch, shape, device, length, *, own=False):
     return query, key, weights.indices.masked_fill(weights.values == 0, -1)[None], d_out
 
 
+def differentiate(torch, out, wanted, d_out, *, again=False):
+    """Return the gradients of out; nan, which no check takes, for those that there are not."""
+    none = [torch.full_like(x, math.nan) for x in wanted]
+    if not out.requires_grad:
+        return none
+    try:
+        found = torch.autograd.grad(out, wanted, d_out, retain_graph=again, allow_unused=True)
+    except RuntimeError as error:  # autograd refuses what a backward returns: nothing of upstream's is in its traceback
+        if "out of memory" in str(error):
+            raise
+        traceback.print_exc()
+        return none
+    return [one if x is None else x for x, one in zip(found, none, strict=True)]
+
+
 def gradients(torch, attend, inputs):
     """Return out, dQ and dKV through the user's door or another one; None where it answers None."""
     query, key, indices, d_out = (x.detach().requires_grad_(x.is_floating_point()) for x in inputs)
     out = attend(query, key, indices, SCALE, d_out.shape[-1])
-    return None if out is None else (out.detach(), *torch.autograd.grad(out, (query, key), d_out))
+    return None if out is None else (out.detach(), *differentiate(torch, out, (query, key), d_out))
+
+
+def scores_of(query, key, indices, scale):
+    """Return the chosen rows [B, S, K, dims], the scores [B, S, H, K], and which of them count [B, S, 1, K]."""
+    batches = sys.modules["torch"].arange(len(indices), device=indices.device)[:, None, None]
+    chosen = key[:, :, 0].transpose(0, 1)[batches, indices.clamp(0)]
+    return chosen, query.transpose(0, 1) @ chosen.mT * scale, indices[:, :, None] >= 0
 
 
 def reference(query, key, indices, scale, dim):
-    """Attend to the chosen rows; in float64 where the inputs are."""
-    chosen = key[:, 0, 0][indices[0].clamp(min=0)]
-    scores = query[:, 0] @ chosen.mT * scale
-    weights = scores.masked_fill(indices[0, :, None] < 0, float("-inf")).softmax(-1)
-    return (weights @ chosen[..., :dim])[:, None]
+    """Attend to the chosen rows; in float64 where the inputs are. A row without any gives zeros."""
+    chosen, scores, valid = scores_of(query, key, indices.to(query.device).long(), scale)
+    weights = scores.masked_fill(~valid, -1e30).softmax(-1) * valid  # finite: its gradient is no nan
+    return (weights @ chosen[..., :dim]).transpose(0, 1)
 
 
-def ask(probe, modules, shape):
-    """Go through the user's door with kernels that give zeros; return what they were asked for, if that is right."""
-    (dim, tail, heads), name, asked = shape, "{}+{}".format(*shape), {}
-    inputs, calls = example(modules.torch, shape, "cpu", SHORT), []
+def draw(lab, case):
+    """Make query, key [S, B, heads, dims], distinct top-k indices [B, S, K], and dO, each as its factor says."""
+    torch, (latent, rope, heads, top_k, _) = lab.torch, case.kernel
+    (length, keys), random = case.lengths, torch.Generator().manual_seed(11 + case.batch)
+    apart = 2 if case.layout == "strided" else 1
+    query = torch.randn(case.batch, length, heads, apart * (latent + rope), generator=random).bfloat16()
+    key = torch.randn(keys, case.batch, apart, latent + rope, generator=random).bfloat16()
+    d_out = torch.randn(latent, heads, case.batch, length, generator=random).bfloat16().permute(3, 2, 1, 0)
+    if case.gradient == "expanded":
+        d_out = torch.tensor(0.75, dtype=torch.bfloat16).expand(d_out.shape)
+    order = torch.rand(case.batch, length, keys, generator=random).argsort(-1)[..., :top_k]
+    indices = torch.nn.functional.pad(order, (0, top_k - order.shape[-1]), value=-1)
+    indices = indices.flip(-1) if case.indices == "rows of -1" else indices  # -1 comes first, too
+    if case.indices != "int64":
+        indices[torch.rand(indices.shape, generator=random) < 0.2] = -1
+        indices = indices.int()
+    if case.indices == "rows of -1":
+        indices[-1, 1::3] = -1
+    query = query[..., ::apart].transpose(0, 1)
+    query = query if case.layout == "strided" else query.contiguous()
+    return [x.to(lab.device) for x in (query, key[:, :, :1], indices, d_out)]
 
-    def note(key, signature, *args, **kwargs):
-        asked[key] = dict(signature.bind(*args, **kwargs).arguments)
 
-        def kernel(first, *_):  # q; of preprocess, out; of postprocess, the buffer
-            rows = 0 * first[..., 0].float()
-            given = {"bwd": 0 * first, "preprocess": rows, "postprocess": first.bfloat16()}
-            return given[key] if key in given else (0 * first[..., : asked[key]["dim"]], rows)
+def demand(kernel, **wanted):
+    """Raise where an operand has not the shape, type or layout that a kernel takes."""
+    for name, (tensor, shape, dtype) in wanted.items():
+        shown = f"{name} {list(tensor.shape)} {tensor.dtype} {tensor.is_contiguous()}"
+        if tuple(tensor.shape) != tuple(shape) or str(tensor.dtype) != f"torch.{dtype}" or not tensor.is_contiguous():
+            raise ValueError(f"{kernel} takes contiguous {dtype} {list(shape)}, not {shown}")
 
-        return kernel
+
+def rows(indices):
+    """Yield for each batch and group the queries that have keys, which keys these are, and the mask of the others."""
+    for batch, group in itertools.product(range(indices.shape[0]), range(indices.shape[2])):
+        found = (indices[batch, :, group] >= 0).any(-1).nonzero()[:, 0]
+        if len(found):
+            named = indices[batch, found, group].long()
+            yield batch, group, found, named.clamp(0), (named < 0)[:, None]
+
+
+def stand_in_forward(torch, given, operands):
+    """Do what the forward kernel does, in fp32; the log of the sum is one to base 2."""
+    (query, key, indices), heads, dim, groups = operands, given["heads"], given["dim"], given["kv_group"]
+    size, width, share = query.shape[:2], dim + given["tail_dim"], heads // groups
+    if share < 16 or share & (share - 1) or given["topk"] % given["block_I"]:
+        raise ValueError(f"the forward kernel has no bounds for {share} heads or {given['topk']} keys")
+    operands = {
+        "query": (query, (*size, heads, width), "bfloat16"),
+        "indices": (indices, (*size, groups, given["topk"]), "int32"),
+    }
+    demand("the forward kernel", **operands, key=(key, (*key.shape[:2], groups, width), "bfloat16"))
+    scale = (width**-0.5 if given["sm_scale"] is None else given["sm_scale"]) * LOG2_E
+    out, sums = query.new_zeros(*size, heads, dim), query.new_zeros(*size, heads, dtype=torch.float32)
+    for batch, group, found, named, masked in rows(indices):
+        chosen, part = key[batch, :, group].float()[named], slice(group * share, (group + 1) * share)
+        scores = (query[batch, found, part].float() @ chosen.mT * scale).masked_fill(masked, -math.inf)
+        sums[batch, found, part] = scores.mul(1 / LOG2_E).logsumexp(-1) * LOG2_E
+        out[batch, found, part] = ((scores / LOG2_E).softmax(-1) @ chosen[..., :dim]).bfloat16()
+    return out, sums
+
+
+def stand_in_backward(torch, given, operands):
+    """Do what the backward kernel does, in fp32: return dQ, and add to d_key."""
+    (query, key, d_out, indices, sums, delta, d_key), heads, dim, groups = (
+        operands,
+        given["H"],
+        given["D"],
+        given["kv_group"],
+    )
+    size, width, share = query.shape[:2], dim + given["D_tail"], heads // groups
+    operands = {"query": (query, (*size, heads, width), "bfloat16"), "d_out": (d_out, (*size, heads, dim), "bfloat16")}
+    operands |= {
+        "indices": (indices, (*size, groups, given["topk"]), "int32"),
+        "sums": (sums, (*size, heads), "float32"),
+    }
+    operands |= {"delta": (delta, (*size, heads), "float32"), "d_key": (d_key, key.shape, "float32")}
+    demand("the backward kernel", **operands, key=(key, (*key.shape[:2], groups, width), "bfloat16"))
+    scale, d_query = width**-0.5 if given["sm_scale"] is None else given["sm_scale"], torch.zeros_like(query)
+    for batch, group, found, named, masked in rows(indices):
+        chosen, part = key[batch, :, group].float()[named], slice(group * share, (group + 1) * share)
+        queries, given_out = query[batch, found, part].float(), d_out[batch, found, part].float()
+        weights = (queries @ chosen.mT * scale * LOG2_E - sums[batch, found, part, None]).exp2().masked_fill(masked, 0)
+        d_scores = weights * (given_out @ chosen[..., :dim].mT - delta[batch, found, part, None]) * scale
+        d_query[batch, found, part] = (d_scores @ chosen).bfloat16()
+        d_chosen = d_scores.mT @ queries
+        d_chosen[..., :dim] += weights.mT @ given_out
+        d_key[batch, :, group].index_add_(0, named.flatten(), d_chosen.flatten(0, 1))
+    return d_query
+
+
+def stand_in(key, torch, given, *operands):
+    """Do what a kernel does, after it was asked for with the arguments given."""
+    if key in ("sparse_mla_fwd", "bwd"):
+        return {"bwd": stand_in_backward, "sparse_mla_fwd": stand_in_forward}[key](torch, given, operands)
+    if key == "postprocess":
+        (d_key,) = operands
+        shape = (*d_key.shape[:2], given["kv_group"], given["D"] + given["D_tail"])
+        demand("the last kernel", d_key=(d_key, shape, "float32"))
+        return d_key.bfloat16()
+    out, d_out = operands
+    shape = (*out.shape[:2], given["H"], given["D"])
+    demand("the first kernel", out=(out, shape, "bfloat16"), d_out=(d_out, shape, "bfloat16"))
+    return (out.float() * d_out.float()).sum(-1)
+
+
+@contextlib.contextmanager
+def kernels(lab, note, launch):
+    """Put stand-ins in the kernels' place: note(key, arguments) is told of each, launch(key, torch, ...) runs it."""
+
+    def build(key, signature, *args, **kwargs):
+        bound = signature.bind(*args, **kwargs)
+        note(key, dict(bound.arguments))
+        bound.apply_defaults()
+        return functools.partial(launch, key, lab.torch, dict(bound.arguments))
 
     with contextlib.ExitStack() as stack:
-        for module in (modules.forward, modules.backward):
+        for module in (lab.modules.forward, lab.modules.backward):
             found = (key for key in KERNELS if hasattr(module, key))
-            stand_ins = {key: functools.partial(note, key, getattr(module, key).signature) for key in found}
-            stand_ins["_get_cached_kernel"] = lambda *args: args[-1]()
+            stand_ins = {key: functools.partial(build, key, getattr(module, key).signature) for key in found}
             stack.enter_context(unittest.mock.patch.multiple(module, **stand_ins))
-        got, raised = attempt(gradients, modules.torch, modules.dispatcher.fused_sparse_mla_absorbed, inputs)
-        found = got and {"out": [*got[0].shape]} | {key: [asked[key][x] for x in KERNELS[key]] for key in asked}
-        if shape in ODD:
-            probe.check(f"declines.{name}", "control", got is None and not raised, measured=raised or found, unit="")
-            query, key, d_out = (x.transpose(0, 1).contiguous() for x in (inputs[0], inputs[1], inputs[3]))
-            indices, row = inputs[2][:, :, None].int(), query[..., 0].float()
-            calls = [(modules.forward.sparse_mla_fwd_interface, query, key, indices, SCALE, dim)]
-            calls += [(modules.backward.sparse_mla_bwd, query, key, None, d_out, indices, row, SCALE, row)]
-            errors = [attempt(*call)[1] for call in calls]
-            probe.check(f"refuses.{name}", "control", all(errors), measured=errors, unit="raised by the interfaces")
-            return {}
-    wanted = {"out": [SHORT, 1, heads, dim]} | {key: [dim, tail][: len(KERNELS[key])] for key in KERNELS}
-    role = "control" if shape == DEEPSEEK else "defect"
-    probe.check(f"reaches.{name}", role, found == wanted, measured=raised or found, unit="dimensions asked for")
-    return asked if found == wanted else {}
+            for cache in [one for one in vars(module).values() if isinstance(one, collections.OrderedDict)]:
+                stack.enter_context(unittest.mock.patch.dict(cache, clear=True))  # what was there is put back
+        yield
+
+
+def enter(lab, case, query, key, indices):
+    """Call the dispatcher, or the hook in front of it, which takes how many of a query's keys count, too."""
+    scale, latent = case.kernel[4], case.kernel[0]
+    if case.entry == "dispatch":
+        return lab.modules.dispatcher.fused_sparse_mla_absorbed(query, key, indices, scale, latent)
+    counts = lab.torch.full(indices.shape[:2], indices.shape[-1], device=indices.device)
+    hook = lab.modules.hook.run_fused_absorbed_sparse_attention
+    return hook(query, key, indices, scale, latent, topk_length=counts)
+
+
+def run_interfaces(lab, case, inputs):
+    """Call the interfaces of forward and backward; return out, dQ, dKV as the dispatcher's, and the log of the sum."""
+    forward, backward, (latent, *_, scale) = lab.modules.forward, lab.modules.backward, case.kernel
+    query, key, d_out = (inputs[place].transpose(0, 1).contiguous() for place in (0, 1, 3))
+    operands = query, key, inputs[2][:, :, None].contiguous(), d_out
+    flat = case.entry == "interface_3d"
+    query, key, indices, d_out = (x[0].contiguous() for x in operands) if flat else operands
+    out, sums = forward.sparse_mla_fwd_interface(query, key, indices, sm_scale=scale, d_v=latent)
+    extra = (None, backward.sparse_mla_delta(out, d_out)) if case.bucket else (out, None)
+    found = backward.sparse_mla_bwd(query, key, extra[0], d_out, indices, sums, sm_scale=scale, delta=extra[1])
+    found = [x[None] if flat else x for x in (out, *found, sums)]
+    return [x.transpose(0, 1) for x in found], []
+
+
+def run_door(lab, case, inputs):
+    """Call the dispatcher, and backward twice; return out and gradients, or None, and how much was kept."""
+    kept, (query, key, indices, d_out) = [], inputs
+    pair = [
+        x.detach().requires_grad_(case.frozen not in (name, "both")) for name, x in (("query", query), ("key", key))
+    ]
+
+    def keep(x):
+        kept.append(x.numel() if x.is_floating_point() else 0)
+        return x.clone()  # as a hook that moves it elsewhere gives it back
+
+    with lab.torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x.clone()):
+        if (out := enter(lab, case, *pair, indices)) is None:
+            return None, kept
+    wanted, found = [x for x in pair if x.requires_grad], []
+    for _ in range(2 if wanted else 0):  # the second shows that nothing was used up
+        found += differentiate(lab.torch, out, wanted, d_out, again=True)
+    return [out.detach(), *found], kept
+
+
+def exactly(lab, case, inputs):
+    """Return in float64 out, then the wanted gradients, or both and the log of the sum for the interfaces."""
+    query, key, indices, d_out = (x.double() if x.is_floating_point() else x.long() for x in inputs)
+    both = case.entry.startswith("interface")
+    pair = [x.requires_grad_(both or case.frozen not in (name, "both")) for name, x in (("query", query), ("key", key))]
+    out = reference(*pair, indices, case.kernel[4], case.kernel[0])
+    wanted = [x for x in pair if x.requires_grad]
+    found = [out.detach(), *(lab.torch.autograd.grad(out, wanted, d_out) if wanted else ())]
+    if not both:
+        return [found[0], *found[1:], *found[1:]]
+    _, scores, valid = scores_of(*(x.detach() for x in pair), indices, case.kernel[4])
+    sums = scores.masked_fill(~valid, -math.inf).logsumexp(-1) * LOG2_E
+    return [*found, sums.masked_fill(~valid.any(-1), 0).transpose(0, 1)]
+
+
+def distance(found, wanted):
+    """Return the relative error of a result in the Frobenius norm; what should be 0 has to be."""
+    size = float(wanted.norm())
+    return float((found.double() - wanted).norm()) / (size or 1.0)
+
+
+def judge_case(lab, case):
+    """Judge one case of the contract: out, gradients and, of the interfaces, the log of the sum against float64."""
+    torch, inputs, both = lab.torch, draw(lab, case), case.entry.startswith("interface")
+    setting = {} if case.bucket is None else {BUCKET: str(case.bucket)}
+    place = lab.asked.setdefault(case.kernel, {})
+    stubs = contextlib.nullcontext() if lab.real else kernels(lab, place.__setitem__, stand_in)
+    with unittest.mock.patch.dict(os.environ, setting), stubs:
+        found, kept = (run_interfaces if both else run_door)(lab, case, inputs)
+    if found is None:
+        return False, {"measured": {"case": case}, "reason": "the dispatcher answers None"}
+    wanted, latent, errors = exactly(lab, case, inputs), case.kernel[0], {}
+    for index, (x, y) in enumerate(zip(found, wanted, strict=True)):
+        plain = x.shape == y.shape and x.dtype == (torch.float32 if both and index == 3 else torch.bfloat16)
+        parts = {"": slice(None, latent), " RoPE": slice(latent, None)} if index and x.ndim == 4 else {"": slice(None)}
+        for part, columns in parts.items():
+            errors[f"{index}{part}"] = distance(x[..., columns], y[..., columns]) if plain else math.inf
+    enough = both or case.frozen == "both" or sum(kept) >= inputs[0].numel() + inputs[1].numel()
+    ok = enough and all(error <= TOLERANCE for error in errors.values())  # a nan is not
+    measured = {"case": case, "errors": errors, "saved": sum(kept)}
+    return ok, {"measured": measured, "tolerance": TOLERANCE, "unit": "relative error; elements saved"}
+
+
+def judge_reach(lab, shape):
+    """Judge which kernels the dispatcher asks for, and with which dimensions, at a shape that was reported."""
+    latent, rope, heads = shape
+    lengths = (4, 4) if heads > 16 else (3, 70)
+    case = Case((*shape, TOP_K, SCALE), "dispatch", 2, lengths, "some -1", "strided", "none", "strided", None)
+    place = lab.asked.setdefault(case.kernel, {})
+    with kernels(lab, place.__setitem__, stand_in):
+        got, _ = run_door(lab, case, draw(lab, case))
+    found = got and {"out": [*got[0].shape]} | {key: [place[key][x] for x in KERNELS[key]] for key in place}
+    wanted = {"out": [lengths[0], 2, heads, latent]}
+    wanted |= {key: [latent, rope][: len(KERNELS[key])] for key in KERNELS}
+    return found == wanted, {"measured": found, "unit": "dimensions asked for"}
+
+
+def tensors(torch, shape, device="cpu", batch=1):
+    """Make empty inputs of the dispatcher: 256 queries and keys, which no bucket makes longer, and 64 indices each."""
+    latent, rope, heads = shape
+    query, key = (
+        torch.zeros(LENGTH, batch, count, latent + rope, dtype=torch.bfloat16, device=device) for count in (heads, 1)
+    )
+    return query, key, torch.zeros(batch, LENGTH, 64, dtype=torch.int32, device=device)
+
+
+def refuse(*_):
+    """Stand for a kernel where asking for it is all that counts."""
+    raise Asked
+
+
+def answer(lab, *given):
+    """Say what the dispatcher does: answers None, asks for a kernel, or gives something without one."""
+    with kernels(lab, refuse, refuse):
+        try:
+            return "declined" if lab.modules.dispatcher.fused_sparse_mla_absorbed(*given) is None else "answered"
+        except Asked:
+            return "asked"
+
+
+def judge_declined(lab, shape):
+    """Judge that the dispatcher answers None for a shape, asks for no kernel and raises nothing."""
+    found = answer(lab, *tensors(lab.torch, shape), SCALE, shape[0])
+    return found == "declined", {"measured": found}
+
+
+def judge_operands(lab):
+    """Judge that the dispatcher answers None for tensors that the kernels do not take, whatever the dimensions."""
+    query, key, indices = tensors(lab.torch, (64, 64, 16), batch=2)
+    given = {
+        "half": (query.half(), key.half(), indices),
+        "float query": (query.float(), key, indices),
+        "float key": (query, key.float(), indices),
+        "two key heads": (query, key.expand(-1, -1, 2, -1), indices),
+        "batches": (query, key[:, :1], indices),
+        "batches of indices": (query, key, indices[:1]),
+        "rows": (query, key, indices[:, 1:]),
+        "top-k 63": (query, key, indices[..., 1:]),
+        "top-k 96": (query, key, lab.torch.cat([indices, indices[..., :32]], -1)),
+        "widths": (query, key[..., :96], indices),
+        "no batch": (query[:, 0], key, indices),
+        "no heads": (query[:, :, :0], key, indices),
+    }
+    found = {name: answer(lab, *one, SCALE, 64) for name, one in given.items()}
+    return {*found.values()} == {"declined"}, {"measured": found}
+
+
+def interface(lab, entry, shape, groups, device="cpu"):
+    """Call an interface of the kernels with tensors of a shape, and return what it does."""
+    torch, (latent, rope, heads) = lab.torch, shape
+    query, key, d_out = (
+        torch.zeros(1, LENGTH, count, width, dtype=torch.bfloat16, device=device)
+        for count, width in ((heads, latent + rope), (groups, latent + rope), (heads, latent))
+    )
+    indices = torch.zeros(1, LENGTH, groups, 64, dtype=torch.int32, device=device)
+    row = torch.zeros(1, LENGTH, heads, device=device)
+    with kernels(lab, refuse, refuse):
+        try:
+            if entry == "forward":
+                lab.modules.forward.sparse_mla_fwd_interface(query, key, indices, SCALE, latent)
+            else:
+                lab.modules.backward.sparse_mla_bwd(query, key, None, d_out, indices, row, SCALE, row)
+        except Asked:
+            return "asked"
+        except (AssertionError, NotImplementedError, RuntimeError, ValueError) as error:  # what it is there to raise
+            return f"refused: {error}"[:200]
+    return "answered"
+
+
+def judge_refused(lab, shape):
+    """Judge that both interfaces raise for a shape, before they ask for a kernel."""
+    found = {entry: interface(lab, entry, shape, 1) for entry in ("forward", "backward")}
+    return all(one.startswith("refused") for one in found.values()), {"measured": found, "unit": "said"}
+
+
+def judge_room(lab, entry, *rest):
+    """Judge whether a shape gets to the kernels on a device with so much shared memory: its tensors have no storage."""
+    *shape, groups, limit, fits = rest
+    fake = importlib.import_module("torch._subclasses.fake_tensor").FakeTensorMode
+    device = types.SimpleNamespace(shared_memory_per_block_optin=limit, major=9, minor=0, name="a device")
+    with unittest.mock.patch.object(lab.torch.cuda, "get_device_properties", return_value=device), fake():
+        if entry == "dispatch":
+            found = answer(lab, *tensors(lab.torch, shape, "cuda"), SCALE, shape[0])
+        else:
+            found = interface(lab, entry, shape, groups, "cuda")
+    return found.startswith("asked" if fits else ("declined", "refused")), {"measured": {"does": found, "fits": fits}}
+
+
+def judge_raises(lab, shape, key):
+    """Judge that what a kernel raises reaches the caller: swallowed, it would be a silent fall-back again."""
+
+    class Broken(Exception):  # noqa: N818 - of no kind that somebody would expect
+        pass
+
+    def launch(name, *given):
+        if name == key:
+            raise Broken
+        return stand_in(name, *given)
+
+    case = Case((*shape, 64, SCALE), "dispatch", 1, (3, 70), "int64", "dense", "none", "strided", 16)
+    with kernels(lab, lambda *_: None, launch):
+        try:
+            found, _ = run_door(lab, case, draw(lab, case))
+        except Broken:
+            return True, {"measured": "raised"}
+    return False, {"measured": "declined" if found is None else "answered"}
+
+
+def judge_groups(lab):
+    """Judge forward and backward with two groups of heads, each with keys of its own, by their interfaces."""
+    torch, latent, heads = lab.torch, 64, 32
+    case = Case((latent, 64, heads // 2, 64, 0.11), "interface", 2, (3, 70), "some -1", "dense", "none", "strided", 16)
+    first = draw(lab, case)
+    parts = [first, [first[0].flip(0), first[1].flip(0), first[2], first[3].flip(0)]]
+    exact = [exactly(lab, case, one) for one in parts]
+    query, d_out = (torch.cat([one[place] for one in parts], 2).transpose(0, 1).contiguous() for place in (0, 3))
+    key = torch.cat([one[1] for one in parts], 2).transpose(0, 1).contiguous()
+    indices = torch.stack([one[2] for one in parts], 2).contiguous()
+    with kernels(lab, lambda *_: None, stand_in):
+        out, sums = lab.modules.forward.sparse_mla_fwd_interface(query, key, indices, sm_scale=0.11, d_v=latent)
+        d_query, d_key = lab.modules.backward.sparse_mla_bwd(query, key, out, d_out, indices, sums, sm_scale=0.11)
+    found = [x.transpose(0, 1) for x in (out, d_query, d_key)]
+    errors = [distance(x, torch.cat([one[place] for one in exact], 2)) for place, x in enumerate(found)]
+    return all(error <= TOLERANCE for error in errors), {"measured": errors, "tolerance": TOLERANCE}
+
+
+def judge_cached(lab):
+    """Judge two shapes of one width, one after the other: a kernel is found again by both of its dimensions."""
+    errors = []
+    with kernels(lab, lambda *_: None, stand_in):
+        for latent, rope in ((512, 64), (448, 128)):
+            kernel = (latent, rope, 16, 64, 0.0417)
+            case = Case(kernel, "dispatch", 1, (3, 70), "int64", "dense", "none", "strided", None)
+            inputs = draw(lab, case)
+            found, wanted = run_door(lab, case, inputs)[0] or [], exactly(lab, case, inputs)
+            errors.append([distance(x, y) for x, y in zip(found, wanted, strict=False)])
+    return all(one and max(one) <= TOLERANCE for one in errors), {"measured": errors, "tolerance": TOLERANCE}
+
+
+def judge_default(lab):
+    """Judge that SparseMLA.apply still takes four arguments, and has 512 values then."""
+    case = Case((*DEEPSEEK, 64, SCALE), "dispatch", 2, (3, 70), "int64", "dense", "both", "strided", 16)
+    query, key, indices, _ = draw(lab, case)
+    given = [x.transpose(0, 1).contiguous() for x in (query, key)]
+    with kernels(lab, lambda *_: None, stand_in):
+        try:
+            found = lab.modules.function.SparseMLA.apply(*given, indices[:, :, None].int().contiguous(), SCALE)[0]
+        except TypeError as error:  # an argument is missing: the call does not get as far as upstream's own lines
+            return False, {"reason": f"it raised {error}"}
+    error = distance(found.transpose(0, 1), exactly(lab, case, [query, key, indices, query[..., :512]])[0])
+    return error <= TOLERANCE, {"measured": error, "tolerance": TOLERANCE}
+
+
+def judge_release(lab, version, shape, *, safe):
+    """Judge what is asked for where tilelang says it is another release.
+
+    From 0.1.11 on, S_shared of the forward shares its place with the workspace of the row sums, and below 64 heads
+    there is no barrier between the two: wrong numbers at small dimensions (data/versions.md). So such a shape is
+    declined there, or the kernel waits.
+    """
+    asked = {}
+
+    def note(key, arguments):
+        asked[key] = arguments
+        raise Asked
+
+    named = unittest.mock.patch.object(lab.modules.tilelang, "__version__", version)
+    with named, kernels(lab, note, refuse), contextlib.suppress(Asked):
+        lab.modules.dispatcher.fused_sparse_mla_absorbed(*tensors(lab.torch, shape), SCALE, shape[0])
+    if safe or not asked:
+        return bool(asked) == safe, {"measured": "asked" if asked else "declined"}
+    waits = "storage_sync" in str(lab.modules.forward.sparse_mla_fwd.get_tir(**asked["sparse_mla_fwd"]))
+    return waits, {"measured": "it waits" if waits else "it does not wait"}
 
 
 def build(key, arguments, target, executed):
@@ -204,36 +786,59 @@ def build(key, arguments, target, executed):
     return json.loads(known.read_text())
 
 
-def judge_builds(probe, torch, asked, target, *, executed):
+def attempt(call):
+    """Return what building a kernel gives, and an empty reason; or None, and what it raises: a failed check."""
+    try:
+        return call(), ""
+    except Exception as error:
+        return None, f"{type(error).__name__}: {['', *str(error).strip().splitlines()][-1]}"
+
+
+def judge_builds(probe, lab, target, *, executed):
     """Build what the dispatcher asked for; the control's source has to be the same in both lanes."""
-    controls = (DEEPSEEK,) if target == "sm_90a" else ()  # once is enough: only lowering depends on the target
-    kernels = (*KERNELS,) if executed else ("bwd", "sparse_mla_fwd")
-    tasks = [(shape, key) for shape in (*SHAPES[1:], *controls) if asked[shape] for key in kernels]
-    context = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")  # CUDA survives no fork
+    reported = [(*shape, TOP_K, SCALE) for shape in SHAPES]
+    wanted = [
+        one for one in reported if one[:3] != DEEPSEEK or target == "sm_90a"
+    ]  # only lowering depends on the target
+    wanted = [*lab.asked] if executed else wanted
+    tasks = [
+        (one, key)
+        for key in KERNELS
+        for one in wanted
+        if key in lab.asked[one] and (executed or key in ("bwd", "sparse_mla_fwd"))
+    ]
+    context = multiprocessing.get_context(
+        "spawn" if lab.torch.cuda.is_initialized() else "fork"
+    )  # CUDA survives no fork
     with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
-        futures = [pool.submit(build, key, asked[shape][key], target, executed) for shape, key in tasks]
-    for (shape, key), future in zip(tasks, futures, strict=True):
-        (source, reason), name = future.result(), "{}+{}.{}".format(*shape[:2], key)
-        role, size = "control" if shape == DEEPSEEK else "defect", len(source or "")
-        probe.check(f"builds.{name}", role, bool(source), measured=reason or size, unit="bytes of CUDA")
-        if shape == DEEPSEEK and source:
-            probe.output(f"source.{name}", torch.frombuffer(bytearray(source.encode()), dtype=torch.uint8))
+        futures = [pool.submit(build, key, lab.asked[one][key], target, executed) for one, key in tasks]
+    for (one, key), future in zip(tasks, futures, strict=True):
+        (source, reason), control = future.result(), one[:2] == DEEPSEEK[:2]
+        name = "{}+{}.".format(*one[:2]) + ("" if one in reported else f"{one[2]}.") + key
+        measured = reason or len(source or "")
+        probe.check(
+            f"builds.{name}", "control" if control else "defect", bool(source), measured=measured, unit="bytes of CUDA"
+        )
+        if one == reported[0] and source:
+            probe.output(f"source.{name}", lab.torch.frombuffer(bytearray(source.encode()), dtype=lab.torch.uint8))
 
 
-def judge_runs(probe, torch, modules):
-    """Launch the kernels through the user's door: numbers against float64, and the memory of the path that he gets."""
-    door = modules.dispatcher.fused_sparse_mla_absorbed
-    unfused = importlib.import_module(f"{VARIANT}.dsa")._unfused_absorbed_dsa_fn  # noqa: SLF001 - the path fallen back to
+def judge_errors(lab, attend, inputs, keep=None):
+    """Judge out, dQ and dKV of a path at a reported shape against float64; give them to keep, if that is asked."""
+    torch = lab.torch
+    if (got := gradients(torch, attend, inputs)) is None:
+        return False, {"reason": "the dispatcher answers None"}
+    exact = gradients(torch, reference, [x.double() if x.is_floating_point() else x for x in inputs])
+    if keep is not None:
+        keep |= dict(zip(("out", "dq", "dkv"), got, strict=True))
+    errors = {key: distance(x, y) for key, x, y in zip(("out", "dq", "dkv"), got, exact, strict=True)}
+    ok = all(error <= TOLERANCE for error in errors.values())
+    return ok, {"measured": errors, "tolerance": TOLERANCE, "unit": "relative error"}
 
-    def compare(name, role, attend, inputs):
-        if (got := gradients(torch, attend, inputs)) is None:
-            return probe.check(name, role, None, reason="the dispatcher answers None")
-        exact = gradients(torch, reference, [x.double() if x.is_floating_point() else x for x in inputs])
-        pairs = zip(("out", "dq", "dkv"), got, exact, strict=True)
-        errors = {key: float((x.double() - y).norm() / y.norm()) for key, x, y in pairs}
-        ok = all(error <= TOLERANCE for error in errors.values())
-        probe.check(name, role, ok, measured=errors, tolerance=TOLERANCE, unit="relative error")
-        return got
+
+def judge_peak(probe, lab, door, unfused):
+    """Judge the memory of the path that a user gets against one [B, H, S, S] matrix of fp32."""
+    torch, long = lab.torch, example(lab.torch, SHAPES[1], "cuda", LONG)
 
     def peak(attend):
         before = torch.cuda.memory_allocated()
@@ -241,23 +846,67 @@ def judge_runs(probe, torch, modules):
         gradients(torch, attend, long)
         return torch.cuda.max_memory_allocated() - before
 
-    for shape in SHAPES:
-        role, inputs = "control" if shape == DEEPSEEK else "defect", example(torch, shape, "cuda", LENGTH)
-        compare("right.{}+{}".format(*shape), role, door, inputs)
-        compare("unfused.{}+{}".format(*shape), "control", unfused, inputs)
-    own = example(torch, DEEPSEEK, "cuda", LENGTH, own=True)  # no row of dKV gets more than two sums: any order is one
-    tensors = dict(zip(("out", "dq", "dkv"), compare("own.512+64", "control", door, own), strict=True))
-    query, key, indices = own[0].transpose(0, 1), own[1].transpose(0, 1), own[2][:, :, None].int()
-    tensors["lse"] = modules.function.SparseMLA.apply(query, key, indices, SCALE)[1]
-    for name, tensor in tensors.items():
-        probe.output(f"{name}.512+64", tensor)
-    long, matrix = example(torch, SHAPES[1], "cuda", LONG), 4 * SHAPES[1][2] * LONG**2  # bytes of [B, H, S, S] in fp32
+    matrix = 4 * SHAPES[1][2] * LONG**2
     mine = peak(lambda *args: unfused(*args) if (out := door(*args)) is None else out)  # what dsa.py gives its user
     theirs = peak(unfused)
-    probe.check("peak.64+64", "defect", mine < matrix, measured=mine, tolerance=matrix, unit="bytes")
     probe.say("FIGURE", name="peak_over_unfused", value=mine / theirs, unit="1")
     if mine < min(matrix, theirs):
         probe.say("MEMORY_SAVE_VERIFIED", length=LONG, heads=SHAPES[1][2], fused=mine, unfused=theirs)
+    return mine < matrix, {"measured": mine, "tolerance": matrix, "unit": "bytes"}
+
+
+def judge_runs(probe, lab):
+    """Launch the kernels through the user's door: numbers against float64, and the memory of the path that he gets."""
+    torch, door = lab.torch, lab.modules.dispatcher.fused_sparse_mla_absorbed
+    unfused = importlib.import_module(f"{VARIANT}.dsa")._unfused_absorbed_dsa_fn  # noqa: SLF001 - the path fallen back to
+    for shape in SHAPES:
+        role, inputs = "control" if shape == DEEPSEEK else "defect", example(torch, shape, "cuda", LENGTH)
+        probe.judge("right.{}+{}".format(*shape), role, judge_errors, lab, door, inputs)
+        probe.judge("unfused.{}+{}".format(*shape), "control", judge_errors, lab, unfused, inputs)
+    own, kept = example(torch, DEEPSEEK, "cuda", LENGTH, own=True), {}
+    probe.judge("own.512+64", "control", judge_errors, lab, door, own, kept)
+    if kept:  # no row of dKV gets more than two sums: any order is one
+        given = own[0].transpose(0, 1), own[1].transpose(0, 1), own[2][:, :, None].int()
+        with contextlib.suppress(TypeError):  # default.512+64 says so
+            kept["lse"] = lab.modules.function.SparseMLA.apply(*given, SCALE)[1]
+    for name, tensor in kept.items():
+        probe.output(f"{name}.512+64", tensor)
+    judge_cases(probe, lab)
+    for shape in ((512, 96, 64), (576, 64, 64)):  # this device has too little for them
+        inputs = (*tensors(torch, shape, "cuda"), SCALE, shape[0])
+        fits = torch.cuda.get_device_properties(0).shared_memory_per_block_optin > H200
+        ok = None if fits else answer(lab, *inputs) == "declined"
+        probe.check("declines.{}+{} here".format(*shape), "control", ok, reason="it may fit here" if fits else "")
+    probe.judge("peak.64+64", "defect", judge_peak, probe, lab, door, unfused)
+
+
+def judge_cases(probe, lab):
+    """Judge the contract, with the kernels or with what stands in for them."""
+    for index, case in enumerate(itertools.starmap(Case, CASES)):
+        name = "case_{:02}.{}+{}.{}.{}".format(index, *case.kernel[:2], case.entry, "runs" if lab.real else "plain")
+        probe.judge(name, "control" if case.kernel[:2] == DEEPSEEK[:2] else "defect", judge_case, lab, case)
+
+
+def judge_guard(probe, lab):
+    """Judge which shapes get to the kernels, and what becomes of an error there."""
+    for name, shape in DECLINED.items():
+        probe.judge(f"declines.{name}", "control", judge_declined, lab, shape)
+    probe.judge("declines.operands", "control", judge_operands, lab)
+    for name in REFUSED:
+        probe.judge(f"refuses.{name}", "control", judge_refused, lab, DECLINED[name])
+    for one in ROOM:
+        entry, latent, rope, heads, _, limit, fits = one
+        role = "defect" if (fits and one[1:3] != DEEPSEEK[:2]) or limit == BLACKWELL else "control"
+        probe.judge(f"room.{latent}+{rope}.{heads}.{limit}.{entry}", role, judge_room, lab, *one)
+    for shape, role in ((DEEPSEEK, "control"), (SHAPES[1], "defect")):
+        for key in ("sparse_mla_fwd", "bwd"):
+            probe.judge("raises.{}+{}.{}".format(*shape[:2], key), role, judge_raises, lab, shape, key)
+    probe.judge("groups.64+64", "defect", judge_groups, lab)
+    probe.judge("cached.448+128", "defect", judge_cached, lab)
+    probe.judge("default.512+64", "control", judge_default, lab)
+    for version, shape, role, safe in RELEASES:
+        name = "release.{}.{}+{}.{}".format(version, *shape)
+        probe.judge(name, role, functools.partial(judge_release, safe=safe), lab, version, shape)
 
 
 def judge(probe, target):
@@ -267,16 +916,23 @@ def judge(probe, target):
     torch = importlib.import_module("torch")
     here = torch.cuda.is_available() and target != "cpu"
     executed = here and target.rstrip("a") == "sm_{}{}".format(*torch.cuda.get_device_capability())
-    modules = load(executed=executed)
+    lab = Lab(torch, load(executed=executed), "cpu", False, {})
     evidence = "executed" if executed else "traced" if target == "cpu" else "compiled"
     probe.say("TARGET", target=target, evidence=evidence, device=torch.cuda.get_device_name() if executed else "none")
     for key in FILES:
-        probe.upstream(getattr(modules, key))
-    asked = {shape: ask(probe, modules, shape) for shape in (*SHAPES, *ODD)}
-    if target != "cpu":
-        judge_builds(probe, torch, asked, target, executed=executed)
+        probe.upstream(getattr(lab.modules, key))
+    torch.set_num_threads(1)  # what runs on the CPU is small, and other lanes want the other cores
+    for shape in SHAPES:
+        role = "control" if shape == DEEPSEEK else "defect"
+        probe.judge("reaches.{}+{}".format(*shape), role, judge_reach, lab, shape)
+    fused = sum("bwd" in lab.asked.get((*shape, TOP_K, SCALE), {}) for shape in SHAPES[1:])
+    probe.say("FIGURE", name="other_dimensions_fused", value=fused, unit="of 2")
+    judge_cases(probe, lab)
+    judge_guard(probe, lab)
+    if target != "cpu" and not probe.only:
+        judge_builds(probe, lab, target, executed=executed)
     if executed:
-        judge_runs(probe, torch, modules)
+        judge_runs(probe, lab._replace(device="cuda", real=True))
 
 
 if __name__ == "__main__":

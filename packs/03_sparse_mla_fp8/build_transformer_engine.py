@@ -4,12 +4,12 @@
     python ../../runner.py run 03 --target sm_90a [--cache DIR]
 
 Run it with the interpreter that has torch (for CUDA 13), on a machine with g++ and nvcc. The core library is a wheel of
-the index, pinned in pack.toml's set `library`, from which a lane gets it. The PyTorch extension is an sdist, since it
-depends on torch's ABI: it is built here (about a minute on 16 cores), and put into a new virtual environment that also
-sees this interpreter's packages, as transformer_engine/wheel_lib/ there, where Transformer Engine looks for it next
-after its own folder. The environment is apart because that folder would make `import transformer_engine` succeed for
-everybody else: it stands in the runner's cache, under the name that pack.toml gives to the target, and the runner uses
-its interpreter for this target's lanes alone. A JSON file beside the extension says what it was made from.
+the index, pinned in pack.toml's set `library` too, from which a lane gets it. The PyTorch extension is an sdist, since
+it depends on torch's ABI: it is built here (about a minute on 16 cores), and put into a new virtual environment that
+also sees this interpreter's packages, as transformer_engine/wheel_lib/ there, where Transformer Engine looks for it
+next after its own folder. The environment is apart because that folder would make `import transformer_engine` succeed
+for everybody else: it stands in the runner's cache, under the name that pack.toml gives to the target, and the runner
+uses its interpreter for this target's lanes alone. A JSON file beside the extension says what it was made from.
 
 --files names a folder that holds the wheel and the sdist (whole, or in parts NAME.aa, NAME.ab, ... as `split` makes
 them), for machines without network; --cache is the runner's. Both archives are checked by their sha256.
@@ -30,12 +30,16 @@ from pathlib import Path
 import torch
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
-from harness import cache, download, files, host, made
+from harness.core import cache, files
+from harness.host import host
+from harness.lane import built_environment
+from harness.pack import load
+from harness.upstream import download
 
 VERSION = "2.12.0"
-CORE = "transformer-engine-cu13", "cc63e1592ebebbd8ac000e4f5fb64e96a072c5a99d9850110b8d39dc9b7eeeca"
-EXTENSION = "transformer-engine-torch", "ca12cb27fa8b68818f2f11c5c4147c62ffec3d30f9db61642ea3f1b3baf3d428"
 NAME = "transformer-engine"  # pack.toml's word for the environment
+PINNED = load.load_pack(Path(__file__).resolve().parent).definition.environments[NAME].files
+CORE, EXTENSION = ((name, PINNED[name]) for name in ("transformer-engine-cu13", "transformer-engine-torch"))
 CUDA_MAJOR = "13"  # what the core library was compiled for
 
 
@@ -106,7 +110,11 @@ def main():
         (place / "transformer_engine_torch.json").write_text(text, encoding="utf-8")
         print(text)
 
-    print(made.interpreter(store.populate(made.KIND, made.key(host.detect(), NAME), make)))
+    print(
+        built_environment.interpreter(
+            store.populate(built_environment.KIND, built_environment.key(host.detect(), NAME), make)
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
 """What tilelang makes of the forward kernel of two trees, without a GPU. Never judged.
 
-    python measure_lowering.py --tree pristine=FOLDER --tree patched=FOLDER --companions FOLDER
+    python measure_lowering.py --tree pristine=FOLDER --tree patched=FOLDER --dependencies FOLDER
 
---companions is a merged folder with tilelang 0.1.8, such as that of pack.toml's set `library`. Each tree's bf16 kernel,
-and the FP8 kernel where there is one, is lowered for sm_90a (64 heads, top-k 2048) in a process of its own. Results go
-to data/lowering.json: the sha256 of the CUDA source of each.
+--dependencies is a merged folder with tilelang 0.1.8, such as that of pack.toml's set `library`. Each tree's bf16
+kernel, and the FP8 kernel where there is one, is lowered for sm_90a (64 heads, top-k 2048) in a process of its own.
+Results go to data/lowering.json: the sha256 of the CUDA source of each.
 """
 
 import hashlib

@@ -1,10 +1,12 @@
 """Time and memory of the fused dispatch, with bf16 and with FP8 inputs, by tree. Never judged; needs a GPU.
 
-    python measure_speed.py --tree pristine=FOLDER --tree patched=FOLDER --companions FOLDER [--out FOLDER]
+    python measure_speed.py --tree pristine=FOLDER --tree patched=FOLDER --dependencies FOLDER [--out FOLDER]
 
---companions is the merged folder of pack.toml's set `library`. Each tree is measured in a process of its own, at sizes
-of DeepSeek V3.2's sparse attention. A time is the median of 20 calls of fused_sparse_mla_absorbed, without gradients;
-peak is what a call allocates above its inputs, outputs included. Results go to data/speed.json and data/speed.md.
+--dependencies is the merged folder of pack.toml's set `library`. Each tree is measured in a process of its own, at
+sizes of DeepSeek V3.2's sparse attention. A time is the median of 20 calls of fused_sparse_mla_absorbed, without
+gradients; peak is what a call allocates above its inputs, outputs included. Then the same with gradients: what is kept
+between forward and backward, besides the output, and the most that is allocated in backward, above the inputs. Results
+go to data/speed.json and data/speed.md.
 """
 
 import json
@@ -25,6 +27,21 @@ def milliseconds(torch, call):
         begin.record(), call(), end.record()
     torch.cuda.synchronize()
     return statistics.quantiles([begin.elapsed_time(end) for begin, end in events[5:]], n=4)
+
+
+def training(torch, dsa, pair, indices):
+    """Return what is kept for backward, and the most that is allocated in it, in MiB above the inputs."""
+    pair = [x.detach().requires_grad_() for x in pair]
+    torch.cuda.synchronize()
+    start = torch.cuda.memory_allocated()
+    output = dsa.fused_sparse_mla_absorbed(*pair, indices, reproduce.SCALE, reproduce.DV)
+    torch.cuda.synchronize()
+    kept = torch.cuda.memory_allocated() - start - output.nbytes
+    gradient = torch.ones_like(output)
+    torch.cuda.reset_peak_memory_stats()
+    torch.autograd.grad(output, pair, gradient)
+    torch.cuda.synchronize()
+    return {"kept_mib": kept / 2**20, "backward_peak_mib": (torch.cuda.max_memory_allocated() - start) / 2**20}
 
 
 def measure():
@@ -55,17 +72,19 @@ def measure():
             peak = torch.cuda.max_memory_allocated() - before
             low, middle, high = milliseconds(torch, call)
             row = {"heads": heads, "kind": kind, "ms": middle, "spread_ms": high - low, "peak_mib": peak / 2**20}
-            rows.append(row)
+            rows.append(row | training(torch, dsa, pair, indices))
     return rows
 
 
 def table(results):
     """Write a Markdown table, trees beside each other."""
     trees = list(results)
-    titles = [f"{tree}: ms | {tree}: peak MiB" for tree in trees]
-    lines = [f"| heads | input | {' | '.join(titles)} |", "| --- | --- |" + " --- | --- |" * len(trees)]
+    titles = [f"{tree}: ms | peak MiB | kept | in backward" for tree in trees]
+    lines = [f"| heads | input | {' | '.join(titles)} |", "| --- | --- |" + " --- | --- | --- | --- |" * len(trees)]
     for index, row in enumerate(results[trees[0]]):
-        cells = [f"{results[t][index]['ms']:.2f} | {results[t][index]['peak_mib']:.0f}" for t in trees]
+        found = [results[tree][index] for tree in trees]
+        sizes = [[one[name] for name in ("peak_mib", "kept_mib", "backward_peak_mib")] for one in found]
+        cells = [f"{x['ms']:.2f} | {' | '.join(f'{y:.0f}' for y in mib)}" for x, mib in zip(found, sizes, strict=True)]
         lines.append(f"| {row['heads']} | {row['kind']} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 

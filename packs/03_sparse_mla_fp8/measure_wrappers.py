@@ -157,8 +157,8 @@ def span(group, releases):
 def unpacked(cache, release):
     """Return a folder with a release's wheel, unpacked."""
     sys.path.insert(0, str(HERE.parents[1]))
-    from harness import archive, download
-    from harness.cache import Cache
+    from harness.upstream import archive, download
+    from harness.core.cache import Cache
 
     store = Cache(cache)
     found = download.resolve(store, "transformer-engine", release, wheels_only=True)

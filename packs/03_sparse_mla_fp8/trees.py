@@ -11,7 +11,7 @@ def parser(title):
     """Return a parser of the arguments that name the trees."""
     made = argparse.ArgumentParser(description=title)
     made.add_argument("--tree", action="append", default=[], metavar="NAME=FOLDER")
-    made.add_argument("--companions", default="")
+    made.add_argument("--dependencies", default="")
     made.add_argument("--one", action="store_true", help="measure the tree on the path")
     return made
 
@@ -20,7 +20,7 @@ def results(script, options):
     """Run the script with --one for each tree; map its name to the JSON in the last line that it prints."""
     found = {}
     for name, folder in (text.split("=", 1) for text in options.tree):
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([folder, options.companions])}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([folder, options.dependencies])}
         command = [sys.executable, script, "--one"]
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if ended.returncode:

@@ -3,7 +3,7 @@
 Nothing here is judged. Each call is captured many times into one CUDA graph; the graphs of the pristine tree, of the
 pristine tree once more and of the patched tree are replayed by turns, so that a drift of the clock meets all three.
 Every launch has the configuration that reproduce.py pins. PRISTINE is the unpacked sdist, PATCHED a copy of it with
-fix.patch applied; the companions of pack.toml must be importable:
+fix.patch applied; the dependencies of pack.toml must be importable:
 
     python measure_time.py PRISTINE PATCHED
 
@@ -31,7 +31,7 @@ def load(tree):
     for name in [name for name in sys.modules if name.split(".")[0] == "mamba_ssm"]:
         del sys.modules[name]
     sys.path.insert(0, str(tree.resolve()))
-    module = reproduce.accused()
+    module = reproduce.module_under_test()
     sys.path.pop(0)
     if not Path(module.__file__).is_relative_to(tree.resolve()):
         raise SystemExit(f"{tree}: the kernel came from {module.__file__}")

@@ -2,9 +2,9 @@
 
 Nothing here is judged. Each (release, tree, target) is compiled in a process of its own, with no GPU and an empty
 cache, by the functions of reproduce.py and in its pinned configuration. Needed are the two trees (the unpacked sdist,
-and a copy with fix.patch applied), the companions of pack.toml as one folder, and Triton's wheels for this Python:
+and a copy with fix.patch applied), the dependencies of pack.toml as one folder, and Triton's wheels for this Python:
 
-    python measure_triton_versions.py PRISTINE PATCHED --companions DIR --wheels DIR
+    python measure_triton_versions.py PRISTINE PATCHED --dependencies DIR --wheels DIR
 
 Written are data/triton_versions.json (everything), data/triton_versions.md (one row per release) and data/targets.md
 (one row per target and mode, with the release that the receipts were made with). Seven releases take twelve minutes.
@@ -87,7 +87,7 @@ def measure(arguments):
                 tool.chmod(0o755)
             for target in TARGETS:
                 for name, tree in trees.items():
-                    paths = [tree.resolve(), site, arguments.companions.resolve(), HERE]
+                    paths = [tree.resolve(), site, arguments.dependencies.resolve(), HERE]
                     result = compile_in_child(target, paths)
                     results.setdefault(version, {}).setdefault(target, {})[name] = result
                     print(version, target, name, result.get("error", "compiled"), file=sys.stderr)
@@ -136,7 +136,7 @@ def main():
     parser = argparse.ArgumentParser(description="Compile both trees with many Triton releases.")
     parser.add_argument("pristine", type=Path, nargs="?")
     parser.add_argument("patched", type=Path, nargs="?")
-    parser.add_argument("--companions", type=Path)
+    parser.add_argument("--dependencies", type=Path)
     parser.add_argument("--wheels", type=Path)
     parser.add_argument("--one", help=argparse.SUPPRESS)
     arguments = parser.parse_args()

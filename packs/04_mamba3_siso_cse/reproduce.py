@@ -19,10 +19,12 @@ Cause: the three gradients were written one after another, each with its own cop
 
 Scope: the defect checks count, in the IR that Triton's frontend emits, the tt.dot operations between blocks of V and dO
 and the masks on their results, by following operands back to the kernel's arguments; text and names play no part. What
-the compiler leaves of them, for each architecture and with RECOMPUTE_MASK off and on, is told as figures and as the
-kernel's cubin. The controls are that the masked product reaches dADT, dK and dQ and nothing else and, on the target cpu
-(interpreted) and on a GPU of the target (executed), the seven gradients of compute_dqkv against float64, dense and
-varlen. Every launch is pinned to one of the kernel's own autotune configurations. Time on a GPU is a figure.
+the compiler leaves of them, for each architecture, dense with RECOMPUTE_MASK off and on and for packed sequences
+without D and states, is told as figures and as the kernel's cubin. The controls are that the masked product reaches
+dADT, dK and dQ and nothing else and, on the target cpu (interpreted) and on a GPU of the target (executed), the seven
+gradients of compute_dqkv against float64, dense and varlen, with D and the states' gradients and without, and with
+d_ov_state. Every launch and every compilation is pinned to one of the kernel's 27 autotune configurations: nothing is
+said of the others. Time on a GPU is a figure.
 
 Upstream: https://github.com/state-spaces/mamba, mamba_ssm/ops/triton/mamba3/mamba3_siso_bwd.py; of this kernel speak
 https://github.com/state-spaces/mamba/issues/904 and pull/905 (registers and spills), pull/869 and pull/877 (dtypes).
@@ -41,28 +43,50 @@ Both sentinels without a runner, in an environment that has the packages of the 
 
 # fmt: off
 # --- protocol: begin (the same in every probe; the original is harness/protocol.py)
-import argparse, ctypes, hashlib, json, sys
+import argparse, contextlib, ctypes, fnmatch, hashlib, json, os, sys, traceback
 from pathlib import Path
-class Probe:
-    """Prints the lines that a runner reads, and draws the verdict from the checks among them."""
+class Probe:  # prints the lines that a runner reads, and draws the verdict from the checks among them
     def __init__(self):
-        self.judged = {}  # (role, ok) -> the names of these checks
+        self.judged, self.tested, self.only = {}, [], None  # judged: (role, ok) -> the names of these checks
     def say(self, word, **fields):  # JSON has neither NaN nor infinity: they become strings
         print(word, json.dumps(json.loads(json.dumps(fields), parse_constant=str)), flush=True)
-    def upstream(self, module):  # an accused module, as it was really loaded
-        sha256 = hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
-        self.say("UPSTREAM", module=module.__name__, file=module.__file__, sha256=sha256)
+    def upstream(self, module):  # a module under test, as it was really loaded
+        file, package = Path(module.__file__), module.__name__.partition(".")[0]
+        self.tested.append(next((str(folder) for folder in file.parents if folder.name == package), str(file)))
+        sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+        self.say("UPSTREAM", module=module.__name__, file=str(file), sha256=sha256)
     def check(self, name, role, ok, **values):  # ok is None where this cannot be judged here
         self.judged.setdefault((role, ok), []).append(name)
         self.say("CHECK", name=name, role=role, ok=ok, **values)
+    def judge(self, name, role, measure, *given):  # measure(*given) returns ok, and by name what it measured
+        try:
+            wanted = fnmatch.fnmatchcase(name, self.only or "*")
+            ok, values = measure(*given) if wanted else (None, {"reason": "--only leaves it out"})
+        except Exception as error:  # code under test that raises is wrong; a fault of the probe or the host is not
+            files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+            host = isinstance(error, (ImportError, MemoryError, OSError)) or "out of memory" in str(error)
+            if host or not any(file.startswith(tuple(self.tested)) for file in files):
+                raise
+            traceback.print_exc()
+            ok, values = False, {"reason": f"it raised {type(error).__name__}: {error}"[:400]}
+        self.check(name, role, ok, **values)
     def output(self, name, tensor, must_match=True):  # the runner compares the two lanes'
         data = tensor.detach().cpu().contiguous()
         sha256 = hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest()
         self.say("OUTPUT", name=name, dtype=str(data.dtype), shape=[*data.shape], sha256=sha256, must_match=must_match)
+    @contextlib.contextmanager
+    def alone(self):  # around launches that are timed: no other lane of the runner uses this GPU meanwhile
+        gate = Path(os.environ.get("REPRODUCER_GPU_GATE", os.devnull))  # a named pipe, where lanes share a GPU
+        try:
+            yield gate.read_text()  # ends when the other lanes are off it
+        finally:
+            gate.read_text()  # ends when they may use it again
     def run(self, judge):  # judge(probe, target) loads upstream and makes the checks
         parser = argparse.ArgumentParser(description="Judge one bug; the last line is the verdict.")
         parser.add_argument("--target", help="cpu, sm_90a, ... (default: this host's GPU, else cpu)")
-        target, reason = parser.parse_args().target, "no defect check could be judged here"
+        parser.add_argument("--only", metavar="CHECK", help="run this check alone (a name or a glob): no verdict")
+        target, self.only = vars(parser.parse_args()).values()
+        reason = f"only {self.only} was run" if self.only else "no defect check could be judged here"
         try:
             if target is None:
                 import torch
@@ -72,11 +96,11 @@ class Probe:
         except (ImportError, NotImplementedError) as error:  # a package or a mode cannot be had
             self.judged, reason = {}, f"{type(error).__name__}: {error}"
         except Exception:
-            sys.excepthook(*sys.exc_info())
+            traceback.print_exc()
             sys.exit(125)
         ends = {("control", False): ("CONTROL_FAILED", 125), ("defect", False): ("BUG_REPRODUCED", 10),
                 ("defect", True): ("FIX_VALIDATED", 0), None: ("UNSUPPORTED", 125)}
-        key = next((key for key in ends if key in self.judged), None)
+        key = next((key for key in ends if key in self.judged and not self.only), None)
         self.say(ends[key][0], reason=", ".join(self.judged.get(key, [reason])))
         sys.exit(ends[key][1])
 # --- protocol: end
@@ -85,7 +109,6 @@ class Probe:
 import importlib
 import math
 import multiprocessing
-import os
 import types
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
@@ -97,12 +120,28 @@ KERNEL = "mamba3_siso_bwd_kernel_dqkv"
 PINNED = {"num_warps": 8, "num_stages": 1}  # one of the kernel's own configurations; its shared memory suffices
 RESULTS = ("dQ", "dK", "dV", "dADT", "dQK_dot", "dD", "d_issm_state")
 # Tokens of each sequence, heads, heads of Q and K and their size, size of V's heads, chunk.
-SMALL = {"dense B=2 S=40": ((40, 40), 2, 1, 16, 32, 16), "varlen S=16+7+17": ((16, 7, 17), 2, 1, 16, 32, 16)}
+# "bare": no D, no gradient of the last state, none asked of the first; "d_ov_state": a gradient of the last V.
+SMALL = {
+    "dense B=2 S=40": ((40, 40), 2, 1, 16, 32, 16),
+    "varlen S=16+7+17": ((16, 7, 17), 2, 1, 16, 32, 16),
+    "dense B=3 S=21 d_ov_state": ((21, 21, 21), 1, 1, 16, 16, 16),
+    "varlen S=18+5 d_ov_state": ((18, 5), 3, 1, 16, 16, 16),
+    "dense B=1 S=37 bare": ((37,), 3, 3, 16, 16, 16),
+    "varlen S=3+19 bare": ((3, 19), 2, 1, 16, 16, 16),
+}
 PUBLIC = {
     "dense B=2 S=256 NH=8 D=64": ((256, 256), 8, 1, 64, 64, 64),
     "dense B=1 S=2048 NH=32 D=128": ((2048,), 32, 1, 128, 128, 64),
     "dense B=1 S=4096 NH=24 DQK=64 DV=128": ((4096,), 24, 1, 64, 128, 64),
     "varlen S=1000+1+3095 NH=24 DQK=64 DV=128": ((1000, 1, 3095), 24, 1, 64, 128, 64),
+    "dense B=3 S=200 NH=6 D=64 d_ov_state": ((200,) * 3, 6, 2, 64, 64, 64),
+    "varlen S=100+1+155 NH=6 D=64 bare": ((100, 1, 155), 6, 3, 64, 64, 64),
+}
+# What is compiled: a case, and RECOMPUTE_MASK, of which compute_dqkv passes False always.
+VARIANTS = {
+    "RECOMPUTE_MASK=False": ("dense B=2 S=256 NH=8 D=64", False),
+    "RECOMPUTE_MASK=True": ("dense B=2 S=256 NH=8 D=64", True),
+    "varlen bare": ("varlen S=100+1+155 NH=6 D=64 bare", False),
 }
 # Largest error over largest value; the inputs are exact in the reference, too. In float32 the sums have a few hundred
 # terms, each rounded to 2^-24. In bf16 scores, states and results are rounded, one after another, to 2^-8 at most.
@@ -113,7 +152,7 @@ ELEMENTWISE = {"arith.mulf", "arith.select", "arith.truncf", "arith.extf", "tt.t
 COUNTED = ("tt.dot", "math.exp2", "arith.mulf", "arith.select")
 
 
-def accused():
+def module_under_test():
     """Import the kernel's module. The package itself imports compiled code: it is found, not executed."""
     spec = PathFinder.find_spec("mamba_ssm")
     if spec is None:
@@ -139,8 +178,9 @@ def problem(case, shape, device):
 
     (lengths, H, G, DQK, DV, chunk), random = shape, torch.Generator().manual_seed(4)
     varlen, N, T = "varlen" in case, len(lengths), sum(lengths)
-    sizes = [(G, T, DQK)] * 2 + [(H, T, DV)] * 2 + [(H, T)] * 2 + [(H,)] + [(N, H, DV, DQK)] * 2
-    q, k, v, do, adt, qk_dot, D, first, d_last = (torch.randn(x, generator=random).to(device) for x in sizes)
+    sizes = [(G, T, DQK)] * 2 + [(H, T, DV)] * 2 + [(H, T)] * 2 + [(H,)] + [(N, H, DV, DQK)] * 2 + [(N, H, DV)]
+    q, k, v, do, adt, qk_dot, D, first, d_last, d_v = (torch.randn(x, generator=random).to(device) for x in sizes)
+    D, d_last = (torch.zeros_like(x) if "bare" in case else x for x in (D, d_last))
     dtype = torch.float32 if shape in SMALL.values() else torch.bfloat16
     q, k, v, do, adt = *(x.to(dtype) * x.shape[-1] ** -0.5 for x in (q, k, v, do)), -0.1 * adt.abs()
     tokens = [x.double().repeat_interleave(H // x.shape[0], 0) for x in (q, k, v, adt, qk_dot, do)]
@@ -167,8 +207,15 @@ def problem(case, shape, device):
     wants = [*(rows(torch.cat(x, 1)) for x in per_token), sum(d_D), torch.stack(d_first)]
     states = states.to(dtype).unflatten(0, (1 if varlen else N, -1)).permute(0, 2, 3, 1, 4).flatten(3)
     passed = [*map(rows, (q, k, v, da_cs, sums, qk_dot)), states, rows(do)]
+    lasts = (0, torch.tensor(ends[1:]) - 1) if varlen else (slice(None), -1)
     ends = torch.tensor(ends, dtype=torch.int32, device=device) if varlen else None
     named = {"d_ossm_state": d_last, "D": D, "chunk_size": chunk, "has_input_state": True, "Cu_Seqlens": ends}
+    if "d_ov_state" in case:
+        named["d_ov_state"] = d_v
+        wants[2][lasts] += d_v
+    if "bare" in case:
+        named |= {"d_ossm_state": None, "D": None, "has_input_state": False}
+        wants[5:] = None, None
     return passed, named, wants
 
 
@@ -180,12 +227,16 @@ def judge_gradients(probe, module, cases, device):
         passed, named, wants = problem(case, shape, device)
         call, errors = partial(module.compute_dqkv, *passed, **named), {}
         for name, result, want in zip(RESULTS, call(), wants, strict=True):
+            if want is None or result is None:
+                errors[name] = 0.0 if want is result else math.inf
+                continue
             probe.output(f"{name}, {case}", result)
             errors[name] = float(f"{(result.double() - want).abs().max() / want.abs().max():.2g}")
         ok, unit = all(x <= TOLERANCES[device] for x in errors.values()), "largest error over largest value"
         probe.check(f"gradients, {case}", "control", ok, measured=errors, tolerance=TOLERANCES[device], unit=unit)
         if device == "cuda":
-            low, median, high = module.triton.testing.do_bench_cudagraph(call, rep=100, quantiles=(0.25, 0.5, 0.75))
+            with probe.alone():
+                low, median, high = module.triton.testing.do_bench_cudagraph(call, rep=100, quantiles=(0.25, 0.5, 0.75))
             probe.say("FIGURE", name=f"time, {case}", value=median, unit="ms", spread=high - low)
 
 
@@ -217,29 +268,34 @@ def census(module, names):
 
 
 def compiled(target):
-    """Compile the kernel as compute_dqkv launches it, RECOMPUTE_MASK off and on; count before CSE and after it."""
+    """Compile the kernel as compute_dqkv launches it, by name of VARIANTS; count before CSE and after it."""
     import torch
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
     from triton.runtime import driver
 
-    module, gpu, found = accused(), GPUTarget("cuda", 90 if target == "cpu" else int(target.strip("sm_a")), 32), {}
-    passed, named, _ = problem(*next(iter(PUBLIC.items())), "cpu")
-    with mock.patch.object(torch.Tensor, "is_cuda", True), mock.patch.object(module, KERNEL) as launched:
-        module.compute_dqkv(*passed, **named)
-    (passed, named), kernel = launched.__getitem__.return_value.call_args, getattr(module, KERNEL).fn
+    module, gpu, found = (
+        module_under_test(),
+        GPUTarget("cuda", 90 if target == "cpu" else int(target.strip("sm_a")), 32),
+        {},
+    )
     active = mock.Mock(get_current_target=lambda: gpu, get_current_device=lambda: 0, get_current_stream=lambda _: 0)
     context = ir.context()
     ir.load_dialects(context)
     make_backend(gpu).load_dialects(context)
-    for named["RECOMPUTE_MASK"] in (False, True):
+    for name, (case, masked) in VARIANTS.items():
+        passed, named, _ = problem(case, PUBLIC[case], "cpu")
+        with mock.patch.object(torch.Tensor, "is_cuda", True), mock.patch.object(module, KERNEL) as launched:
+            module.compute_dqkv(*passed, **named)
+        passed, named = launched.__getitem__.return_value.call_args
+        kernel, named["RECOMPUTE_MASK"] = getattr(module, KERNEL).fn, masked
         with mock.patch.object(driver, "_active", active):
             binary = kernel.warmup(*passed, grid=(1,), **named, **PINNED)
-        names = [name for name, kind in binary.src.signature.items() if kind != "constexpr"]
-        files = {Path(name).suffix: path for name, path in binary.metadata_group.items()}
+        names = [each for each, kind in binary.src.signature.items() if kind != "constexpr"]
+        files = {Path(each).suffix: path for each, path in binary.metadata_group.items()}
         counts = [census(ir.parse_mlir_module(files[x], context), names) for x in (".source", ".ttir")]
-        found[f"RECOMPUTE_MASK={named['RECOMPUTE_MASK']}"] = *counts, {**binary.asm, "shared": binary.metadata.shared}
+        found[name] = *counts, {**binary.asm, "shared": binary.metadata.shared}
     return found
 
 
@@ -256,7 +312,7 @@ def judge(probe, target):
     evidence = "interpreted" if target == "cpu" else "executed" if target.rstrip("a") == gpu else "compiled"
     device = torch.cuda.get_device_name() if evidence == "executed" else "no GPU"
     probe.say("TARGET", target=target, evidence=evidence, device=device)
-    module = accused()
+    module = module_under_test()
     probe.upstream(module)
     for mode, (emitted, left, asm) in (child.result() if target == "cpu" else compiled(target)).items():
         for name in ("products", "masks"):

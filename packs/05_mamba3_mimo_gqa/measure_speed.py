@@ -61,8 +61,8 @@ def whole(reproduce, G, heads):
     """Run mamba3_mimo forward and backward, as a user does."""
     import torch
 
-    case = reproduce.Case("dense", 4, z=True, D=True, N=N)
-    x, dout = reproduce.make(case, G, heads, 128, "cuda")
+    case = reproduce.Case("dense", "mamba3_mimo", 4, z=True, D=True, MIMO_Out=True, N=N, ends=(128,))
+    x, dout = reproduce.make(case, G, heads)
     wide = x | {name: x[name].repeat_interleave(heads // G, 3) for name in "QK"}
     leaves = {name: value.clone().requires_grad_() for name, value in x.items()}
     reproduce.load("triton.mamba3.angle_dt")
@@ -86,7 +86,7 @@ def whole(reproduce, G, heads):
 @contextlib.contextmanager
 def kept_symbols(reproduce):
     """Make a symbol of one name once, so that TileLang finds the kernel that it traced before."""
-    language = reproduce.load(reproduce.BACKWARD["dense"]).T
+    language = reproduce.load(f"{reproduce.FOLDER}_bwd").T
     original = language.dynamic
     language.dynamic = functools.cache(original)
     try:
@@ -99,18 +99,18 @@ def speed(reproduce, G):
     """Time the backward wrapper for G groups."""
     import torch
 
-    case = reproduce.Case("dense", 4, z=True, D=True, N=N)
-    x, dout = reproduce.make(case, G, H, S, "cuda")
+    case = reproduce.Case("dense", "wrapper", 4, z=True, D=True, MIMO_Out=True, N=N, ends=(S,))
+    x, dout = reproduce.make(case, G, H)
     seconds = []
     try:
         for _ in range(4):
             torch.cuda.synchronize()
             start = time.perf_counter()
-            reproduce.backward(case, x, dout)
+            reproduce.call(case, x, dout)
             torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)
         with kept_symbols(reproduce):
-            milliseconds = timed(lambda: reproduce.backward(case, x, dout))
+            milliseconds = timed(lambda: reproduce.call(case, x, dout))
     except ValueError as error:
         return {"raised": f"{type(error).__name__}: {error}"}
     rate = TERA_OPERATIONS / (milliseconds["median"] / 1e3)
@@ -122,10 +122,10 @@ def compile_one(left_out, G):
     """Compile one kernel into the cache on disk, in a process of its own; the other kernel is left out."""
     import reproduce
 
-    case = reproduce.Case("dense", 4, z=True, D=True, N=N)
-    setattr(reproduce.load(reproduce.BACKWARD["dense"]), left_out, lambda *_, **__: lambda *_: None)
+    case = reproduce.Case("dense", "wrapper", 4, z=True, D=True, MIMO_Out=True, N=N, ends=(S,))
+    setattr(reproduce.load(f"{reproduce.FOLDER}_bwd"), left_out, lambda *_, **__: lambda *_: None)
     with contextlib.suppress(ValueError):
-        reproduce.backward(case, *reproduce.make(case, G, H, S, "cuda"))
+        reproduce.call(case, *reproduce.make(case, G, H))
 
 
 def child(*, also_whole):

@@ -22,14 +22,27 @@ Symptom: `ValueError: G value of 2 is not currently supported!` out of `loss.bac
 of nothing and after both backward kernels have run.
 Cause: `mamba_mimo_bwd_combined` (ops/tilelang/mamba3/mamba3_mimo_bwd.py) and its variable-length twin get dQ and dK per
 head, and sum them over the heads of a group for G == 1 only; G == H needs no sum, and every other G raises.
-Scope: the sum that is missing, not the kernels, which compute the right per-head gradients.
-- On a GPU (executed): all gradients that the wrapper returns, against those of the recurrence in float64, and against
-  a G == H run whose Q and K are repeated per head; every run twice.
-- On a CPU (traced): the reduction in the wrapper and no more. Its two kernel factories are replaced by ones whose
-  kernels write small whole numbers, of which every sum is known; Triton's small kernels for dADT, dDT and dTrap are
-  left out.
 
-Upstream: https://github.com/state-spaces/mamba, release 2.3.2.post1. Pull request 967 has mended the default branch.
+The contract of the two wrappers, and of the public mamba3_mimo that calls them (FACTORS has the values, CASES a
+pairwise covering set; GROUPED and EVEN are judged in each case):
+
+    Q, K [B, S, R, G, N]; G any divisor of H    2 of 16 and 6, 3 of 12 and 15, 4 of 12, 8 of 16; 1 and H as controls
+    V [B, S, H, P], and dense or packed S       dense: whole chunks; packed: sequences that end within a chunk
+    Q_bias, K_bias [H, R, N]; MIMO_V [H, R, P]  float32; R = 1, 2, 4 in chunks of 64 / R steps
+    MIMO_Out [H, R, P] or None                  None: the output, and so its gradient, is [B, S, R, H, P]
+    Z and MIMO_Z, D [H]                         given or None
+    ADT, DT, Trap [B, H, S]; Angles [B, S, H, N / 4]
+
+Scope: the sum that is missing, not the kernels, which compute the right per-head gradients.
+- On a GPU (executed, bfloat16): the output of the public function, and all gradients, against those of the recurrence
+  in float64 and against a G == H run whose Q and K are repeated per head; every run twice.
+- On a CPU (traced): the wrappers and no kernel of TileLang. The kernel factories are replaced by ones whose kernels
+  write small whole numbers into what they are given to fill, so that every sum is known; half of the numbers of groups
+  take float16 and a rotary divisor of 2. Triton's small kernels, from which the rest of dADT, dDT, dTrap and the
+  public function's dAngles come, are interpreted for one case of each layout, with 6 and 2 heads, and left out in the
+  others. The forward, which asks for a GPU by name, is left out.
+
+Upstream: https://github.com/state-spaces/mamba, release 2.3.2.post1. Pull request 967 has fixed the default branch.
 
 The release is an sdist that needs a compiler to install, but only its Python is needed here:
 `PYTHONPATH=CHECKOUT uv run reproduce.py`. Both verdicts without the runner (mamba_ssm-2.3.2.post1.tar.gz stands here):
@@ -42,28 +55,50 @@ The release is an sdist that needs a compiler to install, but only its Python is
 
 # fmt: off
 # --- protocol: begin (the same in every probe; the original is harness/protocol.py)
-import argparse, ctypes, hashlib, json, sys
+import argparse, contextlib, ctypes, fnmatch, hashlib, json, os, sys, traceback
 from pathlib import Path
-class Probe:
-    """Prints the lines that a runner reads, and draws the verdict from the checks among them."""
+class Probe:  # prints the lines that a runner reads, and draws the verdict from the checks among them
     def __init__(self):
-        self.judged = {}  # (role, ok) -> the names of these checks
+        self.judged, self.tested, self.only = {}, [], None  # judged: (role, ok) -> the names of these checks
     def say(self, word, **fields):  # JSON has neither NaN nor infinity: they become strings
         print(word, json.dumps(json.loads(json.dumps(fields), parse_constant=str)), flush=True)
-    def upstream(self, module):  # an accused module, as it was really loaded
-        sha256 = hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
-        self.say("UPSTREAM", module=module.__name__, file=module.__file__, sha256=sha256)
+    def upstream(self, module):  # a module under test, as it was really loaded
+        file, package = Path(module.__file__), module.__name__.partition(".")[0]
+        self.tested.append(next((str(folder) for folder in file.parents if folder.name == package), str(file)))
+        sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+        self.say("UPSTREAM", module=module.__name__, file=str(file), sha256=sha256)
     def check(self, name, role, ok, **values):  # ok is None where this cannot be judged here
         self.judged.setdefault((role, ok), []).append(name)
         self.say("CHECK", name=name, role=role, ok=ok, **values)
+    def judge(self, name, role, measure, *given):  # measure(*given) returns ok, and by name what it measured
+        try:
+            wanted = fnmatch.fnmatchcase(name, self.only or "*")
+            ok, values = measure(*given) if wanted else (None, {"reason": "--only leaves it out"})
+        except Exception as error:  # code under test that raises is wrong; a fault of the probe or the host is not
+            files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+            host = isinstance(error, (ImportError, MemoryError, OSError)) or "out of memory" in str(error)
+            if host or not any(file.startswith(tuple(self.tested)) for file in files):
+                raise
+            traceback.print_exc()
+            ok, values = False, {"reason": f"it raised {type(error).__name__}: {error}"[:400]}
+        self.check(name, role, ok, **values)
     def output(self, name, tensor, must_match=True):  # the runner compares the two lanes'
         data = tensor.detach().cpu().contiguous()
         sha256 = hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest()
         self.say("OUTPUT", name=name, dtype=str(data.dtype), shape=[*data.shape], sha256=sha256, must_match=must_match)
+    @contextlib.contextmanager
+    def alone(self):  # around launches that are timed: no other lane of the runner uses this GPU meanwhile
+        gate = Path(os.environ.get("REPRODUCER_GPU_GATE", os.devnull))  # a named pipe, where lanes share a GPU
+        try:
+            yield gate.read_text()  # ends when the other lanes are off it
+        finally:
+            gate.read_text()  # ends when they may use it again
     def run(self, judge):  # judge(probe, target) loads upstream and makes the checks
         parser = argparse.ArgumentParser(description="Judge one bug; the last line is the verdict.")
         parser.add_argument("--target", help="cpu, sm_90a, ... (default: this host's GPU, else cpu)")
-        target, reason = parser.parse_args().target, "no defect check could be judged here"
+        parser.add_argument("--only", metavar="CHECK", help="run this check alone (a name or a glob): no verdict")
+        target, self.only = vars(parser.parse_args()).values()
+        reason = f"only {self.only} was run" if self.only else "no defect check could be judged here"
         try:
             if target is None:
                 import torch
@@ -73,55 +108,105 @@ class Probe:
         except (ImportError, NotImplementedError) as error:  # a package or a mode cannot be had
             self.judged, reason = {}, f"{type(error).__name__}: {error}"
         except Exception:
-            sys.excepthook(*sys.exc_info())
+            traceback.print_exc()
             sys.exit(125)
         ends = {("control", False): ("CONTROL_FAILED", 125), ("defect", False): ("BUG_REPRODUCED", 10),
                 ("defect", True): ("FIX_VALIDATED", 0), None: ("UNSUPPORTED", 125)}
-        key = next((key for key in ends if key in self.judged), None)
+        key = next((key for key in ends if key in self.judged and not self.only), None)
         self.say(ends[key][0], reason=", ".join(self.judged.get(key, [reason])))
         sys.exit(ends[key][1])
 # --- protocol: end
 # fmt: on
 
-import contextlib
 import functools
 import importlib.util
 import itertools
 import math
 import multiprocessing
-import os
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
 import torch
 
+FACTORS = {
+    "layout": ("dense", "varlen"),
+    "entry": ("mamba3_mimo", "wrapper"),  # the public function and autograd, or the backward's wrapper alone
+    "R": (1, 2, 4),
+    "z": (True, False),
+    "D": (True, False),
+    "MIMO_Out": (True, False),
+    "N": (32, 64),
+}
+EXCLUDED = [
+    ("z", True, "MIMO_Out", False),  # neither Mamba3 nor a test of upstream's gates an output of R rows
+    ("layout", "varlen", "MIMO_Out", False),  # refused also where G is 1: no tensor is left that has the kernel's NS
+]
+CASES = [  # each a set of compiled kernels; compiling them takes the time
+    ("varlen", "mamba3_mimo", 1, True, True, True, 64),
+    ("dense", "wrapper", 4, False, True, True, 64),
+    ("varlen", "mamba3_mimo", 4, True, False, True, 64),
+    ("dense", "mamba3_mimo", 2, False, True, False, 64),
+    ("dense", "mamba3_mimo", 4, False, True, False, 32),
+    ("dense", "wrapper", 2, True, False, True, 32),
+    ("varlen", "wrapper", 2, False, True, True, 32),
+    ("dense", "wrapper", 1, False, False, False, 32),
+]
+#: (G, H). Two G that are there twice and two ratios that are, for what is kept from one call to the next.
+GROUPED = ((2, 16), (8, 16), (3, 12), (2, 6), (4, 12), (3, 15))
+EVEN = ((1, 16), (16, 16), (1, 2))
+REFUSED = ((5, 16), (6, 4))  # on a CPU alone: the real kernels would read beyond Q and K
+SMALL = 6  # heads: as many as the interpreter has the time for
+KINDS = {"grouped": GROUPED, "g1_and_gh": EVEN}
+#: The ends of the sequences for chunks of so many steps: whole chunks where they are dense, and parts of one if packed.
+ENDS = {
+    ("executed", "dense"): lambda _: (128,),
+    ("executed", "varlen"): lambda _: (70, 103, 192),
+    ("traced", "dense"): lambda chunk: (2 * chunk,),
+    ("traced", "varlen"): lambda chunk: (chunk + 3, 2 * chunk),
+}
+#: Error over largest value. 0.10 is upstream's own; repeated: one rounding to bfloat16. Traced: whole sums below 256;
+#: then float32 sums of a chunk; and dTrap in 16 bits, which the interpreter cuts off, at most twice.
+TOLERANCE = {
+    "executed": {"reference": 0.10, "repeated": 2**-8, "differing": 0, "changed": 0, "dtypes": 0},
+    "traced": {"reference": 0, "small kernels": 2**-16, "dTrap": 2**-7, "differing": 0, "changed": 0, "dtypes": 0},
+}
+FIGURES = ("reference", "repeated", "differing")
 ARGUMENTS = (*"QKV", "Q_bias", "K_bias", "MIMO_V", "MIMO_Out", "Z", "MIMO_Z", "Angles")
 GRADIENTS = (*"QKV", "ADT", "DT", "Trap", "Q_bias", "K_bias", "MIMO_V", "MIMO_Z", "MIMO_Out", "Angles", *"DZ")
-JUDGED = (("control", "g1_and_gh", ((1, 16), (16, 16))), ("defect", "grouped", ((2, 16), (8, 16), (3, 12))))
-KINDS = {"executed": JUDGED, "traced": (*JUDGED, ("control", "refused", ((5, 16),)))}  # on a GPU: reads beyond Q, K
-BACKWARD = {"dense": "tilelang.mamba3.mamba3_mimo_bwd", "varlen": "tilelang.mamba3.mamba3_mimo_bwd_varlen"}
-ENDS = {"dense": (128,), "varlen": (70, 103, 192)}  # of the sequences: whole chunks of 64 / R steps, and parts of one
-#: Error over largest value. 0.10 is upstream's own; traced: whole sums below 256; repeated: one rounding to bfloat16.
-TOLERANCE = {"executed": {"reference": 0.10, "repeated": 2**-8, "rerun": 0}, "traced": {"reference": 0}}
+FOLDER, UTILITIES = "tilelang.mamba3.mamba3_mimo", "triton.mamba3.mamba3_mimo_utils"
+ANGLES, KERNELS = "triton.mamba3.angle_dt", ("mamba_mimo_bwd_bwd", "mamba_mimo_bwd_fwd", "mamba_mimo_fwd")
+FILLED = (("MIMO_Out", "states", "Z", "MIMO_Z", "qk_dot"),  # by the two kernels of the backward, in this order
+          ("K", "V", "MIMO_V", "Q", "factor", "gamma", "Angles", "D", "ADT", "decay", "reverse", "sums"))  # fmt: skip
 
 
 @dataclass(frozen=True)
 class Case:
-    """One set of compiled kernels: its layout, MIMO rank, and whether it has the gate z and the skip connection D."""
+    """One row of CASES, and what does not depend on it: the ends of the sequences, sizes, dtype and device."""
 
     layout: str
+    entry: str
     R: int
     z: bool
     D: bool
-    N: int = 32
+    MIMO_Out: bool
+    N: int
+    ends: tuple = ()
+    P: int = 64
+    divisor: int = 4
+    dtype: torch.dtype = torch.bfloat16
+    device: str = "cuda"
 
+    @property
+    def name(self):
+        """The layout, the entry and the rank, and what is given or not."""
+        return f"{self.layout}_{self.entry}_r{self.R}_n{self.N}" + "".join(
+            f"_{'' if getattr(self, name) else 'no_'}{name.lower()}" for name in ("z", "D", "MIMO_Out")
+        )
 
-CASES = (  # any two values of layout, z and D meet in one of these, and each R in one; compiling them takes the time
-    Case("dense", 1, z=True, D=False),
-    Case("dense", 4, z=False, D=True),
-    Case("varlen", 2, z=True, D=True),
-    Case("varlen", 4, z=False, D=False),
-)
+    @property
+    def chunk(self):
+        """The steps of a chunk."""
+        return 64 // self.R
 
 
 def load(name):
@@ -133,47 +218,87 @@ def load(name):
         sys.modules["mamba_ssm"] = importlib.util.module_from_spec(spec)  # has a __path__, and is never executed
     module = importlib.import_module(f"mamba_ssm.ops.{name}")
     for kernel in vars(module).values():
-        if type(kernel).__name__ == "Autotuner":  # pinned: no time for autotuning, and the same bits in every run
-            kernel.configs = kernel.configs[:1]
-            if "TRITON_INTERPRET" in os.environ:  # they make dADT, dDT and dTrap, which are not judged on a CPU
-                kernel.run = lambda *_, **__: None
+        if type(kernel).__name__ == "Autotuner":
+            kernel.configs = kernel.configs[:1]  # pinned: no time for autotuning, and the same bits in every run
     return module
 
 
-def make(case, G, H, S, device):
-    """Return the arguments, distributed as in upstream's tests, and the gradient of the output."""
-    generator, B, P = torch.Generator(device).manual_seed(5), 1 if case.layout == "varlen" else 2, 64
+def backward_module(case):
+    """Import the module of a case's backward."""
+    return load(f"{FOLDER}_bwd" + "_varlen" * (case.layout == "varlen"))
+
+
+def make(case, G, H):
+    """Return the arguments by name, distributed as in upstream's tests, and the gradient of the output."""
+    generator, S, P, dtype = torch.Generator(case.device).manual_seed(5), case.ends[-1], case.P, case.dtype
+    B = 1 if case.layout == "varlen" or H <= SMALL else 2
 
     def normal(*shape, dtype=torch.float32):
-        return torch.randn(shape, generator=generator, device=device).to(dtype)
+        return torch.randn(shape, generator=generator, device=case.device).to(dtype)
 
-    x = {name: normal(B, S, case.R, G, case.N, dtype=torch.bfloat16) for name in "QK"}
-    x |= {name: normal(B, S, H, P, dtype=torch.bfloat16) for name in "VZ"}
+    x = {name: normal(B, S, case.R, G, case.N, dtype=dtype) for name in "QK"}
+    x |= {name: normal(B, S, H, P, dtype=dtype) for name in "VZ"}
     x |= {name: normal(H, case.R, case.N) for name in ("Q_bias", "K_bias")}
     x |= {name: normal(H, case.R, P) / case.R for name in ("MIMO_V", "MIMO_Out", "MIMO_Z")}
-    x |= {"DT": torch.nn.functional.softplus(normal(B, H, S) - 3), "Trap": normal(B, H, S).sigmoid().bfloat16()}
-    x |= {"ADT": -x["DT"] * normal(B, H, S).sigmoid(), "Angles": normal(B, S, H, case.N // 4).sigmoid(), "D": normal(H)}
-    x |= dict.fromkeys(["Z", "MIMO_Z"] * (not case.z) + ["D"] * (not case.D))
-    return x, normal(B, S, H, P, dtype=torch.bfloat16)
+    x |= {"DT": torch.nn.functional.softplus(normal(B, H, S) - 3), "Trap": normal(B, H, S).sigmoid().to(dtype)}
+    x |= {"ADT": -x["DT"] * normal(B, H, S).sigmoid(), "D": normal(H)}
+    x |= {"Angles": normal(B, S, H, case.N // case.divisor).sigmoid()}
+    x |= dict.fromkeys(["Z", "MIMO_Z"] * (not case.z) + ["D"] * (not case.D) + ["MIMO_Out"] * (not case.MIMO_Out))
+    return x, normal(B, S, *[case.R] * (not case.MIMO_Out), H, P, dtype=dtype)
 
 
-def backward(case, x, dout):
-    """Call upstream's backward wrapper; return the gradients by name."""
-    module, utilities = load(BACKWARD[case.layout]), load("triton.mamba3.mamba3_mimo_utils")
-    ends = torch.tensor([0, *ENDS[case.layout]], device=dout.device).int()
-    packed = {"cu_seqlens": ends} if case.layout == "varlen" else {}
-    sums, reverse, segments = utilities.compute_dacs_segsum_triton_varlen(x["ADT"], 64 // case.R, **packed)
-    others = [sums, reverse, x["DT"], x["Trap"], x["D"], segments, 64 // case.R, 4, torch.bfloat16]
-    combined = getattr(module, "mamba_mimo_bwd_combined" + "_varlen" * bool(packed))
-    result = combined(dout, *(x[name] for name in ARGUMENTS), *others, **packed)
+def sums(x, case):
+    """Return the sums of ADT within each chunk, the sums that are left, and those of each pair of steps."""
+    out = [x["ADT"].new_empty(x["ADT"].shape) for _ in range(2)]
+    B, H, S = x["ADT"].shape
+    slots = S // case.chunk + (len(case.ends) if case.layout == "varlen" else 0)
+    pairs = x["ADT"].new_zeros(B, H, slots, case.chunk, case.chunk)
+    for slot, begin, end in chunks(case):
+        total = x["ADT"][..., begin:end].cumsum(-1)
+        out[0][..., begin:end], out[1][..., begin:end] = total, total[..., -1:] - total
+        pairs[:, :, slot, : end - begin, : end - begin] = (total[..., None] - total[..., None, :]).tril(-1)
+    return *out, pairs
+
+
+def chunks(case):
+    """Give the slot, first step and end of every chunk; no chunk spans two sequences."""
+    for index, (start, stop) in enumerate(itertools.pairwise((0, *case.ends))):
+        for n, begin in enumerate(range(start, stop, case.chunk)):
+            yield start // case.chunk + index + n, begin, min(begin + case.chunk, stop)
+
+
+def call(case, x, dout):
+    """Call upstream; return the gradients by name, and beside them what the public function returned as "out"."""
+    utilities, _ = load(UTILITIES), load(ANGLES)
+    given = {"cu_seqlens": torch.tensor([0, *case.ends], device=case.device).int()} if case.layout == "varlen" else {}
+    if case.entry == "mamba3_mimo":
+        leaves = {name: one if one is None else one.detach().requires_grad_() for name, one in x.items()}
+        given |= {"chunk_size": case.chunk, "rotary_dim_divisor": case.divisor, "dtype": case.dtype}
+        out = load(FOLDER).mamba3_mimo(**leaves, **given)
+        out.backward(dout)
+        return {name: one.grad for name, one in leaves.items() if one is not None} | {"out": out.detach()}
+    on_gpu, decay = case.device == "cuda", utilities.compute_dacs_segsum_triton_varlen
+    total, left, pairs = decay(x["ADT"], case.chunk, **given) if on_gpu else sums(x, case)
+    others = [total, left, x["DT"], x["Trap"], x["D"], pairs, case.chunk, case.divisor, case.dtype]
+    combined = getattr(backward_module(case), "mamba_mimo_bwd_combined" + "_varlen" * bool(given))
+    result = combined(dout, *(x[name] for name in ARGUMENTS), *others, **given)
     return {name: one for name, one in zip(GRADIENTS, result, strict=False) if one is not None}
 
 
-def reference(x, dout, ends):
+def turns(case, angles, dt):
+    """Return the angles that Q and K are turned by: those given, or, in the public function, what they add up to."""
+    if case.entry == "wrapper":
+        return angles
+    steps = angles.tanh() * math.pi * dt.transpose(1, 2)[..., None]
+    return torch.cat([steps[:, start:stop].cumsum(1) for start, stop in itertools.pairwise((0, *case.ends))], 1)
+
+
+def reference(case, x, dout):
     """Differentiate Mamba-3's recurrence in float64, step by step; every sequence starts with an empty state."""
     x = {name: one.double().requires_grad_() for name, one in x.items() if one is not None}
     heads, n, half = x["V"].shape[2] // x["Q"].shape[3], x["Angles"].shape[-1], x["Q"].shape[-1] // 2
-    cos, sin = x["Angles"].cos()[:, :, None], x["Angles"].sin()[:, :, None]
+    angles = turns(case, x["Angles"], x["DT"])
+    cos, sin = angles.cos()[:, :, None], angles.sin()[:, :, None]
 
     def turned(name):  # the pairs (i, N/2 + i) of the first quarter are rotated
         y = x[name].repeat_interleave(heads, 3) + x[f"{name}_bias"].transpose(0, 1)
@@ -181,8 +306,8 @@ def reference(x, dout, ends):
         return torch.cat([a * cos - b * sin, y[..., n:half], a * sin + b * cos, y[..., half + n :]], -1)
 
     q, k, v, rows = turned("Q"), turned("K"), torch.einsum("bshp,hrp->bsrhp", x["V"], x["MIMO_V"]), []
-    for t in range(ends[-1]):
-        if t in (0, *ends):
+    for t in range(case.ends[-1]):
+        if t in (0, *case.ends):
             state = previous = 0
         decay, dt, mix = (y[:, :, t, None, None] for y in (x["ADT"].exp(), x["DT"], x["Trap"].sigmoid()))
         new = torch.einsum("brhn,brhp->bhnp", k[:, t], v[:, t])
@@ -190,56 +315,185 @@ def reference(x, dout, ends):
         rows.append(torch.einsum("brhn,bhnp->brhp", q[:, t], state))
     gate = torch.nn.functional.silu(torch.einsum("bshp,hrp->bsrhp", x["Z"], x["MIMO_Z"])) if "Z" in x else 1
     y = (torch.stack(rows, 1) + (v * x["D"][:, None] if "D" in x else 0)) * gate
-    torch.einsum("bsrhp,hrp->bshp", y, x["MIMO_Out"]).backward(dout.double())
-    return {name: one.grad for name, one in x.items()}
+    y = torch.einsum("bsrhp,hrp->bshp", y, x["MIMO_Out"]) if "MIMO_Out" in x else y
+    y.backward(dout.double())
+    return {name: one.grad for name, one in x.items()} | ({"out": y.detach()} if case.entry == "mamba3_mimo" else {})
 
 
 def distance(actual, expected):
     """Return the largest error over the largest value; infinity where the shapes differ or no number stands."""
-    same, actual, expected = actual.shape == expected.shape, actual.double(), expected.double()
-    return ((actual - expected).abs().max() / expected.abs().max()).nan_to_num(math.inf).item() if same else math.inf
+    if actual.shape != expected.shape:
+        return math.inf
+    actual, expected = actual.double(), expected.double()
+    return ((actual - expected).abs().max() / expected.abs().max().clamp(1e-9)).nan_to_num(math.inf).item()
+
+
+def differing(ours, others):
+    """Count the elements of ours that are not the same bit for bit in the others."""
+    return sum(int((one != others[name]).sum()) for name, one in ours.items() if one is not None)
+
+
+def called(case, x, dout, *, again=True):
+    """Call upstream, two times if asked; return the first gradients, and count what differs or a call has changed."""
+    inputs = {name: one if one is None else one.clone() for name, one in x.items()} | {"dout": dout.clone()}
+    first = call(case, x, dout)
+    copies = {name: one.clone() for name, one in first.items()}
+    second = call(case, x, dout) if again else copies
+    changed = differing(inputs, x | {"dout": dout}) + differing(copies, first)
+    wrong = [name for name in x if name in first and "bias" not in name and first[name].dtype != x[name].dtype]
+    return copies, {"differing": differing(copies, second), "changed": changed, "dtypes": len(wrong)}
 
 
 def executed(case, G, H):
     """Run the kernels on a GPU; return the gradients and their errors."""
-    x, dout = make(case, G, H, ENDS[case.layout][-1], "cuda")
-    actual, again, exact = backward(case, x, dout), backward(case, x, dout), reference(x, dout, ENDS[case.layout])
-    repeated = backward(case, x | {name: x[name].repeat_interleave(H // G, 3) for name in "QK"}, dout)
+    x, dout = make(case, G, H)
+    (actual, errors), exact = called(case, x, dout), reference(case, x, dout)
+    repeated = call(case, x | {name: x[name].repeat_interleave(H // G, 3) for name in "QK"}, dout)
     repeated |= {name: repeated[name].double().unflatten(3, (G, -1)).sum(4) for name in "QK"}
     error, worst = max((distance(actual[name], exact[name]), name) for name in exact)
     others = max(distance(actual[name], repeated[name]) for name in exact)
-    differing = sum(int((actual[name] != again[name]).sum()) for name in exact)
-    return actual, {"reference": error, "worst": worst, "repeated": others, "rerun": differing}
+    return actual, {"reference": error, "worst": worst, "repeated": others} | errors
+
+
+def filling(names, written, within):
+    """Make a kernel factory; its kernels fill what is new, or zero, with small whole numbers, and note it by name.
+
+    Of "decay", [B, H, chunks, steps, steps], they fill what lies within the sequences, a mask of the last three.
+    """
+
+    def kernel(*arguments):
+        floats = [one for one in arguments if isinstance(one, torch.Tensor) and one.is_floating_point()]
+        generator, new = torch.Generator().manual_seed(6), [one for one in floats if one.isnan().all() or not one.any()]
+        for name, one in zip(names, new, strict=True):
+            one.random_(-2, 3, generator=generator).mul_(within if name == "decay" else 1)
+            written[name] = one.clone()
+
+    return lambda *_, **__: kernel
+
+
+def left_out(*arguments, **_):
+    """Stand for one of Triton's small kernels: give what is new, and zeros by pairs of steps, any number."""
+    for one in (one for one in arguments if isinstance(one, torch.Tensor) and one.is_floating_point()):
+        if one.isnan().all() or (one.dim() > 4 and not one.any()):
+            one.fill_(0.5)
+
+
+def summed(written, case, G):
+    """Return the gradients that follow from per-head ones by sums, in float64."""
+    plain = ("V", "Z", "ADT", *["Angles"] * (case.entry == "wrapper"))  # to ADT, what is left out adds nothing
+    found = {name: written[name].double() for name in plain if name in written}
+    (B, S, H, _), N = written["V"].shape, case.N
+    for name in "QK":
+        per_head = written[name].double().view(B, S, case.R, H, N)
+        block = torch.arange(H) // (H // G)
+        found[name] = torch.zeros(B, S, case.R, G, N, dtype=torch.float64).index_add_(3, block, per_head)
+        found[f"{name}_bias"] = per_head.sum((0, 1)).transpose(0, 1)
+    for name in ("MIMO_Out", "MIMO_Z", "MIMO_V", "D"):
+        if name in written:
+            over = (0, 2) if case.layout == "varlen" else 0
+            found[name] = written[name].double().sum(over)
+    return found
+
+
+def decayed(written, x, case):
+    """Differentiate in float64 what the small kernels do: the decays of each chunk, the trapezoid and the angles."""
+    w = {name: one.double() for name, one in written.items()}
+    y = {name: x[name].double().requires_grad_() for name in ("ADT", "DT", "Trap", "Angles")}
+    mix, loss = y["Trap"].sigmoid(), (w["ADT"] * y["ADT"]).sum()
+    total, left, pairs = (one.exp() for one in sums(y, case))
+    loss = loss + (w["sums"] * total + w["reverse"] * left).sum()
+    loss = loss + (w["decay"].mT.tril(-1) * pairs).sum() + (turns(case, y["Angles"], y["DT"]) * w["Angles"]).sum()
+    for start, stop in itertools.pairwise((0, *case.ends)):
+        gamma, last = (mix * y["DT"])[..., start:stop], (0, 1)
+        shifted = torch.nn.functional.pad(((1 - mix) * y["DT"])[..., start + 1 : stop], last)
+        factor, diagonal = w["factor"][..., start:stop], w["gamma"][..., start:stop]
+        loss = loss + (factor * (gamma + shifted) + diagonal * gamma).sum()
+    loss.backward()
+    return {name: one.grad for name, one in y.items() if name != "Angles" or case.entry == "mamba3_mimo"}
+
+
+def prepared(case, G, H):
+    """Make a case for the CPU; return it, its arguments, what its kernels will write, and if small ones run at all."""
+    case, written = replace(case, N=case.N // 4, P=12), {}  # a CPU takes its time
+    if H % 6 == 0:
+        case = replace(case, dtype=torch.float16, divisor=2)
+    x, dout = make(case, G, H)
+    upstream = backward_module(case)
+    interpreted = case.entry == "mamba3_mimo" and case.MIMO_Out  # a case of each layout
+    within = (sums(x | {"ADT": torch.ones_like(x["ADT"])}, case)[2][0, 0] > 0).mT
+    for name, names in zip(("mamba_mimo_bwd_fwd", "mamba_mimo_bwd_bwd"), FILLED, strict=True):
+        there = [each for each in names if each not in x or x[each] is not None]
+        setattr(upstream, name, filling(there, written, within))
+    for kernel in (*vars(load(UTILITIES)).values(), *vars(load(ANGLES)).values()):
+        if type(kernel).__name__ == "Autotuner":
+            kernel.run = functools.partial(type(kernel).run, kernel) if interpreted else left_out
+    return case, x, dout, written, interpreted
 
 
 def traced(case, G, H):
-    """Run the wrapper on a CPU, with kernels that fill every tensor they get with small whole numbers."""
-    case, upstream = replace(case, N=8), load(BACKWARD[case.layout])  # a CPU's sums in bfloat16 are slow
-    x, dout = make(case, G, H, ENDS[case.layout][-1], "cpu")
-    (B, S, R, _, N), P, written, generator = x["Q"].shape, dout.shape[-1], [], torch.Generator().manual_seed(6)
-
-    def kernel(*arguments):
-        for one in (one for one in arguments if isinstance(one, torch.Tensor) and one.is_floating_point()):
-            written.append(one.random_(-2, 3, generator=generator).clone())  # noqa: PERF401 - it writes
-
-    upstream.mamba_mimo_bwd_fwd = upstream.mamba_mimo_bwd_bwd = lambda *_, **__: kernel
-    actual, block, expected = backward(case, x, dout), torch.arange(H) // (H // G), {}
-    for name, one in zip("KQ", (one for one in written if one.shape == (B, S * R, H, N)), strict=True):
-        per_head = one.double().view(B, S, R, H, N)
-        expected[name] = torch.zeros(B, S, R, G, N, dtype=torch.float64).index_add_(3, block, per_head)
-        expected[f"{name}_bias"] = per_head.sum((0, 1)).transpose(0, 1)
-    weights = (one for one in written if one.shape in ((B, H, R, P), (B, H, 3, R, P), (B, H), (B, H, 3)))
-    for name, one in zip(["MIMO_Out", *["MIMO_Z"] * case.z, "MIMO_V", *["D"] * case.D], weights, strict=True):
-        expected[name] = one.double().reshape(B, H, -1, *((R, P) if one.dim() > 3 else ())).sum((0, 2))
-    return actual, {"reference": max(distance(actual[name], expected[name]) for name in expected)}
+    """Run the wrapper on a CPU, with kernels that fill every tensor they are given to fill with small whole numbers."""
+    case, x, dout, written, interpreted = prepared(case, G, H)
+    actual, errors = called(case, x, dout, again=not interpreted)
+    exact, rounded = summed(written, case, G), decayed(written, x, case) if interpreted else {}
+    errors |= {"dTrap": distance(actual["Trap"], rounded.pop("Trap")) if rounded else 0}
+    errors |= {"small kernels": max([distance(actual[name], rounded[name]) for name in rounded], default=0)}
+    error, worst = max((distance(actual[name], exact[name]), name) for name in exact.keys() - rounded.keys())
+    return actual, {"reference": error, "worst": worst} | errors
 
 
-def compile_one(left_out, case):
-    """Compile one kernel of a case into the cache on disk, in a process of its own; the other kernel is left out."""
-    setattr(load(BACKWARD[case.layout]), left_out, lambda *_, **__: lambda *_: None)
-    for G, H in (pair for _, _, pairs in JUDGED for pair in pairs):
-        with contextlib.suppress(ValueError):
-            backward(case, *make(case, G, H, ENDS[case.layout][-1], "cuda"))
+def prepare_cpu():
+    """Make what is new recognizable, and let the interpreter run what it can of the public function."""
+
+    def forward(q, _k, v, *others, **_):  # upstream's makes its output on a GPU; others[3] is MIMO_Out
+        shape = v.shape if others[3] is not None else (*v.shape[:2], q.shape[2], *v.shape[2:])
+        return v.new_zeros(shape), None, None
+
+    torch.use_deterministic_algorithms(mode=True)  # so new memory holds no number
+    angles, public = load(ANGLES), load(FOLDER)
+    public.mamba_mimo_forward = public.mamba_mimo_forward_varlen = forward
+    sigmoid = angles.tl.sigmoid
+    angles.tanh_approx = lambda y: 2 * sigmoid(2 * y) - 1  # this and the next are instructions of a GPU
+    angles.sech2_approx = lambda y: 4 * sigmoid(2 * y) * sigmoid(-2 * y)
+
+
+def compile_one(kernel, case):
+    """Compile one kernel of a case into the cache on disk, in a process of its own; the other kernels are left out."""
+    forward, backward = load(f"{FOLDER}_fwd" + "_varlen" * (case.layout == "varlen")), backward_module(case)
+    for name, module in zip(KERNELS, (backward, backward, forward), strict=True):
+        if name != kernel:
+            setattr(module, name, lambda *_, **__: lambda *_: None)
+    with contextlib.suppress(Exception):  # the check compiles it again, and says what it raised
+        call(case, *make(case, 16, 16))
+
+
+def judged(probe, case, kind, figures):
+    """Judge one case for the numbers of groups of this kind; note the largest errors as figures."""
+    evidence = "executed" if case.device == "cuda" else "traced"
+    limits, measured, ok = TOLERANCE[evidence], {}, True
+    for G, H in KINDS[kind]:
+        if evidence == "traced" and case.entry == "mamba3_mimo" and H > SMALL:
+            continue  # for which the interpreter lacks the time
+        gradients, errors = (executed if evidence == "executed" else traced)(case, G, H)
+        measured[f"G={G} H={H}"] = errors
+        for key in [key for key in FIGURES if key in errors]:
+            figures[f"{kind}_{key}"] = max(figures.get(f"{kind}_{key}", 0), errors[key])
+        ok &= all(errors[key] <= limit for key, limit in limits.items())
+        if kind == "g1_and_gh":
+            data = [one.contiguous().view(torch.uint8).flatten() for one in gradients.values()]
+            probe.output(f"{case.name}_g{G}_h{H}_gradients", torch.cat(data))
+    return ok, {"measured": measured, "tolerance": limits}
+
+
+def refused(case, pairs):
+    """Judge whether numbers of groups that divide nothing are refused, in words that name them."""
+    said = {}
+    for G, H in pairs:
+        try:
+            call(*prepared(case, G, H)[:3])
+        except (AssertionError, ValueError) as error:
+            said[f"G={G} H={H}"] = str(error)
+    ok = all(str(G) in said.get(f"G={G} H={H}", "") for G, H in pairs)
+    return ok, {"measured": said, "tolerance": "an error that names G"}
 
 
 def judge(probe, target):
@@ -247,34 +501,28 @@ def judge(probe, target):
     here = "sm_{}{}".format(*torch.cuda.get_device_capability()) if torch.cuda.is_available() else "CPU"
     if target not in ("cpu", here, f"{here}a"):
         raise NotImplementedError(f"the kernels run on {target} itself, not on {here}")
-    evidence, measure = ("traced", traced) if target == "cpu" else ("executed", executed)
-    os.environ |= {"TRITON_INTERPRET": "1"} if target == "cpu" else {}  # a reduction may be written in Triton
+    evidence = "traced" if target == "cpu" else "executed"
+    os.environ |= {"TRITON_INTERPRET": "1"} if target == "cpu" else {}
     probe.say("TARGET", target=target, evidence=evidence, device=here)
-    for module in BACKWARD.values():
-        probe.upstream(load(module))
-    if evidence == "executed":
-        language = load(BACKWARD["dense"]).T
+    for name in ("_bwd", "_bwd_varlen", ""):
+        probe.upstream(load(FOLDER + name))
+    cases, figures = [Case(*row) for row in CASES], {}
+    cases = [replace(case, ends=ENDS[evidence, case.layout](case.chunk)) for case in cases]
+    if target == "cpu":
+        cases = [replace(case, device="cpu") for case in cases]
+        prepare_cpu()
+    else:
+        language = load(f"{FOLDER}_bwd").T
         language.dynamic = functools.cache(language.dynamic)  # else the release traces its kernels anew in every call
-        jobs = itertools.product(("mamba_mimo_bwd_fwd", "mamba_mimo_bwd_bwd"), CASES)  # the slow ones first
+        jobs = itertools.product(KERNELS, cases)  # the slow ones first
+        jobs = [(kernel, case) for kernel, case in jobs if kernel != KERNELS[-1] or case.entry == "mamba3_mimo"]
         with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
             list(pool.map(compile_one, *zip(*jobs, strict=True)))
-    limits, figures = TOLERANCE[evidence], {}
-    for case, (role, kind, pairs) in itertools.product(CASES, KINDS[evidence]):
-        name, measured, ok = f"{case.layout}_r{case.R}" + "_z" * case.z + "_d" * case.D, {}, True
-        for G, H in pairs:
-            try:
-                gradients, errors = measure(case, G, H)
-            except ValueError as error:
-                gradients, errors = {}, {"raised": str(error)}
-            measured[f"G={G} H={H}"] = errors
-            for key in [key for key in limits if key in errors]:
-                figures[f"{kind}_{key}"] = max(figures.get(f"{kind}_{key}", 0), errors[key])
-            within = all(errors.get(key, math.inf) <= limit for key, limit in limits.items())
-            ok &= str(G) in errors.get("raised", "") if kind == "refused" else within
-            if kind == "g1_and_gh" and gradients:
-                data = [one.contiguous().view(torch.uint8).flatten() for one in gradients.values()]
-                probe.output(f"{name}_g{G}_gradients", torch.cat(data))
-        probe.check(f"{name}_{kind}", role, ok, measured=measured, tolerance=limits)
+    for case in cases:
+        for role, kind in (("defect", "grouped"), ("control", "g1_and_gh")):
+            probe.judge(f"{case.name}_{kind}", role, judged, probe, case, kind, figures)
+        if target == "cpu":
+            probe.judge(f"{case.name}_refused", "control", refused, case, REFUSED)
     for figure, value in figures.items():
         probe.say("FIGURE", name=figure, value=value)
 

@@ -1,20 +1,36 @@
-"""Time of both kernels and of the whole backward on a GPU, TMA on against off. Measured, never judged.
+"""Time of both kernels and of the whole backward on a GPU: the release, and fix.patch with TMA off, on, and in one.
 
-    PYTHONPATH=PATCHED_TREE:COMPANIONS python measure_time.py --output data/time.json
+    PYTHONPATH=COMPANIONS python measure_time.py --tree PRISTINE_TREE --output data/time.json
 
-The tree has fix.patch applied, since without it the kernels do not compile with TMA on. TMA off and on are asked in
-turn, so that a change of clocks meets both alike; a sample is one call between two CUDA events. data/time.md is
-written beside the results. A kernel that hangs is ended after five minutes, and what was measured before it is kept.
+COMPANIONS is the dependency set "default", merged into one folder. A copy of the tree gets fix.patch. With --build
+sm_90a it compiles the six kernels and stops, which needs no GPU and takes minutes; where TILELANG_CACHE_DIR is kept,
+the timing itself takes about a minute. The variants:
+
+    release     as it ships, TMA off
+    off         fix.patch, TMA off, as the file has it
+    on          fix.patch, TMA and warp specialisation in both kernels
+    mixed       fix.patch, both in bwd_fwd and neither in bwd_bwd (the whole backward alone: its kernels are these)
+
+All are asked in turn, so that a change of clocks meets them alike; a sample is one call between two CUDA events.
+data/time.md is written beside the results, after every shape; what hangs is ended after five minutes, and what was
+measured before it is kept. Measured, never judged.
 """
 
 import argparse
 import concurrent.futures
+import contextlib
 import functools
+import importlib
 import json
 import multiprocessing
+import os
 import platform
+import shutil
 import signal
 import statistics
+import subprocess
+import sys
+import tempfile
 import unittest.mock
 from pathlib import Path
 
@@ -22,13 +38,35 @@ import reproduce
 
 HERE = Path(__file__).parent
 SHAPES = {"B=4 S=2048 H=16": (4, 2048, 16), "B=1 S=4096 H=32": (1, 4096, 32), "B=16 S=2048 H=32": (16, 2048, 32)}
-OPTIONS = {"off": False, "on": True}
-ROUNDS, SAMPLES, WARM_UP = 5, 20, 3
+VARIANTS = {"release": ("pristine", False, False), "off": ("patched", False, False)}  # tree, TMA in bwd_fwd, in bwd_bwd
+VARIANTS |= {"on": ("patched", True, True), "mixed": ("patched", True, False)}
+BUILDS = [("patched", True), ("pristine", False), ("patched", False)]  # each with both kernels
+TIMED = {"bwd_fwd": ("release", "off", "on"), "bwd_bwd": ("release", "off", "on"), "backward": tuple(VARIANTS)}
+ROUNDS, SAMPLES, WARM_UP = 5, 10, 3
 
 
-def captured(module, arguments):
-    """Run one backward, and return what runs each kernel again on the same tensors, and the backward itself."""
-    again = {"backward": functools.partial(module.mamba_mimo_bwd_combined, **arguments)}
+def load(tree):
+    """Import the module under test from this tree, whatever was imported from another one."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "mamba_ssm"]:
+        del sys.modules[name]
+    with unittest.mock.patch.object(sys, "path", [str(tree), *sys.path]):
+        importlib.invalidate_caches()
+        module = reproduce.load()
+    if not Path(module.__file__).is_relative_to(tree):
+        raise SystemExit(f"{module.__file__} is not of {tree}")
+    return module
+
+
+def compile_one(kernel, tree, tma, target):
+    """In a process of its own: compile a kernel into TileLang's cache. Return what the probe found."""
+    with unittest.mock.patch.object(sys, "path", [str(tree), *sys.path]):
+        wrong, lowers, compiles, found, reason = reproduce.build("full", kernel, tma, target)
+    return {"misgiven": wrong, "lowers": lowers, "compiles": compiles, "reaches": found, "reason": reason}
+
+
+def kernels_again(module, target, arguments, tma):
+    """Run one backward, and return what runs each kernel again on the same tensors."""
+    again = {}
 
     def factory(kernel, original, *args, **kwargs):
         compiled = original(*args, **kwargs)
@@ -39,18 +77,13 @@ def captured(module, arguments):
 
         return run
 
-    names = {kernel: f"mamba_mimo_{kernel}" for kernel in reproduce.KERNELS}
-    wrapped = {name: functools.partial(factory, kernel, getattr(module, name)) for kernel, name in names.items()}
-    functions = {name: getattr(module, name) for name in names.values()}
-    with unittest.mock.patch.multiple(module, **wrapped):
-        again["backward"]()
+    with contextlib.ExitStack() as stack:
+        for kernel in reproduce.KERNELS:
+            wrapped = functools.partial(factory, kernel, reproduce.variant(module, kernel, target, tma))
+            stack.enter_context(unittest.mock.patch.object(module, f"mamba_mimo_{kernel}", wrapped))
+        module.mamba_mimo_bwd_combined(**arguments)
     module.torch.cuda.synchronize()
-
-    def backward():  # the module's functions may have been switched in the meantime
-        with unittest.mock.patch.multiple(module, **functions):
-            module.mamba_mimo_bwd_combined(**arguments)
-
-    return {**again, "backward": backward}
+    return again
 
 
 def samples(torch, run):
@@ -64,66 +97,117 @@ def samples(torch, run):
     return [begin.elapsed_time(end) for begin, end in events[WARM_UP:]]
 
 
-def measure(module, target, shape):
+def measure(modules, target, shape):
     """Time everything at one shape."""
-    arguments, _ = reproduce.example(module.torch, shape, "cuda")
+    torch = modules["pristine"].torch
+    batch, length, heads = shape
+    case = reproduce.LARGE._replace(batch=batch, length=length, heads=heads)
+    arguments, _ = reproduce.example(torch, case, "cuda")
     runs = {}
-    for option, tma in OPTIONS.items():
+    for variant, (tree, fwd, bwd) in VARIANTS.items():
         signal.alarm(300)
-        reproduce.switch(module, target, tma=tma)
-        runs |= {(name, option): run for name, run in captured(module, arguments).items()}
+        runs["backward", variant] = functools.partial(
+            reproduce.backward, modules[tree], target, arguments, fwd=fwd, bwd=bwd
+        )
+        if fwd == bwd:
+            again = kernels_again(modules[tree], target, arguments, fwd)
+            runs |= {(kernel, variant): run for kernel, run in again.items()}
     times = {key: [] for key in runs}
     for _ in range(ROUNDS):
         signal.alarm(300)
         for key, run in runs.items():
-            times[key] += samples(module.torch, run)
+            times[key] += samples(torch, run)
     signal.alarm(0)
-    result = {}
-    for (name, option), values in times.items():
+    result = {name: {} for name in TIMED}
+    for (name, variant), values in times.items():
         low, middle, high = statistics.quantiles(values, n=4)
-        result.setdefault(name, {})[option] = {"median_ms": middle, "interquartile_range_ms": high - low}
+        result[name][variant] = {"median_ms": middle, "interquartile_range_ms": high - low}
     for found in result.values():
-        found["on_over_off"] = found["on"]["median_ms"] / found["off"]["median_ms"]
+        for variant in found:
+            found[variant]["over_release"] = found[variant]["median_ms"] / found["release"]["median_ms"]
     return result
+
+
+def cell(found, variant):
+    """One cell: the median, and its part of the release's."""
+    if variant not in found:
+        return "-"
+    time = f"{found[variant]['median_ms']:.2f}"
+    if variant == "release" or "release" not in found:
+        return time
+    return f"{time} ({found[variant]['over_release']:.3f})"
 
 
 def table(shapes):
     """Markdown: a row per shape and what was timed."""
-    lines = ["| shape | timed | TMA off, ms | TMA on, ms | on / off |", "|" + " --- |" * 5]
+    titles = ("release", "TMA off", "TMA on", "on in bwd_fwd alone")
+    lines = [f"| shape | ms (of the release's) | {' | '.join(titles)} |", "|" + " --- |" * 6]
     for shape, result in shapes.items():
-        for name in ("bwd_fwd", "bwd_bwd", "backward"):
-            found = result[name]
-            times = [f"{found[x]['median_ms']:.3f} ± {found[x]['interquartile_range_ms'] / 2:.3f}" for x in OPTIONS]
-            lines.append(f"| {shape} | {name} | {' | '.join(times)} | {found['on_over_off']:.3f} |")
+        for name in TIMED:
+            cells = [cell(result[name], variant) for variant in VARIANTS]
+            lines.append(f"| {shape} | {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def main():
-    """Build four kernels side by side, then time them."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--output", type=Path, default=HERE / "data" / "time.json")
-    output = parser.parse_args().output
-    module = reproduce.load()
-    torch = module.torch
-    target = "sm_{}{}a".format(*torch.cuda.get_device_capability())
+def patched(tree, folder):
+    """Copy the package into a folder, and apply fix.patch there."""
+    shutil.copytree(tree / "mamba_ssm", folder / "mamba_ssm")
+    file = "mamba_ssm/ops/tilelang/mamba3/mamba3_mimo_bwd.py"
+    (folder / file).chmod(0o755)
+    environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    subprocess.run(["git", "apply", "-p1", str(HERE / "fix.patch")], cwd=folder, check=True, env=environment)
+    if (folder / file).read_bytes() == (tree / file).read_bytes():
+        raise SystemExit("fix.patch changed nothing")  # git apply does so below another repository
+    return folder
+
+
+def build_all(trees, target):
+    """Compile six kernels side by side, into TileLang's cache."""
+    tasks = [(kernel, tree, tma) for kernel in reproduce.KERNELS for tree, tma in BUILDS]
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(min(len(tasks), os.cpu_count()), mp_context=context) as pool:
+        built = [pool.submit(compile_one, kernel, trees[tree], tma, target) for kernel, tree, tma in tasks]
+    return [
+        {"kernel": kernel, "tree": tree, "tma": tma, **one.result()}
+        for (kernel, tree, tma), one in zip(tasks, built, strict=True)
+    ]
+
+
+def time_all(trees, output):
+    """Build what is not built, then time it."""
+    modules = {name: load(tree) for name, tree in trees.items()}
+    first = modules["pristine"]
     # Upstream makes new symbols for every call, which tilelang takes for new arguments, so it elaborates both kernels
     # anew each time, for seconds. That has nothing to do with TMA, and is kept out of the times.
-    module.T.dynamic = functools.cache(module.T.dynamic)
-    tasks = [(kernel, tma) for kernel in reproduce.KERNELS for tma in OPTIONS.values()]
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(len(tasks), mp_context=context) as pool:
-        built = [pool.submit(reproduce.build, *task, target) for task in tasks]
-    builds = [{"kernel": kernel, "tma": tma, **one.result()} for (kernel, tma), one in zip(tasks, built, strict=True)]
-    driver = torch.cuda.get_device_properties(0)
-    document = {"gpu": driver.name, "torch": torch.__version__, "cuda": torch.version.cuda, "builds": builds}
-    document |= {"python": platform.python_version(), "tilelang": module.tilelang.__version__, "shapes": {}}
-    document["sizes"] = {"N": reproduce.N, "P": reproduce.P, "R": reproduce.R, "chunk": reproduce.CHUNK}
+    first.T.dynamic = functools.cache(first.T.dynamic)
+    target = "sm_{}{}a".format(*first.torch.cuda.get_device_capability())
+    document = {"gpu": first.torch.cuda.get_device_name(), "builds": build_all(trees, target)}
+    document |= {"torch": first.torch.__version__, "cuda": first.torch.version.cuda}
+    document |= {"python": platform.python_version(), "tilelang": first.tilelang.__version__, "shapes": {}}
+    build = reproduce.BUILDS["full"]
+    document["sizes"] = {"N": build.N, "P": reproduce.P, "R": build.R, "chunk": build.chunk}
     output.write_text(json.dumps(document, indent=1) + "\n")
     for name, shape in SHAPES.items():
-        document["shapes"][name] = measure(module, target, shape)
+        document["shapes"][name] = measure(modules, target, shape)
         output.write_text(json.dumps(document, indent=1) + "\n")
         output.with_suffix(".md").write_text(table(document["shapes"]))
         print(name, json.dumps(document["shapes"][name]), flush=True)
+
+
+def main():
+    """Lay out the patched tree beside the pristine one, and time both."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--tree", type=Path, required=True, help="the release, unpacked")
+    parser.add_argument("--output", type=Path, default=HERE / "data" / "time.json")
+    parser.add_argument("--build", metavar="TARGET", help="compile for it, and time nothing: no GPU is needed")
+    given = parser.parse_args()
+    tree = given.tree.resolve()
+    with tempfile.TemporaryDirectory() as folder:
+        trees = {"pristine": tree, "patched": patched(tree, Path(folder).resolve())}
+        if given.build:
+            print(json.dumps(build_all(trees, given.build), indent=1))
+        else:
+            time_all(trees, given.output)
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """What tilelang and nvcc make of both kernels, by tilelang version, architecture and compile options. Never judged.
 
-    python measure_versions.py --tree pristine=FOLDER --tree patched=FOLDER --companions FOLDER... [--targets ...]
+    python measure_versions.py --tree pristine=FOLDER --tree patched=FOLDER --dependencies FOLDER... [--targets ...]
 
---companions names merged companion sets of pack.toml. No GPU is needed, nvcc is. A cell is one kernel of one tree,
+--dependencies names merged dependency sets of pack.toml. No GPU is needed, nvcc is. A cell is one kernel of one tree,
 lowered by one tilelang for one architecture at the sizes of reproduce.py; it runs in a process of its own, and takes
 a minute or more. Results go to data/versions.json as they come, and cells that are there already are not run again;
 at the end data/versions.md is written anew from them. data/variants.json was made in the same way from trees with
@@ -116,7 +116,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--cell", help=argparse.SUPPRESS)
     parser.add_argument("--tree", action="append", default=[], metavar="NAME=FOLDER", help="an unpacked release")
-    parser.add_argument("--companions", type=Path, nargs="*", default=[], help="merged companion sets")
+    parser.add_argument("--dependencies", type=Path, nargs="*", default=[], help="merged dependency sets")
     parser.add_argument("--targets", default="sm_90a", help="architectures, separated by commas")
     parser.add_argument("--options", default="TMA+WS", help=f"some of {', '.join(OPTIONS)}, separated by commas")
     parser.add_argument("--output", type=Path, default=HERE / "data" / "versions.json")
@@ -133,7 +133,7 @@ def main():
     sizes = {"N": reproduce.N, "P": reproduce.P, "R": reproduce.R, "chunk": reproduce.CHUNK}
     document["sizes"] = sizes
     trees = dict(tree.split("=", 1) for tree in arguments.tree)
-    for site in arguments.companions:
+    for site in arguments.dependencies:
         (version,) = (path.name.split("-")[1].removesuffix(".dist") for path in site.glob("tilelang-*.dist-info"))
         for target in arguments.targets.split(","):
             for options in arguments.options.split(","):

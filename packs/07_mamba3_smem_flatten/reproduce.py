@@ -28,11 +28,21 @@ without that annotation are no obstacle. fix.patch hands Q and K to the kernels 
 into the rank-2 buffers.
 
 Scope: mamba-ssm switches TMA off in this file, so nobody meets the error today. The probe leaves the file as it is:
-it replaces pass_configs of the two jit functions from outside. Their arguments are those that mamba-ssm's own
-mamba_mimo_bwd_combined passes, at the module's default sizes (d_state 128, headdim 64, mimo_rank 4, chunk 64 / 4). The
-claim is about the pinned tilelang: with another one the probe is UNSUPPORTED (measure_versions.py has the figures).
-`compiled` shows that the kernels are lowered and compiled by nvcc and load by TMA; right numbers and times need the
-GPU (`executed`). A refusal is remembered in TILELANG_CACHE_DIR, as tilelang remembers a compiled kernel.
+it gives the two jit functions other pass_configs from outside. Their arguments are those that mamba-ssm's own
+mamba_mimo_bwd_combined passes. The claim is about the pinned tilelang: with another one the probe is UNSUPPORTED
+(measure_versions.py has the figures). A refusal is remembered in TILELANG_CACHE_DIR, as a compiled kernel is.
+
+The contract of mamba_mimo_bwd_combined; FACTORS has the values, BUILDS what is compiled in, CASES a pairwise set:
+
+    q, k [B, S, R, G, N]; G is 1 or H       R 2, 4; N 64, 128; bfloat16, float16; contiguous, as for every kernel of it
+    v [B, S, H, P]; dout alike              S a multiple of chunk_size; B 2, 3; H 4, 5; P 64
+    z and mimo_z, D, mimo_o                 given, or None: without mimo_o dout is [B, S, R, H, P]
+    dA_cs, dA_cs_rev, dt, trap [B, H, S]; segsum; angles [B, S, H, N / divisor], divisor 2, 4; chunk_size 64 / R
+
+`compiled`: with TMA on, the kernels of the build "full" (the module Mamba3's default sizes) are lowered and compiled by
+nvcc, and reach Q and K through a TMA descriptor and through no pointer. `executed` does so for both builds, and runs
+them: all gradients against float64, and with TMA on against TMA off. The release refuses an S that is no multiple of
+chunk_size, so that no case has one.
 
 Upstream: https://github.com/state-spaces/mamba, mamba_ssm/ops/tilelang/mamba3/mamba3_mimo_bwd.py; the refusal is in
 https://github.com/tile-ai/tilelang/blob/v0.1.8/src/op/copy.cc. mamba-ssm has no wheel: PYTHONPATH=CHECKOUT uv run
@@ -46,28 +56,50 @@ reproduce.py. By hand, with nvcc and no GPU (the first run takes a minute or two
 
 # fmt: off
 # --- protocol: begin (the same in every probe; the original is harness/protocol.py)
-import argparse, ctypes, hashlib, json, sys
+import argparse, contextlib, ctypes, fnmatch, hashlib, json, os, sys, traceback
 from pathlib import Path
-class Probe:
-    """Prints the lines that a runner reads, and draws the verdict from the checks among them."""
+class Probe:  # prints the lines that a runner reads, and draws the verdict from the checks among them
     def __init__(self):
-        self.judged = {}  # (role, ok) -> the names of these checks
+        self.judged, self.tested, self.only = {}, [], None  # judged: (role, ok) -> the names of these checks
     def say(self, word, **fields):  # JSON has neither NaN nor infinity: they become strings
         print(word, json.dumps(json.loads(json.dumps(fields), parse_constant=str)), flush=True)
-    def upstream(self, module):  # an accused module, as it was really loaded
-        sha256 = hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
-        self.say("UPSTREAM", module=module.__name__, file=module.__file__, sha256=sha256)
+    def upstream(self, module):  # a module under test, as it was really loaded
+        file, package = Path(module.__file__), module.__name__.partition(".")[0]
+        self.tested.append(next((str(folder) for folder in file.parents if folder.name == package), str(file)))
+        sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+        self.say("UPSTREAM", module=module.__name__, file=str(file), sha256=sha256)
     def check(self, name, role, ok, **values):  # ok is None where this cannot be judged here
         self.judged.setdefault((role, ok), []).append(name)
         self.say("CHECK", name=name, role=role, ok=ok, **values)
+    def judge(self, name, role, measure, *given):  # measure(*given) returns ok, and by name what it measured
+        try:
+            wanted = fnmatch.fnmatchcase(name, self.only or "*")
+            ok, values = measure(*given) if wanted else (None, {"reason": "--only leaves it out"})
+        except Exception as error:  # code under test that raises is wrong; a fault of the probe or the host is not
+            files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+            host = isinstance(error, (ImportError, MemoryError, OSError)) or "out of memory" in str(error)
+            if host or not any(file.startswith(tuple(self.tested)) for file in files):
+                raise
+            traceback.print_exc()
+            ok, values = False, {"reason": f"it raised {type(error).__name__}: {error}"[:400]}
+        self.check(name, role, ok, **values)
     def output(self, name, tensor, must_match=True):  # the runner compares the two lanes'
         data = tensor.detach().cpu().contiguous()
         sha256 = hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest()
         self.say("OUTPUT", name=name, dtype=str(data.dtype), shape=[*data.shape], sha256=sha256, must_match=must_match)
+    @contextlib.contextmanager
+    def alone(self):  # around launches that are timed: no other lane of the runner uses this GPU meanwhile
+        gate = Path(os.environ.get("REPRODUCER_GPU_GATE", os.devnull))  # a named pipe, where lanes share a GPU
+        try:
+            yield gate.read_text()  # ends when the other lanes are off it
+        finally:
+            gate.read_text()  # ends when they may use it again
     def run(self, judge):  # judge(probe, target) loads upstream and makes the checks
         parser = argparse.ArgumentParser(description="Judge one bug; the last line is the verdict.")
         parser.add_argument("--target", help="cpu, sm_90a, ... (default: this host's GPU, else cpu)")
-        target, reason = parser.parse_args().target, "no defect check could be judged here"
+        parser.add_argument("--only", metavar="CHECK", help="run this check alone (a name or a glob): no verdict")
+        target, self.only = vars(parser.parse_args()).values()
+        reason = f"only {self.only} was run" if self.only else "no defect check could be judged here"
         try:
             if target is None:
                 import torch
@@ -77,24 +109,64 @@ class Probe:
         except (ImportError, NotImplementedError) as error:  # a package or a mode cannot be had
             self.judged, reason = {}, f"{type(error).__name__}: {error}"
         except Exception:
-            sys.excepthook(*sys.exc_info())
+            traceback.print_exc()
             sys.exit(125)
         ends = {("control", False): ("CONTROL_FAILED", 125), ("defect", False): ("BUG_REPRODUCED", 10),
                 ("defect", True): ("FIX_VALIDATED", 0), None: ("UNSUPPORTED", 125)}
-        key = next((key for key in ends if key in self.judged), None)
+        key = next((key for key in ends if key in self.judged and not self.only), None)
         self.say(ends[key][0], reason=", ".join(self.judged.get(key, [reason])))
         sys.exit(ends[key][1])
 # --- protocol: end
 # fmt: on
 
 import concurrent.futures, contextlib, dataclasses, functools, importlib.util, itertools, multiprocessing
-import os, re, statistics, unittest.mock
+import re, statistics, typing, unittest.mock
 
-N, P, R, CHUNK = 128, 64, 4, 16  # Mamba-3's defaults, and a line of the grid in mamba-ssm's own tests
-SIZES, LARGE = (2, 128, 4), (4, 2048, 16)  # batch, length, heads: to be right, and (as in those tests) to be timed
+
+@dataclasses.dataclass(frozen=True)
+class Build:
+    """What is compiled in: a kernel serves every batch, length, number of heads and of groups."""
+
+    N: int  # d_state
+    R: int  # mimo_rank
+    divisor: int  # of N: the angles
+    dtype: str
+    given: bool  # z, mimo_z, D and mimo_o; else they are None, and the gradient of the output has R rows a step
+
+    @property
+    def chunk(self):
+        """Steps of a chunk, as the module Mamba3 has it."""
+        return 64 // self.R
+
+
+P = 64  # headdim
+BUILDS = {"full": Build(128, 4, 4, "bfloat16", given=True), "bare": Build(64, 2, 2, "float16", given=False)}
 KERNELS = ("bwd_bwd", "bwd_fwd")  # the slower one to compile first
+FACTORS = {
+    "build": ("full", "bare"),  # of BUILDS
+    "batch": (2, 3),
+    "length": (128, 192),  # of whole chunks: the release asserts that
+    "heads": (4, 5),
+    "groups": ("one", "each"),  # G = 1, G = H: the release takes no other
+    "tma": (False, True),  # and warp specialisation
+}
+EXCLUDED = []  # every pair is possible
+Case = typing.NamedTuple("Case", [(name, object) for name in FACTORS])
+CASES = [  # the first two are the reported example
+    ("full", 2, 128, 4, "one", False),
+    ("full", 2, 128, 4, "one", True),
+    ("full", 3, 192, 4, "each", False),
+    ("full", 3, 128, 5, "each", True),
+    ("bare", 2, 192, 5, "one", False),
+    ("bare", 2, 192, 5, "each", True),
+    ("bare", 3, 128, 4, "each", True),
+    ("bare", 3, 128, 5, "one", True),
+]
+LARGE = Case("full", 4, 2048, 16, "one", None)  # to be timed: a line of the grid in mamba-ssm's own tests
 VARIABLES = ("q", "k", "v", "dA", "dt", "trap", "q_bias", "k_bias", "mimo_v", "mimo_z", "mimo_o", "angles", "D", "z")
+OPTIONAL = ("mimo_z", "mimo_o", "D", "z")
 TOLERANCE = 0.10  # of the largest error over the largest value: REL_TOL of mamba-ssm's own tests of these kernels
+SAME = 2**-8  # TMA on against off, likewise: the arithmetic is the same, so one rounding to bfloat16 at most
 
 
 def load():
@@ -105,88 +177,120 @@ def load():
     return importlib.import_module("mamba_ssm.ops.tilelang.mamba3.mamba3_mimo_bwd")
 
 
-def switch(module, target, *, tma):
-    """Give both jit functions other options from outside; a replaced one has an empty cache of kernels."""
+@functools.cache
+def variant(module, kernel, target, tma):
+    """Return a jit function with other options, given from outside. It has a cache of kernels of its own."""
     key, arch = module.tilelang.PassConfigKey, module.tilelang.tvm.target.Target({"kind": "cuda", "arch": target})
+    function = getattr(module, f"mamba_mimo_{kernel}")
     options = {key.TL_DISABLE_TMA_LOWER: not tma, key.TL_DISABLE_WARP_SPECIALIZED: not tma}
-    for name in (f"mamba_mimo_{kernel}" for kernel in KERNELS):
-        function = getattr(module, name)
-        configs = {**function.pass_configs, **options}
-        setattr(module, name, dataclasses.replace(function, pass_configs=configs, target=arch))
+    return dataclasses.replace(function, pass_configs={**function.pass_configs, **options}, target=arch)
 
 
-def example(torch, sizes, device):
+def backward(module, target, arguments, *, fwd, bwd):
+    """Run mamba_mimo_bwd_combined with TMA on or off in bwd_fwd and in bwd_bwd. Return the gradients by name."""
+    options = {"bwd_fwd": fwd, "bwd_bwd": bwd}
+    functions = {f"mamba_mimo_{kernel}": variant(module, kernel, target, tma) for kernel, tma in options.items()}
+    with unittest.mock.patch.multiple(module, **functions):
+        return dict(zip(VARIABLES, module.mamba_mimo_bwd_combined(**arguments), strict=False))  # main has a fifteenth
+
+
+def example(torch, case, device):
     """Make arguments of mamba_mimo_bwd_combined, distributed as in mamba-ssm's own tests, and the decay behind them."""
-    (B, S, H), low = sizes, torch.bfloat16
+    build, B, S, H = BUILDS[case.build], case.batch, case.length, case.heads
+    N, R, G, low = build.N, build.R, 1 if case.groups == "one" else H, getattr(torch, build.dtype)
     random = torch.Generator(device).manual_seed(7)
     normal = functools.partial(torch.randn, generator=random, device=device)
     uniform = functools.partial(torch.rand, generator=random, device=device)
     dt = torch.nn.functional.softplus(normal(B, H, S) - 3)
     dA = -dt * uniform(B, H, S)
-    total = dA.unflatten(2, (-1, CHUNK)).cumsum(3)
-    arguments = {"dout": normal(B, S, H, P).to(low), "q": normal(B, S, R, 1, N).to(low)}
-    arguments |= {"k": normal(B, S, R, 1, N).to(low), "v": normal(B, S, H, P).to(low), "q_bias": normal(H, R, N)}
+    total = torch.nn.functional.pad(dA, (0, -S % build.chunk)).unflatten(2, (-1, build.chunk)).cumsum(3)
+    sums = {"dA_cs": total, "dA_cs_rev": total[..., -1:] - total}
+    arguments = {name: sums[name].flatten(2)[..., :S].contiguous() for name in sums}
+    arguments |= {"dout": normal(B, S, *[R] * (not build.given), H, P).to(low), "q": normal(B, S, R, G, N).to(low)}
+    arguments |= {"k": normal(B, S, R, G, N).to(low), "v": normal(B, S, H, P).to(low), "q_bias": normal(H, R, N)}
     arguments |= {"k_bias": normal(H, R, N), "mimo_v": normal(H, R, P) / R, "mimo_o": normal(H, R, P) / R}
-    arguments |= {"z": normal(B, S, H, P).to(low), "mimo_z": normal(H, R, P), "angles": uniform(B, S, H, N // 4)}
-    arguments |= {"dA_cs": total.flatten(2), "dA_cs_rev": (total[..., -1:] - total).flatten(2), "dt": dt}
-    arguments |= {"trap": uniform(B, H, S).to(low), "D": normal(H), "segsum": total[..., None] - total[..., None, :]}
-    return {**arguments, "chunk_size": CHUNK, "rotary_dim_divisor": 4, "dtype": low}, dA
+    arguments |= {"z": normal(B, S, H, P).to(low), "mimo_z": normal(H, R, P), "D": normal(H), "dt": dt}
+    arguments |= {"angles": uniform(B, S, H, N // build.divisor), "trap": uniform(B, H, S).to(low)}
+    arguments |= dict.fromkeys(OPTIONAL * (not build.given))
+    arguments |= {"segsum": total[..., None] - total[..., None, :], "chunk_size": build.chunk, "dtype": low}
+    return {**arguments, "rotary_dim_divisor": build.divisor}, dA
 
 
 def reference(torch, arguments, dA):
     """Compute all gradients by autograd in float64, from the formula over the whole sequence: no chunks, no states."""
-    x = {name: {**arguments, "dA": dA}[name].double().requires_grad_() for name in VARIABLES}
-    B, S, H, _ = x["v"].shape
+    given = {name: {**arguments, "dA": dA}[name] for name in VARIABLES}
+    x = {name: tensor.double().requires_grad_() for name, tensor in given.items() if tensor is not None}
+    (B, S, H, _), (*_, R, _, N) = x["v"].shape, x["q"].shape
 
-    def rows(tensor):  # [B, S, R, H, width] -> [B, H, S*R, width]
+    def rows(tensor):  # [B, S, R, G, width] -> [B, H, S*R, width]
         return tensor.expand(B, S, R, H, -1).permute(0, 3, 1, 2, 4).flatten(2, 3)
 
-    def rotated(tensor):  # channel n with N/2 + n, for the first quarter of the channels
-        a, b, c, d = tensor.expand(B, S, R, H, N).chunk(4, -1)
+    def rotated(tensor):  # channel n with N/2 + n, for as many of the first as there are angles
+        rest = N // 2 - (turned := x["angles"].shape[-1])
+        a, b, c, d = tensor.expand(B, S, R, H, N).split([turned, rest, turned, rest], -1)
         cos, sin = x["angles"].cos()[:, :, None], x["angles"].sin()[:, :, None]
         return torch.cat((cos * a - sin * c, b, sin * a + cos * c, d), -1)
 
     q, k = (x[name] + x[f"{name}_bias"].transpose(0, 1) for name in "qk")
-    v, z = (torch.einsum("bshp,hrp->bsrhp", x[name], x[f"mimo_{name}"]) for name in "vz")
     gamma, late = x["dt"] * x["trap"].sigmoid(), x["dt"] * (-x["trap"]).sigmoid()
     time = torch.arange(S, device=dA.device).repeat_interleave(R)
     weight, total = gamma + torch.nn.functional.pad(late[..., 1:], (0, 1)), x["dA"].cumsum(2)[..., time]
     past, same = time[:, None] > time, time[:, None] == time
     factor = (total[..., None] - total[..., None, :]).masked_fill(~past, -torch.inf).exp() * weight[..., None, time]
     scores = rows(rotated(q)) @ rows(rotated(k)).mT * factor + rows(q) @ rows(k).mT * same * gamma[..., None, time]
-    outputs = (scores + x["D"][:, None, None] * torch.eye(S * R, device=dA.device)) @ rows(v)
-    gated = (outputs * torch.nn.functional.silu(rows(z))).unflatten(2, (S, R))
-    out = torch.einsum("bhsrp,hrp->bshp", gated, x["mimo_o"])
-    return torch.autograd.grad(out, list(x.values()), arguments["dout"].double())
+    if "D" in x:
+        scores = scores + x["D"][:, None, None] * torch.eye(S * R, device=dA.device)
+    outputs = scores @ rows(torch.einsum("bshp,hrp->bsrhp", x["v"], x["mimo_v"]))
+    if "z" in x:
+        outputs = outputs * torch.nn.functional.silu(rows(torch.einsum("bshp,hrp->bsrhp", x["z"], x["mimo_z"])))
+    outputs = outputs.unflatten(2, (S, R)).permute(0, 2, 3, 1, 4)
+    out = torch.einsum("bsrhp,hrp->bshp", outputs, x["mimo_o"]) if "mimo_o" in x else outputs
+    return dict(zip(x, torch.autograd.grad(out, list(x.values()), arguments["dout"].double()), strict=True))
 
 
-def requested(module):
-    """Return what mamba-ssm's own entry point gives each jit function and its kernel, before it needs a GPU."""
-    calls = {}
+def requested(module, name):
+    """Return what mamba-ssm's own entry point gives each jit function and its kernel, and what it was given itself."""
+    calls, (arguments, _) = {}, example(module.torch, Case(name, 2, 128, 4, "each", None), "cpu")
 
     def record(kernel, *args, **kwargs):
         def run(*tensors):
             calls[kernel] = args, kwargs, tensors
             if len(calls) == len(KERNELS):
-                raise StopIteration
+                raise StopIteration  # before the first that needs a GPU
 
         return run
 
     recorders = {f"mamba_mimo_{kernel}": functools.partial(record, kernel) for kernel in KERNELS}
     with contextlib.suppress(StopIteration), unittest.mock.patch.multiple(module, **recorders):
-        module.mamba_mimo_bwd_combined(**example(module.torch, SIZES, "cpu")[0])
-    return calls
+        module.mamba_mimo_bwd_combined(**arguments)
+    return calls, arguments
 
 
-def build(kernel, tma, target):
-    """In a process of its own: lower a kernel and compile it. Return what the loop at the end of judge unpacks."""
+def misgiven(torch, program, tensors, arguments):
+    """Name the arguments of a rank that the kernel does not declare, and Q and K if their elements come otherwise."""
+    buffers = [program.buffer_map[parameter] for parameter in program.params]
+    pairs = [(tensor, buffer) for tensor, buffer in zip(tensors, buffers, strict=True) if tensor is not None]
+    wrong = {buffer.name for tensor, buffer in pairs if tensor.dim() != len(buffer.shape)}
+    given = {buffer.name: tensor for tensor, buffer in pairs}
+    return sorted(wrong | {x for x in "QK" if not torch.equal(given[x].flatten(), arguments[x.lower()].flatten())})
+
+
+def ways(source):
+    """Tell from a kernel's CUDA how it reaches Q and K, and whether it loads anything by TMA."""
+    loaded = re.findall(r"\btl::tma_load\((\w+)_desc\b", source)
+    pointers = re.findall(r"(\w+)[,)]", source.partition("__global__")[2].partition("{")[0])
+    both = (("TMA", loaded), ("pointer", pointers))
+    return {"tma": "tl::tma_load" in source, **{x: [way for way, names in both if x in names] for x in "QK"}}
+
+
+def build(name, kernel, tma, target):
+    """In a process of its own: lower a kernel and compile it. Return what say_builds unpacks."""
     module = load()
-    args, kwargs, tensors = requested(module)[kernel]
-    switch(module, target, tma=tma)
-    function = getattr(module, f"mamba_mimo_{kernel}")
+    calls, arguments = requested(module, name)
+    args, kwargs, tensors = calls[kernel]
+    function = variant(module, kernel, target, tma)
     program = function.get_tir(*args, **kwargs)
-    pairs = [(x, program.buffer_map[y]) for x, y in zip(tensors, program.params, strict=True) if x is not None]
-    wrong = [buffer.name for tensor, buffer in pairs if tensor.dim() != len(buffer.shape)]
+    wrong = misgiven(module.torch, program, tensors, arguments)
     identity = repr((module.tilelang.__version__, function.pass_configs, target, wrong, program.script())).encode()
     refused = Path(module.tilelang.env.TILELANG_CACHE_DIR, f"refused-{hashlib.sha256(identity).hexdigest()}.json")
     if refused.exists():
@@ -201,56 +305,96 @@ def build(kernel, tma, target):
         partial.write_text(json.dumps(found))
         partial.replace(refused)
         return found
-    return [wrong, True, True, len(re.findall(r"\btl::tma_load\b", source)), ""]
+    return [wrong, True, True, ways(source), ""]
+
+
+def say_builds(probe, tasks, built):
+    """Make the checks of what was built. Return the names of the builds that compile with TMA on."""
+    compiled = {name: 0 for name, *_ in tasks}
+    for (name, kernel, tma), (wrong, lowers, compiles, found, reason) in zip(tasks, built, strict=True):
+        label = f"{kernel}" if name == "full" else f"{name}.{kernel}"
+        if not tma:
+            probe.check(f"{label}.tma_off", "control", compiles and not found["tma"], measured=found, reason=reason)
+            continue
+        by_tma = found and {x: found[x] for x in "QK"}
+        right = by_tma == {"Q": ["TMA"], "K": ["TMA"]}
+        compiled[name] += right
+        probe.check(f"{label}.arguments", "control", not wrong, measured=wrong, unit="of another rank or order")
+        probe.check(f"{label}.lowers", "defect", lowers, measured="lowers" if lowers else reason)
+        probe.check(f"{label}.compiles", "defect", compiles if lowers else None, reason=reason)
+        probe.check(f"{label}.tma_load", "defect", right if compiles else None, measured=by_tma, reason=reason)
+    probe.say("FIGURE", name="kernels_with_tma", value=compiled["full"], unit="of 2")
+    return {name for name, kernels in compiled.items() if kernels == len(KERNELS)}
+
+
+def distance(got, wanted):
+    """Return the largest error of each gradient over its largest value; infinity where None or another shape stands."""
+    result = {}
+    for name, x in got.items():
+        y = wanted.get(name)
+        if x is None or y is None or x.shape != y.shape:
+            result[f"d{name}"] = 0.0 if x is y is None else float("inf")
+        else:
+            result[f"d{name}"] = float((x - y).abs().max() / y.abs().max())
+    return result
+
+
+def judge_case(torch, module, target, case):
+    """Run one backward: its gradients against float64, and with TMA on against those with TMA off, too."""
+    arguments, dA = example(torch, case, "cuda")
+    got = backward(module, target, arguments, fwd=case.tma, bwd=case.tma)
+    errors = distance(got, reference(torch, arguments, dA))
+    apart = distance(got, backward(module, target, arguments, fwd=False, bwd=False))
+    ok = all(error <= TOLERANCE for error in errors.values()) and all(error <= SAME for error in apart.values())
+    limits = {"reference": TOLERANCE, "TMA off": SAME}
+    measured = {"reference": errors, "TMA off": max(apart.values())}
+    return ok, {"measured": measured, "tolerance": limits, "unit": "largest error over largest value"}
+
+
+def repeated(torch, module, target, given):
+    """Name the gradients that are not bitwise the same in two runs with TMA off."""
+    first, second = (backward(module, target, given, fwd=False, bwd=False) for _ in range(2))
+    differ = [f"d{name}" for name, x in first.items() if not torch.equal(x, second[name])]
+    return not differ, {"measured": differ, "unit": "gradients that differ between two runs"}
+
+
+def milliseconds(probe, torch, module, target, name, **tma):
+    """Time one whole backward."""
+    large, _ = example(torch, LARGE, "cuda")
+    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(53)]
+    with probe.alone():
+        for begin, end in events:
+            begin.record(), backward(module, target, large, **tma), end.record()
+        torch.cuda.synchronize()
+    low, middle, high = statistics.quantiles([begin.elapsed_time(end) for begin, end in events[3:]], n=4)
+    probe.say("FIGURE", name=name, value=middle, unit="ms", spread=high - low)
 
 
 def judge_runs(probe, torch, module, target, *, compiled):
-    """Run both kernels, TMA off and on: all gradients against float64, and the time of one whole backward."""
-
-    def backward():
-        return module.mamba_mimo_bwd_combined(**arguments)
-
-    def differing(some, others):
-        return [f"d{name}" for name, x, y in zip(VARIABLES, some, others, strict=False) if not torch.equal(x, y)]
-
-    def check(name, role, got):
-        pairs = zip(VARIABLES, got, wanted, strict=False)  # upstream's main branch returns a fifteenth
-        errors = {f"d{key}": float((x - y).abs().max() / y.abs().max()) for key, x, y in pairs}
-        ok = all(error <= TOLERANCE for error in errors.values())
-        probe.check(name, role, ok, measured=errors, tolerance=TOLERANCE, unit="largest error over largest value")
-
-    def milliseconds(name):
-        large, _ = example(torch, LARGE, "cuda")
-        events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(53)]
-        for begin, end in events:
-            begin.record(), module.mamba_mimo_bwd_combined(**large), end.record()
-        torch.cuda.synchronize()
-        low, middle, high = statistics.quantiles([begin.elapsed_time(end) for begin, end in events[3:]], n=4)
-        probe.say("FIGURE", name=name, value=middle, unit="ms", spread=high - low)
-        return middle
-
+    """Run both kernels in all CASES, and time them."""
     utilities = vars(sys.modules[module.bwd_dtrap_ddt_triton.__module__]).values()
     for kernel in (value for value in utilities if hasattr(value, "configs")):
         kernel.configs = kernel.configs[:1]  # autotuning costs time, and may choose otherwise in the other lane
     module.T.dynamic = functools.cache(module.T.dynamic)  # or each call would elaborate both kernels anew, for seconds
-    arguments, dA = example(torch, SIZES, "cuda")
-    wanted = reference(torch, arguments, dA)
-    switch(module, target, tma=False)
-    off = backward()
-    check("gradients.tma_off", "control", off)
-    differ = differing(off, backward())
-    probe.check("rerun.tma_off", "control", not differ, measured=differ, unit="gradients that differ between two runs")
-    for name, gradient in zip(VARIABLES, off, strict=False):
+    for number, case in enumerate(map(Case._make, CASES)):
+        sizes = "" if number < 2 else f".{case.build}_b{case.batch}_s{case.length}_h{case.heads}_g_{case.groups}"
+        name, role = f"gradients{sizes}.tma_{'on' if case.tma else 'off'}", "defect" if case.tma else "control"
+        if case.tma and case.build not in compiled:
+            probe.check(name, role, None, reason="the kernels do not compile with TMA on, or do not load by it")
+        else:
+            probe.judge(name, role, judge_case, torch, module, target, case)
+    given, _ = example(torch, Case._make(CASES[0]), "cuda")
+    probe.judge("rerun.tma_off", "control", repeated, torch, module, target, given)
+    off = backward(module, target, given, fwd=False, bwd=False)
+    for name, gradient in off.items():
         probe.output(f"d{name}", gradient)
-    slow = milliseconds("tma_off_ms")
-    if not compiled:
-        probe.check("gradients.tma_on", "defect", None, reason="the kernels do not compile with TMA on")
-        return
-    switch(module, target, tma=True)
-    on = backward()
-    check("gradients.tma_on", "defect", on)
-    probe.say("FIGURE", name="tma_on_differs", value=differing(off, on), unit="gradients that are not bitwise the same")
-    probe.say("FIGURE", name="tma_on_over_off", value=milliseconds("tma_on_ms") / slow, unit="1")
+    milliseconds(probe, torch, module, target, "tma_off_ms", fwd=False, bwd=False)
+    if "full" in compiled:
+        on = backward(module, target, given, fwd=True, bwd=True)
+        differ = [f"d{name}" for name, x in on.items() if not torch.equal(x, off[name])]
+        probe.say("FIGURE", name="tma_on_differs", value=differ, unit="gradients that are not bitwise the same")
+        milliseconds(probe, torch, module, target, "tma_on_ms", fwd=True, bwd=True)
+        milliseconds(probe, torch, module, target, "tma_in_bwd_fwd_ms", fwd=True, bwd=False)
 
 
 def judge(probe, target):
@@ -267,20 +411,14 @@ def judge(probe, target):
     device, evidence = (torch.cuda.get_device_name(), "executed") if executed else ("none", "compiled")
     probe.say("TARGET", target=target, evidence=evidence, device=device)
     probe.upstream(module)
-    tasks = [(kernel, tma) for tma in ((True, False) if executed else (True,)) for kernel in KERNELS]
+    names, options = (BUILDS, (True, False)) if executed else (["full"], (True,))
+    tasks = list(itertools.product(names, KERNELS, options))
     context = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")  # CUDA survives no fork
     with concurrent.futures.ProcessPoolExecutor(min(len(tasks), os.cpu_count()), mp_context=context) as pool:
         built = list(pool.map(build, *zip(*tasks, strict=True), itertools.repeat(target)))
-    for (kernel, tma), (wrong, lowers, compiles, loads, reason) in zip(tasks, built, strict=True):
-        if not tma:
-            probe.check(f"{kernel}.tma_off", "control", compiles and loads == 0, measured=loads, reason=reason)
-            continue
-        probe.check(f"{kernel}.ranks", "control", not wrong, measured=wrong, unit="arguments of an undeclared rank")
-        probe.check(f"{kernel}.lowers", "defect", lowers, measured="lowers" if lowers else reason)
-        probe.check(f"{kernel}.compiles", "defect", compiles if lowers else None, reason=reason)
-        probe.check(f"{kernel}.tma_load", "defect", loads > 0 if compiles else None, measured=loads, reason=reason)
+    compiled = say_builds(probe, tasks, built)
     if executed:
-        judge_runs(probe, torch, module, target, compiled=all(compiles for _, _, compiles, _, _ in built))
+        judge_runs(probe, torch, module, target, compiled=compiled)
 
 
 if __name__ == "__main__":

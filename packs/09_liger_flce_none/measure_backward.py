@@ -1,6 +1,7 @@
 """Time and memory of the fused loss, pristine against patched and against eager PyTorch. Measured, never judged.
 
-    python measure_backward.py --pristine TREE/src --patched PATCHED_TREE/src --output data/backward.json
+    python measure_backward.py --pristine TREE/src --patched PATCHED_TREE/src [--release RELEASE/src]
+        --output data/backward.json
 
 Each tree, and eager PyTorch, has a child process of its own; the parent asks them in turn, so that a change of clocks
 meets all of them alike. A sample is one forward and one backward in bf16, timed by CUDA events. A peak is what a step
@@ -106,9 +107,9 @@ def serve(device, *, eager):
     if device == "cuda":
         about["device"] = torch.cuda.get_device_name()
     if not eager:
-        from liger_kernel.ops import fused_linear_cross_entropy as accused
+        from liger_kernel.ops import fused_linear_cross_entropy as module_under_test
 
-        about["sha256"] = hashlib.sha256(Path(accused.__file__).read_bytes()).hexdigest()
+        about["sha256"] = hashlib.sha256(Path(module_under_test.__file__).read_bytes()).hexdigest()
     print(json.dumps(about), flush=True)
     now, steps = None, None
     for line in sys.stdin:
@@ -199,6 +200,7 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--pristine", type=Path, help="source root of the pristine tree")
     parser.add_argument("--patched", type=Path, help="source root of the patched tree")
+    parser.add_argument("--release", type=Path, help="source root of a release that has upstream's own fix")
     parser.add_argument("--output", type=Path, help="the JSON file to write")
     parser.add_argument("--device", choices=SHAPES, default="cuda")
     parser.add_argument("--serve", choices=("tree", "eager"), help=argparse.SUPPRESS)
@@ -209,6 +211,8 @@ def main():
     if None in (arguments.pristine, arguments.patched, arguments.output):
         parser.error("--pristine, --patched and --output are needed")
     sources = {"pristine": arguments.pristine, "patched": arguments.patched, "eager": None}
+    if arguments.release:
+        sources["release"] = arguments.release
     result = measure(arguments.device, sources)
     arguments.output.parent.mkdir(parents=True, exist_ok=True)
     lines = [f"{json.dumps(key)}: {json.dumps(value)}" for key, value in result.items()]

@@ -19,15 +19,30 @@ Cause: forward makes the gradients in advance, and backward multiplies them by g
 scalar; of a vector that is the first element. The rows of grad_input could still be scaled afterwards; grad_weight
 and grad_bias are sums over tokens by then and could not.
 
-Scope: first-order gradients of liger_kernel.transformers.LigerFusedLinearCrossEntropyLoss on its Triton path. Losses,
-uniform weights, "mean" and "sum" are right with and without the bug: they are the controls. So is the usual
-workaround, "mean" times the number of labels that are not ignored: it is exact for the mask `labels != ignore_index`
-and for no other, and the check workaround_limit shows that with the mask 0, 0.5, 1. A release that refuses "none", or
-reduces it to one number, is UNSUPPORTED: that is neither the bug nor the fix.
+Scope: first-order gradients of the fused linear cross entropy on its Triton path, through the module, the functional
+form and the autograd function. With reduction="none" all of the table below is judged. With "mean" and "sum" one
+backward is judged, of an input that is trained and of tensors that are stored by rows: a second backward, a frozen
+input and column-major tensors are other bugs of those two modes, which this pack neither claims nor fixes. The
+workaround, "mean" times the number of labels that are not ignored, is exact for the mask `labels != ignore_index` and
+for no other: the check workaround_limit shows that with the mask 0, 0.5, 1. A release that refuses "none", or reduces
+it to one number, is UNSUPPORTED: that is neither the bug nor the fix. An option that a release does not have yet is
+not judged there.
 
-Upstream: https://github.com/linkedin/Liger-Kernel/issues/968 reports it; mended by
-https://github.com/linkedin/Liger-Kernel/pull/1298, first released in 0.8.2. See also issues 338, 488 and 872 and pull
-requests 496, 879, 1126 and 1182. For a checkout: PYTHONPATH=CHECKOUT/src uv run reproduce.py
+The contract of what the patch touches, for BT tokens, H hidden, V classes (FACTORS has the values, CASES a pairwise
+covering set; a row that the pinned release gets wrong is a defect check, every other a control):
+
+    hidden [BT, H], weight [V, H], bias [V] or None    fp32, bf16, fp16, autocast; each trained or frozen; any strides
+    labels [BT] int64                                  in 0..V-1, or ignore_index; any stride
+    grad_output [BT], or a scalar                      any sign, any stride; backward once, again, for one leaf alone
+    ce_weight [V] or None, ignore_index, lse_square_scale, label_smoothing, softcap, accum_dtype, use_token_scaling
+    return_z_loss, return_token_accuracy, return_predicted_tokens    what comes beside the loss, without gradients
+
+Besides: accum_dtype=float32 is as precise as it is meant to be; [BT, V] logits are neither made nor held at once; and
+a tensor that is changed in place between forward and backward makes no difference or is an error, as in PyTorch.
+
+Upstream: https://github.com/linkedin/Liger-Kernel/issues/968 reports it; fixed by
+https://github.com/linkedin/Liger-Kernel/pull/1298, first released in 0.8.2; pack.toml has the other threads.
+For a checkout: PYTHONPATH=CHECKOUT/src uv run reproduce.py
 
 Both sentinels without the runner, from a folder that holds the release's own liger_kernel-0.8.1.tar.gz, with PACK
 set to the absolute path of this file's folder and with torch, triton, numpy and packaging installed. The second line
@@ -38,40 +53,66 @@ ends in BUG_REPRODUCED, the fourth in FIX_VALIDATED (the third keeps git from lo
     GIT_CEILING_DIRECTORIES="$PWD" git -C liger_kernel-0.8.1 apply -p1 "$PACK/fix.patch"
     PYTHONPATH=liger_kernel-0.8.1/src python "$PACK/reproduce.py"
 
+On target cpu the probe adds to Triton's interpreter two things that it lacks: libdevice's tanh, in one line of Triton's
+own operations, and arguments that are floats as the fp32 scalars that they are on a GPU.
+
 Errors are norms of the difference over norms of the float64 reference, which is plain autograd on the same rounded
 inputs. The tolerances have these reasons:
 - fp32: 8 * eps * sqrt(V). The longest sum has V terms, and rounding errors grow like its root; 8 leaves room for exp,
   log and the product that follows.
-- bf16: 5 times the noise floor, which is this error of eager PyTorch in bf16 that accumulates gradients over as many
-  chunks as the kernel makes. The kernel rounds no element more than twice as often as eager (logits, their gradient,
-  the product; and then the row's weight, the scalar factor), and no rounding to nearest errs by more than 2.5 times
-  its root mean square.
+- bf16, fp16, autocast: 5 times the noise floor, which is this error of eager PyTorch in the same dtype that
+  accumulates gradients over as many chunks as the kernel makes. The kernel rounds no element more than twice as often
+  as eager (logits, their gradient, the product; and then the row's weight, the scalar factor), and no rounding to
+  nearest errs by more than 2.5 times its root mean square. Where a case is so small that its noise can be nothing by
+  chance, 4 * eps of the dtype.
 """
 
 # fmt: off
 # --- protocol: begin (the same in every probe; the original is harness/protocol.py)
-import argparse, ctypes, hashlib, json, sys
+import argparse, contextlib, ctypes, fnmatch, hashlib, json, os, sys, traceback
 from pathlib import Path
-class Probe:
-    """Prints the lines that a runner reads, and draws the verdict from the checks among them."""
+class Probe:  # prints the lines that a runner reads, and draws the verdict from the checks among them
     def __init__(self):
-        self.judged = {}  # (role, ok) -> the names of these checks
+        self.judged, self.tested, self.only = {}, [], None  # judged: (role, ok) -> the names of these checks
     def say(self, word, **fields):  # JSON has neither NaN nor infinity: they become strings
         print(word, json.dumps(json.loads(json.dumps(fields), parse_constant=str)), flush=True)
-    def upstream(self, module):  # an accused module, as it was really loaded
-        sha256 = hashlib.sha256(Path(module.__file__).read_bytes()).hexdigest()
-        self.say("UPSTREAM", module=module.__name__, file=module.__file__, sha256=sha256)
+    def upstream(self, module):  # a module under test, as it was really loaded
+        file, package = Path(module.__file__), module.__name__.partition(".")[0]
+        self.tested.append(next((str(folder) for folder in file.parents if folder.name == package), str(file)))
+        sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+        self.say("UPSTREAM", module=module.__name__, file=str(file), sha256=sha256)
     def check(self, name, role, ok, **values):  # ok is None where this cannot be judged here
         self.judged.setdefault((role, ok), []).append(name)
         self.say("CHECK", name=name, role=role, ok=ok, **values)
+    def judge(self, name, role, measure, *given):  # measure(*given) returns ok, and by name what it measured
+        try:
+            wanted = fnmatch.fnmatchcase(name, self.only or "*")
+            ok, values = measure(*given) if wanted else (None, {"reason": "--only leaves it out"})
+        except Exception as error:  # code under test that raises is wrong; a fault of the probe or the host is not
+            files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+            host = isinstance(error, (ImportError, MemoryError, OSError)) or "out of memory" in str(error)
+            if host or not any(file.startswith(tuple(self.tested)) for file in files):
+                raise
+            traceback.print_exc()
+            ok, values = False, {"reason": f"it raised {type(error).__name__}: {error}"[:400]}
+        self.check(name, role, ok, **values)
     def output(self, name, tensor, must_match=True):  # the runner compares the two lanes'
         data = tensor.detach().cpu().contiguous()
         sha256 = hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest()
         self.say("OUTPUT", name=name, dtype=str(data.dtype), shape=[*data.shape], sha256=sha256, must_match=must_match)
+    @contextlib.contextmanager
+    def alone(self):  # around launches that are timed: no other lane of the runner uses this GPU meanwhile
+        gate = Path(os.environ.get("REPRODUCER_GPU_GATE", os.devnull))  # a named pipe, where lanes share a GPU
+        try:
+            yield gate.read_text()  # ends when the other lanes are off it
+        finally:
+            gate.read_text()  # ends when they may use it again
     def run(self, judge):  # judge(probe, target) loads upstream and makes the checks
         parser = argparse.ArgumentParser(description="Judge one bug; the last line is the verdict.")
         parser.add_argument("--target", help="cpu, sm_90a, ... (default: this host's GPU, else cpu)")
-        target, reason = parser.parse_args().target, "no defect check could be judged here"
+        parser.add_argument("--only", metavar="CHECK", help="run this check alone (a name or a glob): no verdict")
+        target, self.only = vars(parser.parse_args()).values()
+        reason = f"only {self.only} was run" if self.only else "no defect check could be judged here"
         try:
             if target is None:
                 import torch
@@ -81,115 +122,579 @@ class Probe:
         except (ImportError, NotImplementedError) as error:  # a package or a mode cannot be had
             self.judged, reason = {}, f"{type(error).__name__}: {error}"
         except Exception:
-            sys.excepthook(*sys.exc_info())
+            traceback.print_exc()
             sys.exit(125)
         ends = {("control", False): ("CONTROL_FAILED", 125), ("defect", False): ("BUG_REPRODUCED", 10),
                 ("defect", True): ("FIX_VALIDATED", 0), None: ("UNSUPPORTED", 125)}
-        key = next((key for key in ends if key in self.judged), None)
+        key = next((key for key in ends if key in self.judged and not self.only), None)
         self.say(ends[key][0], reason=", ".join(self.judged.get(key, [reason])))
         sys.exit(ends[key][1])
 # --- protocol: end
 # fmt: on
 
+import functools
+import gc
 import importlib.util
-import os
+import inspect
 
-NAMES = ("loss", "grad_input", "grad_weight", "grad_bias")
+FACTORS = {
+    "reduction": ("none", "mean", "sum"),
+    "dtype": ("float32", "bfloat16", "float16", "autocast"),  # autocast: hidden in bf16, weight and bias in fp32
+    "shape": ((7, 5, 25), (1, 9, 7), (3, 3, 50), (6, 8, 24)),  # BT, H, V: in 4 chunks, the last short; 1; 3; 3
+    "weights": ("ones", "constant", "mask", "random", "signed"),  # of the rows; the factor of a reduced loss
+    "trained": ("all", "no weight", "no input", "bias", "nothing"),
+    "bias": (True, False),
+    "backward": ("once", "twice", "each alone"),
+    "layout": ("plain", "sliced input", "column-major input", "column-major weight", "strided labels"),
+    "labels": ("some ignored", "none ignored", "all ignored"),
+    "entry": ("module", "function", "functional"),
+    "saved": ("plain", "hooks"),  # hooks: what is saved for backward is copied, as offloading does
+    "ce_weight": ("absent", "given", "strided"),
+    "ignore_index": (-100, 2),
+    "lse_square_scale": (0.0, 0.03),
+    "label_smoothing": (0.0, 0.2),
+    "softcap": (None, 16.0),
+    "accum_dtype": (None, "float32"),
+    "use_token_scaling": (False, True),
+    "returns": ("loss", "z loss", "accuracy", "tokens", "all"),
+}
+EXCLUDED = [
+    # a reduced loss has one factor, not one a row
+    ("reduction", "mean", "weights", "mask"),
+    ("reduction", "mean", "weights", "random"),
+    ("reduction", "mean", "weights", "signed"),
+    ("reduction", "sum", "weights", "mask"),
+    ("reduction", "sum", "weights", "random"),
+    ("reduction", "sum", "weights", "signed"),
+    # bugs of these two modes that are not this pack's
+    ("reduction", "mean", "trained", "no input"),
+    ("reduction", "mean", "trained", "bias"),
+    ("reduction", "mean", "backward", "twice"),
+    ("reduction", "mean", "backward", "each alone"),
+    ("reduction", "mean", "layout", "column-major input"),
+    ("reduction", "mean", "layout", "column-major weight"),
+    ("reduction", "sum", "trained", "no input"),
+    ("reduction", "sum", "trained", "bias"),
+    ("reduction", "sum", "backward", "twice"),
+    ("reduction", "sum", "backward", "each alone"),
+    ("reduction", "sum", "layout", "column-major input"),
+    ("reduction", "sum", "layout", "column-major weight"),
+    # no mean and no accuracy of no rows
+    ("reduction", "mean", "labels", "all ignored"),
+    ("labels", "all ignored", "returns", "accuracy"),
+    ("labels", "all ignored", "returns", "all"),
+    # nothing to go back through, and no bias to train
+    ("trained", "nothing", "backward", "twice"),
+    ("trained", "nothing", "backward", "each alone"),
+    ("trained", "bias", "bias", False),
+]
+# fmt: off
+CASES = [
+    ("none", "float32", (6, 8, 24), "random", "all", False, "each alone", "sliced input", "some ignored",
+     "function", "hooks", "given", 2, 0.0, 0.2, None, "float32", True, "all"),
+    ("none", "float16", (3, 3, 50), "mask", "bias", True, "twice", "plain", "all ignored",
+     "functional", "plain", "strided", -100, 0.03, 0.0, 16.0, None, False, "loss"),
+    ("mean", "bfloat16", (1, 9, 7), "ones", "no weight", False, "once", "strided labels", "none ignored",
+     "module", "plain", "absent", -100, 0.0, 0.2, 16.0, "float32", False, "tokens"),
+    ("sum", "autocast", (7, 5, 25), "constant", "nothing", True, "once", "strided labels", "some ignored",
+     "module", "hooks", "strided", 2, 0.03, 0.0, None, None, True, "z loss"),
+    ("none", "bfloat16", (1, 9, 7), "signed", "no input", True, "twice", "column-major weight", "none ignored",
+     "function", "hooks", "absent", 2, 0.03, 0.0, None, None, True, "accuracy"),
+    ("none", "autocast", (7, 5, 25), "mask", "no input", False, "each alone", "column-major input", "all ignored",
+     "function", "plain", "given", -100, 0.0, 0.2, 16.0, "float32", False, "z loss"),
+    ("sum", "float16", (3, 3, 50), "constant", "nothing", False, "once", "plain", "none ignored",
+     "functional", "plain", "given", 2, 0.0, 0.2, 16.0, "float32", True, "accuracy"),
+    ("none", "float32", (6, 8, 24), "ones", "no weight", True, "each alone", "column-major input", "all ignored",
+     "functional", "hooks", "given", -100, 0.03, 0.0, None, None, True, "tokens"),
+    ("none", "float32", (6, 8, 24), "signed", "bias", True, "twice", "column-major weight", "some ignored",
+     "module", "plain", "given", -100, 0.0, 0.2, 16.0, "float32", False, "loss"),
+    ("mean", "float16", (7, 5, 25), "constant", "all", True, "once", "sliced input", "none ignored",
+     "functional", "hooks", "absent", -100, 0.03, 0.0, 16.0, None, False, "all"),
+    ("mean", "autocast", (3, 3, 50), "ones", "no weight", False, "once", "plain", "some ignored",
+     "function", "hooks", "strided", 2, 0.03, 0.0, None, "float32", True, "loss"),
+    ("none", "float16", (3, 3, 50), "random", "all", False, "each alone", "column-major weight", "all ignored",
+     "module", "plain", "strided", 2, 0.0, 0.0, None, None, False, "tokens"),
+    ("none", "bfloat16", (1, 9, 7), "mask", "bias", True, "once", "column-major input", "none ignored",
+     "module", "hooks", "strided", 2, 0.03, 0.2, None, "float32", True, "all"),
+    ("sum", "float32", (1, 9, 7), "constant", "nothing", False, "once", "sliced input", "all ignored",
+     "function", "plain", "absent", -100, 0.0, 0.0, 16.0, "float32", False, "loss"),
+    ("none", "autocast", (6, 8, 24), "random", "bias", True, "twice", "strided labels", "none ignored",
+     "functional", "plain", "absent", -100, 0.03, 0.0, 16.0, "float32", False, "accuracy"),
+    ("none", "bfloat16", (1, 9, 7), "signed", "all", False, "each alone", "plain", "some ignored",
+     "functional", "hooks", "given", -100, 0.03, 0.2, 16.0, None, True, "z loss"),
+    ("none", "float32", (7, 5, 25), "signed", "no weight", False, "twice", "sliced input", "some ignored",
+     "module", "hooks", "strided", -100, 0.0, 0.0, None, None, False, "accuracy"),
+    ("none", "float16", (6, 8, 24), "constant", "no input", False, "once", "plain", "some ignored",
+     "function", "plain", "strided", 2, 0.03, 0.0, None, "float32", True, "tokens"),
+    ("none", "float32", (3, 3, 50), "mask", "bias", True, "each alone", "strided labels", "none ignored",
+     "function", "plain", "absent", 2, 0.03, 0.2, None, "float32", True, "z loss"),
+    ("none", "autocast", (3, 3, 50), "signed", "no input", False, "twice", "column-major input", "some ignored",
+     "functional", "plain", "absent", 2, 0.03, 0.0, None, "float32", True, "all"),
+    ("none", "bfloat16", (7, 5, 25), "random", "nothing", True, "once", "column-major weight", "all ignored",
+     "functional", "plain", "strided", 2, 0.0, 0.0, 16.0, "float32", False, "loss"),
+    ("mean", "bfloat16", (6, 8, 24), "ones", "nothing", False, "once", "sliced input", "none ignored",
+     "function", "hooks", "given", -100, 0.0, 0.2, 16.0, "float32", False, "z loss"),
+    ("none", "float16", (6, 8, 24), "signed", "no input", True, "once", "strided labels", "all ignored",
+     "module", "plain", "given", -100, 0.0, 0.2, None, None, False, "loss"),
+    ("none", "autocast", (3, 3, 50), "mask", "all", False, "twice", "sliced input", "some ignored",
+     "function", "plain", "strided", -100, 0.03, 0.0, None, "float32", True, "tokens"),
+    ("sum", "float16", (1, 9, 7), "ones", "no weight", True, "once", "plain", "none ignored",
+     "module", "plain", "absent", 2, 0.0, 0.0, 16.0, None, True, "all"),
+    ("none", "bfloat16", (3, 3, 50), "constant", "all", True, "each alone", "column-major input", "none ignored",
+     "functional", "plain", "absent", 2, 0.03, 0.0, 16.0, "float32", True, "loss"),
+    ("none", "autocast", (1, 9, 7), "random", "no weight", False, "twice", "column-major weight", "none ignored",
+     "functional", "hooks", "absent", -100, 0.03, 0.2, 16.0, None, False, "z loss"),
+    ("mean", "float32", (7, 5, 25), "ones", "all", False, "once", "plain", "some ignored",
+     "module", "hooks", "strided", -100, 0.0, 0.0, None, "float32", True, "accuracy"),
+    ("none", "float16", (6, 8, 24), "mask", "no weight", False, "each alone", "column-major input", "none ignored",
+     "module", "hooks", "absent", -100, 0.0, 0.0, 16.0, "float32", True, "accuracy"),
+    ("none", "float32", (7, 5, 25), "ones", "bias", True, "twice", "column-major weight", "some ignored",
+     "function", "hooks", "absent", -100, 0.0, 0.0, 16.0, None, False, "tokens"),
+    ("sum", "bfloat16", (6, 8, 24), "constant", "all", True, "once", "strided labels", "some ignored",
+     "functional", "hooks", "given", -100, 0.03, 0.0, None, None, True, "tokens"),
+    ("none", "float16", (6, 8, 24), "mask", "nothing", False, "once", "column-major weight", "none ignored",
+     "function", "hooks", "absent", 2, 0.03, 0.2, 16.0, None, False, "all"),
+    ("none", "bfloat16", (6, 8, 24), "signed", "nothing", True, "once", "column-major input", "all ignored",
+     "functional", "plain", "given", -100, 0.03, 0.2, 16.0, "float32", False, "tokens"),
+    ("none", "float16", (7, 5, 25), "constant", "bias", True, "twice", "column-major weight", "all ignored",
+     "module", "hooks", "strided", -100, 0.0, 0.2, None, None, True, "z loss"),
+    ("none", "float32", (3, 3, 50), "random", "no input", True, "once", "column-major input", "some ignored",
+     "function", "plain", "strided", 2, 0.0, 0.0, 16.0, "float32", False, "all"),
+    ("none", "float16", (3, 3, 50), "ones", "no input", False, "each alone", "sliced input", "some ignored",
+     "functional", "plain", "given", -100, 0.0, 0.0, 16.0, "float32", True, "accuracy"),
+    ("none", "float32", (6, 8, 24), "constant", "no weight", False, "once", "strided labels", "some ignored",
+     "functional", "hooks", "absent", 2, 0.0, 0.2, 16.0, "float32", True, "all"),
+    ("none", "autocast", (6, 8, 24), "constant", "bias", True, "once", "sliced input", "some ignored",
+     "module", "plain", "strided", 2, 0.03, 0.0, 16.0, None, True, "accuracy"),
+    ("none", "autocast", (6, 8, 24), "random", "nothing", True, "once", "plain", "some ignored",
+     "functional", "plain", "absent", -100, 0.0, 0.0, 16.0, "float32", False, "accuracy"),
+]
+# fmt: on
+DEFAULTS = {name: values[0] for name, values in FACTORS.items()}
+OPTIONS = ("ignore_index", "lse_square_scale", "label_smoothing", "softcap", "use_token_scaling")
+RETURNS = {"return_z_loss": "z loss", "return_token_accuracy": "accuracy", "return_predicted_tokens": "tokens"}
+GRADIENTS = ("grad_input", "grad_weight", "grad_bias")
+IN_PLACE = "modified by an inplace operation"  # what PyTorch says of a saved tensor that was changed
 
 
 class Case:
-    """One shape and dtype: the inputs, the loss under test and its reference."""
+    """One value of each factor: the inputs, the call of the code under test, and its reference."""
 
-    def __init__(self, torch, loss_class, dtype, device, shape):
-        BT, H, V = shape
-        self.torch, self.loss_class, self.dtype, self.BT, self.V = torch, loss_class, dtype, BT, V
+    def __init__(self, api, **factors):
+        self.api, self.torch, self.factors = api, api.torch, DEFAULTS | factors
+        torch, device, (BT, H, self.V) = api.torch, api.device, self["shape"]
+        self.autocast = self["dtype"] == "autocast"
+        self.dtype = torch.bfloat16 if self.autocast else getattr(torch, self["dtype"])
         random = torch.Generator().manual_seed(9)
-        normal = [torch.randn(size, generator=random) for size in ((BT, H), (V, H), (V,))]
+        normal = api.normal.get(self["shape"])
+        if normal is None:
+            normal = [torch.randn(size, generator=random) for size in ((BT, H), (self.V, H), (self.V,))]
+            api.normal[self["shape"]] = normal  # the large shape takes its time
+        random = torch.Generator().manual_seed(10)
         # Logits of about unit variance at any H, so that the softmax is neither flat nor a spike.
-        self.tensors = [(x * scale).to(device, dtype) for x, scale in zip(normal, (1, H**-0.5, 0.1), strict=True)]
-        self.labels = torch.randint(V, (BT,), generator=random).to(device)
-        self.labels[3::7] = -100  # ignored rows among the others
-        self.valid = (self.labels != -100).float()
-        self.random = (torch.rand(BT, generator=random) + 0.25).to(device)
-        self.mask = (torch.arange(BT, device=device) % 3) / 2  # 0, 0.5, 1: the first row's weight is 0
+        scaled = [(x * scale).to(device, self.dtype) for x, scale in zip(normal, (1, H**-0.5, 0.1), strict=True)]
+        scaled[1:] = [x.float() if self.autocast else x for x in scaled[1:]]
+        self.tensors = scaled[: 2 + self["bias"]]
+        labels = torch.randint(self.V, (BT,), generator=random)
+        labels[labels == self["ignore_index"]] = 0
+        if self["labels"] != "none ignored":
+            labels[3::7] = self["ignore_index"]  # ignored rows among the others
+        if self["labels"] == "all ignored":
+            labels[:] = self["ignore_index"]
+        self.labels, self.valid = labels.to(device), (labels != self["ignore_index"]).to(device)
+        values, rows = torch.rand(BT, generator=random).to(device), torch.arange(BT, device=device)
+        self.weights = {
+            "ones": torch.ones(1, device=device).expand(BT),
+            "constant": torch.full((1,), 0.375, device=device).expand(BT),
+            "mask": (rows % 3) / 2,  # 0, 0.5, 1: the first row's weight is 0
+            "random": torch.stack((values + 0.25, values), 1)[:, 0],  # 0.25 to 1.25, not contiguous
+            "signed": (6 * values - 3) * (rows % 4 != 2),  # -3 to 3, and some are 0
+        }[self["weights"]]
+        self.class_weights = (torch.rand(self.V, generator=random) + 0.5).to(device)
         # The kernel's chunks of rows hold about BT x H logits, the rows rounded up to a power of two.
-        self.noisy = self.eager(self.random, dtype, 1 << (-(-BT // -(-V // H)) - 1).bit_length())
+        self.rows = 1 << (-(-BT // -(-self.V // H)) - 1).bit_length()
 
-    def eager(self, weights, dtype, rows):
-        """Weighted losses and gradients of plain PyTorch, the gradients accumulated over chunks of rows."""
-        hidden, *linear = leaves = [x.to(dtype, copy=True).requires_grad_() for x in self.tensors]
-        losses = []
-        for x, labels, weight in zip(hidden.split(rows), self.labels.split(rows), weights.split(rows), strict=True):
-            logits = self.torch.nn.functional.linear(x, *linear)
-            logits = logits.to(self.torch.promote_types(dtype, self.torch.float32))  # the losses are never bf16
-            losses.append(weight * self.torch.nn.functional.cross_entropy(logits, labels, reduction="none"))
-            losses[-1].sum().backward(retain_graph=True)
-        return [self.torch.cat(losses).detach(), *(x.grad for x in leaves)]
+    def __getitem__(self, name):
+        """Return the value of a factor."""
+        return self.factors[name]
 
-    def liger(self, reduction, weights, trained=3, repeats=1):
-        """Weighted losses and gradients of the code under test; of hidden, weight and bias the first are trained."""
-        hidden, weight, *bias = leaves = [x.clone().requires_grad_(i < trained) for i, x in enumerate(self.tensors)]
-        loss = self.loss_class(reduction=reduction)(weight, hidden, self.labels, *bias)
-        if reduction == "none" and loss.shape != self.labels.shape:
-            raise NotImplementedError(f'this release gives a loss of shape {[*loss.shape]} for reduction="none"')
-        for _ in range(repeats):
+    @property
+    def trained(self):
+        """Whether hidden, weight and bias are trained."""
+        frozen = {"no weight": (1,), "no input": (0,), "bias": (0, 1), "nothing": (0, 1, 2)}.get(self["trained"], ())
+        return [index not in frozen for index in range(len(self.tensors))]
+
+    @property
+    def role(self):
+        """A defect check where the pinned release is wrong, else a control."""
+        if self["reduction"] != "none" or self["trained"] == "nothing":
+            return "control"
+        uneven = self["weights"] in ("mask", "random", "signed") and self["shape"][0] > 1
+        strided = self["layout"].startswith("column-major") and self["weights"] != "ones"
+        wrong = (uneven or strided or self["backward"] != "once") and self["labels"] != "all ignored"
+        return "defect" if wrong or self["trained"] in ("no input", "bias") else "control"
+
+    @property
+    def options(self):
+        """The options that are not at their default, by their public names."""
+        found = {name: self[name] for name in OPTIONS if self[name] != DEFAULTS[name]}
+        found |= {name: True for name, value in RETURNS.items() if self["returns"] in (value, "all")}
+        if self["accum_dtype"]:
+            found["accum_dtype"] = getattr(self.torch, self["accum_dtype"])
+        if self["ce_weight"] != "absent":
+            step = 2 if self["ce_weight"] == "strided" else 1
+            found["ce_weight"] = self.class_weights.repeat_interleave(step)[::step]
+        return found
+
+    def leaves(self):
+        """Return copies of hidden, weight and bias, with this case's strides."""
+        hidden, weight, *bias = (x.clone() for x in self.tensors)
+        if self["layout"] == "sliced input":
+            hidden = self.torch.stack((hidden, hidden), -1)[..., 0]
+        elif self["layout"] == "column-major input":
+            hidden = hidden.t().contiguous().t()
+        elif self["layout"] == "column-major weight":
+            weight = weight.t().contiguous().t()
+        return [x.requires_grad_(on) for x, on in zip((hidden, weight, *bias), self.trained, strict=True)]
+
+    def call(self, leaves, labels):
+        """Call the code under test; return the loss, z loss, token accuracy and predicted tokens, or some of them."""
+        hidden, weight, *bias = leaves
+        options = self.options | {"reduction": self["reduction"]}
+        if self["entry"] == "function":
+            given = dict(zip(("_input", "weight", "target", "bias"), (hidden, weight, labels, *bias), strict=False))
+            values = {name: each.default for name, each in self.api.parameters.items()} | given | options
+            return self.api.function.apply(*values.values())
+        if self["entry"] == "functional":
+            found = self.api.functional(hidden, weight, labels, *bias, **options)
+        else:
+            found = self.api.module(**options)(weight, hidden, labels, *bias)
+        names = ("loss", "z_loss", "token_accuracy", "predicted_tokens")
+        return [found] if self["returns"] == "loss" else [getattr(found, name, None) for name in names]
+
+    def forward(self, leaves, labels):
+        """Call the code under test, under autocast and with hooks on what it saves where this case has them."""
+        hooks = self.torch.autograd.graph.saved_tensors_hooks(lambda x: x.detach().clone(), lambda x: x)
+        with contextlib.ExitStack() as stack:
+            stack.enter_context(self.torch.autocast(self.api.device, self.torch.bfloat16, enabled=self.autocast))
+            if self["saved"] == "hooks":
+                stack.enter_context(hooks)
+            outputs = self.call(leaves, labels)
+        if self["reduction"] == "none" and outputs[0].shape != labels.shape:
+            raise NotImplementedError(f'this release gives a loss of shape {[*outputs[0].shape]} for reduction="none"')
+        return outputs
+
+    def gradients(self, loss, leaves):
+        """Go backward as this case says; return the gradients, None where there is none."""
+        weights = self.weights if self["reduction"] == "none" else self.weights[0]
+        if self["backward"] == "each alone":
+            alone = {"retain_graph": True, "allow_unused": True}
+            return [x.requires_grad and self.torch.autograd.grad(loss, x, weights, **alone)[0] for x in leaves]
+        for _ in range(1 + (self["backward"] == "twice")):
             for leaf in leaves:
-                leaf.grad = None
-            loss.backward(weights.expand_as(loss), retain_graph=True)
-        return [loss.detach() * weights, *(x.grad for x in leaves[:trained])]
+                if leaf.grad is not None:
+                    leaf.grad.zero_()  # in place, as an optimizer may
+            if loss.requires_grad:
+                loss.backward(weights, retain_graph=True)
+        return [x.grad for x in leaves]
 
-    def errors(self, got, weights, *, peak=False):
-        """Norms of the errors against float64, relative to the reference's norm; or the largest error as it is."""
-        wants = self.eager(weights.double(), self.torch.float64, self.BT)
-        wants[0] = wants[0] if got[0].shape else wants[0].sum()
-        pairs = [(x.double() - want, want) for x, want in zip(got, wants, strict=False)]
-        values = (error.abs().max() if peak else error.norm() / want.norm() for error, want in pairs)
-        return dict(zip(NAMES, map(float, values), strict=False))
+    def measure(self):
+        """Return what the code under test gives: its outputs, the gradients, and how many elements it changed."""
+        leaves, labels = self.leaves(), self.labels.clone()
+        if self["layout"] == "strided labels":
+            labels = self.torch.stack((labels, labels), -1)[:, 0]
+        outputs = self.forward(leaves, labels)
+        found = dict(zip(GRADIENTS, self.gradients(outputs[0], leaves), strict=False))
+        pairs = zip((*leaves, labels), (*self.tensors, self.labels), strict=True)
+        return [x if x is None else x.detach() for x in outputs], found, sum(int((x != y).sum()) for x, y in pairs)
+
+    def formula(self, logits, labels):
+        """Return the loss and the z loss of each row, of wide logits [rows, V] and labels [rows]."""
+        valid, total = labels != self["ignore_index"], self.valid.sum()
+        picked = labels.where(valid, 0)
+        classes = self.class_weights.to(logits.dtype)
+        if self["ce_weight"] == "absent":
+            classes = self.torch.ones_like(classes)
+        log_p = logits.log_softmax(-1)
+        log_p_label = log_p.gather(1, picked[:, None])[:, 0]
+        loss = (self["label_smoothing"] - 1) * classes[picked] * log_p_label
+        loss = loss - self["label_smoothing"] / self.V * (log_p * classes).sum(-1)
+        z_loss = self["lse_square_scale"] * logits.logsumexp(-1) ** 2
+        if self["reduction"] == "mean":
+            loss, z_loss = loss / classes[self.labels[self.valid]].sum(), z_loss / total
+        loss = loss + z_loss
+        if self["use_token_scaling"]:
+            loss, z_loss = (x * log_p_label.exp().detach() for x in (loss, z_loss))
+        return loss.where(valid, 0), z_loss.where(valid, 0)
+
+    def eager(self, dtype=None):
+        """Plain PyTorch: losses, z losses, logits, gradients of weighted losses. In float64 whole, else by chunks."""
+        torch, whole = self.torch, dtype == self.torch.float64
+        leaves = [x.to(dtype or x.dtype, copy=True).requires_grad_() for x in self.tensors]
+        sums = [torch.zeros_like(x) for x in leaves]
+        rows = len(self.labels) if whole else self.rows
+        chunks = []
+        for hidden, labels, weights in zip(
+            leaves[0].split(rows), self.labels.split(rows), self.weights.split(rows), strict=True
+        ):
+            with torch.autocast(self.api.device, torch.bfloat16, enabled=self.autocast and not whole):
+                logits = torch.nn.functional.linear(hidden, *leaves[1:])
+            logits = logits.to(torch.promote_types(logits.dtype, torch.float32))  # the losses are never bf16
+            if self["softcap"]:
+                logits = self["softcap"] * (logits / self["softcap"]).tanh()
+            loss, z_loss = self.formula(logits, labels)
+            chunks.append([x.detach() for x in (loss, z_loss, logits)])
+            for index, gradient in enumerate(torch.autograd.grad((loss * weights).sum(), leaves)):
+                sums[index] += gradient
+        return *(torch.cat(x) for x in zip(*chunks, strict=True)), dict(zip(GRADIENTS, sums, strict=False))
+
+    def errors(self, outputs, found, *, peak=False):
+        """Return the errors of a loss and gradients: norms over norms of the reference, or the largest as it is."""
+        loss, z_loss, _, gradients = self.eager(self.torch.float64)
+        reduced = not outputs[0].shape
+        pairs = {"loss": (outputs[0], loss.sum() if reduced else loss)}
+        if self.options.get("return_z_loss") and len(outputs) > 1:
+            pairs["z_loss"] = (outputs[1], z_loss.sum() if reduced else z_loss)
+        trained = dict(zip(GRADIENTS, self.trained, strict=False))
+        pairs |= {name: (x, gradients[name]) for name, x in found.items() if trained[name]}
+        return {name: self.error(x, want, peak=peak) for name, (x, want) in pairs.items()}
+
+    def error(self, x, want, *, peak=False):
+        """Return one error; infinite where there is no tensor, or one of another shape."""
+        if x is None or x.shape != want.shape:
+            return float("inf")
+        error = x.double() - want
+        norm = want.norm()  # zero where every row is ignored or weighted by 0: then so is the gradient, exactly
+        return float(error.abs().max() if peak else error.norm() / norm.where(norm > 0, 1))
+
+    def tolerances(self, floor=0):
+        """Return the tolerance of each error; the floor counts in eps of the dtype."""
+        torch, names = self.torch, ("loss", "z_loss", *GRADIENTS)
+        eps = torch.finfo(self.dtype).eps
+        if self.dtype == torch.float32:
+            return dict.fromkeys(names, 8 * eps * self.V**0.5)
+        loss, _, _, found = self.eager()
+        loss = loss if self["reduction"] == "none" else loss.sum()
+        noise = {"z_loss": 0.0} | self.errors([loss], found)
+        return {name: max(5 * noise.get(name, 0.0), floor * eps) for name in names}
+
+    def beside(self, outputs):
+        """Count what is wrong in the token accuracy and the predicted tokens; a near tie may go either way."""
+        *_, logits, _ = self.eager(self.torch.float64)
+        torch, wrong = self.torch, 0
+        slack = 16 * torch.finfo(self.dtype).eps * logits.abs().amax(-1, keepdim=True)
+        possible = logits >= logits.amax(-1, keepdim=True) - slack  # [BT, V]
+        if self.options.get("return_predicted_tokens"):
+            tokens = outputs[3].where(self.valid, 0)
+            wrong += int((~possible.gather(1, tokens[:, None])[:, 0] & self.valid).sum())
+            wrong += int((outputs[3] != -1)[~self.valid].sum())
+        if self.options.get("return_token_accuracy"):
+            may = possible.gather(1, self.labels.where(self.valid, 0)[:, None])[:, 0] & self.valid
+            must = may & (possible.sum(-1) == 1)
+            low, high = (x.double() if self["reduction"] == "none" else x.sum() / self.valid.sum() for x in (must, may))
+            wrong += int(((outputs[2] < low - 1e-6) | (outputs[2] > high + 1e-6)).sum())
+        return wrong
 
 
-def judge_case(probe, form, case, *, tell):
-    """Make every check on one case; their names begin with its form."""
-    torch = case.torch
-    tolerance = {name: 5 * error for name, error in case.errors(case.noisy, case.random).items()}
-    if case.dtype == torch.float32:
-        tolerance = dict.fromkeys(NAMES, 8 * torch.finfo(torch.float32).eps * case.V**0.5)
+def contract(case):
+    """Judge one row of CASES."""
+    missing = [name for name in case.options if name not in case.api.parameters]
+    if missing:
+        return None, {"reason": f"this release has no {', '.join(missing)}"}
+    outputs, found, changed = case.measure()
+    errors, tolerances = case.errors(outputs, found), case.tolerances(floor=4)
+    errors |= {"inputs_changed": changed, "beside_the_loss_wrong": case.beside(outputs)}
+    tolerances |= {"inputs_changed": 0, "beside_the_loss_wrong": 0}
+    ok = all(error <= tolerances[name] for name, error in errors.items())
+    return ok, {"measured": errors, "tolerance": {name: tolerances[name] for name in errors}, "unit": "relative error"}
 
-    def check(name, role, got, weights, *, wrong=False):
-        errors = case.errors(got, weights)
-        ok = all((error <= tolerance[key]) != wrong for key, error in errors.items())
-        unit = "relative error" + wrong * ", which must exceed the tolerance"
-        probe.check(f"{form}.{name}", role, ok, measured=errors, tolerance=tolerance, unit=unit)
 
-    ones, n_valid = torch.ones_like(case.random), case.valid.sum()
-    # One element that is expanded, and backward twice.
-    check("none_ones", "control", case.liger("none", ones[:1], repeats=2), ones)
-    # backward leaves the gradients alone where the factor is 1, and scales them where it is not
-    for reduction, factor, weight in (("mean", ones[0], 1 / n_valid), ("sum", ones[0] * 0.375, 0.375)):
-        got, again = (case.liger(reduction, factor) for _ in range(2))
-        check(reduction, "control", got, case.valid * weight)
-        for name, x, y in zip(NAMES, got, again, strict=True):
-            probe.output(f"{form}.{reduction}.{name}", x, must_match=torch.equal(x, y))
-    workaround = case.liger("mean", n_valid)
-    check("workaround", "control", workaround, case.valid)
-    check("workaround_limit", "control", workaround, case.mask, wrong=True)
+def close(case, tolerances):
+    """Judge a case by the loss and the gradients."""
+    outputs, found, _ = case.measure()
+    errors = case.errors(outputs, found)
+    ok = all(error <= tolerances[name] for name, error in errors.items())
+    return ok, {"measured": errors, "tolerance": {name: tolerances[name] for name in errors}, "unit": "relative error"}
 
-    masked = case.liger("none", case.mask)
-    check("none_mask", "defect", masked, case.mask)
-    weighted = case.liger("none", torch.stack((case.random, ones), 1)[:, 0])  # not contiguous
-    check("none_random", "defect", weighted, case.random)
-    if tell:
-        figures = {f"{name}_max_abs_error": x for name, x in case.errors(weighted, case.random, peak=True).items()}
-        figures |= {f"{name}_noise": x for name, x in case.errors(case.noisy, case.random, peak=True).items()}
-        figures |= {f"{name}_workaround": x for name, x in case.errors(workaround, case.mask).items()}
-        figures["masked_grad_weight_norm"] = float(masked[2].norm())
-        for name, value in figures.items():
-            probe.say("FIGURE", name=name, value=value, unit="1", spread=None)
-    case.tensors.pop()  # the usual head has no bias, and an adapter trains nothing but the input
-    check("none_frozen_weight", "defect", case.liger("none", case.random, trained=1), case.random)
+
+def losses(case):
+    """Judge the losses by token; a release that refuses the mode, or has another, is not judged at all."""
+    try:
+        outputs = case.forward(case.leaves(), case.labels)
+    except (AssertionError, TypeError) as error:
+        if "reduction" not in str(error) and "positional arguments" not in str(error):
+            raise
+        raise NotImplementedError(f"this release refuses the call: {type(error).__name__}: {error}") from error
+    errors, tolerance = case.errors([outputs[0].detach()], {}), case.tolerances()["loss"]
+    return errors["loss"] <= tolerance, {"measured": errors, "tolerance": tolerance, "unit": "relative error"}
+
+
+def repeated(probe, form, case, tolerances):
+    """Judge a reduced loss; its bits must be those of the other lane, where they are the same twice in this one."""
+    (outputs, found, _), (again, found_again, _) = case.measure(), case.measure()
+    pairs = {"loss": (outputs[0], again[0])} | {name: (x, found_again[name]) for name, x in found.items()}
+    for name, (x, y) in pairs.items():
+        if x is None:
+            continue  # close says so
+        probe.output(f"{form}.{case['reduction']}.{name}", x, must_match=case.torch.equal(x, y))
+    return close(case, tolerances)
+
+
+def workaround(case, reference, tolerances, *, wrong=False):
+    """Judge "mean" times the number of labels, against a "none" with weights that it is meant to give."""
+    case.weights = case.valid.sum().float().expand(len(case.labels))
+    outputs, found, _ = case.measure()
+    errors = reference.errors([outputs[0] * case.weights[0]], found)
+    ok = all((errors[name] <= tolerances[name]) != wrong for name in found)
+    unit = "relative error" + wrong * ", which must exceed the tolerance"
+    return ok, {"measured": errors, "tolerance": tolerances, "unit": unit}
+
+
+def accumulated(case):
+    """Judge accum_dtype=float32, where eager PyTorch that accumulates in bf16 loses what later chunks add."""
+    # All rows are the first one, and it weighs 512: what later chunks add is below half an ulp of the sum, in bf16.
+    case.tensors[0][:], case.labels[:] = case.tensors[0][0].clone(), case.labels[0].clone()
+    case.weights = case.weights.clone()
+    case.weights[0] = 512
+    outputs, found, _ = case.measure()
+    errors = case.errors(outputs, found)
+    coarse = case.errors(outputs, case.eager()[3])
+    limits = {name: coarse[name] / 2 for name in GRADIENTS[1:]}  # rounded logits err by less than a quarter of that
+    return all(errors[name] <= limit for name, limit in limits.items()), {"measured": errors, "tolerance": limits}
+
+
+def changed_in_place(case):
+    """Judge an in-place change between forward and backward: no difference, or the error that PyTorch has for it."""
+    errors = {}
+    for index, name in enumerate(("hidden", "weight", "bias", "labels")):
+        leaves, labels = case.leaves(), case.labels.clone()
+        outputs = case.forward(leaves, labels)
+        with case.torch.no_grad():
+            (*leaves, labels)[index].mul_(0)
+        try:
+            found = dict(zip(GRADIENTS, case.gradients(outputs[0], leaves), strict=True))
+        except RuntimeError as error:
+            if IN_PLACE not in str(error):
+                raise
+            errors[name] = "refused"
+        else:
+            errors[name] = max(case.errors([outputs[0].detach()], found).values())
+    tolerance = case.tolerances()["loss"]
+    return all(x == "refused" or x <= tolerance for x in errors.values()), {"measured": errors, "tolerance": tolerance}
+
+
+def largest_tensor(case):
+    """Judge how many bytes a step holds for backward, and makes at once: never [BT, V] logits, nor half of them."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    torch, sizes, saved = case.torch, [0], []
+
+    class Sizes(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            found = function(*args, **(kwargs or {}))
+            several = found if isinstance(found, tuple | list) else (found,)
+            sizes.extend(x.nbytes for x in several if isinstance(x, torch.Tensor))
+            return found
+
+    def alive():
+        return sum(x.untyped_storage().nbytes() for x in gc.get_objects() if type(x) is torch.Tensor)
+
+    gc.collect()
+    leaves, before = case.leaves(), alive()
+    hooks = torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.nbytes) or x, lambda x: x)
+    with Sizes(), hooks:
+        outputs = case.forward(leaves, case.labels)
+        held = sum(saved) + alive() - before
+        case.gradients(outputs[0], leaves)
+    found, limit = {"held": held, "made": max(sizes)}, len(case.labels) * case.V * case.dtype.itemsize // 2
+    return max(found.values()) <= limit, {"measured": found, "tolerance": limit, "unit": "bytes"}
+
+
+def leading(probe, case, mean, tolerances, *, tell):
+    """Judge random weights, and say the figures of the report."""
+    masked, noisy = Case(case.api, **case.factors | {"weights": "mask"}), case.eager()
+    outputs, found, _ = case.measure()
+    figures = {f"{name}_max_abs_error": x for name, x in case.errors(outputs, found, peak=True).items()}
+    figures |= {f"{name}_noise": x for name, x in case.errors([noisy[0]], noisy[3], peak=True).items()}
+    mean.weights = mean.valid.sum().float().expand(len(mean.labels))
+    outputs, found, _ = mean.measure()
+    figures |= {f"{name}_workaround": x for name, x in masked.errors(outputs, found).items() if name != "loss"}
+    for name, value in figures.items() if tell else ():
+        probe.say("FIGURE", name=name, value=value, unit="1", spread=None)
+    return close(case, tolerances)
+
+
+def judge_form(probe, form, api, *, tell, **factors):
+    """Make the leading checks on one shape and dtype; their names begin with its form."""
+
+    def make(**more):
+        return Case(api, **factors | more)
+
+    def judge(name, role, function, *given, **named):
+        probe.judge(f"{form}.{name}", role, functools.partial(function, **named), *given)
+
+    tolerances, mean = make(weights="random").tolerances(), make(reduction="mean")
+    judge("none_losses", "control", losses, make())
+    judge("none_mask", "defect", close, make(weights="mask"), tolerances)
+    judge("none_random", "defect", leading, probe, make(weights="random"), mean, tolerances, tell=tell)
+    frozen = make(weights="random", trained="no weight", bias=False)
+    judge("none_frozen_weight", "defect", close, frozen, tolerances)
+    judge("none_ones", "control", close, make(), tolerances)
+    judge("mean", "control", repeated, probe, form, make(reduction="mean"), tolerances)
+    judge("sum", "control", repeated, probe, form, make(reduction="sum", weights="constant"), tolerances)
+    valid = make()
+    valid.weights = valid.valid.float()
+    judge("workaround", "control", workaround, mean, valid, tolerances)
+    judge("workaround_limit", "control", workaround, mean, make(weights="mask"), tolerances, wrong=True)
+
+
+def complete_interpreter():
+    """Give Triton's interpreter what it lacks of a GPU: libdevice's tanh, and floats as arguments that are tensors."""
+    import numpy as np
+    import triton.language as tl
+    from triton.language.extra import libdevice
+    from triton.runtime import interpreter
+
+    convert = interpreter._implicit_cvt  # noqa: SLF001 - there is no public door
+
+    def scalar(x):
+        if not isinstance(x, float):
+            return convert(x)
+        return tl.tensor(interpreter.TensorHandle(np.array([x], dtype=np.float32), tl.float32), tl.float32)
+
+    interpreter._implicit_cvt = scalar  # noqa: SLF001
+    libdevice.tanh = lambda x: 2 * tl.sigmoid(2 * x) - 1
+
+
+def load(probe, target, torch):
+    """Load the release that is on the path; return its three entries and their options."""
+    # The parent package imports the transformers library in older releases: it is found, not executed.
+    parent = "liger_kernel.transformers"
+    sys.modules[parent] = importlib.util.module_from_spec(importlib.util.find_spec(parent))
+    if target == "cpu":
+        complete_interpreter()
+    from liger_kernel.transformers import functional
+    from liger_kernel.transformers import fused_linear_cross_entropy as public
+
+    function = public.LigerFusedLinearCrossEntropyFunction
+    names = {public.__name__, functional.__name__, function.__module__}
+    names |= {f"liger_kernel.ops.{name}" for name in ("fused_linear_cross_entropy", "cross_entropy", "utils")}
+    for name in sorted(names & set(sys.modules)):
+        probe.upstream(sys.modules[name])
+    parameters = dict(list(inspect.signature(function.forward).parameters.items())[1:])  # without ctx
+    return argparse.Namespace(
+        torch=torch,
+        device="cpu" if target == "cpu" else "cuda",
+        module=public.LigerFusedLinearCrossEntropyLoss,
+        function=function,
+        functional=functional.liger_fused_linear_cross_entropy,
+        parameters=parameters,
+        normal={},
+    )
 
 
 def judge(probe, target):
-    """Load the release that is on the path, and judge it on each case."""
+    """Judge the release that is on the path."""
     os.environ["TRITON_INTERPRET"] = str(int(target == "cpu"))  # read when triton is imported
     import torch
 
@@ -198,27 +703,19 @@ def judge(probe, target):
         raise NotImplementedError(f"{target} is neither cpu nor the architecture of a GPU of this host")
     name, evidence = ("cpu", "interpreted") if target == "cpu" else (torch.cuda.get_device_name(), "executed")
     probe.say("TARGET", target=target, evidence=evidence, device=name)
-    # The parent package imports the transformers library in older releases: it is found, not executed.
-    parent = "liger_kernel.transformers"
-    sys.modules[parent] = importlib.util.module_from_spec(importlib.util.find_spec(parent))
-    from liger_kernel.transformers import fused_linear_cross_entropy as public
-
-    names = {public.__name__, public.LigerFusedLinearCrossEntropyFunction.__module__}
-    names |= {f"liger_kernel.ops.{name}" for name in ("fused_linear_cross_entropy", "cross_entropy", "utils")}
-    for name in sorted(names & set(sys.modules)):
-        probe.upstream(sys.modules[name])
     torch.backends.cuda.matmul.allow_tf32 = False
-    place = (torch, public.LigerFusedLinearCrossEntropyLoss)
-    try:
-        # V >> H makes several chunks, 13 rows no multiple of a chunk's 2; H and V are no powers of two.
-        device = "cpu" if target == "cpu" else "cuda"
-        judge_case(probe, "fp32", Case(*place, torch.float32, device, (13, 5, 45)), tell=target == "cpu")
-        if target != "cpu":
-            judge_case(probe, "bf16", Case(*place, torch.bfloat16, device, (2 * 512, 1024, 32000)), tell=True)
-    except (AssertionError, TypeError) as error:
-        if "reduction" not in str(error) and "positional arguments" not in str(error):
-            raise
-        raise NotImplementedError(f"this release refuses the call: {type(error).__name__}: {error}") from error
+    api = load(probe, target, torch)
+    # V >> H makes several chunks, 13 rows no multiple of a chunk's 2; H and V are no powers of two.
+    judge_form(probe, "fp32", api, shape=(13, 5, 45), tell=target == "cpu")
+    if target != "cpu":
+        judge_form(probe, "bf16", api, dtype="bfloat16", shape=(2 * 512, 1024, 32000), tell=True)
+    for number, values in enumerate(CASES):
+        case = Case(api, **dict(zip(FACTORS, values, strict=True)))
+        probe.judge(f"case{number:02}", case.role, contract, case)
+    many = Case(api, dtype="bfloat16", shape=(24, 2, 60), labels="none ignored", accum_dtype="float32")
+    probe.judge("none_accum_dtype", "defect", accumulated, many)
+    probe.judge("none_in_place", "control", changed_in_place, Case(api))
+    probe.judge("none_largest_tensor", "control", largest_tensor, Case(api, shape=(48, 2, 48)))
 
 
 if __name__ == "__main__":

@@ -5,6 +5,9 @@
 Needs a GPU. Each case is one input: forward, delta and backward of each tree as SparseMLA.backward calls them, and a
 float64 reference computed in chunks of queries. A row per case and tree is appended to data/context.csv as soon as it
 is measured, and what is there already is not measured again: a run that was cut off goes on where it stopped.
+The committed rows of `patched` are of data/variant_both_subjects.patch: fix.patch and more threads, so their errors are
+fix.patch's and their times are not.
+
 --drift writes data/drift.csv instead: dKV summed in float32 over more and more microbatches.
 """
 

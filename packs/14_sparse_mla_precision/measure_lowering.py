@@ -1,10 +1,11 @@
 """What tilelang and nvcc make of the SparseMLA backward, by tilelang version, architecture and change. Never judged.
 
-    python measure_lowering.py --release FOLDER --tree NAME=FOLDER... --companions FOLDER... [--targets ...]
+    python measure_lowering.py --release FOLDER --tree NAME=FOLDER... --dependencies FOLDER... [--targets ...]
 
-No GPU is needed, nvcc is. --companions names merged companion sets of pack.toml; the trees are the release, the
+No GPU is needed, nvcc is. --dependencies names merged dependency sets of pack.toml; the trees are the release, the
 release with fix.patch, and the release with data/variant_NAME.patch. A cell is the backward kernel of one tree,
-lowered at top-k 512 by one tilelang for one architecture, in a process of its own. Results go to data/lowering.json
+lowered at top-k 512 by one tilelang for one architecture, in a process of its own. The committed `patched` is
+data/variant_both_subjects.patch. Results go to data/lowering.json
 as they come, and cells that are there already are not run again; then data/lowering.md is written anew from them.
 """
 
@@ -93,8 +94,8 @@ def table(cells):
 
 
 def cells(arguments):
-    """List the cells that are asked for, with the companion set of each."""
-    for site in arguments.companions:
+    """List the cells that are asked for, with the dependency set of each."""
+    for site in arguments.dependencies:
         (version,) = (re.fullmatch(r"tilelang-(.*)\.dist-info", x.name)[1] for x in site.glob("tilelang-*.dist-info"))
         for target in arguments.targets.split(","):
             for heads in map(int, arguments.heads.split(",")):
@@ -109,7 +110,7 @@ def main():
     parser.add_argument("--cell", type=json.loads, help=argparse.SUPPRESS)
     parser.add_argument("--release", type=Path, help="the unpacked release; its megatron.core serves all trees")
     parser.add_argument("--tree", action="append", default=[], metavar="NAME=FOLDER")
-    parser.add_argument("--companions", type=Path, nargs="*", default=[], help="merged companion sets")
+    parser.add_argument("--dependencies", type=Path, nargs="*", default=[], help="merged dependency sets")
     parser.add_argument("--targets", default="sm_90a", help="architectures, separated by commas")
     parser.add_argument("--heads", default="64", help="numbers of heads, separated by commas")
     parser.add_argument("--options", default="{}", help="options of the kernel, as JSON")

@@ -6,9 +6,11 @@ Needs a GPU. A variant is a tree and options of its `bwd`: the release, and the 
 with data/variant_NAME.patch. All get the same input and the release's own lse and delta. Kernels are timed in turns,
 so that all of them see the same clock. Writes variants.json and variants.md into --data.
 
-What it wrote is committed as data/variants_by_script.json. data/variants.json was made before, from the same trees and
-more options, by one that launched kernels compiled beforehand, as the file says; it has their registers and spills too,
-and `terms`: what float64 dKV lacks when one thing in it is replaced by what the kernel has or does.
+What it wrote is committed as data/variants_by_script.json; `patched` there is data/variant_both_subjects.patch, and the
+kernel of today's fix.patch is `two_parts`: their CUDA sources differ in the name of one variable. data/variants.json
+was made before, from the same trees and more options, by one that launched kernels compiled beforehand, as the file
+says; it has their registers and spills too, and `terms`: what float64 dKV lacks when one thing in it is replaced by
+what the kernel has or does.
 --table writes variants.md from the file that is there.
 """
 

@@ -1,8 +1,9 @@
 """NVML as a host with toy GPUs would answer: their state is a JSON file that tests and toy probes change.
 
-The file is named by NVIDIA_FAKE_STATE: ``{"devices": [{"name", "capability", "memory", "processes", "xids",
-"uncorrected", "remap_failed", "lost"}]}``; what is left out is a healthy GPU's. What a probe did to GPU N stands in
-the file of that name with the suffix ``.N``.
+The file is named by NVIDIA_FAKE_STATE: ``{"devices": [{"name", "capability", "uuid", "instances", "total", "memory",
+"processes", "xids", "uncorrected", "remap_failed", "lost"}]}``; what is left out is a healthy GPU's. `instances` are the
+UUIDs of its MIG instances. What a probe did to GPU N stands in the file of that name with the suffix ``.N``. The handle
+of a GPU is its number, that of a MIG instance its UUID.
 """
 
 import json
@@ -17,7 +18,8 @@ NVML_ERROR_NOT_SUPPORTED = 3
 NVML_MEMORY_ERROR_TYPE_UNCORRECTED = 1
 NVML_VOLATILE_ECC = 0
 nvmlEventTypeXidCriticalError = 8
-HEALTHY = {"memory": 0, "processes": [], "xids": [], "uncorrected": 0, "remap_failed": False, "lost": False}
+NVML_DEVICE_MIG_ENABLE = 1
+HEALTHY = {"uuid": "", "instances": [], "total": 0, "memory": 0, "processes": [], "xids": [], "uncorrected": 0, "remap_failed": False, "lost": False}
 
 
 class NVMLError(Exception):
@@ -36,7 +38,15 @@ def _devices():
     return _read(Path(os.environ["NVIDIA_FAKE_STATE"]))["devices"]
 
 
+def _whole(handle):
+    """Return the number of the GPU of a handle."""
+    if isinstance(handle, int):
+        return handle
+    return next(number for number, one in enumerate(_devices()) if handle in one.get("instances", []))
+
+
 def _state(handle):
+    handle = _whole(handle)
     found = HEALTHY | _devices()[handle] | _read(Path(f"{os.environ['NVIDIA_FAKE_STATE']}.{handle}"))
     if found["lost"]:
         raise NVMLError(NVML_ERROR_GPU_IS_LOST)
@@ -66,15 +76,50 @@ def nvmlDeviceGetHandleByIndex(index):
 
 
 def nvmlDeviceGetName(handle):
-    return _devices()[handle]["name"]
+    return _devices()[_whole(handle)]["name"]
+
+
+def nvmlDeviceGetUUID(handle):
+    return handle if isinstance(handle, str) else _state(handle)["uuid"]
+
+
+def nvmlDeviceGetHandleByUUID(uuid):
+    for number, one in enumerate(_devices()):
+        if uuid.decode() == one.get("uuid"):
+            return number
+        if uuid.decode() in one.get("instances", []):
+            return uuid.decode()
+    raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
+
+
+def nvmlDeviceGetMigMode(handle):
+    return (int(bool(_state(handle)["instances"])), 0)
+
+
+def nvmlDeviceGetMaxMigDeviceCount(_handle):
+    return 7
+
+
+def nvmlDeviceGetMigDeviceHandleByIndex(handle, index):
+    instances = _state(handle)["instances"]
+    if index >= len(instances):
+        raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
+    return instances[index]
+
+
+def nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle):
+    return _whole(handle)
 
 
 def nvmlDeviceGetCudaComputeCapability(handle):
+    if isinstance(handle, str):
+        raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
     return tuple(_devices()[handle]["capability"])
 
 
 def nvmlDeviceGetMemoryInfo(handle):
-    return SimpleNamespace(used=_state(handle)["memory"])
+    state = _state(handle)
+    return SimpleNamespace(used=state["memory"], total=state["total"])
 
 
 def nvmlDeviceGetComputeRunningProcesses(handle):

@@ -1,4 +1,4 @@
-"""Judges a copy of the accused module that lies outside the tree."""
+"""Judges a copy of the module under test that lies outside the tree."""
 
 import hashlib
 import importlib.util

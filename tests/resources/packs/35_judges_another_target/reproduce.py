@@ -1,4 +1,4 @@
-"""Judges another target than it was asked for."""
+"""Judges another target than the requested one."""
 
 import hashlib
 import sys

@@ -1,0 +1,50 @@
+"""``runner.py check``: whether each pack is sound."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from harness.commands import options
+from harness.core.words import Exit
+from harness.host import host
+from harness.report import soundness
+from harness.report.soundness import Checker
+
+
+@click.command("check")
+@options.packs_argument
+@options.packs_option
+@options.cache_option
+@options.offline_option
+@options.mirrors_option
+def command(
+    wanted: tuple[str, ...],
+    packs: Path,
+    cache_root: Path | None,
+    offline: bool,  # noqa: FBT001 - click passes it by name
+    mirrors: Path | None,
+) -> int:
+    """Check that packs are sound.
+
+    pack.toml is strict; the probe carries the protocol block, its budget and a header whose pins agree; the patch
+    reads like a commit, applies to the pinned tree without offset and changes exactly what it says; receipts are
+    fresh, as expected, and have their logs; REPORT.md is what report.in.md renders to, and short. A STALE
+    receipt fails where this host can make it anew and is a warning where it cannot.
+
+    Exit status 0: sound; 1: something is not; 2: a pack.toml cannot be read.
+    """
+    cache, here = options.the_cache(cache_root, offline=offline, mirrors=mirrors), host.detect()
+    chosen, broken = options.sound_packs(packs, wanted)
+    findings = soundness.duplicate_numbers(chosen)
+    for pack in chosen:
+        findings += Checker(pack, cache, here).findings()
+    options.complain(broken)
+    for finding in findings:
+        click.echo(f"{'warning' if finding.warning else 'unsound'}: {finding.pack}: {finding.text}")
+    unsound = {finding.pack for finding in findings if not finding.warning}
+    click.echo(f"{len(chosen)} pack(s) read, {len(chosen) - len(unsound)} sound")
+    if broken:
+        return int(Exit.WRONG_CALL)
+    return int(Exit.DEVIATES if unsound else Exit.AS_EXPECTED)

@@ -1,0 +1,103 @@
+"""``runner.py fetch``: fill a cache for a machine without network."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import click
+
+from harness.commands import options
+from harness.core import files
+from harness.core.cache import Cache
+from harness.core.errors import HarnessError, UnavailableError
+from harness.core.progress import Progress
+from harness.core.words import Exit
+from harness.host.host import python_tag
+from harness.pack.model import Pack
+from harness.upstream import dependencies, download, tree
+from harness.upstream.source import of_git, parse_source
+
+REQUIREMENTS = "requirements.txt"
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+#: Wheels for the machines that packs run on: any glibc from 2.17 (2014) to 2.34 (2021).
+PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_27_x86_64", "manylinux_2_28_x86_64")
+
+
+def _fetch(pack: Pack, cache: Cache, tag: str) -> None:
+    upstream = pack.definition.upstream
+    tree.materialize(cache, upstream, parse_source(None, pack.definition))
+    suite, asked = pack.definition.upstream_tests, pack.definition.ask
+    for origin in {one.origin for one in (suite, asked) if one is not None and one.origin}:
+        tree.materialize(cache, upstream, of_git(origin))
+    for name in pack.definition.dependencies:
+        dependencies.fetch(cache, dependencies.named(pack.definition, name, tag))
+    for built in pack.definition.environments.values():
+        for package, sha256 in built.files.items():
+            download.fetch(cache, package, None, sha256)
+
+
+def _fetch_runner(destination: Path, python: str) -> None:
+    """Download the wheels that the runner itself needs, without building anything."""
+    project = tomllib.loads((options.REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    wheels = destination / "wheels"
+    files.write_atomic(wheels / REQUIREMENTS, "\n".join(project["dependencies"]) + "\n")
+    arguments = ["--only-binary=:all:", "--python-version", python, "--implementation", "cp", "--dest", str(wheels)]
+    for platform in PLATFORMS:
+        arguments += ["--platform", platform]
+    command = [sys.executable, "-m", "pip", "download", "--quiet", *arguments, *project["dependencies"]]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    if ended.returncode != 0:
+        lines = [line for line in ended.stderr.splitlines() if line.startswith("ERROR")]
+        raise UnavailableError(f"the runner's own wheels: {lines[-1] if lines else 'pip download failed'}")
+
+
+@click.command("fetch")
+@options.packs_argument
+@click.option("--dest", type=click.Path(path_type=Path), required=True, help="The cache folder to fill.")
+@click.option(
+    "--python", default=f"{sys.version_info.major}.{sys.version_info.minor}", show_default=True, metavar="X.Y"
+)
+@click.option("--runner", "with_runner", is_flag=True, help="Also the runner's own wheels, into DEST/wheels.")
+@options.packs_option
+@options.mirrors_option
+def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    wanted: tuple[str, ...],
+    dest: Path,
+    python: str,
+    packs: Path,
+    with_runner: bool,  # noqa: FBT001 - click passes it by name
+    mirrors: Path | None,
+) -> int:
+    """Fill a cache for a machine without network, and with another Python.
+
+    Fetches the pinned tree and every dependency set of the packs, the trees of [ask] and [upstream_tests], and what
+    their environments are built from. Nothing that is fetched is executed or built.
+
+    \b
+    There, with torch and triton installed:
+      python -m pip install --no-index --find-links DEST/wheels -r DEST/wheels/requirements.txt   (after --runner)
+      runner.py run --cache DEST --offline
+    """
+    python_parts = python.split(".")
+    if len(python_parts) != 2 or not all(part.isdecimal() for part in python_parts):  # noqa: PLR2004 - major and minor
+        raise HarnessError(f"--python {python!r}: a version such as 3.12. Next: runner.py fetch --help")
+    chosen, errors = options.sound_packs(packs, wanted)
+    cache = options.the_cache(dest, offline=False, mirrors=mirrors)
+    filled = 0
+    with Progress(sys.stderr) as progress, cache.guard():
+        for pack in chosen:
+            progress.tell(f"{pack.name}: fetching for Python {python}")
+            try:
+                _fetch(pack, cache, python_tag(python))
+                filled += 1
+            except HarnessError as error:
+                errors.append(HarnessError(f"{pack.name}: {error}", status=error.status))
+        if with_runner:
+            progress.tell("fetching the runner's own wheels")
+            _fetch_runner(dest, python)
+    options.complain(errors)
+    click.echo(f"filled {dest} for {filled} of {len(chosen)} pack(s). Next, there: runner.py run --cache DIR --offline")
+    return int(max((error.status for error in errors), default=Exit.AS_EXPECTED))

@@ -1,0 +1,130 @@
+"""``runner.py mutate``: how many wrong fixes a probe refuses."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from harness.commands import options, running
+from harness.core.progress import Progress
+from harness.core.words import Exit
+from harness.host import host
+from harness.host.gpus import gpu_pool
+from harness.mutate import campaign, output, state
+from harness.mutate.campaign import Campaign, Order, Result
+from harness.receipt import writer
+from harness.receipt.strength import Fate
+from harness.schedule.journal import FileJournal
+from harness.schedule.selection import Request, cells_of
+from harness.schedule.session import Session
+
+
+@click.command("mutate")
+@options.packs_argument
+@options.packs_option
+@options.cache_option
+@options.offline_option
+@click.option("--target", default="auto", show_default=True, help="cpu, sm_90a, ..., all, or auto (GPU, else cpu).")
+@click.option(
+    "--generated", type=click.IntRange(0), metavar="N", help="Make N mutants of the patch (default: pack.toml's)."
+)
+@click.option("--seed", type=int, metavar="S", help="Of the sample (default: pack.toml's).")
+@click.option("--only-own", is_flag=True, help="Only those in the packs' mutants/.")
+@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Lanes at once (default: cores, as memory allows).")
+@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Seconds per lane at most.")
+@click.option("--record", is_flag=True, help="Put the strength into the packs' receipts/.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    wanted: tuple[str, ...],
+    packs: Path,
+    cache_root: Path | None,
+    offline: bool,  # noqa: FBT001 - click passes options by name
+    target: str,
+    generated: int | None,
+    seed: int | None,
+    only_own: bool,  # noqa: FBT001 - likewise
+    jobs: int | None,
+    timeout: float | None,
+    record: bool,  # noqa: FBT001 - likewise
+    as_json: bool,  # noqa: FBT001 - likewise
+) -> int:
+    """Put wrong fixes in fix.patch's place and say which of them the probe refuses.
+
+    A mutant is one of the pack's own (mutants/*.patch), or made of fix.patch: a part of it left out, or one operator
+    on a line that it adds or a function that it touches. It is KILLED by a check that fails (or by UNSUPPORTED, where
+    the pristine tree is judged), SURVIVED, UNJUDGED (a crash, a time-out, out of memory, also when run again alone),
+    or EQUIVALENT (listed in mutants/equivalent.toml, or the same code). Killed at any moment, the same command goes on
+    where it was.
+
+    \b
+    Examples:
+      runner.py mutate 9 --target cpu
+      runner.py mutate 9 --generated 200 --seed 7
+      runner.py mutate 5 9 14 --only-own
+
+    Exit status 0: every mutant is killed or equivalent; 1: one survived or is unjudged; 2: the call is wrong;
+    5: nothing was judged; 130: interrupted.
+    """
+    chosen, broken = options.sound_packs(packs, wanted)
+    if broken:
+        raise broken[0]
+    order = Order(generated, seed, only_own)
+    if record:
+        campaign.refuse(order, chosen)
+    with Progress(sys.stderr) as progress, gpu_pool() as pool:
+        cache, here = options.the_cache(cache_root, offline=offline, tell=progress.tell), host.detect(pool)
+        cells = cells_of(chosen, target, Request(timeout=timeout), here, cache)
+        words = (packs.resolve(), target, *(one.name for one in chosen), order)
+        with cache.guard(), state.opened(cache, *words) as kept, FileJournal(kept.journal) as journal:
+            if kept.resumed:
+                progress.tell(f"going on: {len(journal)} lanes ended before")
+            session = Session(
+                cache=cache,
+                host=here,
+                devices=pool.devices,
+                folder=kept.path,
+                journal=journal,
+                command=lambda _: running.command_line(),
+                listener=running.listener(progress),
+                jobs=jobs,
+                keep_raw=True,
+            )
+            judging = Campaign(
+                session,
+                kept,
+                order,
+                lambda cell: f"runner.py mutate {cell.pack.name} --target {cell.target}",
+                progress.begin,
+            )
+            results = judging.run(cells)
+            if judging.interrupted:
+                raise KeyboardInterrupt
+            kept.finish(_survivors(results))
+    click.echo(output.as_json(results) if as_json else output.as_text(results), nl=False)
+    for one in results if record else ():
+        if one.strength is not None:
+            scrub = writer.scrubber(one.cell.pack, cache, here, None, {})
+            path = output.record(one.strength, one.cell.pack.folder / "receipts", scrub)
+            click.echo(f"recorded {one.cell.pack.name}/receipts/{path.name}", err=True)
+    return int(_status(results))
+
+
+def _survivors(results: list[Result]) -> dict[str, list[str]]:
+    """Name the survivors of each pack and target, for the next time."""
+    return {
+        f"{one.cell.pack.name} {one.cell.target}": [
+            mutant.name
+            for mutant in one.strength.mutants
+            if mutant.fate in (Fate.SURVIVED, Fate.UNJUDGED) or (mutant.fate == Fate.EQUIVALENT and mutant.listed)
+        ]
+        for one in results
+        if one.strength is not None
+    }
+
+
+def _status(results: list[Result]) -> Exit:
+    if any(one.open for one in results) or any(one.problem and one.verdict not in campaign.NEUTRAL for one in results):
+        return Exit.DEVIATES
+    return Exit.AS_EXPECTED if any(one.strength for one in results) else Exit.NOTHING_JUDGED

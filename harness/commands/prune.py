@@ -1,0 +1,43 @@
+"""``runner.py prune``: keep the cache from growing for ever."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import click
+
+from harness.commands import options
+from harness.core import prune
+from harness.core.errors import HarnessError
+from harness.core.words import Exit
+
+
+@click.command("prune")
+@click.option(
+    "--days",
+    type=click.FloatRange(1, 36500),
+    default=30,
+    show_default=True,
+    metavar="N",
+    help="Remove what was not used for N days.",
+)
+@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
+@options.cache_option
+def command(days: float, dry_run: bool, cache_root: Path | None) -> int:  # noqa: FBT001 - click passes it by name
+    """Remove what nobody has used for a while from the cache.
+
+    Run folders, JIT results, trees, dependency sets and downloads: each can be fetched or made again. What a lane
+    used within the last N days stays. The run folders of `sweep` lie elsewhere and are not touched.
+    """
+    if math.isnan(days):
+        raise HarnessError("--days nan: a number of days. Next: runner.py prune --days 30")
+    cache = options.the_cache(cache_root, offline=True)
+    with cache.guard():
+        found = prune.prune(cache, days, dry_run=dry_run)
+    for one in found:
+        if one.entries:
+            click.echo(f"{one.entries:5} {prune.KINDS[one.kind]} ({one.kind}/), {one.size / 2**20:.0f} MiB")
+    removed = "would be removed" if dry_run else "removed"
+    click.echo(f"{sum(one.size for one in found) / 2**20:.0f} MiB {removed} from {cache.root}")
+    return int(Exit.AS_EXPECTED)

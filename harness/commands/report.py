@@ -1,0 +1,71 @@
+"""``runner.py report``: the Markdown to attach upstream."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from harness.commands import options
+from harness.core.words import Exit
+from harness.pack.model import Pack
+from harness.report import issue, reports, written
+
+
+@click.command("report")
+@click.argument("wanted", metavar="PACK")
+@click.option("--to", "form", type=click.Choice(issue.FORMS), default="issue", show_default=True)
+@click.option("--for", "name", metavar="UPSTREAM", help="Who reads it, where a pack reports to several.")
+@click.option("--full", is_flag=True, help="Append all figures, checks, environments, the patch and the logs' ends.")
+@click.option("--write", is_flag=True, help="Write REPORT.md of the pack from its committed receipts; print nothing.")
+@options.from_option
+@options.packs_option
+@options.cache_option
+def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    wanted: str,
+    form: str,
+    name: str | None,
+    full: bool,  # noqa: FBT001 - click passes options by name
+    write: bool,  # noqa: FBT001 - likewise
+    run: str | None,
+    packs: Path,
+    cache_root: Path | None,
+) -> int:
+    """Print the Markdown to attach to an upstream issue or pull request.
+
+    It is report.in.md, filled from the committed receipts, and for an issue every field that the upstream's own
+    template asks for: at most 6 KiB; with --full at most 60. Nothing is typed by hand, and what looks private is
+    refused. What only a human can state or tick is left open, and listed on standard error.
+
+    report.in.md is for the pack's own upstream, report.NAME.in.md for another: --for tilelang. docs/upstream-fields.md
+    says where each field comes from. --write renders them into REPORT.md and REPORT.NAME.md beside them.
+    """
+    if write and (full or name is not None or run is not None):
+        raise click.UsageError("--write renders every report of the pack from its committed receipts")
+    subject = options.one_pack(packs, wanted, "report")
+    if write:
+        return _write(subject)
+    if run is not None:
+        subject = replace(subject, receipts_elsewhere=options.run_receipts(run, cache_root) / subject.name)
+    text = (issue.build_in_full if full else issue.build)(subject, form, name)
+    issue.scrubber(subject).require_clean("report", text)
+    click.echo(text, nl=False)
+    for duty in issue.left_open(form, issue.reader(subject, name).upstream):
+        click.echo(f"left to you: {duty}", err=True)
+    return int(Exit.AS_EXPECTED)
+
+
+def _write(pack: Pack) -> int:
+    found = reports.of_pack(pack).values()
+    for report in found:
+        if report.has_template:
+            issue.scrubber(pack).require_clean(report.written.name, written.render(pack, report))
+    changed = written.write(pack)
+    for report in found:
+        if not report.has_template:
+            said = f"no {report.template.name.replace('REPORT', 'report').replace('.md', '.in.md')}"
+        else:
+            said = "written" if report.written in changed else "as it was"
+        click.echo(f"{pack.name}/{report.written.name}: {said}")
+    return int(Exit.AS_EXPECTED)

@@ -1,0 +1,261 @@
+"""``runner.py run``: judge packs on targets."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import click
+
+from harness.commands import options, running
+from harness.core.errors import HarnessError
+from harness.core.progress import Progress
+from harness.core.words import Exit, LaneName, Verdict
+from harness.host import host
+from harness.host.gpus import gpu_pool
+from harness.pack.model import Pack
+from harness.report import run_table
+from harness.report.run_table import RunRow
+from harness.schedule import inputs
+from harness.schedule.journal import MemoryJournal
+from harness.schedule.runner import RAW_LOGS
+from harness.schedule.scheduler import Account
+from harness.schedule.selection import ASK, Request, cells_of
+from harness.schedule.session import Session
+from harness.schedule.workers import failure_of
+from harness.verdict.cell import BOTH_LANES, Cell
+from harness.verdict.judge import Judgement
+from harness.verdict.outcome import Outcome
+
+LANES = {
+    "both": (LaneName.PRISTINE, LaneName.PATCHED),
+    "pristine": (LaneName.PRISTINE,),
+    "patched": (LaneName.PATCHED,),
+}
+#: These verdicts say nothing of the bug: such a receipt never replaces one that does.
+UNJUDGED = {Verdict.ERROR, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
+
+
+@click.command("run")
+@options.packs_argument
+@click.option("--target", default="all", show_default=True, help="cpu, sm_90a, ..., auto (this GPU, else cpu), all.")
+@click.option("--upstream", metavar="SPEC", help="Another tree (see above).")
+@click.option("--ask", is_flag=True, help="Judge ask.patch on its own tree, by the checks that [ask] names.")
+@click.option("--with", "dependencies", multiple=True, metavar="SET|PKG==VER", help="Another dependency set, or wheel.")
+@click.option("--lane", type=click.Choice([*LANES]), default="both", show_default=True, help="Which lanes to run.")
+@options.packs_option
+@options.cache_option
+@options.offline_option
+@options.mirrors_option
+@click.option("--timeout", type=options.Seconds(), metavar="S", help="Seconds per lane.")
+@click.option(
+    "--repeat",
+    type=options.REPEATS,
+    default=1,
+    metavar="N",
+    help="Run the lanes N times; all must agree.",
+)
+@click.option(
+    "--jobs",
+    type=options.JOBS,
+    metavar="N",
+    help="Lanes at once (default: cores, as memory allows).",
+)
+@click.option("--record", is_flag=True, help="Put the receipts into the packs' own receipts/ folders as well.")
+@click.option(
+    "--receipts", type=click.Path(path_type=Path), metavar="DIR", help="Write the receipts below DIR as well."
+)
+@click.option("--verbose", "-v", is_flag=True, help="Name the claims, the log and the receipt of every row.")
+@click.option("--json", "as_json", is_flag=True, help="Print the outcomes as JSON on standard output.")
+def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    wanted: tuple[str, ...],
+    target: str,
+    upstream: str | None,
+    ask: bool,  # noqa: FBT001 - click passes options by name
+    dependencies: tuple[str, ...],
+    lane: str,
+    packs: Path,
+    cache_root: Path | None,
+    offline: bool,  # noqa: FBT001 - click passes options by name
+    mirrors: Path | None,
+    timeout: float | None,
+    repeat: int,
+    jobs: int | None,
+    record: bool,  # noqa: FBT001 - likewise
+    receipts: Path | None,
+    verbose: bool,  # noqa: FBT001 - likewise
+    as_json: bool,  # noqa: FBT001 - likewise
+) -> int:
+    """Judge packs: run the probe on the pristine tree and on the patched one.
+
+    PACK is a number, a slug or a glob (9, liger_flce_none, '0*'); with none, every pack runs. Progress goes to
+    standard error, the table to standard output.
+
+    \b
+    --upstream SPEC judges another tree with the same probe:
+      PACKAGE==VERSION   a release on the package index
+      latest             its newest release
+      head               the commit of upstream's default branch that pack.toml names
+      path:DIR           a checkout: its tracked files as they are now
+      git+URL@COMMIT     a commit of a repository
+      installed          what this Python has installed
+
+    \b
+    Logs and receipts go to a folder of this run in the cache; `report`, `table` and `bundle` read them with
+    --from last. --record puts what pack.toml speaks of into the packs: receipts/, receipts/head for `head`,
+    and receipts/ask for --ask.
+
+    \b
+    Examples:
+      runner.py run 9
+      runner.py run --target sm_90a --cache /data/packs --offline
+      runner.py run 9 --lane pristine --upstream path:../Liger-Kernel
+    """
+    if ask and upstream is not None:
+        raise HarnessError("--ask has its own tree, which [ask] names. Next: without --upstream")
+    chosen, broken = options.sound_packs(packs, wanted)
+    options.complain(broken)
+    with Progress(sys.stderr) as progress, gpu_pool() as pool:
+        if upstream == "head" and len(chosen) > 1:
+            for pack in (one for one in chosen if one.definition.head is None):
+                progress.tell(f"{pack.name}: left out: pack.toml names no head commit")
+            chosen = [one for one in chosen if one.definition.head is not None]
+        cache = options.the_cache(cache_root, offline=offline, tell=progress.tell, mirrors=mirrors)
+        here = host.detect(pool)
+        with cache.guard(), inputs.taken(cache, chosen) as copies:
+            session = Session(
+                cache=cache,
+                host=here,
+                devices=pool.devices,
+                folder=running.run_folder(cache),
+                journal=MemoryJournal(),
+                command=lambda _: running.command_line(),
+                listener=running.listener(progress),
+                jobs=jobs,
+                repeat=repeat,
+                keep_raw=True,
+            )
+            run = Run(session, Request(upstream, dependencies, LANES[lane], timeout, ask), receipts, record=record)
+            account = run.every(copies, target, progress)
+    options.complain(run.errors)
+    if run.rows or as_json:
+        click.echo(f"logs and receipts: {session.folder}", err=True)
+        click.echo(run_table.as_json(run.rows) if as_json else run_table.as_text(run.rows, verbose=verbose), nl=False)
+    if account.interrupted:
+        raise KeyboardInterrupt
+    return int(_status(run, broken))
+
+
+@dataclass
+class Run:
+    """One call: collects a row for each pack and target.
+
+    Attributes:
+        session: runs the lanes.
+        request: what was requested of each pack.
+        receipts: where receipts go besides; None: nowhere.
+        record: whether those that pack.toml speaks of go into the packs.
+        rows: in the order of packs and targets.
+        errors: what went wrong beside a verdict.
+
+    """
+
+    session: Session
+    request: Request
+    receipts: Path | None
+    record: bool = field(kw_only=True)
+    rows: list[RunRow] = field(default_factory=list)
+    errors: list[HarnessError] = field(default_factory=list)
+
+    def every(self, packs: list[Pack], target: str, progress: Progress) -> Account:
+        """Judge all packs."""
+        session = self.session
+        cells: list[Cell] = []
+        for pack in packs:
+            try:
+                cells += cells_of([pack], target, self.request, session.host, session.cache)
+            except HarnessError as error:
+                if len(packs) == 1:
+                    raise
+                self.errors.append(HarnessError(f"{pack.name}: {error}"))
+        tasks = session.tasks(cells)
+        progress.begin(len(tasks), session.seconds_left(tasks))
+        account = session.run(cells)
+        for cell in cells:
+            self._row(cell, account)
+        return account
+
+    def _row(self, cell: Cell, account: Account) -> None:
+        """Add the row of a cell; what goes wrong with one never takes the others' rows along."""
+        try:
+            self._row_of(cell, account)
+        except Exception as error:  # noqa: BLE001 - likewise
+            failure = failure_of(error, cell)
+            self.rows.append(run_table.row(Outcome(cell, Judgement(failure.verdict, failure.reason)), None))
+
+    def _row_of(self, cell: Cell, account: Account) -> None:
+        failure = account.failed.get(cell.name)
+        if cell.evidence is None:
+            self.rows.append(run_table.row(Outcome(cell, Judgement(cell.verdict, cell.reason)), None))
+        elif failure is not None and failure.wrong_call:
+            self.errors.append(HarnessError(f"{cell.pack.name} {cell.target}: {failure.reason}"))
+        elif failure is not None:
+            self.rows.append(run_table.row(Outcome(cell, Judgement(failure.verdict, failure.reason)), None))
+        else:
+            self._judged(cell)
+
+    def _judged(self, cell: Cell) -> None:
+        judge = self.session.judge
+        judged = judge.judged(cell)
+        if judged is None:
+            return  # it was interrupted
+        outcome, receipt = judged.outcome, None
+        try:
+            if outcome.lanes:
+                judge.receipt(judged)
+                receipt = judge.receipt_path(cell)
+                for folder in self._folders(outcome):
+                    receipt = judge.write(judged, folder)
+        except HarnessError as error:
+            self.errors.append(HarnessError(f"{cell.pack.name} {cell.target}: {error}"))
+        logs = tuple(self._raw(path) for path in judge.logs(judged).values())
+        self.rows.append(run_table.row(outcome, receipt, logs))
+
+    def _raw(self, log: Path) -> Path:
+        """Return the raw log where it was kept, else the scrubbed one."""
+        folder = self.session.folder
+        raw = folder / RAW_LOGS / log.relative_to(folder / "logs")
+        return raw if raw.exists() else log
+
+    def _folders(self, outcome: Outcome) -> list[Path]:
+        """List where a receipt goes besides the run folder."""
+        cell, found = outcome.cell, []
+        if self.receipts is not None:
+            found.append(self.receipts / cell.pack.name)
+        if self.record and outcome.judgement.verdict not in UNJUDGED:
+            home = self._home(outcome)
+            if home is None:
+                raise HarnessError("--record: pack.toml states nothing of this tree or dependency set")
+            found.append(home)
+        return found
+
+    @staticmethod
+    def _home(outcome: Outcome) -> Path | None:
+        """Return the folder of a pack's own receipts; None where pack.toml does not speak of what was judged."""
+        cell = outcome.cell
+        if cell.about:
+            whole = cell.lanes == BOTH_LANES and not cell.dependencies
+            return cell.pack.receipts / ASK if whole else None
+        if outcome.belongs_to_pack:
+            return cell.pack.receipts
+        at_head = cell.pack.definition.is_head(cell.source.value) and not cell.dependencies
+        return cell.pack.receipts / "head" if at_head else None
+
+
+def _status(run: Run, broken: list[HarnessError]) -> Exit:
+    if broken or run.errors:
+        return Exit.WRONG_CALL
+    if all(row.verdict in (Verdict.UNSUPPORTED, Verdict.UNAVAILABLE) for row in run.rows):
+        return Exit.NOTHING_JUDGED
+    return Exit.DEVIATES if any(row.deviation for row in run.rows) else Exit.AS_EXPECTED

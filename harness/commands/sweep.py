@@ -1,0 +1,143 @@
+"""``runner.py sweep``: everything that this host can judge, every night."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from harness.commands import options, running
+from harness.core.progress import Progress
+from harness.core.words import Exit
+from harness.host import host
+from harness.host.gpus import gpu_pool
+from harness.sweep import text_outputs
+from harness.sweep.sweep import Order, Sweep
+
+BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[smh]?)")
+UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
+
+
+def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float | None:
+    """Return a duration such as 90, 90s, 30m or 2h in seconds."""
+    match = BUDGET.fullmatch(value) if value is not None else None
+    if value is not None and match is None:
+        raise click.BadParameter(f"{value!r} is no duration such as 90s, 30m or 2h")
+    seconds = float(match["number"]) * UNITS[match["unit"]] if match else None
+    if seconds is not None and not 0 < seconds <= options.LONGEST:
+        raise click.BadParameter(f"{value[:40] if value else value!r}: more than nothing, and at most a month")
+    return seconds
+
+
+@click.command("sweep")
+@click.option("--only", multiple=True, metavar="PACK[:TARGET]", help="Only these (9, '0*:sm_90a', ':cpu'); repeatable.")
+@options.packs_option
+@options.cache_option
+@options.offline_option
+@options.mirrors_option
+@click.option(
+    "--runs",
+    type=click.Path(path_type=Path),
+    default=Path("sweeps"),
+    show_default=True,
+    metavar="DIR",
+    help="Folder of the run folders; each sweep is one of them.",
+)
+@click.option("--gpus", metavar="N,N", help="Only these GPUs, by NVML's numbers (default: all that this host shows).")
+@click.option(
+    "--jobs",
+    type=options.JOBS,
+    metavar="N",
+    help="Lanes at once, on cores and GPUs together (default: as many as the cores and the memory allow).",
+)
+@click.option(
+    "--budget", callback=_duration, metavar="TIME", help="90s, 30m, 2h: what does not fit is reported as NOT_RUN."
+)
+@click.option(
+    "--repeat",
+    type=options.REPEATS,
+    default=1,
+    metavar="N",
+    help="Run each lane N times; FLAKY if they differ.",
+)
+@click.option("--latest", is_flag=True, help="Judge upstream's newest releases too.")
+@click.option(
+    "--mutants",
+    type=click.IntRange(0),
+    default=0,
+    metavar="N",
+    help="Put N wrong fixes of each pack through its probe too, those not run for longest first.",
+)
+@click.option(
+    "--baseline",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="Compare with this run folder, or with the newest one in this folder (default: the committed receipts).",
+)
+def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    only: tuple[str, ...],
+    packs: Path,
+    cache_root: Path | None,
+    offline: bool,  # noqa: FBT001 - click passes options by name
+    mirrors: Path | None,
+    runs: Path,
+    gpus: str | None,
+    jobs: int | None,
+    budget: float | None,
+    repeat: int,
+    latest: bool,  # noqa: FBT001 - likewise
+    mutants: int,
+    baseline: Path | None,
+) -> int:
+    """Judge every pack on every target that this host can show, and say what changed.
+
+    Lanes share the cores and the GPUs, the longest first; what is timed has its GPU for itself meanwhile.
+    Each end is written at once: killed at any moment, the same command goes on where it was, within 20 hours.
+
+    \b
+    The run folder holds:
+      index.html               for people: packs against targets, and the runs before
+      summary.md, junit.xml    for a build server
+      results.json             for programs (harness/sweep/results.schema.json)
+      receipts/, latest/       as `run --receipts` writes them
+      logs/, journal.jsonl     each lane
+
+    \b
+    Exit status 1 when something changed for the worse or needs attention (an error, a fix that upstream shipped,
+    a stale patch, a GPU with a fault, a lane that nobody could run), 0 otherwise.
+
+    \b
+    Examples:
+      runner.py sweep
+      runner.py sweep --latest --baseline sweeps --budget 2h
+      runner.py sweep --only 9 --only ':sm_90a' --gpus 0,2
+    """
+    chosen, broken = options.sound_packs(packs, ())
+    options.complain(broken)
+    with Progress(sys.stderr) as progress, gpu_pool(gpus) as pool:
+        order = Order(
+            packs=chosen,
+            folder=packs,
+            only=only,
+            latest=latest,
+            repeat=repeat,
+            budget=budget,
+            jobs=jobs,
+            runs=runs.absolute(),
+            baseline=baseline,
+            mutants=mutants,
+            notes=(*(str(error) for error in broken), *pool.lost),
+        )
+        cache = options.the_cache(cache_root, offline=offline, tell=progress.tell, mirrors=mirrors)
+        listener = running.listener(progress)
+        with cache.guard():
+            results, folder = Sweep(order, cache, host.detect(pool), pool.devices, listener, progress).run()
+    for line in text_outputs.change_lines(results):
+        click.echo(line)
+    click.echo(text_outputs.headline(results))
+    click.echo(folder.path / "index.html")
+    if results.status == Exit.INTERRUPTED:
+        raise KeyboardInterrupt
+    return results.status

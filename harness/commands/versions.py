@@ -1,0 +1,153 @@
+"""``runner.py versions``: over the releases, commits or dependency sets of a pack."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import click
+
+from harness.commands import options, running
+from harness.core.errors import HarnessError
+from harness.core.progress import Progress
+from harness.core.words import Evidence, Exit, LaneVerdict
+from harness.host import eligibility, host
+from harness.host.gpus import gpu_pool
+from harness.pack.model import Pack
+from harness.receipt import receipt, redaction
+from harness.schedule import inputs
+from harness.schedule.journal import MemoryJournal
+from harness.schedule.session import Session
+from harness.versions import candidates, git_bisect, output, timeline
+from harness.versions.candidates import Candidate
+from harness.versions.judging import Judging
+from harness.versions.output import Shown
+
+GIT = "git+"
+
+
+@click.command("versions")
+@click.argument("wanted", metavar="PACK")
+@click.option("--range", "within", default="", metavar="SPEC", help="Releases such as '>=0.5,<0.9'; commits: OLD..NEW.")
+@click.option("--bisect", is_flag=True, help="Only what decides where the bug came and went, about log2(n) lanes.")
+@click.option("--vary", metavar="PACKAGE", help="Over the dependency sets of pack.toml that hold this package.")
+@click.option("--upstream", metavar="SPEC", help="git+URL: over its commits. With --vary: any origin, as in `run`.")
+@click.option("--with", "dependencies", multiple=True, metavar="SET|PKG==VER", help="Another dependency set, or wheel.")
+@click.option("--target", default="auto", show_default=True, help="cpu, sm_90a, ..., auto (the first judged here).")
+@click.option(
+    "--jobs",
+    type=options.JOBS,
+    metavar="N",
+    help="Lanes at once (default: cores, as memory allows).",
+)
+@click.option("--timeout", type=options.Seconds(), metavar="S", help="Seconds per lane.")
+@options.packs_option
+@options.cache_option
+@options.offline_option
+@options.mirrors_option
+@click.option("--save", is_flag=True, help="Keep the result in the pack's data/, for reports.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    wanted: str,
+    within: str,
+    bisect: bool,  # noqa: FBT001 - click passes options by name
+    vary: str | None,
+    upstream: str | None,
+    dependencies: tuple[str, ...],
+    target: str,
+    jobs: int | None,
+    timeout: float | None,
+    packs: Path,
+    cache_root: Path | None,
+    offline: bool,  # noqa: FBT001 - likewise
+    mirrors: Path | None,
+    save: bool,  # noqa: FBT001 - likewise
+    as_json: bool,  # noqa: FBT001 - likewise
+) -> int:
+    """Say which releases have the bug: `bug from A, fixed in B`.
+
+    Runs the probe over every final release of the pack's upstream, each from an unpacked tree, with no environment
+    built, several at once. What cannot be judged (import error, another API) is UNSUPPORTED, with the reason: it is
+    neither right nor wrong. --bisect takes it that there is one change on each side of the pinned release.
+
+    \b
+    Examples:
+      runner.py versions 9
+      runner.py versions 9 --range '>=0.5' --bisect
+      runner.py versions 9 --upstream git+https://github.com/linkedin/Liger-Kernel --range v0.8.1..main
+      runner.py versions 7 --vary tilelang
+
+    Exit status 0: judged; 1: a lane failed or its controls are wrong; 2: the call is wrong; 5: nothing was judged.
+    """
+    subject = options.one_pack(packs, wanted, "versions")
+    if upstream and not vary and not upstream.startswith(GIT):
+        raise HarnessError(f"--upstream {upstream!r}: git+URL here. Next: runner.py run --upstream, for one release")
+    with Progress(sys.stderr) as progress, gpu_pool() as pool:
+        cache = options.the_cache(cache_root, offline=offline, tell=progress.tell, mirrors=mirrors)
+        here = host.detect(pool)
+        chosen, evidence = _target(subject, target, here)
+        with cache.guard(), inputs.taken(cache, [subject]) as (subject,):
+            session = Session(
+                cache=cache,
+                host=here,
+                devices=pool.devices,
+                folder=running.run_folder(cache),
+                journal=MemoryJournal(),
+                command=lambda _: running.command_line(),
+                listener=running.listener(progress),
+                jobs=jobs,
+            )
+            judging = Judging(session, subject, chosen, evidence, timeout)
+            if upstream and not vary:
+                url = upstream.removeprefix(GIT)
+                found = git_bisect.bisect(judging, url, within, dependencies, progress.tell)
+                shown, interrupted = Shown("commit", found.rows, found.line), False
+            else:
+                listed = _candidates(judging, vary, within, upstream, dependencies)
+                shown, interrupted = _judged(judging, listed, vary, bisect=bisect)
+            status = _end(judging, shown, save=save and not interrupted, as_json=as_json)
+    if interrupted:
+        raise KeyboardInterrupt
+    return status
+
+
+def _target(subject: Pack, wanted: str, here: host.Host) -> tuple[str, Evidence]:
+    """Return the target to judge and how; ``auto`` is this host's GPU, else cpu, else the first that it can show."""
+    planned = [
+        *eligibility.plan(subject, wanted, here),
+        *(eligibility.plan(subject, "all", here) if wanted == "auto" else []),
+    ]
+    for one in planned:
+        if one.evidence is not None:
+            return one.target, one.evidence
+    raise HarnessError(f"{subject.name}: {planned[0].reason}", status=Exit.NOTHING_JUDGED)
+
+
+def _candidates(
+    judging: Judging, vary: str | None, within: str, upstream: str | None, requested: tuple[str, ...]
+) -> list[Candidate]:
+    subject = judging.pack
+    if vary:
+        usual = subject.definition.targets[judging.target].dependencies
+        return candidates.dependency_sets(subject, vary, within, usual, upstream)
+    return candidates.releases(judging.session.cache, subject, within, requested)
+
+
+def _judged(judging: Judging, listed: list[Candidate], vary: str | None, *, bisect: bool) -> tuple[Shown, bool]:
+    """Judge what was listed; what was finished is shown where the user interrupted."""
+    what = "dependency set" if vary else "release"
+    entries, interrupted = judging.bisected(listed) if bisect else judging.every(listed)
+    return Shown(what, entries, "interrupted" if interrupted else timeline.line(entries)), interrupted
+
+
+def _end(judging: Judging, shown: Shown, *, save: bool, as_json: bool) -> int:
+    scrub = redaction.of_host({judging.session.cache.root: "$CACHE", options.REPOSITORY: "$REPOSITORY"})
+    shown = Shown(shown.what, [output.scrubbed(row, scrub) for row in shown.rows], shown.line)
+    found = output.document(shown, judging, running.command_line())
+    click.echo(receipt.to_json(found) if as_json else output.as_text(shown), nl=False)
+    if save:
+        click.echo(f"kept in {output.save(found, judging, scrub)}", err=True)
+    if not any(row.is_judged for row in shown.rows):
+        return int(Exit.NOTHING_JUDGED)
+    failed = {LaneVerdict.ERROR, LaneVerdict.CONTROL_FAILED}
+    return int(Exit.DEVIATES if any(row.verdict in failed for row in shown.rows) else Exit.AS_EXPECTED)

@@ -1,0 +1,50 @@
+"""The errors that end in one line for the user."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+from harness.core import urls
+from harness.core.words import Exit
+
+
+class HarnessError(Exception):
+    """Something that a user can fix; its text is one line that names the culprit and the next step."""
+
+    def __init__(self, message: str, *, status: Exit = Exit.WRONG_CALL) -> None:
+        """Keep the message on one line, whatever it quotes, and free of the passwords in URLs."""
+        super().__init__(urls.without_credentials(" ".join(message.split())))
+        self.status = status
+
+
+class UnavailableError(HarnessError):
+    """Something from outside cannot be had: no network, no such release, no room, a damaged file."""
+
+    def __init__(self, message: str) -> None:
+        """Set the status: a pack that meets this ends in ERROR, a command that only fetches in DEVIATES."""
+        super().__init__(message, status=Exit.DEVIATES)
+
+
+class NoRoomError(UnavailableError):
+    """A file system is full or cannot be written: that is never a property of the release that was wanted."""
+
+
+class UnsupportedHereError(HarnessError):
+    """A pack cannot be judged on this host: it ends in UNSUPPORTED, with this reason."""
+
+
+def unknown(what: str, given: str, valid: Iterable[str], next_command: str) -> HarnessError:
+    """Build the error for a name that is none of the valid ones.
+
+    Args:
+        what: the noun, such as ``pack``.
+        given: the name that was given.
+        valid: every name that would have been right.
+        next_command: what to run next.
+
+    """
+    choices = sorted(valid)
+    close = difflib.get_close_matches(given, choices, n=1)
+    hint = f"; did you mean {close[0]}?" if close else ""
+    return HarnessError(f"no {what} {given!r}{hint} Choices: {', '.join(choices) or 'none'}. Next: {next_command}")

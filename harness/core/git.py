@@ -1,0 +1,64 @@
+"""Running git, for patches and for trees that come from a repository."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+from harness.core.errors import HarnessError
+
+#: Of what only shows files, applies a patch or lays a commit out: neither a user's configuration and attributes nor
+#: those of an archive, with their filters and commands.
+PLAIN = {
+    "GIT_CONFIG_GLOBAL": os.devnull,
+    "GIT_CONFIG_NOSYSTEM": "1",
+    "GIT_CONFIG_COUNT": "0",
+    "GIT_ATTR_NOSYSTEM": "1",
+}
+PLAIN_SETTINGS = ("-c", f"core.attributesFile={os.devnull}", "-c", f"core.hooksPath={os.devnull}")
+
+
+def run(
+    arguments: list[str],
+    folder: Path,
+    extra: dict[str, str] | None = None,
+    stdin: int = subprocess.DEVNULL,
+    *,
+    plain: bool = False,
+) -> subprocess.CompletedProcess[str]:
+    """Run git in `folder`; it never asks for a password and never looks for a repository above `folder`.
+
+    With `plain` it ignores every configuration but that of a repository that `folder` itself is; without, it has the
+    user's: a fetch needs the proxy and the credentials.
+    """
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
+    of_user = {name: value for name, value in os.environ.items() if name.startswith("GIT_CONFIG_")}
+    environment = inherited | {
+        "GIT_CEILING_DIRECTORIES": str(folder.parent),
+        "GIT_TERMINAL_PROMPT": "0",
+        "LC_ALL": "C.UTF-8",
+        **(PLAIN if plain else of_user),
+        **(extra or {}),
+    }
+    if plain:
+        arguments = [*PLAIN_SETTINGS, *arguments]
+    try:
+        return subprocess.run(
+            ["git", *arguments],
+            cwd=folder,
+            env=environment,
+            stdin=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    except FileNotFoundError:
+        raise HarnessError("git is not installed. Next: apt-get install git") from None
+
+
+def last_line(text: str) -> str:
+    """Return the last line of git's own message that says something."""
+    lines = [line for line in text.splitlines() if line.strip()]
+    return lines[-1] if lines else "no message"

@@ -1,0 +1,293 @@
+"""Seals: whether an entry of the cache still holds, byte for byte, what was laid out in it.
+
+A seal lies outside the entry that it speaks of: the sha256 of every file, and what the file system says of each (size,
+times, inode). While the file system says the same, no byte has changed; where it does not, every file is hashed again.
+Seals are authenticated with a key that lies outside the cache, so that an entry is never believed for a file that came
+with it: where a seal is missing or is not one's own, the entry is built again, from an archive that is hashed against
+pack.toml, and compared.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import json
+import os
+import secrets
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache as once
+from pathlib import Path
+
+import platformdirs
+
+from harness.core import files
+from harness.core.cache import Cache, used
+from harness.core.errors import HarnessError, UnavailableError
+from harness.core.words import Exit
+
+#: Of a file: size in bytes, times of modification and of change in ns, inode, type and permissions.
+Stat = tuple[int, int, int, int, int]
+MODIFIED, CHANGED = 1, 2
+KEY_BYTES = 32
+SHOWN = 3
+
+
+class ChangedError(HarnessError):
+    """An entry of the cache no longer held what was laid out in it; it has been laid out anew."""
+
+    def __init__(self, message: str) -> None:
+        super().__init__(message, status=Exit.DEVIATES)
+
+
+def key_file() -> Path:
+    """Return the file of the key that authenticates seals: the user's own, outside every cache."""
+    return Path(platformdirs.user_state_dir("reproducer-packs", appauthor=False)) / "seal.key"
+
+
+@once
+def _key(path: Path) -> bytes:
+    """Return the key, made at its first use; where it cannot be kept, one that this process alone knows."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
+        with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as stream:
+            stream.write(secrets.token_bytes(KEY_BYTES))
+        try:
+            path.hardlink_to(fresh)  # the first of several processes wins
+        except FileExistsError:
+            pass
+        finally:
+            fresh.unlink()
+        found = path.read_bytes()
+    except OSError:
+        found = b""
+    return found if len(found) == KEY_BYTES else secrets.token_bytes(KEY_BYTES)
+
+
+def owner() -> str:
+    """Name whoever seals: eight digits that follow from the key."""
+    return hashlib.sha256(b"owner" + _key(key_file())).hexdigest()[:8]
+
+
+def stats(folder: Path) -> dict[str, Stat]:
+    """Map the path of whatever is no folder below `folder` to what the file system says of it, links not followed."""
+    found: dict[str, Stat] = {}
+    _walk(str(folder), "", found)
+    return found
+
+
+def _walk(folder: str, prefix: str, found: dict[str, Stat]) -> None:
+    with os.scandir(folder) as inside:
+        for entry in inside:
+            if entry.is_dir(follow_symlinks=False):
+                _walk(entry.path, f"{prefix}{entry.name}/", found)
+            else:
+                one = entry.stat(follow_symlinks=False)
+                found[prefix + entry.name] = (one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino, one.st_mode)
+
+
+def hashes(folder: Path, paths: Iterator[str] | Mapping[str, Stat]) -> dict[str, str]:
+    """Map paths below `folder` to the sha256 of their bytes; of a link, a pipe or a device to what it is."""
+    return {path: files.sha256_file(folder / path) if _regular(folder / path) else "no file" for path in paths}
+
+
+def _regular(path: Path) -> bool:
+    return path.is_file() and not path.is_symlink()
+
+
+def differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
+    """List in words what was edited, deleted or added."""
+    edited = [f"{path} was edited" for path in sorted(wanted.keys() & found.keys()) if wanted[path] != found[path]]
+    deleted = [f"{path} was deleted" for path in sorted(wanted.keys() - found.keys())]
+    return edited + deleted + [f"{path} was added" for path in sorted(found.keys() - wanted.keys())]
+
+
+def in_words(changes: list[str]) -> str:
+    """Join the first few changes."""
+    more = f" and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
+    return "; ".join(changes[:SHOWN]) + more
+
+
+@dataclass(frozen=True)
+class Seal:
+    """What an entry held when it was sealed: sha256 and stat by path relative to the sealed folder."""
+
+    entries: Mapping[str, str]
+    stats: Mapping[str, Stat]
+
+
+def _seal_path(cache: Cache, kind: str, key: str) -> Path:
+    return cache.root / "seals" / owner() / f"{kind}-{key}.json"
+
+
+def _authenticated(name: str, body: str) -> str:
+    return hmac.new(_key(key_file()), f"{name}\n{body}".encode(), hashlib.sha256).hexdigest()
+
+
+def read(cache: Cache, kind: str, key: str) -> Seal | None:
+    """Read a seal; None where there is none, or not one's own."""
+    path = _seal_path(cache, kind, key)
+    try:
+        code, _, body = path.read_text(encoding="utf-8").partition("\n")
+    except (OSError, UnicodeDecodeError):
+        return None
+    if not hmac.compare_digest(code, _authenticated(path.name, body)):
+        return None
+    data = json.loads(body)
+    return Seal(data["entries"], {name: tuple(one) for name, one in data["stats"].items()})
+
+
+def write(cache: Cache, kind: str, key: str, seal: Seal) -> None:
+    """Write a seal; a cache that cannot be written does without, and is hashed in each run."""
+    path = _seal_path(cache, kind, key)
+    body = json.dumps({"entries": dict(seal.entries), "stats": dict(seal.stats)})
+    try:
+        with cache.guard():
+            files.write_atomic(path, f"{_authenticated(path.name, body)}\n{body}")
+    except UnavailableError:
+        if os.access(cache.root, os.W_OK):
+            raise
+        cache.tell(f"the seal of {kind} {key[:12]} cannot be written")
+
+
+@dataclass(frozen=True)
+class Layout:
+    """An entry of the cache that can be checked, and laid out anew.
+
+    Attributes:
+        cache: where it lies.
+        kind: of the entry.
+        key: that names it.
+        build: lays it out in a folder; called again where the entry cannot be believed.
+        name: for people, such as ``liger-kernel 0.8.1``.
+        content: what is sealed in the entry's folder.
+        ignored: paths that building again need not give byte for byte (bytecode).
+
+    """
+
+    cache: Cache
+    kind: str
+    key: str
+    build: Callable[[Path], None] = field(compare=False, repr=False)
+    name: str
+    content: str = "content"
+    ignored: Callable[[str], bool] = field(default=lambda _: False, compare=False, repr=False)
+
+    @property
+    def folder(self) -> Path:
+        """The folder whose files are sealed."""
+        return self.cache.entry(self.kind, self.key) / self.content
+
+    def lay_out(self) -> Seal:
+        """Return the seal of the entry, which is built, checked, or compared with one that is built again.
+
+        Raises:
+            ChangedError: it held something else; it has been laid out anew.
+
+        """
+        seal = read(self.cache, self.kind, self.key)
+        if seal and self.folder.is_dir() and stats(self.folder) == seal.stats:
+            used(self.folder.parent)
+            return seal
+        with self.cache.guard(), self.cache.lock(f"seal-{self.kind}-{self.key}"):
+            if not self.folder.is_dir():
+                self.cache.populate(self.kind, self.key, self.build)
+                return self._seal(self._hashed())
+            seal = read(self.cache, self.kind, self.key)
+            return self.check(seal) if seal else self._compared()
+
+    def check(self, seal: Seal, *, while_it_ran: bool = False) -> Seal:
+        """Compare the entry with its seal; return the seal as the file system has it now.
+
+        Args:
+            seal: of the entry.
+            while_it_ran: a file that was written again with the same bytes is a change as well.
+
+        Raises:
+            ChangedError: a byte changed; the entry has been laid out anew.
+
+        """
+        now = stats(self.folder) if self.folder.is_dir() else {}
+        if now == seal.stats:
+            return seal
+        suspects = [path for path in now if now[path] != seal.stats.get(path)]
+        entries = {path: seal.entries[path] for path in now if path in seal.entries}
+        entries |= hashes(self.folder, iter(suspects))
+        changes = differences(seal.entries, entries)
+        if while_it_ran and not changes:
+            changes = [f"{path} was written anew" for path in suspects if _touched(now[path], seal.stats[path])]
+        if changes:
+            self._anew()
+            raise self._changed(changes)
+        fresh = Seal(seal.entries, now)
+        write(self.cache, self.kind, self.key, fresh)
+        return fresh
+
+    def _hashed(self) -> Seal:
+        found = stats(self.folder)
+        return Seal(hashes(self.folder, found), found)
+
+    def _seal(self, seal: Seal) -> Seal:
+        write(self.cache, self.kind, self.key, seal)
+        return seal
+
+    def _compared(self) -> Seal:
+        """Build the entry again and compare; one that was right stays, one that was not is replaced."""
+        self.cache.tell(f"checking {self.name}")
+        with self.cache.guard(), self.cache.scratch(f"{self.kind}-") as fresh:
+            self.build(fresh)
+            found, wanted = self._hashed(), hashes(fresh / self.content, stats(fresh / self.content))
+            if found.entries == wanted:
+                return self._seal(found)
+            changes = differences(self._judged(wanted), self._judged(found.entries))
+            self._replace(fresh)
+        if changes:
+            raise self._changed(changes)
+        return self._seal(self._hashed())
+
+    def _judged(self, entries: Mapping[str, str]) -> dict[str, str]:
+        return {path: sha256 for path, sha256 in entries.items() if not self.ignored(path)}
+
+    def _replace(self, fresh: Path) -> None:
+        entry = self.cache.entry(self.kind, self.key)
+        with self.cache.lock(f"{self.kind}-{self.key}"), self.cache.scratch("changed-") as aside:
+            if entry.exists():
+                entry.rename(aside / "old")
+            fresh.rename(entry)
+
+    def _anew(self) -> None:
+        """Lay the entry out anew: its files may be shared with others, so that none is written in place."""
+        with self.cache.guard(), self.cache.scratch(f"{self.kind}-") as fresh:
+            self.build(fresh)
+            self._replace(fresh)
+        self._seal(self._hashed())
+
+    def _changed(self, changes: list[str]) -> ChangedError:
+        return ChangedError(
+            f"{self.name} in the cache is not what was laid out: {in_words(changes)}. It has been laid out anew"
+        )
+
+
+def _touched(now: Stat, before: Stat) -> bool:
+    """Whether a file was written or replaced; a further link to it changes its time of change alone."""
+    return (now[:CHANGED], now[CHANGED + 1 :]) != (before[:CHANGED], before[CHANGED + 1 :])
+
+
+def keep(cache: Cache, kind: str, key: str, folder: Path) -> None:
+    """Seal a folder that grows, as it is now: JIT results, or an environment that a script built."""
+    write(cache, kind, key, Seal({}, stats(folder)))
+
+
+def kept(cache: Cache, kind: str, key: str, folder: Path) -> bool | None:
+    """Whether nothing changed in a folder since `keep`; None where it was never sealed by this user."""
+    found = read(cache, kind, key)
+    return None if found is None else folder.is_dir() and stats(folder) == found.stats
+
+
+def forget(cache: Cache, kind: str, key: str, folder: Path) -> None:
+    """Remove a folder that cannot be believed, with its seal."""
+    _seal_path(cache, kind, key).unlink(missing_ok=True)
+    with cache.guard(), cache.scratch("changed-") as aside:
+        if folder.exists():
+            folder.rename(aside / "old")

@@ -1,0 +1,103 @@
+"""Strict structuring of TOML and JSON into frozen dataclasses, with all errors of a file at once."""
+
+from __future__ import annotations
+
+import dataclasses
+import datetime as dt
+import functools
+from collections.abc import Callable, Mapping
+from enum import StrEnum
+from typing import Any, TypeVar, cast, get_args, get_origin
+
+import cattrs
+from cattrs.gen import make_dict_structure_fn
+
+Structured = TypeVar("Structured")
+
+
+class StructureError(ValueError):
+    """The errors of one document, each with its path."""
+
+    def __init__(self, errors: list[str]) -> None:
+        """Keep the errors apart: a command prints one line for each."""
+        super().__init__("; ".join(errors))
+        self.errors = errors
+
+
+def _exactly(kind: type) -> Callable[[Any, Any], Any]:
+    def structure(value: Any, _: Any) -> Any:  # noqa: ANN401 - any parsed value may stand here
+        if type(value) is not kind and not (kind is float and type(value) is int):
+            raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
+        return value
+
+    return structure
+
+
+def _structure_enum(value: Any, kind: type[StrEnum]) -> StrEnum:  # noqa: ANN401 - any parsed value may stand here
+    if value not in list(kind):
+        raise ValueError(f"{value!r} is none of {', '.join(kind)}")
+    return kind(value)
+
+
+def _only(kinds: tuple[type, ...], what: str, inner: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Refuse what only resembles a container: the letters of a text are no list, and no text is a table."""
+
+    def structure(value: Any, kind: Any) -> Any:  # noqa: ANN401 - any parsed value may stand here
+        if not isinstance(value, kinds):
+            raise TypeError(f"expected {what}, got {type(value).__name__}")
+        return inner(value, kind)
+
+    return structure
+
+
+def _origin(kind: Any) -> object:  # noqa: ANN401 - any annotation may stand here
+    return get_origin(kind)
+
+
+@functools.cache
+def converter() -> cattrs.Converter:
+    """Build a converter that coerces nothing and refuses unknown keys."""
+    strict = cattrs.Converter(forbid_extra_keys=True, detailed_validation=True)
+    for kind in (str, int, float, bool, dt.date):
+        strict.register_structure_hook(kind, _exactly(kind))
+    strict.register_structure_hook(StrEnum, _structure_enum)
+    strict.register_structure_hook_func(lambda kind: kind is object, lambda value, _: value)
+
+    lists, tables = cast("Any", list), cast("Any", Mapping)
+
+    def members(value: Any, kind: Any) -> Any:  # noqa: ANN401 - a list, and the tuple that it becomes
+        return tuple(strict.structure(list(value), lists[get_args(kind)[0]]))
+
+    def table(value: Any, kind: Any) -> Any:  # noqa: ANN401 - a table, and the dict that it becomes
+        return strict.structure(value, tables[get_args(kind)])
+
+    strict.register_structure_hook_func(lambda kind: _origin(kind) is tuple, _only((list, tuple), "a list", members))
+    strict.register_structure_hook_func(lambda kind: _origin(kind) is dict, _only((dict,), "a table", table))
+    strict.register_structure_hook_factory(
+        dataclasses.is_dataclass,
+        lambda kind: _only((dict,), "a table", make_dict_structure_fn(kind, strict, _cattrs_forbid_extra_keys=True)),
+    )
+    return strict
+
+
+def structure(document: Any, kind: type[Structured]) -> Structured:  # noqa: ANN401 - a parsed document
+    """Turn a parsed document into `kind`, or raise StructureError with every error in it."""
+    try:
+        return converter().structure(document, kind)
+    except cattrs.BaseValidationError as error:
+        raise StructureError(
+            [_readable(line) for line in cattrs.transform_error(error, format_exception=_explain)]
+        ) from None
+    except (TypeError, ValueError) as error:
+        raise StructureError([f"top level: {error}"]) from None
+
+
+def _explain(error: BaseException, kind: type | None) -> str:
+    if isinstance(error, KeyError):
+        return f"the key {error.args[0]!r} is missing"
+    return cattrs.v.format_exception(error, kind) if not isinstance(error, (TypeError, ValueError)) else str(error)
+
+
+def _readable(line: str) -> str:
+    message, _, path = line.rpartition(" @ ")
+    return f"{path.removeprefix('$').removeprefix('.') or 'top level'}: {message}"

@@ -1,0 +1,134 @@
+"""The words that probes, verdicts and receipts are written in."""
+
+from __future__ import annotations
+
+import re
+from enum import IntEnum, StrEnum
+
+
+class Kind(StrEnum):
+    """What sort of claim a pack makes; printed beside every verdict."""
+
+    WRONG_RESULT = "wrong-result"
+    CRASH = "crash"
+    CAPABILITY = "capability"
+    SILENT_FALLBACK = "silent-fallback"
+    PRECISION = "precision"
+    CLEANUP = "cleanup"
+
+
+class Evidence(StrEnum):
+    """How a verdict was seen, the strongest first."""
+
+    EXECUTED = "executed"
+    INTERPRETED = "interpreted"
+    COMPILED = "compiled"
+    TRACED = "traced"
+
+    @property
+    def rank(self) -> int:
+        """0 for the strongest evidence; a larger number is weaker."""
+        return list(Evidence).index(self)
+
+
+class Role(StrEnum):
+    """What a check is for: wrong while the bug is there, or right in every tree."""
+
+    DEFECT = "defect"
+    CONTROL = "control"
+
+
+class LaneName(StrEnum):
+    """Which of the two trees a lane runs on."""
+
+    PRISTINE = "pristine"
+    PATCHED = "patched"
+
+
+class LaneVerdict(StrEnum):
+    """What one lane showed. The first four are the probe's own words."""
+
+    BUG_REPRODUCED = "BUG_REPRODUCED"
+    FIX_VALIDATED = "FIX_VALIDATED"
+    CONTROL_FAILED = "CONTROL_FAILED"
+    UNSUPPORTED = "UNSUPPORTED"
+    ERROR = "ERROR"
+
+
+#: The exit status that has to stand beside each verdict line of a probe.
+PROBE_STATUS = {
+    LaneVerdict.BUG_REPRODUCED: 10,
+    LaneVerdict.FIX_VALIDATED: 0,
+    LaneVerdict.CONTROL_FAILED: 125,
+    LaneVerdict.UNSUPPORTED: 125,
+}
+
+
+class Verdict(StrEnum):
+    """What the two lanes of a pack say together."""
+
+    CONFIRMED = "CONFIRMED"
+    REPRODUCED = "REPRODUCED"
+    VALIDATED = "VALIDATED"
+    FIXED_UPSTREAM = "FIXED_UPSTREAM"
+    FIX_INEFFECTIVE = "FIX_INEFFECTIVE"
+    PATCH_BREAKS = "PATCH_BREAKS"
+    PATCH_STALE = "PATCH_STALE"
+    CONTROL_FAILED = "CONTROL_FAILED"
+    UNSUPPORTED = "UNSUPPORTED"
+    UNAVAILABLE = "UNAVAILABLE"
+    ERROR = "ERROR"
+
+
+class ThreadState(StrEnum):
+    """How an issue or a pull request of an upstream stood when it was read."""
+
+    OPEN = "open"
+    MERGED = "merged"
+    CLOSED = "closed"
+
+
+class SuiteVerdict(StrEnum):
+    """What upstream's own tests say of a patch."""
+
+    UNBROKEN = "UNBROKEN"
+    BREAKS_TESTS = "BREAKS_TESTS"
+    NEW_TEST_WRONG = "NEW_TEST_WRONG"
+    PATCH_STALE = "PATCH_STALE"
+    UNSUPPORTED = "UNSUPPORTED"
+    ERROR = "ERROR"
+
+
+class TestResult(StrEnum):
+    """How one test of a suite ended."""
+
+    __test__ = False  # it is no test itself
+
+    PASSED = "passed"
+    FAILED = "failed"
+    BROKE = "error"
+    SKIPPED = "skipped"
+    EXPECTED = "xfailed"
+    UNEXPECTED = "xpassed"
+    MISSING = "missing"
+
+
+class Exit(IntEnum):
+    """Exit statuses of the runner."""
+
+    AS_EXPECTED = 0
+    DEVIATES = 1
+    WRONG_CALL = 2
+    NOTHING_JUDGED = 5
+    INTERRUPTED = 130
+
+
+#: The claim that the runner states itself, from the OUTPUT lines of both lanes.
+BITWISE_IDENTICAL = "BITWISE_IDENTICAL"
+
+TARGET_PATTERN = re.compile(r"cpu|sm_(?:[78]\d|(?:9\d|1[0-9]\d)a)")
+
+
+def is_target(text: str) -> bool:
+    """Whether `text` names a target: ``cpu``, ``sm_80``, and with the suffix from sm_90 on ``sm_90a``."""
+    return TARGET_PATTERN.fullmatch(text) is not None

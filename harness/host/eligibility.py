@@ -1,0 +1,76 @@
+"""What of a pack this host can show: targets, and the strongest evidence for each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from packaging.specifiers import SpecifierSet
+
+from harness.core.errors import HarnessError
+from harness.core.words import Evidence, is_target
+from harness.host.host import Host
+from harness.pack.model import Pack, Target
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One target of one pack: with its evidence, or with the reason why it cannot be judged here."""
+
+    target: str
+    evidence: Evidence | None
+    reason: str = ""
+
+
+def evidence_here(host: Host, name: str, target: Target) -> Evidence | None:
+    """Return the strongest evidence that pack.toml admits and this host can produce; None where there is none."""
+    for evidence in sorted(target.evidence, key=lambda kind: kind.rank):
+        if evidence != Evidence.EXECUTED or host.count(name) >= target.gpus:
+            return evidence
+    return None
+
+
+def out_of_range(pack: Pack, host: Host) -> str:
+    """Say which of Python, torch and triton lies outside a pack's range here; empty where none does."""
+    requires = pack.definition.requires
+    for what, wanted, found in (
+        ("Python", requires.python, host.python),
+        ("torch", requires.torch, host.torch),
+        ("triton", requires.triton, host.triton),
+    ):
+        if found and wanted and not SpecifierSet(wanted).contains(found.partition("+")[0], prereleases=True):
+            return f"{what} {found} is outside the pack's range {wanted}"
+    return ""
+
+
+def _one(pack: Pack, name: str, host: Host) -> Planned:
+    targets = pack.definition.targets
+    if name not in targets:
+        return Planned(name, None, f"this pack lists {', '.join(targets)}")
+    reason = out_of_range(pack, host)
+    evidence = evidence_here(host, name, targets[name])
+    if evidence is None:
+        wanted = targets[name].gpus
+        here = f"{host.count(name)} of {wanted} {name} GPUs" if host.count(name) else f"no {name} GPU"
+        reason = f"{here} here, and the pack admits only executed"
+    return Planned(name, None if reason else evidence, reason)
+
+
+def plan(pack: Pack, wanted: str, host: Host) -> list[Planned]:
+    """List the targets to judge: ``auto`` (this host's GPU, else cpu), ``all`` (what this host can show), or one.
+
+    Raises:
+        HarnessError: `wanted` is no target.
+
+    """
+    if wanted == "auto":
+        return [_one(pack, host.auto_target, host)]
+    if wanted != "all":
+        if not is_target(wanted):
+            raise HarnessError(
+                f"no target {wanted!r}. Choices: auto, all, cpu, sm_80, sm_90a and the like "
+                "(with the suffix from sm_90 on). Next: runner.py list"
+            )
+        return [_one(pack, wanted, host)]
+    every = [_one(pack, name, host) for name in pack.definition.targets]
+    shown = [planned for planned in every if planned.evidence is not None]
+    return shown or every[:1]

@@ -1,0 +1,229 @@
+"""The GPUs that this host shows, as NVML knows them; what cannot be read here (a container, an old driver) is None."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import pynvml
+
+from harness.core.errors import HarnessError, unknown
+
+Value = TypeVar("Value")
+GIB = 2**30
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """One GPU, or one MIG instance of it, that a lane could use; `memory_gib` is 0 where NVML does not tell."""
+
+    name: str
+    compute_capability: tuple[int, int]
+    memory_gib: float = 0.0
+
+    @property
+    def target(self) -> str:
+        """Its architecture as a target, with the suffix from sm_90 on."""
+        major, minor = self.compute_capability
+        return f"sm_{major}{minor}" + ("a" if major >= 9 else "")  # noqa: PLR2004 - the rule's own number
+
+
+@dataclass(frozen=True)
+class Device:
+    """One GPU of the pool.
+
+    Attributes:
+        token: what CUDA_VISIBLE_DEVICES calls it: NVML's number, or the UUID that the host's own variable holds.
+        number: its number in the pool's order, for people: a UUID never gets into an output.
+        gpu: name, compute capability and memory.
+        handle: NVML's.
+        events: NVML's set of its critical Xid events; None where it cannot be had.
+        is_instance: whether it is a MIG instance, of which a process can use one only.
+
+    """
+
+    token: str
+    number: str
+    gpu: Gpu
+    handle: Any
+    events: Any
+    is_instance: bool = False
+
+    @property
+    def place(self) -> str:
+        """Its name in every output."""
+        return f"gpu {self.number}"
+
+
+@dataclass(frozen=True)
+class GpuPool:
+    """The GPUs that lanes may use, the driver, and why others that this host shows cannot be used."""
+
+    devices: list[Device]
+    driver: str
+    lost: list[str]
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One look at a GPU: bytes in use, processes, uncorrected ECC errors, failed row remappings, new Xid events."""
+
+    lost: str = ""
+    memory: int | None = None
+    processes: frozenset[int] = frozenset()
+    uncorrected: int | None = None
+    remap_failed: bool = False
+    xids: tuple[int, ...] = ()
+
+
+def _optional(call: Callable[[], Value]) -> Value | None:
+    """Return what a call gives; None where this host does not offer it. A GPU that is gone still raises."""
+    try:
+        return call()
+    except pynvml.NVMLError as error:
+        if error.value in (pynvml.NVML_ERROR_GPU_IS_LOST, pynvml.NVML_ERROR_RESET_REQUIRED):
+            raise
+        return None
+
+
+def _text(value: str | bytes) -> str:
+    """Return what NVML says as text: older bindings give bytes."""
+    return value.decode() if isinstance(value, bytes) else value
+
+
+def _events(handle: Any) -> Any:  # noqa: ANN401 - NVML's own types
+    events = pynvml.nvmlEventSetCreate()
+    pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
+    return events
+
+
+def _new_xids(events: Any) -> Iterator[int]:  # noqa: ANN401 - NVML's own type
+    """Yield the Xids since the last look, without waiting for more."""
+    while events is not None:
+        try:
+            yield int(pynvml.nvmlEventSetWait_v2(events, 0).eventData)
+        except pynvml.NVMLError:
+            return
+
+
+def read(device: Device) -> Reading:
+    """Look at a GPU."""
+    handle = device.handle
+    try:
+        memory = _optional(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).used))
+        running = _optional(lambda: pynvml.nvmlDeviceGetComputeRunningProcesses(handle)) or []
+        kind, since = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+        uncorrected = _optional(lambda: int(pynvml.nvmlDeviceGetTotalEccErrors(handle, kind, since)))
+        remapped = _optional(lambda: pynvml.nvmlDeviceGetRemappedRows(handle))
+    except pynvml.NVMLError as error:
+        return Reading(lost=str(error))
+    processes = frozenset(int(process.pid) for process in running)
+    return Reading("", memory, processes, uncorrected, bool(remapped and remapped[3]), tuple(_new_xids(device.events)))
+
+
+def _instances(handle: Any) -> list[str]:  # noqa: ANN401 - NVML's own type
+    """List the UUIDs of a GPU's MIG instances; nothing where MIG is off or unknown."""
+    mode = _optional(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0])
+    if mode != pynvml.NVML_DEVICE_MIG_ENABLE:
+        return []
+    found = []
+    for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        instance = _optional(lambda: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))  # noqa: B023 - called here
+        if instance is not None:
+            found.append(_text(pynvml.nvmlDeviceGetUUID(instance)))
+    return found
+
+
+def _every_token() -> list[str]:
+    """List every GPU of the host by NVML's number; one that is split into MIG instances by their UUIDs."""
+    tokens: list[str] = []
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        try:
+            instances = _instances(pynvml.nvmlDeviceGetHandleByIndex(index))
+        except pynvml.NVMLError:
+            instances = []  # it is lost: opening it says so
+        tokens += instances or [str(index)]
+    return tokens
+
+
+def _tokens() -> list[str]:
+    """List what this host shows: what CUDA_VISIBLE_DEVICES names, as CUDA reads it, else every GPU.
+
+    CUDA takes numbers, UUIDs and the beginnings of UUIDs, and sees nothing behind the first that names no GPU.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
+    if visible is None:
+        return _every_token()
+    tokens: list[str] = []
+    for token in (text.strip() for text in visible.split(",")):
+        if not token or token.startswith("-") or token in tokens:
+            break
+        tokens.append(token)
+    return tokens
+
+
+def _handle(token: str) -> Any:  # noqa: ANN401 - NVML's own type
+    if token.isdecimal():
+        return pynvml.nvmlDeviceGetHandleByIndex(int(token))
+    for index in range(pynvml.nvmlDeviceGetCount()):
+        handle = pynvml.nvmlDeviceGetHandleByIndex(index)
+        if _text(pynvml.nvmlDeviceGetUUID(handle)).startswith(token):
+            return handle
+    return pynvml.nvmlDeviceGetHandleByUUID(token.encode())
+
+
+def _device(token: str, position: int) -> Device:
+    handle = _handle(token)
+    is_instance = token.startswith("MIG-")
+    whole = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if is_instance else handle
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(whole)
+    total = _optional(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)) or 0
+    gpu = Gpu(_text(pynvml.nvmlDeviceGetName(handle)), (int(major), int(minor)), round(total / GIB, 1))
+    number = token if token.isdecimal() else str(position)
+    return Device(token, number, gpu, handle, _optional(lambda: _events(whole)), is_instance)
+
+
+def _chosen(devices: list[Device], wanted: str | None) -> list[Device]:
+    if wanted is None:
+        return devices
+    by_number = {device.number: device for device in devices}
+    numbers = [text.strip() for text in wanted.split(",") if text.strip()]
+    for number in numbers:
+        if number not in by_number:
+            raise unknown("GPU", number, by_number, "--gpus 0,2, or nvidia-smi --list-gpus")
+    return [by_number[number] for number in dict.fromkeys(numbers)]
+
+
+def _opened(wanted: str | None) -> GpuPool:
+    devices, lost = [], []
+    for position, token in enumerate(_tokens()):
+        try:
+            devices.append(_device(token, position))
+        except pynvml.NVMLError as error:
+            lost.append(f"gpu {token if token.isdecimal() else position} cannot be used: {error}")
+    driver = _text(pynvml.nvmlSystemGetDriverVersion()) if devices else ""
+    return GpuPool(_chosen(devices, wanted), driver, lost)
+
+
+@contextmanager
+def gpu_pool(wanted: str | None = None) -> Iterator[GpuPool]:
+    """Yield the GPUs that ``--gpus`` names, or all that this host shows; NVML stays open meanwhile.
+
+    Raises:
+        HarnessError: `wanted` names a GPU that is not here.
+
+    """
+    try:
+        pynvml.nvmlInit()
+    except pynvml.NVMLError as error:
+        if wanted:
+            raise HarnessError(f"--gpus {wanted}: NVML finds no GPU here ({error})") from None
+        yield GpuPool([], "", [])
+        return
+    try:
+        yield _opened(wanted)
+    finally:
+        pynvml.nvmlShutdown()

@@ -1,0 +1,117 @@
+"""What this host is: its GPUs, its Python, its torch and triton, without importing torch."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import re
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.host.gpus import GIB, Gpu, GpuPool, gpu_pool
+
+
+@dataclass(frozen=True)
+class Host:
+    """The facts that decide what a host can show and that a receipt records."""
+
+    python: str
+    torch: str | None
+    triton: str | None
+    gpus: tuple[Gpu, ...] = ()
+    driver: str = ""
+    cuda: str = ""
+    system: str = ""
+    cudnn: str = ""
+    nccl: str = ""
+
+    @property
+    def python_tag(self) -> str:
+        """The wheel tag of the runner's interpreter, such as ``cp311``."""
+        return python_tag(self.python)
+
+    def count(self, target: str) -> int:
+        """Return how many GPUs of an architecture are here to be executed on."""
+        return sum(gpu.target == target for gpu in self.gpus)
+
+    @property
+    def auto_target(self) -> str:
+        """The architecture of the first GPU, else cpu."""
+        return self.gpus[0].target if self.gpus else "cpu"
+
+
+def python_tag(version: str) -> str:
+    """Return the wheel tag of a Python version: ``3.11.7`` gives ``cp311``."""
+    major, minor = version.split(".")[:2]
+    return f"cp{major}{minor}"
+
+
+def _version(distribution: str) -> str | None:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _torch_cuda() -> str:
+    """Return the CUDA version that the installed torch was built for, read without importing it."""
+    spec = importlib.util.find_spec("torch")
+    file = Path(spec.origin).with_name("version.py") if spec and spec.origin else None
+    text = file.read_text(encoding="utf-8") if file and file.exists() else ""
+    match = re.search(r"^cuda\b[^=]*=\s*['\"]([\d.]+)['\"]", text, re.MULTILINE)
+    return match[1] if match else ""
+
+
+def _library(name: str, cuda: str) -> str:
+    """Return the version of one of the libraries that torch's CUDA build installs beside it: ``cudnn``, ``nccl``."""
+    return _version(f"nvidia-{name}-cu{cuda.partition('.')[0]}") or "" if cuda else ""
+
+
+def _system() -> str:
+    """Name the operating system without the kernel's own suffix, which may name a cloud or a site."""
+    try:
+        name = platform.freedesktop_os_release()["PRETTY_NAME"]
+    except (OSError, KeyError):
+        name = platform.system()
+    kernel = ".".join(re.findall(r"\d+", platform.release())[:2])
+    return f"{name} ({platform.system()} {kernel}, {platform.machine()})"
+
+
+def cores() -> list[int]:
+    """List the cores that this process may use."""
+    return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
+
+
+def memory_gib() -> float:
+    """Return the memory of this host in GiB: what the kernel shows now, or the limit of its control group if larger.
+
+    Some virtual machines begin small and grow up to that limit as memory is used.
+    """
+    import psutil  # noqa: PLC0415 - most verbs do without it
+
+    limit = Path("/sys/fs/cgroup/memory.max")
+    text = limit.read_text(encoding="utf-8").strip() if limit.exists() else ""
+    return max(psutil.virtual_memory().total, int(text) if text.isdecimal() else 0) / GIB
+
+
+def detect(pool: GpuPool | None = None) -> Host:
+    """Look at this host; its GPUs are those of `pool`, by default all that it shows."""
+    if pool is None:
+        with gpu_pool() as found:
+            return detect(found)
+    python = ".".join(str(part) for part in sys.version_info[:3])
+    cuda = _torch_cuda()
+    return Host(
+        python=python,
+        torch=_version("torch"),
+        triton=_version("triton"),
+        gpus=tuple(device.gpu for device in pool.devices),
+        driver=pool.driver,
+        cuda=cuda,
+        system=_system(),
+        cudnn=_library("cudnn", cuda),
+        nccl=_library("nccl", cuda),
+    )

@@ -1,0 +1,1 @@
+"""One probe in one process group: its environment, its supervisor, what it printed."""

@@ -1,0 +1,110 @@
+"""The environment of a lane: what it inherits, and the folders that are its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.core.cache import used
+
+INHERITED = {"PATH", "LD_LIBRARY_PATH", "LANG", "LANGUAGE", "TZ"}
+#: NCCL's, NVSHMEM's and symmetric memory's switches keep a shared host's GPUs in service: a lane never drops them.
+INHERITED_PREFIXES = ("CUDA_", "NCCL_", "NVSHMEM_", "NVIDIA_", "TORCH_SYMM_MEM_", "LC_")
+
+
+@dataclass(frozen=True)
+class Folders:
+    """The folders of one lane.
+
+    Attributes:
+        work: new for every run: working directory, HOME and TMPDIR.
+        kept: what makes a second run of the same lane fast: JIT caches.
+
+    """
+
+    work: Path
+    kept: Path
+
+    @property
+    def current(self) -> Path:
+        """The lane's working directory."""
+        return self.work / "cwd"
+
+    @property
+    def home(self) -> Path:
+        """The lane's HOME."""
+        return self.work / "home"
+
+    @property
+    def temporary(self) -> Path:
+        """The lane's TMPDIR."""
+        return self.work / "tmp"
+
+    def create(self) -> None:
+        """Make them all."""
+        for folder in (self.current, self.home, self.temporary, self.kept):
+            folder.mkdir(parents=True, exist_ok=True)
+        used(self.kept)
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """What a lane sees of the host's GPUs.
+
+    Attributes:
+        visible: what CUDA_VISIBLE_DEVICES says; None leaves it as the host has it. Numbers are NVML's.
+        gate: the named pipe on which the probe asks for them alone; None where nobody else uses them.
+
+    """
+
+    visible: str | None = None
+    gate: Path | None = None
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables that say so."""
+        order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if self.visible else {}
+        visible = {} if self.visible is None else {"CUDA_VISIBLE_DEVICES": self.visible}
+        return order | visible | ({} if self.gate is None else {"REPRODUCER_GPU_GATE": str(self.gate)})
+
+
+NO_GPU = Gpus("")
+
+
+def build(host: Mapping[str, str], folders: Folders, paths: list[Path], gpus: Gpus, threads: int = 1) -> dict[str, str]:
+    """Return a lane's environment.
+
+    Args:
+        host: the runner's own environment; only an allow-list of it goes on.
+        folders: the lane's.
+        paths: tree and dependency set, in the order of PYTHONPATH.
+        gpus: what it sees of them.
+        threads: that libraries such as torch use for one computation; lanes run beside each other.
+
+    """
+    inherited = {
+        name: value for name, value in host.items() if name in INHERITED or name.startswith(INHERITED_PREFIXES)
+    }
+    kept = {
+        "TRITON_CACHE_DIR": "triton",
+        "TILELANG_CACHE_DIR": "tilelang",
+        "TORCHINDUCTOR_CACHE_DIR": "inductor",
+        "TORCH_EXTENSIONS_DIR": "extensions",
+        "CUDA_CACHE_PATH": "cuda",
+        "XDG_CACHE_HOME": "other",
+    }
+    return {
+        **inherited,
+        **gpus.variables(),
+        **{name: str(folders.kept / folder) for name, folder in kept.items()},
+        # A dependency set and torch bring their bytecode; a tree's is compiled in each lane, and kept in none.
+        "PYTHONDONTWRITEBYTECODE": "1",
+        "HOME": str(folders.home),
+        "TMPDIR": str(folders.temporary),
+        "PYTHONPATH": os.pathsep.join(str(path) for path in paths),
+        "OMP_NUM_THREADS": str(threads),
+        "PYTHONSAFEPATH": "1",
+        "PYTHONNOUSERSITE": "1",
+        "PYTHONFAULTHANDLER": "1",
+    }

@@ -1,0 +1,154 @@
+"""A lane: one probe, one tree, one dependency set, one target, in a process group of its own."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.core import files, seal
+from harness.core.cache import Cache
+from harness.core.seal import ChangedError, Layout
+from harness.core.words import Evidence, LaneName
+from harness.host.host import Host
+from harness.lane import built_environment, environment, process, transcript
+from harness.lane.environment import NO_GPU, Gpus
+from harness.lane.output import Lines, Log
+from harness.lane.process import Ended
+from harness.lane.transcript import Transcript
+from harness.upstream.dependencies import DependencySet
+from harness.upstream.tree import Tree
+
+#: The reason of a lane that was cancelled: it says nothing of anything.
+ABANDONED = "abandoned"
+
+
+@dataclass(frozen=True)
+class Lane:
+    """What to run.
+
+    Attributes:
+        name: which of the two trees it is.
+        probe: the probe's file.
+        tree: the tree, patched or not.
+        dependency_set: its name and members.
+        dependencies: the folder that the set is merged into, laid out and checked.
+        target: what the verdict is about.
+        evidence: how it has to be seen on this host.
+        modules: the import names of the modules under test.
+        must_load: files of the tree that the probe has to load, or its verdict is about something else.
+        claims: the words that a probe may print besides the fixed ones.
+        timeout: in seconds.
+        devices: the GPUs it sees where it executes, as CUDA_VISIBLE_DEVICES names them; None: what the host shows.
+        locks: a file for each of them that it shares with other lanes.
+        cancel: a file descriptor; once it can be read, the lane is abandoned.
+        threads: that its libraries use for one computation.
+        environment: whose interpreter runs it; None: the runner's own.
+
+    """
+
+    name: LaneName
+    probe: Path
+    tree: Tree
+    dependency_set: DependencySet
+    dependencies: Layout
+    target: str
+    evidence: Evidence
+    modules: tuple[str, ...]
+    must_load: tuple[str, ...]
+    claims: tuple[str, ...]
+    timeout: float
+    devices: str | None = None
+    locks: tuple[Path, ...] = ()
+    cancel: int | None = None
+    threads: int = 1
+    environment: Path | None = None
+
+
+@dataclass(frozen=True)
+class LaneRun:
+    """What came of a lane's process.
+
+    Attributes:
+        ended: how.
+        transcript: what it printed.
+        log: the file of its whole output.
+        changed: what it, or somebody else meanwhile, changed of its tree or dependencies; then it says nothing.
+
+    """
+
+    ended: Ended
+    transcript: Transcript
+    log: Path
+    changed: str = ""
+
+
+def kept_key(lane: Lane, host: Host) -> str:
+    """Name the lane's caches: never shared between two trees, sets, targets or toolchains."""
+    prefix = built_environment.prefix(lane.environment)
+    return files.key_of(
+        lane.tree.key, lane.dependency_set.sha256, lane.target, prefix, host.python, host.torch, host.triton
+    )
+
+
+def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneRun:
+    """Run one lane to its end.
+
+    Raises:
+        ChangedError: its tree or its dependencies are not what was laid out; they have been laid out anew.
+
+    """
+    layouts = (lane.tree.layout, lane.dependencies)
+    with cache.guard(), cache.scratch("lane-") as work:
+        seals = [layout.lay_out() for layout in layouts]
+        built_environment.check(cache, lane.environment)
+        with jit_folder(cache, kept_key(lane, host), work) as kept:
+            ran = _run(lane, environment.Folders(work, kept), log)
+        try:
+            if ran.ended.reason != ABANDONED:
+                for layout, seal_before in zip(layouts, seals, strict=True):
+                    layout.check(seal_before, while_it_ran=True)
+                built_environment.check(cache, lane.environment)
+        except ChangedError as error:
+            return replace(ran, changed=f"while it ran: {error}")
+    return ran
+
+
+def _run(lane: Lane, folders: environment.Folders, log: Path) -> LaneRun:
+    folders.create()
+    python, gate = built_environment.interpreter(lane.environment), folders.work / "gate"
+    gpus = Gpus(lane.devices, gate if lane.locks else None) if lane.evidence == Evidence.EXECUTED else NO_GPU
+    paths = [lane.tree.import_root, lane.dependencies.folder]
+    command = process.Command(
+        arguments=(str(python), "-P", str(lane.probe), "--target", lane.target),
+        environment=environment.build(os.environ, folders, paths, gpus, lane.threads),
+        folder=folders.current,
+        timeout=lane.timeout,
+        cancel=lane.cancel,
+        gate=gate,
+        locks=lane.locks,
+    )
+    lines = Lines(lane.claims)
+    ended = process.run(command, lines, Log(log))
+    return LaneRun(ended, transcript.read(lines, ended.status), log)
+
+
+@contextmanager
+def jit_folder(cache: Cache, key: str, work: Path) -> Iterator[Path]:
+    """Yield the folder of a lane's JIT results: those of the run before, where nothing has touched them since.
+
+    Where another runner uses them at this moment, the lane begins with none and leaves none.
+    """
+    with ExitStack() as stack:
+        try:
+            stack.enter_context(cache.lock(f"jit-{key}", timeout=0))
+        except TimeoutError:
+            yield work / "jit"
+            return
+        folder = cache.entry("jit", key)
+        if folder.exists() and not seal.kept(cache, "jit", key, folder):
+            seal.forget(cache, "jit", key, folder)
+        yield folder
+        seal.keep(cache, "jit", key, folder)

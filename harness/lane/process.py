@@ -1,0 +1,177 @@
+"""Running a probe under its supervisor, and reading what it prints with bounded memory."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import selectors
+import subprocess
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.lane.output import Lines, Log
+
+SUPERVISOR = Path(__file__).with_name("supervisor.py")
+CHUNK = 1 << 16
+#: Beyond the probe's own timeout, in seconds: for killing its tree and for reading what is left in the pipes.
+GRACE = 30.0
+DRAIN = 5.0
+#: How long, in seconds, a lane may wait for other lanes to leave its GPUs: each of them has its own timeout.
+LONGEST_WAIT = 3600.0
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to run.
+
+    Attributes:
+        arguments: the interpreter and what follows it.
+        environment: the whole of it.
+        folder: the working directory.
+        timeout: seconds of wall time.
+        cancel: a file descriptor; once it can be read, everything is killed and the end is ``abandoned``.
+        gate: the named pipe on which a probe asks for its GPUs; made by the supervisor where there are `locks`.
+        locks: a file for each GPU that is shared with other lanes.
+
+    """
+
+    arguments: tuple[str, ...]
+    environment: Mapping[str, str]
+    folder: Path
+    timeout: float
+    cancel: int | None = None
+    gate: Path = Path(os.devnull)
+    locks: tuple[Path, ...] = ()
+
+    @property
+    def longest(self) -> float:
+        """Seconds after which even a supervisor that is stuck is given up."""
+        return self.timeout + GRACE + (LONGEST_WAIT if self.locks else 0.0)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """How a probe ended.
+
+    Attributes:
+        reason: ``exited``, ``timed out``, ``abandoned``, or ``lost`` where the supervisor itself was killed.
+        status: the exit status, negative for a signal.
+        seconds: its wall time, without what it waited for its GPUs.
+        waited: seconds of that.
+        peak_memory: of its largest process, in bytes.
+        left_behind: how many processes outlived it and were killed.
+
+    """
+
+    reason: str
+    status: int
+    seconds: float
+    peak_memory: int
+    left_behind: int
+    waited: float = 0.0
+
+
+LOST = Ended("lost", -9, 0.0, 0, 0)
+ABANDONED = Ended("abandoned", -9, 0.0, 0, 0)
+
+
+def run(command: Command, lines: Lines, log: Log) -> Ended:
+    """Run a command until it and everything it started is gone.
+
+    Args:
+        command: what to run, and where.
+        lines: takes standard output as it comes.
+        log: takes both streams as they come.
+
+    """
+    report, report_end = os.pipe()
+    locks = os.pathsep.join(str(path) for path in command.locks)
+    first = [sys.executable, "-I", str(SUPERVISOR), str(command.timeout), str(report_end), str(command.gate), locks]
+    supervisor = subprocess.Popen(
+        [*first, *command.arguments],
+        cwd=command.folder,
+        env=dict(command.environment),
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        pass_fds=[report_end],
+        start_new_session=True,
+    )
+    os.close(report_end)
+    try:
+        ended = _read(supervisor, report, (lines, log), time.monotonic() + command.longest, command.cancel)
+    finally:
+        _end(supervisor)
+        os.close(report)
+    return ended
+
+
+def _read(
+    supervisor: subprocess.Popen[bytes], report: int, taking: tuple[Lines, Log], deadline: float, cancel: int | None
+) -> Ended:
+    assert supervisor.stdout is not None  # noqa: S101 - for the type checker: both are pipes
+    assert supervisor.stderr is not None  # noqa: S101 - likewise
+    ended, (lines, log) = LOST, taking
+    with selectors.DefaultSelector() as selector:
+        for stream in (supervisor.stdout, supervisor.stderr):
+            selector.register(stream, selectors.EVENT_READ)
+        for descriptor in [report] if cancel is None else [report, cancel]:
+            selector.register(descriptor, selectors.EVENT_READ)
+        unread = 3
+        while unread and time.monotonic() < deadline:
+            for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
+                if key.fd == cancel:
+                    ended, deadline = ABANDONED, 0.0
+                    break
+                data = os.read(key.fd, CHUNK)
+                if key.fd == report:
+                    ended = Ended(**json.loads(data)) if data else LOST
+                    deadline = min(deadline, time.monotonic() + DRAIN)
+                if key.fd == report or not data:
+                    selector.unregister(key.fileobj)
+                    unread -= 1
+                else:
+                    log.feed(key.fd, data)
+                    if key.fileobj is supervisor.stdout:
+                        lines.feed(data)
+    log.finish()
+    lines.finish()
+    return ended
+
+
+def _end(supervisor: subprocess.Popen[bytes]) -> None:
+    """Let go of the supervisor: closing its standard input makes it kill whatever still runs.
+
+    One that was killed cannot, and one that was stopped does not: then what it had started is killed here.
+    """
+    for stream in (supervisor.stdin, supervisor.stdout, supervisor.stderr):
+        if stream is not None:
+            stream.close()
+    try:
+        supervisor.wait(GRACE)
+    except subprocess.TimeoutExpired:
+        supervisor.kill()
+        supervisor.wait()
+    if supervisor.returncode != 0:
+        kill_orphans()
+
+
+def kill_orphans() -> None:
+    """Kill what supervisors that are gone had started: the kernel has made this process its parent.
+
+    A child of this process in another session is a supervisor that lives, or an orphan.
+    """
+    import psutil  # noqa: PLC0415 - 15 ms that nearly no run needs
+
+    own = os.getsid(0)
+    for child in psutil.Process().children():
+        with contextlib.suppress(psutil.Error, OSError):
+            if os.getsid(child.pid) == own or str(SUPERVISOR) in child.cmdline():
+                continue
+            for process in (*child.children(recursive=True), child):
+                process.kill()
+            os.waitpid(child.pid, 0)

@@ -1,0 +1,241 @@
+"""The parent of a probe: it ends the probe and everything that the probe started, whatever happens.
+
+Run as a script, in a session of its own: ``python -I supervisor.py TIMEOUT_S REPORT_FD GATE LOCKS COMMAND...``.
+Standard input is a pipe that the runner holds open: when it closes, because the runner was interrupted or killed, the
+supervisor kills the probe. It writes one JSON object to REPORT_FD: ``reason`` (exited, timed out, abandoned),
+``status`` (negative: the signal), ``left_behind`` (processes that outlived the probe), ``seconds`` (without what the
+probe waited for its GPUs), ``waited`` (seconds of that), ``peak_memory`` (bytes, the largest process).
+
+LOCKS names a file for each GPU that the lane shares with others (separated by ``:``; empty where it shares none), and
+GATE a named pipe. The lane holds each lock shared while it runs. A probe that reads GATE to its end waits until this
+lane holds the locks alone; the next time it reads GATE, until they are shared again. Time-outs stand still meanwhile.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import json
+import os
+import resource
+import select
+import signal
+import sys
+import time
+
+PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG = 36, 1
+#: How long, in seconds, killed processes may take to disappear before the supervisor gives up on them.
+PATIENCE = 20.0
+POLL = 0.05
+
+
+def adopt_orphans() -> None:
+    """Become the parent of every orphaned descendant, so that leaving the session is no escape (Linux)."""
+    ask_kernel(PR_SET_CHILD_SUBREAPER, 1)
+
+
+def ask_kernel(option: int, value: int) -> None:
+    """Call prctl, where there is one."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+class Gate:
+    """The lane's share of its GPUs: shared locks, and exclusive ones while the probe asks for them.
+
+    Each GPU has two locks. Whoever wants it alone holds the second one while he waits for the first, and whoever
+    begins to share it has to pass the second: so nobody waits for ever. Locks are taken all together or not at all,
+    so that lanes of several GPUs cannot wait for each other.
+    """
+
+    def __init__(self, pipe: str, locks: list[str]) -> None:
+        """Open the locks; hold none."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC
+        self.pipe = pipe
+        self.gpus = [os.open(path, flags, 0o600) for path in locks]
+        self.doors = [os.open(f"{path}.door", flags, 0o600) for path in locks]
+        self.answer: int | None = None  # the open end of the pipe of a probe that waits
+        self.alone = self.at_the_door = False
+
+    def _take(self, descriptors: list[int], kind: int) -> bool:
+        for number, descriptor in enumerate(descriptors):
+            try:
+                fcntl.flock(descriptor, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                self._drop(descriptors[:number])
+                return False
+        return True
+
+    @staticmethod
+    def _drop(descriptors: list[int]) -> None:
+        for descriptor in descriptors:
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+
+    def share(self) -> bool:
+        """Take every lock shared; say whether that was possible now."""
+        passed = self._take(self.doors, fcntl.LOCK_SH) and self._take(self.gpus, fcntl.LOCK_SH)
+        self._drop(self.doors)
+        return passed
+
+    def serve(self) -> bool:
+        """Answer the probe where it asks; say whether it waits for an answer."""
+        if self.answer is None:
+            try:
+                self.answer = os.open(self.pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            except OSError as error:
+                if error.errno == errno.ENXIO:  # nobody reads it
+                    return False
+                raise
+            self._drop(self.gpus)
+        if self._turn():
+            self.alone = not self.alone
+            os.close(self.answer)
+            self.answer = None
+        return self.answer is not None
+
+    def _turn(self) -> bool:
+        if self.alone:
+            return self.share()
+        self.at_the_door = self.at_the_door or self._take(self.doors, fcntl.LOCK_EX)
+        if not self.at_the_door or not self._take(self.gpus, fcntl.LOCK_EX):
+            return False
+        self._drop(self.doors)
+        self.at_the_door = False
+        return True
+
+
+def abandoned(wait: float, *descriptors: int) -> bool:
+    """Wait at most so many seconds for one of `descriptors`; say whether the runner is gone."""
+    stdin = sys.stdin.fileno()
+    ready = select.select([stdin, *descriptors], [], [], wait)[0]
+    for descriptor in ready:
+        if descriptor != stdin:
+            os.read(descriptor, 4096)
+    return stdin in ready
+
+
+def wait(probe: int, timeout: float, wakeup: int, gate: Gate | None) -> tuple[str, float]:
+    """Wait until the probe ends (without reaping it), its time is up, or the runner is gone.
+
+    Returns: why, and for how many seconds the probe waited for its GPUs.
+
+    """
+    started, waited = time.monotonic(), 0.0
+    while True:
+        if os.waitid(os.P_PID, probe, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+            return "exited", waited
+        before = time.monotonic()
+        waits = gate is not None and gate.serve()
+        left = started + timeout + waited - before
+        if left <= 0 and not waits:
+            return "timed out", waited
+        if abandoned(left if gate is None else min(POLL, max(left, 0.0)), wakeup):
+            return "abandoned", waited
+        waited += time.monotonic() - before if waits else 0.0
+
+
+def kill_all(probe: int) -> tuple[int, int]:
+    """Kill the probe's group before its leader is reaped, then every descendant; return status and survivors seen."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        os.killpg(probe, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(probe, 0)[1])
+    seen: set[int] = set()
+    end = time.monotonic() + PATIENCE
+    while orphans_left() and time.monotonic() < end:
+        kill_descendants(seen)
+        time.sleep(POLL)
+    return status, len(seen)
+
+
+def orphans_left() -> bool:
+    """Reap what has ended; say whether anything that the probe started is still there."""
+    try:
+        while os.waitpid(-1, os.WNOHANG)[0]:
+            pass
+    except ChildProcessError:
+        return False
+    return True
+
+
+def kill_descendants(seen: set[int]) -> None:
+    """Kill every living descendant and add it to `seen`."""
+    import psutil  # noqa: PLC0415 - most probes leave nothing behind, and its import would cost each of them 15 ms
+
+    for process in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.Error):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                seen.add(process.pid)
+            process.kill()
+
+
+def opened_gate(pipe: str, locks: str) -> Gate | None:
+    """Make the pipe and take the shared locks; None where the runner is gone before that was possible."""
+    os.mkfifo(pipe, 0o600)
+    gate = Gate(pipe, locks.split(os.pathsep))
+    while not gate.share():
+        if abandoned(POLL):
+            return None
+    return gate
+
+
+def start(command: list[str]) -> int:
+    """Start the probe in a session of its own; it is killed with its supervisor, should that be killed.
+
+    Fork and exec by hand: importing subprocess would cost every lane 10 ms.
+    """
+    supervisor = os.getpid()
+    probe = os.fork()
+    if probe:
+        return probe
+    try:
+        os.setsid()
+        ask_kernel(PR_SET_PDEATHSIG, signal.SIGKILL)
+        if os.getppid() != supervisor:
+            os._exit(127)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.execve(command[0], command, os.environ)  # noqa: S606 - no shell is wanted
+    except OSError as error:
+        os.write(2, f"{command[0]}: {error}\n".encode())
+    finally:
+        os._exit(127)
+
+
+def main() -> None:
+    """Run the command and report how it ended."""
+    timeout, report, pipe, locks = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
+    command = sys.argv[5:]
+    os.set_inheritable(report, False)  # noqa: FBT003 - its signature
+    adopt_orphans()
+    wakeup, wakeup_end = os.pipe()
+    os.set_blocking(wakeup_end, False)
+    signal.set_wakeup_fd(wakeup_end)
+    signal.signal(signal.SIGCHLD, lambda *_: None)
+    gate = opened_gate(pipe, locks) if locks else None
+    if locks and gate is None:
+        return
+    started = time.monotonic()
+    probe = start(command)
+    quiet = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(quiet, 1)  # the pipes belong to the probe alone: they end when its last process does
+    os.dup2(quiet, 2)
+    reason, waited = wait(probe, timeout, wakeup, gate)
+    seconds = time.monotonic() - started
+    status, left_behind = kill_all(probe)
+    ended = {
+        "reason": reason,
+        "status": status,
+        "left_behind": left_behind,
+        "seconds": seconds - waited,
+        "waited": waited,
+        "peak_memory": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
+    }
+    with contextlib.suppress(BrokenPipeError):
+        os.write(report, json.dumps(ended).encode())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,332 @@
+"""A campaign: the mutants of packs and targets, through the one scheduler, and what became of each.
+
+First both lanes of each pack itself: a probe that does not confirm the fix says nothing of wrong ones. Then the
+mutants, in the patched lane alone. Last, one after the other, those whose lane said nothing.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from harness.core import files, tracebacks
+from harness.core.errors import HarnessError
+from harness.core.words import Evidence, LaneName, Verdict
+from harness.lane.record import LaneRecord
+from harness.mutate import fates, generated, mutants
+from harness.mutate.fates import Found
+from harness.mutate.mutants import Equivalent, Mutant, Origin
+from harness.mutate.state import State
+from harness.pack.model import Pack
+from harness.receipt import receipt, strength
+from harness.receipt.strength import Fate, MutantRecord, Strength
+from harness.schedule.estimates import Estimates
+from harness.schedule.journal import LaneEnd
+from harness.schedule.session import Session
+from harness.schedule.task import tasks
+from harness.upstream import tree
+from harness.verdict.cell import Cell
+
+#: A mutant's lane may take so many times the seconds of the fix's own lane, and so many seconds besides: that one may
+#: have found its kernels compiled, and fewer lanes beside it.
+LONGEST_FACTOR, LONGEST_BESIDES = 10.0, 60.0
+#: Characters of an exception that a reason quotes.
+MOST_SAID = 200
+#: Verdicts on a pack itself that this host or the outside is to blame for; None: it cannot show the target.
+NEUTRAL = {None, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
+
+
+@dataclass(frozen=True)
+class Order:
+    """What the command line asks for.
+
+    Attributes:
+        generated: how many mutants are made of a pack's patch; None: as many as pack.toml says.
+        seed: of the sample; None: pack.toml's.
+        own_only: none are made.
+
+    """
+
+    generated: int | None = None
+    seed: int | None = None
+    own_only: bool = False
+
+    def seed_of(self, pack: Pack) -> int:
+        """Return the seed of a pack's sample."""
+        return pack.definition.strength.seed if self.seed is None else self.seed
+
+    def number_of(self, pack: Pack) -> int:
+        """Return how many mutants are made of a pack's patch."""
+        if self.own_only:
+            return 0
+        return pack.definition.strength.generated if self.generated is None else self.generated
+
+
+@dataclass(frozen=True)
+class Result:
+    """What a pack's probe did with wrong fixes on one target.
+
+    Attributes:
+        cell: the pack and target.
+        strength: the record; None where nothing was judged.
+        problem: why nothing was, or not all of it.
+        verdict: on the pack itself.
+        files: of each mutant by its name: its patch, and its log where it has one.
+
+    """
+
+    cell: Cell
+    strength: Strength | None
+    problem: str = ""
+    verdict: Verdict | None = None
+    files: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
+
+    @property
+    def open(self) -> list[MutantRecord]:
+        """The mutants that survived or are unjudged, and are not listed as equivalent."""
+        found = self.strength.mutants if self.strength else ()
+        return [one for one in found if one.fate in (Fate.SURVIVED, Fate.UNJUDGED)]
+
+
+@dataclass
+class _Subject:
+    """One pack on one target, while its mutants are judged."""
+
+    cell: Cell
+    pristine: LaneRecord
+    seconds: float
+    gpu: str
+    chosen: list[tuple[Mutant, Cell]] = field(default_factory=list)
+    found: dict[str, tuple[Found, float]] = field(default_factory=dict)
+    logs: dict[str, Path] = field(default_factory=dict)
+    first: tuple[str, ...] = ()
+
+
+@dataclass
+class Campaign:
+    """Judges mutants.
+
+    Attributes:
+        session: runs the lanes; its journal is kept.
+        state: the folder of the command.
+        order: what was asked for.
+        command: that measures the strength of a cell anew.
+        begin: is told how many lanes follow, and their shortest time.
+        choose: picks a pack's mutants in place of pack.toml's sample; None: that.
+        interrupted: by the user.
+
+    """
+
+    session: Session
+    state: State
+    order: Order
+    command: Callable[[Cell], str]
+    begin: Callable[[int, float | None], None]
+    choose: Callable[[Cell, list[Mutant], generated.Fix], list[Mutant]] | None = None
+    interrupted: bool = False
+
+    def run(self, cells: Iterable[Cell]) -> list[Result]:
+        """Judge the mutants of cells; `interrupted` says whether the user stopped it, and then nothing is returned."""
+        listed = list(cells)
+        for pack in {cell.pack.name: cell.pack for cell in listed}.values():
+            mutants.equivalents(pack)  # what is wrong with them is said before anything runs
+        results, subjects = self._references(listed)
+        if not self.interrupted:
+            for subject in subjects:
+                self._choose(subject)
+            self._judge(subjects)
+        if not self.interrupted:
+            self._again(subjects)
+        if self.interrupted:
+            return []
+        results |= {one.cell.name: self._result(one) for one in subjects}
+        return [results[cell.name] for cell in listed]
+
+    def _lanes(self, session: Session, cells: list[Cell]) -> dict[str, str]:
+        """Run the lanes of cells; return why some could not be laid out, by their names."""
+        wanted = session.tasks(cells)
+        self.begin(sum(task.key not in session.journal for task in wanted), session.seconds_left(wanted))
+        account = session.run(cells, receipts=False)
+        self.interrupted = self.interrupted or account.interrupted
+        return {name: failure.reason for name, failure in account.failed.items()}
+
+    def _references(self, cells: list[Cell]) -> tuple[dict[str, Result], list[_Subject]]:
+        """Run both lanes of each pack itself; return the results of those that say nothing, and the others."""
+        results = {cell.name: Result(cell, None, cell.reason) for cell in cells if cell.evidence is None}
+        for cell in cells:
+            if cell.is_stated and cell.stated.verdict != Verdict.CONFIRMED:
+                problem = f"pack.toml expects {cell.stated.verdict}: no fix of it is right, so that none is wrong"
+                results[cell.name] = Result(cell, None, problem)
+        judged = [cell for cell in cells if cell.name not in results]
+        failed = self._lanes(self.session, judged)
+        subjects = []
+        for cell in judged if not self.interrupted else []:
+            found = self.session.judge.judged(cell) if cell.name not in failed else None
+            outcome = found.outcome if found else None
+            if outcome and outcome.judgement.verdict == Verdict.CONFIRMED and outcome.pristine and outcome.patched:
+                gpu = outcome.gpus[0].name if outcome.gpus else ""
+                subjects.append(_Subject(cell, outcome.pristine, outcome.patched.seconds, gpu))
+                continue
+            verdict = outcome.judgement.verdict if outcome else Verdict.ERROR
+            why = failed.get(cell.name) or (outcome.judgement.reason if outcome else "it was not judged")
+            problem = f"its own fix gives {verdict}, so that wrong ones say nothing" + (f": {why}" if why else "")
+            results[cell.name] = Result(cell, None, problem, verdict)
+        return results, subjects
+
+    def _choose(self, subject: _Subject) -> None:
+        """Choose the mutants of a cell, write those that are made, and give each a cell of its own."""
+        pack = subject.cell.pack
+        subject.first = self._survivors(subject.cell)
+        chosen = mutants.own(pack)
+        pristine = tree.materialize(self.session.cache, pack.definition.upstream, subject.cell.source)
+        fix = generated.fix_of(pack, pristine)
+        if self.choose is not None:
+            chosen = self.choose(subject.cell, chosen, fix)
+        else:
+            made = generated.candidates(fix, subject.cell.stated.loads)
+            number, seed = self.order.number_of(pack), self.order.seed_of(pack)
+            first = () if self.order.own_only else subject.first
+            chosen += generated.sample(fix, made, number, seed, first)
+        stated = subject.cell.timeout or subject.cell.stated.timeout_s
+        timeout = min(stated, LONGEST_FACTOR * subject.seconds + LONGEST_BESIDES)
+        for mutant in chosen:
+            file = pack.folder / "mutants" / f"{mutant.name}.patch"
+            if mutant.origin == Origin.GENERATED:
+                file = self.state.patch(pack.name, mutant.slug)
+                files.write_atomic(file, mutant.patch)
+            cell = replace(
+                subject.cell,
+                lanes=(LaneName.PATCHED,),
+                patch=file,
+                is_wrong_fix=True,
+                column=mutant.slug,
+                timeout=timeout,
+            )
+            subject.chosen.append((mutant, cell))
+
+    def _survivors(self, cell: Cell) -> tuple[str, ...]:
+        """Name the mutants that survived last time, here or when the strength was recorded."""
+        known = strength.find(cell.pack, cell.target, str(cell.evidence or ""))
+        recorded = (one.name for one in known.mutants if one.fate in (Fate.SURVIVED, Fate.UNJUDGED)) if known else ()
+        return tuple(dict.fromkeys([*self.state.survivors(cell.pack.name, cell.target), *recorded]))
+
+    def _judge(self, subjects: list[_Subject]) -> None:
+        """Run the lanes of the mutants that are not trivially the fix."""
+        cells, urgent = [], []
+        seconds: dict[tuple[str, str, str], float] = {}
+        for subject in subjects:
+            for mutant, cell in subject.chosen:
+                if mutant.same:
+                    subject.found[mutant.name] = (Found(Fate.EQUIVALENT, reason=mutant.same), 0.0)
+                    continue
+                cells.append(cell)
+                seconds[cell.name, str(cell.evidence), LaneName.PATCHED] = subject.seconds
+                urgent += [cell.name] if mutant.name in subject.first else []
+        self._run(subjects, cells, Estimates(seconds, urgent))
+
+    def _again(self, subjects: list[_Subject]) -> None:
+        """Run again what said nothing, each alone and with twice the time."""
+        cells = []
+        for subject in subjects:
+            stated = subject.cell.timeout or subject.cell.stated.timeout_s
+            for index, (mutant, cell) in enumerate(subject.chosen):
+                end = None if mutant.same else self._end(cell)
+                if end is not None and fates.says_nothing(end.record):
+                    longer = min(stated, 2 * (cell.timeout or stated))
+                    again = replace(cell, alone=True, column=f"{cell.column}.alone", timeout=longer)
+                    subject.chosen[index] = (mutant, again)
+                    cells.append(again)
+        if cells:
+            self._run(subjects, cells, Estimates())
+
+    def _run(self, subjects: list[_Subject], cells: list[Cell], estimates: Estimates) -> None:
+        failed = self._lanes(replace(self.session, estimates=estimates), cells)
+        again = {cell.name for cell in cells}
+        for subject in subjects:
+            for mutant, cell in subject.chosen:
+                if cell.name not in again:
+                    continue
+                end = self._end(cell)
+                found = fates.of_lane(subject.pristine, end)
+                if cell.name in failed:
+                    found = Found(Fate.UNJUDGED, reason=failed[cell.name])
+                elif cell.alone and found.fate == Fate.UNJUDGED:
+                    found = replace(found, reason=f"{found.reason} (run twice, the second time alone)")
+                if end is not None and end.log is not None:
+                    log = subject.logs[mutant.name] = self.session.folder / end.log.file
+                    said = tracebacks.last_exception(log.read_text("utf-8", errors="replace"))
+                    if found.fate == Fate.UNJUDGED and said and end.record and fates.says_nothing(end.record):
+                        found = replace(found, reason=f"{said[:MOST_SAID]}: {found.reason}")
+                subject.found[mutant.name] = (found, end.record.seconds if end and end.record else 0.0)
+
+    def _end(self, cell: Cell) -> LaneEnd | None:
+        """Return the end of a mutant's lane; None where it was not run."""
+        return self.session.journal.read(tasks(cell, self.session.host, 1)[0].key)
+
+    def _result(self, subject: _Subject) -> Result:
+        cell, host = subject.cell, self.session.host
+        pack = cell.pack
+        listed: dict[str, Equivalent] = {one.name: one for one in mutants.equivalents(pack) if one.covers(cell.target)}
+        records = [
+            fates.recorded(mutant, found, listed.get(mutant.name), seconds)
+            for mutant, (found, seconds) in ((one, subject.found[one.name]) for one, _ in subject.chosen)
+        ]
+        measured = Strength(
+            schema=strength.SCHEMA,
+            pack=pack.name,
+            target=cell.target,
+            evidence=_evidence(cell),
+            date=dt.datetime.now(dt.UTC).date().isoformat(),
+            seed=self.order.seed_of(pack),
+            generated=self.order.number_of(pack),
+            own=strength.count(one for one in records if one.origin == Origin.OWN),
+            made=strength.count(one for one in records if one.origin == Origin.GENERATED),
+            probe=receipt.hashed(pack.probe),
+            patch=receipt.hashed(pack.patch),
+            upstream=pack.definition.upstream.sha256,
+            python=host.python,
+            torch=host.torch or "",
+            triton=host.triton or "",
+            gpu=subject.gpu,
+            seconds=round(sum(one.seconds for one in records), 1),
+            command=self.command(cell),
+            mutants=tuple(records),
+        )
+        places = {
+            mutant.name: tuple(path for path in (own.patch, subject.logs.get(mutant.name)) if path is not None)
+            for mutant, own in subject.chosen
+        }
+        return Result(cell, measured, verdict=Verdict.CONFIRMED, files=places)
+
+
+def _evidence(cell: Cell) -> Evidence:
+    if cell.evidence is None:
+        raise ValueError(f"{cell.name} cannot be judged here")
+    return cell.evidence
+
+
+def wrongly_listed(result: Result) -> list[str]:
+    """Name the mutants that are listed as equivalent and were killed."""
+    found = result.strength.mutants if result.strength else ()
+    return [one.name for one in found if one.listed and one.fate == Fate.KILLED]
+
+
+def names(pack: Pack, fix: generated.Fix) -> set[str]:
+    """Return the names of every mutant that a pack has, its own and those that can be made, on any target."""
+    found = {one.name for one in mutants.own(pack)}
+    for target in pack.definition.targets.values():
+        found |= {one.name for one in generated.candidates(fix, target.loads)}
+    return found
+
+
+def refuse(order: Order, packs: list[Pack]) -> None:
+    """Raise HarnessError where the sample that was asked for is not the one that may be recorded."""
+    for pack in packs:
+        stated = pack.definition.strength
+        if order.own_only or (order.seed_of(pack), order.number_of(pack)) != (stated.seed, stated.generated):
+            raise HarnessError(
+                f"--record: {pack.name}/pack.toml states seed {stated.seed} and {stated.generated} generated mutants. "
+                "Next: --record without --seed, --generated and --only-own, or change [strength]"
+            )

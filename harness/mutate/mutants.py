@@ -1,0 +1,115 @@
+"""Mutants: wrong fixes, each a patch on the pinned release that takes fix.patch's place for one lane."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+import tomli
+
+from harness.core import files, structure
+from harness.core.errors import HarnessError
+from harness.pack import meaning
+from harness.pack.model import Pack
+
+SLUG = re.compile(r"[^\w.-]+")
+
+
+class Origin(StrEnum):
+    """Who made it: a person, into the pack's mutants/, or the operators."""
+
+    OWN = "own"
+    GENERATED = "generated"
+
+
+@dataclass(frozen=True)
+class Mutant:
+    """One wrong fix.
+
+    Attributes:
+        name: stable from run to run: the file's stem, or where, by which operator and what was changed.
+        origin: who made it.
+        operator: of a generated one; empty of others.
+        patch: the text, from the line that says why it is wrong.
+        same: why it is trivially the fix itself; empty where it is not.
+
+    """
+
+    name: str
+    origin: Origin
+    operator: str
+    patch: str
+    same: str = ""
+
+    @property
+    def why(self) -> str:
+        """The line before its diff."""
+        return self.patch.partition("diff --git ")[0].strip()
+
+    @property
+    def meaning(self) -> str:
+        """The sha256 of its diff."""
+        return meaning.patch_meaning(self.patch)
+
+    @property
+    def slug(self) -> str:
+        """A short name for files."""
+        if self.origin == Origin.OWN:
+            return f"own-{SLUG.sub('_', self.name)}"
+        where = SLUG.sub("_", self.name.partition(": ")[0].rpartition("/")[2])
+        return f"{where}-{files.key_of(self.name)[:8]}"
+
+
+@dataclass(frozen=True)
+class Equivalent:
+    """A mutant that is no wrong fix: its name, why, and on which targets that is so (empty: on all)."""
+
+    name: str
+    reason: str
+    targets: tuple[str, ...] = ()
+
+    def covers(self, target: str) -> bool:
+        """Whether it speaks of a target."""
+        return not self.targets or target in self.targets
+
+
+@dataclass(frozen=True)
+class _List:
+    equivalent: tuple[Equivalent, ...] = ()
+
+
+def own(pack: Pack) -> list[Mutant]:
+    """Read the pack's own mutants, in the order of their names."""
+    found = []
+    for path in sorted((pack.folder / "mutants").glob("*.patch")):
+        try:
+            found.append(Mutant(path.stem, Origin.OWN, "", path.read_text(encoding="utf-8")))
+        except UnicodeDecodeError as error:
+            raise HarnessError(f"{pack.name}/mutants/{path.name}: not UTF-8: {error.reason}") from None
+    return found
+
+
+def equivalents(pack: Pack) -> list[Equivalent]:
+    """Read mutants/equivalent.toml; nothing where there is none.
+
+    Raises:
+        HarnessError: it does not parse, says no reason, names a target that pack.toml has not, or a mutant twice.
+
+    """
+    path = pack.folder / "mutants/equivalent.toml"
+    if not path.exists():
+        return []
+    where = f"{pack.name}/mutants/{path.name}"
+    try:
+        listed = structure.structure(tomli.loads(path.read_text(encoding="utf-8")), _List).equivalent
+    except (tomli.TOMLDecodeError, UnicodeDecodeError, structure.StructureError) as error:
+        raise HarnessError(f"{where}: {error}. Next: see CONTRIBUTING.md, Wrong fixes") from None
+    errors = [f"{one.name}: no reason" for one in listed if not one.reason.strip()]
+    targets = pack.definition.targets
+    errors += [f"{one.name}: no target {name}" for one in listed for name in one.targets if name not in targets]
+    names = [one.name for one in listed]
+    errors += [f"{name}: named twice" for name in sorted({name for name in names if names.count(name) > 1})]
+    if errors:
+        raise HarnessError(f"{where}: {'; '.join(errors)}")
+    return list(listed)

@@ -1,0 +1,101 @@
+"""What ``runner.py mutate`` prints and keeps: the table of fates, the same as JSON, and the record in the pack."""
+
+from __future__ import annotations
+
+import io
+from collections import Counter
+from collections.abc import Iterable
+from pathlib import Path
+
+from rich.console import Console
+from rich.table import Table
+
+from harness.core import files
+from harness.mutate.campaign import Result, wrongly_listed
+from harness.receipt import receipt, strength
+from harness.receipt.figures import WIDTH
+from harness.receipt.redaction import Scrubber
+from harness.receipt.strength import Count, Fate, MutantRecord, Strength
+
+
+def _shown(console: Console, result: Result, found: Strength) -> None:
+    table = Table("fate", "mutant", "by", box=None)
+    order = list(Fate)
+    for one in sorted(found.mutants, key=lambda one: (order.index(one.fate), one.origin != "own")):
+        table.add_row(one.fate, f"{one.name}" if one.origin != "own" else f"{one.name} (own)", _by(one))
+    console.print(f"{found.pack} {found.target} ({found.evidence}), seed {found.seed}")
+    console.print(table)
+    checks = Counter(name for one in found.mutants for name in one.by)
+    if checks:
+        listed = ", ".join(f"{name} {number}" for name, number in checks.most_common())
+        console.print(f"killed by check: {listed}", soft_wrap=True)
+    for one in result.open:
+        places = ", ".join(str(path) for path in result.files.get(one.name, ()))
+        console.print(f"{one.fate}: {one.name}: {places}", soft_wrap=True)
+    for name in wrongly_listed(result):
+        console.print(f"listed as equivalent, and killed: {name}: take it off mutants/equivalent.toml", soft_wrap=True)
+    console.print(line(found), soft_wrap=True)
+
+
+def _by(one: MutantRecord) -> str:
+    said = ", ".join(one.by) or one.reason
+    return f"refused by the runner's comparison alone: {one.refused}" if one.refused else said
+
+
+def _counted(count: Count) -> str:
+    return f"{count.killed} of {count.of}"
+
+
+def line(found: Strength) -> str:
+    """Write a record in one line."""
+    whole = found.whole
+    parts = [f"own {_counted(found.own)}", f"generated {_counted(found.made)}"]
+    refused = sum(bool(one.refused) for one in found.mutants if one.fate == Fate.SURVIVED)
+    numbers = [
+        (whole.survived, "survived" + (f" the probe alone ({refused} refused by the comparison)" if refused else "")),
+        (whole.unjudged, "unjudged"),
+        (whole.equivalent, "equivalent"),
+    ]
+    rest = "".join(f"; {number} {word}" for number, word in numbers if number)
+    return f"strength: killed {_counted(whole)} ({', '.join(parts)}){rest}"
+
+
+def as_text(results: Iterable[Result]) -> str:
+    """Write the tables, and why a pack was not judged."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=WIDTH, highlight=False, markup=False)
+    for result in results:
+        if result.strength is None:
+            console.print(f"{result.cell.name}: not judged: {result.problem}", soft_wrap=True)
+        else:
+            _shown(console, result, result.strength)
+    return "\n".join(text.rstrip() for text in stream.getvalue().splitlines()) + "\n"
+
+
+def as_json(results: Iterable[Result]) -> str:
+    """Write the results as one JSON document."""
+    return receipt.to_json(
+        [
+            {
+                "pack": result.cell.pack.name,
+                "target": result.cell.target,
+                "problem": result.problem,
+                "open": [one.name for one in result.open],
+                "strength": strength.document_of(result.strength) if result.strength else None,
+            }
+            for result in results
+        ]
+    )
+
+
+def record(found: Strength, folder: Path, scrub: Scrubber) -> Path:
+    """Write a record into a folder of receipts and return its path.
+
+    Raises:
+        PrivateTextError: a field looks private; then nothing is written.
+
+    """
+    path = folder / found.name
+    document = scrub.document(strength.document_of(found), "strength")
+    files.write_atomic(path, strength.text_of_document(document))
+    return path

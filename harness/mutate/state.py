@@ -1,0 +1,84 @@
+"""The folder of one `mutate` command in the cache: its journal, logs and patches, found again after a kill."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import filelock
+
+from harness.core import files
+from harness.core.cache import Cache, used
+from harness.core.errors import HarnessError
+
+KIND = "mutate"
+FINISHED, RESULTS, JOURNAL = "finished", "survivors.json", "journal.jsonl"
+
+
+@dataclass(frozen=True)
+class State:
+    """One command's folder.
+
+    Attributes:
+        path: the folder.
+        resumed: whether an earlier command of the same words was killed before it ended.
+
+    """
+
+    path: Path
+    resumed: bool
+
+    @property
+    def journal(self) -> Path:
+        """The file of the ends of lanes."""
+        return self.path / JOURNAL
+
+    def patch(self, pack: str, slug: str) -> Path:
+        """Return the file of a generated mutant's patch."""
+        return self.path / "patches" / pack / f"{slug}.patch"
+
+    def survivors(self, pack: str, target: str) -> tuple[str, ...]:
+        """Return the names of the mutants that survived when this command last ended."""
+        try:
+            results = json.loads((self.path / RESULTS).read_text(encoding="utf-8"))
+            return tuple(str(name) for name in results.get(f"{pack} {target}", []))
+        except (OSError, ValueError, AttributeError):
+            return ()
+
+    def finish(self, survivors: dict[str, list[str]]) -> None:
+        """Mark it finished: the same command begins anew from now on, with these mutants."""
+        files.write_atomic(self.path / RESULTS, json.dumps(survivors))
+        files.write_atomic(self.path / FINISHED, "")
+
+
+@contextmanager
+def opened(cache: Cache, *words: object) -> Iterator[State]:
+    """Yield the folder of a command, for nobody else meanwhile; what an earlier one that ended left there is removed.
+
+    What its journal holds is believed by key: lanes of another probe, patch or toolchain have other keys.
+
+    Raises:
+        HarnessError: the same command runs already.
+
+    """
+    path = cache.entry(KIND, files.key_of(*words))
+    path.mkdir(parents=True, exist_ok=True)
+    used(path)
+    lock = filelock.FileLock(path / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise HarnessError("the same mutants are being judged by another runner. Next: wait for it") from None
+    try:
+        if (path / FINISHED).exists():
+            for name in ("logs", "patches"):
+                shutil.rmtree(path / name, ignore_errors=True)
+            (path / JOURNAL).unlink(missing_ok=True)
+            (path / FINISHED).unlink()
+        yield State(path, resumed=(path / JOURNAL).exists())
+    finally:
+        lock.release()

@@ -1,0 +1,1 @@
+"""A pack on disk: pack.toml and the probe's header."""

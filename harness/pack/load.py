@@ -1,0 +1,66 @@
+"""Packs on disk: the folders ``packs/NN_slug``, found by number, slug or glob, and loaded."""
+
+from __future__ import annotations
+
+import fnmatch
+import re
+from pathlib import Path
+
+from harness.core import structure
+from harness.core.errors import HarnessError, unknown
+from harness.pack import rules
+from harness.pack.model import Pack
+
+FOLDER_PATTERN = re.compile(r"(?P<number>\d{2,})_(?P<slug>[a-z0-9_]+)")
+
+#: Digits: no number of a pack has more, and Python reads none of thousands.
+LONGEST_NUMBER = 255
+
+
+def load_pack(folder: Path) -> Pack:
+    """Load one pack, or raise HarnessError with all errors of its pack.toml."""
+    if not FOLDER_PATTERN.fullmatch(folder.name):
+        raise HarnessError(f"{folder.name}: a pack's folder is named NN_slug, such as 09_liger_flce_none")
+    try:
+        return Pack(folder, rules.parse((folder / "pack.toml").read_text(encoding="utf-8")))
+    except FileNotFoundError:
+        raise HarnessError(f"{folder.name}: pack.toml is missing. Next: see CONTRIBUTING.md") from None
+    except UnicodeDecodeError as error:
+        raise HarnessError(f"{folder.name}/pack.toml: not UTF-8: {error.reason} at byte {error.start}") from None
+    except OSError as error:
+        raise HarnessError(f"{folder.name}/pack.toml: it cannot be read ({error.strerror})") from None
+    except structure.StructureError as error:
+        raise HarnessError(f"{folder.name}/pack.toml: {error}. Next: runner.py check {folder.name}") from None
+
+
+def folders(packs: Path) -> list[Path]:
+    """List the folders of all packs under `packs`, in the order of their numbers."""
+    if not packs.is_dir():
+        raise HarnessError(f"no folder of packs at {packs}. Next: name it with --packs DIR")
+    found = [path for path in packs.iterdir() if path.is_dir() and not path.name.startswith((".", "_"))]
+    if not found:
+        raise HarnessError(f"no pack in {packs}. Next: name another folder with --packs DIR")
+    return sorted(found, key=lambda path: (_number(path.name), path.name))
+
+
+def _number(name: str) -> int:
+    match = FOLDER_PATTERN.fullmatch(name)
+    return int(match["number"]) if match else -1
+
+
+def matches(name: str, wanted: str) -> bool:
+    """Say whether a folder's name is what a number, a slug or a glob names."""
+    match = FOLDER_PATTERN.fullmatch(name)
+    if wanted.isdecimal() and len(wanted) <= LONGEST_NUMBER:
+        return match is not None and int(match["number"]) == int(wanted)
+    slug = match["slug"] if match else ""
+    return wanted in (name, slug) or fnmatch.fnmatchcase(name, wanted) or fnmatch.fnmatchcase(slug, wanted)
+
+
+def select_packs(packs: Path, wanted: tuple[str, ...]) -> list[Path]:
+    """List the folders of the packs that `wanted` names by number, slug or glob; of all packs when it is empty."""
+    every = folders(packs)
+    for name in wanted:
+        if not any(matches(folder.name, name) for folder in every):
+            raise unknown("pack", name, (folder.name for folder in every), "runner.py list")
+    return [folder for folder in every if not wanted or any(matches(folder.name, name) for name in wanted)]

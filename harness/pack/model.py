@@ -1,0 +1,312 @@
+"""A pack: its folder, and what its pack.toml states."""
+
+from __future__ import annotations
+
+import datetime as dt
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.core.words import Evidence, Kind, ThreadState, Verdict
+
+
+@dataclass(frozen=True)
+class Upstream:
+    """The project under test and what the pack is pinned to: a release, or a commit that no release holds.
+
+    Attributes:
+        package: its name on the package index.
+        repository: its URL.
+        commit: of the release's tag, or the one that is pinned.
+        license: of its source, as SPDX names it.
+        modules: the import names under test.
+        version: of the release; empty where a commit is pinned.
+        file: of the release on the package index, likewise.
+        sha256: of that file, likewise.
+        date: of the commit, where that is pinned.
+        source_root: the folder of the repository that goes on PYTHONPATH; empty for its root.
+
+    """
+
+    package: str
+    repository: str
+    commit: str
+    license: str
+    modules: tuple[str, ...]
+    version: str = ""
+    file: str = ""
+    sha256: str = ""
+    date: dt.date | None = None
+    source_root: str = ""
+
+    @property
+    def is_commit(self) -> bool:
+        """Whether a commit is pinned, and no release."""
+        return not self.file
+
+    @property
+    def pin(self) -> str:
+        """What is pinned, in the words of a receipt: a version, or ``commit`` and its 40 digits."""
+        return f"commit {self.commit}" if self.is_commit else self.version
+
+
+@dataclass(frozen=True)
+class Head:
+    """What upstream's default branch gives, at a named commit."""
+
+    commit: str
+    date: dt.date
+    verdict: Verdict
+    fixed_by: str = ""
+
+
+@dataclass(frozen=True)
+class Searched:
+    """When, and for which words, upstream's issues and pull requests were searched."""
+
+    date: dt.date
+    queries: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Thread:
+    """An issue or a pull request of an upstream on the same lines.
+
+    Attributes:
+        url: of it.
+        state: as it was on that date.
+        date: of the copy in which it was read.
+        says: what it says about the same lines, in one sentence.
+
+    """
+
+    url: str
+    state: ThreadState
+    date: dt.date
+    says: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """What the maintainer is asked to do.
+
+    Attributes:
+        text: one or two sentences.
+        patch: the pack's file that upstream is asked to merge; empty where that is fix.patch, or nothing.
+        origin: ``git+URL@COMMIT``: the tree where development happens, on which it applies.
+        date: of that commit.
+        checks: names or globs of the defect checks that are wrong there and right with the patch.
+
+    """
+
+    text: str
+    patch: str = ""
+    origin: str = ""
+    date: dt.date | None = None
+    checks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class UpstreamTests:
+    """Upstream's own tests of the files that a patch touches.
+
+    Attributes:
+        files: relative to the repository's root.
+        origin: ``git+URL@COMMIT``: the tree that has them; empty for the pinned one.
+        patch: the pack's file that they are run with; empty for ask.patch where there is one, else fix.patch.
+        arguments: for pytest.
+        dependencies: the set that holds pytest and what the tests import.
+        gpu: whether they need one.
+        environment: variables that they need besides a lane's own.
+        timeout_s: of one run of them all, in seconds.
+
+    """
+
+    files: tuple[str, ...]
+    origin: str = ""
+    patch: str = ""
+    arguments: tuple[str, ...] = ()
+    dependencies: str = "tests"
+    gpu: bool = False
+    environment: dict[str, str] = field(default_factory=dict)
+    timeout_s: float = 600.0
+
+
+@dataclass(frozen=True)
+class Requires:
+    """The ranges in which the runner's own interpreter, torch and triton must lie."""
+
+    python: str
+    torch: str
+    triton: str = ""
+
+
+@dataclass(frozen=True)
+class Dependency:
+    """One wheel of a dependency set: its version, and its sha256 per Python tag (``any``: every tag)."""
+
+    version: str
+    sha256: dict[str, str]
+
+    def hash_for(self, tag: str) -> str | None:
+        """Return the sha256 of the wheel for a Python tag such as ``cp311``, or None where there is none."""
+        return self.sha256.get(tag, self.sha256.get("any"))
+
+
+@dataclass(frozen=True)
+class Target:
+    """What the pinned release must give on one target.
+
+    Attributes:
+        evidence: the kinds that it admits.
+        verdict: on the pack.
+        loads: the files of the upstream repository that the probe has to load in the patched lane, if patched.
+        claims: that both lanes must support.
+        claims_executed: likewise, where they execute on the GPU.
+        dependencies: the dependency set that its lanes import.
+        timeout_s: of one lane, in seconds.
+        measures: its figures in ms, MiB and the like are compared from run to run; the probe times with `alone`.
+        exclusive: its lanes have their GPU (on target cpu: the host's cores) for themselves from beginning to end.
+        gpus: how many GPUs an executed lane needs, all at once.
+        gpu_memory_gib: what an executed lane takes of each at most, in GiB.
+        environment: what a script of the pack builds in the cache; lanes run with its interpreter where it is there.
+
+    """
+
+    evidence: tuple[Evidence, ...]
+    verdict: Verdict
+    loads: tuple[str, ...]
+    claims: tuple[str, ...] = ()
+    claims_executed: tuple[str, ...] = ()
+    dependencies: str = "default"
+    timeout_s: float = 600.0
+    measures: bool = False
+    exclusive: bool = False
+    gpus: int = 1
+    gpu_memory_gib: float = 8.0
+    environment: str = ""
+
+    def claims_of(self, evidence: Evidence | None) -> tuple[str, ...]:
+        """Return the claims that both lanes must support: some need the GPU itself."""
+        return self.claims + (self.claims_executed if evidence == Evidence.EXECUTED else ())
+
+
+@dataclass(frozen=True)
+class BuiltEnvironment:
+    """What a script of the pack builds in the cache for lanes that no wheel serves.
+
+    Attributes:
+        script: its name in the pack's folder.
+        files: of the package index that it builds from: sha256 by package.
+
+    """
+
+    script: str
+    files: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Sample:
+    """The wrong fixes that `runner.py mutate` makes of fix.patch: how many, drawn by which seed."""
+
+    seed: int = 1
+    generated: int = 40
+
+
+@dataclass(frozen=True)
+class Definition:
+    """A parsed pack.toml.
+
+    `report_to` is the package whose project REPORT.md is for, where that is not the one whose tree is judged.
+    """
+
+    schema: int
+    title: str
+    kind: Kind
+    leading_figure: str
+    upstream: Upstream
+    requires: Requires
+    targets: dict[str, Target]
+    head: Head | None = None
+    fixed_in: str = ""
+    report_to: str = ""
+    searched: Searched | None = None
+    threads: tuple[Thread, ...] = ()
+    ask: Ask | None = None
+    upstream_tests: UpstreamTests | None = None
+    dependencies: dict[str, dict[str, Dependency]] = field(default_factory=dict)
+    environments: dict[str, BuiltEnvironment] = field(default_factory=dict)
+    strength: Sample = field(default_factory=Sample)
+
+    @property
+    def claims(self) -> tuple[str, ...]:
+        """Every claim that a lane of this pack may print, on whatever target."""
+        every = (claim for target in self.targets.values() for claim in target.claims_of(Evidence.EXECUTED))
+        return tuple(dict.fromkeys(every))
+
+    def is_head(self, commit: str) -> bool:
+        """Whether a tree of that commit (empty: of none) is upstream's default branch as pack.toml names it."""
+        return self.head is not None and commit == self.head.commit
+
+
+@dataclass(frozen=True)
+class Pack:
+    """One pack on disk.
+
+    `receipts_elsewhere` is the folder of other receipts than its own, such as a run's; `inputs` that of the copies of
+    probe and patches which a run took, None: they are read in the pack itself.
+    """
+
+    folder: Path
+    definition: Definition
+    receipts_elsewhere: Path | None = None
+    inputs: Path | None = None
+
+    @property
+    def name(self) -> str:
+        """The folder's name, such as ``09_liger_flce_none``."""
+        return self.folder.name
+
+    @property
+    def probe(self) -> Path:
+        """The probe."""
+        return (self.inputs or self.folder) / "reproduce.py"
+
+    @property
+    def patch(self) -> Path:
+        """The patch for the pinned release."""
+        return (self.inputs or self.folder) / "fix.patch"
+
+    @property
+    def own_head_patch(self) -> Path:
+        """The patch for upstream's default branch alone, where fix.patch does not apply there."""
+        return (self.inputs or self.folder) / "fix.head.patch"
+
+    def patch_for(self, commit: str) -> Path:
+        """Return the patch for a tree of that commit; empty: of a release, or of no commit that is known."""
+        own = self.own_head_patch
+        return own if self.definition.is_head(commit) and own.exists() else self.patch
+
+    @property
+    def ask_patch(self) -> Path | None:
+        """The patch that upstream is asked to merge, where that is another than fix.patch."""
+        ask = self.definition.ask
+        return self.folder / ask.patch if ask is not None and ask.patch else None
+
+    @property
+    def upstream_test_patch(self) -> Path:
+        """The test of this bug for upstream's own suite, which not every pack has."""
+        return self.folder / "upstream_test.patch"
+
+    def suite_patch(self, suite: UpstreamTests) -> Path:
+        """Return the patch that upstream's own tests are run with."""
+        return self.folder / suite.patch if suite.patch else self.ask_patch or self.patch
+
+    @property
+    def report(self) -> Path:
+        """The report that upstream reads."""
+        return self.folder / "REPORT.md"
+
+    @property
+    def receipts(self) -> Path:
+        """The folder of its receipts: the committed ones, unless others were requested."""
+        return self.receipts_elsewhere or self.folder / "receipts"

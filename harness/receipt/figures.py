@@ -1,0 +1,53 @@
+"""Figures in words: what a lane measured, short enough for a table."""
+
+from __future__ import annotations
+
+from harness.lane.record import LaneRecord
+from harness.lane.transcript import FigureLine
+
+#: Characters: tables of verdicts are as wide as a wide terminal.
+WIDTH = 160
+#: From one to the other a value is written without an exponent.
+WHOLE_FROM, WHOLE_TO = 1e2, 1e9
+
+
+def number(value: object) -> str:
+    """Write a measured value shortly: four significant digits."""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def significant(value: object) -> str:
+    """Write a measured value for people: three significant digits, and no Python or JSON.
+
+    A mapping becomes ``name value, name value``, a sequence ``value, value``; integers are counts and stay whole.
+    """
+    if isinstance(value, float):
+        return _three_digits(value)
+    if isinstance(value, dict):
+        return ", ".join(f"{name} {significant(one)}" for name, one in value.items())
+    if isinstance(value, list | tuple):
+        return ", ".join(significant(one) for one in value)
+    if value is None or isinstance(value, bool):
+        return {None: "-", True: "yes", False: "no"}[value]
+    return str(value)
+
+
+def _three_digits(value: float) -> str:
+    text = f"{value:.3g}"
+    whole = WHOLE_FROM <= abs(value) < WHOLE_TO
+    return f"{float(text):.0f}" if whole else text
+
+
+def figure_text(pristine: FigureLine | None, patched: FigureLine | None) -> str:
+    """Write one figure of both lanes, such as ``max_error 0.25 -> 0.0031``."""
+    values = [number(line.value) for line in (pristine, patched) if line]
+    line = pristine or patched
+    if line is None:
+        return ""
+    unit = f" {line.unit}" if line.unit not in ("", "1") else ""
+    return f"{line.name} {' -> '.join(values)}{unit}"
+
+
+def leading(name: str, pristine: LaneRecord | None, patched: LaneRecord | None) -> str:
+    """Write the figure of that name of both lanes; empty where neither printed it."""
+    return figure_text(pristine.figure(name) if pristine else None, patched.figure(name) if patched else None)

@@ -1,0 +1,328 @@
+"""Receipts: the record of a pack's run on one target, in one JSON file and one log."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from dataclasses import asdict, dataclass, field
+from enum import StrEnum
+from pathlib import Path
+
+from harness.core import files, strict_json, structure, words
+from harness.core.errors import HarnessError
+from harness.core.words import Evidence, Kind, Verdict
+from harness.lane.record import LaneRecord
+from harness.lane.transcript import FigureLine
+from harness.receipt import schema_1
+
+SCHEMA = 2
+#: Characters of a message: it may quote what a receipt holds.
+LONGEST_MESSAGE = 1000
+#: The receipt of upstream's own tests, beside a pack's other receipts.
+SUITE = "upstream_tests.json"
+#: How the name of a record of wrong fixes begins, which lies beside the receipt of its target.
+STRENGTH = "strength."
+
+
+@dataclass(frozen=True)
+class UpstreamRecord:
+    """The upstream that was judged.
+
+    Attributes:
+        package: its name on the package index.
+        version: of the tree, as the runner knows it.
+        origin: where the tree came from: pinned, release, latest, path, git or installed.
+        sha256: of its archive, or of the manifest of a tree that had none.
+        commit: that the tree holds unchanged; empty for a release.
+
+    """
+
+    package: str
+    version: str
+    origin: str
+    sha256: str
+    commit: str = ""
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """A probe: its bytes' hash, and the hash of what it means."""
+
+    sha256: str
+    meaning: str
+
+
+class FixKind(StrEnum):
+    """What made the second tree: a patch of the first, a release that holds the fix, or a tree of somebody's own."""
+
+    PATCH = "patch"
+    RELEASE = "release"
+    TREE = "tree"
+
+
+@dataclass(frozen=True)
+class FixRecord:
+    """What the patched lane had that the pristine one had not.
+
+    Attributes:
+        kind: of second tree.
+        name: the patch's file in the pack, the release's version, or the tree's; empty where schema 1 left it open.
+        sha256: of the patch's bytes, the release's archive, or the tree's manifest.
+        meaning: of a patch, from its first ``diff --git`` on.
+
+    """
+
+    kind: FixKind
+    name: str
+    sha256: str
+    meaning: str = ""
+
+
+@dataclass(frozen=True)
+class DependencyRecord:
+    """The dependency set by name, hash and versions."""
+
+    name: str
+    sha256: str
+    packages: dict[str, str]
+
+
+@dataclass(frozen=True)
+class GpuRecord:
+    """One GPU that a lane had."""
+
+    name: str
+    compute_capability: str
+
+
+@dataclass(frozen=True)
+class HostRecord:
+    """Where it ran; what a host lacks, or what an older runner did not record, is empty."""
+
+    python: str
+    torch: str
+    triton: str
+    cuda: str = ""
+    driver: str = ""
+    gpus: tuple[GpuRecord, ...] = ()
+    system: str = ""
+    cudnn: str = ""
+    nccl: str = ""
+
+    @property
+    def gpu(self) -> str:
+        """The GPUs' name, with their number where there are several; empty where none was used."""
+        if not self.gpus:
+            return ""
+        return f"{len(self.gpus)} x {self.gpus[0].name}" if len(self.gpus) > 1 else self.gpus[0].name
+
+    @property
+    def compute_capability(self) -> str:
+        """Of the GPUs, such as ``9.0``; empty where none was used."""
+        return self.gpus[0].compute_capability if self.gpus else ""
+
+
+@dataclass(frozen=True)
+class LogRecord:
+    """The log beside the receipt, and its hash."""
+
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class Repeats:
+    """How many runs gave the verdict, of how many."""
+
+    agreeing: int = 1
+    of: int = 1
+
+
+@dataclass(frozen=True)
+class Strength:
+    """How many wrong fixes the probe refused: `killed` of `of`, with `unjudged` besides; the sample's seed and date."""
+
+    killed: int
+    of: int
+    unjudged: int
+    seed: int
+    date: str
+
+
+@dataclass(frozen=True)
+class Acknowledged:
+    """A deviation that somebody knows of: what it is, why it stays, and since when."""
+
+    deviation: str
+    reason: str
+    date: str
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """One pack on one target, as it was seen.
+
+    `ranks` counts the processes that the probe started and speaks for; `fix` is None where no patched lane ran;
+    `about` names the defect checks that the verdict is about where these are not all of them.
+    """
+
+    schema: int
+    pack: str
+    title: str
+    kind: Kind
+    target: str
+    evidence: Evidence
+    verdict: Verdict
+    reason: str
+    claims: tuple[str, ...]
+    upstream: UpstreamRecord
+    probe: Hashed
+    fix: FixRecord | None
+    dependencies: DependencyRecord
+    lanes: dict[str, LaneRecord]
+    host: HostRecord
+    log: LogRecord
+    command: str
+    started: str
+    seconds: float
+    repeats: Repeats = field(default_factory=Repeats)
+    ranks: int = 1
+    strength: Strength | None = None
+    acknowledged: Acknowledged | None = None
+    about: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The file name without its suffix."""
+        return f"{self.target}.{self.evidence}"
+
+    @property
+    def age(self) -> dt.datetime:
+        """When the run began."""
+        return dt.datetime.fromisoformat(self.started)
+
+    def figure(self, name: str, lane: str) -> FigureLine | None:
+        """Return a figure of one lane, or None where it printed none of that name."""
+        record = self.lanes.get(lane)
+        return record.figure(name) if record else None
+
+
+def hashed(path: Path) -> Hashed:
+    """Hash a probe or a patch, by bytes and by meaning."""
+    from harness.pack import meaning  # noqa: PLC0415 - the parser is loaded only where a file changed
+
+    return Hashed(files.sha256_file(path), meaning.meaning(path))
+
+
+def to_json(document: object) -> str:
+    """Write a document the way every receipt is written."""
+    return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def document_of(receipt: Receipt) -> dict[str, object]:
+    """Return a receipt as a JSON document; without ``about`` where it is about every check."""
+    document = asdict(receipt)
+    return document if receipt.about else {key: value for key, value in document.items() if key != "about"}
+
+
+def parse(text: str | bytes, where: str, *, lanes: bool = True) -> Receipt:
+    """Parse a receipt, or raise HarnessError that names the file and every error in it.
+
+    Without `lanes` these are left out, unread: they are nine tenths of it, and many verbs need none of them.
+    """
+    try:
+        document = strict_json.loads(text)
+        strange = _strange_lanes(document)
+        if not lanes and isinstance(document, dict):
+            document["lanes"] = {}
+        found = document.get("schema") if isinstance(document, dict) else None
+        if type(found) is int and found == schema_1.SCHEMA:
+            document, found = schema_1.renewed(document), SCHEMA
+        if type(found) is not int or found != SCHEMA:
+            raise HarnessError(
+                f"{where}: receipt of schema {str(found)[:40]}; this runner knows {schema_1.SCHEMA} and {SCHEMA}. "
+                "Next: run the pack again"
+            )
+        receipt = structure.structure(document, Receipt)
+    except (strict_json.StrictJsonError, structure.StructureError) as error:
+        raise HarnessError(f"{where}: {str(error)[:LONGEST_MESSAGE]}. Next: run the pack again") from None
+    errors = strange + _errors(receipt)
+    if errors:
+        raise HarnessError(f"{where}: {'; '.join(errors)}. Next: run the pack again")
+    return receipt
+
+
+def _strange_lanes(document: object) -> list[str]:
+    """Say which lanes a receipt names that are none, also where their records are not read."""
+    lanes = document.get("lanes") if isinstance(document, dict) else None
+    names = lanes if isinstance(lanes, dict) else {}
+    return [f"lanes: {name[:40]!r} is no lane" for name in names if name not in list(words.LaneName)]
+
+
+def _errors(receipt: Receipt) -> list[str]:
+    """Say which values have the right type and could be no runner's: readers build paths and dates from them."""
+    errors = [] if words.is_target(receipt.target) else [f"target: {receipt.target!r} is no target"]
+    for path, name in (("log.file", receipt.log.file), ("fix.name", _patch_name(receipt.fix))):
+        if name and not files.is_bare_name(name):
+            errors.append(f"{path}: {name[:40]!r} is no file beside the receipt")
+    if not receipt.log.file:
+        errors.append("log.file: it names no log")
+    if not is_moment(receipt.started):
+        errors.append(f"started: {receipt.started[:40]!r} is no date and time with its zone")
+    if not 1 <= receipt.repeats.agreeing <= receipt.repeats.of:
+        errors.append("repeats: agreeing lies between 1 and of")
+    numbers = [
+        ("seconds", receipt.seconds),
+        *((f"lanes.{name}.seconds", one.seconds) for name, one in receipt.lanes.items()),
+    ]
+    return errors + [f"{path}: {value} is negative" for path, value in numbers if value < 0]
+
+
+def _patch_name(fix: FixRecord | None) -> str:
+    return fix.name if fix is not None and fix.kind == FixKind.PATCH else ""
+
+
+def is_moment(text: str) -> bool:
+    """Whether `text` is a date and time with its zone, as `datetime.isoformat` writes it."""
+    try:
+        return dt.datetime.fromisoformat(text).tzinfo is not None
+    except ValueError:
+        return False
+
+
+def load(path: Path, *, lanes: bool = True) -> Receipt:
+    """Load the receipt at `path`, without `lanes` where nobody needs them."""
+    where = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
+    try:
+        text = path.read_bytes()
+    except OSError as error:
+        raise HarnessError(f"{where}: it cannot be read ({error.strerror}). Next: run the pack again") from None
+    return parse(text, where, lanes=lanes)
+
+
+def paths(folder: Path) -> list[Path]:
+    """List the receipts that lie directly in `folder`."""
+    return sorted(filter(is_receipt, folder.glob("*.json")))
+
+
+def is_receipt(path: Path) -> bool:
+    """Whether a JSON file in a folder of receipts is one: upstream's own tests and strengths have other shapes."""
+    return path.name != SUITE and not path.name.startswith(STRENGTH)
+
+
+def load_all(folder: Path, *, lanes: bool = True) -> list[Receipt]:
+    """Load every receipt that lies directly in `folder`, which need not exist."""
+    return [load(path, lanes=lanes) for path in paths(folder)]
+
+
+def public_versions(found: list[Receipt]) -> set[str]:
+    """Return the versions that stand in receipts by design and may look like an address, as cuDNN's has four parts."""
+    return {text for one in found for text in (one.host.cudnn, one.host.nccl, *one.dependencies.packages.values())}
+
+
+def strongest(receipts: list[Receipt]) -> dict[str, Receipt]:
+    """Map each target to its receipt of the strongest evidence, the newest among equals."""
+    best: dict[str, Receipt] = {}
+    for receipt in sorted(receipts, key=lambda one: (-one.evidence.rank, one.age)):
+        best[receipt.target] = receipt
+    return best

@@ -1,0 +1,64 @@
+"""Whether a receipt still speaks of the pack beside it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from harness.core import files
+from harness.core.errors import HarnessError
+from harness.host.eligibility import evidence_here
+from harness.host.host import Host, python_tag
+from harness.pack import meaning
+from harness.pack.model import Pack, Upstream
+from harness.receipt.receipt import FixKind, FixRecord, Hashed, Receipt, UpstreamRecord
+from harness.upstream import dependencies
+
+
+def _changed(path: Path, recorded: Hashed | FixRecord) -> bool:
+    if not path.exists():
+        return True
+    return files.sha256_file(path) != recorded.sha256 and meaning.meaning(path) != recorded.meaning
+
+
+def _patch_of(pack: Pack, receipt: Receipt, fix: FixRecord) -> Path:
+    """Return the patch that a receipt was made with, by its name or (schema 1 does not tell) by the tree's commit."""
+    return pack.folder / Path(fix.name).name if fix.name else pack.patch_for(receipt.upstream.commit)
+
+
+def _is_pinned(pinned: Upstream, recorded: UpstreamRecord) -> bool:
+    """Whether a receipt speaks of what pack.toml pins: that archive, or that commit."""
+    if pinned.is_commit:
+        return recorded.commit == pinned.commit
+    return recorded.sha256 == pinned.sha256
+
+
+def reasons(pack: Pack, receipt: Receipt) -> list[str]:
+    """Say why a receipt is STALE; nothing where it is fresh."""
+    definition = pack.definition
+    found = ["the probe changed"] if _changed(pack.probe, receipt.probe) else []
+    fix = receipt.fix
+    if fix is not None and fix.kind == FixKind.PATCH and _changed(_patch_of(pack, receipt, fix), fix):
+        found.append("the patch changed")
+    if receipt.upstream.origin == "pinned" and not _is_pinned(definition.upstream, receipt.upstream):
+        found.append("the pinned release changed")
+    target = definition.targets.get(receipt.target)
+    if target is None or receipt.evidence not in target.evidence:
+        found.append(f"pack.toml lists no {receipt.evidence} evidence for {receipt.target}")
+    elif receipt.dependencies.name == target.dependencies:
+        found += _dependency_reason(pack, receipt)
+    return found
+
+
+def _dependency_reason(pack: Pack, receipt: Receipt) -> list[str]:
+    try:
+        here = dependencies.named(pack.definition, receipt.dependencies.name, python_tag(receipt.host.python))
+    except HarnessError:
+        return ["its dependency set is gone"]
+    return [] if here.sha256 == receipt.dependencies.sha256 else ["the dependency set changed"]
+
+
+def rerunnable(pack: Pack, receipt: Receipt, host: Host) -> bool:
+    """Whether this host could produce the receipt anew: the target with at least that evidence."""
+    target = pack.definition.targets.get(receipt.target)
+    here = evidence_here(host, receipt.target, target) if target else None
+    return here is not None and here.rank <= receipt.evidence.rank

@@ -1,0 +1,233 @@
+"""How strong a verdict is: the record of the wrong fixes that a pack's probe was shown, and what it did with each.
+
+It is a file of its own beside the receipt of its target, ``receipts/strength.TARGET.EVIDENCE.json``: it is made at
+another time than the receipt, by another command, and a new receipt must not lose it.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+
+from harness.core import structure
+from harness.core.errors import HarnessError
+from harness.core.words import Evidence
+from harness.pack import meaning
+from harness.pack.model import Pack
+from harness.receipt.receipt import STRENGTH, Hashed, to_json
+
+SCHEMA = 1
+
+
+class Fate(StrEnum):
+    """What became of a wrong fix."""
+
+    SURVIVED = "survived"
+    UNJUDGED = "unjudged"
+    EQUIVALENT = "equivalent"
+    KILLED = "killed"
+
+
+@dataclass(frozen=True)
+class MutantRecord:
+    """One wrong fix.
+
+    Attributes:
+        name: of the mutant.
+        origin: ``own`` (written by a person) or ``generated``.
+        operator: of a generated one; empty of others.
+        why: the line before its diff.
+        sha256: of its diff.
+        fate: what became of it.
+        by: the checks that were wrong and killed it.
+        reason: why it is unjudged or equivalent, or how it was killed where no check says so.
+        refused: a survivor of the probe alone: why the runner's comparison of the lanes refuses it; empty where not.
+        listed: it stands in mutants/equivalent.toml.
+        seconds: of its lane.
+
+    """
+
+    name: str
+    origin: str
+    operator: str
+    why: str
+    sha256: str
+    fate: Fate
+    by: tuple[str, ...] = ()
+    reason: str = ""
+    refused: str = ""
+    listed: bool = False
+    seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many wrong fixes were killed, `of` those that are no equivalents; `unjudged` of them said nothing."""
+
+    killed: int
+    of: int
+    survived: int
+    unjudged: int
+    equivalent: int
+
+
+@dataclass(frozen=True)
+class Strength:
+    """A pack's strength on one target.
+
+    `generated` and `seed` are those of the sample; `upstream` is the sha256 of the release.
+    """
+
+    schema: int
+    pack: str
+    target: str
+    evidence: Evidence
+    date: str
+    seed: int
+    generated: int
+    own: Count
+    made: Count
+    probe: Hashed
+    patch: Hashed
+    upstream: str
+    python: str
+    torch: str
+    triton: str
+    gpu: str
+    seconds: float
+    command: str
+    mutants: tuple[MutantRecord, ...]
+
+    @property
+    def whole(self) -> Count:
+        """Own and generated ones together."""
+        return Count(*(sum(pair) for pair in zip(_numbers(self.own), _numbers(self.made), strict=True)))
+
+    @property
+    def name(self) -> str:
+        """The file's name."""
+        return file_name(self.target, self.evidence)
+
+
+def _numbers(count: Count) -> tuple[int, ...]:
+    return (count.killed, count.of, count.survived, count.unjudged, count.equivalent)
+
+
+def count(found: Iterable[MutantRecord]) -> Count:
+    """Count the fates of wrong fixes."""
+    fates = [one.fate for one in found]
+    number = {fate: fates.count(fate) for fate in Fate}
+    of = len(fates) - number[Fate.EQUIVALENT]
+    return Count(number[Fate.KILLED], of, number[Fate.SURVIVED], number[Fate.UNJUDGED], number[Fate.EQUIVALENT])
+
+
+def file_name(target: str, evidence: Evidence) -> str:
+    """Return the name of the file of one target."""
+    return f"{STRENGTH}{target}.{evidence}.json"
+
+
+def load(path: Path) -> Strength:
+    """Load a record.
+
+    Raises:
+        HarnessError: it cannot be read; the text names the file and every error in it.
+
+    """
+    where = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+            raise HarnessError(f"{where}: not of schema {SCHEMA}. Next: runner.py mutate --record")
+        return structure.structure(document, Strength)
+    except (ValueError, structure.StructureError) as error:
+        raise HarnessError(f"{where}: {error}. Next: runner.py mutate --record") from None
+
+
+def document_of(strength: Strength) -> dict[str, object]:
+    """Return a record as a JSON document."""
+    return asdict(strength)
+
+
+def text_of_document(document: object) -> str:
+    """Write the document of a record."""
+    return to_json(document)
+
+
+def files_of(pack: Pack) -> list[Path]:
+    """List the files of a pack's records."""
+    return sorted((pack.folder / "receipts").glob(f"{STRENGTH}*.json"))
+
+
+def find(pack: Pack, target: str, evidence: str) -> Strength | None:
+    """Return the record of one target of a pack, seen in that way; None where there is none that can be read."""
+    if not evidence:
+        return None
+    path = pack.folder / "receipts" / file_name(target, Evidence(evidence))
+    try:
+        return load(path) if path.exists() else None
+    except HarnessError:  # `check` says why
+        return None
+
+
+@functools.lru_cache(maxsize=64)
+def _meaning(path: Path, _: tuple[int, int]) -> str:
+    return meaning.meaning(path)
+
+
+def _changed(path: Path, recorded: Hashed) -> bool:
+    if not path.exists():
+        return True
+    stat = path.stat()
+    return _meaning(path, (stat.st_mtime_ns, stat.st_size)) != recorded.meaning
+
+
+def own_hashes(pack: Pack) -> dict[str, str]:
+    """Map the names of the pack's own wrong fixes to the sha256 of what they mean."""
+    return {path.stem: meaning.meaning(path) for path in sorted((pack.folder / "mutants").glob("*.patch"))}
+
+
+def stale(pack: Pack, strength: Strength) -> list[str]:
+    """Say why a record is STALE; nothing where it is fresh."""
+    found = ["the probe changed"] if _changed(pack.probe, strength.probe) else []
+    found += ["the patch changed"] if _changed(pack.patch, strength.patch) else []
+    found += ["the pinned release changed"] if strength.upstream != pack.definition.upstream.sha256 else []
+    recorded = {one.name: one.sha256 for one in strength.mutants if one.origin == "own"}
+    found += ["its own wrong fixes changed"] if recorded != own_hashes(pack) else []
+    stated = pack.definition.strength
+    wanted, had = (stated.seed, stated.generated), (strength.seed, strength.generated)
+    found += ["pack.toml states another sample"] if wanted != had else []
+    target = pack.definition.targets.get(strength.target)
+    if target is None or strength.evidence not in target.evidence:
+        found.append(f"pack.toml lists no {strength.evidence} evidence for {strength.target}")
+    return found
+
+
+def in_a_table(pack: Pack, target: str, evidence: str) -> str:
+    """Write the strength of a verdict shortly: ``strength 38/40``, STALE where it is; empty where there is none."""
+    found = find(pack, target, evidence)
+    if found is None:
+        return ""
+    whole = found.whole
+    return f"strength {whole.killed}/{whole.of}" + (" STALE" if stale(pack, found) else "")
+
+
+def text(pack: Pack, target: str, evidence: str) -> str:
+    """Write the strength of a verdict for tables and reports; empty where none was measured.
+
+    ``strength: killed 38 of 40 wrong fixes (1 survived, 1 unjudged), 2026-11-21``, with STALE and why where it is.
+    """
+    found = find(pack, target, evidence)
+    if found is None:
+        return ""
+    whole = found.whole
+    rest = [
+        f"{number} {word}" for number, word in ((whole.survived, "survived"), (whole.unjudged, "unjudged")) if number
+    ]
+    besides = f" ({', '.join(rest)})" if rest else ""
+    why = stale(pack, found)
+    behind = f", STALE: {'; '.join(why)}" if why else ""
+    return f"strength: killed {whole.killed} of {whole.of} wrong fixes{besides}, {found.date}{behind}"

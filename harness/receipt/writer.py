@@ -1,0 +1,205 @@
+"""From an outcome to the receipt on disk: refused where private, written whole, together with its log."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+
+from harness.core import files, structure
+from harness.core.cache import Cache
+from harness.core.words import Evidence, LaneName
+from harness.host.gpus import Gpu
+from harness.host.host import Host
+from harness.lane.record import LaneRecord
+from harness.pack.model import Pack
+from harness.receipt import receipt, redaction
+from harness.receipt.receipt import (
+    DependencyRecord,
+    FixKind,
+    FixRecord,
+    GpuRecord,
+    HostRecord,
+    LogRecord,
+    Receipt,
+    Repeats,
+    UpstreamRecord,
+)
+from harness.receipt.redaction import Scrubber
+from harness.upstream.dependencies import DependencySet
+from harness.upstream.source import commit_of
+from harness.verdict.outcome import Outcome
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+#: A lane's own folders have random names under the cache.
+LANE_FOLDER = re.compile(r"\$CACHE/work/lane-[^/\s]+/content/(home|tmp|cwd)")
+LANE_NAMES = {"home": "$HOME", "tmp": "$TMP", "cwd": "$CWD"}
+
+
+@dataclass(frozen=True)
+class MadeBy:
+    """What ran the lanes of a receipt: from which cache, where, and the command that anybody can run again."""
+
+    cache: Cache
+    host: Host
+    command: str
+
+
+def scrubber(
+    pack: Pack, cache: Cache, host: Host, dependency_set: DependencySet | None, trees: Mapping[Path, str]
+) -> Scrubber:
+    """Return the scrubber that knows a pack's folders, and the versions that look like an address.
+
+    Args:
+        pack: the pack.
+        cache: its root is ``$CACHE``.
+        host: where the lanes run.
+        dependency_set: what they import.
+        trees: folders of trees, with their names.
+
+    """
+    own = {folder: f"$PACKS/{pack.name}" for folder in (pack.folder, pack.inputs) if folder is not None}
+    places = {REPOSITORY: "$REPOSITORY", **own, cache.root: "$CACHE", **trees}
+    versions = dependency_set.versions.values() if dependency_set else ()
+    return redaction.of_host(places, (*versions, host.cudnn, host.nccl))
+
+
+def without_lane_folders(text: str) -> str:
+    """Name the folders that were a lane's own: their random names say nothing."""
+    return LANE_FOLDER.sub(lambda match: LANE_NAMES[match[1]], text)
+
+
+def scrubbed_text(scrub: Scrubber, what: str, text: str) -> str:
+    """Return a text with known places replaced by names; raise PrivateTextError where something private is left."""
+    clean = without_lane_folders(scrub.scrub(text))
+    scrub.require_clean(what, clean)
+    return clean
+
+
+def scrubbed(scrub: Scrubber, what: str, record: LaneRecord) -> LaneRecord:
+    """Return a lane's record with every text in it scrubbed, or raise PrivateTextError."""
+    document = scrub.document(asdict(record), what, without_lane_folders)
+    return structure.structure(document, LaneRecord)
+
+
+def host_record(host: Host, gpus: tuple[Gpu, ...]) -> HostRecord:
+    """Record a host, and of its GPUs those that lanes had."""
+    base = HostRecord(
+        python=host.python,
+        torch=host.torch or "",
+        triton=host.triton or "",
+        cuda=host.cuda,
+        system=host.system,
+        cudnn=host.cudnn,
+        nccl=host.nccl,
+    )
+    records = tuple(GpuRecord(gpu.name, ".".join(map(str, gpu.compute_capability))) for gpu in gpus)
+    return replace(base, driver=host.driver, gpus=records) if gpus else base
+
+
+def _fix(outcome: Outcome) -> FixRecord | None:
+    if not outcome.patch:
+        return None
+    of = receipt.hashed(outcome.cell.patch or (outcome.cell.pack.inputs or outcome.cell.pack.folder) / outcome.patch)
+    return FixRecord(FixKind.PATCH, outcome.patch, of.sha256, of.meaning)
+
+
+def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> Receipt:
+    """Build the receipt of an outcome whose lanes ran."""
+    cell, members = outcome.cell, outcome.dependency_set
+    pack = cell.pack
+    return Receipt(
+        schema=receipt.SCHEMA,
+        pack=pack.name,
+        title=pack.definition.title,
+        kind=pack.definition.kind,
+        target=cell.target,
+        evidence=cell.evidence or Evidence.TRACED,
+        verdict=outcome.judgement.verdict,
+        reason=outcome.judgement.reason,
+        claims=outcome.judgement.claims,
+        upstream=UpstreamRecord(
+            package=pack.definition.upstream.package,
+            version=outcome.version,
+            origin=cell.source.kind,
+            sha256=outcome.tree,
+            commit=commit_of(outcome.version),
+        ),
+        probe=receipt.hashed(pack.probe),
+        fix=_fix(outcome),
+        dependencies=DependencyRecord(
+            name=members.name if members else "",
+            sha256=members.sha256 if members else "",
+            packages=members.versions if members else {},
+        ),
+        lanes={str(name): record for name, record in outcome.lanes.items()},
+        host=host_record(host, outcome.gpus if cell.evidence == Evidence.EXECUTED else ()),
+        log=log,
+        command=command,
+        started=outcome.started.isoformat(timespec="seconds") if outcome.started else "",
+        seconds=round(outcome.seconds, 3),
+        repeats=Repeats(outcome.agreeing, outcome.repeats),
+        about=cell.about,
+    )
+
+
+def joined(logs: Mapping[LaneName, str]) -> str:
+    """Join the scrubbed logs of the lanes into that of the receipt."""
+    return "\n".join(f"== {name} lane ==\n{text}" for name, text in logs.items())
+
+
+@contextmanager
+def _only_writer(folder: Path) -> Iterator[None]:
+    """Let no other runner write into a folder of receipts; the kernel ends this when the process dies."""
+    folder.mkdir(parents=True, exist_ok=True)
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def write(outcome: Outcome, made_by: MadeBy, folder: Path, logs: Mapping[LaneName, str]) -> Path:
+    """Write receipt and log into `folder` and return the receipt's path.
+
+    The log's name holds its hash, and the receipt names the log: whoever reads finds the old pair or the new one.
+
+    Args:
+        outcome: its lanes' records are scrubbed.
+        made_by: what ran the lanes.
+        folder: where receipts of the pack go.
+        logs: of the lanes, scrubbed.
+
+    Raises:
+        PrivateTextError: a field still looks private; then nothing is written.
+
+    """
+    cell, text = outcome.cell, joined(logs)
+    name = f"{cell.target}.{cell.evidence}"
+    digest = files.sha256_bytes(text.encode())
+    log = LogRecord(f"{name}.{digest[:12]}.log", digest)
+    scrub = scrubber(cell.pack, made_by.cache, made_by.host, outcome.dependency_set, {})
+    document = receipt.document_of(build(outcome, made_by.host, made_by.command, log))
+    lanes = document.pop("lanes")
+    clean = scrub.document(document, "receipt", without_lane_folders)
+    assert isinstance(clean, dict)  # noqa: S101 - for the type checker: a document stays one
+    path = folder / f"{name}.json"
+    content = receipt.to_json({**clean, "lanes": lanes})
+    with _only_writer(folder):
+        fresh = not (folder / log.file).exists()
+        try:
+            files.write_atomic(folder / log.file, text)
+            files.write_atomic(path, content)
+        except BaseException:
+            if fresh:
+                (folder / log.file).unlink(missing_ok=True)  # no receipt names it
+            raise
+        left = {*folder.glob(f"{name}.log"), *folder.glob(f"{name}.????????????.log"), *folder.glob(f".{name}.*")}
+        for other in left - {folder / log.file}:
+            other.unlink()  # older ones, and what a killed writer left of its own
+    return path

@@ -1,0 +1,111 @@
+"""The one file to attach: probe, patches, pack.toml, receipts, report, and how to run it again in two lines."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from pathlib import Path
+
+from harness import __version__
+from harness.core import files
+from harness.core.errors import HarnessError
+from harness.pack.model import Pack
+from harness.receipt import receipt
+from harness.receipt.receipt import Receipt
+from harness.receipt.redaction import Scrubber
+from harness.report import reports
+from harness.report.placeholders import MissingError, Renderer
+from harness.upstream.source import SourceKind
+
+SCHEMA = 1
+MANIFEST = "MANIFEST.json"
+PARTS = ("reproduce.py", "fix.patch", "fix.head.patch", "ask.patch", "upstream_test.patch", "pack.toml")
+README = Path(__file__).with_name("bundle_readme.md")
+#: Every member carries this date: the same pack gives the same bytes.
+DATE = (2026, 1, 1, 0, 0, 0)
+
+
+def readme(pack: Pack, receipts: list[Receipt]) -> str:
+    """Write the bundle's first page; verify.py fills the same template, and compares.
+
+    CHECKOUT stands there for a checkout of the pinned release, at its tag's commit.
+    """
+    upstream = pack.definition.upstream
+    verdicts = (f"- {one.target}: {one.verdict} ({one.evidence}, {one.host.gpu or 'no GPU'})" for one in receipts)
+    return README.read_text(encoding="utf-8").format(
+        title=pack.definition.title,
+        package=upstream.package,
+        version=upstream.version or upstream.date,
+        repository=upstream.repository,
+        commit=upstream.commit,
+        verdicts="\n".join(verdicts),
+        root=f"CHECKOUT/{upstream.source_root}".rstrip("/"),
+        target=receipts[0].target,
+    )
+
+
+def report_texts(pack: Pack, receipts: list[Receipt]) -> dict[str, str]:
+    """Map the member of each of the pack's reports to its text, filled from the receipts and nothing else.
+
+    The forms of an issue or a pull request are not in it: each of their tables stands in the receipts, and a text that
+    follows from receipts and a template is one that verify.py can write again.
+    """
+    found = {}
+    for report in reports.of_pack(pack).values():
+        if report.template.exists():
+            try:
+                found[report.written.name] = Renderer(pack, receipts, report).text().strip() + "\n"
+            except MissingError as error:
+                named = f"{pack.name}/{report.template.name}"
+                raise HarnessError(f"{named}: {error}. Next: runner.py check {pack.name}") from None
+    return found
+
+
+def members(pack: Pack) -> dict[str, str]:
+    """Map the name of each member of a pack's bundle to its text.
+
+    Raises:
+        HarnessError: there is no receipt, one is not of the pinned release, or a report cannot be filled.
+
+    """
+    best = receipt.strongest(receipt.load_all(pack.receipts))
+    for one in best.values():
+        if one.upstream.origin != SourceKind.PINNED:
+            raise HarnessError(
+                f"{pack.name}: {one.name} is a receipt of {one.upstream.version} ({one.upstream.origin}), and a bundle "
+                f"is about the pinned release. Next: runner.py run {pack.name}"
+            )
+    receipts = [best[name] for name in pack.definition.targets if name in best]
+    if not receipts:
+        raise HarnessError(f"{pack.name}: no receipt to bundle. Next: runner.py run {pack.name}")
+    paths = {name: pack.folder / name for name in PARTS}
+    for suffix in ("*.json", "*.log"):
+        for path in filter(receipt.is_receipt, sorted(pack.receipts.rglob(suffix))):
+            paths[f"receipts/{path.relative_to(pack.receipts).as_posix()}"] = path
+    found = {name: _text(path) for name, path in paths.items() if path.exists()}
+    return {"README.md": readme(pack, receipts), **found, **report_texts(pack, receipts)}
+
+
+def _text(path: Path) -> str:
+    return path.read_bytes().decode(errors="surrogateescape")
+
+
+def build(pack: Pack, scrubber: Scrubber) -> bytes:
+    """Build the zip; refuse where something private is in any member, and name that member."""
+    content = {name: text.encode(errors="surrogateescape") for name, text in members(pack).items()}
+    for name, data in content.items():
+        scrubber.require_clean(name, data.decode(errors="replace"))
+    manifest = {
+        "schema": SCHEMA,
+        "pack": pack.name,
+        "runner": __version__,
+        "files": {name: files.sha256_bytes(data) for name, data in sorted(content.items())},
+    }
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as bundle:
+        for name, data in {MANIFEST: receipt.to_json(manifest).encode(), **content}.items():
+            member = zipfile.ZipInfo(f"{pack.name}/{name}", DATE)
+            member.compress_type = zipfile.ZIP_DEFLATED
+            member.external_attr = 0o644 << 16
+            bundle.writestr(member, data)
+    return stream.getvalue()

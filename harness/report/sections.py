@@ -1,0 +1,220 @@
+"""The parts of a report that the runner writes whole: verdicts, command lines, patch, threads, ask, strength.
+
+verify.py writes `verdicts`, `threads`, `ask`, `strength` and `searched` again, from a bundle, and compares.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harness.core import markdown
+from harness.core.words import Kind, Verdict
+from harness.pack.model import Pack, Thread
+from harness.receipt import staleness
+from harness.receipt.receipt import Receipt
+from harness.report import links, patches, strong
+from harness.suites import receipt as suite_receipt
+
+THREAD = re.compile(r"https://github\.com/(?P<project>[^/]+/[^/]+)/(?:issues|pull|discussions)/(?P<number>\d+)")
+COMMIT = re.compile(r"\b[0-9a-f]{40}\b")
+HEAD, ASK = "head:", "ask:"
+NOT_JUDGED = "not judged"
+#: A cleanup is no bug: what its verdicts say, in words.
+CLEANUP_WORDS = {
+    Verdict.CONFIRMED: "shown; gone with the patch, and the results are the same",
+    Verdict.REPRODUCED: "shown",
+    Verdict.VALIDATED: "gone with the patch",
+    Verdict.FIXED_UPSTREAM: "no longer there",
+}
+#: What the words of the table say, for those of them that stand in it.
+LEGEND = {
+    Verdict.CONFIRMED: "CONFIRMED: the tree is wrong, and right with the patch.",
+    Verdict.REPRODUCED: "REPRODUCED: the tree is wrong; no patch was judged.",
+    Verdict.FIXED_UPSTREAM: "FIXED_UPSTREAM: the tree is right without the patch.",
+}
+
+
+class NothingStatedError(LookupError):
+    """A part was asked for that neither pack.toml nor a receipt has anything for."""
+
+
+def said(kind: Kind, verdict: Verdict) -> str:
+    """Write a verdict; that of a cleanup in words."""
+    if kind != Kind.CLEANUP:
+        return verdict
+    return CLEANUP_WORDS.get(verdict, verdict.lower().replace("_", " "))
+
+
+@dataclass(frozen=True)
+class Sections:
+    """The parts of one report.
+
+    Attributes:
+        pack: whose report it is.
+        name: of the upstream that reads it.
+        receipts: the strongest of each target, by target; ``head:`` and ``ask:`` before those of other trees.
+        headed: whether the template has a heading of its own for the threads.
+
+    """
+
+    pack: Pack
+    name: str
+    receipts: dict[str, Receipt]
+    headed: bool = False
+
+    def text(self, part: str, rest: str | None) -> str:
+        """Write a part.
+
+        Raises:
+            NothingStatedError: there is none of that name, or nothing to write in it.
+
+        """
+        parts: dict[str, Callable[[], str]] = {
+            "verdicts": self.verdicts,
+            "reproduce": self.reproduce,
+            "patch": self.patch,
+            "threads": self.threads,
+            "ask": self.ask,
+            "strength": self.strength,
+            "searched": self.searched,
+        }
+        if part == "patch" and rest is not None:
+            return self.patch_of(rest)
+        if part not in parts or rest is not None:
+            raise NothingStatedError("no placeholder of that form")
+        return parts[part]()
+
+    def verdicts(self) -> str:
+        """Write the table: a row for each target that a receipt speaks of."""
+        definition = self.pack.definition
+        targets = [name for name in definition.targets if name in self.receipts]
+        if not targets:
+            raise NothingStatedError("there is no receipt")
+        trees = [("", f"{definition.upstream.package} {definition.upstream.version or definition.upstream.date}")]
+        if definition.head is not None:
+            trees.append((HEAD, f"default branch, {definition.head.commit[:12]} of {definition.head.date}"))
+        asked = definition.ask
+        if asked is not None and any(name.startswith(ASK) for name in self.receipts):
+            trees.append((ASK, f"{asked.patch}, on {asked.origin.rpartition('@')[2][:12]} of {asked.date}"))
+        rows = [self._row(target, [prefix for prefix, _ in trees]) for target in targets]
+        table = markdown.table(["target", "evidence", "GPU or host", *(text for _, text in trees), "strength"], rows)
+        return "\n".join([table, *self._below()]).strip()
+
+    def _row(self, target: str, prefixes: list[str]) -> list[str]:
+        one = self.receipts[target]
+        found = strong.find(self.pack, target, one.evidence)
+        cells = [self._cell(self.receipts.get(prefix + target)) for prefix in prefixes]
+        return [target, one.evidence, one.host.gpu or "CPU", *cells, str(found or strong.NOT_MEASURED)]
+
+    def _cell(self, one: Receipt | None) -> str:
+        if one is None:
+            return NOT_JUDGED
+        return said(one.kind, one.verdict) + (" STALE" if staleness.reasons(self.pack, one) else "")
+
+    def _below(self) -> list[str]:
+        """Write what the table's words say, and what else was run."""
+        definition = self.pack.definition
+        seen = {one.verdict for one in self.receipts.values()}
+        lines = [text for verdict, text in LEGEND.items() if verdict in seen and definition.kind != Kind.CLEANUP]
+        lines += [f"Fixed in {definition.upstream.package} {definition.fixed_in}."] if definition.fixed_in else []
+        head = definition.head
+        if head is not None and head.fixed_by:
+            lines.append(f"Fixed on the default branch by {COMMIT.sub(lambda match: match[0][:12], head.fixed_by)}.")
+        suite = suite_receipt.load(self.pack.folder / "receipts")
+        if suite is not None:
+            stale = " (STALE)" if suite_receipt.reasons(self.pack, suite) else ""
+            lines.append(
+                f"Upstream's own tests ({', '.join(suite.files)}): {_counted(suite.before)}; with {suite.patch.name}, "
+                f"{_counted(suite.after)}{stale}."
+            )
+        return [" ".join(lines)] if lines else []
+
+    def reproduce(self) -> str:
+        """Write the command lines that show the pack's tree without and with its patch."""
+        upstream, kind = self.pack.definition.upstream, self.pack.definition.kind
+        targets = [name for name in self.pack.definition.targets if name in self.receipts]
+        if not targets:
+            raise NothingStatedError("there is no receipt")
+        target = "cpu" if "cpu" in targets else targets[0]
+        wrong, right = ("10", "0") if kind == Kind.CLEANUP else ("10: BUG_REPRODUCED", "0: FIX_VALIDATED")
+        url, folder = links.repository_url(), f"packs/{self.pack.name}"
+        probe = f"uv run {folder}/reproduce.py --target {target}"
+        lines = [
+            f"git clone {url} reproducer && cd reproducer" if url else f"# in a clone of {links.project()}",
+            f"git clone {upstream.repository} checkout && git -C checkout checkout --quiet {upstream.commit[:12]}",
+            f'export PYTHONPATH="{f"$PWD/checkout/{upstream.source_root}".rstrip("/")}"',
+            f"{probe}  # exit status {wrong}",
+            f'git -C checkout apply "$PWD/{folder}/{self.pack.patch.name}"',
+            f"{probe}  # exit status {right}",
+        ]
+        return markdown.fenced("\n".join(lines), "sh")
+
+    def patch(self) -> str:
+        """Show the patch for the project that reads the report."""
+        path = patches.for_project(self.pack, self.name)
+        if path is None:
+            return patches.none_for(self.name)
+        if not path.exists():
+            raise NothingStatedError(f"{path.name} is missing")
+        own_head = self.pack.own_head_patch
+        besides = path == self.pack.patch and own_head.exists()
+        return "\n\n".join(patches.shown(self.pack, one) for one in ([path, own_head] if besides else [path]))
+
+    def patch_of(self, name: str) -> str:
+        """Show one patch of the pack by the name of its file."""
+        path = self.pack.folder / name
+        if not patches.NAME.fullmatch(name) or not path.is_file():
+            raise NothingStatedError("the pack has no such patch")
+        return patches.shown(self.pack, path)
+
+    def threads(self) -> str:
+        """Write what upstream has already on the same lines, a line each."""
+        found = self.pack.definition.threads
+        if not found and self.pack.definition.searched is None:
+            raise NothingStatedError("pack.toml has neither [[threads]] nor searched")
+        lines = [self._thread(one) for one in found] or ["No thread on the same lines was found."]
+        return "\n".join(lines if self.headed else ["**Already there**", *lines])
+
+    def _thread(self, one: Thread) -> str:
+        match = THREAD.match(one.url)
+        own = THREAD.match(f"{self.pack.definition.upstream.repository}/issues/0")
+        if match is None:
+            name = one.url
+        elif own is not None and match["project"].lower() == own["project"].lower():
+            name = f"#{match['number']}"
+        else:
+            name = f"{match['project']}#{match['number']}"
+        return f"- [{name}]({one.url}), {one.state}, {one.date}: {one.says}"
+
+    def ask(self) -> str:
+        """Write what the maintainer is asked to do."""
+        asked = self.pack.definition.ask
+        if asked is None:
+            raise NothingStatedError("pack.toml has no [ask]")
+        return asked.text.strip()
+
+    def strength(self) -> str:
+        """Say how many wrong fixes the probe refused, target by target."""
+        measured = []
+        for target in self.pack.definition.targets:
+            one = self.receipts.get(target)
+            found = strong.find(self.pack, target, one.evidence) if one else None
+            if one is not None and found is not None:
+                stale = ", STALE" if found.stale else ""
+                measured.append(
+                    f"{target} ({one.evidence}): killed {found.killed} of {found.of} wrong fixes, {found.date}{stale}"
+                )
+        return f"Strength: {'; '.join(measured) or strong.NOT_MEASURED}."
+
+    def searched(self) -> str:
+        """Say when, and for which words, upstream's threads were searched."""
+        found = self.pack.definition.searched
+        if found is None:
+            raise NothingStatedError("pack.toml has no searched")
+        return f"Searched on {found.date} for {', '.join(f'“{query}”' for query in found.queries)}."
+
+
+def _counted(results: dict[str, int]) -> str:
+    return ", ".join(f"{number} {result}" for result, number in results.items()) or "none"

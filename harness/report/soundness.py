@@ -1,0 +1,249 @@
+"""Whether a pack is sound: every rule that `runner.py check` holds it to."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.utils import canonicalize_name
+
+from harness.core import files
+from harness.core.cache import Cache
+from harness.core.errors import HarnessError, UnavailableError
+from harness.core.words import SuiteVerdict, Verdict
+from harness.host.eligibility import evidence_here
+from harness.host.host import Host
+from harness.mutate import soundness as wrong_fixes
+from harness.pack import probe
+from harness.pack.model import Pack
+from harness.receipt import receipt, staleness
+from harness.receipt.receipt import Receipt
+from harness.report import ask, placeholders, written
+from harness.suites import receipt as suite_receipt
+from harness.upstream import patch, tree
+from harness.upstream.source import parse_source
+from harness.upstream.tree import Tree
+
+SOURCE_FOLDERS_REFUSED = re.compile(r"(?:^|/)(?:tests?|docs?|\.github)/")
+MOST_CONTEXT = 3
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One rule that a pack breaks; a warning does not make `check` fail."""
+
+    pack: str
+    text: str
+    warning: bool = False
+
+
+@dataclass(frozen=True)
+class Checker:
+    """Holds one pack to the rules."""
+
+    pack: Pack
+    cache: Cache
+    host: Host
+
+    def findings(self) -> list[Finding]:
+        """List everything that is wrong with the pack, all at once."""
+        receipts, errors = self._receipts()
+        errors += self._probe(receipts) + self._patch_text() + self._patch_on_tree() + self._report(receipts)
+        errors += ask.missing_files(self.pack) + ask.check_errors(self.pack)
+        wrong, warnings = wrong_fixes.errors(self.pack, self._pristine())
+        found = [Finding(self.pack.name, text) for text in (*errors, *wrong)] + self._states(receipts)
+        found += [Finding(self.pack.name, text, warning=True) for text in warnings]
+        return found + self._ask_on_tree() + self._ask_receipts() + self._suite_receipt()
+
+    def _pristine(self) -> Tree | None:
+        """Return the pinned tree; None where it cannot be had."""
+        try:
+            return tree.materialize(self.cache, self.pack.definition.upstream, parse_source(None, self.pack.definition))
+        except HarnessError:
+            return None
+
+    def _suite_receipt(self) -> list[Finding]:
+        """Hold the receipt of upstream's own tests to pack.toml; only a host with a GPU makes some of them anew."""
+        suite = self.pack.definition.upstream_tests
+        again = f"Next: runner.py upstream-tests {self.pack.name} --record"
+        try:
+            one = suite_receipt.load(self.pack.receipts)
+        except HarnessError as error:
+            return [Finding(self.pack.name, str(error))]
+        if one is None:
+            text = f"receipts/{receipt.SUITE} is missing. {again}"
+            return [Finding(self.pack.name, text, warning=True)] if suite else []
+        why = suite_receipt.reasons(self.pack, one)
+        here = suite is not None and (not suite.gpu or bool(self.host.gpus))
+        found = [Finding(self.pack.name, f"{receipt.SUITE}: STALE: {'; '.join(why)}. {again}", not here)] if why else []
+        if one.verdict != SuiteVerdict.UNBROKEN:
+            found.append(Finding(self.pack.name, f"{receipt.SUITE}: shows {one.verdict}: {one.reason}"))
+        return found
+
+    def _ask_on_tree(self) -> list[Finding]:
+        try:
+            stale = ask.stale(self.pack, self.cache)
+        except UnavailableError as error:
+            return [Finding(self.pack.name, f"ask.patch was not tried: {error}", warning=True)]
+        return [Finding(self.pack.name, stale)] if stale else []
+
+    def _ask_receipts(self) -> list[Finding]:
+        found = []
+        for path in receipt.paths(self.pack.receipts / "ask"):
+            try:
+                one = receipt.load(path)
+            except HarnessError:
+                continue  # told with the other receipts
+            why = ask.receipt_errors(self.pack, one)
+            text = f"ask/{one.name}: STALE: {'; '.join(why)}. Next: runner.py run {self.pack.name} --ask"
+            warning = not staleness.rerunnable(self.pack, one, self.host)
+            found += [Finding(self.pack.name, text, warning=warning)] if why else []
+        return found
+
+    def _receipts(self) -> tuple[list[Receipt], list[str]]:
+        found, errors = [], []
+        for path in filter(receipt.is_receipt, sorted(self.pack.receipts.rglob("*.json"))):
+            try:
+                one = receipt.load(path)
+            except HarnessError as error:
+                errors.append(str(error))
+                continue
+            errors += _receipt_errors(self.pack, path, one)
+            if path.parent == self.pack.receipts:
+                found.append(one)
+        return found, errors
+
+    def _probe(self, receipts: list[Receipt]) -> list[str]:
+        if not self.pack.probe.exists():
+            return ["reproduce.py is missing"]
+        found = probe.read(self.pack.probe.read_text(encoding="utf-8", errors="replace"))
+        errors = [f"reproduce.py: {error}" for error in found.errors]
+        return errors + _pin_errors(self.pack, found.pins, receipts)
+
+    def _patch_text(self) -> list[str]:
+        errors = []
+        if not self.pack.patch.exists():
+            errors.append(f"{self.pack.patch.name} is missing")
+        patches = [self.pack.patch, self.pack.own_head_patch, *([self.pack.ask_patch] if self.pack.ask_patch else [])]
+        for path in (one for one in patches if one.exists()):
+            text = path.read_text(encoding="utf-8", errors="replace")
+            errors += [f"{path.name}: {error}" for error in patch_errors(text, self.pack)]
+        return errors
+
+    def _patch_on_tree(self) -> list[str]:
+        upstream = self.pack.definition.upstream
+        if not self.pack.patch.exists():
+            return []
+        try:
+            pristine = tree.materialize(self.cache, upstream, parse_source(None, self.pack.definition))
+            patched = patch.apply(self.cache, pristine, upstream, self.pack.patch, exact=True)
+        except patch.StalePatchError as error:
+            return [f"fix.patch does not apply to {upstream.package} {upstream.pin}: {error}"]
+        except UnavailableError as error:
+            return [f"fix.patch was not tried: {error}"]
+        changed = set(patch.changed_files(pristine, patched))
+        return [
+            f"targets.{name}.loads: fix.patch does not change {path}"
+            for name, target in self.pack.definition.targets.items()
+            for path in target.loads
+            if pristine.path_here(path, upstream.source_root) not in changed
+        ]
+
+    def _report(self, receipts: list[Receipt]) -> list[str]:
+        return placeholders.errors(self.pack, receipts) + written.errors(self.pack, receipts)
+
+    def _states(self, receipts: list[Receipt]) -> list[Finding]:
+        best = receipt.strongest(receipts)
+        findings = []
+        for name, target in self.pack.definition.targets.items():
+            found = best.get(name)
+            here = evidence_here(self.host, name, target)
+            if found is None:
+                text = f"{name}: no receipt. Next: runner.py run {self.pack.name} --target {name}"
+                findings.append(Finding(self.pack.name, text, warning=here is None))
+        for one in receipts:
+            why = staleness.reasons(self.pack, one)
+            if why:
+                text = (
+                    f"{one.name}: STALE: {'; '.join(why)}. Next: runner.py run {self.pack.name} --target {one.target}"
+                )
+                warning = not staleness.rerunnable(self.pack, one, self.host)
+                findings.append(Finding(self.pack.name, text, warning=warning))
+        return findings
+
+
+def _receipt_errors(pack: Pack, path: Path, one: Receipt) -> list[str]:
+    name = path.relative_to(pack.folder).as_posix()
+    errors = []
+    if (one.pack, f"{one.name}.json") != (pack.name, path.name):
+        errors.append(f"{name} speaks of {one.pack} {one.name}")
+    log = path.with_name(one.log.file)
+    if not log.exists() or files.sha256_file(log) != one.log.sha256:
+        errors.append(f"{name}: its log {one.log.file} is missing or has another hash")
+    target, head = pack.definition.targets.get(one.target), pack.definition.head
+    if path.parent.name == "ask":
+        expected = Verdict.CONFIRMED
+    else:
+        expected = head.verdict if path.parent != pack.receipts and head else target.verdict if target else one.verdict
+    if one.verdict != expected:
+        errors.append(f"{name}: shows {one.verdict}, pack.toml expects {expected}")
+    missing = [claim for claim in target.claims_of(one.evidence) if claim not in one.claims] if target else []
+    if missing and path.parent == pack.receipts:
+        errors.append(f"{name}: lacks the claims {', '.join(missing)}")
+    return errors
+
+
+def _pin_errors(pack: Pack, pins: dict[str, str], receipts: list[Receipt]) -> list[str]:
+    """Compare a header's pins with pack.toml, and with the environments of the receipts."""
+    upstream = pack.definition.upstream
+    wanted = {canonicalize_name(upstream.package): {upstream.version or "of no release: a commit is pinned"}}
+    for members in pack.definition.dependencies.values():
+        for package, dependency in members.items():
+            wanted.setdefault(canonicalize_name(package), set()).add(dependency.version)
+    errors = [
+        f"reproduce.py: its header pins {name}=={pins[name]}, pack.toml says {' or '.join(sorted(versions))}"
+        for name, versions in wanted.items()
+        if name in pins and pins[name] not in versions
+    ]
+    seen = {(one.host.torch.partition("+")[0], one.host.triton) for one in receipts}
+    pinned = (pins.get("torch", ""), pins.get("triton", ""))
+    if seen and any(pinned) and not any(_agrees(pinned, one) for one in seen):
+        errors.append(f"reproduce.py: no receipt was made with its header's torch {pinned[0]} and triton {pinned[1]}")
+    return errors
+
+
+def _agrees(pinned: tuple[str, str], seen: tuple[str, str]) -> bool:
+    return all(not want or want == found for want, found in zip(pinned, seen, strict=True))
+
+
+def patch_errors(text: str, pack: Pack) -> list[str]:
+    """Say how a patch differs from the commit that upstream would merge."""
+    head, _, body = text.partition("diff --git ")
+    errors = [] if text.strip() else ["it is empty"]
+    if not head.startswith("Subject: "):
+        errors.append("it does not open with 'Subject: '")
+    if f"SPDX-License-Identifier: {pack.definition.upstream.license}" not in head:
+        errors.append(f"it has no line 'SPDX-License-Identifier: {pack.definition.upstream.license}'")
+    if re.search(r"(?m)^(?:From|Signed-off-by|Author): ", head):
+        errors.append("From and sign-off are a human's (git commit -s); leave them out")
+    listed = patch.parse(text)
+    if not listed or body.count("\ndiff --git ") + 1 != len(listed):
+        errors.append("some file of it cannot be read (binary, renamed?)")
+    errors += [
+        f"{one.path}: its index line is abbreviated; use git diff --full-index" for one in listed if not one.after
+    ]
+    errors += [f"{one.path} is no source" for one in listed if SOURCE_FOLDERS_REFUSED.search(one.path)]
+    return errors
+
+
+def duplicate_numbers(packs: list[Pack]) -> list[Finding]:
+    """Say which packs share a number: a number is never reused."""
+    seen: dict[str, str] = {}
+    findings = []
+    for pack in packs:
+        number = pack.name.partition("_")[0]
+        if number in seen:
+            findings.append(Finding(pack.name, f"its number {number} is that of {seen[number]}"))
+        seen.setdefault(number, pack.name)
+    return findings

@@ -1,0 +1,34 @@
+"""What a report says of a verdict's strength: the wrong fixes that the probe refused, from the record of `mutate`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.pack.model import Pack
+from harness.receipt import strength
+
+NOT_MEASURED = "not measured"
+#: What a reader of a report can see for himself, and verify.py looks at: its own wrong fixes are no part of a bundle.
+SEEN = {"the probe changed", "the patch changed"}
+
+
+@dataclass(frozen=True)
+class Strength:
+    """How many wrong fixes were killed, of how many that are none in disguise; `stale`: of another probe or patch."""
+
+    killed: int
+    of: int
+    date: str
+    stale: bool
+
+    def __str__(self) -> str:
+        return f"{self.killed}/{self.of}, {self.date}" + (" STALE" if self.stale else "")
+
+
+def find(pack: Pack, target: str, evidence: str) -> Strength | None:
+    """Return the strength of a pack's verdict on a target, seen in that way; None where nobody measured it."""
+    found = strength.find(pack, target, evidence)
+    if found is None:
+        return None
+    stale = bool(SEEN.intersection(strength.stale(pack, found)))
+    return Strength(found.whole.killed, found.whole.of, found.date, stale)

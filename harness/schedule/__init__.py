@@ -1,0 +1,1 @@
+"""One queue of lanes for every verb: cores, GPUs, interruption, journal."""

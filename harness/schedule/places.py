@@ -1,0 +1,119 @@
+"""The places where lanes run: so many at once, on the GPUs of this host. Nothing here runs anything."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from harness.host.gpus import Device
+from harness.schedule.task import Task
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one lane runs: on these GPUs, or on the cores alone."""
+
+    devices: tuple[Device, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its name in every output."""
+        numbers = ",".join(device.number for device in self.devices)
+        return f"gpu{'s' if len(self.devices) > 1 else ''} {numbers}" if numbers else "cpu"
+
+
+@dataclass
+class _GpuUse:
+    """The lanes on one GPU: how many, how much of its memory they may take, and whether one has it for itself."""
+
+    lanes: int = 0
+    memory_gib: float = 0.0
+    exclusive: bool = False
+
+
+@dataclass
+class Places:
+    """How many lanes run at once, on which GPUs, and what of them is taken.
+
+    Lanes are not bound to cores: some compile in several processes, and whoever is bound cannot use what is idle.
+
+    Attributes:
+        jobs: how many lanes run at once, whatever they use.
+        devices: the GPUs of the pool that are healthy.
+        taken: the numbers of the GPUs that another program uses: nothing can be measured there.
+
+    """
+
+    jobs: int
+    devices: list[Device]
+    taken: set[str] = field(default_factory=set)
+    _on_gpu: dict[str, _GpuUse] = field(default_factory=dict)
+    _running: int = 0
+    _alone: bool = False
+
+    @property
+    def full(self) -> bool:
+        """Whether no lane can begin, whatever it needs."""
+        return self._alone or self._running >= self.jobs
+
+    def never(self, task: Task) -> str:
+        """Say why no GPU that is left can ever take a lane; empty where one can, or it needs none."""
+        if not task.gpus:
+            return ""
+        ours = [device for device in self.devices if device.gpu.target == task.cell.gpu]
+        if len(ours) < task.gpus:
+            return (
+                f"no healthy {task.cell.gpu} GPU is left" if not ours else f"{len(ours)} of {task.gpus} GPUs are left"
+            )
+        usable = [device for device in ours if not task.cell.measures or device.number not in self.taken]
+        return "" if len(usable) >= task.gpus else f"every {task.cell.gpu} GPU is taken by another program"
+
+    def take(self, task: Task) -> Placement | None:
+        """Give a lane its place and its GPUs, all together; None where it has to wait."""
+        on_cores_alone = task.exclusive and not task.gpus
+        if self.full or (on_cores_alone and self._running):
+            return None
+        devices = self._devices_for(task)
+        if devices is None:
+            return None
+        for device in devices:
+            use = self._on_gpu.setdefault(device.number, _GpuUse())
+            use.lanes += 1
+            use.memory_gib += task.cell.stated.gpu_memory_gib
+            use.exclusive = task.exclusive
+        self._running += 1
+        self._alone = on_cores_alone
+        return Placement(devices)
+
+    def _devices_for(self, task: Task) -> tuple[Device, ...] | None:
+        """Choose the GPUs of a lane, those with the fewest lanes first; None where there are not enough."""
+        room = [device for device in self.devices if self._has_room(device, task)]
+        room.sort(key=lambda device: self._on_gpu.get(device.number, _GpuUse()).lanes)
+        return tuple(room[: task.gpus]) if len(room) >= task.gpus else None
+
+    def _has_room(self, device: Device, task: Task) -> bool:
+        use = self._on_gpu.get(device.number, _GpuUse())
+        if device.gpu.target != task.cell.gpu or use.exclusive or (task.exclusive and use.lanes):
+            return False
+        if task.cell.measures and device.number in self.taken:
+            return False
+        if task.gpus > 1 and device.is_instance:
+            return False
+        memory = device.gpu.memory_gib or math.inf
+        return not use.lanes or use.memory_gib + task.cell.stated.gpu_memory_gib <= memory
+
+    def give_back(self, task: Task, placement: Placement) -> None:
+        """Note that a lane is over."""
+        for device in placement.devices:
+            use = self._on_gpu[device.number]
+            use.lanes -= 1
+            use.memory_gib -= task.cell.stated.gpu_memory_gib
+            use.exclusive = False
+        self._running -= 1
+        self._alone = False
+
+    def retire(self, devices: Iterable[Device]) -> None:
+        """Take GPUs out of the pool; lanes that are on them go on until they end."""
+        gone = {device.number for device in devices}
+        self.devices = [device for device in self.devices if device.number not in gone]

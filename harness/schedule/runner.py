@@ -1,0 +1,263 @@
+"""Laying out what the lanes of a cell need, and running one lane: its process, its record, its scrubbed log."""
+
+from __future__ import annotations
+
+import datetime as dt
+import os
+import time
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from harness.core import files, room
+from harness.core.cache import Cache
+from harness.core.seal import Layout
+from harness.core.words import LaneName, LaneVerdict
+from harness.host.host import Host
+from harness.lane import built_environment, lane
+from harness.lane.lane import Lane, LaneRun
+from harness.lane.record import LaneRecord
+from harness.receipt import writer
+from harness.receipt.receipt import LogRecord
+from harness.receipt.redaction import PrivateTextError
+from harness.schedule import wrong_fix
+from harness.schedule.journal import LaneEnd
+from harness.schedule.places import Placement
+from harness.schedule.task import Task
+from harness.upstream import dependencies, patch, tree
+from harness.upstream.dependencies import DependencySet
+from harness.upstream.tree import Tree
+from harness.verdict import lane_judge
+from harness.verdict.cell import Cell
+
+#: Raw logs that could not be scrubbed, or whose lane ended in an error, are kept here for whoever runs it.
+RAW_LOGS = "raw"
+#: What puts run folders elsewhere, in `run` and in `sweep`.
+RUN_FOLDER_OPTIONS = "--cache DIR (of a sweep: --runs DIR)"
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What the lanes of a cell share, laid out.
+
+    Attributes:
+        pristine: the tree.
+        patched: the same with the patch; None where no lane runs on it, or the patch does not apply.
+        patch: the name of the patch's file.
+        stale: why it does not apply.
+        must_load: files that the patch changes and the probe has to load in the patched lane.
+        dependency_set: what the lanes import.
+        dependencies: the folder of it.
+        like: the tree with the pack's own patch, where the cell has a wrong one: that lane's JIT results serve this
+            cell's as well.
+
+    """
+
+    pristine: Tree
+    patched: Tree | None
+    patch: str
+    stale: str
+    must_load: tuple[str, ...]
+    dependency_set: DependencySet
+    dependencies: Layout
+    like: Tree | None = None
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """What came of starting a lane: exactly one of these is set.
+
+    Attributes:
+        end: it ended, and says something.
+        cut: the budget ended while it ran.
+        abandoned: the command was interrupted.
+
+    """
+
+    end: LaneEnd | None = None
+    cut: bool = False
+    abandoned: bool = False
+
+
+@dataclass(frozen=True)
+class Runner:
+    """Where lanes run.
+
+    Attributes:
+        cache: of trees, dependency sets and JIT results.
+        host: what it is.
+        folder: of the run: its logs.
+        scratch: for output that is not scrubbed yet.
+        cancel: a file descriptor; once it can be read, every lane is abandoned.
+        threads: that a lane's libraries use, the same in all lanes: sums depend on their number.
+        stop_at: when the budget ends, on the monotonic clock; None without one.
+        keep_raw: whether the raw log of a lane that ended in an error stays in the run folder.
+
+    """
+
+    cache: Cache
+    host: Host
+    folder: Path
+    scratch: Path
+    cancel: int | None = None
+    threads: int = 1
+    stop_at: float | None = None
+    keep_raw: bool = False
+
+    def prepare(self, cell: Cell) -> Prepared:
+        """Fetch and unpack what the lanes of a cell need, and patch its tree.
+
+        Raises:
+            UnavailableError: something cannot be had from outside.
+            UnsupportedHereError: a dependency has no wheel for this Python.
+
+        """
+        definition, tag = cell.pack.definition, self.host.python_tag
+        members = dependencies.chosen(self.cache, definition, cell.dependencies, cell.stated.dependencies, tag)
+        pristine = tree.materialize(self.cache, definition.upstream, cell.source)
+        layout = dependencies.layout(self.cache, members, built_environment.interpreter(cell.environment), tag)
+        layout.lay_out()
+        prepared = Prepared(pristine, None, "", "", (), members, layout)
+        return self._patched(cell, prepared) if LaneName.PATCHED in cell.lanes else prepared
+
+    def _patched(self, cell: Cell, prepared: Prepared) -> Prepared:
+        """Add the patched tree: by the cell's own patch, or by the first of the pack's that fits the tree."""
+        pack, upstream, pristine = cell.pack, cell.pack.definition.upstream, prepared.pristine
+        likely = pack.patch_for(pristine.commit)
+        candidates = [cell.patch] if cell.patch else [likely, *({pack.patch, pack.own_head_patch} - {likely})]
+        if cell.source.is_pinned:
+            candidates = candidates[:1]
+        stale = "" if candidates[0].exists() else f"{candidates[0].name} is missing"
+        for file in (path for path in candidates if path.exists()):
+            try:
+                patched = patch.apply(self.cache, pristine, upstream, file, exact=cell.fits_exactly)
+            except patch.StalePatchError as error:
+                stale = stale or str(error)
+                continue
+            changed = set(patch.changed_files(pristine, patched))
+            loads = (pristine.path_here(path, upstream.source_root) for path in cell.stated.loads)
+            must_load = tuple(path for path in loads if path in changed)
+            like = self._right_fix(cell, pristine) if cell.is_wrong_fix else None
+            return replace(prepared, patched=patched, patch=file.name, must_load=must_load, like=like)
+        return replace(prepared, patch=candidates[0].name, stale=stale)
+
+    def _right_fix(self, cell: Cell, pristine: Tree) -> Tree | None:
+        """Lay out the tree with the pack's own patch; None where it does not apply."""
+        file, upstream = cell.pack.patch_for(pristine.commit), cell.pack.definition.upstream
+        try:
+            return patch.apply(self.cache, pristine, upstream, file, exact=cell.source.is_pinned)
+        except (patch.StalePatchError, OSError):
+            return None
+
+    def attempt(self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]) -> Attempt:
+        """Run a lane to its end.
+
+        Args:
+            task: the lane.
+            prepared: what it needs.
+            placement: where it runs.
+            locks: a file for each of its GPUs that it shares.
+
+        """
+        started, clock = dt.datetime.now(dt.UTC), time.monotonic()
+        base = self._blank(task, prepared, placement, started)
+        source = prepared.pristine if task.lane == LaneName.PRISTINE else prepared.patched
+        if source is None:
+            return Attempt(end=replace(base, stale=prepared.stale))
+        whole = task.cell.timeout or task.cell.stated.timeout_s
+        left = self.stop_at - clock if self.stop_at is not None else whole
+        wanted = self._lane(task, prepared, source, max(0.1, min(whole, left)))
+        devices = ",".join(device.token for device in placement.devices) or None
+        wanted = replace(wanted, devices=devices, locks=locks)
+        raw = self.scratch / f"{task.key}.log"
+        is_wrong_fix = task.cell.is_wrong_fix and task.lane == LaneName.PATCHED
+        with wrong_fix.lent(self.cache, self.host, wanted, prepared.like) if is_wrong_fix else nullcontext():
+            run = lane.run(self.cache, self.host, wanted, raw)
+        if run.ended.reason == lane.ABANDONED:
+            return Attempt(abandoned=True)
+        if wanted.timeout < whole and run.ended.reason == "timed out":
+            return Attempt(cut=True)
+        record, log = self._recorded(task, prepared, wanted, run)
+        raw.unlink(missing_ok=True)
+        seconds = round(time.monotonic() - clock - run.ended.waited, 3)
+        return Attempt(end=replace(base, record=record, log=log, seconds=seconds))
+
+    def _lane(self, task: Task, prepared: Prepared, source: Tree, timeout: float) -> Lane:
+        cell = task.cell
+        if cell.evidence is None:
+            raise ValueError(f"{cell.name} cannot be judged here")
+        return Lane(
+            name=task.lane,
+            probe=cell.pack.probe,
+            tree=source,
+            dependency_set=prepared.dependency_set,
+            dependencies=prepared.dependencies,
+            target=cell.target,
+            evidence=cell.evidence,
+            modules=cell.pack.definition.upstream.modules,
+            must_load=prepared.must_load if task.lane == LaneName.PATCHED else (),
+            claims=cell.pack.definition.claims,
+            timeout=timeout,
+            cancel=self.cancel,
+            threads=self.threads,
+            environment=cell.environment,
+        )
+
+    def _blank(self, task: Task, prepared: Prepared, placement: Placement, started: dt.datetime) -> LaneEnd:
+        cell = task.cell
+        if cell.evidence is None:
+            raise ValueError(f"{cell.name} cannot be judged here")
+        return LaneEnd(
+            key=task.key,
+            task=task.name,
+            target=cell.target,
+            evidence=cell.evidence,
+            lane=task.lane,
+            number=task.number,
+            started=started.isoformat(timespec="milliseconds"),
+            seconds=0.0,
+            place=placement.name,
+            gpus=tuple(device.gpu for device in placement.devices),
+            version=prepared.pristine.version,
+            tree=prepared.pristine.sha256,
+            patch=prepared.patch if task.lane == LaneName.PATCHED else "",
+            record=None,
+        )
+
+    def _recorded(self, task: Task, prepared: Prepared, wanted: Lane, run: LaneRun) -> tuple[LaneRecord, LogRecord]:
+        """Judge a lane, scrub what it said, and write its log; what still looks private makes it an error."""
+        record = lane_judge.record_of(wanted, run)
+        trees = {wanted.tree.folder: "$TREE"}
+        scrub = writer.scrubber(task.cell.pack, self.cache, self.host, prepared.dependency_set, trees)
+        raw = run.log.read_text("utf-8", errors="replace")
+        try:
+            text = writer.scrubbed_text(scrub, "log", raw)
+            record = writer.scrubbed(scrub, "lane", record)
+        except PrivateTextError as error:
+            refused = LaneRecord(
+                LaneVerdict.ERROR, str(error), record.exit_status, record.seconds, 0, 0, record.tree, ""
+            )
+            self._keep(task, raw)
+            return refused, self._write_log(task, f"[left out: {error}]\n")
+        if record.verdict == LaneVerdict.ERROR:
+            self._keep(task, raw)
+        return record, self._write_log(task, text)
+
+    def _keep(self, task: Task, raw: str) -> None:
+        """Keep a raw log beside the scrubbed ones, readable to its owner alone, where somebody sits before it."""
+        if self.keep_raw:
+            path = self.folder / RAW_LOGS / Path(task.log).relative_to("logs")
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.touch(0o600)
+            path.write_text(raw, encoding="utf-8")
+
+    def _write_log(self, task: Task, text: str) -> LogRecord:
+        """Write a log and wait until the disk has it: the journal speaks of it next."""
+        path = self.folder / task.log
+        with room.guard(self.folder, "the run folder", RUN_FOLDER_OPTIONS):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("w", encoding="utf-8", newline="") as stream:
+                stream.write(text)
+                stream.flush()
+                os.fsync(stream.fileno())
+        return LogRecord(task.log, files.sha256_bytes(text.encode()))

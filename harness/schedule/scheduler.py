@@ -1,0 +1,261 @@
+"""The scheduler: starts lanes where there is a place, the longest first, until nothing is left that can be run.
+
+Every verb that runs lanes runs them here: `run`, `sweep` and `versions` differ in their cells, in whether the journal
+is on disk, and in whether GPUs are watched.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+
+from harness.core.words import LaneName, LaneVerdict, Verdict
+from harness.host.gpus import Device
+from harness.schedule.estimates import expected_seconds
+from harness.schedule.journal import Journal
+from harness.schedule.places import Placement, Places
+from harness.schedule.queue import Queue
+from harness.schedule.runner import Attempt, Prepared
+from harness.schedule.task import Task
+from harness.schedule.workers import Failure, Finished, LaidOut, Message, Over, WorkerPool
+from harness.verdict.cell import Cell
+
+#: How many times a GPU may show a fault behind one lane before it is not tried again.
+MOST_FAULTS = 2
+#: How long, in seconds, an interrupted command waits until its lanes are gone.
+DRAIN_SECONDS = 30.0
+
+
+@dataclass(frozen=True)
+class GpuFault:
+    """A GPU that left the pool: where, its name, why, and after which lane."""
+
+    place: str
+    name: str
+    reason: str
+    task: str
+
+
+@dataclass
+class Account:
+    """What came of the tasks besides the ends in the journal.
+
+    Attributes:
+        not_run: why a task was not run, by its key.
+        failed: why a cell could not be laid out, by its name.
+        faults: the GPUs that left the pool.
+        ran: how many lanes ended now.
+        resumed: how many had ended before.
+        interrupted: by the user.
+
+    """
+
+    not_run: dict[str, str] = field(default_factory=dict)
+    failed: dict[str, Failure] = field(default_factory=dict)
+    faults: list[GpuFault] = field(default_factory=list)
+    ran: int = 0
+    resumed: int = 0
+    interrupted: bool = False
+
+
+def _nothing(*_: object) -> None:
+    """Tell nobody."""
+
+
+@dataclass(frozen=True)
+class Listener:
+    """Whom the scheduler tells.
+
+    Attributes:
+        began: a lane began; its task and its place.
+        ended: a lane is over, however; its task, and a line for people (empty where there is nothing to say).
+        failed: a cell could not be laid out; its name and why.
+        fault: a GPU left the pool.
+
+    """
+
+    began: Callable[[Task, str], None] = _nothing
+    ended: Callable[[Task, str], None] = _nothing
+    failed: Callable[[str, str], None] = _nothing
+    fault: Callable[[GpuFault], None] = _nothing
+
+
+@dataclass
+class Scheduler:
+    """Drives the lanes of one command.
+
+    Attributes:
+        workers: lay out cells and run lanes.
+        journal: knows what has ended.
+        places: how many lanes run at once, and the GPUs.
+        listener: whom to tell.
+        stop_at: when the budget ends, on the monotonic clock; None without one.
+        account: what came of it.
+
+    """
+
+    workers: WorkerPool
+    journal: Journal
+    places: Places
+    listener: Listener = field(default_factory=Listener)
+    stop_at: float | None = None
+    account: Account = field(default_factory=Account)
+    _queue: Queue = field(default_factory=Queue)
+    _waiting: dict[str, list[Task]] = field(default_factory=dict)
+    _of_cell: dict[str, list[Task]] = field(default_factory=dict)
+    _prepared: dict[str, Prepared] = field(default_factory=dict)
+    _over: set[str] = field(default_factory=set)
+    _faults_behind: dict[str, int] = field(default_factory=dict)
+    _total: int = 0
+
+    def run(self, tasks: Iterable[Task], cancel: int) -> Account:
+        """Run every task that has not ended before; closing `cancel` ends the lanes when the user interrupts."""
+        pending = [task for task in tasks if not self._ended_before(task)]
+        self._total = len(pending)
+        for task in pending:
+            self._of_cell.setdefault(task.cell.name, []).append(task)
+        groups = sorted(
+            self._of_cell.values(), key=lambda some: (not some[0].urgent, -max(map(expected_seconds, some)))
+        )
+        self.workers.prepare([group[0].cell for group in groups])
+        try:
+            while self.workers.busy:
+                self._take(self.workers.next())
+                self._start()
+        except KeyboardInterrupt:
+            self.account.interrupted = True
+        finally:
+            os.close(cancel)
+            self._drain()
+        self._give_up_the_rest()
+        return self.account
+
+    def _ended_before(self, task: Task) -> bool:
+        ended = task.key in self.journal
+        self.account.resumed += ended
+        return ended
+
+    def _take(self, message: Message) -> None:
+        if isinstance(message, Finished):
+            return
+        if isinstance(message, LaidOut):
+            tasks = self._of_cell.pop(message.cell.name)
+            if message.prepared is not None:
+                self._prepared[message.cell.name] = message.prepared
+                self._admit(tasks)
+            elif message.failure is not None:
+                self._fail(message.cell, message.failure)
+            return
+        self.places.give_back(message.task, message.placement)
+        if message.attempt is not None:
+            self._settle(message.task, message.placement, message.attempt)
+        elif message.failure is not None:
+            self._fail(message.task.cell, message.failure)
+            self.listener.ended(message.task, "")
+            self._release(message.task.key)
+        else:
+            self._repeat_elsewhere(message)
+
+    def _fail(self, cell: Cell, failure: Failure) -> None:
+        self.account.failed[cell.name] = failure
+        self.listener.failed(cell.name, failure.reason)
+
+    def _admit(self, tasks: list[Task]) -> None:
+        """Put the tasks of a cell that is laid out into the queue, or let them wait for the lanes before them."""
+        for task in tasks:
+            for key in task.after:
+                self._waiting.setdefault(key, []).append(task)
+        for task in tasks:
+            self._put_if_ready(task)
+
+    def _put_if_ready(self, task: Task) -> None:
+        if all(key in self.journal or key in self._over for key in task.after):
+            self._queue.put(task, sum(map(expected_seconds, self._waiting.get(task.key, []))))
+
+    def _release(self, key: str) -> None:
+        """Note that a lane is over, however it went: what waited for it may begin, or is given up in its turn."""
+        self._over.add(key)
+        for waiting in self._waiting.pop(key, []):
+            self._put_if_ready(waiting)
+
+    def _give_up(self, task: Task, reason: str) -> None:
+        self.account.not_run[task.key] = reason
+        self._release(task.key)
+
+    def _settle(self, task: Task, placement: Placement, attempt: Attempt) -> None:
+        line = ""
+        if attempt.end is not None:
+            self.account.ran += 1
+            end = attempt.end
+            said = end.verdict or "the patch does not apply"
+            line = f"{self.account.ran}/{self._total} {task.name}: {said}, {end.seconds:.1f} s on {placement.name}"
+            self._release(task.key)
+        elif attempt.cut:
+            self._give_up(task, "the budget ended while it ran")
+        self.listener.ended(task, line)
+
+    def _repeat_elsewhere(self, message: Over) -> None:
+        """Put a lane back that says nothing: its GPU has a fault, or cannot be had for a lane that measures."""
+        task = message.task
+        self.listener.ended(task, "")
+        self.places.taken |= {number for number, _ in message.taken}
+        if not message.faults:
+            self._queue.put(task)
+            return
+        faulty = {device.number: device for device in message.placement.devices}
+        for number, reason in message.faults:
+            self._retire(faulty[number], reason, task)
+        count = self._faults_behind.get(task.key, 0) + 1
+        self._faults_behind[task.key] = count
+        if count < MOST_FAULTS:
+            self._queue.put(replace(task, isolated=True))
+        else:
+            self._give_up(task, f"{count} GPUs had a fault after it, the last one: {message.faults[-1][1]}")
+
+    def _retire(self, device: Device, reason: str, task: Task) -> None:
+        """Take a GPU out of the pool, and tell of it once."""
+        if all(one.number != device.number for one in self.places.devices):
+            return
+        self.places.retire([device])
+        fault = GpuFault(device.place, device.gpu.name, reason, task.name)
+        self.account.faults.append(fault)
+        self.listener.fault(fault)
+
+    def _start(self) -> None:
+        """Start what there is a place for."""
+        while (found := self._queue.take(self.places, self._may_start)) is not None:
+            task, placement = found
+            self.listener.began(task, placement.name)
+            self.workers.launch(task, self._prepared[task.cell.name], placement)
+
+    def _may_start(self, task: Task) -> bool:
+        """Whether a task still makes sense and fits into what is left of the budget."""
+        second = task.lane == LaneName.PATCHED and task.key != task.pristine and LaneName.PRISTINE in task.cell.lanes
+        known = task.pristine in self.journal
+        if second and (known or task.waits) and self.journal.verdict(task.pristine) != LaneVerdict.BUG_REPRODUCED:
+            self._release(task.key)
+            return False
+        left = None if self.stop_at is None else self.stop_at - time.monotonic()
+        if left is not None and (left <= 0 or (task.seconds or 0.0) > left):
+            expected = "" if task.seconds is None else f"it takes about {task.seconds:.0f} s, and "
+            self._give_up(task, f"{expected}{max(0.0, left):.0f} s were left of the budget")
+            return False
+        return True
+
+    def _drain(self) -> None:
+        """Wait until the lanes are gone; only a command that was interrupted, or broke, still has some."""
+        for message in self.workers.drain(DRAIN_SECONDS):
+            self.account.ran += isinstance(message, Over) and bool(message.attempt and message.attempt.end)
+
+    def _give_up_the_rest(self) -> None:
+        """Say why each task that is still in the queue was not run."""
+        for task in self._queue.drain():
+            reason = "interrupted" if self.account.interrupted else self.places.never(task) or "nothing could take it"
+            self.account.not_run.setdefault(task.key, reason)
+
+
+def verdict_of(failure: Failure | None) -> Verdict:
+    """Return the verdict on a cell whose lanes did not run."""
+    return failure.verdict if failure else Verdict.ERROR

@@ -1,0 +1,104 @@
+"""From packs to cells: what a command judges."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from harness.core import files
+from harness.core.cache import Cache
+from harness.core.errors import HarnessError, UnsupportedHereError
+from harness.core.words import LaneName, Verdict
+from harness.host import eligibility
+from harness.host.eligibility import Planned
+from harness.host.host import Host
+from harness.lane import built_environment
+from harness.pack.model import Pack
+from harness.upstream import dependencies
+from harness.upstream.source import SourceKind, parse_source
+from harness.verdict.cell import BOTH_LANES, Cell
+
+#: What tells the cell of the patch that upstream is asked to merge from the others of its pack.
+ASK = "ask"
+
+
+@dataclass(frozen=True)
+class Request:
+    """What was requested, for every pack of a command alike.
+
+    Attributes:
+        upstream: the text of ``--upstream``; None is the pinned release.
+        dependencies: the values of ``--with``.
+        lanes: which of the two.
+        timeout: of each, in seconds; None is the pack's own.
+        ask: with the patch that upstream is asked to merge, on the tree that pack.toml names for it.
+
+    """
+
+    upstream: str | None = None
+    dependencies: tuple[str, ...] = ()
+    lanes: tuple[LaneName, ...] = BOTH_LANES
+    timeout: float | None = None
+    ask: bool = False
+
+
+def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: Cache) -> Cell:
+    """Build the cell of one pack and target.
+
+    Raises:
+        HarnessError: ``--upstream`` names nothing of this pack, or it asks upstream to merge no patch of its own.
+
+    """
+    if request.ask:
+        return _asked(pack, planned, replace(request, upstream=_origin(pack), ask=False), host, cache)
+    source = parse_source(request.upstream, pack.definition)
+    pinned, upstream = source.is_pinned, pack.definition.upstream
+    cell = Cell(
+        pack=pack,
+        target=planned.target,
+        evidence=planned.evidence,
+        source=source,
+        version=upstream.pin if pinned else source.value if source.kind == SourceKind.RELEASE else "",
+        tree=upstream.sha256 if pinned else "",
+        dependencies=request.dependencies,
+        lanes=request.lanes,
+        timeout=request.timeout,
+        reason=planned.reason,
+    )
+    if planned.evidence is None:
+        return cell
+    try:
+        files.sha256_file(pack.probe)
+    except OSError as error:
+        missing = f"{pack.probe.name} cannot be read ({error.strerror})"
+        return replace(cell, evidence=None, reason=missing, verdict=Verdict.ERROR)
+    try:
+        if not request.dependencies:
+            dependencies.named(pack.definition, cell.stated.dependencies, host.python_tag)
+    except UnsupportedHereError as error:
+        return replace(cell, evidence=None, reason=str(error))
+    return replace(cell, environment=built_environment.environment(cache, host, cell.stated.environment))
+
+
+def _origin(pack: Pack) -> str:
+    ask = pack.definition.ask
+    if ask is None or not ask.patch:
+        raise HarnessError("--ask: pack.toml names no patch in [ask]. Next: runner.py run, without --ask")
+    return ask.origin
+
+
+def _asked(pack: Pack, planned: Planned, request: Request, host: Host, cache: Cache) -> Cell:
+    """Build the cell of what upstream is asked to merge, about the checks that it is to mend."""
+    cell = cell_of(pack, planned, request, host, cache)
+    about = pack.definition.ask.checks if pack.definition.ask else ()
+    return replace(cell, column=ASK, patch=pack.ask_patch, about=about)
+
+
+def cells_of(packs: list[Pack], target: str, request: Request, host: Host, cache: Cache) -> list[Cell]:
+    """Build the cells of packs on ``auto``, ``all`` or one target, in the order of packs and targets.
+
+    Raises:
+        HarnessError: `target` or the request names nothing.
+
+    """
+    pairs = [(pack, planned) for pack in packs for planned in eligibility.plan(pack, target, host)]
+    return [cell_of(pack, planned, request, host, cache) for pack, planned in pairs]

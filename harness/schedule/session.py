@@ -1,0 +1,133 @@
+"""One command's lanes from beginning to end: the cells it judges, on the cores and GPUs it may use."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.core.cache import Cache
+from harness.core.errors import HarnessError
+from harness.host import host as this_host
+from harness.host.gpu_health import GpuWatch
+from harness.host.gpus import Device
+from harness.host.host import Host
+from harness.lane import supervisor
+from harness.schedule.estimates import Estimates, at_least
+from harness.schedule.journal import Journal
+from harness.schedule.judging import CellJudge, CommandOf
+from harness.schedule.places import Places
+from harness.schedule.runner import Runner
+from harness.schedule.scheduler import Account, GpuFault, Listener, Scheduler
+from harness.schedule.task import Task, unique_tasks
+from harness.schedule.workers import WorkerPool
+from harness.verdict.cell import Cell
+
+#: What a lane takes of the host's memory, in GiB: torch and a compiler, imported.
+LANE_MEMORY_GIB = 2.0
+
+
+def default_jobs(cores: int, memory_gib: float) -> int:
+    """Return how many lanes run at once where nobody says it: one a core, as far as memory goes."""
+    return max(1, min(cores, int(memory_gib // LANE_MEMORY_GIB)))
+
+
+@dataclass(frozen=True)
+class Session:
+    """Where a command's lanes run.
+
+    Attributes:
+        cache: of trees, dependency sets and JIT results.
+        host: what it is; its GPUs are `devices`.
+        devices: the GPUs that lanes may use.
+        folder: of the run: logs and receipts.
+        journal: takes the ends of lanes.
+        command: that makes a cell's receipt anew.
+        listener: whom to tell.
+        jobs: how many lanes run at once; None: as many as the cores and the memory allow.
+        repeat: how often each lane runs.
+        estimates: how long lanes take.
+        stop_at: when the budget ends, on the monotonic clock; None without one.
+        watch: looks at GPUs before and after lanes; None: nobody does.
+        faults: the GPUs that had one before this command.
+        keep_raw: whether the raw log of a lane that ended in an error stays in the run folder.
+        runner: what runs a lane: a probe's, or upstream's own tests.
+
+    """
+
+    cache: Cache
+    host: Host
+    devices: list[Device]
+    folder: Path
+    journal: Journal
+    command: CommandOf
+    listener: Listener = field(default_factory=Listener)
+    jobs: int | None = None
+    repeat: int = 1
+    estimates: Estimates = field(default_factory=Estimates)
+    stop_at: float | None = None
+    watch: GpuWatch | None = None
+    faults: tuple[GpuFault, ...] = ()
+    keep_raw: bool = False
+    runner: type[Runner] = Runner
+
+    @property
+    def most_jobs(self) -> int:
+        """How many lanes run at once."""
+        return self.jobs or default_jobs(len(this_host.cores()), this_host.memory_gib())
+
+    def tasks(self, cells: Iterable[Cell]) -> list[Task]:
+        """List the lanes of cells, each with what is known of its duration."""
+        return [self.estimates.of(task) for task in unique_tasks(cells, self.host, self.repeat)]
+
+    def seconds_left(self, tasks: Iterable[Task]) -> float | None:
+        """Return a bound below which these lanes cannot end, in seconds; None where no duration is known."""
+        return at_least((task for task in tasks if task.key not in self.journal), self.most_jobs)
+
+    @property
+    def judge(self) -> CellJudge:
+        """What judges cells by their lanes' ends."""
+        return CellJudge(self.cache, self.host, self.folder, self.journal, self.repeat, self.command)
+
+    def run(self, cells: Iterable[Cell], *, receipts: bool = True) -> Account:
+        """Run the lanes of cells that have not ended; with `receipts`, write each cell's when its last lane ends."""
+        judge = self.judge
+
+        def finish(cell: Cell) -> None:
+            judged = judge.judged(cell) if receipts and not judge.missing(cell) else None
+            if judged is not None:
+                with contextlib.suppress(HarnessError):  # told in the end, by whoever asks for the receipt
+                    judge.receipt(judged)
+
+        supervisor.adopt_orphans()
+        faulty = {fault.place for fault in self.faults}
+        devices = [device for device in self.devices if device.place not in faulty]
+        with self._cancellable() as (cancel, cancel_end), self.cache.scratch("run-") as scratch:
+            runner = self.runner(
+                cache=self.cache,
+                host=self.host,
+                folder=self.folder,
+                scratch=scratch,
+                cancel=cancel,
+                threads=max(1, len(this_host.cores()) // self.most_jobs),
+                stop_at=self.stop_at,
+                keep_raw=self.keep_raw,
+            )
+            workers = WorkerPool(runner, self.journal, finish, self.watch, self.cache.root / "locks")
+            places = Places(self.most_jobs, devices)
+            scheduler = Scheduler(workers, self.journal, places, self.listener, self.stop_at)
+            scheduler.account.faults.extend(self.faults)
+            return scheduler.run(self.tasks(cells), cancel_end)
+
+    @staticmethod
+    @contextmanager
+    def _cancellable() -> Iterator[tuple[int, int]]:
+        """Yield a pipe: lanes watch its first end, and are abandoned once the second is closed."""
+        cancel, cancel_end = os.pipe()
+        try:
+            yield cancel, cancel_end
+        finally:
+            os.close(cancel)

@@ -1,0 +1,136 @@
+"""Tasks: the lanes that a cell takes, and what they have to wait for."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+
+from harness.core import files
+from harness.core.words import LaneName
+from harness.host.host import Host
+from harness.lane import built_environment
+from harness.upstream import dependencies
+from harness.verdict.cell import BOTH_LANES, Cell
+
+
+@dataclass(frozen=True)
+class Task:
+    """One lane of one cell.
+
+    Attributes:
+        cell: what it belongs to.
+        lane: which tree it runs on.
+        number: which repetition it is, from 1.
+        key: the hash of all that could change what it shows; two tasks of one key are one lane.
+        pristine: the key of the pristine lane of the same repetition; its own where it is that lane.
+        waits: whether that lane has to reproduce the bug first.
+        after: the keys of the lanes that have to be over first: that one where it waits, and the same lane's run
+            before, since both use the same JIT caches.
+        seconds: how long it took before; None where no receipt tells.
+        urgent: it was left out last time.
+        isolated: it runs on GPUs of its own: one that it shared before had a fault.
+
+    """
+
+    cell: Cell
+    lane: LaneName
+    number: int
+    key: str
+    pristine: str
+    waits: bool = False
+    after: tuple[str, ...] = ()
+    seconds: float | None = None
+    urgent: bool = False
+    isolated: bool = False
+
+    @property
+    def name(self) -> str:
+        """Its name for people."""
+        suffix = f".{self.number}" if self.number > 1 else ""
+        return f"{self.cell.name} {self.lane}{suffix}"
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether it shares neither a GPU nor (without one) the cores."""
+        return self.isolated or self.cell.exclusive
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs it needs."""
+        return self.cell.stated.gpus if self.cell.gpu else 0
+
+    @property
+    def log(self) -> str:
+        """The path of its log in the run folder."""
+        cell, suffix = self.cell, f".{self.number}" if self.number > 1 else ""
+        column = f".{cell.column}" if cell.column else ""
+        return f"logs/{cell.pack.name}/{cell.target}.{cell.evidence}{column}.{self.lane}{suffix}.log"
+
+
+def _key_base(cell: Cell, host: Host) -> tuple[str, ...]:
+    """Return what all lanes of a cell share: probe, tree, dependencies, target, toolchain, what pack.toml says."""
+    definition, stated = cell.pack.definition, cell.stated
+    members = dependencies.named(definition, stated.dependencies, host.python_tag) if not cell.dependencies else None
+    gpu = next((gpu.name for gpu in host.gpus if gpu.target == cell.gpu), "")
+    return (
+        cell.pack.name,
+        files.sha256_file(cell.pack.probe),
+        cell.tree or f"{cell.source.kind} {cell.source.url} {cell.source.value}",
+        members.sha256 if members else " ".join(cell.dependencies),
+        cell.target,
+        str(cell.evidence),
+        *stated.loads,
+        str(stated.gpus),
+        *definition.claims,
+        *definition.upstream.modules,
+        built_environment.prefix(cell.environment),
+        *(["alone"] if cell.alone else []),
+        host.python,
+        str(host.torch),
+        str(host.triton),
+        host.cuda,
+        host.driver if cell.gpu else "",
+        gpu,
+    )
+
+
+def _change(cell: Cell) -> str:
+    """Hash what the patched lane has besides: every patch that the pack might take for the tree, or the cell's own."""
+    pack = cell.pack
+    patches = [cell.patch] if cell.patch else [pack.patch, *([] if cell.source.is_pinned else [pack.own_head_patch])]
+    return files.key_of(*(files.sha256_file(path) for path in patches if path.is_file()))
+
+
+def tasks(cell: Cell, host: Host, repeat: int) -> list[Task]:
+    """List the lanes of a cell, for `repeat` runs of each; nothing where this host cannot judge it.
+
+    The tree of the patched lane follows from the pristine one and the patch, so that the patch stands for it.
+    """
+    if cell.evidence is None:
+        return []
+    base, change = _key_base(cell, host), _change(cell)
+    waits = cell.lanes == BOTH_LANES and not cell.lanes_are_independent
+    found: list[Task] = []
+    before: dict[LaneName, str] = {}
+    for number in range(1, repeat + 1):
+        pristine = files.key_of(*base, LaneName.PRISTINE, number)
+        keys = {
+            LaneName.PRISTINE: pristine,
+            LaneName.PATCHED: files.key_of(*base, LaneName.PATCHED, change, cell.source.kind, number),
+        }
+        for lane in cell.lanes:
+            first = waits and lane == LaneName.PATCHED
+            after = (*([before[lane]] if lane in before else []), *([pristine] if first else []))
+            found.append(Task(cell, lane, number, keys[lane], pristine, first, after))
+        before = keys
+    return found
+
+
+def unique_tasks(cells: Iterable[Cell], host: Host, repeat: int) -> Iterator[Task]:
+    """Yield the tasks of all cells; what two cells share (the newest release is the pinned one) comes once."""
+    seen: set[str] = set()
+    for cell in cells:
+        for task in tasks(cell, host, repeat):
+            if task.key not in seen:
+                seen.add(task.key)
+                yield task

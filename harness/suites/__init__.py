@@ -1,0 +1,1 @@
+"""Upstream's own tests, without and with a pack's patch."""

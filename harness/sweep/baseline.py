@@ -1,0 +1,160 @@
+"""What changed since the baseline, the worst first."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from packaging.version import Version
+
+from harness.core.errors import HarnessError
+from harness.core.words import LaneName, Verdict
+from harness.lane.transcript import FigureLine
+from harness.receipt import receipt
+from harness.receipt.figures import number
+from harness.receipt.receipt import Receipt
+from harness.sweep import run_folder
+from harness.sweep.results import FLAKY, ChangeRow
+from harness.sweep.selection import LATEST
+from harness.verdict.cell import Cell
+
+#: What a verdict that was not there before is called; whatever is not listed is good news.
+WORSE = {
+    Verdict.ERROR: "error",
+    FLAKY: "flaky",
+    Verdict.CONTROL_FAILED: "control failed",
+    Verdict.PATCH_BREAKS: "patch breaks",
+    Verdict.PATCH_STALE: "patch stale",
+    Verdict.FIX_INEFFECTIVE: "fix ineffective",
+    Verdict.FIXED_UPSTREAM: "fixed upstream",
+    Verdict.UNSUPPORTED: "newly unsupported",
+}
+#: Units of time and memory, in which more is worse, and of throughput, in which less is.
+TIMES = frozenset({"s", "ms", "us", "µs", "ns"})
+MEMORY = frozenset({"bytes", "B", "KiB", "MiB", "GiB", "KB", "MB", "GB"})
+RATES = frozenset({"GB/s", "TB/s", "GFLOP/s", "TFLOP/s", "tokens/s"})
+#: Below this share of its value a difference is no change: clocks and temperatures differ from run to run by more
+#: than the spread inside one run tells.
+FLOOR = 0.05
+
+
+@dataclass(frozen=True)
+class Baseline:
+    """What a sweep is compared with: the packs' committed receipts, or an earlier sweep's.
+
+    Attributes:
+        folder: the earlier sweep's folder, or one that ``--receipts`` filled; None: the packs' own.
+        text: what it is, for people.
+
+    """
+
+    folder: Path | None
+    text: str
+
+    def of(self, cell: Cell) -> Receipt | None:
+        """Return the receipt to compare a cell with; None where there is none of the same evidence."""
+        path = self._place(cell) / f"{cell.target}.{cell.evidence}.json"
+        try:
+            return receipt.load(path) if path.exists() else None
+        except HarnessError:
+            return None  # of an older schema, or damaged: nothing to compare with
+
+    def any_of(self, cell: Cell) -> bool:
+        """Whether there is a receipt of the cell, of whatever evidence."""
+        return any(self._place(cell).glob(f"{cell.target}.*.json"))
+
+    def _place(self, cell: Cell) -> Path:
+        if self.folder is None:
+            return cell.pack.receipts / cell.column
+        if cell.column:
+            return self.folder / cell.column / cell.pack.name
+        inside = self.folder / "receipts"
+        return (inside if inside.is_dir() else self.folder) / cell.pack.name
+
+
+def find(wanted: Path | None, runs: Path, today: str) -> Baseline:
+    """Find the baseline: nothing (committed receipts), a run folder, a folder of them (its newest before `today`).
+
+    Raises:
+        HarnessError: there is no such folder.
+
+    """
+    committed = Baseline(None, "the committed receipts")
+    if wanted is None:
+        return committed
+    if not wanted.is_dir():
+        if wanted.absolute() == runs.absolute():
+            return committed
+        raise HarnessError(f"--baseline {wanted}: no such folder. Next: name a run folder, or the folder of them")
+    inside = any(run_folder.is_run(path) for path in wanted.glob("*"))
+    if run_folder.is_run(wanted) or (any(wanted.glob("*/*.json")) and not inside):
+        return Baseline(wanted, wanted.name)
+    newest = next(iter(run_folder.earlier(wanted, today)), None)
+    if newest is None:
+        return Baseline(None, "the committed receipts: there is no earlier run yet")
+    return Baseline(newest, f"the run {newest.name}")
+
+
+def expected(cell: Cell, then: Receipt | None) -> str:
+    """Return the verdict to compare with: the baseline's, else what pack.toml leads to expect."""
+    if then is not None:
+        return then.verdict if then.repeats.agreeing == then.repeats.of else FLAKY
+    fixed_in = cell.pack.definition.fixed_in
+    if cell.column == LATEST and fixed_in and cell.version and Version(cell.version) >= Version(fixed_in):
+        return Verdict.FIXED_UPSTREAM
+    return cell.pack.definition.targets[cell.target].verdict
+
+
+def of_verdict(verdict: str, before: str, release: str) -> list[ChangeRow]:
+    """Compare verdicts."""
+    if verdict == before:
+        return []
+    if verdict in WORSE:
+        return [ChangeRow(WORSE[verdict], worse=True, text=f"{release}: was {before}")]
+    return [ChangeRow("recovered", worse=False, text=f"{release}: {verdict}, was {before}")]
+
+
+def of_claims(now: Receipt, then: Receipt | None) -> list[ChangeRow]:
+    """Name the claims that the baseline supported and this sweep does not."""
+    lost = sorted(set(then.claims) - set(now.claims)) if then and then.verdict == now.verdict else []
+    return [ChangeRow("claims lost", worse=True, text=", ".join(lost))] if lost else []
+
+
+def of_figures(cell: Cell, now: Receipt, then: Receipt | None) -> list[ChangeRow]:
+    """Compare what lanes measured that nothing disturbed, on the same GPU: what differs by more than its noise."""
+    if then is None or not cell.measures or now.host.gpu != then.host.gpu:
+        return []
+    found = []
+    for name in LaneName:
+        lane = now.lanes.get(name)
+        for figure in lane.figures if lane else ():
+            before = then.figure(figure.name, name)
+            if before is not None:
+                found += _figure(name, figure, before)
+    return found
+
+
+def _figure(lane: str, now: FigureLine, then: FigureLine) -> list[ChangeRow]:
+    after, before = _measured(now.value), _measured(then.value)
+    noise = _noise(now, then)
+    if after is None or before is None or noise is None or now.unit != then.unit:
+        return []
+    loss = before - after if now.unit in RATES else after - before
+    if abs(loss) <= noise:
+        return []
+    better, worse = ("less memory", "more memory") if now.unit in MEMORY else ("faster", "slower")
+    text = f"{lane} {now.name}: {number(after)} {now.unit}, was {number(before)} (noise {number(noise)})"
+    return [ChangeRow(worse if loss > 0 else better, worse=loss > 0, text=text)]
+
+
+def _noise(now: FigureLine, then: FigureLine) -> float | None:
+    """Return what two values may differ by without meaning anything; None where a time or a rate has no spread."""
+    before, spreads = _measured(then.value) or 0.0, [_measured(line.spread) for line in (now, then)]
+    if now.unit in TIMES | RATES and None in spreads:
+        return None
+    known = now.unit in TIMES | RATES | MEMORY
+    return max(sum(spread or 0.0 for spread in spreads), FLOOR * abs(before)) if known else None
+
+
+def _measured(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None

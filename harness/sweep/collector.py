@@ -1,0 +1,174 @@
+"""From what the scheduler left to results.json: a row for each cell, and what needs attention."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+from harness.core.errors import HarnessError
+from harness.core.words import LaneName, Verdict
+from harness.receipt import strength
+from harness.receipt.figures import figure_text
+from harness.receipt.receipt import Receipt
+from harness.receipt.redaction import Scrubber
+from harness.schedule.judging import CellJudge, Judged
+from harness.schedule.scheduler import Account
+from harness.schedule.task import Task
+from harness.schedule.workers import failure_of
+from harness.sweep import baseline as comparison
+from harness.sweep.baseline import Baseline
+from harness.sweep.results import FLAKY, NOT_HERE, NOT_RUN, CellRow, ChangeRow, FigureRow, LaneRow
+from harness.verdict.cell import Cell
+from harness.verdict.outcome import deviation
+
+#: How a reason begins that is the user's own choice.
+BUDGET = "budget"
+#: What results call a cell of the pinned release.
+PINNED = "pinned"
+
+
+@dataclass(frozen=True)
+class Collector:
+    """Turns cells into rows.
+
+    Attributes:
+        judge: judges them.
+        account: what was not run, and why.
+        baseline: what they are compared with.
+        scrubber: knows the places that an error may name.
+        killed: how many wrong fixes this sweep killed, by the names of cells.
+
+    """
+
+    judge: CellJudge
+    account: Account
+    baseline: Baseline
+    scrubber: Scrubber
+    killed: Mapping[str, str] = field(default_factory=dict)
+
+    def rows(self, cells: list[Cell]) -> Iterator[CellRow]:
+        """Yield the row of each cell."""
+        for cell in cells:
+            yield replace(self._row(cell), strength=self._strength(cell))
+
+    def _strength(self, cell: Cell) -> str:
+        """Say how many wrong fixes the probe refuses: by the pack's record, and in this sweep."""
+        recorded = "" if cell.column else strength.text(cell.pack, cell.target, str(cell.evidence or ""))
+        return "; ".join(text for text in (recorded, self.killed.get(cell.name, "")) if text)
+
+    def _row(self, cell: Cell) -> CellRow:
+        """Build the row of a cell; what goes wrong with one never takes the others' rows along."""
+        try:
+            return self._row_of(cell)
+        except Exception as error:  # noqa: BLE001 - likewise
+            return self._broken(cell, failure_of(error, cell).reason)
+
+    def _row_of(self, cell: Cell) -> CellRow:
+        if cell.evidence is None and cell.verdict == Verdict.ERROR:
+            return self._broken(cell, cell.reason)
+        if cell.evidence is None:
+            return self._not_here(cell)
+        judged = self.judge.judged(cell)
+        if judged is None:
+            return self._not_run(cell)
+        try:
+            return self._judged(cell, judged, self.judge.receipt(judged))
+        except HarnessError as error:
+            return self._broken(cell, str(error))
+
+    def _not_here(self, cell: Cell) -> CellRow:
+        """Build the row of a cell that this host cannot judge; it is a change where an earlier run here could."""
+        if cell.verdict == Verdict.UNAVAILABLE:
+            return _blank(cell, Verdict.UNAVAILABLE, self._clean(cell.reason))
+        could = self.baseline.folder is not None and self.baseline.any_of(cell)
+        lost = ChangeRow("newly unsupported", worse=True, text=cell.reason)
+        return _blank(cell, NOT_HERE, cell.reason, *((lost,) if could else ()))
+
+    def _not_run(self, cell: Cell) -> CellRow:
+        failure = self.account.failed.get(cell.name)
+        if failure is not None and failure.verdict == Verdict.UNAVAILABLE:
+            return _blank(cell, Verdict.UNAVAILABLE, self._clean(failure.reason))
+        if failure is not None:
+            return self._broken(cell, failure.reason)
+        reason = self._why_not(self.judge.missing(cell))
+        chosen = BUDGET in reason or self.account.interrupted
+        found = () if chosen else (ChangeRow("not run", worse=True, text=reason),)
+        return _blank(cell, NOT_RUN, reason, *found)
+
+    def _broken(self, cell: Cell, reason: str) -> CellRow:
+        """Build the row of a cell that could not be laid out; the terminal has the reason with its paths."""
+        clean = self._clean(reason)
+        return _blank(cell, Verdict.ERROR, clean, ChangeRow("error", worse=True, text=clean))
+
+    def _clean(self, reason: str) -> str:
+        text = self.scrubber.scrub(reason)
+        return "[left out: it names something private]" if any(self.scrubber.findings(text)) else text
+
+    def _why_not(self, missing: list[Task]) -> str:
+        known = (self.account.not_run[task.key] for task in missing if task.key in self.account.not_run)
+        return next(known, "interrupted" if self.account.interrupted else "a lane before it did not end")
+
+    def _judged(self, cell: Cell, judged: Judged, now: Receipt) -> CellRow:
+        outcome = judged.outcome
+        verdict = str(outcome.judgement.verdict) if outcome.agreeing == outcome.repeats else FLAKY
+        then = self.baseline.of(cell)
+        before = comparison.expected(cell, then)
+        found = comparison.of_verdict(verdict, before, f"{cell.pack.definition.upstream.package} {cell.version}")
+        found += comparison.of_claims(now, then) + comparison.of_figures(cell, now, then)
+        missing = self.judge.missing(cell)
+        short = f"{outcome.repeats} of {self.judge.repeat} runs: {self._why_not(missing)}" if missing else ""
+        name = cell.pack.definition.leading_figure
+        return replace(
+            _blank(cell, verdict, "; ".join(text for text in (outcome.judgement.reason, short) if text)),
+            deviation=deviation(outcome),
+            claims=outcome.judgement.claims,
+            agreeing=outcome.agreeing,
+            runs=outcome.repeats,
+            seconds=round(outcome.seconds, 3),
+            figure=figure_text(now.figure(name, LaneName.PRISTINE), now.figure(name, LaneName.PATCHED)),
+            baseline=then.verdict if then else "",
+            changes=tuple(sorted(found, key=lambda change: not change.worse)),
+            lanes=tuple(_lane(judged, lane) for lane in LaneName if judged.ends(lane)),
+            figures=tuple(_figures(now)),
+            receipt=str(self.judge.receipt_path(cell).relative_to(self.judge.folder)),
+        )
+
+
+def _blank(cell: Cell, verdict: str, reason: str, *found: ChangeRow) -> CellRow:
+    """Build the row of a cell without a verdict of its lanes."""
+    definition = cell.pack.definition
+    return CellRow(
+        name=cell.name,
+        pack=cell.pack.name,
+        title=definition.title,
+        kind=definition.kind,
+        upstream=definition.upstream.package,
+        release=cell.column or PINNED,
+        version=cell.version,
+        target=cell.target,
+        evidence=cell.evidence or "",
+        verdict=verdict,
+        reason=reason,
+        changes=found,
+    )
+
+
+def _lane(judged: Judged, name: LaneName) -> LaneRow:
+    ends = judged.ends(name)
+    said = tuple(str(end.record.verdict) if end.record else "PATCH_STALE" for end in ends)
+    return LaneRow(name, said, ends[-1].seconds, ends[-1].place, ends[-1].log.file if ends[-1].log else "")
+
+
+def _figures(now: Receipt) -> Iterator[FigureRow]:
+    names = dict.fromkeys(line.name for lane in now.lanes.values() for line in lane.figures)
+    for name in names:
+        pristine, patched = (now.figure(name, lane) for lane in LaneName)
+        line = pristine or patched
+        yield FigureRow(
+            name=name,
+            unit=line.unit if line else "",
+            pristine=pristine.value if pristine else None,
+            patched=patched.value if patched else None,
+            spread_pristine=pristine.spread if pristine else None,
+            spread_patched=patched.spread if patched else None,
+        )

@@ -1,0 +1,124 @@
+"""index.html: a sweep as one file that needs no network and no script."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import jinja2
+
+from harness.core import markdown
+from harness.core.words import Verdict
+from harness.receipt.figures import number
+from harness.sweep import text_outputs
+from harness.sweep.history import History, Mark
+from harness.sweep.results import NOT_HERE, NOT_RUN, CellRow, LaneRow, Results
+
+TEMPLATE, STYLE = (Path(__file__).with_name(name) for name in ("index.html.j2", "html.css"))
+#: Of each log, its last bytes go into the page; the whole one lies beside it.
+LOG_BYTES = 8 * 1024
+#: Beyond this a patch is cut: packs have minimal ones.
+PATCH_BYTES = 64 * 1024
+CALM = {Verdict.CONFIRMED, Verdict.FIXED_UPSTREAM, Verdict.REPRODUCED, Verdict.VALIDATED}
+
+
+@dataclass(frozen=True)
+class Page:
+    """Writes the page of one sweep.
+
+    Attributes:
+        results: of the sweep.
+        history: of the runs before.
+        folder: of the run, where the logs lie.
+        patches: the patch of each pack.
+
+    """
+
+    results: Results
+    history: History
+    folder: Path
+    patches: dict[str, Path]
+
+    def pieces(self) -> Iterator[str]:
+        """Yield the page piece by piece: a sweep of many packs need not fit into memory."""
+        environment = jinja2.Environment(
+            autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
+        )
+        environment.filters |= {"plain": markdown.plain, "number": number}
+        template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
+        yield from template.generate(page=self, results=self.results, style=STYLE.read_text(encoding="utf-8"))
+
+    @property
+    def headline(self) -> str:
+        """The sweep in one line."""
+        return text_outputs.headline(self.results)
+
+    @property
+    def changes(self) -> list[str]:
+        """What changed or needs attention, a line each."""
+        return text_outputs.change_lines(self.results)
+
+    @property
+    def gpus(self) -> str:
+        """The GPUs in one line."""
+        return ", ".join(f"{gpu.place}: {gpu.name}" for gpu in self.results.gpus) or "no GPU"
+
+    @property
+    def targets(self) -> list[str]:
+        """The columns: every target, cpu first."""
+        return _columns(self.results.cells)
+
+    @property
+    def packs(self) -> list[list[CellRow]]:
+        """The cells of each pack."""
+        names = dict.fromkeys(row.pack for row in self.results.cells)
+        return [[row for row in self.results.cells if row.pack == name] for name in names]
+
+    def marks(self, row: CellRow) -> list[Mark]:
+        """Return what each run said of a cell, this one's last."""
+        return [*self.history.marks.get(row.name, []), Mark(self.results.run, row.verdict, row.needs_attention)]
+
+    def colour(self, mark: Mark) -> str:
+        """Return the class of one run's bar."""
+        return _colour(mark.verdict, worse=mark.worse)
+
+    def mood(self, row: CellRow) -> str:
+        """Return the class of a cell."""
+        return _colour(row.verdict, worse=row.needs_attention)
+
+    def strip(self, row: CellRow) -> str:
+        """Say in words what the strip of a cell shows."""
+        marks = self.marks(row)
+        found: dict[str, int] = {}
+        for mark in marks:
+            found[mark.verdict] = found.get(mark.verdict, 0) + 1
+        counts = ", ".join(f"{verdict} {count}" for verdict, count in found.items())
+        return f"{len(marks)} runs: {counts}"
+
+    def log(self, lane: LaneRow) -> str:
+        """Return the end of a lane's log; empty where there is none."""
+        path = self.folder / lane.log
+        if not lane.log or not path.is_file():
+            return ""
+        return markdown.tail(markdown.plain(path.read_text(encoding="utf-8", errors="replace")), LOG_BYTES)
+
+    def patch(self, row: CellRow) -> str:
+        """Return a pack's patch, cut where it is very long; empty where there is none."""
+        path = self.patches.get(row.pack)
+        if path is None or not path.is_file():
+            return ""
+        text = path.read_text(encoding="utf-8", errors="replace")
+        return markdown.plain(text if len(text) <= PATCH_BYTES else text[:PATCH_BYTES] + "\n[... cut here ...]")
+
+
+def _columns(rows: Iterable[CellRow]) -> list[str]:
+    return sorted({row.target for row in rows}, key=lambda name: (name != "cpu", len(name), name))
+
+
+def _colour(verdict: str, *, worse: bool) -> str:
+    if worse:
+        return "bad"
+    if verdict in (NOT_HERE, NOT_RUN, Verdict.UNAVAILABLE):
+        return "none"
+    return "good" if verdict in CALM else "warn"

@@ -1,0 +1,170 @@
+"""The folder of one sweep: found again after a kill, locked while a sweep writes into it."""
+
+from __future__ import annotations
+
+import datetime as dt
+import itertools
+import json
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import filelock
+
+from harness.core import files, strict_json, structure
+from harness.core.errors import HarnessError
+from harness.schedule.scheduler import GpuFault
+
+STAMP = "%Y%m%dT%H%M%SZ"
+#: An unfinished sweep that began longer ago than this is left as it is: today is another sweep.
+LONGEST = dt.timedelta(hours=20)
+#: A run that began later than this after now was dated by a clock that was wrong: it is no run to go on with.
+CLOCKS_DIFFER = dt.timedelta(minutes=5)
+#: What an older runner called the record of a run.
+OLDER_RECORD = "night.json"
+RECORD, JOURNAL, FAULTS, RESULTS = "run.json", "journal.jsonl", "gpus.jsonl", "results.json"
+
+
+def now() -> dt.datetime:
+    """Return the time, in UTC."""
+    return dt.datetime.now(dt.UTC)
+
+
+@dataclass(frozen=True)
+class SweepRequest:
+    """What a sweep was requested to judge; it is continued by the same request only."""
+
+    packs: str
+    only: tuple[str, ...]
+    latest: bool
+    repeat: int
+    mutants: int = 0
+
+
+@dataclass(frozen=True)
+class RunFolder:
+    """One sweep's folder.
+
+    Attributes:
+        path: where everything goes.
+        started: when it began, in UTC.
+        resumed: whether an earlier command began it.
+
+    """
+
+    path: Path
+    started: dt.datetime
+    resumed: bool
+
+    @property
+    def name(self) -> str:
+        """Its name, which sorts by time."""
+        return self.path.name
+
+    def gpu_faults(self) -> list[GpuFault]:
+        """List the GPUs that left the pool earlier in this sweep."""
+        path = self.path / FAULTS
+        lines = path.read_bytes().split(b"\n") if path.is_file() else []
+        return [fault for fault in map(_fault, lines) if fault is not None]
+
+    def note(self, fault: GpuFault) -> None:
+        """Keep on disk that a GPU left the pool: a continued sweep does not take it back."""
+        with (self.path / FAULTS).open("a", encoding="utf-8") as stream:
+            stream.write("\n" + json.dumps(asdict(fault)) + "\n")  # a kill may have left half a line before it
+            stream.flush()
+            os.fsync(stream.fileno())
+
+    def finish(self, request: SweepRequest) -> None:
+        """Mark it finished: the same command begins a new one from now on."""
+        _record(self.path, self.started, request, finished=True)
+
+
+def _fault(line: bytes) -> GpuFault | None:
+    """Read one line of the faults; None where a kill left half of it."""
+    try:
+        return structure.structure(strict_json.loads(line), GpuFault)
+    except ValueError:
+        return None
+
+
+def _record(folder: Path, started: dt.datetime, request: SweepRequest, *, finished: bool) -> None:
+    document = {"schema": 1, "started": started.isoformat(), "finished": finished, "request": asdict(request)}
+    files.write_atomic(folder / RECORD, json.dumps(document, indent=1) + "\n")
+
+
+def is_run(folder: Path) -> bool:
+    """Whether a folder is that of a sweep."""
+    return (folder / RECORD).exists() or (folder / OLDER_RECORD).exists()
+
+
+def earlier(runs: Path, before: str | None = None) -> list[Path]:
+    """List the folders of finished runs, the newest first; only those before the run named `before`."""
+    found = sorted((path for path in runs.glob("*") if is_run(path)), reverse=True)
+    return [folder for folder in found if (before is None or folder.name < before) and _read(folder).get("finished")]
+
+
+def _read(folder: Path) -> dict[str, object]:
+    path = folder / RECORD
+    try:
+        document = strict_json.loads((path if path.exists() else folder / OLDER_RECORD).read_bytes())
+    except (OSError, ValueError):
+        return {}
+    return document if isinstance(document, dict) else {}
+
+
+def _unfinished(runs: Path, request: SweepRequest, moment: dt.datetime) -> RunFolder | None:
+    """Find the run to go on with: the newest, whatever clock that was wrong or broken record lies beside it."""
+    for folder in sorted((path.parent for path in runs.glob(f"*/{RECORD}")), reverse=True):
+        found = _read(folder)
+        started = _moment(found.get("started"))
+        if started is None or started > moment + CLOCKS_DIFFER:
+            continue
+        same = found.get("request") == json.loads(json.dumps(asdict(request)))
+        goes_on = same and not found.get("finished") and moment - started < LONGEST
+        return RunFolder(folder, started, resumed=True) if goes_on else None
+    return None
+
+
+def _moment(text: object) -> dt.datetime | None:
+    """Read a date and time with its zone; None where it is none."""
+    try:
+        moment = dt.datetime.fromisoformat(str(text))
+    except ValueError:
+        return None
+    return moment if moment.tzinfo is not None else None
+
+
+def _unused(runs: Path, stamp: str) -> Path:
+    numbers = itertools.count(2)
+    folder = runs / stamp
+    while folder.exists():
+        folder = runs / f"{stamp}_{next(numbers)}"
+    return folder
+
+
+@contextmanager
+def opened(runs: Path, request: SweepRequest, moment: dt.datetime) -> Iterator[RunFolder]:
+    """Yield the unfinished run of the same request, or a new one; nobody else writes into `runs` meanwhile.
+
+    Raises:
+        HarnessError: another sweep does.
+
+    """
+    runs.mkdir(parents=True, exist_ok=True)
+    lock = filelock.FileLock(runs / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise HarnessError(f"another sweep writes into {runs}. Next: wait for it, or name another --runs") from None
+    try:
+        run = _unfinished(runs, request, moment)
+        for half_written in (path for path in run.path.rglob(".*") if path.is_file()) if run else ():
+            half_written.unlink(missing_ok=True)  # what a kill left of a file that was to appear as a whole
+        if run is None:
+            run = RunFolder(_unused(runs, moment.strftime(STAMP)), moment, resumed=False)
+            _record(run.path, moment, request, finished=False)
+        yield run
+    finally:
+        lock.release()

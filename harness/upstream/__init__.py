@@ -1,0 +1,1 @@
+"""Trees, patches and dependency sets: fetched, unpacked, checked, never executed."""

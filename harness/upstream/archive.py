@@ -1,0 +1,106 @@
+"""Unpacking sdists and wheels safely: nothing is executed, and nothing lands outside the folder."""
+
+from __future__ import annotations
+
+import gzip
+import lzma
+import os
+import stat
+import tarfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from harness.core.errors import UnavailableError
+
+#: Beyond this, in bytes, an archive is refused while it is being unpacked (a decompression bomb).
+LARGEST_TREE = 8 * 2**30
+LEFT_OUT = {".pyc", ".pyo"}
+#: A repository inside an archive would bring git its own configuration and commands.
+REPOSITORY = ".git"
+CHUNK = 1 << 20
+#: What names of files and folders may be long, in bytes, on every file system that matters.
+LONGEST_NAME = 255
+
+
+def _refuse(archive: Path, member: str, why: str) -> UnavailableError:
+    return UnavailableError(f"{archive.name}: the member {member!r} {why}; the archive is refused whole")
+
+
+def _safe_path(archive: Path, member: str) -> PurePosixPath:
+    path = PurePosixPath(member)
+    if path.is_absolute() or "\\" in member or (path.parts and ":" in path.parts[0]):
+        raise _refuse(archive, member, "has an absolute or foreign name")
+    if ".." in path.parts:
+        raise _refuse(archive, member, "leads out of the folder")
+    if any(len(os.fsencode(part)) > LONGEST_NAME for part in path.parts) or "\0" in member:
+        raise _refuse(archive, f"{member[:40]}...", "has a name that no file system takes")
+    return path
+
+
+def _tar_members(archive: Path) -> Iterator[tuple[PurePosixPath, IO[bytes]]]:
+    with tarfile.open(archive) as tar:
+        for member in tar:
+            path = _safe_path(archive, member.name)
+            if member.isdir():
+                continue
+            content = tar.extractfile(member) if member.isreg() else None
+            if content is None:
+                raise _refuse(archive, member.name, "is a link or a device")
+            yield path, content
+
+
+def _zip_members(archive: Path) -> Iterator[tuple[PurePosixPath, IO[bytes]]]:
+    with zipfile.ZipFile(archive) as bundle:
+        for info in bundle.infolist():
+            path = _safe_path(archive, info.filename)
+            mode = info.external_attr >> 16
+            if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise _refuse(archive, info.filename, "is a link or a device")
+            if not info.is_dir():
+                with bundle.open(info) as content:
+                    yield path, content
+
+
+def _write(members: Iterator[tuple[PurePosixPath, IO[bytes]]], archive: Path, folder: Path) -> None:
+    written = 0
+    for path, content in members:
+        if path.suffix in LEFT_OUT or REPOSITORY in (part.lower() for part in path.parts):
+            continue
+        target = folder / path
+        if target.exists():
+            raise _refuse(archive, str(path), "stands there twice")
+        target.parent.mkdir(parents=True, exist_ok=True)
+        with target.open("wb") as stream:
+            while data := content.read(CHUNK):
+                written += len(data)
+                if written > LARGEST_TREE:
+                    raise UnavailableError(f"{archive.name}: unpacks to more than {LARGEST_TREE} bytes; it is refused")
+                stream.write(data)
+
+
+def unpack(archive: Path, folder: Path) -> None:
+    """Unpack the regular files of a .tar.gz, .zip or .whl into `folder`, without compiled Python files.
+
+    Raises:
+        UnavailableError: a member is a link, leads out of the folder or has an absolute name, or the
+            archive is damaged. What was written until then is the caller's to remove.
+
+    """
+    try:
+        members = _zip_members(archive) if archive.suffix in {".zip", ".whl"} else _tar_members(archive)
+        _write(members, archive, folder)
+    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
+        raise UnavailableError(f"{archive.name}: damaged archive: {error}") from None
+    except (RuntimeError, ValueError, IndexError) as error:  # encrypted, of an unknown method, without a name
+        raise UnavailableError(f"{archive.name}: it cannot be unpacked: {error}") from None
+    except (FileExistsError, IsADirectoryError, NotADirectoryError):
+        raise UnavailableError(f"{archive.name}: one name stands for a file and a folder; it is refused") from None
+
+
+def only_folder(folder: Path) -> Path:
+    """Return the one folder that an sdist holds, or `folder` itself where there is no such single folder."""
+    inside = list(folder.iterdir())
+    return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder

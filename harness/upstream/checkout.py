@@ -1,0 +1,119 @@
+"""Copying a tree out of a maintainer's checkout, or out of a commit of a repository."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+from harness.core import files, git
+from harness.core.cache import Cache
+from harness.core.errors import HarnessError, UnavailableError
+from harness.upstream import mirrors
+
+#: A checkout may name a program that git would start to learn what changed.
+NO_MONITOR = ("-c", "core.fsmonitor=false")
+SKIPPED = {".git", "__pycache__", ".venv", "node_modules"}
+
+
+def _tracked(folder: Path) -> list[str] | None:
+    """List the tracked files of a git checkout, or None where `folder` is none."""
+    if not (folder / ".git").exists():
+        return None
+    listed = git.run([*NO_MONITOR, "ls-files", "-z", "--cached"], folder)
+    if listed.returncode != 0:
+        raise UnavailableError(f"path:{folder}: git ls-files failed: {git.last_line(listed.stderr)}")
+    return [name for name in listed.stdout.split("\0") if name]
+
+
+def _every_file(folder: Path) -> list[str]:
+    found = []
+    for parent, folders, names in os.walk(folder):
+        folders[:] = [name for name in folders if name not in SKIPPED]
+        found += [str((Path(parent) / name).relative_to(folder)) for name in names if not name.endswith(".pyc")]
+    return found
+
+
+def copy_path(folder: Path, destination: Path) -> str:
+    """Copy the tracked files of a checkout as they are in its work tree, or every file of a plain folder.
+
+    Links are left out: a tree holds regular files. Returns what is known of its version: the commit, and
+    whether files were modified.
+    """
+    if not folder.is_dir():
+        raise HarnessError(f"path:{folder}: no such folder. Next: --upstream path:CHECKOUT")
+    tracked = _tracked(folder)
+    for name in _every_file(folder) if tracked is None else tracked:
+        source, target = folder / name, destination / name
+        if source.is_file() and not source.is_symlink():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source, target)
+    if tracked is None:
+        return "path"
+    commit = git.run(["rev-parse", "HEAD"], folder).stdout.strip() or "no commit"
+    status = git.run([*NO_MONITOR, "status", "--porcelain", "--untracked-files=no"], folder)
+    return f"path at {commit}" + (" with modified files" if status.stdout.strip() else "")
+
+
+def _mirror(cache: Cache, url: str, commit: str) -> Path:
+    """Return a bare clone in the cache that has the commit."""
+    mirror = cache.entry("git", files.key_of(url))
+
+    def has() -> bool:
+        return (
+            mirror.is_dir() and git.run(["cat-file", "-e", f"{commit}^{{commit}}"], mirror, plain=True).returncode == 0
+        )
+
+    if has():
+        return mirror
+    if cache.mirrors is not None and mirrors.take(cache.mirrors, url, commit, mirror) and has():
+        return mirror
+    if cache.offline:
+        raise UnavailableError(f"git commit {commit}: not in the cache, and --offline forbids to fetch it")
+    cache.tell(f"fetching commit {commit}")
+    mirror.mkdir(parents=True, exist_ok=True)
+    git.run(["init", "--quiet", "--bare"], mirror, plain=True)
+    shallow = git.run(["fetch", "--quiet", "--depth=1", "--no-tags", "--", url, commit], mirror)
+    if shallow.returncode == 0 and has():
+        return mirror
+    whole = git.run(["fetch", "--quiet", "--", url, "+refs/*:refs/upstream/*"], mirror)
+    if whole.returncode != 0:
+        raise UnavailableError(f"git+...@{commit}: cannot be fetched: {git.last_line(whole.stderr)}")
+    if not has():
+        raise UnavailableError(f"git+...@{commit}: the repository has no such commit. Next: name all 40 digits")
+    return mirror
+
+
+def history(cache: Cache, url: str) -> Path:
+    """Return the bare clone in the cache with every branch and tag of a repository, under ``refs/upstream``."""
+    mirror = cache.entry("git", files.key_of(url))
+    with cache.lock(f"git-{files.key_of(url)}"):
+        if not cache.offline:
+            mirror.mkdir(parents=True, exist_ok=True)
+            git.run(["init", "--quiet", "--bare"], mirror)
+            whole = ["--unshallow"] if (mirror / "shallow").exists() else []
+            names = [f"+{name}:refs/upstream/{name.removeprefix('refs/')}" for name in ("HEAD", "refs/heads/*")]
+            fetched = git.run(["fetch", "--quiet", "--tags", *whole, "--", url, *names], mirror)
+            if fetched.returncode != 0:
+                raise UnavailableError(f"git+...: its history cannot be fetched: {git.last_line(fetched.stderr)}")
+    if not mirror.is_dir() or (mirror / "shallow").exists():
+        raise UnavailableError("git+...: its history is not in the cache, and --offline forbids to fetch it")
+    return mirror
+
+
+def copy_commit(cache: Cache, url: str, commit: str, destination: Path) -> str:
+    """Lay the files of one commit into `destination`; links become small files that hold their target's name.
+
+    Returns the full commit.
+    """
+    with cache.lock(f"git-{files.key_of(url)}"):
+        mirror = _mirror(cache, url, commit)
+        full = git.run(["rev-parse", "--verify", f"{commit}^{{commit}}"], mirror, plain=True).stdout.strip()
+        places = {"GIT_INDEX_FILE": str(destination.parent / "index"), "GIT_WORK_TREE": str(destination)}
+        read = git.run(["read-tree", full], mirror, places, plain=True)
+        arguments = ["-c", "core.bare=false", "-c", "core.symlinks=false", "-c", "core.autocrlf=false"]
+        written = git.run([*arguments, "checkout-index", "--all"], mirror, places, plain=True)
+    for step in (read, written):
+        if step.returncode != 0:
+            raise UnavailableError(f"git commit {commit}: {git.last_line(step.stderr)}")
+    return f"commit {full}"

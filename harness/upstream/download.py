@@ -1,0 +1,102 @@
+"""Files of the package index in the cache, by their sha256."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from packaging.tags import Tag, sys_tags
+from packaging.utils import parse_wheel_filename
+
+from harness.core import files
+from harness.core.cache import Cache
+from harness.core.errors import UnavailableError
+from harness.upstream import package_index
+
+
+@dataclass(frozen=True)
+class ReleaseFile:
+    """One file of one release, with the sha256 that pack.toml or the index states."""
+
+    package: str
+    version: str
+    file: str
+    sha256: str
+
+
+def fetch(cache: Cache, package: str, file: str | None, sha256: str) -> Path:
+    """Return the path of the file with that sha256, downloaded unless the cache has it.
+
+    Args:
+        cache: where the file is, or will be.
+        package: its name on the index.
+        file: its file name, for errors; None where only the sha256 is pinned.
+        sha256: in hexadecimal digits.
+
+    """
+
+    def build(folder: Path) -> None:
+        if cache.offline:
+            raise UnavailableError(
+                f"{file or package}: not in the cache {cache.root} (sha256 {sha256[:12]}...), and --offline forbids "
+                "to download it. Next: runner.py fetch --dest DIR on a machine with network, then --cache DIR here"
+            )
+        cache.tell(f"downloading {file or package}")
+        client = package_index.of_user()
+        client.download(client.pinned(package, file, sha256), sha256, folder)
+
+    entry = cache.populate("downloads", sha256, build)
+    found = next(entry.iterdir(), None)
+    if found is not None and files.sha256_file(found) == sha256:
+        return found
+    forget(entry)
+    if not cache.offline:
+        cache.tell(f"{file or package}: the cached download is damaged; fetching it again")
+        return next(cache.populate("downloads", sha256, build).iterdir())
+    raise UnavailableError(
+        f"{file or package}: the cached download no longer has its sha256 ({sha256[:12]}...), and --offline forbids to "
+        "fetch it again. It has been removed. Next: run without --offline, or copy the cache anew"
+    )
+
+
+def forget(entry: Path) -> None:
+    """Remove an entry of the cache that is not what its name says."""
+    shutil.rmtree(entry, ignore_errors=True)
+
+
+def preference(file: str, tags: list[Tag]) -> int | None:
+    """Return how far down a file stands: sdists first, then wheels by the tags of this interpreter."""
+    if not file.endswith(".whl"):
+        return -1 if file.endswith((".tar.gz", ".zip")) else None
+    ranks = [tags.index(tag) for tag in parse_wheel_filename(file)[3] if tag in tags]
+    return min(ranks) if ranks else None
+
+
+def resolve(cache: Cache, package: str, version: str | None, *, wheels_only: bool = False) -> ReleaseFile:
+    """Look up the best file of one release, or of the newest one where `version` is None.
+
+    What was looked up for a named version is remembered, so that the same call works offline.
+    """
+    known = cache.entry("releases", f"{package}-{version}-{'wheel' if wheels_only else 'any'}.json")
+    if version and known.exists():
+        return ReleaseFile(**json.loads(known.read_text(encoding="utf-8")))
+    if cache.offline:
+        raise UnavailableError(
+            f"{package} {version or 'latest'}: not looked up before, and --offline forbids to ask the package index"
+        )
+    tags = list(sys_tags())
+    ranked = [
+        (preference(offer.file.filename, tags), offer) for offer in package_index.of_user().release(package, version)
+    ]
+    usable = [
+        (rank, offer) for rank, offer in ranked if rank is not None and offer.sha256 and not (wheels_only and rank < 0)
+    ]
+    if not usable:
+        raise UnavailableError(f"{package} {version or 'latest'}: no file that this interpreter could read")
+    best = min(usable, key=lambda pair: pair[0])[1]
+    release = ReleaseFile(package, str(best.version), best.file.filename, best.sha256)
+    with cache.guard():
+        files.write_atomic(known.with_name(known.name.replace("None", release.version)), json.dumps(asdict(release)))
+    return release

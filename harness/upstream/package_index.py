@@ -1,0 +1,200 @@
+"""The package index, as the user's own pip configuration reaches it; nothing that it serves is executed.
+
+This module is the only one that imports the index client: a machine that runs from a cache filled
+elsewhere does without. No message of it holds a URL, since an index may be private.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from packaging.version import InvalidVersion, Version
+
+from harness.core import files, python_ast
+from harness.core.errors import HarnessError, UnavailableError
+
+if TYPE_CHECKING:
+    from collections.abc import Iterator
+
+    from pypi_simple import DistributionPackage, PyPISimple
+
+DEFAULT_INDEX = "https://pypi.org/simple/"
+#: The sections of pip's configuration, the weakest first.
+SETTING_SECTIONS = ("global", "install", "download", ":env:")
+NEWEST_SHOWN = 8
+#: What the index client raises where an answer has another shape than the standard says.
+MISSHAPEN = (ValueError, TypeError, KeyError, AttributeError, RecursionError, UserWarning)
+
+
+def pip_settings() -> dict[str, str]:
+    """Read pip's effective configuration: its files and the PIP_* variables."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    found: dict[str, dict[str, str]] = {}
+    for line in answer.splitlines():
+        name, separator, value = line.partition("=")
+        section, _, key = name.rpartition(".")
+        if separator:
+            found.setdefault(section, {})[key.replace("_", "-")] = str(python_ast.literal(value))
+    return {key: value for section in SETTING_SECTIONS for key, value in found.get(section, {}).items()}
+
+
+def _retries(settings: dict[str, str]) -> int:
+    text = settings.get("retries", "3")
+    return int(text) if text.isdecimal() and len(text) < 4 else 3  # noqa: PLR2004 - pip's own default and a sane one
+
+
+@contextmanager
+def _client(endpoint: str, settings: dict[str, str], package: str) -> Iterator[PyPISimple]:
+    try:
+        import requests  # noqa: PLC0415 - only a download needs the client
+        from pypi_simple import DigestMismatchError, PyPISimple, UnsupportedRepoVersionError  # noqa: PLC0415 - likewise
+        from requests.adapters import HTTPAdapter  # noqa: PLC0415 - likewise
+        from urllib3.util.retry import Retry  # noqa: PLC0415 - likewise
+    except ImportError:
+        raise HarnessError(
+            "the index client is not installed. Next: pip install 'reproducer-packs[fetch]', or run from a cache "
+            "that another machine filled (runner.py fetch --dest DIR there, --cache DIR --offline here)"
+        ) from None
+    session = requests.Session()
+    retries = Retry(total=_retries(settings), backoff_factor=0.3, status_forcelist=(502, 503, 504))
+    for scheme in ("https://", "http://"):
+        session.mount(scheme, HTTPAdapter(max_retries=retries))
+    trusted = urlsplit(endpoint).hostname in settings.get("trusted-host", "").split()
+    session.verify = False if trusted else settings.get("cert", True)
+    session.cert = settings.get("client-cert")
+    if "proxy" in settings:
+        session.proxies = {"http": settings["proxy"], "https": settings["proxy"]}
+    try:
+        with PyPISimple(endpoint, session=session) as client:
+            yield client
+    except DigestMismatchError:
+        raise UnavailableError(f"{package}: the download does not have the sha256 that the index gives") from None
+    except requests.RequestException as error:
+        raise UnavailableError(
+            f"{package}: the package index cannot be read ({type(error).__name__}). "
+            "Next: check the network and pip's settings (pip config list), or use --cache DIR --offline"
+        ) from None
+    except (
+        ValueError,
+        TypeError,
+        KeyError,
+        AttributeError,
+        RecursionError,
+        UserWarning,
+        UnsupportedRepoVersionError,
+    ) as error:
+        raise UnavailableError(
+            f"{package}: the package index answers with what is no page of one ({type(error).__name__}). "
+            "Next: name another index (pip config list)"
+        ) from None
+
+
+@dataclass(frozen=True)
+class Offer:
+    """One file that an index offers."""
+
+    endpoint: str
+    file: DistributionPackage
+
+    @property
+    def sha256(self) -> str:
+        """What the index says of the file; empty where it says nothing."""
+        return self.file.digests.get("sha256", "")
+
+    @property
+    def version(self) -> Version | None:
+        """The release it belongs to, where its name is well formed."""
+        try:
+            return Version(self.file.version or "")
+        except InvalidVersion:
+            return None
+
+
+@dataclass(frozen=True)
+class Index:
+    """The indexes that pip would ask, with pip's settings."""
+
+    settings: dict[str, str]
+
+    def endpoints(self) -> list[str]:
+        """Return their URLs, the main one first."""
+        extra = self.settings.get("extra-index-url", "").split()
+        return [url for url in (self.settings.get("index-url", DEFAULT_INDEX), *extra) if url.startswith("http")]
+
+    def offers(self, package: str) -> list[Offer]:
+        """List every file of a package, or raise UnavailableError where no index knows it."""
+        from pypi_simple import NoSuchProjectError  # noqa: PLC0415 - only a download needs the client
+
+        found: list[Offer] = []
+        for endpoint in self.endpoints():
+            with _client(endpoint, self.settings, package) as client:
+                try:
+                    found += [Offer(endpoint, file) for file in client.get_project_page(package).packages]
+                except NoSuchProjectError:
+                    continue
+        if not found:
+            raise UnavailableError(f"{package}: no such package on the package index. Next: check upstream.package")
+        return found
+
+    def pinned(self, package: str, file: str | None, sha256: str) -> Offer:
+        """Return the file with that sha256; `file` names it in the error where another file has its name."""
+        offers = self.offers(package)
+        for offer in offers:
+            if offer.sha256 == sha256 or (not offer.sha256 and offer.file.filename == file):
+                return offer
+        for offer in offers:
+            if offer.file.filename == file:
+                raise UnavailableError(
+                    f"{file}: wrong sha256: the index has {offer.sha256}, pack.toml pins {sha256}. "
+                    "Next: compare both with the release's own page"
+                )
+        raise UnavailableError(
+            f"{package}: the index has no file {file or 'with that sha256'} (sha256 {sha256[:12]}...). "
+            f"It has {self._newest(offers)}. Next: check the version in pack.toml"
+        )
+
+    def release(self, package: str, version: str | None) -> list[Offer]:
+        """List the files of one release, or of the newest final one; raise UnavailableError where there is none."""
+        offers = [offer for offer in self.offers(package) if offer.version is not None and not offer.file.is_yanked]
+        finals = [offer.version for offer in offers if offer.version and not offer.version.is_prerelease]
+        wanted = Version(version) if version else max(finals, default=None)
+        chosen = [offer for offer in offers if offer.version == wanted]
+        if not chosen:
+            raise UnavailableError(
+                f"{package}: no release {version} on the package index. It has {self._newest(offers)}. "
+                f"Next: --upstream {package}==VERSION, or --upstream latest"
+            )
+        return chosen
+
+    def download(self, offer: Offer, sha256: str, folder: Path) -> None:
+        """Download a file into `folder` and check its sha256; a short or altered download is not kept."""
+        if Path(offer.file.filename).name != offer.file.filename or offer.file.filename in {"", ".", ".."}:
+            raise UnavailableError(f"the package index names a file {offer.file.filename!r}: no bare file name")
+        target = folder / offer.file.filename
+        with _client(offer.endpoint, self.settings, offer.file.filename) as client:
+            client.download_package(offer.file, target, verify=False)
+        found = files.sha256_file(target)
+        if found != sha256:
+            size = target.stat().st_size
+            target.unlink()
+            raise UnavailableError(
+                f"{offer.file.filename}: wrong sha256 after {size} bytes: {found}, not {sha256}; not kept. "
+                "Next: run the command again; if it stays so, the file on the index was replaced"
+            )
+
+    @staticmethod
+    def _newest(offers: list[Offer]) -> str:
+        versions = sorted({offer.version for offer in offers if offer.version is not None}, reverse=True)
+        return ", ".join(str(version) for version in versions[:NEWEST_SHOWN]) or "no release"
+
+
+def of_user() -> Index:
+    """Return the index that the user's pip is configured for."""
+    return Index(pip_settings())

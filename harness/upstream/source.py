@@ -1,0 +1,114 @@
+"""Where a tree comes from: what ``--upstream`` accepts."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from enum import StrEnum
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+
+from harness.core.errors import HarnessError
+from harness.pack.model import Definition
+
+FORMS = "PACKAGE==VERSION, latest, head, path:DIR, git+URL@COMMIT, installed"
+#: How the version of a tree reads whose every file is that of one commit.
+OF_COMMIT = re.compile(r"(?:commit|path at) (?P<commit>[0-9a-f]{40})")
+#: Neither a URL nor a name may begin as an option of git does.
+GIT_PATTERN = re.compile(r"git\+(?P<url>[^-].*)@(?P<commit>[0-9a-fA-F]{7,40}|\w[\w./-]*)")
+
+
+class SourceKind(StrEnum):
+    """The sorts of origin."""
+
+    PINNED = "pinned"
+    RELEASE = "release"
+    LATEST = "latest"
+    PATH = "path"
+    GIT = "git"
+    INSTALLED = "installed"
+
+
+@dataclass(frozen=True)
+class Source:
+    """One origin; `value` is a version, a folder or a commit, `url` a repository."""
+
+    kind: SourceKind
+    value: str = ""
+    url: str = ""
+
+    @property
+    def is_pinned(self) -> bool:
+        """Whether pack.toml states what this origin must give."""
+        return self.kind == SourceKind.PINNED
+
+
+def parse_source(text: str | None, definition: Definition) -> Source:
+    """Parse an ``--upstream`` specification for one pack; None is the pinned release.
+
+    Raises:
+        HarnessError: the text is of none of the forms, or names another package than the pack's.
+
+    """
+    upstream = definition.upstream
+    if text is None:
+        return pinned(definition)
+    if text in (SourceKind.LATEST, SourceKind.INSTALLED):
+        return Source(SourceKind(text))
+    if text == "head":
+        if definition.head is None:
+            raise HarnessError("--upstream head: pack.toml names no head commit. Next: --upstream git+URL@COMMIT")
+        return Source(SourceKind.GIT, definition.head.commit, upstream.repository)
+    if text.startswith("path:") and text != "path:":
+        return Source(SourceKind.PATH, text.removeprefix("path:"))
+    if match := GIT_PATTERN.fullmatch(text):
+        return Source(SourceKind.GIT, match["commit"], match["url"])
+    return _release(text, definition)
+
+
+def pinned(definition: Definition) -> Source:
+    """Return the origin that pack.toml pins: a release, or a commit of the upstream's repository."""
+    upstream = definition.upstream
+    if upstream.is_commit:
+        return Source(SourceKind.PINNED, upstream.commit, upstream.repository)
+    return Source(SourceKind.PINNED, upstream.version)
+
+
+def of_git(text: str) -> Source:
+    """Return the origin that a pack.toml names as ``git+URL@COMMIT``; its rules have looked at it.
+
+    Raises:
+        HarnessError: the text is of another form.
+
+    """
+    match = GIT_PATTERN.fullmatch(text)
+    if match is None:
+        raise HarnessError(f"{text!r} is no git+URL@COMMIT")
+    return Source(SourceKind.GIT, match["commit"], match["url"])
+
+
+def _release(text: str, definition: Definition) -> Source:
+    package, release = definition.upstream.package, definition.upstream.version
+    try:
+        requirement = Requirement(text)
+        specifier = next(iter(requirement.specifier))
+    except (InvalidRequirement, StopIteration):
+        raise HarnessError(
+            f"--upstream {text!r} is none of {FORMS}. Next: --upstream {package}=={release or 'VERSION'}"
+        ) from None
+    if canonicalize_name(requirement.name) != canonicalize_name(package):
+        raise HarnessError(
+            f"--upstream {text}: this pack's package is {package}. Next: --upstream {package}{requirement.specifier}"
+        )
+    if specifier.operator != "==" or len(requirement.specifier) != 1 or "*" in specifier.version:
+        raise HarnessError(f"--upstream {text}: name one version. Next: --upstream {package}==VERSION")
+    if specifier.version == release:
+        return pinned(definition)
+    return Source(SourceKind.RELEASE, specifier.version)
+
+
+def commit_of(version: str) -> str:
+    """Return the commit that the version of a tree states; empty where it states none."""
+    match = OF_COMMIT.fullmatch(version)
+    return match["commit"] if match else ""

@@ -1,0 +1,130 @@
+"""Trees: the source of an upstream release, unpacked, checked and never built."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness.core import files
+from harness.core.cache import Cache
+from harness.core.errors import UnavailableError
+from harness.core.seal import Layout, Seal
+from harness.pack.model import Upstream
+from harness.upstream import archive, checkout, download, installed
+from harness.upstream.source import Source, SourceKind, commit_of
+
+#: The folder of the cache that trees lie in, pristine and patched ones under names of one form.
+KIND = "trees"
+
+
+@dataclass(frozen=True)
+class Tree:
+    """A tree in the cache.
+
+    Attributes:
+        folder: its root, laid out like the upstream repository or like a wheel.
+        source_root: what stands between `folder` and the import names; empty for a wheel's layout.
+        entries: sha256 by relative path.
+        sha256: of the archive it was unpacked from, or of its manifest.
+        version: what the runner knows of its origin, never the probe's word.
+        key: its name in the cache.
+        layout: checks that it is what was laid out.
+        seal: of it, as of when it was opened.
+
+    """
+
+    folder: Path
+    source_root: str
+    entries: Mapping[str, str]
+    sha256: str
+    version: str
+    key: str
+    layout: Layout = field(compare=False, repr=False)
+    seal: Seal = field(compare=False, repr=False)
+
+    @property
+    def commit(self) -> str:
+        """The commit that it holds unchanged; empty where it is a release, or files of it were modified."""
+        return commit_of(self.version)
+
+    @property
+    def import_root(self) -> Path:
+        """The folder that goes on PYTHONPATH."""
+        return self.folder / self.source_root
+
+    def path_here(self, repository_path: str, source_root: str) -> str:
+        """Translate a path of the upstream repository into one of this tree."""
+        if source_root and not self.source_root:
+            return repository_path.removeprefix(f"{source_root}/")
+        return repository_path
+
+
+def opened(layout: Layout, upstream: Upstream, sha256: str, version: str) -> Tree:
+    """Return a tree of the cache, laid out unless it is there and sealed; an empty `sha256` means its manifest's.
+
+    Raises:
+        ChangedError: it was there and had been changed.
+
+    """
+    seal, folder = layout.lay_out(), layout.folder
+    source_root = upstream.source_root if (folder / upstream.source_root).is_dir() else ""
+    sha256 = sha256 or files.manifest_hash(seal.entries)
+    return Tree(folder, source_root, seal.entries, sha256, version, layout.key, layout, seal)
+
+
+def _from_archive(cache: Cache, upstream: Upstream, version: str, file: str, sha256: str) -> Tree:
+    def build(entry: Path) -> None:
+        raw = entry / "raw"
+        raw.mkdir()
+        path = download.fetch(cache, upstream.package, file, sha256)
+        cache.tell(f"unpacking {upstream.package} {version}")
+        archive.unpack(path, raw)
+        top = archive.only_folder(raw) if not file.endswith(".whl") else raw
+        top.rename(entry / "content")
+        if raw.exists():
+            raw.rmdir()
+
+    layout = Layout(cache, KIND, files.key_of("archive", sha256), build, f"{upstream.package} {version}")
+    return opened(layout, upstream, sha256, version)
+
+
+def _from_folder(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
+    """Copy an origin that can change, and name the copy by what it holds."""
+
+    def copy(content: Path) -> str:
+        content.mkdir()
+        if origin.kind == SourceKind.PATH:
+            return checkout.copy_path(Path(origin.value).expanduser(), content)
+        if origin.kind in (SourceKind.GIT, SourceKind.PINNED):
+            return checkout.copy_commit(cache, origin.url, origin.value, content)
+        return installed.copy(upstream.package, content)
+
+    with cache.guard(), cache.scratch("origin-") as scratch:
+        version = copy(scratch / "content")
+        entries = files.manifest(scratch / "content")
+        if not entries:
+            raise UnavailableError(f"{origin.kind} {origin.value}: holds no file")
+        sha256 = files.manifest_hash(entries)
+
+        def build(entry: Path) -> None:
+            if (scratch / "content").exists():
+                (scratch / "content").rename(entry / "content")
+                return
+            copy(entry / "content")
+            if files.manifest_hash(files.manifest(entry / "content")) != sha256:
+                raise UnavailableError(f"{origin.kind} {origin.value}: changed while it was judged")
+
+        name = f"{upstream.package} {version}"
+        return opened(Layout(cache, KIND, files.key_of("content", sha256), build, name), upstream, "", version)
+
+
+def materialize(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
+    """Return the tree of an origin, fetched and unpacked unless the cache has it."""
+    if origin.kind == SourceKind.PINNED and not upstream.is_commit:
+        return _from_archive(cache, upstream, upstream.version, upstream.file, upstream.sha256)
+    if origin.kind in (SourceKind.RELEASE, SourceKind.LATEST):
+        version = origin.value if origin.kind == SourceKind.RELEASE else None
+        release = download.resolve(cache, upstream.package, version)
+        return _from_archive(cache, upstream, release.version, release.file, release.sha256)
+    return _from_folder(cache, upstream, origin)

@@ -1,0 +1,105 @@
+"""Cells: what a verdict is about."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.core.words import Evidence, LaneName, Verdict
+from harness.pack.model import Pack, Target
+from harness.upstream.source import Source, SourceKind
+
+BOTH_LANES = (LaneName.PRISTINE, LaneName.PATCHED)
+#: What a pack has not listed: any evidence is welcome, nothing is expected of it.
+UNLISTED = Target(evidence=(), verdict=Verdict.CONFIRMED, loads=())
+
+
+@dataclass(frozen=True)
+class Cell:
+    """One pack on one target, judged on one tree with one dependency set.
+
+    Attributes:
+        pack: the pack.
+        target: what the verdict is about.
+        evidence: the strongest that this host can produce; None where it cannot judge the cell at all.
+        source: where its tree comes from.
+        column: what tells it from the pack's cell on the pinned release: ``latest``, ``head``, a release; else empty.
+        version: of the release, where it is known before the tree is laid out.
+        tree: the sha256 of the release's archive, likewise.
+        dependencies: another dependency set than the target's own, as ``--with`` names it.
+        lanes: which of the two run.
+        timeout: of each, in seconds; None is the target's own.
+        patch: in place of the pack's own; None is that.
+        is_wrong_fix: whether `patch` is one: what is laid out for it is removed behind its lane.
+        about: the defect checks that the verdict is about, by name or glob; empty: all of them.
+        alone: its lanes run while no other lane does: what they said beside others is not believed.
+        environment: the one that its target names, where it has been built here.
+        reason: why it cannot be judged, where `evidence` is None.
+        verdict: what that makes of it: UNSUPPORTED (a property of this host), UNAVAILABLE, or ERROR.
+
+    """
+
+    pack: Pack
+    target: str
+    evidence: Evidence | None
+    source: Source
+    column: str = ""
+    version: str = ""
+    tree: str = ""
+    dependencies: tuple[str, ...] = ()
+    lanes: tuple[LaneName, ...] = BOTH_LANES
+    timeout: float | None = None
+    patch: Path | None = None
+    is_wrong_fix: bool = False
+    about: tuple[str, ...] = ()
+    alone: bool = False
+    environment: Path | None = None
+    reason: str = ""
+    verdict: Verdict = Verdict.UNSUPPORTED
+
+    @property
+    def name(self) -> str:
+        """Its name in every output, the same from run to run."""
+        return f"{self.pack.name}/{self.target}" + (f"@{self.column}" if self.column else "")
+
+    @property
+    def stated(self) -> Target:
+        """What pack.toml states of its target."""
+        return self.pack.definition.targets.get(self.target, UNLISTED)
+
+    @property
+    def measures(self) -> bool:
+        """Whether its figures of time and memory mean something: it runs where nothing disturbs them."""
+        quiet = self.evidence == Evidence.EXECUTED or self.target == "cpu"
+        return quiet and (self.stated.measures or self.stated.exclusive)
+
+    @property
+    def exclusive(self) -> bool:
+        """Whether nothing may run beside its lanes: on their GPUs, or (target cpu) on the cores."""
+        return self.alone or (self.stated.exclusive and (self.evidence == Evidence.EXECUTED or self.target == "cpu"))
+
+    @property
+    def gpu(self) -> str:
+        """The architecture of the GPUs that its lanes need; empty where they run on the cores alone."""
+        return self.target if self.evidence == Evidence.EXECUTED else ""
+
+    @property
+    def lanes_are_independent(self) -> bool:
+        """Whether the patched lane need not wait: pack.toml says that the pristine one reproduces the bug."""
+        return self.is_stated and self.stated.verdict == Verdict.CONFIRMED
+
+    @property
+    def is_stated(self) -> bool:
+        """Whether pack.toml says what it must give: the pinned release with the target's own dependency set."""
+        return self.source.is_pinned and not self.dependencies and self.target in self.pack.definition.targets
+
+    @property
+    def may_be_unavailable(self) -> bool:
+        """Whether a tree that cannot be had says nothing: the newest release, or the head that pack.toml names."""
+        at_head = self.source.kind == SourceKind.GIT and self.pack.definition.is_head(self.source.value)
+        return self.source.kind == SourceKind.LATEST or (at_head and not self.fits_exactly)
+
+    @property
+    def fits_exactly(self) -> bool:
+        """Whether the patch was made for this very tree: the pinned one, or that of the cell's own patch."""
+        return self.source.is_pinned or self.patch is not None

@@ -1,0 +1,89 @@
+"""The verdict on a lane: how its process ended, what it printed, and whether that was about the lane's own tree."""
+
+from __future__ import annotations
+
+import signal
+from pathlib import Path, PurePosixPath
+
+from harness.core.words import LaneVerdict
+from harness.lane.lane import ABANDONED, Lane, LaneRun
+from harness.lane.process import Ended
+from harness.lane.record import LaneRecord
+from harness.lane.transcript import Transcript
+
+
+def record_of(lane: Lane, run: LaneRun) -> LaneRecord:
+    """Judge a lane that ended, by the rules of the protocol."""
+    ended, said = run.ended, run.transcript
+    verdict, reason = _judged(lane, said, ended, run.changed)
+    return LaneRecord(
+        verdict=verdict,
+        reason=reason,
+        exit_status=ended.status,
+        seconds=round(ended.seconds, 3),
+        peak_memory=ended.peak_memory,
+        left_behind=ended.left_behind,
+        tree=lane.tree.sha256,
+        device=said.target.device if said.target else "",
+        upstream=said.upstream,
+        checks=said.checks,
+        figures=said.figures,
+        outputs=said.outputs,
+        claims=said.claims,
+        waited=round(ended.waited, 3),
+    )
+
+
+def _judged(lane: Lane, said: Transcript, ended: Ended, changed: str) -> tuple[LaneVerdict, str]:
+    problem = changed or abnormal_end(ended, lane.timeout) or next(iter((*said.problems, *_foreign(lane, said))), "")
+    if problem or said.verdict is None:
+        return LaneVerdict.ERROR, problem or "no verdict line"
+    return said.verdict, said.reason
+
+
+def abnormal_end(ended: Ended, timeout: float) -> str:
+    """Say how a process that did not exit by itself ended; empty where it did."""
+    if ended.reason == "timed out":
+        return f"timed out after {timeout:g} s"
+    if ended.reason == ABANDONED:
+        return ABANDONED
+    if ended.reason != "exited":
+        return "its supervisor was killed"
+    if ended.status >= 0:
+        return ""
+    known = {int(one): one.name for one in signal.Signals}
+    name = known.get(-ended.status, f"signal {-ended.status}")
+    return f"killed by {name}" + (" (as the out-of-memory killer does)" if name == "SIGKILL" else "")
+
+
+def _foreign(lane: Lane, said: Transcript) -> list[str]:
+    """List where the probe judged something else than this lane's tree, target or evidence."""
+    if said.verdict == LaneVerdict.UNSUPPORTED:
+        return []
+    problems = []
+    if said.target and (said.target.target, said.target.evidence) != (lane.target, lane.evidence):
+        problems.append(
+            f"it judged {said.target.target} ({said.target.evidence}), requested was {lane.target} ({lane.evidence})"
+        )
+    if not said.upstream:
+        problems.append("no UPSTREAM line: nothing says what was judged")
+    loaded = set()
+    for line in said.upstream:
+        inside = _inside(Path(line.file), lane.tree.folder)
+        if line.module.split(".")[0] not in lane.modules:
+            problems.append(f"{line.module} is none of the modules under test ({', '.join(lane.modules)})")
+        elif inside is None:
+            problems.append(f"{line.module} was loaded from outside the lane's tree: {line.file}")
+        elif lane.tree.entries.get(inside) != line.sha256:
+            problems.append(f"{line.module} has another hash than {inside} in the lane's tree")
+        else:
+            loaded.add(inside)
+    problems += [f"{path} was never loaded" for path in lane.must_load if path not in loaded]
+    return problems
+
+
+def _inside(file: Path, folder: Path) -> str | None:
+    try:
+        return PurePosixPath(file.resolve().relative_to(folder.resolve())).as_posix()
+    except (ValueError, OSError, RuntimeError):  # outside, or a loop of links
+        return None

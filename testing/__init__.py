@@ -1,0 +1,1 @@
+"""What tests and benchmarks share: toy upstreams, toy packs, and the real runner over them."""

@@ -1,0 +1,88 @@
+"""A package index on the loopback interface: HTML pages and files, some of them damaged on purpose."""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+
+@dataclass(frozen=True)
+class Shelf:
+    """What the index serves: the bytes of each file by project and name, and files that it cuts short."""
+
+    files: dict[str, dict[str, bytes]] = field(default_factory=dict)
+    cut: set[str] = field(default_factory=set)
+    stated: dict[str, str] = field(default_factory=dict)
+
+    def page(self, project: str) -> bytes:
+        """Write the project's page; a file's stated hash is its real one unless `stated` says another."""
+        links = []
+        for name, data in self.files[project].items():
+            digest = self.stated.get(name, hashlib.sha256(data).hexdigest())
+            links.append(f'<a href="/files/{project}/{name}#sha256={digest}">{name}</a>')
+        return ("<!DOCTYPE html><html><body>" + "\n".join(links) + "</body></html>").encode()
+
+
+@contextmanager
+def served(shelf: Shelf) -> Iterator[str]:
+    """Serve a shelf on a free port; yield the URL for PIP_INDEX_URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            parts = self.path.strip("/").split("/")
+            if parts[0] == "simple" and len(parts) > 1 and parts[1] in shelf.files:
+                self._send(shelf.page(parts[1]), "text/html")
+            elif parts[0] == "files" and parts[2] in shelf.files.get(parts[1], {}):
+                self._send(shelf.files[parts[1]][parts[2]], "application/octet-stream", cut=parts[2] in shelf.cut)
+            else:
+                self.send_error(404)
+
+        def _send(self, data: bytes, kind: str, *, cut: bool = False) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(data)))
+            self.end_headers()
+            self.wfile.write(data[: len(data) // 2] if cut else data)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/simple/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
+def answering(kind: str, body: bytes) -> Iterator[str]:
+    """Serve one answer to every request; yield the URL for PIP_INDEX_URL."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/simple/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()

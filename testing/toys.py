@@ -1,0 +1,74 @@
+"""Toy upstreams and toy packs: built here, run by real child processes."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.metadata
+import shutil
+import tomllib
+import zipfile
+from pathlib import Path
+
+RESOURCES = Path(__file__).resolve().parents[1] / "tests/resources"
+BASE = "01_confirmed"
+
+
+def zip_folder(folder: Path, archive: Path) -> str:
+    """Write a folder into a zip whose bytes depend on its files alone; return its sha256."""
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as bundle:
+        for path in sorted(folder.rglob("*")):
+            if path.is_file() and "__pycache__" not in path.parts:
+                member = zipfile.ZipInfo(path.relative_to(folder.parent).as_posix(), (2026, 1, 1, 0, 0, 0))
+                bundle.writestr(member, path.read_bytes())
+    return hashlib.sha256(archive.read_bytes()).hexdigest()
+
+
+def sdist(folder: Path, version: str = "1.0") -> tuple[Path, str]:
+    """Build the sdist of the toy upstream into `folder`; return its path and sha256."""
+    archive = folder / f"toykernel-{version}.zip"
+    return archive, zip_folder(RESOURCES / "upstream" / f"toykernel-{version}", archive)
+
+
+def wheel_of_installed(name: str, folder: Path) -> tuple[Path, str]:
+    """Build a wheel of a package that is installed here and pure Python; return its path and sha256."""
+    distribution = importlib.metadata.distribution(name)
+    archive = folder / f"{name}-{distribution.version}-py3-none-any.whl"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as bundle:
+        for file in sorted(distribution.files or []):
+            source = Path(str(distribution.locate_file(file)))
+            if ".." not in file.parts and file.suffix != ".pyc" and source.is_file():
+                bundle.writestr(zipfile.ZipInfo(file.as_posix(), (2026, 1, 1, 0, 0, 0)), source.read_bytes())
+    return archive, hashlib.sha256(archive.read_bytes()).hexdigest()
+
+
+def seed(cache: Path, archive: Path, sha256: str) -> None:
+    """Put a file into a cache as a download would."""
+    folder = cache / "downloads" / sha256
+    folder.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(archive, folder / archive.name)
+
+
+def lay(packs: Path, behaviour: str, sha256: str, name: str = "") -> Path:
+    """Lay a toy pack into `packs`: the sound one, and over it the files of the pack named for its behaviour.
+
+    `name` is its folder's, where not that of the behaviour. What a toy leaves beside its probe it leaves there, also
+    where a copy of the probe runs. An ``edit.toml`` stands for a copy of one of the sound pack's files with one text
+    replaced.
+    """
+    target = packs / (name or behaviour)
+    shutil.copytree(RESOURCES / "packs" / BASE, target)
+    if behaviour != BASE:
+        shutil.copytree(RESOURCES / "packs" / behaviour, target, dirs_exist_ok=True)
+    edit = target / "edit.toml"
+    if edit.exists():
+        change = tomllib.loads(edit.read_text(encoding="utf-8"))
+        text = (target / change["file"]).read_text(encoding="utf-8")
+        assert change["old"] in text
+        (target / change["file"]).write_text(text.replace(change["old"], change["new"]), encoding="utf-8")
+        edit.unlink()
+    probe = target / "reproduce.py"
+    text = probe.read_text(encoding="utf-8")
+    probe.write_text(text.replace("Path(__file__)", f"Path({str(probe)!r})"), encoding="utf-8")
+    definition = target / "pack.toml"
+    definition.write_text(definition.read_text(encoding="utf-8").replace("@SHA256@", sha256), encoding="utf-8")
+    return target

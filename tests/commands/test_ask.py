@@ -1,0 +1,175 @@
+"""``run --ask``: what upstream is asked to merge, judged on its own tree by the checks that it is about."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from harness.pack import load
+from harness.report import written
+from testing import histories, mirrors
+from testing.workbench import REPOSITORY, Workbench
+
+HEADER = "Subject: Scale each value by its own weight\n\nSPDX-License-Identifier: Apache-2.0\n---\n"
+FILE = "src/toykernel/scale.py"
+#: Mends the weights; that lengths differ still goes unnoticed.
+SMALLER = histories.RIGHT
+SECOND_DEFECT = """    try:
+        scale.scale(values, [1.0])
+        refused = False
+    except ValueError:
+        refused = True
+    probe.check("lengths", "defect", refused)
+    probe.say("FIGURE\""""
+
+
+def _asks(workbench: Workbench, asked: str = SMALLER, checks: str = '["wei*"]') -> Path:
+    """Lay the sound pack with a second defect check, and a smaller patch that upstream is asked to merge."""
+    pack = workbench.lay("01_confirmed")
+    probe = pack / "reproduce.py"
+    probe.write_text(probe.read_text().replace('    probe.say("FIGURE"', SECOND_DEFECT))
+    source = workbench.folder / "source"
+    commit = mirrors.repository(source, {"README": "where development happens\n"})
+    mirrors.mirror(workbench.folder / "mirrors", source, [commit])
+    (pack / "ask.patch").write_text(HEADER + mirrors.diff(source, {FILE: asked}))
+    with (pack / "pack.toml").open("a") as stream:
+        stream.write(
+            '[ask]\ntext = "Merge it."\npatch = "ask.patch"\n'
+            f'origin = "git+{mirrors.URL}@{commit}"\ndate = 2026-08-21\nchecks = {checks}\n'
+        )
+    return pack
+
+
+def _run(workbench: Workbench, *arguments: str) -> tuple[int, dict[str, str]]:
+    places = ("--mirrors", str(workbench.folder / "mirrors"))
+    status, (row,) = workbench.rows("--ask", *places, *arguments)
+    return status, row
+
+
+def test_another_defect_may_stay_wrong(workbench: Workbench) -> None:
+    pack = _asks(workbench)
+    status, row = _run(workbench, "--record")
+    assert (status, row["verdict"], row["patched"]) == (0, "CONFIRMED", "BUG_REPRODUCED"), row
+    found = json.loads((pack / "receipts/ask/cpu.traced.json").read_text())
+    assert (found["about"], found["fix"]["name"], found["upstream"]["origin"]) == (["wei*"], "ask.patch", "git")
+    assert found["upstream"]["commit"] in (pack / "pack.toml").read_text()
+    assert list(pack.glob("receipts/*.json")) == []
+    usual = workbench.rows("--record")
+    assert (usual[0], usual[1][0]["verdict"]) == (0, "CONFIRMED")
+    assert "about" not in json.loads((pack / "receipts/cpu.traced.json").read_text())
+    written.write(load.load_pack(pack))
+    assert "| CONFIRMED | not judged |" not in (pack / "REPORT.md").read_text()
+    assert "of 2026-08-21 | strength |" in (pack / "REPORT.md").read_text()
+    checked = workbench.run("check", "--mirrors", str(workbench.folder / "mirrors"))
+    assert "1 sound" in checked.stdout, checked.stdout
+    assert _verified(workbench, pack) == (0, "")
+    for old, new, reason in (
+        ('"wei*"', '"*"', "about: not the checks of pack.toml's [ask]"),
+        ('"CONFIRMED"', '"PATCH_BREAKS"', "verdict: PATCH_BREAKS does not follow from the lanes"),
+        ("wei*", "none", "verdict: CONFIRMED does not follow from the lanes"),
+    ):
+        path = pack / "receipts/ask/cpu.traced.json"
+        text = path.read_text()
+        assert old in text
+        path.write_text(text.replace(old, new))
+        status, said = _verified(workbench, pack)
+        assert (status, reason in said) == (1, True), said
+        path.write_text(text)
+
+
+def _verified(workbench: Workbench, pack: Path) -> tuple[int, str]:
+    """Bundle a pack, and let the verify.py of a repository with that pack check it; return its errors."""
+    shutil.copy(REPOSITORY / "verify.py", workbench.folder)
+    shutil.copytree(REPOSITORY / "harness/report", workbench.folder / "harness/report", dirs_exist_ok=True)
+    path = workbench.folder / "sent.zip"
+    made = workbench.run("bundle", pack.name, "-o", str(path))
+    assert made.returncode == 0, made.stderr
+    command = [sys.executable, "-I", str(workbench.folder / "verify.py"), str(path)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    return ended.returncode, ended.stdout + ended.stderr if ended.returncode else ""
+
+
+@pytest.mark.parametrize(
+    ("asked", "checks", "verdict", "reason"),
+    [
+        (histories.WRONG + "#\n", '["weights"]', "FIX_INEFFECTIVE", "still wrong: weights"),
+        (SMALLER, '["weights", "lengths"]', "FIX_INEFFECTIVE", "still wrong: lengths"),
+        (SMALLER, '["nothing"]', "ERROR", "no defect check that was judged matches nothing"),
+        (SMALLER.replace("sum(", "1 + sum("), '["weights"]', "PATCH_BREAKS", "total"),
+    ],
+)
+def test_a_patch_that_does_not_do_what_it_is_for(
+    workbench: Workbench, asked: str, checks: str, verdict: str, reason: str
+) -> None:
+    _asks(workbench, asked, checks)
+    status, row = _run(workbench)
+    assert (status, row["verdict"]) == (1, verdict)
+    assert reason in row["reason"]
+
+
+def test_a_defect_that_the_patch_makes_wrong_is_a_break(workbench: Workbench) -> None:
+    pack = _asks(workbench, SMALLER)
+    probe = pack / "reproduce.py"
+    right_before = 'scale.scale([1.0], [3.0, 1.0]) == [3.0] and "zip(" not in open(scale.__file__).read()'
+    probe.write_text(
+        probe.read_text().replace(
+            'probe.check("lengths", "defect", refused)', f'probe.check("l", "defect", {right_before})'
+        )
+    )
+    status, row = _run(workbench)
+    assert (status, row["verdict"]) == (1, "PATCH_BREAKS")
+    assert "right without the patch, wrong with it: l" in row["reason"]
+
+
+def test_a_check_that_is_right_without_the_patch_is_no_proof(workbench: Workbench) -> None:
+    pack = _asks(workbench, checks='["weights", "lengths"]')
+    probe = pack / "reproduce.py"
+    probe.write_text(probe.read_text().replace('"defect", refused', '"defect", True'))
+    status, row = _run(workbench)
+    assert (status, row["verdict"]) == (1, "ERROR")
+    assert "right without the patch already: lengths" in row["reason"]
+
+
+def test_a_patch_made_for_another_tree_is_stale(workbench: Workbench) -> None:
+    pack = _asks(workbench)
+    patch = pack / "ask.patch"
+    patch.write_text(patch.read_text().replace("@@ -3,7 +3,7 @@", "@@ -2,7 +2,7 @@"))
+    status, row = _run(workbench)
+    assert (status, row["verdict"]) == (1, "PATCH_STALE")
+
+
+def test_an_origin_that_cannot_be_had_is_an_error(workbench: Workbench) -> None:
+    _asks(workbench)
+    status, (row,) = workbench.rows("--ask")
+    assert (status, row["verdict"]) == (1, "ERROR")
+    assert "not in the cache" in row["reason"]
+
+
+def test_a_pack_that_asks_for_no_patch_of_its_own(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    ended = workbench.run("run", "1", "--ask")
+    assert ended.returncode == 2
+    (line,) = ended.stderr.strip().splitlines()
+    assert "--ask: pack.toml names no patch in [ask]" in line
+    assert "--ask has its own tree" in workbench.run("run", "1", "--ask", "--upstream", "latest").stderr
+
+
+def test_check_names_what_the_ask_lacks(workbench: Workbench) -> None:
+    pack = _asks(workbench)
+    places = ("--mirrors", str(workbench.folder / "mirrors"))
+    assert workbench.run("run", "--record").returncode == 0
+    (pack / "pack.toml").write_text((pack / "pack.toml").read_text().replace('"wei*"', '"wei*", "no such"'))
+    said = workbench.run("check", *places).stdout
+    assert "ask.checks: no defect check of a receipt matches 'no such'" in said
+    (pack / "ask.patch").write_text(
+        HEADER + (pack / "ask.patch").read_text()[len(HEADER) :].replace("-3,7 +3,7", "-2,7 +2,7")
+    )
+    assert "ask.patch does not apply to ask.origin" in workbench.run("check", *places).stdout
+    assert "ask.patch was not tried" in workbench.run("check", "--cache", str(workbench.folder / "other")).stdout
+    (pack / "ask.patch").unlink()
+    assert "ask.patch is missing" in workbench.run("check", *places).stdout

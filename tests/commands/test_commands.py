@@ -1,0 +1,219 @@
+"""Calls: wrong ones end in one line and status 2; interrupted ones keep what was finished."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import psutil
+import pytest
+
+from testing import toys
+from testing.workbench import REPOSITORY, Workbench
+
+
+def _error(workbench: Workbench, *arguments: str) -> str:
+    ended = workbench.run(*arguments)
+    assert ended.returncode == 2, ended.stderr
+    lines = ended.stderr.strip().splitlines()
+    assert len(lines) == 1, ended.stderr
+    return lines[0]
+
+
+@pytest.mark.parametrize("verb", ["run", "list", "check", "report"])
+def test_an_unknown_pack_names_the_choices(workbench: Workbench, verb: str) -> None:
+    workbench.lay("01_confirmed")
+    line = _error(workbench, verb, "confirmd")
+    assert line.startswith("error: no pack 'confirmd'")
+    assert "01_confirmed" in line
+    assert "Next: runner.py list" in line
+
+
+def test_no_pack_at_all(workbench: Workbench) -> None:
+    assert "error: no pack in" in _error(workbench, "run")
+    shutil.rmtree(workbench.packs)
+    assert "--packs DIR" in _error(workbench, "run")
+
+
+@pytest.mark.parametrize("name", ["1", "01", "confirmed", "01_confirmed", "0*", "conf*"])
+def test_a_pack_is_named_by_number_slug_or_glob(workbench: Workbench, name: str) -> None:
+    workbench.lay("01_confirmed")
+    workbench.lay("30_control_fails")
+    ended = workbench.run("list", name, "--json")
+    assert [pack["pack"] for pack in json.loads(ended.stdout)] == ["01_confirmed"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "reason"),
+    [
+        (("--target", "sm_90"), "no target 'sm_90'. Choices: auto, all, cpu"),
+        (("--upstream", "otherkernel==1.0"), "this pack's package is toykernel"),
+        (("--upstream", "toykernel>=1.0"), "name one version"),
+        (
+            ("--upstream", "nonsense:x"),
+            "is none of PACKAGE==VERSION, latest, head, path:DIR, git+URL@COMMIT, installed",
+        ),
+        (("--upstream", "path:/no/such/folder"), "no such folder"),
+        (("--upstream", "head"), "pack.toml names no head commit"),
+        (("--with", "otherset"), "no dependency set 'otherset'"),
+        (("--with", "a", "--with", "b"), "--with names 2 sets"),
+    ],
+)
+def test_a_wrong_option_is_one_line(workbench: Workbench, arguments: tuple[str, ...], reason: str) -> None:
+    workbench.lay("01_confirmed")
+    ended = workbench.run("run", *arguments)
+    assert ended.returncode == 2, ended.stderr
+    errors = [line for line in ended.stderr.splitlines() if line.startswith("error:")]
+    assert len(errors) == 1
+    assert reason in errors[0]
+    assert "Traceback" not in ended.stderr
+
+
+def test_an_unknown_option_is_status_2(workbench: Workbench) -> None:
+    assert workbench.run("run", "--frobnicate").returncode == 2
+    assert workbench.run("frobnicate").returncode == 2
+
+
+@pytest.mark.parametrize("verb", ["", "list", "run", "table", "fetch", "check", "report"])
+def test_help_reads_like_a_manual(verb: str) -> None:
+    command = [sys.executable, str(REPOSITORY / "runner.py"), *([verb] if verb else []), "--help"]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert len(ended.stdout.splitlines()) > 10
+    assert ended.stderr == ""
+
+
+def test_a_target_that_is_not_here_is_unsupported_with_the_reason(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    status, (row,) = workbench.rows("--target", "sm_90a")
+    assert (status, row["verdict"], row["reason"]) == (5, "UNSUPPORTED", "this pack lists cpu")
+
+
+def test_a_torch_out_of_range_is_unsupported(workbench: Workbench) -> None:
+    pack = workbench.lay("01_confirmed")
+    (pack / "pack.toml").write_text((pack / "pack.toml").read_text().replace('torch = ">=2"', 'torch = "<2"'))
+    status, (row,) = workbench.rows()
+    assert (status, row["verdict"]) == (5, "UNSUPPORTED")
+    assert "is outside the pack's range <2" in row["reason"]
+
+
+def _wait_for(path: Path, seconds: float = 20.0) -> str:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        if path.exists() and path.read_text():
+            return path.read_text()
+        time.sleep(0.02)
+    raise AssertionError(f"{path.name} never came")
+
+
+def _wait_for_receipt(workbench: Workbench, seconds: float = 20.0) -> Path:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        for path in workbench.cache.glob("runs/*/receipts/*/cpu.traced.json"):
+            return path
+        time.sleep(0.02)
+    raise AssertionError("no receipt came")
+
+
+def _gone(pid: int, seconds: float = 10.0) -> bool:
+    end = time.monotonic() + seconds
+    while time.monotonic() < end:
+        try:
+            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
+                return True
+        except psutil.NoSuchProcess:
+            return True
+        time.sleep(0.02)
+    return False
+
+
+@pytest.mark.parametrize("jobs", [3, 4])  # both lanes of the one that hangs, and at least one of the other
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 130), (signal.SIGKILL, -9)])
+def test_an_interrupted_run_keeps_what_was_finished_and_leaves_no_process(
+    workbench: Workbench, number: signal.Signals, status: int, jobs: int
+) -> None:
+    workbench.lay("01_confirmed")
+    hanging = workbench.lay("37_needs_long")
+    command = workbench.command("run", "--json", "--jobs", str(jobs))
+    with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as runner:
+        finished = _wait_for_receipt(workbench)
+        probe = int(_wait_for(hanging / "pid"))
+        grandchild = int(_wait_for(hanging / "grandchild"))
+        os.kill(runner.pid, number)
+        output, _ = runner.communicate(timeout=30)
+    assert runner.returncode == status
+    assert _gone(probe)
+    assert _gone(grandchild)
+    assert json.loads(finished.read_text())["verdict"] == "CONFIRMED"
+    assert [path.parent.name for path in workbench.cache.glob("runs/*/receipts/*/*.json")] == ["01_confirmed"]
+    if number != signal.SIGKILL:
+        assert [row["verdict"] for row in json.loads(output)] == ["CONFIRMED"]
+    assert workbench.rows("1")[0] == 0
+    assert not list(workbench.cache.glob("work/*")), "the next run removes what a killed one left"
+
+
+def test_two_runners_on_one_cache(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    places = [workbench.folder / name for name in ("first", "second")]
+    commands = [workbench.command("run", "--json", "--receipts", str(place)) for place in places]
+    runners = [subprocess.Popen(command, stdout=-1, stderr=-1, text=True) for command in commands]
+    outputs = [runner.communicate(timeout=60)[0] for runner in runners]
+    assert [runner.returncode for runner in runners] == [0, 0]
+    assert [json.loads(output)[0]["verdict"] for output in outputs] == ["CONFIRMED", "CONFIRMED"]
+    assert all((place / "01_confirmed/cpu.traced.json").exists() for place in places)
+
+
+def test_the_table_is_the_last_thing_on_the_screen_and_logs_are_named_where_something_deviates(
+    workbench: Workbench,
+) -> None:
+    pack = workbench.lay("01_confirmed")
+    ended = workbench.run("run")
+    first = ended.stdout.splitlines()[1].split()
+    assert first[:7] == [
+        "01_confirmed",
+        "wrong-result",
+        "cpu",
+        "traced",
+        "BUG_REPRODUCED",
+        "FIX_VALIDATED",
+        "CONFIRMED",
+    ]
+    assert "max_error 3 -> 0" in ended.stdout
+    assert len(ended.stdout.splitlines()) == 2
+    assert "01_confirmed/cpu pristine: BUG_REPRODUCED" in ended.stderr
+    (folder,) = workbench.cache.glob("runs/*")
+    assert ended.stderr.splitlines()[-1] == f"logs and receipts: {folder}"
+    assert ended.stderr.count("unpacking toykernel 1.0") == 1
+    verbose = workbench.run("run", "--verbose").stdout.splitlines()
+    assert [line.split()[2] for line in verbose[:-2]] == ["claims", "log", "log", "receipt"]
+    (pack / "fix.patch").unlink()
+    deviates = workbench.run("run").stdout.splitlines()
+    assert deviates[0] == "01_confirmed cpu: fix.patch is missing"
+    assert deviates[-1].split()[:1] == ["01_confirmed"]
+
+
+def test_a_run_leaves_the_checkout_as_it_was_unless_it_records(workbench: Workbench) -> None:
+    pack = workbench.lay("01_confirmed")
+    assert workbench.run("run").returncode == 0
+    assert not (pack / "receipts").exists()
+    assert workbench.run("run", "--record").returncode == 0
+    assert (pack / "receipts/cpu.traced.json").exists()
+    elsewhere = workbench.run("run", "--record", "--upstream", f"path:{toys.RESOURCES}/upstream/toykernel-1.0")
+    assert elsewhere.returncode == 2
+    assert "--record: pack.toml states nothing of this tree" in elsewhere.stderr
+
+
+def test_of_several_packs_those_without_a_head_are_left_out(workbench: Workbench) -> None:
+    stated = workbench.lay("01_confirmed") / "pack.toml"
+    workbench.lay("36_flaky")
+    commit = "1" * 40
+    stated.write_text(f'{stated.read_text()}\n[head]\ncommit = "{commit}"\ndate = 2026-01-01\nverdict = "CONFIRMED"\n')
+    ended = workbench.run("run", "--upstream", "head")
+    assert ended.returncode == 5, ended.stderr
+    assert "36_flaky: left out: pack.toml names no head commit" in ended.stderr
+    assert "UNAVAILABLE" in ended.stdout

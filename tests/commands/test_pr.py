@@ -1,0 +1,302 @@
+"""One commit in the user's own checkout of an upstream: real git repositories, and everything that is refused."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from testing import toys
+from testing.workbench import Workbench
+
+SUBJECT = "Scale each value by its own weight"
+TEST = """Subject: Test that each value has its own weight
+
+SPDX-License-Identifier: Apache-2.0
+---
+diff --git a/tests/test_scale.py b/tests/test_scale.py
+new file mode 100644
+index 0000000000000000000000000000000000000000..{blob}
+--- /dev/null
++++ b/tests/test_scale.py
+@@ -0,0 +1,2 @@
++def test_each_value_has_its_own_weight():
++    assert True
+"""
+SOURCE = "src/toykernel/scale.py"
+
+
+@dataclass(frozen=True)
+class Clone:
+    """The user's checkout of the toy upstream, with the user's own identity, and a home of its own."""
+
+    folder: Path
+    workbench: Workbench
+
+    @property
+    def environment(self) -> dict[str, str]:
+        return {"HOME": str(self.folder.parent), "GIT_CONFIG_NOSYSTEM": "1", "PATH": os.environ["PATH"]}
+
+    def git(self, *arguments: str) -> str:
+        return subprocess.run(
+            ["git", *arguments], cwd=self.folder, env=self.environment, capture_output=True, text=True, check=True
+        ).stdout.strip()
+
+    def pr(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        return self.workbench.run(
+            "pr", "1", "--checkout", str(self.folder), *arguments, **(self.environment | environment)
+        )
+
+    def state(self) -> tuple[str, ...]:
+        """Everything that a refused call must leave as it was."""
+        head = (self.folder / ".git/HEAD").read_text()
+        files = sorted(str(path) for path in self.folder.rglob("*") if ".git" not in path.parts)
+        return (head, self.git("rev-parse", "HEAD"), self.git("branch"), self.git("diff", "HEAD"), *files)
+
+
+@pytest.fixture
+def clone(workbench: Workbench) -> Clone:
+    workbench.lay("01_confirmed")
+    folder = workbench.folder / "home" / "toykernel"
+    folder.parent.mkdir()
+    shutil.copytree(toys.RESOURCES / "upstream/toykernel-1.0", folder)
+    made = Clone(folder, workbench)
+    made.git("init", "--quiet", "--initial-branch=main")
+    made.git("config", "user.name", "A Maintainer")
+    made.git("config", "user.email", "maintainer@example.org")
+    made.git("add", ".")
+    made.git("commit", "--quiet", "--message=Release 1.0")
+    made.git("remote", "add", "origin", "https://github.com/example/toykernel.git")
+    made.git("remote", "add", "mine", "git@github.com:a-maintainer/toykernel.git")
+    return made
+
+
+def _pack(clone: Clone) -> Path:
+    return clone.workbench.packs / "01_confirmed"
+
+
+def _edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+def test_a_branch_with_one_commit_of_the_patch_and_its_test(clone: Clone) -> None:
+    blob = subprocess.run(
+        ["git", "hash-object", "--stdin"],
+        input="def test_each_value_has_its_own_weight():\n    assert True\n",
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout.strip()
+    (_pack(clone) / "upstream_test.patch").write_text(TEST.format(blob=blob))
+    (clone.folder / "notes.txt").write_text("mine\n")
+    base = clone.git("rev-parse", "HEAD")
+    ended = clone.pr()
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert clone.git("branch", "--show-current") == "fix-confirmed"
+    assert clone.git("rev-parse", "HEAD^") == base
+    assert clone.git("diff", "--name-only", "HEAD^").splitlines() == [SOURCE, "tests/test_scale.py"]
+    message = clone.git("show", "--no-patch", "--format=%B")
+    assert message.splitlines()[0] == SUBJECT
+    assert "multiplied every value by the first weight." in message
+    assert "Signed-off-by" not in message
+    assert clone.git("show", "--no-patch", "--format=%an %ae %cn") == (
+        "A Maintainer maintainer@example.org A Maintainer"
+    )
+    assert clone.git("status", "--porcelain") == "?? notes.txt"
+    *_, push, create = ended.stdout.splitlines()
+    assert push == f"  git -C {clone.folder} push --set-upstream mine fix-confirmed"
+    assert create == f"  (cd {clone.folder} && gh pr create --draft --fill)"
+    assert "formatter: the project's files name no formatter" in ended.stdout
+    assert "left to you: every line of the patch read by you" in ended.stdout
+    before = clone.state()
+    again = clone.pr()
+    assert (again.returncode, clone.state()) == (2, before)
+    assert "it has a branch fix-confirmed. Next: --branch another" in again.stderr
+
+
+def test_it_is_pushed_to_the_remote_that_is_not_the_upstream(clone: Clone) -> None:
+    _edit(_pack(clone) / "pack.toml", "https://example.org/toykernel", "https://github.com/Example/ToyKernel")
+    text = (_pack(clone) / "pack.toml").read_text()
+    lines = [line for line in text.splitlines() if not line.startswith("threads")]
+    (_pack(clone) / "pack.toml").write_text("\n".join(lines) + "\n")
+    ended = clone.pr("--branch", "weights")
+    assert ended.returncode == 0, ended.stderr
+    assert "push --set-upstream mine weights" in ended.stdout
+    assert "gh pr create --repo Example/ToyKernel --draft --fill" in ended.stdout
+
+
+def test_the_patch_that_upstream_is_asked_to_merge_goes_before_fix_patch(clone: Clone) -> None:
+    pack = _pack(clone)
+    (pack / "ask.patch").write_text((pack / "fix.patch").read_text().replace(SUBJECT, "Ask for less"))
+    _edit(
+        pack / "pack.toml",
+        "[upstream]",
+        '[ask]\ntext = "Please merge it."\npatch = "ask.patch"\nchecks = ["scale"]\ndate = 2026-01-01\n'
+        f'origin = "git+https://example.org/toykernel@{"1" * 40}"\n\n[upstream]',
+    )
+    ended = clone.pr()
+    assert ended.returncode == 0, ended.stderr
+    assert clone.git("show", "--no-patch", "--format=%s") == "Ask for less"
+
+
+def _dirty(clone: Clone) -> None:
+    (clone.folder / SOURCE).write_text("changed\n")
+
+
+def _staged(clone: Clone) -> None:
+    (clone.folder / "new.py").write_text("new\n")
+    clone.git("add", "new.py")
+
+
+def _merging(clone: Clone) -> None:
+    (clone.folder / ".git/MERGE_HEAD").write_text(clone.git("rev-parse", "HEAD") + "\n")
+
+
+def _of_something_else(clone: Clone) -> None:
+    clone.git("rm", "--quiet", "-r", "src")
+    (clone.folder / "other.py").write_text("other\n")
+    clone.git("add", ".")
+    clone.git("commit", "--quiet", "--message=Another project")
+
+
+def _moved(clone: Clone) -> None:
+    path = clone.folder / SOURCE
+    path.write_text("# one line more\n" * 3 + path.read_text())
+    clone.git("commit", "--quiet", "--all", "--message=Move it down")
+
+
+def _rewritten(clone: Clone) -> None:
+    _edit(clone.folder / SOURCE, "weights[0]", "weights[-1]")
+    clone.git("commit", "--quiet", "--all", "--message=Write it anew")
+
+
+def _fixed(clone: Clone) -> None:
+    _edit(
+        clone.folder / SOURCE,
+        "[value * weights[0] for value in values]",
+        "[value * weight for value, weight in zip(values, weights, strict=True)]",
+    )
+    clone.git("commit", "--quiet", "--all", "--message=Fix it")
+
+
+def _reindented(clone: Clone) -> None:
+    clone.git("config", "apply.ignoreWhitespace", "change")
+    _edit(clone.folder / SOURCE, "def scale(values, weights)", "def scale(values,  weights)")
+    clone.git("commit", "--quiet", "--all", "--message=Space it")
+
+
+def _hook(clone: Clone) -> None:
+    hook = clone.folder / ".git/hooks/pre-commit"
+    hook.write_text("#!/bin/sh\necho the hook wants a ticket number\nexit 1\n")
+    hook.chmod(0o755)
+
+
+def _nameless(clone: Clone) -> None:
+    clone.git("config", "--unset", "user.name")
+    clone.git("config", "--unset", "user.email")
+    clone.git("config", "user.useConfigOnly", "true")
+
+
+def _another_result(clone: Clone) -> None:
+    _edit(_pack(clone) / "fix.patch", "..7a2983fc", "..7a2983fd")
+
+
+def _no_patch(clone: Clone) -> None:
+    (_pack(clone) / "fix.patch").unlink()
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (_dirty, f"it has changes ({SOURCE}). Next: git stash"),
+        (_staged, "it has changes (new.py). Next: git stash"),
+        (_merging, "MERGE_HEAD says that something is unfinished"),
+        (_of_something_else, f"no clone of that upstream, or at a commit of another time: it lacks {SOURCE}"),
+        (_moved, "does not fit the checkout's commit exactly: Hunk #1 succeeded at 6 (offset 3 lines)"),
+        (_rewritten, f"does not fit the checkout's commit exactly: patch failed: {SOURCE}"),
+        (_fixed, "does not fit the checkout's commit exactly: it holds these changes already. Next: "),
+        (_reindented, f"does not fit the checkout's commit exactly: patch failed: {SOURCE}"),
+        (_hook, "the checkout is as it was. It said: the hook wants a ticket number Next: "),
+        (_nameless, "git does not know who you are. Next: git config user.name and user.email"),
+        (_another_result, f"{SOURCE} is not what the patch's index line says after applying it"),
+        (_no_patch, "no patch for the project that is judged"),
+    ],
+)
+def test_what_is_refused_and_left_as_it_was(clone: Clone, spoil: Callable[[Clone], None], reason: str) -> None:
+    spoil(clone)
+    before = clone.state()
+    ended = clone.pr()
+    assert ended.returncode == 2, ended.stdout
+    assert reason in ended.stderr
+    assert clone.state() == before
+
+
+def test_a_folder_below_the_top_a_plain_folder_and_a_bad_name_are_refused(clone: Clone) -> None:
+    for folder, reason in ((clone.folder / "src", "not the top of a git checkout"), (clone.folder.parent, "not the")):
+        ended = clone.workbench.run("pr", "1", "--checkout", str(folder), **clone.environment)
+        assert (ended.returncode, reason in ended.stderr) == (2, True), ended.stderr
+    assert "git takes no such name" in clone.pr("--branch", "-q").stderr
+    assert clone.git("branch") == "* main"
+
+
+def test_a_detached_head_is_where_it_was_when_a_hook_refuses(clone: Clone) -> None:
+    clone.git("switch", "--quiet", "--detach", "HEAD")
+    _hook(clone)
+    before = clone.state()
+    assert clone.pr().returncode == 2
+    assert clone.state() == before
+
+
+def _formatter(clone: Clone, name: str, script: str) -> str:
+    """Install a formatter for the user; return a PATH that has it."""
+    folder = clone.folder.parent / "bin"
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(f"#!{sys.executable}\nimport sys\nfrom pathlib import Path\n{script}")
+    (folder / name).chmod(0o755)
+    return f"{folder}{os.pathsep}{os.environ['PATH']}"
+
+
+APPENDS = (
+    "for name in sys.argv[1:]:\n    p = Path(name)\n    p.is_file() and p.write_text(p.read_text() + '# seen\\n')\n"
+)
+
+
+def test_the_projects_formatter_runs_on_the_touched_files_alone(clone: Clone) -> None:
+    (clone.folder / "pyproject.toml").write_text("[tool.black]\nline-length = 100\n")
+    clone.git("add", ".")
+    clone.git("commit", "--quiet", "--message=Format with black")
+    ended = clone.pr(PATH=_formatter(clone, "black", APPENDS))
+    assert ended.returncode == 0, ended.stderr
+    assert f"formatter: black: changed {SOURCE} (+1 -0); read it before you push" in ended.stdout
+    assert clone.git("diff", "--name-only", "HEAD^") == SOURCE
+    assert (clone.folder / SOURCE).read_text().endswith("# seen\n")
+    assert clone.git("status", "--porcelain") == ""
+
+
+def test_pre_commit_goes_before_the_formatters_that_it_runs(clone: Clone) -> None:
+    (clone.folder / ".pre-commit-config.yaml").write_text("repos:\n- repo: x\n  hooks:\n  - id: black\n")
+    clone.git("add", ".")
+    clone.git("commit", "--quiet", "--message=Use pre-commit")
+    path = _formatter(clone, "pre-commit", "print(*sys.argv[1:])\nsys.exit(1)\n")
+    _formatter(clone, "black", APPENDS)
+    ended = clone.pr(PATH=path)
+    assert ended.returncode == 0, ended.stderr
+    assert f"pre-commit: ended with status 1 and changed nothing:\nrun --files {SOURCE}" in ended.stdout
+    assert not (clone.folder / SOURCE).read_text().endswith("# seen\n")
+
+
+def test_a_formatter_that_is_not_installed_is_named(clone: Clone) -> None:
+    (clone.folder / ".pre-commit-config.yaml").write_text("repos:\n- repo: x\n  hooks:\n  - id: black\n")
+    clone.git("add", ".")
+    clone.git("commit", "--quiet", "--message=Use pre-commit")
+    ended = clone.pr()
+    assert "formatter: pre-commit: the project uses it; it is not installed here" in ended.stdout
+    assert "formatter: black: the project uses it; it is not installed here" in ended.stdout

@@ -1,0 +1,64 @@
+"""Pruning removes what nobody used for a while, and nothing else."""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from harness.core import cache, prune
+from harness.core.cache import Cache
+from testing.workbench import Workbench
+
+
+def _age(entry: Path, days: float) -> None:
+    moment = time.time() - days * prune.DAY
+    os.utime(entry, (moment, moment))
+
+
+def test_what_was_not_used_is_removed_and_what_was_used_stays(tmp_path: Path) -> None:
+    store = Cache(tmp_path)
+    for name in ("old", "used", "new"):
+        entry = store.entry("trees", name)
+        entry.mkdir(parents=True)
+        (entry / "file").write_bytes(b"x" * 1000)
+        if name != "new":
+            _age(entry, 40)
+    store.populate("trees", "used", lambda _: None)
+    (found,) = [one for one in prune.prune(store, 30, dry_run=True) if one.entries]
+    assert (found.kind, found.entries, found.size) == ("trees", 1, 1000)
+    assert store.entry("trees", "old").exists(), "a dry run removes nothing"
+    prune.prune(store, 30)
+    assert sorted(path.name for path in (tmp_path / "trees").iterdir()) == ["new", "used"]
+
+
+def test_a_file_that_another_entry_shares_frees_nothing(tmp_path: Path) -> None:
+    store = Cache(tmp_path)
+    for kind in ("unpacked", "dependencies"):
+        store.entry(kind, "one").mkdir(parents=True)
+    (store.entry("unpacked", "one") / "file").write_bytes(b"x" * 1000)
+    (store.entry("dependencies", "one") / "file").hardlink_to(store.entry("unpacked", "one") / "file")
+    _age(store.entry("dependencies", "one"), 40)
+    assert [one.size for one in prune.prune(store, 30) if one.entries] == [0]
+    assert (store.entry("unpacked", "one") / "file").exists()
+
+
+def test_an_entry_is_used_again_after_it_was_pruned(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    assert workbench.run("run").returncode == 0
+    for entry in workbench.cache.glob("*/*"):
+        _age(entry, 40)
+    ended = workbench.run("prune", "--cache", str(workbench.cache))
+    assert ended.returncode == 0, ended.stderr
+    assert "run folders of `run` and `versions` (runs/)" in ended.stdout
+    assert not list(workbench.cache.glob("trees/*"))
+    archive = next(workbench.folder.glob("*.zip"))
+    from testing import toys  # noqa: PLC0415 - the download was pruned as well
+
+    toys.seed(workbench.cache, archive, workbench.sha256)
+    assert workbench.run("run").returncode == 0
+    assert workbench.run("prune", "--days", "0.5", "--cache", str(workbench.cache)).returncode == 2
+
+
+def test_a_cache_that_cannot_be_written_is_used_all_the_same(tmp_path: Path) -> None:
+    cache.used(tmp_path / "missing")

@@ -1,0 +1,66 @@
+"""Seals beyond what `testing.tampering` plants: caches of other users, JIT results, and what receipts state."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+
+from testing import tampering
+from testing.workbench import Workbench
+
+
+def test_a_cache_from_elsewhere_is_built_again_and_compared(tmp_path: Path) -> None:
+    bench = tmp_path / "bench"
+    bench.mkdir()
+    workbench = tampering.with_a_dependency(bench)
+    assert workbench.rows()[1][0]["verdict"] == "CONFIRMED"
+    state = {"XDG_STATE_HOME": str(tmp_path / "state of another user")}
+    assert workbench.rows(**state)[1][0]["verdict"] == "CONFIRMED"
+    tampering.append(tampering.scale(workbench))
+    status, (row,) = workbench.rows(XDG_STATE_HOME=str(tmp_path / "a third user"))
+    assert (status, row["verdict"]) == (1, "ERROR")
+
+
+def test_jit_results_that_somebody_touched_are_not_used(workbench: Workbench) -> None:
+    pack = workbench.lay("01_confirmed")
+    probe = pack / "reproduce.py"
+    line = "    from toykernel import scale\n"
+    jit = '    import os\n    kept = Path(os.environ["TRITON_CACHE_DIR"]) / "x"\n    kept.parent.mkdir(exist_ok=True)\n'
+    jit += '    print("FOUND", kept.read_text() if kept.exists() else None)\n    kept.write_text("made")\n'
+    probe.write_text(probe.read_text().replace(line, line + jit))
+
+    def found() -> list[str]:
+        logs = [Path(log).read_text() for log in workbench.rows()[1][0]["logs"]]
+        return [line for log in logs for line in log.splitlines() if line.startswith("FOUND")]
+
+    assert found() == ["FOUND None", "FOUND None"]
+    assert found() == ["FOUND made", "FOUND made"]
+    for path in workbench.cache.glob("jit/*/triton/x"):
+        path.write_text("poisoned")
+    assert found() == ["FOUND None", "FOUND None"]
+
+
+def test_what_runs_is_what_the_receipt_states(workbench: Workbench) -> None:
+    pack = workbench.lay("01_confirmed")
+    probe = pack / "reproduce.py"
+    line = "    from toykernel import scale\n"
+    edit = f'    with open({str(probe)!r}, "a") as stream: stream.write("# edited\\n")\n'
+    probe.write_text(probe.read_text().replace(line, line + edit))
+    before = probe.read_bytes()
+    workbench.rows("--receipts", str(workbench.folder / "out"))
+    assert probe.read_bytes() != before
+    (receipt,) = (workbench.folder / "out").rglob("*.json")
+    assert json.loads(receipt.read_text())["probe"]["sha256"] == hashlib.sha256(before).hexdigest()
+
+
+def test_a_lane_cannot_tell_which_one_it_is_by_its_paths(workbench: Workbench) -> None:
+    pack = workbench.lay("01_confirmed")
+    probe = pack / "reproduce.py"
+    line = "    from toykernel import scale\n"
+    shown = '    print("PATHS", scale.__file__, __file__, sys.path)\n'
+    probe.write_text(probe.read_text().replace(line, line + shown))
+    status, (row,) = workbench.rows()
+    assert status == 0
+    for log in row["logs"]:
+        assert "patched" not in next(line for line in Path(log).read_text().splitlines() if line.startswith("PATHS"))

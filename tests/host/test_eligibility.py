@@ -1,0 +1,66 @@
+"""Which targets a host can show, and by what evidence."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.core.errors import HarnessError
+from harness.core.words import Evidence, Verdict, is_target
+from harness.host import eligibility
+from harness.host.host import Gpu, Host
+from harness.pack import load
+from harness.pack.model import Pack, Target
+from testing.workbench import Workbench
+
+NO_GPU = Host("3.11.7", "2.13.0+cpu", "3.6.0")
+H200 = replace(NO_GPU, gpus=(Gpu("NVIDIA H200", (9, 0)),))
+
+
+def _pack(workbench: Workbench, **targets: tuple[Evidence, ...]) -> Pack:
+    loaded = load.load_pack(workbench.lay("01_confirmed"))
+    made = {name: Target(evidence, Verdict.CONFIRMED, ()) for name, evidence in targets.items()}
+    return replace(loaded, definition=replace(loaded.definition, targets=made))
+
+
+@pytest.mark.parametrize(
+    ("capability", "target"),
+    [((8, 0), "sm_80"), ((8, 9), "sm_89"), ((9, 0), "sm_90a"), ((10, 0), "sm_100a"), ((12, 1), "sm_121a")],
+)
+def test_an_architecture_has_its_suffix_from_sm_90_on(capability: tuple[int, int], target: str) -> None:
+    assert Gpu("a GPU", capability).target == target
+    assert is_target(target)
+    assert not is_target(target.removesuffix("a") if target.endswith("a") else f"{target}a")
+
+
+def test_the_strongest_evidence_that_this_host_can_produce_is_taken(workbench: Workbench) -> None:
+    one = _pack(workbench, sm_90a=(Evidence.COMPILED, Evidence.EXECUTED), sm_100a=(Evidence.COMPILED,))
+    assert [(p.target, p.evidence) for p in eligibility.plan(one, "all", NO_GPU)] == [
+        ("sm_90a", Evidence.COMPILED),
+        ("sm_100a", Evidence.COMPILED),
+    ]
+    assert eligibility.plan(one, "sm_90a", H200)[0].evidence == Evidence.EXECUTED
+    assert eligibility.plan(one, "auto", H200)[0].target == "sm_90a"
+    assert eligibility.plan(one, "auto", NO_GPU)[0].reason == "this pack lists sm_90a, sm_100a"
+
+
+def test_all_leaves_out_what_this_host_cannot_show_but_never_says_nothing(workbench: Workbench) -> None:
+    one = _pack(workbench, cpu=(Evidence.TRACED,), sm_90a=(Evidence.EXECUTED,))
+    assert [p.target for p in eligibility.plan(one, "all", NO_GPU)] == ["cpu"]
+    (only,) = eligibility.plan(_pack_of_one(one), "all", NO_GPU)
+    assert (only.evidence, only.reason) == (None, "no sm_90a GPU here, and the pack admits only executed")
+
+
+def _pack_of_one(one: Pack) -> Pack:
+    targets = {"sm_90a": one.definition.targets["sm_90a"]}
+    return replace(one, definition=replace(one.definition, targets=targets))
+
+
+def test_ranges_hold_for_local_versions_too(workbench: Workbench) -> None:
+    one = _pack(workbench, cpu=(Evidence.TRACED,))
+    assert eligibility.plan(one, "cpu", NO_GPU)[0].evidence == Evidence.TRACED
+    old = eligibility.plan(one, "cpu", replace(NO_GPU, torch="1.13.1+cu117"))[0]
+    assert (old.evidence, old.reason) == (None, "torch 1.13.1+cu117 is outside the pack's range >=2")
+    with pytest.raises(HarnessError, match="no target 'sm_90'"):
+        eligibility.plan(one, "sm_90", NO_GPU)

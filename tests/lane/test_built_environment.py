@@ -1,0 +1,53 @@
+"""A target's own environment: used by its lanes where it has been made, and named by what it depends on."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+import sys
+
+from harness.host import host
+from harness.lane import built_environment
+from testing.workbench import Workbench
+
+
+def _lay(workbench: Workbench, name: str) -> None:
+    folder = workbench.lay("01_confirmed")
+    text = (folder / "pack.toml").read_text()
+    built = f'[environments."{name}"]\nscript = "build.py"\nfiles = {{}}\n'
+    (folder / "pack.toml").write_text(
+        text.replace("timeout_s = 60", f'timeout_s = 60\nenvironment = "{name}"\n\n{built}')
+    )
+
+
+def test_lanes_run_in_the_environment_of_their_target_once_it_is_there(workbench: Workbench) -> None:
+    _lay(workbench, "toy")
+    marker = workbench.folder / "marker"
+    assert workbench.run("run", "1").returncode == 0
+    interpreter = (
+        workbench.cache / built_environment.KIND / built_environment.key(host.detect(), "toy") / "bin" / "python"
+    )
+    interpreter.parent.mkdir(parents=True)
+    own = shlex.quote(sys.executable)
+    interpreter.write_text(f'#!/bin/sh\necho lane >> {shlex.quote(str(marker))}\nexec {own} "$@"\n')
+    interpreter.chmod(0o755)
+    assert not marker.exists()
+    ended = workbench.run("run", "1")
+    assert ended.returncode == 0, ended.stderr
+    assert marker.read_text().splitlines() == ["lane"] * 2
+
+
+def test_an_environment_belongs_to_one_interpreter_and_one_torch() -> None:
+    here = host.detect()
+    others = (dataclasses.replace(here, torch="1.0"), dataclasses.replace(here, python="3.99.0"))
+    assert (
+        len({built_environment.key(one, "toy") for one in (here, *others)} | {built_environment.key(here, "other")})
+        == 4
+    )
+
+
+def test_a_name_that_is_no_name_is_an_error(workbench: Workbench) -> None:
+    _lay(workbench, "../toy")
+    ended = workbench.run("check")
+    assert ended.returncode == 2
+    assert "environments.../toy: no name of lower-case letters" in ended.stdout + ended.stderr

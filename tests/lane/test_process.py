@@ -1,0 +1,41 @@
+"""Whatever a probe starts ends with it, and what it prints costs no memory."""
+
+from __future__ import annotations
+
+import psutil
+
+from testing import sweeps
+from testing.workbench import Workbench
+
+
+def test_a_silent_hang_is_timed_out(workbench: Workbench) -> None:
+    workbench.lay("21_hangs_silently")
+    status, (row,) = workbench.rows("--timeout", "1")
+    assert (status, row["verdict"], row["reason"]) == (1, "ERROR", "timed out after 1 s")
+
+
+def test_stubborn_grandchildren_neither_outlive_nor_hold_up_a_lane(workbench: Workbench) -> None:
+    workbench.lay("20_leaves_stubborn_children")
+    status, (row,) = workbench.rows("--lane", "pristine")
+    assert (status, row["verdict"]) == (0, "REPRODUCED")
+    assert not sweeps.living(workbench.folder)
+
+
+def test_500_megabytes_of_output_cost_neither_memory_nor_the_verdict(workbench: Workbench) -> None:
+    workbench.lay("22_prints_500_megabytes")
+    command = workbench.command("run", "--json", "--lane", "pristine")
+    with psutil.Popen(command, stdout=-3, stderr=-3) as runner:
+        peak = 0
+        while runner.poll() is None:
+            try:
+                peak = max(peak, runner.memory_info().rss)
+                runner.wait(0.02)
+            except psutil.Error:
+                continue
+    assert runner.returncode == 0
+    assert peak < 100e6
+    (log,) = workbench.cache.glob("runs/*/logs/*/*.log")
+    text = log.read_text()
+    assert len(text) < 400_000
+    assert "bytes are left out here" in text
+    assert text.rstrip().endswith("BUG_REPRODUCED {}")

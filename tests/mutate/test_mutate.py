@@ -1,0 +1,170 @@
+"""`runner.py mutate` over toy packs: what is killed, what survives, what says nothing, and a kill -9 in the middle."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from testing import sweeps
+from testing.workbench import REPOSITORY, Workbench
+
+
+def _mutate(workbench: Workbench, *arguments: str) -> tuple[int, dict[str, Any], str]:
+    ended = workbench.run("mutate", "--json", "--target", "cpu", *arguments)
+    assert "Traceback" not in ended.stderr, ended.stderr
+    found = json.loads(ended.stdout) if ended.stdout else []
+    return ended.returncode, found[0] if len(found) == 1 else found, ended.stderr
+
+
+def _fates(found: dict[str, Any]) -> dict[str, str]:
+    return {one["name"]: one["fate"] for one in found["strength"]["mutants"]}
+
+
+def test_a_probe_that_refuses_every_wrong_fix(workbench: Workbench) -> None:
+    workbench.lay("42_refuses_wrong_fixes")
+    status, found, _ = _mutate(workbench, "--only-own")
+    mutants = {one["name"]: one for one in found["strength"]["mutants"]}
+    assert status == 0
+    assert _fates(found) == {
+        "adds_the_weight": "killed",
+        "multiplies_the_other_way_round": "equivalent",
+        "refuses_the_mode": "killed",
+        "weights_the_first_two_alike": "killed",
+    }
+    assert mutants["adds_the_weight"]["by"] == ["ones", "weights"]
+    assert mutants["refuses_the_mode"]["by"] == []
+    assert "one weight for all" in mutants["refuses_the_mode"]["reason"]
+    assert found["strength"]["own"] == {"killed": 3, "of": 3, "survived": 0, "unjudged": 0, "equivalent": 1}
+
+
+def test_survivors_and_what_only_the_comparison_refuses(workbench: Workbench) -> None:
+    workbench.lay("43_lets_wrong_fixes_pass")
+    status, found, _ = _mutate(workbench, "--only-own")
+    mutants = {one["name"]: one for one in found["strength"]["mutants"]}
+    assert status == 1
+    assert found["open"] == ["loses_an_empty_total", "rounds_the_total"]
+    assert mutants["rounds_the_total"]["refused"].startswith("PATCH_BREAKS: outputs differ")
+    assert mutants["loses_an_empty_total"]["refused"] == ""
+    shown = workbench.run("mutate", "--target", "cpu", "--only-own").stdout
+    assert "strength: killed 1 of 3 (own 1 of 3, generated 0 of 0); 2 survived the probe alone (1 refused" in shown
+    assert "killed by check: ones 1, weights 1" in shown
+
+
+@pytest.mark.slow
+def test_what_crashes_or_hangs_is_run_again_alone_and_unjudged(workbench: Workbench) -> None:
+    workbench.lay("44_mutants_crash_and_hang")
+    status, found, _ = _mutate(workbench, "--only-own", "--timeout", "3")
+    mutants = {one["name"]: one for one in found["strength"]["mutants"]}
+    assert status == 1
+    assert _fates(found) == {
+        "adds_the_weight": "killed",
+        "does_not_apply": "unjudged",
+        "hangs": "unjudged",
+        "raises": "unjudged",
+    }
+    assert mutants["hangs"]["reason"] == "timed out after 3 s (run twice, the second time alone)"
+    assert mutants["raises"]["reason"].startswith("ValueError: weights differ: no verdict line (run twice")
+    assert mutants["does_not_apply"]["reason"].startswith("its patch does not apply")
+    assert found["strength"]["own"]["of"] == 4
+
+
+def test_mutants_are_generated_alike_every_time_and_leave_nothing_in_the_cache(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    pristine = {path: path.stat().st_ino for path in (workbench.cache / "trees").rglob("*.py")}
+    _, first, _ = _mutate(workbench, "--generated", "6")
+    _, second, _ = _mutate(workbench, "--generated", "6")
+    _, other, _ = _mutate(workbench, "--generated", "6", "--seed", "2")
+    names = [sorted(_fates(found)) for found in (first, second, other)]
+    assert names[0] == names[1]
+    assert names[0] != names[2]
+    assert len(names[0]) == 6
+    assert len(list((workbench.cache / "trees").iterdir())) == 2
+    assert len(list((workbench.cache / "jit").iterdir())) == 2
+    for path, inode in pristine.items():
+        assert path.stat().st_ino == inode
+    text = next((workbench.cache / "trees").rglob("scale.py")).read_text(encoding="utf-8")
+    assert "weights[0]" in text
+
+
+def test_a_probe_that_does_not_confirm_its_own_fix_says_nothing_of_wrong_ones(workbench: Workbench) -> None:
+    workbench.lay("03_fix_ineffective")
+    status, found, _ = _mutate(workbench)
+    assert status == 1
+    assert found["strength"] is None
+    assert "its own fix gives FIX_INEFFECTIVE" in found["problem"]
+
+
+@pytest.mark.slow
+def test_several_mutants_share_a_gpu(workbench: Workbench) -> None:
+    pack = workbench.lay("41_executes_on_a_gpu")
+    (pack / "seconds").write_text("1.5", encoding="utf-8")
+    state = workbench.folder / "gpus.json"
+    state.write_text(json.dumps({"devices": [{"name": "Toy H200", "capability": [9, 0]}]}), encoding="utf-8")
+    toy = {
+        "PYTHONPATH": str(REPOSITORY / "tests/resources/fake_nvml"),
+        "NVIDIA_FAKE_STATE": str(state),
+        "CUDA_VISIBLE_DEVICES": "0",
+    }
+    ended = workbench.run("mutate", "--json", "--generated", "4", "--jobs", "3", **toy)
+    found = json.loads(ended.stdout)[0]
+    assert (found["target"], found["strength"]["evidence"], found["strength"]["gpu"]) == (
+        "sm_90a",
+        "executed",
+        "Toy H200",
+    )
+    times = [line.split() for line in (pack / "starts").read_text(encoding="utf-8").splitlines()]
+    spans = [(float(begin), float(end)) for _, device, begin, end in times if device == "0"]
+    together = [sum(begin <= moment < end for begin, end in spans) for moment, _ in spans]
+    assert max(together) >= 2
+
+
+def test_wrong_calls(workbench: Workbench) -> None:
+    pack = workbench.lay("42_refuses_wrong_fixes")
+    assert workbench.run("mutate", "--target", "cpu", "--record", "--seed", "3").returncode == 2
+    (pack / "mutants/equivalent.toml").write_text('[[equivalent]]\nname = "x"\nreason = ""\n', encoding="utf-8")
+    refused = workbench.run("mutate", "--target", "cpu")
+    assert refused.returncode == 2
+    assert "x: no reason" in refused.stderr
+
+
+@pytest.mark.slow
+def test_a_killed_command_goes_on_and_runs_nothing_twice(workbench: Workbench) -> None:
+    pack = workbench.lay("40_runs_for_a_while")
+    (pack / "seconds").write_text("0.4", encoding="utf-8")
+    command = workbench.command("mutate", "--json", "--target", "cpu", "--generated", "6", "--jobs", "2")
+    journal = _killed_with(command, workbench, ends=5)
+    known = [json.loads(line)["key"] for line in journal.read_text(encoding="utf-8").splitlines()]
+    end = time.monotonic() + 10
+    while sweeps.living(workbench.packs) and time.monotonic() < end:
+        time.sleep(0.05)
+    before = sum(sweeps.starts(pack).values())
+    ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
+    found = json.loads(ended.stdout)[0]
+    lines = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
+    alone = sum(one["task"].count(".alone ") for one in lines)
+    assert "going on: " in ended.stderr
+    assert sum(found["strength"]["made"][word] for word in ("of", "equivalent")) == 6
+    assert Counter(one["key"] for one in lines).most_common(1)[0][1] == 1
+    assert [one["key"] for one in lines][: len(known)] == known
+    assert sum(sweeps.starts(pack).values()) - before <= 2 + 6 - len(known) + alone
+    assert not list((workbench.cache / "work").iterdir())
+
+
+def _killed_with(command: list[str], workbench: Workbench, ends: int) -> Path:
+    """Kill a command once so many lanes have ended; return its journal."""
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
+        end = time.monotonic() + 60
+        while time.monotonic() < end and running.poll() is None:
+            found = list(workbench.cache.glob("mutate/*/journal.jsonl"))
+            if found and found[0].read_bytes().count(b"\n") >= ends:
+                running.send_signal(signal.SIGKILL)
+                return found[0]
+            time.sleep(0.02)
+    raise AssertionError("it ended, or ran no lanes")

@@ -1,0 +1,156 @@
+"""What a pack.toml may state."""
+
+from __future__ import annotations
+
+import subprocess
+
+import pytest
+
+from testing.workbench import Workbench
+
+
+def test_all_errors_of_a_broken_definition_come_at_once(workbench: Workbench) -> None:
+    pack = workbench.lay("01_confirmed")
+    text = (pack / "pack.toml").read_text()
+    text = text.replace('kind = "wrong-result"', 'kind = "opinion"\ncolour = "red"').replace('title = "', "title = 3 #")
+    text = text.replace("[targets.cpu]", "[targets.sm_90]").replace("timeout_s = 60", 'timeout_s = "long"')
+    (pack / "pack.toml").write_text(text)
+    ended = workbench.run("check")
+    assert ended.returncode == 2
+    (line,) = ended.stderr.strip().splitlines()
+    for part in (
+        "kind: 'opinion' is none of",
+        "title: expected str",
+        "extra fields found (colour)",
+        "timeout_s: expected",
+    ):
+        assert part in line
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("[targets.cpu]", "[targets.sm_90]", "no target such as cpu, sm_80, sm_90a (with the suffix"),
+        ('evidence = ["traced"]', 'evidence = ["executed"]', "executed means on a GPU"),
+        ('version = "1.0"', 'version = "one"', "'one' is no version"),
+        ("schema = 1", "schema = 7", "schema: 7 is not the known 1"),
+        ('sha256 = "', 'sha256 = "zz', "not 64 lower-case hexadecimal digits"),
+        ("schema = 1", "schema = ", "not TOML"),
+        ('loads = ["src', 'loads = ["/src', "is no relative path"),
+    ],
+)
+def test_a_definition_that_cannot_be_right_is_refused(workbench: Workbench, old: str, new: str, reason: str) -> None:
+    pack = workbench.lay("01_confirmed")
+    text = (pack / "pack.toml").read_text()
+    assert old in text
+    (pack / "pack.toml").write_text(text.replace(old, new))
+    assert reason in workbench.run("list").stderr
+
+
+def test_a_broken_pack_does_not_stop_the_others(workbench: Workbench) -> None:
+    broken = workbench.lay("30_control_fails")
+    (broken / "pack.toml").write_text("nonsense")
+    workbench.lay("01_confirmed")
+    status, (row,) = workbench.rows()
+    assert (status, row["verdict"]) == (2, "CONFIRMED")
+
+
+COMMIT = "0123456789" * 4
+STATED = f"""
+searched = {{ date = 2026-11-21, queries = ["scale first weight"] }}
+[[threads]]
+url = "https://github.com/example/toykernel/pull/3"
+state = "open"
+date = 2026-11-20
+says = "It gives every value its own weight."
+[ask]
+text = "Merge it."
+patch = "ask.patch"
+origin = "git+https://example.org/toykernel@{COMMIT}"
+date = 2026-08-21
+checks = ["weights", "len*"]
+[dependencies.tests.pytest]
+version = "9.0"
+sha256 = {{ any = "{"0" * 64}" }}
+[upstream_tests]
+files = ["tests/test_scale.py"]
+origin = "git+https://example.org/toykernel@{COMMIT}"
+patch = "fix.patch"
+arguments = ["-k", "scale"]
+dependencies = "tests"
+gpu = false
+environment = {{ TRITON_INTERPRET = "1" }}
+"""
+OLD_THREADS = 'threads = ["https://example.org/toykernel/issues/1"]\n'
+
+
+def _stating(workbench: Workbench, stated: str) -> Workbench:
+    """Lay the sound pack, whose pack.toml states this before its tables, in place of the old list of URLs."""
+    pack = workbench.lay("01_confirmed")
+    text = (pack / "pack.toml").read_text()
+    assert OLD_THREADS in text
+    (pack / "pack.toml").write_text(text.replace(OLD_THREADS, stated))
+    return workbench
+
+
+def test_prior_art_ask_and_suite_are_stated(workbench: Workbench) -> None:
+    ended = _stating(workbench, STATED).run("list")
+    assert (ended.returncode, ended.stderr) == (0, "")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('state = "open"', 'state = "stale"', "threads[0].state: 'stale' is none of open, merged, closed"),
+        ('says = "', 'colour = "red"\nsays = "', "extra fields found (colour)"),
+        ("github.com/example", "gitlab.com/example", "is no https://github.com/OWNER/REPO/pull/N"),
+        ("/pull/3", "", "is no https://github.com/OWNER/REPO/pull/N"),
+        ("date = 2026-11-20", 'date = "2026-11-20"', "threads[0].date: expected date"),
+        ("date = 2026-11-20", "date = 2026-11-20T00:00:00", "threads[0].date: expected date"),
+        ('says = "It gives every value its own weight."', 'says = " "', "threads[0].says: one sentence"),
+        ('["scale first weight"]', "[]", "searched.queries: name the words"),
+        ('text = "Merge it."', 'text = ""', "ask.text: say what the maintainer is asked to do"),
+        ('patch = "ask.patch"\n', "", "all four stand there; patch is missing"),
+        ('checks = ["weights", "len*"]\n', "", "all four stand there; checks is missing"),
+        ('patch = "ask.patch"', 'patch = "../ask.patch"', "is no patch beside fix.patch"),
+        ('patch = "ask.patch"', 'patch = "fix.patch"', "is no patch beside fix.patch"),
+        ('patch = "ask.patch"', 'patch = "-R.patch"', "is no patch beside fix.patch"),
+        (f'{COMMIT}"\ndate', 'main"\ndate', "ask.origin: 'git+https://example.org/toykernel@main' is no git+"),
+        (f'{COMMIT}"\ndate', f'{COMMIT[:39]}"\ndate', "ask.origin: "),
+        ("git+https", "git+ext::https", "ask.origin: "),
+        ('text = "Merge it."', 'text = "Merge it."\nwhy = "x"', "extra fields found (why)"),
+        ('files = ["tests/test_scale.py"]', "files = []", "upstream_tests.files: name at least one"),
+        ('["tests/test_scale.py"]', '["../test_scale.py"]', "'../test_scale.py' is no relative path"),
+        ('["tests/test_scale.py"]', '["--pyargs"]', "'--pyargs' is no relative path"),
+        ('["tests/test_scale.py"]', '["tests/test_scale.py::test_it"]', "is no relative path"),
+        ('dependencies = "tests"', 'dependencies = "suite"', "no set 'suite'; there is tests"),
+        ("tests.pytest]", "tests.nose]", "the set 'tests' lacks pytest"),
+        ("TRITON_INTERPRET", "PYTHONPATH", "PYTHONPATH is no variable that a suite may set"),
+        ("TRITON_INTERPRET", "LD_PRELOAD", "LD_PRELOAD is no variable that a suite may set"),
+        ("gpu = false", "gpu = 1", "upstream_tests.gpu: expected bool"),
+        ("gpu = false", "timeout_s = 0", "upstream_tests.timeout_s: must be positive"),
+        ("[upstream_tests]", '[upstream_tests]\nlane = "x"', "extra fields found (lane)"),
+    ],
+)
+def test_what_a_pack_states_of_upstream_is_read_strictly(workbench: Workbench, old: str, new: str, reason: str) -> None:
+    assert old in STATED
+    ended = _stating(workbench, STATED.replace(old, new, 1)).run("check")
+    assert ended.returncode == 2
+    (line,) = ended.stderr.strip().splitlines()
+    assert reason in line, line
+
+
+def test_a_thread_stands_there_once(workbench: Workbench) -> None:
+    thread = STATED[STATED.index("[[threads]]") : STATED.index("[ask]")]
+    assert "stands there twice" in _stating(workbench, STATED.replace(thread, thread * 2)).run("check").stderr
+
+
+def test_a_list_of_urls_is_still_read_until_every_pack_is_converted(workbench: Workbench) -> None:
+    assert _stating(workbench, OLD_THREADS).run("list").returncode == 0
+    assert _stating_again(workbench, 'threads = ["https://example.org", 3]\n').returncode == 2
+
+
+def _stating_again(workbench: Workbench, stated: str) -> subprocess.CompletedProcess[str]:
+    path = workbench.packs / "01_confirmed/pack.toml"
+    path.write_text(path.read_text().replace(OLD_THREADS, stated))
+    return workbench.run("list")

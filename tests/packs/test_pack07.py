@@ -1,0 +1,123 @@
+"""Pack 07: its reference is the recurrence, its reading of CUDA tells a pointer from TMA, its table is its data."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from testing.workbench import REPOSITORY
+
+FOLDER = REPOSITORY / "packs/07_mamba3_smem_flatten"
+RECURRENCE = """
+import json, sys, torch, reproduce
+case = reproduce.Case(sys.argv[1], 2, 21, 3, sys.argv[2], False)
+given, dA = reproduce.example(torch, case, "cpu")
+made = reproduce.reference(torch, given, dA)
+x = {name: value.double() if torch.is_tensor(value) else value for name, value in given.items()}
+(B, S, H, P), (_, _, R, _, N) = x["v"].shape, x["q"].shape
+free = {name: x[name].clone().requires_grad_() for name in ("q", "k", "v", "dt")}
+free["dA"] = dA.double().requires_grad_()
+
+def turned(rows, angles):
+    n = angles.shape[-1]
+    a, b, cos, sin = rows[..., :n], rows[..., N // 2 : N // 2 + n], angles.cos()[:, None], angles.sin()[:, None]
+    parts = (cos * a - sin * b, rows[..., n : N // 2], sin * a + cos * b, rows[..., N // 2 + n :])
+    return torch.cat(parts, -1)
+
+def gated(rows, step):
+    if x["z"] is not None:
+        rows = rows * torch.nn.functional.silu(x["z"][:, step, None] * x["mimo_z"].transpose(0, 1))
+    return rows if x["mimo_o"] is None else torch.einsum("brhp,hrp->bhp", rows, x["mimo_o"])
+
+state, before, outs = torch.zeros(B, H, N, P).double(), 0, []
+for step in range(S):
+    q, k = (free[name][:, step] + x[name + "_bias"].transpose(0, 1) for name in "qk")
+    values = free["v"][:, step, None] * x["mimo_v"].transpose(0, 1)
+    q, k = q.expand(B, R, H, N), k.expand(B, R, H, N)
+    dt, trap = free["dt"][:, :, step, None, None], x["trap"][:, :, step, None, None]
+    state = (state + before * dt * (-trap).sigmoid()) * free["dA"][:, :, step, None, None].exp()
+    now = dt * trap.sigmoid()
+    out = torch.einsum("brhn,bhnp->brhp", turned(q, x["angles"][:, step]), state)
+    out = out + torch.einsum("brhn,bchn,bchp->brhp", q, k, values) * now.permute(0, 2, 1, 3)
+    out = out if x["D"] is None else out + x["D"][:, None] * values
+    outs.append(gated(out, step))
+    before = torch.einsum("brhn,brhp->bhnp", turned(k, x["angles"][:, step]), values)
+    state = state + before * now
+found = torch.autograd.grad(torch.stack(outs, 1), list(free.values()), x["dout"])
+print(json.dumps(reproduce.distance(dict(zip(free, found)), made)))
+"""
+WAYS = "import json, sys, reproduce; print(json.dumps(reproduce.ways(sys.stdin.read())))"
+TABLE = """
+import json, measure_time
+print(measure_time.table(json.loads(open("data/time.json").read())["shapes"]), end="")
+"""
+CASES = """
+import json, reproduce
+print(json.dumps([reproduce.FACTORS, reproduce.CASES, reproduce.EXCLUDED]))
+"""
+
+
+def _asked(code: str, *given: str, text: str = "") -> str:
+    command = [sys.executable, "-B", "-c", code, *given]
+    ended = subprocess.run(command, cwd=FOLDER, input=text, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
+@pytest.mark.parametrize("groups", ["one", "each"])
+@pytest.mark.parametrize("build", ["full", "bare"])
+def test_the_reference_is_the_recurrence(build: str, groups: str) -> None:
+    """Step by step, a length of no whole chunks, in float64; with and without z, D and mimo_o."""
+    distances = json.loads(_asked(RECURRENCE, build, groups))
+    assert set(distances) == {"dq", "dk", "dv", "ddt", "ddA"}
+    assert max(distances.values()) < 1e-12
+
+
+@pytest.mark.parametrize(
+    ("parameters", "body", "wanted"),
+    [
+        ("const CUtensorMap K_desc, const CUtensorMap Q_desc", "Q K", {"tma": True, "Q": ["TMA"], "K": ["TMA"]}),
+        ("const CUtensorMap K_desc, const half_t* Q", "K", {"tma": True, "Q": ["pointer"], "K": ["TMA"]}),
+        ("const CUtensorMap K_desc, const CUtensorMap Q_desc, const half_t* Q", "K Q",
+         {"tma": True, "Q": ["TMA", "pointer"], "K": ["TMA"]}),
+        ("const half_t* K, const half_t* Q, const float* Q_BIAS", "",
+         {"tma": False, "Q": ["pointer"], "K": ["pointer"]}),
+        ("const CUtensorMap V_desc, const half_t* K", "V", {"tma": True, "Q": [], "K": ["pointer"]}),
+    ],
+)  # fmt: skip
+def test_how_a_kernel_reaches_q_and_k(parameters: str, body: str, wanted: dict[str, Any]) -> None:
+    loads = "".join(f"  tl::tma_load({name}_desc, mbarrier[0], (&(buffer[0])), 0, 0);\n" for name in body.split())
+    declared = f'extern "C" __global__ void kernel({parameters})'
+    source = f"{declared};\n{declared} {{\n{loads}}}\n"
+    assert json.loads(_asked(WAYS, text=source)) == wanted
+
+
+def test_every_pair_of_values_is_in_a_case() -> None:
+    factors, cases, excluded = json.loads(_asked(CASES))
+    names, pairs = list(factors), {tuple(each) for each in excluded}
+    for i, first in enumerate(names):
+        for j, second in enumerate(names[i + 1 :], i + 1):
+            for one in factors[first]:
+                for other in factors[second]:
+                    there = any(case[i] == one and case[j] == other for case in cases)
+                    assert there != ((first, one, second, other) in pairs), (first, one, second, other)
+
+
+def test_the_table_of_times_is_its_data() -> None:
+    assert _asked(TABLE) == (FOLDER / "data/time.md").read_text()
+
+
+def test_the_wrong_fixes_say_why() -> None:
+    """Each mutant opens with one line, and changes the file that the patch changes."""
+    mutants = sorted((FOLDER / "mutants").glob("*.patch"))
+    changed = (FOLDER / "fix.patch").read_text().partition("diff --git ")[2].splitlines()[0]
+    assert len(mutants) >= 10
+    for mutant in mutants:
+        why, _, diff = mutant.read_text().partition("diff --git ")
+        assert len(why.split()) > 3, mutant.name
+        assert why.count("\n") == 2, mutant.name
+        assert diff.splitlines()[0] == changed, mutant.name

@@ -1,0 +1,72 @@
+"""Receipts: what they hold, what they never hold, and when they are stale."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from harness.core import files
+from testing.workbench import Workbench
+
+
+def test_a_receipt_names_places_and_hashes_its_log(workbench: Workbench) -> None:
+    pack = workbench.lay("01_confirmed")
+    workbench.recorded()
+    path = pack / "receipts/cpu.traced.json"
+    receipt = json.loads(path.read_text())
+    assert str(workbench.folder) not in path.read_text()
+    assert receipt["lanes"]["pristine"]["upstream"][0]["file"] == "$TREE/src/toykernel/scale.py"
+    (log,) = path.parent.glob("*.log")
+    assert receipt["log"] == {"file": log.name, "sha256": files.sha256_file(log)}
+    assert log.name == f"cpu.traced.{files.sha256_file(log)[:12]}.log"
+    assert str(workbench.folder) not in log.read_text()
+    assert receipt["probe"]["sha256"] == files.sha256_file(pack / "reproduce.py")
+
+
+def _check(workbench: Workbench) -> tuple[int, str]:
+    ended = workbench.run("check")
+    return ended.returncode, ended.stdout
+
+
+def test_a_sound_pack_is_sound_and_each_change_makes_it_stale(workbench: Workbench) -> None:
+    pack = workbench.lay("01_confirmed")
+    assert "no receipt. Next: runner.py run 01_confirmed --target cpu" in _check(workbench)[1]
+    workbench.recorded()
+    assert _check(workbench) == (0, "1 pack(s) read, 1 sound\n")
+    probe, patch = pack / "reproduce.py", pack / "fix.patch"
+    original = probe.read_text()
+    probe.write_text(original.replace("Compare `scale`", "Now compare `scale`").replace("Cause:", "The cause:"))
+    assert "STALE: the probe changed" in _check(workbench)[1], "a function's docstring is code"
+    probe.write_text(original.replace("Cause:", "The cause:"))
+    assert _check(workbench)[0] == 0
+    text = patch.read_text()
+    patch.write_text(text.replace("multiplied every", "had multiplied every"))
+    assert _check(workbench)[0] == 0, "a commit message is no part of the meaning, nor of the report"
+    patch.write_text(text.replace("strict=True", "strict=1"))
+    status, output = _check(workbench)
+    assert status == 1
+    assert "STALE: the patch changed" in output
+    assert "not what the patch's index line says" in output
+
+
+def test_a_receipt_that_was_edited_is_found(workbench: Workbench) -> None:
+    pack = workbench.lay("01_confirmed")
+    workbench.recorded()
+    (log,) = pack.glob("receipts/*.log")
+    log.write_text(log.read_text() + "more\n")
+    assert f"its log {log.name} is missing or has another hash" in _check(workbench)[1]
+    receipt = pack / "receipts/cpu.traced.json"
+    receipt.write_text(receipt.read_text().replace('"CONFIRMED"', '"PERFECT"'))
+    assert "'PERFECT' is none of CONFIRMED" in _check(workbench)[1]
+
+
+def test_an_error_never_replaces_a_receipt(workbench: Workbench) -> None:
+    pack = workbench.lay("01_confirmed")
+    workbench.recorded()
+    path = pack / "receipts/cpu.traced.json"
+    before = path.read_bytes()
+    (pack / "reproduce.py").write_text("print('hello')\n")
+    status, (row,) = workbench.rows("--record")
+    assert (status, row["verdict"]) == (1, "ERROR")
+    assert path.read_bytes() == before
+    assert Path(row["receipt"]).is_relative_to(workbench.cache)

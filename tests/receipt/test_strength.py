@@ -1,0 +1,90 @@
+"""The record of wrong fixes: kept in the pack, stale when what it speaks of changed, and read by every table."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from testing.workbench import Workbench
+
+EQUIVALENT = '[[equivalent]]\nname = "{}"\nreason = "Nobody adds up nothing."\n'
+
+
+def _edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def _lay(workbench: Workbench, behaviour: str) -> Path:
+    """Lay a pack whose sample is empty, with its receipt and strength."""
+    pack = workbench.lay(behaviour)
+    definition = pack / "pack.toml"
+    definition.write_text(definition.read_text() + "\n[strength]\ngenerated = 0\n", encoding="utf-8")
+    workbench.recorded()
+    assert workbench.run("mutate", "--target", "cpu", "--record").returncode in {0, 1}
+    return pack
+
+
+def _check(workbench: Workbench) -> str:
+    return workbench.run("check").stdout
+
+
+def test_every_table_shows_the_strength_and_no_reader_takes_it_for_a_receipt(workbench: Workbench) -> None:
+    pack = _lay(workbench, "42_refuses_wrong_fixes")
+    found = json.loads((pack / "receipts/strength.cpu.traced.json").read_text(encoding="utf-8"))
+    assert found["own"]["killed"] == 3
+    assert str(workbench.folder) not in json.dumps(found)
+    assert "CONFIRMED (traced), strength 3/3" in workbench.run("table").stdout
+    assert "strength: killed 3 of 3 wrong fixes, 20" in workbench.run("list").stdout
+    assert workbench.run("report", "42", "--write").returncode == 0
+    assert "1 sound" in _check(workbench)
+    assert workbench.run("table", str(workbench.packs)).returncode == 0
+    assert workbench.run("bundle", "42", "--output", str(workbench.folder / "bundle.zip")).returncode == 0
+
+
+def test_a_record_is_stale_when_what_it_speaks_of_changed(workbench: Workbench) -> None:
+    pack = _lay(workbench, "42_refuses_wrong_fixes")
+    _edit(pack / "reproduce.py", "2.0, 3.0]", "2.0, 4.0]")
+    assert "strength 3/3 STALE" in workbench.run("table").stdout
+    assert "STALE: the probe changed" in workbench.run("list").stdout
+    _edit(pack / "reproduce.py", "2.0, 4.0]", "2.0, 3.0]")
+    _edit(pack / "mutants/adds_the_weight.patch", "value + weight", "value - weight")
+    assert "STALE: its own wrong fixes changed" in _check(workbench)
+    _edit(pack / "mutants/adds_the_weight.patch", "value - weight", "value + weight")
+    _edit(pack / "pack.toml", "generated = 0", "generated = 1")
+    assert "STALE: pack.toml states another sample" in _check(workbench)
+
+
+def test_check_refuses_survivors_that_nobody_explains(workbench: Workbench) -> None:
+    pack = _lay(workbench, "43_lets_wrong_fixes_pass")
+    said = _check(workbench)
+    assert "loses_an_empty_total: survived, and mutants/equivalent.toml does not say why" in said
+    assert "rounds_the_total: survived" in said
+    (pack / "mutants/equivalent.toml").write_text(EQUIVALENT.format("loses_an_empty_total"), encoding="utf-8")
+    assert "loses_an_empty_total: survived" not in _check(workbench)
+    (pack / "mutants/equivalent.toml").write_text(EQUIVALENT.format("nobody_made_this"), encoding="utf-8")
+    assert "mutants/equivalent.toml: no mutant 'nobody_made_this'" in _check(workbench)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("mutants/x.patch", "diff --git a/y b/y\n", "stands one line: why it is wrong"),
+        ("mutants/x.patch", "One.\nTwo.\ndiff --git a/y b/y\n", "stands one line: why it is wrong"),
+        ("mutants/x.patch", "Why.\n", "it changes nothing"),
+        (
+            "mutants/x.patch",
+            "Why.\ndiff --git a/y.py b/y.py\n--- a/y.py\n+++ b/y.py\n@@ -1 +1 @@\n-old\n+new\n",
+            "it does not fit the pinned release: y.py: line 1 is not what the patch takes away",
+        ),
+        ("mutants/equivalent.toml", "[[equal]]\n", "equal"),
+        ("mutants/equivalent.toml", EQUIVALENT.format("x") + 'targets = ["sm_90a"]\n', "x: no target sm_90a"),
+    ],
+)
+def test_check_refuses_mutants_that_are_none(workbench: Workbench, name: str, text: str, reason: str) -> None:
+    pack = workbench.lay("42_refuses_wrong_fixes")
+    (pack / name).write_text(text, encoding="utf-8")
+    assert reason in _check(workbench)

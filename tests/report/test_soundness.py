@@ -1,0 +1,118 @@
+"""What `check` refuses, and the Markdown that `report` writes."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.pack import probe
+from testing.workbench import Workbench
+
+
+def _edit(path: Path, old: str, new: str) -> None:
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "reason"),
+    [
+        ("reproduce.py", "self.judged.setdefault", "self.judged.setdefault  ", "its protocol block differs"),
+        ("reproduce.py", "# /// script", "# // script", "it has no PEP 723 header"),
+        ("reproduce.py", "toykernel==1.0", "toykernel>=1.0", "does not pin toykernel exactly"),
+        ("reproduce.py", "toykernel==1.0", "toykernel==1.1", "its header pins toykernel==1.1, pack.toml says 1.0"),
+        (
+            "reproduce.py",
+            'toykernel==1.0"]',
+            'toykernel==1.0", "torch==1.0"]',
+            "no receipt was made with its header's torch",
+        ),
+        ("reproduce.py", "    git -C", "git -C", "lacks the four indented lines"),
+        (
+            "reproduce.py",
+            "from pathlib import Path\n",
+            "from pathlib import Path\nimport harness\n",
+            "a probe is standalone",
+        ),
+        ("fix.patch", "Subject: ", "", "does not open with 'Subject: '"),
+        ("fix.patch", "SPDX-License-Identifier: Apache-2.0", "", "has no line 'SPDX-License-Identifier: Apache-2.0'"),
+        ("fix.patch", "Subject: ", "Subject: x\nSigned-off-by: a\n", "are a human's (git commit -s)"),
+        ("fix.patch", "f203338badbe322dc7415d4a1462a9c12806c7d2..", "f203338..", "its index line is abbreviated"),
+        ("fix.patch", "src/toykernel/scale.py", "tests/scale.py", "tests/scale.py is no source"),
+        ("fix.patch", "weights[0] for value", "weights[1] for value", "does not apply to toykernel 1.0"),
+        (
+            "pack.toml",
+            'loads = ["src/toykernel/scale.py"]',
+            'loads = ["src/toykernel/other.py"]',
+            "does not change src/",
+        ),
+        (
+            "pack.toml",
+            'verdict = "CONFIRMED"',
+            'verdict = "FIXED_UPSTREAM"',
+            "shows CONFIRMED, pack.toml expects FIXED",
+        ),
+        ("pack.toml", 'claims = ["', 'claims = ["MEMORY_SAVE_VERIFIED", "', "lacks the claims MEMORY_SAVE_VERIFIED"),
+        ("report.in.md", "{{figure:cpu:max_error}}", "{{figure:cpu:other}}", "no such figure in the pristine lane"),
+        ("report.in.md", "{{versions:cpu}}", "{{versions:sm_90a}}", "no receipt for sm_90a"),
+        ("report.in.md", "largest", "TODO", "'TODO' is left in it"),
+    ],
+)
+def test_each_rule_is_held(workbench: Workbench, file: str, old: str, new: str, reason: str) -> None:
+    pack = workbench.lay("01_confirmed")
+    workbench.recorded()
+    _edit(pack / file, old, new)
+    ended = workbench.run("check")
+    assert ended.returncode == 1, ended.stdout
+    assert reason in ended.stdout
+
+
+@pytest.mark.parametrize("file", ["reproduce.py", "fix.patch", "REPORT.md"])
+def test_a_missing_file_is_named(workbench: Workbench, file: str) -> None:
+    pack = workbench.lay("01_confirmed")
+    workbench.recorded()
+    (pack / file).unlink()
+    assert re.search(rf"{re.escape(file)}(:| is) missing", workbench.run("check").stdout)
+
+
+def test_a_number_is_never_used_twice(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    (workbench.packs / "01_confirmed").rename(workbench.packs / "01_other")
+    workbench.lay("01_confirmed")
+    assert "its number 01 is that of 01_confirmed" in workbench.run("check").stdout
+
+
+def test_the_report_of_a_cleanup_says_first_that_it_is_no_bug(workbench: Workbench) -> None:
+    pack = workbench.lay("01_confirmed")
+    _edit(pack / "pack.toml", "wrong-result", "cleanup")
+    workbench.recorded()
+    assert "opens with 'Not a bug:'" in workbench.run("check").stdout
+    _edit(pack / "report.in.md", "Pinned release:", "Not a bug: a simplification.\n\nPinned release:")
+    assert "REPORT.md: not what report.in.md renders to from the receipts. Next: " in workbench.run("check").stdout
+    assert workbench.run("report", "1", "--write").stdout == "01_confirmed/REPORT.md: written\n"
+    assert workbench.run("check").returncode == 0
+    text = (pack / "REPORT.md").read_text()
+    assert "shown; gone with the patch, and the results are the same" in text
+    assert not re.search("CONFIRMED|REPRODUCED|VALIDATED", text + workbench.run("report", "1").stdout)
+
+
+def test_the_block_has_at_most_60_lines() -> None:
+    assert len(probe.original_block().splitlines()) - 2 <= probe.MOST_BLOCK_LINES
+
+
+def test_list_says_what_each_target_can_show(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    (document,) = json.loads(workbench.run("list", "--json").stdout)
+    assert document["targets"]["cpu"] == {
+        "evidence": ["traced"],
+        "expected": "CONFIRMED",
+        "receipt": "none",
+        "strength": "",
+        "verdict": "",
+    }
+    workbench.recorded()
+    assert "receipt fresh CONFIRMED" in workbench.run("list").stdout

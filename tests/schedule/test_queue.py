@@ -1,0 +1,154 @@
+"""Which lane goes next, and where: order, memory, several GPUs, quiet."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from harness.core.words import Evidence, LaneName
+from harness.host import host
+from harness.host.gpus import Device, Gpu
+from harness.pack import load
+from harness.schedule.places import Placement, Places
+from harness.schedule.queue import Queue
+from harness.schedule.task import Task
+from harness.sweep import selection
+from harness.verdict.cell import Cell
+from testing.workbench import Workbench
+
+HOST = host.Host("3.11.7", "2.13.0+cpu", "3.6.0")
+
+
+@pytest.fixture
+def toy(workbench: Workbench) -> Cell:
+    """Return the cell of the sound toy pack."""
+    loaded = load.load_pack(workbench.lay("01_confirmed"))
+    (one,) = selection.cells([(loaded, "cpu")], HOST, None, latest=False)  # type: ignore[arg-type]
+    return one
+
+
+def _task(toy: Cell, name: str, seconds: float | None, *, gpus: int = 0, **stated: object) -> Task:
+    target = replace(toy.pack.definition.targets["cpu"], gpus=max(gpus, 1), **stated)  # type: ignore[arg-type]
+    targets = {"cpu": target, "sm_90a": target}
+    one = replace(toy.pack, definition=replace(toy.pack.definition, targets=targets))
+    where = {"target": "sm_90a", "evidence": Evidence.EXECUTED} if gpus else {}
+    return Task(replace(toy, pack=one, **where), LaneName.PRISTINE, 1, name, name, seconds=seconds)  # type: ignore[arg-type]
+
+
+def _device(number: int, memory_gib: float = 140.0, *, is_instance: bool = False) -> Device:
+    return Device(str(number), str(number), Gpu("Toy", (9, 0), memory_gib), None, None, is_instance)
+
+
+def _places(jobs: int, *memory_gib: float) -> Places:
+    return Places(jobs, [_device(number, memory) for number, memory in enumerate(memory_gib)])
+
+
+def _started(queue: Queue, places: Places) -> list[str]:
+    """Start what there is a place for; return the keys in that order."""
+    return [task.key for task, _ in _taken(queue, places)]
+
+
+def _taken(queue: Queue, places: Places) -> list[tuple[Task, Placement]]:
+    found = []
+    while (taken := queue.take(places, lambda _: True)) is not None:
+        found.append(taken)
+    return found
+
+
+def _queue(*tasks: Task) -> Queue:
+    queue = Queue()
+    for task in tasks:
+        queue.put(task)
+    return queue
+
+
+def test_the_longest_goes_first_and_the_unknown_is_taken_for_long(toy: Cell) -> None:
+    named = [("short", 1.0), ("unknown", None), ("long", 500.0), ("middle", 50.0)]
+    queue = _queue(*(_task(toy, name, seconds) for name, seconds in named))
+    queue.put(_task(toy, "short with a long one after it", 2.0), after_it=300.0)
+    order = ["long", "short with a long one after it", "unknown", "middle", "short"]
+    assert _started(queue, _places(9)) == order
+
+
+def test_what_was_left_out_last_time_goes_before_everything(toy: Cell) -> None:
+    queue = _queue(_task(toy, "long", 500.0), replace(_task(toy, "left out", 1.0), urgent=True))
+    assert _started(queue, _places(9)) == ["left out", "long"]
+
+
+def test_what_measures_on_the_cores_has_them_for_itself_and_is_not_passed(toy: Cell) -> None:
+    places, first = _places(2), _task(toy, "first", 9.0)
+    queue = _queue(first)
+    ((_, placement),) = _taken(queue, places)
+    measuring = _task(toy, "measures", 1.0, exclusive=True)
+    queue.put(_task(toy, "other", 500.0))
+    queue.put(measuring)
+    assert _started(queue, places) == [], "the cores are not free, and nothing may pass"
+    places.give_back(first, placement)
+    ((_, placement),) = _taken(queue, places)
+    places.give_back(measuring, placement)
+    assert _started(queue, places) == ["other"]
+
+
+def test_lanes_share_a_gpu_as_far_as_its_memory_goes(toy: Cell) -> None:
+    lanes = [_task(toy, f"lane {number}", 9.0 - number, gpus=1, gpu_memory_gib=30.0) for number in range(6)]
+    assert _started(_queue(*lanes), _places(9, 140.0)) == [f"lane {number}" for number in range(4)]
+    assert len(_started(_queue(*lanes), _places(9, 140.0, 140.0))) == 6
+    assert len(_started(_queue(*lanes), _places(3, 140.0))) == 3, "there are three jobs"
+    assert len(_started(_queue(*lanes), _places(9, 20.0))) == 1, "one that is too large for a GPU runs there alone"
+    assert len(_started(_queue(*lanes), _places(9, 0.0))) == 6, "NVML does not tell"
+
+
+def test_lanes_are_spread_over_the_gpus(toy: Cell) -> None:
+    lanes = [_task(toy, f"lane {number}", 9.0, gpus=1) for number in range(4)]
+    numbers = [placement.devices[0].number for _, placement in _taken(_queue(*lanes), _places(9, 140.0, 140.0))]
+    assert sorted(numbers) == ["0", "0", "1", "1"]
+
+
+def test_a_lane_gets_its_gpus_together_and_is_not_passed_by_others_of_its_kind(toy: Cell) -> None:
+    places = _places(9, 30.0, 30.0)
+    small = [_task(toy, f"small {number}", 500.0, gpus=1, gpu_memory_gib=30.0) for number in range(3)]
+    queue = _queue(small[0])
+    ((_, first),) = _taken(queue, places)
+    queue.put(_task(toy, "pair", 1.0, gpus=2, gpu_memory_gib=30.0))
+    for task in (*small[1:], _task(toy, "on the cores", 5.0)):
+        queue.put(task)
+    assert _started(queue, places) == ["on the cores"], "a GPU is free, and the pair is waited for"
+    places.give_back(small[0], first)
+    ((pair, placement),) = _taken(queue, places)
+    assert (pair.key, placement.name) == ("pair", "gpus 0,1")
+
+
+def test_a_pair_never_starts_where_there_is_one_gpu_and_holds_up_nobody(toy: Cell) -> None:
+    pair, places = _task(toy, "pair", 500.0, gpus=2), _places(9, 140.0)
+    assert _started(_queue(pair, _task(toy, "single", 1.0, gpus=1)), places) == ["single"]
+    assert places.never(pair) == "1 of 2 GPUs are left"
+
+
+def test_no_process_uses_two_mig_instances(toy: Cell) -> None:
+    places = Places(9, [_device(number, is_instance=True) for number in range(2)])
+    queue = _queue(_task(toy, "pair", 9.0, gpus=2))
+    assert _started(queue, places) == []
+
+
+def test_an_exclusive_lane_has_its_gpu_for_itself(toy: Cell) -> None:
+    shared, alone = _task(toy, "shared", 1.0, gpus=1), _task(toy, "alone", 9.0, gpus=1, exclusive=True)
+    places = _places(9, 140.0)
+    assert _started(_queue(shared, alone), places) == ["alone"]
+    assert len(_started(_queue(alone, shared), _places(9, 140.0, 140.0))) == 2
+
+
+def test_a_gpu_that_another_program_uses_measures_nothing(toy: Cell) -> None:
+    places = _places(9, 140.0)
+    places.taken.add("0")
+    measuring = _task(toy, "measures", 500.0, gpus=1, measures=True)
+    assert _started(_queue(measuring, _task(toy, "plain", 1.0, gpus=1)), places) == ["plain"]
+    assert places.never(measuring) == "every sm_90a GPU is taken by another program"
+    assert places.never(_task(toy, "other", 1.0)) == ""
+
+
+def test_a_gpu_with_a_fault_gets_no_lane(toy: Cell) -> None:
+    places = _places(9, 140.0)
+    places.retire(list(places.devices))
+    task = _task(toy, "one", 1.0, gpus=1)
+    assert (_started(_queue(task), places), places.never(task)) == ([], "no healthy sm_90a GPU is left")

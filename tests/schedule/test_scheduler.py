@@ -1,0 +1,220 @@
+"""The scheduler with lanes that say what a script tells them: order, waiting, failures."""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import pytest
+
+from harness.core.errors import NoRoomError, UnavailableError, UnsupportedHereError
+from harness.core.words import Evidence, LaneName, LaneVerdict, Verdict
+from harness.host import host
+from harness.lane.record import LaneRecord
+from harness.pack import load
+from harness.schedule import task as schedule_task
+from harness.schedule.journal import FileJournal, LaneEnd
+from harness.schedule.places import Placement, Places
+from harness.schedule.runner import Attempt, Prepared
+from harness.schedule.scheduler import DRAIN_SECONDS, Account, Scheduler
+from harness.schedule.task import Task
+from harness.schedule.workers import Message, Over, WorkerPool
+from harness.sweep import selection
+from harness.upstream.source import Source, SourceKind
+from harness.verdict.cell import Cell
+from testing import laid_out
+from testing.workbench import Workbench
+
+HOST = host.Host("3.11.7", "2.13.0+cpu", "3.6.0")
+BUG, FIXED = LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED
+
+
+def end_of(task: Task, verdict: LaneVerdict) -> LaneEnd:
+    """Build the end of a lane."""
+    record = LaneRecord(verdict, "", 10, 1.0, 1, 0, "ab", "CPU")
+    started = "2026-01-01T00:00:00+00:00"
+    return LaneEnd(
+        task.key, task.name, "cpu", Evidence.TRACED, task.lane, task.number, started, 1.5, "cpu", (), "1.0",
+        "tree", "", record,
+    )  # fmt: skip
+
+
+@dataclass
+class Script:
+    """Lanes that end at once.
+
+    Attributes:
+        verdicts: what each lane says, by its name's end; the bug where it is not told.
+        broken: what laying out a cell, or running a lane, raises.
+        ran: the lanes in their order.
+
+    """
+
+    verdicts: dict[str, LaneVerdict] = field(default_factory=dict)
+    broken: dict[str, Exception] = field(default_factory=dict)
+    ran: list[str] = field(default_factory=list)
+
+    def prepare(self, cell: Cell) -> Prepared:
+        """Fail where the script says so."""
+        if cell.pack.name in self.broken:
+            raise self.broken[cell.pack.name]
+        return laid_out.nothing("1.0")
+
+    def attempt(self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]) -> Attempt:
+        """End with what the script says."""
+        assert (prepared.patch, placement.name, locks) == ("fix.patch", "cpu", ())
+        name = f"{task.lane} {task.number}"
+        self.ran.append(name)
+        if name in self.broken:
+            raise self.broken[name]
+        default = BUG if task.lane == LaneName.PRISTINE else FIXED
+        return Attempt(end=end_of(task, self.verdicts.get(name, default)))
+
+
+def _nothing(_: Cell) -> None:
+    """Do nothing behind a lane's end."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """A cell, and a journal to run its lanes into."""
+
+    cell: Cell
+    journal: Path
+
+    def run(self, script: Script, repeat: int = 1, *others: Cell) -> Account:
+        """Run all lanes on one core."""
+        cancel, cancel_end = os.pipe()
+        try:
+            with FileJournal(self.journal) as journal:
+                pool = WorkerPool(script, journal, _nothing, None, self.journal.parent)
+                scheduler = Scheduler(pool, journal, Places(1, []))
+                return scheduler.run(schedule_task.unique_tasks([self.cell, *others], HOST, repeat), cancel_end)
+        finally:
+            os.close(cancel)
+
+
+@pytest.fixture
+def stage(workbench: Workbench, tmp_path: Path) -> Stage:
+    """Return a stage with the sound toy pack."""
+    return Stage(_cell(workbench.lay("01_confirmed")), tmp_path / "journal.jsonl")
+
+
+def _cell(folder: Path) -> Cell:
+    loaded = load.load_pack(folder)
+    (one,) = selection.cells([(loaded, "cpu")], HOST, None, latest=False)  # type: ignore[arg-type]
+    return one
+
+
+def _newest(one: Cell) -> Cell:
+    """Return the cell of another release, whose patched lane has to wait."""
+    source = Source(SourceKind.RELEASE, "2.0")
+    return replace(one, column=selection.LATEST, source=source, version="2.0", tree="2" * 64)
+
+
+def test_runs_of_one_lane_follow_one_another(stage: Stage) -> None:
+    first, second = schedule_task.tasks(stage.cell, HOST, 2)[:2], schedule_task.tasks(stage.cell, HOST, 2)[2:]
+    assert [task.after for task in first] == [(), ()]
+    assert [task.after for task in second] == [(task.key,) for task in first]
+    pristine, patched, pristine_2, patched_2 = schedule_task.tasks(_newest(stage.cell), HOST, 2)
+    assert patched.after == (pristine.key,)
+    assert patched_2.after == (patched.key, pristine_2.key)
+
+
+def test_a_patched_lane_runs_only_where_the_bug_is_there(stage: Stage) -> None:
+    script = Script({"pristine 1": FIXED})
+    Stage(_newest(stage.cell), stage.journal).run(script)
+    assert script.ran == ["pristine 1"]
+
+
+def test_a_run_without_the_bug_does_not_hold_up_the_next_one(stage: Stage) -> None:
+    script = Script({"pristine 1": FIXED})
+    account = Stage(_newest(stage.cell), stage.journal).run(script, 3)
+    assert sorted(script.ran) == ["patched 2", "patched 3", "pristine 1", "pristine 2", "pristine 3"]
+    assert (account.ran, account.not_run) == (5, {})
+
+
+def test_an_interruption_between_a_message_and_its_counting_holds_nothing_up(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    take = WorkerPool.next
+
+    def interrupted(pool: WorkerPool) -> Message:
+        message = take(pool)
+        if isinstance(message, Over):
+            pool.running += 1
+            raise KeyboardInterrupt
+        return message
+
+    monkeypatch.setattr(WorkerPool, "next", interrupted)
+    started = time.monotonic()
+    account = stage.run(Script())
+    assert account.interrupted
+    assert time.monotonic() - started < DRAIN_SECONDS / 3
+
+
+def test_what_ended_before_is_not_run_again(stage: Stage) -> None:
+    first, second = Script(), Script()
+    stage.run(first)
+    account = stage.run(second, 2)
+    assert sorted(first.ran) == ["patched 1", "pristine 1"]
+    assert sorted(second.ran) == ["patched 2", "pristine 2"]
+    assert (account.ran, account.resumed) == (2, 2)
+
+
+@pytest.mark.parametrize("error", [UnavailableError("no network"), OSError(28, "No space left on device")])
+def test_what_cannot_be_laid_out_does_not_stop_the_others(
+    stage: Stage, workbench: Workbench, capfd: pytest.CaptureFixture[str], error: Exception
+) -> None:
+    other = _cell(workbench.lay("30_control_fails"))
+    script = Script(broken={other.pack.name: error})
+    account = stage.run(script, 1, other)
+    assert sorted(script.ran) == ["patched 1", "pristine 1"]
+    ((name, failure),) = account.failed.items()
+    assert (name, failure.verdict, str(error) in failure.reason) == (other.name, Verdict.ERROR, True)
+    assert ("Traceback" in capfd.readouterr().err) == isinstance(error, OSError)
+
+
+def test_a_lane_that_breaks_the_harness_fails_its_own_cell(stage: Stage, capfd: pytest.CaptureFixture[str]) -> None:
+    account = stage.run(Script(broken={"pristine 1": RuntimeError("a fault of ours")}), 2)
+    assert list(account.failed) == [stage.cell.name]
+    assert account.failed[stage.cell.name].reason == "the harness failed: RuntimeError: a fault of ours"
+    assert "a fault of ours" in capfd.readouterr().err
+
+
+def test_a_full_disk_leaves_no_half_line_in_the_journal(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    write, calls = os.write, []
+
+    def full(descriptor: int, data: bytes) -> int:
+        calls.append(descriptor)
+        if len(calls) > 1:
+            raise OSError(28, "No space left on device")
+        return write(descriptor, data[:40])
+
+    with FileJournal(stage.journal) as journal, monkeypatch.context() as patched:
+        patched.setattr(os, "write", full)
+        with pytest.raises(NoRoomError, match="no room in the run folder"):
+            journal.append(end_of(schedule_task.tasks(stage.cell, HOST, 1)[0], BUG))
+    assert stage.journal.read_bytes() == b""
+    assert stage.run(Script()).ran == 2
+    assert not capfd.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("error", "source", "verdict"),
+    [
+        (UnavailableError("no network"), None, Verdict.ERROR),
+        (UnavailableError("no network"), Source(SourceKind.LATEST), Verdict.UNAVAILABLE),
+        (UnsupportedHereError("no wheel"), None, Verdict.UNSUPPORTED),
+    ],
+)
+def test_what_cannot_be_had_is_an_error_only_where_it_is_pinned(
+    stage: Stage, error: Exception, source: Source | None, verdict: Verdict
+) -> None:
+    cell = replace(stage.cell, source=source) if source else stage.cell
+    account = Stage(cell, stage.journal).run(Script(broken={cell.pack.name: error}))
+    assert {name: failure.verdict for name, failure in account.failed.items()} == {cell.name: verdict}

@@ -1,0 +1,56 @@
+"""Which lanes a cell takes, and what their keys depend on."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import pytest
+
+from harness.core.words import Evidence
+from harness.host import host
+from harness.pack import load
+from harness.schedule import task
+from harness.sweep import selection
+from harness.verdict.cell import Cell
+from testing.workbench import Workbench
+
+HOST = host.Host("3.11.7", "2.13.0+cpu", "3.6.0")
+
+
+@pytest.fixture
+def toy(workbench: Workbench) -> Cell:
+    """Return the cell of the sound toy pack."""
+    loaded = load.load_pack(workbench.lay("01_confirmed"))
+    (one,) = selection.cells([(loaded, "cpu")], HOST, None, latest=False)  # type: ignore[arg-type]
+    return one
+
+
+def test_a_key_changes_with_everything_that_could_change_what_a_lane_shows(toy: Cell) -> None:
+    def keys(one: Cell, where: host.Host = HOST) -> tuple[str, ...]:
+        return tuple(one_task.key for one_task in task.tasks(one, where, 1))
+
+    definition = toy.pack.definition
+    wanted = definition.targets["cpu"]
+    other = replace(toy.pack, definition=replace(definition, targets={"cpu": replace(wanted, loads=())}))
+    base = keys(toy)
+    assert keys(toy) == base
+    variants = [
+        keys(replace(toy, tree="0" * 64)),
+        keys(replace(toy, pack=other)),
+        keys(toy, replace(HOST, torch="2.14.0")),
+        keys(toy, replace(HOST, triton="3.7.0")),
+        keys(toy, replace(HOST, python="3.12.0")),
+        keys(toy, replace(HOST, cuda="13.1")),
+    ]
+    toy.pack.probe.write_text(toy.pack.probe.read_text() + "# changed\n")
+    variants.append(keys(toy))
+    every = list(itertools.chain(base, *variants))
+    assert len(set(every)) == len(every)
+    before = keys(toy)
+    toy.pack.patch.write_text("another patch")
+    after = keys(toy)
+    assert (after[0], after[1] != before[1]) == (before[0], True), "a patch changes its own lane alone"
+    gpu = replace(toy, target="cpu", evidence=Evidence.EXECUTED)
+    drivers = {keys(gpu, replace(HOST, driver=driver)) for driver in ("1", "2")}
+    assert len(drivers) == 2

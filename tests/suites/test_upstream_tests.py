@@ -1,0 +1,361 @@
+"""``upstream-tests`` over a toy upstream with a tests folder: real pytest runs, and every way in which they end."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core import structure
+from harness.suites.receipt import SuiteReceipt
+from testing import histories, mirrors, toys
+from testing import workbench as benches
+from testing.workbench import Workbench
+
+SOUND = """
+from toykernel import scale
+
+def test_total():
+    assert scale.total([1, 2, 3]) == 6
+
+def test_ones():
+    assert scale.scale([1.0, 2.0], [1.0, 1.0]) == [1.0, 2.0]
+"""
+WEIGHTS = """
+import pytest
+from toykernel import scale
+
+@pytest.mark.parametrize("weights", [(1.0, 1.0), (1.0, 3.0)])
+def test_weights(weights):
+    assert scale.scale([1.0, 1.0], weights) == list(weights)
+"""
+IS_PATCHED = "'zip(' in open(scale.__file__).read()"
+
+
+@dataclass(frozen=True)
+class Case:
+    """A suite of the toy upstream, and what the pack brings to it.
+
+    Attributes:
+        files: of upstream's tests.
+        brings: files that upstream_test.patch writes.
+        table: lines of [upstream_tests] besides.
+        verdict: that must come of it.
+        reason: a part of the verdict's.
+
+    """
+
+    files: dict[str, str]
+    verdict: str
+    reason: str = ""
+    brings: dict[str, str] = field(default_factory=dict)
+    table: str = ""
+
+
+def _alone(text: str) -> dict[str, str]:
+    return {"tests/test_scale.py": text}
+
+
+def _beside(text: str) -> dict[str, str]:
+    return _alone(SOUND + text)
+
+
+CASES = {
+    "sound": Case(_alone(SOUND), "UNBROKEN"),
+    "broken_by_the_patch": Case(
+        _beside("\ndef test_first_weight():\n    assert scale.scale([1, 2], [3, 4]) == [3, 6]\n"),
+        "BREAKS_TESTS",
+        "1 broken by the patch, the first of them tests/test_scale.py::test_first_weight",
+    ),
+    "mended_by_the_patch": Case(_alone(WEIGHTS), "UNBROKEN"),
+    "red_in_both": Case(_beside("\ndef test_wrong():\n    assert scale.total([1]) == 2\n"), "UNBROKEN"),
+    "skips": Case(
+        _beside("\nimport pytest\n@pytest.mark.skip(reason='no such device')\ndef test_gpu():\n    assert 0\n"),
+        "UNBROKEN",
+    ),
+    "skips_all": Case(
+        _alone("import pytest\n@pytest.mark.skip(reason='no such device')\ndef test_gpu():\n    assert 0\n"),
+        "UNSUPPORTED",
+        "every test is skipped here: no such device",
+    ),
+    "skips_once_patched": Case(
+        _beside(f"\nimport pytest\ndef test_skips():\n    if {IS_PATCHED}:\n        pytest.skip('oh')\n"),
+        "BREAKS_TESTS",
+        "test_skips",
+    ),
+    "module_skips": Case(
+        _alone("import pytest\npytest.importorskip('a_package_that_nobody_has')\ndef test_it():\n    pass\n"),
+        "ERROR",
+        "no test was collected (skipped: tests/test_scale.py: could not import 'a_package_that_nobody_has'",
+    ),
+    "expected_failures": Case(
+        _beside("\nimport pytest\n@pytest.mark.xfail(reason='known')\ndef test_known():\n    assert 0\n"), "UNBROKEN"
+    ),
+    "teardown_breaks": Case(
+        _beside(
+            "\nimport pytest\n@pytest.fixture\ndef made():\n    yield\n"
+            f"    assert not ({IS_PATCHED})\ndef test_made(made):\n    pass\n"
+        ),
+        "BREAKS_TESTS",
+        "test_made",
+    ),
+    "hangs_once_patched": Case(
+        _beside(f"\nimport time\ndef test_long():\n    time.sleep(600 if {IS_PATCHED} else 0)\n"),
+        "ERROR",
+        "with the patch: timed out after 6 s",
+        table="timeout_s = 6",
+    ),
+    "conftest_exits": Case(
+        {**_alone(SOUND), "tests/conftest.py": "import os\nos._exit(0)\n"},
+        "ERROR",
+        "without the patch: it ended with status 0 before pytest did",
+    ),
+    "conftest_exits_by_pytest": Case(
+        {**_alone(SOUND), "tests/conftest.py": "import pytest\npytest.exit('enough', returncode=0)\n"},
+        "ERROR",
+    ),
+    "conftest_hides_failures": Case(
+        {
+            **_beside(f"\ndef test_patched():\n    assert not ({IS_PATCHED})\n"),
+            "tests/conftest.py": "def pytest_sessionfinish(session, exitstatus):\n    session.exitstatus = 0\n",
+        },
+        "ERROR",
+        "pytest ended with status 0, and a test failed",
+    ),
+    "conftest_drops_a_test": Case(
+        {
+            **_alone(SOUND),
+            "tests/conftest.py": "def pytest_collection_modifyitems(items):\n"
+            f"    from toykernel import scale\n    if {IS_PATCHED}:\n        del items[0]\n",
+        },
+        "BREAKS_TESTS",
+        "test_total",
+    ),
+    "test_exits": Case(
+        _beside(f"\nimport os\ndef test_exit():\n    {IS_PATCHED} and os._exit(0)\n"),
+        "ERROR",
+        "with the patch: it ended with status 0 before pytest did",
+    ),
+    "test_exits_by_pytest": Case(
+        _alone("import pytest\ndef test_exit():\n    pytest.exit('enough', returncode=0)\n" + SOUND), "ERROR"
+    ),
+    "test_crashes": Case(
+        _beside(f"\nimport os\ndef test_abort():\n    {IS_PATCHED} and os.abort()\n"),
+        "ERROR",
+        "with the patch: killed by SIGABRT",
+    ),
+    "stops_early": Case(_alone(SOUND.replace("== 6", "== 7")), "UNBROKEN", table='arguments = ["-x"]'),
+    "collects_nothing": Case(_alone("import toykernel\n"), "ERROR", "no test was collected"),
+    "deselects_all": Case(
+        _alone(SOUND), "ERROR", "no test was collected", table='arguments = ["-k", "no_test_of_that_name"]'
+    ),
+    "cannot_be_collected": Case(
+        {**_alone("import a_package_that_nobody_has\n"), "tests/test_other.py": SOUND},
+        "ERROR",
+        "cannot be collected: tests/test_scale.py: ",
+        table='files = ["tests/test_scale.py", "tests/test_other.py"]',
+    ),
+    "file_is_missing": Case({"tests/test_other.py": SOUND}, "ERROR", "pytest ended with status 4"),
+    "unknown_argument": Case(_alone(SOUND), "ERROR", "status 4", table='arguments = ["--no-such-option"]'),
+    "writes_into_its_tree": Case(
+        _beside(
+            "\nfrom pathlib import Path\ndef test_writes():\n"
+            "    assert not Path('made').exists()\n    Path('made').write_text('x')\n"
+            "    Path(scale.__file__).write_text('broken')\n"
+        ),
+        "UNBROKEN",
+    ),
+    "sees_its_variables": Case(
+        _beside(
+            "\nimport os\ndef test_variables():\n    assert os.environ['TOY'] == 'yes'\n"
+            "    assert os.environ['CUDA_VISIBLE_DEVICES'] == ''\n    assert 'A_TOKEN' not in os.environ\n"
+            "    assert os.path.exists('src/toykernel/scale.py')\n"
+        ),
+        "UNBROKEN",
+        table='environment = { TOY = "yes" }',
+    ),
+    "needs_a_gpu": Case(_alone(SOUND), "UNSUPPORTED", "no GPU here, and upstream's tests need one", table="gpu = true"),
+    "brings_a_test": Case(_alone(SOUND), "UNBROKEN", brings=_alone(SOUND + WEIGHTS)),
+    "brings_a_file": Case(
+        _alone(SOUND),
+        "UNBROKEN",
+        brings={"tests/test_weights.py": WEIGHTS},
+        table='files = ["tests/test_scale.py", "tests/test_weights.py"]',
+    ),
+    "brings_only_a_file": Case(
+        {}, "UNBROKEN", brings={"tests/test_weights.py": WEIGHTS}, table='files = ["tests/test_weights.py"]'
+    ),
+    "brings_a_case": Case(_alone(WEIGHTS.replace(", (1.0, 3.0)", "")), "UNBROKEN", brings=_alone(WEIGHTS)),
+    "brings_a_test_that_is_green_before": Case(
+        _alone(SOUND),
+        "NEW_TEST_WRONG",
+        "not tests/test_scale.py::test_more (passed before, passed after)",
+        brings=_beside("\ndef test_more():\n    assert scale.total([]) == 0\n"),
+    ),
+    "brings_a_test_that_stays_red": Case(
+        _alone(SOUND),
+        "NEW_TEST_WRONG",
+        "(failed before, failed after)",
+        brings=_beside("\ndef test_more():\n    assert scale.total([]) == 1\n"),
+    ),
+    "brings_a_test_that_is_skipped": Case(
+        _alone(SOUND),
+        "NEW_TEST_WRONG",
+        "(skipped before, skipped after)",
+        brings=_beside("\nimport pytest\ndef test_more():\n    pytest.skip('no GPU')\n"),
+    ),
+    "brings_nothing": Case(
+        _alone(SOUND), "NEW_TEST_WRONG", "adds no test, and mends none", brings=_alone(SOUND + "# more\n")
+    ),
+}
+
+
+def _lay(workbench: Workbench, number: int, name: str, case: Case, wheel: tuple[Path, str]) -> Path:
+    """Lay the sound pack with the suite of one case."""
+    pack = workbench.lay("01_confirmed").rename(workbench.packs / f"{number:02}_{name}")
+    source = workbench.folder / "sources" / name
+    commit = mirrors.repository(source, case.files)
+    mirrors.mirror(workbench.folder / "mirrors", source, [commit])
+    if case.brings:
+        (pack / "upstream_test.patch").write_text(mirrors.diff(source, case.brings))
+    files = "" if "files =" in case.table else 'files = ["tests/test_scale.py"]\n'
+    with (pack / "pack.toml").open("a") as stream:
+        stream.write(
+            f'[dependencies.tests.pytest]\nversion = "{wheel[0].name.split("-")[1]}"\n'
+            f'sha256 = {{ any = "{wheel[1]}" }}\n'
+            f'[upstream_tests]\n{files}origin = "git+{mirrors.URL}@{commit}"\n{case.table}\n'
+        )
+    return pack
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    """Lay a pack for each case."""
+    made = benches.empty(tmp_path_factory.mktemp("suites"))
+    wheel = toys.wheel_of_installed("pytest", made.folder)
+    toys.seed(made.cache, *wheel)
+    (made.folder / "sources").mkdir()
+    for number, (name, case) in enumerate(CASES.items(), start=1):
+        _lay(made, number, name, case, wheel)
+    return made
+
+
+def _pack(bench: Workbench, name: str) -> Path:
+    return bench.packs / f"{[*CASES].index(name) + 1:02}_{name}"
+
+
+def _run(bench: Workbench, *arguments: str) -> tuple[int, str, str]:
+    places = ("--mirrors", str(bench.folder / "mirrors"))
+    ended = bench.run("upstream-tests", *arguments, *places, A_TOKEN="ghp_" + "x" * 24)
+    assert "Traceback" not in ended.stderr, ended.stderr
+    return ended.returncode, ended.stdout, ended.stderr
+
+
+@pytest.fixture(scope="module")
+def found(bench: Workbench) -> dict[str, dict[str, Any]]:
+    """Run every case at once; map its name to its document."""
+    status, output, _ = _run(bench, "--json")
+    assert status == 1
+    return {document["pack"][3:]: document for document in json.loads(output)}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_each_case_ends_as_it_must(found: dict[str, dict[str, Any]], name: str) -> None:
+    case, document = CASES[name], found[name]
+    assert document["verdict"] == case.verdict, document
+    assert case.reason in document["reason"], document["reason"]
+
+
+def _rows(document: dict[str, Any]) -> dict[str, tuple[str, str, str]]:
+    return {row["test"].rpartition("::")[2]: (row["before"], row["after"], row["change"]) for row in document["tests"]}
+
+
+def test_tests_are_told_one_by_one_where_they_are_not_green_in_both(found: dict[str, dict[str, Any]]) -> None:
+    assert _rows(found["sound"]) == {}
+    assert (found["sound"]["before"], found["sound"]["after"]) == ({"passed": 2}, {"passed": 2})
+    assert _rows(found["broken_by_the_patch"]) == {"test_first_weight": ("passed", "failed", "broken")}
+    assert _rows(found["red_in_both"]) == {"test_wrong": ("failed", "failed", "red in both")}
+    assert _rows(found["skips"]) == {"test_gpu": ("skipped", "skipped", "skipped")}
+    assert found["skips"]["tests"][0]["reason"] == "no such device"
+    assert _rows(found["teardown_breaks"]) == {"test_made": ("passed", "error", "broken")}
+    assert found["expected_failures"]["after"] == {"passed": 2, "xfailed": 1}
+    assert _rows(found["mended_by_the_patch"]) == {"test_weights[weights1]": ("failed", "passed", "mended")}
+    assert _rows(found["stops_early"]) == {"test_total": ("failed", "failed", "red in both")}
+
+
+def test_a_new_test_is_known_by_what_upstream_has_already(found: dict[str, dict[str, Any]]) -> None:
+    new = {"test_weights[weights0]": ("passed", "passed", "new"), "test_weights[weights1]": ("failed", "passed", "new")}
+    assert _rows(found["brings_a_test"]) == _rows(found["brings_a_file"]) == new
+    assert _rows(found["brings_only_a_file"]) == new
+    assert _rows(found["brings_a_case"]) == {"test_weights[weights1]": ("failed", "passed", "new")}
+
+
+def test_the_document_says_what_was_run(bench: Workbench, found: dict[str, dict[str, Any]]) -> None:
+    document = found["brings_a_test"]
+    one = structure.structure(document, SuiteReceipt)
+    assert one.upstream.commit in (_pack(bench, "brings_a_test") / "pack.toml").read_text()
+    assert (one.patch.name, one.test_patch and one.test_patch.name) == ("fix.patch", "upstream_test.patch")
+    assert list(one.dependencies.packages) == ["pytest"]
+    assert str(bench.folder) not in json.dumps(document)
+
+
+def test_a_receipt_is_recorded_on_request_and_other_verbs_leave_it_alone(bench: Workbench) -> None:
+    pack = _pack(bench, "sound")
+    assert _run(bench, "sound")[0] == 0
+    assert not (pack / "receipts").exists()
+    status, output, errors = _run(bench, "sound", "--record")
+    assert (status, output.split()[-1]) == (0, "UNBROKEN"), errors
+    document = json.loads((pack / "receipts/upstream_tests.json").read_text())
+    assert document["verdict"] == "UNBROKEN"
+    assert bench.run("table").returncode == 0
+    assert "upstream_tests" not in bench.run("check", "sound").stdout
+    (pack / "upstream_test.patch").write_text("diff --git a/x b/x\n")
+    assert "upstream_tests.json: STALE: upstream_test.patch changed" in bench.run("check", "sound").stdout
+    (pack / "upstream_test.patch").unlink()
+    (pack / "receipts/upstream_tests.json").write_text("{}")
+    assert "receipts/upstream_tests.json: " in bench.run("check", "sound").stdout
+    (pack / "receipts/upstream_tests.json").unlink()
+    assert "receipts/upstream_tests.json is missing" in bench.run("check", "sound").stdout
+    empty = _pack(bench, "collects_nothing")
+    assert _run(bench, "collects_nothing", "--record")[0] == 1
+    assert not (empty / "receipts").exists()
+
+
+def test_exit_statuses_and_the_table(bench: Workbench) -> None:
+    assert _run(bench, "needs_a_gpu")[0] == 5
+    assert _run(bench, "sound", "--gpu")[0] == 5
+    assert _run(bench, "sound", "needs_a_gpu")[0] == 0
+    status, output, _ = _run(bench, "broken_by_the_patch")
+    assert status == 1
+    assert "broken: tests/test_scale.py::test_first_weight (passed -> failed): " in output
+    assert "3 passed" in output.splitlines()[-1]
+    assert "1 failed, 2 passed" in output.splitlines()[-1]
+
+
+def test_a_patch_that_does_not_apply_is_stale(bench: Workbench) -> None:
+    pack = _pack(bench, "skips")
+    kept = (pack / "fix.patch").read_text()
+    try:
+        (pack / "fix.patch").write_text(kept.replace("weights[0] for value", "weights[1] for value"))
+        status, output, _ = _run(bench, "skips", "--json")
+    finally:
+        (pack / "fix.patch").write_text(kept)
+    (document,) = json.loads(output)
+    assert (status, document["verdict"]) == (1, "PATCH_STALE")
+    assert document["reason"].startswith("fix.patch: ")
+
+
+def test_a_pack_that_names_no_tests_is_a_wrong_call(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    ended = workbench.run("upstream-tests", "1")
+    assert ended.returncode == 2
+    assert "01_confirmed: pack.toml has no [upstream_tests]" in ended.stderr
+    assert workbench.run("upstream-tests").returncode == 5
+
+
+def test_histories_are_what_the_cases_take_them_for() -> None:
+    assert "zip(" in histories.RIGHT
+    assert "zip(" not in histories.WRONG

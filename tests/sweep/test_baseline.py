@@ -1,0 +1,120 @@
+"""What a sweep is compared with, and what counts as a change."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.errors import HarnessError
+from harness.core.words import Evidence, LaneVerdict, Verdict
+from harness.host import host
+from harness.lane.record import LaneRecord
+from harness.lane.transcript import FigureLine
+from harness.pack import load
+from harness.receipt import receipt
+from harness.receipt.receipt import GpuRecord, LogRecord, Receipt
+from harness.sweep import baseline, run_folder, selection
+from harness.sweep.baseline import Baseline
+from harness.sweep.run_folder import SweepRequest
+from harness.verdict.cell import Cell
+from testing.workbench import Workbench
+
+HOST = host.Host("3.11.7", "2.13.0+cpu", "3.6.0")
+REQUEST = SweepRequest("packs", (), latest=False, repeat=1)
+
+
+@pytest.fixture
+def toy(workbench: Workbench) -> Cell:
+    """Return the cell of the sound toy pack."""
+    loaded = load.load_pack(workbench.lay("01_confirmed"))
+    (one,) = selection.cells([(loaded, "cpu")], HOST, None, latest=False)  # type: ignore[arg-type]
+    return one
+
+
+def _measuring(toy: Cell) -> Cell:
+    target = replace(toy.pack.definition.targets["cpu"], measures=True)
+    return replace(toy, pack=replace(toy.pack, definition=replace(toy.pack.definition, targets={"cpu": target})))
+
+
+def _receipt(toy: Cell, *figures: FigureLine, gpu: str = "Toy") -> Receipt:
+    lane = LaneRecord(LaneVerdict.BUG_REPRODUCED, "", 10, 1.0, 1, 0, "ab", "CPU", figures=figures)
+    return Receipt(
+        schema=receipt.SCHEMA,
+        pack=toy.pack.name,
+        title="",
+        kind=toy.pack.definition.kind,
+        target="cpu",
+        evidence=Evidence.TRACED,
+        verdict=Verdict.CONFIRMED,
+        reason="",
+        claims=(),
+        upstream=receipt.UpstreamRecord("toykernel", "1.0", "pinned", ""),
+        probe=receipt.Hashed("", ""),
+        fix=None,
+        dependencies=receipt.DependencyRecord("default", "", {}),
+        lanes={"pristine": lane},
+        host=receipt.HostRecord("3.11.7", "2.13.0", "", gpus=(GpuRecord(gpu, "9.0"),)),
+        log=LogRecord("", ""),
+        command="",
+        started="2026-01-01T00:00:00+00:00",
+        seconds=1.0,
+    )
+
+
+@pytest.mark.parametrize(
+    ("unit", "before", "after", "kinds"),
+    [
+        ("ms", (10.0, 0.5), (10.9, 0.5), []),
+        ("ms", (10.0, 0.5), (11.1, 0.5), ["slower"]),
+        ("ms", (10.0, 0.01), (10.4, 0.01), []),  # below the floor
+        ("ms", (10.0, 0.01), (9.0, 0.01), ["faster"]),
+        ("ms", (10.0, None), (99.0, None), []),  # of unknown noise
+        ("GB/s", (100.0, 1.0), (80.0, 1.0), ["slower"]),
+        ("GB/s", (100.0, 1.0), (120.0, 1.0), ["faster"]),
+        ("MiB", (100.0, None), (120.0, None), ["more memory"]),
+        ("MiB", (100.0, None), (100.0, None), []),
+        ("1", (100.0, 0.0), (500.0, 0.0), []),  # no time and no memory
+        ("ms", ("nan", 0.1), (5.0, 0.1), []),
+    ],
+)
+def test_a_figure_changed_only_by_more_than_its_noise(
+    toy: Cell, unit: str, before: tuple[Any, Any], after: tuple[Any, Any], kinds: list[str]
+) -> None:
+    measuring = _measuring(toy)
+    then, now = (_receipt(toy, FigureLine("time", value, unit, spread)) for value, spread in (before, after))
+    assert [change.kind for change in baseline.of_figures(measuring, now, then)] == kinds
+    assert baseline.of_figures(toy, now, then) == [], "a target that does not measure has no figures to compare"
+    other = replace(then, host=replace(then.host, gpus=(GpuRecord("Another", "9.0"),)))
+    assert baseline.of_figures(measuring, now, other) == [], "another GPU is another measurement"
+
+
+def test_a_newer_release_is_expected_to_be_fixed_where_pack_toml_says_so(toy: Cell) -> None:
+    newest = replace(toy, column=selection.LATEST, version="2.1")
+    assert baseline.expected(newest, None) == Verdict.FIXED_UPSTREAM
+    assert baseline.expected(replace(newest, version="1.9"), None) == Verdict.CONFIRMED
+    assert baseline.expected(toy, None) == Verdict.CONFIRMED
+
+
+def test_the_baseline_is_the_committed_receipts_a_run_or_the_newest_of_many(tmp_path: Path) -> None:
+    assert baseline.find(None, tmp_path, "x").folder is None
+    with pytest.raises(HarnessError, match="no such folder"):
+        baseline.find(tmp_path / "missing", tmp_path / "runs", "x")
+    runs = tmp_path / "runs"
+    assert baseline.find(runs, runs, "x").folder is None, "the first sweep compares with the receipts"
+    moment = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
+    with run_folder.opened(runs, REQUEST, moment) as one:
+        assert baseline.find(runs, runs, one.name) == Baseline(
+            None, "the committed receipts: there is no earlier run yet"
+        )
+        one.finish(REQUEST)
+    assert baseline.find(runs, runs, "9").folder == one.path
+    assert baseline.find(one.path, runs, "9").folder == one.path
+    receipts = tmp_path / "receipts/01_confirmed"
+    receipts.mkdir(parents=True)
+    (receipts / "cpu.traced.json").write_text(json.dumps({}))
+    assert baseline.find(receipts.parent, runs, "9").folder == receipts.parent

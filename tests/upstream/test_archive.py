@@ -1,0 +1,67 @@
+"""Archives that lie are refused whole."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import tarfile
+import zipfile
+from collections.abc import Callable
+
+import pytest
+
+from testing import toys
+from testing.workbench import Workbench
+
+NAME = "toykernel-1.0.zip"
+
+
+def _tar(members: dict[str, bytes], edit: Callable[[tarfile.TarInfo], None]) -> bytes:
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w:gz") as tar:
+        for name, data in members.items():
+            info = tarfile.TarInfo(name)
+            info.size = len(data)
+            edit(info)
+            tar.addfile(info, io.BytesIO(data))
+    return stream.getvalue()
+
+
+def _link(info: tarfile.TarInfo) -> None:
+    info.type, info.linkname, info.size = tarfile.SYMTYPE, "/etc/passwd", 0
+
+
+def _zip(name: str) -> bytes:
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as bundle:
+        bundle.writestr(name, b"x")
+    return stream.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("file", "data", "reason"),
+    [
+        ("toykernel-1.0.tar.gz", _tar({"a/../../evil.py": b"x"}, lambda _: None), "leads out of the folder"),
+        ("toykernel-1.0.tar.gz", _tar({"/srv/evil.py": b"x"}, lambda _: None), "has an absolute or foreign name"),
+        ("toykernel-1.0.tar.gz", _tar({"a/link": b""}, _link), "is a link or a device"),
+        ("toykernel-1.0.tar.gz", _tar({"a/x.py": b"x" * 9999}, lambda _: None)[:60], "damaged archive"),
+        ("toykernel-1.0.zip", _zip("../evil.py"), "leads out of the folder"),
+        ("toykernel-1.0.zip", _zip("C:/evil.py"), "has an absolute or foreign name"),
+        ("toykernel-1.0.zip", b"no zip at all", "damaged archive"),
+    ],
+)
+def test_an_archive_that_lies_is_refused_whole(workbench: Workbench, file: str, data: bytes, reason: str) -> None:
+    shutil.rmtree(workbench.cache)
+    pack = workbench.lay("01_confirmed")
+    archive = workbench.folder / file
+    archive.write_bytes(data)
+    digest = toys.hashlib.sha256(data).hexdigest()
+    toys.seed(workbench.cache, archive, digest)
+    definition = pack / "pack.toml"
+    text = definition.read_text().replace(workbench.sha256, digest).replace(NAME, file)
+    definition.write_text(text)
+    status, (row,) = workbench.rows()
+    assert (status, row["verdict"]) == (1, "ERROR")
+    assert reason in row["reason"]
+    assert not list(workbench.cache.glob("trees/*"))
+    assert not list(workbench.folder.rglob("evil.py"))

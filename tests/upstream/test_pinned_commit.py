@@ -1,0 +1,98 @@
+"""A pack that pins a commit, which no release holds."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from testing import mirrors
+from testing.package_index import Shelf, served
+from testing.workbench import Workbench
+
+RELEASE = 'version = "1.0"\nfile = "toykernel-1.0.zip"\n'
+
+
+def _pinned(workbench: Workbench) -> tuple[Path, str]:
+    """Lay the sound pack, pinned to a commit that a mirror has."""
+    pack = workbench.lay("01_confirmed")
+    source = workbench.folder / "source"
+    commit = mirrors.repository(source, {"README": "no release holds this\n"})
+    mirrors.mirror(workbench.folder / "mirrors", source, [commit])
+    text = (pack / "pack.toml").read_text().replace(RELEASE, "")
+    text = text.replace(f'sha256 = "{workbench.sha256}"\n', "date = 2026-08-22\n").replace("0" * 39 + "1", commit)
+    (pack / "pack.toml").write_text(text)
+    probe = (pack / "reproduce.py").read_text()
+    (pack / "reproduce.py").write_text(probe.replace('["toykernel==1.0"]', "[]"))
+    return pack, commit
+
+
+def test_every_verb_knows_a_pinned_commit(workbench: Workbench) -> None:
+    pack, commit = _pinned(workbench)
+    places = ("--mirrors", str(workbench.folder / "mirrors"))
+    status, (row,) = workbench.rows(*places, "--record")
+    assert (status, row["verdict"]) == (0, "CONFIRMED"), row
+    found = json.loads((pack / "receipts/cpu.traced.json").read_text())
+    assert found["upstream"] | {"sha256": ""} == {
+        "package": "toykernel",
+        "version": f"commit {commit}",
+        "origin": "pinned",
+        "sha256": "",
+        "commit": commit,
+    }
+    assert workbench.run("report", "1", "--write").returncode == 0
+    checked = workbench.run("check", *places)
+    assert "1 sound" in checked.stdout, checked.stdout
+    assert f"toykernel commit {commit}" in workbench.run("list").stdout
+    assert json.loads(workbench.run("table", "--format", "json").stdout)[0]["state"] == "fresh"
+    report = workbench.run("report", "1")
+    assert report.returncode == 0, report.stderr
+    assert commit in report.stdout
+    swept = workbench.run("sweep", "--runs", str(workbench.folder / "sweeps"), *places)
+    assert swept.returncode == 0, swept.stdout + swept.stderr
+    filled = workbench.run("fetch", "--dest", str(workbench.folder / "filled"), *places)
+    assert filled.returncode == 0, filled.stderr
+    assert workbench.rows("--cache", str(workbench.folder / "filled"))[0] == 0
+
+
+def test_releases_are_judged_beside_a_pinned_commit(workbench: Workbench) -> None:
+    _pinned(workbench)
+    archive = next((workbench.cache / "downloads").glob("*/*.zip"))
+    with served(Shelf({"toykernel": {archive.name: archive.read_bytes()}})) as url:
+        index = {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": ""}
+        ended = workbench.run("versions", "1", "--online", "--json", **index)
+        assert ended.returncode == 0, ended.stderr
+        assert [row["verdict"] for row in json.loads(ended.stdout)["rows"]] == ["BUG_REPRODUCED"]
+        status, (row,) = workbench.rows("--online", "--upstream", "toykernel==1.0", **index)
+    assert (status, row["verdict"]) == (0, "CONFIRMED")
+
+
+def test_another_commit_makes_its_receipts_stale(workbench: Workbench) -> None:
+    pack, commit = _pinned(workbench)
+    assert workbench.rows("--mirrors", str(workbench.folder / "mirrors"), "--record")[0] == 0
+    (pack / "pack.toml").write_text((pack / "pack.toml").read_text().replace(commit, "1" * 40))
+    assert "the pinned release changed" in workbench.run("table").stdout
+
+
+def test_a_pinned_commit_that_cannot_be_had_is_an_error(workbench: Workbench) -> None:
+    _pinned(workbench)
+    status, (row,) = workbench.rows()
+    assert (status, row["verdict"]) == (1, "ERROR")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("date = 2026-08-22\n", "", "upstream.date: a pinned commit states its date"),
+        ("date = 2026-08-22\n", 'version = "1.0"\n', "upstream.file: the key is missing"),
+        ('repository = "https', 'repository = "ext::https', "is no https:// URL"),
+        ('modules = ["toykernel"]', 'modules = ["toykernel"]\nfile = "a.zip"', "upstream.version: a release has one"),
+    ],
+)
+def test_half_a_release_is_refused(workbench: Workbench, old: str, new: str, reason: str) -> None:
+    pack, _ = _pinned(workbench)
+    text = (pack / "pack.toml").read_text()
+    assert old in text
+    (pack / "pack.toml").write_text(text.replace(old, new))
+    assert reason in workbench.run("check").stderr

@@ -1,0 +1,190 @@
+"""Getting trees: from a real package index on loopback, from archives that lie, from checkouts and commits."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from testing import toys
+from testing.package_index import Shelf, served
+from testing.workbench import Workbench
+
+NAME = "toykernel-1.0.zip"
+
+
+def _index(url: str) -> dict[str, str]:
+    return {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": "", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": os.devnull}
+
+
+def _shelf(workbench: Workbench) -> Shelf:
+    archive, _ = toys.sdist(workbench.folder)
+    return Shelf({"toykernel": {NAME: archive.read_bytes()}})
+
+
+def _empty(workbench: Workbench) -> Workbench:
+    shutil.rmtree(workbench.cache)
+    return workbench
+
+
+def test_a_pack_is_fetched_from_the_users_own_index(workbench: Workbench) -> None:
+    _empty(workbench).lay("01_confirmed")
+    with served(_shelf(workbench)) as url:
+        status, (row,) = workbench.rows("--online", **_index(url))
+    assert (status, row["verdict"]) == (0, "CONFIRMED")
+
+
+@pytest.mark.parametrize(
+    ("spoil", "reason"),
+    [
+        (lambda shelf: shelf.files.clear(), "toykernel: no such package on the package index"),
+        (lambda shelf: shelf.stated.update({NAME: "0" * 64}), "wrong sha256: the index has 0000"),
+        (lambda shelf: shelf.files["toykernel"].update({NAME: b"other"}), "wrong sha256"),
+        (lambda shelf: shelf.cut.add(NAME), "cannot be read (ChunkedEncodingError)"),
+        (
+            lambda shelf: (
+                shelf.files["toykernel"].update({"toykernel-2.0.zip": shelf.files["toykernel"].pop(NAME)})
+                or shelf.stated.update({"toykernel-2.0.zip": "1" * 64})
+            ),
+            "no file toykernel-1.0.zip",
+        ),
+    ],
+)
+def test_what_the_index_lacks_or_spoils_is_named(
+    workbench: Workbench, spoil: Callable[[Shelf], object], reason: str
+) -> None:
+    _empty(workbench).lay("01_confirmed")
+    shelf = _shelf(workbench)
+    spoil(shelf)
+    with served(shelf) as url:
+        status, (row,) = workbench.rows("--online", **_index(url))
+    assert (status, row["verdict"]) == (1, "ERROR")
+    assert reason in row["reason"]
+    assert "127.0.0.1" not in row["reason"]
+    assert not [*workbench.cache.glob("trees/*"), *workbench.cache.glob("downloads/*"), *workbench.cache.glob("work/*")]
+
+
+def test_no_network_is_one_line(workbench: Workbench) -> None:
+    _empty(workbench).lay("01_confirmed")
+    status, (row,) = workbench.rows("--online", **_index("http://127.0.0.1:9/simple/"))
+    assert (status, row["verdict"]) == (1, "ERROR")
+    assert "the package index cannot be read (ConnectionError)" in row["reason"]
+
+
+def test_offline_names_what_the_cache_lacks(workbench: Workbench) -> None:
+    _empty(workbench).lay("01_confirmed")
+    status, (row,) = workbench.rows()
+    assert status == 1
+    assert "toykernel-1.0.zip: not in the cache" in row["reason"]
+    assert "runner.py fetch --dest DIR" in row["reason"]
+
+
+def test_a_version_that_does_not_exist_names_those_that_do(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    with served(_shelf(workbench)) as url:
+        status, (row,) = workbench.rows("--online", "--upstream", "toykernel==9.9", **_index(url))
+    assert (status, row["verdict"]) == (1, "ERROR")
+    assert "no release 9.9 on the package index. It has 1.0" in row["reason"]
+
+
+def test_latest_is_the_newest_release_and_what_it_gives_is_no_deviation(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    shelf = _shelf(workbench)
+    fixed = workbench.folder / "toykernel-1.1"
+    shutil.copytree(toys.RESOURCES / "upstream/toykernel-1.0", fixed)
+    scale = fixed / "src/toykernel/scale.py"
+    scale.write_text(
+        scale.read_text().replace("weights[0] for value in values", "w for value, w in zip(values, weights)")
+    )
+    toys.zip_folder(fixed, workbench.folder / "toykernel-1.1.zip")
+    shelf.files["toykernel"]["toykernel-1.1.zip"] = (workbench.folder / "toykernel-1.1.zip").read_bytes()
+    with served(shelf) as url:
+        status, (row,) = workbench.rows("--online", "--upstream", "latest", **_index(url))
+    assert (status, row["verdict"], row["patched"]) == (0, "FIXED_UPSTREAM", "")
+    assert "runs" in row["receipt"]
+
+
+def test_fetch_fills_a_cache_that_runs_offline(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    destination = workbench.folder / "elsewhere"
+    with served(_shelf(workbench)) as url:
+        filled = workbench.run("fetch", "1", "--dest", str(destination), "--python", "3.12", **_index(url))
+    assert filled.returncode == 0, filled.stderr
+    status, (row,) = workbench.rows("--cache", str(destination))
+    assert (status, row["verdict"]) == (0, "CONFIRMED")
+
+
+def _checkout(workbench: Workbench) -> Path:
+    folder = workbench.folder / "checkout"
+    shutil.copytree(toys.RESOURCES / "upstream/toykernel-1.0", folder)
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b.invalid"]
+    for arguments in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "begin"]):
+        subprocess.run(["git", *arguments], cwd=folder, check=True)
+    return folder
+
+
+def test_a_checkout_is_judged_as_it_is_in_its_work_tree(workbench: Workbench) -> None:
+    pack = workbench.lay("01_confirmed")
+    folder = _checkout(workbench)
+    status, (row,) = workbench.rows("--upstream", f"path:{folder}")
+    assert (status, row["verdict"]) == (0, "CONFIRMED")
+    subprocess.run(["git", "apply", str(pack / "fix.patch")], cwd=folder, check=True)
+    (folder / "untracked.py").write_text("raise RuntimeError\n")
+    status, (row,) = workbench.rows("--upstream", f"path:{folder}")
+    assert (status, row["verdict"]) == (0, "FIXED_UPSTREAM")
+    assert "with modified files" in Path(row["receipt"]).read_text()
+    assert not list(pack.glob("receipts/*"))
+
+
+@pytest.mark.parametrize("digits", [40, 9])
+def test_a_commit_is_judged_through_gits_own_configuration(workbench: Workbench, digits: int) -> None:
+    workbench.lay("01_confirmed")
+    folder = _checkout(workbench)
+    answer = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
+    redirect = {
+        "GIT_CONFIG_COUNT": "1",
+        "GIT_CONFIG_KEY_0": f"url.{folder}.insteadOf",
+        "GIT_CONFIG_VALUE_0": "https://example.org/toykernel",
+    }
+    commit = answer.stdout.strip()[:digits]
+    upstream = f"git+https://example.org/toykernel@{commit}"
+    status, (row,) = workbench.rows("--online", "--upstream", upstream, **redirect)
+    assert (status, row["verdict"]) == (0, "CONFIRMED"), row["reason"]
+    status, (row,) = workbench.rows("--upstream", upstream)
+    assert (status, row["verdict"]) == (0, "CONFIRMED"), "the second time it needs no network"
+
+
+def test_what_is_installed_is_judged_and_not_touched(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    site = workbench.folder / "site"
+    shutil.copytree(toys.RESOURCES / "upstream/toykernel-1.0/src", site)
+    record = site / "toykernel-1.5.dist-info"
+    record.mkdir()
+    (record / "METADATA").write_text("Metadata-Version: 2.1\nName: toykernel\nVersion: 1.5\n")
+    (record / "RECORD").write_text("toykernel/__init__.py,,\ntoykernel/scale.py,,\ntoykernel/other.py,,\n")
+    before = {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}
+    status, (row,) = workbench.rows("--upstream", "installed", PYTHONPATH=str(site))
+    assert (status, row["verdict"]) == (0, "CONFIRMED")
+    assert '"version": "1.5, installed"' in Path(row["receipt"]).read_text()
+    assert before == {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}
+
+
+def test_a_full_disk_is_one_line_and_leaves_nothing(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    small = workbench.folder / "small"
+    small.mkdir()
+    archive, sha256 = toys.sdist(workbench.folder)
+    inside = f"mount -t tmpfs -o size=64k none {small} && mkdir -p {small}/downloads/{sha256} && "
+    inside += f'cp {archive} {small}/downloads/{sha256}/ && head -c 45000 /dev/zero > {small}/ballast; exec "$@"'
+    probe = subprocess.run(["unshare", "-rm", "true"], capture_output=True, check=False)
+    if probe.returncode != 0:
+        pytest.skip("no mount namespaces here")
+    command = ["unshare", "-rm", "sh", "-c", inside, "sh", *workbench.command("run", "--cache", str(small))]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1, ended.stderr
+    assert "no room in the cache" in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -1,0 +1,264 @@
+"""Over releases, commits and dependency sets: where the bug came in, and where it was fixed."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import shutil
+import signal
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from harness.core.words import LaneVerdict
+from harness.versions import release_bisect, timeline
+from harness.versions.timeline import Entry
+from testing import histories
+from testing.package_index import served
+from testing.workbench import Workbench
+
+LETTERS = {
+    "B": LaneVerdict.BUG_REPRODUCED,
+    "r": LaneVerdict.FIX_VALIDATED,
+    "?": LaneVerdict.UNSUPPORTED,
+    "E": LaneVerdict.ERROR,
+    "C": LaneVerdict.CONTROL_FAILED,
+}
+MIXED = {
+    "0.1": "unimportable",
+    "0.2": "other API",
+    "0.3": "right",
+    "0.9": "unimportable",
+    "1.0": "wrong",
+    "1.1": "wrong",
+    "2.0": "right",
+}
+
+
+def _rows(text: str) -> list[Entry]:
+    return [Entry(str(number), "", LETTERS[letter]) for number, letter in enumerate(text)]
+
+
+def _versions(workbench: Workbench, states: dict[str, str], *arguments: str) -> tuple[int, dict[str, Any], str]:
+    """Run the verb over an index that serves these releases; return the exit status, the JSON and standard error."""
+    with served(histories.shelf(workbench.folder / "index", states)) as url:
+        ended = workbench.run(
+            "versions", "1", "--online", "--json", *arguments, PIP_INDEX_URL=url, PIP_EXTRA_INDEX_URL=""
+        )
+    assert "Traceback" not in ended.stderr, ended.stderr
+    return ended.returncode, json.loads(ended.stdout) if ended.stdout else {}, ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "line"),
+    [
+        ("rrBBr", "bug from 2, fixed in 4"),
+        ("BBr", "bug from 0 or earlier, fixed in 2"),
+        ("??BBr", "bug from 2 or earlier (none of the 2 before it that were tried could be judged), fixed in 4"),
+        ("rBB", "bug from 1, not fixed in 2"),
+        ("rBB??", "bug from 1, not fixed in 2 (the 2 after it that were tried could not be judged)"),
+        ("r??BEr", "bug from 3 (or 1 to 2, not judged), fixed in 5 (or 4, not judged)"),
+        ("rBrrBBr", "bug from 1, fixed in 2; again bug from 4, fixed in 6"),
+        ("B?B??Br", "bug from 0 or earlier, fixed in 6"),
+        ("rr?C", "no bug in the 2 that were judged; 2 were not"),
+        ("?EC", "nothing can be said: none of the 3 could be judged"),
+    ],
+)
+def test_the_line_says_what_the_verdicts_allow_and_no_more(verdicts: str, line: str) -> None:
+    assert timeline.line(_rows(verdicts)) == line
+
+
+@pytest.mark.parametrize("unjudged", ["", "?", "??", "E?C"])
+@pytest.mark.parametrize("size", [2, 3, 16, 17, 1000])
+def test_a_bisection_finds_every_boundary_in_log2_lanes_and_skips(size: int, unjudged: str) -> None:
+    for boundary in {min(place, size - 1) for place in (1, 2, size // 3 or 1, size // 2, size)}:
+        middle = unjudged if boundary + len(unjudged) < size else ""
+        rows = _rows("B" * boundary + middle + "r" * (size - boundary - len(middle)))
+        tried: dict[int, Entry] = {}
+
+        def judge(indices: set[int], rows: list[Entry] = rows) -> dict[int, Entry]:
+            return {index: rows[index] for index in indices}
+
+        release_bisect.drive([release_bisect.search(size - 1, 0)], tried, judge)
+        assert len(tried) <= math.ceil(math.log2(size)) + 2 + 2 * len(middle)
+        found = timeline.line([tried[index] for index in sorted(tried)])
+        skipped = f" (or {boundary}{f' to {boundary + len(middle) - 1}' if len(middle) > 1 else ''}, not judged)"
+        assert found.endswith(f"fixed in {boundary + len(middle)}" + (skipped if middle else ""))
+
+
+def test_a_bisection_without_a_judged_end_never_takes_it_for_an_answer() -> None:
+    rows = _rows("?" * 20 + "B" * 12)
+    tried: dict[int, Entry] = {}
+    release_bisect.drive([release_bisect.search(0, 31)], tried, lambda some: {index: rows[index] for index in some})
+    found = timeline.line([tried[index] for index in sorted(tried)])
+    assert found.startswith("bug from 20 or earlier (none of the ")
+    assert len(tried) <= math.log2(32) + 2
+
+
+def test_releases_are_judged_and_what_cannot_be_is_neither(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    status, found, _ = _versions(workbench, MIXED)
+    rows = {row["label"]: row for row in found["rows"]}
+    assert list(rows) == list(MIXED)
+    assert [rows[label]["verdict"] for label in ("1.0", "2.0", "0.9")] == [
+        "BUG_REPRODUCED",
+        "FIX_VALIDATED",
+        "UNSUPPORTED",
+    ]
+    assert "a_package_that_nobody_has" in rows["0.1"]["reason"]
+    assert rows["0.2"]["verdict"] == "UNSUPPORTED"
+    assert "AttributeError" in rows["0.2"]["reason"]
+    assert rows["1.0"]["figure"] == "max_error 3"
+    assert found["line"] == "bug from 1.0 (or 0.9, not judged), fixed in 2.0"
+    assert status == 0
+    again = workbench.run("versions", "1", "--range", ">=0.3,<2")
+    assert again.returncode == 0, "what the index said is remembered for a machine without network"
+    assert again.stdout.splitlines()[-1] == "bug from 1.0 (or 0.9, not judged), not fixed in 1.1"
+
+
+def test_sixteen_releases_by_bisection(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    states = {f"0.{minor}": "right" for minor in range(5)} | {f"1.{minor}": "wrong" for minor in range(7)}
+    states |= {"2.0": "unimportable"} | {f"2.{minor}": "right" for minor in range(1, 4)}
+    _, found, _ = _versions(workbench, states, "--bisect")
+    assert found["line"] == "bug from 1.0, fixed in 2.1 (or 2.0, not judged)"
+    assert len(found["rows"]) <= 2 * math.log2(16) + 2, found["rows"]
+
+
+def test_a_crash_and_wrong_controls_are_told_by_the_exit_status(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    status, found, _ = _versions(workbench, {"1.0": "wrong", "1.1": "crashing", "1.2": "control", "2.0": "right"})
+    assert [row["verdict"] for row in found["rows"]] == ["BUG_REPRODUCED", "ERROR", "CONTROL_FAILED", "FIX_VALIDATED"]
+    assert "SIGABRT" in found["rows"][1]["reason"]
+    assert (status, found["line"]) == (1, "bug from 1.0 or earlier, fixed in 2.0 (or 1.1 to 1.2, not judged)")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "status", "said"),
+    [
+        (["--range", "nonsense"], 2, "no version range. Next:"),
+        (["--range", ">=9"], 2, "no release of toykernel lies in it. The newest: 0.5, 1.0"),
+        (["--range", "<1", "--bisect"], 1, "--bisect starts from 0.5, which gives FIX_VALIDATED"),
+        (["--upstream", "toykernel==1.0"], 2, "git+URL here"),
+        (["--vary", "numpy"], 2, "no dependency set of 01_confirmed has it"),
+        (["--target", "sm_90a"], 5, "this pack lists cpu"),
+    ],
+)
+def test_a_wrong_call_names_the_next_step(workbench: Workbench, arguments: list[str], status: int, said: str) -> None:
+    workbench.lay("01_confirmed")
+    found, _, errors = _versions(workbench, {"0.5": "right", "1.0": "wrong"}, *arguments)
+    assert (found, said in errors) == (status, True), errors
+
+
+@pytest.mark.parametrize(
+    ("states", "line"),
+    [
+        (
+            ["wrong", "wrong", "unimportable", "wrong", "wrong", "right", "right", "right"],
+            "fixed in {5} (…, number 5, right)",
+        ),
+        (["right", "right", "wrong", "crashing", "wrong"], "bug from {2} (…, number 2, wrong)"),
+        (["wrong", "wrong", "unimportable", "crashing", "right"], "fixed in one of 3 commits, the others of which"),
+    ],
+)
+def test_git_itself_bisects_commits(workbench: Workbench, states: list[str], line: str) -> None:
+    workbench.lay("01_confirmed")
+    hashes = histories.commits(workbench.folder / "history", states)
+    url = f"git+file://{workbench.folder / 'history'}"
+    within = f"{hashes[0]}..{hashes[-1]}"
+    ended = workbench.run("versions", "1", "--online", "--json", "--upstream", url, "--range", within)
+    assert ended.returncode in {0, 1}, ended.stderr
+    found = json.loads(ended.stdout)
+    for number, commit in enumerate(hashes):
+        line = line.replace(f"{{{number}}}", commit[:12])
+    assert "".join(found["line"].split(found["rows"][0]["date"])).startswith(line.replace("…", "")), found["line"]
+    assert {row["label"] for row in found["rows"]} >= {hashes[0][:12], hashes[-1][:12]}
+    assert not list((workbench.cache / "work").glob("*/*"))
+    same = workbench.run("versions", "1", "--online", "--upstream", url, "--range", f"{hashes[0]}..{hashes[1]}")
+    assert (same.returncode, "nothing to bisect" in same.stderr) == (1, True)
+
+
+def _scripts(processes: list[psutil.Process]) -> set[str]:
+    """Name the scripts that processes run; one that has just ended runs none."""
+    found = set()
+    for one in processes:
+        with contextlib.suppress(psutil.Error):
+            found |= {Path(word).name for word in one.cmdline() if word.endswith(".py")}
+    return found
+
+
+def test_a_bisection_whose_runner_is_killed_leaves_no_process(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    hashes = histories.commits(workbench.folder / "history", ["wrong", "hanging", "right"])
+    url, within = f"git+file://{workbench.folder / 'history'}", f"{hashes[0]}..{hashes[-1]}"
+    command = workbench.command("versions", "1", "--online", "--upstream", url, "--range", within)
+    runner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    try:
+        deadline, children = time.monotonic() + 60, []
+        while not {"git_bisect_step.py", "supervisor.py"} <= _scripts(children):
+            assert time.monotonic() < deadline
+            time.sleep(0.2)
+            children = psutil.Process(runner.pid).children(recursive=True)
+    finally:
+        runner.kill()
+        runner.wait()
+    assert psutil.wait_procs(children, timeout=20)[1] == []
+
+
+def test_dependency_sets_are_varied(workbench: Workbench) -> None:
+    pack = workbench.lay("01_confirmed")
+    text = (pack / "pack.toml").read_text()
+    for number, name in ((2, "new"), (1, "default")):
+        site = workbench.folder / name / "helper"
+        site.mkdir(parents=True)
+        (site / "__init__.py").write_text(f"VERSION = {number}\n")
+        wheel = workbench.folder / f"helper-{number}.0-py3-none-any.whl"
+        sha256 = histories.toys.zip_folder(site, wheel)
+        histories.toys.seed(workbench.cache, wheel, sha256)
+        text += f'\n[dependencies.{name}.helper]\nversion = "{number}.0"\nsha256 = {{ any = "{sha256}" }}\n'
+    (pack / "pack.toml").write_text(text)
+    probe = (pack / "reproduce.py").read_text()
+    needs = "    import helper\n    if helper.VERSION == 2:\n        raise ImportError('helper 2 has no scale')\n"
+    (pack / "reproduce.py").write_text(
+        probe.replace("    from toykernel import scale\n", needs + "    from toykernel import scale\n")
+    )
+    ended = workbench.run("versions", "1", "--vary", "helper")
+    assert ended.returncode == 0, ended.stderr
+    assert [line.split()[1] for line in ended.stdout.splitlines()[1:3]] == ["1.0", "2.0"]
+    assert "helper 2 has no scale" in ended.stdout
+    assert ended.stdout.splitlines()[-1].startswith("bug from helper 1.0 (default) or earlier, not fixed in helper 1.0")
+
+
+def test_what_is_kept_holds_no_path(workbench: Workbench) -> None:
+    pack = workbench.lay("01_confirmed")
+    _versions(workbench, {"1.0": "wrong", "2.0": "unimportable"}, "--save")
+    text = (pack / "data/history.cpu.json").read_text()
+    assert str(workbench.folder) not in text
+    assert json.loads(text)["rows"][0]["verdict"] == "BUG_REPRODUCED"
+
+
+def test_an_interruption_shows_what_was_finished_and_leaves_no_process(workbench: Workbench) -> None:
+    workbench.lay("37_needs_long")
+    states = {"0.9": "unimportable", "1.0": "wrong", "1.1": "wrong"}
+    with served(histories.shelf(workbench.folder / "index", states)) as url:
+        command = workbench.command("versions", "37", "--online", "--jobs", "2")
+        environment = os.environ | {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": ""}
+        runner = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+        assert runner.stderr is not None
+        while not (workbench.packs / "37_needs_long/grandchild").exists():
+            time.sleep(0.05)
+        time.sleep(1.0)
+        children = psutil.Process(runner.pid).children(recursive=True)
+        runner.send_signal(signal.SIGINT)
+        runner.communicate(timeout=30)
+    assert runner.returncode == 130
+    assert children
+    gone, alive = psutil.wait_procs(children, timeout=20)
+    assert (len(gone), alive) == (len(children), [])
+    shutil.rmtree(workbench.cache / "work", ignore_errors=True)
