@@ -25,6 +25,9 @@ from harness.verdict.cell import Cell
 
 #: Threads that fetch, unpack and patch beside the lanes.
 PREPARING = 4
+#: How often, in seconds, the main thread looks up from its wait: a signal that comes just before the wait begins, or
+#: that the kernel hands to another thread, does not end it (Python runs handlers between bytecodes of the main thread).
+LOOK_UP = 0.5
 
 
 class Work(Protocol):
@@ -144,7 +147,7 @@ class WorkerPool:
 
     def next(self) -> Message:
         """Wait for the next message."""
-        message = self._messages.get()
+        message = self._wait()
         if isinstance(message, LaidOut):
             self._preparing -= 1
         elif isinstance(message, Finished):
@@ -153,6 +156,11 @@ class WorkerPool:
             self.running -= 1
             self._finishing += message.attempt is not None
         return message
+
+    def _wait(self) -> Message:
+        while True:
+            with contextlib.suppress(queue.Empty):
+                return self._messages.get(timeout=LOOK_UP)
 
     def drain(self, timeout: float) -> Iterator[Message]:
         """Wait at most `timeout` seconds until no lane runs and its receipt is written; yield what is left to read.

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import signal
+import threading
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -153,6 +156,36 @@ def test_an_interruption_between_a_message_and_its_counting_holds_nothing_up(
     account = stage.run(Script())
     assert account.interrupted
     assert time.monotonic() - started < DRAIN_SECONDS / 3
+
+
+@dataclass
+class Signalled(Script):
+    """A lane whose thread gets the user's interruption in place of the main thread, which waits for messages."""
+
+    seconds: float = 0.0
+
+    def attempt(self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]) -> Attempt:
+        """Interrupt, and go on for a while as if nobody had."""
+        started = time.monotonic()
+        time.sleep(0.1)
+        signal.pthread_kill(threading.get_ident(), signal.SIGINT)
+        while not self.seconds and time.monotonic() - started < DRAIN_SECONDS / 3:
+            time.sleep(0.01)
+        return super().attempt(task, prepared, placement, locks)
+
+
+def test_an_interruption_that_does_not_end_the_wait_is_seen_all_the_same(
+    stage: Stage, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    script, started, drain = Signalled(), time.monotonic(), WorkerPool.drain
+
+    def drained(pool: WorkerPool, timeout: float) -> Iterator[Message]:
+        script.seconds = time.monotonic() - started
+        return drain(pool, timeout)
+
+    monkeypatch.setattr(WorkerPool, "drain", drained)
+    assert stage.run(script).interrupted
+    assert 0 < script.seconds < 2
 
 
 def test_what_ended_before_is_not_run_again(stage: Stage) -> None:
