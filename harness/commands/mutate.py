@@ -53,10 +53,10 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     """Put wrong fixes in fix.patch's place and say which of them the probe refuses.
 
     A mutant is one of the pack's own (mutants/*.patch), or made of fix.patch: a part of it left out, or one operator
-    on a line that it adds or a function that it touches. It is KILLED by a check that fails (or by UNSUPPORTED, where
-    the pristine tree is judged), SURVIVED, UNJUDGED (a crash, a time-out, out of memory, also when run again alone),
-    or EQUIVALENT (listed in mutants/equivalent.toml, or the same code). Killed at any moment, the same command goes on
-    where it was.
+    on a line that it adds or a function that it touches. It is KILLED by the first check that fails, which ends its
+    lane (or by UNSUPPORTED, where the pristine tree is judged), SURVIVED, UNJUDGED (a crash, a time-out, out of memory,
+    also when run again alone), or EQUIVALENT (listed in mutants/equivalent.toml, or the same code). Killed at any
+    moment, the same command goes on where it was.
 
     \b
     Examples:

@@ -23,6 +23,8 @@ from harness.upstream.tree import Tree
 
 #: The reason of a lane that was cancelled: it says nothing of anything.
 ABANDONED = "abandoned"
+#: Of one that was stopped at the first check that failed.
+STOPPED = "stopped"
 
 
 @dataclass(frozen=True)
@@ -46,6 +48,7 @@ class Lane:
         cancel: a file descriptor; once it can be read, the lane is abandoned.
         threads: that its libraries use for one computation.
         environment: whose interpreter runs it; None: the runner's own.
+        stops_at_failed_check: whether it is over with the first check that fails: enough to refuse a wrong fix.
 
     """
 
@@ -65,6 +68,7 @@ class Lane:
     cancel: int | None = None
     threads: int = 1
     environment: Path | None = None
+    stops_at_failed_check: bool = False
 
 
 @dataclass(frozen=True)
@@ -129,6 +133,7 @@ def _run(lane: Lane, folders: environment.Folders, log: Path) -> LaneRun:
         cancel=lane.cancel,
         gate=gate,
         locks=lane.locks,
+        enough=transcript.has_failed_check if lane.stops_at_failed_check else None,
     )
     lines = Lines(lane.claims)
     ended = process.run(command, lines, Log(log))

@@ -9,8 +9,8 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.lane.output import Lines, Log
@@ -36,6 +36,8 @@ class Command:
         cancel: a file descriptor; once it can be read, everything is killed and the end is ``abandoned``.
         gate: the named pipe on which a probe asks for its GPUs; made by the supervisor where there are `locks`.
         locks: a file for each GPU that is shared with other lanes.
+        enough: asked behind each piece of standard output whether it decides; then everything is killed and the end is
+            ``stopped``. None: nobody is asked.
 
     """
 
@@ -46,6 +48,7 @@ class Command:
     cancel: int | None = None
     gate: Path = Path(os.devnull)
     locks: tuple[Path, ...] = ()
+    enough: Callable[[Lines], bool] | None = None
 
     @property
     def longest(self) -> float:
@@ -58,7 +61,8 @@ class Ended:
     """How a probe ended.
 
     Attributes:
-        reason: ``exited``, ``timed out``, ``abandoned``, or ``lost`` where the supervisor itself was killed.
+        reason: ``exited``, ``timed out``, ``abandoned``, ``stopped`` (what it had printed decided), or ``lost`` where
+            the supervisor itself was killed.
         status: the exit status, negative for a signal.
         seconds: its wall time, without what it waited for its GPUs.
         waited: seconds of that.
@@ -77,6 +81,7 @@ class Ended:
 
 LOST = Ended("lost", -9, 0.0, 0, 0)
 ABANDONED = Ended("abandoned", -9, 0.0, 0, 0)
+STOPPED = Ended("stopped", -9, 0.0, 0, 0)
 
 
 def run(command: Command, lines: Lines, log: Log) -> Ended:
@@ -102,20 +107,21 @@ def run(command: Command, lines: Lines, log: Log) -> Ended:
         start_new_session=True,
     )
     os.close(report_end)
+    started = time.monotonic()
     try:
-        ended = _read(supervisor, report, (lines, log), time.monotonic() + command.longest, command.cancel)
+        ended = _read(supervisor, report, (lines, log), started + command.longest, command)
     finally:
         _end(supervisor)
         os.close(report)
-    return ended
+    return replace(ended, seconds=time.monotonic() - started) if ended == STOPPED else ended
 
 
 def _read(
-    supervisor: subprocess.Popen[bytes], report: int, taking: tuple[Lines, Log], deadline: float, cancel: int | None
+    supervisor: subprocess.Popen[bytes], report: int, taking: tuple[Lines, Log], deadline: float, command: Command
 ) -> Ended:
     assert supervisor.stdout is not None  # noqa: S101 - for the type checker: both are pipes
     assert supervisor.stderr is not None  # noqa: S101 - likewise
-    ended, (lines, log) = LOST, taking
+    ended, (lines, log), cancel = LOST, taking, command.cancel
     with selectors.DefaultSelector() as selector:
         for stream in (supervisor.stdout, supervisor.stderr):
             selector.register(stream, selectors.EVENT_READ)
@@ -138,6 +144,9 @@ def _read(
                     log.feed(key.fd, data)
                     if key.fileobj is supervisor.stdout:
                         lines.feed(data)
+                        if command.enough is not None and command.enough(lines):
+                            ended, deadline = STOPPED, 0.0
+                            break
     log.finish()
     lines.finish()
     return ended

@@ -164,6 +164,15 @@ def implied(checks: tuple[CheckLine, ...]) -> LaneVerdict:
     return LaneVerdict.FIX_VALIDATED if judged else LaneVerdict.UNSUPPORTED
 
 
+def has_failed_check(lines: Lines) -> bool:
+    """Say whether a check is already known to be wrong, so that the probe cannot end with FIX_VALIDATED any more."""
+    reader = _Reader()
+    for line in lines.kept:
+        if line.word == "CHECK":
+            reader.read(line)
+    return implied(reader.lines("CHECK", CheckLine)) in (LaneVerdict.CONTROL_FAILED, LaneVerdict.BUG_REPRODUCED)
+
+
 def _order_problems(lines: Lines, reader: _Reader) -> list[str]:
     problems = []
     if not reader.verdicts:

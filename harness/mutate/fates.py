@@ -10,6 +10,7 @@ from harness.mutate.mutants import Equivalent, Mutant
 from harness.receipt.strength import Fate, MutantRecord
 from harness.schedule.journal import LaneEnd
 from harness.verdict import judge
+from harness.verdict.lane_judge import STOPPED_AT_FAILED_CHECK
 
 #: Exit statuses with which a probe ends that came to a verdict.
 CONCLUDED = set(PROBE_STATUS.values())
@@ -32,7 +33,7 @@ def says_nothing(record: LaneRecord | None) -> bool:
 
     A probe that came to a verdict which the runner does not believe would do so again.
     """
-    if record is None or record.verdict != LaneVerdict.ERROR:
+    if record is None or record.verdict != LaneVerdict.ERROR or record.reason == STOPPED_AT_FAILED_CHECK:
         return False
     no_verdict = record.exit_status == PROBE_STATUS[LaneVerdict.UNSUPPORTED]  # its traceback ends so as well
     return no_verdict or record.exit_status not in CONCLUDED
@@ -50,8 +51,9 @@ def of_lane(pristine: LaneRecord, end: LaneEnd | None) -> Found:
     if record is None:
         return Found(Fate.UNJUDGED, reason=f"its patch does not apply: {end.stale}")
     wrong = tuple(check.name for check in record.checks if check.ok is False)
-    if record.verdict in (LaneVerdict.BUG_REPRODUCED, LaneVerdict.CONTROL_FAILED):
-        return Found(Fate.KILLED, wrong)
+    stopped = record.reason == STOPPED_AT_FAILED_CHECK
+    if stopped or record.verdict in (LaneVerdict.BUG_REPRODUCED, LaneVerdict.CONTROL_FAILED):
+        return Found(Fate.KILLED, wrong[:1] if stopped else wrong)
     if record.verdict == LaneVerdict.UNSUPPORTED:
         return Found(Fate.KILLED, reason=f"UNSUPPORTED, which the pristine tree is not: {record.reason}")
     if record.verdict == LaneVerdict.ERROR:

@@ -201,6 +201,7 @@ class Runner:
             cancel=self.cancel,
             threads=self.threads,
             environment=cell.environment,
+            stops_at_failed_check=cell.is_wrong_fix and task.lane == LaneName.PATCHED,
         )
 
     def _blank(self, task: Task, prepared: Prepared, placement: Placement, started: dt.datetime) -> LaneEnd:

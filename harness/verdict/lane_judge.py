@@ -6,10 +6,13 @@ import signal
 from pathlib import Path, PurePosixPath
 
 from harness.core.words import LaneVerdict
-from harness.lane.lane import ABANDONED, Lane, LaneRun
+from harness.lane.lane import ABANDONED, STOPPED, Lane, LaneRun
 from harness.lane.process import Ended
 from harness.lane.record import LaneRecord
 from harness.lane.transcript import Transcript
+
+#: The reason of a lane that was not run to its end, since one wrong check is enough to refuse a wrong fix.
+STOPPED_AT_FAILED_CHECK = "stopped at its first failed check"
 
 
 def record_of(lane: Lane, run: LaneRun) -> LaneRecord:
@@ -47,6 +50,8 @@ def abnormal_end(ended: Ended, timeout: float) -> str:
         return f"timed out after {timeout:g} s"
     if ended.reason == ABANDONED:
         return ABANDONED
+    if ended.reason == STOPPED:
+        return STOPPED_AT_FAILED_CHECK
     if ended.reason != "exited":
         return "its supervisor was killed"
     if ended.status >= 0:

@@ -38,7 +38,7 @@ def test_a_probe_that_refuses_every_wrong_fix(workbench: Workbench) -> None:
         "refuses_the_mode": "killed",
         "weights_the_first_two_alike": "killed",
     }
-    assert mutants["adds_the_weight"]["by"] == ["ones", "weights"]
+    assert mutants["adds_the_weight"]["by"] == ["ones"], "it is over with the first check that fails"
     assert mutants["refuses_the_mode"]["by"] == []
     assert "one weight for all" in mutants["refuses_the_mode"]["reason"]
     assert found["strength"]["own"] == {"killed": 3, "of": 3, "survived": 0, "unjudged": 0, "equivalent": 1}
@@ -54,7 +54,18 @@ def test_survivors_and_what_only_the_comparison_refuses(workbench: Workbench) ->
     assert mutants["loses_an_empty_total"]["refused"] == ""
     shown = workbench.run("mutate", "--target", "cpu", "--only-own").stdout
     assert "strength: killed 1 of 3 (own 1 of 3, generated 0 of 0); 2 survived the probe alone (1 refused" in shown
-    assert "killed by check: ones 1, weights 1" in shown
+    assert "killed by check: ones 1" in shown
+
+
+def test_a_lane_is_over_with_its_first_failed_check(workbench: Workbench) -> None:
+    probe = workbench.lay("42_refuses_wrong_fixes") / "reproduce.py"
+    text = probe.read_text(encoding="utf-8")
+    hangs = '    while ("control", False) in probe.judged:\n        pass\n'
+    probe.write_text(text.replace('    probe.check("total"', f'{hangs}    probe.check("total"'), encoding="utf-8")
+    status, found, _ = _mutate(workbench, "--only-own", "--timeout", "20")
+    (killed,) = [one for one in found["strength"]["mutants"] if one["name"] == "adds_the_weight"]
+    assert (status, killed["fate"], killed["by"]) == (0, "killed", ["ones"])
+    assert killed["seconds"] < 10
 
 
 @pytest.mark.slow
