@@ -59,13 +59,9 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
 def _write(pack: Pack) -> int:
     found = reports.of_pack(pack).values()
     for report in found:
-        if report.has_template:
-            issue.scrubber(pack).require_clean(report.written.name, written.render(pack, report))
+        issue.scrubber(pack).require_clean(report.written.name, written.render(pack, report))
     changed = written.write(pack)
     for report in found:
-        if not report.has_template:
-            said = f"no {report.template.name.replace('REPORT', 'report').replace('.md', '.in.md')}"
-        else:
-            said = "written" if report.written in changed else "as it was"
+        said = "written" if report.written in changed else "as it was"
         click.echo(f"{pack.name}/{report.written.name}: {said}")
     return int(Exit.AS_EXPECTED)

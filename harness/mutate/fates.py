@@ -33,7 +33,7 @@ def says_nothing(record: LaneRecord | None) -> bool:
 
     A probe that came to a verdict which the runner does not believe would do so again.
     """
-    if record is None or record.verdict != LaneVerdict.ERROR or record.reason == STOPPED_AT_FAILED_CHECK:
+    if record is None or record.verdict != LaneVerdict.ERROR:
         return False
     no_verdict = record.exit_status == PROBE_STATUS[LaneVerdict.UNSUPPORTED]  # its traceback ends so as well
     return no_verdict or record.exit_status not in CONCLUDED
@@ -51,9 +51,8 @@ def of_lane(pristine: LaneRecord, end: LaneEnd | None) -> Found:
     if record is None:
         return Found(Fate.UNJUDGED, reason=f"its patch does not apply: {end.stale}")
     wrong = tuple(check.name for check in record.checks if check.ok is False)
-    stopped = record.reason == STOPPED_AT_FAILED_CHECK
-    if stopped or record.verdict in (LaneVerdict.BUG_REPRODUCED, LaneVerdict.CONTROL_FAILED):
-        return Found(Fate.KILLED, wrong[:1] if stopped else wrong)
+    if record.verdict in (LaneVerdict.BUG_REPRODUCED, LaneVerdict.CONTROL_FAILED):
+        return Found(Fate.KILLED, wrong[:1] if record.reason == STOPPED_AT_FAILED_CHECK else wrong)
     if record.verdict == LaneVerdict.UNSUPPORTED:
         return Found(Fate.KILLED, reason=f"UNSUPPORTED, which the pristine tree is not: {record.reason}")
     if record.verdict == LaneVerdict.ERROR:

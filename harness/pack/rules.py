@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePosixPath
-from typing import Any
 
 import tomli
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -213,17 +212,6 @@ def _is_inside(file: str) -> bool:
     return bool(file) and not path.is_absolute() and ".." not in path.parts and file[0] != "-" and "::" not in file
 
 
-def _without_old_threads(document: dict[str, Any]) -> dict[str, Any]:
-    """Leave out a list of URLs, which says nothing of the threads.
-
-    To be removed, with its call, once every pack states [[threads]]: then a list of URLs is an error as any other, and
-    `searched` and `ask` are no longer optional in the model.
-    """
-    threads = document.get("threads")
-    old = isinstance(threads, list) and threads and all(isinstance(one, str) for one in threads)
-    return {key: value for key, value in document.items() if key != "threads"} if old else document
-
-
 def parse(text: str) -> Definition:
     """Parse a pack.toml, or raise StructureError with all its errors."""
     try:
@@ -233,7 +221,7 @@ def parse(text: str) -> Definition:
     hidden = values.text_errors(document)
     if hidden:
         raise structure.StructureError(hidden)
-    definition = structure.structure(_without_old_threads(document), Definition)
+    definition = structure.structure(document, Definition)
     errors = [] if definition.schema == SCHEMA else [f"schema: {definition.schema} is not the known {SCHEMA}"]
     errors += _version_errors(definition) + _upstream_errors(definition)
     if definition.strength.generated < 0:

@@ -32,19 +32,9 @@ class Report:
         """What its reader's own template asks for."""
         return upstream_templates.BY_NAME.get(self.name, upstream_templates.GENERIC)
 
-    @property
-    def has_template(self) -> bool:
-        """Whether template and text are two files; where not, the rules of rendered texts do not hold yet."""
-        return self.template != self.written
-
 
 def _report(pack: Pack, name: str, suffix: str) -> Report:
-    template, written = pack.folder / TEMPLATE.format(suffix), pack.folder / WRITTEN.format(suffix)
-    # To be removed once every pack has a report.in.md, with `has_template` and what asks for it: until then REPORT.md
-    # with placeholders in it is the template.
-    if not template.exists() and written.exists():
-        template = written
-    return Report(name, template, written)
+    return Report(name, pack.folder / TEMPLATE.format(suffix), pack.folder / WRITTEN.format(suffix))
 
 
 def of_pack(pack: Pack) -> dict[str, Report]:

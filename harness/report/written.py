@@ -43,14 +43,13 @@ def render(pack: Pack, report: Report) -> str:
 
 
 def write(pack: Pack) -> list[Path]:
-    """Write every report of a pack that has a template; return the paths of those that were not like that before."""
+    """Write every report of a pack; return the paths of those that were not like that before."""
     changed = []
     for report in reports.of_pack(pack).values():
-        if report.has_template:
-            text = render(pack, report)
-            if not report.written.exists() or report.written.read_text(encoding="utf-8") != text:
-                files.write_atomic(report.written, text)
-                changed.append(report.written)
+        text = render(pack, report)
+        if not report.written.exists() or report.written.read_text(encoding="utf-8") != text:
+            files.write_atomic(report.written, text)
+            changed.append(report.written)
     return changed
 
 
@@ -58,7 +57,7 @@ def errors(pack: Pack, receipts: list[Receipt]) -> list[str]:
     """Say where rendered reports are too long, not what their templates render to, or not written for people."""
     found = []
     for report in reports.of_pack(pack).values():
-        if report.has_template and report.template.exists():
+        if report.template.exists():
             try:
                 text = render(pack, report)
             except HarnessError:

@@ -6,6 +6,7 @@ import signal
 from pathlib import Path, PurePosixPath
 
 from harness.core.words import LaneVerdict
+from harness.lane import transcript
 from harness.lane.lane import ABANDONED, STOPPED, Lane, LaneRun
 from harness.lane.process import Ended
 from harness.lane.record import LaneRecord
@@ -38,6 +39,8 @@ def record_of(lane: Lane, run: LaneRun) -> LaneRecord:
 
 
 def _judged(lane: Lane, said: Transcript, ended: Ended, changed: str) -> tuple[LaneVerdict, str]:
+    if ended.reason == STOPPED and not changed:
+        return transcript.implied(said.checks), STOPPED_AT_FAILED_CHECK
     problem = changed or abnormal_end(ended, lane.timeout) or next(iter((*said.problems, *_foreign(lane, said))), "")
     if problem or said.verdict is None:
         return LaneVerdict.ERROR, problem or "no verdict line"
@@ -50,8 +53,6 @@ def abnormal_end(ended: Ended, timeout: float) -> str:
         return f"timed out after {timeout:g} s"
     if ended.reason == ABANDONED:
         return ABANDONED
-    if ended.reason == STOPPED:
-        return STOPPED_AT_FAILED_CHECK
     if ended.reason != "exited":
         return "its supervisor was killed"
     if ended.status >= 0:
