@@ -120,7 +120,8 @@ KERNEL = "mamba3_siso_bwd_kernel_dqkv"
 PINNED = {"num_warps": 8, "num_stages": 1}  # one of the kernel's own configurations; its shared memory suffices
 RESULTS = ("dQ", "dK", "dV", "dADT", "dQK_dot", "dD", "d_issm_state")
 # Tokens of each sequence, heads, heads of Q and K and their size, size of V's heads, chunk.
-# "bare": no D, no gradient of the last state, none asked of the first; "d_ov_state": a gradient of the last V.
+# "bare": no D, no gradient of the last state, none asked of the first; "d_ov_state": a gradient of the last V; "far":
+# the first sequence begins behind 2^16 tokens of none.
 SMALL = {
     "dense B=2 S=40": ((40, 40), 2, 1, 16, 32, 16),
     "varlen S=16+7+17": ((16, 7, 17), 2, 1, 16, 32, 16),
@@ -129,6 +130,7 @@ SMALL = {
     "dense B=1 S=37 bare": ((37,), 3, 3, 16, 16, 16),
     "varlen S=3+19 bare": ((3, 19), 2, 1, 16, 16, 16),
     "varlen S=11+5 strong decay": ((11, 5), 2, 1, 16, 16, 16),
+    "varlen S=19+7 far": ((19, 7), 2, 1, 16, 16, 16),
 }
 PUBLIC = {
     "dense B=2 S=256 NH=8 D=64": ((256, 256), 8, 1, 64, 64, 64),
@@ -216,10 +218,31 @@ def problem(case, shape, device):
     if "d_ov_state" in case:
         named["d_ov_state"] = d_v
         wants[2][lasts] += d_v
+    if "far" in case:
+        chunks = 2**16 // chunk
+        fronts = [(0, 0, 0, 0, 2**16)] * 3 + [(2**16,), (chunks,), (2**16,), (chunks * DQK,), (0, 0, 0, 0, 2**16)]
+        passed = [torch.nn.functional.pad(x, (*front, 0)) for x, front in zip(passed, fronts, strict=True)]
+        named["Cu_Seqlens"] += 2**16
     if "bare" in case:
         named |= {"d_ossm_state": None, "D": None, "has_input_state": False}
         wants[5:] = None, None
     return passed, named, wants
+
+
+def gradients(probe, case, call, wants, tolerance):
+    """Judge the seven gradients of one case."""
+    errors = {}
+    for name, whole, want in zip(RESULTS, call(), wants, strict=True):
+        if want is None or whole is None:
+            errors[name] = 0.0 if want is whole else math.inf
+            continue
+        tokens = 1 if want.dim() == 4 else 2  # [B, S, H, size] or [B, H, S]
+        far = "far" in case and name in RESULTS[:5]  # nothing is said of tokens of no sequence
+        result = whole.narrow(tokens, 2**16, want.shape[tokens]) if far else whole
+        probe.output(f"{name}, {case}", result)
+        errors[name] = float(f"{(result.double() - want).abs().max() / want.abs().max():.2g}")
+    ok, unit = all(x <= tolerance for x in errors.values()), "largest error over largest value"
+    return ok, {"measured": errors, "tolerance": tolerance, "unit": unit}
 
 
 def judge_gradients(probe, module, cases, device):
@@ -228,15 +251,8 @@ def judge_gradients(probe, module, cases, device):
     kernel.configs = [next(one for one in kernel.configs if PINNED.items() <= one.all_kwargs().items())]
     for case, shape in cases.items():
         passed, named, wants = problem(case, shape, device)
-        call, errors = partial(module.compute_dqkv, *passed, **named), {}
-        for name, result, want in zip(RESULTS, call(), wants, strict=True):
-            if want is None or result is None:
-                errors[name] = 0.0 if want is result else math.inf
-                continue
-            probe.output(f"{name}, {case}", result)
-            errors[name] = float(f"{(result.double() - want).abs().max() / want.abs().max():.2g}")
-        ok, unit = all(x <= TOLERANCES[device] for x in errors.values()), "largest error over largest value"
-        probe.check(f"gradients, {case}", "control", ok, measured=errors, tolerance=TOLERANCES[device], unit=unit)
+        call = partial(module.compute_dqkv, *passed, **named)
+        probe.judge(f"gradients, {case}", "control", gradients, probe, case, call, wants, TOLERANCES[device])
         if device == "cuda":
             with probe.alone():
                 low, median, high = module.triton.testing.do_bench_cudagraph(call, rep=100, quantiles=(0.25, 0.5, 0.75))
