@@ -1265,12 +1265,18 @@ class Report:
         for target in (name for name in definition["targets"] if name in self.receipts):
             one, strength = self.receipts[target], self.strength(self.receipts[target])
             found = [self.receipts.get(prefix + target) for prefix in columns]
-            cells = [said(other) if other else "not judged" for other in found]
+            cells = [self.cell(other, one["evidence"]) for other in found]
             killed, of, elsewhere, date, stale = strength or (0, 0, 0, "", False)
             more = f" (+{elsewhere} elsewhere)" if elsewhere else ""
             strong = f"{killed}/{of}{more}, {date}{' STALE' if stale else ''}" if strength else "not measured"
             rows.append([target, one["evidence"], gpu_of(one) or "CPU", *cells, strong])
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
+
+    def cell(self, receipt: dict[str, Any] | None, of_row: str) -> str:
+        """Write a verdict, with its evidence where that is not the row's."""
+        if receipt is None:
+            return "not judged"
+        return said(receipt) + (f" ({receipt['evidence']})" if receipt["evidence"] != of_row else "")
 
     def verdict(self, receipt: dict[str, Any]) -> str:
         """Write a verdict with its kind, evidence and device."""

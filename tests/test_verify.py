@@ -18,6 +18,7 @@ from typing import Any
 
 import pytest
 
+from harness.receipt import receipt
 from testing import forgeries, toys
 from testing.forgeries import Bundle, Sent
 from testing.workbench import REPOSITORY, Workbench, confirmed
@@ -343,7 +344,7 @@ def test_the_runners_bundle_of_every_pack_is_accepted(name: str, tmp_path: Path)
     shutil.copytree(REPOSITORY / "packs" / name, tmp_path / "packs" / name)
     receipts = tmp_path / "packs" / name / "receipts"
     shutil.rmtree(receipts)
-    for path in sorted((REPOSITORY / "packs" / name / "receipts").rglob("*.json")):
+    for path in filter(receipt.is_receipt, sorted((REPOSITORY / "packs" / name / "receipts").rglob("*.json"))):
         folder = receipts / path.relative_to(REPOSITORY / "packs" / name / "receipts").parent
         folder.mkdir(parents=True, exist_ok=True)
         forgeries.honest(path).write(folder)
@@ -358,7 +359,7 @@ def test_the_runners_bundle_of_every_pack_is_accepted(name: str, tmp_path: Path)
 
 def test_every_committed_receipt_holds_or_was_made_with_what_the_pack_had_then() -> None:
     verify = _load(REPOSITORY)
-    paths = sorted((REPOSITORY / "packs").glob("*/receipts/**/*.json"))
+    paths = sorted(filter(receipt.is_receipt, (REPOSITORY / "packs").glob("*/receipts/**/*.json")))
     assert paths
     wrong = {f"{path}: {error}" for path in paths for error in verify.errors_of(path) if not error.startswith(STALE)}
     assert not wrong, "\n".join(sorted(wrong))

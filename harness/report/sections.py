@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from harness.core import markdown
-from harness.core.words import Kind, Verdict
+from harness.core.words import Evidence, Kind, Verdict
 from harness.pack.model import Pack, Thread
 from harness.receipt import staleness
 from harness.receipt.receipt import Receipt
@@ -106,13 +106,15 @@ class Sections:
     def _row(self, target: str, prefixes: list[str]) -> list[str]:
         one = self.receipts[target]
         found = strong.find(self.pack, target, one.evidence)
-        cells = [self._cell(self.receipts.get(prefix + target)) for prefix in prefixes]
+        cells = [self._cell(self.receipts.get(prefix + target), one.evidence) for prefix in prefixes]
         return [target, one.evidence, one.host.gpu or "CPU", *cells, str(found or strong.NOT_MEASURED)]
 
-    def _cell(self, one: Receipt | None) -> str:
+    def _cell(self, one: Receipt | None, of_row: Evidence) -> str:
+        """Write a verdict, with its evidence where that is not the row's."""
         if one is None:
             return NOT_JUDGED
-        return said(one.kind, one.verdict) + (" STALE" if staleness.reasons(self.pack, one) else "")
+        other = f" ({one.evidence})" if one.evidence != of_row else ""
+        return said(one.kind, one.verdict) + other + (" STALE" if staleness.reasons(self.pack, one) else "")
 
     def _below(self) -> list[str]:
         """Write what the table's words say, and what else was run."""
