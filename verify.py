@@ -354,6 +354,16 @@ class Pack:
         return found - {IDENTICAL}
 
     @property
+    def has_patch(self) -> bool:
+        """Whether pack.toml speaks of one: without it there is no patched lane."""
+        return bool(self.definition.get("fix", "patch") != "none")
+
+    @property
+    def unmeasured(self) -> str:
+        """What stands for the strength where there is none."""
+        return "not measured" if self.has_patch else "no patch"
+
+    @property
     def ask(self) -> dict[str, Any]:
         """What upstream is asked to do; nothing where pack.toml does not say."""
         found: dict[str, Any] = self.definition.get("ask", {})
@@ -833,6 +843,8 @@ def another_probe(case: Case) -> Errors:
 def another_patch(case: Case) -> Errors:
     """A patched lane was made with a patch of this repository, and there is none without such a lane."""
     fix, stale = case.receipt["fix"], case.receipt["verdict"] == "PATCH_STALE"
+    if not case.pack.has_patch and ("patched" in case.lanes or fix is not None):
+        yield 'fix: a patched lane; pack.toml says fix = "none"'
     if ("patched" in case.lanes) != (fix is not None) and not stale:
         yield "fix: a patch without a patched lane, or the other way round"
     if fix is None:
@@ -1141,8 +1153,10 @@ def readme(pack: Pack, receipts: dict[str, dict[str, Any]]) -> str:
     upstream = pack.definition["upstream"]
     best = strongest(one for place, one in receipts.items() if place.count("/") == 1)
     ordered = [best[target] for target in pack.definition["targets"] if target in best]
+    root = f"CHECKOUT/{upstream.get('source_root', '')}".rstrip("/")
+    name = "bundle_readme.md" if pack.has_patch else "bundle_readme_unpatched.md"
     return (
-        (REPOSITORY / "harness" / "report" / "bundle_readme.md")
+        (REPOSITORY / "harness" / "report" / name)
         .read_text("utf-8")
         .format(
             title=pack.definition["title"],
@@ -1153,7 +1167,8 @@ def readme(pack: Pack, receipts: dict[str, dict[str, Any]]) -> str:
             verdicts="\n".join(
                 f"- {one['target']}: {one['verdict']} ({one['evidence']}, {gpu_of(one) or 'no GPU'})" for one in ordered
             ),
-            root=f"CHECKOUT/{upstream.get('source_root', '')}".rstrip("/"),
+            root=root,
+            path="" if re.search(r"(?<!-any)\.whl$", upstream.get("file", "")) else f"PYTHONPATH={root} ",
             target=ordered[0]["target"],
         )
     )
@@ -1249,7 +1264,7 @@ class Report:
                 more = f" ({elsewhere} more in code that only another target runs)" if elsewhere else ""
                 text = f"{target} ({receipt['evidence']}): killed {killed} of {of} wrong fixes{more}, {date}"
                 found.append(text + (", STALE" if stale else ""))
-        return f"Strength: {'; '.join(found) or 'not measured'}."
+        return f"Strength: {'; '.join(found) or self.pack.unmeasured}."
 
     def verdicts(self) -> str:
         """Write the rows of the table of verdicts, and its heading."""
@@ -1268,7 +1283,7 @@ class Report:
             cells = [self.cell(other, one["evidence"]) for other in found]
             killed, of, elsewhere, date, stale = strength or (0, 0, 0, "", False)
             more = f" (+{elsewhere} elsewhere)" if elsewhere else ""
-            strong = f"{killed}/{of}{more}, {date}{' STALE' if stale else ''}" if strength else "not measured"
+            strong = f"{killed}/{of}{more}, {date}{' STALE' if stale else ''}" if strength else self.pack.unmeasured
             rows.append([target, one["evidence"], gpu_of(one) or "CPU", *cells, strong])
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

@@ -9,6 +9,8 @@ import tomllib
 import zipfile
 from pathlib import Path
 
+from packaging.tags import sys_tags
+
 RESOURCES = Path(__file__).resolve().parents[1] / "tests/resources"
 BASE = "01_confirmed"
 
@@ -41,6 +43,33 @@ def wheel_of_installed(name: str, folder: Path) -> tuple[Path, str]:
     return archive, hashlib.sha256(archive.read_bytes()).hexdigest()
 
 
+def wheel(folder: Path, file: str, members: dict[str, str]) -> tuple[Path, str]:
+    """Build a wheel of that file name from texts; return its path and sha256."""
+    folder.mkdir(parents=True, exist_ok=True)
+    archive = folder / file
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as bundle:
+        for name, text in members.items():
+            bundle.writestr(zipfile.ZipInfo(name, (2026, 1, 1, 0, 0, 0)), text)
+    return archive, hashlib.sha256(archive.read_bytes()).hexdigest()
+
+
+def compiled_wheel(folder: Path, version: str, *, right: bool = False) -> tuple[Path, str]:
+    """Build a wheel of the toy upstream for this platform alone, whose code reads a file of toyhelper's wheel."""
+    text = (RESOURCES / "upstream/toykernel-1.0/src/toykernel/scale.py").read_text(encoding="utf-8")
+    wrong, repaired = "[value * weights[0] for value in values]", "[v * w for v, w in zip(values, weights)]"
+    assert wrong in text
+    text = text.replace(wrong, repaired) if right else text
+    library = 'from pathlib import Path\n(Path(__file__).parents[1] / "toyhelper/library.txt").read_text()\n'
+    members = {"toykernel/__init__.py": "", "toykernel/scale.py": text + library}
+    platform = next(iter(sys_tags())).platform
+    return wheel(folder, f"toykernel-{version}-cp38-abi3-{platform}.whl", members)
+
+
+def helper_wheel(folder: Path) -> tuple[Path, str]:
+    """Build the wheel that `compiled_wheel` finds its file in."""
+    return wheel(folder, "toyhelper-1.0-py3-none-any.whl", {"toyhelper/library.txt": "a library\n"})
+
+
 def seed(cache: Path, archive: Path, sha256: str) -> None:
     """Put a file into a cache as a download would."""
     folder = cache / "downloads" / sha256
@@ -71,4 +100,6 @@ def lay(packs: Path, behaviour: str, sha256: str, name: str = "") -> Path:
     probe.write_text(text.replace("Path(__file__)", f"Path({str(probe)!r})"), encoding="utf-8")
     definition = target / "pack.toml"
     definition.write_text(definition.read_text(encoding="utf-8").replace("@SHA256@", sha256), encoding="utf-8")
+    if tomllib.loads(definition.read_text(encoding="utf-8")).get("fix") == "none":
+        (target / "fix.patch").unlink()
     return target

@@ -80,6 +80,13 @@ class Verdict(StrEnum):
     ERROR = "ERROR"
 
 
+class Fix(StrEnum):
+    """What a pack has against its bug: a patch of the pinned tree, or nothing (its source cannot be built here)."""
+
+    PATCH = "patch"
+    NONE = "none"
+
+
 class ThreadState(StrEnum):
     """How an issue or a pull request of an upstream stood when it was read."""
 

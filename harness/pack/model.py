@@ -6,7 +6,7 @@ import datetime as dt
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.core.words import Evidence, Kind, ThreadState, Verdict
+from harness.core.words import Evidence, Fix, Kind, ThreadState, Verdict
 
 
 @dataclass(frozen=True)
@@ -16,7 +16,7 @@ class Upstream:
     Attributes:
         package: its name on the package index.
         repository: its URL.
-        commit: of the release's tag, or the one that is pinned.
+        commit: of the release's tag, or the one that is pinned; may be empty where a compiled wheel is pinned.
         license: of its source, as SPDX names it.
         modules: the import names under test.
         version: of the release; empty where a commit is pinned.
@@ -42,6 +42,16 @@ class Upstream:
     def is_commit(self) -> bool:
         """Whether a commit is pinned, and no release."""
         return not self.file
+
+    @property
+    def is_wheel(self) -> bool:
+        """Whether a wheel is pinned: then other releases are judged by their wheels, too."""
+        return self.file.endswith(".whl")
+
+    @property
+    def is_compiled(self) -> bool:
+        """Whether that wheel is made for one platform: its libraries find those of other wheels beside them."""
+        return self.is_wheel and not self.file.endswith("-any.whl")
 
     @property
     def pin(self) -> str:
@@ -216,7 +226,8 @@ class Sample:
 class Definition:
     """A parsed pack.toml.
 
-    `report_to` is the package whose project REPORT.md is for, where that is not the one whose tree is judged.
+    `fix` says whether the pack has a patch: without one there is no patched lane, and REPRODUCED is all that can be
+    shown. `report_to` is the package whose project REPORT.md is for, where that is not the one whose tree is judged.
     """
 
     schema: int
@@ -226,6 +237,7 @@ class Definition:
     upstream: Upstream
     requires: Requires
     targets: dict[str, Target]
+    fix: Fix = Fix.PATCH
     head: Head | None = None
     fixed_in: str = ""
     report_to: str = ""
@@ -236,6 +248,11 @@ class Definition:
     dependencies: dict[str, dict[str, Dependency]] = field(default_factory=dict)
     environments: dict[str, BuiltEnvironment] = field(default_factory=dict)
     strength: Sample = field(default_factory=Sample)
+
+    @property
+    def has_patch(self) -> bool:
+        """Whether a lane runs on a patched tree besides the pristine one."""
+        return self.fix == Fix.PATCH
 
     @property
     def claims(self) -> tuple[str, ...]:

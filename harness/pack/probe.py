@@ -38,6 +38,12 @@ class Probe:
         first = max(0, starts[0] - 2)
         return [line.strip() for line in lines[first : first + COMMAND_LINES]]
 
+    @property
+    def shows_the_bug(self) -> bool:
+        """Whether an indented line of the docstring runs the probe and says what it shows without a patch."""
+        lines = [line for line in self.docstring.splitlines() if line.startswith("    ")]
+        return any("reproduce.py" in line and "BUG_REPRODUCED" in line for line in lines)
+
 
 def block_of(text: str) -> str:
     """Return the protocol block with its markers; empty where there is none."""
@@ -82,8 +88,11 @@ def _docstring(text: str) -> tuple[str, list[str]]:
         return "", [f"no Python: {error or type(error).__name__}"]
 
 
-def read(text: str) -> Probe:
-    """Take a probe apart; `errors` says what of it breaks the contract."""
+def read(text: str, *, has_patch: bool = True) -> Probe:
+    """Take a probe apart; `errors` says what of it breaks the contract.
+
+    The docstring of a pack without a patch has a line that shows the bug, and none that applies a patch.
+    """
     header = HEADER.search(text)
     pins, requires_python, errors = _pins(header["content"]) if header else ({}, "", ["it has no PEP 723 header"])
     docstring, problems = _docstring(text)
@@ -94,8 +103,10 @@ def read(text: str) -> Probe:
     if not requires_python:
         errors.append("its header states no requires-python")
     found = Probe(pins, requires_python, docstring, block, ())
-    if not problems and len(found.commands) != COMMAND_LINES:
+    if not problems and has_patch and len(found.commands) != COMMAND_LINES:
         errors.append("its docstring lacks the four indented lines that show both sentinels")
+    if not problems and not has_patch and (found.commands or not found.shows_the_bug):
+        errors.append("its docstring lacks an indented line that runs reproduce.py and says BUG_REPRODUCED")
     if re.search(r"(?m)^\s*(?:from|import) harness\b", text):
         errors.append("it imports harness: a probe is standalone")
     return replace(found, errors=tuple(errors))

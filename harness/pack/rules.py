@@ -72,12 +72,14 @@ def _commit_errors(upstream: Upstream) -> list[str]:
 def _upstream_errors(definition: Definition) -> list[str]:
     upstream, head = definition.upstream, definition.head
     errors = _commit_errors(upstream) if upstream.is_commit else _release_errors(upstream)
-    if not COMMIT_PATTERN.fullmatch(upstream.commit):
+    if not COMMIT_PATTERN.fullmatch(upstream.commit) and (upstream.commit or not upstream.is_compiled):
         errors.append("upstream.commit: not 40 lower-case hexadecimal digits")
     if not upstream.modules:
         errors.append("upstream.modules: name at least one import name")
     if head and not COMMIT_PATTERN.fullmatch(head.commit):
         errors.append("head.commit: not 40 lower-case hexadecimal digits")
+    if head and upstream.is_compiled:
+        errors.append("head: the pinned wheel is compiled, and a commit is judged without being built")
     if head and head.verdict == Verdict.FIXED_UPSTREAM and not head.fixed_by:
         errors.append("head.fixed_by: name the commit that fixed it")
     return errors
@@ -126,6 +128,30 @@ def _target_errors(definition: Definition) -> list[str]:
             for file in target.loads
             if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts
         )
+    return errors
+
+
+def _fix_errors(definition: Definition) -> list[str]:
+    """Say what a pack without a patch states that only a patch could give."""
+    if definition.has_patch:
+        compiled = definition.upstream.is_compiled
+        return ['fix: a wheel of compiled code cannot be patched; say fix = "none"'] if compiled else []
+    errors = [
+        f"targets.{name}.verdict: {target.verdict}; without a patch it is {Verdict.REPRODUCED}"
+        for name, target in definition.targets.items()
+        if target.verdict != Verdict.REPRODUCED
+    ]
+    errors += [
+        f"targets.{name}.loads: without a patch no file is changed"
+        for name, target in definition.targets.items()
+        if target.loads
+    ]
+    if definition.head is not None and definition.head.verdict not in (Verdict.REPRODUCED, Verdict.FIXED_UPSTREAM):
+        errors.append(f"head.verdict: {definition.head.verdict}; without a patch it is {Verdict.REPRODUCED}")
+    if definition.ask is not None and definition.ask.patch:
+        errors.append("ask.patch: the pack says that it has none")
+    if definition.upstream_tests is not None:
+        errors.append("upstream_tests: they are run without and with a patch, and there is none")
     return errors
 
 
@@ -227,7 +253,7 @@ def parse(text: str) -> Definition:
     if definition.strength.generated < 0:
         errors.append("strength.generated: a number of mutants, 0 or more")
     errors += _dependency_errors(definition) + _target_errors(definition) + _environment_errors(definition)
-    errors += _prior_art_errors(definition) + _ask_errors(definition.ask)
+    errors += _fix_errors(definition) + _prior_art_errors(definition) + _ask_errors(definition.ask)
     errors += _suite_errors(definition, definition.upstream_tests)
     errors += values.errors(definition)
     if errors:

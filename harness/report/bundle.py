@@ -21,6 +21,8 @@ SCHEMA = 1
 MANIFEST = "MANIFEST.json"
 PARTS = ("reproduce.py", "fix.patch", "fix.head.patch", "ask.patch", "upstream_test.patch", "pack.toml")
 README = Path(__file__).with_name("bundle_readme.md")
+#: The same of a pack without a patch.
+UNPATCHED_README = Path(__file__).with_name("bundle_readme_unpatched.md")
 #: Every member carries this date: the same pack gives the same bytes.
 DATE = (2026, 1, 1, 0, 0, 0)
 
@@ -32,7 +34,8 @@ def readme(pack: Pack, receipts: list[Receipt]) -> str:
     """
     upstream = pack.definition.upstream
     verdicts = (f"- {one.target}: {one.verdict} ({one.evidence}, {one.host.gpu or 'no GPU'})" for one in receipts)
-    return README.read_text(encoding="utf-8").format(
+    template = README if pack.definition.has_patch else UNPATCHED_README
+    return template.read_text(encoding="utf-8").format(
         title=pack.definition.title,
         package=upstream.package,
         version=upstream.version or upstream.date,
@@ -40,6 +43,7 @@ def readme(pack: Pack, receipts: list[Receipt]) -> str:
         commit=upstream.commit,
         verdicts="\n".join(verdicts),
         root=f"CHECKOUT/{upstream.source_root}".rstrip("/"),
+        path="" if upstream.is_compiled else f"PYTHONPATH={f'CHECKOUT/{upstream.source_root}'.rstrip('/')} ",
         target=receipts[0].target,
     )
 

@@ -32,6 +32,8 @@ def for_project(pack: Pack, name: str) -> Path | None:
     ask.patch, or whatever [ask] calls it, is for the project whose tree is judged, and so is fix.patch; any other
     project's is fix.NAME.patch.
     """
+    if name == reports.judged(pack) and not pack.definition.has_patch:
+        return None
     if name == reports.judged(pack):
         return pack.ask_patch or pack.patch
     other = pack.folder / f"fix.{name}.patch"

@@ -107,7 +107,7 @@ class Sections:
         one = self.receipts[target]
         found = strong.find(self.pack, target, one.evidence)
         cells = [self._cell(self.receipts.get(prefix + target), one.evidence) for prefix in prefixes]
-        return [target, one.evidence, one.host.gpu or "CPU", *cells, str(found or strong.NOT_MEASURED)]
+        return [target, one.evidence, one.host.gpu or "CPU", *cells, str(found or strong.nothing(self.pack))]
 
     def _cell(self, one: Receipt | None, of_row: Evidence) -> str:
         """Write a verdict, with its evidence where that is not the row's."""
@@ -135,8 +135,12 @@ class Sections:
         return [" ".join(lines)] if lines else []
 
     def reproduce(self) -> str:
-        """Write the command lines that show the pack's tree without and with its patch."""
-        upstream, kind = self.pack.definition.upstream, self.pack.definition.kind
+        """Write the command lines that show the pack's tree without its patch, and with it where there is one.
+
+        A compiled upstream comes with the pins of the probe's header: its checkout could not be imported.
+        """
+        definition = self.pack.definition
+        upstream, kind = definition.upstream, definition.kind
         targets = [name for name in self.pack.definition.targets if name in self.receipts]
         if not targets:
             raise NothingStatedError("there is no receipt")
@@ -144,14 +148,15 @@ class Sections:
         wrong, right = ("10", "0") if kind == Kind.CLEANUP else ("10: BUG_REPRODUCED", "0: FIX_VALIDATED")
         url, folder = links.repository_url(), f"packs/{self.pack.name}"
         probe = f"uv run {folder}/reproduce.py --target {target}"
-        lines = [
-            f"git clone {url} reproducer && cd reproducer" if url else f"# in a clone of {links.project()}",
-            f"git clone {upstream.repository} checkout && git -C checkout checkout --quiet {upstream.commit[:12]}",
-            f'export PYTHONPATH="{f"$PWD/checkout/{upstream.source_root}".rstrip("/")}"',
-            f"{probe}  # exit status {wrong}",
-            f'git -C checkout apply "$PWD/{folder}/{self.pack.patch.name}"',
-            f"{probe}  # exit status {right}",
-        ]
+        lines = [f"git clone {url} reproducer && cd reproducer" if url else f"# in a clone of {links.project()}"]
+        if not upstream.is_compiled:
+            checkout = f"git -C checkout checkout --quiet {upstream.commit[:12]}"
+            lines.append(f"git clone {upstream.repository} checkout && {checkout}")
+            lines.append(f'export PYTHONPATH="{f"$PWD/checkout/{upstream.source_root}".rstrip("/")}"')
+        lines.append(f"{probe}  # exit status {wrong}")
+        if definition.has_patch:
+            lines.append(f'git -C checkout apply "$PWD/{folder}/{self.pack.patch.name}"')
+            lines.append(f"{probe}  # exit status {right}")
         return markdown.fenced("\n".join(lines), "sh")
 
     def patch(self) -> str:
@@ -209,7 +214,7 @@ class Sections:
                 stale = ", STALE" if found.stale else ""
                 killed = f"killed {found.killed} of {found.of} wrong fixes{more}"
                 measured.append(f"{target} ({one.evidence}): {killed}, {found.date}{stale}")
-        return f"Strength: {'; '.join(measured) or strong.NOT_MEASURED}."
+        return f"Strength: {'; '.join(measured) or strong.nothing(self.pack)}."
 
     def searched(self) -> str:
         """Say when, and for which words, upstream's threads were searched."""

@@ -117,11 +117,16 @@ class Checker:
     def _probe(self, receipts: list[Receipt]) -> list[str]:
         if not self.pack.probe.exists():
             return ["reproduce.py is missing"]
-        found = probe.read(self.pack.probe.read_text(encoding="utf-8", errors="replace"))
+        text = self.pack.probe.read_text(encoding="utf-8", errors="replace")
+        found = probe.read(text, has_patch=self.pack.definition.has_patch)
         errors = [f"reproduce.py: {error}" for error in found.errors]
         return errors + _pin_errors(self.pack, found.pins, receipts)
 
     def _patch_text(self) -> list[str]:
+        if not self.pack.definition.has_patch:
+            beside = (*self.pack.folder.glob("*.patch"), *self.pack.folder.glob("mutants/*"))
+            places = sorted(path.relative_to(self.pack.folder).as_posix() for path in beside)
+            return [f'{place}: pack.toml says fix = "none"' for place in places]
         errors = []
         if not self.pack.patch.exists():
             errors.append(f"{self.pack.patch.name} is missing")

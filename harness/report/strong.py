@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from harness.pack.model import Pack
 from harness.receipt import strength
 
-NOT_MEASURED = "not measured"
+NOT_MEASURED, NO_PATCH = "not measured", "no patch"
 #: What a reader of a report can see for himself, and verify.py looks at: its own wrong fixes are no part of a bundle.
 SEEN = {"the probe changed", "the patch changed"}
 
@@ -34,3 +34,8 @@ def find(pack: Pack, target: str, evidence: str) -> Strength | None:
         return None
     stale = bool(SEEN.intersection(strength.stale(pack, found)))
     return Strength(found.whole.killed, found.whole.of, found.whole.elsewhere, found.date, stale)
+
+
+def nothing(pack: Pack) -> str:
+    """Say why there is no strength: it was not measured, or the pack has no patch that a wrong one could stand for."""
+    return NOT_MEASURED if pack.definition.has_patch else NO_PATCH

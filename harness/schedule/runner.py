@@ -107,6 +107,9 @@ class Runner:
     def prepare(self, cell: Cell) -> Prepared:
         """Fetch and unpack what the lanes of a cell need, and patch its tree.
 
+        A compiled upstream is laid out in one folder with its dependency set: its libraries find those of other wheels
+        by paths relative to their own.
+
         Raises:
             UnavailableError: something cannot be had from outside.
             UnsupportedHereError: a dependency has no wheel for this Python.
@@ -114,9 +117,14 @@ class Runner:
         """
         definition, tag = cell.pack.definition, self.host.python_tag
         members = dependencies.chosen(self.cache, definition, cell.dependencies, cell.stated.dependencies, tag)
-        pristine = tree.materialize(self.cache, definition.upstream, cell.source)
-        layout = dependencies.layout(self.cache, members, built_environment.interpreter(cell.environment), tag)
+        upstream, python = definition.upstream, built_environment.interpreter(cell.environment)
+        pristine = tree.materialize(self.cache, upstream, cell.source)
+        together, merged = upstream.is_compiled and cell.source.is_release, members
+        if together:
+            merged = dependencies.with_wheel(members, upstream.package, pristine.version, pristine.sha256)
+        layout = dependencies.layout(self.cache, merged, python, tag)
         layout.lay_out()
+        pristine = tree.beside(pristine, layout) if together else pristine
         prepared = Prepared(pristine, None, "", "", (), members, layout)
         return self._patched(cell, prepared) if LaneName.PATCHED in cell.lanes else prepared
 

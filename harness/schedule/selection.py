@@ -15,7 +15,7 @@ from harness.lane import built_environment
 from harness.pack.model import Pack
 from harness.upstream import dependencies
 from harness.upstream.source import SourceKind, parse_source
-from harness.verdict.cell import BOTH_LANES, Cell
+from harness.verdict.cell import BOTH_LANES, Cell, lanes_of
 
 #: What tells the cell of the patch that upstream is asked to merge from the others of its pack.
 ASK = "ask"
@@ -60,7 +60,7 @@ def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: C
         version=upstream.pin if pinned else source.value if source.kind == SourceKind.RELEASE else "",
         tree=upstream.sha256 if pinned else "",
         dependencies=request.dependencies,
-        lanes=request.lanes,
+        lanes=_lanes(pack, request.lanes),
         timeout=request.timeout,
         reason=planned.reason,
     )
@@ -77,6 +77,14 @@ def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: C
     except UnsupportedHereError as error:
         return replace(cell, evidence=None, reason=str(error))
     return replace(cell, environment=built_environment.environment(cache, host, cell.stated.environment))
+
+
+def _lanes(pack: Pack, requested: tuple[LaneName, ...]) -> tuple[LaneName, ...]:
+    """Return those of the requested lanes that a pack has."""
+    found = tuple(lane for lane in requested if lane in lanes_of(pack))
+    if not found:
+        raise HarnessError(f'{pack.name} has no patched lane: pack.toml says fix = "none". Next: --lane pristine')
+    return found
 
 
 def _origin(pack: Pack) -> str:

@@ -55,19 +55,21 @@ def cells(chosen: list[tuple[Pack, str]], host: Host, cache: Cache, *, latest: b
     if not latest:
         return pinned
     packages = dict.fromkeys(_package(cell) for cell in pinned if cell.evidence is not None)
-    known = {package: _resolved(cache, package) for package in packages}
+    known = {(package, wheel): _resolved(cache, package, wheels_only=wheel) for package, wheel in packages}
     pairs = ([cell, _latest(cell, known[_package(cell)])] if cell.evidence is not None else [cell] for cell in pinned)
     return list(itertools.chain.from_iterable(pairs))
 
 
-def _package(cell: Cell) -> str:
-    return cell.pack.definition.upstream.package
+def _package(cell: Cell) -> tuple[str, bool]:
+    """Return the package of a cell's upstream, and whether its releases are judged by their wheels."""
+    upstream = cell.pack.definition.upstream
+    return upstream.package, upstream.is_wheel
 
 
-def _resolved(cache: Cache, package: str) -> ReleaseFile | str:
+def _resolved(cache: Cache, package: str, *, wheels_only: bool) -> ReleaseFile | str:
     """Look the newest release up, once for all packs of an upstream; return why not where it cannot be had."""
     try:
-        return download.resolve(cache, package, None)
+        return download.resolve(cache, package, None, wheels_only=wheels_only)
     except (UnavailableError, HarnessError) as error:
         return str(error)
 

@@ -6,7 +6,7 @@ import contextlib
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.requirements import InvalidRequirement, Requirement
@@ -167,6 +167,11 @@ def _merge_bytecode(raw: Path, site: Path) -> None:
         target = site / inside.parent / "__pycache__" / inside.name
         if not target.exists():
             _link(source, target)
+
+
+def with_wheel(dependencies: DependencySet, package: str, version: str, sha256: str) -> DependencySet:
+    """Return the set that holds one more wheel: that of an upstream whose libraries look for others beside them."""
+    return replace(dependencies, members=(*dependencies.members, Member(package, version, sha256)))
 
 
 def fetch(cache: Cache, dependencies: DependencySet) -> None:

@@ -74,12 +74,17 @@ def preference(file: str, tags: list[Tag]) -> int | None:
     return min(ranks) if ranks else None
 
 
+def remembered(cache: Cache, package: str, version: str | None, *, wheels_only: bool) -> Path:
+    """Return where it is kept which file of a release was chosen."""
+    return cache.entry("releases", f"{package}-{version}-{'wheel' if wheels_only else 'any'}.json")
+
+
 def resolve(cache: Cache, package: str, version: str | None, *, wheels_only: bool = False) -> ReleaseFile:
     """Look up the best file of one release, or of the newest one where `version` is None.
 
     What was looked up for a named version is remembered, so that the same call works offline.
     """
-    known = cache.entry("releases", f"{package}-{version}-{'wheel' if wheels_only else 'any'}.json")
+    known = remembered(cache, package, version, wheels_only=wheels_only)
     if version and known.exists():
         return ReleaseFile(**json.loads(known.read_text(encoding="utf-8")))
     if cache.offline:

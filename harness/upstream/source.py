@@ -39,6 +39,11 @@ class Source:
     url: str = ""
 
     @property
+    def is_release(self) -> bool:
+        """Whether its tree is unpacked from a file of the package index."""
+        return self.kind in (SourceKind.RELEASE, SourceKind.LATEST) or (self.is_pinned and not self.url)
+
+    @property
     def is_pinned(self) -> bool:
         """Whether pack.toml states what this origin must give."""
         return self.kind == SourceKind.PINNED

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.core import files
@@ -119,12 +119,20 @@ def _from_folder(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
         return opened(Layout(cache, KIND, files.key_of("content", sha256), build, name), upstream, "", version)
 
 
+def beside(tree: Tree, layout: Layout) -> Tree:
+    """Return the tree of a wheel as it lies in a folder with the wheels of a dependency set, as pip installs them.
+
+    Its entries stay those of its own wheel: nothing else in that folder is under test.
+    """
+    return replace(tree, folder=layout.folder, source_root="", layout=layout)
+
+
 def materialize(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
     """Return the tree of an origin, fetched and unpacked unless the cache has it."""
     if origin.kind == SourceKind.PINNED and not upstream.is_commit:
         return _from_archive(cache, upstream, upstream.version, upstream.file, upstream.sha256)
     if origin.kind in (SourceKind.RELEASE, SourceKind.LATEST):
         version = origin.value if origin.kind == SourceKind.RELEASE else None
-        release = download.resolve(cache, upstream.package, version)
+        release = download.resolve(cache, upstream.package, version, wheels_only=upstream.is_wheel)
         return _from_archive(cache, upstream, release.version, release.file, release.sha256)
     return _from_folder(cache, upstream, origin)

@@ -14,6 +14,11 @@ BOTH_LANES = (LaneName.PRISTINE, LaneName.PATCHED)
 UNLISTED = Target(evidence=(), verdict=Verdict.CONFIRMED, loads=())
 
 
+def lanes_of(pack: Pack) -> tuple[LaneName, ...]:
+    """Return the lanes that make a pack's verdict whole: a pack without a patch has the pristine one alone."""
+    return BOTH_LANES if pack.definition.has_patch else BOTH_LANES[:1]
+
+
 @dataclass(frozen=True)
 class Cell:
     """One pack on one target, judged on one tree with one dependency set.
@@ -66,6 +71,11 @@ class Cell:
     def stated(self) -> Target:
         """What pack.toml states of its target."""
         return self.pack.definition.targets.get(self.target, UNLISTED)
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every lane of its pack was requested."""
+        return self.lanes == lanes_of(self.pack)
 
     @property
     def measures(self) -> bool:

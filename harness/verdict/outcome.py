@@ -56,8 +56,8 @@ class Outcome:
 
     @property
     def belongs_to_pack(self) -> bool:
-        """Whether its receipt is the pack's own: pack.toml speaks of it, and both lanes were requested."""
-        return self.cell.is_stated and self.cell.lanes == BOTH_LANES
+        """Whether its receipt is the pack's own: pack.toml speaks of it, and all its lanes were requested."""
+        return self.cell.is_stated and self.cell.is_whole
 
 
 #: What a single lane must give where both together must give CONFIRMED.

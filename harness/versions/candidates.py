@@ -58,7 +58,7 @@ class Listed:
     date: str
 
 
-def _of_index(package: str) -> list[Listed]:
+def _of_index(package: str, *, wheels_only: bool) -> list[Listed]:
     """Read the project's page once, and choose the file of each release as a run would."""
     tags = list(sys_tags())
     by_version: dict[Version, list[Offer]] = {}
@@ -68,7 +68,7 @@ def _of_index(package: str) -> list[Listed]:
     found = []
     for version, of_release in sorted(by_version.items()):
         ranked = [(download.preference(one.file.filename, tags), one) for one in of_release if one.sha256]
-        usable = [(rank, one) for rank, one in ranked if rank is not None]
+        usable = [(rank, one) for rank, one in ranked if rank is not None and not (wheels_only and rank < 0)]
         best = min(usable, key=lambda pair: pair[0])[1] if usable else None
         times = [one.file.upload_time for one in of_release if one.file.upload_time]
         date = min(times).date().isoformat() if times else ""
@@ -76,26 +76,25 @@ def _of_index(package: str) -> list[Listed]:
     return found
 
 
-def listing(cache: Cache, package: str) -> list[Listed]:
+def listing(cache: Cache, package: str, *, wheels_only: bool = False) -> list[Listed]:
     """List every release of a package, the oldest first; what the index said last is what counts offline.
 
     Each file that was chosen is remembered as a run would remember it, so that no lane asks the index again.
     """
-    known = cache.entry("releases", f"{package}.json")
+    known = cache.entry("releases", f"{package}{'-wheels' if wheels_only else ''}.json")
     if cache.offline:
         if not known.exists():
             raise UnavailableError(
                 f"{package}: its releases were not listed before, and --offline forbids to ask the package index"
             )
         return [Listed(**entry) for entry in json.loads(known.read_text(encoding="utf-8"))]
-    found = _of_index(package)
+    found = _of_index(package, wheels_only=wheels_only)
     with cache.guard():
         files.write_atomic(known, json.dumps([asdict(one) for one in found], indent=1))
         for one in (each for each in found if each.file):
             release = ReleaseFile(package, one.version, one.file, one.sha256)
-            files.write_atomic(
-                cache.entry("releases", f"{package}-{one.version}-any.json"), json.dumps(asdict(release))
-            )
+            chosen = download.remembered(cache, package, one.version, wheels_only=wheels_only)
+            files.write_atomic(chosen, json.dumps(asdict(release)))
     return found
 
 
@@ -127,9 +126,9 @@ def releases(cache: Cache, pack: Pack, wanted: str, dependencies: tuple[str, ...
 
     Pre-releases are listed only where the range names one. An empty range is every final release.
     """
-    package, pinned = pack.definition.upstream.package, pack.definition.upstream.version
-    specifier = _range(wanted)
-    listed = listing(cache, package)
+    upstream, specifier = pack.definition.upstream, _range(wanted)
+    package, pinned = upstream.package, upstream.version
+    listed = listing(cache, package, wheels_only=upstream.is_wheel)
     inside = set(specifier.filter(one.version for one in listed))
     if not inside:
         every = ", ".join(one.version for one in listed[-8:])

@@ -1,0 +1,119 @@
+"""A pack without a patch, from `run` to `verify.py`: one lane, REPRODUCED, and nothing that only a patch could give."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from testing.workbench import REPOSITORY, Workbench
+
+NAME = "45_has_no_patch"
+
+
+@pytest.fixture
+def judged(workbench: Workbench) -> Workbench:
+    """Judge the toy pack without a patch and keep its receipt."""
+    workbench.lay(NAME)
+    workbench.recorded(NAME)
+    return workbench
+
+
+def test_one_lane_runs_and_the_receipt_says_so(judged: Workbench) -> None:
+    found = json.loads((judged.packs / NAME / "receipts/cpu.traced.json").read_text())
+    assert (found["verdict"], found["fix"], list(found["lanes"])) == ("REPRODUCED", None, ["pristine"])
+
+
+def test_it_is_sound(judged: Workbench) -> None:
+    ended = judged.run("check")
+    assert (ended.returncode, ended.stdout) == (0, "1 pack(s) read, 1 sound\n")
+
+
+def test_the_report_speaks_of_no_patch(judged: Workbench) -> None:
+    text = (judged.packs / NAME / "REPORT.md").read_text()
+    assert "| cpu | traced | CPU | REPRODUCED | no patch |" in text
+    assert "There is no patch for" in text
+    assert "# exit status 10: BUG_REPRODUCED" in text
+    assert "git -C checkout apply" not in text
+
+
+@pytest.mark.parametrize("file", ["fix.patch", "fix.head.patch", "mutants/all.patch"])
+def test_a_patch_beside_it_is_named(judged: Workbench, file: str) -> None:
+    path = judged.packs / NAME / file
+    path.parent.mkdir(exist_ok=True)
+    path.write_text("Subject: x\n")
+    ended = judged.run("check")
+    assert ended.returncode == 1
+    assert f'unsound: {NAME}: {file}: pack.toml says fix = "none"' in ended.stdout
+
+
+def test_a_docstring_that_does_not_show_the_bug_is_named(judged: Workbench) -> None:
+    probe = judged.packs / NAME / "reproduce.py"
+    probe.write_text(probe.read_text().replace("  # BUG_REPRODUCED", ""))
+    assert "lacks an indented line that runs reproduce.py and says BUG_REPRODUCED" in judged.run("check").stdout
+
+
+def test_the_patched_lane_cannot_be_asked_for(workbench: Workbench) -> None:
+    workbench.lay(NAME)
+    ended = workbench.run("run", "--lane", "patched")
+    assert ended.returncode == 2
+    assert 'has no patched lane: pack.toml says fix = "none"' in ended.stderr
+
+
+def test_a_release_without_the_bug_is_fixed_upstream(workbench: Workbench, tmp_path: Path) -> None:
+    pack = workbench.lay(NAME)
+    source = tmp_path / "checkout"
+    shutil.copytree(REPOSITORY / "tests/resources/upstream/toykernel-1.0", source)
+    scale = source / "src/toykernel/scale.py"
+    scale.write_text(
+        scale.read_text().replace("value * weights[0] for value in values", "v * w for v, w in zip(values, weights)")
+    )
+    status, (row,) = workbench.rows("--upstream", f"path:{source}")
+    assert (status, row["verdict"]) == (0, "FIXED_UPSTREAM")
+    probe = pack / "reproduce.py"
+    probe.write_text(probe.read_text().replace("error == 0.0,", "True,"))
+    status, (row,) = workbench.rows()
+    assert (status, row["verdict"]) == (1, "FIXED_UPSTREAM"), "pack.toml expects REPRODUCED of the pinned release"
+
+
+def test_no_wrong_fix_is_made_of_it(judged: Workbench) -> None:
+    ended = judged.run("mutate", NAME)
+    assert ended.returncode == 5
+    assert "pack.toml expects REPRODUCED" in ended.stdout
+
+
+def test_a_sweep_judges_it(judged: Workbench) -> None:
+    ended = judged.run("sweep", "--mutants", "2", "--runs", str(judged.folder / "runs"))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "REPRODUCED" in ended.stdout
+
+
+def test_the_bundle_is_what_verify_expects(judged: Workbench) -> None:
+    copy = judged.folder / "repository"
+    shutil.copytree(REPOSITORY / "harness/report", copy / "harness/report")
+    shutil.copy(REPOSITORY / "verify.py", copy)
+    shutil.copytree(judged.packs, copy / "packs")
+    bundle = judged.folder / f"{NAME}.zip"
+    made = judged.run("bundle", NAME, "--output", str(bundle))
+    assert made.returncode == 0, made.stderr
+    command = [sys.executable, "-I", str(copy / "verify.py"), str(bundle)]
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('verdict = "REPRODUCED"', 'verdict = "CONFIRMED"', "targets.cpu.verdict: CONFIRMED; without a patch it is"),
+        ("loads = []", 'loads = ["src/toykernel/scale.py"]', "targets.cpu.loads: without a patch no file is changed"),
+        ('fix = "none"', 'fix = "perhaps"', "fix: 'perhaps' is none of patch, none"),
+    ],
+)
+def test_a_definition_that_wants_a_patch_is_refused(workbench: Workbench, old: str, new: str, reason: str) -> None:
+    definition = workbench.lay(NAME) / "pack.toml"
+    definition.write_text(definition.read_text().replace(old, new))
+    assert reason in workbench.run("list").stderr

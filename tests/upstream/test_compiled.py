@@ -1,0 +1,96 @@
+"""A compiled upstream: a wheel for one platform, laid out in one folder with the wheels of its dependency set."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from testing import toys
+from testing.package_index import Shelf, served
+from testing.workbench import Workbench
+
+NAME = "46_compiled_upstream"
+
+
+@pytest.fixture
+def pack(workbench: Workbench) -> Path:
+    """Lay the toy pack whose upstream is a wheel for this platform, and fill the cache with its wheels."""
+    archive, sha256 = toys.compiled_wheel(workbench.folder / "wheels", "1.0")
+    helper, helper_sha256 = toys.helper_wheel(workbench.folder / "wheels")
+    toys.seed(workbench.cache, archive, sha256)
+    toys.seed(workbench.cache, helper, helper_sha256)
+    folder = toys.lay(workbench.packs, NAME, sha256)
+    definition = folder / "pack.toml"
+    text = definition.read_text().replace("@WHEEL@", archive.name).replace("@HELPER@", helper_sha256)
+    definition.write_text(text)
+    return folder
+
+
+def test_it_finds_what_lies_beside_it(workbench: Workbench, pack: Path) -> None:
+    workbench.recorded(NAME)
+    found = json.loads((pack / "receipts/cpu.traced.json").read_text())
+    assert found["verdict"] == "REPRODUCED"
+    (module,) = found["lanes"]["pristine"]["upstream"]
+    assert module["file"] == "$TREE/toykernel/scale.py"
+    assert found["dependencies"]["packages"] == {"toyhelper": "1.0"}, "the upstream is no dependency of itself"
+    assert workbench.run("check").stdout == "1 pack(s) read, 1 sound\n"
+    assert "PYTHONPATH" not in (pack / "REPORT.md").read_text(), "its checkout could not be imported"
+
+
+def test_a_file_that_was_changed_in_the_cache_is_an_error(workbench: Workbench, pack: Path) -> None:
+    assert pack.is_dir()
+    assert workbench.rows()[0] == 0
+    (changed,) = (workbench.cache / "dependencies").glob("*/site/toykernel/scale.py")
+    changed.chmod(0o644)
+    text = changed.read_text()
+    changed.unlink()
+    changed.write_text(text + "# edited\n")
+    status, (row,) = workbench.rows()
+    assert (status, row["verdict"]) == (1, "ERROR")
+    assert "scale.py was edited" in row["reason"]
+    assert workbench.rows()[0] == 0, "it has been laid out anew"
+
+
+def test_a_helper_may_not_stand_for_the_module_under_test(workbench: Workbench, pack: Path) -> None:
+    probe = pack / "reproduce.py"
+    probe.write_text(probe.read_text().replace("probe.upstream(scale)", "probe.upstream(sys.modules['json'])"))
+    status, (row,) = workbench.rows()
+    assert (status, row["verdict"]) == (1, "ERROR")
+    assert "json is none of the modules under test" in row["reason"]
+
+
+def test_other_releases_are_judged_by_their_wheels(workbench: Workbench, pack: Path) -> None:
+    assert pack.is_dir()
+    folder = workbench.folder / "index"
+    wheels = [toys.compiled_wheel(folder, "1.0")[0], toys.compiled_wheel(folder, "2.0", right=True)[0]]
+    (folder / "sdist").mkdir()
+    files = {path.name: path.read_bytes() for path in wheels}
+    files["toykernel-2.0.zip"] = b"an sdist that needs a compiler"
+    with served(Shelf({"toykernel": files})) as url:
+        ended = workbench.run("versions", NAME, "--online", "--json", PIP_INDEX_URL=url, PIP_EXTRA_INDEX_URL="")
+        status, (row,) = workbench.rows("--online", "--upstream", "latest", PIP_INDEX_URL=url, PIP_EXTRA_INDEX_URL="")
+    rows = {one["label"]: one["verdict"] for one in json.loads(ended.stdout)["rows"]}
+    assert rows == {"1.0": "BUG_REPRODUCED", "2.0": "FIX_VALIDATED"}, ended.stderr
+    assert (status, row["verdict"]) == (0, "FIXED_UPSTREAM")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('fix = "none"', 'fix = "patch"', "fix: a wheel of compiled code cannot be patched"),
+        ('commit = ""', 'commit = "abc"', "upstream.commit: not 40 lower-case hexadecimal digits"),
+        (
+            "[requires]",
+            f'[head]\ncommit = "{"1" * 40}"\ndate = 2026-11-21\nverdict = "REPRODUCED"\n\n[requires]',
+            "head: the pinned wheel is compiled",
+        ),
+    ],
+)
+def test_what_no_wheel_can_give_is_refused(workbench: Workbench, pack: Path, old: str, new: str, reason: str) -> None:
+    definition = pack / "pack.toml"
+    text = definition.read_text()
+    assert old in text
+    definition.write_text(text.replace(old, new))
+    assert reason in workbench.run("list").stderr
