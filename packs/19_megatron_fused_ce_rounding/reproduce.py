@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.12"
 # dependencies = [
 #   "megatron-core==0.19.2",
 #   "numpy==2.3.5",
@@ -413,7 +413,7 @@ def overflowing(doors, scale, rank, group):
     """Go backward in fp16 with a loss scale that is beyond its range."""
     case, logits, loss = started(doors, "float16", rank, group)
     given = logits.detach().clone()
-    (gradient,) = case.torch.autograd.grad(loss, logits, case.torch.full_like(loss, scale))
+    (gradient,) = case.torch.autograd.grad(loss, logits, case.torch.full(loss.shape, scale))
     return {"logits": given, "gradient": gradient}
 
 
@@ -613,7 +613,8 @@ def checks(torch):
             found.append((f"kept.{dtype}", 1, "control", kept, dtype, (judge_kept,)))
     case, scale = small(torch, "float16"), 2.0**17
     found.append(("overflow", 1, "control", overflowing, scale, (judge_overflowing, case, scale)))
-    found.append(("interleaved", 1, "control", interleaved, DTYPES, (judge_interleaved,)))
+    order = ("float32", "bfloat16", "float64", "float16")  # the last is too narrow for the first
+    found.append(("interleaved", 1, "control", interleaved, order, (judge_interleaved,)))
     return found
 
 
