@@ -46,7 +46,9 @@ def measure():
     for name, case in cases.items():
         mine = [each[name] for each in results if name in each]
         errors = reproduce.judge_case(mine, silent, name, case, "fused")[1]["measured"]
-        found[name] = {key: errors[key] for key in ("loss", "gradient", "dX", "dW") if key in errors}
+        dtype, _, count = name.partition(".")
+        kept = {key: errors[key] for key in ("loss", "gradient", "dX", "dW") if key in errors}
+        found.setdefault(dtype, {})[f"ranks_{count}"] = kept
     print(json.dumps(found))
 
 

@@ -36,7 +36,9 @@ has its twin through the unfused function, a control:
 
 The function has no label smoothing. Besides: what backward itself returns, how many copies of the gradient are made and
 how many bytes are held for it; a second backward, which autograd refuses; logits that another term uses, too; losses of
-several dtypes whose backwards come later; no_grad; a loss scale beyond fp16; and the functions compiled by jit_fuser.
+several dtypes whose backwards come later; the derivative by the loss's weights; no_grad; a loss scale beyond fp16; and
+the functions compiled by jit_fuser. Second derivatives by the logits are not: both functions take the softmax for a
+constant.
 fp32 logits are overwritten by forward in both implementations (https://github.com/NVIDIA/Megatron-LM/pull/1594).
 
 How it is run: this process imports Megatron, forks four ranks that talk through gloo on the loopback device, and judges
@@ -50,10 +52,12 @@ most, a division and a product; and for fp16 and bf16 the unit roundoff of the d
 rounded once. On one and two ranks, where a sum has one order, the gradient is that of the unfused function bit for bit.
 The gradients of hidden states and weights are sums of at most 1024 products, where much can cancel: 2^-15.
 
-Upstream: https://github.com/NVIDIA/Megatron-LM, megatron/core/fusions/fused_cross_entropy.py; no unit test calls this
-function. Both sentinels without the runner, from a folder that holds the release's own megatron_core-0.19.2.tar.gz,
-with PACK set to the absolute path of this file's folder and with torch, numpy and packaging installed. The second line
-ends in BUG_REPRODUCED, the fourth in FIX_VALIDATED:
+Upstream: https://github.com/NVIDIA/Megatron-LM, megatron/core/fusions/fused_cross_entropy.py; no unit test of the
+release calls this function. A later commit, which was not to be had, makes the same cast (REPORT.md).
+
+Both sentinels without the runner, from a folder that holds the release's own megatron_core-0.19.2.tar.gz, with PACK set
+to the absolute path of this file's folder and with torch, numpy and packaging installed. The second line ends in
+BUG_REPRODUCED, the fourth in FIX_VALIDATED:
 
     tar xzf megatron_core-0.19.2.tar.gz
     PYTHONPATH=megatron_core-0.19.2 python "$PACK/reproduce.py" --target cpu
@@ -294,8 +298,18 @@ class Doors:
         given = logits.detach().clone()
         loss = self.loss(logits, case.targets, group, fused=fused, entry=case["entry"])
         leaves = (logits,) if case["producer"] == "leaf" else (logits, hidden, weight)
-        gradients = case.torch.autograd.grad(loss, leaves, case.above)
+        gradients = gradients_of(loss, leaves, case.above)
         return {"logits": given, "loss": loss.detach(), "gradients": gradients}
+
+
+def gradients_of(loss, leaves, above, **named):
+    """Return the gradients of the leaves: zeros where there is none, which is wrong everywhere."""
+    import torch
+
+    if not loss.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    found = torch.autograd.grad(loss, leaves, above, allow_unused=True, **named)
+    return [torch.zeros_like(leaf) if x is None else x for x, leaf in zip(found, leaves, strict=True)]
 
 
 def norm_error(found, wanted):
@@ -328,7 +342,7 @@ def started(doors, dtype, rank, group):
 def returned(doors, dtype, rank, group):
     """Return the dtype that backward itself returns, before autograd casts it to that of the logits."""
     case, _, loss = started(doors, dtype, rank, group)
-    return {"dtype": str(loss.grad_fn.apply(case.above)[0].dtype).removeprefix("torch.")}
+    return {"dtype": str(getattr(loss.grad_fn.apply(case.above)[0], "dtype", None)).removeprefix("torch.")}
 
 
 def copies(doors, dtype, rank, group):
@@ -347,7 +361,7 @@ def copies(doors, dtype, rank, group):
             return found
 
     with Mode():
-        case.torch.autograd.grad(loss, logits, case.above)
+        gradients_of(loss, [logits], case.above)
     return {"bytes": sum(made), "limit": logits.nbytes}
 
 
@@ -363,10 +377,10 @@ def held(doors, dtype, rank, group):
 def second(doors, dtype, rank, group):
     """Go backward a second time; return what came of it, and the first gradient before and after."""
     case, logits, loss = started(doors, dtype, rank, group)
-    (first,) = case.torch.autograd.grad(loss, logits, case.above, retain_graph=True)
+    (first,) = gradients_of(loss, [logits], case.above, retain_graph=True)
     before, refused = first.clone(), ""
     try:
-        case.torch.autograd.grad(loss, logits, case.above)
+        gradients_of(loss, [logits], case.above)
     except RuntimeError as error:
         refused = str(error)
     return {"refused": IN_PLACE in refused, "same": case.torch.equal(first, before)}
@@ -376,7 +390,7 @@ def kept(doors, dtype, rank, group):
     """Say whether forward and backward leave the logits as they were."""
     case, logits, loss = started(doors, dtype, rank, group)
     before = case.leaves(rank)[2]
-    case.torch.autograd.grad(loss, logits, case.above)
+    gradients_of(loss, [logits], case.above)
     return {"same": case.torch.equal(before, logits)}
 
 
@@ -385,16 +399,31 @@ def shared(doors, dtype, rank, group):
     case = small(doors.torch, dtype)
     given, logits = case.leaves(rank)[2].detach(), case.leaves(rank)[2]
     logits.register_hook(lambda x: x.mul_(2))
-    term = logits.sum() * 0.25  # before forward overwrites fp32 logits
+    term = (logits * 0.25).sum()  # before forward overwrites fp32 logits
     loss = doors.loss(logits, case.targets, group)
-    (gradient,) = case.torch.autograd.grad((loss * case.above).sum() + term, logits)
+    (gradient,) = gradients_of((loss * case.above).sum() + term, [logits], None)
     return {"logits": given, "gradient": gradient}
+
+
+def along(case, logits):
+    """Return a direction among the gradients of these logits: one that their dtype can hold."""
+    return case.torch.arange(logits.numel()).sin().view_as(logits).to(logits.dtype)
+
+
+def weighted(doors, dtype, rank, group):
+    """Return how the logits' gradient, along one direction, depends on the gradient that comes from above."""
+    case = small(doors.torch, dtype)
+    logits, above = case.leaves(rank)[2], case.above.clone().requires_grad_()
+    given = logits.detach().clone()
+    (gradient,) = gradients_of(doors.loss(logits, case.targets, group), [logits], above, create_graph=True)
+    (derivative,) = gradients_of(gradient, [above], along(case, given))
+    return {"logits": given, "derivative": derivative}
 
 
 def interleaved(doors, dtypes, rank, group):
     """Go forward with each dtype, then backward with each; name the gradients that differ from one at a time."""
     pairs = [started(doors, dtype, rank, group) for dtype in dtypes]
-    found = [case.torch.autograd.grad(loss, logits, case.above)[0] for case, logits, loss in pairs]
+    found = [gradients_of(loss, [logits], case.above)[0] for case, logits, loss in pairs]
     alone = [doors.step(case, rank, group)["gradients"][0] for case, _, _ in pairs]
     differ = [dtype for dtype, x, y in zip(dtypes, found, alone, strict=True) if not doors.torch.equal(x, y)]
     return {"differ": ", ".join(differ)}
@@ -413,7 +442,7 @@ def overflowing(doors, scale, rank, group):
     """Go backward in fp16 with a loss scale that is beyond its range."""
     case, logits, loss = started(doors, "float16", rank, group)
     given = logits.detach().clone()
-    (gradient,) = case.torch.autograd.grad(loss, logits, case.torch.full(loss.shape, scale))
+    (gradient,) = gradients_of(loss, [logits], case.torch.full(loss.shape, scale))
     return {"logits": given, "gradient": gradient}
 
 
@@ -571,6 +600,14 @@ def judge_shared(found, case):
     return error <= tolerance, {"measured": error, "tolerance": tolerance, "unit": "relative error"}
 
 
+def judge_weighted(found, case):
+    """Judge a derivative by what is multiplied by the gradient from above: nothing in it is rounded but in float32."""
+    logits = found[0]["logits"]
+    factor = case.reference(logits)[1] / case.above.double().unsqueeze(-1)
+    error = norm_error(found[0]["derivative"], (factor * along(case, logits).double()).sum(-1))
+    return error <= FLOAT32, {"measured": error, "tolerance": FLOAT32, "unit": "relative error"}
+
+
 def judge_evaluated(found, case):
     """Judge the losses under no_grad."""
     error = norm_error(found[0]["loss"], case.reference(found[0]["logits"])[0])
@@ -607,6 +644,7 @@ def checks(torch):
             (f"held.{dtype}", 1, "control", held, dtype, (judge_bytes,)),
             (f"second.{dtype}", 1, "control", second, dtype, (judge_second,)),
             (f"shared.{dtype}", 1, role, shared, dtype, (judge_shared, case)),
+            (f"weighted.{dtype}", 1, role, weighted, dtype, (judge_weighted, case)),
             (f"evaluated.{dtype}", 1, "control", evaluated, dtype, (judge_evaluated, case)),
         ]
         if dtype != "float32":
