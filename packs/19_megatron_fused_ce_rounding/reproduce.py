@@ -1,0 +1,723 @@
+# /// script
+# requires-python = ">=3.12"
+# dependencies = [
+#   "megatron-core==0.19.2",
+#   "numpy==2.3.5",
+#   "packaging==26.3",
+#   "torch==2.13.0",
+# ]
+# ///
+"""Megatron's fused vocab-parallel cross entropy rounds the logits' gradient to bfloat16, whatever the logits' dtype.
+
+Symptom: with cross_entropy_loss_fusion and its "native" implementation, fp32, fp64 and fp16 logits get a gradient that
+is as coarse as bfloat16, without a warning. The gradient's dtype is the logits', because autograd casts it back, so
+that nothing shows; and the loss is exact. The error goes on into the gradients of the hidden states and of the output
+weights.
+
+Cause: calculate_gradients in megatron/core/fusions/fused_cross_entropy.py ends in `grad_input.to(torch.bfloat16)`. The
+unfused vocab_parallel_cross_entropy, which shares the arithmetic, returns float32 and has no such error.
+
+Scope: models whose output layer makes fp16 or fp32 logits and takes their gradient as it is: fp16 and fp32 training. An
+output layer that rounds the gradient to bfloat16 itself, as that of a bf16 model with logit_dtype=torch.float32 does
+(https://github.com/NVIDIA/Megatron-LM/pull/6252), gets the same bits with and without the patch: the OUTPUT lines that
+end in `as_bfloat16`. Nothing is said about a training run, a GPU, or the implementations "te" and "linear".
+
+The contract of fused_vocab_parallel_cross_entropy(vocab_parallel_logits, target, tp_group), of which FACTORS has the
+values and CASES a pairwise covering set. A case of bf16 logits is a control, one of another dtype a defect check; each
+has its twin through the unfused function, a control:
+
+    logits [sequence, batch, vocabulary / ranks]    fp32, fp16, bf16, fp64; contiguous; a leaf, or made by a linear
+        layer; also large, shifted by 100, and -inf for classes that are masked out
+    target [sequence, batch] int64                  any class; all on one rank; some of no rank (-100, or too large)
+    tp_group                                        1, 2 and 4 ranks
+    the gradient that comes from above              1, one number expanded, any weights, a loss mask, a loss scale
+    entry                                           the function, and LanguageModule.compute_language_model_loss
+    what comes back                                 fp32 losses [sequence, batch]; a gradient of the logits' dtype
+
+The function has no label smoothing. Besides: what backward itself returns, how many copies of the gradient are made and
+how many bytes are held for it; a second backward, which autograd refuses; logits that another term uses, too; losses of
+several dtypes whose backwards come later; the derivative by the loss's weights; no_grad; a loss scale beyond fp16; and
+the functions compiled by jit_fuser. Second derivatives by the logits are not: both functions take the softmax for a
+constant.
+fp32 logits are overwritten by forward in both implementations (https://github.com/NVIDIA/Megatron-LM/pull/1594).
+
+How it is run: this process imports Megatron, forks four ranks that talk through gloo on the loopback device, and judges
+what all of them wrote to its temporary folder. A rank that ends badly or not in time is an exception. jit_fuser is off
+there, as Megatron's disable_jit_fuser does it, since inductor compiles for a minute; a fifth process has it on, with
+torch.compile's backend aot_eager: traced and functionalized, not lowered. Nothing is stubbed.
+
+Errors are norms of the difference over norms of the reference: softmax minus one-hot, times the gradient from above, in
+float64 on the same logits. Tolerances: 2^-17, which is 64 roundings of float32, for exp, two sums of 1024 terms at
+most, a division and a product; and for fp16 and bf16 the unit roundoff of the dtype besides, since every element is
+rounded once. On one and two ranks, where a sum has one order, the gradient is that of the unfused function bit for bit.
+The gradients of hidden states and weights are sums of at most 1024 products, where much can cancel: 2^-15.
+
+Upstream: https://github.com/NVIDIA/Megatron-LM, megatron/core/fusions/fused_cross_entropy.py; no unit test of the
+release calls this function. A later commit, which was not to be had, makes the same cast (REPORT.md).
+
+Both sentinels without the runner, from a folder that holds the release's own megatron_core-0.19.2.tar.gz, with PACK set
+to the absolute path of this file's folder and with torch, numpy and packaging installed. The second line ends in
+BUG_REPRODUCED, the fourth in FIX_VALIDATED:
+
+    tar xzf megatron_core-0.19.2.tar.gz
+    PYTHONPATH=megatron_core-0.19.2 python "$PACK/reproduce.py" --target cpu
+    GIT_CEILING_DIRECTORIES="$PWD" git -C megatron_core-0.19.2 apply -p1 "$PACK/fix.patch"
+    PYTHONPATH=megatron_core-0.19.2 python "$PACK/reproduce.py" --target cpu
+"""
+
+# fmt: off
+# --- protocol: begin (the same in every probe; the original is harness/protocol.py)
+import argparse, contextlib, ctypes, fnmatch, hashlib, json, os, sys, traceback
+from pathlib import Path
+class Probe:  # prints the lines that a runner reads, and draws the verdict from the checks among them
+    def __init__(self):
+        self.judged, self.tested, self.only = {}, [], None  # judged: (role, ok) -> the names of these checks
+    def say(self, word, **fields):  # JSON has neither NaN nor infinity: they become strings
+        print(word, json.dumps(json.loads(json.dumps(fields), parse_constant=str)), flush=True)
+    def upstream(self, module):  # a module under test, as it was really loaded
+        file, package = Path(module.__file__), module.__name__.partition(".")[0]
+        self.tested.append(next((str(folder) for folder in file.parents if folder.name == package), str(file)))
+        sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+        self.say("UPSTREAM", module=module.__name__, file=str(file), sha256=sha256)
+    def check(self, name, role, ok, **values):  # ok is None where this cannot be judged here
+        self.judged.setdefault((role, ok), []).append(name)
+        self.say("CHECK", name=name, role=role, ok=ok, **values)
+    def judge(self, name, role, measure, *given):  # measure(*given) returns ok, and by name what it measured
+        try:
+            wanted = fnmatch.fnmatchcase(name, self.only or "*")
+            ok, values = measure(*given) if wanted else (None, {"reason": "--only leaves it out"})
+        except Exception as error:  # code under test that raises is wrong; a fault of the probe or the host is not
+            files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+            host = isinstance(error, (ImportError, MemoryError, OSError)) or "out of memory" in str(error)
+            if host or not any(file.startswith(tuple(self.tested)) for file in files):
+                raise
+            traceback.print_exc()
+            ok, values = False, {"reason": f"it raised {type(error).__name__}: {error}"[:400]}
+        self.check(name, role, ok, **values)
+    def output(self, name, tensor, must_match=True):  # the runner compares the two lanes'
+        data = tensor.detach().cpu().contiguous()
+        sha256 = hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest()
+        self.say("OUTPUT", name=name, dtype=str(data.dtype), shape=[*data.shape], sha256=sha256, must_match=must_match)
+    @contextlib.contextmanager
+    def alone(self):  # around launches that are timed: no other lane of the runner uses this GPU meanwhile
+        gate = Path(os.environ.get("REPRODUCER_GPU_GATE", os.devnull))  # a named pipe, where lanes share a GPU
+        try:
+            yield gate.read_text()  # ends when the other lanes are off it
+        finally:
+            gate.read_text()  # ends when they may use it again
+    def run(self, judge):  # judge(probe, target) loads upstream and makes the checks
+        parser = argparse.ArgumentParser(description="Judge one bug; the last line is the verdict.")
+        parser.add_argument("--target", help="cpu, sm_90a, ... (default: this host's GPU, else cpu)")
+        parser.add_argument("--only", metavar="CHECK", help="run this check alone (a name or a glob): no verdict")
+        target, self.only = vars(parser.parse_args()).values()
+        reason = f"only {self.only} was run" if self.only else "no defect check could be judged here"
+        try:
+            if target is None:
+                import torch
+                arch = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+                target = "sm_{}{}".format(*arch) + "a" * (arch >= (9, 0)) if arch else "cpu"
+            judge(self, target)
+        except (ImportError, NotImplementedError) as error:  # a package or a mode cannot be had
+            self.judged, reason = {}, f"{type(error).__name__}: {error}"
+        except Exception:
+            traceback.print_exc()
+            sys.exit(125)
+        ends = {("control", False): ("CONTROL_FAILED", 125), ("defect", False): ("BUG_REPRODUCED", 10),
+                ("defect", True): ("FIX_VALIDATED", 0), None: ("UNSUPPORTED", 125)}
+        key = next((key for key in ends if key in self.judged and not self.only), None)
+        self.say(ends[key][0], reason=", ".join(self.judged.get(key, [reason])))
+        sys.exit(ends[key][1])
+# --- protocol: end
+# fmt: on
+
+import datetime as dt
+import functools
+import importlib
+import inspect
+import math
+import multiprocessing
+import tempfile
+import time
+import types
+
+FACTORS = {
+    "dtype": ("float32", "float16", "bfloat16", "float64"),
+    "ranks": (1, 2, 4),
+    "shape": ((5, 2, 7), (1, 1, 3), (3, 2, 16), (13, 1, 33)),  # sequence, batch, vocabulary of each rank
+    "targets": ("any", "one rank", "some of no rank"),
+    "gradient": ("ones", "mean", "weights", "loss mask", "loss scale"),
+    "values": ("normal", "large", "shifted", "masked"),
+    "producer": ("linear", "leaf"),
+    "entry": ("function", "model"),
+}
+# fmt: off
+CASES = [
+    ("bfloat16", 4, (1, 1, 3), "one rank", "weights", "large", "linear", "model"),
+    ("float32", 2, (1, 1, 3), "any", "ones", "shifted", "leaf", "function"),
+    ("bfloat16", 1, (3, 2, 16), "some of no rank", "mean", "normal", "leaf", "model"),
+    ("float16", 2, (13, 1, 33), "some of no rank", "loss scale", "masked", "linear", "model"),
+    ("float16", 4, (5, 2, 7), "any", "loss mask", "normal", "linear", "function"),
+    ("float64", 1, (13, 1, 33), "one rank", "mean", "large", "leaf", "function"),
+    ("float64", 4, (3, 2, 16), "some of no rank", "ones", "shifted", "linear", "model"),
+    ("float32", 2, (5, 2, 7), "some of no rank", "loss mask", "large", "leaf", "function"),
+    ("float16", 1, (3, 2, 16), "one rank", "weights", "masked", "leaf", "function"),
+    ("float64", 1, (5, 2, 7), "any", "loss scale", "shifted", "linear", "function"),
+    ("bfloat16", 1, (13, 1, 33), "any", "loss mask", "shifted", "linear", "model"),
+    ("float32", 2, (3, 2, 16), "one rank", "loss scale", "normal", "leaf", "function"),
+    ("float32", 4, (5, 2, 7), "one rank", "mean", "masked", "linear", "model"),
+    ("float64", 1, (1, 1, 3), "one rank", "loss mask", "masked", "linear", "model"),
+    ("bfloat16", 2, (5, 2, 7), "any", "weights", "masked", "leaf", "model"),
+    ("float16", 2, (1, 1, 3), "some of no rank", "mean", "shifted", "leaf", "model"),
+    ("float32", 4, (13, 1, 33), "some of no rank", "weights", "normal", "leaf", "model"),
+    ("bfloat16", 4, (1, 1, 3), "one rank", "loss scale", "large", "leaf", "function"),
+    ("float16", 2, (3, 2, 16), "any", "ones", "large", "linear", "model"),
+    ("float64", 1, (13, 1, 33), "one rank", "ones", "normal", "linear", "model"),
+    ("bfloat16", 1, (5, 2, 7), "one rank", "ones", "masked", "leaf", "model"),
+    ("float64", 2, (3, 2, 16), "one rank", "weights", "shifted", "linear", "function"),
+    ("float16", 2, (1, 1, 3), "any", "mean", "normal", "linear", "function"),
+    ("float32", 1, (3, 2, 16), "some of no rank", "loss mask", "masked", "linear", "model"),
+]
+# fmt: on
+EXAMPLES = [  # dtype, ranks, and how many times larger than the rest what all output weights have in common is
+    ("float32", 1, 0.0),
+    ("float32", 2, 0.0),
+    ("float32", 4, 0.0),
+    ("float32", 1, 4.0),
+    ("float16", 1, 0.0),
+    ("bfloat16", 1, 0.0),
+]
+DTYPES = ("float32", "float16", "bfloat16", "float64")
+HIDDEN = 6
+FLOAT32 = 2.0**-17
+PRODUCTS = 2.0**-15
+UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
+IN_PLACE = "modified by an inplace operation"  # what PyTorch says of a saved tensor that was changed
+RANKS = 4
+SECONDS = 120  # for all ranks together; they take two
+
+
+class Case:
+    """One value of each factor: the whole inputs, a rank's part of them, and the reference."""
+
+    def __init__(self, torch, *values, hidden=HIDDEN, common=0.0):
+        self.torch, self.factors = torch, dict(zip(FACTORS, values, strict=True))
+        self.dtype, (length, batch, part) = getattr(torch, self["dtype"]), self["shape"]
+        self.classes = part * self["ranks"]
+        random = torch.Generator().manual_seed(19)
+        normal = functools.partial(torch.randn, generator=random)
+        self.hidden = normal(length, batch, hidden).to(self.dtype)
+        # What all output weights have in common cancels in the gradient of the hidden states.
+        self.weight = (normal(self.classes, hidden) + common * normal(hidden)).to(self.dtype)
+        self.offset = self.shift(normal(self.classes))
+        self.targets = self.choose(torch.randint(self.classes, (length, batch), generator=random))
+        self.above = self.weigh(normal(length, batch))
+
+    def __getitem__(self, name):
+        """Return the value of a factor."""
+        return self.factors[name]
+
+    def shift(self, normal):
+        """Return what is added to the logits of each class."""
+        if self["values"] == "shifted":
+            return normal.new_full((self.classes,), 100.0).to(self.dtype)
+        if self["values"] == "masked":  # as for classes that pad the vocabulary
+            return normal.zero_().index_fill_(0, self.torch.arange(1, self.classes, 3), -math.inf).to(self.dtype)
+        return normal.zero_().to(self.dtype)
+
+    def choose(self, targets):
+        """Return the targets: never a class that is masked out."""
+        if self["targets"] == "one rank":
+            targets = targets % self["shape"][2] + self.classes - self["shape"][2]
+        targets = targets - (targets % 3 == 1).long() if self["values"] == "masked" else targets
+        if self["targets"] == "some of no rank":
+            targets.view(-1)[::4] = -100
+            targets.view(-1)[3::4] = self.classes
+        return targets
+
+    def weigh(self, normal):
+        """Return the gradient of the losses that comes from above, in float32."""
+        ones = self.torch.ones_like(normal)
+        return {
+            "ones": ones,
+            "mean": self.torch.tensor(1 / normal.numel()).expand(normal.shape),
+            "weights": normal,
+            "loss mask": (self.torch.arange(normal.numel()).view(normal.shape) % 3 != 1).float() / normal.numel(),
+            "loss scale": ones * 1024,
+        }[self["gradient"]]
+
+    def leaves(self, rank):
+        """Return hidden states, the rank's part of the weights, and its logits, ready for autograd."""
+        rows = slice(rank * self["shape"][2], (rank + 1) * self["shape"][2])
+        hidden, weight = self.hidden.clone().requires_grad_(), self.weight[rows].clone().requires_grad_()
+        factor = 6.0 if self["values"] == "large" else 1.0
+        logits = hidden @ weight.t() * factor + self.offset[rows]
+        if self["producer"] == "leaf":
+            logits = logits.detach().requires_grad_()
+        return hidden, weight, logits
+
+    def reference(self, logits):
+        """Return losses and gradient in float64 for the whole logits; both functions compute in float32 on them."""
+        wide = logits.float().double()
+        mine = (self.targets >= 0) & (self.targets < self.classes)
+        index = self.targets.where(mine, 0).unsqueeze(-1)
+        # A target of no rank counts as if its logit were the largest, and is no class in the gradient.
+        chosen = wide.gather(-1, index).squeeze(-1).where(mine, wide.amax(-1))
+        gradient = wide.softmax(-1).scatter_add(-1, index, -mine.double().unsqueeze(-1))
+        return wide.logsumexp(-1) - chosen, gradient * self.above.double().unsqueeze(-1)
+
+    def tolerance(self):
+        """Return how far the gradient may be from the reference."""
+        return FLOAT32 + UNIT_ROUNDOFF.get(self["dtype"], 0.0)
+
+    def role(self):
+        """Return what a case's check is: what is right in the release is a control."""
+        return "control" if self["dtype"] == "bfloat16" else "defect"
+
+
+class Doors:
+    """The entries of the release, called alike."""
+
+    def __init__(self, fused, unfused, module, state):
+        self.fused_module, self.unfused_module, self.language, self.state = fused, unfused, module, state
+
+    def loss(self, logits, targets, group, *, fused=True, entry="function"):
+        """Return the losses of a rank's logits."""
+        self.state._TENSOR_MODEL_PARALLEL_GROUP = group  # noqa: SLF001 - where older releases look for it
+        if entry == "model":
+            config = types.SimpleNamespace(cross_entropy_loss_fusion=fused, cross_entropy_fusion_impl="native")
+            model = types.SimpleNamespace(config=config, pg_collection=types.SimpleNamespace(tp=group), tp_group=group)
+            return self.language.LanguageModule.compute_language_model_loss(model, targets.t(), logits).t()
+        module = self.fused_module if fused else self.unfused_module
+        function = getattr(module, "fused_" * fused + "vocab_parallel_cross_entropy")
+        named = {"tp_group": group} if "tp_group" in inspect.signature(function).parameters else {}
+        return function(logits, targets, **named)
+
+    def step(self, case, rank, group, *, fused=True):
+        """Go forward and backward; return the logits as they were, the losses, and the gradients."""
+        hidden, weight, logits = case.leaves(rank)
+        given = logits.detach().clone()
+        loss = self.loss(logits, case.targets, group, fused=fused, entry=case["entry"])
+        leaves = (logits,) if case["producer"] == "leaf" else (logits, hidden, weight)
+        gradients = gradients_of(loss, leaves, case.above)
+        return {"logits": given, "loss": loss.detach(), "gradients": gradients}
+
+
+def gradients_of(loss, leaves, above, **named):
+    """Return the gradients of the leaves: zeros where there is none, which is wrong everywhere."""
+    import torch
+
+    if not loss.requires_grad:
+        return [torch.zeros_like(leaf) for leaf in leaves]
+    found = torch.autograd.grad(loss, leaves, above, allow_unused=True, **named)
+    return [torch.zeros_like(leaf) if x is None else x for x, leaf in zip(found, leaves, strict=True)]
+
+
+def norm_error(found, wanted):
+    """Return the norm of the difference over the norm of what is wanted."""
+    wanted = wanted.double()
+    return float((found.double() - wanted).norm() / wanted.norm())
+
+
+# What the ranks measure. Each function runs on every rank of its group.
+
+
+def both(doors, case, rank, group):
+    """Go through the fused function twice and through the unfused one once."""
+    names = ("fused", "again", "unfused")
+    return {name: doors.step(case, rank, group, fused=name != "unfused") for name in names}
+
+
+def small(torch, dtype):
+    """Return the case of one rank that the checks of one dtype use."""
+    return Case(torch, dtype, 1, (5, 2, 7), "any", "weights", "normal", "linear", "function")
+
+
+def started(doors, dtype, rank, group):
+    """Return a small case, its logits and its losses."""
+    case = small(doors.torch, dtype)
+    logits = case.leaves(rank)[2]
+    return case, logits, doors.loss(logits, case.targets, group)
+
+
+def returned(doors, dtype, rank, group):
+    """Return the dtype that backward itself returns, before autograd casts it to that of the logits."""
+    case, _, loss = started(doors, dtype, rank, group)
+    return {"dtype": str(getattr(loss.grad_fn.apply(case.above)[0], "dtype", None)).removeprefix("torch.")}
+
+
+def copies(doors, dtype, rank, group):
+    """Count the bytes of new tensors of the logits' size that are made in backward, autograd's own among them."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    case, logits, loss = started(doors, dtype, rank, group)
+    made = []
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            found = function(*args, **(kwargs or {}))
+            old = {x.untyped_storage().data_ptr() for x in args if isinstance(x, case.torch.Tensor)}
+            if isinstance(found, case.torch.Tensor) and found.numel() == logits.numel():
+                made.append(0 if found.untyped_storage().data_ptr() in old else found.nbytes)
+            return found
+
+    with Mode():
+        gradients_of(loss, [logits], case.above)
+    return {"bytes": sum(made), "limit": logits.nbytes}
+
+
+def held(doors, dtype, rank, group):
+    """Count the bytes that forward holds for backward."""
+    case, saved = small(doors.torch, dtype), []
+    logits = case.leaves(rank)[2]
+    with case.torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.nbytes) or x, lambda x: x):
+        doors.loss(logits, case.targets, group)
+    return {"bytes": sum(saved), "limit": logits.numel() * 4 + case.targets.numel() * 9}
+
+
+def second(doors, dtype, rank, group):
+    """Go backward a second time; return what came of it, and the first gradient before and after."""
+    case, logits, loss = started(doors, dtype, rank, group)
+    (first,) = gradients_of(loss, [logits], case.above, retain_graph=True)
+    before, refused = first.clone(), ""
+    try:
+        gradients_of(loss, [logits], case.above)
+    except RuntimeError as error:
+        refused = str(error)
+    return {"refused": IN_PLACE in refused, "same": case.torch.equal(first, before)}
+
+
+def kept(doors, dtype, rank, group):
+    """Say whether forward and backward leave the logits as they were."""
+    case, logits, loss = started(doors, dtype, rank, group)
+    before = case.leaves(rank)[2]
+    gradients_of(loss, [logits], case.above)
+    return {"same": case.torch.equal(before, logits)}
+
+
+def shared(doors, dtype, rank, group):
+    """Use the logits in a second term, whose gradient is 0.25 everywhere, and double the sum in place in a hook."""
+    case = small(doors.torch, dtype)
+    given, logits = case.leaves(rank)[2].detach(), case.leaves(rank)[2]
+    logits.register_hook(lambda x: x.mul_(2))
+    term = (logits * 0.25).sum()  # before forward overwrites fp32 logits
+    loss = doors.loss(logits, case.targets, group)
+    (gradient,) = gradients_of((loss * case.above).sum() + term, [logits], None)
+    return {"logits": given, "gradient": gradient}
+
+
+def along(case, logits):
+    """Return a direction among the gradients of these logits: one that their dtype can hold."""
+    return case.torch.arange(logits.numel()).sin().view_as(logits).to(logits.dtype)
+
+
+def weighted(doors, dtype, rank, group):
+    """Return how the logits' gradient, along one direction, depends on the gradient that comes from above."""
+    case = small(doors.torch, dtype)
+    logits, above = case.leaves(rank)[2], case.above.clone().requires_grad_()
+    given = logits.detach().clone()
+    (gradient,) = gradients_of(doors.loss(logits, case.targets, group), [logits], above, create_graph=True)
+    (derivative,) = gradients_of(gradient, [above], along(case, given))
+    return {"logits": given, "derivative": derivative}
+
+
+def interleaved(doors, dtypes, rank, group):
+    """Go forward with each dtype, then backward with each; name the gradients that differ from one at a time."""
+    pairs = [started(doors, dtype, rank, group) for dtype in dtypes]
+    found = [gradients_of(loss, [logits], case.above)[0] for case, logits, loss in pairs]
+    alone = [doors.step(case, rank, group)["gradients"][0] for case, _, _ in pairs]
+    differ = [dtype for dtype, x, y in zip(dtypes, found, alone, strict=True) if not doors.torch.equal(x, y)]
+    return {"differ": ", ".join(differ)}
+
+
+def evaluated(doors, dtype, rank, group):
+    """Return the losses under no_grad."""
+    case = small(doors.torch, dtype)
+    logits = case.leaves(rank)[2]
+    given = logits.detach().clone()
+    with case.torch.no_grad():
+        return {"logits": given, "loss": doors.loss(logits, case.targets, group)}
+
+
+def overflowing(doors, scale, rank, group):
+    """Go backward in fp16 with a loss scale that is beyond its range."""
+    case, logits, loss = started(doors, "float16", rank, group)
+    given = logits.detach().clone()
+    (gradient,) = gradients_of(loss, [logits], case.torch.full(loss.shape, scale))
+    return {"logits": given, "gradient": gradient}
+
+
+# The ranks.
+
+
+def attempt(function, tested):
+    """Return what a measurement returned, or how it failed and whether the code under test did."""
+    try:
+        return function()
+    except Exception as error:  # the process that judges reports it
+        traceback.print_exc()
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        upstream = any(file.startswith(tuple(tested)) for file in files)
+        return {"error": f"it raised {type(error).__name__}: {error}"[:400], "upstream": upstream}
+
+
+def speak(work, rank, count, folder):
+    """Be one rank: run every job whose group it is in, and write down what was found."""
+    os.dup2(2, 1)  # standard output is the judge's
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    doors, distributed = work.doors, work.doors.torch.distributed
+    store = distributed.FileStore(f"{folder}/store{count}", count)
+    limit = dt.timedelta(seconds=SECONDS / 2)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=limit)
+    groups = {size: distributed.new_group(list(range(size))) for size in (1, 2, 4) if size <= count}
+    jit = importlib.import_module("megatron.core.jit")
+    jit.jit_fuser = work.fuser
+    importlib.reload(doors.fused_module)
+    doors.language.fused_vocab_parallel_cross_entropy = doors.fused_module.fused_vocab_parallel_cross_entropy
+    found = {
+        name: attempt(functools.partial(function, doors, given, rank, groups[size]), work.tested)
+        for name, size, function, given in work.jobs
+        if rank < size
+    }
+    doors.torch.save(found, f"{folder}/{count}.{rank}")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+@contextlib.contextmanager
+def ranks(work, count, folder):
+    """Have this many ranks at work meanwhile; yield the function that waits for what they found."""
+    context = multiprocessing.get_context("fork")  # Megatron is imported once, and no thread has computed yet
+    processes = [context.Process(target=speak, args=(work, rank, count, folder)) for rank in range(count)]
+    until = time.monotonic() + SECONDS
+
+    def wait():
+        import torch
+
+        while any(process.exitcode is None for process in processes):
+            if time.monotonic() > until or any(process.exitcode for process in processes):
+                raise RuntimeError(f"ranks died or hang: {[process.exitcode for process in processes]}")
+            time.sleep(0.01)
+        if any(process.exitcode for process in processes):
+            raise RuntimeError(f"ranks died: {[process.exitcode for process in processes]}")
+        return [torch.load(f"{folder}/{count}.{rank}", weights_only=True) for rank in range(count)]
+
+    try:
+        for process in processes:
+            process.start()
+        yield wait
+    finally:
+        for process in processes:
+            if process.pid is not None:
+                process.kill()
+                process.join()
+
+
+# What the judge makes of it. Each function gets the list of what the ranks of the group found.
+
+
+def whole(found, *names):
+    """Return the tensors of all ranks under these names, joined along the vocabulary."""
+    import torch
+
+    return torch.cat([functools.reduce(lambda x, name: x[name], names, each) for each in found], -1)
+
+
+def judge_case(found, probe, name, case, way):
+    """Judge losses and gradients of a case; the bits of a fused one are the other lane's, too, where they repeat."""
+    losses, gradient = case.reference(whole(found, way, "logits"))
+    mine = whole(found, way, "gradients", 0)
+    errors = {"loss": max(norm_error(each[way]["loss"], losses) for each in found)}
+    errors["gradient"] = norm_error(mine, gradient)
+    limits = {"loss": FLOAT32, "gradient": case.tolerance()}
+    dtypes = [str(mine.dtype), str(found[0][way]["loss"].dtype)]
+    if case["producer"] == "linear" and case["dtype"] in {"float32", "float64"}:
+        errors |= products(found, case, gradient, way)
+        limits |= {"dX": PRODUCTS, "dW": PRODUCTS}
+    if way == "fused":
+        repeated = (
+            mine.equal(whole(found, "again", "gradients", 0)),
+            found[0]["again"]["loss"].equal(found[0][way]["loss"]),
+        )
+        probe.output(f"{name}.loss", found[0][way]["loss"], must_match=repeated[1])
+        if case["dtype"] != "float16":
+            probe.output(f"{name}.as_bfloat16", mine.bfloat16(), must_match=repeated[0])
+        if case["ranks"] < RANKS:
+            errors["differs from unfused"] = int((mine != whole(found, "unfused", "gradients", 0)).sum())
+            limits["differs from unfused"] = 0
+    ok = all(errors[key] <= limit for key, limit in limits.items()) and dtypes == [str(case.dtype), "torch.float32"]
+    return ok, {"measured": errors | {"dtypes": dtypes}, "tolerance": limits, "unit": "relative error"}
+
+
+def products(found, case, gradient, way):
+    """Return the errors of the gradients of hidden states, summed over the ranks, and of the weights."""
+    factor = 6.0 if case["values"] == "large" else 1.0
+    hidden = sum(each[way]["gradients"][1].double() for each in found)
+    weight = case.torch.cat([each[way]["gradients"][2] for each in found])
+    wants = gradient @ case.weight.double() * factor
+    flat = gradient.flatten(0, 1).t() @ case.hidden.double().flatten(0, 1) * factor
+    return {"dX": norm_error(hidden, wants), "dW": norm_error(weight, flat)}
+
+
+def judge_example(found, probe, name, case):
+    """Judge the example of the report, and say its errors."""
+    ok, values = judge_case(found, probe, name, case, "fused")
+    for key in ("loss", "gradient", "dX", "dW"):
+        if key in values["measured"]:
+            probe.say("FIGURE", name=f"{name}.{key}", value=values["measured"][key], unit="1", spread=None)
+    return ok, values
+
+
+def judge_returned(found, dtype):
+    """Judge that backward returns the logits' dtype, so that nothing is cast a second time outside the fusion."""
+    return found[0]["dtype"] == dtype, {"measured": found[0]["dtype"], "tolerance": dtype, "unit": "dtype"}
+
+
+def judge_bytes(found):
+    """Judge a number of bytes."""
+    measured, limit = found[0]["bytes"], found[0]["limit"]
+    return measured <= limit, {"measured": measured, "tolerance": limit, "unit": "bytes"}
+
+
+def judge_second(found):
+    """Judge that a second backward is refused, and leaves the first gradient alone."""
+    return found[0] == {"refused": True, "same": True}, {"measured": found[0]}
+
+
+def judge_kept(found):
+    """Judge that the logits are unchanged."""
+    return found[0]["same"], {"measured": found[0]}
+
+
+def judge_interleaved(found):
+    """Judge that every gradient was the one of a step by itself."""
+    return not found[0]["differ"], {"measured": found[0]}
+
+
+def judge_shared(found, case):
+    """Judge the doubled sum of two gradients: two more roundings in the logits' dtype, of a larger sum."""
+    wanted = 2 * (case.reference(found[0]["logits"])[1] + 0.25)
+    error, tolerance = norm_error(found[0]["gradient"], wanted), FLOAT32 + 2 * UNIT_ROUNDOFF.get(case["dtype"], 0.0)
+    return error <= tolerance, {"measured": error, "tolerance": tolerance, "unit": "relative error"}
+
+
+def judge_weighted(found, case):
+    """Judge a derivative by what is multiplied by the gradient from above: nothing in it is rounded but in float32."""
+    logits = found[0]["logits"]
+    factor = case.reference(logits)[1] / case.above.double().unsqueeze(-1)
+    error = norm_error(found[0]["derivative"], (factor * along(case, logits).double()).sum(-1))
+    return error <= FLOAT32, {"measured": error, "tolerance": FLOAT32, "unit": "relative error"}
+
+
+def judge_evaluated(found, case):
+    """Judge the losses under no_grad."""
+    error = norm_error(found[0]["loss"], case.reference(found[0]["logits"])[0])
+    return error <= FLOAT32, {"measured": error, "tolerance": FLOAT32, "unit": "relative error"}
+
+
+def judge_overflowing(found, case, scale):
+    """Judge that exactly the elements beyond fp16's range are infinite: a loss scaler looks for them."""
+    case.above = case.torch.full_like(case.above, scale)
+    wanted = case.reference(found[0]["logits"])[1].half()
+    infinite = wanted.isinf()
+    ok = infinite.any() and not infinite.all() and infinite.equal(found[0]["gradient"].isinf())
+    return bool(ok), {"measured": int(found[0]["gradient"].isinf().sum()), "tolerance": int(infinite.sum())}
+
+
+def checks(torch):
+    """Return each check: its name, ranks, role, what they measure and on what, and how that is judged."""
+    found = []
+    for number, values in enumerate(CASES):
+        case = Case(torch, *values)
+        found.append((f"case{number:02}", case["ranks"], case.role(), both, case, (judge_case, case)))
+    for dtype, count, common in EXAMPLES:
+        values = (dtype, count, (63, 2, 1024 // count), "any", "mean", "normal", "linear", "function")
+        case, name = (
+            Case(torch, *values, hidden=32, common=common),
+            f"example.{dtype}.{count}" + ".common" * (common > 0),
+        )
+        found.append((name, count, case.role(), both, case, (judge_example, case)))
+    for dtype in DTYPES:
+        role, case = small(torch, dtype).role(), small(torch, dtype)
+        found += [
+            (f"returned.{dtype}", 1, role, returned, dtype, (judge_returned, dtype)),
+            (f"copies.{dtype}", 1, role, copies, dtype, (judge_bytes,)),
+            (f"held.{dtype}", 1, "control", held, dtype, (judge_bytes,)),
+            (f"second.{dtype}", 1, "control", second, dtype, (judge_second,)),
+            (f"shared.{dtype}", 1, role, shared, dtype, (judge_shared, case)),
+            (f"weighted.{dtype}", 1, role, weighted, dtype, (judge_weighted, case)),
+            (f"evaluated.{dtype}", 1, "control", evaluated, dtype, (judge_evaluated, case)),
+        ]
+        if dtype != "float32":
+            found.append((f"kept.{dtype}", 1, "control", kept, dtype, (judge_kept,)))
+    case, scale = small(torch, "float16"), 2.0**17
+    found.append(("overflow", 1, "control", overflowing, scale, (judge_overflowing, case, scale)))
+    order = ("float32", "bfloat16", "float64", "float16")  # the last is too narrow for the first
+    found.append(("interleaved", 1, "control", interleaved, order, (judge_interleaved,)))
+    return found
+
+
+def judge_all(probe, results, name, role, function, *given):
+    """Judge one check by what the ranks found; what a rank could not do is wrong, or a fault of this probe."""
+
+    def measure():
+        found = [each[name.removeprefix("unfused.")] for each in results if name.removeprefix("unfused.") in each]
+        for each in found:
+            if "error" in each and not each["upstream"]:
+                raise RuntimeError(each["error"])
+            if "error" in each:
+                return False, {"reason": each["error"]}
+        return function(found, *given)
+
+    probe.judge(name, role, measure)
+
+
+def load(probe, torch):
+    """Load the release that is on the path."""
+    names = (
+        "megatron.core.fusions.fused_cross_entropy",
+        "megatron.core.tensor_parallel.cross_entropy",
+        "megatron.core.models.common.language_module.language_module",
+        "megatron.core.parallel_state",
+    )
+    modules = [importlib.import_module(name) for name in names]
+    for module in modules[:3]:
+        probe.upstream(module)
+    doors = Doors(*modules)
+    doors.torch = torch
+    return doors
+
+
+def judge(probe, target):
+    """Judge the release that is on the path."""
+    if target != "cpu":
+        raise NotImplementedError("the ranks talk through gloo: --target cpu")
+    import torch
+
+    torch.set_num_threads(1)  # the ranks are forked
+    probe.say("TARGET", target=target, evidence="traced", device="cpu")
+    doors = load(probe, torch)
+    given = checks(torch)
+    jobs = [(name, count, measure, on) for name, count, _, measure, on, _ in given]
+    values = [(dtype, 1, (5, 2, 7), "any", "weights", "normal", "linear", "function") for dtype in DTYPES[:3]]
+    cases = {f"compiled.{each[0]}": Case(torch, *each) for each in values}
+    compiled = [(name, 1, both, case) for name, case in cases.items()]
+    fuser = functools.partial(torch.compile, backend="aot_eager")
+    with tempfile.TemporaryDirectory() as folder:
+        work = functools.partial(types.SimpleNamespace, doors=doors, tested=probe.tested)
+        plain, traced = work(jobs=jobs, fuser=lambda x: x), work(jobs=compiled, fuser=fuser)
+        with ranks(plain, RANKS, folder) as wait, ranks(traced, 1, folder) as wait_for_one:
+            results, one = wait(), wait_for_one()
+    for name, _, role, _, _, (function, *on) in given:
+        if function is judge_case:
+            judge_all(probe, results, f"unfused.{name}", "control", function, probe, name, *on, "unfused")
+            judge_all(probe, results, name, role, function, probe, name, *on, "fused")
+        elif function is judge_example:
+            judge_all(probe, results, name, role, function, probe, name, *on)
+        else:
+            judge_all(probe, results, name, role, function, *on)
+    for name, case in cases.items():
+        judge_all(probe, one, name, case.role(), judge_case, probe, name, case, "fused")
+
+
+if __name__ == "__main__":
+    Probe().run(judge)
