@@ -1223,19 +1223,20 @@ class Report:
         headed = any("already there" in line.lower() for line in headings)
         return "\n".join(lines if headed else ["**Already there**", *lines])
 
-    def strength(self, receipt: dict[str, Any]) -> tuple[int, int, str, bool] | None:
-        """Return how many wrong fixes were killed, of how many, when, and whether that was long ago."""
+    def strength(self, receipt: dict[str, Any]) -> tuple[int, int, int, str, bool] | None:
+        """Return how many wrong fixes were killed, of how many, how many others judge, when, and if it is STALE."""
         place = self.pack.folder / "receipts" / f"strength.{receipt['target']}.{receipt['evidence']}.json"
         if not place.is_file():
             return None
         record = json.loads(place.read_text("utf-8"))
-        killed, of = (record["own"][name] + record["made"][name] for name in ("killed", "of"))
+        names = ("killed", "of", "elsewhere")
+        killed, of, elsewhere = (sum(record[who].get(name, 0) for who in ("own", "made")) for name in names)
         files = {"probe": "reproduce.py", "patch": "fix.patch"}
         stale = any(
             meaning(file, (self.pack.folder / file).read_bytes()) != record[name]["meaning"]
             for name, file in files.items()
         )
-        return killed, of, record["date"], stale
+        return killed, of, elsewhere, record["date"], stale
 
     def strengths(self) -> str:
         """Say how many wrong fixes the probe refused, target by target."""
@@ -1244,8 +1245,9 @@ class Report:
             receipt = self.receipts.get(target)
             strength = self.strength(receipt) if receipt else None
             if receipt and strength:
-                killed, of, date, stale = strength
-                text = f"{target} ({receipt['evidence']}): killed {killed} of {of} wrong fixes, {date}"
+                killed, of, elsewhere, date, stale = strength
+                more = f" ({elsewhere} more in code that only another target runs)" if elsewhere else ""
+                text = f"{target} ({receipt['evidence']}): killed {killed} of {of} wrong fixes{more}, {date}"
                 found.append(text + (", STALE" if stale else ""))
         return f"Strength: {'; '.join(found) or 'not measured'}."
 
@@ -1264,8 +1266,9 @@ class Report:
             one, strength = self.receipts[target], self.strength(self.receipts[target])
             found = [self.receipts.get(prefix + target) for prefix in columns]
             cells = [said(other) if other else "not judged" for other in found]
-            killed, of, date, stale = strength or (0, 0, "", False)
-            strong = f"{killed}/{of}, {date}{' STALE' if stale else ''}" if strength else "not measured"
+            killed, of, elsewhere, date, stale = strength or (0, 0, 0, "", False)
+            more = f" (+{elsewhere} elsewhere)" if elsewhere else ""
+            strong = f"{killed}/{of}{more}, {date}{' STALE' if stale else ''}" if strength else "not measured"
             rows.append([target, one["evidence"], gpu_of(one) or "CPU", *cells, strong])
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 

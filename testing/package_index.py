@@ -28,6 +28,20 @@ class Shelf:
 
 
 @contextmanager
+def _listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+    """Listen on a free port; yield the URL for PIP_INDEX_URL."""
+    server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/simple/"
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+@contextmanager
 def served(shelf: Shelf) -> Iterator[str]:
     """Serve a shelf on a free port; yield the URL for PIP_INDEX_URL."""
 
@@ -51,15 +65,8 @@ def served(shelf: Shelf) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/simple/"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with _listening(Handler) as url:
+        yield url
 
 
 @contextmanager
@@ -77,12 +84,5 @@ def answering(kind: str, body: bytes) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/simple/"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with _listening(Handler) as url:
+        yield url

@@ -11,6 +11,7 @@ from harness.commands import options
 from harness.core.errors import HarnessError
 from harness.core.room import NO_ROOM
 from harness.core.words import Exit
+from harness.pack.model import Pack
 from harness.receipt import receipt, staleness
 from harness.report import bundle, issue
 
@@ -27,6 +28,18 @@ def _write(path: Path, data: bytes) -> None:
         raise HarnessError(f"{path} cannot be written ({error.strerror}). Next: -o FILE", status=status) from None
 
 
+def _refuse_stale(pack: Pack) -> None:
+    """Refuse receipts of another probe or patch than the bundle would hold: verify.py says that nothing is proved."""
+    stale = [(one, why) for one in receipt.load_all(pack.receipts) for why in staleness.reasons(pack, one)]
+    if stale:
+        said = "; ".join(f"{one.name} ({why})" for one, why in stale)
+        targets = ", ".join(dict.fromkeys(one.target for one, _ in stale))
+        raise HarnessError(
+            f"{pack.name}: STALE: {said}. Next: run {pack.name} --record on {targets}, or --from last",
+            status=Exit.DEVIATES,
+        )
+
+
 @click.command("bundle")
 @click.argument("wanted", metavar="PACK")
 @click.option("--output", "-o", type=click.Path(path_type=Path), help="The file (default: ./NN_slug.zip).")
@@ -36,17 +49,15 @@ def _write(path: Path, data: bytes) -> None:
 def command(wanted: str, output: Path | None, run: str | None, packs: Path, cache_root: Path | None) -> int:
     """Write one zip to attach: probe, patch, pack.toml, receipts with logs, the filled report, and how to rerun it.
 
-    The same pack gives the same bytes. Nothing is written where something in it looks private. Whoever gets it checks
-    it with `runner.py verify FILE`, or with verify.py alone.
+    The same pack gives the same bytes. Nothing is written where something in it looks private, or a receipt is STALE.
+    Whoever gets it checks it with `runner.py verify FILE`, or with verify.py alone.
     """
     subject = options.one_pack(packs, wanted, "bundle")
     if run is not None:
         subject = replace(subject, receipts_elsewhere=options.run_receipts(run, cache_root) / subject.name)
+    _refuse_stale(subject)
     data = bundle.build(subject, issue.scrubber(subject))
     path = output or Path(f"{subject.name}.zip")
     _write(path, data)
-    for one in receipt.load_all(subject.receipts):
-        for reason in staleness.reasons(subject, one):
-            click.echo(f"warning: {one.name} is STALE: {reason}", err=True)
     click.echo(f"{path} ({len(data)} bytes)")
     return int(Exit.AS_EXPECTED)

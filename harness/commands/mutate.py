@@ -55,8 +55,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     A mutant is one of the pack's own (mutants/*.patch), or made of fix.patch: a part of it left out, or one operator
     on a line that it adds or a function that it touches. It is KILLED by the first check that fails, which ends its
     lane (or by UNSUPPORTED, where the pristine tree is judged), SURVIVED, UNJUDGED (a crash, a time-out, out of memory,
-    also when run again alone), or EQUIVALENT (listed in mutants/equivalent.toml, or the same code). Killed at any
-    moment, the same command goes on where it was.
+    also when run again alone), EQUIVALENT (listed in mutants/equivalent.toml, or the same code) or ELSEWHERE (listed
+    there: only another target runs its code). Killed at any moment, the same command goes on where it was.
 
     \b
     Examples:
@@ -117,7 +117,8 @@ def _survivors(results: list[Result]) -> dict[str, list[str]]:
         f"{one.cell.pack.name} {one.cell.target}": [
             mutant.name
             for mutant in one.strength.mutants
-            if mutant.fate in (Fate.SURVIVED, Fate.UNJUDGED) or (mutant.fate == Fate.EQUIVALENT and mutant.listed)
+            if mutant.fate in (Fate.SURVIVED, Fate.UNJUDGED)
+            or (mutant.fate in (Fate.EQUIVALENT, Fate.ELSEWHERE) and mutant.listed)
         ]
         for one in results
         if one.strength is not None

@@ -17,7 +17,7 @@ from harness.core.words import Evidence, LaneName, Verdict
 from harness.lane.record import LaneRecord
 from harness.mutate import fates, generated, mutants
 from harness.mutate.fates import Found
-from harness.mutate.mutants import Equivalent, Mutant, Origin
+from harness.mutate.mutants import Listed, Mutant, Origin
 from harness.mutate.state import State
 from harness.pack.model import Pack
 from harness.receipt import receipt, strength
@@ -131,7 +131,7 @@ class Campaign:
         """Judge the mutants of cells; `interrupted` says whether the user stopped it, and then nothing is returned."""
         listed = list(cells)
         for pack in {cell.pack.name: cell.pack for cell in listed}.values():
-            mutants.equivalents(pack)  # what is wrong with them is said before anything runs
+            mutants.listed(pack)  # what is wrong with them is said before anything runs
         results, subjects = self._references(listed)
         if not self.interrupted:
             for subject in subjects:
@@ -268,7 +268,7 @@ class Campaign:
     def _result(self, subject: _Subject) -> Result:
         cell, host = subject.cell, self.session.host
         pack = cell.pack
-        listed: dict[str, Equivalent] = {one.name: one for one in mutants.equivalents(pack) if one.covers(cell.target)}
+        listed: dict[str, Listed] = {one.name: one for one in mutants.listed(pack) if one.covers(cell.target)}
         records = [
             fates.recorded(mutant, found, listed.get(mutant.name), seconds)
             for mutant, (found, seconds) in ((one, subject.found[one.name]) for one, _ in subject.chosen)

@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 
 from harness.core.words import PROBE_STATUS, LaneVerdict, Verdict
 from harness.lane.record import LaneRecord
-from harness.mutate.mutants import Equivalent, Mutant
+from harness.mutate.mutants import Listed, Mutant
 from harness.receipt.strength import Fate, MutantRecord
 from harness.schedule.journal import LaneEnd
 from harness.verdict import judge
@@ -62,10 +62,10 @@ def of_lane(pristine: LaneRecord, end: LaneEnd | None) -> Found:
     return Found(Fate.SURVIVED, refused=refused)
 
 
-def recorded(mutant: Mutant, found: Found, listed: Equivalent | None, seconds: float = 0.0) -> MutantRecord:
-    """Build the record of a mutant; one that is listed as equivalent, and was not killed, is that."""
+def recorded(mutant: Mutant, found: Found, listed: Listed | None, seconds: float = 0.0) -> MutantRecord:
+    """Build the record of a mutant; one that is listed as equivalent or elsewhere, and was not killed, is that."""
     if listed is not None and found.fate in (Fate.SURVIVED, Fate.UNJUDGED):
-        found = replace(found, fate=Fate.EQUIVALENT, reason=listed.reason)
+        found = replace(found, fate=listed.fate, reason=listed.reason)
     return MutantRecord(
         name=mutant.name,
         origin=mutant.origin,

@@ -12,6 +12,7 @@ from harness.core import files, structure
 from harness.core.errors import HarnessError
 from harness.pack import meaning
 from harness.pack.model import Pack
+from harness.receipt.strength import Fate
 
 SLUG = re.compile(r"[^\w.-]+")
 
@@ -62,12 +63,21 @@ class Mutant:
 
 
 @dataclass(frozen=True)
-class Equivalent:
-    """A mutant that is no wrong fix: its name, why, and on which targets that is so (empty: on all)."""
+class Listed:
+    """A mutant that need not be killed.
+
+    Attributes:
+        name: of the mutant.
+        reason: why.
+        targets: where that is so; empty: everywhere.
+        fate: ``equivalent``: it is no wrong fix; ``elsewhere``: these targets do not run its code, and others do.
+
+    """
 
     name: str
     reason: str
     targets: tuple[str, ...] = ()
+    fate: Fate = Fate.EQUIVALENT
 
     def covers(self, target: str) -> bool:
         """Whether it speaks of a target."""
@@ -75,8 +85,16 @@ class Equivalent:
 
 
 @dataclass(frozen=True)
-class _List:
-    equivalent: tuple[Equivalent, ...] = ()
+class _Entry:
+    name: str
+    reason: str
+    targets: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _File:
+    equivalent: tuple[_Entry, ...] = ()
+    elsewhere: tuple[_Entry, ...] = ()
 
 
 def own(pack: Pack) -> list[Mutant]:
@@ -90,11 +108,12 @@ def own(pack: Pack) -> list[Mutant]:
     return found
 
 
-def equivalents(pack: Pack) -> list[Equivalent]:
+def listed(pack: Pack) -> list[Listed]:
     """Read mutants/equivalent.toml; nothing where there is none.
 
     Raises:
-        HarnessError: it does not parse, says no reason, names a target that pack.toml has not, or a mutant twice.
+        HarnessError: it does not parse, says no reason, names a target that pack.toml has not, or a mutant twice; or
+            no target is left that judges what is said to be judged elsewhere.
 
     """
     path = pack.folder / "mutants/equivalent.toml"
@@ -102,14 +121,22 @@ def equivalents(pack: Pack) -> list[Equivalent]:
         return []
     where = f"{pack.name}/mutants/{path.name}"
     try:
-        listed = structure.structure(tomli.loads(path.read_text(encoding="utf-8")), _List).equivalent
+        found = structure.structure(tomli.loads(path.read_text(encoding="utf-8")), _File)
     except (tomli.TOMLDecodeError, UnicodeDecodeError, structure.StructureError) as error:
         raise HarnessError(f"{where}: {error}. Next: see CONTRIBUTING.md, Wrong fixes") from None
-    errors = [f"{one.name}: no reason" for one in listed if not one.reason.strip()]
+    every = [*found.equivalent, *found.elsewhere]
+    errors = [f"{one.name}: no reason" for one in every if not one.reason.strip()]
     targets = pack.definition.targets
-    errors += [f"{one.name}: no target {name}" for one in listed for name in one.targets if name not in targets]
-    names = [one.name for one in listed]
+    errors += [f"{one.name}: no target {name}" for one in every for name in one.targets if name not in targets]
+    for one in found.elsewhere:
+        if not one.targets or not set(targets) - set(one.targets):
+            errors.append(f"{one.name}: elsewhere: name the targets that do not run its code, and leave one that does")
+    names = [one.name for one in every]
     errors += [f"{name}: named twice" for name in sorted({name for name in names if names.count(name) > 1})]
     if errors:
         raise HarnessError(f"{where}: {'; '.join(errors)}")
-    return list(listed)
+    return [
+        Listed(one.name, one.reason, one.targets, fate)
+        for fate, some in ((Fate.EQUIVALENT, found.equivalent), (Fate.ELSEWHERE, found.elsewhere))
+        for one in some
+    ]

@@ -55,6 +55,7 @@ def line(found: Strength) -> str:
         (whole.survived, "survived" + (f" the probe alone ({refused} refused by the comparison)" if refused else "")),
         (whole.unjudged, "unjudged"),
         (whole.equivalent, "equivalent"),
+        (whole.elsewhere, strength.NOT_RUN_HERE),
     ]
     rest = "".join(f"; {number} {word}" for number, word in numbers if number)
     return f"strength: killed {_counted(whole)} ({', '.join(parts)}){rest}"

@@ -7,11 +7,13 @@ import re
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence
 from harness.mutate import campaign, changes, generated, mutants
-from harness.mutate.mutants import Equivalent, Mutant
+from harness.mutate.mutants import Listed, Mutant
 from harness.pack.model import Pack
 from harness.receipt import strength
 from harness.receipt.strength import Fate, Strength
 from harness.upstream.tree import Tree
+
+NEED_NOT = {Fate.EQUIVALENT, Fate.ELSEWHERE}
 
 
 def errors(pack: Pack, pristine: Tree | None) -> tuple[list[str], list[str]]:
@@ -23,7 +25,7 @@ def errors(pack: Pack, pristine: Tree | None) -> tuple[list[str], list[str]]:
 
     """
     try:
-        listed, own = mutants.equivalents(pack), mutants.own(pack)
+        listed, own = mutants.listed(pack), mutants.own(pack)
     except HarnessError as error:
         return [str(error)], []
     wrong = [f"mutants/{one.name}.patch: {said}" for one in own for said in _own_errors(pack, one, pristine)]
@@ -57,8 +59,8 @@ def _own_errors(pack: Pack, one: Mutant, pristine: Tree | None) -> list[str]:
     return found
 
 
-def _unknown(pack: Pack, pristine: Tree | None, listed: list[Equivalent]) -> list[str]:
-    """Name what is listed as equivalent and is no mutant of this pack."""
+def _unknown(pack: Pack, pristine: Tree | None, listed: list[Listed]) -> list[str]:
+    """Name what is listed and is no mutant of this pack."""
     if pristine is None or not listed or not pack.patch.exists():
         return []
     try:
@@ -68,14 +70,14 @@ def _unknown(pack: Pack, pristine: Tree | None, listed: list[Equivalent]) -> lis
     return [f"mutants/equivalent.toml: no mutant {one.name!r}" for one in listed if one.name not in known]
 
 
-def _of_record(pack: Pack, name: str, found: Strength, listed: list[Equivalent]) -> list[str]:
+def _of_record(pack: Pack, name: str, found: Strength, listed: list[Listed]) -> list[str]:
     covered = {one.name for one in listed if one.covers(found.target)}
     wrong = [
         f"{name}: {one.name}: {one.fate}, and mutants/equivalent.toml does not say why"
         for one in found.mutants
         if one.fate in (Fate.SURVIVED, Fate.UNJUDGED) and one.name not in covered
     ]
-    kept = {one.name for one in found.mutants if one.fate == Fate.EQUIVALENT and one.listed} - covered
+    kept = {one.name for one in found.mutants if one.fate in NEED_NOT and one.listed} - covered
     wrong += [f"{name}: {one}: mutants/equivalent.toml lists it no more" for one in sorted(kept)]
     if (pack.name, strength.file_name(found.target, Evidence(found.evidence))) != (found.pack, name):
         wrong.append(f"{name} speaks of {found.pack} {found.target} ({found.evidence})")

@@ -21,14 +21,17 @@ from harness.pack.model import Pack
 from harness.receipt.receipt import STRENGTH, Hashed, to_json
 
 SCHEMA = 1
+#: Said of wrong fixes in code that a target does not run.
+NOT_RUN_HERE = "more in code that only another target runs"
 
 
 class Fate(StrEnum):
-    """What became of a wrong fix."""
+    """What became of a wrong fix; `elsewhere`: its code is not run on this target, and judged on another."""
 
     SURVIVED = "survived"
     UNJUDGED = "unjudged"
     EQUIVALENT = "equivalent"
+    ELSEWHERE = "elsewhere"
     KILLED = "killed"
 
 
@@ -44,9 +47,9 @@ class MutantRecord:
         sha256: of its diff.
         fate: what became of it.
         by: the checks that were wrong and killed it.
-        reason: why it is unjudged or equivalent, or how it was killed where no check says so.
+        reason: why it is unjudged, equivalent or judged elsewhere, or how it was killed where no check says so.
         refused: a survivor of the probe alone: why the runner's comparison of the lanes refuses it; empty where not.
-        listed: it stands in mutants/equivalent.toml.
+        listed: it stands in mutants/equivalent.toml, as equivalent or as judged elsewhere.
         seconds: of its lane.
 
     """
@@ -66,13 +69,14 @@ class MutantRecord:
 
 @dataclass(frozen=True)
 class Count:
-    """How many wrong fixes were killed, `of` those that are no equivalents; `unjudged` of them said nothing."""
+    """How many wrong fixes were killed, `of` those that this target can judge; `unjudged` of them said nothing."""
 
     killed: int
     of: int
     survived: int
     unjudged: int
     equivalent: int
+    elsewhere: int = 0
 
 
 @dataclass(frozen=True)
@@ -114,15 +118,22 @@ class Strength:
 
 
 def _numbers(count: Count) -> tuple[int, ...]:
-    return (count.killed, count.of, count.survived, count.unjudged, count.equivalent)
+    return (count.killed, count.of, count.survived, count.unjudged, count.equivalent, count.elsewhere)
 
 
 def count(found: Iterable[MutantRecord]) -> Count:
     """Count the fates of wrong fixes."""
     fates = [one.fate for one in found]
     number = {fate: fates.count(fate) for fate in Fate}
-    of = len(fates) - number[Fate.EQUIVALENT]
-    return Count(number[Fate.KILLED], of, number[Fate.SURVIVED], number[Fate.UNJUDGED], number[Fate.EQUIVALENT])
+    of = len(fates) - number[Fate.EQUIVALENT] - number[Fate.ELSEWHERE]
+    return Count(
+        number[Fate.KILLED],
+        of,
+        number[Fate.SURVIVED],
+        number[Fate.UNJUDGED],
+        number[Fate.EQUIVALENT],
+        number[Fate.ELSEWHERE],
+    )
 
 
 def file_name(target: str, evidence: Evidence) -> str:
@@ -224,9 +235,8 @@ def text(pack: Pack, target: str, evidence: str) -> str:
     if found is None:
         return ""
     whole = found.whole
-    rest = [
-        f"{number} {word}" for number, word in ((whole.survived, "survived"), (whole.unjudged, "unjudged")) if number
-    ]
+    said = ((whole.survived, "survived"), (whole.unjudged, "unjudged"), (whole.elsewhere, NOT_RUN_HERE))
+    rest = [f"{number} {word}" for number, word in said if number]
     besides = f" ({', '.join(rest)})" if rest else ""
     why = stale(pack, found)
     behind = f", STALE: {'; '.join(why)}" if why else ""

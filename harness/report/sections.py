@@ -14,6 +14,7 @@ from harness.core.words import Kind, Verdict
 from harness.pack.model import Pack, Thread
 from harness.receipt import staleness
 from harness.receipt.receipt import Receipt
+from harness.receipt.strength import NOT_RUN_HERE
 from harness.report import links, patches, strong
 from harness.suites import receipt as suite_receipt
 
@@ -202,10 +203,10 @@ class Sections:
             one = self.receipts.get(target)
             found = strong.find(self.pack, target, one.evidence) if one else None
             if one is not None and found is not None:
+                more = f" ({found.elsewhere} {NOT_RUN_HERE})" if found.elsewhere else ""
                 stale = ", STALE" if found.stale else ""
-                measured.append(
-                    f"{target} ({one.evidence}): killed {found.killed} of {found.of} wrong fixes, {found.date}{stale}"
-                )
+                killed = f"killed {found.killed} of {found.of} wrong fixes{more}"
+                measured.append(f"{target} ({one.evidence}): {killed}, {found.date}{stale}")
         return f"Strength: {'; '.join(measured) or strong.NOT_MEASURED}."
 
     def searched(self) -> str:

@@ -14,15 +14,17 @@ SEEN = {"the probe changed", "the patch changed"}
 
 @dataclass(frozen=True)
 class Strength:
-    """How many wrong fixes were killed, of how many that are none in disguise; `stale`: of another probe or patch."""
+    """How many wrong fixes were killed, of how many that the target can judge; `stale`: of another probe or patch."""
 
     killed: int
     of: int
+    elsewhere: int
     date: str
     stale: bool
 
     def __str__(self) -> str:
-        return f"{self.killed}/{self.of}, {self.date}" + (" STALE" if self.stale else "")
+        more = f" (+{self.elsewhere} elsewhere)" if self.elsewhere else ""
+        return f"{self.killed}/{self.of}{more}, {self.date}" + (" STALE" if self.stale else "")
 
 
 def find(pack: Pack, target: str, evidence: str) -> Strength | None:
@@ -31,4 +33,4 @@ def find(pack: Pack, target: str, evidence: str) -> Strength | None:
     if found is None:
         return None
     stale = bool(SEEN.intersection(strength.stale(pack, found)))
-    return Strength(found.whole.killed, found.whole.of, found.date, stale)
+    return Strength(found.whole.killed, found.whole.of, found.whole.elsewhere, found.date, stale)

@@ -13,6 +13,7 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import IO
 
+from harness.core import files
 from harness.core.errors import UnavailableError
 
 #: Beyond this, in bytes, an archive is refused while it is being unpacked (a decompression bomb).
@@ -21,8 +22,6 @@ LEFT_OUT = {".pyc", ".pyo"}
 #: A repository inside an archive would bring git its own configuration and commands.
 REPOSITORY = ".git"
 CHUNK = 1 << 20
-#: What names of files and folders may be long, in bytes, on every file system that matters.
-LONGEST_NAME = 255
 
 
 def _refuse(archive: Path, member: str, why: str) -> UnavailableError:
@@ -35,7 +34,7 @@ def _safe_path(archive: Path, member: str) -> PurePosixPath:
         raise _refuse(archive, member, "has an absolute or foreign name")
     if ".." in path.parts:
         raise _refuse(archive, member, "leads out of the folder")
-    if any(len(os.fsencode(part)) > LONGEST_NAME for part in path.parts) or "\0" in member:
+    if any(len(os.fsencode(part)) > files.LONGEST_NAME for part in path.parts) or "\0" in member:
         raise _refuse(archive, f"{member[:40]}...", "has a name that no file system takes")
     return path
 

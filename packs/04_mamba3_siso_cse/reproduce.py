@@ -109,6 +109,7 @@ class Probe:  # prints the lines that a runner reads, and draws the verdict from
 import importlib
 import math
 import multiprocessing
+import re
 import types
 from concurrent.futures import ProcessPoolExecutor
 from functools import cache, partial
@@ -125,9 +126,10 @@ SMALL = {
     "dense B=2 S=40": ((40, 40), 2, 1, 16, 32, 16),
     "varlen S=16+7+17": ((16, 7, 17), 2, 1, 16, 32, 16),
     "dense B=3 S=21 d_ov_state": ((21, 21, 21), 1, 1, 16, 16, 16),
-    "varlen S=18+5 d_ov_state": ((18, 5), 3, 1, 16, 16, 16),
+    "varlen S=18+5 d_ov_state": ((18, 5), 4, 2, 16, 16, 16),
     "dense B=1 S=37 bare": ((37,), 3, 3, 16, 16, 16),
     "varlen S=3+19 bare": ((3, 19), 2, 1, 16, 16, 16),
+    "varlen S=11+5 strong decay": ((11, 5), 2, 1, 16, 16, 16),
 }
 PUBLIC = {
     "dense B=2 S=256 NH=8 D=64": ((256, 256), 8, 1, 64, 64, 64),
@@ -183,6 +185,8 @@ def problem(case, shape, device):
     D, d_last = (torch.zeros_like(x) if "bare" in case else x for x in (D, d_last))
     dtype = torch.float32 if shape in SMALL.values() else torch.bfloat16
     q, k, v, do, adt = *(x.to(dtype) * x.shape[-1] ** -0.5 for x in (q, k, v, do)), -0.1 * adt.abs()
+    if "strong" in case:
+        adt[:, torch.tensor(lengths).cumsum(0) - 1] = -200.0
     tokens = [x.double().repeat_interleave(H // x.shape[0], 0) for x in (q, k, v, adt, qk_dot, do)]
     d_out, ends, grads, da_cs = tokens.pop(), [0, *torch.tensor(lengths).cumsum(0).tolist()], [], torch.zeros_like(adt)
     states = d_out.new_zeros(N + T // chunk if varlen else N * -(-lengths[0] // chunk), H, DV, DQK)
@@ -219,21 +223,27 @@ def problem(case, shape, device):
     return passed, named, wants
 
 
+def gradients(probe, case, call, wants, tolerance):
+    """Judge the seven gradients of one case."""
+    errors = {}
+    for name, result, want in zip(RESULTS, call(), wants, strict=True):
+        if want is None or result is None:
+            errors[name] = 0.0 if want is result else math.inf
+            continue
+        probe.output(f"{name}, {case}", result)
+        errors[name] = float(f"{(result.double() - want).abs().max() / want.abs().max():.2g}")
+    ok, unit = all(x <= tolerance for x in errors.values()), "largest error over largest value"
+    return ok, {"measured": errors, "tolerance": tolerance, "unit": unit}
+
+
 def judge_gradients(probe, module, cases, device):
     """Compare the seven gradients with float64 and, bit for bit, between the trees; on a GPU tell the time."""
     kernel = getattr(module, KERNEL)
     kernel.configs = [next(one for one in kernel.configs if PINNED.items() <= one.all_kwargs().items())]
     for case, shape in cases.items():
         passed, named, wants = problem(case, shape, device)
-        call, errors = partial(module.compute_dqkv, *passed, **named), {}
-        for name, result, want in zip(RESULTS, call(), wants, strict=True):
-            if want is None or result is None:
-                errors[name] = 0.0 if want is result else math.inf
-                continue
-            probe.output(f"{name}, {case}", result)
-            errors[name] = float(f"{(result.double() - want).abs().max() / want.abs().max():.2g}")
-        ok, unit = all(x <= TOLERANCES[device] for x in errors.values()), "largest error over largest value"
-        probe.check(f"gradients, {case}", "control", ok, measured=errors, tolerance=TOLERANCES[device], unit=unit)
+        call = partial(module.compute_dqkv, *passed, **named)
+        probe.judge(f"gradients, {case}", "control", gradients, probe, case, call, wants, TOLERANCES[device])
         if device == "cuda":
             with probe.alone():
                 low, median, high = module.triton.testing.do_bench_cudagraph(call, rep=100, quantiles=(0.25, 0.5, 0.75))
@@ -253,9 +263,10 @@ def census(module, names):
         return origin(operands[0]) if name.removeprefix("tt.") in MOVES else arguments.get(value)
 
     @cache
-    def behind(value, *, far=False):  # what a value is computed from; unless far, element by element
+    def behind(value, *, far=False, unrounded=False):  # what a value is computed from; unless far, element by element
         name, operands = made.get(value, ("", ()))
-        return {value}.union(*(behind(x, far=far) for x in operands if far or name in ELEMENTWISE))
+        follows = (far or name in ELEMENTWISE) and not (unrounded and name == "arith.truncf")
+        return {value}.union(*(behind(x, far=far, unrounded=unrounded) for x in operands if follows))
 
     dots, exps, muls, selects = ({v for v in made if made[v][0] == x} for x in COUNTED)
     products = {v for v in dots if {origin(x) for x in made[v][1][:2]} == {"V", "dO"}}
@@ -264,15 +275,26 @@ def census(module, names):
     masked = {v for v in decayed | selects if behind(v) & decayed and behind(v) & selects}
     stores = [operands for name, operands in uses if name in {"tt.store", "tt.descriptor_store"}]
     reached = {str(origin(place)) for place, *rest in stores if any(behind(x, far=True) & masked for x in rest)}
-    return {"products": len(products), "masks": len(masked), "dots": len(dots), "reached": sorted(reached)}
+    whole = {
+        str(origin(place))
+        for place, *rest in stores
+        if any(behind(x, far=True, unrounded=True) & products for x in rest)
+    }
+    counts = {"products": len(products), "masks": len(masked), "dots": len(dots)}
+    narrow = sorted(set(re.findall(r"(?<!\w)(?:\d+x)*(i(?:8|16))\b", str(module))))
+    return counts | {"reached": sorted(reached), "unrounded": sorted(whole), "narrow": narrow}
 
 
 def compiled(target):
-    """Compile the kernel as compute_dqkv launches it, by name of VARIANTS; count before CSE and after it."""
+    """Compile the kernel as compute_dqkv launches it, by name of VARIANTS; count before CSE and after it.
+
+    Where the compiler refuses it, what it says stands in place of the counts and the code.
+    """
     import torch
     from triton._C.libtriton import ir
     from triton.backends.compiler import GPUTarget
     from triton.compiler.compiler import make_backend
+    from triton.compiler.errors import CompilationError
     from triton.runtime import driver
 
     module, gpu, found = (
@@ -291,7 +313,11 @@ def compiled(target):
         passed, named = launched.__getitem__.return_value.call_args
         kernel, named["RECOMPUTE_MASK"] = getattr(module, KERNEL).fn, masked
         with mock.patch.object(driver, "_active", active):
-            binary = kernel.warmup(*passed, grid=(1,), **named, **PINNED)
+            try:
+                binary = kernel.warmup(*passed, grid=(1,), **named, **PINNED)
+            except CompilationError as error:
+                found[name] = str(error)
+                continue
         names = [each for each, kind in binary.src.signature.items() if kind != "constexpr"]
         files = {Path(each).suffix: path for each, path in binary.metadata_group.items()}
         counts = [census(ir.parse_mlir_module(files[x], context), names) for x in (".source", ".ttir")]
@@ -314,11 +340,22 @@ def judge(probe, target):
     probe.say("TARGET", target=target, evidence=evidence, device=device)
     module = module_under_test()
     probe.upstream(module)
-    for mode, (emitted, left, asm) in (child.result() if target == "cpu" else compiled(target)).items():
+    for mode, found in (child.result() if target == "cpu" else compiled(target)).items():
+        refused = isinstance(found, str)
+        probe.check(f"{mode} compiles", "control", not refused, **({"reason": found[-300:]} if refused else {}))
+        if refused:
+            continue
+        emitted, left, asm = found
         for name in ("products", "masks"):
             probe.check(f"{mode} V.dO^T {name}", "defect", emitted[name] <= 1, measured=emitted[name], tolerance=1)
         reached, right = emitted["reached"], ["dADT", "dK", "dQ"]  # and so the product is not hidden from the count
         probe.check(f"{mode} masked product reaches", "control", reached == right, measured=reached, tolerance=right)
+        whole = emitted["unrounded"]  # the others are dots of it, which take it in the inputs' dtype
+        probe.check(
+            f"{mode} product reaches in float32", "control", whole == ["dADT"], measured=whole, tolerance=["dADT"]
+        )
+        narrow = emitted["narrow"]  # packed sequences may begin behind more than 32,767 tokens
+        probe.check(f"{mode} counts in 32 bits", "control", not narrow, measured=narrow, tolerance=[])
         figures = {"products before CSE": emitted["products"]}
         if target != "cpu":
             figures |= {"products after CSE": left["products"], "dots after CSE": left["dots"]}

@@ -642,6 +642,9 @@ def judge_form(probe, form, api, *, tell, **factors):
     judge("none_ones", "control", close, make(), tolerances)
     judge("mean", "control", repeated, probe, form, make(reduction="mean"), tolerances)
     judge("sum", "control", repeated, probe, form, make(reduction="sum", weights="constant"), tolerances)
+    # Twice with another factor than 1 is wrong in the release too: pack 17.
+    judge("mean_twice", "control", close, make(reduction="mean", backward="twice"), tolerances)
+    judge("sum_twice", "control", close, make(reduction="sum", backward="twice"), tolerances)
     valid = make()
     valid.weights = valid.valid.float()
     judge("workaround", "control", workaround, mean, valid, tolerances)

@@ -8,7 +8,7 @@ from harness.core.words import Evidence, LaneName, LaneVerdict, Role
 from harness.lane.record import LaneRecord
 from harness.lane.transcript import CheckLine, OutputLine
 from harness.mutate import fates
-from harness.mutate.mutants import Equivalent, Mutant, Origin
+from harness.mutate.mutants import Listed, Mutant, Origin
 from harness.receipt.strength import Fate, count
 from harness.schedule.journal import LaneEnd
 
@@ -76,13 +76,16 @@ def test_what_says_nothing_is_run_again(verdict: LaneVerdict, status: int, again
 
 def test_a_listed_mutant_is_equivalent_until_it_is_killed() -> None:
     mutant = Mutant("name", Origin.OWN, "", "why\ndiff --git a/x b/x\n")
-    listed = Equivalent("name", "because", ("cpu",))
+    listed = Listed("name", "because", ("cpu",))
     assert listed.covers("cpu")
     assert not listed.covers("sm_90a")
     survived = fates.recorded(mutant, fates.Found(Fate.SURVIVED), listed)
     assert (survived.fate, survived.reason, survived.listed, survived.why) == (Fate.EQUIVALENT, "because", True, "why")
     killed = fates.recorded(mutant, fates.Found(Fate.KILLED, ("bug",)), listed)
     assert (killed.fate, killed.listed) == (Fate.KILLED, True)
+    elsewhere = Listed("name", "kernel", ("cpu",), Fate.ELSEWHERE)
+    assert fates.recorded(mutant, fates.Found(Fate.SURVIVED), elsewhere).fate == Fate.ELSEWHERE
+    assert fates.recorded(mutant, fates.Found(Fate.KILLED, ("bug",)), elsewhere).fate == Fate.KILLED
     unlisted = fates.recorded(mutant, fates.Found(Fate.SURVIVED), None)
     assert count([survived, killed, unlisted]).of == 2
     assert count([survived, killed, unlisted]).killed == 1

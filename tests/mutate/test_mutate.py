@@ -41,7 +41,8 @@ def test_a_probe_that_refuses_every_wrong_fix(workbench: Workbench) -> None:
     assert mutants["adds_the_weight"]["by"] == ["ones"], "it is over with the first check that fails"
     assert mutants["refuses_the_mode"]["by"] == []
     assert "one weight for all" in mutants["refuses_the_mode"]["reason"]
-    assert found["strength"]["own"] == {"killed": 3, "of": 3, "survived": 0, "unjudged": 0, "equivalent": 1}
+    own = {"killed": 3, "of": 3, "survived": 0, "unjudged": 0, "equivalent": 1, "elsewhere": 0}
+    assert found["strength"]["own"] == own
 
 
 def test_survivors_and_what_only_the_comparison_refuses(workbench: Workbench) -> None:
@@ -143,6 +144,27 @@ def test_wrong_calls(workbench: Workbench) -> None:
     refused = workbench.run("mutate", "--target", "cpu")
     assert refused.returncode == 2
     assert "x: no reason" in refused.stderr
+
+
+def test_code_that_only_another_target_runs_is_counted_apart(workbench: Workbench) -> None:
+    pack = workbench.lay("43_lets_wrong_fixes_pass")
+    listed = pack / "mutants/equivalent.toml"
+    entries = [
+        f'[[elsewhere]]\nname = "{name}"\nreason = "Nothing here calls it."\ntargets = ["cpu"]\n'
+        for name in ("loses_an_empty_total", "rounds_the_total")
+    ]
+    listed.write_text("\n".join(entries), encoding="utf-8")
+    alone = workbench.run("mutate", "--target", "cpu", "--only-own")
+    assert alone.returncode == 2
+    assert "rounds_the_total: elsewhere: name the targets that do not run its code, and leave one" in alone.stderr
+    definition = pack / "pack.toml"
+    loads = 'loads = ["src/toykernel/scale.py"]'
+    other = f'\n[targets.sm_90a]\nevidence = ["executed"]\nverdict = "CONFIRMED"\n{loads}\ntimeout_s = 9\n'
+    definition.write_text(definition.read_text(encoding="utf-8") + other, encoding="utf-8")
+    status, found, _ = _mutate(workbench, "--only-own")
+    assert status == 0
+    own = {"killed": 1, "of": 1, "survived": 0, "unjudged": 0, "equivalent": 0, "elsewhere": 2}
+    assert found["strength"]["own"] == own
 
 
 @pytest.mark.slow

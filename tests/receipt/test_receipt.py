@@ -37,6 +37,9 @@ def test_a_sound_pack_is_sound_and_each_change_makes_it_stale(workbench: Workben
     original = probe.read_text()
     probe.write_text(original.replace("Compare `scale`", "Now compare `scale`").replace("Cause:", "The cause:"))
     assert "STALE: the probe changed" in _check(workbench)[1], "a function's docstring is code"
+    bundle = workbench.run("bundle", "1", "-o", str(workbench.folder / "sent.zip"))
+    assert (bundle.returncode, (workbench.folder / "sent.zip").exists()) == (1, False)
+    assert "STALE: cpu.traced (the probe changed). Next: run 01_confirmed --record on cpu" in bundle.stderr
     probe.write_text(original.replace("Cause:", "The cause:"))
     assert _check(workbench)[0] == 0
     text = patch.read_text()
