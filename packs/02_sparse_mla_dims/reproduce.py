@@ -35,12 +35,14 @@ The contract of the dispatcher and of both interfaces, of which CASES is a pairw
                 or one number expanded; backward runs twice, with what it saved moved by hooks
 
 Besides: what is declined (DECLINED, other operands), where a shape starts to fit into shared memory (ROOM), that what a
-kernel raises reaches the caller, two groups of heads, and other tilelang releases (RELEASES).
+kernel raises reaches the caller, two groups of heads, two layers in one graph, no tilelang at all, and other tilelang
+releases (RELEASES).
 
 Scope: dimension plumbing, compilation, launch, and gradients at the shapes below, with tilelang 0.1.8, which upstream's
 lock file pins; not convergence. From 0.1.11 on the forward needs a barrier below 64 heads that tilelang does not put
 there: such a shape is declined there, and nothing else is claimed of these releases. `traced`: a stand-in in fp32,
 with the operands of each kernel, takes its place; it refuses shapes, types and layouts that the kernel does not take.
+The builders run, with each pair of dimensions, as far as tilelang's program: what a program computes is not judged.
 For ROOM tensors without storage say that they are on a device of that size. `compiled`: the kernels of the reported
 shapes are lowered for the target. `executed`: all are compiled, launched and compared with float64 by the same cases,
 and the memory of the path that a user gets is measured against that of the unfused one. Not a stub, but not executed
@@ -727,7 +729,52 @@ def judge_cached(lab):
             inputs = draw(lab, case)
             found, wanted = run_door(lab, case, inputs)[0] or [], exactly(lab, case, inputs)
             errors.append([distance(x, y) for x, y in zip(found, wanted, strict=False)])
-    return all(one and max(one) <= TOLERANCE for one in errors), {"measured": errors, "tolerance": TOLERANCE}
+    ok = all(one and all(error <= TOLERANCE for error in one) for one in errors)  # a nan is not
+    return ok, {"measured": errors, "tolerance": TOLERANCE}
+
+
+def judge_layers(lab):
+    """Judge two layers in one graph: forward both, then backward both, the last one first."""
+    shapes = ((*DEEPSEEK[:2], 0.0417), (448, 128, 0.1))  # of one width: nothing but its latent dimension tells a layer
+    rest = "dispatch", 1, (3, 70), "int64", "dense", "none", "strided", None
+    cases = [Case((latent, rope, 16, 64, scale), *rest) for latent, rope, scale in shapes]
+    layers, errors = [], []
+    with kernels(lab, lambda *_: None, stand_in):
+        for case in cases:
+            query, key, indices, d_out = draw(lab, case)
+            pair = [x.detach().requires_grad_() for x in (query, key)]
+            layers.append((enter(lab, case, *pair, indices), pair, d_out))
+        if any(out is None for out, *_ in layers):
+            return False, {"reason": "the dispatcher answers None"}
+        for case, (out, pair, d_out) in reversed([*zip(cases, layers, strict=True)]):
+            wanted = exactly(lab, case, draw(lab, case))
+            found = [out.detach(), *differentiate(lab.torch, out, pair, d_out)]
+            errors.append([distance(x, y) for x, y in zip(found, wanted[:3], strict=True)])
+    ok = all(error <= TOLERANCE for one in errors for error in one)  # a nan is not
+    return ok, {"measured": errors, "tolerance": TOLERANCE}
+
+
+def judge_program(lab, kernel):
+    """Judge that tilelang makes a program of each kernel, with what the builder is called with; it lowers none."""
+    asked = {}
+    case = Case(kernel, "dispatch", 1, (4, 4), "int64", "dense", "none", "strided", 16)
+    with kernels(lab, asked.__setitem__, stand_in):
+        run_door(lab, case, draw(lab, case))
+    places = {key: getattr(lab.modules.forward, key, None) or getattr(lab.modules.backward, key) for key in asked}
+    made = [key for key, function in places.items() if function.get_tir(**asked[key]) is not None]
+    return {*made} == {*KERNELS}, {"measured": made, "unit": "programs made"}
+
+
+def judge_missing(lab):
+    """Judge that both interfaces say so where tilelang is not installed, before anything needs it."""
+    found, missing = {}, {"HAVE_TILELANG": False, "tilelang": None}
+    for entry in ("forward", "backward"):
+        with unittest.mock.patch.multiple(lab.modules.utilities, **missing):
+            try:
+                found[entry] = interface(lab, entry, SHAPES[1], 1)
+            except ImportError as error:
+                found[entry] = f"missing: {error}"
+    return all(one.startswith("missing: TileLang") for one in found.values()), {"measured": found, "unit": "said"}
 
 
 def judge_default(lab):
@@ -903,7 +950,9 @@ def judge_guard(probe, lab):
             probe.judge("raises.{}+{}.{}".format(*shape[:2], key), role, judge_raises, lab, shape, key)
     probe.judge("groups.64+64", "defect", judge_groups, lab)
     probe.judge("cached.448+128", "defect", judge_cached, lab)
+    probe.judge("layers.512+64.448+128", "defect", judge_layers, lab)
     probe.judge("default.512+64", "control", judge_default, lab)
+    probe.judge("without_tilelang.64+64", "control", judge_missing, lab)
     for version, shape, role, safe in RELEASES:
         name = "release.{}.{}+{}.{}".format(version, *shape)
         probe.judge(name, role, functools.partial(judge_release, safe=safe), lab, version, shape)
@@ -929,7 +978,11 @@ def judge(probe, target):
     probe.say("FIGURE", name="other_dimensions_fused", value=fused, unit="of 2")
     judge_cases(probe, lab)
     judge_guard(probe, lab)
-    if target != "cpu" and not probe.only:
+    if target == "cpu":  # on the other targets they are lowered
+        for kernel in {one[:2]: one for one in FACTORS["kernel"]}.values():
+            role = "control" if kernel[:2] == DEEPSEEK[:2] else "defect"
+            probe.judge("program.{}+{}".format(*kernel[:2]), role, judge_program, lab, kernel)
+    elif not probe.only:
         judge_builds(probe, lab, target, executed=executed)
     if executed:
         judge_runs(probe, lab._replace(device="cuda", real=True))

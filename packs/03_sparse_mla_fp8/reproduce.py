@@ -42,10 +42,11 @@ The contract, of which CASES is a pairwise cover (one value of each factor):
     layout      dense, or strided below the wrapper
 
 `traced` (cpu): launches are recorded, and a plain stand-in in fp32, with operands and results of its dtypes, takes each
-kernel's place: it is handed what the kernel would be, and refuses a null pointer as tilelang does. It takes the scales
-of FP8 operands as one fp32 element each, behind the others, query first. Transformer Engine's Python is real;
-transformer_engine.pytorch is a bare package object, its compiled part a mock but for the enum DType and dequantize, and
-torch.cuda.current_device() says cpu. Megatron is imported before it; its fp8_utils are told of the class afterwards.
+kernel's place: it is handed what the kernel would be, and refuses a null pointer as tilelang does, and the operands of
+a kernel that was built with the same arguments for other dtypes. It takes the scales of FP8 operands as one fp32
+element each, behind the others, query first. Transformer Engine's Python is real; transformer_engine.pytorch is a bare
+package object, its compiled part a mock but for the enum DType and dequantize, and torch.cuda.current_device() says
+cpu. Megatron is imported before it; its fp8_utils are told of the class afterwards.
 `executed`: everything is real but the wrappers' contents, which wrap() computes; what MXFP8 and NVFP4 store cannot be
 dequantized before sm_100, and is judged on the CPU alone.
 
@@ -425,12 +426,20 @@ STAND_INS = {
 
 
 def recording(jit, launches, builds):
-    """Stand before tilelang.jit, or in its place where it is None: note what is built, and what each is handed."""
+    """Stand before tilelang.jit, or in its place where it is None: note what is built, and what each is handed.
 
-    def launch(kernel, name, *given):
+    In its place it refuses what tilelang refuses: a null pointer, and operands of other dtypes than those with which
+    the kernel that these arguments build was launched first, for it has one signature.
+    """
+    signatures = {}
+
+    def launch(kernel, name, sizes, *given):
         launches.append([(str(x.dtype), x.nbytes, x.dtype.itemsize, not x.data_ptr()) for x in given])
+        dtypes = [one[0] for one in launches[-1]]
         if jit is None and any(null for *_, null in launches[-1]):
             raise RuntimeError(f"kernel {name}: data pointer expected non-NULL, but got NULL")
+        if jit is None and (first := signatures.setdefault(f"{name} {sizes}", dtypes)) != dtypes:
+            raise RuntimeError(f"kernel {name}: operands expected {first}, but got {dtypes}")
         return kernel(*given)
 
     def decorate(*args, **options):
@@ -443,7 +452,8 @@ def recording(jit, launches, builds):
                 bound.apply_defaults()
                 made = make(*sizes, **named) if jit else None
                 stand_in = functools.partial(STAND_INS.get(function.__name__, print), sys.modules["torch"])
-                return functools.partial(launch, made or quiet(stand_in, bound.arguments), function.__name__)
+                sizes = dict(bound.arguments)
+                return functools.partial(launch, made or quiet(stand_in, sizes), function.__name__, sizes)
 
             return build
 
@@ -573,7 +583,13 @@ def run(lab, case):
                 gradients.append([None] * len(wanted))
                 continue
             given = upstream_gradient(torch, results[0])
-            found = torch.autograd.grad(results[0], wanted, given, retain_graph=True, allow_unused=True)
+            try:
+                found = torch.autograd.grad(results[0], wanted, given, retain_graph=True, allow_unused=True)
+            except RuntimeError as error:  # autograd's own: no line of upstream is in its traceback
+                if "returned an invalid gradient" not in str(error):
+                    raise
+                traceback.print_exc()
+                found = [None] * len(wanted)  # which is no gradient for judge_result
             gradients.append(found)
     return Outcome(pair, results, lab.launches[0] if lab.launches else [], kept, told, gradients)
 
