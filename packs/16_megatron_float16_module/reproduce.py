@@ -308,19 +308,20 @@ def off(found, wanted):
     return ((found - wanted).abs() / wanted.abs()).max().item()
 
 
-def kept(mixer, path):
+def kept(up, case, path):
     """Judge what a kernel is given: as the mixer was made, and from a checkpoint in fp32."""
-    errors = {}
+    mixer, errors = Mixer(up, case), {}
     for name in ("made", "loaded"):
-        wanted = mixer.made if name == "made" else mixer.load(mixer.up.torch.float32)
+        wanted = mixer.made if name == "made" else mixer.load(up.torch.float32)
         given = mixer.run(path)
         errors |= {f"{name} A": off(given["A"], -wanted["A_log"].exp()), f"{name} D": off(given["D"], wanted["D"])}
     return max(errors.values()) <= EXACT, {"measured": errors, "tolerance": EXACT, "unit": "relative error"}
 
 
-def older(mixer, path):
+def older(up, case, path):
     """Judge what a kernel is given from a checkpoint in the 16-bit type, and dt_bias, which is made in params_dtype."""
-    half = getattr(mixer.up.torch, mixer.half)
+    mixer = Mixer(up, case)
+    half = getattr(up.torch, mixer.half)
     wanted = mixer.load(half)
     given = mixer.run(path)
     errors = {"A": off(given["A"], -wanted["A_log"].exp()), "D": off(given["D"], wanted["D"])}
@@ -328,13 +329,13 @@ def older(mixer, path):
     return max(errors.values()) <= EXACT, {"measured": errors, "tolerance": EXACT, "unit": "relative error"}
 
 
-def gradients(mixer):
+def gradients(up, case):
     """Judge the gradients of A_log and D against float64, given the scan's inputs and its gradient."""
-    torch = mixer.up.torch
+    torch, mixer = up.torch, Mixer(up, case)
     wanted = mixer.load(torch.float32)
     found = mixer.train()
     (found * torch.randn(found.shape)).sum().backward()
-    run = mixer.up.kernels.run
+    run = up.kernels.run
     leaves = [wanted[name].clone().requires_grad_() for name in ("A_log", "D")]
     x, step, b, c = run["inputs"]
     reference = recurrence(torch, x, step, -leaves[0].exp(), b, c, leaves[1])
@@ -387,6 +388,7 @@ def cast(up, case):
     wrong += [name for name, x in found.items() if x is not mixer.original[name] or not x.requires_grad]
     wrong += [n for n, x in found.items() if not mixer.attributes[n].items() <= vars(x).items()]
     wrong += [n for n, x in found.items() if n not in {"A_log", "D"} and off(x.double(), mixer.made[n].to(half)) != 0]
+    wrong += ["conv1d_bias"] * (not 0.25 < mixer.made["conv1d_bias"].abs().max() <= 0.5)  # 1 / sqrt(4), of its width
     wrong += ["floats"] * (mixer.mixer.floats.dtype != half) + ["integers"] * (mixer.mixer.integers[2].item() != 2)
     wrong += ["integers' type"] * (mixer.mixer.integers.dtype != up.torch.int64)
     wrong += ["module"] * (mixer.wrapped.module is not mixer.mixer) + ["result"] * (
@@ -476,9 +478,10 @@ def saved(up):
     keys = {id(entry.data): entry.key for entry in model.values()}
     with on_host(up.torch):
         state = trained.optimizer.sharded_state_dict(model)
-    found = {(x.key, id(x.data)) for row in state["fp32_from_fp16_params"] for x in row}
+    copies = [x for row in state["fp32_from_fp16_params"] for x in row]
+    found = {(getattr(x, "key", "no name"), id(getattr(x, "data", x))) for x in copies}
     entries = [row for row in state["optimizer"]["state"].values() if isinstance(row, dict)]
-    found |= {(x.key, id(x.data)) for row in entries for x in row.values()}
+    found |= {(getattr(x, "key", "no name"), id(getattr(x, "data", x))) for row in entries for x in row.values()}
     wanted, adam = set(), trained.optimizer.optimizer.state
     for name, x in trained.mixer.mixer.named_parameters():
         main = trained.main(name)
@@ -563,10 +566,9 @@ def judge(probe, target):
     up = load(probe, torch)
     for number, case in enumerate(CASES):
         for path in ("training", "prefill", "decode")[: 2 if case[1] else 3]:
-            mixer = Mixer(up, case)
-            probe.judge(f"case{number}.{path}", "defect", kept, mixer, path)
-            probe.judge(f"case{number}.{path}.older", "control", older, mixer, path)
-        probe.judge(f"case{number}.gradients", "defect", gradients, Mixer(up, case))
+            probe.judge(f"case{number}.{path}", "defect", kept, up, case, path)
+            probe.judge(f"case{number}.{path}.older", "control", older, up, case, path)
+        probe.judge(f"case{number}.gradients", "defect", gradients, up, case)
         probe.judge(f"case{number}.cast", "control", cast, up, case)
     for half in ("bfloat16", "float16"):
         probe.judge(f"decay.{half}", "defect", decay, probe, up, half)
