@@ -1,0 +1,585 @@
+# /// script
+# requires-python = ">=3.12"
+# dependencies = [
+#   "einops==0.8.1",
+#   "megatron-core==0.19.2",
+#   "numpy==2.3.5",
+#   "packaging==26.3",
+#   "torch==2.13.0",
+#   "triton==3.6.0",
+# ]
+# ///
+"""Float16Module rounds the parameters of Mamba mixers that the mixer says are kept in fp32.
+
+Symptom: MambaMixer makes A_log and D in fp32, with "Keep A_log in fp32" and "Keep in fp32" beside them. In a bf16 or
+fp16 model Float16Module casts them all the same. Each head's rate of decay, exp(A_log), is then wrong by up to 0.8 %
+in bf16, with one sign for the whole sequence. The optimizer's fp32 copies start from the rounded values, and a step
+that is smaller than half a unit of bf16 in the last place is not seen by the next forward. A checkpoint in fp32 is
+rounded when it is loaded.
+
+Cause: Float16Module calls module.bfloat16() or module.half(), which spare nothing.
+
+Scope: what the real mixer hands to its kernels from inside the real Float16Module, in training, static prefill and
+static decode; and what the real optimizer for bf16 makes of the parameters, and saves. Contract (CASES has the rows):
+
+    16-bit type             bf16, fp16
+    D                       a value a head, or one a channel (D_has_hdim; decode does not take that)
+    groups, norm            1 and 2; with the gated norm and without
+    params_dtype            the 16-bit type, or fp32 (Float16Module then casts every other parameter)
+    values                  as they are made; from a checkpoint in fp32; from one in 16 bits (a control)
+    context parallelism     one rank, and the second of two
+    all else                is cast as before; integers, identities and attributes stay (controls)
+    optimizer               what it begins with, what the forward sees of five steps, its sharded state (a control)
+
+dt_bias is a control: the mixer makes it in params_dtype, so nothing says that it is kept; a figure tells what its
+rounding costs. Where the tree has a gated delta product, whose A_log bears the same comment, that is judged, too.
+Gated delta nets make A_log in params_dtype and are left alone.
+
+Stand-ins: no CUDA kernel runs. mamba_ssm's gated norm, its two scans and its decode step, and the causal convolution
+are the formulas in PyTorch, in fp32, differentiable; the linear layers are torch's; process groups of one rank are an
+object with a rank and a size. `traced`: the tensors which the mixer hands to its kernels are noted.
+
+Upstream: https://github.com/NVIDIA/Megatron-LM/pull/5929 gave main a mark for such parameters, and marked none of
+Mamba's. For a checkout: PYTHONPATH=CHECKOUT uv run reproduce.py
+
+Both sentinels without the runner, from a folder that holds the release's own megatron_core-0.19.2.tar.gz, with PACK set
+to the absolute path of this file's folder and with torch, triton, numpy, einops and packaging installed:
+
+    tar xzf megatron_core-0.19.2.tar.gz
+    PYTHONPATH=megatron_core-0.19.2 python "$PACK/reproduce.py"
+    GIT_CEILING_DIRECTORIES="$PWD" git -C megatron_core-0.19.2 apply -p1 "$PACK/fix.patch"
+    PYTHONPATH=megatron_core-0.19.2 python "$PACK/reproduce.py"
+"""
+
+# fmt: off
+# --- protocol: begin (the same in every probe; the original is harness/protocol.py)
+import argparse, contextlib, ctypes, fnmatch, hashlib, json, os, sys, traceback
+from pathlib import Path
+class Probe:  # prints the lines that a runner reads, and draws the verdict from the checks among them
+    def __init__(self):
+        self.judged, self.tested, self.only = {}, [], None  # judged: (role, ok) -> the names of these checks
+    def say(self, word, **fields):  # JSON has neither NaN nor infinity: they become strings
+        print(word, json.dumps(json.loads(json.dumps(fields), parse_constant=str)), flush=True)
+    def upstream(self, module):  # a module under test, as it was really loaded
+        file, package = Path(module.__file__), module.__name__.partition(".")[0]
+        self.tested.append(next((str(folder) for folder in file.parents if folder.name == package), str(file)))
+        sha256 = hashlib.sha256(file.read_bytes()).hexdigest()
+        self.say("UPSTREAM", module=module.__name__, file=str(file), sha256=sha256)
+    def check(self, name, role, ok, **values):  # ok is None where this cannot be judged here
+        self.judged.setdefault((role, ok), []).append(name)
+        self.say("CHECK", name=name, role=role, ok=ok, **values)
+    def judge(self, name, role, measure, *given):  # measure(*given) returns ok, and by name what it measured
+        try:
+            wanted = fnmatch.fnmatchcase(name, self.only or "*")
+            ok, values = measure(*given) if wanted else (None, {"reason": "--only leaves it out"})
+        except Exception as error:  # code under test that raises is wrong; a fault of the probe or the host is not
+            files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+            host = isinstance(error, (ImportError, MemoryError, OSError)) or "out of memory" in str(error)
+            if host or not any(file.startswith(tuple(self.tested)) for file in files):
+                raise
+            traceback.print_exc()
+            ok, values = False, {"reason": f"it raised {type(error).__name__}: {error}"[:400]}
+        self.check(name, role, ok, **values)
+    def output(self, name, tensor, must_match=True):  # the runner compares the two lanes'
+        data = tensor.detach().cpu().contiguous()
+        sha256 = hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest()
+        self.say("OUTPUT", name=name, dtype=str(data.dtype), shape=[*data.shape], sha256=sha256, must_match=must_match)
+    @contextlib.contextmanager
+    def alone(self):  # around launches that are timed: no other lane of the runner uses this GPU meanwhile
+        gate = Path(os.environ.get("REPRODUCER_GPU_GATE", os.devnull))  # a named pipe, where lanes share a GPU
+        try:
+            yield gate.read_text()  # ends when the other lanes are off it
+        finally:
+            gate.read_text()  # ends when they may use it again
+    def run(self, judge):  # judge(probe, target) loads upstream and makes the checks
+        parser = argparse.ArgumentParser(description="Judge one bug; the last line is the verdict.")
+        parser.add_argument("--target", help="cpu, sm_90a, ... (default: this host's GPU, else cpu)")
+        parser.add_argument("--only", metavar="CHECK", help="run this check alone (a name or a glob): no verdict")
+        target, self.only = vars(parser.parse_args()).values()
+        reason = f"only {self.only} was run" if self.only else "no defect check could be judged here"
+        try:
+            if target is None:
+                import torch
+                arch = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+                target = "sm_{}{}".format(*arch) + "a" * (arch >= (9, 0)) if arch else "cpu"
+            judge(self, target)
+        except (ImportError, NotImplementedError) as error:  # a package or a mode cannot be had
+            self.judged, reason = {}, f"{type(error).__name__}: {error}"
+        except Exception:
+            traceback.print_exc()
+            sys.exit(125)
+        ends = {("control", False): ("CONTROL_FAILED", 125), ("defect", False): ("BUG_REPRODUCED", 10),
+                ("defect", True): ("FIX_VALIDATED", 0), None: ("UNSUPPORTED", 125)}
+        key = next((key for key in ends if key in self.judged and not self.only), None)
+        self.say(ends[key][0], reason=", ".join(self.judged.get(key, [reason])))
+        sys.exit(ends[key][1])
+# --- protocol: end
+# fmt: on
+
+import importlib.util, math, types
+
+# One row: the 16-bit type, a D for each channel, groups, gated norm, the type in which parameters are made.
+CASES = (
+    ("bfloat16", False, 1, True, "bfloat16"),
+    ("bfloat16", True, 2, False, "float32"),
+    ("bfloat16", False, 2, False, "float32"),
+    ("float16", False, 2, True, "float16"),
+    ("float16", True, 1, True, "float32"),
+    ("float16", True, 1, False, "float16"),
+)
+HEADS, CHANNELS, STATE, HIDDEN, TOKENS, BATCH = 6, 4, 5, 16, 12, 2
+MANY = 128  # heads of the mixer whose decay is measured
+LENGTHS = [2**n for n in range(18)]  # up to 131072 tokens
+RATE, STEPS = 1e-4, 5  # of the optimizer
+# A kept A_log is exact; the exponential of fp32 errs by two units in the last place at most.
+EXACT = 2 * 2**-23
+# What is left of a state is exp(-x) for x = rate * time, so that an error e of the rate changes it by e * x * exp(-x),
+# which is e / exp(1) at most.
+DECAY = EXACT / math.e
+# Of fp32 in a recurrence: errors of TOKENS * BATCH * CHANNELS * STATE terms grow like the root of their number; 8 is
+# room for the exponentials.
+GRADIENT = 8 * 2**-23 * math.sqrt(TOKENS * BATCH * CHANNELS * STATE)
+# Adam in fp32: a step rounds the value, which is below 4, by 2**-23 at most, and the exponential follows.
+UPDATED = STEPS * 2**-22 + EXACT
+
+
+def recurrence(torch, x, dt, rates, b, c, skip):  # noqa: PLR0913, PLR0917
+    """Run Mamba-2's recurrence; x is [batch, tokens, heads, channels], dt the step after softplus."""
+    heads = x.shape[2]
+    b, c = (each.repeat_interleave(heads // each.shape[2], 2) for each in (b, c))
+    state, found = 0, []
+    for n in range(x.shape[1]):
+        left = (dt[:, n] * rates).exp()[..., None, None]
+        state = state * left + (dt[:, n, :, None] * x[:, n])[..., None] * b[:, n, :, None]
+        found.append((state * c[:, n, :, None]).sum(-1))
+    return torch.stack(found, 1) + x * skip.view(heads, -1)
+
+
+class Kernels:
+    """Stand for the kernels, and note what they are given.
+
+    Attributes:
+        given: the rates, D and dt_bias of the last call, in float64.
+        run: what the last scan computed from, in float64, and the gradient of its result.
+
+    """
+
+    def __init__(self, torch):
+        self.torch, self.given, self.run = torch, {}, {}
+
+    def note(self, rates, skip, bias):
+        """Note one value a head of A and dt_bias, and all of D."""
+        self.given = {"A": rates, "D": skip, "dt_bias": bias}
+        self.given = {name: x.detach().double().flatten() for name, x in self.given.items()}
+
+    def convolve(self, x, weight, bias, **_):
+        """Convolve [batch, channels, tokens] with what came before, and apply SiLU."""
+        silu, size = self.torch.nn.functional.silu, weight.shape[-1]
+        padded = self.torch.nn.functional.pad(x, (size - 1, 0))
+        found = self.torch.nn.functional.conv1d(padded, weight[:, None], bias, groups=len(weight))
+        return silu(found)
+
+    def scan(self, x, dt, A, B, C, *_, D, z=None, dt_bias, return_final_states=False, **_options):  # noqa: PLR0913
+        """Stand for mamba_chunk_scan_combined."""
+        self.note(A, D, dt_bias)
+        step = self.torch.nn.functional.softplus(dt.float() + dt_bias)
+        inputs = [x.float(), step, B.float(), C.float()]
+        found = recurrence(self.torch, *inputs[:2], A, *inputs[2:], D.float())
+        self.run = {"inputs": [each.detach().double() for each in inputs]}
+        if found.requires_grad:
+            found.register_hook(lambda gradient: self.run.update(gradient=gradient.double()))
+        found = found if z is None else found * self.torch.nn.functional.silu(z.float())
+        state = x.new_zeros(x.shape[0], x.shape[2], x.shape[3], B.shape[-1])
+        return (found.to(x.dtype), state) if return_final_states else found.to(x.dtype)
+
+    def whole(self, zxbcdt, weight, bias, dt_bias, A, D, chunk_size, *, ngroups, headdim, **_):  # noqa: PLR0913, PLR0917
+        """Stand for mamba_split_conv1d_scan_combined."""
+        heads, width = len(A), len(A) * (headdim or D.shape[-1])
+        state = (zxbcdt.shape[-1] - 2 * width - heads) // (2 * ngroups)
+        z, xbc, dt = zxbcdt.split([width, width + 2 * ngroups * state, heads], -1)
+        xbc = self.convolve(xbc.transpose(1, 2), weight, bias).transpose(1, 2)
+        x, b, c = xbc.split([width, ngroups * state, ngroups * state], -1)
+        x, b, c = x.unflatten(-1, (heads, -1)), b.unflatten(-1, (ngroups, -1)), c.unflatten(-1, (ngroups, -1))
+        return self.scan(x, dt, A, b, c, chunk_size, D=D, dt_bias=dt_bias, z=z.unflatten(-1, (heads, -1))).flatten(-2)
+
+    def decode(self, _state, x, _dt, A, _b, _c, D, *, dt_bias, **_):
+        """Stand for selective_state_update, whose A, D and dt_bias are repeated for each channel."""
+        self.note(A[:, 0, 0], D[:, 0], dt_bias[:, 0])
+        return self.torch.zeros_like(x)
+
+
+def gated_norm(torch):
+    """Make a class for mamba_ssm's RMSNorm with a gate."""
+
+    class Norm(torch.nn.Module):
+        def __init__(self, size, *, eps, group_size, dtype, **_):
+            super().__init__()
+            self.weight, self.eps, self.group = torch.nn.Parameter(torch.ones(size, dtype=dtype)), eps, group_size
+
+        def forward(self, x, z=None):
+            gated = x.float() if z is None else x.float() * torch.nn.functional.silu(z.float())
+            grouped = gated.unflatten(-1, (-1, self.group))
+            normal = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + self.eps)
+            return (normal.flatten(-2) * self.weight).to(x.dtype)
+
+    return Norm
+
+
+def linear(torch):
+    """Make a class for Megatron's parallel linear layers on one rank."""
+
+    class Linear(torch.nn.Module):
+        def __init__(self, inputs, outputs, *, config, **_):
+            super().__init__()
+            self.weight = torch.nn.Parameter(torch.randn(outputs, inputs, dtype=config.params_dtype) / 4)
+            self.register_parameter("bias", None)
+
+        def forward(self, x):
+            return torch.nn.functional.linear(x, self.weight), None
+
+    return Linear
+
+
+def group(size=1, rank=0):
+    """Stand for a process group of which only size and rank are read."""
+    return types.SimpleNamespace(size=lambda: size, rank=lambda: rank)
+
+
+class Mixer:
+    """A real mixer in a real Float16Module, and its parameters in float64 as they were before that."""
+
+    def __init__(self, up, case, *, heads=HEADS, context=(1, 0)):
+        torch, self.up = up.torch, up
+        self.half, hdim, groups, norm, params = case
+        self.config = up.config(
+            num_layers=1, hidden_size=HIDDEN, num_attention_heads=1, params_dtype=getattr(torch, params),
+            bf16=self.half == "bfloat16", fp16=self.half == "float16", mamba_num_heads=heads,
+            mamba_head_dim=CHANNELS, mamba_state_dim=STATE, mamba_num_groups=groups,
+        )  # fmt: skip
+        torch.manual_seed(heads)
+        self.mixer = up.mixer.MambaMixer(
+            self.config, up.mixer.MambaMixerSubmodules(in_proj=up.linear, out_proj=up.linear), HIDDEN, rmsnorm=norm,
+            D_has_hdim=hdim, layer_number=1, pg_collection=up.groups(tp=group(), cp=group(*context), pp=group()),
+        )  # fmt: skip
+        self.mixer.register_buffer("floats", torch.randn(3))
+        self.mixer.register_buffer("integers", torch.arange(3))
+        self.original = dict(self.mixer.named_parameters())
+        self.attributes = {name: dict(vars(x)) for name, x in self.original.items()}
+        self.made = {name: x.detach().double() for name, x in self.original.items()}
+        self.wrapped = up.module.Float16Module(self.config, self.mixer)
+
+    def load(self, dtype):
+        """Load a checkpoint in which A_log and D are of this dtype; return both in float64."""
+        torch = self.up.torch
+        state = {name: x.detach().clone() for name, x in self.wrapped.state_dict().items()}
+        state["A_log"] = (torch.rand(state["A_log"].shape) * 4 - 1).to(dtype)
+        state["D"] = (1 + torch.randn(state["D"].shape) / 4).to(dtype)
+        self.wrapped.load_state_dict(state)
+        return {name: state[name].double() for name in ("A_log", "D")}
+
+    def train(self):
+        """Go forward; return the result."""
+        return self.wrapped(self.up.torch.randn(TOKENS, BATCH, HIDDEN))[0]
+
+    def infer(self, *, decode):
+        """Run the prompt, and one token after it if that is asked for."""
+        context = self.up.context(max_batch_size=BATCH, max_sequence_length=TOKENS + 1)
+        context.seqlen_offset = 0
+        self.wrapped.eval()
+        with self.up.torch.no_grad(), self.up.inference.active():
+            self.wrapped(self.up.torch.randn(TOKENS, BATCH, HIDDEN), inference_context=context)
+            if decode:
+                context.sequence_len_offset = context.seqlen_offset = TOKENS
+                self.wrapped(self.up.torch.randn(1, BATCH, HIDDEN), inference_context=context)
+        self.wrapped.train()
+
+    def run(self, path):
+        """Run a path; return what its kernel was given."""
+        self.up.kernels.given = {}
+        if path == "training":
+            self.train()
+        else:
+            self.infer(decode=path == "decode")
+        return self.up.kernels.given
+
+
+def off(found, wanted):
+    """Return the largest relative error."""
+    return ((found - wanted).abs() / wanted.abs()).max().item()
+
+
+def kept(up, case, path):
+    """Judge what a kernel is given: as the mixer was made, and from a checkpoint in fp32."""
+    mixer, errors = Mixer(up, case), {}
+    for name in ("made", "loaded"):
+        wanted = mixer.made if name == "made" else mixer.load(up.torch.float32)
+        given = mixer.run(path)
+        errors |= {f"{name} A": off(given["A"], -wanted["A_log"].exp()), f"{name} D": off(given["D"], wanted["D"])}
+    return max(errors.values()) <= EXACT, {"measured": errors, "tolerance": EXACT, "unit": "relative error"}
+
+
+def older(up, case, path):
+    """Judge what a kernel is given from a checkpoint in the 16-bit type, and dt_bias, which is made in params_dtype."""
+    mixer = Mixer(up, case)
+    half = getattr(up.torch, mixer.half)
+    wanted = mixer.load(half)
+    given = mixer.run(path)
+    errors = {"A": off(given["A"], -wanted["A_log"].exp()), "D": off(given["D"], wanted["D"])}
+    errors["dt_bias"] = off(given["dt_bias"], mixer.made["dt_bias"].to(half).double())
+    return max(errors.values()) <= EXACT, {"measured": errors, "tolerance": EXACT, "unit": "relative error"}
+
+
+def gradients(up, case):
+    """Judge the gradients of A_log and D against float64, given the scan's inputs and its gradient."""
+    torch, mixer = up.torch, Mixer(up, case)
+    wanted = mixer.load(torch.float32)
+    found = mixer.train()
+    (found * torch.randn(found.shape)).sum().backward()
+    run = up.kernels.run
+    leaves = [wanted[name].clone().requires_grad_() for name in ("A_log", "D")]
+    x, step, b, c = run["inputs"]
+    reference = recurrence(torch, x, step, -leaves[0].exp(), b, c, leaves[1])
+    right = torch.autograd.grad(reference, leaves, run["gradient"])
+    pairs = zip((mixer.mixer.A_log, mixer.mixer.D), right, strict=True)
+    errors = [((x.grad.double() - y).norm() / y.norm()).item() for x, y in pairs]
+    return max(errors) <= GRADIENT, {"measured": errors, "tolerance": GRADIENT, "unit": "relative error in the norm"}
+
+
+def decay(probe, up, half):
+    """Judge what is left of a state after many tokens, with the step sizes with which training begins."""
+    mixer = Mixer(up, (half, False, 1, True, half), heads=MANY)
+    given = mixer.run("training")
+    steps = up.torch.nn.functional.softplus(given["dt_bias"])
+    times = steps * up.torch.tensor(LENGTHS, dtype=up.torch.float64)[:, None]
+    right = -mixer.made["A_log"].exp()
+    error = ((given["A"] * times).exp() - (right * times).exp()).abs().max().item()
+    wrong = ((given["A"] / right - 1).abs() > EXACT).sum().item()
+    probe.say("FIGURE", name=f"{half}.heads", value=wrong, unit=f"of {MANY} heads decay at another rate")
+    probe.say("FIGURE", name=f"{half}.rate", value=100 * off(given["A"], right), unit="% of a head's rate of decay")
+    probe.say("FIGURE", name=f"{half}.left", value=100 * error, unit="% of a state, over all heads and lengths")
+    return error <= DECAY, {"measured": error, "tolerance": DECAY, "unit": "of a state"}
+
+
+def rounded_bias(probe, torch, half):
+    """Measure what it costs that dt_bias is made in 16 bits: the mixer's formula in float64, rounded at the end."""
+    steps = (torch.linspace(math.log(0.001), math.log(0.1), 100_000, dtype=torch.float64)).exp()
+    bias = steps + (-(-steps).expm1()).log()
+    found = torch.nn.functional.softplus(bias.to(getattr(torch, half)).double())
+    probe.say("FIGURE", name=f"{half}.dt_bias", value=100 * off(found, steps), unit="% of a step, by rounding dt_bias")
+
+
+def context_parallel(up):
+    """Judge the parameters of the second of two context-parallel ranks."""
+    errors = []
+    for half, hdim in (("bfloat16", True), ("float16", False)):
+        mixer = Mixer(up, (half, hdim, 2, True, half), context=(2, 1))
+        wanted = mixer.load(up.torch.float32)
+        pairs = ((mixer.mixer.cp.get_A_log(), wanted["A_log"]), (mixer.mixer.cp.get_D(), wanted["D"]))
+        errors += [off(x.detach().double(), y[len(y) // 2 :]) for x, y in pairs]
+    return not any(errors), {"measured": errors, "tolerance": 0, "unit": "relative error"}
+
+
+def cast(up, case):
+    """Judge everything that is to be cast, and what is not: integers, identities, attributes and gradients."""
+    mixer = Mixer(up, case)
+    half = getattr(up.torch, mixer.half)
+    found = dict(mixer.mixer.named_parameters())
+    wrong = [name for name, x in found.items() if name not in {"A_log", "D"} and x.dtype != half]
+    wrong += [name for name, x in found.items() if x is not mixer.original[name] or not x.requires_grad]
+    wrong += [n for n, x in found.items() if not mixer.attributes[n].items() <= vars(x).items()]
+    wrong += [n for n, x in found.items() if n not in {"A_log", "D"} and off(x.double(), mixer.made[n].to(half)) != 0]
+    wrong += ["conv1d_bias"] * (not 0.25 < mixer.made["conv1d_bias"].abs().max() <= 0.5)  # 1 / sqrt(4), of its width
+    wrong += ["floats"] * (mixer.mixer.floats.dtype != half) + ["integers"] * (mixer.mixer.integers[2].item() != 2)
+    wrong += ["integers' type"] * (mixer.mixer.integers.dtype != up.torch.int64)
+    wrong += ["module"] * (mixer.wrapped.module is not mixer.mixer) + ["result"] * (
+        mixer.train().dtype != up.torch.float32
+    )
+    return not wrong, {"measured": wrong, "tolerance": [], "unit": "what is wrong"}
+
+
+def refused(up):
+    """Judge that a configuration with neither type is refused."""
+    config = up.config(num_layers=1, hidden_size=HIDDEN, num_attention_heads=1)
+    try:
+        up.module.Float16Module(config, up.torch.nn.Linear(2, 2))
+    except Exception as error:
+        return "should be True" in str(error), {"measured": str(error)}
+    return False, {"measured": "no exception"}
+
+
+def on_host(torch):
+    """Make a context in which CPU tensors say that they are on a GPU, which the optimizer asks for."""
+
+    class OnHost(torch.overrides.TorchFunctionMode):
+        def __torch_function__(self, function, _types, given=(), named=None):
+            named = dict(named or {})
+            if named.get("device") == "cuda":
+                named["device"] = "cpu"
+            found = function(*given, **named)
+            return found.replace("torch.", "torch.cuda.") if isinstance(found, str) and "Tensor" in found else found
+
+    return OnHost()
+
+
+class Optimizer:
+    """The real optimizer for bf16 over a mixer's parameters, in two groups as for weight decay."""
+
+    def __init__(self, up):
+        self.up, self.mixer = up, Mixer(up, CASES[0])
+        found = list(self.mixer.mixer.parameters())
+        rows = [[x for x in found if x.dim() > 1], [x for x in found if x.dim() < 2]]
+        adam = up.torch.optim.Adam([{"params": row} for row in rows], lr=RATE)
+        config = up.optimizer.OptimizerConfig(bf16=True, clip_grad=0.0, lr=RATE)
+        with on_host(up.torch):
+            self.optimizer = up.optimizer.Float16OptimizerWithFloat16Params(adam, config, None, lambda *_: None)
+
+    def main(self, name):
+        """Return the fp32 values that the optimizer keeps of a parameter."""
+        parameter = self.mixer.mixer.get_parameter(name)
+        return getattr(parameter, "main_param", parameter)
+
+    def step(self):
+        """Draw gradients of 1 and -1, whose every step is as large as the learning rate, and make one step."""
+        for n, x in enumerate(self.mixer.mixer.parameters()):
+            x.main_grad = self.up.torch.full(x.shape, 1.0 - 2 * (n % 2))
+        with on_host(self.up.torch):
+            self.optimizer.prepare_grads()
+            self.optimizer.step_with_ready_grads()
+
+
+def master(up):
+    """Judge the fp32 values with which the optimizer begins."""
+    trained = Optimizer(up)
+    errors = {n: off(trained.main(n).detach().double(), trained.mixer.made[n]) for n in ("A_log", "D")}
+    return not any(errors.values()), {"measured": errors, "tolerance": 0, "unit": "relative error"}
+
+
+def updates(probe, up):
+    """Judge what the forward sees of some steps of Adam."""
+    trained = Optimizer(up)
+    before = trained.mixer.run("training")
+    for _ in range(STEPS):
+        trained.step()
+    given = trained.mixer.run("training")
+    sign = trained.main("A_log").grad.sign().double()
+    skip = trained.main("D").grad.sign().double()
+    moved = (given["A"] != before["A"]).sum().item()
+    probe.say("FIGURE", name="moved", value=moved, unit=f"of {HEADS} rates that {STEPS} steps of {RATE} changed")
+    errors = {"A": off(given["A"], -(trained.mixer.made["A_log"] - STEPS * RATE * sign).exp())}
+    errors["D"] = off(given["D"], trained.mixer.made["D"] - STEPS * RATE * skip)
+    return max(errors.values()) <= UPDATED, {"measured": errors, "tolerance": UPDATED, "unit": "relative error"}
+
+
+def saved(up):
+    """Judge that the optimizer's sharded state names the parameter to which each tensor belongs."""
+    trained = Optimizer(up)
+    trained.step()
+    model = trained.mixer.wrapped.sharded_state_dict(metadata={"dp_cp_group": group()})
+    keys = {id(entry.data): entry.key for entry in model.values()}
+    with on_host(up.torch):
+        state = trained.optimizer.sharded_state_dict(model)
+    copies = [x for row in state["fp32_from_fp16_params"] for x in row]
+    found = {(getattr(x, "key", "no name"), id(getattr(x, "data", x))) for x in copies}
+    entries = [row for row in state["optimizer"]["state"].values() if isinstance(row, dict)]
+    found |= {(getattr(x, "key", "no name"), id(getattr(x, "data", x))) for row in entries for x in row.values()}
+    wanted, adam = set(), trained.optimizer.optimizer.state
+    for name, x in trained.mixer.mixer.named_parameters():
+        main = trained.main(name)
+        wanted |= {(f"optimizer.state.{k}.{keys[id(x)]}", id(adam[main][k])) for k in ("exp_avg", "exp_avg_sq")}
+        wanted |= {(f"optimizer.state.fp32_param.{keys[id(x)]}", id(main))} if main is not x else set()
+    wrong = sorted({key for key, _ in found ^ wanted})
+    return not wrong, {"measured": wrong, "tolerance": [], "unit": "entries that are wrong"}
+
+
+def product(up):
+    """Judge A_log of a gated delta product, where the tree has one."""
+    if up.product is None:
+        return None, {"reason": "this tree has no gated delta product"}
+    config = up.config(
+        num_layers=1, hidden_size=HIDDEN, num_attention_heads=1, params_dtype=up.torch.bfloat16, bf16=True,
+        mamba_num_heads=HEADS, mamba_head_dim=CHANNELS, mamba_state_dim=STATE, mamba_num_groups=2,
+    )  # fmt: skip
+    parts = up.product.GatedDeltaProductMixerSubmodules(in_proj=up.linear, out_proj=up.linear)
+    groups = up.groups(tp=group(), cp=group(), pp=group())
+    mixer = up.product.GatedDeltaProductMixer(
+        config, parts, HIDDEN, A_init_range=(1, 16), layer_number=1, pg_collection=groups
+    )
+    wanted = mixer.A_log.detach().double()
+    up.module.Float16Module(config, mixer)
+    error = off(mixer.cp.get_A_log().detach().double(), wanted)
+    return error == 0, {"measured": error, "tolerance": 0, "unit": "relative error"}
+
+
+def stand_in(torch, kernels):
+    """Put stand-ins where upstream imports compiled packages from."""
+    parts = {"layernorm_gated": {"RMSNorm": gated_norm(torch)}}
+    scans = {"mamba_chunk_scan_combined": kernels.scan, "mamba_split_conv1d_scan_combined": kernels.whole}
+    parts["ssd_combined"] = scans
+    names = ["mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton", *(f"mamba_ssm.ops.triton.{x}" for x in parts)]
+    names += ["fla", "fla.modules", "fla.modules.l2norm", "fla.ops", "fla.ops.gated_delta_product"]
+    parts |= {"l2norm": {"l2_norm": None}, "gated_delta_product": {"chunk_gated_delta_product": None}}
+    for name in names:
+        sys.modules[name] = types.ModuleType(name)
+        vars(sys.modules[name]).update(parts.get(name.rpartition(".")[2], {}))
+
+
+def load(probe, torch):
+    """Load the release that is on the path; return what the checks use."""
+    kernels = Kernels(torch)
+    stand_in(torch, kernels)
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    from megatron.core.inference.contexts.static_context import StaticInferenceContext
+    from megatron.core.inference.utils import InferenceMode
+    from megatron.core.optimizer import optimizer
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.ssm import mamba_context_parallel, mamba_mixer
+    from megatron.core.transformer import module
+    from megatron.core.transformer.transformer_config import TransformerConfig
+
+    name = "megatron.core.ssm.gated_delta_product"
+    product = importlib.import_module(name) if importlib.util.find_spec(name) else None
+    for each in (module, mamba_mixer, mamba_context_parallel, optimizer, product):
+        if each:
+            probe.upstream(each)
+    tracker = types.SimpleNamespace(fork=contextlib.nullcontext)
+    for each in filter(None, (mamba_mixer, product)):
+        each.get_cuda_rng_tracker = lambda: tracker
+    if product:
+        product.check_fla_sequence_packing_support = lambda: (True, None)
+    mamba_mixer.causal_conv1d_fn = kernels.convolve
+    mamba_mixer.causal_conv1d_update = lambda x, *_, **_options: x
+    mamba_mixer.selective_state_update = kernels.decode
+    return types.SimpleNamespace(
+        torch=torch, kernels=kernels, module=module, mixer=mamba_mixer, optimizer=optimizer, product=product,
+        config=TransformerConfig, groups=ProcessGroupCollection, linear=linear(torch), inference=InferenceMode,
+        context=StaticInferenceContext,
+    )  # fmt: skip
+
+
+def judge(probe, target):
+    """Judge the release that is on the path."""
+    if target != "cpu":
+        raise NotImplementedError("only what the mixer hands to its kernels is judged, on the CPU: --target cpu")
+    import torch
+
+    probe.say("TARGET", target=target, evidence="traced", device="cpu")
+    up = load(probe, torch)
+    for number, case in enumerate(CASES):
+        for path in ("training", "prefill", "decode")[: 2 if case[1] else 3]:
+            probe.judge(f"case{number}.{path}", "defect", kept, up, case, path)
+            probe.judge(f"case{number}.{path}.older", "control", older, up, case, path)
+        probe.judge(f"case{number}.gradients", "defect", gradients, up, case)
+        probe.judge(f"case{number}.cast", "control", cast, up, case)
+    for half in ("bfloat16", "float16"):
+        probe.judge(f"decay.{half}", "defect", decay, probe, up, half)
+        rounded_bias(probe, torch, half)
+    probe.judge("context_parallel", "defect", context_parallel, up)
+    probe.judge("refused", "control", refused, up)
+    probe.judge("optimizer.begins", "defect", master, up)
+    probe.judge("optimizer.updates", "defect", updates, probe, up)
+    probe.judge("optimizer.saved", "control", saved, up)
+    probe.judge("gated_delta_product", "defect", product, up)
+
+
+if __name__ == "__main__":
+    Probe().run(judge)
