@@ -1313,8 +1313,8 @@ class Report:
 
     @functools.cached_property
     def words(self) -> set[str]:
-        """Every word of the receipts, the pack's files and the sources of reports."""
-        paths = [self.pack.folder / "pack.toml", *(REPOSITORY / "harness" / "report").glob("*.py")]
+        """Every word of the receipts, the pack's files and what the sources of reports write."""
+        paths = [self.pack.folder / "pack.toml"]
         paths += [*(self.pack.folder / "data").glob("*.json"), *self.pack.folder.glob("*.patch")]
         paths += [self.pack.folder / "receipts" / "upstream_tests.json", REPOSITORY / "pyproject.toml"]
         texts = [
@@ -1324,12 +1324,21 @@ class Report:
         ]
         texts += [counts_of(path.read_text("utf-8")) for path in self.pack.folder.glob("*.patch")]
         texts += [path.name for path in self.pack.folder.iterdir()]
+        texts += [written_by(path.read_text("utf-8")) for path in (REPOSITORY / "harness" / "report").glob("*.py")]
         return {word for text in texts for word in WORD.findall(text)}
 
     def unknown(self, text: str) -> list[str]:
         """List the words of a text that stand nowhere; a hash may be cut to twelve digits."""
         hashes = {word[:12] for word in self.words if re.fullmatch("[0-9a-f]{40,64}", word)}
         return [word for word in WORD.findall(text) if word not in self.words and word not in hashes]
+
+
+def written_by(source: str) -> str:
+    """Return the text constants of a Python source but for what is no value of anything, as docstrings are."""
+    tree = ast.parse(source)
+    unused = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+    constants = (node for node in ast.walk(tree) if isinstance(node, ast.Constant) and id(node) not in unused)
+    return " ".join(node.value for node in constants if isinstance(node.value, str))
 
 
 def counts_of(patch: str) -> str:
@@ -1368,11 +1377,14 @@ def report_errors(report: Report, name: str, text: str) -> Errors:
         return
     template = path.read_text("utf-8").strip() + "\n"
     parts = PLACEHOLDER.split(template)
-    at, pending, literal = 0, False, ""
+    at, pending, literal, before = 0, False, "", ""
     try:
         for literal, form, rest in zip(parts[0::3], [*parts[1::3], ""], [*parts[2::3], ""], strict=True):
             start = _start(text, at, literal, pending=pending, last=not form)
             unknown = report.unknown(text[at:start]) if pending and start >= 0 else []
+            if before == "versions" and "\n" in text[at:start].strip():
+                yield f"{name}: line {_line(text, at)}: more than the paragraph of versions"
+                return
             if start < 0 or unknown or (not form and start + len(literal) != len(text)):
                 yield f"{name}: {_differs(text, at, literal, unknown)}"
                 return
@@ -1381,7 +1393,7 @@ def report_errors(report: Report, name: str, text: str) -> Errors:
             if value is not None and not text.startswith(value, at):
                 yield f"{name}: line {_line(text, at)}: {form} {rest or ''} is {short(value)} by the receipts"
                 return
-            at += len(value or "")
+            at, before = at + len(value or ""), form
     except (LookupError, StopIteration, TypeError, ValueError, OSError) as error:
         yield f"{name}: {form} {rest or ''} cannot be had from the receipts: {type(error).__name__}"
 
