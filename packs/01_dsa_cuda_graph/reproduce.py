@@ -18,15 +18,16 @@ Cause: boolean indexing, nonzero, .item(), .tolist(), a branch on a tensor, and 
 on the device.
 
 Scope: megatron.core's DSA without fused kernels, RoPE for it, and the Python around the fused ones. Each site is a
-function, called with every case of CASES that concerns it, in processes of its own: in eager mode (a control), and
-captured, then replayed with other values in the same memory (the defect check). Both are compared with a float64 or
-integer reference on every rank, and no call may write into its inputs. The contract that is covered:
+function, called with every case of CASES that concerns it, on GPUs in processes of its own: in eager mode (a control),
+and captured, then replayed with other values in the same memory (the defect check). Both are compared with a float64 or
+integer reference on every rank, and no call may write into its inputs. More controls: wrong input is refused, and what
+needs no GPU is right with tensors on the host. The contract that is covered:
 
     function                                   what varies
     FusedDSAIndexerLoss, with its backward     batch, heads, floats, strides, causal, additive, [start, end) masks,
                                                keys in another order, real rows, mean or sum, sparse, relu, frozen
                                                inputs, gradient of the loss; heads of the attention on two ranks
-    DSAIndexerLossAutoScaler                   unset, set, set again; shapes and floats of loss and scale
+    DSAIndexerLossAutoScaler                   unset, set, set again, set after a capture; shapes and floats
     _run_sparse_attention_backward             rows with, without and promised to have keys; batch, padded heads, floats
     build_packed_allgather_cp_local_positions, 1 to 4 ranks, empty sequences, padded tails, int32 and int64, queries
     ..._query_positions_and_key_reorder,       and keys of other lengths, with and without the size that the caller
@@ -45,7 +46,8 @@ Stand-ins: for cuDNN's backward of sparse attention its formula, which gives not
 Transformer Engine's duplicated linear layer is a linear layer, its norm an identity. No line of the claim is inside
 TileLang's kernels. The reference of the whole DSAttention is DSAttention on one rank and one sequence at a time.
 `traced` (--target cpu): CPU tensors say that they are on a GPU, so that code takes its CUDA branches; operators, copies
-and conversions at which a GPU's host would wait are noted. Several ranks talk through gloo.
+and conversions at which a GPU's host would wait are noted. A captured graph is the list of its operators, and a replay
+runs these again in the same memory. Several ranks talk through gloo.
 `executed` is torch.cuda.graph on the GPU; two ranks talk through NCCL on two GPUs.
 
 Upstream: https://github.com/NVIDIA/Megatron-LM/pull/5246 brought the reported sites, .../pull/5099 rewrote them, and
@@ -886,7 +888,8 @@ def refusals(up, group, name):
         function = need(layout, "build_packed_allgather_cp_local_positions", cp_size=2, cp_rank=1)
         given = [up.torch.tensor([0, x], dtype=up.torch.int32) for x in (6, 7)]
         calls = [({"cu_seqlens": x, "device": up.torch.device("cpu")}, False) for x in given]
-    elif name == "rope":  # rows that are in no sequence, and a table that ends before the sequence
+    elif name == "rope" and not need(up.rope_utils, "apply_rotary_pos_emb", max_seqlen=8):
+        # Rows that are in no sequence, and a table that ends before the sequence. What takes max_seqlen pads instead.
         config = types.SimpleNamespace(apply_rope_fusion=False, rotary_interleaved=False, mrope_section=None)
         function = need(up.rope_utils, "apply_rotary_pos_emb", config=config, cp_group=ranks(1))
         wrong = [up.put([up.torch.ones(a, 1, 4), up.torch.ones(b, 1, 1, 4)]) for a, b in ((9, 8), (8, 5))]
