@@ -658,6 +658,7 @@ def sparse_kernel(torch, heads):
             raise RuntimeError("cuDNN takes contiguous rows and one sink a head")
         kind, (q, kv, out, d_out) = q.dtype, (x.float() for x in (q, kv, out, d_out))
         picked, slots = kv[indices.long()], torch.arange(indices.size(1), device=q.device)
+        lse = torch.logaddexp(lse, sink)  # a sink is one more score of each row, without a value
         p = (softmax_scale * torch.einsum("nhd,nkd->nhk", q, picked) - lse[..., None]).exp()
         p = torch.where(slots < topk_length[:, None, None], p, 0)
         values = picked[..., : out.size(-1)]
@@ -673,15 +674,15 @@ def sparse_kernel(torch, heads):
     return kernel
 
 
-def sparse_forward(torch, q, kv, indices, length, scale):  # noqa: PLR0913, PLR0917 - what it depends on
-    """Attend to the keys of each row in the precision of q: output [n, h, 8] and its log-sum-exp [n, h]."""
+def sparse_forward(torch, q, kv, sink, indices, length, scale):  # noqa: PLR0913, PLR0917 - what it depends on
+    """Attend to the keys of each row in the precision of q: output [n, h, 8], and their log-sum-exp [n, h]."""
     slots = torch.arange(indices.size(1)) < length[:, None, None]
     picked = kv[indices.long()]
     scores = scale * torch.einsum("nhd,nkd->nhk", q, picked)
     scores = scores.where(slots, -float("inf"))
-    lse = scores.logsumexp(-1)
-    p = scores.where((length > 0)[:, None, None], 0).softmax(-1).where(slots, 0)
-    return torch.einsum("nhk,nkv->nhv", p, picked[..., :8]), lse
+    sinks = sink[:, None].expand(*scores.shape[:2], 1)
+    p = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
+    return torch.einsum("nhk,nkv->nhv", p, picked[..., :8]), scores.logsumexp(-1)
 
 
 def cudnn_backward(up, _):
@@ -706,14 +707,14 @@ def cudnn_backward(up, _):
                 torch.rand(n, skv * case.batch).argsort()[:, :6].masked_fill(torch.arange(6) >= length[:, None], 0)
             )
             q, kv = drawn(up, case, n, heads, width).contiguous(), drawn(up, case, skv * case.batch, width).contiguous()
-            out, lse = sparse_forward(torch, *exactly(q, kv), indices, length, scale)
+            sink = torch.linspace(-1, 1, heads)
+            out, lse = sparse_forward(torch, *exactly(q, kv, sink), indices, length, scale)
             gradient = drawn(up, case, SQ, case.batch, heads * 8)
-            sink = torch.full((heads,), -float("inf"))
             sets.append([q, kv, out.to(q.dtype), gradient, lse.float(), sink, indices.int(), length])
 
-            def reference(_, q=q, kv=kv, gradient=gradient, indices=indices, length=length, case=case):  # noqa: PLR0913, PLR0917
+            def reference(_, q=q, kv=kv, gradient=gradient, sink=sink, indices=indices, length=length, case=case):  # noqa: PLR0913, PLR0917
                 leaf = [x.requires_grad_() for x in exactly(q, kv)]
-                out, _ = sparse_forward(torch, *leaf, indices, length, scale)
+                out, _ = sparse_forward(torch, *leaf, sink.double(), indices, length, scale)
                 d_q, d_kv = torch.autograd.grad(out, leaf, exactly(gradient)[0].reshape(out.shape))
                 return d_q.reshape(SQ, case.batch, *d_q.shape[1:]), d_kv.reshape(SK, case.batch, d_kv.size(-1))
 
@@ -1345,12 +1346,13 @@ def refused(up, group, name):
 
 
 def on_this_host(up, group, name):
-    """Make the calls of a site with tensors on the host; return what upstream raised, or the worst error."""
+    """Make a site's calls with tensors on the host, while a GPU captures; return the worst error, or an exception."""
     device, up.device = up.device, up.torch.device("cpu")
     up.torch.manual_seed(1)
     try:
         calls = [x for x in SITES[name](up, group) if x.step]
-        told, _ = eagerly(up, Genuine(up.torch, None), calls, lambda: contextlib.nullcontext([]), warm=False)
+        with mock.patch("torch.cuda.is_current_stream_capturing", return_value=True):
+            told, _ = eagerly(up, Genuine(up.torch, None), calls, lambda: contextlib.nullcontext([]), warm=False)
     except Exception as error:
         return f"{type(error).__name__}: {blamed(error)}"[:400]
     finally:
