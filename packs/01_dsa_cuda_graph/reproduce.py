@@ -18,15 +18,16 @@ Cause: boolean indexing, nonzero, .item(), .tolist(), a branch on a tensor, and 
 on the device.
 
 Scope: megatron.core's DSA without fused kernels, RoPE for it, and the Python around the fused ones. Each site is a
-function, called with every case of CASES that concerns it, in processes of its own: in eager mode (a control), and
-captured, then replayed with other values in the same memory (the defect check). Both are compared with a float64 or
-integer reference on every rank, and no call may write into its inputs. The contract that is covered:
+function, called with every case of CASES that concerns it, on GPUs in processes of its own: in eager mode (a control),
+and captured, then replayed with other values in the same memory (the defect check). Both are compared with a float64 or
+integer reference on every rank, and no call may write into its inputs. More controls: wrong input is refused, and what
+needs no GPU is right with tensors on the host. The contract that is covered:
 
     function                                   what varies
     FusedDSAIndexerLoss, with its backward     batch, heads, floats, strides, causal, additive, [start, end) masks,
                                                keys in another order, real rows, mean or sum, sparse, relu, frozen
                                                inputs, gradient of the loss; heads of the attention on two ranks
-    DSAIndexerLossAutoScaler                   unset, set, set again; shapes and floats of loss and scale
+    DSAIndexerLossAutoScaler                   unset, set, set again, set after a capture; shapes and floats
     _run_sparse_attention_backward             rows with, without and promised to have keys; batch, padded heads, floats
     build_packed_allgather_cp_local_positions, 1 to 4 ranks, empty sequences, padded tails, int32 and int64, queries
     ..._query_positions_and_key_reorder,       and keys of other lengths, with and without the size that the caller
@@ -45,7 +46,8 @@ Stand-ins: for cuDNN's backward of sparse attention its formula, which gives not
 Transformer Engine's duplicated linear layer is a linear layer, its norm an identity. No line of the claim is inside
 TileLang's kernels. The reference of the whole DSAttention is DSAttention on one rank and one sequence at a time.
 `traced` (--target cpu): CPU tensors say that they are on a GPU, so that code takes its CUDA branches; operators, copies
-and conversions at which a GPU's host would wait are noted. Several ranks talk through gloo.
+and conversions at which a GPU's host would wait are noted. A captured graph is the list of its operators, and a replay
+runs these again in the same memory. Several ranks talk through gloo.
 `executed` is torch.cuda.graph on the GPU; two ranks talk through NCCL on two GPUs.
 
 Upstream: https://github.com/NVIDIA/Megatron-LM/pull/5246 brought the reported sites, .../pull/5099 rewrote them, and
@@ -233,6 +235,9 @@ class Call:
         captures: False for what only eager mode can do.
         replayed: how many of the last sets are only replayed, since eager mode gives something else for them.
         writes: the tensor of a set into which the call writes, None if none.
+        prepare: what eager mode does before the call, and before its capture; it takes the tensors of a set.
+        settle: what eager mode does between a capture and a replay, or after a call in eager mode.
+        after: what eager mode does last; it returns more tensors to compare.
 
     """
 
@@ -243,6 +248,9 @@ class Call:
     captures: bool = True
     replayed: int = 0
     writes: int | None = None
+    prepare: Callable = lambda *_: ()
+    settle: Callable = lambda *_: ()
+    after: Callable = lambda *_: ()
 
 
 def need(module, name, **fixed):
@@ -580,12 +588,8 @@ def loss_of(up, case, parts, names):
 def loss_scale(up, _, *, first):
     """Scale the loss's gradient: by what was set, twice, or by 1 as long as nothing was set."""
     scaler, torch = up.dsa.DSAIndexerLossAutoScaler, up.torch
+    backward = functools.partial(scaled, up)
     for case in cases("loss", "scale", "floats", "batch"):
-
-        def backward(output, loss, gradient):
-            leaf = [x.detach().requires_grad_() for x in (output, loss)]
-            found = scaler.apply(*leaf)
-            return found, *torch.autograd.grad(found, leaf, gradient)
 
         def given(output, loss, gradient, one, two):
             scaler.main_loss_backward_scale = None
@@ -612,6 +616,38 @@ def loss_scale(up, _, *, first):
             wanted.append(lambda _, x=found: x)
         step, writes = (unset, None) if first else (given, 3)  # the second scale is copied into the first
         yield Call(step, sets, wanted, TOLERANCES[case.floats], writes=writes)
+    yield from scale_after_capture(up, first=first)
+
+
+def scaled(up, output, loss, gradient, *_):
+    """Attach a loss to an output, and go backward through both."""
+    leaf = [x.detach().requires_grad_() for x in (output, loss)]
+    found = up.dsa.DSAIndexerLossAutoScaler.apply(*leaf)
+    return found, *up.torch.autograd.grad(found, leaf, gradient)
+
+
+def scale_after_capture(up, *, first):
+    """Set the scale after the capture: replays read it, unless none was set then; eager mode reads it afterwards."""
+    scaler = up.dsa.DSAIndexerLossAutoScaler
+
+    def settle(*tensors):
+        scaler.set_loss_scale(tensors[-1].clone())
+
+    def prepare(*tensors):
+        scaler.main_loss_backward_scale = None
+        _ = None if first else settle(*tensors)
+
+    for case in cases("loss", "scale", "floats"):
+        sets, wanted = [], []
+        for scale in (0.3, 5.0):
+            output, gradient = (drawn(up, case, 7, 2) for _ in "ab")
+            loss = drawn(up, case, *([case.loss] if case.loss else []))
+            sets.append([output, loss, gradient, up.torch.full((1,) if case.scale and not first else (), scale)])
+            both = (1 if first else scale, scale)
+            found = [y for x in both for y in (output, gradient, up.torch.full_like(loss, x))]
+            wanted.append(lambda _, x=found: x)
+        hooks = {"prepare": prepare, "settle": settle, "after": functools.partial(scaled, up)}
+        yield Call(functools.partial(scaled, up), sets, wanted, TOLERANCES[case.floats], **hooks)
 
 
 def sparse_kernel(torch, heads):
@@ -622,6 +658,7 @@ def sparse_kernel(torch, heads):
             raise RuntimeError("cuDNN takes contiguous rows and one sink a head")
         kind, (q, kv, out, d_out) = q.dtype, (x.float() for x in (q, kv, out, d_out))
         picked, slots = kv[indices.long()], torch.arange(indices.size(1), device=q.device)
+        lse = torch.logaddexp(lse, sink)  # a sink is one more score of each row, without a value
         p = (softmax_scale * torch.einsum("nhd,nkd->nhk", q, picked) - lse[..., None]).exp()
         p = torch.where(slots < topk_length[:, None, None], p, 0)
         values = picked[..., : out.size(-1)]
@@ -637,15 +674,15 @@ def sparse_kernel(torch, heads):
     return kernel
 
 
-def sparse_forward(torch, q, kv, indices, length, scale):  # noqa: PLR0913, PLR0917 - what it depends on
-    """Attend to the keys of each row in the precision of q: output [n, h, 8] and its log-sum-exp [n, h]."""
+def sparse_forward(torch, q, kv, sink, indices, length, scale):  # noqa: PLR0913, PLR0917 - what it depends on
+    """Attend to the keys of each row in the precision of q: output [n, h, 8], and their log-sum-exp [n, h]."""
     slots = torch.arange(indices.size(1)) < length[:, None, None]
     picked = kv[indices.long()]
     scores = scale * torch.einsum("nhd,nkd->nhk", q, picked)
     scores = scores.where(slots, -float("inf"))
-    lse = scores.logsumexp(-1)
-    p = scores.where((length > 0)[:, None, None], 0).softmax(-1).where(slots, 0)
-    return torch.einsum("nhk,nkv->nhv", p, picked[..., :8]), lse
+    sinks = sink[:, None].expand(*scores.shape[:2], 1)
+    p = torch.cat((scores, sinks), -1).softmax(-1)[..., :-1]
+    return torch.einsum("nhk,nkv->nhv", p, picked[..., :8]), scores.logsumexp(-1)
 
 
 def cudnn_backward(up, _):
@@ -670,14 +707,14 @@ def cudnn_backward(up, _):
                 torch.rand(n, skv * case.batch).argsort()[:, :6].masked_fill(torch.arange(6) >= length[:, None], 0)
             )
             q, kv = drawn(up, case, n, heads, width).contiguous(), drawn(up, case, skv * case.batch, width).contiguous()
-            out, lse = sparse_forward(torch, *exactly(q, kv), indices, length, scale)
+            sink = torch.linspace(-1, 1, heads)
+            out, lse = sparse_forward(torch, *exactly(q, kv, sink), indices, length, scale)
             gradient = drawn(up, case, SQ, case.batch, heads * 8)
-            sink = torch.full((heads,), -float("inf"))
             sets.append([q, kv, out.to(q.dtype), gradient, lse.float(), sink, indices.int(), length])
 
-            def reference(_, q=q, kv=kv, gradient=gradient, indices=indices, length=length, case=case):  # noqa: PLR0913, PLR0917
+            def reference(_, q=q, kv=kv, gradient=gradient, sink=sink, indices=indices, length=length, case=case):  # noqa: PLR0913, PLR0917
                 leaf = [x.requires_grad_() for x in exactly(q, kv)]
-                out, _ = sparse_forward(torch, *leaf, indices, length, scale)
+                out, _ = sparse_forward(torch, *leaf, sink.double(), indices, length, scale)
                 d_q, d_kv = torch.autograd.grad(out, leaf, exactly(gradient)[0].reshape(out.shape))
                 return d_q.reshape(SQ, case.batch, *d_q.shape[1:]), d_kv.reshape(SK, case.batch, d_kv.size(-1))
 
@@ -836,17 +873,28 @@ SITES = {  # the call that the public report is about comes first; the names tel
     "four_ranks.equal_lengths": equal_lengths,
     "four_ranks.uneven": uneven,
 }
+HOST = ("packed_positions", "packed_reorder", "indexer_layout", "varlen.whole", "varlen.positions")  # need no GPU
 RANKS = {name: {"two_ranks": 2, "four_ranks": 4}.get(name.partition(".")[0], 1) for name in SITES}
 
 
 def refusals(up, group, name):
     """List calls with wrong input, and whether they are told that they are captured; each has to raise."""
     layout, n, odd = up.dsa_layout, group.size(), group.rank() % 2
-    tensor = functools.partial(up.torch.tensor, dtype=up.torch.int32)
     function, calls = None, []
-    if name == "packed_positions":
+
+    def tensor(rows):
+        return up.put([up.torch.tensor(rows, dtype=up.torch.int32)])[0]
+
+    if name == "packed_positions":  # looks at lengths that lie on the host
         function = need(layout, "build_packed_allgather_cp_local_positions", cp_size=2, cp_rank=1)
-        calls = [({"cu_seqlens": tensor([0, x]), "device": up.torch.device("cpu")}, False) for x in (6, 7)]
+        given = [up.torch.tensor([0, x], dtype=up.torch.int32) for x in (6, 7)]
+        calls = [({"cu_seqlens": x, "device": up.torch.device("cpu")}, False) for x in given]
+    elif name == "rope" and not need(up.rope_utils, "apply_rotary_pos_emb", max_seqlen=8):
+        # Rows that are in no sequence, and a table that ends before the sequence. What takes max_seqlen pads instead.
+        config = types.SimpleNamespace(apply_rope_fusion=False, rotary_interleaved=False, mrope_section=None)
+        function = need(up.rope_utils, "apply_rotary_pos_emb", config=config, cp_group=ranks(1))
+        wrong = [up.put([up.torch.ones(a, 1, 4), up.torch.ones(b, 1, 1, 4)]) for a, b in ((9, 8), (8, 5))]
+        calls = [({"t": t, "freqs": freqs, "cu_seqlens": tensor([0, 8])}, False) for t, freqs in wrong]
     elif name == "indexer_layout":
         given = {"cu_seqlens_q": tensor([0, 8]), "cu_seqlens_kv": tensor([0, 8]), "cp_rank": 0}
         function = need(layout, "build_packed_cp_indexer_layout", **given)
@@ -857,7 +905,7 @@ def refusals(up, group, name):
         function, calls = up.dsa_masking.generate_varlen_mask_params, [({"cu_seqlens": tensor([0])}, False)]
     elif name == "reported.position_ids":
         function = need(layout, "extract_query_positions_from_position_ids", sq=S, device=up.device)
-        calls = [({"position_ids": tensor([[0], [6]])}, False)]
+        calls = [({"position_ids": up.torch.tensor([[0], [6]])}, False)]  # looked at on the host
     elif name.endswith("equal_lengths"):
         function = need(up.dsa, "_validate_nonpacked_cp_uniform_length", cp_size=n, device=up.device)
         wrong = [{"sq": 16, "skv": 16 * n + 1, "cp_group": x} for x in (None, group)]
@@ -898,6 +946,7 @@ class Counterfeiter:
 
     Attributes:
         events: the lines of upstream at which it would wait.
+        tape: while a graph is captured, the operators that it consists of; None otherwise.
         host: what holds the values of tensors on the host; it is kept, so that its address is not used again.
         pinned: those of them in pinned memory. All other tensors lie on the counterfeit GPU.
 
@@ -910,8 +959,7 @@ class Counterfeiter:
     def __init__(self, torch):
         """Make the class of the tensors on the counterfeit GPU, and the mode through which all operators pass."""
         self.torch, self.gpu = torch, torch.device("cuda:0")
-        self.events, self.host, self.pinned = [], {}, set()
-        self.tree = importlib.import_module("torch.utils._pytree")
+        self.events, self.host, self.pinned, self.tape = [], {}, set(), None
         self.makers = {name: getattr(torch, name) for name in ("tensor", "as_tensor", "asarray")}
         self.kind = self.tensors()
 
@@ -960,20 +1008,69 @@ class Counterfeiter:
         counted = name == "repeat_interleave" and kwargs.get("output_size") is None
         return name in self.waiting or moved_or_masked or counted
 
+    def inside(self, values):
+        """List the tensors among the arguments of an operator, or among its results."""
+        found = []
+        for x in values:
+            if isinstance(x, self.torch.Tensor):
+                found.append(x)
+            elif isinstance(x, (list, tuple)):
+                found += self.inside(x)
+        return found
+
+    def each(self, put, found):
+        """Put each tensor among the results of an operator where it lies."""
+        if isinstance(found, self.torch.Tensor):
+            return put(found)
+        if isinstance(found, (list, tuple)):
+            return type(found)([self.each(put, x) for x in found])
+        return found
+
     def operate(self, func, args, kwargs):
         """Run an operator on the CPU, and say of its results where they lie."""
         name = func.overloadpacket.__name__
-        given = [x for x in self.tree.tree_leaves((args, kwargs)) if isinstance(x, self.torch.Tensor)]
+        given = self.inside((args, (*kwargs.values(),)))
         hosts = [x for x in given if self.is_host(x)]
         # The backward of PyTorch's own operators knows these tensors for what they are, and names the CPU.
         on_gpu = len(hosts) < len(given) or "cuda" in str(kwargs.get("device"))
         kwargs |= {"device": "cpu"} if kwargs.get("device") is not None else {}
         pinned = kwargs.pop("pin_memory", False)
         found = func(*args, **kwargs)
+        if on_gpu and self.tape is not None and not self.is_in_wait(func):
+            self.tape.append((func, args, kwargs, found))
         if on_gpu and self.waits(name, args, kwargs, hosts):
             self.note(found)
         put = self.forget if on_gpu else functools.partial(self.keep, pinned=pinned)
-        return self.tree.tree_map_only(self.torch.Tensor, put, found)
+        return self.each(put, found)
+
+    @contextlib.contextmanager
+    def capture(self):
+        """Capture a graph: give what replays its operators, in the memory that they used then."""
+        tape = self.tape = []
+        try:
+            yield functools.partial(self.replay, tape)
+        finally:
+            self.tape = None
+
+    @staticmethod
+    def is_in_wait(func):
+        """Say whether an operator ends the wait for other ranks; a replay waits itself."""
+        caller = inspect.currentframe().f_back.f_back.f_back  # of the mode through which the operator passed
+        return func.namespace != "c10d" and caller.f_code.co_filename.endswith("distributed_c10d.py")
+
+    def replay(self, tape):
+        """Run the operators of a graph again, with what now lies in the memory that they read."""
+        with self.torch.no_grad(), self.plainly():
+            for func, args, kwargs, before in tape:
+                found = func(*args, **kwargs)
+                _ = [x.wait() for x in (found if isinstance(found, tuple) else ()) if hasattr(x, "wait")]
+                for old, new in zip(self.inside([before]), self.inside([found]), strict=True):
+                    _ = None if old.data_ptr() == new.data_ptr() else old.copy_(new)
+
+    @staticmethod
+    def plainly():
+        """Let the probe's own operators, inside this context, pass unseen."""
+        return importlib.import_module("torch.utils._python_dispatch")._disable_current_modes()  # noqa: SLF001
 
     def tensors(self):
         """Make the class of the tensors on the counterfeit GPU."""
@@ -1023,15 +1120,19 @@ class Counterfeiter:
 
 @contextlib.contextmanager
 def counterfeit(torch):
-    """Let CPU tensors say they are on a GPU, so that code takes its CUDA branches; give the lines that would wait."""
+    """Let CPU tensors say they are on a GPU, so that code takes its CUDA branches; give what pretends so."""
     cheat = Counterfeiter(torch)
 
     class Operators(importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode):
         def __torch_dispatch__(self, func, _, args=(), kwargs=None):
             return cheat.operate(func, args, dict(kwargs or {}))
 
+        @classmethod
+        def _should_skip_dynamo(cls):  # nothing is compiled here, and asking for every operator takes long
+            return False
+
     pretended = {
-        "is_current_stream_capturing": lambda: False,
+        "is_current_stream_capturing": lambda: cheat.tape is not None,
         "is_initialized": lambda: True,
         "_lazy_init": lambda: None,
         "current_device": lambda: cheat.gpu,
@@ -1048,7 +1149,31 @@ def counterfeit(torch):
         stack.enter_context(mock.patch.multiple(torch.Tensor, **methods))
         stack.enter_context(Operators())
         stack.enter_context(mock.patch.multiple("torch", **{name: cheat.maker(name) for name in cheat.makers}))
-        yield cheat.events
+        yield cheat
+
+
+class Genuine:
+    """The counterpart of Counterfeiter on a GPU.
+
+    Attributes:
+        events: nothing; a capture stops by itself.
+        reused: host memory that was free after the last capture, with other values in it.
+
+    """
+
+    def __init__(self, torch, mode):
+        """Remember the mode of captures."""
+        self.torch, self.mode, self.events, self.reused = torch, mode, [], []
+        self.plainly = contextlib.nullcontext
+
+    @contextlib.contextmanager
+    def capture(self):
+        """Capture a graph; give what replays it."""
+        graph = self.torch.cuda.CUDAGraph()
+        with self.torch.cuda.graph(graph, capture_error_mode=self.mode):
+            yield graph.replay
+        # Replays must not read host memory that was freed since.
+        self.reused = [self.torch.zeros(2, dtype=self.torch.int64).pin_memory() for _ in range(99)]
 
 
 def load():
@@ -1076,7 +1201,7 @@ def begin(name, rank, target, folder):
     """Import upstream and join the ranks; tensors then go to `up.device`."""
     faulthandler.dump_traceback_later(50 if target != "cpu" else 200, exit=True)  # a rank may wait for one that failed
     up, gpu, group = load(), target != "cpu", ranks(1)
-    up.torch.set_num_threads(1), up.torch.manual_seed(1), gpu and up.torch.cuda.set_device(rank)
+    up.torch.set_num_threads(1), gpu and up.torch.cuda.set_device(rank)
     up.device = up.torch.device(f"cuda:{rank}" if gpu else "cpu")
     up.put = lambda tensors: [x.to(up.device, copy=True) for x in tensors]
     if RANKS[name] > 1:
@@ -1091,6 +1216,13 @@ def on_host(found):
     found = [*vars(found).values()] if hasattr(found, "__dataclass_fields__") else found
     found = found if isinstance(found, (tuple, list)) else [found]
     return [x.detach().cpu().clone() for x in found if hasattr(x, "detach")]
+
+
+def hashed(tensors):
+    """Return the types, shapes and values of tensors on the host as bytes."""
+    whole = [x.contiguous() for x in tensors]
+    values = [ctypes.string_at(x.data_ptr(), x.nbytes) if x.nbytes else b"" for x in whole]
+    return b"".join([*(str((x.dtype, *x.shape)).encode() for x in whole), *values])
 
 
 def distance(torch, found, wanted):
@@ -1109,8 +1241,12 @@ def distance(torch, found, wanted):
     return worst
 
 
-def score(torch, call, found, wanted):
+def score(torch, call, number, found, eager=None):
     """Return how far results are from the reference, in units of the call's tolerance; above 1 is wrong."""
+    if eager is not None and distance(torch, found, eager[0]) == 0:
+        return eager[1]
+    alone = found if eager is None else eager[0]
+    wanted = call.wanted[number](found) if call.wanted else alone
     error = distance(torch, found, wanted)
     return error / call.tolerance if call.tolerance else error and float("inf")
 
@@ -1121,56 +1257,53 @@ def changed(torch, call, after, before):
     return not all(torch.equal(after[n], before[n]) for n in kept)
 
 
-def eagerly(up, calls, waits, *, warm):
+def eagerly(up, gpu, calls, waits, *, warm):
     """Make every call with every set; return the worst error, a hash of all results, and where those wait."""
     digest, worst, lines, results = hashlib.sha256(), 0.0, set(), []
     for call in calls:
-        sets = call.sets[: len(call.sets) - call.replayed]
+        sets, found = call.sets[: len(call.sets) - call.replayed], []
         if warm:  # what only a first call does is no part of a graph
-            on_host(call.step(*up.put(sets[0])))
-        static, found = up.put(sets[0]), []
-        with waits() as events:
-            events.clear()
-            call.step(*static)
-            lines |= set(events) if call.captures else set()
+            call.prepare(*(given := up.put(sets[0])))
+            on_host(call.step(*given))
         for number, tensors in enumerate(sets):
             given = up.put(tensors)
-            found.append(on_host(call.step(*given)))
-            _ = [digest.update(str(x.tolist()).encode()) for x in found[-1]]
-            wanted = call.wanted[number](found[-1]) if call.wanted else found[-1]
-            worst = max(worst, score(up.torch, call, found[-1], wanted))
-            worst = float("inf") if changed(up.torch, call, on_host(given), tensors) else worst
+            call.prepare(*given)
+            with waits() if number == 0 else contextlib.nullcontext([]) as events:
+                events.clear()
+                result = call.step(*given)
+                lines |= set(events) if call.captures else set()
+            call.settle(*given)
+            rest = call.after(*given)
+            with gpu.plainly():
+                both, left = on_host(result) + on_host(rest), on_host(given)
+                digest.update(hashed(both))
+                found.append((both, score(up.torch, call, number, both)))
+                wrote = changed(up.torch, call, left, tensors)
+            worst = float("inf") if wrote else max(worst, found[-1][1])
         results.append(found)
     return {"error": worst, "sha256": digest.hexdigest(), "waits": sorted(lines)}, results
 
 
-def captured(up, mode, call, events):
-    """Make a call under capture, and replay it with every set; return the replays, and where a capture stops.
-
-    `mode` is that of a real capture; without a GPU (None), torch pretends to capture and `events` stop it.
-    """
-    torch, gpu, static = up.torch, mode is not None, up.put(call.sets[0])
-    graph, pretend = None, mock.patch("torch.cuda.is_current_stream_capturing", return_value=True)
-    if gpu:
-        graph = torch.cuda.CUDAGraph()
-        pretend = torch.cuda.graph(graph, capture_error_mode=mode)
-    events.clear()
+def captured(up, gpu, call):
+    """Make a call under capture, and replay it with every set; return the replays, and where a capture stops."""
+    static, replays = up.put(call.sets[0]), []
     try:
-        with pretend:
+        call.prepare(*static)
+        gpu.events.clear()
+        with gpu.capture() as replay:
             result = call.step(*static)
-            stuck = sorted(set(events))
-            first = [] if gpu or stuck else [on_host(result)]
-            replays = first and first + [on_host(call.step(*up.put(x))) for x in call.sets[1:]]
     except Exception as error:
         return [], [f"{type(error).__name__}: {blamed(error)}".splitlines()[0]]
-    if gpu:
-        reused = [torch.zeros(2, dtype=torch.int64).pin_memory() for _ in range(99)]  # host memory that was freed
-        for tensors in call.sets:
-            _ = [old.copy_(new) for old, new in zip(static, tensors, strict=True)]
-            graph.replay()
-            replays.append(on_host(result))
-        del reused
-    return replays, stuck
+    if stuck := sorted(set(gpu.events)):
+        return [], stuck
+    for tensors in call.sets:
+        _ = [old.copy_(new) for old, new in zip(static, tensors, strict=True)]
+        call.settle(*static)
+        replay()
+        rest = call.after(*static)
+        with gpu.plainly():
+            replays.append(on_host(result) + on_host(rest))
+    return replays, []
 
 
 def blamed(error):
@@ -1184,17 +1317,18 @@ def blamed(error):
     return error
 
 
-def replayed(up, mode, calls, results, events):
+def replayed(up, gpu, calls, results, *, go_on):
     """Capture every call, until one cannot be captured; return where that is, and the worst error of a replay."""
     stuck, worst = [], 0.0
     for call, eager in zip(calls, results, strict=True):
-        if not call.captures or (mode and stuck):
+        if not call.captures or (stuck and not go_on):
             continue
-        replays, lines = captured(up, mode, call, events)
+        replays, lines = captured(up, gpu, call)
         stuck += [x for x in lines if x not in stuck]
-        for number, found in enumerate(replays):
-            wanted = call.wanted[number](found) if call.wanted else eager[number]
-            worst = max(worst, score(up.torch, call, found, wanted))
+        with gpu.plainly():
+            for number, found in enumerate(replays):
+                known = eager[number] if number < len(eager) else None
+                worst = max(worst, score(up.torch, call, number, found, known))
     return {"stuck": stuck, "stale": worst}
 
 
@@ -1211,27 +1345,57 @@ def refused(up, group, name):
     return raised
 
 
+def on_this_host(up, group, name):
+    """Make a site's calls with tensors on the host, while a GPU captures; return the worst error, or an exception."""
+    device, up.device = up.device, up.torch.device("cpu")
+    up.torch.manual_seed(1)
+    try:
+        calls = [x for x in SITES[name](up, group) if x.step]
+        with mock.patch("torch.cuda.is_current_stream_capturing", return_value=True):
+            told, _ = eagerly(up, Genuine(up.torch, None), calls, lambda: contextlib.nullcontext([]), warm=False)
+    except Exception as error:
+        return f"{type(error).__name__}: {blamed(error)}"[:400]
+    finally:
+        up.device = device
+    return told["error"]
+
+
+def watch(up, name, group, gpu, told):
+    """Make the calls of one site eagerly, then under capture, and replay them; return what is to be told."""
+    genuine = isinstance(gpu, Genuine)
+    up.torch.manual_seed(1)
+    up.dsa.DSAIndexerLossAutoScaler.main_loss_backward_scale = None
+    try:
+        calls = [x for x in SITES[name](up, group) if x.step]
+        waits = functools.partial(watched, up.torch) if genuine else lambda: contextlib.nullcontext(gpu.events)
+        eager, results = eagerly(up, gpu, calls, waits, warm=genuine)
+        told |= eager | {"calls": len(calls)}
+    except Exception as error:
+        return told | {"raised": f"{type(error).__name__}: {blamed(error)}"[:400]}
+    return told | replayed(up, gpu, calls, results, go_on=not genuine)
+
+
 def observe(name, rank, target, folder):
-    """In a process of its own: make the calls of one site eagerly, then under capture, and replay them."""
-    up, gpu, group = begin(name, rank, target, folder)
-    told = {"gpu": gpu, "refused": refused(up, group, name)}
-    with contextlib.nullcontext([]) if gpu else counterfeit(up.torch) as events:
-        up.device = up.device if gpu else up.torch.device("cuda:0")
-        # NCCL has a thread of its own, and Megatron captures so too.
-        mode = ("thread_local" if RANKS[name] > 1 else "global") if gpu else None
-        try:
-            calls = [x for x in SITES[name](up, group) if x.step]
-            waits = functools.partial(watched, up.torch) if gpu else lambda: contextlib.nullcontext(events)
-            eager, results = eagerly(up, calls, waits, warm=gpu)
-            told |= eager | {"calls": len(calls)}
-        except Exception as error:
-            return told | {"raised": f"{type(error).__name__}: {blamed(error)}"[:400]}
-        return told | replayed(up, mode, calls, results, events)
+    """Answer for one rank of one site, in a process that no other site needs."""
+    up, is_gpu, group = begin(name, rank, target, folder)
+    told = {"gpu": is_gpu, "refused": refused(up, group, name)}
+    told |= {"host": on_this_host(up, group, name)} if name in HOST else {}
+    # NCCL has a thread of its own, and Megatron captures so too.
+    genuine = Genuine(up.torch, "thread_local" if RANKS[name] > 1 else "global")
+    try:
+        with contextlib.nullcontext(genuine) if is_gpu else counterfeit(up.torch) as gpu:
+            up.device = up.device if is_gpu else gpu.gpu
+            told["refused"] += [] if is_gpu else refused(up, group, name)
+            return watch(up, name, group, gpu, told)
+    finally:
+        faulthandler.cancel_dump_traceback_later()
+        if not is_gpu and RANKS[name] > 1:  # the process answers for other sites
+            up.torch.distributed.destroy_process_group()
 
 
 def gather(start, name, target, folder):
     """Let the ranks of one site answer; one that raised may have left the others waiting."""
-    with start(max_workers=RANKS[name]) as pool:
+    with start(RANKS[name]) as pool:
         futures = [pool.submit(observe, name, rank, target, folder) for rank in range(RANKS[name])]
         answers = [x.result() for x in futures if not x.exception()]
         if len(answers) < len(futures) and not any("raised" in x for x in answers):
@@ -1252,6 +1416,14 @@ def wrong_input(told):
     """Judge whether every wrong input is refused, on every rank."""
     found = [x["refused"] for x in told]
     return all(None not in x for x in found), {"measured": found, "unit": "raised by wrong input"}
+
+
+def on_the_host(told):
+    """Judge the results of tensors on the host, which need no GPU."""
+    found = [x["host"] for x in told]
+    if raised := [x for x in found if isinstance(x, str)]:
+        return False, {"reason": raised[0]}
+    return max(found) <= 1, {"measured": max(found), "tolerance": 1, "unit": "error / tolerance"}
 
 
 def capture(told):
@@ -1277,6 +1449,8 @@ def report(probe, name, told):
     probe.judge(f"{name}.eager", "control", eager_mode, told)
     if any(x["refused"] for x in told):
         probe.judge(f"{name}.refuses", "control", wrong_input, told)
+    if name in HOST:
+        probe.judge(f"{name}.host", "control", on_the_host, told)
     probe.judge(f"{name}.capture", "defect", capture, told)
 
 
@@ -1290,12 +1464,25 @@ def figures(probe, told):
         probe.say("FIGURE", name=name, value=len(found), unit=name.partition("_")[0], spread=None)
 
 
-def judge(probe, target):
-    """Walk the sites, each in processes of its own: a capture that failed leaves the CUDA context broken."""
+def processes(target):
+    """Return what gives processes to the ranks of a site.
+
+    On a GPU they are its own: a capture that failed leaves the CUDA context broken. On a CPU they serve again.
+    """
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["torch", *MODULES] if target == "cpu" else ["torch"])  # Megatron asks for GPUs
-    start = functools.partial(concurrent.futures.ProcessPoolExecutor, mp_context=context, max_tasks_per_child=1)
-    with start(max_workers=1) as pool:
+    start = functools.partial(concurrent.futures.ProcessPoolExecutor, mp_context=context)
+    if target != "cpu":  # Megatron asks for GPUs when it is imported
+        context.set_forkserver_preload(["torch"])
+        return lambda count: start(count, max_tasks_per_child=1)
+    context.set_forkserver_preload(["torch", *MODULES])
+    kept = {count: start(os.cpu_count() if count == 1 else count) for count in set(RANKS.values())}
+    return lambda count: contextlib.nullcontext(kept[count])
+
+
+def judge(probe, target):
+    """Walk the sites, and print what each told."""
+    start = processes(target)
+    with start(1) as pool:
         loaded, arch, device, count = pool.submit(describe).result()
     if target != "cpu" and not target.startswith(arch):
         raise NotImplementedError(f"no {target} here; --target cpu needs no GPU")
@@ -1303,20 +1490,21 @@ def judge(probe, target):
     probe.say("TARGET", target=target, evidence=evidence, device=device if target != "cpu" else "none")
     for name, file in loaded:
         probe.upstream(types.SimpleNamespace(__name__=name, __file__=file))
-    parts = ("eager", "refuses", "capture")
+    parts = ("eager", "refuses", "host", "capture")
     asked = [x for x in SITES if any(fnmatch.fnmatchcase(f"{x}.{part}", probe.only or "*") for part in parts)]
     able = [x for x in asked if target == "cpu" or RANKS[x] <= count]
     threads = concurrent.futures.ThreadPoolExecutor
+    told = {}
     with tempfile.TemporaryDirectory() as folder, threads(min(16, os.cpu_count())) as many, threads(1) as one:
-        # One group of ranks at a time on the GPUs.
-        pools = {x: one if target != "cpu" and RANKS[x] > 1 else many for x in able}
-        told = {x: pools[x].submit(gather, start, x, target, folder) for x in able}
-    told = {x: future.result() for x, future in told.items()}
-    for name in asked:
-        if name in told:
+        # One group of ranks at a time.
+        pools = {x: one if RANKS[x] > 1 else many for x in able}
+        answers = {x: pools[x].submit(gather, start, x, target, folder) for x in able}
+        for name in asked:
+            if name not in answers:
+                probe.check(f"{name}.capture", "defect", None, reason=f"needs {RANKS[name]} GPUs")
+                continue
+            told[name] = answers[name].result()
             report(probe, name, told[name])
-        else:
-            probe.check(f"{name}.capture", "defect", None, reason=f"needs {RANKS[name]} GPUs")
     figures(probe, told)
 
 
