@@ -59,7 +59,11 @@ def _zip_members(archive: Path) -> Iterator[tuple[PurePosixPath, IO[bytes]]]:
             if stat.S_IFMT(mode) not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise _refuse(archive, info.filename, "is a link or a device")
             if not info.is_dir():
-                with bundle.open(info) as content:
+                try:
+                    opened = bundle.open(info)
+                except OSError as error:  # its header is said to lie before the file's beginning
+                    raise zipfile.BadZipFile(f"the member {info.filename!r}: {error.strerror}") from None
+                with opened as content:
                     yield path, content
 
 

@@ -38,6 +38,11 @@ def _zip(name: str) -> bytes:
     return stream.getvalue()
 
 
+def _before_the_beginning(data: bytes) -> bytes:
+    """Let a zip's directory say that it lies further back, so that its members would lie before the file."""
+    return data[:-6] + (int.from_bytes(data[-6:-2], "little") + 256).to_bytes(4, "little") + data[-2:]
+
+
 @pytest.mark.parametrize(
     ("file", "data", "reason"),
     [
@@ -48,6 +53,7 @@ def _zip(name: str) -> bytes:
         ("toykernel-1.0.zip", _zip("../evil.py"), "leads out of the folder"),
         ("toykernel-1.0.zip", _zip("C:/evil.py"), "has an absolute or foreign name"),
         ("toykernel-1.0.zip", b"no zip at all", "damaged archive"),
+        ("toykernel-1.0.zip", _before_the_beginning(_zip("a/x.py")), "damaged archive: the member 'a/x.py': Invalid"),
     ],
 )
 def test_an_archive_that_lies_is_refused_whole(workbench: Workbench, file: str, data: bytes, reason: str) -> None:
