@@ -68,12 +68,12 @@ def lines_that_wait(probe: ModuleType, folder: Path, expression: str) -> list[st
     file.write_text(f"def call(torch, x, gpu):\n    return {expression}\n", encoding="utf-8")
     names: dict[str, Any] = {}
     exec(compile(file.read_text(encoding="utf-8"), file, "exec"), names)  # noqa: S102 - it has to have that file's name
-    with probe.counterfeit(torch) as events:
+    with probe.counterfeit(torch) as cheat:
         x = torch.ones(3).to("cuda:0", copy=True)
         assert x.is_cuda
-        events.clear()
+        cheat.events.clear()
         names["call"](torch, x, torch.device("cuda:0"))
-        return list(events)
+        return list(cheat.events)
 
 
 @pytest.mark.parametrize("expression", WAITS)
