@@ -231,6 +231,14 @@ FREE = re.compile(
 )
 
 
+def _means_the_same(text: str, changed: str) -> bool:
+    """Whether two texts are the same JSON: a space in it may have become a tab or a line end."""
+    try:
+        return bool(json.loads(text) == json.loads(changed))
+    except ValueError:
+        return False
+
+
 def _only_free(old: str, new: str) -> bool:
     """Whether two receipts differ only in lines that are free."""
     first, second = old.splitlines(), new.splitlines()
@@ -246,16 +254,15 @@ def test_random_changes_of_a_receipt_give_lines_and_no_exception(verify: ModuleT
         if number % 2:
             changed = _mutated(text, chance)
             path.write_text(changed, encoding="utf-8")
-            same = json.loads(changed) == json.loads(text)
         else:
             data = bytearray(text.encode())
             for _ in range(chance.randrange(1, 4)):
                 data[chance.randrange(len(data))] = chance.randrange(256)
             path.write_bytes(data)
-            changed, same = data.decode(errors="replace"), False
+            changed = data.decode(errors="replace")
         errors = verify.errors_of(path)
         assert all(isinstance(error, str) and error for error in errors)
-        if not errors and not same and not _only_free(text, changed):
+        if not errors and not _means_the_same(text, changed) and not _only_free(text, changed):
             accepted.append(sorted({*text.splitlines()} ^ {*changed.splitlines()}))
     assert not accepted, "\n".join(map(str, accepted))
 
