@@ -137,9 +137,13 @@ def wait(probe: int, timeout: float, wakeup: int, gate: Gate | None) -> tuple[st
 
 
 def kill_all(probe: int) -> tuple[int, int]:
-    """Kill the probe's group before its leader is reaped, then every descendant; return status and survivors seen."""
-    with contextlib.suppress(ProcessLookupError, PermissionError):
-        os.killpg(probe, signal.SIGKILL)
+    """Kill the probe's group before its leader is reaped, then every descendant; return status and survivors seen.
+
+    One that was only just forked has no group of its own yet, so that it is killed by itself as well.
+    """
+    for kill in (os.killpg, os.kill):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            kill(probe, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(probe, 0)[1])
     seen: set[int] = set()
     end = time.monotonic() + PATIENCE

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import psutil
 
 from testing import sweeps
@@ -19,6 +22,21 @@ def test_stubborn_grandchildren_neither_outlive_nor_hold_up_a_lane(workbench: Wo
     status, (row,) = workbench.rows("--lane", "pristine")
     assert (status, row["verdict"]) == (0, "REPRODUCED")
     assert not sweeps.living(workbench.folder)
+
+
+def test_a_probe_that_has_no_group_yet_is_killed_all_the_same() -> None:
+    """An interruption may come between the probe's fork and its setsid."""
+    script = """
+import os, time
+from harness.lane import supervisor
+probe = os.fork()
+if probe == 0:
+    time.sleep(60)
+    os._exit(0)
+print(supervisor.kill_all(probe)[0])
+"""
+    ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True)
+    assert ended.stdout == "-9\n"
 
 
 def test_500_megabytes_of_output_cost_neither_memory_nor_the_verdict(workbench: Workbench) -> None:
