@@ -1351,7 +1351,16 @@ def counts_of(patch: str) -> str:
 
 
 WORD = re.compile(r"\w(?:[\w.]*\w)?")
+#: Code fences, and how many lines of words may stand beside them in a part
+#: that is compared word by word: one, where the part is not named here.
+FENCED = re.compile(r"(?ms)^(`{3,})[^\n]*\n.*?^\1$")
+WORDED_LINES = {"patch": 2}
 PLACEHOLDER = re.compile(r"\{\{([a-z_]+)(?::([^{}]+))?\}\}")
+
+
+def unfenced(text: str) -> list[str]:
+    """List the lines of words that stand in no code fence."""
+    return [line for line in FENCED.sub("", text).splitlines() if line.strip()]
 
 
 def report_names(pack: Pack) -> set[str]:
@@ -1382,8 +1391,8 @@ def report_errors(report: Report, name: str, text: str) -> Errors:
         for literal, form, rest in zip(parts[0::3], [*parts[1::3], ""], [*parts[2::3], ""], strict=True):
             start = _start(text, at, literal, pending=pending, last=not form)
             unknown = report.unknown(text[at:start]) if pending and start >= 0 else []
-            if before == "versions" and "\n" in text[at:start].strip():
-                yield f"{name}: line {_line(text, at)}: more than the paragraph of versions"
+            if pending and len(unfenced(text[at:start])) > WORDED_LINES.get(before, 1):
+                yield f"{name}: line {_line(text, at)}: more than {before} says"
                 return
             if start < 0 or unknown or (not form and start + len(literal) != len(text)):
                 yield f"{name}: {_differs(text, at, literal, unknown)}"

@@ -1228,6 +1228,19 @@ def a_report_with_another_paragraph(sent: Bundle) -> None:
 
 
 @bundle("REPORT.md")
+def a_report_with_a_paragraph_below_its_verdicts(sent: Bundle) -> None:
+    sent.edit("REPORT.md", "CONFIRMED: the tree", "The maintainers agree with all of this.\n\nCONFIRMED: the tree")
+
+
+@bundle("REPORT.md")
+def a_report_with_a_paragraph_behind_its_patch(sent: Bundle) -> None:
+    changed = sent.members["REPORT.md"].decode().rindex("```\n\n## Testing")
+    text = sent.members["REPORT.md"].decode()
+    words = "The default branch is wrong with the patch.\n\nAnd it is right without the patch.\n\n"
+    sent.members["REPORT.md"] = (text[: changed + 5] + words + text[changed + 5 :]).encode()
+
+
+@bundle("REPORT.md")
 def a_report_with_a_version_that_was_not_used(sent: Bundle) -> None:
     sent.edit("REPORT.md", "NVIDIA H200", "NVIDIA B200")
 

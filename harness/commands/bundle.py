@@ -11,8 +11,6 @@ from harness.commands import options
 from harness.core.errors import HarnessError
 from harness.core.room import NO_ROOM
 from harness.core.words import Exit
-from harness.pack.model import Pack
-from harness.receipt import receipt, staleness
 from harness.report import bundle, issue
 
 
@@ -26,18 +24,6 @@ def _write(path: Path, data: bytes) -> None:
             path.unlink()  # half of a bundle is none
         status = Exit.DEVIATES if error.errno in NO_ROOM else Exit.WRONG_CALL
         raise HarnessError(f"{path} cannot be written ({error.strerror}). Next: -o FILE", status=status) from None
-
-
-def _refuse_stale(pack: Pack) -> None:
-    """Refuse receipts of another probe or patch than the bundle would hold: verify.py says that nothing is proved."""
-    stale = [(one, why) for one in receipt.load_all(pack.receipts) for why in staleness.reasons(pack, one)]
-    if stale:
-        said = "; ".join(f"{one.name} ({why})" for one, why in stale)
-        targets = ", ".join(dict.fromkeys(one.target for one, _ in stale))
-        raise HarnessError(
-            f"{pack.name}: STALE: {said}. Next: run {pack.name} --record on {targets}, or --from last",
-            status=Exit.DEVIATES,
-        )
 
 
 @click.command("bundle")
@@ -55,7 +41,6 @@ def command(wanted: str, output: Path | None, run: str | None, packs: Path, cach
     subject = options.one_pack(packs, wanted, "bundle")
     if run is not None:
         subject = replace(subject, receipts_elsewhere=options.run_receipts(run, cache_root) / subject.name)
-    _refuse_stale(subject)
     data = bundle.build(subject, issue.scrubber(subject))
     path = output or Path(f"{subject.name}.zip")
     _write(path, data)

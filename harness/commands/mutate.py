@@ -15,7 +15,7 @@ from harness.host.gpus import gpu_pool
 from harness.mutate import campaign, output, state
 from harness.mutate.campaign import Campaign, Order, Result
 from harness.receipt import writer
-from harness.receipt.strength import Fate
+from harness.receipt.strength import NOT_JUDGED_HERE, Fate
 from harness.schedule.journal import FileJournal
 from harness.schedule.selection import Request, cells_of
 from harness.schedule.session import Session
@@ -117,8 +117,7 @@ def _survivors(results: list[Result]) -> dict[str, list[str]]:
         f"{one.cell.pack.name} {one.cell.target}": [
             mutant.name
             for mutant in one.strength.mutants
-            if mutant.fate in (Fate.SURVIVED, Fate.UNJUDGED)
-            or (mutant.fate in (Fate.EQUIVALENT, Fate.ELSEWHERE) and mutant.listed)
+            if mutant.fate in (Fate.SURVIVED, Fate.UNJUDGED) or (mutant.fate in NOT_JUDGED_HERE and mutant.listed)
         ]
         for one in results
         if one.strength is not None

@@ -19,6 +19,25 @@ PLAIN = {
 PLAIN_SETTINGS = ("-c", f"core.attributesFile={os.devnull}", "-c", f"core.hooksPath={os.devnull}")
 
 
+def start(
+    arguments: list[str], folder: Path, environment: dict[str, str], stdin: int = subprocess.DEVNULL
+) -> subprocess.CompletedProcess[str]:
+    """Run git in `folder` with this environment and wait for its end; bytes that are no UTF-8 are replaced."""
+    try:
+        return subprocess.run(
+            ["git", *arguments],
+            cwd=folder,
+            env=environment,
+            stdin=stdin,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
+        )
+    except FileNotFoundError:
+        raise HarnessError("git is not installed. Next: apt-get install git") from None
+
+
 def run(
     arguments: list[str],
     folder: Path,
@@ -43,19 +62,7 @@ def run(
     }
     if plain:
         arguments = [*PLAIN_SETTINGS, *arguments]
-    try:
-        return subprocess.run(
-            ["git", *arguments],
-            cwd=folder,
-            env=environment,
-            stdin=stdin,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            check=False,
-        )
-    except FileNotFoundError:
-        raise HarnessError("git is not installed. Next: apt-get install git") from None
+    return start(arguments, folder, environment, stdin)
 
 
 def last_line(text: str) -> str:

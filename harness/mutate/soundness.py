@@ -10,10 +10,8 @@ from harness.mutate import campaign, changes, generated, mutants
 from harness.mutate.mutants import Listed, Mutant
 from harness.pack.model import Pack
 from harness.receipt import strength
-from harness.receipt.strength import Fate, Strength
+from harness.receipt.strength import NOT_JUDGED_HERE, Fate, Strength
 from harness.upstream.tree import Tree
-
-NEED_NOT = {Fate.EQUIVALENT, Fate.ELSEWHERE}
 
 
 def errors(pack: Pack, pristine: Tree | None) -> tuple[list[str], list[str]]:
@@ -77,7 +75,7 @@ def _of_record(pack: Pack, name: str, found: Strength, listed: list[Listed]) -> 
         for one in found.mutants
         if one.fate in (Fate.SURVIVED, Fate.UNJUDGED) and one.name not in covered
     ]
-    kept = {one.name for one in found.mutants if one.fate in NEED_NOT and one.listed} - covered
+    kept = {one.name for one in found.mutants if one.fate in NOT_JUDGED_HERE and one.listed} - covered
     wrong += [f"{name}: {one}: mutants/equivalent.toml lists it no more" for one in sorted(kept)]
     if (pack.name, strength.file_name(found.target, Evidence(found.evidence))) != (found.pack, name):
         wrong.append(f"{name} speaks of {found.pack} {found.target} ({found.evidence})")

@@ -35,6 +35,10 @@ class Fate(StrEnum):
     KILLED = "killed"
 
 
+#: The fates of wrong fixes that this target cannot judge.
+NOT_JUDGED_HERE = frozenset({Fate.EQUIVALENT, Fate.ELSEWHERE})
+
+
 @dataclass(frozen=True)
 class MutantRecord:
     """One wrong fix.
@@ -125,7 +129,7 @@ def count(found: Iterable[MutantRecord]) -> Count:
     """Count the fates of wrong fixes."""
     fates = [one.fate for one in found]
     number = {fate: fates.count(fate) for fate in Fate}
-    of = len(fates) - number[Fate.EQUIVALENT] - number[Fate.ELSEWHERE]
+    of = len(fates) - sum(number[fate] for fate in NOT_JUDGED_HERE)
     return Count(
         number[Fate.KILLED],
         of,

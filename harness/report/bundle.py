@@ -9,8 +9,9 @@ from pathlib import Path
 from harness import __version__
 from harness.core import files
 from harness.core.errors import HarnessError
+from harness.core.words import Exit
 from harness.pack.model import Pack
-from harness.receipt import receipt
+from harness.receipt import receipt, staleness
 from harness.receipt.receipt import Receipt
 from harness.receipt.redaction import Scrubber
 from harness.report import reports
@@ -23,6 +24,8 @@ PARTS = ("reproduce.py", "fix.patch", "fix.head.patch", "ask.patch", "upstream_t
 README = Path(__file__).with_name("bundle_readme.md")
 #: The same of a pack without a patch.
 UNPATCHED_README = Path(__file__).with_name("bundle_readme_unpatched.md")
+#: The folders of receipts that go with it, and what of `run` judges each anew.
+FOLDERS = {"": "", "head": " --upstream head", "ask": " --ask"}
 #: Every member carries this date: the same pack gives the same bytes.
 DATE = (2026, 1, 1, 0, 0, 0)
 
@@ -65,13 +68,28 @@ def report_texts(pack: Pack, receipts: list[Receipt]) -> dict[str, str]:
     return found
 
 
+def _refuse_stale(pack: Pack) -> None:
+    """Refuse receipts of another probe or patch than the bundle would hold: verify.py believes none of it then."""
+    for folder, option in FOLDERS.items():
+        for one in receipt.load_all(pack.receipts / folder):
+            why = staleness.reasons(pack, one)
+            if why:
+                place = (pack.receipts / folder / one.name).relative_to(pack.receipts)
+                raise HarnessError(
+                    f"{pack.name}: {place} is STALE: {'; '.join(why)}. "
+                    f"Next: runner.py run {pack.name} --target {one.target}{option} --record",
+                    status=Exit.DEVIATES,
+                )
+
+
 def members(pack: Pack) -> dict[str, str]:
     """Map the name of each member of a pack's bundle to its text.
 
     Raises:
-        HarnessError: there is no receipt, one is not of the pinned release, or a report cannot be filled.
+        HarnessError: there is no receipt, one is not of the pinned release or STALE, or a report cannot be filled.
 
     """
+    _refuse_stale(pack)
     best = receipt.strongest(receipt.load_all(pack.receipts))
     for one in best.values():
         if one.upstream.origin != SourceKind.PINNED:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import tomli
 
+from harness.core import git
 from harness.core.errors import HarnessError
 from harness.pack.model import Pack
 from harness.report import issue, patches, reports
@@ -43,19 +44,7 @@ class Checkout:
     def git(self, *arguments: str) -> subprocess.CompletedProcess[str]:
         """Run git there, as the user would."""
         environment = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
-        try:
-            return subprocess.run(
-                ["git", *arguments],
-                cwd=self.folder,
-                env=environment,
-                stdin=subprocess.DEVNULL,
-                capture_output=True,
-                text=True,
-                errors="replace",
-                check=False,
-            )
-        except FileNotFoundError:
-            raise HarnessError("git is not installed. Next: apt-get install git") from None
+        return git.start([*arguments], self.folder, environment)
 
     def answer(self, *arguments: str) -> str:
         """Return what git prints, or raise with what it says."""

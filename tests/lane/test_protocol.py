@@ -54,6 +54,15 @@ def test_code_under_test_that_raises_is_a_failed_check(tmp_path: Path, error: st
     assert "Traceback" in said
 
 
+@pytest.mark.parametrize("words", ["invalid gradient at index 0", "incorrect number of gradients (expected 2, got 1)"])
+def test_gradients_that_autograd_refuses_are_a_failed_check(tmp_path: Path, words: str) -> None:
+    error = (
+        f"RuntimeError('function ScaleBackward returned an {words}')"  # none of upstream's lines is in its traceback
+    )
+    status, lines, said = _probe(tmp_path, "", f"lambda: (_ for _ in ()).throw({error})")
+    assert (status, lines[-1][0], _checks(lines)["defect.one"]) == (10, "BUG_REPRODUCED", False), said
+
+
 @pytest.mark.parametrize(
     ("upstream", "one", "word"),
     [
