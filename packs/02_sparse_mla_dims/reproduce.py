@@ -253,7 +253,8 @@ REFUSED = ("96+32", "64+48", "64+0", "64+16")  # 512+0 and the like have the wid
 # Where a shape starts to fit: entry, latent, RoPE, heads, groups, bytes that a block can have, and whether it fits.
 # 40960, 96256, 118784 and 231424 bytes are what ptxas says of these forward kernels (data/dims.md), 128 heads being
 # two blocks of 64; on an H200 the launch of 512+96 and 576+64 fails with 64 heads and works with 16. The forward takes
-# other heads, too, and rounds a block of them up: lowered, 40 take 233472 bytes as 64 do, 20 take 103424 as 32 do.
+# other heads, too, and rounds a block of them up: lowered with a top-k of 64, 512+96 takes 233472 bytes with 40 heads
+# as with 64, and 256+64 takes 103424 with 20 as with 32.
 ROOM = (
     ("dispatch", 512, 64, 64, 1, H200, True),
     ("dispatch", 512, 64, 64, 1, 231424, True),

@@ -750,7 +750,7 @@ def judge_other_dtypes(lab):
                 raise
             except Exception as error:  # of whatever kind: tilelang's at its pointers or dtypes, or upstream's own
                 does = f"raises {type(error).__name__}"
-        right = told or does.startswith("raises") or {result} == {*dtypes}
+        right = bool(told) or does.startswith("raises") or {result} == {*dtypes}
         found[", ".join(map(str, dtypes))] = right, "says so" if told else f"{does}{result or ''}"
     return all(right for right, _ in found.values()), {"measured": found, "unit": "right, and what it does"}
 
