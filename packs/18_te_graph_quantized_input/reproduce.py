@@ -31,8 +31,8 @@ aliases of it, mixtures of plain and quantized tensors and of classes, and that 
 dequantizes by PyTorch operators in each class's format, and allocates (make_empty); so is the Python that only the
 modules, operations, attention, ONNX and C++ wrappers need, of which graph.py asks for classes. A CUDA graph is a list
 of the operators called during capture, and its replay calls them again on the same tensors.
-`executed`: CUDA graphs are real. The extension is real where it can be imported, else the same stand-in; the log says. With the real
-one, classes that this GPU cannot quantize are not judged.
+`executed`: CUDA graphs are real. So is the extension where it can be imported, else the same stand-in, and the log says
+so. With the real one, classes that this GPU cannot quantize to are not judged.
 
 Tolerances: values are +-s and +-s/2, with +-s in each block of 16, which each format holds up to the rounding of its
 scale. 2**-16 for float32: the scale's rounding of 2**-24, and sums of up to 20480 terms, compared with the sum of their
@@ -157,7 +157,8 @@ def levels(device):
 def per_tensor(x, quantizer):
     """Return what a Float8Tensor stores: one scale, of the quantizer or of the values."""
     dtype, peak = stored(quantizer)
-    scale = quantizer.scale if type(quantizer).__name__ == "Float8Quantizer" else peak / x.float().abs().amax().clamp(min=2**-100)
+    given = type(quantizer).__name__ == "Float8Quantizer"
+    scale = quantizer.scale if given else peak / x.float().abs().amax().clamp(min=2**-100)
     data = (x.float() * scale).to(dtype).view(sys.modules["torch"].uint8)
     fields = {"data": data, "fp8_scale_inv": (1 / scale).view(1), "fp8_dtype": quantizer.dtype}
     return fields | {"data_transpose": data.movedim(-1, 0).contiguous() if quantizer.columnwise_usage else None}
@@ -183,9 +184,9 @@ def per_tile(x, quantizer, height, width):
     dtype, peak = stored(quantizer)
     tiled = tiles(x.float(), height, width)
     scale = (tiled.abs().amax((1, 3)) / peak).clamp(min=2**-100)
-    scale = scale.log2().ceil().exp2() if width == 32 else scale  # noqa: PLR2004 - MXFP8's
+    scale = scale.log2().ceil().exp2() if width == 32 else scale
     data = flattened((tiled / scale[:, None, :, None]).to(dtype).view(torch.uint8), x.shape)
-    scale = (scale.log2() + 127).to(torch.uint8) if width == 32 else scale  # noqa: PLR2004
+    scale = (scale.log2() + 127).to(torch.uint8) if width == 32 else scale
     fields = {"rowwise_data": data, "rowwise_scale_inv": scale, "fp8_dtype": quantizer.dtype}
     return fields | {"columnwise_data": None, "columnwise_scale_inv": None}
 
@@ -213,7 +214,7 @@ def quantize(x, quantizer, target=None, _noop=None):
     elif name == "MXFP8Quantizer":
         made, fields = tensors.MXFP8Tensor, per_tile(x, quantizer, 1, 32) | {"with_gemm_swizzled_scales": False}
     else:
-        square = quantizer.block_scaling_dim == 2  # noqa: PLR2004
+        square = quantizer.block_scaling_dim == 2
         made, fields = tensors.Float8BlockwiseQTensor, per_tile(x, quantizer, 128 if square else 1, 128)
         scale = fields["rowwise_scale_inv"] if square else fields["rowwise_scale_inv"].T
         padded = sys.modules["torch"].nn.functional.pad(scale, (0, -scale.shape[1] % 4))
@@ -229,20 +230,21 @@ def quantize(x, quantizer, target=None, _noop=None):
 
 def dequantize(x, dtype):
     """Return in plain form what a quantized tensor stands for."""
-    torch, shape = sys.modules["torch"], tuple(x.shape)
+    torch, shape, fields = sys.modules["torch"], tuple(x.shape), vars(x)
     dtype = sys.modules[f"{TE}.constants"].TE_DType_To_Torch[dtype]
-    name = type(x).__name__.removesuffix("Storage")
-    if name == "NVFP4Tensor":
-        data = x._rowwise_data.long()
+    if "_fp4_dtype" in fields:
+        data = fields["_rowwise_data"].long()
         codes = torch.stack([data & 15, data >> 4], -1).flatten(-2)
-        values, (height, width) = levels(data.device)[0][codes & 7] * (1 - 2 * (codes >> 3)), (1, 16)
-        scale = x._rowwise_scale_inv.view(torch.float8_e4m3fn).float() * x._amax_rowwise / (6 * 448)
-        return flattened(tiles(values, height, width) * scale[:, None, :, None], shape).to(dtype)
-    form = getattr(torch, FORMATS[sys.modules["transformer_engine_torch"].DType(int(x._fp8_dtype)).name][0])
-    if name == "Float8Tensor":
-        return (x._data.view(form).float() * x._scale_inv).to(dtype)
-    scale = torch.exp2(x._rowwise_scale_inv.float() - 127)  # MXFP8's
-    return flattened(tiles(x._rowwise_data.view(form).float(), 1, 32) * scale[:, None, :, None], shape).to(dtype)
+        values = levels(data.device)[0][codes & 7] * (1 - 2 * (codes >> 3))
+        scale = fields["_rowwise_scale_inv"].view(torch.float8_e4m3fn).float() * fields["_amax_rowwise"] / (6 * 448)
+        return flattened(tiles(values, 1, 16) * scale[:, None, :, None], shape).to(dtype)
+    number = int(fields["_fp8_dtype"])
+    form = getattr(torch, FORMATS[sys.modules["transformer_engine_torch"].DType(number).name][0])
+    if "_scale_inv" in fields:
+        return (fields["_data"].view(form).float() * fields["_scale_inv"]).to(dtype)
+    scale = torch.exp2(fields["_rowwise_scale_inv"].float() - 127)  # MXFP8's
+    values = tiles(fields["_rowwise_data"].view(form).float(), 1, 32)
+    return flattened(values * scale[:, None, :, None], shape).to(dtype)
 
 
 def transpose(data, _dtype, out=None):
@@ -251,9 +253,8 @@ def transpose(data, _dtype, out=None):
     return turned if out is None else out.copy_(turned)
 
 
-def make_empty(quantizer, shape, *, dtype, device=None, requires_grad=False, pin_memory=False):
+def make_empty(quantizer, shape, *, dtype, device=None, requires_grad=False, **_pinned):
     """Allocate a tensor of a quantizer's class."""
-    del pin_memory
     torch = sys.modules["torch"]
     made = quantize(torch.zeros(tuple(shape), dtype=dtype, device=device), quantizer)
     return made.requires_grad_(requires_grad)
@@ -373,24 +374,22 @@ def load(torch, device):
 
 
 def quantizer(lab, kind):
-    """Return the quantizer of a kind; None where the release has none, or the kind is plain."""
+    """Return the quantizer of a kind; None for the plain one."""
     torch, tensors, dtypes = lab.torch, lab.tensors, lab.te.DType
     usage = {"rowwise": True, "columnwise": kind == "float8_columnwise"}
-    form = dtypes.kFloat8E5M2 if kind == "float8_e5m2" else dtypes.kFloat8E4M3
-    if kind == "plain":
-        return None
-    if kind == "float8_delayed":
-        scale, amax = torch.full((1,), 16.0, device=lab.device), torch.zeros(1, device=lab.device)
-        return tensors.Float8Quantizer(scale, amax, form, **usage)
-    if kind.startswith("float8"):
-        return tensors.Float8CurrentScalingQuantizer(form, torch.device(lab.device), **usage)
-    if kind.startswith("blockwise"):
-        return tensors.Float8BlockQuantizer(form, block_scaling_dim=1 if kind == "blockwise_1d" else 2, **usage)
-    if kind == "mxfp8":
-        return tensors.MXFP8Quantizer(form, **usage)
-    if kind == "nvfp4":
-        return tensors.NVFP4Quantizer(dtypes.kFloat4E2M1, **usage)
-    return tensors.IdentityQuantizer(**usage)
+    form, device = dtypes.kFloat8E5M2 if kind == "float8_e5m2" else dtypes.kFloat8E4M3, torch.device(lab.device)
+    makers = {
+        "plain": lambda: None,
+        "float8_delayed": lambda: tensors.Float8Quantizer(
+            torch.full((1,), 16.0, device=device), torch.zeros(1, device=device), form, **usage
+        ),
+        "blockwise": lambda: tensors.Float8BlockQuantizer(form, block_scaling_dim=2, **usage),
+        "blockwise_1d": lambda: tensors.Float8BlockQuantizer(form, block_scaling_dim=1, **usage),
+        "mxfp8": lambda: tensors.MXFP8Quantizer(form, **usage),
+        "nvfp4": lambda: tensors.NVFP4Quantizer(dtypes.kFloat4E2M1, **usage),
+        "identity": lambda: tensors.IdentityQuantizer(**usage),
+    }
+    return makers.get(kind, lambda: tensors.Float8CurrentScalingQuantizer(form, device, **usage))()
 
 
 @functools.cache
@@ -452,7 +451,7 @@ def verdict(errors, dtype="float32"):
     return ok, {"measured": errors, "tolerance": TOLERANCES[dtype], "unit": "relative error"}
 
 
-def judge_forward(lab, kind, shape=SHAPE, dtype="float32", training=True):  # noqa: FBT002
+def judge_forward(lab, kind, shape=SHAPE, dtype="float32", training=True):
     """Call with three other tensors."""
     _, call = capture(lab, (wrap(lab, kind, draw(lab, 0, 1.0, shape, dtype)),), training=training)
     errors = {}
@@ -660,12 +659,12 @@ def judge_kind(probe, lab, kind):
 def judge_options(probe, lab):
     """Judge the other ways to call and to graph."""
     for kind, role in (("plain", "control"), ("float8", "defect")):
-        probe.judge(f"inference.{kind}", role, judge_forward, lab, kind, SHAPE, "float32", False)  # noqa: FBT003
+        probe.judge(f"inference.{kind}", role, judge_forward, lab, kind, SHAPE, "float32", False)
         probe.judge(f"odd.{kind}", role, judge_forward, lab, kind, (3, 5))
         probe.judge(f"bfloat16.{kind}", role, judge_forward, lab, kind, SHAPE, "bfloat16")
         probe.judge(f"callables.{kind}", role, judge_callables, lab, kind)
-        probe.judge(f"microbatches.{kind}", role, judge_microbatches, lab, kind, [1, 1, -1, -1], False)  # noqa: FBT003
-        probe.judge(f"reused.{kind}", role, judge_microbatches, lab, kind, [1, -1, 1, -1], True)  # noqa: FBT003
+        probe.judge(f"microbatches.{kind}", role, judge_microbatches, lab, kind, [1, 1, -1, -1], False)
+        probe.judge(f"reused.{kind}", role, judge_microbatches, lab, kind, [1, -1, 1, -1], True)
         places = [place for place, one in enumerate(PLACES) if (one == "plain") == (kind == "plain")]
         probe.judge(f"arguments.{kind}", role, judge_arguments, lab, places)
     for kind in ("plain", "float8", "blockwise"):
