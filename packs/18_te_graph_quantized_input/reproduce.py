@@ -157,8 +157,7 @@ def levels(device):
 def per_tensor(x, quantizer):
     """Return what a Float8Tensor stores: one scale, of the quantizer or of the values."""
     dtype, peak = stored(quantizer)
-    given = type(quantizer).__name__ == "Float8Quantizer"
-    scale = quantizer.scale if given else peak / x.float().abs().amax().clamp(min=2**-100)
+    scale = quantizer.scale if type(quantizer).__name__ == "Float8Quantizer" else peak / x.float().abs().amax().clamp(min=2**-100)  # noqa: E501 - one value  # fmt: skip
     data = (x.float() * scale).to(dtype).view(sys.modules["torch"].uint8)
     fields = {"data": data, "fp8_scale_inv": (1 / scale).view(1), "fp8_dtype": quantizer.dtype}
     return fields | {"data_transpose": data.movedim(-1, 0).contiguous() if quantizer.columnwise_usage else None}
@@ -230,21 +229,20 @@ def quantize(x, quantizer, target=None, _noop=None):
 
 def dequantize(x, dtype):
     """Return in plain form what a quantized tensor stands for."""
-    torch, shape, fields = sys.modules["torch"], tuple(x.shape), vars(x)
+    torch, shape = sys.modules["torch"], tuple(x.shape)
     dtype = sys.modules[f"{TE}.constants"].TE_DType_To_Torch[dtype]
-    if "_fp4_dtype" in fields:
-        data = fields["_rowwise_data"].long()
+    name = type(x).__name__.removesuffix("Storage")
+    if name == "NVFP4Tensor":
+        data = x._rowwise_data.long()  # noqa: SLF001 - what it stores
         codes = torch.stack([data & 15, data >> 4], -1).flatten(-2)
-        values = levels(data.device)[0][codes & 7] * (1 - 2 * (codes >> 3))
-        scale = fields["_rowwise_scale_inv"].view(torch.float8_e4m3fn).float() * fields["_amax_rowwise"] / (6 * 448)
-        return flattened(tiles(values, 1, 16) * scale[:, None, :, None], shape).to(dtype)
-    number = int(fields["_fp8_dtype"])
-    form = getattr(torch, FORMATS[sys.modules["transformer_engine_torch"].DType(number).name][0])
-    if "_scale_inv" in fields:
-        return (fields["_data"].view(form).float() * fields["_scale_inv"]).to(dtype)
-    scale = torch.exp2(fields["_rowwise_scale_inv"].float() - 127)  # MXFP8's
-    values = tiles(fields["_rowwise_data"].view(form).float(), 1, 32)
-    return flattened(values * scale[:, None, :, None], shape).to(dtype)
+        values, (height, width) = levels(data.device)[0][codes & 7] * (1 - 2 * (codes >> 3)), (1, 16)
+        scale = x._rowwise_scale_inv.view(torch.float8_e4m3fn).float() * x._amax_rowwise / (6 * 448)  # noqa: SLF001 - what it stores
+        return flattened(tiles(values, height, width) * scale[:, None, :, None], shape).to(dtype)
+    form = getattr(torch, FORMATS[sys.modules["transformer_engine_torch"].DType(int(x._fp8_dtype)).name][0])  # noqa: SLF001 - what it stores
+    if name == "Float8Tensor":
+        return (x._data.view(form).float() * x._scale_inv).to(dtype)  # noqa: SLF001 - what it stores
+    scale = torch.exp2(x._rowwise_scale_inv.float() - 127)  # MXFP8's  # noqa: SLF001 - what it stores
+    return flattened(tiles(x._rowwise_data.view(form).float(), 1, 32) * scale[:, None, :, None], shape).to(dtype)  # noqa: SLF001 - what it stores
 
 
 def transpose(data, _dtype, out=None):
@@ -253,8 +251,9 @@ def transpose(data, _dtype, out=None):
     return turned if out is None else out.copy_(turned)
 
 
-def make_empty(quantizer, shape, *, dtype, device=None, requires_grad=False, **_pinned):
+def make_empty(quantizer, shape, *, dtype, device=None, requires_grad=False, pin_memory=False):  # noqa: PLR0913 - as it is called
     """Allocate a tensor of a quantizer's class."""
+    del pin_memory
     torch = sys.modules["torch"]
     made = quantize(torch.zeros(tuple(shape), dtype=dtype, device=device), quantizer)
     return made.requires_grad_(requires_grad)
@@ -373,23 +372,25 @@ def load(torch, device):
     return Lab(torch, device, sys.modules["transformer_engine_torch"], *modules)
 
 
-def quantizer(lab, kind):
-    """Return the quantizer of a kind; None for the plain one."""
+def quantizer(lab, kind):  # noqa: PLR0911 - one for each class
+    """Return the quantizer of a kind; None where the release has none, or the kind is plain."""
     torch, tensors, dtypes = lab.torch, lab.tensors, lab.te.DType
     usage = {"rowwise": True, "columnwise": kind == "float8_columnwise"}
-    form, device = dtypes.kFloat8E5M2 if kind == "float8_e5m2" else dtypes.kFloat8E4M3, torch.device(lab.device)
-    makers = {
-        "plain": lambda: None,
-        "float8_delayed": lambda: tensors.Float8Quantizer(
-            torch.full((1,), 16.0, device=device), torch.zeros(1, device=device), form, **usage
-        ),
-        "blockwise": lambda: tensors.Float8BlockQuantizer(form, block_scaling_dim=2, **usage),
-        "blockwise_1d": lambda: tensors.Float8BlockQuantizer(form, block_scaling_dim=1, **usage),
-        "mxfp8": lambda: tensors.MXFP8Quantizer(form, **usage),
-        "nvfp4": lambda: tensors.NVFP4Quantizer(dtypes.kFloat4E2M1, **usage),
-        "identity": lambda: tensors.IdentityQuantizer(**usage),
-    }
-    return makers.get(kind, lambda: tensors.Float8CurrentScalingQuantizer(form, device, **usage))()
+    form = dtypes.kFloat8E5M2 if kind == "float8_e5m2" else dtypes.kFloat8E4M3
+    if kind == "plain":
+        return None
+    if kind == "float8_delayed":
+        scale, amax = torch.full((1,), 16.0, device=lab.device), torch.zeros(1, device=lab.device)
+        return tensors.Float8Quantizer(scale, amax, form, **usage)
+    if kind.startswith("float8"):
+        return tensors.Float8CurrentScalingQuantizer(form, torch.device(lab.device), **usage)
+    if kind.startswith("blockwise"):
+        return tensors.Float8BlockQuantizer(form, block_scaling_dim=1 if kind == "blockwise_1d" else 2, **usage)
+    if kind == "mxfp8":
+        return tensors.MXFP8Quantizer(form, **usage)
+    if kind == "nvfp4":
+        return tensors.NVFP4Quantizer(dtypes.kFloat4E2M1, **usage)
+    return tensors.IdentityQuantizer(**usage)
 
 
 @functools.cache
