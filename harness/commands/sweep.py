@@ -13,7 +13,7 @@ from harness.core.progress import Progress
 from harness.core.words import Exit
 from harness.host import host
 from harness.host.gpus import gpu_pool
-from harness.sweep import text_outputs
+from harness.sweep import acknowledged, text_outputs
 from harness.sweep.sweep import Order, Sweep
 
 BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[smh]?)")
@@ -70,6 +70,7 @@ def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float
     metavar="N",
     help="Put N wrong fixes of each pack through its probe too, those not run for longest first.",
 )
+@options.acknowledged_option
 @click.option(
     "--baseline",
     type=click.Path(path_type=Path),
@@ -89,6 +90,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     repeat: int,
     latest: bool,  # noqa: FBT001 - likewise
     mutants: int,
+    acknowledged_file: Path | None,
     baseline: Path | None,
 ) -> int:
     """Judge every pack on every target that this host can show, and say what changed.
@@ -106,7 +108,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
     \b
     Exit status 1 when something changed for the worse or needs attention (an error, a fix that upstream shipped,
-    a stale patch, a GPU with a fault, a lane that nobody could run), 0 otherwise.
+    a stale patch, a GPU with a fault, a lane that nobody could run), 0 otherwise; what `ack` put down as known does
+    not count until it changes.
 
     \b
     Examples:
@@ -127,6 +130,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             jobs=jobs,
             runs=runs.absolute(),
             baseline=baseline,
+            acknowledged=acknowledged_file or acknowledged.beside(packs),
             mutants=mutants,
             notes=(*(str(error) for error in broken), *pool.lost),
         )

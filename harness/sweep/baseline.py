@@ -117,7 +117,7 @@ def of_verdict(verdict: str, before: str, release: str) -> list[ChangeRow]:
 def of_claims(now: Receipt, then: Receipt | None) -> list[ChangeRow]:
     """Name the claims that the baseline supported and this sweep does not."""
     lost = sorted(set(then.claims) - set(now.claims)) if then and then.verdict == now.verdict else []
-    return [ChangeRow("claims lost", worse=True, text=", ".join(lost))] if lost else []
+    return [ChangeRow("claims lost", worse=True, text=", ".join(lost), about=", ".join(lost))] if lost else []
 
 
 def of_figures(cell: Cell, now: Receipt, then: Receipt | None) -> list[ChangeRow]:
@@ -144,7 +144,7 @@ def _figure(lane: str, now: FigureLine, then: FigureLine) -> list[ChangeRow]:
         return []
     better, worse = ("less memory", "more memory") if now.unit in MEMORY else ("faster", "slower")
     text = f"{lane} {now.name}: {number(after)} {now.unit}, was {number(before)} (noise {number(noise)})"
-    return [ChangeRow(worse if loss > 0 else better, worse=loss > 0, text=text)]
+    return [ChangeRow(worse if loss > 0 else better, worse=loss > 0, text=text, about=f"{lane} {now.name}")]
 
 
 def _noise(now: FigureLine, then: FigureLine) -> float | None:

@@ -19,7 +19,7 @@ from harness.schedule import inputs
 from harness.schedule.journal import FileJournal
 from harness.schedule.scheduler import Account, GpuFault, Listener
 from harness.schedule.session import Session
-from harness.sweep import baseline, history, mutants, run_folder, selection, writing
+from harness.sweep import acknowledged, baseline, history, mutants, run_folder, selection, writing
 from harness.sweep.collector import Collector
 from harness.sweep.mutants import Night
 from harness.sweep.results import NOT_HERE, NOT_RUN, SCHEMA, CellRow, GpuRow, HostRow, Results
@@ -45,6 +45,7 @@ class Order:
         runs: the folder of the run folders.
         baseline: the value of ``--baseline``.
         mutants: how many wrong fixes of each pack.
+        acknowledged: the file of the deviations that are known.
         notes: what the outputs have to say besides, such as packs that could not be loaded.
 
     """
@@ -58,6 +59,7 @@ class Order:
     jobs: int | None
     runs: Path
     baseline: Path | None
+    acknowledged: Path
     mutants: int = 0
     notes: tuple[str, ...] = ()
 
@@ -107,6 +109,7 @@ class Sweep:
             inputs.taken(self.cache, order.packs) as copies,
             run_folder.opened(order.runs, order.request, run_folder.now()) as folder,
         ):
+            known = acknowledged.read(order.acknowledged)
             compared = baseline.find(order.baseline, order.runs, folder.name)
             packs = {one.name: one for one in copies}
             chosen = [(packs[one.name], target) for one, target in chosen]
@@ -123,7 +126,7 @@ class Sweep:
                 night = self._mutants(session, cells, account)
                 places = {self.cache.root: "$CACHE", order.folder.absolute(): "$PACKS", order.runs: "$RUNS"}
                 collector = Collector(session.judge, account, compared, redaction.of_host(places), night.killed)
-                rows = tuple(collector.rows(cells))
+                rows = tuple(acknowledged.applied(collector.rows(cells), known))
             seconds = (run_folder.now() - folder.started).total_seconds()
             results = self._results(folder, session, account, rows, compared.text, seconds)
             results = replace(results, notes=(*results.notes, *night.notes))
