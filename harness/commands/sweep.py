@@ -14,6 +14,7 @@ from harness.core.words import Exit
 from harness.host import host
 from harness.host.gpus import gpu_pool
 from harness.sweep import acknowledged, text_outputs
+from harness.sweep.selection import Moving
 from harness.sweep.sweep import Order, Sweep
 
 BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[smh]?)")
@@ -63,6 +64,7 @@ def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float
     help="Run each lane N times; FLAKY if they differ.",
 )
 @click.option("--latest", is_flag=True, help="Judge upstream's newest releases too.")
+@click.option("--head", is_flag=True, help="Judge the heads of upstream's default branches too, as they are now.")
 @click.option(
     "--mutants",
     type=click.IntRange(0),
@@ -89,6 +91,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     budget: float | None,
     repeat: int,
     latest: bool,  # noqa: FBT001 - likewise
+    head: bool,  # noqa: FBT001 - likewise
     mutants: int,
     acknowledged_file: Path | None,
     baseline: Path | None,
@@ -124,7 +127,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             packs=chosen,
             folder=packs,
             only=only,
-            latest=latest,
+            moving=Moving(latest, head),
             repeat=repeat,
             budget=budget,
             jobs=jobs,

@@ -15,7 +15,7 @@ from harness.receipt.figures import number
 from harness.receipt.receipt import Receipt
 from harness.sweep import run_folder
 from harness.sweep.results import FLAKY, ChangeRow
-from harness.sweep.selection import LATEST
+from harness.sweep.selection import HEAD, LATEST
 from harness.verdict.cell import Cell
 
 #: What a verdict that was not there before is called; whatever is not listed is good news.
@@ -102,6 +102,9 @@ def expected(cell: Cell, then: Receipt | None) -> str:
     fixed_in = cell.pack.definition.fixed_in
     if cell.column == LATEST and fixed_in and cell.version and Version(cell.version) >= Version(fixed_in):
         return Verdict.FIXED_UPSTREAM
+    head = cell.pack.definition.head
+    if cell.column == HEAD and head is not None:
+        return head.verdict
     return cell.pack.definition.targets[cell.target].verdict
 
 

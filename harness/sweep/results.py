@@ -50,7 +50,8 @@ class CellRow:
     was not, `reason` says why), NOT_HERE (this host cannot judge it). `baseline` is the verdict that it is compared
     with; empty where there is none. `deviation` says how it differs from what pack.toml states. `strength` says
     how many wrong fixes the probe refuses; empty where nobody measured it. `known` says since when somebody
-    acknowledged what needs attention, and why; empty where nobody did, or where it changed since.
+    acknowledged what needs attention, and why; empty where nobody did, or where it changed since. `as_of` is the day on
+    which a version that moves was the newest; empty for the pinned one.
     """
 
     name: str
@@ -77,6 +78,7 @@ class CellRow:
     receipt: str = ""
     strength: str = ""
     known: str = ""
+    as_of: str = ""
 
     @property
     def says(self) -> str:

@@ -24,6 +24,7 @@ from harness.sweep.collector import Collector
 from harness.sweep.mutants import Night
 from harness.sweep.results import NOT_HERE, NOT_RUN, SCHEMA, CellRow, GpuRow, HostRow, Results
 from harness.sweep.run_folder import RunFolder, SweepRequest
+from harness.sweep.selection import Moving
 from harness.verdict.cell import Cell
 
 #: Verdicts behind which nothing was judged.
@@ -38,7 +39,7 @@ class Order:
         packs: the packs that could be loaded.
         folder: where they lie.
         only: the values of ``--only``.
-        latest: also upstream's newest releases.
+        moving: upstream's newest releases and default branches too.
         repeat: how often each lane runs.
         budget: in seconds; None without one.
         jobs: how many lanes run at once; None: as many as the cores and the memory allow.
@@ -53,7 +54,7 @@ class Order:
     packs: list[Pack]
     folder: Path
     only: tuple[str, ...]
-    latest: bool
+    moving: Moving
     repeat: int
     budget: float | None
     jobs: int | None
@@ -66,12 +67,13 @@ class Order:
     @property
     def request(self) -> SweepRequest:
         """What a sweep is continued by."""
-        return SweepRequest(files.key_of(self.folder.resolve()), self.only, self.latest, self.repeat, self.mutants)
+        packs, moving = files.key_of(self.folder.resolve()), self.moving
+        return SweepRequest(packs, self.only, moving.latest, self.repeat, self.mutants, moving.head)
 
     def command(self, cell: Cell) -> str:
         """Return the command that makes a cell's receipt anew."""
         text = f"runner.py sweep --only {cell.pack.name}:{cell.target}"
-        text += " --latest" if cell.column == selection.LATEST else ""
+        text += f" --{cell.column}" if cell.column else ""
         return text + (f" --repeat {self.repeat}" if self.repeat > 1 else "")
 
 
@@ -113,7 +115,7 @@ class Sweep:
             compared = baseline.find(order.baseline, order.runs, folder.name)
             packs = {one.name: one for one in copies}
             chosen = [(packs[one.name], target) for one, target in chosen]
-            cells = selection.cells(chosen, self.host, self.cache, latest=order.latest)
+            cells = selection.cells(chosen, self.host, self.cache, order.moving)
             past = history.read(order.runs, folder.name)
             with FileJournal(folder.path / run_folder.JOURNAL) as journal:
                 again = f"; {journal.passed_over} damaged lines are passed over" if journal.passed_over else ""

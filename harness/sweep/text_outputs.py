@@ -71,7 +71,8 @@ def summary(results: Results) -> str:
 
 
 def _release(row: CellRow) -> str:
-    return f"{row.upstream} {row.version}" + ("" if row.release == "pinned" else f" ({row.release})")
+    moving = "" if row.release == "pinned" else f" ({row.release}{f', as of {row.as_of}' if row.as_of else ''})"
+    return f"{row.upstream} {row.version}{moving}"
 
 
 def _seconds(row: CellRow) -> str:
