@@ -20,6 +20,7 @@ VERBS = (
     "list",
     "run",
     "sweep",
+    "ack",
     "versions",
     "mutate",
     "table",
