@@ -21,6 +21,7 @@ VERBS = (
     "run",
     "sweep",
     "versions",
+    "pr-verdict",
     "mutate",
     "table",
     "upstream-tests",

@@ -2,17 +2,26 @@
 
 Until the project has a public address the setting is empty, and a link is the file's path in this repository, as text:
 a relative link would lead nowhere from an upstream's page.
+
+``python -m harness.report.links`` writes the address where README.md and deploy/ have a placeholder for it.
 """
 
 from __future__ import annotations
 
 import functools
+import sys
 from pathlib import Path
 
 import tomli
 
+from harness.core import files
+from harness.core.urls import without_credentials
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 BRANCH = "main"
+#: What stands where the address belongs, in the files that a user copies lines from.
+RAW, ADDRESS = "https://RAW-URL-OF-THIS-REPOSITORY", "https://URL-OF-THIS-REPOSITORY"
+WRITTEN = ("README.md", "deploy/github/reproducer-packs.yml")
 
 
 @functools.cache
@@ -31,6 +40,42 @@ def to(path: str) -> str:
     return f"[{path}]({url}/blob/{BRANCH}/{path})" if url else f"`{path}`"
 
 
+def named(text: str, path: str) -> str:
+    """Link a word to a file of this repository (or a heading in it); the word alone while there is no address."""
+    url = repository_url()
+    return f"[{text}]({url}/blob/{BRANCH}/{path})" if url else text
+
+
 def project() -> str:
     """Name this repository in a sentence."""
     return repository_url() or "the repository of this pack"
+
+
+def commit(sha: str, url: str) -> str:
+    """Link a commit of a repository on the web; its first digits alone where `url` is no such repository's."""
+    short = sha[:12]
+    page = without_credentials(url).removesuffix("/").removesuffix(".git")
+    return f"[{short}]({page}/commit/{sha})" if page.startswith("https://") else f"`{short}`"
+
+
+def with_address(text: str, url: str) -> str:
+    """Write the address into a text that has a placeholder for it; an empty one leaves it as it is."""
+    if not url:
+        return text
+    return text.replace(RAW, f"{url}/raw/{BRANCH}").replace(ADDRESS, url)
+
+
+def main() -> int:
+    """Write the address into README.md and deploy/; return 0."""
+    for name in WRITTEN:
+        path = REPOSITORY / name
+        before = path.read_text(encoding="utf-8")
+        after = with_address(before, repository_url())
+        if after != before:
+            files.write_atomic(path, after)
+        sys.stdout.write(f"{name}: {'written' if after != before else 'as it was'}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
