@@ -17,7 +17,7 @@ from harness.host.gpus import gpu_pool
 from harness.pack.concerned import concerned
 from harness.pack.model import Pack
 from harness.receipt import redaction
-from harness.report import issue, pr_comment
+from harness.report import issue, links, pr_comment
 from harness.schedule import inputs
 from harness.schedule.journal import MemoryJournal
 from harness.schedule.session import Session
@@ -86,8 +86,10 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         raise HarnessError("pr-verdict judges two trees. Next: --base SPEC --head SPEC, or --changed FILE")
     if not wanted and changed is None:
         raise HarnessError("no pack is named. Next: runner.py pr-verdict PACK, or --changed FILE")
-    if commits_at and not commits_at.startswith("https://"):
-        raise HarnessError(f"--commits-at {commits_at!r} is no https:// URL. Next: https://github.com/OWNER/NAME")
+    if commits_at and not links.PAGE.fullmatch(commits_at):
+        raise HarnessError(
+            f"--commits-at {commits_at!r} is no https:// URL of a repository. Next: https://github.com/OWNER/NAME"
+        )
     chosen, broken = options.sound_packs(packs, wanted)
     options.complain(broken)
     if changed is not None:

@@ -9,18 +9,19 @@ a relative link would lead nowhere from an upstream's page.
 from __future__ import annotations
 
 import functools
+import re
 import sys
 from pathlib import Path
 
 import tomli
 
 from harness.core import files
-from harness.core.urls import without_credentials
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 BRANCH = "main"
 #: What stands where the address belongs, in the files that a user copies lines from.
 RAW, ADDRESS = "https://RAW-URL-OF-THIS-REPOSITORY", "https://URL-OF-THIS-REPOSITORY"
+PAGE = re.compile(r"https://[\w.:-]+(?:/[\w.~-]+)+")
 WRITTEN = ("README.md", "deploy/github/reproducer-packs.yml")
 
 
@@ -52,10 +53,12 @@ def project() -> str:
 
 
 def commit(sha: str, url: str) -> str:
-    """Link a commit of a repository on the web; its first digits alone where `url` is no such repository's."""
-    short = sha[:12]
-    page = without_credentials(url).removesuffix("/").removesuffix(".git")
-    return f"[{short}]({page}/commit/{sha})" if page.startswith("https://") else f"`{short}`"
+    """Link a commit of a repository on the web; its first digits alone where `url` is no such repository's.
+
+    A URL with a user or a token in it is nobody's to read.
+    """
+    short, page = sha[:12], url.removesuffix("/").removesuffix(".git")
+    return f"[{short}]({page}/commit/{sha})" if PAGE.fullmatch(page) else f"`{short}`"
 
 
 def with_address(text: str, url: str) -> str:
