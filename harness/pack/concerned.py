@@ -22,9 +22,16 @@ def paths(definition: Definition) -> tuple[str, ...]:
 
 
 def concerned(packs: Iterable[Pack], changed: Iterable[str]) -> list[Pack]:
-    """Return the packs that are about one of these files, by their paths from the repository's root."""
+    """Return the packs that are about one of these files, by their paths from the repository's root.
+
+    A pack of compiled code is none of them: a checkout is judged without being built, and cannot be imported.
+    """
     files = {str(PurePosixPath(line)) for line in changed if line}
-    return [pack for pack in packs if any(_touches(path, files) for path in paths(pack.definition))]
+    return [
+        pack
+        for pack in packs
+        if not pack.definition.upstream.is_compiled and any(_touches(path, files) for path in paths(pack.definition))
+    ]
 
 
 def _touches(path: str, files: set[str]) -> bool:

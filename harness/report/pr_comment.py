@@ -54,7 +54,7 @@ def _verdict(one: Compared, scrub: Scrubber) -> str:
     """Write which bug this is about, both verdicts, and what they say of the change."""
     definition, said = one.pack.definition, one.change
     words = [f"{name}: {_word(one, side)}" for name, side in ((BASE, one.base), (HEAD, one.head))]
-    names = f": {_names(said, scrub)}" if said.names else ""
+    names = f": {_names(said.names, scrub)}" if said.names else ""
     page = one.pack.report if one.pack.report.exists() else one.pack.probe
     pack = links.to(f"packs/{one.pack.name}/{page.name}")
     about = f"{definition.title} ({definition.kind}, {one.target}, {one.evidence})"
@@ -74,9 +74,9 @@ def _sentence(one: Compared, said: Change) -> str:
     return CLEANUP_SENTENCES.get(said.sentence, said.sentence) if cleanup else said.sentence
 
 
-def _names(said: Change, scrub: Scrubber) -> str:
-    shown = [_clean(name, scrub) for name in said.names[:MOST_NAMES]]
-    more = len(said.names) - len(shown)
+def _names(names: tuple[str, ...], scrub: Scrubber) -> str:
+    shown = [_clean(name, scrub) for name in names[:MOST_NAMES]]
+    more = len(names) - len(shown)
     return ", ".join([*shown, *([f"{more} more"] if more else [])])
 
 
@@ -95,7 +95,7 @@ def _trees(one: Compared, trees: Trees, commits_at: str, scrub: Scrubber) -> str
     for name, side, _ in sides:
         wrong = change.failed(side.record, Role.DEFECT) + change.failed(side.record, Role.CONTROL)
         if wrong:
-            parts.append(f"wrong in {name}: {_names(Change(one.change.effect, '', wrong), scrub)}")
+            parts.append(f"wrong in {name}: {_names(wrong, scrub)}")
         if side.reason and side.verdict not in JUDGED and not wrong:
             parts.append(f"{name}: {_clean(side.reason, scrub)}")
     figure = figures.leading(one.pack.definition.leading_figure, one.base.record, one.head.record)
@@ -103,8 +103,7 @@ def _trees(one: Compared, trees: Trees, commits_at: str, scrub: Scrubber) -> str
     if one.base.record and one.head.record and one.base.verdict in JUDGED and one.head.verdict in JUDGED:
         differing = judge.differing_outputs(one.base.record, one.head.record)
         if differing:
-            shown = _names(Change(one.change.effect, "", tuple(differing)), scrub)
-            parts.append(f"not the same bits in both, though a fix leaves them alone: {shown}")
+            parts.append(f"outputs that differ bit for bit between the two: {_names(tuple(differing), scrub)}")
     return "; ".join(parts) + "."
 
 

@@ -186,7 +186,8 @@ def test_it_is_red_where_the_change_makes_it_worse(
     machine = _pull_request(workbench, {SCALE: STATES[head]}, base)
     machine.run(_job(JUDGE))
     assert machine.failed == failed, machine.output
-    assert sentence in _verdict(machine), "what is uploaded does not depend on how it ends"
+    assert sentence in (machine.folder / "GITHUB_STEP_SUMMARY").read_text()
+    assert (sentence in _verdict(machine)) == (failed != ""), "where nothing can be said there is no comment"
 
 
 def test_other_files_set_nothing_up_and_leave_no_text(workbench: Workbench) -> None:
