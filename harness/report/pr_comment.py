@@ -22,7 +22,8 @@ SHA = re.compile(r"\b[0-9a-f]{40}\b")
 #: Checks of one line: more are counted.
 MOST_NAMES = 6
 WORDS = "README.md#what-a-verdict-says"
-JUDGED = (LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED)
+#: What a lane printed before it ended so is shown by nobody.
+UNJUDGED = (LaneVerdict.UNSUPPORTED, LaneVerdict.ERROR)
 #: A cleanup is no bug: what its two words mean, and the sentences that speak of one.
 CLEANUP_WORDS = {LaneVerdict.BUG_REPRODUCED: "shown", LaneVerdict.FIX_VALIDATED: "gone"}
 CLEANUP_SENTENCES = {
@@ -93,17 +94,17 @@ def _trees(one: Compared, trees: Trees, commits_at: str, scrub: Scrubber) -> str
     sides = ((BASE, one.base, trees.base), (HEAD, one.head, trees.head))
     parts = [", ".join(f"{name} is {_tree(side.version, spec, commits_at)}" for name, side, spec in sides)]
     for name, side, _ in sides:
+        if side.verdict in UNJUDGED:
+            parts.append(f"{name}: {_clean(side.reason or 'no reason', scrub)}")
+            continue
         wrong = change.failed(side.record, Role.DEFECT) + change.failed(side.record, Role.CONTROL)
-        if wrong:
-            parts.append(f"wrong in {name}: {_names(wrong, scrub)}")
-        if side.reason and side.verdict not in JUDGED and not wrong:
-            parts.append(f"{name}: {_clean(side.reason, scrub)}")
-    figure = figures.leading(one.pack.definition.leading_figure, one.base.record, one.head.record)
-    parts += [_clean(figure, scrub)] if figure else []
-    if one.base.record and one.head.record and one.base.verdict in JUDGED and one.head.verdict in JUDGED:
-        differing = judge.differing_outputs(one.base.record, one.head.record)
-        if differing:
-            parts.append(f"outputs that differ bit for bit between the two: {_names(tuple(differing), scrub)}")
+        parts += [f"wrong in {name}: {_names(wrong, scrub)}"] if wrong else []
+    base, head = (side.record if side.verdict not in UNJUDGED else None for _, side, _ in sides)
+    figure = figures.leading(one.pack.definition.leading_figure, base, head)
+    parts += [f"{_clean(figure, scrub)}{'' if base and head else f' ({BASE if base else HEAD})'}"] if figure else []
+    differing = judge.differing_outputs(base, head) if base and head else []
+    if differing:
+        parts.append(f"outputs that differ bit for bit between the two: {_names(tuple(differing), scrub)}")
     return "; ".join(parts) + "."
 
 
@@ -111,7 +112,8 @@ def _tree(version: str, spec: str, commits_at: str) -> str:
     """Name a tree by its commit, with a link where nothing else is in it."""
     match = SHA.search(version)
     if match is None:
-        return "a folder that states no commit" if version in ("path", "") else markdown.code(version)
+        known = {"": "not to be had", "path": "a folder that states no commit"}
+        return known.get(version) or markdown.code(version)
     if not commit_of(version):
         return f"{markdown.code(match[0][:12])} with modified files"
     git = GIT_PATTERN.fullmatch(spec)

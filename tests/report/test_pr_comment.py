@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,7 @@ def test_with_one_every_link_is_absolute(monkeypatch: pytest.MonkeyPatch) -> Non
         (f"path at {BASE}", "path:base", f"commit `{BASE[:12]}`"),
         (f"path at {BASE} with modified files", "path:base", f"`{BASE[:12]}` with modified files"),
         ("path", "path:base", "a folder that states no commit"),
+        ("", f"git+https://example.org/a@{BASE}", "not to be had"),
         ("0.8.2", "liger-kernel==0.8.2", "`0.8.2`"),
     ],
 )  # fmt: skip
@@ -117,6 +119,15 @@ def test_results_that_differ_bit_for_bit_are_named() -> None:
     assert "outputs that differ bit for bit between the two: `total`" in _text(*FIX)
     same = _side(LaneVerdict.BUG_REPRODUCED, "path"), _side(LaneVerdict.FIX_VALIDATED, "path")
     assert "differ bit for bit" not in _text(*same)
+
+
+def test_what_a_lane_printed_before_an_error_is_not_shown() -> None:
+    broken = replace(
+        _side(LaneVerdict.BUG_REPRODUCED, "path", 9.0), verdict=LaneVerdict.ERROR, reason="killed by SIGSEGV"
+    )
+    _, second, _ = _text(FIX[1], broken).splitlines()
+    assert "head: `killed by SIGSEGV`; `grad_weight_max_abs_error 0` (base)." in second
+    assert "wrong in head" not in second
 
 
 def test_many_checks_are_counted() -> None:
