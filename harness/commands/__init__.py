@@ -22,6 +22,7 @@ VERBS = (
     "sweep",
     "ack",
     "versions",
+    "pr-verdict",
     "mutate",
     "table",
     "upstream-tests",
