@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
+import sys
 import tempfile
 from pathlib import Path
 
@@ -44,7 +45,7 @@ def usual(here: Path) -> Path:
     """Return the interpreter that a user means who names none.
 
     It is that of the active virtual or conda environment, else of `.venv` in the folder `here`, else the `python3` or
-    `python` on the path.
+    `python` on the path. The folder of the interpreter that runs this is left out of the path: uvx puts it there.
 
     Raises:
         HarnessError: there is none.
@@ -55,7 +56,9 @@ def usual(here: Path) -> Path:
         found = _inside(folder)
         if found is not None:
             return found
-    on_path = shutil.which("python3") or shutil.which("python")
+    own = Path(sys.executable).parent
+    path = os.pathsep.join(one for one in os.environ.get("PATH", os.defpath).split(os.pathsep) if Path(one) != own)
+    on_path = shutil.which("python3", path=path) or shutil.which("python", path=path)
     if on_path is None:
         raise HarnessError(f"no Python here: no active environment, no .venv, none on the path. {NEXT}")
     return Path(on_path)

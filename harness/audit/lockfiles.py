@@ -94,9 +94,7 @@ def read(path: Path) -> Environment:
 
     """
     if path.name not in ("uv.lock", "poetry.lock", "Pipfile.lock") and not PYLOCK.fullmatch(path.name):
-        raise HarnessError(
-            f"--lock {path}: known by their names are {KNOWN}. Next: -r FILE, exported from the lock"
-        )
+        raise HarnessError(f"--lock {path}: known by their names are {KNOWN}. Next: -r FILE, exported from the lock")
     text = read_text(path, "--lock")
     try:
         packages = _packages(path, text)
