@@ -20,6 +20,11 @@ MEANINGS = {
 }
 
 
+def _printable(text: str) -> str:
+    """Keep what a file names from steering a terminal."""
+    return "".join(one if one.isprintable() else "?" for one in text)
+
+
 def line(one: Finding) -> str:
     """Write one finding in one line."""
     name = f"{one.package} {one.version}".rstrip()
@@ -60,7 +65,8 @@ def as_text(environment: Environment, found: list[Finding], advisories: list[Adv
     used = {text.split()[0] for one in found for text in one.evidence}
     meanings = [f"{word}: {meaning}" for word, meaning in MEANINGS.items() if word in used]
     lines += [f"({'; '.join(meanings)})"] if meanings else []
-    return "\n".join([*lines, _summary(environment, found, {one.package for one in advisories})]) + "\n"
+    lines.append(_summary(environment, found, {one.package for one in advisories}))
+    return "".join(f"{_printable(text)}\n" for text in lines)
 
 
 def as_json(environment: Environment, found: list[Finding]) -> str:

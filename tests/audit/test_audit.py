@@ -369,6 +369,12 @@ def test_records_that_are_missing_or_broken_say_nothing(folder: Path, tmp_path: 
         assert said in _refused(folder, "-r", str(tmp_path / "r.txt"))
 
 
+def test_no_file_steers_a_terminal(folder: Path, tmp_path: Path) -> None:
+    (tmp_path / "r.txt").write_text("\x1b]0;title\x07 is no package\n", encoding="utf-8")
+    ended = _audit(folder, "-r", str(tmp_path / "r.txt"))
+    assert "not read: r.txt:1: ?]0;title? is no package" in ended.stdout
+
+
 def test_json(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "r.txt").write_text("toykernel==1.0\ntoyhelper>=1\nnot a line\n", encoding="utf-8")
     ended = _audit(folder, "-r", str(tmp_path / "r.txt"), "--json")
