@@ -44,6 +44,8 @@ PRISTINE = {
     Verdict.PATCH_STALE: WRONG,
     Verdict.FIXED_UPSTREAM: RIGHT,
 }
+#: Failed controls that a sentence names.
+MOST_NAMED = 3
 #: Digits of a commit that a sentence shows.
 SHOWN = 12
 #: The last paragraph of every record.
@@ -100,7 +102,8 @@ class Known:
 
     Attributes:
         lanes: by version, as the package index writes it, the oldest first.
-        adjacent: pairs of versions between which the package index has no other final release, or none untried.
+        adjacent: neighbours in one history. Where their verdicts differ, the package index has no other final release
+            between them that is not yanked, also where the history comes from a bisection.
 
     """
 
@@ -216,11 +219,20 @@ def _weaker(one: Lane, lanes: list[Lane]) -> bool:
     return any(one.outdated or not two.outdated for two in stronger)
 
 
+def _why_not(lane: Lane) -> str:
+    """Say why a lane judged nothing."""
+    if lane.verdict != LaneVerdict.CONTROL_FAILED:
+        return lane.reason or f"the lane ended in {lane.verdict}"
+    names = lane.reason.split(", ")
+    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
+    said = f" ({', '.join(names[:MOST_NAMED])}{more})" if lane.reason else ""
+    return f"checks that are right in every sound release fail{said}, so that nothing can be said of the bug"
+
+
 def _judged(lanes: tuple[Lane, ...]) -> dict[str, object]:
     chosen = decisive(lanes)
     if chosen.verdict not in (WRONG, RIGHT):
-        reason = chosen.reason or f"the lane ended in {chosen.verdict}"
-        return {"state": State.NOT_JUDGED.value, "evidence": [], "reason": reason}
+        return {"state": State.NOT_JUDGED.value, "evidence": [], "reason": _why_not(chosen)}
     same = [one for one in lanes if one.verdict == chosen.verdict]
     best = sorted((one for one in same if not _weaker(one, same)), key=lambda one: (one.evidence.rank, one.target))
     state = State.AFFECTED if chosen.verdict == WRONG else State.UNAFFECTED

@@ -172,10 +172,14 @@ def test_a_bug_that_one_target_shows_is_there(bench: Workbench) -> None:
 
 
 def test_what_could_not_be_judged_is_kept_with_its_reason(bench: Workbench) -> None:
-    _keep(bench, {"0.7": "?", "0.8": "E", "1.0": "B"})
+    path = _keep(bench, {"0.7": "?", "0.8": "E", "0.9": "C", "1.0": "B"})
+    found = json.loads(path.read_text(encoding="utf-8"))
+    found["rows"][2]["reason"] = "a, b, c, d"
+    path.write_text(json.dumps(found), encoding="utf-8")
     said = _document(bench)["database_specific"]["judged"]
     assert said["0.7"] == {"state": "not judged", "evidence": [], "reason": "the lane ended in UNSUPPORTED"}
     assert said["0.8"]["reason"] == "the lane ended in ERROR"
+    assert "release fail (a, b, c and 1 more)" in said["0.9"]["reason"]
 
 
 def test_an_older_probe_is_told_and_gives_way_to_todays(bench: Workbench) -> None:
@@ -210,6 +214,7 @@ def test_a_workaround_is_said_only_where_a_control_shows_it(bench: Workbench) ->
     _edit(bench, f'["{control}"]', f'["{control}", "{defect}"]')
     with pytest.raises(advisories.HarnessError, match="no receipt has a control named"):
         advisories.document(_pack(bench))
+    assert "unsound: 01_confirmed: 01_confirmed/pack.toml: workaround.checks" in bench.run("check").stdout
 
 
 @pytest.mark.parametrize(
