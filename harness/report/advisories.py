@@ -213,10 +213,11 @@ def _fixed(pack: Pack, found: Known, period: Period) -> str:
     return f"not fixed in {last}"
 
 
-def _weaker(one: Lane, lanes: list[Lane]) -> bool:
-    """Whether another lane shows the same on the same target by stronger evidence, and not by an older test."""
-    stronger = [two for two in lanes if two.target == one.target and two.evidence.rank < one.evidence.rank]
-    return any(one.outdated or not two.outdated for two in stronger)
+def _gives_way(one: Lane, lanes: list[Lane]) -> bool:
+    """Whether another lane on the same target is by no weaker evidence and no older test, and better in one of them."""
+    mine = (one.evidence.rank, bool(one.outdated))
+    others = [(two.evidence.rank, bool(two.outdated)) for two in lanes if two.target == one.target]
+    return any(rank <= mine[0] and outdated <= mine[1] and (rank, outdated) != mine for rank, outdated in others)
 
 
 def _why_not(lane: Lane) -> str:
@@ -234,7 +235,7 @@ def _judged(lanes: tuple[Lane, ...]) -> dict[str, object]:
     if chosen.verdict not in (WRONG, RIGHT):
         return {"state": State.NOT_JUDGED.value, "evidence": [], "reason": _why_not(chosen)}
     same = [one for one in lanes if one.verdict == chosen.verdict]
-    best = sorted((one for one in same if not _weaker(one, same)), key=lambda one: (one.evidence.rank, one.target))
+    best = sorted((one for one in same if not _gives_way(one, same)), key=lambda one: (one.evidence.rank, one.target))
     state = State.AFFECTED if chosen.verdict == WRONG else State.UNAFFECTED
     return {"state": state.value, "evidence": list(dict.fromkeys(one.text for one in best)), "reason": ""}
 

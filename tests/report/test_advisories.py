@@ -189,6 +189,16 @@ def test_an_older_probe_is_told_and_gives_way_to_todays(bench: Workbench) -> Non
     assert said["1.0"]["state"] == "affected"
 
 
+def test_of_one_target_only_the_best_evidence_is_named(bench: Workbench) -> None:
+    _keep(bench, {"1.0": "B"}, evidence="interpreted", probe="0" * 64)
+    said = _document(bench)["database_specific"]["judged"]["1.0"]
+    assert said["evidence"] == ["interpreted on cpu (the probe changed since)", "traced on cpu"]
+    _keep(bench, {"1.0": "B"}, evidence="interpreted")
+    assert _document(bench)["database_specific"]["judged"]["1.0"]["evidence"] == ["interpreted on cpu"]
+    _keep(bench, {"1.0": "B"}, probe="0" * 64)
+    assert _document(bench)["database_specific"]["judged"]["1.0"]["evidence"] == ["traced on cpu"]
+
+
 def test_commits_are_no_versions(bench: Workbench) -> None:
     _keep(bench, {"0123456789ab": "B"}, over="commit")
     assert _document(bench)["affected"][0]["versions"] == ["1.0"]
