@@ -242,6 +242,7 @@ class Definition:
 
     `fix` says whether the pack has a patch: without one there is no patched lane, and REPRODUCED is all that can be
     shown. `report_to` is the package whose project REPORT.md is for, where that is not the one whose tree is judged.
+    Without `advisory` nobody who has the release is warned of it: what the pack shows is no defect.
     """
 
     schema: int
@@ -256,6 +257,7 @@ class Definition:
     fixed_in: str = ""
     report_to: str = ""
     workaround: Workaround | None = None
+    advisory: bool = True
     searched: Searched | None = None
     threads: tuple[Thread, ...] = ()
     ask: Ask | None = None

@@ -305,7 +305,7 @@ def document(pack: Pack) -> dict[str, Any] | None:
     definition, found = pack.definition, known(pack)
     rows = found.rows
     wrong = [row.label for row in rows if row.verdict == WRONG]
-    if definition.kind == Kind.CLEANUP or not wrong:
+    if definition.kind == Kind.CLEANUP or not definition.advisory or not wrong:
         return None
     stretches, work = timeline.periods(rows), workaround(pack)
     periods = [

@@ -205,7 +205,9 @@ def test_commits_are_no_versions(bench: Workbench) -> None:
 
 
 def test_a_cleanup_is_no_bug_and_a_pack_without_one_has_no_record(bench: Workbench) -> None:
-    _edit(bench, 'kind = "wrong-result"', 'kind = "cleanup"')
+    _edit(bench, 'kind = "wrong-result"', 'advisory = false\nkind = "wrong-result"')
+    assert advisories.document(_pack(bench)) is None
+    _edit(bench, 'advisory = false\nkind = "wrong-result"', 'kind = "cleanup"')
     assert advisories.document(_pack(bench)) is None
     _edit(bench, 'kind = "cleanup"', 'kind = "crash"')
     assert _document(bench)["database_specific"]["silent"] is False
