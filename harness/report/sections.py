@@ -157,6 +157,8 @@ class Sections:
         url, folder = links.repository_url(), f"packs/{self.pack.name}"
         probe = f"uv run {folder}/reproduce.py --target {target}"
         lines = [f"git clone {url} reproducer && cd reproducer" if url else f"# in a clone of {links.project()}"]
+        if not upstream.is_compiled and not upstream.commit:
+            raise NothingStatedError("pack.toml states no upstream.commit")
         if not upstream.is_compiled:
             checkout = f"git -C checkout checkout --quiet {upstream.commit[:12]}"
             lines.append(f"git clone {upstream.repository} checkout && {checkout}")
