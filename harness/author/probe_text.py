@@ -56,9 +56,9 @@ def ending():
 
 
 def repeats():
-    """Judge whether the script ends twice in the same way: without that, no verdict on it means anything."""
+    """Judge whether the script comes to its own verdict, and to the same one twice: else it shows nothing."""
     first, second = ending(), ending()
-    return first == second, {"measured": [first, second]}
+    return first == second and first in (ENDINGS or [first]), {"measured": [first, second]}
 '''
 CONTROL = '''
 def control():
@@ -77,6 +77,18 @@ def stays_right():
         return False, {{"measured": f"AssertionError: {{error}}"[:400]}}
     return True, {{"measured": "no assertion failed"}}
 '''
+PIN = '''
+def pin_autotuners():
+    """Let each autotuned kernel have its first configuration: without a GPU there is nothing to time them by."""
+    from triton.runtime.autotuner import Autotuner
+
+    make = Autotuner.__init__
+
+    def make_pinned(self, fn, arg_names, configs, *rest, **named):
+        make(self, fn, arg_names, configs[:1], *rest, **named)
+
+    Autotuner.__init__ = make_pinned
+'''
 JUDGE = '''
 def judge(probe, target):
     """Judge the release that is on the path."""
@@ -87,7 +99,7 @@ def judge(probe, target):
         raise NotImplementedError(f"{{target}} is neither cpu nor the architecture of a GPU of this host")
     name, evidence = ("cpu", "{evidence}") if target == "cpu" else (torch.cuda.get_device_name(), "executed")
     probe.say("TARGET", target=target, evidence=evidence, device=name)
-    load(probe)
+{pin}    load(probe)
     probe.judge("script", "defect", fails)
     probe.judge("repeats", "control", repeats)
 {control}
@@ -98,6 +110,7 @@ if __name__ == "__main__":
 HIDE_GPU = f"""{INDENT}if target == "cpu":
 {INDENT}{INDENT}os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the script may choose a GPU where it sees one
 """
+PINNED = f'{INDENT}if target == "cpu":\n{INDENT}{INDENT}pin_autotuners()\n'
 INTERPRET = f'{INDENT}os.environ["TRITON_INTERPRET"] = str(int(target == "cpu"))  # read when triton is imported\n'
 
 
@@ -107,12 +120,14 @@ def text(draft: Draft, title: str) -> str:
     body = draft.script.body if draft.script and draft.script.body else NO_SCRIPT
     own = CONTROL.format(body=draft.control.body) if draft.control else ""
     call = f'{INDENT}probe.judge("stays_right", "control", stays_right)\n' if draft.control else ""
-    judge = JUDGE.format(before=before, evidence=draft.cpu_evidence, control=call)
-    functions = [one for one in (LOAD, SCRIPT.format(body=body), CHECKS, REPEATS, own, judge) if one]
+    pin, pinned = (PIN, PINNED) if draft.triton else ("", "")
+    judge = JUDGE.format(before=before, evidence=draft.cpu_evidence, control=call, pin=pinned)
+    functions = [one for one in (LOAD, SCRIPT.format(body=body), CHECKS, REPEATS, own, pin, judge) if one]
     constants = (
         f"PACKAGES = {_tuple(draft.upstream.modules)}\n"
         f"MODULES = {_tuple(draft.roots)}\n"
         f"STUBS = {_tuple(draft.stubs)}  # outermost first\n"
+        f"ENDINGS = {_endings(draft)}  # how the script ends where it comes to a verdict; none: however it likes\n"
     )
     block = f"# fmt: off\n{probe.original_block()}# fmt: on\n"
     parts = [
@@ -122,6 +137,10 @@ def text(draft: Draft, title: str) -> str:
         constants,
     ]
     return "".join(parts) + "\n" + "\n".join(functions)
+
+
+def _endings(draft: Draft) -> str:
+    return '("", "AssertionError")' if draft.script and draft.script.fails else "()"
 
 
 def _tuple(names: tuple[str, ...]) -> str:
@@ -164,9 +183,9 @@ def _docstring(draft: Draft, title: str) -> str:
 
 
 def _stand_ins(draft: Draft) -> list[str]:
-    if not draft.stubs:
-        return []
-    return [f"Stand-ins: {', '.join(draft.stubs)} found and not executed, for what else they import.", ""]
+    said = [f"{', '.join(draft.stubs)} found and not executed, for what else they import"] if draft.stubs else []
+    said += ["on target cpu, each autotuned kernel with its first configuration"] if draft.triton else []
+    return [f"Stand-ins: {'; '.join(said)}.", ""] if said else []
 
 
 def _commands(draft: Draft) -> list[str]:

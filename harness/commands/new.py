@@ -68,9 +68,11 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     """Write a new pack: packs/NN_SLUG, with what can be known of it, and list what is missing.
 
     The script fails while the bug is there: by an assertion, or by an exception of the package under test. It becomes
-    a defect check; a control says whether it ends twice in the same way, and --control is one of your own. Resolved are the release with its sha256 and
-    licence, the commit of its tag, where its modules lie, and the wheels of what the script reaches, per Python. Where
-    a parent package imports more than that, it is found and not executed. Nothing of the release is executed here.
+    a defect check; a control says whether it ends twice in the same way, and --control gives one of your own.
+
+    Resolved are the release with its sha256 and licence, the commit of its tag, where its modules lie, and for each
+    Python the wheels of what the script reaches. A parent package that imports more than that is found and not
+    executed. Nothing of the release is executed by this command.
 
     \b
     Examples:
