@@ -27,8 +27,6 @@ from harness.upstream.tree import Tree
 
 #: What a probe needs of Python where nothing else is stated.
 PYTHON, OLDER_PYTHON = ">=3.10", "3.9"
-#: Triton's interpreter converts arrays to scalars in a way that numpy 2.4 no longer takes.
-OF_INTERPRETER = "numpy<2.4"
 
 
 @dataclass(frozen=True)
@@ -141,7 +139,7 @@ def resolve(wish: Wish, cache: Cache, host: Host, tell: Callable[[str], None]) -
     if upstream.is_compiled:
         needed = _all_of(stated)
     pythons = _pythons(wish.pythons, stated.requires_python)
-    found = closure.resolve(needed, pythons, tell, [OF_INTERPRETER] if uses_triton else [])
+    found = closure.resolve(needed, pythons, tell, [closure.OF_INTERPRETER] if uses_triton else [])
     remarks += [f"no dependencies for Python {python}: {why}" for python, why in found.left_out.items()]
     return Draft(
         upstream=upstream,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from pathlib import Path
 
 from harness.author.probe_text import OPEN
 from harness.core.errors import HarnessError
@@ -14,6 +15,30 @@ from harness.report import reports
 #: A place that only the author can fill: `TODO: the lines that do it.`
 PLACE = re.compile(rf"(?P<label>\b\w+: )?\b{OPEN}\b[: ]*(?P<what>[^\n\"]*)")
 CONTROLS = re.compile(r'probe\.(?:judge|check)\("(?P<name>[^"]+)", "control"')
+#: Findings of `check` that a step says already.
+TOLD = re.compile(r"fix\.patch is missing|report[\w.-]*\.in\.md: |REPORT[\w.-]*\.md: missing|[a-z0-9_]+: no receipt\.")
+
+
+def is_half_written(pack: Pack) -> bool:
+    """Whether a pack still lacks what no whole one does: text, its patch, its commit, or its report and receipts."""
+    upstream, folder = pack.definition.upstream, pack.folder
+    if (pack.definition.has_patch and not pack.patch.exists()) or not (upstream.commit or upstream.is_compiled):
+        return True
+    texts = [folder / "reproduce.py", folder / "fix.patch", *folder.glob("report*.in.md")]
+    if (
+        any(path.exists() and OPEN in _opening(path) for path in texts)
+        or OPEN in upstream.license + upstream.repository
+    ):
+        return True
+    return not pack.report.exists() and not any(receipt.paths(pack.receipts))
+
+
+def _opening(path: Path) -> str:
+    """Return what an author writes of a file: not a patch's diff, nor the code of a probe below its protocol block."""
+    text = path.read_text(encoding="utf-8", errors="replace")
+    if path.suffix == ".patch":
+        return text.partition("diff --git ")[0]
+    return text
 
 
 def steps(pack: Pack) -> list[str]:
@@ -45,7 +70,7 @@ def _patch(pack: Pack) -> Iterator[str]:
         return
     if not pack.patch.exists():
         yield f"fix.patch: the fix, made with git diff --full-index. Next, with it: runner.py run {pack.name}"
-    elif OPEN in pack.patch.read_text(encoding="utf-8", errors="replace").partition("diff --git ")[0]:
+    elif OPEN in _opening(pack.patch):
         yield "fix.patch: its subject, and why it is right, in the words of a commit"
     for name, target in pack.definition.targets.items():
         if not target.loads:

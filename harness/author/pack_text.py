@@ -93,8 +93,8 @@ def report(draft: Draft, title: str, asked: tuple[str, ...]) -> str:
     parts = [f"# {title}", f"{opening}{OPEN}: the claim, in one sentence."]
     for number, heading in enumerate(own or _without_machine(asked) or DEFAULT_HEADINGS):
         parts.append(f"## {heading}")
-        parts.append("{{verdicts}}" if number == 0 else f"{OPEN}: {heading}")
-        parts += [f"{OPEN}: {heading}", "{{reproduce}}", "{{patch}}"] if number == 0 else []
+        parts.append("{{verdicts}}" if number == 0 else f"{OPEN}: what belongs under {heading}")
+        parts += [f"{OPEN}: what belongs under {heading}", "{{reproduce}}", "{{patch}}"] if number == 0 else []
     parts += ["## Already there", "{{threads}}", "## Not tested", f"{OPEN}: what nobody ran.", "{{strength}}"]
     parts += ["{{ask}}", "## Environment", "{{versions:cpu}}"]
     return "\n\n".join(parts) + "\n"

@@ -16,9 +16,10 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from packaging.requirements import Requirement
-from packaging.utils import canonicalize_name
+from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from harness.core.errors import HarnessError, UnavailableError
 from harness.pack.model import Dependency
@@ -27,18 +28,26 @@ from harness.pack.model import Dependency
 INTERPRETERS = {"torch", "triton"}
 #: Wheels for the machines that packs run on: any glibc from 2.17 (2014) to 2.34 (2021).
 PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_27_x86_64", "manylinux_2_28_x86_64")
-ANY = "any"
+#: The oldest Python that the runner takes is 3.11.
+ANY, OLDEST = "any", 11
+#: Triton's interpreter converts arrays to scalars in a way that numpy 2.4 no longer takes.
+OF_INTERPRETER = "numpy<2.4"
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """One wheel that pip chose, and the names of the packages that it requires."""
+    """One wheel that pip chose, and what it requires."""
 
     name: str
     version: str
     file: str
     sha256: str
-    requires: tuple[str, ...]
+    requires: tuple[Requirement, ...]
+
+    def tag(self, python: str) -> str:
+        """Return the tag under which pack.toml pins it: ``any`` where every Python that runs packs takes this file."""
+        tags = parse_wheel_filename(self.file)[3]
+        return ANY if any(_takes_every(one.interpreter, one.abi) for one in tags) else f"cp{python.replace('.', '')}"
 
 
 @dataclass(frozen=True)
@@ -72,7 +81,7 @@ def resolve(
         tell(f"resolving {', '.join(sorted({one.name for one in wanted}))} for Python {python}")
         limits = [*fixed, *(f"{name}=={version}" for name, version in versions.items())]
         try:
-            wheels = _reached(wanted, _resolved(wanted, python, limits))
+            wheels = _reached(wanted, _resolved(wanted, python, limits), python)
         except UnavailableError as error:
             if not versions:
                 raise
@@ -80,20 +89,39 @@ def resolve(
             continue
         for one in wheels:
             versions.setdefault(one.name, one.version)
-            tag = ANY if one.file.endswith("-none-any.whl") else f"cp{python.replace('.', '')}"
-            hashes.setdefault(one.name, {})[tag] = one.sha256
+            hashes.setdefault(one.name, {})[one.tag(python)] = one.sha256
     return Closure({name: Dependency(versions[name], hashes[name]) for name in sorted(versions)}, left_out)
 
 
-def _reached(roots: list[Requirement], wheels: dict[str, Wheel]) -> list[Wheel]:
+def _takes_every(interpreter: str, abi: str) -> bool:
+    """Whether a wheel of these tags is for every Python from the oldest that runs packs on."""
+    if abi == "abi3" and interpreter.startswith("cp3"):
+        return int(interpreter[3:] or 0) <= OLDEST
+    return abi == "none" and interpreter in ("py3", "py2.py3")
+
+
+def _reached(roots: list[Requirement], wheels: dict[str, Wheel], python: str) -> list[Wheel]:
     """Return the wheels that the roots need without what only torch or triton need."""
-    waiting, found = [str(canonicalize_name(one.name)) for one in roots], dict[str, Wheel]()
+    waiting, found = list(roots), dict[str, Wheel]()
+    seen: set[tuple[str, frozenset[str]]] = set()
     while waiting:
-        name = waiting.pop()
-        if name not in found and name in wheels and name not in INTERPRETERS:
-            found[name] = wheels[name]
-            waiting += wheels[name].requires
+        wanted = waiting.pop()
+        name, extras = str(canonicalize_name(wanted.name)), frozenset(wanted.extras)
+        if (name, extras) in seen or name not in wheels or name in INTERPRETERS:
+            continue
+        seen.add((name, extras))
+        found[name] = wheels[name]
+        waiting += [one for one in wheels[name].requires if _holds(one, python, extras)]
     return [found[name] for name in sorted(found)]
+
+
+def _holds(requirement: Requirement, python: str, extras: frozenset[str]) -> bool:
+    """Whether a requirement is one on Linux, for that Python and with one of the extras or none."""
+    if requirement.marker is None:
+        return True
+    here = {"python_version": python, "python_full_version": f"{python}.0", "sys_platform": "linux", "os_name": "posix"}
+    here |= {"platform_system": "Linux", "platform_machine": "x86_64", "implementation_name": "cpython"}
+    return any(requirement.marker.evaluate({**here, "extra": extra}) for extra in ("", *extras))
 
 
 def _resolved(roots: list[Requirement], python: str, limits: list[str]) -> dict[str, Wheel]:
@@ -131,7 +159,7 @@ def _wheels(report: dict[str, Any]) -> dict[str, Wheel]:
     for item in report["install"]:
         metadata, download = item["metadata"], item["download_info"]
         name = canonicalize_name(metadata["name"])
-        requires = tuple(canonicalize_name(Requirement(text).name) for text in metadata.get("requires_dist") or ())
-        file = download["url"].rpartition("/")[2]
+        requires = tuple(Requirement(text) for text in metadata.get("requires_dist") or ())
+        file = unquote(download["url"].partition("#")[0].rpartition("/")[2])
         found[name] = Wheel(name, metadata["version"], file, download["archive_info"]["hashes"]["sha256"], requires)
     return found
