@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 from harness.author import reach
 from harness.author.script import Script
 from harness.core.cache import Cache
-from harness.core.errors import HarnessError
+from harness.core.errors import HarnessError, UnavailableError
 from harness.core.words import Evidence, Kind
 from harness.host.host import Host
 from harness.pack.model import CPU, Dependency, Requires, Upstream
@@ -139,13 +139,12 @@ def resolve(wish: Wish, cache: Cache, host: Host, tell: Callable[[str], None]) -
     if upstream.is_compiled:
         needed = _all_of(stated)
     pythons = _pythons(wish.pythons, stated.requires_python)
-    found = closure.resolve(needed, pythons, tell, [closure.OF_INTERPRETER] if uses_triton else [])
-    remarks += [f"no dependencies for Python {python}: {why}" for python, why in found.left_out.items()]
+    members = _closure(needed, pythons, uses_triton, remarks, tell)
     return Draft(
         upstream=upstream,
         tree=laid,
         requires=_requires(stated, host, uses_triton=uses_triton),
-        members=found.members,
+        members=members,
         targets=tuple(dict.fromkeys((CPU, host.auto_target))),
         cpu_evidence=Evidence.INTERPRETED if uses_triton else Evidence.TRACED,
         kind=wish.kind,
@@ -158,6 +157,23 @@ def resolve(wish: Wish, cache: Cache, host: Host, tell: Callable[[str], None]) -
         triton=(host.triton or "") if uses_triton else "",
         remarks=tuple(remarks),
     )
+
+
+def _closure(
+    needed: list[Requirement],
+    pythons: list[str],
+    uses_triton: bool,  # noqa: FBT001 - one word would say less
+    remarks: list[str],
+    tell: Callable[[str], None],
+) -> dict[str, Dependency]:
+    """Resolve the dependency set; what cannot be had is said, and left to the author."""
+    try:
+        found = closure.resolve(needed, pythons, tell, [closure.OF_INTERPRETER] if uses_triton else [])
+    except UnavailableError as error:
+        remarks.append(f"{error}, then runner.py pins --update")
+        return {}
+    remarks += [f"no dependencies for Python {python}: {why}" for python, why in found.left_out.items()]
+    return found.members
 
 
 def _laid_out(cache: Cache, release: ReleaseFile, upstream: Upstream | None = None) -> Tree:

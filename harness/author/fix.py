@@ -17,21 +17,25 @@ NO_SOURCE = re.compile(r"(?:^|/)(?:tests?|docs?|\.github|benchmarks?|examples?)/
 WRONG_FIX = "# A wrong fix: it changes nothing that runs."
 
 
+def refuse(wanted: str | None) -> None:
+    """Raise HarnessError where ``--fix-commit`` names neither a file nor a commit."""
+    if wanted is not None and not Path(wanted).expanduser().is_file() and not COMMIT.fullmatch(wanted):
+        raise HarnessError(
+            f"--fix-commit {wanted!r}: neither a file nor a commit. Next: save the patch, and name its file"
+        )
+
+
 def diff_of(wanted: str, repository: str, scratch: Path) -> str:
     """Return the diff that ``--fix-commit`` names: a file with a patch, or a commit of the upstream's repository.
 
     Raises:
-        HarnessError: it is neither.
+        HarnessError: the release links no repository.
         UnavailableError: the repository does not give the commit.
 
     """
     path = Path(wanted).expanduser()
     if path.is_file():
         return path.read_text(encoding="utf-8", errors="replace")
-    if not COMMIT.fullmatch(wanted):
-        raise HarnessError(
-            f"--fix-commit {wanted!r}: neither a file nor a commit. Next: save the patch, and name its file"
-        )
     if not repository:
         raise HarnessError("--fix-commit: the release links no repository. Next: --repository URL, or a patch's file")
     git.run(["init", "--quiet", "--bare"], scratch)

@@ -14,13 +14,13 @@ from harness.author import pack_text
 from harness.core import files
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError, unknown
-from harness.pack import rules
+from harness.pack import probe, rules
 from harness.pack.model import Dependency, Pack
 from harness.upstream import closure, metadata, tree
 from harness.upstream.source import pinned
 
 DEFAULT = "default"
-HEADER_PIN = r'(?m)^(?P<before>#\s+"{name}==)[^"]+(?P<after>",?)$'
+PIN = r'"NAME==[^"]+"'
 
 
 @dataclass(frozen=True)
@@ -132,14 +132,13 @@ def write(pack: Pack, renewal: Renewal) -> list[Path]:
             f"{pack.name}/pack.toml: its [dependencies] are written in another form. Next: change them by hand"
         )
     files.write_atomic(path, text)
-    probe = pack.folder / "reproduce.py"
-    if renewal.name != DEFAULT or not probe.exists():
+    if renewal.name != DEFAULT or not pack.probe.exists():
         return [path]
-    before = probe.read_text(encoding="utf-8")
+    before = pack.probe.read_text(encoding="utf-8")
     after = _header(before, renewal)
     if after != before:
-        files.write_atomic(probe, after)
-    return [path, *([probe] if after != before else [])]
+        files.write_atomic(pack.probe, after)
+    return [path, *([pack.probe] if after != before else [])]
 
 
 def _table(text: str, header: str) -> re.Match[str] | None:
@@ -164,14 +163,22 @@ def _changed(text: str, prefix: str, change: Change, path: Path) -> str:
 
 
 def _header(text: str, renewal: Renewal) -> str:
-    """Write the versions of a set into the pins of a probe's header; a package that comes has its line after them."""
+    """Write the versions of a set into the pins of a probe's header."""
+    match = probe.HEADER.search(text)
+    if match is None:
+        return text
+    content = match["content"]
     for name, one in renewal.members.items():
-        pattern = re.compile(HEADER_PIN.replace("{name}", re.escape(name)))
-        found = pattern.search(text)
-        if found:
-            text = f"{text[: found.start()]}{found['before']}{one.version}{found['after']}{text[found.end() :]}"
-        else:
-            text = text.replace("\n# ]\n", f'\n#   "{name}=={one.version}",\n# ]\n', 1)
+        content, count = re.subn(PIN.replace("NAME", re.escape(name)), f'"{name}=={one.version}"', content, count=1)
+        if not count:
+            content = _with_pin(content, f'"{name}=={one.version}"')
     for gone in (change.package for change in renewal.changes if change.after is None):
-        text = re.sub(rf'(?m)^#\s+"{re.escape(gone)}==[^\n]*\n', "", text, count=1)
-    return text
+        content = re.sub(r"(?m)^#\s+" + PIN.replace("NAME", re.escape(gone)) + r",\n", "", content, count=1)
+    return text[: match.start("content")] + content + text[match.end("content") :]
+
+
+def _with_pin(content: str, pin: str) -> str:
+    """Add a pin to the list of a header: on a line of its own, or before the bracket that closes it."""
+    if re.search(r"(?m)^# \]$", content):
+        return re.sub(r"(?m)^# \]$", f"#   {pin},\n# ]", content, count=1)
+    return re.sub(r"(?m)^(# dependencies = \[.*?),?\]$", rf"\g<1>, {pin}]", content, count=1)

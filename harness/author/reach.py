@@ -149,9 +149,10 @@ def stubs_for(root: Path, wanted: list[str], given: set[str]) -> tuple[str, ...]
 
     """
     candidates = tuple(dict.fromkeys(one for module in wanted for one in parents(module) if one not in wanted))
-    reached = of_modules(root, wanted, candidates)
-    least, kept = set(reached.others) | given, [one for one in candidates if one in reached.named]
-    for one in (name for name in candidates if name not in kept):
+    named = of_modules(root, wanted, candidates).named
+    kept = [one for one in candidates if one in named]
+    least = set(of_modules(root, wanted, tuple(one for one in candidates if one not in named)).others) | given
+    for one in (name for name in candidates if name not in named):
         stubbed = tuple(other for other in candidates if other != one and other not in kept)
         if set(of_modules(root, wanted, stubbed).others) <= least:
             kept.append(one)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from harness.author import draft, issue_template, missing, new_pack, script
+from harness.author import draft, fix, issue_template, missing, new_pack, script
 from harness.author.draft import Wish
 from harness.commands import options
 from harness.core.errors import HarnessError
@@ -88,6 +88,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         )
     if any(not re.fullmatch(r"3\.\d{1,2}", one) for one in pythons):
         raise HarnessError(f"--python {', '.join(pythons)}: a version such as 3.12. Next: runner.py new --help")
+    fix.refuse(fix_commit)
     folder = new_pack.folder_for(packs.absolute(), slug)
     asked = tuple(issue_template.headings(issue_template.find(template))) if template else ()
     given, right = (script.read(_text(path), path.name) if path else None for path in (from_script, control))
