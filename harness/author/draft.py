@@ -133,11 +133,9 @@ def resolve(wish: Wish, cache: Cache, host: Host, tell: Callable[[str], None]) -
     reached = reach.of_modules(laid.import_root, list(roots), stubs)
     others = dict(reached.others) | dict.fromkeys(_others(wish, modules), "the script")
     uses_triton = "triton" in others
-    needed = _needed(others, stated, remarks)
+    needed = _all_of(stated) if upstream.is_compiled else _needed(others, stated, remarks)
     if uses_triton and "numpy" not in {one.name for one in needed}:
         needed.append(Requirement("numpy"))  # Triton's interpreter imports it, and Triton's wheel does not require it
-    if upstream.is_compiled:
-        needed = _all_of(stated)
     pythons = _pythons(wish.pythons, stated.requires_python)
     members = _closure(needed, pythons, uses_triton, remarks, tell)
     return Draft(
