@@ -15,8 +15,13 @@ from harness.report import reports
 #: A place that only the author can fill: `TODO: the lines that do it.`
 PLACE = re.compile(rf"(?P<label>\b\w+: )?\b{OPEN}\b[: ]*(?P<what>[^\n\"]*)")
 CONTROLS = re.compile(r'probe\.(?:judge|check)\("(?P<name>[^"]+)", "control"')
-#: Findings of `check` that a step says already.
+#: Findings of `check` on a new pack that a step says already.
 TOLD = re.compile(r"fix\.patch is missing|report[\w.-]*\.in\.md: |REPORT[\w.-]*\.md: missing|[a-z0-9_]+: no receipt\.")
+
+
+def is_new(pack: Pack) -> bool:
+    """Whether a pack was never recorded: then its steps say what its report and receipts lack."""
+    return not any(receipt.paths(pack.receipts))
 
 
 def is_half_written(pack: Pack) -> bool:
@@ -30,7 +35,7 @@ def is_half_written(pack: Pack) -> bool:
         or OPEN in upstream.license + upstream.repository
     ):
         return True
-    return not pack.report.exists() and not any(receipt.paths(pack.receipts))
+    return not pack.report.exists() and is_new(pack)
 
 
 def _opening(path: Path) -> str:
@@ -88,9 +93,10 @@ def _definition(pack: Pack) -> Iterator[str]:
         yield "pack.toml: upstream.repository: its URL"
     if not definition.leading_figure:
         yield 'pack.toml: leading_figure: the name of one FIGURE line, once the probe says probe.say("FIGURE", ...)'
-    if definition.searched is None:
+    asked = "".join(path.read_text(encoding="utf-8", errors="replace") for path in pack.folder.glob("report*.in.md"))
+    if definition.searched is None and ("{{threads}}" in asked or "{{searched}}" in asked):
         yield "pack.toml: searched, and [[threads]]: what upstream has already. CONTRIBUTING.md has the form"
-    if definition.ask is None:
+    if definition.ask is None and "{{ask}}" in asked:
         yield "pack.toml: [ask]: the one thing that the maintainer is asked to do"
 
 
@@ -116,7 +122,7 @@ def _receipts(pack: Pack) -> Iterator[str]:
         return  # told with the receipts themselves
     for name in pack.definition.targets:
         if name not in there:
-            yield f"receipts/: of {name}. Next: runner.py run {pack.name} --target {name} --record"
+            yield f"{name}: no receipt. Next: runner.py run {pack.name} --target {name} --record"
     for report in reports.of_pack(pack).values():
         if report.template.exists() and not report.written.exists():
             yield f"{report.written.name}. Next: runner.py report {pack.name} --write"

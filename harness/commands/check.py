@@ -47,12 +47,12 @@ def command(
     for pack in half:
         for step in missing.steps(pack):
             click.echo(f"missing: {pack.name}: {step}")
-    names = {pack.name for pack in half}
+    new = {pack.name for pack in half if missing.is_new(pack)}
     for finding in findings:
-        if finding.pack in names and missing.TOLD.match(finding.text):
+        if finding.pack in new and missing.TOLD.match(finding.text):
             continue
         click.echo(f"{'warning' if finding.warning else 'unsound'}: {finding.pack}: {finding.text}")
-    unsound = {finding.pack for finding in findings if not finding.warning} | names
+    unsound = {finding.pack for finding in findings if not finding.warning} | {pack.name for pack in half}
     click.echo(f"{len(chosen)} pack(s) read, {len(chosen) - len(unsound)} sound")
     if broken:
         return int(Exit.WRONG_CALL)
