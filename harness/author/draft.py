@@ -25,6 +25,8 @@ from harness.upstream.download import ReleaseFile
 from harness.upstream.source import Source, SourceKind
 from harness.upstream.tree import Tree
 
+#: Packages that an error names.
+MOST_NAMED = 8
 #: What a probe needs of Python where nothing else is stated.
 PYTHON, OLDER_PYTHON = ">=3.10", "3.9"
 
@@ -128,6 +130,7 @@ def resolve(wish: Wish, cache: Cache, host: Host, tell: Callable[[str], None]) -
     upstream, remarks = _upstream(wish, release, stated, modules, root, cache)
     laid = _laid_out(cache, release, upstream)
     roots = _roots(wish, modules, laid.import_root)
+    _refuse_missing(wish, roots, laid.import_root, stated)
     known = {*INTERPRETERS, *_others(wish, modules)}
     stubs = () if upstream.is_compiled else reach.stubs_for(laid.import_root, list(roots), known)
     reached = reach.of_modules(laid.import_root, list(roots), stubs)
@@ -231,6 +234,18 @@ def _roots(wish: Wish, modules: tuple[str, ...], root: Path) -> tuple[str, ...]:
             inner = [f"{name}.{one}" for one in taken if _is_module(root, f"{name}.{one}")]
             found += inner if inner and len(inner) == len(taken) else [name, *inner]
     return tuple(dict.fromkeys(found)) or modules
+
+
+def _refuse_missing(wish: Wish, roots: tuple[str, ...], root: Path, stated: metadata.Metadata) -> None:
+    """Raise HarnessError where a script imports a module that another release of the same namespace has."""
+    for name in roots:
+        place = root.joinpath(*name.split("."))
+        if not (_is_module(root, name) or place.is_dir() or any(place.parent.glob(f"{place.name}.*"))):
+            others = ", ".join(list(dict.fromkeys(one.name for one in stated.requires))[:MOST_NAMED])
+            raise HarnessError(
+                f"{wish.package} {wish.version} has no module {name}. Next: --upstream the package that has it"
+                + (f" (this one requires {others})" if others else "")
+            )
 
 
 def _is_module(root: Path, name: str) -> bool:

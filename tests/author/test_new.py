@@ -194,6 +194,16 @@ def test_a_wrong_call_writes_nothing(  # noqa: PLR0917 - pytest passes them by n
     assert sorted(path.name for path in made.parent.iterdir()) == before
 
 
+def test_a_module_of_another_release_is_named(author: Author) -> None:
+    text = SCRIPT.replace("toykernel.scale", "toykernel.elsewhere")
+    ended = author.new("toy_other", "--from-script", author.file("other.py", text))
+    assert ended.returncode == 2
+    assert (
+        "toykernel 1.0 has no module toykernel.elsewhere. Next: --upstream the package that has it (this"
+        in ended.stderr
+    )
+
+
 def test_a_package_that_nobody_names_is_not_guessed(author: Author) -> None:
     text = f"import nobodyknows\n{SCRIPT}"
     ended = author.new("toy_guess", "--from-script", author.file("guess.py", text))
