@@ -17,6 +17,7 @@ from harness.core.room import NO_ROOM
 from harness.core.words import Exit
 
 VERBS = (
+    "new",
     "list",
     "run",
     "sweep",
@@ -26,6 +27,7 @@ VERBS = (
     "mutate",
     "table",
     "upstream-tests",
+    "pins",
     "fetch",
     "check",
     "report",

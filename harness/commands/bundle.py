@@ -40,7 +40,9 @@ def command(wanted: str, output: Path | None, run: str | None, packs: Path, cach
     """
     subject = options.one_pack(packs, wanted, "bundle")
     if run is not None:
-        subject = replace(subject, receipts_elsewhere=options.run_receipts(run, cache_root) / subject.name)
+        subject = replace(
+            subject, receipts_elsewhere=options.run_receipts(run, cache_root, subject.name) / subject.name
+        )
     data = bundle.build(subject, issue.scrubber(subject))
     path = output or Path(f"{subject.name}.zip")
     _write(path, data)

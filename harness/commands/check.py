@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from harness.author import missing
 from harness.commands import options
 from harness.core.words import Exit
 from harness.host import host
@@ -33,17 +34,25 @@ def command(
     fresh, as expected, and have their logs; REPORT.md is what report.in.md renders to, and short. A STALE
     receipt fails where this host can make it anew and is a warning where it cannot.
 
+    Of a half-written pack it says first what is missing, one line each, the next step first.
+
     Exit status 0: sound; 1: something is not; 2: a pack.toml cannot be read.
     """
     cache, here = options.the_cache(cache_root, offline=offline, mirrors=mirrors), host.detect()
     chosen, broken = options.sound_packs(packs, wanted)
-    findings = soundness.duplicate_numbers(chosen)
+    findings, half = soundness.duplicate_numbers(chosen), [pack for pack in chosen if missing.is_half_written(pack)]
     for pack in chosen:
         findings += Checker(pack, cache, here).findings()
     options.complain(broken)
+    for pack in half:
+        for step in missing.steps(pack):
+            click.echo(f"missing: {pack.name}: {step}")
+    new = {pack.name for pack in half if missing.is_new(pack)}
     for finding in findings:
+        if finding.pack in new and missing.TOLD.match(finding.text):
+            continue
         click.echo(f"{'warning' if finding.warning else 'unsound'}: {finding.pack}: {finding.text}")
-    unsound = {finding.pack for finding in findings if not finding.warning}
+    unsound = {finding.pack for finding in findings if not finding.warning} | {pack.name for pack in half}
     click.echo(f"{len(chosen)} pack(s) read, {len(chosen) - len(unsound)} sound")
     if broken:
         return int(Exit.WRONG_CALL)

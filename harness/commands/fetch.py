@@ -20,13 +20,11 @@ from harness.core.words import Exit
 from harness.host.host import python_tag
 from harness.pack.model import Pack
 from harness.sweep.selection import Moving
-from harness.upstream import dependencies, download, newest, tree
+from harness.upstream import closure, dependencies, download, newest, tree
 from harness.upstream.source import of_git, parse_source
 
 REQUIREMENTS = "requirements.txt"
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
-#: Wheels for the machines that packs run on: any glibc from 2.17 (2014) to 2.34 (2021).
-PLATFORMS = ("manylinux2014_x86_64", "manylinux_2_17_x86_64", "manylinux_2_27_x86_64", "manylinux_2_28_x86_64")
 
 
 def _fetch(pack: Pack, cache: Cache, tag: str) -> None:
@@ -73,7 +71,7 @@ def _fetch_runner(destination: Path, python: str) -> None:
     wheels = destination / "wheels"
     files.write_atomic(wheels / REQUIREMENTS, "\n".join(project["dependencies"]) + "\n")
     arguments = ["--only-binary=:all:", "--python-version", python, "--implementation", "cp", "--dest", str(wheels)]
-    for platform in PLATFORMS:
+    for platform in closure.PLATFORMS:
         arguments += ["--platform", platform]
     command = [sys.executable, "-m", "pip", "download", "--quiet", *arguments, *project["dependencies"]]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -19,6 +20,7 @@ from harness.receipt.strength import NOT_JUDGED_HERE, Fate
 from harness.schedule.journal import FileJournal
 from harness.schedule.selection import Request, cells_of
 from harness.schedule.session import Session
+from harness.verdict.cell import Cell
 
 
 @click.command("mutate")
@@ -75,7 +77,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         campaign.refuse(order, chosen)
     with Progress(sys.stderr) as progress, gpu_pool() as pool:
         cache, here = options.the_cache(cache_root, offline=offline, tell=progress.tell), host.detect(pool)
-        cells = cells_of(chosen, target, Request(timeout=timeout), here, cache)
+        cells = _listed(cells_of(chosen, target, Request(timeout=timeout), here, cache), target)
         words = (packs.resolve(), target, *(one.name for one in chosen), order)
         with cache.guard(), state.opened(cache, *words) as kept, FileJournal(kept.journal) as journal:
             if kept.resumed:
@@ -109,6 +111,13 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             path = output.record(one.strength, one.cell.pack.folder / "receipts", scrub)
             click.echo(f"recorded {one.cell.pack.name}/receipts/{path.name}", err=True)
     return int(_status(results))
+
+
+def _listed(cells: list[Cell], target: str) -> list[Cell]:
+    """Measure no strength on a GPU that pack.toml does not list: which files a fix must load there is not stated."""
+    reason = "pack.toml does not list this target, and a strength is about one that it lists"
+    wanted = [cell for cell in cells if cell.is_listed or target != "all"]
+    return [cell if cell.is_listed else replace(cell, evidence=None, reason=cell.reason or reason) for cell in wanted]
 
 
 def _survivors(results: list[Result]) -> dict[str, list[str]]:

@@ -81,8 +81,8 @@ def the_cache(
     return Cache(folder, offline, tell, mirrors.absolute() if mirrors is not None else None)
 
 
-def run_receipts(run: str, cache_root: Path | None) -> Path:
-    """Return the folder of the receipts of a run: ``last``, or a run folder.
+def run_receipts(run: str, cache_root: Path | None, pack: str = "") -> Path:
+    """Return the folder of the receipts of a run: a run folder, or ``last``, the newest (that judged `pack`).
 
     Raises:
         HarnessError: there is no such run.
@@ -90,14 +90,18 @@ def run_receipts(run: str, cache_root: Path | None) -> Path:
     """
     if run == "last":
         runs = sorted((the_cache(cache_root, offline=True).root / RUNS).glob("*/receipts"))
-        if not runs:
-            raise HarnessError("--from last: no run in the cache has receipts. Next: runner.py run")
-        return runs[-1]
+        found = [folder for folder in runs if (folder / pack).is_dir()]
+        if not found:
+            of_pack = f" of {pack}" if pack else ""
+            raise HarnessError(
+                f"--from last: no run in the cache has receipts{of_pack}. Next: runner.py run {pack}".rstrip()
+            )
+        return found[-1]
     folder = Path(run).expanduser()
-    found = folder / "receipts" if (folder / "receipts").is_dir() else folder
-    if not found.is_dir():
+    chosen = folder / "receipts" if (folder / "receipts").is_dir() else folder
+    if not chosen.is_dir():
         raise HarnessError(f"--from {run}: no such folder. Next: --from last, or a run folder")
-    return found.absolute()
+    return chosen.absolute()
 
 
 def sound_packs(folder: Path, wanted: tuple[str, ...]) -> tuple[list[Pack], list[HarnessError]]:

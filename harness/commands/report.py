@@ -39,7 +39,10 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     refused. What only a human can state or tick is left open, and listed on standard error.
 
     report.in.md is for the pack's own upstream, report.NAME.in.md for another: --for tilelang. docs/upstream-fields.md
-    says where each field comes from. --write renders them into REPORT.md and REPORT.NAME.md beside them.
+    says where each field comes from. --from RUN fills it from what this machine judged (`last`, or a run folder): it
+    speaks of the targets of that run, and says of the others that they were not judged.
+
+    --write renders them into REPORT.md and REPORT.NAME.md beside them.
     """
     if write and (full or name is not None or run is not None):
         raise click.UsageError("--write renders every report of the pack from its committed receipts")
@@ -47,10 +50,15 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     if write:
         return _write(subject)
     if run is not None:
-        subject = replace(subject, receipts_elsewhere=options.run_receipts(run, cache_root) / subject.name)
+        subject = replace(
+            subject, receipts_elsewhere=options.run_receipts(run, cache_root, subject.name) / subject.name
+        )
     text = (issue.build_in_full if full else issue.build)(subject, form, name)
     issue.scrubber(subject).require_clean("report", text)
     click.echo(text, nl=False)
+    complaint = "" if full or run is None else issue.too_long(subject, text, name)
+    if complaint:
+        click.echo(f"the report is {complaint}", err=True)
     for duty in issue.left_open(form, issue.reader(subject, name).upstream):
         click.echo(f"left to you: {duty}", err=True)
     return int(Exit.AS_EXPECTED)

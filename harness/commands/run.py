@@ -233,7 +233,7 @@ class Run:
         cell, found = outcome.cell, []
         if self.receipts is not None:
             found.append(self.receipts / cell.pack.name)
-        if self.record and outcome.judgement.verdict not in UNJUDGED:
+        if self.record and cell.is_listed and outcome.judgement.verdict not in UNJUDGED:
             home = self._home(outcome)
             if home is None:
                 raise HarnessError("--record: pack.toml states nothing of this tree or dependency set")

@@ -115,7 +115,7 @@ def _candidates(
 ) -> list[Candidate]:
     subject = judging.pack
     if vary:
-        usual = subject.definition.targets[judging.target].dependencies
+        usual = subject.definition.stated(judging.target).dependencies
         return candidates.dependency_sets(subject, vary, within, usual, upstream)
     return candidates.releases(judging.session.cache, subject, within, requested)
 

@@ -130,6 +130,8 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
+#: What is said beside a verdict on a target that pack.toml does not list.
+NO_EXPECTATION = "no expectation"
 #: The claim that the runner states itself, from the OUTPUT lines of both lanes.
 BITWISE_IDENTICAL = "BITWISE_IDENTICAL"
 

@@ -43,20 +43,34 @@ def out_of_range(pack: Pack, host: Host) -> str:
 
 
 def _one(pack: Pack, name: str, host: Host) -> Planned:
-    targets = pack.definition.targets
-    if name not in targets:
+    targets, stated = pack.definition.targets, pack.definition.stated(name)
+    if not stated.evidence:
         return Planned(name, None, f"this pack lists {', '.join(targets)}")
     reason = out_of_range(pack, host)
-    evidence = evidence_here(host, name, targets[name])
+    evidence = evidence_here(host, name, stated)
     if evidence is None:
-        wanted = targets[name].gpus
-        here = f"{host.count(name)} of {wanted} {name} GPUs" if host.count(name) else f"no {name} GPU"
-        reason = f"{here} here, and the pack admits only executed"
+        here = f"{host.count(name)} of {stated.gpus} {name} GPUs" if host.count(name) else f"no {name} GPU"
+        admits = "the pack admits only executed" if name in targets else f"this pack lists {', '.join(targets)}"
+        reason = f"{here} here, and {admits}"
     return Planned(name, None if reason else evidence, reason)
+
+
+def _unlisted(pack: Pack, host: Host) -> list[Planned]:
+    """Plan the GPUs of this host that a pack does not list, where it executes on others; nothing is expected of them.
+
+    The pack's list says what somebody has seen, not where it can run.
+    """
+    targets = pack.definition.targets
+    if not any(Evidence.EXECUTED in target.evidence for target in targets.values()):
+        return []
+    names = dict.fromkeys(gpu.target for gpu in host.gpus if gpu.target not in targets)
+    return [_one(pack, name, host) for name in names]
 
 
 def plan(pack: Pack, wanted: str, host: Host) -> list[Planned]:
     """List the targets to judge: ``auto`` (this host's GPU, else cpu), ``all`` (what this host can show), or one.
+
+    A GPU of this host is judged whether the pack lists it or not; of one that is not listed nothing is expected.
 
     Raises:
         HarnessError: `wanted` is no target.
@@ -71,7 +85,7 @@ def plan(pack: Pack, wanted: str, host: Host) -> list[Planned]:
                 "(with the suffix from sm_90 on). Next: runner.py list"
             )
         return [_one(pack, wanted, host)]
-    every = [_one(pack, name, host) for name in pack.definition.targets]
+    every = [_one(pack, name, host) for name in pack.definition.targets] + _unlisted(pack, host)
     shown = [planned for planned in every if planned.evidence is not None]
     return shown or every[:1]
 

@@ -24,7 +24,7 @@ def load_pack(folder: Path) -> Pack:
     try:
         return Pack(folder, rules.parse((folder / "pack.toml").read_text(encoding="utf-8")))
     except FileNotFoundError:
-        raise HarnessError(f"{folder.name}: pack.toml is missing. Next: see CONTRIBUTING.md") from None
+        raise HarnessError(f"{folder.name}: pack.toml is missing. Next: runner.py new, or CONTRIBUTING.md") from None
     except UnicodeDecodeError as error:
         raise HarnessError(f"{folder.name}/pack.toml: not UTF-8: {error.reason} at byte {error.start}") from None
     except OSError as error:

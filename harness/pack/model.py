@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.core.words import Evidence, Fix, Kind, ThreadState, Verdict
@@ -214,6 +214,11 @@ class Target:
         return self.claims + (self.claims_executed if evidence == Evidence.EXECUTED else ())
 
 
+CPU = "cpu"
+#: A target that no pack lists: nothing is expected of it.
+UNLISTED = Target(evidence=(), verdict=Verdict.CONFIRMED, loads=())
+
+
 @dataclass(frozen=True)
 class BuiltEnvironment:
     """What a script of the pack builds in the cache for lanes that no wheel serves.
@@ -270,6 +275,19 @@ class Definition:
     def has_patch(self) -> bool:
         """Whether a lane runs on a patched tree besides the pristine one."""
         return self.fix == Fix.PATCH
+
+    def stated(self, name: str) -> Target:
+        """Return what is stated of a target; of one that is not listed, how to run it, and nothing that it must give.
+
+        A GPU that is not listed is run as the pack's own GPU targets are: with their dependency set, time and memory.
+        """
+        if name in self.targets:
+            return self.targets[name]
+        gpus = [target for listed, target in self.targets.items() if listed != CPU]
+        like = next((one for one in gpus if Evidence.EXECUTED in one.evidence), next(iter(gpus), UNLISTED))
+        admitted = dict.fromkeys(kind for target in gpus for kind in target.evidence)
+        evidence = tuple(admitted) or (Evidence.EXECUTED,)
+        return replace(like, evidence=evidence if name != CPU else (), loads=(), claims=(), claims_executed=())
 
     @property
     def claims(self) -> tuple[str, ...]:

@@ -72,7 +72,7 @@ def _commit_errors(upstream: Upstream) -> list[str]:
 def _upstream_errors(definition: Definition) -> list[str]:
     upstream, head = definition.upstream, definition.head
     errors = _commit_errors(upstream) if upstream.is_commit else _release_errors(upstream)
-    if not COMMIT_PATTERN.fullmatch(upstream.commit) and (upstream.commit or not upstream.is_compiled):
+    if not COMMIT_PATTERN.fullmatch(upstream.commit) and (upstream.commit or upstream.is_commit):
         errors.append("upstream.commit: not 40 lower-case hexadecimal digits")
     if not upstream.modules:
         errors.append("upstream.modules: name at least one import name")

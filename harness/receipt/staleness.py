@@ -42,7 +42,9 @@ def reasons(pack: Pack, receipt: Receipt) -> list[str]:
     if receipt.upstream.origin == "pinned" and not _is_pinned(definition.upstream, receipt.upstream):
         found.append("the pinned release changed")
     target = definition.targets.get(receipt.target)
-    if target is None or receipt.evidence not in target.evidence:
+    if target is None:
+        return found  # a GPU that pack.toml does not list: it states nothing that could have changed
+    if receipt.evidence not in target.evidence:
         found.append(f"pack.toml lists no {receipt.evidence} evidence for {receipt.target}")
     elif receipt.dependencies.name == target.dependencies:
         found += _dependency_reason(pack, receipt)

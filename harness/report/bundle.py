@@ -97,6 +97,11 @@ def members(pack: Pack) -> dict[str, str]:
                 f"{pack.name}: {one.name} is a receipt of {one.upstream.version} ({one.upstream.origin}), and a bundle "
                 f"is about the pinned release. Next: runner.py run {pack.name}"
             )
+        if one.target not in pack.definition.targets:
+            raise HarnessError(
+                f"{pack.name}: {one.name} is a receipt of a target that pack.toml does not list, and a bundle is about "
+                f"those that it lists. Next: list {one.target} in pack.toml"
+            )
     receipts = [best[name] for name in pack.definition.targets if name in best]
     if not receipts:
         raise HarnessError(f"{pack.name}: no receipt to bundle. Next: runner.py run {pack.name}")

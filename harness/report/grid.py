@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from harness.core.errors import HarnessError
-from harness.core.words import LaneName
+from harness.core.words import NO_EXPECTATION, LaneName
 from harness.pack.model import Pack
 from harness.receipt import receipt, staleness, strength
 from harness.receipt.figures import figure_text
@@ -20,8 +20,8 @@ FRESH, STALE, NONE = "fresh", "STALE", "none"
 class Entry:
     """One pack on one target: the strongest evidence that a receipt holds for it.
 
-    `figures` maps the name of a figure to its value in the pristine lane; `state` is fresh, STALE or none; `strength`
-    is how many wrong fixes the probe refused, empty where nobody measured it.
+    `figures` maps the name of a figure to its value in the pristine lane; `state` is fresh, STALE, none or
+    "no expectation"; `strength` is how many wrong fixes the probe refused, empty where nobody measured it.
     """
 
     pack: str
@@ -44,15 +44,16 @@ def entry(pack: Pack, target: str, found: Receipt | None) -> Entry:
     why = tuple(staleness.reasons(pack, found))
     name = pack.definition.leading_figure
     figure = figure_text(found.figure(name, LaneName.PRISTINE), found.figure(name, LaneName.PATCHED))
-    state = STALE if why else FRESH
+    state = STALE if why else FRESH if target in pack.definition.targets else NO_EXPECTATION
     strong = strength.in_a_table(pack, target, found.evidence)
     return Entry(pack.name, kind, target, found.verdict, found.evidence, state, why, figure, found.host.gpu, strong)
 
 
 def of_pack(pack: Pack, receipts: list[Receipt]) -> list[Entry]:
-    """Build the entries of a pack, one for each target that pack.toml lists."""
+    """Build the entries of a pack, one for each target that pack.toml lists, then for those that it does not."""
     best = receipt.strongest(receipts)
-    return [entry(pack, target, best.get(target)) for target in pack.definition.targets]
+    targets = dict.fromkeys((*pack.definition.targets, *best))
+    return [entry(pack, target, best.get(target)) for target in targets]
 
 
 def gather(folders: list[Path]) -> tuple[dict[str, list[Receipt]], list[HarnessError]]:
@@ -82,7 +83,7 @@ def text_of(one: Entry) -> str:
     """Write an entry shortly: the verdict, how it was seen, and STALE where it is."""
     if one.state == NONE:
         return "-"
-    state = f" {STALE}" if one.state == STALE else ""
+    state = {FRESH: "", STALE: f" {STALE}"}.get(one.state, f", {one.state}")
     return f"{one.verdict} ({one.evidence}){state}" + (f", {one.strength}" if one.strength else "")
 
 

@@ -11,8 +11,8 @@ from harness.receipt import receipt, redaction, staleness
 from harness.receipt.figures import significant
 from harness.receipt.receipt import Receipt
 from harness.receipt.redaction import Scrubber
-from harness.report import links, patches, reports, sections, template, template_fields
-from harness.report.placeholders import MissingError, Renderer
+from harness.report import links, of_run, patches, reports, sections, template, template_fields
+from harness.report.placeholders import MissingError, Renderer, leading_of
 from harness.report.reports import Report
 from harness.report.template import Section, Upstream
 from harness.versions import timeline
@@ -124,15 +124,21 @@ def _history(pack: Pack, target: str) -> list[str]:
     return [markdown.details(f"{target}: {timeline.line(rows)}", table)] if rows else []
 
 
+def _renderer(pack: Pack, receipts: list[Receipt], report: Report) -> Renderer:
+    return Renderer(pack, receipts, report, one_run=pack.receipts_elsewhere is not None)
+
+
 def _body(pack: Pack, receipts: list[Receipt], report: Report) -> str:
     try:
-        return Renderer(pack, receipts, report).text().strip()
+        return _renderer(pack, receipts, report).text().strip()
     except MissingError as error:
         raise HarnessError(f"{pack.name}/{report.template.name}: {error}. Next: runner.py check {pack.name}") from None
 
 
 def _bundle(pack: Pack) -> str:
-    """Name the bundle, and say how it is checked."""
+    """Name the bundle, and say how it is checked; a report of one run has none."""
+    if pack.receipts_elsewhere is not None:
+        return f"The probe, the patch and the pack's own receipts are in {links.project()}."
     number = pack.name.partition("_")[0]
     return (
         f"Logs, all figures and receipts: {pack.name}.zip (`runner.py bundle {number}`), which `python verify.py "
@@ -141,12 +147,13 @@ def _bundle(pack: Pack) -> str:
 
 
 def _short(pack: Pack, receipts: list[Receipt], form: str, report: Report) -> str:
-    body = _body(pack, receipts, report)
+    body, template_text = _body(pack, receipts, report), report.template.read_text(encoding="utf-8")
+    if pack.receipts_elsewhere is not None:
+        body = of_run.with_scope(body, of_run.scope(pack, receipts, template_text))
     parts = [body]
     if form == "issue":
-        leading = next((one for one in receipts if one.host.gpu), receipts[0])
-        parts += _sections(pack, report.upstream, leading, body)
-    if patches.for_project(pack, report.name) is None and "{{patch" not in report.template.read_text(encoding="utf-8"):
+        parts += _sections(pack, report.upstream, leading_of(receipts), body)
+    if patches.for_project(pack, report.name) is None and "{{patch" not in template_text:
         parts.append(patches.none_for(report.name))
     return links.linked("\n\n".join(part.strip() for part in [*parts, _bundle(pack)]) + "\n", pack.folder)
 
@@ -198,6 +205,8 @@ def left_open(form: str, upstream: Upstream) -> list[str]:
 
 
 def _receipts(pack: Pack) -> list[Receipt]:
+    if pack.receipts_elsewhere is not None:
+        return of_run.receipts(pack)
     best = receipt.strongest(receipt.load_all(pack.receipts))
     found = [best[target] for target in pack.definition.targets if target in best]
     if not found:
@@ -224,12 +233,12 @@ def build(pack: Pack, form: str, name: str | None = None) -> str:
     """Build what `short` does, in at most 6 KiB.
 
     Raises:
-        HarnessError: as `short` does, or it is longer.
+        HarnessError: as `short` does, or it is longer and of the pack's own receipts.
 
     """
     text = short(pack, form, name)
     complaint = too_long(pack, text, name)
-    if complaint:
+    if complaint and pack.receipts_elsewhere is None:
         raise HarnessError(f"{pack.name}: the report is {complaint}, or --full")
     return text
 
@@ -239,7 +248,7 @@ def too_long(pack: Pack, text: str, name: str | None) -> str:
     size, report = len(links.unlinked(text).encode()), reader(pack, name)
     if size <= MOST_BYTES:
         return ""
-    heaviest = Renderer(pack, _receipts(pack), report).heaviest()
+    heaviest = _renderer(pack, _receipts(pack), report).heaviest()
     most = f" ({heaviest})" if heaviest else ""
     return f"{size} bytes, more than {MOST_BYTES}{most}. Next: shorten {report.template.name}"
 

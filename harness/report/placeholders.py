@@ -13,7 +13,7 @@ from harness.pack.model import Pack
 from harness.receipt import receipt, staleness
 from harness.receipt.figures import significant
 from harness.receipt.receipt import Receipt
-from harness.report import reports, sections, template, template_fields, upstream_templates
+from harness.report import of_run, reports, sections, template, template_fields, upstream_templates
 from harness.report.reports import Report
 from harness.report.sections import ASK, HEAD, NothingStatedError, Sections
 from harness.report.template import Section
@@ -36,17 +36,28 @@ def _receipts_by_target(pack: Pack, found: list[Receipt]) -> dict[str, Receipt]:
     return best
 
 
+def leading_of(receipts: list[Receipt]) -> Receipt:
+    """Return the receipt whose machine a report describes: the first with a GPU, else the first."""
+    return next((one for one in receipts if one.host.gpu), receipts[0])
+
+
 class Renderer:
     """Fills the placeholders of one of a pack's reports."""
 
-    def __init__(self, pack: Pack, receipts: list[Receipt], report: Report) -> None:
-        """Take the pack's receipts, what its receipts/head, receipts/ask and data/ hold, and the report."""
+    def __init__(self, pack: Pack, receipts: list[Receipt], report: Report, *, one_run: bool = False) -> None:
+        """Take the pack's receipts, what its receipts/head, receipts/ask and data/ hold, and the report.
+
+        `one_run`: the receipts are those of one run, and what it did not judge is said to be so.
+        """
         self._pack = pack
         self._report = report
         self._receipts = _receipts_by_target(pack, receipts)
+        self._leading = leading_of(receipts) if one_run else None
         self._template = report.template.read_text(encoding="utf-8") if report.template.exists() else None
+        if one_run and self._template is not None:
+            self._template = of_run.template(self._template, self._receipts)
         headed = any(THREADS_HEADING in heading.lower() for heading in headings(self._template or ""))
-        self._sections = Sections(pack, report.name, self._receipts, headed)
+        self._sections = Sections(pack, report.name, self._receipts, headed, one_run)
         self._texts: dict[str, str] = {}
         self._documents: dict[str, Any] = {}
         self._verdicts: dict[int, str] = {}
@@ -75,11 +86,28 @@ class Renderer:
                 raise MissingError(f"{whole}: {error}") from None
         if form in ("data", "table"):
             return self._data(form, rest)
-        prefix, place = ("head:", rest.removeprefix("head:")) if rest.startswith("head:") else ("", rest)
+        return self._of_receipt(form, rest)
+
+    def _of_receipt(self, form: str, rest: str) -> str:
+        """Return what a receipt says; where the receipts are one run's, what it lacks was not judged there."""
+        prefix, place = (HEAD, rest.removeprefix(HEAD)) if rest.startswith(HEAD) else ("", rest)
         target, _, name = place.partition(":")
         found = self._receipts.get(prefix + target)
+        if self._leading is None:
+            return self._said(form, found, prefix + target, name)
+        if form == "versions":  # the upstream's form asks for a machine: that of the run
+            return self._said(form, found or self._leading, prefix + target, name)
         if found is None:
-            raise MissingError(f"{whole}: no receipt for {prefix}{target}")
+            return of_run.not_judged(prefix + target)
+        try:
+            return self._said(form, found, prefix + target, name)
+        except MissingError:  # weaker evidence, or one lane alone
+            return of_run.not_measured(prefix + target)
+
+    def _said(self, form: str, found: Receipt | None, place: str, name: str) -> str:
+        whole = f"{{{{{form}:{place}{f':{name}' if name else ''}}}}}"
+        if found is None:
+            raise MissingError(f"{whole}: no receipt for {place}")
         if form == "verdict":
             if id(found) not in self._verdicts:
                 self._verdicts[id(found)] = self._verdict(found)

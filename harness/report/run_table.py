@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from harness.core.words import Verdict
+from harness.core.words import NO_EXPECTATION, Verdict
 from harness.receipt import figures
 from harness.receipt.figures import WIDTH
 from harness.verdict.outcome import Outcome, deviation
@@ -21,7 +21,7 @@ PLAIN = {Verdict.CONFIRMED, Verdict.REPRODUCED, Verdict.VALIDATED, Verdict.FIXED
 
 @dataclass(frozen=True)
 class RunRow:
-    """One pack on one target."""
+    """One pack on one target; `expectation` says so where pack.toml expects nothing of it."""
 
     pack: str
     kind: str
@@ -36,6 +36,7 @@ class RunRow:
     claims: tuple[str, ...]
     receipt: str
     logs: tuple[str, ...]
+    expectation: str = ""
 
 
 def row(outcome: Outcome, receipt: Path | None, logs: tuple[Path, ...] = ()) -> RunRow:
@@ -56,6 +57,7 @@ def row(outcome: Outcome, receipt: Path | None, logs: tuple[Path, ...] = ()) -> 
         claims=outcome.judgement.claims,
         receipt=str(receipt or ""),
         logs=tuple(str(log) for log in logs),
+        expectation="" if cell.is_listed else NO_EXPECTATION,
     )
 
 
@@ -76,7 +78,8 @@ def as_text(rows: list[RunRow], *, verbose: bool = False) -> str:
             console.print(f"{one.pack} {one.target}: {line}", soft_wrap=True)
     table = Table("pack", "kind", "target", "evidence", "pristine", "patched", "verdict", "figure", box=None)
     for one in rows:
-        cells = (one.pack, one.kind, one.target, one.evidence, one.pristine, one.patched, one.verdict, one.figure)
+        verdict = f"{one.verdict} ({one.expectation})" if one.expectation else one.verdict
+        cells = (one.pack, one.kind, one.target, one.evidence, one.pristine, one.patched, verdict, one.figure)
         table.add_row(*(cell or "-" for cell in cells))
     console.print(table, soft_wrap=False)
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
@@ -86,6 +89,8 @@ def _remarks(one: RunRow, *, verbose: bool) -> list[str]:
     remarks = []
     if one.reason and one.verdict not in PLAIN:
         remarks.append(one.reason)
+    if one.expectation:
+        remarks.append(f"{one.expectation}: pack.toml does not list this target; its receipt stays in the run folder")
     if one.deviation and one.deviation != one.reason:
         remarks.append(f"deviates: {one.deviation}")
     if verbose and one.claims:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from harness.core import markdown
-from harness.core.words import Evidence, Kind, Verdict
+from harness.core.words import NO_EXPECTATION, Evidence, Kind, Verdict
 from harness.pack.model import Pack, Thread
 from harness.receipt import staleness
 from harness.receipt.receipt import Receipt
@@ -57,6 +57,7 @@ class Sections:
         name: of the upstream that reads it.
         receipts: the strongest of each target, by target; ``head:`` and ``ask:`` before those of other trees.
         headed: whether the template has a heading of its own for the threads.
+        of_run: whether the receipts are those of one run: only the trees and targets that it judged are spoken of.
 
     """
 
@@ -64,6 +65,7 @@ class Sections:
     name: str
     receipts: dict[str, Receipt]
     headed: bool = False
+    of_run: bool = False
 
     def text(self, part: str, rest: str | None) -> str:
         """Write a part.
@@ -90,11 +92,9 @@ class Sections:
     def verdicts(self) -> str:
         """Write the table: a row for each target that a receipt speaks of."""
         definition = self.pack.definition
-        targets = [name for name in definition.targets if name in self.receipts]
-        if not targets:
-            raise NothingStatedError("there is no receipt")
+        targets = self._targets()
         trees = [("", f"{definition.upstream.package} {definition.upstream.version or definition.upstream.date}")]
-        if definition.head is not None:
+        if definition.head is not None and (not self.of_run or any(name.startswith(HEAD) for name in self.receipts)):
             trees.append((HEAD, f"default branch, {definition.head.commit[:12]} of {definition.head.date}"))
         asked = definition.ask
         if asked is not None and any(name.startswith(ASK) for name in self.receipts):
@@ -102,6 +102,15 @@ class Sections:
         rows = [self._row(target, [prefix for prefix, _ in trees]) for target in targets]
         table = markdown.table(["target", "evidence", "GPU or host", *(text for _, text in trees), "strength"], rows)
         return "\n".join([table, *self._below()]).strip()
+
+    def _targets(self) -> list[str]:
+        """List the targets that receipts speak of: those of pack.toml, then those that it does not list."""
+        listed = self.pack.definition.targets
+        others = [name for name in self.receipts if name not in listed and ":" not in name]
+        found = [name for name in listed if name in self.receipts] + others
+        if not found:
+            raise NothingStatedError("there is no receipt")
+        return found
 
     def _row(self, target: str, prefixes: list[str]) -> list[str]:
         one = self.receipts[target]
@@ -114,6 +123,7 @@ class Sections:
         if one is None:
             return NOT_JUDGED
         other = f" ({one.evidence})" if one.evidence != of_row else ""
+        other += "" if one.target in self.pack.definition.targets else f" ({NO_EXPECTATION})"
         return said(one.kind, one.verdict) + other + (" STALE" if staleness.reasons(self.pack, one) else "")
 
     def _below(self) -> list[str]:
@@ -141,14 +151,14 @@ class Sections:
         """
         definition = self.pack.definition
         upstream, kind = definition.upstream, definition.kind
-        targets = [name for name in self.pack.definition.targets if name in self.receipts]
-        if not targets:
-            raise NothingStatedError("there is no receipt")
+        targets = self._targets()
         target = "cpu" if "cpu" in targets else targets[0]
         wrong, right = ("10", "0") if kind == Kind.CLEANUP else ("10: BUG_REPRODUCED", "0: FIX_VALIDATED")
         url, folder = links.repository_url(), f"packs/{self.pack.name}"
         probe = f"uv run {folder}/reproduce.py --target {target}"
         lines = [f"git clone {url} reproducer && cd reproducer" if url else f"# in a clone of {links.project()}"]
+        if not upstream.is_compiled and not upstream.commit:
+            raise NothingStatedError("pack.toml states no upstream.commit")
         if not upstream.is_compiled:
             checkout = f"git -C checkout checkout --quiet {upstream.commit[:12]}"
             lines.append(f"git clone {upstream.repository} checkout && {checkout}")

@@ -200,6 +200,8 @@ def _receipt_errors(pack: Pack, path: Path, one: Receipt) -> list[str]:
         expected = head.verdict if path.parent != pack.receipts and head else target.verdict if target else one.verdict
     if one.verdict != expected:
         errors.append(f"{name}: shows {one.verdict}, pack.toml expects {expected}")
+    if target is None:
+        errors.append(f"{name}: pack.toml lists no target {one.target}")
     missing = [claim for claim in target.claims_of(one.evidence) if claim not in one.claims] if target else []
     if missing and path.parent == pack.receipts:
         errors.append(f"{name}: lacks the claims {', '.join(missing)}")

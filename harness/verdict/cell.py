@@ -10,8 +10,6 @@ from harness.pack.model import Pack, Target
 from harness.upstream.source import Source, SourceKind
 
 BOTH_LANES = (LaneName.PRISTINE, LaneName.PATCHED)
-#: What a pack has not listed: any evidence is welcome, nothing is expected of it.
-UNLISTED = Target(evidence=(), verdict=Verdict.CONFIRMED, loads=())
 
 
 def lanes_of(pack: Pack) -> tuple[LaneName, ...]:
@@ -71,8 +69,13 @@ class Cell:
 
     @property
     def stated(self) -> Target:
-        """What pack.toml states of its target."""
-        return self.pack.definition.targets.get(self.target, UNLISTED)
+        """What pack.toml states of its target; of one that it does not list, how to run it."""
+        return self.pack.definition.stated(self.target)
+
+    @property
+    def is_listed(self) -> bool:
+        """Whether pack.toml lists its target: of a GPU that it does not list, it expects nothing."""
+        return self.target in self.pack.definition.targets
 
     @property
     def is_whole(self) -> bool:
@@ -103,7 +106,7 @@ class Cell:
     @property
     def is_stated(self) -> bool:
         """Whether pack.toml says what it must give: the pinned release with the target's own dependency set."""
-        return self.source.is_pinned and not self.dependencies and self.target in self.pack.definition.targets
+        return self.source.is_pinned and not self.dependencies and self.is_listed
 
     @property
     def may_be_unavailable(self) -> bool:

@@ -91,7 +91,7 @@ def test_help_reads_like_a_manual(verb: str) -> None:
 def test_a_target_that_is_not_here_is_unsupported_with_the_reason(workbench: Workbench) -> None:
     workbench.lay("01_confirmed")
     status, (row,) = workbench.rows("--target", "sm_90a")
-    assert (status, row["verdict"], row["reason"]) == (5, "UNSUPPORTED", "this pack lists cpu")
+    assert (status, row["verdict"], row["reason"]) == (5, "UNSUPPORTED", "no sm_90a GPU here, and this pack lists cpu")
 
 
 def test_a_torch_out_of_range_is_unsupported(workbench: Workbench) -> None:

@@ -45,6 +45,35 @@ def test_the_strongest_evidence_that_this_host_can_produce_is_taken(workbench: W
     assert eligibility.plan(one, "auto", NO_GPU)[0].reason == "this pack lists sm_90a, sm_100a"
 
 
+def test_a_gpu_that_a_pack_does_not_list_is_judged_as_its_others_are(workbench: Workbench) -> None:
+    one = _pack(workbench, cpu=(Evidence.TRACED,), sm_90a=(Evidence.EXECUTED,))
+    b200 = replace(NO_GPU, gpus=(Gpu("NVIDIA B200", (10, 0)),))
+    assert [(p.target, p.evidence) for p in eligibility.plan(one, "all", b200)] == [
+        ("cpu", Evidence.TRACED),
+        ("sm_100a", Evidence.EXECUTED),
+    ]
+    assert eligibility.plan(one, "auto", b200)[0].evidence == Evidence.EXECUTED
+    missing = eligibility.plan(one, "sm_100a", H200)[0]
+    assert (missing.evidence, missing.reason) == (None, "no sm_100a GPU here, and this pack lists cpu, sm_90a")
+
+
+def test_what_is_only_compiled_for_gpus_is_compiled_for_another_too(workbench: Workbench) -> None:
+    one = _pack(workbench, sm_90a=(Evidence.COMPILED,))
+    assert eligibility.plan(one, "sm_100a", NO_GPU)[0].evidence == Evidence.COMPILED
+    b200 = replace(NO_GPU, gpus=(Gpu("NVIDIA B200", (10, 0)),))
+    assert [p.target for p in eligibility.plan(one, "all", b200)] == ["sm_90a"]
+
+
+def test_an_unlisted_gpu_is_given_what_the_listed_one_needs(workbench: Workbench) -> None:
+    one = load.load_pack(workbench.lay("01_confirmed"))
+    two = Target((Evidence.EXECUTED,), Verdict.CONFIRMED, ("src/x.py",), ("CLAIM",), (), "other", gpus=2)
+    one = replace(one, definition=replace(one.definition, targets={"sm_90a": two}))
+    stated = one.definition.stated("sm_100a")
+    assert (stated.dependencies, stated.gpus, stated.loads, stated.claims) == ("other", 2, (), ())
+    single = replace(NO_GPU, gpus=(Gpu("NVIDIA B200", (10, 0)),))
+    assert eligibility.plan(one, "auto", single)[0].reason.startswith("1 of 2 sm_100a GPUs here")
+
+
 def test_all_leaves_out_what_this_host_cannot_show_but_never_says_nothing(workbench: Workbench) -> None:
     one = _pack(workbench, cpu=(Evidence.TRACED,), sm_90a=(Evidence.EXECUTED,))
     assert [p.target for p in eligibility.plan(one, "all", NO_GPU)] == ["cpu"]

@@ -147,7 +147,7 @@ def test_a_crash_and_wrong_controls_are_told_by_the_exit_status(workbench: Workb
         (["--range", "<1", "--bisect"], 1, "--bisect starts from 0.5, which gives FIX_VALIDATED"),
         (["--upstream", "toykernel==1.0"], 2, "git+URL here"),
         (["--vary", "numpy"], 2, "no dependency set of 01_confirmed has it"),
-        (["--target", "sm_90a"], 5, "this pack lists cpu"),
+        (["--target", "sm_90a"], 5, "no sm_90a GPU here, and this pack lists cpu"),
     ],
 )
 def test_a_wrong_call_names_the_next_step(workbench: Workbench, arguments: list[str], status: int, said: str) -> None:

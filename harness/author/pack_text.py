@@ -1,0 +1,118 @@
+"""pack.toml, the report's template and the first wrong fix of a new pack."""
+
+from __future__ import annotations
+
+import json
+
+from harness.author.draft import Draft
+from harness.author.probe_text import OPEN
+from harness.core.words import Evidence, Kind
+from harness.pack.model import CPU, Dependency
+from harness.pack.rules import SCHEMA
+from harness.report import upstream_templates
+from harness.report.template import REPORT
+
+DEFAULT_HEADINGS = ("Describe the bug", "Expected behavior")
+WRONG = "It adds a comment alone, so the bug is still there."
+
+
+def definition(draft: Draft, title: str, loads: tuple[str, ...]) -> str:
+    """Write pack.toml; `loads` are the files that fix.patch changes, none where it is still to be written."""
+    upstream, fix = draft.upstream, "none" if draft.upstream.is_compiled else "patch"
+    lines = [
+        f"schema = {SCHEMA}",
+        f"title = {_text(title)}",
+        f"kind = {_text(draft.kind)}",
+        *([f"fix = {_text(fix)}  # the wheel's code is compiled: nothing can be patched"] if fix == "none" else []),
+        "# The name of one FIGURE line of the probe: the number that tables show. Empty until the probe measures one.",
+        'leading_figure = ""',
+        "",
+        "[upstream]",
+        f"package = {_text(upstream.package)}",
+        f"version = {_text(upstream.version)}",
+        f"file = {_text(upstream.file)}",
+        f"sha256 = {_text(upstream.sha256)}",
+        f"repository = {_text(upstream.repository or f'https://example.org/{OPEN}')}",
+        "# Of the release's tag: git ls-remote --tags REPOSITORY",
+        f"commit = {_text(upstream.commit)}",
+        "# The folder of the repository that goes on PYTHONPATH; empty: its root.",
+        f"source_root = {_text(upstream.source_root)}",
+        f"license = {_text(upstream.license or OPEN)}",
+        "# The import names under test: a lane refuses a module of these that comes from anywhere but its tree.",
+        f"modules = [{', '.join(map(_text, upstream.modules))}]",
+        "",
+        "[requires]  # the runner's own interpreter has to lie in these",
+        f"python = {_text(draft.requires.python)}",
+        f"torch = {_text(draft.requires.torch)}",
+        *([f"triton = {_text(draft.requires.triton)}"] if draft.requires.triton else []),
+    ]
+    for name, member in draft.members.items():
+        lines += ["", f"[dependencies.default.{_key(name)}]", *dependency(member)]
+    for target in draft.targets:
+        lines += ["", *_target(draft, target, loads, fix)]
+    return "\n".join(lines) + "\n"
+
+
+def dependency(member: Dependency) -> list[str]:
+    """Write the two lines of one wheel of a dependency set."""
+    hashes = ", ".join(f"{tag} = {_text(digest)}" for tag, digest in member.sha256.items())
+    return [f"version = {_text(member.version)}", f"sha256 = {{ {hashes} }}"]
+
+
+def _target(draft: Draft, target: str, loads: tuple[str, ...], fix: str) -> list[str]:
+    evidence = draft.cpu_evidence if target == CPU else Evidence.EXECUTED
+    files = ", ".join(map(_text, loads))
+    said = (
+        "The files that fix.patch changes and this target runs, by their paths in the repository: a patched lane that"
+    )
+    return [
+        f"[targets.{target}]",
+        f"evidence = [{_text(evidence)}]",
+        f"verdict = {_text('REPRODUCED' if fix == 'none' else 'CONFIRMED')}",
+        *([] if fix == "none" else [f"# {said}", "# never loaded one of them proves nothing."]),
+        f"loads = [{files}]",
+    ]
+
+
+def _text(value: str) -> str:
+    return json.dumps(value, ensure_ascii=False)
+
+
+def _key(name: str) -> str:
+    return name if name.replace("-", "").replace("_", "").isalnum() else _text(name)
+
+
+def report(draft: Draft, title: str, asked: tuple[str, ...]) -> str:
+    """Write report.in.md: the sections of the upstream's own form, empty, and what the runner fills in.
+
+    `asked` are the headings of a template that was given; the five upstreams that are known have theirs.
+    """
+    known = upstream_templates.of_package(draft.upstream.package)
+    own = tuple(one.label for one in known.sections if one.source == REPORT and one.required)
+    opening = "Not a bug: " if draft.kind == Kind.CLEANUP else f"**{draft.kind.capitalize().replace('-', ' ')}:** "
+    parts = [f"# {title}", f"{opening}{OPEN}: the claim, in one sentence."]
+    for number, heading in enumerate(own or _without_machine(asked) or DEFAULT_HEADINGS):
+        parts.append(f"## {heading}")
+        parts.append("{{verdicts}}" if number == 0 else f"{OPEN}: what belongs under {heading}")
+        parts += [f"{OPEN}: what belongs under {heading}", "{{reproduce}}", "{{patch}}"] if number == 0 else []
+    parts += ["## Already there", "{{threads}}", "## Not tested", f"{OPEN}: what nobody ran.", "{{strength}}"]
+    parts += ["{{ask}}", "## Environment", "{{versions:cpu}}"]
+    return "\n\n".join(parts) + "\n"
+
+
+def _without_machine(asked: tuple[str, ...]) -> tuple[str, ...]:
+    """Leave out what the runner fills in."""
+    words = ("environment", "version", "system info", "already there")
+    return tuple(one for one in asked if not any(word in one.lower() for word in words))
+
+
+def fix(draft: Draft, diff: str) -> str:
+    """Write fix.patch: the head that its author fills in, and the diff."""
+    licence = f"SPDX-License-Identifier: {draft.upstream.license}"
+    head = f"Subject: {OPEN}: what the patch does\n\n{OPEN}: why.\n\n{licence}\n---\n"
+    return head + diff
+
+
+def wrong_fix(diff: str) -> str:
+    """Write a mutant: why it is wrong, and its diff."""
+    return f"{WRONG}\n\n{diff}"

@@ -1,0 +1,224 @@
+"""The probe of a new pack: header and docstring from the draft, the protocol block, and the script in a function."""
+
+from __future__ import annotations
+
+from harness.author.draft import Draft
+from harness.author.script import INDENT
+from harness.pack import probe
+
+#: Stands wherever only the author knows what to write; `check` names each place that still has it.
+OPEN = "TODO"
+#: What the script's function holds where no script was given.
+NO_SCRIPT = f'{INDENT}raise NotImplementedError("{OPEN}: the lines that fail while the bug is there")'
+
+LOAD = '''
+def load(probe):
+    """Load the modules under test; a parent package that imports more than they need is found, not executed."""
+    for name in STUBS:
+        sys.modules[name] = importlib.util.module_from_spec(importlib.util.find_spec(name))
+    for name in MODULES:
+        importlib.import_module(name)
+    for name, module in sorted(sys.modules.items()):
+        tested = any(name == one or name.startswith(f"{one}.") for one in PACKAGES) and name not in STUBS
+        if tested and (getattr(module, "__file__", None) or "").endswith(".py"):
+            probe.upstream(module)
+'''
+SCRIPT = '''
+def script():
+    """Fail while the bug is there: by an assertion, or by an exception of the package under test."""
+{body}
+'''
+CHECKS = '''
+def outcome():
+    """Run the script with fixed seeds; return how an assertion of it failed, or nothing."""
+    import torch
+
+    torch.manual_seed(0)
+    try:
+        script()
+    except AssertionError as error:
+        return f"AssertionError: {error}"[:400]
+    return ""
+
+
+def fails():
+    """Judge whether the script ends as it should."""
+    failure = outcome()
+    return not failure, {"measured": failure or "no assertion failed"}
+'''
+REPEATS = '''
+def ending():
+    """Run the script; return how it ended, whatever raised."""
+    try:
+        return outcome().partition(":")[0]
+    except Exception as error:
+        return type(error).__name__
+
+
+def repeats():
+    """Judge whether the script comes to its own verdict, and to the same one twice: else it shows nothing."""
+    first, second = ending(), ending()
+    return first == second and first in (ENDINGS or [first]), {"measured": [first, second]}
+'''
+CONTROL = '''
+def control():
+    """Fail, by an assertion, where something else is wrong than the bug."""
+{body}
+
+
+def stays_right():
+    """Judge what is right with the bug and without it."""
+    import torch
+
+    torch.manual_seed(0)
+    try:
+        control()
+    except AssertionError as error:
+        return False, {{"measured": f"AssertionError: {{error}}"[:400]}}
+    return True, {{"measured": "no assertion failed"}}
+'''
+PIN = '''
+def pin_autotuners():
+    """Let each autotuned kernel have its first configuration: without a GPU there is nothing to time them by."""
+    from triton.runtime.autotuner import Autotuner
+
+    make = Autotuner.__init__
+
+    def make_pinned(self, fn, arg_names, configs, *rest, **named):
+        make(self, fn, arg_names, configs[:1], *rest, **named)
+
+    Autotuner.__init__ = make_pinned
+'''
+JUDGE = '''
+def judge(probe, target):
+    """Judge the release that is on the path."""
+{before}    import torch
+
+    major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+    if target not in ("cpu", f"sm_{{major}}{{minor}}" + "a" * (major >= 9)):
+        raise NotImplementedError(f"{{target}} is neither cpu nor the architecture of a GPU of this host")
+    name, evidence = ("cpu", "{evidence}") if target == "cpu" else (torch.cuda.get_device_name(), "executed")
+    probe.say("TARGET", target=target, evidence=evidence, device=name)
+{pin}    load(probe)
+    probe.judge("script", "defect", fails)
+    probe.judge("repeats", "control", repeats)
+{control}
+
+if __name__ == "__main__":
+    Probe().run(judge)
+'''
+HIDE_GPU = f"""{INDENT}if target == "cpu":
+{INDENT}{INDENT}os.environ["CUDA_VISIBLE_DEVICES"] = ""  # the script may choose a GPU where it sees one
+"""
+PINNED = f'{INDENT}if target == "cpu":\n{INDENT}{INDENT}pin_autotuners()\n'
+INTERPRET = f'{INDENT}os.environ["TRITON_INTERPRET"] = str(int(target == "cpu"))  # read when triton is imported\n'
+
+
+def text(draft: Draft, title: str) -> str:
+    """Write reproduce.py."""
+    before = HIDE_GPU + (INTERPRET if draft.triton else "")
+    body = draft.script.body if draft.script and draft.script.body else NO_SCRIPT
+    own = CONTROL.format(body=draft.control.body) if draft.control else ""
+    call = f'{INDENT}probe.judge("stays_right", "control", stays_right)\n' if draft.control else ""
+    pin, pinned = (PIN, PINNED) if draft.triton else ("", "")
+    judge = JUDGE.format(before=before, evidence=draft.cpu_evidence, control=call, pin=pinned)
+    functions = [one for one in (LOAD, SCRIPT.format(body=body), CHECKS, REPEATS, own, pin, judge) if one]
+    constants = (
+        f"PACKAGES = {_tuple(draft.upstream.modules)}\n"
+        f"MODULES = {_tuple(draft.roots)}\n"
+        f"STUBS = {_tuple(draft.stubs)}  # outermost first\n"
+        f"ENDINGS = {_endings(draft)}  # how the script ends where it comes to a verdict; none: however it likes\n"
+    )
+    block = f"# fmt: off\n{probe.original_block()}# fmt: on\n"
+    parts = [
+        _header(draft),
+        _docstring(draft, title),
+        f"\n{block}import importlib\nimport importlib.util\n\n",
+        constants,
+    ]
+    return "".join(parts) + "\n" + "\n".join(functions)
+
+
+def _endings(draft: Draft) -> str:
+    return '("", "AssertionError")' if draft.script and draft.script.fails else "()"
+
+
+def _tuple(names: tuple[str, ...]) -> str:
+    inner = ", ".join(f'"{name}"' for name in names)
+    return f"({inner}{',' if len(names) == 1 else ''})"
+
+
+def pins(draft: Draft) -> dict[str, str]:
+    """Map each package of the probe's header to its version, in the header's order."""
+    own = {draft.upstream.package: draft.upstream.version} if draft.has_wheel else {}
+    interpreter = {name: version for name, version in (("torch", draft.torch), ("triton", draft.triton)) if version}
+    return dict(sorted((own | {name: one.version for name, one in draft.members.items()} | interpreter).items()))
+
+
+def _header(draft: Draft) -> str:
+    lines = [f'#   "{name}=={version}",' for name, version in pins(draft).items()]
+    wanted = f'# requires-python = "{draft.requires.python}"'
+    return "\n".join(["# /// script", wanted, "# dependencies = [", *lines, "# ]", "# ///", ""])
+
+
+def _docstring(draft: Draft, title: str) -> str:
+    upstream = draft.upstream
+    said = draft.script.docstring if draft.script else ""
+    checkout = f"CHECKOUT/{upstream.source_root}".rstrip("/")
+    lines = [
+        f"{title.rstrip('.')}.",
+        "",
+        f"Symptom: {said or f'{OPEN}: what a user sees, and with which values'}",
+        "",
+        f"Cause: {OPEN}: the lines that do it.",
+        "",
+        f"Scope: {OPEN}: for which values, dtypes and options this is shown, and for which it is not.",
+        "",
+        *_stand_ins(draft),
+        f"Upstream: {upstream.repository or OPEN}. For a checkout: PYTHONPATH={checkout} uv run reproduce.py",
+        "",
+        *_commands(draft),
+    ]
+    return '"""' + "\n".join(line.replace("\\", "\\\\").replace('"""', "'''") for line in lines) + '\n"""\n'
+
+
+def _stand_ins(draft: Draft) -> list[str]:
+    said = [f"{', '.join(draft.stubs)} found and not executed, for what else they import"] if draft.stubs else []
+    said += ["on target cpu, each autotuned kernel with its first configuration"] if draft.triton else []
+    return [f"Stand-ins: {'; '.join(said)}.", ""] if said else []
+
+
+def _commands(draft: Draft) -> list[str]:
+    upstream = draft.upstream
+    if upstream.is_compiled:
+        return [
+            "The wheel's code is compiled, so nothing is patched:",
+            "",
+            "    uv run reproduce.py   # BUG_REPRODUCED",
+        ]
+    folder, unpack = _unpacking(upstream.file)
+    root = f"{folder}/{upstream.source_root}".rstrip("/")
+    if upstream.is_wheel:
+        root = folder
+    strip = 1 + (len(upstream.source_root.split("/")) if upstream.is_wheel and upstream.source_root else 0)
+    run = f'    PYTHONPATH={root} python "$PACK/reproduce.py"'
+    apply = f'git -C {folder} apply -p{strip} "$PACK/fix.patch"'
+    packages = ", ".join(name for name in pins(draft) if name != upstream.package)
+    return [
+        f"Both sentinels without the runner, from a folder that holds the release's own {upstream.file}, with PACK set",
+        f"to the absolute path of this file's folder and with {packages} installed. The second line",
+        "ends in BUG_REPRODUCED, the fourth in FIX_VALIDATED:",
+        "",
+        f"    {unpack}",
+        run,
+        f'    GIT_CEILING_DIRECTORIES="$PWD" {apply}',
+        run,
+    ]
+
+
+def _unpacking(file: str) -> tuple[str, str]:
+    """Return the folder that an archive unpacks to, and the command that does it."""
+    if file.endswith(".tar.gz"):
+        return file.removesuffix(".tar.gz"), f"tar xzf {file}"
+    folder = file.removesuffix(".zip") if file.endswith(".zip") else "release"
+    return folder, f"python -m zipfile -e {file} {'.' if file.endswith('.zip') else folder}"

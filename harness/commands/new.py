@@ -1,0 +1,125 @@
+"""``runner.py new``: a pack from a script."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+import click
+
+from harness.author import draft, fix, issue_template, missing, new_pack, script
+from harness.author.draft import Wish
+from harness.commands import options
+from harness.core.errors import HarnessError
+from harness.core.progress import Progress
+from harness.core.words import Exit, Kind
+from harness.host import host
+from harness.pack import load
+
+PYTHONS = ("3.11", "3.12", "3.13")
+HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
+RELEASE = re.compile(r"(?P<package>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.!+-]+)")
+
+
+@click.command("new")
+@click.argument("slug")
+@click.option("--upstream", required=True, metavar="PKG==VER", help="The release that has the bug.")
+@click.option("--module", "modules", multiple=True, metavar="M", help="Import name under test (default: the script's).")
+@click.option("--from-script", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="F")
+@click.option(
+    "--control",
+    type=click.Path(path_type=Path, dir_okay=False, exists=True),
+    metavar="F",
+    help="A script that fails neither with the bug nor without it.",
+)
+@click.option(
+    "--fix-commit", metavar="SHA|PATCH", help="Upstream's fix: a commit of its repository, or a patch's file."
+)
+@click.option(
+    "--template",
+    type=click.Path(path_type=Path, exists=True),
+    metavar="PATH",
+    help="Upstream's issue template, or a checkout that has it.",
+)
+@click.option("--kind", type=click.Choice([*Kind]), default=Kind.WRONG_RESULT, show_default=True)
+@click.option("--repository", default="", metavar="URL", help="Upstream's, where the release links none.")
+@click.option("--commit", default="", metavar="SHA", help="Of the release's tag, where the repository is out of reach.")
+@click.option(
+    "--python", "pythons", multiple=True, metavar="X.Y", help="Pin wheels for it (default: 3.11, 3.12, 3.13)."
+)
+@options.packs_option
+@options.cache_option
+def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    slug: str,
+    upstream: str,
+    modules: tuple[str, ...],
+    from_script: Path | None,
+    control: Path | None,
+    fix_commit: str | None,
+    template: Path | None,
+    kind: str,
+    repository: str,
+    commit: str,
+    pythons: tuple[str, ...],
+    packs: Path,
+    cache_root: Path | None,
+) -> int:
+    """Write a new pack: packs/NN_SLUG, with what can be known of it, and list what is missing.
+
+    The script fails while the bug is there: by an assertion, or by an exception of the package under test. It becomes
+    a defect check; a control says whether it ends twice in the same way, and --control gives one of your own.
+
+    Resolved are the release with its sha256 and licence, the commit of its tag, where its modules lie, and for each
+    Python the wheels of what the script reaches. A parent package that imports more than that is found and not
+    executed. Nothing of the release is executed by this command.
+
+    \b
+    Examples:
+      runner.py new einops_axes --upstream einops==0.8.1 --from-script bug.py
+      runner.py new toy --upstream toykernel==1.0 --module toykernel --fix-commit 42.patch --template ../toykernel
+    """
+    match = RELEASE.fullmatch(upstream)
+    if match is None:
+        raise HarnessError(f"--upstream {upstream!r}: name one release. Next: --upstream PACKAGE==VERSION")
+    if commit and not re.fullmatch(r"[0-9a-f]{40}", commit):
+        raise HarnessError(
+            f"--commit {commit!r}: not 40 lower-case hexadecimal digits. Next: git rev-parse TAG^{{commit}}"
+        )
+    if any(not re.fullmatch(r"3\.\d{1,2}", one) for one in pythons):
+        raise HarnessError(f"--python {', '.join(pythons)}: a version such as 3.12. Next: runner.py new --help")
+    fix.refuse(fix_commit)
+    folder = new_pack.folder_for(packs.absolute(), slug)
+    asked = tuple(issue_template.headings(issue_template.find(template))) if template else ()
+    given, right = (script.read(_text(path), path.name) if path else None for path in (from_script, control))
+    order = tuple(dict.fromkeys((HERE, *(pythons or PYTHONS))))
+    wish = Wish(match["package"], match["version"], modules, given, right, repository, commit, order, Kind(kind))
+    with Progress(sys.stderr) as progress:
+        cache = options.the_cache(cache_root, offline=False, tell=progress.tell)
+        with cache.guard():
+            found = draft.resolve(wish, cache, host.detect(), progress.tell)
+            written = new_pack.write(folder, found, fix_commit, asked, progress.tell)
+    _tell(written, given)
+    return int(Exit.AS_EXPECTED)
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as error:
+        raise HarnessError(f"{path}: not UTF-8 ({error.reason}). Next: save it as UTF-8") from None
+
+
+def _tell(written: new_pack.Written, given: script.Script | None) -> None:
+    """Say what was written, what could not be, and what comes next."""
+    name = written.folder.name
+    for path in sorted(one for one in written.folder.rglob("*") if one.is_file()):
+        click.echo(f"wrote {name}/{path.relative_to(written.folder)}")
+    remarks = [*written.remarks, *(f"script: {one}" for one in (given.problems if given else ()))]
+    if given is not None and not given.fails:
+        remarks.append("script: it asserts nothing, so that it can only fail where the package under test raises")
+    for one in remarks:
+        click.echo(f"note: {one}")
+    for one in missing.steps(load.load_pack(written.folder)):
+        click.echo(f"missing: {one}")
+    click.echo(f"Next: runner.py run {name} --lane pristine   (BUG_REPRODUCED), then runner.py check {name}")

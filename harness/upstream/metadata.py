@@ -1,0 +1,94 @@
+"""The metadata of an unpacked release: what its own PKG-INFO or METADATA states; nothing is executed."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from email.message import Message
+from email.parser import HeaderParser
+from pathlib import Path
+
+from packaging.markers import UndefinedEnvironmentName
+from packaging.requirements import InvalidRequirement, Requirement
+
+from harness.core.errors import UnavailableError
+
+FORGES = re.compile(r"https?://(?:www\.)?(?P<place>(?:github|gitlab)\.com/[\w.-]+/[\w.-]+?)(?:\.git)?(?:[/#?].*)?")
+#: Labels of a project's links, the likeliest to be its repository first.
+LABELS = ("source", "repository", "code", "github", "homepage", "home")
+#: Of the licences that upstreams of GPU libraries state in words or as a classifier.
+LICENSES = {
+    "apache": "Apache-2.0",
+    "mit": "MIT",
+    "bsd-2": "BSD-2-Clause",
+    "bsd-3": "BSD-3-Clause",
+    "bsd 2": "BSD-2-Clause",
+    "bsd 3": "BSD-3-Clause",
+}
+
+
+@dataclass(frozen=True)
+class Metadata:
+    """What a release states of itself.
+
+    Attributes:
+        license: as SPDX names it, or as the release writes it; empty where it states none.
+        repository: its URL on GitHub or GitLab; empty where no link leads there.
+        requires_python: a version range; empty where it states none.
+        requires: what it imports of others, with extras and markers.
+
+    """
+
+    license: str
+    repository: str
+    requires_python: str
+    requires: tuple[Requirement, ...]
+
+
+def read(folder: Path) -> Metadata:
+    """Read the metadata of an unpacked sdist or wheel.
+
+    Raises:
+        UnavailableError: there is none, or it cannot be read.
+
+    """
+    path = next((one for one in (folder / "PKG-INFO", *folder.glob("*.dist-info/METADATA")) if one.is_file()), None)
+    if path is None:
+        raise UnavailableError(
+            f"{folder.name}: neither PKG-INFO nor METADATA in the release. Next: write pack.toml by hand"
+        )
+    message = HeaderParser().parsestr(path.read_text(encoding="utf-8", errors="replace"))
+    return Metadata(_license(message), _repository(message), message.get("Requires-Python", ""), _requires(message))
+
+
+def _license(message: Message) -> str:
+    stated = (message.get("License-Expression") or "").strip()
+    if stated:
+        return stated
+    classifiers = [line for line in message.get_all("Classifier", []) if line.startswith("License ::")]
+    words = [(message.get("License") or "").strip(), *(line.rpartition("::")[2].strip() for line in classifiers)]
+    for text in (one for one in words if one):
+        for word, name in LICENSES.items():
+            if re.search(rf"\b{re.escape(word)}", text.lower()):
+                return name
+    return ""
+
+
+def _repository(message: Message) -> str:
+    links = dict(line.partition(",")[::2] for line in message.get_all("Project-URL", []))
+    ranked = sorted(links, key=lambda label: next((n for n, word in enumerate(LABELS) if word in label.lower()), 99))
+    for url in [*(links[label].strip() for label in ranked), (message.get("Home-page") or "").strip()]:
+        match = FORGES.fullmatch(url)
+        if match:
+            return f"https://{match['place']}"
+    return ""
+
+
+def _requires(message: Message) -> tuple[Requirement, ...]:
+    found = []
+    for line in message.get_all("Requires-Dist", []):
+        try:
+            found.append(Requirement(line))
+        except (InvalidRequirement, UndefinedEnvironmentName):
+            continue  # an old way of writing it, which pip does not read either
+    return tuple(found)

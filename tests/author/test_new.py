@@ -1,0 +1,212 @@
+"""A new pack from a script: what is resolved, what it shows, and what is said to be missing."""
+
+from __future__ import annotations
+
+import subprocess
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.author import missing
+from harness.pack import load, probe
+from testing import releases
+from testing.workbench import Workbench, empty
+
+SCRIPT = '''"""scale uses the first weight for every value."""
+from toykernel.scale import scale
+
+found = scale([1.0, 2.0], [1.0, 0.5])
+assert found == [1.0, 1.0], found
+'''
+CONTROL = "from toykernel.scale import scale\nassert scale([2.0], [3.0]) == [6.0]\n"
+FORM = """name: Bug
+body:
+  - type: markdown
+    attributes:
+      value: Hello
+  - type: textarea
+    attributes:
+      label: "What happened?"
+  - type: input
+    attributes:
+      label: Version of the library
+"""
+
+
+@dataclass(frozen=True)
+class Author:
+    """Somebody with a script, a folder of packs, and an index that has the release."""
+
+    bench: Workbench
+    index: dict[str, str]
+    git: dict[str, str]
+
+    @property
+    def folder(self) -> Path:
+        """Where his files are."""
+        return self.bench.folder
+
+    def new(self, slug: str, *arguments: str, upstream: str = "toykernel==1.0") -> subprocess.CompletedProcess[str]:
+        """Make a new pack."""
+        places = ["--upstream", upstream, "--cache", str(self.bench.cache), "--python", "3.11"]
+        ended = self.bench.run("new", slug, *places, *arguments, **self.index, **self.git)
+        assert "Traceback" not in ended.stderr, ended.stderr
+        return ended
+
+    def rows(self, *arguments: str) -> tuple[int, list[dict[str, Any]]]:
+        """Run packs, with the index to fetch their wheels from."""
+        return self.bench.rows("--online", *arguments, **self.index)
+
+    def file(self, name: str, text: str) -> str:
+        """Write a file; return its path."""
+        (self.folder / name).write_text(text)
+        return str(self.folder / name)
+
+
+@pytest.fixture(scope="module")
+def author(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Author]:
+    """Serve the toy release."""
+    bench = empty(tmp_path_factory.mktemp("author"))
+    archive = releases.sdist(bench.folder / "packs")
+    made = Path(archive.rename(bench.folder / archive.name))
+    (bench.folder / "packs/toykernel-1.0").rename(bench.folder / "toykernel-1.0")
+    git = releases.repository(bench.folder)
+    with releases.index([made], [releases.helper(bench.folder, "1.0")]) as index:
+        yield Author(bench, index, git)
+
+
+@pytest.fixture(scope="module")
+def made(author: Author) -> Path:
+    """Make a pack from the script, with upstream's fix; return its folder."""
+    given = ["--from-script", author.file("bug.py", SCRIPT), "--control", author.file("right.py", CONTROL)]
+    fix = releases.commit(author.folder, "main")
+    ended = author.new("toy_scale", *given, "--fix-commit", fix, "--template", author.file("form.yml", FORM))
+    assert ended.returncode == 0, ended.stderr
+    assert "missing: fix.patch: its subject" in ended.stdout
+    assert "Next: runner.py run 01_toy_scale --lane pristine" in ended.stdout
+    return author.bench.packs / "01_toy_scale"
+
+
+def test_it_states_what_can_be_known(author: Author, made: Path) -> None:
+    stated = tomllib.loads((made / "pack.toml").read_text())
+    upstream = stated["upstream"]
+    assert (upstream["source_root"], upstream["modules"], upstream["license"]) == ("src", ["toykernel"], "Apache-2.0")
+    assert upstream["repository"] == releases.REPOSITORY
+    assert upstream["commit"] == releases.commit(author.folder, "v1.0")
+    assert list(stated["dependencies"]["default"]) == ["toyhelper"]
+    assert stated["targets"]["cpu"]["loads"] == ["src/toykernel/scale.py"]
+    text = (made / "reproduce.py").read_text()
+    assert 'STUBS = ("toykernel",)' in text
+    found = probe.read(text)
+    assert (found.errors, found.pins["toyhelper"], found.requires_python) == ((), "1.0", ">=3.10")
+    report = (made / "report.in.md").read_text()
+    assert "## What happened?" in report
+    assert "## Version of the library" not in report
+
+
+def test_it_shows_the_bug_and_the_fix_and_refuses_its_wrong_fix(author: Author, made: Path) -> None:
+    assert "README" not in (made / "fix.patch").read_text()
+    status, (row,) = author.rows("1")
+    assert (status, row["verdict"], row["reason"]) == (0, "CONFIRMED", "")
+    mutated = author.bench.run("mutate", "1", "--only-own")
+    assert "killed 1 of 1" in mutated.stdout, mutated.stdout + mutated.stderr
+
+
+def test_check_says_what_is_missing_the_next_step_first(author: Author, made: Path) -> None:
+    ended = author.bench.run("check", "1")
+    lines = ended.stdout.splitlines()
+    assert (ended.returncode, lines[0].startswith("missing: 01_toy_scale: fix.patch: its subject")) == (1, True)
+    assert "missing: 01_toy_scale: reproduce.py: Cause: the lines that do it." in lines
+    assert not [line for line in lines if "TODO" in line or "there is no receipt" in line]
+    assert lines[-1] == "1 pack(s) read, 0 sound"
+    assert missing.is_half_written(load.load_pack(made))
+
+
+def test_without_a_fix_the_bug_is_shown_alone(author: Author) -> None:
+    ended = author.new("toy_alone", "--from-script", author.file("bug.py", SCRIPT))
+    assert ended.returncode == 0, ended.stderr
+    assert "a control of its own" in ended.stdout
+    status, (row,) = author.rows("toy_alone", "--lane", "pristine")
+    assert (status, row["verdict"]) == (0, "REPRODUCED")
+
+
+def test_a_script_that_breaks_before_its_assertion_shows_nothing(author: Author) -> None:
+    broken = SCRIPT.replace("[1.0, 0.5])", "[])")  # an IndexError of the release, and no verdict of the script's own
+    assert author.new("toy_broken", "--from-script", author.file("broken.py", broken)).returncode == 0
+    status, (row,) = author.rows("toy_broken", "--lane", "pristine")
+    assert (status, row["verdict"]) == (1, "CONTROL_FAILED")
+
+
+def test_without_a_script_the_probe_decides_nothing(author: Author) -> None:
+    ended = author.new("toy_empty", "--module", "toykernel")
+    assert "missing: reproduce.py: script() holds nothing yet" in ended.stdout
+    status, (row,) = author.rows("toy_empty", "--lane", "pristine")
+    assert (status, row["verdict"]) == (5, "UNSUPPORTED")
+
+
+def test_a_fix_that_does_not_apply_is_left_to_the_author(author: Author) -> None:
+    other = author.file("other.patch", SOURCE_PATCH.replace("weights[0]", "weights[9]"))
+    given = ["--from-script", author.file("bug.py", SCRIPT), "--fix-commit", other]
+    ended = author.new("toy_stale", *given)
+    assert "note: the fix does not apply to toykernel 1.0" in ended.stdout
+    assert not (author.bench.packs / "03_toy_stale/fix.patch").exists()
+
+
+SOURCE_PATCH = """diff --git a/src/toykernel/scale.py b/src/toykernel/scale.py
+--- a/src/toykernel/scale.py
++++ b/src/toykernel/scale.py
+@@ -3,5 +3,5 @@
+
+ def scale(values, weights):
+     \"\"\"Multiply each value by its weight.\"\"\"
+-    return [value * weights[0] for value in values]
++    return [value for value in values]
+
+"""
+
+
+@pytest.mark.parametrize(
+    ("slug", "arguments", "upstream", "said"),
+    [
+        ("Toy", [], "toykernel==1.0", "'Toy' is no slug. Next: lower-case letters"),
+        ("toy_scale", [], "toykernel==1.0", "01_toy_scale is there already. Next: runner.py check 01_toy_scale"),
+        ("x", [], "toykernel", "name one release. Next: --upstream PACKAGE==VERSION"),
+        ("x", [], "toykernel==9", "toykernel: no release 9 on the package index. It has 1.0"),
+        ("x", ["--module", "nothing"], "toykernel==1.0", "toykernel 1.0 has no module nothing. It has toykernel"),
+        ("x", ["--fix-commit", "nothing"], "toykernel==1.0", "--fix-commit 'nothing': neither a file nor a commit"),
+        ("x", ["--commit", "v1.0"], "toykernel==1.0", "not 40 lower-case hexadecimal digits"),
+        ("x", ["--python", "2.7"], "toykernel==1.0", "a version such as 3.12"),
+        ("x", ["--template", "{folder}/packs"], "toykernel==1.0", "no template of a bug report. Next: name the file"),
+        ("x", ["--from-script", "{folder}/toykernel-1.0.zip"], "toykernel==1.0", "not UTF-8"),
+    ],
+)
+def test_a_wrong_call_writes_nothing(  # noqa: PLR0917 - pytest passes them by name
+    author: Author, made: Path, slug: str, arguments: list[str], upstream: str, said: str
+) -> None:
+    before = sorted(path.name for path in made.parent.iterdir())
+    ended = author.new(slug, *(one.format(folder=author.folder) for one in arguments), upstream=upstream)
+    assert ended.returncode in (1, 2)
+    assert said in ended.stderr
+    assert sorted(path.name for path in made.parent.iterdir()) == before
+
+
+def test_a_module_of_another_release_is_named(author: Author) -> None:
+    text = SCRIPT.replace("toykernel.scale", "toykernel.elsewhere")
+    ended = author.new("toy_other", "--from-script", author.file("other.py", text))
+    assert ended.returncode == 2
+    assert (
+        "toykernel 1.0 has no module toykernel.elsewhere. Next: --upstream the package that has it (this"
+        in ended.stderr
+    )
+
+
+def test_a_package_that_nobody_names_is_not_guessed(author: Author) -> None:
+    text = f"import nobodyknows\n{SCRIPT}"
+    ended = author.new("toy_guess", "--from-script", author.file("guess.py", text))
+    assert (
+        "the script imports nobodyknows, which neither the release's requirements nor this Python name" in ended.stdout
+    )
