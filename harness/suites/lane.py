@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -143,5 +144,17 @@ def run(cache: Cache, host: Host, wanted: Wanted, place: Place, log: Path) -> Su
 
 
 def _environment(suite: UpstreamTests, lane: Mapping[str, str]) -> dict[str, str]:
-    """Return a lane's environment with what the suite needs; pytest loads no plugin that nobody named."""
-    return {**lane, **suite.environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+    """Return a lane's environment with what the suite needs; pytest loads no plugin that nobody named.
+
+    Suites that start torch.distributed listen on MASTER_PORT, or on a port that all of them share: two at once would
+    take it from each other, and the patch would seem to break tests.
+    """
+    rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+    return {**lane, **rendezvous, **suite.environment, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"}
+
+
+def _free_port() -> int:
+    """Return a port of the loopback interface that nobody listens on now."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])

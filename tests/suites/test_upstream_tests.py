@@ -177,6 +177,14 @@ CASES = {
         "UNBROKEN",
         table='environment = { TOY = "yes" }',
     ),
+    "listens_on_its_own_port": Case(
+        _beside(
+            "\nimport os, socket, time\ndef test_listens():\n"
+            "    with socket.create_server((os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))):\n"
+            "        time.sleep(1.5)  # while the other lane does the same\n"
+        ),
+        "UNBROKEN",
+    ),
     "needs_a_gpu": Case(_alone(SOUND), "UNSUPPORTED", "no GPU here, and upstream's tests need one", table="gpu = true"),
     "brings_a_test": Case(_alone(SOUND), "UNBROKEN", brings=_alone(SOUND + WEIGHTS)),
     "brings_a_file": Case(
