@@ -21,8 +21,8 @@ from harness.upstream.source import parse_source
 from harness.upstream.tree import Tree
 from testing import toys
 
-VERBS_OF_LANES = {"run", "check", "sweep", "versions", "mutate", "upstream-tests"}
-VERBS_OF_PACKS = VERBS_OF_LANES | {"list", "table", "fetch", "report", "bundle", "pr", "new", "pins"}
+VERBS_OF_LANES = {"run", "check", "sweep", "versions", "pr-verdict", "mutate", "upstream-tests"}
+VERBS_OF_PACKS = VERBS_OF_LANES | {"list", "table", "fetch", "report", "bundle", "pr", "ack", "new", "pins"}
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

@@ -21,7 +21,9 @@ VERBS = (
     "list",
     "run",
     "sweep",
+    "ack",
     "versions",
+    "pr-verdict",
     "mutate",
     "table",
     "upstream-tests",
@@ -32,6 +34,8 @@ VERBS = (
     "pr",
     "bundle",
     "verify",
+    "audit",
+    "advisories",
     "prune",
 )
 
@@ -81,13 +85,13 @@ def _close_output() -> None:
     os.close(null)
 
 
-def main() -> int:
-    """Run the command line and return its exit status; every expected error is one line on standard error."""
+def main(command: click.Command = cli) -> int:
+    """Run a command line and return its exit status; every expected error is one line on standard error."""
     signal.signal(signal.SIGTERM, _interrupt)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be no text
     try:
-        status = cli.main(standalone_mode=False)
+        status = command.main(standalone_mode=False)
         sys.stdout.flush()
     except HarnessError as error:
         click.echo(f"error: {error}", err=True)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import functools
 import subprocess
 import sys
 import tomllib
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -17,7 +19,8 @@ from harness.core.progress import Progress
 from harness.core.words import Exit
 from harness.host.host import python_tag
 from harness.pack.model import Pack
-from harness.upstream import closure, dependencies, download, tree
+from harness.sweep.selection import Moving
+from harness.upstream import closure, dependencies, download, newest, tree
 from harness.upstream.source import of_git, parse_source
 
 REQUIREMENTS = "requirements.txt"
@@ -35,6 +38,31 @@ def _fetch(pack: Pack, cache: Cache, tag: str) -> None:
     for built in pack.definition.environments.values():
         for package, sha256 in built.files.items():
             download.fetch(cache, package, None, sha256)
+
+
+def _fetch_moving(packs: list[Pack], cache: Cache, moving: Moving, tell: Callable[[str], None]) -> list[HarnessError]:
+    """Fetch each upstream's newest release, and the head of its default branch; return what could not be had."""
+    upstreams = [pack.definition.upstream for pack in packs]
+    packages = dict.fromkeys((one.package, one.is_wheel) for one in upstreams if moving.latest)
+    urls = dict.fromkeys(one.repository for one in upstreams if moving.head and not one.is_compiled)
+    looks: dict[str, Callable[[], object]] = {
+        f"the newest release of {package}": functools.partial(_newest_release, cache, package, wheels_only=wheel)
+        for package, wheel in packages
+    }
+    looks |= {f"the head of {url}": functools.partial(newest.head, cache, url) for url in urls}
+    errors = []
+    for what, look in looks.items():
+        tell(f"fetching {what}")
+        try:
+            look()
+        except HarnessError as error:
+            errors.append(error)
+    return errors
+
+
+def _newest_release(cache: Cache, package: str, *, wheels_only: bool) -> None:
+    file = newest.release(cache, package, wheels_only=wheels_only).file
+    download.fetch(cache, package, file.file, file.sha256)
 
 
 def _fetch_runner(destination: Path, python: str) -> None:
@@ -59,6 +87,8 @@ def _fetch_runner(destination: Path, python: str) -> None:
     "--python", default=f"{sys.version_info.major}.{sys.version_info.minor}", show_default=True, metavar="X.Y"
 )
 @click.option("--runner", "with_runner", is_flag=True, help="Also the runner's own wheels, into DEST/wheels.")
+@click.option("--latest", is_flag=True, help="Also each upstream's newest release, for sweep --latest.")
+@click.option("--head", is_flag=True, help="Also the head of its default branch, for sweep --head.")
 @options.packs_option
 @options.mirrors_option
 def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
@@ -67,12 +97,15 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     python: str,
     packs: Path,
     with_runner: bool,  # noqa: FBT001 - click passes it by name
+    latest: bool,  # noqa: FBT001 - likewise
+    head: bool,  # noqa: FBT001 - likewise
     mirrors: Path | None,
 ) -> int:
     """Fill a cache for a machine without network, and with another Python.
 
     Fetches the pinned tree and every dependency set of the packs, the trees of [ask] and [upstream_tests], and what
-    their environments are built from. Nothing that is fetched is executed or built.
+    their environments are built from; with --latest and --head what is newest today, which an offline sweep then
+    judges, saying of which day it is. Nothing that is fetched is executed or built.
 
     \b
     There, with torch and triton installed:
@@ -93,6 +126,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
                 filled += 1
             except HarnessError as error:
                 errors.append(HarnessError(f"{pack.name}: {error}", status=error.status))
+        errors += _fetch_moving(chosen, cache, Moving(latest, head), progress.tell)
         if with_runner:
             progress.tell("fetching the runner's own wheels")
             _fetch_runner(dest, python)

@@ -57,6 +57,13 @@ mirrors_option = click.option(
     metavar="DIR",
     help="DIR/NAME.git stands for the upstream repository of that name (also REPRODUCER_PACKS_MIRRORS).",
 )
+acknowledged_option = click.option(
+    "--acknowledged",
+    "acknowledged_file",
+    type=click.Path(path_type=Path, dir_okay=False),
+    metavar="FILE",
+    help="The deviations that are known (default: acknowledged.toml beside the folder of the packs).",
+)
 offline_option = click.option("--offline", is_flag=True, help="Never reach the network.")
 
 

@@ -13,7 +13,8 @@ from harness.core.progress import Progress
 from harness.core.words import Exit
 from harness.host import host
 from harness.host.gpus import gpu_pool
-from harness.sweep import text_outputs
+from harness.sweep import acknowledged, text_outputs
+from harness.sweep.selection import Moving
 from harness.sweep.sweep import Order, Sweep
 
 BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[smh]?)")
@@ -63,6 +64,7 @@ def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float
     help="Run each lane N times; FLAKY if they differ.",
 )
 @click.option("--latest", is_flag=True, help="Judge upstream's newest releases too.")
+@click.option("--head", is_flag=True, help="Judge the heads of upstream's default branches too, as they are now.")
 @click.option(
     "--mutants",
     type=click.IntRange(0),
@@ -70,6 +72,7 @@ def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float
     metavar="N",
     help="Put N wrong fixes of each pack through its probe too, those not run for longest first.",
 )
+@options.acknowledged_option
 @click.option(
     "--baseline",
     type=click.Path(path_type=Path),
@@ -88,7 +91,9 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     budget: float | None,
     repeat: int,
     latest: bool,  # noqa: FBT001 - likewise
+    head: bool,  # noqa: FBT001 - likewise
     mutants: int,
+    acknowledged_file: Path | None,
     baseline: Path | None,
 ) -> int:
     """Judge every pack on every target that this host can show, and say what changed.
@@ -106,7 +111,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
     \b
     Exit status 1 when something changed for the worse or needs attention (an error, a fix that upstream shipped,
-    a stale patch, a GPU with a fault, a lane that nobody could run), 0 otherwise.
+    a stale patch, a GPU with a fault, a lane that nobody could run), 0 otherwise; what `ack` put down as known does
+    not count until it changes.
 
     \b
     Examples:
@@ -121,12 +127,13 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             packs=chosen,
             folder=packs,
             only=only,
-            latest=latest,
+            moving=Moving(latest, head),
             repeat=repeat,
             budget=budget,
             jobs=jobs,
             runs=runs.absolute(),
             baseline=baseline,
+            acknowledged=acknowledged_file or acknowledged.beside(packs),
             mutants=mutants,
             notes=(*(str(error) for error in broken), *pool.lost),
         )

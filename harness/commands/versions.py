@@ -10,10 +10,9 @@ import click
 from harness.commands import options, running
 from harness.core.errors import HarnessError
 from harness.core.progress import Progress
-from harness.core.words import Evidence, Exit, LaneVerdict
+from harness.core.words import Exit, LaneVerdict
 from harness.host import eligibility, host
 from harness.host.gpus import gpu_pool
-from harness.pack.model import Pack
 from harness.receipt import receipt, redaction
 from harness.schedule import inputs
 from harness.schedule.journal import MemoryJournal
@@ -85,7 +84,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     with Progress(sys.stderr) as progress, gpu_pool() as pool:
         cache = options.the_cache(cache_root, offline=offline, tell=progress.tell, mirrors=mirrors)
         here = host.detect(pool)
-        chosen, evidence = _target(subject, target, here)
+        chosen, evidence = eligibility.first(subject, target, here)
         with cache.guard(), inputs.taken(cache, [subject]) as (subject,):
             session = Session(
                 cache=cache,
@@ -109,18 +108,6 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     if interrupted:
         raise KeyboardInterrupt
     return status
-
-
-def _target(subject: Pack, wanted: str, here: host.Host) -> tuple[str, Evidence]:
-    """Return the target to judge and how; ``auto`` is this host's GPU, else cpu, else the first that it can show."""
-    planned = [
-        *eligibility.plan(subject, wanted, here),
-        *(eligibility.plan(subject, "all", here) if wanted == "auto" else []),
-    ]
-    for one in planned:
-        if one.evidence is not None:
-            return one.target, one.evidence
-    raise HarnessError(f"{subject.name}: {planned[0].reason}", status=Exit.NOTHING_JUDGED)
 
 
 def _candidates(

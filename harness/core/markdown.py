@@ -21,6 +21,16 @@ def fenced(text: str, language: str = "") -> str:
     return f"{fence}{language}\n{content}\n{fence}"
 
 
+def code(text: str, most: int = 240) -> str:
+    """Write text of any origin as code on one line: in it no mention, link or tag comes to life.
+
+    What is longer than `most` characters is cut, and says so.
+    """
+    shown = " ".join(plain(text).replace("`", "'").split())
+    shown = shown if len(shown) <= most else f"{shown[:most]} ..."
+    return f"`{shown}`" if shown else ""
+
+
 def details(summary: str, body: str) -> str:
     """Fold a body away; blank lines around it make GitHub render it as Markdown."""
     return f"<details>\n<summary>{escaped(summary)}</summary>\n\n{body.strip()}\n\n</details>\n"

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from packaging.specifiers import SpecifierSet
 
 from harness.core.errors import HarnessError
-from harness.core.words import Evidence, is_target
+from harness.core.words import Evidence, Exit, is_target
 from harness.host.host import Host
 from harness.pack.model import Pack, Target
 
@@ -88,3 +88,17 @@ def plan(pack: Pack, wanted: str, host: Host) -> list[Planned]:
     every = [_one(pack, name, host) for name in pack.definition.targets] + _unlisted(pack, host)
     shown = [planned for planned in every if planned.evidence is not None]
     return shown or every[:1]
+
+
+def first(pack: Pack, wanted: str, host: Host) -> tuple[str, Evidence]:
+    """Return the one target to judge, and how; ``auto`` is this host's GPU, else cpu, else the first that it can show.
+
+    Raises:
+        HarnessError: this host can show none of them, or `wanted` is no target.
+
+    """
+    planned = [*plan(pack, wanted, host), *(plan(pack, "all", host) if wanted == "auto" else [])]
+    for one in planned:
+        if one.evidence is not None:
+            return one.target, one.evidence
+    raise HarnessError(f"{pack.name}: {planned[0].reason}", status=Exit.NOTHING_JUDGED)

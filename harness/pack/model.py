@@ -116,6 +116,20 @@ class Ask:
 
 
 @dataclass(frozen=True)
+class Workaround:
+    """What a user of a release with the bug can do without the patch, as far as the probe shows that it works.
+
+    Attributes:
+        text: one line.
+        checks: names or globs of the controls that show it, right on the pinned release.
+
+    """
+
+    text: str
+    checks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
 class UpstreamTests:
     """Upstream's own tests of the files that a patch touches.
 
@@ -246,6 +260,7 @@ class Definition:
     head: Head | None = None
     fixed_in: str = ""
     report_to: str = ""
+    workaround: Workaround | None = None
     searched: Searched | None = None
     threads: tuple[Thread, ...] = ()
     ask: Ask | None = None

@@ -207,6 +207,16 @@ def _ask_errors(ask: Ask | None) -> list[str]:
     return errors
 
 
+def _workaround_errors(definition: Definition) -> list[str]:
+    one = definition.workaround
+    if one is None:
+        return []
+    errors = [] if one.text.strip() and "\n" not in one.text else ["workaround.text: what a user can do, on one line"]
+    if not one.checks or not all(name.strip() for name in one.checks):
+        errors.append("workaround.checks: name the controls that show that it works")
+    return errors
+
+
 def _suite_errors(definition: Definition, suite: UpstreamTests | None) -> list[str]:
     if suite is None:
         return []
@@ -254,7 +264,7 @@ def parse(text: str) -> Definition:
         errors.append("strength.generated: a number of mutants, 0 or more")
     errors += _dependency_errors(definition) + _target_errors(definition) + _environment_errors(definition)
     errors += _fix_errors(definition) + _prior_art_errors(definition) + _ask_errors(definition.ask)
-    errors += _suite_errors(definition, definition.upstream_tests)
+    errors += _suite_errors(definition, definition.upstream_tests) + _workaround_errors(definition)
     errors += values.errors(definition)
     if errors:
         raise structure.StructureError(errors)

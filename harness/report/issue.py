@@ -155,7 +155,7 @@ def _short(pack: Pack, receipts: list[Receipt], form: str, report: Report) -> st
         parts += _sections(pack, report.upstream, leading_of(receipts), body)
     if patches.for_project(pack, report.name) is None and "{{patch" not in template_text:
         parts.append(patches.none_for(report.name))
-    return "\n\n".join(part.strip() for part in [*parts, _bundle(pack)]) + "\n"
+    return links.linked("\n\n".join(part.strip() for part in [*parts, _bundle(pack)]) + "\n", pack.folder)
 
 
 def _folded(pack: Pack, receipts: list[Receipt], form: str, report: Report, *, measured: bool) -> list[str]:
@@ -245,7 +245,7 @@ def build(pack: Pack, form: str, name: str | None = None) -> str:
 
 def too_long(pack: Pack, text: str, name: str | None) -> str:
     """Say how much too long a report is, and what makes it so; empty where it is short enough."""
-    size, report = len(text.encode()), reader(pack, name)
+    size, report = len(links.unlinked(text).encode()), reader(pack, name)
     if size <= MOST_BYTES:
         return ""
     heaviest = _renderer(pack, _receipts(pack), report).heaviest()

@@ -2,17 +2,33 @@
 
 Until the project has a public address the setting is empty, and a link is the file's path in this repository, as text:
 a relative link would lead nowhere from an upstream's page.
+
+``python -m harness.report.links`` writes the address where README.md and deploy/ have a placeholder for it.
 """
 
 from __future__ import annotations
 
 import functools
+import re
+import sys
 from pathlib import Path
 
 import tomli
 
+from harness.core import files
+
 REPOSITORY = Path(__file__).resolve().parents[2]
 BRANCH = "main"
+#: What stands where the address belongs, in the files that a user copies lines from.
+RAW, ADDRESS = "https://RAW-URL-OF-THIS-REPOSITORY", "https://URL-OF-THIS-REPOSITORY"
+PAGE = re.compile(r"https://[\w.:-]+(?:/[\w.~-]+)+")
+#: How a text names this repository while it has no address.
+NAMELESS = "the repository of this pack"
+#: A file as a report names it, the code span of one that is no link yet, and a fence with what is in it.
+NAME = re.compile(r"[\w.-]+(?:/[\w.-]+)*")
+SPAN = re.compile(r"(?<!\[)`(?P<name>[\w./-]+)`")
+FENCED = re.compile(r"(?ms)(^(?:`{3,}|~{3,})[^\n]*\n.*?^(?:`{3,}|~{3,})[ \t]*$)")
+WRITTEN = ("README.md", "deploy/github/reproducer-packs.yml")
 
 
 @functools.cache
@@ -31,6 +47,83 @@ def to(path: str) -> str:
     return f"[{path}]({url}/blob/{BRANCH}/{path})" if url else f"`{path}`"
 
 
+def _of_file(name: str, folder: Path) -> str:
+    """Return the path in this repository of a file that a report names; empty where the pack has none of that name."""
+    if not NAME.fullmatch(name) or ".." in name:
+        return ""
+    own = f"packs/{folder.name}/{name}"
+    if (folder / name).is_file():
+        return own
+    return name if name.startswith("packs/") and (folder.parents[1] / name).exists() else ""
+
+
+def linked(text: str, folder: Path) -> str:
+    """Name this repository by its address, and link each file that a text names as code outside its fences.
+
+    Args:
+        text: Markdown that is read elsewhere than in this repository.
+        folder: of the pack, whose files are named by their paths in it; others by ``packs/...``.
+
+    """
+    url = repository_url()
+    if not url:
+        return text
+
+    def link(match: re.Match[str]) -> str:
+        path = _of_file(match["name"], folder)
+        return f"[{match[0]}]({url}/blob/{BRANCH}/{path})" if path else match[0]
+
+    parts = FENCED.split(text.replace(NAMELESS, url))  # every second one is a fence
+    return "".join(part if number % 2 else SPAN.sub(link, part) for number, part in enumerate(parts))
+
+
+def unlinked(text: str) -> str:
+    """Return a text as it would be read: this repository's own address, and what it links to there, are no words."""
+    url = repository_url()
+    if not url:
+        return text
+    words = re.sub(rf"\[([^\]]*)\]\({re.escape(url)}/blob/[^)\s]*\)", r"\1", text)
+    return words.replace(url, "")
+
+
+def named(text: str, path: str) -> str:
+    """Link a word to a file of this repository (or a heading in it); the word alone while there is no address."""
+    url = repository_url()
+    return f"[{text}]({url}/blob/{BRANCH}/{path})" if url else text
+
+
 def project() -> str:
     """Name this repository in a sentence."""
-    return repository_url() or "the repository of this pack"
+    return repository_url() or NAMELESS
+
+
+def commit(sha: str, url: str) -> str:
+    """Link a commit of a repository on the web; its first digits alone where `url` is no such repository's.
+
+    A URL with a user or a token in it is nobody's to read.
+    """
+    short, page = sha[:12], url.removesuffix("/").removesuffix(".git")
+    return f"[{short}]({page}/commit/{sha})" if PAGE.fullmatch(page) else f"`{short}`"
+
+
+def with_address(text: str, url: str) -> str:
+    """Write the address into a text that has a placeholder for it; an empty one leaves it as it is."""
+    if not url:
+        return text
+    return text.replace(RAW, f"{url}/raw/{BRANCH}").replace(ADDRESS, url)
+
+
+def main() -> int:
+    """Write the address into README.md and deploy/; return 0."""
+    for name in WRITTEN:
+        path = REPOSITORY / name
+        before = path.read_text(encoding="utf-8")
+        after = with_address(before, repository_url())
+        if after != before:
+            files.write_atomic(path, after)
+        sys.stdout.write(f"{name}: {'written' if after != before else 'as it was'}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -19,7 +19,7 @@ from harness.pack import probe
 from harness.pack.model import Pack
 from harness.receipt import receipt, staleness
 from harness.receipt.receipt import Receipt
-from harness.report import ask, placeholders, written
+from harness.report import advisories, ask, placeholders, written
 from harness.suites import receipt as suite_receipt
 from harness.upstream import patch, tree
 from harness.upstream.source import parse_source
@@ -50,7 +50,7 @@ class Checker:
         """List everything that is wrong with the pack, all at once."""
         receipts, errors = self._receipts()
         errors += self._probe(receipts) + self._patch_text() + self._patch_on_tree() + self._report(receipts)
-        errors += ask.missing_files(self.pack) + ask.check_errors(self.pack)
+        errors += ask.missing_files(self.pack) + ask.check_errors(self.pack) + self._workaround()
         wrong, warnings = wrong_fixes.errors(self.pack, self._pristine())
         found = [Finding(self.pack.name, text) for text in (*errors, *wrong)] + self._states(receipts)
         found += [Finding(self.pack.name, text, warning=True) for text in warnings]
@@ -62,6 +62,13 @@ class Checker:
             return tree.materialize(self.cache, self.pack.definition.upstream, parse_source(None, self.pack.definition))
         except HarnessError:
             return None
+
+    def _workaround(self) -> list[str]:
+        try:
+            advisories.workaround(self.pack)
+        except HarnessError as error:
+            return [str(error)]
+        return []
 
     def _suite_receipt(self) -> list[Finding]:
         """Hold the receipt of upstream's own tests to pack.toml; only a host with a GPU makes some of them anew."""

@@ -15,7 +15,7 @@ from harness.receipt.figures import number
 from harness.receipt.receipt import Receipt
 from harness.sweep import run_folder
 from harness.sweep.results import FLAKY, ChangeRow
-from harness.sweep.selection import LATEST
+from harness.sweep.selection import HEAD, LATEST
 from harness.verdict.cell import Cell
 
 #: What a verdict that was not there before is called; whatever is not listed is good news.
@@ -102,6 +102,9 @@ def expected(cell: Cell, then: Receipt | None) -> str:
     fixed_in = cell.pack.definition.fixed_in
     if cell.column == LATEST and fixed_in and cell.version and Version(cell.version) >= Version(fixed_in):
         return Verdict.FIXED_UPSTREAM
+    head = cell.pack.definition.head
+    if cell.column == HEAD and head is not None:
+        return head.verdict
     return cell.pack.definition.targets[cell.target].verdict
 
 
@@ -117,7 +120,7 @@ def of_verdict(verdict: str, before: str, release: str) -> list[ChangeRow]:
 def of_claims(now: Receipt, then: Receipt | None) -> list[ChangeRow]:
     """Name the claims that the baseline supported and this sweep does not."""
     lost = sorted(set(then.claims) - set(now.claims)) if then and then.verdict == now.verdict else []
-    return [ChangeRow("claims lost", worse=True, text=", ".join(lost))] if lost else []
+    return [ChangeRow("claims lost", worse=True, text=", ".join(lost), about=", ".join(lost))] if lost else []
 
 
 def of_figures(cell: Cell, now: Receipt, then: Receipt | None) -> list[ChangeRow]:
@@ -144,7 +147,7 @@ def _figure(lane: str, now: FigureLine, then: FigureLine) -> list[ChangeRow]:
         return []
     better, worse = ("less memory", "more memory") if now.unit in MEMORY else ("faster", "slower")
     text = f"{lane} {now.name}: {number(after)} {now.unit}, was {number(before)} (noise {number(noise)})"
-    return [ChangeRow(worse if loss > 0 else better, worse=loss > 0, text=text)]
+    return [ChangeRow(worse if loss > 0 else better, worse=loss > 0, text=text, about=f"{lane} {now.name}")]
 
 
 def _noise(now: FigureLine, then: FigureLine) -> float | None:

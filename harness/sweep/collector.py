@@ -145,6 +145,7 @@ def _blank(cell: Cell, verdict: str, reason: str, *found: ChangeRow) -> CellRow:
         upstream=definition.upstream.package,
         release=cell.column or PINNED,
         version=cell.version,
+        as_of=cell.seen,
         target=cell.target,
         evidence=cell.evidence or "",
         verdict=verdict,

@@ -77,7 +77,7 @@ class Page:
 
     def marks(self, row: CellRow) -> list[Mark]:
         """Return what each run said of a cell, this one's last."""
-        return [*self.history.marks.get(row.name, []), Mark(self.results.run, row.verdict, row.needs_attention)]
+        return [*self.history.marks.get(row.name, []), Mark(self.results.run, row.verdict, row.deviates)]
 
     def colour(self, mark: Mark) -> str:
         """Return the class of one run's bar."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-SCHEMA = 2
+SCHEMA = 3
 #: Verdicts of a cell besides those of a pack.
 FLAKY, NOT_RUN, NOT_HERE = "FLAKY", "NOT_RUN", "NOT_HERE"
 
@@ -34,11 +34,12 @@ class LaneRow:
 
 @dataclass(frozen=True)
 class ChangeRow:
-    """One difference from the baseline; `worse` says that it needs attention."""
+    """One difference from the baseline; `worse` says that it needs attention, `about` names the figure or claims."""
 
     kind: str
     worse: bool
     text: str
+    about: str = ""
 
 
 @dataclass(frozen=True)
@@ -48,7 +49,9 @@ class CellRow:
     `verdict` is a pack's verdict, or FLAKY (`agreeing` of `runs` runs agree), NOT_RUN (it could have been judged and
     was not, `reason` says why), NOT_HERE (this host cannot judge it). `baseline` is the verdict that it is compared
     with; empty where there is none. `deviation` says how it differs from what pack.toml states. `strength` says
-    how many wrong fixes the probe refuses; empty where nobody measured it.
+    how many wrong fixes the probe refuses; empty where nobody measured it. `known` says since when somebody
+    acknowledged what needs attention, and why; empty where nobody did, or where it changed since. `as_of` is the day on
+    which a version that moves was the newest; empty for the pinned one.
     """
 
     name: str
@@ -74,6 +77,8 @@ class CellRow:
     figures: tuple[FigureRow, ...] = ()
     receipt: str = ""
     strength: str = ""
+    known: str = ""
+    as_of: str = ""
 
     @property
     def says(self) -> str:
@@ -82,6 +87,11 @@ class CellRow:
 
     @property
     def needs_attention(self) -> bool:
+        """Whether it got worse, or is not what pack.toml states, and nobody has acknowledged it."""
+        return self.deviates and not self.known
+
+    @property
+    def deviates(self) -> bool:
         """Whether it got worse, or is not what pack.toml states."""
         return bool(self.deviation) or any(change.worse for change in self.changes)
 

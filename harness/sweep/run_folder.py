@@ -41,6 +41,7 @@ class SweepRequest:
     latest: bool
     repeat: int
     mutants: int = 0
+    head: bool = False
 
 
 @dataclass(frozen=True)

@@ -19,11 +19,12 @@ from harness.schedule import inputs
 from harness.schedule.journal import FileJournal
 from harness.schedule.scheduler import Account, GpuFault, Listener
 from harness.schedule.session import Session
-from harness.sweep import baseline, history, mutants, run_folder, selection, writing
+from harness.sweep import acknowledged, baseline, history, mutants, run_folder, selection, writing
 from harness.sweep.collector import Collector
 from harness.sweep.mutants import Night
 from harness.sweep.results import NOT_HERE, NOT_RUN, SCHEMA, CellRow, GpuRow, HostRow, Results
 from harness.sweep.run_folder import RunFolder, SweepRequest
+from harness.sweep.selection import Moving
 from harness.verdict.cell import Cell
 
 #: Verdicts behind which nothing was judged.
@@ -38,13 +39,14 @@ class Order:
         packs: the packs that could be loaded.
         folder: where they lie.
         only: the values of ``--only``.
-        latest: also upstream's newest releases.
+        moving: upstream's newest releases and default branches too.
         repeat: how often each lane runs.
         budget: in seconds; None without one.
         jobs: how many lanes run at once; None: as many as the cores and the memory allow.
         runs: the folder of the run folders.
         baseline: the value of ``--baseline``.
         mutants: how many wrong fixes of each pack.
+        acknowledged: the file of the deviations that are known.
         notes: what the outputs have to say besides, such as packs that could not be loaded.
 
     """
@@ -52,24 +54,26 @@ class Order:
     packs: list[Pack]
     folder: Path
     only: tuple[str, ...]
-    latest: bool
+    moving: Moving
     repeat: int
     budget: float | None
     jobs: int | None
     runs: Path
     baseline: Path | None
+    acknowledged: Path
     mutants: int = 0
     notes: tuple[str, ...] = ()
 
     @property
     def request(self) -> SweepRequest:
         """What a sweep is continued by."""
-        return SweepRequest(files.key_of(self.folder.resolve()), self.only, self.latest, self.repeat, self.mutants)
+        packs, moving = files.key_of(self.folder.resolve()), self.moving
+        return SweepRequest(packs, self.only, moving.latest, self.repeat, self.mutants, moving.head)
 
     def command(self, cell: Cell) -> str:
         """Return the command that makes a cell's receipt anew."""
         text = f"runner.py sweep --only {cell.pack.name}:{cell.target}"
-        text += " --latest" if cell.column == selection.LATEST else ""
+        text += f" --{cell.column}" if cell.column else ""
         return text + (f" --repeat {self.repeat}" if self.repeat > 1 else "")
 
 
@@ -107,10 +111,11 @@ class Sweep:
             inputs.taken(self.cache, order.packs) as copies,
             run_folder.opened(order.runs, order.request, run_folder.now()) as folder,
         ):
+            known = acknowledged.read(order.acknowledged)
             compared = baseline.find(order.baseline, order.runs, folder.name)
             packs = {one.name: one for one in copies}
             chosen = [(packs[one.name], target) for one, target in chosen]
-            cells = selection.cells(chosen, self.host, self.cache, latest=order.latest)
+            cells = selection.cells(chosen, self.host, self.cache, order.moving)
             past = history.read(order.runs, folder.name)
             with FileJournal(folder.path / run_folder.JOURNAL) as journal:
                 again = f"; {journal.passed_over} damaged lines are passed over" if journal.passed_over else ""
@@ -123,7 +128,7 @@ class Sweep:
                 night = self._mutants(session, cells, account)
                 places = {self.cache.root: "$CACHE", order.folder.absolute(): "$PACKS", order.runs: "$RUNS"}
                 collector = Collector(session.judge, account, compared, redaction.of_host(places), night.killed)
-                rows = tuple(collector.rows(cells))
+                rows = tuple(acknowledged.applied(collector.rows(cells), known))
             seconds = (run_folder.now() - folder.started).total_seconds()
             results = self._results(folder, session, account, rows, compared.text, seconds)
             results = replace(results, notes=(*results.notes, *night.notes))

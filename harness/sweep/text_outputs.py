@@ -20,7 +20,9 @@ def headline(results: Results) -> str:
     counts = Counter(row.verdict for row in rows)
     worse = sum(row.needs_attention for row in rows) + sum(bool(gpu.reason) for gpu in results.gpus)
     worse += len(results.notes)
+    known = sum(bool(row.known) for row in rows)
     state = f"{worse} need{'s' * (worse == 1)} attention" if worse else "nothing needs attention"
+    state += f", {known} known" if known else ""
     said = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
     return f"{state}; {len(rows)} cells: {said}" + ("" if results.finished else "; INTERRUPTED")
 
@@ -33,6 +35,9 @@ def change_lines(results: Results) -> list[str]:
     worse: list[str] = []
     good: list[str] = []
     for row in results.cells:
+        if row.known:
+            good.insert(0, f"{row.name}: KNOWN {row.known}")
+            continue
         for change in row.changes:
             line = f"{row.name}: {change.kind.upper()}: {change.text}"
             (worse if change.worse else good).append(line if not change.worse else f"{line}{_because(row)}")
@@ -66,7 +71,8 @@ def summary(results: Results) -> str:
 
 
 def _release(row: CellRow) -> str:
-    return f"{row.upstream} {row.version}" + ("" if row.release == "pinned" else f" ({row.release})")
+    moving = "" if row.release == "pinned" else f" ({row.release}{f', as of {row.as_of}' if row.as_of else ''})"
+    return f"{row.upstream} {row.version}{moving}"
 
 
 def _seconds(row: CellRow) -> str:
@@ -103,6 +109,8 @@ def _case(row: CellRow) -> ET.Element:
     if row.needs_attention:
         tag = "error" if row.verdict == Verdict.ERROR else "failure"
         ET.SubElement(case, tag, message=message, type=row.verdict).text = _xml(row.reason)
+    elif row.known:
+        ET.SubElement(case, "skipped", message=_xml(f"{row.verdict}, known {row.known}"))
     elif row.verdict in (NOT_RUN, NOT_HERE, Verdict.UNSUPPORTED):
         ET.SubElement(case, "skipped", message=_xml(f"{row.verdict}: {row.reason}"))
     return case

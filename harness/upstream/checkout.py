@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import os
 import shutil
 from pathlib import Path
@@ -82,6 +83,14 @@ def _mirror(cache: Cache, url: str, commit: str) -> Path:
     if not has():
         raise UnavailableError(f"git+...@{commit}: the repository has no such commit. Next: name all 40 digits")
     return mirror
+
+
+def date_of(cache: Cache, url: str, commit: str) -> dt.date:
+    """Return the day, in UTC, on which a commit of a repository was committed; it is fetched where it is not here."""
+    with cache.lock(f"git-{files.key_of(url)}"):
+        mirror = _mirror(cache, url, commit)
+        seconds = git.run(["show", "--no-patch", "--format=%ct", commit], mirror, plain=True).stdout.strip()
+    return dt.datetime.fromtimestamp(int(seconds), dt.UTC).date()
 
 
 def history(cache: Cache, url: str) -> Path:

@@ -39,6 +39,7 @@ class Cell:
         environment: the one that its target names, where it has been built here.
         reason: why it cannot be judged, where `evidence` is None.
         verdict: what that makes of it: UNSUPPORTED (a property of this host), UNAVAILABLE, or ERROR.
+        seen: the day on which a release or a commit that moves was looked up; empty for others.
 
     """
 
@@ -59,6 +60,7 @@ class Cell:
     environment: Path | None = None
     reason: str = ""
     verdict: Verdict = Verdict.UNSUPPORTED
+    seen: str = ""
 
     @property
     def name(self) -> str:

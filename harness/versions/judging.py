@@ -10,8 +10,10 @@ from harness.core import tracebacks
 from harness.core.errors import HarnessError, UnavailableError
 from harness.core.words import PROBE_STATUS, Evidence, Exit, LaneName, LaneVerdict, Verdict
 from harness.host.eligibility import Planned
+from harness.lane.record import LaneRecord
 from harness.pack.model import Pack
 from harness.receipt import figures
+from harness.receipt.receipt import LogRecord
 from harness.schedule.journal import LaneEnd
 from harness.schedule.scheduler import Account
 from harness.schedule.selection import Request, cell_of
@@ -124,15 +126,11 @@ class Judging:
         return replace(cell, column=re.sub(r"[^\w.-]+", "_", one.label))
 
     def _entry(self, one: Candidate, cell: Cell, end: LaneEnd) -> Entry:
-        """Say what a lane showed; a surprise inside the probe is UNSUPPORTED here, never the bug."""
+        """Say what a lane showed."""
         record = end.record
         if record is None:
             raise ValueError(f"{end.task} did not begin")
-        verdict, reason = record.verdict, record.reason
-        status = PROBE_STATUS[LaneVerdict.UNSUPPORTED]
-        if verdict == LaneVerdict.ERROR and record.exit_status == status and reason == "no verdict line" and end.log:
-            text = (self.session.folder / end.log.file).read_text(encoding="utf-8", errors="replace")
-            verdict, reason = LaneVerdict.UNSUPPORTED, tracebacks.last_exception(text) or reason
+        verdict, reason = verdict_of(self.session, record, end.log)
         return Entry(
             label=one.label,
             date=one.date or self._date(cell, end),
@@ -157,3 +155,15 @@ class Judging:
 
 def _refused(one: Candidate, reason: str, verdict: LaneVerdict = LaneVerdict.UNSUPPORTED) -> Entry:
     return Entry(one.label, one.date, verdict, reason=reason)
+
+
+def verdict_of(session: Session, record: LaneRecord, log: LogRecord | None) -> tuple[LaneVerdict, str]:
+    """Return what a lane on another tree than the pinned one says, and why.
+
+    A surprise inside the probe, such as a name that this tree does not have, is UNSUPPORTED here, never the bug.
+    """
+    surprised = record.verdict == LaneVerdict.ERROR and record.reason == "no verdict line"
+    if log is None or not surprised or record.exit_status != PROBE_STATUS[LaneVerdict.UNSUPPORTED]:
+        return record.verdict, record.reason
+    text = (session.folder / log.file).read_text(encoding="utf-8", errors="replace")
+    return LaneVerdict.UNSUPPORTED, tracebacks.last_exception(text) or record.reason

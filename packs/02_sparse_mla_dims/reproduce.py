@@ -252,7 +252,9 @@ DECLINED = {
 REFUSED = ("96+32", "64+48", "64+0", "64+16")  # 512+0 and the like have the width of a shape that the release takes
 # Where a shape starts to fit: entry, latent, RoPE, heads, groups, bytes that a block can have, and whether it fits.
 # 40960, 96256, 118784 and 231424 bytes are what ptxas says of these forward kernels (data/dims.md), 128 heads being
-# two blocks of 64; on an H200 the launch of 512+96 and 576+64 fails with 64 heads and works with 16.
+# two blocks of 64; on an H200 the launch of 512+96 and 576+64 fails with 64 heads and works with 16. The forward takes
+# other heads, too, and rounds a block of them up: lowered with a top-k of 64, 512+96 takes 233472 bytes with 40 heads
+# as with 64, and 256+64 takes 103424 with 20 as with 32.
 ROOM = (
     ("dispatch", 512, 64, 64, 1, H200, True),
     ("dispatch", 512, 64, 64, 1, 231424, True),
@@ -274,6 +276,9 @@ ROOM = (
     ("backward", 64, 64, 32, 2, 40960, True),
     ("forward", 192, 32, 64, 1, 96255, False),
     ("backward", 192, 32, 64, 1, 96255, False),
+    ("forward", 512, 96, 40, 1, H200, False),
+    ("forward", 256, 64, 20, 1, BLACKWELL, False),
+    ("forward", 64, 64, 5, 1, 40959, False),
 )
 
 
@@ -282,6 +287,10 @@ RELEASES = (  # tilelang's, a shape, the check's role, and whether the shape is 
     ("0.1.11", (64, 64, 16), "control", False),
     ("0.1.15", (192, 32, 32), "control", False),
     ("0.1.15", (192, 32, 5), "control", False),
+    ("0.1.15", (512, 96, 16), "control", False),  # the same places and barriers as 64+64, which is wrong
+    ("0.1.11", (512, 32, 32), "control", False),
+    ("0.1.13", (448, 128, 16), "control", False),
+    ("0.1.15", (576, 64, 16), "control", False),
     ("0.1.15", (192, 32, 64), "defect", True),
     ("0.1.15", (64, 32, 128), "defect", True),
     ("0.1.15", (512, 64, 16), "control", True),
@@ -943,7 +952,7 @@ def judge_guard(probe, lab):
         probe.judge(f"refuses.{name}", "control", judge_refused, lab, DECLINED[name])
     for one in ROOM:
         entry, latent, rope, heads, _, limit, fits = one
-        role = "defect" if (fits and one[1:3] != DEEPSEEK[:2]) or limit == BLACKWELL else "control"
+        role = "control" if fits == (one[1:3] == DEEPSEEK[:2]) else "defect"  # the release asks for DEEPSEEK alone
         probe.judge(f"room.{latent}+{rope}.{heads}.{limit}.{entry}", role, judge_room, lab, *one)
     for shape, role in ((DEEPSEEK, "control"), (SHAPES[1], "defect")):
         for key in ("sparse_mla_fwd", "bwd"):

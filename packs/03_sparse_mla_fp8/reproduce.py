@@ -41,6 +41,9 @@ The contract, of which CASES is a pairwise cover (one value of each factor):
     frozen      which of query and key needs no gradient
     layout      dense, or strided below the wrapper
 
+All stand for bf16, as the kernels' results are. Of a wrapper that stands for another dtype the dispatcher declines, and
+SparseMLA.apply refuses, tells the caller, or gives that dtype.
+
 `traced` (cpu): launches are recorded, and a plain stand-in in fp32, with operands and results of its dtypes, takes each
 kernel's place: it is handed what the kernel would be, and refuses a null pointer as tilelang does, and the operands of
 a kernel that was built with the same arguments for other dtypes. It takes the scales of FP8 operands as one fp32
@@ -727,6 +730,33 @@ def judge_scales(lab):
     return not any(built[1:]) and not waits, {"measured": {"built": built, "waits": waits}}
 
 
+def judge_other_dtypes(lab):
+    """Judge that SparseMLA.apply does not take a wrapper that stands for another dtype for one of bf16, in silence.
+
+    It refuses, or says something, or what comes back has the dtype that both stand for. The lengths are multiples of
+    the bucket, so that the release hands the wrappers over, and the kernel refuses their pointers.
+    """
+    torch, found = lab.torch, {}
+    plain, indices = draw(lab, Case("float8", "apply", 2, (8, 16), (16, 128, SCALE), (1, 1), "", "both", "", 8))
+    for dtypes in itertools.product((torch.bfloat16, torch.float16, torch.float32), repeat=2):
+        if {*dtypes} == {torch.bfloat16}:
+            continue
+        pair = [wrap(lab.tensors, "float8", x, nominal=one) for x, one in zip(plain, dtypes, strict=True)]
+        result, does = None, "gives "
+        with unittest.mock.patch.dict(os.environ, {BUCKET: "8"}), listening() as told:
+            try:
+                result = lab.mla.SparseMLA.apply(*pair, indices.unsqueeze(2), SCALE)[0].dtype
+            except (ImportError, MemoryError, OSError):
+                raise
+            except Exception as error:  # of whatever kind: tilelang's at its pointers or dtypes, or upstream's own
+                if not any(frame.filename == lab.mla.__file__ for frame in traceback.extract_tb(error.__traceback__)):
+                    raise  # a fault of this probe refuses nothing
+                does = f"raises {type(error).__name__}"
+        right = bool(told) or does.startswith("raises") or {result} == {*dtypes}
+        found[", ".join(map(str, dtypes))] = right, "says so" if told else f"{does}{result or ''}"
+    return all(right for right, _ in found.values()), {"measured": found, "unit": "right, and what it does"}
+
+
 def weigh(probe, lab):
     """Say what float8 tensors of the example's size need, in bytes over those stored; after the kernels are made."""
     torch, case = lab.torch, example("float8", "dispatch")._replace(frozen="none")
@@ -812,6 +842,7 @@ def judge(probe, target):
     for kind in ("bf16", "float8"):
         probe.judge(f"{kind}.declined", "control", judge_declined, lab, kind)
     probe.judge("float8.scales", "control", judge_scales, lab)
+    probe.judge("float8.other_dtypes", "control", judge_other_dtypes, lab)
     for index, case in enumerate(itertools.starmap(Case, CASES)):
         judge_case(probe, lab, attempt, f"case_{index:02}.{case.kind}.{case.entry}", case)
     for kind in ("bf16", "float8"):  # a block of the forward kernel has at most 64 heads

@@ -21,10 +21,11 @@ Scope: the defect checks count, in the IR that Triton's frontend emits, the tt.d
 and the masks on their results, by following operands back to the kernel's arguments; text and names play no part. What
 the compiler leaves of them, for each architecture, dense with RECOMPUTE_MASK off and on and for packed sequences
 without D and states, is told as figures and as the kernel's cubin. The controls are that the masked product reaches
-dADT, dK and dQ and nothing else and, on the target cpu (interpreted) and on a GPU of the target (executed), the seven
-gradients of compute_dqkv against float64, dense and varlen, with D and the states' gradients and without, and with
-d_ov_state. Every launch and every compilation is pinned to one of the kernel's 27 autotune configurations: nothing is
-said of the others. Time on a GPU is a figure.
+dADT, dK and dQ and nothing else, that no result is made of more values rounded to 16 bits than the release makes it of
+(counted, for bf16 inputs), and, on the target cpu (interpreted) and on a GPU of the target (executed), the seven
+gradients of compute_dqkv against float64, dense and varlen, with D and the states' gradients and without, with
+d_ov_state, and with RECOMPUTE_MASK put on. Every launch and every compilation is pinned to one of the kernel's 27
+autotune configurations: nothing is said of the others. Time on a GPU is a figure.
 
 Upstream: https://github.com/state-spaces/mamba, mamba_ssm/ops/triton/mamba3/mamba3_siso_bwd.py; of this kernel speak
 https://github.com/state-spaces/mamba/issues/904 and pull/905 (registers and spills), pull/869 and pull/877 (dtypes).
@@ -112,7 +113,7 @@ import multiprocessing
 import re
 import types
 from concurrent.futures import ProcessPoolExecutor
-from functools import cache, partial
+from functools import partial
 from importlib.machinery import PathFinder
 from itertools import pairwise, permutations
 from unittest import mock
@@ -145,11 +146,18 @@ VARIANTS = {
     "RECOMPUTE_MASK=True": ("dense B=2 S=256 NH=8 D=64", True),
     "varlen bare": ("varlen S=100+1+155 NH=6 D=64 bare", False),
 }
+# Cases in which the kernel is launched a second time, with RECOMPUTE_MASK=True.
+RECOMPUTED = {"dense B=2 S=40", "varlen S=11+5 strong decay"}
+RECOMPUTED |= {"dense B=2 S=256 NH=8 D=64", "varlen S=100+1+155 NH=6 D=64 bare"}
+# Values rounded to 16 bits of which the release makes each result: what a dot takes, and what is stored in 16 bits.
+ROUNDINGS = {"dQ": 2, "dK": 4, "dV": 4, "dADT": 2, "dQK_Dot": 1, "dD": 1, "d_ISSM_State": 1}
 # Largest error over largest value; the inputs are exact in the reference, too. In float32 the sums have a few hundred
 # terms, each rounded to 2^-24. In bf16 scores, states and results are rounded, one after another, to 2^-8 at most.
 TOLERANCES = {"cpu": 2**-16, "cuda": 2**-6}
 # Operations that hand on a block, or a pointer to it; and operations on each of its elements.
+LOADS = {"tt.load", "tt.descriptor_load"}
 MOVES = {"load", "descriptor_load", "make_tensor_descriptor", "addptr", "splat", "broadcast", "trans"}
+EXACT = MOVES | {"expand_dims", "reshape", "arith.select", "arith.negf"}
 ELEMENTWISE = {"arith.mulf", "arith.select", "arith.truncf", "arith.extf", "tt.trans", "tt.broadcast"}
 COUNTED = ("tt.dot", "math.exp2", "arith.mulf", "arith.select")
 
@@ -223,6 +231,17 @@ def problem(case, shape, device):
     return passed, named, wants
 
 
+def recomputing(module, call):
+    """Make a call in which the kernel is launched with RECOMPUTE_MASK=True, which compute_dqkv never passes."""
+    kernel = getattr(module, KERNEL)
+
+    def launcher(_, grid):
+        return lambda *passed, **named: kernel[grid](*passed, **named | {"RECOMPUTE_MASK": True})
+
+    with mock.patch.object(module, KERNEL, mock.MagicMock(__getitem__=launcher)):
+        return call()
+
+
 def gradients(probe, case, call, wants, tolerance):
     """Judge the seven gradients of one case."""
     errors = {}
@@ -244,45 +263,74 @@ def judge_gradients(probe, module, cases, device):
         passed, named, wants = problem(case, shape, device)
         call = partial(module.compute_dqkv, *passed, **named)
         probe.judge(f"gradients, {case}", "control", gradients, probe, case, call, wants, TOLERANCES[device])
+        if case in RECOMPUTED:
+            again = f"{case} RECOMPUTE_MASK=True"
+            recompute = partial(recomputing, module, call)
+            probe.judge(f"gradients, {again}", "control", gradients, probe, again, recompute, wants, TOLERANCES[device])
         if device == "cuda":
             with probe.alone():
                 low, median, high = module.triton.testing.do_bench_cudagraph(call, rep=100, quantiles=(0.25, 0.5, 0.75))
             probe.say("FIGURE", name=f"time, {case}", value=median, unit="ms", spread=high - low)
 
 
+def read(module):
+    """Return a module's operations, as names and operands, and of each value what made it, and which have 16 bits."""
+    operations, made, short = [], {}, set()
+    module.walk(operations.append)  # an operation follows what lies in it, so that a loop follows its yield
+    uses = [(x.get_name(), [x.get_operand(i).id() for i in range(x.get_num_operands())]) for x in operations]
+    for n, x in enumerate(operations):
+        results = [x.get_result(i) for i in range(x.get_num_results())]
+        made |= {value.id(): uses[n] for value in results}
+        if uses[n][0] not in EXACT | {f"tt.{name}" for name in EXACT}:
+            short |= {value.id() for value in results if re.search(r"(b?f16|f8\w+)>?$", str(value.get_type()))}
+        if uses[n][0] == "scf.for":  # a carried value is made of its first one and of what the loop yields
+            block, firsts = operations[n - 1].get_block(), uses[n][1][3:]
+            for i, each in enumerate(zip(firsts, uses[n - 1][1], strict=True)):
+                made[results[i].id()] = made[block.arg(i + 1).id()] = "scf.yield", each
+    return uses, made, short
+
+
+def behind(made, value, stops=LOADS, only=None):
+    """Return a value and what it is computed from, up to operations of the names `stops`, or by those in `only`."""
+    found, left = set(), [value]
+    while left:
+        value = left.pop()
+        name, operands = made.get(value, ("", ()))
+        if name in only if only else name not in stops:
+            left += [x for x in operands if x not in found]
+        found.add(value)
+    return found
+
+
 def census(module, names):
     """Count V.dO^T products, masks on them and all dots in a module of Triton's IR; tell which results they reach."""
-    function, operations = module.get_function(module.get_entry_func_name()), []
+    function, (uses, made, short) = module.get_function(module.get_entry_func_name()), read(module)
     arguments = {function.args(i).id(): name for i, name in enumerate(names)}
-    module.walk(operations.append)
-    uses = [(x.get_name(), [x.get_operand(i).id() for i in range(x.get_num_operands())]) for x in operations]
-    made = {x.get_result(i).id(): uses[n] for n, x in enumerate(operations) for i in range(x.get_num_results())}
 
     def origin(value):  # the kernel's argument that a block was loaded from
         name, operands = made.get(value, ("", ()))
         return origin(operands[0]) if name.removeprefix("tt.") in MOVES else arguments.get(value)
 
-    @cache
-    def behind(value, *, far=False, unrounded=False):  # what a value is computed from; unless far, element by element
-        name, operands = made.get(value, ("", ()))
-        follows = (far or name in ELEMENTWISE) and not (unrounded and name == "arith.truncf")
-        return {value}.union(*(behind(x, far=far, unrounded=unrounded) for x in operands if follows))
+    def reached(values, stops=LOADS):  # the results that are made of one of these values
+        return sorted({place for place, x in stores if behind(made, x, stops) & values})
 
     dots, exps, muls, selects = ({v for v in made if made[v][0] == x} for x in COUNTED)
     products = {v for v in dots if {origin(x) for x in made[v][1][:2]} == {"V", "dO"}}
-    pairs = [(v, a, b) for v in muls for a, b in permutations(map(behind, made[v][1]))]
+    element = {v: behind(made, v, only=ELEMENTWISE) for v in made}
+    pairs = [(v, a, b) for v in muls for a, b in permutations(element[x] for x in made[v][1])]
     decayed = {v for v, a, b in pairs if a & products and b & exps and not b & products}
-    masked = {v for v in decayed | selects if behind(v) & decayed and behind(v) & selects}
-    stores = [operands for name, operands in uses if name in {"tt.store", "tt.descriptor_store"}]
-    reached = {str(origin(place)) for place, *rest in stores if any(behind(x, far=True) & masked for x in rest)}
-    whole = {
-        str(origin(place))
-        for place, *rest in stores
-        if any(behind(x, far=True, unrounded=True) & products for x in rest)
-    }
+    masked = {v for v in decayed | selects if element[v] & decayed and element[v] & selects}
+    stored = [operands for name, operands in uses if name in {"tt.store", "tt.descriptor_store"}]
+    stores = [(str(origin(place)), x) for place, *rest in stored for x in rest]
+    loaded = {v for v in made if made[v][0] in LOADS}
+    rounded = {v for v in short if behind(made, v) & loaded}  # not constants
     counts = {"products": len(products), "masks": len(masked), "dots": len(dots)}
+    found = {"reached": reached(masked), "unrounded": reached(products, LOADS | {"arith.truncf"})}
+    roundings = {place: set() for place, _ in stores}
+    for place, x in stores:
+        roundings[place] |= behind(made, x) & rounded
     narrow = sorted(set(re.findall(r"(?<!\w)(?:\d+x)*(i(?:8|16))\b", str(module))))
-    return counts | {"reached": sorted(reached), "unrounded": sorted(whole), "narrow": narrow}
+    return counts | found | {"roundings": {name: len(x) for name, x in roundings.items()}, "narrow": narrow}
 
 
 def compiled(target):
@@ -354,6 +402,9 @@ def judge(probe, target):
         probe.check(
             f"{mode} product reaches in float32", "control", whole == ["dADT"], measured=whole, tolerance=["dADT"]
         )
+        roundings = emitted["roundings"]  # a right tree may round less
+        fewer = all(count <= ROUNDINGS.get(name, 0) for name, count in roundings.items())
+        probe.check(f"{mode} values rounded to 16 bits", "control", fewer, measured=roundings, tolerance=ROUNDINGS)
         narrow = emitted["narrow"]  # packed sequences may begin behind more than 32,767 tokens
         probe.check(f"{mode} counts in 32 bits", "control", not narrow, measured=narrow, tolerance=[])
         figures = {"products before CSE": emitted["products"]}

@@ -28,7 +28,9 @@ static decode; and what the real optimizer for bf16 makes of the parameters, and
     params_dtype            the 16-bit type, or fp32 (Float16Module then casts every other parameter)
     values                  as they are made; from a checkpoint in fp32; from one in 16 bits (a control)
     context parallelism     one rank, and the second of two
-    all else                is cast as before; integers, identities and attributes stay (controls)
+    all else                is cast as module.bfloat16() or half() did, from every floating-point type, parameters and
+                            buffers, frozen, tied, empty or in a child; complex and integer ones, identities and
+                            attributes stay (controls). Nothing is said of a buffer that is marked: no mixer has one
     optimizer               what it begins with, what the forward sees of five steps, its sharded state (a control)
 
 dt_bias is a control: the mixer makes it in params_dtype, so nothing says that it is kept; a figure tells what its
@@ -116,7 +118,7 @@ class Probe:  # prints the lines that a runner reads, and draws the verdict from
 # --- protocol: end
 # fmt: on
 
-import importlib.util, math, types
+import copy, importlib.util, math, types
 
 # One row: the 16-bit type, a D for each channel, groups, gated norm, the type in which parameters are made.
 CASES = (
@@ -128,6 +130,7 @@ CASES = (
     ("float16", True, 1, False, "float16"),
 )
 HEADS, CHANNELS, STATE, HIDDEN, TOKENS, BATCH = 6, 4, 5, 16, 12, 2
+TYPES = ("float64", "float32", "float16", "bfloat16", "float8_e5m2", "complex64", "int64", "bool")
 MANY = 128  # heads of the mixer whose decay is measured
 LENGTHS = [2**n for n in range(18)]  # up to 131072 tokens
 RATE, STEPS = 1e-4, 5  # of the optimizer
@@ -397,6 +400,46 @@ def cast(up, case):
     return not wrong, {"measured": wrong, "tolerance": [], "unit": "what is wrong"}
 
 
+def of_all_types(torch):
+    """Make a module with a parameter and a buffer of each type, also in a child, where they are frozen and empty."""
+    module, random = torch.nn.Module(), torch.Generator().manual_seed(16)
+    values = torch.randn(3, 4, dtype=torch.float64, generator=random).mT * 1e4  # their strides are not the usual ones
+    module.child = torch.nn.Module()
+    for each, made in ((module, values), (module.child, values), (module.child, values[:0])):
+        for name in TYPES:
+            dtype, size = getattr(torch, name), f"{name}_{made.numel()}"
+            learns = each is module and (dtype.is_floating_point or dtype.is_complex)
+            each.register_parameter(f"{size}_parameter", torch.nn.Parameter(made.to(dtype), requires_grad=learns))
+            each.register_buffer(f"{size}_buffer", made.to(dtype), persistent=each is module)
+    module.child.register_parameter("tied", module.float32_12_parameter)
+    return module
+
+
+def cast_types(up, half):
+    """Judge that a module without marks is cast as PyTorch casts it: values, types, strides, and what stays itself."""
+    ours = of_all_types(up.torch)
+    theirs = copy.deepcopy(ours)
+
+    def data(tensor):
+        return tensor.detach().contiguous().clone().untyped_storage().tolist()
+
+    def tensors(module):
+        return dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
+
+    old, theirs_old = tensors(ours), tensors(theirs)
+    halves = {"bf16": half == "bfloat16", "fp16": half == "float16"}
+    config = up.config(num_layers=1, hidden_size=HIDDEN, num_attention_heads=1, **halves)
+    up.module.Float16Module(config, ours)
+    new, theirs_new = tensors(ours), tensors(theirs.bfloat16() if halves["bf16"] else theirs.half())
+    if new.keys() != theirs_new.keys():
+        return False, {"measured": sorted(new.keys() ^ theirs_new.keys()), "tolerance": [], "unit": "names"}
+    wrong = [n for n, x in theirs_new.items() if data(new[n]) != data(x)]
+    wrong += [n for n, x in theirs_new.items() if (new[n].dtype, new[n].stride()) != (x.dtype, x.stride())]
+    wrong += [n for n, x in theirs_new.items() if new[n].requires_grad != x.requires_grad]
+    wrong += [n for n, x in theirs_new.items() if (new[n] is old[n]) != (x is theirs_old[n])]
+    return not wrong, {"measured": sorted(set(wrong)), "tolerance": [], "unit": "what is not as PyTorch casts it"}
+
+
 def refused(up):
     """Judge that a configuration with neither type is refused."""
     config = up.config(num_layers=1, hidden_size=HIDDEN, num_attention_heads=1)
@@ -573,6 +616,7 @@ def judge(probe, target):
     for half in ("bfloat16", "float16"):
         probe.judge(f"decay.{half}", "defect", decay, probe, up, half)
         rounded_bias(probe, torch, half)
+        probe.judge(f"types.{half}", "control", cast_types, up, half)
     probe.judge("context_parallel", "defect", context_parallel, up)
     probe.judge("refused", "control", refused, up)
     probe.judge("optimizer.begins", "defect", master, up)

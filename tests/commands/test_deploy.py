@@ -13,26 +13,12 @@ from typing import Any
 
 import pytest
 
-from testing import package_index, toys
+from testing import clones, package_index, toys
 from testing.workbench import REPOSITORY, Workbench
 
 DEPLOY = REPOSITORY / "deploy"
 WORKFLOW = REPOSITORY / ".github/workflows/nightly-sweep.yml"
 HOME = "/opt/reproducer-packs"
-
-
-def _clone(workbench: Workbench) -> Path:
-    """Lay out a clone of this repository with toy packs, and a `.venv` that is this interpreter."""
-    clone = workbench.folder / "clone"
-    shutil.copytree(REPOSITORY / "harness", clone / "harness", ignore=shutil.ignore_patterns("__pycache__"))
-    shutil.copy(REPOSITORY / "runner.py", clone)
-    workbench.lay("01_confirmed")
-    shutil.copytree(workbench.packs, clone / "packs")
-    python = clone / ".venv/bin/python"
-    python.parent.mkdir(parents=True)
-    python.write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
-    python.chmod(0o755)
-    return clone
 
 
 @pytest.fixture
@@ -71,7 +57,7 @@ def test_systemd_finds_nothing_to_complain_of(tmp_path: Path) -> None:
 
 
 def test_the_service_runs_a_sweep(workbench: Workbench, environment: dict[str, str]) -> None:
-    clone = _clone(workbench)
+    clone = clones.lay(workbench)
     (start,) = _settings("reproducer-sweep.service")["ExecStart"]
     for name in ("CACHE_DIRECTORY", "STATE_DIRECTORY"):
         start = start.replace(f"${{{name}}}", environment[name])
@@ -107,7 +93,7 @@ def test_the_workflow_is_one_for_github() -> None:
 
 
 def test_the_steps_of_the_workflow_run_a_sweep(workbench: Workbench, environment: dict[str, str]) -> None:
-    clone = _clone(workbench)
+    clone = clones.lay(workbench)
     steps = {step.get("name"): step for step in _workflow()["jobs"]["sweep"]["steps"]}
     variables = {"ONLY": ":cpu", "BUDGET": "5h"}
     assert set(steps["Sweep"]["env"]) == set(variables)

@@ -32,7 +32,7 @@ REQUEST = SweepRequest("packs", (), latest=False, repeat=1)
 def toy(workbench: Workbench) -> Cell:
     """Return the cell of the sound toy pack."""
     loaded = load.load_pack(workbench.lay("01_confirmed"))
-    (one,) = selection.cells([(loaded, "cpu")], HOST, None, latest=False)  # type: ignore[arg-type]
+    (one,) = selection.cells([(loaded, "cpu")], HOST, None, selection.Moving())  # type: ignore[arg-type]
     return one
 
 

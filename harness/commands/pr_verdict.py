@@ -1,0 +1,146 @@
+"""``runner.py pr-verdict``: what a change of an upstream does to the packs' bugs, from its base and its head."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import IO
+
+import click
+
+from harness.commands import options, running
+from harness.core.errors import HarnessError
+from harness.core.progress import Progress
+from harness.core.words import Exit
+from harness.host import eligibility, host
+from harness.host.gpus import gpu_pool
+from harness.pack.concerned import concerned
+from harness.pack.model import Pack
+from harness.receipt import redaction
+from harness.report import issue, links, pr_comment
+from harness.schedule import inputs
+from harness.schedule.journal import MemoryJournal
+from harness.schedule.session import Session
+from harness.verdict import change
+from harness.versions import two_trees
+from harness.versions.two_trees import Compared, Pair, Trees
+
+
+@click.command("pr-verdict")
+@options.packs_argument
+@click.option("--base", metavar="SPEC", help="The tree before the change: path:DIR, git+URL@COMMIT, as in `run`.")
+@click.option("--head", metavar="SPEC", help="The tree with it.")
+@click.option(
+    "--changed",
+    type=click.File(encoding="utf-8", errors="replace"),
+    metavar="FILE",
+    help="The files that the change touches, a path a line (-: standard input): only packs that are about them.",
+)
+@click.option("--target", default="auto", show_default=True, help="cpu, sm_90a, ..., auto (the first judged here).")
+@click.option("--with", "dependencies", multiple=True, metavar="SET|PKG==VER", help="Another dependency set, or wheel.")
+@click.option("--commits-at", default="", metavar="URL", help="The repository on the web that has both commits.")
+@click.option("--must-fix", is_flag=True, help="Exit status 1 where head still has the bug.")
+@click.option("--jobs", type=options.JOBS, metavar="N", help="Lanes at once (default: cores, as memory allows).")
+@click.option("--timeout", type=options.Seconds(), metavar="S", help="Seconds per lane.")
+@options.packs_option
+@options.cache_option
+@options.offline_option
+@options.mirrors_option
+def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    wanted: tuple[str, ...],
+    base: str | None,
+    head: str | None,
+    changed: IO[str] | None,
+    target: str,
+    dependencies: tuple[str, ...],
+    commits_at: str,
+    must_fix: bool,  # noqa: FBT001 - click passes options by name
+    jobs: int | None,
+    timeout: float | None,
+    packs: Path,
+    cache_root: Path | None,
+    offline: bool,  # noqa: FBT001 - likewise
+    mirrors: Path | None,
+) -> int:
+    """Say whether a change fixes a pack's bug: one probe, two trees of your own, no patch of ours.
+
+    Prints three lines of Markdown for each pack: the verdicts on base and head and what they say of the change; what
+    the trees are, and what was measured; the strength of the probe. Progress and errors go to standard error.
+
+    With --changed and neither --base nor --head it names the packs that are about these files, one a line, and judges
+    nothing; where there is none, it prints nothing.
+
+    The code of both trees is run, as your own tests run it: judge only what you would test.
+
+    \b
+    Examples:
+      runner.py pr-verdict 9 --base path:../base --head path:../head
+      runner.py pr-verdict 9 --base git+URL@COMMIT --head git+URL@COMMIT
+      git diff --name-only main | runner.py pr-verdict --changed -
+
+    Exit status 0: it is fixed, or was never there, or is there as before; 1: the change brings it in, breaks a
+    control, or ends the lane in an error that base does not have (with --must-fix: or head has the bug); 2: the call
+    is wrong; 5: nothing can be said of the change. The worst of several packs counts; 5 only where all give it.
+    """
+    if (base is None) != (head is None) or (base is None and changed is None):
+        raise HarnessError("pr-verdict judges two trees. Next: --base SPEC --head SPEC, or --changed FILE")
+    if not wanted and changed is None:
+        raise HarnessError("no pack is named. Next: runner.py pr-verdict PACK, or --changed FILE")
+    if commits_at and not links.PAGE.fullmatch(commits_at):
+        raise HarnessError(
+            f"--commits-at {commits_at!r} is no https:// URL of a repository. Next: https://github.com/OWNER/NAME"
+        )
+    chosen, broken = options.sound_packs(packs, wanted)
+    options.complain(broken)
+    if changed is not None:
+        chosen = concerned(chosen, changed.read().splitlines())
+    if base is None or head is None:
+        for pack in chosen:
+            click.echo(pack.name)
+        return int(Exit.WRONG_CALL if broken else Exit.AS_EXPECTED)
+    trees = Trees(base, head, dependencies, timeout)
+    with Progress(sys.stderr) as progress, gpu_pool() as pool:
+        cache = options.the_cache(cache_root, offline=offline, tell=progress.tell, mirrors=mirrors)
+        here = host.detect(pool)
+        with cache.guard(), inputs.taken(cache, chosen) as copies:
+            session = Session(
+                cache=cache,
+                host=here,
+                devices=pool.devices,
+                folder=running.run_folder(cache),
+                journal=MemoryJournal(),
+                command=lambda _: running.command_line(),
+                listener=running.listener(progress),
+                jobs=jobs,
+            )
+            pairs, refused = _pairs(session, copies, target, trees)
+            found, interrupted = two_trees.compared(session, pairs)
+    options.complain(refused)
+    scrub = redaction.of_host({cache.root: "$CACHE", options.REPOSITORY: "$REPOSITORY"})
+    _print(found, pr_comment.text(found, trees, commits_at, scrub))
+    if interrupted:
+        raise KeyboardInterrupt
+    if broken:
+        return int(Exit.WRONG_CALL)
+    return int(change.together([change.status(one.change, one.head.verdict, must_fix=must_fix) for one in found]))
+
+
+def _pairs(session: Session, packs: list[Pack], target: str, trees: Trees) -> tuple[list[Pair], list[HarnessError]]:
+    """Build the cells of every pack that this host can judge; say of the others why it cannot."""
+    pairs, refused = [], []
+    for pack in packs:
+        try:
+            chosen, evidence = eligibility.first(pack, target, session.host)
+        except HarnessError as error:
+            if error.status != Exit.NOTHING_JUDGED:
+                raise
+            refused.append(error)
+            continue
+        pairs.append(two_trees.pair(session, pack, chosen, evidence, trees))
+    return pairs, refused
+
+
+def _print(found: list[Compared], text: str) -> None:
+    for one in found:
+        issue.scrubber(one.pack).require_clean("what is printed", text)
+    click.echo(text, nl=False)

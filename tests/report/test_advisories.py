@@ -1,0 +1,288 @@
+"""The OSV records: as wide as what was judged, as their packs say, and of the shape that OSV has."""
+
+from __future__ import annotations
+
+import datetime as dt
+import json
+import os
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.audit import records
+from harness.pack import load
+from harness.pack.model import Pack
+from harness.receipt.receipt import to_json
+from harness.report import advisories
+from testing import workbench as benches
+from testing.workbench import REPOSITORY, Workbench
+
+SCHEMA = REPOSITORY / "harness/audit/record.schema.json"
+RECORDS = sorted(records.FOLDER.glob("*.json"))
+NOW = dt.datetime(2026, 11, 22, tzinfo=dt.UTC)
+VERDICTS = {"B": "BUG_REPRODUCED", "r": "FIX_VALIDATED", "?": "UNSUPPORTED", "E": "ERROR", "C": "CONTROL_FAILED"}
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    """Judge the sound toy pack, whose pinned release 1.0 is wrong."""
+    return benches.confirmed(tmp_path_factory.mktemp("judged"))
+
+
+@pytest.fixture
+def bench(judged: Workbench, tmp_path: Path) -> Workbench:
+    """Copy that pack, so that a test may change it."""
+    shutil.copytree(judged.packs, tmp_path / "packs")
+    return Workbench(tmp_path, judged.sha256)
+
+
+def _pack(bench: Workbench) -> Pack:
+    return load.load_pack(bench.packs / "01_confirmed")
+
+
+def _keep(bench: Workbench, verdicts: dict[str, str], target: str = "cpu", **changed: object) -> Path:
+    """Write what `runner.py versions --save` would keep: one letter of `VERDICTS` for each version."""
+    pack = _pack(bench)
+    document: dict[str, Any] = {
+        "schema": 1,
+        "pack": pack.name,
+        "target": target,
+        "evidence": "traced" if target == "cpu" else "executed",
+        "over": "release",
+        "line": "",
+        "probe": advisories.files.sha256_file(pack.probe),
+        "python": "3.11",
+        "torch": "2.13",
+        "triton": "",
+        "command": "runner.py versions 1 --save",
+        "rows": [
+            {"label": label, "date": "", "verdict": VERDICTS[letter], "figure": "", "reason": "", "seconds": 1.0}
+            for label, letter in verdicts.items()
+        ],
+    }
+    path = pack.folder / "data" / f"history.{target}.json"
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(to_json(document | changed), encoding="utf-8")
+    return path
+
+
+def _document(bench: Workbench) -> dict[str, Any]:
+    found = advisories.document(_pack(bench))
+    assert found is not None
+    return found
+
+
+def _edit(bench: Workbench, old: str, new: str) -> None:
+    path = bench.packs / "01_confirmed/pack.toml"
+    text = path.read_text(encoding="utf-8")
+    assert old in text
+    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+
+
+def _valid(document: object, schema: Path = SCHEMA) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    jsonschema.validate(document, json.loads(schema.read_text(encoding="utf-8")))
+
+
+def test_the_records_of_this_repository_are_as_its_packs_say() -> None:
+    packs = [load.load_pack(folder) for folder in load.folders(REPOSITORY / "packs")]
+    stale = [f"{one.path.name} {one.why}" for one in advisories.plans(packs, records.FOLDER, NOW)]
+    assert stale == [], "Next: runner.py advisories --write"
+
+
+@pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
+def test_a_record_has_the_shape_that_osv_has(path: Path) -> None:
+    document = json.loads(path.read_text(encoding="utf-8"))
+    _valid(document)
+    assert records.load(path).identifier == path.stem
+    whole = os.environ.get("OSV_SCHEMA")  # a copy of upstream's own schema.json, which is not kept here
+    if whole:
+        _valid(document, Path(whole))
+
+
+def test_the_schema_refuses_what_osv_and_the_reader_would(bench: Workbench) -> None:
+    jsonschema = pytest.importorskip("jsonschema")
+    good = _document(bench) | {"modified": "2026-11-22T00:00:00Z", "published": "2026-11-22T00:00:00Z"}
+    _valid(good)
+    for broken in (
+        {"modified": "yesterday"},
+        {"id": "CVE-2026-1"},
+        {"affected": [good["affected"][0] | {"versions": []}]},
+        {"references": [{"type": "WEB", "url": "packs/01_confirmed/REPORT.md"}]},
+    ):
+        with pytest.raises(jsonschema.ValidationError):
+            _valid(good | broken)
+
+
+def test_a_receipt_alone_says_nothing_of_other_versions(bench: Workbench) -> None:
+    found = _document(bench)
+    assert found["affected"][0]["versions"] == ["1.0"]
+    assert "ranges" not in found["affected"][0]
+    (period,) = found["database_specific"]["periods"]
+    assert period["since"] == "since 1.0 or earlier"
+    assert period["fixed"] == "fixed in 2.0 (stated by the pack, not judged)"
+    assert found["database_specific"]["judged"]["1.0"]["evidence"] == ["traced on cpu"]
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "since", "fixed", "exact"),
+    [
+        ({"0.9": "r", "1.0": "B", "2.0": "r"}, "since 1.0 (0.9 is not affected)", "fixed in 2.0", True),
+        (
+            {"0.9": "r", "0.9.1": "?", "1.0": "B", "1.1": "E", "2.0": "r"},
+            "since 1.0 or earlier, after 0.9, which is not affected (not judged between them)",
+            "fixed in 2.0 or earlier, after 1.0",
+            False,
+        ),
+        ({"0.9": "?", "1.0": "B"}, "since 1.0 or earlier", "fixed in 2.0 (stated by the pack, not judged)", False),
+        ({"0.8": "B", "0.9": "C", "1.0": "B", "2.0": "r"}, "since 0.8 or earlier", "fixed in 2.0", True),
+    ],
+)
+def test_the_ends_are_as_exact_as_the_verdicts(
+    bench: Workbench, verdicts: dict[str, str], since: str, fixed: str, *, exact: bool
+) -> None:
+    _keep(bench, verdicts)
+    found = _document(bench)
+    (period,) = found["database_specific"]["periods"]
+    assert (period["since"], period["fixed"]) == (since, fixed)
+    affected = found["affected"][0]
+    assert affected["versions"] == [label for label, letter in verdicts.items() if letter == "B"]
+    assert ("ranges" in affected) == exact
+    if exact:
+        assert affected["ranges"] == [{"type": "ECOSYSTEM", "events": [{"introduced": "1.0"}, {"fixed": "2.0"}]}]
+
+
+def test_versions_of_two_files_are_no_neighbours(bench: Workbench) -> None:
+    _keep(bench, {"1.4": "r", "1.5": "r"})
+    found = _document(bench)
+    assert "ranges" not in found["affected"][0], "between 1.0, of the receipt, and 1.4 lies what nobody listed"
+    assert found["database_specific"]["periods"][0]["fixed"] == "fixed in 1.4 or earlier, after 1.0"
+
+
+def test_a_bug_that_one_target_shows_is_there(bench: Workbench) -> None:
+    _keep(bench, {"0.9": "r", "1.0": "r", "1.1": "r"})
+    _keep(bench, {"0.9": "B", "1.0": "B", "1.1": "?"}, target="sm_90a")
+    found = _document(bench)
+    assert found["affected"][0]["versions"] == ["0.9", "1.0"]
+    said = found["database_specific"]["judged"]
+    assert said["1.0"]["evidence"] == ["executed on sm_90a", "traced on cpu"]
+    assert said["1.1"]["state"] == "not affected"
+
+
+def test_what_could_not_be_judged_is_kept_with_its_reason(bench: Workbench) -> None:
+    path = _keep(bench, {"0.7": "?", "0.8": "E", "0.9": "C", "1.0": "B"})
+    found = json.loads(path.read_text(encoding="utf-8"))
+    found["rows"][2]["reason"] = "a, b, c, d"
+    path.write_text(json.dumps(found), encoding="utf-8")
+    said = _document(bench)["database_specific"]["judged"]
+    assert said["0.7"] == {"state": "not judged", "evidence": [], "reason": "the lane ended in UNSUPPORTED"}
+    assert said["0.8"]["reason"] == "the lane ended in ERROR"
+    assert "release fail (a, b, c and 1 more)" in said["0.9"]["reason"]
+
+
+def test_an_older_probe_is_told_and_gives_way_to_todays(bench: Workbench) -> None:
+    _keep(bench, {"0.9": "B", "1.0": "r"}, probe="0" * 64)
+    said = _document(bench)["database_specific"]["judged"]
+    assert said["0.9"]["evidence"] == ["traced on cpu (the probe changed since)"]
+    assert said["1.0"]["state"] == "affected"
+
+
+def test_of_one_target_only_the_best_evidence_is_named(bench: Workbench) -> None:
+    _keep(bench, {"1.0": "B"}, evidence="interpreted", probe="0" * 64)
+    said = _document(bench)["database_specific"]["judged"]["1.0"]
+    assert said["evidence"] == ["interpreted on cpu (the probe changed since)", "traced on cpu"]
+    _keep(bench, {"1.0": "B"}, evidence="interpreted")
+    assert _document(bench)["database_specific"]["judged"]["1.0"]["evidence"] == ["interpreted on cpu"]
+    _keep(bench, {"1.0": "B"}, probe="0" * 64)
+    assert _document(bench)["database_specific"]["judged"]["1.0"]["evidence"] == ["traced on cpu"]
+
+
+def test_commits_are_no_versions(bench: Workbench) -> None:
+    _keep(bench, {"0123456789ab": "B"}, over="commit")
+    assert _document(bench)["affected"][0]["versions"] == ["1.0"]
+
+
+def test_a_cleanup_is_no_bug_and_a_pack_without_one_has_no_record(bench: Workbench) -> None:
+    _edit(bench, 'kind = "wrong-result"', 'kind = "cleanup"')
+    assert advisories.document(_pack(bench)) is None
+    _edit(bench, 'kind = "cleanup"', 'kind = "crash"')
+    assert _document(bench)["database_specific"]["silent"] is False
+    shutil.rmtree(bench.packs / "01_confirmed/receipts")
+    assert advisories.document(_pack(bench)) is None
+
+
+def test_a_workaround_is_said_only_where_a_control_shows_it(bench: Workbench) -> None:
+    (receipt,) = (bench.packs / "01_confirmed/receipts").glob("cpu.*.json")
+    checks = json.loads(receipt.read_text(encoding="utf-8"))["lanes"]["pristine"]["checks"]
+    control = next(one["name"] for one in checks if one["role"] == "control")
+    defect = next(one["name"] for one in checks if one["role"] == "defect")
+    stated = f'workaround = {{ text = "do it otherwise", checks = ["{control}"] }}\n'
+    _edit(bench, "fixed_in", stated + "fixed_in")
+    assert _document(bench)["database_specific"]["workaround"] == "do it otherwise (shown on 1.0)"
+    _edit(bench, f'["{control}"]', f'["{control}", "{defect}"]')
+    with pytest.raises(advisories.HarnessError, match="no receipt has a control named"):
+        advisories.document(_pack(bench))
+    assert "unsound: 01_confirmed: 01_confirmed/pack.toml: workaround.checks" in bench.run("check").stdout
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ('workaround = { text = " ", checks = ["a"] }', "workaround.text"),
+        ('workaround = { text = "a", checks = [] }', "workaround.checks"),
+        ('workaround = "a"', "workaround: expected a table"),
+    ],
+)
+def test_a_workaround_that_nothing_shows_is_refused(bench: Workbench, line: str, said: str) -> None:
+    _edit(bench, "fixed_in", f"{line}\nfixed_in")
+    with pytest.raises(advisories.HarnessError, match=said):
+        _pack(bench)
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("", "not JSON"),
+        ('{"schema": 1', "not JSON"),
+        ('{"schema": 1}', "is missing"),
+        ("[]", "expected a table"),
+    ],
+)
+def test_a_broken_history_is_one_line(bench: Workbench, text: str, said: str) -> None:
+    _keep(bench, {"1.0": "B"}).write_text(text, encoding="utf-8")
+    ended = bench.run("advisories", "--packs", str(bench.packs), "--advisories", str(bench.folder / "advisories"))
+    assert ended.returncode == 2, ended.stdout + ended.stderr
+    (line,) = ended.stderr.splitlines()
+    assert line.startswith("error: 01_confirmed/data/history.cpu.json: ")
+    assert said in line
+
+
+def test_a_history_of_what_is_no_version_is_refused(bench: Workbench) -> None:
+    _keep(bench, {"main": "B"})
+    with pytest.raises(advisories.HarnessError, match=r"Next: runner.py versions --save"):
+        advisories.document(_pack(bench))
+
+
+def test_the_verb_writes_keeps_the_times_and_deletes_what_has_no_pack(bench: Workbench) -> None:
+    folder = bench.folder / "advisories"
+    call = ("advisories", "--packs", str(bench.packs), "--advisories", str(folder))
+    before = bench.run(*call)
+    assert (before.returncode, folder.exists()) == (1, False)
+    assert before.stdout == "x_WRONG-NUMERICS-01.json: is missing. Next: runner.py advisories --write\n"
+    written = bench.run(*call, "--write")
+    assert (written.returncode, written.stdout) == (0, "x_WRONG-NUMERICS-01.json: is missing; written\n")
+    path = folder / "x_WRONG-NUMERICS-01.json"
+    _valid(json.loads(path.read_text(encoding="utf-8")))
+    old = path.read_text(encoding="utf-8").replace('"published": "2', '"published": "1')
+    path.write_text(old, encoding="utf-8")
+    assert bench.run(*call).stdout == "all records are as their packs say\n", "times are no part of what a record says"
+    _keep(bench, {"1.0": "B", "2.0": "r"})
+    (folder / "x_WRONG-NUMERICS-77.json").write_text("{}", encoding="utf-8")
+    assert bench.run(*call).returncode == 1
+    assert bench.run(*call, "--write").returncode == 0
+    assert [one.name for one in folder.iterdir()] == [path.name]
+    assert json.loads(path.read_text(encoding="utf-8"))["published"].startswith("1")
+    path.write_text("no JSON", encoding="utf-8")
+    assert bench.run(*call).returncode == 1

@@ -1,0 +1,89 @@
+"""What two verdicts on two trees say of the change between them."""
+
+from __future__ import annotations
+
+import itertools
+
+import pytest
+
+from harness.core.words import Exit, LaneVerdict, Role
+from harness.lane.record import LaneRecord
+from harness.lane.transcript import CheckLine
+from harness.verdict import change
+from harness.verdict.change import TABLE, Effect, Side, between
+
+BUG, FIXED, CONTROL, UNSUPPORTED, ERROR = LaneVerdict
+SILENT = {UNSUPPORTED, ERROR}
+PAIRS = list(itertools.product(LaneVerdict, LaneVerdict))
+
+
+def _side(verdict: LaneVerdict, **checks: bool | None) -> Side:
+    """Build a tree whose lane made these checks; one whose name begins with c is a control."""
+    lines = tuple(
+        CheckLine(name, Role.CONTROL if name.startswith("c") else Role.DEFECT, ok) for name, ok in checks.items()
+    )
+    return Side(verdict, "", "", LaneRecord(verdict, "", 0, 1.0, 0, 0, "", "", checks=lines))
+
+
+@pytest.mark.parametrize(("base", "head"), PAIRS)
+def test_each_two_verdicts_have_a_sentence_and_a_status(base: LaneVerdict, head: LaneVerdict) -> None:
+    said = between(Side(base), Side(head))
+    assert said == TABLE[base][head]
+    assert change.status(said, head, must_fix=False) in (Exit.AS_EXPECTED, Exit.DEVIATES, Exit.NOTHING_JUDGED)
+
+
+def test_no_two_pairs_have_the_same_sentence_unless_they_say_the_same() -> None:
+    sentences = [TABLE[base][head].sentence for base, head in PAIRS]
+    twice = {one for one in sentences if sentences.count(one) > 1}
+    assert twice == {change.BREAKS.sentence}, "a control that breaks is told alike, whether the bug was there or not"
+
+
+@pytest.mark.parametrize(("base", "head"), PAIRS)
+def test_only_a_verdict_on_both_trees_says_anything_of_the_bug(base: LaneVerdict, head: LaneVerdict) -> None:
+    said = TABLE[base][head]
+    assert (said.effect == Effect.FIXES) == ((base, head) == (BUG, FIXED))
+    assert (said is change.BRINGS_IT_IN) == ((base, head) == (FIXED, BUG))
+    if head == UNSUPPORTED or base in SILENT:
+        assert said.effect == (Effect.RIGHT if head == FIXED else Effect.UNKNOWN)
+
+
+@pytest.mark.parametrize(
+    ("base", "head", "wanted", "names"),
+    [
+        (_side(BUG, d=False), _side(FIXED, d=True), change.FIXES, ()),
+        (_side(BUG, d=False), _side(FIXED, e=True), change.OTHER_CHECKS, ("d is gone",)),
+        (_side(BUG, d=False), _side(FIXED, d=None, e=True), change.OTHER_CHECKS, ("d was judged and is not",)),
+        (_side(FIXED, d=True, e=True), _side(FIXED, d=True), change.OTHER_CHECKS, ("e is gone",)),
+        (_side(FIXED, d=True), _side(FIXED, d=True, e=True), change.BOTH_RIGHT, ()),
+        (_side(FIXED, d=True, e=True), _side(BUG, d=True, e=False), change.BRINGS_IT_IN, ("e",)),
+        (_side(BUG, d=False), _side(BUG, d=False), change.NO_FIX, ()),
+        (_side(BUG, d=False, e=False), _side(BUG, d=True, e=False), change.PARTLY_FIXED, ("d",)),
+        (_side(BUG, d=False, e=True), _side(BUG, d=False, e=False), change.PARTLY_WORSE, ("e",)),
+        (_side(BUG, d=False, e=True), _side(BUG, d=True, e=False), change.PARTLY_WORSE, ("e",)),
+        (_side(BUG, d=False, c=True), _side(CONTROL, d=True, c=False), change.BREAKS, ("c",)),
+        (_side(FIXED, d=True, c=True), _side(CONTROL, d=True, c=False), change.BREAKS, ("c",)),
+        (_side(FIXED, d=True, c=None), _side(CONTROL, d=True, c=False), change.NEW_CONTROL, ("c",)),
+        (_side(CONTROL, c=False), _side(CONTROL, c=False), TABLE[CONTROL][CONTROL], ()),
+        (_side(CONTROL, c=False, c2=True), _side(CONTROL, c=False, c2=False), change.BREAKS, ("c2",)),
+    ],
+)
+def test_the_checks_refine_the_sentence(base: Side, head: Side, wanted: change.Change, names: tuple[str, ...]) -> None:
+    said = between(base, head)
+    assert (said.effect, said.sentence, said.names) == (wanted.effect, wanted.sentence, names)
+
+
+def test_a_bug_that_was_there_before_reddens_nothing_unless_that_is_asked_for() -> None:
+    for base, wanted in ((BUG, Exit.AS_EXPECTED), (FIXED, Exit.DEVIATES), (UNSUPPORTED, Exit.NOTHING_JUDGED)):
+        said = between(Side(base), Side(BUG))
+        assert change.status(said, BUG, must_fix=False) == wanted
+        assert change.status(said, BUG, must_fix=True) == Exit.DEVIATES
+    assert change.status(change.FIXES, FIXED, must_fix=True) == Exit.AS_EXPECTED
+    assert change.status(TABLE[BUG][UNSUPPORTED], UNSUPPORTED, must_fix=True) == Exit.NOTHING_JUDGED
+
+
+@pytest.mark.parametrize(
+    ("statuses", "wanted"),
+    [([], 5), ([0], 0), ([5, 0], 0), ([5, 5], 5), ([0, 1], 1), ([5, 1], 1)],
+)
+def test_the_worst_of_several_packs_counts(statuses: list[int], wanted: int) -> None:
+    assert change.together([Exit(one) for one in statuses]) == wanted
