@@ -1,0 +1,132 @@
+"""The table of packs in README.md: what goes wrong where, since when, and how well it is shown; a test compares it.
+
+``python -m harness.report.packs_table`` writes it.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+from harness.core import files, markdown
+from harness.core.errors import HarnessError
+from harness.core.words import Kind, LaneName, Verdict
+from harness.pack import load
+from harness.pack.model import Pack
+from harness.receipt import receipt
+from harness.receipt.receipt import Receipt
+from harness.report import advisories, strong
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+MARKS = "<!-- {name}: written by python -m harness.report.packs_table -->\n...<!-- end of {name} -->\n"
+#: The figure that the README opens with: a check of a receipt, and the sentence around what it measured.
+FIRST = ("20_tilelang_reduce_barrier", "sm_90a.executed.json", "launches.reduce_sum")
+SENTENCE = (
+    "**On an {gpu}, a row sum in a kernel made by {package} {version} is wrong in {measured} {unit}**, and nothing "
+    "says so ([pack 20](packs/20_tilelang_reduce_barrier/REPORT.md))."
+)
+BUGS = ["pack", "release", "kind", "what goes wrong", "since", "fixed in", "default branch", "evidence", "strength"]
+OTHERS = ["pack", "release", "kind", "what it shows", "default branch", "evidence", "strength"]
+#: What a verdict on the default branch says in one word.
+THERE = {Verdict.CONFIRMED: "has it", Verdict.REPRODUCED: "has it", Verdict.FIXED_UPSTREAM: "is fixed"}
+STARTS = re.compile(r"since (?P<version>\S+)(?P<earlier> or earlier)?")
+ENDS = re.compile(r"fixed in (?P<version>[^\s,]+)")
+
+
+def text(packs: list[Pack]) -> str:
+    """Write both tables: bugs of a release, the silent ones first, and packs that show none."""
+    bugs, others = [], []
+    for pack in sorted(packs, key=_alarm):
+        period = _period(pack)
+        first, last = _start(pack), _end(pack)
+        if period is None:
+            others.append([*first, *last])
+        else:
+            bugs.append([*first, *period, *last])
+    found = f"{markdown.table(BUGS, bugs)}\n"
+    if others:
+        found += f"Packs that show no bug of a release:\n\n{markdown.table(OTHERS, others)}\n"
+    return found
+
+
+def first_figure(folder: Path) -> str:
+    """Write the sentence that README.md opens with, from a receipt below the folder of packs."""
+    pack, file, name = FIRST
+    found = receipt.load(folder / pack / "receipts" / file)
+    check = next(one for one in found.lanes[LaneName.PRISTINE].checks if one.name == name)
+    upstream = found.upstream
+    named = {"gpu": found.host.gpu, "package": upstream.package, "version": upstream.version}
+    return SENTENCE.format(**named, measured=check.measured, unit=check.unit) + "\n"
+
+
+def _alarm(pack: Pack) -> tuple[bool, int, str]:
+    kind = pack.definition.kind
+    return kind not in advisories.SILENT, [*Kind].index(kind), pack.name
+
+
+def _start(pack: Pack) -> list[str]:
+    definition = pack.definition
+    release = f"{definition.upstream.package} {definition.upstream.pin}"
+    return [f"[{pack.name}](packs/{pack.name}/REPORT.md)", release, definition.kind, definition.title]
+
+
+def _period(pack: Pack) -> list[str] | None:
+    """Return since when a release has the bug, and where it is fixed; None where the pack warns of none."""
+    document = advisories.document(pack)
+    if document is None:
+        return None
+    period = document["database_specific"]["periods"][-1]
+    start, end = STARTS.match(period["since"]), ENDS.match(period["fixed"])
+    since = f"{start['version']}{start['earlier'] or ''}" if start else period["since"]
+    return [since, end["version"] if end else "-"]
+
+
+def _end(pack: Pack) -> list[str]:
+    """Return what the default branch has, the strongest evidence, and how strong the probe is."""
+    best = min(receipt.strongest(receipt.load_all(pack.receipts)).values(), key=_rank, default=None)
+    at_head = [one for one in receipt.load_all(pack.receipts / "head") if one.verdict in THERE]
+    head, date = pack.definition.head, ""
+    if head is not None:
+        date = f"{THERE.get(at_head[0].verdict if at_head else head.verdict, 'not judged')}, {head.date}"
+    if best is None:
+        return [date, "-", "-"]
+    return [date, best.evidence + (f", {best.host.gpu}" if best.host.gpu else ""), _strength(pack)]
+
+
+def _rank(one: Receipt) -> int:
+    return one.evidence.rank
+
+
+def _strength(pack: Pack) -> str:
+    """Return the strength on the target that most wrong fixes were judged on."""
+    records = {one.target: strong.find(pack, one.target, one.evidence) for one in receipt.load_all(pack.receipts)}
+    known = {target: one for target, one in records.items() if one is not None}
+    if not known:
+        return strong.nothing(pack)
+    target, found = max(known.items(), key=lambda pair: pair[1].of)
+    return f"{found.killed}/{found.of} on {target}{' STALE' if found.stale else ''}"
+
+
+def within(readme: str, name: str, written: str) -> str:
+    """Return README.md with a text in its place, between the two marks of that name."""
+    begin, end = MARKS.format(name=name).split("...")
+    before, opened, rest = readme.partition(begin)
+    _, closed, after = rest.partition(end)
+    if not opened or not closed:
+        raise HarnessError(f"README.md has no marks of {name}. Next: {begin}{end}")
+    return f"{before}{begin}{written}{end}{after}"
+
+
+def every_pack() -> list[Pack]:
+    """Load the repository's packs."""
+    return [load.load_pack(path) for path in load.select_packs(REPOSITORY / "packs", ())]
+
+
+def written(readme: str) -> str:
+    """Return README.md as receipts and definitions have it now."""
+    return within(within(readme, "packs", text(every_pack())), "first figure", first_figure(REPOSITORY / "packs"))
+
+
+if __name__ == "__main__":
+    README = REPOSITORY / "README.md"
+    files.write_atomic(README, written(README.read_text(encoding="utf-8")))

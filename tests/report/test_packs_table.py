@@ -1,0 +1,32 @@
+"""The table of packs in README.md: written by the code, and never by hand."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.core.errors import HarnessError
+from harness.report import advisories, packs_table
+from testing.workbench import REPOSITORY
+
+README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+
+
+def test_the_readme_has_the_tables_and_the_figure_that_receipts_give() -> None:
+    assert packs_table.written(README) == README, "python -m harness.report.packs_table"
+
+
+def test_every_pack_stands_in_one_of_the_tables_and_the_silent_bugs_come_first() -> None:
+    bugs, _, others = packs_table.text(packs_table.every_pack()).partition("Packs that show no bug")
+    rows = [line.split(" | ") for line in bugs.splitlines()[2:] if line]
+    assert sorted(path.name for path in (REPOSITORY / "packs").iterdir()) == sorted(
+        line.partition("](")[0].partition("[")[2] for line in (bugs + others).splitlines() if line.startswith("| [")
+    )
+    silent = [row[2] in advisories.SILENT for row in rows]
+    assert silent == sorted(silent, reverse=True)
+    assert "| cleanup |" in others
+    assert "| cleanup |" not in bugs
+
+
+def test_a_readme_without_the_marks_is_refused() -> None:
+    with pytest.raises(HarnessError, match="no marks of packs"):
+        packs_table.within("# Packs\n", "packs", "a table")
