@@ -19,18 +19,11 @@ from harness.sweep.results import SCHEMA, CellRow, Results
 @click.command("ack")
 @click.argument("cell")
 @click.option("--reason", required=True, metavar="TEXT", help="Why it may stay, such as the thread of upstream's.")
-@click.option(
-    "--runs",
-    type=click.Path(path_type=Path),
-    default=Path("sweeps"),
-    show_default=True,
-    metavar="DIR",
-    help="Folder of the run folders; the newest finished one is read.",
-)
+@options.runs_option
 @options.packs_option
 @options.acknowledged_option
 def command(cell: str, reason: str, runs: Path, packs: Path, acknowledged_file: Path | None) -> int:
-    """Acknowledge what the newest sweep says of CELL.
+    """Acknowledge what the newest finished sweep says of CELL.
 
     CELL is a name as the sweep prints it: PACK/TARGET, or PACK/TARGET@latest. What it said (its verdict, what got
     worse, the reason) is appended to acknowledged.toml with the date and your reason; commit that file, it is to be

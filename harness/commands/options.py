@@ -64,6 +64,14 @@ acknowledged_option = click.option(
     metavar="FILE",
     help="The deviations that are known (default: acknowledged.toml beside the folder of the packs).",
 )
+runs_option = click.option(
+    "--runs",
+    type=click.Path(path_type=Path),
+    default=Path("sweeps"),
+    show_default=True,
+    metavar="DIR",
+    help="Folder of the run folders; each sweep is one of them.",
+)
 offline_option = click.option("--offline", is_flag=True, help="Never reach the network.")
 
 

@@ -19,7 +19,6 @@ from harness.pack.model import Pack
 from harness.receipt import redaction
 from harness.report import issue, links, pr_comment
 from harness.schedule import inputs
-from harness.schedule.journal import MemoryJournal
 from harness.schedule.session import Session
 from harness.verdict import change
 from harness.versions import two_trees
@@ -103,16 +102,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         cache = options.the_cache(cache_root, offline=offline, tell=progress.tell, mirrors=mirrors)
         here = host.detect(pool)
         with cache.guard(), inputs.taken(cache, chosen) as copies:
-            session = Session(
-                cache=cache,
-                host=here,
-                devices=pool.devices,
-                folder=running.run_folder(cache),
-                journal=MemoryJournal(),
-                command=lambda _: running.command_line(),
-                listener=running.listener(progress),
-                jobs=jobs,
-            )
+            session = running.session(cache, here, pool, progress, jobs)
             pairs, refused = _pairs(session, copies, target, trees)
             found, interrupted = two_trees.compared(session, pairs)
     options.complain(refused)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import click
@@ -18,7 +18,6 @@ from harness.pack.model import Pack
 from harness.report import run_table
 from harness.report.run_table import RunRow
 from harness.schedule import inputs
-from harness.schedule.journal import MemoryJournal
 from harness.schedule.runner import RAW_LOGS
 from harness.schedule.scheduler import Account
 from harness.schedule.selection import ASK, Request, cells_of
@@ -122,20 +121,9 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
                 progress.tell(f"{pack.name}: left out: pack.toml names no head commit")
             chosen = [one for one in chosen if one.definition.head is not None]
         cache = options.the_cache(cache_root, offline=offline, tell=progress.tell, mirrors=mirrors)
-        here = host.detect(pool)
         with cache.guard(), inputs.taken(cache, chosen) as copies:
-            session = Session(
-                cache=cache,
-                host=here,
-                devices=pool.devices,
-                folder=running.run_folder(cache),
-                journal=MemoryJournal(),
-                command=lambda _: running.command_line(),
-                listener=running.listener(progress),
-                jobs=jobs,
-                repeat=repeat,
-                keep_raw=True,
-            )
+            session = running.session(cache, host.detect(pool), pool, progress, jobs)
+            session = replace(session, repeat=repeat, keep_raw=True)
             run = Run(session, Request(upstream, dependencies, LANES[lane], timeout, ask), receipts, record=record)
             account = run.every(copies, target, progress)
     options.complain(run.errors)

@@ -11,7 +11,11 @@ from harness.commands.options import RUNS
 from harness.core import urls
 from harness.core.cache import Cache
 from harness.core.progress import Progress
+from harness.host.gpus import GpuPool
+from harness.host.host import Host
+from harness.schedule.journal import MemoryJournal
 from harness.schedule.scheduler import Listener
+from harness.schedule.session import Session
 
 
 def run_folder(cache: Cache) -> Path:
@@ -19,6 +23,20 @@ def run_folder(cache: Cache) -> Path:
     stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
     (cache.root / RUNS).mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix=f"{stamp}-", dir=cache.root / RUNS))
+
+
+def session(cache: Cache, here: Host, pool: GpuPool, progress: Progress, jobs: int | None) -> Session:
+    """Return where the lanes of one call run: a run folder of its own, and a journal that ends with the call."""
+    return Session(
+        cache=cache,
+        host=here,
+        devices=pool.devices,
+        folder=run_folder(cache),
+        journal=MemoryJournal(),
+        command=lambda _: command_line(),
+        listener=listener(progress),
+        jobs=jobs,
+    )
 
 
 def listener(progress: Progress) -> Listener:

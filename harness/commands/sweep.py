@@ -38,14 +38,7 @@ def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float
 @options.cache_option
 @options.offline_option
 @options.mirrors_option
-@click.option(
-    "--runs",
-    type=click.Path(path_type=Path),
-    default=Path("sweeps"),
-    show_default=True,
-    metavar="DIR",
-    help="Folder of the run folders; each sweep is one of them.",
-)
+@options.runs_option
 @click.option("--gpus", metavar="N,N", help="Only these GPUs, by NVML's numbers (default: all that this host shows).")
 @click.option(
     "--jobs",

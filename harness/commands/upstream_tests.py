@@ -21,7 +21,7 @@ from harness.pack.model import Pack
 from harness.receipt import receipt as receipts
 from harness.receipt.figures import WIDTH
 from harness.receipt.writer import MadeBy
-from harness.schedule.journal import LaneEnd, MemoryJournal
+from harness.schedule.journal import LaneEnd
 from harness.schedule.scheduler import Account
 from harness.schedule.session import Session
 from harness.schedule.task import tasks
@@ -81,20 +81,9 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     with Progress(sys.stderr) as progress, gpu_pool() as pool:
         cache = options.the_cache(cache_root, offline=offline, tell=progress.tell, mirrors=mirrors)
         with cache.guard():
-            session = Session(
-                cache=cache,
-                host=host.detect(pool),
-                devices=pool.devices,
-                folder=running.run_folder(cache),
-                journal=MemoryJournal(),
-                command=lambda _: running.command_line(),
-                listener=replace(
-                    running.listener(progress), ended=lambda task, _: progress.end(task.key, f"{task.cell.name}: over")
-                ),
-                jobs=jobs,
-                keep_raw=True,
-                runner=SuiteRunner,
-            )
+            session = running.session(cache, host.detect(pool), pool, progress, jobs)
+            over = replace(session.listener, ended=lambda task, _: progress.end(task.key, f"{task.cell.name}: over"))
+            session = replace(session, listener=over, keep_raw=True, runner=SuiteRunner)
             suites = Suites(session, errors, record=record, gpu=gpu)
             interrupted = suites.every(chosen, timeout, progress)
     options.complain(suites.errors)

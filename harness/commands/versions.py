@@ -15,8 +15,6 @@ from harness.host import eligibility, host
 from harness.host.gpus import gpu_pool
 from harness.receipt import receipt, redaction
 from harness.schedule import inputs
-from harness.schedule.journal import MemoryJournal
-from harness.schedule.session import Session
 from harness.versions import candidates, git_bisect, output, timeline
 from harness.versions.candidates import Candidate
 from harness.versions.judging import Judging
@@ -86,16 +84,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         here = host.detect(pool)
         chosen, evidence = eligibility.first(subject, target, here)
         with cache.guard(), inputs.taken(cache, [subject]) as (subject,):
-            session = Session(
-                cache=cache,
-                host=here,
-                devices=pool.devices,
-                folder=running.run_folder(cache),
-                journal=MemoryJournal(),
-                command=lambda _: running.command_line(),
-                listener=running.listener(progress),
-                jobs=jobs,
-            )
+            session = running.session(cache, here, pool, progress, jobs)
             judging = Judging(session, subject, chosen, evidence, timeout)
             if upstream and not vary:
                 url = upstream.removeprefix(GIT)
