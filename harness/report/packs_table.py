@@ -21,14 +21,18 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 MARKS = "<!-- {name}: written by python -m harness.report.packs_table -->\n...<!-- end of {name} -->\n"
 #: The figure that the README opens with: a check of a receipt, and the sentence around what it measured.
 FIRST = ("20_tilelang_reduce_barrier", "sm_90a.executed.json", "launches.reduce_sum")
+CONTROL = "launches.workaround.sync_threads"
 SENTENCE = (
-    "**On an {gpu}, a row sum in a kernel made by {package} {version} is wrong in {measured} {unit}**, and nothing "
-    "says so ([pack 20](packs/20_tilelang_reduce_barrier/REPORT.md))."
+    "**{package} {version} leaves out a barrier: a kernel of three gemms and `T.reduce_sum` gives wrong numbers in "
+    "{measured} {unit}\non an {gpu}**, without an error; with the barrier put in by hand, in {control} "
+    "([pack 20](packs/20_tilelang_reduce_barrier/REPORT.md) has the kernel)."
 )
-BUGS = ["pack", "release", "kind", "what goes wrong", "since", "fixed in", "default branch", "evidence", "strength"]
-OTHERS = ["pack", "release", "kind", "what it shows", "default branch", "evidence", "strength"]
-#: What a verdict on the default branch says in one word.
-THERE = {Verdict.CONFIRMED: "has it", Verdict.REPRODUCED: "has it", Verdict.FIXED_UPSTREAM: "is fixed"}
+ENDS_OF_ROWS = ["default branch", "upstream", "evidence", "strength"]
+BUGS = ["pack", "release", "what goes wrong", "since", "fixed in", *ENDS_OF_ROWS]
+OTHERS = ["pack", "release", "what it shows", *ENDS_OF_ROWS]
+#: What a verdict on the default branch says.
+THERE = {Verdict.CONFIRMED: "has the bug", Verdict.REPRODUCED: "has the bug", Verdict.FIXED_UPSTREAM: "is right"}
+OF_A_THREAD = re.compile(r"/(?P<project>[^/]+)/(?:issues|pull)/(?P<number>\d+)$")
 STARTS = re.compile(r"since (?P<version>\S+)(?P<earlier> or earlier)?")
 ENDS = re.compile(r"fixed in (?P<version>[^\s,]+)")
 
@@ -40,7 +44,7 @@ def text(packs: list[Pack]) -> str:
         period = _period(pack)
         first, last = _start(pack), _end(pack)
         if period is None:
-            others.append([*first, *last])
+            others.append([*first, last[0].replace("has the bug", "as the release"), *last[1:]])
         else:
             bugs.append([*first, *period, *last])
     found = f"{markdown.table(BUGS, bugs)}\n"
@@ -53,9 +57,11 @@ def first_figure(folder: Path) -> str:
     """Write the sentence that README.md opens with, from a receipt below the folder of packs."""
     pack, file, name = FIRST
     found = receipt.load(folder / pack / "receipts" / file)
-    check = next(one for one in found.lanes[LaneName.PRISTINE].checks if one.name == name)
+    checks = {one.name: one for one in found.lanes[LaneName.PRISTINE].checks}
+    check = checks[name]
     upstream = found.upstream
     named = {"gpu": found.host.gpu, "package": upstream.package, "version": upstream.version}
+    named["control"] = str(checks[CONTROL].measured)
     return SENTENCE.format(**named, measured=check.measured, unit=check.unit) + "\n"
 
 
@@ -67,7 +73,8 @@ def _alarm(pack: Pack) -> tuple[bool, int, str]:
 def _start(pack: Pack) -> list[str]:
     definition = pack.definition
     release = f"{definition.upstream.package} {definition.upstream.pin}"
-    return [f"[{pack.name}](packs/{pack.name}/REPORT.md)", release, definition.kind, definition.title]
+    what = f"{definition.title} ({definition.kind})"
+    return [f"[{pack.name}](packs/{pack.name}/REPORT.md)", release, what]
 
 
 def _period(pack: Pack) -> list[str] | None:
@@ -82,15 +89,22 @@ def _period(pack: Pack) -> list[str] | None:
 
 
 def _end(pack: Pack) -> list[str]:
-    """Return what the default branch has, the strongest evidence, and how strong the probe is."""
+    """Return what the default branch has, upstream's thread, the strongest evidence, and how strong the probe is."""
     best = min(receipt.strongest(receipt.load_all(pack.receipts)).values(), key=_rank, default=None)
     at_head = [one for one in receipt.load_all(pack.receipts / "head") if one.verdict in THERE]
-    head, date = pack.definition.head, ""
+    head, date = pack.definition.head, "not judged"
     if head is not None:
         date = f"{THERE.get(at_head[0].verdict if at_head else head.verdict, 'not judged')}, {head.date}"
     if best is None:
-        return [date, "-", "-"]
-    return [date, best.evidence + (f", {best.host.gpu}" if best.host.gpu else ""), _strength(pack)]
+        return [date, _thread(pack), "-", "-"]
+    return [date, _thread(pack), best.evidence + (f", {best.host.gpu}" if best.host.gpu else ""), _strength(pack)]
+
+
+def _thread(pack: Pack) -> str:
+    """Link the first thread that pack.toml names."""
+    url = next((one.url for one in pack.definition.threads), "")
+    match = OF_A_THREAD.search(url)
+    return f"[{match['project']}#{match['number']}]({url})" if match else "-"
 
 
 def _rank(one: Receipt) -> int:
