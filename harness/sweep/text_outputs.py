@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 
 from harness.core import markdown
 from harness.core.words import Verdict
+from harness.sweep.baseline import OF_VERDICT
 from harness.sweep.results import NOT_HERE, NOT_RUN, CellRow, Results
 
 #: What XML 1.0 has no way to write.
@@ -40,6 +41,7 @@ def change_lines(results: Results) -> list[str]:
             continue
         for change in row.changes:
             line = f"{row.name}: {change.kind.upper()}: {change.text}"
+            line += f"; {row.bisected}" if row.bisected and change.kind in OF_VERDICT else ""
             (worse if change.worse else good).append(line if not change.worse else f"{line}{_because(row)}")
         if row.deviation and not any(change.worse for change in row.changes):
             worse.append(f"{row.name}: STILL {row.says}: {row.deviation}")
