@@ -9,8 +9,7 @@ from harness.core.words import Verdict
 from harness.receipt.receipt import Receipt
 from harness.schedule.session import Session
 from harness.schedule.workers import failure_of
-from harness.sweep import baseline
-from harness.sweep.baseline import Baseline
+from harness.sweep.baseline import OF_VERDICT, Baseline, expected
 from harness.sweep.results import CellRow
 from harness.sweep.selection import HEAD, LATEST
 from harness.upstream import source
@@ -54,12 +53,14 @@ class Bisection:
 
         """
         for cell, row in zip(cells, rows, strict=True):
-            before = baseline.expected(cell, self.compared.of(cell))
-            flipped = cell.column in (LATEST, HEAD) and row.verdict != before and row.lanes and not row.known
-            yield replace(row, bisected=self._bisected(cell, row.verdict, before)) if flipped else row
+            moves = cell.column in (LATEST, HEAD) and row.lanes and not row.known
+            flipped = any(change.kind in OF_VERDICT for change in row.changes)
+            yield replace(row, bisected=self._bisected(cell, row.verdict)) if moves and flipped else row
 
-    def _bisected(self, cell: Cell, now: str, before: str) -> str:
+    def _bisected(self, cell: Cell, now: str) -> str:
         """Say which release or commit changed the verdict; what goes wrong with one cell leaves the others."""
+        then = self.compared.of(cell)
+        before = expected(cell, then)
         unjudged = next((one for one in (before, now) if one not in HAS_BUG), None)
         if unjudged is not None:
             return f"not bisected: {unjudged} is neither right nor wrong"
@@ -67,7 +68,7 @@ class Bisection:
             return "not bisected: the bug is there as before; what changed is what the patch does"
         self.tell(f"bisecting {cell.name}: {now}, was {before}")
         try:
-            return "; ".join(self.clean(text) for text in self._found(cell, self.compared.of(cell)))
+            return "; ".join(self.clean(text) for text in self._found(cell, then))
         except InterruptedJudgingError:
             raise KeyboardInterrupt from None
         except Exception as error:  # noqa: BLE001 - the sweep is written whatever happens here
