@@ -6,9 +6,10 @@ import json
 import os
 import signal
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from testing import histories, package_index
 from testing.workbench import Workbench
@@ -144,7 +145,10 @@ def test_a_bisection_ends_in_time_and_says_what_is_left_to_do(workbench: Workben
     assert told in said
 
 
-def test_a_sweep_killed_while_it_bisects_goes_on_where_it_was(workbench: Workbench) -> None:
+@pytest.mark.parametrize(("how", "status"), [(signal.SIGKILL, -9), (signal.SIGINT, 130)])
+def test_a_sweep_that_ends_while_it_bisects_goes_on_where_it_was(
+    workbench: Workbench, how: signal.Signals, status: int
+) -> None:
     pack = workbench.lay("01_confirmed")
     _night(workbench, _first(RELEASES, 1), "--latest")
     slow = {"1.0": "wrong", "1.1": "wrong", "1.2": "hanging", "1.3": "right", "1.4": "right"}
@@ -158,10 +162,10 @@ def test_a_sweep_killed_while_it_bisects_goes_on_where_it_was(workbench: Workben
         )
         assert killed.stderr is not None
         assert any("1.4 FIX_VALIDATED" in line for line in killed.stderr), "both ends are judged"
-        killed.send_signal(signal.SIGKILL)
+        killed.send_signal(how)
         killed.communicate()
+        assert killed.returncode == status
         before = _logs(workbench)
-        time.sleep(1)
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert "Traceback" not in ended.stderr, ended.stderr
     tasks = _logs(workbench)
