@@ -41,9 +41,9 @@ def change_lines(results: Results) -> list[str]:
             continue
         for change in row.changes:
             line = f"{row.name}: {change.kind.upper()}: {change.text}"
-            line += _because(row) if change.worse else ""
-            line += f"; {row.bisected}" if row.bisected and change.kind in OF_VERDICT else ""
-            (worse if change.worse else good).append(line)
+            (worse if change.worse else good).append(line if not change.worse else f"{line}{_because(row)}")
+            if row.bisected and change.kind in OF_VERDICT:
+                (worse if change.worse else good).append(f"{row.name}: {row.bisected}")
         if row.deviation and not any(change.worse for change in row.changes):
             worse.append(f"{row.name}: STILL {row.says}: {row.deviation}")
     return [*results.notes, *faults, *worse, *good]
