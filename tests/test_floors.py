@@ -12,11 +12,11 @@ from testing.workbench import REPOSITORY
 
 #: The floors, the ground first; folders of one floor do not import each other unless the tuple's order allows it.
 FLOORS = (
-    "core", "audit", "pack", "host", "upstream", "lane", "verdict", "receipt", "schedule", "suites", "mutate", "sweep",
-    "versions", "report", "author", "commands",
+    "core", "audit", "pack", "host", "upstream", "lane", "verdict", "receipt", "schedule", "suites", "mutate",
+    "versions", "sweep", "report", "author", "commands",
 )  # fmt: skip
 #: Folders that stand beside each other though they are listed in an order.
-APART = {("versions", "sweep"), ("versions", "mutate"), ("report", "sweep")}
+APART = {("versions", "mutate"), ("report", "sweep")}
 #: Modules that a lane copies or runs by path, and that therefore import nothing of the harness.
 ALONE = {"harness/protocol.py", "harness/lane/supervisor.py", "harness/suites/pytest_main.py"}
 

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from harness.commands import options, running
+from harness.core.errors import HarnessError
 from harness.core.progress import Progress
 from harness.core.words import Exit
 from harness.host import host
@@ -65,6 +66,12 @@ def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float
     metavar="N",
     help="Put N wrong fixes of each pack through its probe too, those not run for longest first.",
 )
+@click.option(
+    "--bisect",
+    callback=_duration,
+    metavar="TIME",
+    help="Find the release, then the commit, that changed a verdict of --latest or --head, within this time.",
+)
 @options.acknowledged_option
 @click.option(
     "--baseline",
@@ -86,6 +93,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     latest: bool,  # noqa: FBT001 - likewise
     head: bool,  # noqa: FBT001 - likewise
     mutants: int,
+    bisect: float | None,
     acknowledged_file: Path | None,
     baseline: Path | None,
 ) -> int:
@@ -111,8 +119,11 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     Examples:
       runner.py sweep
       runner.py sweep --latest --baseline sweeps --budget 2h
+      runner.py sweep --latest --head --baseline sweeps --bisect 30m
       runner.py sweep --only 9 --only ':sm_90a' --gpus 0,2
     """
+    if bisect is not None and not latest and not head:
+        raise HarnessError("--bisect: pinned releases do not move. Next: runner.py sweep --latest --bisect 30m")
     chosen, broken = options.sound_packs(packs, ())
     options.complain(broken)
     with Progress(sys.stderr) as progress, gpu_pool(gpus) as pool:
@@ -128,6 +139,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             baseline=baseline,
             acknowledged=acknowledged_file or acknowledged.beside(packs),
             mutants=mutants,
+            bisect=bisect,
             notes=(*(str(error) for error in broken), *pool.lost),
         )
         cache = options.the_cache(cache_root, offline=offline, tell=progress.tell, mirrors=mirrors)

@@ -19,16 +19,14 @@ PLAIN = {
 PLAIN_SETTINGS = ("-c", f"core.attributesFile={os.devnull}", "-c", f"core.hooksPath={os.devnull}")
 
 
-def start(
-    arguments: list[str], folder: Path, environment: dict[str, str], stdin: int = subprocess.DEVNULL
-) -> subprocess.CompletedProcess[str]:
+def start(arguments: list[str], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
     """Run git in `folder` with this environment and wait for its end; bytes that are no UTF-8 are replaced."""
     try:
         return subprocess.run(
             ["git", *arguments],
             cwd=folder,
             env=environment,
-            stdin=stdin,
+            stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
             errors="replace",
@@ -42,7 +40,6 @@ def run(
     arguments: list[str],
     folder: Path,
     extra: dict[str, str] | None = None,
-    stdin: int = subprocess.DEVNULL,
     *,
     plain: bool = False,
 ) -> subprocess.CompletedProcess[str]:
@@ -62,7 +59,7 @@ def run(
     }
     if plain:
         arguments = [*PLAIN_SETTINGS, *arguments]
-    return start(arguments, folder, environment, stdin)
+    return start(arguments, folder, environment)
 
 
 def last_line(text: str) -> str:

@@ -29,6 +29,11 @@ WORSE = {
     Verdict.FIXED_UPSTREAM: "fixed upstream",
     Verdict.UNSUPPORTED: "newly unsupported",
 }
+RECOVERED, BUG_AGAIN = "recovered", "has the bug"
+#: What a change of a verdict is called.
+OF_VERDICT = {*WORSE.values(), RECOVERED, BUG_AGAIN}
+#: Verdicts on a release that has the bug; where the release before it was right, that is no recovery.
+HAVE_BUG = {Verdict.CONFIRMED, Verdict.REPRODUCED}
 #: Units of time and memory, in which more is worse, and of throughput, in which less is.
 TIMES = frozenset({"s", "ms", "us", "µs", "ns"})
 MEMORY = frozenset({"bytes", "B", "KiB", "MiB", "GiB", "KB", "MB", "GB"})
@@ -112,9 +117,11 @@ def of_verdict(verdict: str, before: str, release: str) -> list[ChangeRow]:
     """Compare verdicts."""
     if verdict == before:
         return []
+    if before == Verdict.FIXED_UPSTREAM and verdict in HAVE_BUG:
+        return [ChangeRow(BUG_AGAIN, worse=True, text=f"{release}: {verdict}, was {before}")]
     if verdict in WORSE:
         return [ChangeRow(WORSE[verdict], worse=True, text=f"{release}: was {before}")]
-    return [ChangeRow("recovered", worse=False, text=f"{release}: {verdict}, was {before}")]
+    return [ChangeRow(RECOVERED, worse=False, text=f"{release}: {verdict}, was {before}")]
 
 
 def of_claims(now: Receipt, then: Receipt | None) -> list[ChangeRow]:

@@ -79,7 +79,7 @@ class Collector:
     def _not_here(self, cell: Cell) -> CellRow:
         """Build the row of a cell that this host cannot judge; it is a change where an earlier run here could."""
         if cell.verdict == Verdict.UNAVAILABLE:
-            return _blank(cell, Verdict.UNAVAILABLE, self._clean(cell.reason))
+            return _blank(cell, Verdict.UNAVAILABLE, self.clean(cell.reason))
         could = self.baseline.folder is not None and self.baseline.any_of(cell)
         lost = ChangeRow("newly unsupported", worse=True, text=cell.reason)
         return _blank(cell, NOT_HERE, cell.reason, *((lost,) if could else ()))
@@ -87,7 +87,7 @@ class Collector:
     def _not_run(self, cell: Cell) -> CellRow:
         failure = self.account.failed.get(cell.name)
         if failure is not None and failure.verdict == Verdict.UNAVAILABLE:
-            return _blank(cell, Verdict.UNAVAILABLE, self._clean(failure.reason))
+            return _blank(cell, Verdict.UNAVAILABLE, self.clean(failure.reason))
         if failure is not None:
             return self._broken(cell, failure.reason)
         reason = self._why_not(self.judge.missing(cell))
@@ -97,10 +97,11 @@ class Collector:
 
     def _broken(self, cell: Cell, reason: str) -> CellRow:
         """Build the row of a cell that could not be laid out; the terminal has the reason with its paths."""
-        clean = self._clean(reason)
+        clean = self.clean(reason)
         return _blank(cell, Verdict.ERROR, clean, ChangeRow("error", worse=True, text=clean))
 
-    def _clean(self, reason: str) -> str:
+    def clean(self, reason: str) -> str:
+        """Take what is private out of a text, or leave it out."""
         text = self.scrubber.scrub(reason)
         return "[left out: it names something private]" if any(self.scrubber.findings(text)) else text
 

@@ -51,7 +51,8 @@ class CellRow:
     with; empty where there is none. `deviation` says how it differs from what pack.toml states. `strength` says
     how many wrong fixes the probe refuses; empty where nobody measured it. `known` says since when somebody
     acknowledged what needs attention, and why; empty where nobody did, or where it changed since. `as_of` is the day on
-    which a version that moves was the newest; empty for the pinned one.
+    which a version that moves was the newest; empty for the pinned one. `bisected` says which release or commit changed
+    the verdict, or why that could not be told; empty where nothing was bisected.
     """
 
     name: str
@@ -79,6 +80,7 @@ class CellRow:
     strength: str = ""
     known: str = ""
     as_of: str = ""
+    bisected: str = ""
 
     @property
     def says(self) -> str:

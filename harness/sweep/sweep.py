@@ -20,6 +20,8 @@ from harness.schedule.journal import FileJournal
 from harness.schedule.scheduler import Account, GpuFault, Listener
 from harness.schedule.session import Session
 from harness.sweep import acknowledged, baseline, history, mutants, run_folder, selection, writing
+from harness.sweep.baseline import Baseline
+from harness.sweep.bisection import Bisection
 from harness.sweep.collector import Collector
 from harness.sweep.mutants import Night
 from harness.sweep.results import NOT_HERE, NOT_RUN, SCHEMA, CellRow, GpuRow, HostRow, Results
@@ -46,6 +48,7 @@ class Order:
         runs: the folder of the run folders.
         baseline: the value of ``--baseline``.
         mutants: how many wrong fixes of each pack.
+        bisect: how long the bisections of verdicts that changed may take together, in seconds; None: there are none.
         acknowledged: the file of the deviations that are known.
         notes: what the outputs have to say besides, such as packs that could not be loaded.
 
@@ -62,6 +65,7 @@ class Order:
     baseline: Path | None
     acknowledged: Path
     mutants: int = 0
+    bisect: float | None = None
     notes: tuple[str, ...] = ()
 
     @property
@@ -123,14 +127,17 @@ class Sweep:
                 self.progress.tell(f"run folder {folder.path}: {len(cells)} cells, {ended}")
                 session = self._session(folder, journal, past, clock)
                 tasks = session.tasks(cells)
-                self.progress.begin(len(tasks) - len(journal), session.seconds_left(tasks))
+                self.progress.begin(sum(task.key not in journal for task in tasks), session.seconds_left(tasks))
                 account = session.run(cells)
                 night = self._mutants(session, cells, account)
                 places = {self.cache.root: "$CACHE", order.folder.absolute(): "$PACKS", order.runs: "$RUNS"}
                 collector = Collector(session.judge, account, compared, redaction.of_host(places), night.killed)
-                rows = tuple(acknowledged.applied(collector.rows(cells), known))
+                rows = list(acknowledged.applied(collector.rows(cells), known))
+                before = len(journal)
+                self._bisect(session, account, compared, collector, (cells, rows))
+                account.ran += len(journal) - before
             seconds = (run_folder.now() - folder.started).total_seconds()
-            results = self._results(folder, session, account, rows, compared.text, seconds)
+            results = self._results(folder, session, account, tuple(rows), compared.text, seconds)
             results = replace(results, notes=(*results.notes, *night.notes))
             results = replace(results, status=int(_status(results)))
             writing.write(results, past, folder.path, {name: one.patch for name, one in packs.items()})
@@ -145,6 +152,26 @@ class Sweep:
         night = mutants.run(session, self.order.runs, cells, self.order.mutants, self.progress)
         account.interrupted = night.interrupted
         return night
+
+    def _bisect(
+        self,
+        session: Session,
+        account: Account,
+        compared: Baseline,
+        collector: Collector,
+        judged: tuple[list[Cell], list[CellRow]],
+    ) -> None:
+        """Find out which release or commit changed verdicts, behind everything else; the rows take what is found."""
+        if self.order.bisect is None or account.interrupted:
+            return
+        ends = [time.monotonic() + self.order.bisect, *([] if session.stop_at is None else [session.stop_at])]
+        bisection = Bisection(replace(session, stop_at=min(ends)), compared, self.progress.tell, collector.clean)
+        cells, rows = judged
+        try:
+            for place, row in enumerate(bisection.rows(cells, list(rows))):
+                rows[place] = row
+        except KeyboardInterrupt:
+            account.interrupted = True
 
     def _session(self, folder: RunFolder, journal: FileJournal, past: history.History, clock: float) -> Session:
         def note(fault: GpuFault) -> None:

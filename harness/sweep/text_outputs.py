@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 
 from harness.core import markdown
 from harness.core.words import Verdict
+from harness.sweep.baseline import OF_VERDICT
 from harness.sweep.results import NOT_HERE, NOT_RUN, CellRow, Results
 
 #: What XML 1.0 has no way to write.
@@ -41,6 +42,8 @@ def change_lines(results: Results) -> list[str]:
         for change in row.changes:
             line = f"{row.name}: {change.kind.upper()}: {change.text}"
             (worse if change.worse else good).append(line if not change.worse else f"{line}{_because(row)}")
+            if row.bisected and change.kind in OF_VERDICT:
+                (worse if change.worse else good).append(f"{row.name}: {row.bisected}")
         if row.deviation and not any(change.worse for change in row.changes):
             worse.append(f"{row.name}: STILL {row.says}: {row.deviation}")
     return [*results.notes, *faults, *worse, *good]

@@ -51,7 +51,7 @@ def release(cache: Cache, package: str, *, wheels_only: bool) -> Release:
     """
 
     def look() -> Release:
-        return Release(download.resolve(cache, package, None, wheels_only=wheels_only), _today())
+        return Release(download.resolve(cache, package, None, wheels_only=wheels_only), today())
 
     return _known(cache, f"release of {package}{' (wheel)' if wheels_only else ''}", Release, look)
 
@@ -69,12 +69,13 @@ def head(cache: Cache, url: str) -> Head:
         match = COMMIT.fullmatch(listed.stdout.strip())
         if listed.returncode != 0 or match is None:
             raise UnavailableError(f"the head of {url}: {git.last_line(listed.stderr)}")
-        return Head(match["commit"], checkout.date_of(cache, url, match["commit"]), _today())
+        return Head(match["commit"], checkout.date_of(cache, url, match["commit"]), today())
 
     return _known(cache, f"head of {url}", Head, look)
 
 
-def _today() -> dt.date:
+def today() -> dt.date:
+    """Return the day of a look-up, in UTC."""
     return dt.datetime.now(dt.UTC).date()
 
 

@@ -37,6 +37,7 @@ class Candidate:
         date: when the index took it in, or empty.
         reason: why it cannot be judged at all; empty where it can be tried.
         is_pinned: whether it is what pack.toml states.
+        sha256: of a release's archive, where it is known: by it a lane that ended before is found again.
 
     """
 
@@ -46,6 +47,7 @@ class Candidate:
     date: str = ""
     reason: str = ""
     is_pinned: bool = False
+    sha256: str = ""
 
 
 @dataclass(frozen=True)
@@ -141,6 +143,7 @@ def releases(cache: Cache, pack: Pack, wanted: str, dependencies: tuple[str, ...
             date=one.date,
             reason="" if one.file else "no file of it that this interpreter could read",
             is_pinned=_same(one.version, pinned),
+            sha256=one.sha256,
         )
         for one in listed
         if one.version in inside

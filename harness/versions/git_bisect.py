@@ -1,53 +1,44 @@
-"""The commit that brought a bug in, or fixed it: the real ``git bisect run``, each step a lane of its own."""
+"""The commit that brought a bug in, or fixed it: git's own bisection, each step a lane of its own."""
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import shlex
-import sys
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core import git
 from harness.core.errors import HarnessError
-from harness.core.words import Exit, LaneVerdict
+from harness.core.words import Exit
 from harness.upstream import checkout
 from harness.versions.candidates import Candidate
 from harness.versions.judging import Judging
 from harness.versions.timeline import RIGHT, WRONG, Entry
 
-STEP = Path(__file__).with_name("git_bisect_step.py")
 SHOWN = 12
 SKIPPED = re.compile(r"(?m)^[0-9a-f]{40}$")
+EXACT = re.compile(r"(?m)^([0-9a-f]{40}) is the first after commit")
 
 
 @dataclass(frozen=True)
 class Found:
-    """What a bisection gave: the commits judged, in the order of the history, and the answer in one line."""
+    """What a bisection gave.
+
+    Attributes:
+        rows: the commits judged, in the order of the history.
+        what: ``fixed in`` or ``bug from``.
+        commit: which one, with its date and subject; or those that it is one of.
+
+    """
 
     rows: list[Entry]
-    line: str
+    what: str
+    commit: str
 
-
-@dataclass(frozen=True)
-class Step:
-    """What one step of ``git bisect run`` has to know; it travels as JSON."""
-
-    pack: str
-    inputs: str
-    target: str
-    evidence: str
-    url: str
-    old: str
-    cache: str
-    offline: bool
-    timeout: float | None
-    dependencies: tuple[str, ...]
-    folder: str
-    journal: str
+    @property
+    def line(self) -> str:
+        """The answer in one line."""
+        return f"{self.what} {self.commit}"
 
 
 def candidate_of(url: str, commit: str, date: str, dependencies: tuple[str, ...]) -> Candidate:
@@ -55,7 +46,7 @@ def candidate_of(url: str, commit: str, date: str, dependencies: tuple[str, ...]
     return Candidate(commit[:SHOWN], f"git+{url}@{commit}", dependencies, date)
 
 
-def _commit(repository: Path, name: str) -> str:
+def commit_of(repository: Path, name: str) -> str:
     """Return the full hash of a commit, branch or tag."""
     for place in (name, f"refs/upstream/heads/{name}", f"refs/upstream/{name}"):
         answer = git.run(["rev-parse", "--quiet", "--verify", f"{place}^{{commit}}"], repository)
@@ -73,7 +64,7 @@ def ends(repository: Path, wanted: str, pinned: str) -> tuple[str, str]:
     old, separator, new = wanted.partition("..")
     if wanted and not separator:
         raise HarnessError(f"--range {wanted!r}: two commits, branches or tags. Next: --range OLD..NEW")
-    return _commit(repository, old or pinned), _commit(repository, new or "HEAD")
+    return commit_of(repository, old or pinned), commit_of(repository, new or "HEAD")
 
 
 def bisect(judging: Judging, url: str, wanted: str, requested: tuple[str, ...], seen: Callable[[str], None]) -> Found:
@@ -90,68 +81,62 @@ def bisect(judging: Judging, url: str, wanted: str, requested: tuple[str, ...], 
         HarnessError: an end cannot be judged, or both give the same verdict.
 
     """
-    cache = judging.session.cache
-    mirror = checkout.history(cache, url)
+    mirror = checkout.history(judging.session.cache, url)
     old, new = ends(mirror, wanted, judging.pack.definition.upstream.commit)
-    rows = {}
-    for commit in (old, new):
-        date = _show(mirror, commit, "%cd")
-        rows[commit] = judging.one(candidate_of(url, commit, date, requested))
-        seen(f"{rows[commit].label} {rows[commit].verdict}")
+    return between(judging, url, (old, new), requested, seen)
+
+
+def between(
+    judging: Judging, url: str, both: tuple[str, str], requested: tuple[str, ...], seen: Callable[[str], None]
+) -> Found:
+    """Find the commit between two whose history is in the cache, named by all their digits; see `bisect`.
+
+    Raises:
+        HarnessError: an end cannot be judged, or both give the same verdict.
+        KeyboardInterrupt: the user interrupted.
+
+    """
+    cache, (old, new) = judging.session.cache, both
+    mirror = checkout.kept(cache, url)
+
+    def judge(commit: str) -> Entry:
+        found = judging.one(candidate_of(url, commit, _show(mirror, commit, "%cd"), requested))
+        seen(f"{found.label} {found.verdict}")
+        return found
+
+    rows = {commit: judge(commit) for commit in both}
     if not all(row.is_judged for row in rows.values()) or rows[old].verdict == rows[new].verdict:
         said = "; ".join(f"{row.label} gives {row.verdict} {row.reason}".strip() for row in rows.values())
         raise HarnessError(f"nothing to bisect: {said}. Next: --range OLD..NEW", status=Exit.DEVIATES)
     with cache.guard(), cache.scratch("bisect-") as folder:
-        (folder / "step.json").write_text(
-            json.dumps(asdict(_step(judging, url, rows[old], requested, folder))), encoding="utf-8"
-        )
-        steps, output = _drive(mirror, old, new, folder)
-    return Found(_in_order(mirror, rows | steps), _answer(mirror, output, rows[old]))
+        output = _drive(mirror, folder, both, rows, judge)
+    what = {WRONG: "fixed in", RIGHT: "bug from"}[rows[old].verdict]
+    return Found(_in_order(mirror, rows), what, _answer(mirror, output))
 
 
-def _step(judging: Judging, url: str, first: Entry, requested: tuple[str, ...], folder: Path) -> Step:
-    return Step(
-        pack=str(judging.pack.folder),
-        inputs=str(judging.pack.inputs or judging.pack.folder),
-        target=judging.target,
-        evidence=judging.evidence,
-        url=url,
-        old=first.verdict,
-        cache=str(judging.session.cache.root),
-        offline=judging.session.cache.offline,
-        timeout=judging.timeout,
-        dependencies=requested,
-        folder=str(judging.session.folder),
-        journal=str(folder / "journal"),
-    )
+def _drive(
+    mirror: Path, repository: Path, both: tuple[str, str], rows: dict[str, Entry], judge: Callable[[str], Entry]
+) -> str:
+    """Let git choose each commit, in a bare repository that borrows the mirror's objects, so that its state is private.
 
-
-def _drive(mirror: Path, old: str, new: str, folder: Path) -> tuple[dict[str, Entry], str]:
-    """Run git's own bisection in a bare repository that borrows the mirror's objects, so that its state is private."""
-    repository = folder / "repository"
-    repository.mkdir()
-    command = shlex.join([sys.executable, "-P", str(STEP), str(folder / "step.json")])
-    run = ["bisect", "run", "sh", "-c", f'exec {command} "$(git rev-parse BISECT_HEAD)"']
+    `rows` takes what was judged. Returns what git said last.
+    """
+    old, new = both
     git.run(["init", "--quiet", "--bare"], repository)
     (repository / "objects/info/alternates").write_text(f"{mirror / 'objects'}\n", encoding="utf-8")
-    for arguments in (
-        ["update-ref", "--no-deref", "HEAD", new],
-        ["bisect", "start", "--no-checkout", "--term-old=before", "--term-new=after", new, old],
-    ):
-        ended = git.run(arguments, repository)
-        if ended.returncode != 0:
-            raise HarnessError(f"git bisect: {git.last_line(ended.stdout + ended.stderr)}")
-    watched, held = os.pipe()  # a step ends when this process does, however that ends
-    try:
-        ended = git.run(run, repository, stdin=watched)
-    finally:
-        os.close(held)
-        os.close(watched)
-    journal = folder / "journal"
-    lines = journal.read_text(encoding="utf-8").splitlines() if journal.exists() else []
-    documents = [json.loads(line) for line in lines]
-    rows = {one["commit"]: Entry(**one["row"] | {"verdict": LaneVerdict(one["row"]["verdict"])}) for one in documents}
-    return rows, ended.stdout + ended.stderr
+    git.run(["update-ref", "--no-deref", "HEAD", new], repository)
+    start = ["bisect", "start", "--no-checkout", "--term-old=before", "--term-new=after", new, old]
+    ended = git.run(start, repository)
+    if ended.returncode != 0:
+        raise HarnessError(f"git bisect: {git.last_line(ended.stdout + ended.stderr)}", status=Exit.DEVIATES)
+    while ended.returncode == 0 and not EXACT.search(ended.stdout):
+        commit = git.run(["rev-parse", "--verify", "--quiet", "BISECT_HEAD"], repository).stdout.strip()
+        if not commit:
+            break
+        row = rows[commit] = judge(commit)
+        same = "before" if row.verdict == rows[old].verdict else "after"
+        ended = git.run(["bisect", same if row.is_judged else "skip", commit], repository)
+    return ended.stdout + ended.stderr
 
 
 def _in_order(mirror: Path, rows: dict[str, Entry]) -> list[Entry]:
@@ -159,13 +144,12 @@ def _in_order(mirror: Path, rows: dict[str, Entry]) -> list[Entry]:
     return [rows[commit] for commit in reversed(listed)] if len(listed) == len(rows) else list(rows.values())
 
 
-def _answer(mirror: Path, output: str, first: Entry) -> str:
-    what = {WRONG: "fixed in", RIGHT: "bug from"}[first.verdict]
-    exact = re.search(r"(?m)^([0-9a-f]{40}) is the first after commit", output)
+def _answer(mirror: Path, output: str) -> str:
+    exact = EXACT.search(output)
     if exact:
-        return f"{what} {exact[1][:SHOWN]} ({_show(mirror, exact[1], '%cd, %s')})"
+        return f"{exact[1][:SHOWN]} ({_show(mirror, exact[1], '%cd, %s')})"
     any_of = SKIPPED.findall(output.rpartition("could be any of:")[2])
     if not any_of:
         raise HarnessError(f"git bisect gave no commit: {git.last_line(output)}", status=Exit.DEVIATES)
     several = ", ".join(f"{commit[:SHOWN]} ({_show(mirror, commit, '%cd, %s')})" for commit in any_of)
-    return f"{what} one of {len(any_of)} commits, the others of which could not be judged: {several}"
+    return f"one of {len(any_of)} commits, the others of which could not be judged: {several}"

@@ -30,7 +30,15 @@ Seen = Callable[[Entry], None]
 
 
 class InterruptedJudgingError(Exception):
-    """The user interrupted; what was judged until then is known."""
+    """The user interrupted; `found` is what was judged until then, by index."""
+
+    def __init__(self, found: dict[int, Entry]) -> None:
+        super().__init__("interrupted")
+        self.found = found
+
+
+class LaneNotRunError(HarnessError):
+    """A lane on which the next step depends was not run: the budget ended, or nothing could take it."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +68,7 @@ class Judging:
         known: dict[int, Entry] = {}
 
         def judge(indices: set[int]) -> dict[int, Entry]:
-            found, account = self._judge({index: wanted[index] for index in indices})
-            if account.interrupted:
-                known.update(found)
-                raise InterruptedJudgingError
-            return found
+            return self.needed({index: wanted[index] for index in indices})
 
         try:
             known |= judge({anchor})
@@ -75,7 +79,8 @@ class Judging:
                     status=Exit.DEVIATES,
                 )
             release_bisect.drive([release_bisect.search(end, anchor) for end in (0, last)], known, judge)
-        except InterruptedJudgingError:
+        except InterruptedJudgingError as error:
+            known |= error.found
             return [known[index] for index in sorted(known)], True
         return [known[index] for index in sorted(known)], False
 
@@ -84,12 +89,28 @@ class Judging:
 
         Raises:
             KeyboardInterrupt: the user interrupted.
+            LaneNotRunError: its lane was not run.
 
         """
-        found, account = self._judge({0: candidate})
-        if account.interrupted or 0 not in found:
-            raise KeyboardInterrupt
-        return found[0]
+        try:
+            return self.needed({0: candidate})[0]
+        except InterruptedJudgingError:
+            raise KeyboardInterrupt from None
+
+    def needed(self, wanted: dict[int, Candidate]) -> dict[int, Entry]:
+        """Judge candidates all of whose verdicts the next step needs.
+
+        Raises:
+            InterruptedJudgingError: the user interrupted.
+            LaneNotRunError: one of the lanes was not run.
+
+        """
+        found, account = self._judge(wanted)
+        if account.interrupted:
+            raise InterruptedJudgingError(found)
+        if len(found) < len(wanted):
+            raise LaneNotRunError(next(iter(account.not_run.values()), "a lane did not end"))
+        return found
 
     def _judge(self, wanted: dict[int, Candidate]) -> tuple[dict[int, Entry], Account]:
         found = {index: _refused(one, one.reason) for index, one in wanted.items() if one.reason}
@@ -123,7 +144,7 @@ class Judging:
     def _cell(self, one: Candidate) -> Cell:
         request = Request(one.upstream, one.dependencies, (LaneName.PRISTINE,), self.timeout)
         cell = cell_of(self.pack, Planned(self.target, self.evidence), request, self.session.host, self.session.cache)
-        return replace(cell, column=re.sub(r"[^\w.-]+", "_", one.label))
+        return replace(cell, column=re.sub(r"[^\w.-]+", "_", one.label), tree=cell.tree or one.sha256)
 
     def _entry(self, one: Candidate, cell: Cell, end: LaneEnd) -> Entry:
         """Say what a lane showed."""

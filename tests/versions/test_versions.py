@@ -198,10 +198,12 @@ def test_a_bisection_whose_runner_is_killed_leaves_no_process(workbench: Workben
     hashes = histories.commits(workbench.folder / "history", ["wrong", "hanging", "right"])
     url, within = f"git+file://{workbench.folder / 'history'}", f"{hashes[0]}..{hashes[-1]}"
     command = workbench.command("versions", "1", "--online", "--upstream", url, "--range", within)
-    runner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    said = workbench.folder / "said"
+    with said.open("w") as errors:
+        runner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
     try:
         deadline, children = time.monotonic() + 60, []
-        while not {"git_bisect_step.py", "supervisor.py"} <= _scripts(children):
+        while f"{hashes[2][:12]} FIX_VALIDATED" not in said.read_text() or "supervisor.py" not in _scripts(children):
             assert time.monotonic() < deadline
             time.sleep(0.2)
             children = psutil.Process(runner.pid).children(recursive=True)

@@ -1,0 +1,90 @@
+"""Who did it: cells of what moves whose verdict changed are bisected, behind everything else."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from harness.core.words import Verdict
+from harness.receipt.receipt import Receipt
+from harness.schedule.session import Session
+from harness.schedule.workers import failure_of
+from harness.sweep.baseline import OF_VERDICT, Baseline, expected
+from harness.sweep.results import CellRow
+from harness.sweep.selection import HEAD, LATEST
+from harness.upstream import source
+from harness.verdict.cell import Cell
+from harness.versions import between
+from harness.versions.judging import InterruptedJudgingError, Judging
+
+#: What verdicts say of the tree without the patch: whether it has the bug. Others say nothing of it.
+HAS_BUG: dict[str, bool] = {
+    Verdict.CONFIRMED: True,
+    Verdict.REPRODUCED: True,
+    Verdict.FIX_INEFFECTIVE: True,
+    Verdict.PATCH_BREAKS: True,
+    Verdict.PATCH_STALE: True,
+    Verdict.FIXED_UPSTREAM: False,
+}
+
+
+@dataclass(frozen=True)
+class Bisection:
+    """Bisects what flipped.
+
+    Attributes:
+        session: of the sweep, with the time that there is for it: what ended before is not run again.
+        compared: what the sweep is compared with.
+        tell: told of each step.
+        clean: takes what is private out of a text.
+
+    """
+
+    session: Session
+    compared: Baseline
+    tell: Callable[[str], None]
+    clean: Callable[[str], str]
+
+    def rows(self, cells: list[Cell], rows: list[CellRow]) -> Iterator[CellRow]:
+        """Yield the rows, those of verdicts that changed with what came of their bisection.
+
+        Raises:
+            KeyboardInterrupt: the user interrupted; `InterruptedJudgingError` says the same.
+
+        """
+        for cell, row in zip(cells, rows, strict=True):
+            moves = cell.column in (LATEST, HEAD) and row.lanes and not row.known
+            flipped = any(change.kind in OF_VERDICT for change in row.changes)
+            yield replace(row, bisected=self._bisected(cell, row.verdict)) if moves and flipped else row
+
+    def _bisected(self, cell: Cell, now: str) -> str:
+        """Say which release or commit changed the verdict; what goes wrong with one cell leaves the others."""
+        then = self.compared.of(cell)
+        before = expected(cell, then)
+        unjudged = next((one for one in (before, now) if one not in HAS_BUG), None)
+        if unjudged is not None:
+            return f"not bisected: {unjudged} is neither right nor wrong"
+        if HAS_BUG[before] == HAS_BUG[now]:
+            return "not bisected: the bug is there as before; what changed is what the patch does"
+        self.tell(f"bisecting {cell.name}: {now}, was {before}")
+        try:
+            return "; ".join(self.clean(text) for text in self._found(cell, then))
+        except InterruptedJudgingError:
+            raise KeyboardInterrupt from None
+        except Exception as error:  # noqa: BLE001 - the sweep is written whatever happens here
+            return self.clean(f"not bisected: {failure_of(error, cell).reason}")
+
+    def _found(self, cell: Cell, then: Receipt | None) -> list[str]:
+        if cell.evidence is None:
+            return ["not bisected: nothing was judged"]
+        quiet = replace(self.session, watch=None, repeat=1)
+        judging = Judging(quiet, cell.pack, cell.target, cell.evidence)
+        definition = cell.pack.definition
+        if cell.column == HEAD:
+            named = definition.head.commit if definition.head else definition.upstream.commit
+            old = source.commit_of(then.upstream.version) if then else named
+            return between.commits(judging, old or definition.upstream.commit, cell.source.value, self.tell)
+        old = then.upstream.version if then else definition.upstream.version
+        if not old or source.commit_of(old):
+            return ["not bisected: a commit is pinned, and no release of it was judged before"]
+        return between.releases(judging, old, cell.version, self.tell)
