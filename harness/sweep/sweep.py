@@ -8,6 +8,7 @@ from pathlib import Path
 
 from harness.core import files, room
 from harness.core.cache import Cache
+from harness.core.errors import HarnessError
 from harness.core.progress import Progress
 from harness.core.words import Exit, Verdict
 from harness.host.gpu_health import GpuWatch
@@ -19,7 +20,7 @@ from harness.schedule import inputs
 from harness.schedule.journal import FileJournal
 from harness.schedule.scheduler import Account, GpuFault, Listener
 from harness.schedule.session import Session
-from harness.sweep import acknowledged, baseline, history, mutants, run_folder, selection, writing
+from harness.sweep import acknowledged, baseline, database, history, mutants, run_folder, selection, writing
 from harness.sweep.collector import Collector
 from harness.sweep.mutants import Night
 from harness.sweep.results import NOT_HERE, NOT_RUN, SCHEMA, CellRow, GpuRow, HostRow, Results
@@ -136,7 +137,15 @@ class Sweep:
             writing.write(results, past, folder.path, {name: one.patch for name, one in packs.items()})
             if results.finished:
                 folder.finish(order.request)
+                self._remember()
         return results, folder
+
+    def _remember(self) -> None:
+        """Take the run into the database; it can be made anew at any time, so that no sweep fails for it."""
+        try:
+            database.update(self.order.runs)
+        except (HarnessError, OSError) as error:
+            self.progress.tell(f"the history is not up to date: {error}")
 
     def _mutants(self, session: Session, cells: list[Cell], account: Account) -> Night:
         """Run the wrong fixes that were asked for, behind everything else."""
