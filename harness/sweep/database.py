@@ -28,6 +28,8 @@ NAME, LOCK = "history.sqlite", ".history.lock"
 VERSION = 1
 #: Seconds: reading a thousand runs takes less.
 PATIENCE = 120.0
+#: What is kept of the host of a run.
+VERSIONS = ("python", "torch", "triton", "cuda", "driver")
 TABLES = """
 CREATE TABLE files (run TEXT PRIMARY KEY, size INTEGER NOT NULL, changed INTEGER NOT NULL, problem TEXT NOT NULL);
 CREATE TABLE runs (
@@ -263,19 +265,42 @@ def _add(connection: sqlite3.Connection, folder: Path, stamp: tuple[int, int]) -
 
 def _add_results(connection: sqlite3.Connection, run: str, results: Results) -> None:
     host, began = results.host, past_runs.started(results).isoformat(timespec="seconds")
-    gpus = {gpu.place: gpu.name for gpu in results.gpus}
-    names = ", ".join(sorted(set(gpus.values())))
-    versions = (host.python, host.torch, host.triton, host.cuda, host.driver)
+    names = ", ".join(sorted({gpu.name for gpu in results.gpus}))
+    versions = (getattr(host, name) for name in VERSIONS)
     values = (run, began, results.seconds, results.status, *versions, names)
     connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
-    for row in results.cells:
-        place = (row.name, row.pack, row.target, row.release, row.upstream, row.version, row.evidence)
-        said = (_gpu(row, gpus), row.verdict, row.needs_attention, row.seconds)
+    for one in cells_of(run, results):
+        place = (one.run, one.name, one.pack, one.target, one.release, one.upstream, one.version, one.evidence)
+        said = (one.gpu, one.verdict, one.attention, one.seconds)
         added = connection.execute(
-            "INSERT INTO cells VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (run, *place, *said)
+            "INSERT INTO cells VALUES (NULL, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", (*place, *said)
         )
-        lines = [(added.lastrowid, *_values(one)) for figure in row.figures for one in _of_lanes(figure)]
+        lines = [(added.lastrowid, *_values(figure)) for figure in one.figures]
         connection.executemany("INSERT INTO figures VALUES (?, ?, ?, ?, ?, ?, ?)", lines)
+
+
+def cells_of(run: str, results: Results) -> Iterator[CellRun]:
+    """Yield the cells of one run, as `read` returns them."""
+    host, began = results.host, past_runs.started(results).isoformat(timespec="seconds")
+    gpus = {gpu.place: gpu.name for gpu in results.gpus}
+    for row in results.cells:
+        yield CellRun(
+            run=run,
+            started=began,
+            name=row.name,
+            pack=row.pack,
+            target=row.target,
+            release=row.release,
+            upstream=row.upstream,
+            version=row.version,
+            evidence=row.evidence,
+            gpu=_gpu(row, gpus),
+            verdict=row.verdict,
+            attention=row.needs_attention,
+            seconds=row.seconds,
+            versions={name: getattr(host, name) for name in VERSIONS},
+            figures=tuple(one for figure in row.figures for one in _of_lanes(figure)),
+        )
 
 
 def _gpu(row: CellRow, gpus: dict[str, str]) -> str:
@@ -347,6 +372,6 @@ def _cell_run(row: sqlite3.Row, figures: tuple[Measured, ...]) -> CellRun:
         verdict=row["verdict"],
         attention=bool(row["attention"]),
         seconds=row["seconds"],
-        versions={name: row[name] for name in ("python", "torch", "triton", "cuda", "driver")},
+        versions={name: row[name] for name in VERSIONS},
         figures=figures,
     )

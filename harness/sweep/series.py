@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from harness.sweep.database import CellRun
 from harness.sweep.results import FLAKY, NOT_HERE, NOT_RUN
@@ -66,13 +66,13 @@ class Series:
 
 def of(cells: Iterable[CellRun]) -> list[Series]:
     """Gather the figures that are numbers, in the order in which they were first printed."""
-    found: dict[Series, list[Point]] = {}
+    found: dict[tuple[str, str, str, str, str, str], list[Point]] = {}
     for cell in cells:
         for one in cell.figures:
             if one.value is not None:
-                key = Series(cell.name, cell.evidence, cell.gpu, one.name, one.lane, one.unit)
+                key = (cell.name, cell.evidence, cell.gpu, one.name, one.lane, one.unit)
                 found.setdefault(key, []).append(Point(cell.run, cell.started, one.value, one.spread))
-    return [replace(key, points=tuple(points)) for key, points in found.items()]
+    return [Series(*key, tuple(points)) for key, points in found.items()]
 
 
 def letters(verdicts: Iterable[str]) -> str:

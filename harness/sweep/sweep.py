@@ -22,6 +22,7 @@ from harness.schedule.scheduler import Account, GpuFault, Listener
 from harness.schedule.session import Session
 from harness.sweep import acknowledged, baseline, database, history, mutants, run_folder, selection, writing
 from harness.sweep.collector import Collector
+from harness.sweep.database import CellRun
 from harness.sweep.mutants import Night
 from harness.sweep.results import NOT_HERE, NOT_RUN, SCHEMA, CellRow, GpuRow, HostRow, Results
 from harness.sweep.run_folder import RunFolder, SweepRequest
@@ -139,6 +140,14 @@ class Sweep:
                 folder.finish(order.request)
                 self._remember()
         return results, folder
+
+    def _recalled(self, folder: RunFolder) -> tuple[CellRun, ...]:
+        """Return the cells of the runs before; none where they cannot be had, and no sweep fails for it."""
+        try:
+            return database.read(self.order.runs, before=folder.name).cells
+        except (HarnessError, OSError) as error:
+            self.progress.tell(f"the page has no figures of the runs before: {error}")
+            return ()
 
     def _remember(self) -> None:
         """Take the run into the database; it can be made anew at any time, so that no sweep fails for it."""
