@@ -123,4 +123,6 @@ def _show(past: Past, pack: str, figure: str | None) -> None:
     for table in tables:
         console.print()
         console.print(table)
+    if found:
+        console.print(f"\n{history_output.changes(past)}", soft_wrap=True)
     console.print(f"\n{history_output.legend(past)}", soft_wrap=True)

@@ -14,8 +14,9 @@ from harness.core import markdown
 from harness.core.words import LaneName
 from harness.receipt import receipt
 from harness.receipt.figures import number
-from harness.sweep import series
+from harness.sweep import drift, series
 from harness.sweep.database import CellRun, Measured, Past
+from harness.sweep.drift import Change
 from harness.sweep.series import Series
 
 #: Of the JSON document.
@@ -34,7 +35,25 @@ def as_json(past: Past, pack: str) -> str:
     """Write every cell of every run, with its figures, as one document."""
     cells = [asdict(cell) for cell in past.cells]
     problems = [asdict(one) for one in past.passed_over]
-    return receipt.to_json({"schema": SCHEMA, "pack": pack, "cells": cells, "passed_over": problems})
+    changes = [_change(one) for one in drift.changes(past.cells)]
+    document = {"schema": SCHEMA, "pack": pack, "method": drift.METHOD, "changes": changes, "cells": cells}
+    return receipt.to_json({**document, "passed_over": problems})
+
+
+def _change(one: Change) -> dict[str, object]:
+    place = {"cell": one.series.cell, "gpu": one.series.gpu, "figure": one.series.figure, "lane": one.series.lane}
+    return {**place, "unit": one.series.unit, "before": one.before, "now": one.now, "p": one.p, "worse": one.worse}
+
+
+def changes(past: Past) -> str:
+    """Say which figures changed over the runs, a line each, and how that was found."""
+    found = [f"{_short(one.series.cell)}: {one.text}" for one in drift.changes(past.cells)]
+    longest = max((len(one.points) for one in series.of(past.cells)), default=0)
+    need = drift.NEWEST + drift.FEWEST
+    if longest < need:
+        return f"Whether a figure changed over the runs is said from {need} runs on; there are {longest}."
+    head = "Changed over the runs" if found else "No figure changed over the runs"
+    return markdown.plain("\n".join([f"{head} ({drift.METHOD}){':' if found else '.'}", *found]))
 
 
 def as_csv(past: Past) -> str:

@@ -12,7 +12,7 @@ import jinja2
 from harness.core import markdown
 from harness.core.words import Verdict
 from harness.receipt.figures import number
-from harness.sweep import charts, database, series, text_outputs
+from harness.sweep import charts, database, drift, series, text_outputs
 from harness.sweep.charts import PackCharts
 from harness.sweep.database import CellRun
 from harness.sweep.history import History, Mark
@@ -86,6 +86,11 @@ class Page:
     def verdicts(self) -> list[str]:
         """The verdicts that occur."""
         return list(dict.fromkeys(row.verdict for row in self.results.cells))
+
+    @property
+    def method(self) -> str:
+        """How a change of a figure is called."""
+        return drift.METHOD
 
     @property
     def legend(self) -> str:

@@ -20,7 +20,7 @@ from harness.schedule import inputs
 from harness.schedule.journal import FileJournal
 from harness.schedule.scheduler import Account, GpuFault, Listener
 from harness.schedule.session import Session
-from harness.sweep import acknowledged, baseline, database, history, mutants, run_folder, selection, writing
+from harness.sweep import acknowledged, baseline, database, drift, history, mutants, run_folder, selection, writing
 from harness.sweep.collector import Collector
 from harness.sweep.database import CellRun
 from harness.sweep.mutants import Night
@@ -130,12 +130,16 @@ class Sweep:
                 night = self._mutants(session, cells, account)
                 places = {self.cache.root: "$CACHE", order.folder.absolute(): "$PACKS", order.runs: "$RUNS"}
                 collector = Collector(session.judge, account, compared, redaction.of_host(places), night.killed)
-                rows = tuple(acknowledged.applied(collector.rows(cells), known))
+                rows = tuple(collector.rows(cells))
             seconds = (run_folder.now() - folder.started).total_seconds()
             results = self._results(folder, session, account, rows, compared.text, seconds)
-            results = replace(results, notes=(*results.notes, *night.notes))
+            recalled = self._recalled(folder)
+            measuring = {cell.name for cell in cells if cell.evidence is not None and cell.measures}
+            rows = tuple(acknowledged.applied(drift.rows(results, recalled, measuring), known))
+            results = replace(results, cells=rows, notes=(*results.notes, *night.notes))
             results = replace(results, status=int(_status(results)))
-            writing.write(results, past, folder.path, {name: one.patch for name, one in packs.items()})
+            patches = {name: one.patch for name, one in packs.items()}
+            writing.write(results, past, folder.path, patches, recalled)
             if results.finished:
                 folder.finish(order.request)
                 self._remember()
