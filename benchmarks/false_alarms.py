@@ -5,10 +5,11 @@
 Nothing is run: each night's value of a figure is drawn from a noise, with a change or without. A false alarm is a
 stretch of nights on which a change is called, however long. The independent noises are what the test is made for;
 the others are what machines do: nights that resemble their neighbours (temperature, a busy host), a slow outlier
-now and then, and a timer that rounds. Noise is 2 % of the value. Measured with 500 years of each: at most 0.016 false
-alarms a figure and year (8 in 500, rounded values; 2 in 500 with independent nights, 2 in 500 where each night keeps 0.6
-of the last). A step of 4 % was called in 98 of 100 cases, after 12 nights in the middle; one of 2 %, which is the noise,
-in 32; a creep of 0.05 % a night in 99, after 73 nights.
+now and then, and a timer that rounds. Noise is 2 % of the value.
+
+Measured with 500 years of each: at most 0.016 false alarms a figure and year (8 in 500, rounded values; 2 in 500 with
+independent nights, 2 in 500 where each night keeps 0.6 of the last). A step of 4 % was called in 98 of 100 cases, after
+12 nights in the middle; one of 2 %, which is the noise, in 32; a creep of 0.05 % a night in 99, after 73 nights.
 """
 
 from __future__ import annotations

@@ -75,8 +75,8 @@ def lay(runs: Path, found: Results, *, finished: bool = True) -> Path:
     return folder
 
 
-def year(packs: int, count: int, *, seed: int = 1) -> Iterator[Results]:
-    """Yield nights of packs on two targets, each with two timings that vary and an error that does not.
+def year(packs: int, count: int, *, timings: int = 3, seed: int = 1) -> Iterator[Results]:
+    """Yield nights of packs on two targets, each with timings that vary and an error that does not.
 
     The driver changes in the middle, torch at two thirds, one pack's release last; one cell in fifty is an error.
     """
@@ -84,7 +84,7 @@ def year(packs: int, count: int, *, seed: int = 1) -> Iterator[Results]:
     for night in range(count):
         cells = [
             replace(
-                _nightly(f"{number:02d}_toy", target, chance),
+                _nightly(f"{number:02d}_toy", target, timings, chance),
                 version="1.1" if (night, number) == (count - 1, 1) else "1.0",
             )
             for number in range(1, packs + 1)
@@ -96,10 +96,10 @@ def year(packs: int, count: int, *, seed: int = 1) -> Iterator[Results]:
         )
 
 
-def _nightly(pack: str, target: str, chance: random.Random) -> CellRow:
+def _nightly(pack: str, target: str, timings: int, chance: random.Random) -> CellRow:
     figures = [
-        FigureRow(name, "ms", chance.gauss(10, 0.2), chance.gauss(8, 0.2), 0.3, 0.25)
-        for name in ("forward", "backward")
+        FigureRow(f"time_{index}", "ms", chance.gauss(10, 0.2), chance.gauss(8, 0.2), 0.3, 0.25)
+        for index in range(timings)
     ]
     verdict = "ERROR" if chance.random() < 1 / 50 else "CONFIRMED"
     return cell(pack, target, verdict, [*figures, figure("max_error", 0.4623, "1", patched=1.064e-07)])

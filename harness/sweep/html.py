@@ -20,9 +20,9 @@ from harness.sweep.results import NOT_HERE, NOT_RUN, CellRow, LaneRow, Results
 
 TEMPLATE, STYLE = (Path(__file__).with_name(name) for name in ("index.html.j2", "html.css"))
 #: Of each log, its last bytes go into the page, of many logs fewer of each; the whole ones lie beside it.
-LOG_BYTES, LOGS_BYTES = 8 * 1024, 1024 * 1024
-#: Beyond this a patch is cut: packs have minimal ones.
-PATCH_BYTES = 64 * 1024
+LOG_BYTES, LOGS_BYTES = 8 * 1024, 640 * 1024
+#: Characters: beyond this a patch is cut, of many patches each sooner; packs have minimal ones.
+PATCH_LENGTH, PATCHES_LENGTH = 64 * 1024, 480 * 1024
 CALM = {Verdict.CONFIRMED, Verdict.FIXED_UPSTREAM, Verdict.REPRODUCED, Verdict.VALIDATED}
 
 
@@ -153,7 +153,8 @@ class Page:
         if path is None or not path.is_file():
             return ""
         text = path.read_text(encoding="utf-8", errors="replace")
-        return markdown.plain(text if len(text) <= PATCH_BYTES else text[:PATCH_BYTES] + "\n[... cut here ...]")
+        most = min(PATCH_LENGTH, PATCHES_LENGTH // len(self.packs))
+        return markdown.plain(text if len(text) <= most else text[:most] + "\n[... cut here ...]")
 
 
 def _columns(rows: Iterable[CellRow]) -> list[str]:

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.sweep import database
+from harness.sweep import charts, database
 from harness.sweep.history import History, Mark
 from harness.sweep.html import STYLE, Page
 from harness.sweep.results import CellRow, ChangeRow, FigureRow, GpuRow, HostRow, LaneRow, Results
@@ -117,7 +117,10 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     folder = tmp_path_factory.mktemp("large")
     *before, now = nights.year(30, 300)
     worse = ChangeRow("error", worse=True, text="toykernel 1.0: was CONFIRMED")
-    cells = (replace(now.cells[0], verdict="ERROR", changes=(worse,)), *now.cells[1:])
+    cells = (
+        replace(now.cells[0], verdict="ERROR", changes=(worse,)),
+        *(replace(cell, verdict="CONFIRMED") for cell in now.cells[1:]),
+    )
     past = tuple(cell for night in before for cell in database.cells_of(night.run, night))
     marks: dict[str, list[Mark]] = {}
     for cell in past:
@@ -137,8 +140,8 @@ def test_three_hundred_nights_of_thirty_packs_fit_into_one_page(large: tuple[Pat
     text = page.read_text()
     assert page.stat().st_size <= 3e6
     assert seconds <= 10, "about one second on an idle machine; this test's may be busy"
-    assert text.count("<svg ") == 30 * 2 * 4
-    assert 'aria-label="forward, pristine, 300 runs from 2026-01-01 to 2026-10-27: lowest ' in text
+    assert text.count("<svg ") == 30 * charts.MOST
+    assert 'aria-label="time_0, pristine, 300 runs from 2026-01-01 to 2026-10-27: lowest ' in text
     assert "2026-06-01 driver 580.1 -&gt; 590.2; 2026-07-21 torch 2.11.0 -&gt; 2.12.0; 2026-10-27 toykernel 1.0" in text
     assert "Never changed: max_error pristine 0.4623, max_error patched 1.064e-07." in text
 
@@ -197,7 +200,9 @@ def _in_chromium(page: Path, folder: Path, script: str) -> str:
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here; apt-get install chromium")
 def test_the_large_page_is_laid_out_in_two_seconds(large: tuple[Path, float], tmp_path: Path) -> None:
-    script = "document.body.offsetHeight; document.title = 'TOOK ' + performance.now();"
+    # also what is off the screen, which a browser leaves for later
+    every = "document.querySelectorAll('section').forEach(one => one.style.contentVisibility = 'visible');"
+    script = f"{every} document.body.offsetHeight; document.title = 'TOOK ' + performance.now();"
     took = float(_in_chromium(large[0], tmp_path, script).split()[1])
     assert took <= 2000, f"{took} ms from the beginning of the navigation until all is laid out"
 
