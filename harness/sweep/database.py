@@ -267,7 +267,7 @@ def _add_results(connection: sqlite3.Connection, run: str, results: Results) -> 
     host, began = results.host, past_runs.started(results).isoformat(timespec="seconds")
     names = ", ".join(sorted({gpu.name for gpu in results.gpus}))
     versions = (getattr(host, name) for name in VERSIONS)
-    values = (run, began, results.seconds, results.status, *versions, names)
+    values = (run, began, float(results.seconds), results.status, *versions, names)
     connection.execute("INSERT INTO runs VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)", values)
     for one in cells_of(run, results):
         place = (one.run, one.name, one.pack, one.target, one.release, one.upstream, one.version, one.evidence)
@@ -297,7 +297,7 @@ def cells_of(run: str, results: Results) -> Iterator[CellRun]:
             gpu=_gpu(row, gpus),
             verdict=row.verdict,
             attention=row.needs_attention,
-            seconds=row.seconds,
+            seconds=float(row.seconds),
             versions={name: getattr(host, name) for name in VERSIONS},
             figures=tuple(one for figure in row.figures for one in _of_lanes(figure)),
         )

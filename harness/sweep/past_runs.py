@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.core import strict_json, structure
+from harness.core.words import Exit
 from harness.sweep import run_folder
 from harness.sweep.results import SCHEMA, Results
 
@@ -31,6 +32,8 @@ def read(folder: Path) -> Results:
     names = [cell.name for cell in found.cells]
     if len(set(names)) != len(names):
         raise ValueError("a cell stands there twice")
+    if found.status not in set(Exit):
+        raise ValueError(f"status {found.status} is none of the runner's")
     started(found)
     return found
 
@@ -45,7 +48,10 @@ def started(results: Results) -> dt.datetime:
     moment = dt.datetime.fromisoformat(results.started)
     if moment.tzinfo is None:
         raise ValueError(f"started {results.started!r} names no time zone")
-    return moment.astimezone(dt.UTC)
+    try:
+        return moment.astimezone(dt.UTC)
+    except OverflowError:
+        raise ValueError(f"started {results.started!r} is no date in UTC") from None
 
 
 def _migrated(document: dict[str, Any]) -> dict[str, Any]:

@@ -135,6 +135,8 @@ def test_runs_of_older_runners_are_read(tmp_path: Path) -> None:
         ("interrupted", "the sweep was interrupted"),
         ("twice", "a cell stands there twice"),
         ("timeless", "names no time zone"),
+        ("before time", "is no date in UTC"),
+        ("status", "is none of the runner's"),
     ],
 )
 def test_a_run_that_cannot_be_read_is_named_and_passed_over(tmp_path: Path, text: str | None, reason: str) -> None:
@@ -143,13 +145,15 @@ def test_a_run_that_cannot_be_read_is_named_and_passed_over(tmp_path: Path, text
     bad = {
         "twice": replace(bad, cells=bad.cells[:1] * 2),
         "timeless": replace(bad, started="2026-01-02T02:00:00"),
+        "before time": replace(bad, started="0001-01-01T00:00:00+12:00"),
+        "status": replace(bad, status=2**63),
     }.get(text or "", bad)
     path = nights.lay(tmp_path, bad) / "results.json"
     if text == "interrupted":
         path.write_text(path.read_text().replace('"finished": true', '"finished": false'))
     elif text is None:
         path.unlink()
-    elif text not in {"twice", "timeless"}:
+    elif text not in {"twice", "timeless", "before time", "status"}:
         path.write_bytes(text.encode(errors="surrogateescape"))
     past = database.read(tmp_path, "01_toy")
     assert [cell.run for cell in past.cells] == ["20260101T020000Z"]
@@ -299,6 +303,13 @@ def test_the_release_that_changes_is_marked(tmp_path: Path) -> None:
         nights.lay(tmp_path, nights.results(night, [replace(nights.cell(), version=version)]))
     marks = list(series.marks(database.read(tmp_path, "01_toy").cells))
     assert marks == [("20260104T020000Z", "toykernel 1.0 -> 1.1")]
+
+
+def test_the_largest_numbers_of_json_are_kept(tmp_path: Path) -> None:
+    row = replace(nights.cell(figures=[nights.figure("count", 2**64 - 1, "", spread=2**64 - 1)]), seconds=2**64 - 1)
+    nights.lay(tmp_path, replace(nights.results(0, [row]), seconds=2**64 - 1))
+    (cell,) = database.read(tmp_path, "01_toy").cells
+    assert (cell.seconds, cell.figures[0].value, cell.figures[0].spread) == (2.0**64, 2.0**64, 2.0**64)
 
 
 def test_every_verdict_has_a_letter_of_its_own() -> None:
