@@ -22,6 +22,7 @@ VERBS = (
     "run",
     "sweep",
     "ack",
+    "history",
     "versions",
     "pr-verdict",
     "mutate",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,15 +12,17 @@ import jinja2
 from harness.core import markdown
 from harness.core.words import Verdict
 from harness.receipt.figures import number
-from harness.sweep import text_outputs
+from harness.sweep import charts, database, drift, series, text_outputs
+from harness.sweep.charts import PackCharts
+from harness.sweep.database import CellRun
 from harness.sweep.history import History, Mark
 from harness.sweep.results import NOT_HERE, NOT_RUN, CellRow, LaneRow, Results
 
 TEMPLATE, STYLE = (Path(__file__).with_name(name) for name in ("index.html.j2", "html.css"))
-#: Of each log, its last bytes go into the page; the whole one lies beside it.
-LOG_BYTES = 8 * 1024
-#: Beyond this a patch is cut: packs have minimal ones.
-PATCH_BYTES = 64 * 1024
+#: Of each log, its last bytes go into the page, of many logs fewer of each; the whole ones lie beside it.
+LOG_BYTES, LOGS_BYTES = 8 * 1024, 640 * 1024
+#: Characters: beyond this a patch is cut, of many patches each sooner; packs have minimal ones.
+PATCH_LENGTH, PATCHES_LENGTH = 64 * 1024, 480 * 1024
 CALM = {Verdict.CONFIRMED, Verdict.FIXED_UPSTREAM, Verdict.REPRODUCED, Verdict.VALIDATED}
 
 
@@ -32,6 +35,7 @@ class Page:
         history: of the runs before.
         folder: of the run, where the logs lie.
         patches: the patch of each pack.
+        past: the cells of the runs before, with their figures, the oldest run first.
 
     """
 
@@ -39,13 +43,14 @@ class Page:
     history: History
     folder: Path
     patches: dict[str, Path]
+    past: tuple[CellRun, ...] = ()
 
     def pieces(self) -> Iterator[str]:
         """Yield the page piece by piece: a sweep of many packs need not fit into memory."""
         environment = jinja2.Environment(
             autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
-        environment.filters |= {"plain": markdown.plain, "number": number}
+        environment.filters |= {"plain": markdown.plain, "number": number, "id": _anchor}
         template = environment.from_string(TEMPLATE.read_text(encoding="utf-8"))
         yield from template.generate(page=self, results=self.results, style=STYLE.read_text(encoding="utf-8"))
 
@@ -64,16 +69,55 @@ class Page:
         """The GPUs in one line."""
         return ", ".join(f"{gpu.place}: {gpu.name}" for gpu in self.results.gpus) or "no GPU"
 
-    @property
+    @functools.cached_property
     def targets(self) -> list[str]:
         """The columns: every target, cpu first."""
         return _columns(self.results.cells)
 
-    @property
+    @functools.cached_property
     def packs(self) -> list[list[CellRow]]:
         """The cells of each pack."""
-        names = dict.fromkeys(row.pack for row in self.results.cells)
-        return [[row for row in self.results.cells if row.pack == name] for name in names]
+        found: dict[str, list[CellRow]] = {}
+        for row in self.results.cells:
+            found.setdefault(row.pack, []).append(row)
+        return list(found.values())
+
+    @functools.cached_property
+    def verdicts(self) -> list[str]:
+        """The verdicts that occur."""
+        return list(dict.fromkeys(row.verdict for row in self.results.cells))
+
+    @property
+    def method(self) -> str:
+        """How a change of a figure is called."""
+        return drift.METHOD
+
+    @property
+    def legend(self) -> str:
+        """Say what the letters of the matrix stand for."""
+        return series.legend(row.verdict for row in self.results.cells)
+
+    def letter(self, row: CellRow) -> str:
+        """Return the letter of a cell's verdict."""
+        return series.letters([row.verdict])
+
+    def kinds(self, row: CellRow) -> str:
+        """Return the classes by which a cell is filtered: its target, its verdict, whether it needs attention."""
+        names = f"t{self.targets.index(row.target)} v{self.verdicts.index(row.verdict)}"
+        return f"{names} attention" if row.needs_attention else names
+
+    @functools.cached_property
+    def charts(self) -> dict[str, PackCharts]:
+        """The figures of each pack over the runs, this one's last."""
+        now = database.cells_of(self.results.run, self.results)
+        leading = {row.pack: row.figure.partition(" ")[0] for row in self.results.cells if row.figure}
+        return charts.of_packs([*self.past, *now], leading)
+
+    @functools.cached_property
+    def log_bytes(self) -> int:
+        """How much of each log goes into the page."""
+        logs = sum(bool(lane.log) for row in self.results.cells for lane in row.lanes)
+        return min(LOG_BYTES, LOGS_BYTES // max(logs, 1))
 
     def marks(self, row: CellRow) -> list[Mark]:
         """Return what each run said of a cell, this one's last."""
@@ -101,15 +145,16 @@ class Page:
         path = self.folder / lane.log
         if not lane.log or not path.is_file():
             return ""
-        return markdown.tail(markdown.plain(path.read_text(encoding="utf-8", errors="replace")), LOG_BYTES)
+        return markdown.tail(markdown.plain(path.read_text(encoding="utf-8", errors="replace")), self.log_bytes)
 
-    def patch(self, row: CellRow) -> str:
+    def patch(self, pack: str) -> str:
         """Return a pack's patch, cut where it is very long; empty where there is none."""
-        path = self.patches.get(row.pack)
+        path = self.patches.get(pack)
         if path is None or not path.is_file():
             return ""
         text = path.read_text(encoding="utf-8", errors="replace")
-        return markdown.plain(text if len(text) <= PATCH_BYTES else text[:PATCH_BYTES] + "\n[... cut here ...]")
+        most = min(PATCH_LENGTH, PATCHES_LENGTH // len(self.packs))
+        return markdown.plain(text if len(text) <= most else text[:most] + "\n[... cut here ...]")
 
 
 def _columns(rows: Iterable[CellRow]) -> list[str]:
@@ -122,3 +167,8 @@ def _colour(verdict: str, *, worse: bool) -> str:
     if verdict in (NOT_HERE, NOT_RUN, Verdict.UNAVAILABLE):
         return "none"
     return "good" if verdict in CALM else "warn"
+
+
+def _anchor(name: str) -> str:
+    """Return the id of a cell's element: no name in an address needs escapes."""
+    return name.replace("/", ".").replace("@", ".")

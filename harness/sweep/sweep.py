@@ -8,6 +8,7 @@ from pathlib import Path
 
 from harness.core import files, room
 from harness.core.cache import Cache
+from harness.core.errors import HarnessError
 from harness.core.progress import Progress
 from harness.core.words import Exit, Verdict
 from harness.host.gpu_health import GpuWatch
@@ -19,10 +20,11 @@ from harness.schedule import inputs
 from harness.schedule.journal import FileJournal
 from harness.schedule.scheduler import Account, GpuFault, Listener
 from harness.schedule.session import Session
-from harness.sweep import acknowledged, baseline, history, mutants, run_folder, selection, writing
+from harness.sweep import acknowledged, baseline, database, drift, history, mutants, run_folder, selection, writing
 from harness.sweep.baseline import Baseline
 from harness.sweep.bisection import Bisection
 from harness.sweep.collector import Collector
+from harness.sweep.database import CellRun
 from harness.sweep.mutants import Night
 from harness.sweep.results import NOT_HERE, NOT_RUN, SCHEMA, CellRow, GpuRow, HostRow, Results
 from harness.sweep.run_folder import RunFolder, SweepRequest
@@ -132,18 +134,39 @@ class Sweep:
                 night = self._mutants(session, cells, account)
                 places = {self.cache.root: "$CACHE", order.folder.absolute(): "$PACKS", order.runs: "$RUNS"}
                 collector = Collector(session.judge, account, compared, redaction.of_host(places), night.killed)
-                rows = list(acknowledged.applied(collector.rows(cells), known))
-                before = len(journal)
-                self._bisect(session, account, compared, collector, (cells, rows))
+                rows = list(collector.rows(cells))
+                before, marked = len(journal), list(acknowledged.applied(rows, known))
+                self._bisect(session, account, compared, collector, (cells, marked))
+                rows = [replace(row, bisected=one.bisected) for row, one in zip(rows, marked, strict=True)]
                 account.ran += len(journal) - before
             seconds = (run_folder.now() - folder.started).total_seconds()
             results = self._results(folder, session, account, tuple(rows), compared.text, seconds)
-            results = replace(results, notes=(*results.notes, *night.notes))
+            recalled = self._recalled(folder)
+            measuring = {cell.name for cell in cells if cell.evidence is not None and cell.measures}
+            noted = tuple(acknowledged.applied(drift.rows(results, recalled, measuring), known))
+            results = replace(results, cells=noted, notes=(*results.notes, *night.notes))
             results = replace(results, status=int(_status(results)))
-            writing.write(results, past, folder.path, {name: one.patch for name, one in packs.items()})
+            patches = {name: one.patch for name, one in packs.items()}
+            writing.write(results, past, folder.path, patches, recalled)
             if results.finished:
                 folder.finish(order.request)
+                self._remember()
         return results, folder
+
+    def _recalled(self, folder: RunFolder) -> tuple[CellRun, ...]:
+        """Return the cells of the runs before; none where they cannot be had, and no sweep fails for it."""
+        try:
+            return database.read(self.order.runs, before=folder.name).cells
+        except (HarnessError, OSError) as error:
+            self.progress.tell(f"the page has no figures of the runs before: {error}")
+            return ()
+
+    def _remember(self) -> None:
+        """Take the run into the database; it can be made anew at any time, so that no sweep fails for it."""
+        try:
+            database.update(self.order.runs)
+        except (HarnessError, OSError) as error:
+            self.progress.tell(f"the history is not up to date: {error}")
 
     def _mutants(self, session: Session, cells: list[Cell], account: Account) -> Night:
         """Run the wrong fixes that were asked for, behind everything else."""
