@@ -33,7 +33,10 @@ LIMIT = 1e-4
 MOST_ALIKE = 0.9
 #: The share of the value before: whoever reads figures of kernels acts on no smaller difference.
 SMALLEST = 0.01
-METHOD = f"Mann-Whitney rank test of the last {NEWEST} runs against up to {BEFORE} before them, p < {LIMIT:g}"
+METHOD = (
+    f"Mann-Whitney rank test of the last {NEWEST} runs against up to {BEFORE} before them, p < {LIMIT:g}, "
+    f"medians more than {SMALLEST:.0%} apart"
+)
 
 
 @dataclass(frozen=True)
