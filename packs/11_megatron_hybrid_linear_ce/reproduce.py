@@ -194,6 +194,7 @@ CASES = {
     "last_stage.two_ranks": Case(ranks=2, tied=True, last_stage=True),
     "mup": Case(mup=0.25),
     "mup.tied": Case(ranks=2, tied=True, mup=4.0, mode="eval"),
+    "mup.mtp": Case(ranks=2, depths=2, mup=0.5, mask=True),
     "alias": Case(model="MambaModel", depths=1),
 }
 # fmt: on
