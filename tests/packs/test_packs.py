@@ -18,7 +18,7 @@ from harness.core import cache, git
 from harness.core.cache import Cache
 from harness.pack import load, probe
 from harness.pack.model import Pack
-from harness.upstream import download
+from harness.upstream import download, mirrors
 from testing.workbench import REPOSITORY, installed, unpacked
 
 PACKS = [load.load_pack(folder) for folder in sorted((REPOSITORY / "packs").glob("*_*"))]
@@ -40,12 +40,31 @@ def test_a_pack_gives_what_it_states_on_the_cpu(one: Pack, tmp_path: Path) -> No
     assert row["verdict"] == one.definition.targets["cpu"].verdict
 
 
+def _offer(one: Pack, folder: Path, programs: Path) -> None:
+    """Offer what the first line unpacks: the file of a release, or a commit's archive by way of `curl`."""
+    upstream = one.definition.upstream
+    if not upstream.is_commit:
+        shutil.copy(
+            download.fetch(Cache(cache.default_root()), upstream.package, upstream.file, upstream.sha256), folder
+        )
+        return
+    offered = os.environ.get("REPRODUCER_PACKS_MIRRORS")
+    mirror = mirrors.folder_of(Path(offered), upstream.repository) if offered else None
+    if mirror is None:
+        pytest.skip(f"no mirror of {upstream.repository}")
+    prefix = f"{upstream.repository.rpartition('/')[2]}-{upstream.commit}/"
+    curl = programs / "curl"
+    curl.write_text(
+        f"#!/bin/sh\nexec git --git-dir='{mirror}' archive --format=tar.gz --prefix={prefix} {upstream.commit}\n"
+    )
+    curl.chmod(0o755)
+
+
 @pytest.mark.parametrize("one", ON_CPU, ids=lambda one: one.name)
 def test_the_four_lines_of_the_docstring_show_both_sentinels(one: Pack, tmp_path: Path) -> None:
-    store, upstream = Cache(cache.default_root()), one.definition.upstream
-    shutil.copy(download.fetch(store, upstream.package, upstream.file, upstream.sha256), tmp_path)
     shim = tmp_path / "bin/python"
     shim.parent.mkdir()
+    _offer(one, tmp_path, shim.parent)
     shim.write_text(f'#!/bin/sh\nPYTHONPATH="$PYTHONPATH:{installed(one)}" exec {sys.executable} "$@"\n')
     shim.chmod(0o755)
     environment = os.environ | {"PACK": str(one.folder), "PATH": f"{shim.parent}:{os.environ['PATH']}"}

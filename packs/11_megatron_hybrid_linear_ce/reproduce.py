@@ -1,0 +1,825 @@
+# /// script
+# requires-python = ">=3.12"
+# dependencies = [
+#   "numpy==2.3.5",
+#   "packaging==26.3",
+#   "torch==2.13.0",
+# ]
+# ///
+"""HybridModel (MambaModel) cannot train with cross_entropy_fusion_impl="linear", as GPTModel can.
+
+Symptom: with cross_entropy_loss_fusion=True and cross_entropy_fusion_impl="linear" forward with labels ends in
+`UnboundLocalError: cannot access local variable 'loss'`. With multi-token prediction (MTP) it ends earlier, with labels
+or without: `TypeError: ColumnParallelLinear.forward() got an unexpected keyword argument 'output_cross_entropy_loss'`.
+
+Cause: GPTModel builds LinearCrossEntropyModule as its output layer and asks that for the loss. HybridModel builds
+ColumnParallelLinear and gives logits to compute_language_model_loss, which has no branch for "linear"; the function
+process_mtp_loss, which both models share, asks the output layer for the loss whenever "linear" is configured.
+
+Scope: the dev branch of Megatron-LM; no release and not main have "linear". What is judged is which output layer
+HybridModel builds, what it calls it with, and what becomes of the result: losses and gradients. Nothing is said about
+the fused kernel, a GPU, speed, memory, or Mamba layers.
+
+The contract of what the patch touches, of which CASES has a covering set:
+
+    tensor parallel ranks                    1 and 2; sequence parallel; gathered outputs (parallel_output=False)
+    output weight                            its own, tied to the embedding, and tied on a last stage of its own
+    MTP                                      off, 1 and 2 depths; heads detached; with labels and without (RL)
+    sequence, batch                          odd lengths, one token, batches of 1, 2 and 3
+    labels                                   any, and some that are ignored (-100); a loss mask, or none
+    dtype                                    fp32 and bf16
+    mode                                     train, eval, no_grad; calculate_per_token_loss
+    configuration                            "linear", "native", and fusion off with either; MuP
+    forward without labels                   logits, of a rank and gathered
+    names                                    HybridModel, and MambaModel for it; the keys of its state dict
+
+How it is run: this process imports Megatron, forks one world of one rank and one of two, which talk through gloo on the
+loopback device, and judges what they wrote to its temporary folder. A rank that ends badly or not in time is an
+exception. The models are real, and as small as reaches the output layer: one MLP layer of 8 hidden units, in the
+decoder and in each depth of MTP, without a final norm, which would need Transformer Engine. GPTModel gets the same
+weights. What a fix calls has to be the output layer's forward: hooks of data parallelism gather its weight there.
+
+Stubs: the fused kernel's two entries, which need an NVIDIA Blackwell GPU, are replaced by a vocab-parallel cross
+entropy in plain torch with the same arguments, results and demands (contiguous, as many tokens as labels); it computes
+in float32 and returns gradients in the dtype of its inputs, as they do. torch.cuda.nvtx.range, which a torch without
+CUDA refuses, does nothing, and torch.cuda.current_device, where Megatron makes some buffers, is the CPU.
+
+Errors are norms of the difference over norms of the reference: losses and gradients at the output layer in float64 from
+the hidden states that entered it and the whole output weight. Tolerances: 2^-17, which is 64 roundings of float32, for
+sums of at most 22 classes, 24 tokens and 8 hidden units; where gradients are rounded to bf16 2^-6 besides, for each of
+three terms and their sum, a unit roundoff of 2^-8 each. GPTModel has to have the same losses and gradients within the
+same, and so has HybridModel without the fusion in fp32: with MuP, where GPTModel fails, that alone decides.
+
+Upstream: https://github.com/NVIDIA/Megatron-LM, branch dev, megatron/core/models/hybrid/hybrid_model.py
+
+Both sentinels without the runner, in an empty folder, with PACK set to the absolute path of this file's folder and with
+torch, numpy and packaging installed. The second line ends in BUG_REPRODUCED, the fourth in FIX_VALIDATED:
+
+    curl -sL https://github.com/NVIDIA/Megatron-LM/archive/d48bd6be0a85cc0d6d3cc71e8750cf357cc6bdb1.tar.gz | tar xz
+    PYTHONPATH=Megatron-LM-d48bd6be0a85cc0d6d3cc71e8750cf357cc6bdb1 python "$PACK/reproduce.py" --target cpu
+    GIT_CEILING_DIRECTORIES="$PWD" git -C Megatron-LM-d48bd6be0a* apply -p1 "$PACK/fix.patch"
+    PYTHONPATH=Megatron-LM-d48bd6be0a85cc0d6d3cc71e8750cf357cc6bdb1 python "$PACK/reproduce.py" --target cpu
+"""
+
+# fmt: off
+# --- protocol: begin (the same in every probe; the original is harness/protocol.py)
+import argparse, contextlib, ctypes, fnmatch, hashlib, json, os, sys, traceback
+from pathlib import Path
+class Probe:  # prints the lines that a runner reads, and draws the verdict from the checks among them
+    def __init__(self):
+        self.judged, self.tested, self.only = {}, [], None  # judged: (role, ok) -> the names of these checks
+    def say(self, word, **fields):  # JSON has neither NaN nor infinity: they become strings
+        print(word, json.dumps(json.loads(json.dumps(fields), parse_constant=str)), flush=True)
+    def upstream(self, module):  # a module under test, as it was really loaded
+        name, file, package = module.__name__, Path(module.__file__), module.__name__.partition(".")[0]
+        self.tested.append(next((str(folder) for folder in file.parents if folder.name == package), str(file)))
+        self.say("UPSTREAM", module=name, file=str(file), sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+    def check(self, name, role, ok, **values):  # ok is None where this cannot be judged here
+        self.judged.setdefault((role, ok), []).append(name)
+        self.say("CHECK", name=name, role=role, ok=ok, **values)
+    def judge(self, name, role, measure, *given):  # measure(*given) returns ok, and by name what it measured
+        try:
+            wanted = fnmatch.fnmatchcase(name, self.only or "*")
+            ok, values = measure(*given) if wanted else (None, {"reason": "--only leaves it out"})
+        except Exception as error:  # code under test that raises is wrong; a fault of the probe or the host is not
+            files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+            host = isinstance(error, (ImportError, MemoryError, OSError)) or "out of memory" in str(error)
+            refused = "returned an in" in str(error)  # autograd says: an invalid gradient, an incorrect number of them
+            if host or not (refused or any(file.startswith(tuple(self.tested)) for file in files)):
+                raise
+            traceback.print_exc()
+            ok, values = False, {"reason": f"it raised {type(error).__name__}: {error}"[:400]}
+        self.check(name, role, ok, **values)
+    def output(self, name, tensor, must_match=True):  # the runner compares the two lanes'
+        data = tensor.detach().cpu().contiguous()
+        sha256 = hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest()
+        self.say("OUTPUT", name=name, dtype=str(data.dtype), shape=[*data.shape], sha256=sha256, must_match=must_match)
+    @contextlib.contextmanager
+    def alone(self):  # around launches that are timed: no other lane of the runner uses this GPU meanwhile
+        gate = Path(os.environ.get("REPRODUCER_GPU_GATE", os.devnull))  # a named pipe, where lanes share a GPU
+        try:
+            yield gate.read_text()  # ends when the other lanes are off it
+        finally:
+            gate.read_text()  # ends when they may use it again
+    def run(self, judge):  # judge(probe, target) loads upstream and makes the checks
+        parser = argparse.ArgumentParser(description="Judge one bug; the last line is the verdict.")
+        parser.add_argument("--target", help="cpu, sm_90a, ... (default: this host's GPU, else cpu)")
+        parser.add_argument("--only", metavar="CHECK", help="run this check alone (a name or a glob): no verdict")
+        target, self.only = vars(parser.parse_args()).values()
+        reason = f"only {self.only} was run" if self.only else "no defect check could be judged here"
+        try:
+            if target is None:
+                import torch
+                arch = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+                target = "sm_{}{}".format(*arch) + "a" * (arch >= (9, 0)) if arch else "cpu"
+            judge(self, target)
+        except (ImportError, NotImplementedError) as error:  # a package or a mode cannot be had
+            self.judged, reason = {}, f"{type(error).__name__}: {error}"
+        except Exception:
+            traceback.print_exc()
+            sys.exit(125)
+        ends = {("control", False): ("CONTROL_FAILED", 125), ("defect", False): ("BUG_REPRODUCED", 10),
+                ("defect", True): ("FIX_VALIDATED", 0), None: ("UNSUPPORTED", 125)}
+        key = next((key for key in ends if key in self.judged and not self.only), None)
+        self.say(ends[key][0], reason=", ".join(self.judged.get(key, [reason])))
+        sys.exit(ends[key][1])
+# --- protocol: end
+# fmt: on
+
+import dataclasses
+import datetime as dt
+import functools
+import importlib
+import multiprocessing
+import tempfile
+import time
+import types
+
+HIDDEN, CLASSES = 8, 22
+FLOAT32 = 2.0**-17
+BFLOAT16 = 2.0**-6
+MTP_SCALE = 0.1  # mtp_loss_scaling_factor, as it is by default
+IGNORED = -100
+SECONDS = 60  # for all ranks together; they take three
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What a model is built with and what it is given."""
+
+    ranks: int = 1
+    tied: bool = False
+    depths: int = 0
+    shape: tuple[int, int] = (5, 2)  # sequence, batch
+    dtype: str = "float32"
+    labels: str = "any"  # or "some ignored", or "none" as in reinforcement learning
+    mask: bool = False
+    mode: str = "train"  # or "eval", or "no_grad"
+    gathered: bool = False
+    sequence_parallel: bool = False
+    detached: bool = False
+    per_token: bool = False
+    mup: float = 1.0  # what MuP multiplies the logits by
+    last_stage: bool = False
+    fusion: bool = True
+    implementation: str = "linear"
+    model: str = "HybridModel"
+
+    def other(self, **changes):
+        """Return this case with some values changed."""
+        return dataclasses.replace(self, **changes)
+
+
+# fmt: off
+CASES = {
+    "plain": Case(),
+    "plain.two_ranks": Case(ranks=2),
+    "tied": Case(tied=True, shape=(7, 1)),
+    "tied.two_ranks": Case(ranks=2, tied=True, shape=(4, 3), labels="some ignored"),
+    "mtp": Case(depths=1, shape=(7, 2), mask=True),
+    "mtp.two_ranks": Case(ranks=2, depths=2, shape=(7, 2)),
+    "mtp.tied": Case(tied=True, depths=2, shape=(8, 3), per_token=True, mask=True),
+    "mtp.tied.two_ranks": Case(ranks=2, tied=True, depths=1, labels="some ignored", mask=True),
+    "mtp.detached": Case(depths=1, detached=True, per_token=True),
+    "mtp.tied.detached": Case(ranks=2, tied=True, depths=1, detached=True),
+    "mtp.eval": Case(depths=1, mode="eval"),
+    "mtp.bfloat16": Case(ranks=2, depths=1, dtype="bfloat16", mask=True),
+    "bfloat16": Case(tied=True, dtype="bfloat16", labels="some ignored"),
+    "one_token": Case(shape=(1, 1), labels="any"),
+    "eval": Case(mode="eval", mask=True, shape=(3, 3)),
+    "no_grad": Case(ranks=2, mode="no_grad"),
+    "gathered": Case(ranks=2, gathered=True),
+    "sequence_parallel": Case(ranks=2, shape=(6, 2), sequence_parallel=True),
+    "last_stage": Case(tied=True, last_stage=True, shape=(5, 1)),
+    "last_stage.two_ranks": Case(ranks=2, tied=True, last_stage=True),
+    "mup": Case(mup=0.25),
+    "mup.tied": Case(ranks=2, tied=True, mup=4.0, mode="eval"),
+    "mup.mtp": Case(ranks=2, depths=2, mup=0.5, mask=True),
+    "alias": Case(model="MambaModel", depths=1),
+}
+# fmt: on
+WITHOUT_LABELS = {
+    "logits": Case(labels="none"),
+    "logits.tied.two_ranks": Case(ranks=2, tied=True, labels="none", shape=(3, 2)),
+    "logits.gathered": Case(ranks=2, gathered=True, labels="none", mup=0.5),
+    "rl": Case(depths=1, labels="none", mask=True),
+    "rl.two_ranks": Case(ranks=2, tied=True, depths=2, labels="none", shape=(7, 1)),
+}
+
+
+TWINS = ("plain", "tied.two_ranks", "mtp.two_ranks", "mtp.tied", "bfloat16")  # of these, GPTModel is judged itself
+
+# The fused kernel's entries, in plain torch.
+
+
+def kernel_forward(seen, *given):
+    """Stand in for the entry of the fused forward."""
+    import torch
+
+    hidden, weight, labels, tp_group, reduction, ignore_index, sequence_parallel = given
+    group = torch.distributed.get_world_size(tp_group)
+    rank = torch.distributed.get_rank(tp_group)
+    assert hidden.dim() == 3
+    assert labels.dim() == weight.dim() == 2
+    assert hidden.is_contiguous()
+    assert weight.is_contiguous()
+    assert labels.is_contiguous()
+    wide = hidden
+    if sequence_parallel and group > 1:
+        wide = hidden.new_empty((hidden.shape[0] * group, *hidden.shape[1:]))
+        torch.distributed.all_gather_into_tensor(wide, hidden, group=tp_group)
+    assert wide.shape[:2].numel() == labels.numel()
+    assert wide.shape[2] == weight.shape[1]
+    logits = wide.flatten(0, 1).float() @ weight.float().t()
+    maximum = logits.amax(-1)
+    torch.distributed.all_reduce(maximum, op=torch.distributed.ReduceOp.MAX, group=tp_group)
+    total = (logits - maximum.unsqueeze(-1)).exp().sum(-1)
+    torch.distributed.all_reduce(total, group=tp_group)
+    index, mine = own_classes(labels, weight, rank)
+    chosen = logits.gather(-1, index).squeeze(-1) * mine
+    torch.distributed.all_reduce(chosen, group=tp_group)
+    valid = labels.view(-1) != ignore_index
+    losses = (total.log() + maximum - chosen) * valid
+    seen.append(reduction)
+    losses = {"none": losses, "sum": losses.sum(), "mean": losses.sum() / valid.sum()}[reduction]
+    return losses, maximum, total, valid.sum(), rank, group, wide
+
+
+def own_classes(labels, weight, rank):
+    """Return each label as a class of this rank, and whether it is one."""
+    index = labels.reshape(-1) - rank * weight.shape[0]
+    mine = (index >= 0) & (index < weight.shape[0])
+    return index.where(mine, 0).unsqueeze(-1), mine
+
+
+def kernel_backward(above, hidden, weight, labels, *given):
+    """Stand in for the entry of the fused backward."""
+    import torch
+
+    maximum, total, valid, reduction, ignore_index, group, rank, size, sequence_parallel = given
+    flat = hidden.flatten(0, 1).float()
+    index, mine = own_classes(labels, weight, rank)
+    gradient = (flat @ weight.float().t() - maximum.unsqueeze(-1)).exp() / total.unsqueeze(-1)
+    gradient = gradient.scatter_add(-1, index, -mine.float().unsqueeze(-1))
+    above = above / valid if reduction == "mean" else above
+    gradient = gradient * (above * (labels.view(-1) != ignore_index)).unsqueeze(-1)
+    towards_hidden = (gradient @ weight.float()).view_as(hidden)
+    torch.distributed.all_reduce(towards_hidden, group=group)
+    if sequence_parallel and size > 1:
+        towards_hidden = towards_hidden.chunk(size)[rank].clone()
+    return towards_hidden.type_as(hidden), (gradient.t() @ flat).type_as(weight)
+
+
+# The models.
+
+
+class Upstream:
+    """What the probe uses of the tree that is on the path."""
+
+    def __init__(self, torch):
+        self.torch = torch
+        core = importlib.import_module
+        self.fused = core("megatron.core.fusions.fused_linear_cross_entropy")
+        self.module = core("megatron.core.transformer.linear_cross_entropy")
+        self.hybrid = core("megatron.core.models.hybrid.hybrid_model")
+        self.language = core("megatron.core.models.common.language_module.language_module")
+        self.mamba = core("megatron.core.models.mamba.mamba_model")
+        self.gpt = core("megatron.core.models.gpt.gpt_model")
+        self.stack = core("megatron.core.models.hybrid.hybrid_block")
+        self.mtp = core("megatron.core.transformer.multi_token_prediction")
+        self.block = core("megatron.core.transformer.transformer_block")
+        self.layer = core("megatron.core.transformer.transformer_layer")
+        self.spec = core("megatron.core.transformer.spec_utils").ModuleSpec
+        self.config = core("megatron.core.transformer.transformer_config").TransformerConfig
+        self.local = core("megatron.core.models.gpt.gpt_layer_specs").get_gpt_layer_local_submodules()
+        self.backend = core("megatron.core.models.backends").LocalSpecProvider()
+        self.mlp = core("megatron.core.ssm.mlp_layer").MLPLayer
+        self.identity = core("megatron.core.transformer.identity_op").IdentityOp
+        self.causal = core("megatron.core.transformer.enums").AttnMaskType.causal
+        self.state = core("megatron.core.parallel_state")
+        self.kernels = []
+
+    def stand_in(self):
+        """Put the kernels' stand-ins in their place, and keep what needs a GPU from being reached."""
+        forward = functools.partial(kernel_forward, self.kernels)
+        platform = types.SimpleNamespace(forward_func=forward, backward_func=kernel_backward)
+        self.fused._get_platform = lambda: platform  # noqa: SLF001 - the one door to the kernels
+        self.torch.cuda.nvtx.range = lambda _: contextlib.nullcontext()
+        self.torch.cuda.current_device = lambda: "cpu"
+
+    def layers(self, case):
+        """Return the submodules of a layer that has an MLP alone; torch's norm knows no sequence parallelism."""
+        norm = self.identity if case.sequence_parallel else self.local.pre_mlp_layernorm
+        return self.layer.TransformerLayerSubmodules(
+            self_attention=self.spec(module=self.identity, params={"attn_mask_type": self.causal}),
+            pre_mlp_layernorm=norm,
+            mlp=self.local.mlp,
+            mlp_bda=self.local.mlp_bda,
+        )
+
+    def mtp_spec(self, layer, depths):
+        """Return the specification of an MTP block whose inner layer this is."""
+        norm = self.backend.layer_norm()
+        inner = self.mtp.MultiTokenPredictionLayerSubmodules(
+            enorm=norm,
+            hnorm=norm,
+            eh_proj=self.backend.column_parallel_linear(),
+            mtp_model_layer=layer,
+            layer_norm=norm,
+        )
+        specs = [self.spec(module=self.mtp.MultiTokenPredictionLayer, submodules=inner)] * depths
+        block = self.mtp.MultiTokenPredictionBlockSubmodules(layer_specs=specs)
+        return self.spec(module=self.mtp.MultiTokenPredictionBlock, submodules=block)
+
+    def configure(self, case):
+        """Return the configuration of a case."""
+        dtype = getattr(self.torch, case.dtype)
+        mup = {"use_mup": True, "mup_base_hidden_size": HIDDEN, "mup_output_mult": case.mup} if case.mup != 1 else {}
+        return self.config(
+            num_layers=1,
+            hidden_size=HIDDEN,
+            ffn_hidden_size=12,
+            num_attention_heads=2,
+            hidden_dropout=0.0,
+            attention_dropout=0.0,
+            init_method_std=0.7,
+            use_cpu_initialization=True,
+            params_dtype=dtype,
+            pipeline_dtype=dtype,
+            tensor_model_parallel_size=case.ranks,
+            sequence_parallel=case.sequence_parallel,
+            mtp_num_layers=case.depths or None,
+            mtp_detach_heads=case.detached,
+            calculate_per_token_loss=case.per_token,
+            cross_entropy_loss_fusion=case.fusion,
+            cross_entropy_fusion_impl=case.implementation,
+            **mup,
+        )
+
+    def build(self, case, state=None):
+        """Return a model, with these weights if there are any."""
+        self.torch.manual_seed(11)
+        named = {
+            "pre_process": not case.last_stage,
+            "parallel_output": not case.gathered,
+            "share_embeddings_and_output_weights": case.tied,
+            "position_embedding_type": "none",
+        }
+        config, mlp = self.configure(case), self.layers(case)
+        if case.model == "GPTModel":
+            layer = self.spec(module=self.layer.TransformerLayer, submodules=mlp)
+            mtp = self.mtp_spec(layer, case.depths).submodules if case.depths else None
+            block = self.block.TransformerBlockSubmodules(layer_specs=[layer], layer_norm=None)
+            model = self.gpt.GPTModel(config, block, CLASSES, 16, mtp_block_spec=mtp, **named)
+        else:
+            stack = self.stack.HybridStackSubmodules(
+                mlp_layer=self.spec(module=self.mlp, submodules=mlp), mtp_block_spec=self.mtp_spec(None, case.depths)
+            )
+            spec = self.spec(module=self.stack.HybridStack, params={"post_layer_norm": False}, submodules=stack)
+            kind = getattr(self.mamba, case.model)
+            model = kind(config, spec, CLASSES, 16, hybrid_layer_pattern="-" + "/-" * case.depths, **named)
+        model.to(getattr(self.torch, case.dtype)).train(case.mode == "train")
+        if state is not None:
+            own = {neutral(name): tensor for name, tensor in model.state_dict().items() if tensor is not None}
+            for name in own.keys() & state.keys():  # which keys there are is judged by itself
+                own[name].copy_(state[name])
+        return model
+
+    def given(self, case):
+        """Return token ids, labels, loss mask, and the gradient of the losses that comes from above."""
+        random = self.torch.Generator().manual_seed(7)
+        size = case.shape[::-1]
+        ids, labels = (self.torch.randint(CLASSES, size, generator=random) for _ in range(2))
+        labels.view(-1)[0] = 0  # the class that a wrong ignore_index would leave out
+        above = self.torch.randn(size, generator=random)
+        if case.labels == "some ignored":
+            labels.view(-1)[1::4] = IGNORED
+        mask = (self.torch.arange(labels.numel()).view(size) % 3 != 1).float() if case.mask else None
+        return ids, None if case.labels == "none" else labels, mask, above
+
+    def step(self, case, state=None, **named):
+        """Go forward and backward through a model; return what went into and came out of its output layer."""
+        model = self.build(case, state)
+        ids, labels, mask, above = self.given(case)
+        entered = watch(model.output_layer)
+        tracker = self.mtp.MTPLossLoggingHelper.tracker = {}
+        self.kernels.clear()
+        positions = self.torch.arange(case.shape[0]).expand_as(ids)
+        named |= self.hidden_states(case, model)
+        with self.torch.set_grad_enabled(case.mode != "no_grad"):
+            found = model(ids, positions, None, labels=labels, loss_mask=mask, **named)
+        above = above if labels is not None else self.torch.ones_like(found)
+        if found.requires_grad and found.shape == above.shape:  # else there are no gradients, which is wrong
+            found.backward(above)
+        weight = model.shared_embedding_or_output_weight() if case.tied else model.output_layer.weight
+        gradients = {neutral(name): each.grad for name, each in model.named_parameters() if each.grad is not None}
+        return {
+            "found": found.detach(),
+            "hidden": [each["hidden"] for each in entered],
+            "towards_hidden": [each.get("gradient") for each in entered],
+            "made": [each["made"] for each in entered],
+            "kernels": list(self.kernels),
+            "weight": weight.detach(),
+            "towards_weight": weight.grad,
+            "gradients": gradients,
+            "logged": tracker.get("loss_sums"),
+            "state": {neutral(name): each.detach() for name, each in model.named_parameters()},
+        }
+
+    def hidden_states(self, case, model):
+        """Return the hidden states that enter a model which does not embed tokens itself."""
+        if not case.last_stage and not case.sequence_parallel:
+            return {}
+        random = self.torch.Generator().manual_seed(5)
+        hidden = self.torch.randn(*case.shape, HIDDEN, generator=random).to(getattr(self.torch, case.dtype))
+        if case.last_stage:
+            model.set_input_tensor(hidden)
+            return {}
+        return {"decoder_input": hidden.chunk(case.ranks)[self.state.get_tensor_model_parallel_rank()].contiguous()}
+
+
+def neutral(name):
+    """Return the name of a parameter of HybridModel as GPTModel has it."""
+    return name.replace("mtp_model_layer.layers.0.", "mtp_model_layer.")
+
+
+def watch(layer):
+    """Record, for every call of an output layer, what enters, its gradient, and the shape of what is made."""
+    entered = []
+
+    def before(_, args, named):
+        hidden = args[0] if args else named["input_"]
+        record = {"hidden": hidden.detach().clone()}
+        entered.append(record)
+        if hidden.requires_grad:
+            hidden.register_hook(lambda gradient: record.update(gradient=gradient.clone()))
+
+    def after(_, __, ___, made):
+        entered[-1]["made"] = list((made[0] if isinstance(made, tuple) else made).shape)
+
+    layer.register_forward_pre_hook(before, with_kwargs=True)
+    layer.register_forward_hook(after, with_kwargs=True)
+    return entered
+
+
+# What the ranks measure. Each function runs on every rank of its world.
+
+
+def train(upstream, case):
+    """Go through a model once."""
+    return upstream.step(case)
+
+
+def has_twin(case):
+    """Return whether GPTModel can do it here.
+
+    With MuP it scales logits that it has not made, and for sequence parallelism its block needs a GPU's random numbers.
+    """
+    return case.mup == 1 and not case.sequence_parallel
+
+
+def compare(upstream, case):
+    """Go through HybridModel, through GPTModel with the same weights, and in fp32 through HybridModel unfused."""
+    mine = upstream.step(case)
+    unfused = upstream.step(case.other(fusion=False), mine["state"])
+    if not has_twin(case):
+        return {"mine": mine, "unfused": unfused}
+    return {"mine": mine, "unfused": unfused, "gpt": upstream.step(case.other(model="GPTModel"), mine["state"])}
+
+
+def logits(upstream, case):
+    """Go through HybridModel without labels, with and without the fusion, and with outputs gathered on demand."""
+    mine = upstream.step(case)
+    unfused = upstream.step(case.other(fusion=False), mine["state"])
+    whole = upstream.step(case, mine["state"], runtime_gather_output=True)
+    return {"mine": mine, "unfused": unfused, "whole": whole}
+
+
+def keys(upstream, case):
+    """List the keys of both models' state dicts."""
+    models = {"mine": case, "gpt": case.other(model="GPTModel")}
+    return {name: sorted(map(neutral, upstream.build(one).state_dict())) for name, one in models.items()}
+
+
+def first_stage(upstream, case):
+    """Go through a stage without an output layer."""
+    stack = upstream.stack.HybridStackSubmodules(
+        mlp_layer=upstream.spec(module=upstream.mlp, submodules=upstream.layers(case))
+    )
+    spec = upstream.spec(module=upstream.stack.HybridStack, params={"post_layer_norm": False}, submodules=stack)
+    ids, labels, _, _ = upstream.given(case)
+    named = {"hybrid_layer_pattern": "-", "post_process": False}
+    model = upstream.hybrid.HybridModel(upstream.configure(case), spec, CLASSES, 16, **named)
+    found = model(ids, ids, None, labels=labels)
+    return {"shape": list(found.shape), "output_layer": hasattr(model, "output_layer")}
+
+
+# The ranks.
+
+
+def attempt(function, tested):
+    """Return what a measurement returned, or how it failed and whether the code under test did."""
+    try:
+        return function()
+    except Exception as error:  # the process that judges reports it
+        traceback.print_exc()
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        upstream = any(file.startswith(tuple(tested)) for file in files)
+        return {"error": f"it raised {type(error).__name__}: {error}"[:400], "upstream": upstream}
+
+
+def speak(work, rank, count, folder):
+    """Be one rank: run every check of this world, and write down what was found."""
+    upstream = work.upstream
+    os.dup2(2, 1)  # standard output is the judge's
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    distributed = upstream.torch.distributed
+    store = distributed.FileStore(f"{folder}/store{count}", count)
+    limit = dt.timedelta(seconds=SECONDS / 2)
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=limit)
+    upstream.state.initialize_model_parallel(tensor_model_parallel_size=count)
+    upstream.stand_in()
+    found = {}
+    for name, _, function, case, _ in work.checks:
+        if case.ranks == count:
+            found[name] = attempt(functools.partial(function, upstream, case), work.tested)
+    upstream.torch.save(found, f"{folder}/{count}.{rank}")
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def ranks(work, folder):
+    """Run all checks on a world of one rank and on one of two; return what each rank of each world found."""
+    import torch
+
+    context = multiprocessing.get_context("fork")  # Megatron is imported once, and no thread has computed yet
+    places = [(rank, count) for count in (1, 2) for rank in range(count)]
+    processes = [context.Process(target=speak, args=(work, *place, folder)) for place in places]
+    until = time.monotonic() + SECONDS
+    try:
+        for process in processes:
+            process.start()
+        while any(process.exitcode is None for process in processes):
+            if time.monotonic() > until or any(process.exitcode for process in processes):
+                raise RuntimeError(f"ranks died or hang: {[process.exitcode for process in processes]}")
+            time.sleep(0.01)
+    finally:
+        for process in processes:
+            if process.pid is not None:
+                process.kill()
+                process.join()
+    if any(process.exitcode for process in processes):
+        raise RuntimeError(f"ranks died: {[process.exitcode for process in processes]}")
+    return {count: [torch.load(f"{folder}/{count}.{rank}") for rank in range(count)] for count in (1, 2)}
+
+
+# What the judge makes of it. Each function gets the list of what the ranks of the world found.
+
+
+def norm_error(found, wanted):
+    """Return the norm of the difference over the norm of what is wanted: infinite where nothing of that shape is."""
+    if found is None or found.shape != wanted.shape:
+        return float("inf")
+    wanted = wanted.double()
+    return float((found.double() - wanted).norm() / wanted.norm().clamp(min=1e-30))
+
+
+def rolled(tensor, steps):
+    """Return what is shifted to the left by so many tokens, with zeros at the end."""
+    moved = tensor.roll(-steps, -1)
+    moved[:, tensor.shape[1] - steps :] = 0
+    return moved
+
+
+def targets(upstream, case):
+    """Return, for each call of the output layer in its order, labels and the gradient of their losses."""
+    ids, labels, mask, above = upstream.given(case)
+    start = 0 if labels is not None else 1
+    mask = upstream.torch.ones_like(above) if mask is None else mask
+    before = rolled(mask, start).sum()
+    wanted = []
+    for depth in range(case.depths):
+        kept = rolled(mask, start + depth + 1)
+        weight = MTP_SCALE / case.depths * kept / kept.sum().clamp(min=1)
+        label = rolled(ids if labels is None else labels, start + depth + 1)
+        wanted.append((label, weight * before if case.per_token else weight, kept))
+    if labels is not None:
+        wanted.append((labels, above, None))
+    return wanted
+
+
+def reference(hidden, weight, labels, above):
+    """Return losses [batch, sequence], and the gradients of hidden states and weight, in float64."""
+    hidden, weight = hidden.double(), weight.double()
+    scores, labels = hidden @ weight.t(), labels.t()
+    kept = labels != IGNORED
+    index = labels.where(kept, 0).unsqueeze(-1)
+    losses = (scores.logsumexp(-1) - scores.gather(-1, index).squeeze(-1)) * kept
+    towards = scores.softmax(-1).scatter_add(-1, index, -kept.double().unsqueeze(-1))
+    towards = towards * (above.t().double() * kept).unsqueeze(-1)
+    return losses.t(), towards @ weight, towards.flatten(0, 1).t() @ hidden.flatten(0, 1)
+
+
+def entered(case, found, number, key):
+    """Return what entered a call of the output layer, or its gradient: of the whole sequence, None without one."""
+    parts = [each[key][number] for each in found]
+    if any(part is None for part in parts):
+        return None
+    return cat(parts, 0) if case.sequence_parallel else parts[0]
+
+
+def cat(parts, dimension):
+    """Join tensors."""
+    import torch
+
+    return torch.cat(parts, dimension)
+
+
+def judge_step(found, upstream, case):
+    """Judge the losses and the gradients at the output layer."""
+    wanted, weight = targets(upstream, case), cat([each["weight"] for each in found], 0)
+    rounding = BFLOAT16 if "bfloat16" in (case.dtype, gradient_dtype(case)) else 0.0
+    limits = {"loss": FLOAT32, "towards_hidden": FLOAT32 + rounding, "towards_weight": FLOAT32 + rounding}
+    measured = {"calls": len(found[0]["hidden"]), "kernels": found[0]["kernels"], "made": found[0]["made"]}
+    if measured["calls"] != len(wanted) + (case.labels == "none"):  # then the last one makes logits
+        return False, {"measured": measured, "reason": f"the output layer was called for {len(wanted)} losses"}
+    errors, towards_weight = {}, 0.0
+    for number, (labels, above, kept) in enumerate(wanted):
+        losses, towards, product = reference(entered(case, found, number, "hidden"), weight, labels, above)
+        # With detached heads the loss of the last call alone reaches the weight.
+        towards_weight = product if case.detached else towards_weight + product
+        if kept is None or case.mode == "train":
+            errors["loss"] = max(errors.get("loss", 0.0), loss_error(case, found, number, losses, kept))
+        if case.mode != "no_grad":
+            error = norm_error(entered(case, found, number, "towards_hidden"), towards)
+            errors["towards_hidden"] = max(errors.get("towards_hidden", 0.0), error)
+    weights = [each["towards_weight"] for each in found]
+    if case.mode != "no_grad" and case.labels != "none" and not case.tied:
+        whole = None if any(each is None for each in weights) else cat(weights, 0)
+        errors["towards_weight"] = norm_error(whole, towards_weight)
+    limits = {key: limits[key] for key in errors}
+    ok = all(errors[key] <= limits[key] for key in errors)
+    return ok, {"measured": measured | errors, "tolerance": limits, "unit": "relative error"}
+
+
+def gradient_dtype(case):
+    """Return the dtype that "native" rounds the logits' gradient to, whatever that of the model."""
+    return "bfloat16" if case.fusion and case.implementation == "native" else case.dtype
+
+
+def loss_error(case, found, number, losses, kept):
+    """Return the error of the losses that came out, or of those of MTP that are logged while training."""
+    if kept is None:
+        return max(norm_error(each["found"], losses) for each in found)
+    logged = (losses * kept).sum() / (1 if case.per_token else kept.sum().clamp(min=1))
+    return max(norm_error(each["logged"][number], logged) for each in found)
+
+
+def judge_compare(found, upstream, case):
+    """Judge HybridModel by the reference, by GPTModel with the same weights, and in fp32 by itself unfused."""
+    mine = [each["mine"] for each in found]
+    # With MuP a fix may scale what enters the output layer or the scores: only the unfused model is asked.
+    ok, values = judge_step(mine, upstream, case) if case.mup == 1 else (True, judge_step(mine, upstream, case)[1])
+    measured, limits = values["measured"], values.get("tolerance", {})
+    if has_twin(case):
+        limits["from_gpt"] = FLOAT32 + (BFLOAT16 if case.dtype == "bfloat16" else 0.0)
+        measured["from_gpt"] = difference(found, "mine", "gpt")
+        ok = ok and measured["from_gpt"] <= limits["from_gpt"]
+    # Unfused, labels are not ignored, and gathered logits are not what the vocab-parallel loss expects.
+    if case.dtype == "float32" and case.labels == "any" and not case.gathered:
+        limits["from_unfused"] = FLOAT32
+        measured["from_unfused"] = difference(found, "mine", "unfused")
+        ok = ok and measured["from_unfused"] <= FLOAT32
+    losses = case.depths + 1
+    ok = ok and measured["kernels"] == ["none"] * losses and measured["made"] == [list(case.shape[::-1])] * losses
+    return ok, values | {"measured": measured, "tolerance": limits}
+
+
+def difference(found, first, second):
+    """Return how far apart losses and all gradients of two models are: infinite where one lacks a gradient."""
+    worst = 0.0
+    for each in found:
+        one, other = each[first], each[second]
+        if sorted(one["gradients"]) != sorted(other["gradients"]):
+            return float("inf")
+        worst = max(worst, norm_error(one["found"], other["found"]))
+        pairs = [(one["gradients"][name], other["gradients"][name]) for name in one["gradients"]]
+        largest = max((float(x.double().norm()) for _, x in pairs), default=0.0)
+        # A gradient that is nothing but rounding, of a weight that one-hot minus softmax cancels, has no direction.
+        worst = max([worst] + [norm_error(x, y) for x, y in pairs if float(y.double().norm()) > largest * 2.0**-12])
+    return worst
+
+
+def judge_logits(found, upstream, case):
+    """Judge that a model with the fusion makes the logits of one without, and the losses of MTP beside them."""
+    mine, unfused = ([each[key] for each in found] for key in ("mine", "unfused"))
+    ok, values = judge_step(mine, upstream, case) if case.depths else (True, {"measured": {}})
+    same = all(x["found"].equal(y["found"]) for x, y in zip(mine, unfused, strict=True))
+    whole = cat([each["unfused"]["found"] for each in found], -1) if not case.gathered else mine[0]["found"]
+    same_whole = all(each["whole"]["found"].equal(whole) for each in found)
+    part = CLASSES if case.gathered else CLASSES // case.ranks
+    shape = list(mine[0]["found"].shape) == [*case.shape[::-1], part]
+    near = difference(found, "mine", "unfused")
+    kernels = mine[0]["kernels"] == ["none"] * case.depths
+    measured = values["measured"] | {"same": same, "gathered": same_whole, "shape": shape, "from_unfused": near}
+    ok = ok and same and same_whole and shape and kernels and near <= FLOAT32
+    return ok, values | {"measured": measured}
+
+
+def judge_neighbour(found, upstream, case):
+    """Judge GPTModel, or a model whose configuration does not ask for the fused kernel: then it is not reached."""
+    ok, values = judge_step(found, upstream, case)
+    kernels = ["none"] * (case.depths + 1) if case.model == "GPTModel" else []
+    return ok and values["measured"]["kernels"] == kernels, values
+
+
+def judge_keys(found, _upstream, _case):
+    """Judge that the state dict has the keys of GPTModel's."""
+    return found[0]["mine"] == found[0]["gpt"], {"measured": found[0]["mine"], "tolerance": found[0]["gpt"]}
+
+
+def judge_first_stage(found, _upstream, case):
+    """Judge a stage without an output layer: hidden states come out of it."""
+    ok = found[0] == {"shape": [*case.shape, HIDDEN], "output_layer": False}
+    return ok, {"measured": found[0]}
+
+
+def judge_one(probe, found, check, upstream):
+    """Judge one check by what the ranks found; what a rank could not do is wrong, or a fault of this probe."""
+    name, role, _, case, function = check
+
+    def measure():
+        for each in found:
+            if "error" in each and not each["upstream"]:
+                raise RuntimeError(each["error"])
+            if "error" in each:
+                return False, {"reason": each["error"]}
+        return function(found, upstream, case)
+
+    probe.judge(name, role, measure)
+
+
+def say_outputs(probe, name, role, found):
+    """Say what a control came to, on the first rank: its bits are those of the other lane."""
+    record = found[0].get("mine", found[0])
+    if role == "control" and "found" in record:
+        probe.output(f"{name}.found", record["found"])
+        for number, gradient in enumerate(record["towards_hidden"]):
+            if gradient is not None:
+                probe.output(f"{name}.towards_hidden.{number}", gradient)
+
+
+def load(probe, torch):
+    """Load the tree that is on the path."""
+    upstream = Upstream(torch)
+    for module in (upstream.hybrid, upstream.gpt, upstream.module, upstream.mtp, upstream.language):
+        probe.upstream(module)
+    return upstream
+
+
+def checks():
+    """Return each check: its name, role, what is measured on which case, and how that is judged."""
+    found = []
+    for name, case in CASES.items():
+        found.append((f"train.{name}", "defect", compare, case, judge_compare))
+    for name, case in WITHOUT_LABELS.items():
+        found.append((name, "defect" if case.depths else "control", logits, case, judge_logits))
+    for count in (1, 2):
+        off = Case(ranks=count, depths=count, shape=(7, 2), mask=True)
+        for implementation in ("linear", "native"):
+            case = off.other(fusion=False, implementation=implementation)
+            found.append((f"off.{implementation}.{count}", "control", train, case, judge_neighbour))
+        case = off.other(implementation="native", tied=count == 2)
+        found.append((f"native.{count}", "control", train, case, judge_neighbour))
+    twins = {name: CASES[name].other(model="GPTModel") for name in TWINS}
+    found += [(f"gpt.{name}", "control", train, case, judge_neighbour) for name, case in twins.items()]
+    found += [(f"keys.{name}", "control", keys, CASES[name], judge_keys) for name in TWINS]
+    found.append(("first_stage", "control", first_stage, Case(), judge_first_stage))
+    return found
+
+
+def judge(probe, target):
+    """Judge the tree that is on the path."""
+    if target != "cpu":
+        raise NotImplementedError("the ranks talk through gloo: --target cpu")
+    os.environ["TORCH_COMPILE_DISABLE"] = "1"  # inductor takes a minute for what eager mode computes at once
+    import torch
+
+    torch.set_num_threads(1)  # the ranks are forked
+    probe.say("TARGET", target=target, evidence="traced", device="cpu")
+    upstream = load(probe, torch)
+    given = checks()
+    work = types.SimpleNamespace(upstream=upstream, checks=given, tested=probe.tested)
+    with tempfile.TemporaryDirectory() as folder:
+        results = ranks(work, folder)
+    for check in given:
+        name, role, _, case, _ = check
+        found = [each[name] for each in results[case.ranks]]
+        judge_one(probe, found, check, upstream)
+        say_outputs(probe, name, role, found)
+    raised = [name for name, role, _, case, _ in given if role == "defect" and "error" in results[case.ranks][0][name]]
+    probe.say("FIGURE", name="defect_checks_that_raise", value=len(raised), unit="1", spread=None)
+
+
+if __name__ == "__main__":
+    Probe().run(judge)
