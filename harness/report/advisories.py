@@ -149,8 +149,8 @@ def _of_history(pack: Pack, found: History) -> list[Lane]:
 def _of_receipt(pack: Pack, one: Receipt) -> list[Lane]:
     """Return what a receipt says of releases: the pinned one, and one that stood in the patched lane's place."""
     verdict = PRISTINE.get(one.verdict)
-    if verdict is None or one.upstream.origin != "pinned" or not one.upstream.version:
-        return []
+    if verdict is None or one.upstream.origin != "pinned" or pack.definition.upstream.is_commit:
+        return []  # a commit is no release that anybody could have installed
     outdated = tuple(staleness.reasons(pack, one))
     found = [Lane(one.upstream.version, verdict, one.target, one.evidence, "", one.host.gpu, outdated)]
     if one.verdict == Verdict.CONFIRMED and one.fix is not None and one.fix.kind == FixKind.RELEASE:

@@ -72,7 +72,9 @@ def _alarm(pack: Pack) -> tuple[bool, int, str]:
 
 def _start(pack: Pack) -> list[str]:
     definition = pack.definition
-    release = f"{definition.upstream.package} {definition.upstream.pin}"
+    upstream = definition.upstream
+    pin = f"commit {upstream.commit[:12]}" if upstream.is_commit else upstream.version
+    release = f"{upstream.package} {pin}"
     what = f"{definition.title} ({definition.kind})"
     return [f"[{pack.name}](packs/{pack.name}/REPORT.md)", release, what]
 

@@ -204,6 +204,12 @@ def test_commits_are_no_versions(bench: Workbench) -> None:
     assert _document(bench)["affected"][0]["versions"] == ["1.0"]
 
 
+def test_a_pack_that_pins_a_commit_warns_of_no_release(bench: Workbench) -> None:
+    for line in ('version = "1.0"', 'file = "toykernel-1.0.zip"', f'sha256 = "{bench.sha256}"'):
+        _edit(bench, line, "date = 2026-01-01" if line.startswith("file") else "")
+    assert advisories.document(_pack(bench)) is None
+
+
 def test_a_cleanup_is_no_bug_and_a_pack_without_one_has_no_record(bench: Workbench) -> None:
     _edit(bench, 'kind = "wrong-result"', 'advisory = false\nkind = "wrong-result"')
     assert advisories.document(_pack(bench)) is None
