@@ -689,16 +689,23 @@ def another_pack(case: Case) -> Errors:
     yield from (f"{name}: {short(said)}; pack.toml says {short(ours)}" for name, said, ours in pairs if said != ours)
 
 
+def pinned(stated: dict[str, Any]) -> dict[str, str]:
+    """Return what a receipt says of the tree that pack.toml pins: a release's archive, or a commit."""
+    if "version" in stated:
+        return {"version": stated["version"], "sha256": stated["sha256"]}
+    return {"version": f"commit {stated['commit']}", "commit": stated["commit"]}
+
+
 def another_release(case: Case) -> Errors:
     """What is said to be pinned is what pack.toml pins; what is said to be something else is not."""
     upstream, stated = case.receipt["upstream"], case.pack.definition["upstream"]
     if upstream["origin"] == "pinned":
-        for key in ("version", "sha256"):
-            if upstream[key] != stated[key]:
-                yield f"upstream.{key}: {short(upstream[key])}; pack.toml pins {short(stated[key])} (upstream.origin)"
-    if upstream["origin"] == "release" and (upstream["version"] == stated["version"] or not upstream["version"]):
-        yield f"upstream.origin: release, of the pinned version {stated['version']}"
-    if upstream["origin"] != "pinned" and upstream["origin"] != "latest" and upstream["sha256"] == stated["sha256"]:
+        for key, ours in pinned(stated).items():
+            if upstream[key] != ours:
+                yield f"upstream.{key}: {short(upstream[key])}; pack.toml pins {short(ours)} (upstream.origin)"
+    if upstream["origin"] == "release" and upstream["version"] in (stated.get("version"), ""):
+        yield f"upstream.origin: release, of the pinned version {stated.get('version')}"
+    if upstream["origin"] not in ("pinned", "latest") and upstream["sha256"] == stated.get("sha256"):
         yield f"upstream.origin: {upstream['origin']}, with the archive that pack.toml pins (upstream.version)"
 
 
@@ -709,7 +716,9 @@ def wrong_commit(case: Case) -> Errors:
         yield f"upstream.commit: {short(upstream['commit'])}, not that of upstream.version {short(upstream['version'])}"
     if upstream["origin"] == "git" and not commit_of(upstream["version"]):
         yield f"upstream.version: {short(upstream['version'])} names no commit, as upstream.origin git has to"
-    if upstream["origin"] in ("pinned", "release", "latest") and upstream["commit"]:
+    of_release = upstream["origin"] in ("release", "latest")
+    of_release |= upstream["origin"] == "pinned" and "version" in case.pack.definition["upstream"]
+    if of_release and upstream["commit"]:
         yield f"upstream.commit: {upstream['commit']}; upstream.origin {upstream['origin']} has none"
 
 

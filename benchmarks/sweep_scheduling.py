@@ -172,7 +172,7 @@ def cost(folder: Path) -> None:
         run_folder.opened(runs, request, run_folder.now()) as today,
         FileJournal(today.path / run_folder.JOURNAL) as journal,
     ):
-        cells = selection.cells(selection.selected(packs, ()), here, cache, latest=False)
+        cells = selection.cells(selection.selected(packs, ()), here, cache, selection.Moving())
         tasks = list(unique_tasks(cells, here, REPEAT))
         marks: list[float] = []
         cancel, cancel_end = os.pipe()

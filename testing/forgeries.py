@@ -27,6 +27,7 @@ from harness.receipt import receipt as receipts
 REPOSITORY = Path(__file__).resolve().parents[1]
 PACKS = REPOSITORY / "packs"
 LIGER = PACKS / "09_liger_flce_none"
+OF_HEAD = PACKS.parent / "tests" / "resources" / "receipts" / "cpu.interpreted.json"
 PATCHED_FILE = "liger_kernel.ops.fused_linear_cross_entropy"
 OTHER_HASH = "0123456789abcdef" * 4
 
@@ -125,8 +126,11 @@ def on_gpu() -> Sent:
 
 
 def of_head() -> Sent:
-    """Return the honest receipt of pack 09 on upstream's default branch, where the bug is gone."""
-    return honest(LIGER / "receipts" / "head" / "cpu.interpreted.json")
+    """Return the honest receipt of pack 09 on upstream's default branch, where the bug is gone.
+
+    It was the pack's until its probe changed: no whole copy of that commit is to be had.
+    """
+    return honest(OF_HEAD)
 
 
 @dataclass(frozen=True)

@@ -376,3 +376,15 @@ def test_verify_is_one_file_of_the_standard_library() -> None:
     text = (REPOSITORY / "verify.py").read_text(encoding="utf-8")
     imported = set(re.findall(r"(?m)^\s*(?:from|import) (\w+)", text)) - {"__future__"}
     assert imported <= sys.stdlib_module_names
+
+
+@pytest.mark.packs
+def test_another_commit_than_the_pinned_one_is_refuted(tmp_path: Path) -> None:
+    one = REPOSITORY / "packs/11_megatron_hybrid_linear_ce/receipts/cpu.traced.json"
+    document = json.loads(one.read_text(encoding="utf-8"))
+    shutil.copy(one.parent / document["log"]["file"], tmp_path)
+    document["upstream"] |= {"version": "commit " + "b" * 40, "commit": "b" * 40}
+    (tmp_path / one.name).write_text(json.dumps(document), encoding="utf-8")
+    ended = _verify(REPOSITORY, tmp_path / one.name)
+    assert (ended.returncode, ended.stderr) == (1, "")
+    assert "pack.toml pins" in ended.stdout

@@ -24,7 +24,7 @@ HOST = host.Host("3.11.7", "2.13.0+cpu", "3.6.0")
 def toy(workbench: Workbench) -> Cell:
     """Return the cell of the sound toy pack."""
     loaded = load.load_pack(workbench.lay("01_confirmed"))
-    (one,) = selection.cells([(loaded, "cpu")], HOST, None, latest=False)  # type: ignore[arg-type]
+    (one,) = selection.cells([(loaded, "cpu")], HOST, None, selection.Moving())  # type: ignore[arg-type]
     return one
 
 

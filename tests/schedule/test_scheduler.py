@@ -107,7 +107,7 @@ def stage(workbench: Workbench, tmp_path: Path) -> Stage:
 
 def _cell(folder: Path) -> Cell:
     loaded = load.load_pack(folder)
-    (one,) = selection.cells([(loaded, "cpu")], HOST, None, latest=False)  # type: ignore[arg-type]
+    (one,) = selection.cells([(loaded, "cpu")], HOST, None, selection.Moving())  # type: ignore[arg-type]
     return one
 
 
