@@ -8,10 +8,9 @@ from pathlib import Path
 import click
 
 from harness.commands import options
-from harness.core import strict_json, structure
 from harness.core.errors import HarnessError, unknown
 from harness.core.words import Exit
-from harness.sweep import acknowledged, run_folder
+from harness.sweep import acknowledged, past_runs, run_folder
 from harness.sweep.acknowledged import Entry
 from harness.sweep.results import SCHEMA, CellRow, Results
 
@@ -48,7 +47,7 @@ def _row(runs: Path, cell: str) -> CellRow:
     newest = next(iter(run_folder.earlier(runs)), None)
     if newest is None:
         raise HarnessError(f"{runs} holds no finished sweep. Next: runner.py sweep --runs {runs}")
-    rows = {row.name: row for row in _results(newest / run_folder.RESULTS).cells}
+    rows = {row.name: row for row in _results(newest).cells}
     if cell not in rows:
         raise unknown("cell", cell, rows, f"runner.py ack CELL, as {newest}/summary.md names it")
     if not rows[cell].deviates:
@@ -56,12 +55,13 @@ def _row(runs: Path, cell: str) -> CellRow:
     return rows[cell]
 
 
-def _results(path: Path) -> Results:
+def _results(folder: Path) -> Results:
+    """Read the newest run; what an older runner wrote does not tell what a change is about."""
+    path = folder / run_folder.RESULTS
     try:
-        document = strict_json.loads(path.read_bytes())
-        if isinstance(document, dict) and document.get("schema") != SCHEMA:
-            raise HarnessError(f"{path} was written by another version of the runner. Next: runner.py sweep")
-        return structure.structure(document, Results)
+        return past_runs.read(folder, oldest=SCHEMA)
+    except past_runs.OtherSchemaError:
+        raise HarnessError(f"{path} was written by another version of the runner. Next: runner.py sweep") from None
     except OSError as error:
         raise HarnessError(f"{path} cannot be read ({error.strerror}). Next: runner.py sweep") from None
     except ValueError as error:

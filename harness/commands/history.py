@@ -11,6 +11,7 @@ import click
 from rich.console import Console
 from rich.table import Table
 
+from harness.commands import options
 from harness.core.errors import HarnessError, unknown
 from harness.core.words import Exit
 from harness.pack import load
@@ -42,14 +43,7 @@ def _moment(_: click.Context, __: click.Parameter, value: str | None) -> str:
 @click.option("--figure", metavar="F", help="Only this figure, a line for each run.")
 @click.option("--since", callback=_moment, metavar="D", help="Only runs since then: 2026-11-21 (UTC), or 30d.")
 @click.option("--target", default="", metavar="T", help="Only this target.")
-@click.option(
-    "--runs",
-    type=click.Path(path_type=Path),
-    default=Path("sweeps"),
-    show_default=True,
-    metavar="DIR",
-    help="Folder of the run folders.",
-)
+@options.runs_option
 @click.option("--json", "form", flag_value="json", help="Print JSON.")
 @click.option("--csv", "form", flag_value="csv", help="Print CSV: a line for each run, cell, figure and lane.")
 def command(wanted: str, figure: str | None, since: str, target: str, runs: Path, form: str | None) -> int:  # noqa: PLR0913, PLR0917 - one parameter for each option

@@ -28,6 +28,7 @@ from harness.pack.model import Pack
 from harness.receipt import receipt, staleness
 from harness.receipt.receipt import FixKind, Receipt
 from harness.report import links
+from harness.verdict import judge
 from harness.versions import timeline
 from harness.versions.timeline import RIGHT, WRONG, Entry, Period
 
@@ -35,15 +36,6 @@ from harness.versions.timeline import RIGHT, WRONG, Entry, Period
 SCHEMA_VERSION = "1.7.0"
 #: Kinds of bug that no error and no warning tells the user of.
 SILENT = frozenset({Kind.WRONG_RESULT, Kind.SILENT_FALLBACK, Kind.PRECISION})
-#: What the verdict on a pack says of the tree without the patch; the other verdicts say nothing of it.
-PRISTINE = {
-    Verdict.CONFIRMED: WRONG,
-    Verdict.REPRODUCED: WRONG,
-    Verdict.FIX_INEFFECTIVE: WRONG,
-    Verdict.PATCH_BREAKS: WRONG,
-    Verdict.PATCH_STALE: WRONG,
-    Verdict.FIXED_UPSTREAM: RIGHT,
-}
 #: Failed controls that a sentence names.
 MOST_NAMED = 3
 #: Digits of a commit that a sentence shows.
@@ -148,7 +140,7 @@ def _of_history(pack: Pack, found: History) -> list[Lane]:
 
 def _of_receipt(pack: Pack, one: Receipt) -> list[Lane]:
     """Return what a receipt says of releases: the pinned one, and one that stood in the patched lane's place."""
-    verdict = PRISTINE.get(one.verdict)
+    verdict = judge.PRISTINE.get(one.verdict)
     if verdict is None or one.upstream.origin != "pinned" or pack.definition.upstream.is_commit:
         return []  # a commit is no release that anybody could have installed
     outdated = tuple(staleness.reasons(pack, one))

@@ -117,6 +117,12 @@ def _toml(value: Any) -> str:  # noqa: ANN401 - a text, or several
     return json.dumps(value, ensure_ascii=False).replace("\x7f", "\\u007f")
 
 
+def is_known(row: CellRow, entries: dict[str, Entry]) -> bool:
+    """Whether a row deviates and says what was acknowledged."""
+    entry = entries.get(row.name)
+    return entry is not None and row.deviates and state_of(row) == entry.says
+
+
 def applied(rows: Iterable[CellRow], entries: dict[str, Entry]) -> Iterator[CellRow]:
     """Yield the rows; those that say what was acknowledged are known, and those that are well again say so."""
     for row in rows:
@@ -127,5 +133,5 @@ def applied(rows: Iterable[CellRow], entries: dict[str, Entry]) -> Iterator[Cell
             gone = ChangeRow("acknowledged", worse=False, text=f"on {entry.date}, and well now: the entry can go")
             yield replace(row, changes=(*row.changes, gone))
         else:
-            known = f"since {entry.date}: {entry.reason}" if state_of(row) == entry.says else ""
+            known = f"since {entry.date}: {entry.reason}" if is_known(row, entries) else ""
             yield replace(row, known=known)

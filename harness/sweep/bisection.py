@@ -5,27 +5,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-from harness.core.words import Verdict
 from harness.receipt.receipt import Receipt
 from harness.schedule.session import Session
 from harness.schedule.workers import failure_of
+from harness.sweep import acknowledged
+from harness.sweep.acknowledged import Entry
 from harness.sweep.baseline import OF_VERDICT, Baseline, expected
 from harness.sweep.results import CellRow
 from harness.sweep.selection import HEAD, LATEST
 from harness.upstream import source
+from harness.verdict import judge
 from harness.verdict.cell import Cell
 from harness.versions import between
 from harness.versions.judging import InterruptedJudgingError, Judging
-
-#: What verdicts say of the tree without the patch: whether it has the bug. Others say nothing of it.
-HAS_BUG: dict[str, bool] = {
-    Verdict.CONFIRMED: True,
-    Verdict.REPRODUCED: True,
-    Verdict.FIX_INEFFECTIVE: True,
-    Verdict.PATCH_BREAKS: True,
-    Verdict.PATCH_STALE: True,
-    Verdict.FIXED_UPSTREAM: False,
-}
 
 
 @dataclass(frozen=True)
@@ -35,6 +27,7 @@ class Bisection:
     Attributes:
         session: of the sweep, with the time that there is for it: what ended before is not run again.
         compared: what the sweep is compared with.
+        known: the deviations that are acknowledged: nobody asks who did these.
         tell: told of each step.
         clean: takes what is private out of a text.
 
@@ -42,6 +35,7 @@ class Bisection:
 
     session: Session
     compared: Baseline
+    known: dict[str, Entry]
     tell: Callable[[str], None]
     clean: Callable[[str], str]
 
@@ -53,7 +47,7 @@ class Bisection:
 
         """
         for cell, row in zip(cells, rows, strict=True):
-            moves = cell.column in (LATEST, HEAD) and row.lanes and not row.known
+            moves = cell.column in (LATEST, HEAD) and row.lanes and not acknowledged.is_known(row, self.known)
             flipped = any(change.kind in OF_VERDICT for change in row.changes)
             yield replace(row, bisected=self._bisected(cell, row.verdict)) if moves and flipped else row
 
@@ -61,10 +55,10 @@ class Bisection:
         """Say which release or commit changed the verdict; what goes wrong with one cell leaves the others."""
         then = self.compared.of(cell)
         before = expected(cell, then)
-        unjudged = next((one for one in (before, now) if one not in HAS_BUG), None)
+        unjudged = next((one for one in (before, now) if one not in judge.PRISTINE), None)
         if unjudged is not None:
             return f"not bisected: {unjudged} is neither right nor wrong"
-        if HAS_BUG[before] == HAS_BUG[now]:
+        if judge.PRISTINE[before] == judge.PRISTINE[now]:
             return "not bisected: the bug is there as before; what changed is what the patch does"
         self.tell(f"bisecting {cell.name}: {now}, was {before}")
         try:

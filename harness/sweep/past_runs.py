@@ -12,8 +12,12 @@ from harness.sweep import run_folder
 from harness.sweep.results import SCHEMA, Results
 
 
-def read(folder: Path) -> Results:
-    """Read the results of one finished run, of this schema or an older one.
+class OtherSchemaError(ValueError):
+    """Results of an older or newer schema than was asked for."""
+
+
+def read(folder: Path, oldest: int = 1) -> Results:
+    """Read the results of one finished run, of this schema or an older one down to `oldest`.
 
     Schema 1 called the run a night. Schema 2 knew neither acknowledged deviations nor the day of a version that moves
     nor what a change is about: these stay empty.
@@ -26,7 +30,7 @@ def read(folder: Path) -> Results:
     document = strict_json.loads((folder / run_folder.RESULTS).read_bytes())
     if not isinstance(document, dict):
         raise ValueError("not a JSON object")  # noqa: TRY004 - an error of the file, like every other one
-    found = structure.structure(_migrated(document), Results)
+    found = structure.structure(_migrated(document, oldest), Results)
     if not found.finished:
         raise ValueError("the sweep was interrupted")
     names = [cell.name for cell in found.cells]
@@ -54,11 +58,11 @@ def started(results: Results) -> dt.datetime:
         raise ValueError(f"started {results.started!r} is no date in UTC") from None
 
 
-def _migrated(document: dict[str, Any]) -> dict[str, Any]:
+def _migrated(document: dict[str, Any], oldest: int) -> dict[str, Any]:
     """Return a document of an older schema as one of this schema."""
     schema = document.get("schema")
-    if type(schema) is not int or not 1 <= schema <= SCHEMA:
-        raise ValueError(f"schema {schema!r}: this runner reads 1 to {SCHEMA}")
+    if type(schema) is not int or not oldest <= schema <= SCHEMA:
+        raise OtherSchemaError(f"schema {schema!r}: this runner reads {oldest} to {SCHEMA}")
     if schema == 1:
         document = {("run" if key == "night" else key): value for key, value in document.items()}
     return document

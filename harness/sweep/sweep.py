@@ -21,7 +21,6 @@ from harness.schedule.journal import FileJournal
 from harness.schedule.scheduler import Account, GpuFault, Listener
 from harness.schedule.session import Session
 from harness.sweep import acknowledged, baseline, database, drift, history, mutants, run_folder, selection, writing
-from harness.sweep.baseline import Baseline
 from harness.sweep.bisection import Bisection
 from harness.sweep.collector import Collector
 from harness.sweep.database import CellRun
@@ -135,9 +134,9 @@ class Sweep:
                 places = {self.cache.root: "$CACHE", order.folder.absolute(): "$PACKS", order.runs: "$RUNS"}
                 collector = Collector(session.judge, account, compared, redaction.of_host(places), night.killed)
                 rows = list(collector.rows(cells))
-                before, marked = len(journal), list(acknowledged.applied(rows, known))
-                self._bisect(session, account, compared, collector, (cells, marked))
-                rows = [replace(row, bisected=one.bisected) for row, one in zip(rows, marked, strict=True)]
+                before = len(journal)
+                bisection = Bisection(session, compared, known, self.progress.tell, collector.clean)
+                self._bisect(bisection, account, cells, rows)
                 account.ran += len(journal) - before
             seconds = (run_folder.now() - folder.started).total_seconds()
             results = self._results(folder, session, account, tuple(rows), compared.text, seconds)
@@ -176,20 +175,13 @@ class Sweep:
         account.interrupted = night.interrupted
         return night
 
-    def _bisect(
-        self,
-        session: Session,
-        account: Account,
-        compared: Baseline,
-        collector: Collector,
-        judged: tuple[list[Cell], list[CellRow]],
-    ) -> None:
+    def _bisect(self, bisection: Bisection, account: Account, cells: list[Cell], rows: list[CellRow]) -> None:
         """Find out which release or commit changed verdicts, behind everything else; the rows take what is found."""
         if self.order.bisect is None or account.interrupted:
             return
+        session = bisection.session
         ends = [time.monotonic() + self.order.bisect, *([] if session.stop_at is None else [session.stop_at])]
-        bisection = Bisection(replace(session, stop_at=min(ends)), compared, self.progress.tell, collector.clean)
-        cells, rows = judged
+        bisection = replace(bisection, session=replace(session, stop_at=min(ends)))
         try:
             for place, row in enumerate(bisection.rows(cells, list(rows))):
                 rows[place] = row

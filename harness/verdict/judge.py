@@ -24,6 +24,16 @@ PATCHED = {
     LaneVerdict.UNSUPPORTED: Verdict.PATCH_BREAKS,
 }
 
+#: What the verdict on a pack says of the tree without the patch; the other verdicts say nothing of the bug.
+PRISTINE: dict[str, LaneVerdict] = {
+    Verdict.CONFIRMED: LaneVerdict.BUG_REPRODUCED,
+    Verdict.REPRODUCED: LaneVerdict.BUG_REPRODUCED,
+    Verdict.FIX_INEFFECTIVE: LaneVerdict.BUG_REPRODUCED,
+    Verdict.PATCH_BREAKS: LaneVerdict.BUG_REPRODUCED,
+    Verdict.PATCH_STALE: LaneVerdict.BUG_REPRODUCED,
+    Verdict.FIXED_UPSTREAM: LaneVerdict.FIX_VALIDATED,
+}
+
 
 @dataclass(frozen=True)
 class Judgement:
