@@ -42,7 +42,8 @@ Two ranks are played one after the other: what each gives to all_reduce is noted
 
 Tolerances: relative, in the norm. Everything is computed in float32: 2^-15, which is 512 roundings one after another,
 for products of 16 numbers, sums over at most 61 heads and 587 keys, and a softmax; a gradient is rounded to the dtype
-of its input besides, half an ulp each: 2^-8 and 2^-11. Top-k scores: 2^-15 of the largest.
+of its input besides, half an ulp each: 2^-8 and 2^-11, and half of that in the norm of the thousands of elements of a
+large case, where it is 0.42 of that on average. Top-k scores: 2^-15 of the largest.
 
 `traced` (--target cpu): the bytes of tensors on device "meta", which have sizes and no numbers, are added up operator
 by operator, and subtracted when a storage dies; the values are computed on CPU tensors. `executed` is torch.cuda's
@@ -133,7 +134,7 @@ from unittest import mock
 DSA = "megatron.core.transformer.experimental_attention_variant.dsa"
 DROP = -math.inf
 SMALL = {
-    "size": ((5, 5), (7, 12), (1, 9), (12, 7)),  # query rows, keys
+    "size": ((5, 5), (7, 12), (1, 9), (12, 7), (0, 4)),  # query rows, keys
     "batch": (1, 2, 3),
     "heads": (1, 2, 5),
     "attention": (1, 2, 5),
@@ -172,6 +173,7 @@ MEMORY = [  # bounds, relu, sparse, which query rows are real
 WIDTH = 16  # of a head in the cases; 32 where memory is measured
 ROUNDINGS = 2.0**-15
 ROUNDING = {"float32": 0.0, "bfloat16": 2.0**-8, "float16": 2.0**-11}
+MANY = 0.5  # of that in the norm of many elements, where it is 0.42 on average
 PER_HEAD = 0.25  # of one head's float32 scores: a tensor of one byte for each
 SMALLER, LARGER, LENGTH, BATCH = 8, 40, 2048, 2  # heads, tokens, and batch where memory is measured
 FIGURES = {"4096": (2, 4096), "16384": (1, 16384)}
@@ -304,14 +306,14 @@ def topk_error(case, scores, chosen):
     masked = (scores + case.bias).masked_fill(~seen, DROP)
     wanted = masked.topk(k, dim=-1).values
     extended = case.torch.cat((masked, case.torch.full((b, sq, 1), DROP, dtype=masked.dtype)), -1)
-    if chosen.shape != wanted.shape or chosen.dtype != case.torch.int64 or int(chosen.max()) >= sk:
+    if chosen.shape != wanted.shape or chosen.dtype != case.torch.int64 or (chosen >= sk).any():
         return math.inf
     found = extended.gather(-1, chosen.where(chosen >= 0, sk)).sort(-1, descending=True).values
     places = chosen.where(chosen >= 0, -1 - case.torch.arange(k)).sort(-1).values
     twice = (places[..., 1:] == places[..., :-1]).any()
     if twice or not case.torch.equal(found.isinf(), wanted.isinf()) or ((chosen < 0) != (wanted.isinf())).any():
         return math.inf
-    error = (found - wanted).nan_to_num(0.0).abs().max()
+    error = (found - wanted).nan_to_num(0.0).abs().amax() if found.numel() else 0.0
     return float(error / masked[~masked.isinf()].abs().max().clamp_min(1e-30)) if (~masked.isinf()).any() else 0.0
 
 
@@ -480,7 +482,7 @@ def errors_of_autograd(up, case):
     given = dict(zip(("index_scores", "query", "key"), (leaves[0] + 0, *leaves[1:]), strict=True))  # it overwrites them
     loss = up.loss(case, given, options, chosen)
     above = torch.tensor(case.above, device=up.device)
-    found = torch.autograd.grad(loss, leaves, above)
+    found = torch.autograd.grad(loss, leaves, above, allow_unused=True)
     exact = [x.detach().cpu().double().requires_grad_() for x in leaves]
     support = supported(case, chosen.cpu())
     target = probabilities(case, support, *exact[1:])
@@ -488,7 +490,8 @@ def errors_of_autograd(up, case):
     reference = torch.autograd.grad(wanted, exact, above.cpu().double())
     answer = {"loss": distance(loss, wanted), "changed": changed(inputs | options, copies)}
     return answer | {
-        f"grad_{name}": distance(x, y) for name, x, y in zip(("scores", "query", "key"), found, reference, strict=True)
+        f"grad_{name}": math.inf if x is None else distance(x, y)
+        for name, x, y in zip(("scores", "query", "key"), found, reference, strict=True)
     }
 
 
@@ -499,6 +502,7 @@ def compare(up, cases, measures):
         limits = {"loss": ROUNDINGS, "scores": ROUNDINGS, "topk": ROUNDINGS, "changed": 0.0}
         for measure in measures:
             rounded = 0.0 if measure is errors_of_autograd else ROUNDING[case.floats]
+            rounded *= 1.0 if case.size in SMALL["size"] else MANY
             for name, x in measure(up, case).items():
                 limit = limits.get(name, ROUNDINGS + rounded)
                 place = worst.setdefault(name, [0.0, limit])
@@ -757,14 +761,14 @@ def judge(probe, target):
         probe.judge(f"values.{bounds}.loss", "control", compare, up, some, [errors_of_loss])
         whole = [x for x in some if x.ranks == 1]
         probe.judge(f"values.{bounds}.autograd", "control", compare, up, whole, [errors_of_autograd])
-    for number, (name, (heads, attention, other)) in enumerate(LARGE.items()):
-        factors = USUAL | {"heads": heads, "attention": attention} | other
-        measures = [errors_of_loss] + [errors_of_scores] * (name == "scores.masks")
-        probe.judge(f"large.{name}", "control", large, up, 1000 + number, factors, measures)
     known = {}
     for name in ("indexer.topk", "indexer.forward", "indexer.backward", "attention.forward", "attention.backward"):
         kind, part = name.split(".")
         probe.judge(f"memory.{name}", "defect", grows, metered, sensor, part, kind == "attention", known)
+    for number, (name, (heads, attention, other)) in enumerate(LARGE.items()):
+        factors = USUAL | {"heads": heads, "attention": attention} | other
+        measures = [errors_of_loss] + [errors_of_scores] * (name == "scores.masks")
+        probe.judge(f"large.{name}", "control", large, up, 1000 + number, factors, measures)
     if probe.only is None:
         largest(probe, Upstream(torch, "meta"))
         if target != "cpu":
