@@ -728,6 +728,7 @@ def on_gpu(probe, up):
             torch.autograd.grad(up.loss(case, inputs, options)[1], leaves)
 
         for part, run in (("topk", topk), ("forward", forward), ("step", step)):
+            torch.cuda.empty_cache()
             meter = Allocator(torch)
             meter.start()
             run()
@@ -761,6 +762,8 @@ def judge(probe, target):
         probe.judge(f"values.{bounds}.loss", "control", compare, up, some, [errors_of_loss])
         whole = [x for x in some if x.ranks == 1]
         probe.judge(f"values.{bounds}.autograd", "control", compare, up, whole, [errors_of_autograd])
+    if target != "cpu":
+        torch.zeros(8, 8, device=device) @ torch.zeros(8, 8, device=device)  # the workspace of products, once
     known = {}
     for name in ("indexer.topk", "indexer.forward", "indexer.backward", "attention.forward", "attention.backward"):
         kind, part = name.split(".")
