@@ -378,11 +378,20 @@ def changed(given, copies):
     return sum(not bool((given[name] == copies[name]).all()) for name in copies)
 
 
+def derivatives(torch, result, leaves, above, **named):
+    """Return the gradients of the leaves; None for all where upstream has overwritten what it saved for them."""
+    try:
+        return torch.autograd.grad(result, leaves, above, allow_unused=True, **named)
+    except RuntimeError as error:
+        if "modified by an inplace operation" not in str(error):
+            raise
+        return [None] * len(leaves)
+
+
 def gradients(torch, result, inputs, above, **named):
-    """Return the gradients of q, weights and k; None for one that is frozen."""
+    """Return the gradients of q, weights and k, but of one that is frozen."""
     names = [name for name in ("q", "weights", "k") if inputs[name].requires_grad]
-    found = torch.autograd.grad(result, [inputs[name] for name in names], above, allow_unused=True, **named)
-    return dict(zip(names, found, strict=True))
+    return dict(zip(names, derivatives(torch, result, [inputs[name] for name in names], above, **named), strict=True))
 
 
 def each_rank(torch, case, run):
@@ -452,7 +461,7 @@ def errors_of_loss(up, case):
         twice = case.ranks == 1 and case.size in SMALL["size"]
         first = gradients(torch, loss, inputs, above, retain_graph=twice)
         second = gradients(torch, loss, inputs, above) if twice else first
-        same = all(torch.equal(first[name], second[name]) for name in first)
+        same = all(first[x] is not None and torch.equal(first[x], second[x]) for x in first)
         return chosen.cpu(), loss.detach().cpu(), first, changed(inputs | options, copies) + (not same)
 
     scores = index_scores(case)
@@ -482,7 +491,7 @@ def errors_of_autograd(up, case):
     given = dict(zip(("index_scores", "query", "key"), (leaves[0] + 0, *leaves[1:]), strict=True))  # it overwrites them
     loss = up.loss(case, given, options, chosen)
     above = torch.tensor(case.above, device=up.device)
-    found = torch.autograd.grad(loss, leaves, above, allow_unused=True)
+    found = derivatives(torch, loss, leaves, above)
     exact = [x.detach().cpu().double().requires_grad_() for x in leaves]
     support = supported(case, chosen.cpu())
     target = probabilities(case, support, *exact[1:])
