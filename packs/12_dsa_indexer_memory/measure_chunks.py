@@ -12,8 +12,8 @@ from megatron.core.transformer.experimental_attention_variant import dsa
 
 HEADS, WIDTH, ATTENTION, ATTENTION_WIDTH = 32, 128, 16, 192
 STEPS = ((2, 4096), (1, 16384), (1, 1024), (1, 256))  # batch, tokens
-CHUNKS = (8, 16, 32, 64, 128, 256, 1024)  # MiB
-RUNS = 5
+CHUNKS = (16, 32, 64, 256)  # MiB
+RUNS = 3
 
 
 def inputs(b, s):
