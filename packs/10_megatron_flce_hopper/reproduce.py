@@ -26,7 +26,7 @@ have it. It is a vocabulary-parallel cross entropy's in general: measure_impleme
     labels                     on any rank, on the first or last rank alone, ignored (-100, or a class), all ignored
     denominator of the mean    tokens that are not ignored, of all ranks: also when one has 8 times as many as another
     reduction                  none, sum and mean; a gradient from above that differs for each token, or is expanded
-    dtype                      fp32 and bf16: the loss is fp32, logits are not rounded, gradients have their input's dtype
+    dtype                      fp32 and bf16: the loss is fp32, logits are not rounded, gradients are in their input's
     logits                     large ones: the maximum is one over all ranks
     accumulators               the sum over splits is rounded once
     tokens                     [sequence, batch, hidden] or [tokens, hidden]; one token, odd numbers
@@ -42,9 +42,9 @@ are a wrong result, of the check. The sha256 of each rank's results is printed.
 
 What is real and what stands in. On a GPU of compute capability 9 all is real, but for one control that asks what
 Blackwell gets. On the CPU, for the module that asks for the device alone: torch.cuda.is_available is True,
-get_device_capability is (9, 0), current_device is 0, nvtx.range does nothing; torch.mm and its like, which take out_dtype
-on a GPU only, compute in that dtype on the CPU; and for GPTModel torch.cuda.current_device is the CPU. So the CPU says
-nothing about code that wants a GPU: kernels for Hopper are UNJUDGED there, or wrong by that alone.
+get_device_capability is (9, 0), current_device is 0, nvtx.range does nothing; torch.mm and its like, which take
+out_dtype on a GPU only, compute in that dtype on the CPU; and for GPTModel torch.cuda.current_device is the CPU. So the
+CPU says nothing about code that wants a GPU: kernels for Hopper are wrong there by that alone.
 
 Errors are norms of the difference over norms of the reference, which is computed in float64 from the same rounded
 inputs. Tolerances: losses 2^-17, 64 roundings of fp32, for fp32 products and sums. Gradients in fp32 2^-16, where the
@@ -145,8 +145,9 @@ FLOAT32_LOSS = 2.0**-17
 FLOAT32_GRADIENT = 2.0**-16
 BFLOAT16 = 2.0**-8
 IGNORED = -100
-SECONDS = {"cpu": 100, "gpu": 200}  # for all ranks together: they take a tenth of that
+SECONDS = {"cpu": 90, "gpu": 200}  # for all ranks together: they take a tenth of that
 CPU_RANKS = 4
+FUSIONS = "megatron.core.fusions.linear_cross_entropy"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -193,12 +194,12 @@ CASES = {
     "mean": Case(reduction="mean", labels="some ignored", shape=(9, 2)),
     "mean.two.uneven": Case(ranks=2, reduction="mean", labels="uneven", shape=(18, 1), sequence_parallel=True),
     "mean.four.uneven": Case(ranks=4, reduction="mean", labels="uneven", shape=(36, 2), sequence_parallel=True),
-    "mean.bfloat16.four": Case(ranks=4, reduction="mean", labels="uneven", shape=(36,), dtype="bfloat16", entry="function"),
+    "mean.bfloat16.four": Case(4, reduction="mean", labels="uneven", shape=(36,), dtype="bfloat16", entry="function"),
     "sum": Case(reduction="sum", labels="some ignored"),
     "sum.two": Case(ranks=2, reduction="sum", labels="uneven", shape=(18, 2), entry="function"),
     "function.flat": Case(entry="function", shape=(13,)),
     "function.flat.four": Case(ranks=4, entry="function", shape=(12,), sequence_parallel=True, labels="some ignored"),
-    "function.without_group": Case(entry="function without a group", shape=(13,), reduction="mean", labels="some ignored"),
+    "function.without_group": Case(entry="function, no group", shape=(13,), reduction="mean", labels="some ignored"),
     "expanded": Case(entry="function", above="expanded", shape=(7,)),
     "ones.two": Case(ranks=2, above="ones", dtype="bfloat16", shape=(5, 3), hidden=64, classes=1000),
     "one_token": Case(shape=(1, 1)),
@@ -259,7 +260,7 @@ class Upstream:
         return getattr(self.torch, case.dtype)
 
     def given(self, case):
-        """Return the whole hidden states and weight, labels and the gradient from above: on the CPU, the same anywhere."""
+        """Return whole hidden states and weight, labels and the gradient from above: on the CPU, the same anywhere."""
         torch, random = self.torch, self.torch.Generator().manual_seed(5)
         dtype, labelled = self.dtype(case), case.labelled or case.classes
         hidden = torch.randn(*case.shape, case.hidden, generator=random)
@@ -332,7 +333,7 @@ class Upstream:
         if case.entry == "native":
             logits, _ = self.build(case, self.layers.ColumnParallelLinear)(hidden, weight=weight)
             return self.native.vocab_parallel_cross_entropy(logits, labels, tp_group=group).reshape(-1)
-        named = {} if case.entry == "function without a group" else {"tp_group": group}
+        named = {} if case.entry == "function, no group" else {"tp_group": group}
         return self.fused.linear_cross_entropy(
             hidden,
             weight,
@@ -383,30 +384,43 @@ def no_grad(upstream, case):
 
 
 def memory(upstream, case):
-    """Follow every tensor that a loss and its backward make: the largest, and the most bytes that live together."""
+    """Follow all that a loss and its backward make: the largest tensor, and the most bytes that live together."""
     torch = upstream.torch
-    watch = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
-    reference = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef
     hidden, weight, labels, above = upstream.parts(case)
-    seen = {"largest": 0, "together": 0}
-    alive = {each.untyped_storage()._cdata: (reference(each.untyped_storage()), 0) for each in (hidden, weight, labels)}  # noqa: SLF001
+    seen = follow(
+        torch, (hidden, weight, labels), lambda: upstream.losses(case, hidden, weight, labels).backward(above)
+    )
+    if upstream.device.type == "cuda":  # what libraries keep for themselves has been allocated by now
+        hidden.grad = weight.grad = None
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        upstream.losses(case, hidden, weight, labels).backward(above)
+        seen["together"] = max(seen["together"], torch.cuda.max_memory_allocated() - before)
+    return seen
 
-    class Watch(watch):
-        def __torch_dispatch__(self, function, _types, given=(), named=None):
-            made = function(*given, **(named or {}))
+
+def follow(torch, given, function):
+    """Call a function; return the most elements of a tensor that it makes, and the most bytes beside what is given."""
+    mode = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
+    weak = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef
+    seen = {"largest": 0, "together": 0}
+    alive = {each.untyped_storage()._cdata: (weak(each.untyped_storage()), 0) for each in given}  # noqa: SLF001
+
+    class Watch(mode):
+        def __torch_dispatch__(self, operator, _types, given=(), named=None):
+            made = operator(*given, **(named or {}))
             for each in made if isinstance(made, (tuple, list)) else [made]:
                 if isinstance(each, torch.Tensor):
                     storage = each.untyped_storage()
                     seen["largest"] = max(seen["largest"], each.numel())
-                    alive.setdefault(storage._cdata, (reference(storage), storage.nbytes()))  # noqa: SLF001
-            for key in [key for key, (weak, _) in alive.items() if weak.expired()]:
+                    alive.setdefault(storage._cdata, (weak(storage), storage.nbytes()))  # noqa: SLF001
+            for key in [key for key, (reference, _) in alive.items() if reference.expired()]:
                 del alive[key]
             seen["together"] = max(seen["together"], sum(size for _, size in alive.values()))
             return made
 
     with Watch():
-        found = upstream.losses(case, hidden, weight, labels)
-        found.backward(above)
+        function()
     return seen
 
 
@@ -478,7 +492,7 @@ def mtp_spec(upstream, depths):
 
 
 def step(upstream, model, state=None):
-    """Go forward and backward through a model; return losses or logits, gradients, and what entered its output layer."""
+    """Go through a model and back; return losses or logits, gradients, and what entered its output layer."""
     torch = upstream.torch
     torch.manual_seed(11)
     if upstream.device.type == "cuda":
@@ -598,19 +612,19 @@ def speak(work, rank, count, folder):
     os.dup2(log, 1)  # standard output is the judge's, and what is wrong is looked for here
     os.dup2(log, 2)
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no rank outlives the judge
-    faulthandler.dump_traceback_later(work.seconds - 10)
+    faulthandler.dump_traceback_later(work.seconds - 30)  # into the log: where it hangs
     import torch
 
     torch.set_num_threads(1)
     device = torch.device("cpu" if work.target == "cpu" else f"cuda:{rank}")
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     distributed = torch.distributed
-    limit = {"timeout": dt.timedelta(seconds=work.seconds - 20)}
     if device.type == "cuda":
         torch.cuda.set_device(device)
-        limit["device_id"] = device
+    backend = "gloo" if device.type == "cpu" else "nccl"
     store = distributed.FileStore(f"{folder}/store", count)
-    distributed.init_process_group("gloo" if device.type == "cpu" else "nccl", store=store, rank=rank, world_size=count, **limit)  # noqa: E501
+    limit = dt.timedelta(seconds=work.seconds + 60)  # a rank that waits for another hangs: this process says so
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
     upstream = Upstream(torch, device)
     upstream.state.initialize_model_parallel(min(2, count), create_gloo_process_groups=False)
     if device.type == "cpu":
@@ -625,7 +639,8 @@ def speak(work, rank, count, folder):
         print("check", name, flush=True)
         if rank < case.ranks:  # the first group alone; for GPTModel, every one
             found[name] = to_cpu(attempt(functools.partial(function, upstream, case), work.tested))
-    torch.save(found, f"{folder}/{rank}")
+    fusions = {name: each.__file__ for name, each in sys.modules.items() if name.startswith(FUSIONS)}
+    torch.save({"checks": found, "modules": fusions}, f"{folder}/{rank}")
     print("done", flush=True)
     distributed.barrier()
     distributed.destroy_process_group()
@@ -638,7 +653,7 @@ def last_lines(folder, rank):
 
 
 def ranks(work, count, folder):
-    """Run all checks on so many ranks; return what each of them found."""
+    """Run all checks on so many ranks; return what each of them found, and the fusions' modules that they loaded."""
     import torch
 
     # The CPU's ranks share what this process has imported; a GPU's cannot be forked from one that has seen it.
@@ -653,32 +668,40 @@ def ranks(work, count, folder):
                 break
             time.sleep(0.01)
         bad = {rank: each.exitcode for rank, each in enumerate(processes) if each.exitcode != 0}
+        bad |= {rank: 0 for rank in range(count) if rank not in bad and not Path(f"{folder}/{rank}").exists()}
         died = {rank: code for rank, code in bad.items() if code is not None} or bad
         if died:
-            told = [f"rank {rank} {end(code)}; its last lines:\n{last_lines(folder, rank)}" for rank, code in died.items()]
+            told = [
+                f"rank {rank} {end(code)}; its last lines:\n{last_lines(folder, rank)}" for rank, code in died.items()
+            ]
             raise RuntimeError("\n".join(told))
     finally:
         for process in processes:
             if process.pid is not None:
                 process.kill()
                 process.join()
-    found = [torch.load(f"{folder}/{rank}") for rank in range(count)]
+    written = [torch.load(f"{folder}/{rank}") for rank in range(count)]
+    found = [each["checks"] for each in written]
     same_checks(work, found, folder)
-    return found
+    return found, dict(item for each in written for item in each["modules"].items())
 
 
 def end(code):
     """Say how a rank ended."""
-    return "did not end in time" if code is None else f"died with exit status {code}"
+    return "did not end in time" if code is None else f"died with exit status {code}, or left no results"
 
 
 def same_checks(work, found, folder):
     """Raise where a rank did not do what the others of its group did, or failed alone."""
     for name, _, case in work.checks:
-        states = ["error" in found[rank][name] if name in found[rank] else None for rank in range(min(case.ranks, len(found)))]
+        states = [
+            "error" in found[rank][name] if name in found[rank] else None for rank in range(min(case.ranks, len(found)))
+        ]
         for rank, state in enumerate(states):
             if state is None or state != states[0]:
-                raise RuntimeError(f"rank {rank} disagrees on {name}: {states}; its last lines:\n{last_lines(folder, rank)}")
+                raise RuntimeError(
+                    f"rank {rank} disagrees on {name}: {states}; its last lines:\n{last_lines(folder, rank)}"
+                )
 
 
 # What the judge makes of it. Each function gets the list of what the ranks of the group found.
@@ -726,7 +749,11 @@ def judge_loss(found, upstream, case):
         if case.frozen == name or "dtypes" not in found[0]:
             continue
         split = name == "weight" or case.sequence_parallel
-        whole = [{"it": joined(found, f"towards_{name}", split)}] if split else [{"it": each[f"towards_{name}"]} for each in found]
+        whole = (
+            [{"it": joined(found, f"towards_{name}", split)}]
+            if split
+            else [{"it": each[f"towards_{name}"]} for each in found]
+        )
         errors[name] = max(norm_error(each["it"], wanted) for each in whole)
         limits[name] = FLOAT32_GRADIENT + rounding
     dtypes = ["torch.float32"] + [f"torch.{case.dtype}"] * (len(errors) - 1)
@@ -737,7 +764,8 @@ def judge_loss(found, upstream, case):
         "inputs_kept": all(each.get("kept", True) for each in found),
     }
     ok = all(errors[key] <= limits[key] for key in errors) and all(right.values())
-    return ok, {"measured": errors | right, "tolerance": limits, "unit": "relative error", "sha256": hashes(found)}
+    measured = errors | right | {"sha256": hashes(found)}
+    return ok, {"measured": measured, "tolerance": limits, "unit": "relative error"}
 
 
 def hashes(found):
@@ -799,7 +827,7 @@ def furthest(each):
 
 
 def checks(size):
-    """Return each check: its name, role, what is measured on which case, how that is judged; GPTModel on `size` ranks."""
+    """Return each check: name, role, what is measured on which case, how that is judged; GPTModel on `size` ranks."""
     found = [(f"loss.{name}", "defect", loss, case, judge_loss) for name, case in CASES.items()]
     found.append(("no_grad.two", "defect", no_grad, Case(ranks=2, shape=(7, 2)), judge_loss))
     found.append(("memory", "defect", memory, MEMORY, judge_memory))
@@ -857,7 +885,9 @@ def judge(probe, target):
     given = [(name, function, case) for name, _, function, case, _ in asked]
     work = types.SimpleNamespace(target=target, checks=given, tested=probe.tested, seconds=seconds)
     with tempfile.TemporaryDirectory() as folder:
-        results = ranks(work, count, folder)
+        results, modules = ranks(work, count, folder)
+    for name, file in sorted(modules.items()):  # what the ranks loaded besides
+        probe.upstream(types.SimpleNamespace(__name__=name, __file__=file))
     for check in every:
         name, role, _, case, _ = check
         if check not in asked:
