@@ -362,9 +362,11 @@ def loss(upstream, case):
     hidden, weight, labels, above = upstream.parts(case)
     wanted = [each for each in (hidden, weight) if each.requires_grad]
     before = [each.detach().clone() for each in (hidden, weight, labels)]
-    found = upstream.losses(case, hidden, weight, labels)
+    with reductions(upstream.torch.distributed) as forward:
+        found = upstream.losses(case, hidden, weight, labels)
     given = above.reshape(found.shape)
-    once = upstream.torch.autograd.grad(found, wanted, given, retain_graph=case.entry != "native")
+    with reductions(upstream.torch.distributed) as backward:
+        once = upstream.torch.autograd.grad(found, wanted, given, retain_graph=case.entry != "native")
     record = {"loss": found.detach(), "dtypes": [str(each.dtype) for each in (found, *once)]}
     names = [name for name in ("hidden", "weight") if case.frozen != name]
     record |= {f"towards_{name}": each for name, each in zip(names, once, strict=True)}
@@ -373,7 +375,26 @@ def loss(upstream, case):
         again = upstream.losses(case, hidden, weight, labels)
         record["again"] = again.equal(found) and all(x.equal(y) for x, y in zip(once, twice, strict=True))
     record["kept"] = all(x.equal(y) for x, y in zip(before, (hidden, weight, labels), strict=True))
+    record["said"] = {"shard": list(weight.shape), "forward": forward, "backward": backward}
+    if case.entry != "native":
+        record["said"]["kernel"] = upstream.fused.Platform().forward_func.__module__
     return record
+
+
+@contextlib.contextmanager
+def reductions(distributed):
+    """List the reductions that are made meanwhile: of what kind, and of how many elements."""
+    seen, function = [], distributed.all_reduce
+
+    def all_reduce(tensor, op=distributed.ReduceOp.SUM, **named):
+        seen.append(f"{str(op).rpartition('.')[2]} of {tensor.numel()} {str(tensor.dtype).rpartition('.')[2]}")
+        return function(tensor, op=op, **named)
+
+    distributed.all_reduce = all_reduce
+    try:
+        yield seen
+    finally:
+        distributed.all_reduce = function
 
 
 def no_grad(upstream, case):
@@ -612,7 +633,8 @@ def speak(work, rank, count, folder):
     os.dup2(log, 1)  # standard output is the judge's, and what is wrong is looked for here
     os.dup2(log, 2)
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no rank outlives the judge
-    faulthandler.dump_traceback_later(work.seconds - 30)  # into the log: where it hangs
+    stack = Path(f"{folder}/stack{rank}").open("w")  # noqa: SIM115 - where it hangs: written while this process lives
+    faulthandler.dump_traceback_later(work.seconds - 30, file=stack)
     import torch
 
     torch.set_num_threads(1)
@@ -647,9 +669,10 @@ def speak(work, rank, count, folder):
 
 
 def last_lines(folder, rank):
-    """Return the end of a rank's log."""
-    file = Path(f"{folder}/log{rank}")
-    return file.read_text(errors="replace")[-1500:] if file.exists() else "(no line)"
+    """Return the end of a rank's log, and where it was if it hung."""
+    log, stack = (Path(f"{folder}/{name}{rank}") for name in ("log", "stack"))
+    said = log.read_text(errors="replace")[-1500:] if log.exists() else ""
+    return said + (stack.read_text(errors="replace")[:700] if stack.exists() else "")
 
 
 def ranks(work, count, folder):
@@ -764,7 +787,8 @@ def judge_loss(found, upstream, case):
         "inputs_kept": all(each.get("kept", True) for each in found),
     }
     ok = all(errors[key] <= limits[key] for key in errors) and all(right.values())
-    measured = errors | right | {"sha256": hashes(found)}
+    told = {"classes": case.classes, "labelled": case.labelled or case.classes} | found[0].get("said", {})
+    measured = errors | right | told | {"sha256": hashes(found)}
     return ok, {"measured": measured, "tolerance": limits, "unit": "relative error"}
 
 
