@@ -205,6 +205,7 @@ CASES = {
     "one_token": Case(shape=(1, 1)),
     "one_token.two": Case(ranks=2, shape=(1, 1), reduction="mean"),
     "large_logits.two": Case(ranks=2, scale=60.0, shape=(12, 2), hidden=8),
+    "large_logits.bfloat16": Case(scale=60.0, shape=(12, 2), dtype="bfloat16"),
     "large_logits.bfloat16.four": Case(ranks=4, scale=60.0, shape=(12, 2), dtype="bfloat16", labels="first rank"),
     "splits": Case(classes=7001, shape=(9, 2), hidden=8),
     "splits.two": Case(ranks=2, classes=13000, shape=(4, 3), hidden=8, labels="some ignored", sequence_parallel=True),
