@@ -162,7 +162,8 @@ class Acknowledged:
 class Receipt:
     """One pack on one target, as it was seen.
 
-    `ranks` counts the processes that the probe started and speaks for; `fix` is None where no patched lane ran;
+    `ranks` is the size of the largest group of ranks that the probe starts and speaks for, as pack.toml states it (1 where
+    there are none, and in receipts of runners that did not record it); `fix` is None where no patched lane ran;
     `about` names the defect checks that the verdict is about where these are not all of them.
     """
 
