@@ -21,7 +21,7 @@ PLAIN = {Verdict.CONFIRMED, Verdict.REPRODUCED, Verdict.VALIDATED, Verdict.FIXED
 
 @dataclass(frozen=True)
 class RunRow:
-    """One pack on one target; `expectation` says so where pack.toml expects nothing of it, `ranks` is as in receipts."""
+    """One pack on one target; `expectation` says so where pack.toml expects nothing of it; `ranks` are a receipt's."""
 
     pack: str
     kind: str
