@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePosixPath
+from typing import Any
 
 import tomli
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -128,6 +129,22 @@ def _target_errors(definition: Definition) -> list[str]:
             for file in target.loads
             if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts
         )
+    return errors
+
+
+def _ranks_errors(definition: Definition, document: dict[str, Any]) -> list[str]:
+    """Say which ranks do not fit a target's GPUs: NCCL wants one for each, and several share one on purpose alone."""
+    errors = []
+    for name, target in definition.targets.items():
+        path = f"targets.{name}.ranks"
+        if target.ranks < 1:
+            errors.append(f"{path}: at least 1")
+        shares = target.gpus == 1 and "gpus" in document["targets"][name]
+        if Evidence.EXECUTED in target.evidence and target.ranks not in (1, target.gpus) and not shares:
+            errors.append(
+                f"{path}: {target.ranks} on {target.gpus} GPU{'s' * (target.gpus > 1)}; NCCL wants one GPU a rank "
+                f"(gpus = {target.ranks}); write gpus = 1 where all ranks share one"
+            )
     return errors
 
 
@@ -268,6 +285,7 @@ def parse(text: str) -> Definition:
     if definition.strength.generated < 0:
         errors.append("strength.generated: a number of mutants, 0 or more")
     errors += _dependency_errors(definition) + _target_errors(definition) + _environment_errors(definition)
+    errors += _ranks_errors(definition, document)
     errors += _fix_errors(definition) + _prior_art_errors(definition) + _ask_errors(definition.ask)
     errors += _suite_errors(definition, definition.upstream_tests) + _workaround_errors(definition)
     errors += _versions_errors(definition)

@@ -22,6 +22,7 @@ from harness.schedule.workers import Failure, failure_of
 from harness.upstream import download
 from harness.upstream.source import SourceKind
 from harness.verdict.cell import Cell
+from harness.verdict.lane_judge import NO_VERDICT
 from harness.versions import candidates, narrowed, release_bisect
 from harness.versions.candidates import Candidate
 from harness.versions.timeline import Entry
@@ -188,7 +189,7 @@ def verdict_of(session: Session, record: LaneRecord, log: LogRecord | None) -> t
 
     A surprise inside the probe, such as a name that this tree does not have, is UNSUPPORTED here, never the bug.
     """
-    surprised = record.verdict == LaneVerdict.ERROR and record.reason == "no verdict line"
+    surprised = record.verdict == LaneVerdict.ERROR and record.reason.startswith(NO_VERDICT)
     if log is None or not surprised or record.exit_status != PROBE_STATUS[LaneVerdict.UNSUPPORTED]:
         return record.verdict, record.reason
     text = (session.folder / log.file).read_text(encoding="utf-8", errors="replace")
