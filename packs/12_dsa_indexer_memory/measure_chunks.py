@@ -12,7 +12,7 @@ from megatron.core.transformer.experimental_attention_variant import dsa
 
 HEADS, WIDTH, ATTENTION, ATTENTION_WIDTH = 32, 128, 16, 192
 STEPS = ((2, 4096), (1, 16384), (1, 1024), (1, 256))  # batch, tokens
-CHUNKS = (16, 32, 64, 256)  # MiB
+CHUNKS = (32, 64, 128, 256, 512)  # rows
 RUNS = 3
 
 
@@ -63,13 +63,13 @@ def timed(run):
 def main():
     """Print one row for each step and size."""
     table = csv.writer(sys.stdout, lineterminator="\n")
-    table.writerow(("chunk_mib", "batch", "tokens", "part", "ms", "peak_gib"))
-    patched = hasattr(dsa, "_SCORE_CHUNK_MAX_BYTES")
+    table.writerow(("chunk_rows", "batch", "tokens", "part", "ms", "peak_gib"))
+    patched = hasattr(dsa, "_SCORE_CHUNK_ROWS")
     for b, s in STEPS:
         for part, run in steps(b, s).items():
             for chunk in CHUNKS if patched else ("all",):
                 if patched:
-                    dsa._SCORE_CHUNK_MAX_BYTES = chunk * 2**20  # noqa: SLF001 - the size that is varied
+                    dsa._SCORE_CHUNK_ROWS = chunk  # noqa: SLF001 - the size that is varied
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
                 before = torch.cuda.memory_allocated()
