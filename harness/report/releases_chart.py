@@ -22,7 +22,7 @@ from harness.versions.timeline import RIGHT, WRONG
 KINDS, RELEASES, STEP, ROW, EDGE = 240, 350, 56, 24, 16
 #: Releases of one upstream, the newest that were judged; how many there are stands beside its name.
 MOST = 10
-LEGEND = "the release has the bug", "it is right", "not judged, or neither"
+LEGEND = "the release has the bug", "it is right", "could not be judged, or was not"
 STYLE = """
 svg { font: 13px system-ui, sans-serif; }
 .page { fill: #ffffff; } text { fill: #1f2328; } .quiet { fill: #59636e; } .head { font-weight: 600; }

@@ -32,11 +32,15 @@ def test_the_committed_chart_is_what_histories_and_receipts_give() -> None:
     assert {row.pack.partition("_")[0] for row in found} == warned
 
 
-def test_a_release_stands_where_it_could_be_judged_in_the_order_of_versions_and_nothing_is_judged_by_neighbours() -> (
-    None
-):
+def test_releases_stand_in_the_order_of_versions_and_none_is_judged_by_its_neighbours() -> None:
     assert releases_chart.columns(TOY[:2]) == ["1.9", "1.10"]
     assert _marks(releases_chart.drawing(TOY)) == ["wrong", "right", "unknown", "wrong", "wrong"]
+
+
+def test_of_many_releases_the_newest_are_drawn_and_how_many_there_are_is_said() -> None:
+    drawn = releases_chart.drawing([Row("01_a", "alpha", "crash", {f"1.{minor}": WRONG for minor in range(31)})])
+    assert "10 of 31 judged" in drawn
+    assert re.findall(r">(1\.\d+)<", drawn) == [f"1.{minor}" for minor in range(21, 31)]
 
 
 def test_the_chart_is_sound_xml_with_both_schemes_and_inside_its_page() -> None:
