@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
+from packaging.version import Version
+
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError, UnsupportedHereError
 from harness.core.words import Verdict
@@ -110,6 +112,9 @@ def _why_not(cell: Cell, found: Toolchain, host: Host) -> str:
     """Say why a pack cannot be judged under a pre-release; empty where it can."""
     if cell.environment is not None:
         return f"the environment {cell.stated.environment} is built for the torch of this interpreter"
+    installed = getattr(host, found.package)
+    if installed and Version(installed) >= Version(found.version):
+        return f"the interpreter's own {found.package} {installed} is no older than {found.version}"
     brought = {member.package: member.version for member in found.members}
     torch, triton = brought.get("torch", host.torch), brought.get("triton", host.triton)
     outside = eligibility.out_of_range(cell.pack, replace(host, torch=torch, triton=triton))

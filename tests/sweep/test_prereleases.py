@@ -12,6 +12,10 @@ from typing import Any
 
 import pytest
 
+from harness.host.host import Host
+from harness.pack import load
+from harness.sweep import selection
+from harness.sweep.columns import Moving, Prereleases
 from harness.upstream.dependencies import DependencySet, Member
 from harness.upstream.toolchain import Toolchain
 from testing import histories, package_index, toys
@@ -19,6 +23,7 @@ from testing.package_index import Shelf
 from testing.workbench import Workbench
 
 TODAY = dt.datetime.now(dt.UTC).date().isoformat()
+NEWER = Host("3.11.7", "99.0.dev2+cpu", "3.6.0")
 #: What the probe does besides: it imports a torch that is not the interpreter's, and says which one it is.
 ASKS = """    from importlib import metadata, util
     if "site-packages" not in util.find_spec("torch").origin:
@@ -164,3 +169,13 @@ def test_a_pinned_wheel_that_is_not_what_the_pre_release_requires_is_named(pinne
     found = Toolchain("torch", "99.0rc1", (), ('numpy>=2; python_version >= "3.9"', "sympy"), dt.date(2026, 1, 2))
     of_pack = DependencySet("default", (Member("NumPy", pinned, "0" * 64),))
     assert found.unmet(of_pack) == (f"torch 99.0rc1 {said}" if said else "")
+
+
+def test_a_pre_release_that_is_no_newer_than_the_interpreters_own_is_not_tried(bench: Workbench) -> None:
+    pack = load.load_pack(bench.packs / "01_confirmed")
+    (cell,) = selection.cells([(pack, "cpu")], NEWER, None, Moving())  # type: ignore[arg-type]
+    member = Member("torch", "99.0.dev1", "0" * 64)
+    found = Toolchain("torch", member.version, (member,), (), dt.date(2026, 1, 2))
+    (_, under) = Prereleases({("toykernel", False): "none"}, {"torch": found}).cells(cell, NEWER)
+    assert under.evidence is None
+    assert under.reason == "the interpreter's own torch 99.0.dev2+cpu is no older than 99.0.dev1"
