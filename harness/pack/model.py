@@ -242,6 +242,19 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class OtherReleases:
+    """What `runner.py versions` judges releases other than the pinned one by.
+
+    Attributes:
+        checks: names or globs of the checks, defects and controls; empty: all of them. An older release may be wrong in
+            another option too, which is another bug, and a control of that option then says nothing of this one.
+
+    """
+
+    checks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Definition:
     """A parsed pack.toml.
 
@@ -270,6 +283,7 @@ class Definition:
     dependencies: dict[str, dict[str, Dependency]] = field(default_factory=dict)
     environments: dict[str, BuiltEnvironment] = field(default_factory=dict)
     strength: Sample = field(default_factory=Sample)
+    versions: OtherReleases = field(default_factory=OtherReleases)
 
     @property
     def has_patch(self) -> bool:

@@ -217,6 +217,11 @@ def _workaround_errors(definition: Definition) -> list[str]:
     return errors
 
 
+def _versions_errors(definition: Definition) -> list[str]:
+    named = all(name.strip() for name in definition.versions.checks)
+    return [] if named else ["versions.checks: an empty name"]
+
+
 def _suite_errors(definition: Definition, suite: UpstreamTests | None) -> list[str]:
     if suite is None:
         return []
@@ -265,6 +270,7 @@ def parse(text: str) -> Definition:
     errors += _dependency_errors(definition) + _target_errors(definition) + _environment_errors(definition)
     errors += _fix_errors(definition) + _prior_art_errors(definition) + _ask_errors(definition.ask)
     errors += _suite_errors(definition, definition.upstream_tests) + _workaround_errors(definition)
+    errors += _versions_errors(definition)
     errors += values.errors(definition)
     if errors:
         raise structure.StructureError(errors)

@@ -19,7 +19,7 @@ from harness.report import advisories
 from harness.versions.timeline import RIGHT, WRONG
 
 #: Pixels: where kinds begin, where releases do, how far these are apart, the height of a row, the page's edge.
-KINDS, RELEASES, STEP, ROW, EDGE = 240, 350, 56, 24, 16
+KINDS, RELEASES, STEP, ROW, EDGE = 240, 362, 56, 24, 16
 #: Releases of one upstream, the newest that were judged; how many there are stands beside its name.
 MOST = 10
 LEGEND = "the release has the bug", "it is right", "could not be judged, or was not"

@@ -22,7 +22,7 @@ from harness.schedule.workers import Failure, failure_of
 from harness.upstream import download
 from harness.upstream.source import SourceKind
 from harness.verdict.cell import Cell
-from harness.versions import candidates, release_bisect
+from harness.versions import candidates, narrowed, release_bisect
 from harness.versions.candidates import Candidate
 from harness.versions.timeline import Entry
 
@@ -152,12 +152,17 @@ class Judging:
         if record is None:
             raise ValueError(f"{end.task} did not begin")
         verdict, reason = verdict_of(self.session, record, end.log)
+        about = self.pack.definition.versions.checks
+        if about:
+            verdict, reason = narrowed.by_checks(record, verdict, reason, about)
+        elif verdict in (LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED):
+            reason = ""  # the probe's own, which lists its checks
         return Entry(
             label=one.label,
             date=one.date or self._date(cell, end),
             verdict=verdict,
             figure=figures.leading(self.pack.definition.leading_figure, record, None),
-            reason="" if verdict in (LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED) else reason,
+            reason=reason,
             seconds=record.seconds,
         )
 
