@@ -46,6 +46,7 @@ from harness.schedule.scheduler import Listener, Scheduler  # noqa: E402 - likew
 from harness.schedule.task import Task, unique_tasks  # noqa: E402 - likewise
 from harness.schedule.workers import WorkerPool  # noqa: E402 - likewise
 from harness.sweep import run_folder, selection  # noqa: E402 - likewise
+from harness.sweep.columns import Moving  # noqa: E402 - likewise
 from harness.sweep.run_folder import SweepRequest  # noqa: E402 - likewise
 from harness.verdict.cell import Cell  # noqa: E402 - likewise
 from testing import laid_out, sweeps, toys  # noqa: E402 - likewise
@@ -172,7 +173,7 @@ def cost(folder: Path) -> None:
         run_folder.opened(runs, request, run_folder.now()) as today,
         FileJournal(today.path / run_folder.JOURNAL) as journal,
     ):
-        cells = selection.cells(selection.selected(packs, ()), here, cache, selection.Moving())
+        cells = selection.cells(selection.selected(packs, ()), here, cache, Moving())
         tasks = list(unique_tasks(cells, here, REPEAT))
         marks: list[float] = []
         cancel, cancel_end = os.pipe()

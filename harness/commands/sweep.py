@@ -15,7 +15,7 @@ from harness.core.words import Exit
 from harness.host import host
 from harness.host.gpus import gpu_pool
 from harness.sweep import acknowledged, text_outputs
-from harness.sweep.selection import Moving
+from harness.sweep.columns import Moving
 from harness.sweep.sweep import Order, Sweep
 
 BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[smh]?)")
@@ -60,6 +60,9 @@ def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float
 @click.option("--latest", is_flag=True, help="Judge upstream's newest releases too.")
 @click.option("--head", is_flag=True, help="Judge the heads of upstream's default branches too, as they are now.")
 @click.option(
+    "--pre", is_flag=True, help="Judge pre-releases too, where an index has them: of upstreams, of torch and triton."
+)
+@click.option(
     "--mutants",
     type=click.IntRange(0),
     default=0,
@@ -92,6 +95,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     repeat: int,
     latest: bool,  # noqa: FBT001 - likewise
     head: bool,  # noqa: FBT001 - likewise
+    pre: bool,  # noqa: FBT001 - likewise
     mutants: int,
     bisect: float | None,
     acknowledged_file: Path | None,
@@ -120,6 +124,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
       runner.py sweep
       runner.py sweep --latest --baseline sweeps --budget 2h
       runner.py sweep --latest --head --baseline sweeps --bisect 30m
+      runner.py sweep --latest --head --pre --baseline sweeps
       runner.py sweep --only 9 --only ':sm_90a' --gpus 0,2
     """
     if bisect is not None and not latest and not head:
@@ -131,7 +136,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             packs=chosen,
             folder=packs,
             only=only,
-            moving=Moving(latest, head),
+            moving=Moving(latest, head, pre),
             repeat=repeat,
             budget=budget,
             jobs=jobs,

@@ -101,6 +101,17 @@ def host_record(host: Host, gpus: tuple[Gpu, ...]) -> HostRecord:
     return replace(base, driver=host.driver, gpus=records) if gpus else base
 
 
+def _as_lanes_saw_it(host: Host, members: DependencySet | None) -> Host:
+    """Return a host with the torch and triton of a dependency set that holds them: lanes import these first.
+
+    Which CUDA libraries such a torch brings stands among the packages of the set.
+    """
+    versions = members.versions if members else {}
+    if "torch" in versions:
+        host = replace(host, torch=versions["torch"], cuda="", cudnn="", nccl="")
+    return replace(host, triton=versions.get("triton", host.triton))
+
+
 def _fix(outcome: Outcome) -> FixRecord | None:
     if not outcome.patch:
         return None
@@ -137,7 +148,7 @@ def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> Receipt
             packages=members.versions if members else {},
         ),
         lanes={str(name): record for name, record in outcome.lanes.items()},
-        host=host_record(host, outcome.gpus if cell.evidence == Evidence.EXECUTED else ()),
+        host=host_record(_as_lanes_saw_it(host, members), outcome.gpus if cell.evidence == Evidence.EXECUTED else ()),
         log=log,
         command=command,
         started=outcome.started.isoformat(timespec="seconds") if outcome.started else "",

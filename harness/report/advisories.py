@@ -52,7 +52,7 @@ TIMES = ("published", "modified")
 
 @dataclass(frozen=True)
 class History:
-    """What `runner.py versions --save` keeps of a target."""
+    """What `runner.py versions --save` keeps of a target; `checks`: by which alone releases were judged, if not all."""
 
     schema: int
     pack: str
@@ -66,6 +66,7 @@ class History:
     triton: str
     command: str
     rows: tuple[Entry, ...]
+    checks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

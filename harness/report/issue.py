@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import groupby
+
 from harness.core import markdown
 from harness.core.errors import HarnessError, unknown
 from harness.core.words import Kind, LaneName
@@ -16,6 +18,7 @@ from harness.report.placeholders import MissingError, Renderer, leading_of
 from harness.report.reports import Report
 from harness.report.template import Section, Upstream
 from harness.versions import timeline
+from harness.versions.timeline import Entry
 
 FORMS = ("issue", "pr-comment")
 #: What a maintainer reads to its end.
@@ -119,9 +122,19 @@ def _has(text: str, section: Section, filled: template_fields.Facts) -> bool:
 def _history(pack: Pack, target: str) -> list[str]:
     """Fold away what `runner.py versions --save` found, where it was kept."""
     rows = template_fields.history_of(pack, target)
-    cells = [[row.label, row.date, row.verdict, row.figure, row.reason] for row in rows]
+    alike = groupby(rows, key=lambda row: row.label if row.is_judged else (row.verdict, row.reason))
+    cells = [_stretch(list(some)) for _, some in alike]
     table = markdown.table(["", "date", "verdict", "figure", "reason"], cells)
     return [markdown.details(f"{target}: {timeline.line(rows)}", table)] if rows else []
+
+
+def _stretch(alike: list[Entry]) -> list[str]:
+    """Write neighbours that could not be judged for the same reason as one row; a judged one stands alone."""
+    first, last = alike[0], alike[-1]
+    if len(alike) == 1:
+        return [first.label, first.date, first.verdict, first.figure, first.reason]
+    label, date = f"{first.label} to {last.label} ({len(alike)})", f"{first.date} to {last.date}"
+    return [label, date, first.verdict, "", first.reason]
 
 
 def _renderer(pack: Pack, receipts: list[Receipt], report: Report) -> Renderer:

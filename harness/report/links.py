@@ -3,7 +3,7 @@
 Until the project has a public address the setting is empty, and a link is the file's path in this repository, as text:
 a relative link would lead nowhere from an upstream's page.
 
-``python -m harness.report.links`` writes the address where README.md and deploy/ have a placeholder for it.
+``python -m harness.report.links`` writes the address where README.md, docs/ and deploy/ have a placeholder for it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ NAMELESS = "the repository of this pack"
 NAME = re.compile(r"[\w.-]+(?:/[\w.-]+)*")
 SPAN = re.compile(r"(?<!\[)`(?P<name>[\w./-]+)`")
 FENCED = re.compile(r"(?ms)(^(?:`{3,}|~{3,})[^\n]*\n.*?^(?:`{3,}|~{3,})[ \t]*$)")
-WRITTEN = ("README.md", "deploy/github/reproducer-packs.yml")
+WRITTEN = ("README.md", "docs/nights.md", "deploy/github/reproducer-packs.yml")
 
 
 @functools.cache
@@ -114,7 +114,7 @@ def with_address(text: str, url: str) -> str:
 
 
 def main() -> int:
-    """Write the address into README.md and deploy/; return 0."""
+    """Write the address into README.md, docs/ and deploy/; return 0."""
     for name in WRITTEN:
         path = REPOSITORY / name
         before = path.read_text(encoding="utf-8")

@@ -1,6 +1,6 @@
-"""The table of packs in README.md: what goes wrong where, since when, and how well it is shown; a test compares it.
+"""What README.md shows of the packs: its first figure, the output of a run, the table of packs; a test compares them.
 
-``python -m harness.report.packs_table`` writes it.
+``python -m harness.report.packs_table`` writes them, and docs/releases.svg.
 """
 
 from __future__ import annotations
@@ -14,10 +14,13 @@ from harness.core.words import Kind, LaneName, Verdict
 from harness.pack import load
 from harness.pack.model import Pack
 from harness.receipt import receipt
+from harness.receipt.figures import figure_text
 from harness.receipt.receipt import Receipt
-from harness.report import advisories, strong
+from harness.report import advisories, releases_chart, run_table, strong
+from harness.report.run_table import RunRow
 
 REPOSITORY = Path(__file__).resolve().parents[2]
+CHART = REPOSITORY / "docs/releases.svg"
 MARKS = "<!-- {name}: written by python -m harness.report.packs_table -->\n...<!-- end of {name} -->\n"
 #: The figure that the README opens with: a check of a receipt, and the sentence around what it measured.
 FIRST = ("20_tilelang_reduce_barrier", "sm_90a.executed.json", "launches.reduce_sum")
@@ -27,6 +30,8 @@ SENTENCE = (
     "{measured} {unit}\non an {gpu}**, without an error; with the barrier put in by hand, in {control} "
     "([pack 20](packs/20_tilelang_reduce_barrier/REPORT.md) has the kernel)."
 )
+#: The receipt of the run that README.md begins with.
+FIRST_RUN = ("17_liger_flce_saved_gradients", "cpu.interpreted.json")
 ENDS_OF_ROWS = ["default branch", "upstream", "evidence", "strength"]
 BUGS = ["pack", "release", "what goes wrong", "since", "fixed in", *ENDS_OF_ROWS]
 OTHERS = ["pack", "release", "what it shows", *ENDS_OF_ROWS]
@@ -63,6 +68,29 @@ def first_figure(folder: Path) -> str:
     named = {"gpu": found.host.gpu, "package": upstream.package, "version": upstream.version}
     named["control"] = str(checks[CONTROL].measured)
     return SENTENCE.format(**named, measured=check.measured, unit=check.unit) + "\n"
+
+
+def first_run(folder: Path) -> str:
+    """Write what the run that README.md begins with prints, from its receipt below the folder of packs."""
+    pack, file = FIRST_RUN
+    found, definition = receipt.load(folder / pack / "receipts" / file), load.load_pack(folder / pack).definition
+    figures = (found.figure(definition.leading_figure, lane) for lane in LaneName)
+    row = RunRow(
+        pack=pack,
+        kind=definition.kind,
+        target=found.target,
+        evidence=found.evidence,
+        pristine=found.lanes[LaneName.PRISTINE].verdict,
+        patched=found.lanes[LaneName.PATCHED].verdict,
+        verdict=found.verdict,
+        figure=figure_text(*figures),
+        deviation="",
+        reason=found.reason,
+        claims=found.claims,
+        receipt="",
+        logs=(),
+    )
+    return f"```\n{run_table.as_text([row])}```\n"
 
 
 def _alarm(pack: Pack) -> tuple[bool, int, str]:
@@ -140,9 +168,14 @@ def every_pack() -> list[Pack]:
 
 def written(readme: str) -> str:
     """Return README.md as receipts and definitions have it now."""
-    return within(within(readme, "packs", text(every_pack())), "first figure", first_figure(REPOSITORY / "packs"))
+    folder = REPOSITORY / "packs"
+    texts = {"packs": text(every_pack()), "first figure": first_figure(folder), "first run": first_run(folder)}
+    for name, found in texts.items():
+        readme = within(readme, name, found)
+    return readme
 
 
 if __name__ == "__main__":
     README = REPOSITORY / "README.md"
     files.write_atomic(README, written(README.read_text(encoding="utf-8")))
+    files.write_atomic(CHART, releases_chart.drawing(releases_chart.rows(every_pack())))

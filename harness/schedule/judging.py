@@ -99,15 +99,15 @@ class CellJudge:
             return None
         judgement, agreeing = judge.repeated([run.judgement for run in runs])
         last, first = runs[-1], runs[0].ends[0]
-        tag = self.host.python_tag
+        members = dependencies.chosen(
+            self.cache, cell.pack.definition, cell.dependencies, cell.stated.dependencies, self.host.python_tag
+        )
         outcome = Outcome(
             cell=cell,
             judgement=judgement,
             pristine=last.pristine.record if last.pristine else None,
             patched=last.patched.record if last.patched else None,
-            dependency_set=dependencies.chosen(
-                self.cache, cell.pack.definition, cell.dependencies, cell.stated.dependencies, tag
-            ),
+            dependency_set=dependencies.under(members, cell.toolchain),
             version=last.ends[0].version,
             tree=last.ends[0].tree,
             patch=last.patched.patch if last.patched and last.patched.record else "",

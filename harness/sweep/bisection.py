@@ -11,8 +11,8 @@ from harness.schedule.workers import failure_of
 from harness.sweep import acknowledged
 from harness.sweep.acknowledged import Entry
 from harness.sweep.baseline import OF_VERDICT, Baseline, expected
+from harness.sweep.columns import HEAD, LATEST
 from harness.sweep.results import CellRow
-from harness.sweep.selection import HEAD, LATEST
 from harness.upstream import source
 from harness.verdict import judge
 from harness.verdict.cell import Cell

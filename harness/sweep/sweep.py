@@ -20,14 +20,24 @@ from harness.schedule import inputs
 from harness.schedule.journal import FileJournal
 from harness.schedule.scheduler import Account, GpuFault, Listener
 from harness.schedule.session import Session
-from harness.sweep import acknowledged, baseline, database, drift, history, mutants, run_folder, selection, writing
+from harness.sweep import (
+    acknowledged,
+    baseline,
+    database,
+    drift,
+    history,
+    mutants,
+    run_folder,
+    selection,
+    writing,
+)
 from harness.sweep.bisection import Bisection
 from harness.sweep.collector import Collector
+from harness.sweep.columns import Moving, option
 from harness.sweep.database import CellRun
 from harness.sweep.mutants import Night
 from harness.sweep.results import NOT_HERE, NOT_RUN, SCHEMA, CellRow, GpuRow, HostRow, Results
 from harness.sweep.run_folder import RunFolder, SweepRequest
-from harness.sweep.selection import Moving
 from harness.verdict.cell import Cell
 
 #: Verdicts behind which nothing was judged.
@@ -42,7 +52,7 @@ class Order:
         packs: the packs that could be loaded.
         folder: where they lie.
         only: the values of ``--only``.
-        moving: upstream's newest releases and default branches too.
+        moving: upstream's newest releases, default branches and pre-releases too.
         repeat: how often each lane runs.
         budget: in seconds; None without one.
         jobs: how many lanes run at once; None: as many as the cores and the memory allow.
@@ -73,12 +83,12 @@ class Order:
     def request(self) -> SweepRequest:
         """What a sweep is continued by."""
         packs, moving = files.key_of(self.folder.resolve()), self.moving
-        return SweepRequest(packs, self.only, moving.latest, self.repeat, self.mutants, moving.head)
+        return SweepRequest(packs, self.only, moving.latest, self.repeat, self.mutants, moving.head, moving.pre)
 
     def command(self, cell: Cell) -> str:
         """Return the command that makes a cell's receipt anew."""
         text = f"runner.py sweep --only {cell.pack.name}:{cell.target}"
-        text += f" --{cell.column}" if cell.column else ""
+        text += f" {option(cell.column)}" if cell.column else ""
         return text + (f" --repeat {self.repeat}" if self.repeat > 1 else "")
 
 

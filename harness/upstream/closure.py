@@ -20,9 +20,11 @@ from urllib.parse import unquote
 
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name, parse_wheel_filename
+from packaging.version import Version
 
 from harness.core.errors import HarnessError, UnavailableError
 from harness.pack.model import Dependency
+from harness.upstream.package_index import NoPrereleaseError
 
 #: They are the interpreter's.
 INTERPRETERS = {"torch", "triton"}
@@ -93,6 +95,23 @@ def resolve(
     return Closure({name: Dependency(versions[name], hashes[name]) for name in sorted(versions)}, left_out)
 
 
+def prerelease(package: str, python: str) -> list[Wheel]:
+    """Resolve the newest pre-release of torch or triton with everything that it requires; its own wheel comes first.
+
+    Only the package itself is chosen as ``--pre`` chooses; what it requires is final where it does not name another.
+
+    Raises:
+        NoPrereleaseError: the newest version for that Python is final.
+        UnavailableError: there is none, or what it requires cannot be had.
+
+    """
+    newest = _resolved([Requirement(package)], python, [], ("--pre", "--no-deps"))[package]
+    if not Version(newest.version).is_prerelease:
+        raise NoPrereleaseError(package, newest.version)
+    wheels = _resolved([Requirement(f"{package}=={newest.version}")], python, [])
+    return [wheels.pop(package), *(wheels[name] for name in sorted(wheels))]
+
+
 def _takes_every(interpreter: str, abi: str) -> bool:
     """Whether a wheel of these tags is for every Python from the oldest that runs packs on."""
     if abi == "abi3" and interpreter.startswith("cp3"):
@@ -111,11 +130,11 @@ def _reached(roots: list[Requirement], wheels: dict[str, Wheel], python: str) ->
             continue
         seen.add((name, extras))
         found[name] = wheels[name]
-        waiting += [one for one in wheels[name].requires if _holds(one, python, extras)]
+        waiting += [one for one in wheels[name].requires if holds(one, python, extras)]
     return [found[name] for name in sorted(found)]
 
 
-def _holds(requirement: Requirement, python: str, extras: frozenset[str]) -> bool:
+def holds(requirement: Requirement, python: str, extras: frozenset[str]) -> bool:
     """Whether a requirement is one on Linux, for that Python and with one of the extras or none."""
     if requirement.marker is None:
         return True
@@ -124,7 +143,9 @@ def _holds(requirement: Requirement, python: str, extras: frozenset[str]) -> boo
     return any(requirement.marker.evaluate({**here, "extra": extra}) for extra in ("", *extras))
 
 
-def _resolved(roots: list[Requirement], python: str, limits: list[str]) -> dict[str, Wheel]:
+def _resolved(
+    roots: list[Requirement], python: str, limits: list[str], options: tuple[str, ...] = ()
+) -> dict[str, Wheel]:
     with tempfile.TemporaryDirectory(prefix="closure-") as text:
         folder = Path(text)
         (folder / "constraints.txt").write_text("\n".join(limits) + "\n", encoding="utf-8")
@@ -140,7 +161,7 @@ def _resolved(roots: list[Requirement], python: str, limits: list[str]) -> dict[
         ]
         arguments += [text for platform in PLATFORMS for text in ("--platform", platform)]
         files = ["-c", str(folder / "constraints.txt"), "-r", str(folder / "requirements.txt")]
-        command = [sys.executable, "-m", "pip", "install", *arguments, *files]
+        command = [sys.executable, "-m", "pip", "install", *options, *arguments, *files]
         ended = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
         if ended.returncode != 0:
             lines = [line.removeprefix("ERROR: ") for line in ended.stderr.splitlines() if line.startswith("ERROR")]

@@ -95,6 +95,19 @@ def chosen(cache: Cache, definition: Definition, wanted: tuple[str, ...], defaul
     return DependencySet("+".join([base.name, *singles]), tuple(members[key] for key in sorted(members)))
 
 
+def under(dependencies: DependencySet, toolchain: tuple[Member, ...]) -> DependencySet:
+    """Return the set with the wheels of another torch or triton, and of what these require, beside its own.
+
+    What a set holds already stays as it is pinned.
+    """
+    if not toolchain:
+        return dependencies
+    held = {canonicalize_name(member.package) for member in dependencies.members}
+    added = tuple(member for member in toolchain if canonicalize_name(member.package) not in held)
+    name = f"{dependencies.name}+{toolchain[0].package}=={toolchain[0].version}"
+    return DependencySet(name, (*dependencies.members, *added))
+
+
 def _unpacked(cache: Cache, member: Member) -> Path:
     """Return the folder of a wheel's files, unpacked once for all sets that hold it."""
 

@@ -79,8 +79,10 @@ def remembered(cache: Cache, package: str, version: str | None, *, wheels_only: 
     return cache.entry("releases", f"{package}-{version}-{'wheel' if wheels_only else 'any'}.json")
 
 
-def resolve(cache: Cache, package: str, version: str | None, *, wheels_only: bool = False) -> ReleaseFile:
-    """Look up the best file of one release, or of the newest one where `version` is None.
+def resolve(
+    cache: Cache, package: str, version: str | None, *, wheels_only: bool = False, pre: bool = False
+) -> ReleaseFile:
+    """Look up the best file of one release; where `version` is None, of the newest final one, or pre-release.
 
     What was looked up for a named version is remembered, so that the same call works offline.
     """
@@ -92,9 +94,9 @@ def resolve(cache: Cache, package: str, version: str | None, *, wheels_only: boo
             f"{package} {version or 'latest'}: not looked up before, and --offline forbids to ask the package index"
         )
     tags = list(sys_tags())
-    ranked = [
-        (preference(offer.file.filename, tags), offer) for offer in package_index.of_user().release(package, version)
-    ]
+    index = package_index.of_user()
+    offers = index.prerelease(package) if pre else index.release(package, version)
+    ranked = [(preference(offer.file.filename, tags), offer) for offer in offers]
     usable = [
         (rank, offer) for rank, offer in ranked if rank is not None and offer.sha256 and not (wheels_only and rank < 0)
     ]

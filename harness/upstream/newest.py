@@ -1,7 +1,7 @@
-"""What is newest of an upstream: its newest release, and the commit at the head of its default branch.
+"""What is newest of an upstream: its newest release, a pre-release after that, the head of its default branch.
 
-Both move, so they are looked up each time. What was found is kept in the cache with the day on which it was looked up:
-a machine without network judges what `fetch --latest --head` found, and says how old that is.
+All of them move, so they are looked up each time. What was found is kept in the cache with the day on which it was
+looked up: a machine without network judges what `fetch --latest --head --pre` found, and says how old that is.
 """
 
 from __future__ import annotations
@@ -11,20 +11,25 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from harness.core import files, git, strict_json, structure
 from harness.core.cache import Cache
 from harness.core.errors import UnavailableError
 from harness.upstream import checkout, download
 from harness.upstream.download import ReleaseFile
+from harness.upstream.package_index import NoPrereleaseError
+
+if TYPE_CHECKING:
+    from _typeshed import DataclassInstance
 
 COMMIT = re.compile(r"(?P<commit>[0-9a-f]{40})\tHEAD")
 
 
 @dataclass(frozen=True)
 class Release:
-    """The newest release of a package, and the day on which that was looked up."""
+    """The newest release of a package, or a pre-release after it, and the day on which that was looked up."""
 
     file: ReleaseFile
     seen: dt.date
@@ -39,7 +44,7 @@ class Head:
     seen: dt.date
 
 
-Found = TypeVar("Found", Release, Head)
+Found = TypeVar("Found", bound="DataclassInstance")
 
 
 def release(cache: Cache, package: str, *, wheels_only: bool) -> Release:
@@ -53,7 +58,21 @@ def release(cache: Cache, package: str, *, wheels_only: bool) -> Release:
     def look() -> Release:
         return Release(download.resolve(cache, package, None, wheels_only=wheels_only), today())
 
-    return _known(cache, f"release of {package}{' (wheel)' if wheels_only else ''}", Release, look)
+    return known(cache, f"release of {package}{' (wheel)' if wheels_only else ''}", Release, look)
+
+
+def prerelease(cache: Cache, package: str, *, wheels_only: bool) -> Release:
+    """Look up the newest version where that is a pre-release: what pip would take with ``--pre`` and not without.
+
+    Raises:
+        UnavailableError: the newest is final; or as `release`.
+
+    """
+
+    def look() -> Release:
+        return Release(download.resolve(cache, package, None, wheels_only=wheels_only, pre=True), today())
+
+    return known(cache, f"pre-release of {package}{' (wheel)' if wheels_only else ''}", Release, look)
 
 
 def head(cache: Cache, url: str) -> Head:
@@ -71,7 +90,7 @@ def head(cache: Cache, url: str) -> Head:
             raise UnavailableError(f"the head of {url}: {git.last_line(listed.stderr)}")
         return Head(match["commit"], checkout.date_of(cache, url, match["commit"]), today())
 
-    return _known(cache, f"head of {url}", Head, look)
+    return known(cache, f"head of {url}", Head, look)
 
 
 def today() -> dt.date:
@@ -79,21 +98,39 @@ def today() -> dt.date:
     return dt.datetime.now(dt.UTC).date()
 
 
-def _known(cache: Cache, what: str, kind: type[Found], look: Callable[[], Found]) -> Found:
-    """Look it up and keep it; without network, return what was kept."""
+def known(cache: Cache, what: str, kind: type[Found], look: Callable[[], Found]) -> Found:
+    """Look up something that moves, a dataclass with the day on which it was `seen`, and keep it.
+
+    That there is no pre-release is kept as well.
+
+    Raises:
+        UnavailableError: it cannot be had, or without network: nothing was kept.
+
+    """
     kept = cache.entry("newest", f"{files.key_of(what)}.json")
     if not cache.offline:
-        found = look()
-        with cache.guard():
-            files.write_atomic(kept, json.dumps({"of": what, "found": asdict(found)}, default=str, indent=1) + "\n")
+        try:
+            found = look()
+        except NoPrereleaseError as error:
+            _keep(cache, kept, {"of": what, "nothing": str(error), "seen": today()})
+            raise
+        _keep(cache, kept, {"of": what, "found": asdict(found)})
         return found
     try:
-        return structure.structure(_dates(strict_json.loads(kept.read_bytes())["found"]), kind)
+        document = strict_json.loads(kept.read_bytes())
+        if "nothing" not in document:
+            return structure.structure(_dates(document["found"]), kind)
     except (OSError, ValueError, KeyError, TypeError):
         raise UnavailableError(
             f"the newest {what} was not looked up into this cache, and --offline forbids to look now. "
-            "Next: runner.py fetch --latest --head --dest DIR where there is network"
+            "Next: runner.py fetch --latest --head --pre --dest DIR where there is network"
         ) from None
+    raise UnavailableError(f"{document['nothing']}, as of {document['seen']}")
+
+
+def _keep(cache: Cache, kept: Path, document: dict[str, object]) -> None:
+    with cache.guard():
+        files.write_atomic(kept, json.dumps(document, default=str, indent=1) + "\n")
 
 
 def _dates(document: dict[str, object]) -> dict[str, object]:

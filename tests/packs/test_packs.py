@@ -18,6 +18,8 @@ from harness.core import cache, git
 from harness.core.cache import Cache
 from harness.pack import load, probe
 from harness.pack.model import Pack
+from harness.report import packs_table, run_table
+from harness.report.run_table import RunRow
 from harness.upstream import download, mirrors
 from testing.workbench import REPOSITORY, installed, unpacked
 
@@ -38,6 +40,9 @@ def test_a_pack_gives_what_it_states_on_the_cpu(one: Pack, tmp_path: Path) -> No
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (row,) = json.loads(ended.stdout)
     assert row["verdict"] == one.definition.targets["cpu"].verdict
+    if one.name == packs_table.FIRST_RUN[0]:  # README.md shows what this run prints
+        readme = (REPOSITORY / "README.md").read_text(encoding="utf-8")
+        assert f"```\n{run_table.as_text([RunRow(**row)])}```\n" in readme
 
 
 def _offer(one: Pack, folder: Path, programs: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 
 import pytest
@@ -52,3 +53,16 @@ def test_a_report_needs_receipts_and_one_pack(workbench: Workbench) -> None:
     ended = workbench.run("report", "1")
     assert (ended.returncode, "no receipt to report from. Next: runner.py run" in ended.stderr) == (2, True)
     assert "names 2 packs" in workbench.run("report", "*").stderr
+
+
+def test_releases_that_could_not_be_judged_for_one_reason_are_one_row(workbench: Workbench) -> None:
+    pack = workbench.lay("01_confirmed")
+    workbench.recorded()
+    said = [("0.1", "UNSUPPORTED", "a"), ("0.2", "UNSUPPORTED", "a"), ("0.3", "UNSUPPORTED", "b")]
+    said += [("0.4", "BUG_REPRODUCED", ""), ("0.5", "BUG_REPRODUCED", "")]
+    rows = [{"label": label, "date": "2026-01-02", "verdict": word, "reason": why} for label, word, why in said]
+    (pack / "data").mkdir()
+    (pack / "data/history.cpu.json").write_text(json.dumps({"rows": rows}))
+    shown = workbench.run("report", "1", "--full").stdout
+    labels = re.findall(r"(?m)^\| (0\.\S[^|]*?) +\| 2026", shown)
+    assert labels == ["0.1 to 0.2 (2)", "0.3", "0.4", "0.5"]

@@ -11,7 +11,7 @@ from testing.workbench import REPOSITORY
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
 
-def test_the_readme_has_the_tables_and_the_figure_that_receipts_give() -> None:
+def test_the_readme_has_the_tables_the_figure_and_the_first_run_that_receipts_give() -> None:
     assert packs_table.written(README) == README, "python -m harness.report.packs_table"
 
 

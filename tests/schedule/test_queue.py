@@ -15,6 +15,7 @@ from harness.schedule.places import Placement, Places
 from harness.schedule.queue import Queue
 from harness.schedule.task import Task
 from harness.sweep import selection
+from harness.sweep.columns import Moving
 from harness.verdict.cell import Cell
 from testing.workbench import Workbench
 
@@ -25,7 +26,7 @@ HOST = host.Host("3.11.7", "2.13.0+cpu", "3.6.0")
 def toy(workbench: Workbench) -> Cell:
     """Return the cell of the sound toy pack."""
     loaded = load.load_pack(workbench.lay("01_confirmed"))
-    (one,) = selection.cells([(loaded, "cpu")], HOST, None, selection.Moving())  # type: ignore[arg-type]
+    (one,) = selection.cells([(loaded, "cpu")], HOST, None, Moving())  # type: ignore[arg-type]
     return one
 
 

@@ -25,6 +25,7 @@ from harness.schedule.scheduler import DRAIN_SECONDS, Account, Scheduler
 from harness.schedule.task import Task
 from harness.schedule.workers import Message, Over, WorkerPool
 from harness.sweep import selection
+from harness.sweep.columns import Moving
 from harness.upstream.source import Source, SourceKind
 from harness.verdict.cell import Cell
 from testing import laid_out
@@ -107,7 +108,7 @@ def stage(workbench: Workbench, tmp_path: Path) -> Stage:
 
 def _cell(folder: Path) -> Cell:
     loaded = load.load_pack(folder)
-    (one,) = selection.cells([(loaded, "cpu")], HOST, None, selection.Moving())  # type: ignore[arg-type]
+    (one,) = selection.cells([(loaded, "cpu")], HOST, None, Moving())  # type: ignore[arg-type]
     return one
 
 

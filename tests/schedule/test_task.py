@@ -12,6 +12,7 @@ from harness.host import host
 from harness.pack import load
 from harness.schedule import task
 from harness.sweep import selection
+from harness.sweep.columns import Moving
 from harness.verdict.cell import Cell
 from testing.workbench import Workbench
 
@@ -22,7 +23,7 @@ HOST = host.Host("3.11.7", "2.13.0+cpu", "3.6.0")
 def toy(workbench: Workbench) -> Cell:
     """Return the cell of the sound toy pack."""
     loaded = load.load_pack(workbench.lay("01_confirmed"))
-    (one,) = selection.cells([(loaded, "cpu")], HOST, None, selection.Moving())  # type: ignore[arg-type]
+    (one,) = selection.cells([(loaded, "cpu")], HOST, None, Moving())  # type: ignore[arg-type]
     return one
 
 

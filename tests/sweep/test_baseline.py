@@ -20,6 +20,7 @@ from harness.receipt import receipt
 from harness.receipt.receipt import GpuRecord, LogRecord, Receipt
 from harness.sweep import baseline, run_folder, selection
 from harness.sweep.baseline import Baseline
+from harness.sweep.columns import Moving
 from harness.sweep.run_folder import SweepRequest
 from harness.verdict.cell import Cell
 from testing.workbench import Workbench
@@ -32,7 +33,7 @@ REQUEST = SweepRequest("packs", (), latest=False, repeat=1)
 def toy(workbench: Workbench) -> Cell:
     """Return the cell of the sound toy pack."""
     loaded = load.load_pack(workbench.lay("01_confirmed"))
-    (one,) = selection.cells([(loaded, "cpu")], HOST, None, selection.Moving())  # type: ignore[arg-type]
+    (one,) = selection.cells([(loaded, "cpu")], HOST, None, Moving())  # type: ignore[arg-type]
     return one
 
 
