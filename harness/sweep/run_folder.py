@@ -42,6 +42,7 @@ class SweepRequest:
     repeat: int
     mutants: int = 0
     head: bool = False
+    slurm: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

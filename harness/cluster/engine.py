@@ -1,0 +1,505 @@
+"""The engine of a sweep on a cluster: lays out, submits, polls, counts what was published; goes on after its own death.
+
+What it knows lies beside the run folder, in one of the same name with the suffix ``.slurm``:
+
+- ``arrays/0001.json``: an array, written before it is submitted and again with Slurm's number behind it;
+- ``packs-0001/``: the probes and patches as they were then;
+- ``results/``: what tasks published; ``output/``: what they printed;
+- ``counted.jsonl``: the attempts that count, each noted before the journal hears of its lanes.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import secrets
+import shutil
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from harness.cluster import attempts, plan, slurm
+from harness.cluster.array_task import OUTPUT, RESULTS
+from harness.cluster.attempts import Attempt, Published
+from harness.cluster.plan import Array, Wanted
+from harness.cluster.slurm import AwayError, Job, RefusedError, Settings, TaskState
+from harness.core import strict_json
+from harness.core.errors import HarnessError
+from harness.core.words import Exit
+from harness.schedule.journal import LaneEnd
+from harness.schedule.runner import Runner
+from harness.schedule.scheduler import Account
+from harness.schedule.session import Session
+from harness.schedule.workers import PREPARING, Failure, failure_of
+from harness.verdict.cell import Cell
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+#: Lanes at once in a task where nobody says it: a cell has two.
+JOBS = 2
+#: How often an array is submitted before Slurm counts as out of reach.
+TRIES = 5
+#: How long to wait, in seconds, for an sbatch whose command was killed.
+LONGEST_SUBMISSION = 120.0
+COUNTED, COMPLETE, LOCK = "counted.jsonl", "complete", "lock"
+#: Which cell of which task of which array.
+At = tuple[int, int, int]
+
+
+def beside(run: Path) -> Path:
+    """Return the folder of what a sweep's engine knows."""
+    return run.with_name(f"{run.name}.slurm")
+
+
+@dataclass(frozen=True)
+class SlurmEngine:
+    """Runs the lanes of a sweep as job arrays.
+
+    Attributes:
+        settings: how jobs are submitted.
+        tell: takes a line for people.
+
+    """
+
+    settings: Settings
+    tell: Callable[[str], None]
+
+    def run(self, session: Session, cells: Iterable[Cell]) -> Account:
+        """Judge cells on nodes; what an earlier command submitted is not submitted again.
+
+        Raises:
+            HarnessError: Slurm cannot be reached, or its commands are not here.
+
+        """
+        folder = beside(session.folder)
+        for name in ("arrays", RESULTS, OUTPUT):
+            (folder / name).mkdir(parents=True, exist_ok=True)
+        with _held(folder / LOCK) as lock:
+            one = Collection(self.settings, session, folder, self.tell, lock)
+            try:
+                one.begin(cells)
+                one.collect()
+            except KeyboardInterrupt:
+                one.account.interrupted = True
+                one.cancel()
+            one.close()
+        return one.account
+
+    def finished(self, run: Path) -> None:
+        """Remove what nobody needs behind a finished sweep; where something went wrong, it tells what."""
+        if (beside(run) / COMPLETE).exists():
+            shutil.rmtree(beside(run), ignore_errors=True)
+
+
+@contextmanager
+def _held(path: Path) -> Iterator[int]:
+    """Hold a lock that an sbatch of ours holds as long as it lives: one whose command was killed may still submit."""
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    try:
+        end = time.monotonic() + LONGEST_SUBMISSION
+        while True:
+            try:
+                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if time.monotonic() > end:
+                    raise HarnessError(f"{path} is held by an sbatch that does not end. Next: end it") from None
+                time.sleep(0.1)
+        yield descriptor
+    finally:
+        os.close(descriptor)
+
+
+@dataclass
+class Collection:
+    """One command's part in a sweep on a cluster.
+
+    Attributes:
+        settings: how jobs are submitted.
+        session: whose journal takes the ends of lanes.
+        folder: what is known, on disk.
+        tell: takes a line for people.
+        lock: a descriptor that each sbatch holds.
+        account: what came of it.
+
+    """
+
+    settings: Settings
+    session: Session
+    folder: Path
+    tell: Callable[[str], None]
+    lock: int
+    account: Account = field(default_factory=Account)
+    _arrays: dict[int, Array] = field(default_factory=dict)
+    _names: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
+    _waiting: dict[At, Wanted] = field(default_factory=dict)
+    _lost: dict[At, tuple[Wanted, str]] = field(default_factory=dict)
+    _over_before: set[At] = field(default_factory=set)
+    _counted: set[tuple[str, ...]] = field(default_factory=set)
+    _said: str = ""
+    _total: int = 0
+
+    @property
+    def _results(self) -> Path:
+        return self.folder / RESULTS
+
+    def begin(self, cells: Iterable[Cell]) -> None:
+        """Take up what is known of these cells, and submit the others."""
+        wanted = self._wanted(cells)
+        self._total = sum(task.key not in self.session.journal for one in wanted for task in one.tasks)
+        self.account.resumed = sum(task.key in self.session.journal for one in wanted for task in one.tasks)
+        self._recall({one.keys: one for one in wanted})
+        left = [one for one in wanted if one.keys not in self._counted]
+        left = self._followed([one for one in left if self.session.judge.missing(one.cell)])
+        self._submit(self._laid_out(left))
+
+    def _wanted(self, cells: Iterable[Cell]) -> list[Wanted]:
+        """List the cells that can be judged; of two with the same lanes (the newest release is the pinned one) one."""
+        found: dict[tuple[str, ...], Wanted] = {}
+        for cell in cells:
+            tasks = tuple(self.session.tasks([cell]))
+            if tasks:
+                one = Wanted(cell, tasks)
+                found.setdefault(one.keys, one)
+                self._names.setdefault(one.keys, []).append(cell.name)
+        return list(found.values())
+
+    def _recall(self, wanted: Mapping[tuple[str, ...], Wanted]) -> None:
+        """Take up the attempts that an earlier command counted."""
+        path = self.folder / COUNTED
+        for line in path.read_bytes().split(b"\n") if path.is_file() else ():
+            with suppress(OSError, ValueError, KeyError, TypeError):  # a kill may have left half a line
+                document = strict_json.loads(line)
+                keys = tuple(document["keys"])
+                attempt = attempts.attempt_of(document["file"])
+                if attempt is not None and keys in wanted and keys not in self._counted:
+                    self._take(wanted[keys], attempts.read(self._results, attempt, keys))
+
+    def _followed(self, left: list[Wanted]) -> list[Wanted]:
+        """Follow the arrays of an earlier command; return the cells that none of them has."""
+        by_identity = {(one.cell.name, one.keys): one for one in left}
+        newest = attempts.newest(self._results)
+        for array in plan.read_all(self.folder):
+            self._arrays[array.number] = array
+            mine = [
+                ((array.number, task, at), by_identity[planned.name, planned.keys])
+                for task, at, planned in array.cells
+                if (planned.name, planned.keys) in by_identity
+                and (not array.cancelled or (array.number, task, at) in newest)
+            ]
+            if mine and self._found(array, newest):
+                for at, one in mine:
+                    self._waiting[at] = one
+                    by_identity.pop((one.cell.name, one.keys), None)
+        return list(by_identity.values())
+
+    def _found(self, array: Array, newest: Mapping[At, Attempt]) -> bool:
+        """Learn the number of an array whose command was killed before it could note it; submit it if Slurm has none.
+
+        Return whether there is something to follow.
+        """
+        if array.job:
+            return True
+        published = next((attempt.job for at, attempt in newest.items() if at[0] == array.number), None)
+        number = self._patiently(lambda: slurm.find(array.name)) or (str(published) if published else "")
+        if number:
+            self._note(replace(array, job=number))
+            return True
+        return self._sent(array)
+
+    def _laid_out(self, left: list[Wanted]) -> list[Wanted]:
+        """Fetch and lay out in the cache what nodes need, since they reach nothing; return the cells that can be."""
+        session = self.session
+        runner = Runner(session.cache, session.host, session.folder, session.folder)
+        first: dict[tuple[str, str, str], Wanted] = {}
+        for one in left:
+            cell = one.cell
+            first.setdefault((cell.pack.name, cell.column, cell.stated.dependencies), one)
+
+        def prepare(one: Wanted) -> Failure | None:
+            try:
+                runner.prepare(one.cell)
+            except Exception as error:  # noqa: BLE001 - the other cells go on; this one reports it
+                return failure_of(error, one.cell)
+            return None
+
+        with ThreadPoolExecutor(PREPARING) as pool:
+            try:
+                failures = dict(zip(first, pool.map(prepare, first.values()), strict=True))
+            except KeyboardInterrupt:
+                pool.shutdown(cancel_futures=True)
+                raise
+        ready = []
+        for one in left:
+            failure = failures[one.cell.pack.name, one.cell.column, one.cell.stated.dependencies]
+            if failure is None:
+                ready.append(one)
+            else:
+                self._fail(one, failure)
+        return ready
+
+    def _fail(self, one: Wanted, failure: Failure) -> None:
+        for name in self._names[one.keys]:
+            self.account.failed[name] = failure
+            self.session.listener.failed(name, failure.reason)
+
+    def _submit(self, ready: list[Wanted]) -> None:
+        """Submit an array for each architecture and number of GPUs."""
+        if not ready:
+            return
+        session, settings = self.session, self.settings
+        first = 1 + max(
+            (*self._arrays, *(int(path.stem) for path in (self.folder / "arrays").glob("*.json"))), default=0
+        )
+        packs = f"packs-{first:04d}"
+        plan.freeze({one.cell.pack.name: one.cell.pack for one in ready}.values(), self.folder / packs)
+        for number, tasks in enumerate(plan.grouped(ready), first):
+            target, gpus = tasks[0][0].group
+            array = Array(
+                schema=plan.SCHEMA,
+                number=number,
+                name=f"reproducer-{session.folder.name}-{number}-{secrets.token_hex(4)}",
+                target=target,
+                gpus=gpus,
+                kind=dict(settings.gpu_types).get(target, ""),
+                packs=packs,
+                cache=str(session.cache.root),
+                mirrors=str(session.cache.mirrors or ""),
+                repeat=session.repeat,
+                jobs=session.jobs or JOBS,
+                minutes=plan.minutes(tasks),
+                tasks=tuple(tuple(one.planned() for one in task) for task in tasks),
+            )
+            for task, some in enumerate(tasks):
+                self._waiting |= {(number, task, at): one for at, one in enumerate(some)}
+            self._note(array)
+            self._sent(array)
+
+    def _note(self, array: Array) -> None:
+        self._arrays[array.number] = array
+        plan.write(self.folder, array)
+
+    def _patiently(self, ask: Callable[[], str]) -> str:
+        """Ask Slurm, a few times where it is away.
+
+        Raises:
+            HarnessError: it stays away.
+
+        """
+        for left in reversed(range(TRIES)):
+            try:
+                return ask()
+            except AwayError as error:
+                if not left:
+                    raise HarnessError(
+                        f"Slurm cannot be reached: {error}. Next: the same command again, which goes on where it was",
+                        status=Exit.DEVIATES,
+                    ) from None
+                self.tell(f"Slurm cannot be reached: {error}; it is asked again")
+                time.sleep(self.settings.poll_s)
+        raise AssertionError  # not reached
+
+    def _sent(self, array: Array) -> bool:
+        """Submit an array; return whether Slurm takes it. Where it does not, its cells are judged nowhere."""
+        command = (sys.executable, "-m", "harness.cluster.array_task", str(plan.path_of(self.folder, array.number)))
+        job = Job(
+            name=array.name,
+            tasks=len(array.tasks),
+            gpus=array.gres,
+            cores=array.jobs,
+            minutes=array.minutes,
+            output=self.folder / OUTPUT / f"{array.number:04d}.%a.out",
+            folder=REPOSITORY,
+            command=command,
+        )
+
+        def send() -> str:
+            return slurm.find(array.name) or slurm.submit(job, self.settings, self.lock)
+
+        try:
+            try:
+                number = slurm.submit(job, self.settings, self.lock)
+            except AwayError:  # it may have been taken all the same
+                number = self._patiently(send)
+        except RefusedError as error:
+            self._refuse(array, str(error))
+            return False
+        self._note(replace(array, job=number))
+        cells = sum(map(len, array.tasks))
+        self.tell(f"{array.place}: {cells} cells in {len(array.tasks)} tasks, Slurm's job {number}")
+        return True
+
+    def _refuse(self, array: Array, words: str) -> None:
+        self.tell(f"{array.place}: Slurm refuses: {words}")
+        for task, at, planned in array.cells:
+            self._waiting.pop((array.number, task, at), None)
+            for name in self._names.get(planned.keys, ()):
+                self.account.refused[name] = f"Slurm refuses {array.gres or 'a task on cores'}: {words}"
+        plan.path_of(self.folder, array.number).unlink()
+        del self._arrays[array.number]
+
+    def collect(self) -> None:
+        """Count what tasks publish until every task is over, or the budget is."""
+        while self._waiting:
+            self._look()
+            stop_at = self.session.stop_at
+            if stop_at is not None and time.monotonic() > stop_at:
+                self._stop()
+            elif self._waiting:
+                time.sleep(self.settings.poll_s)
+
+    def _open(self) -> list[Array]:
+        """List the arrays of which something is still to come."""
+        numbers = {at[0] for at in self._waiting}
+        return [array for number, array in sorted(self._arrays.items()) if number in numbers]
+
+    def _look(self) -> None:
+        """Ask squeue once, and count the tasks that are over."""
+        try:
+            states = slurm.states([array.job for array in self._open()])
+        except AwayError as error:
+            self._tell_once(f"Slurm cannot be reached: {error}; jobs run on, and it is asked again")
+            return
+        newest = attempts.newest(self._results)
+        found = {at: states.get((self._arrays[at[0]].job, at[1])) for at in self._waiting}
+        for at, state in found.items():
+            if state is not None and not state.is_over:
+                self._over_before.discard(at)
+            elif at in newest:
+                self._count(at, newest[at])
+            elif at in self._over_before:
+                self._lose(at, state)
+            else:
+                self._over_before.add(at)  # a task that is about to be started again may look so for a moment
+        for at in [at for at in self._lost if at in newest]:  # of a node that Slurm had lost
+            self._waiting[at] = self._lost.pop(at)[0]
+            self._count(at, newest[at])
+        self._tell_once("; ".join(self._said_of(array, found) for array in self._open()))
+
+    def _said_of(self, array: Array, found: Mapping[At, TaskState | None]) -> str:
+        """Say how an array stands."""
+        mine = [state for at, state in found.items() if at[0] == array.number and at in self._waiting and state]
+        counts = Counter(state.state.lower() for state in mine if not state.is_over)
+        why = Counter(state.reason for state in mine if state.state == "PENDING" and state.reason != "None")
+        reason = f" ({', '.join(why)})" if why else ""
+        return f"{array.place}: " + ", ".join(f"{count} {state}" for state, count in sorted(counts.items())) + reason
+
+    def _tell_once(self, text: str) -> None:
+        if text and text != self._said:
+            self.tell(text)
+        self._said = text
+
+    def _lose(self, at: At, state: TaskState | None) -> None:
+        """Note a task that is over and published nothing."""
+        array, one = self._arrays[at[0]], self._waiting.pop(at)
+        said = state.state if state is not None else "no longer known"
+        last = _last_line(self.folder / OUTPUT / f"{array.number:04d}.{at[1]}.out")
+        self._lost[at] = (one, f"Slurm: task {array.job}_{at[1]} is {said} and published nothing{last}")
+        self.tell(f"{one.cell.name}: {self._lost[at][1]}")
+
+    def _count(self, at: At, attempt: Attempt) -> None:
+        """Count an attempt: from now on no other one at this cell does."""
+        one = self._waiting.pop(at)
+        try:
+            published = attempts.read(self._results, attempt, one.keys)
+        except (OSError, ValueError) as error:
+            self._lost[at] = (one, f"what its task published cannot be read: {error}")
+            (self._results / attempt.file).rename(self._results / f"{attempt.file}.damaged")
+            return
+        with (self.folder / COUNTED).open("a", encoding="utf-8") as stream:
+            line = json.dumps({"file": attempt.file, "keys": one.keys})
+            stream.write(f"\n{line}\n")  # a kill may have left half a line before it
+            stream.flush()
+            os.fsync(stream.fileno())
+        self._take(one, published)
+
+    def _take(self, one: Wanted, published: Published) -> None:
+        """Give the journal what an attempt showed; what it has already it keeps."""
+        account, journal = self.account, self.session.journal
+        self._counted.add(one.keys)
+        account.elsewhere |= dict.fromkeys(one.keys, published.host)
+        account.not_run |= published.not_run or {}
+        account.faults += published.faults
+        for end in published.ends:
+            self._see(end)
+            if end.key not in journal:
+                self._append(one, end, attempts.log_of(published, end))
+        for name in self._names[one.keys] if published.refused else ():
+            account.refused[name] = published.refused
+        if published.failure is not None:
+            self._fail(one, published.failure)
+        judge = replace(self.session.judge, elsewhere=account.elsewhere)
+        judged = None if judge.missing(one.cell) else judge.judged(one.cell)
+        if judged is not None:
+            with suppress(HarnessError):  # told in the end, by whoever asks for the receipt
+                judge.receipt(judged)
+
+    def _see(self, end: LaneEnd) -> None:
+        """Note the names of a lane's GPUs; what a cluster calls one type may be several."""
+        place = f"gpu {end.place.partition(' ')[2].partition(',')[0]}"
+        known = self.account.seen.get(place, "").split(", ")
+        names = {*known, *(gpu.name for gpu in end.gpus)} - {""}
+        if names:
+            self.account.seen[place] = ", ".join(sorted(names))
+
+    def _append(self, one: Wanted, end: LaneEnd, log: str) -> None:
+        """Write a lane's log, then its end, and tell of it."""
+        task = next(task for task in one.tasks if task.key == end.key)
+        if end.log is not None:
+            path = self.session.folder / task.log
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with path.open("w", encoding="utf-8", newline="") as stream:
+                stream.write(log)
+                stream.flush()
+                os.fsync(stream.fileno())
+            end = replace(end, log=replace(end.log, file=task.log))
+        self.session.journal.append(end)
+        self.account.ran += 1
+        said = end.verdict or "the patch does not apply"
+        line = f"{self.account.ran}/{self._total} {task.name}: {said}, {end.seconds:.1f} s on {end.place}"
+        self.session.listener.ended(task, line)
+
+    def _stop(self) -> None:
+        """Cancel what the budget leaves no time for."""
+        self.cancel()
+        for one in self._waiting.values():
+            self.account.not_run |= dict.fromkeys(one.keys, "the budget ended before Slurm was through with it")
+        self._waiting.clear()
+
+    def cancel(self) -> None:
+        """Cancel what is still to come, and count what was published until now."""
+        arrays = self._open()
+        for array in arrays:
+            self._note(replace(array, cancelled=True))
+        numbers = [array.job for array in arrays if array.job]
+        said = slurm.cancel(numbers, [array.name for array in arrays if not array.job])
+        jobs = ", ".join(numbers) or "nothing"
+        self.tell(
+            f"cancelled: {jobs}" + (f"; but Slurm said: {said}. Next: scancel {' '.join(numbers)}" if said else "")
+        )
+        newest = attempts.newest(self._results)
+        for at in [at for at in self._waiting if at in newest]:
+            self._count(at, newest[at])
+
+    def close(self) -> None:
+        """Say why each lane that is missing was not run."""
+        for one, reason in self._lost.values():
+            for key in one.keys:
+                self.account.not_run.setdefault(key, reason)
+        troubled = self._lost or self._waiting or self.account.failed or self.account.not_run
+        if not troubled and not self.account.interrupted:
+            (self.folder / COMPLETE).touch()
+
+
+def _last_line(path: Path) -> str:
+    """Return the last line that a task printed, for a reason; empty where it printed nothing."""
+    with suppress(OSError):
+        lines = path.read_text("utf-8", errors="replace").split("\n")
+        said = next((line.strip() for line in reversed(lines) if line.strip()), "")
+        return f"; the last line of its output: {said[:200]}" if said else f"; its output is {path.name}, empty"
+    return ""
