@@ -7,16 +7,18 @@ Slurm that is installed here. Its GPUs are /dev/null and /dev/zero: Slurm hands 
 from __future__ import annotations
 
 import contextlib
+import datetime as dt
 import getpass
 import os
 import shutil
-import signal
 import socket
 import subprocess
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+
+import psutil
 
 COMMANDS = ("sbatch", "squeue", "scancel", "sinfo", "munged", "slurmctld", "slurmd")
 PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
@@ -28,7 +30,7 @@ CARDS = ("/dev/null", "/dev/zero")
 NODES = {"toy1": 2, "toy2": 2, "toy3": 1}
 #: Seconds without an answer after which Slurm takes a node for lost, and after which its credentials expire: together
 #: what a requeue takes.
-LOST, EXPIRED = 10, 15
+LOST, EXPIRED = 8, 6
 
 CONFIGURATION = """
 ClusterName=toys
@@ -97,6 +99,14 @@ class Cluster:
         lines = self.ask("squeue", "--noheader", "--states=all", "--array", "--format=%i %T").splitlines()
         return dict(line.split() for line in lines)
 
+    def spans(self, number: str) -> list[tuple[float, float]]:
+        """Return when each task of an array began and ended, in seconds, which Slurm keeps whole."""
+        lines = self.ask("squeue", "--noheader", "--states=all", f"--jobs={number}", "--array", "--format=%S %e")
+        return [
+            (dt.datetime.fromisoformat(begin).timestamp(), dt.datetime.fromisoformat(end).timestamp())
+            for begin, end in map(str.split, lines.splitlines())
+        ]
+
     def node_of(self, job: str) -> str:
         """Return the node that a task runs on."""
         return self.ask("squeue", "--noheader", f"--jobs={job}", "--format=%N").strip()
@@ -120,20 +130,35 @@ class Cluster:
     def kill_node(self, name: str) -> None:
         """Lose a node: its slurmd and everything that runs on it, at once."""
         self.kill(name)
-        for path in Path("/proc").glob("[0-9]*/cmdline"):
-            with contextlib.suppress(OSError):
-                words = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
-                if words.startswith("slurmstepd: [") and f"SLURMD_NODENAME={name}" in self._environment(path):
-                    self._kill_all(int(path.parent.name))
+        self.end_jobs(name)
 
-    @staticmethod
-    def _environment(path: Path) -> str:
-        return (path.parent / "environ").read_bytes().replace(b"\0", b"\n").decode(errors="replace")
+    def end_jobs(self, node: str) -> None:
+        """Kill what runs on a node, each process with the step daemon that would tell of its end."""
+        for process in self.processes(f"SLURMD_NODENAME={node}"):
+            with contextlib.suppress(psutil.Error):
+                for one in (process.parent(), process):
+                    if one is not None and (one == process or one.name() == "slurmstepd"):
+                        one.kill()
 
-    @staticmethod
-    def _kill_all(pid: int) -> None:
-        with contextlib.suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGKILL)
+    def _steps(self) -> Iterator[psutil.Process]:
+        """Yield the step daemons: their names hide their environment, and their sockets lie in a node's folder."""
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                if process.name() == "slurmstepd" and any(
+                    str(one.laddr).startswith(f"{self.folder}/") for one in process.net_connections("unix")
+                ):
+                    yield process
+
+    def processes(self, variable: str = "") -> list[psutil.Process]:
+        """List the living processes of this Slurm and its jobs; only those with that in their environment."""
+        found = []
+        wanted = {f"SLURM_CONF={self.folder / 'slurm.conf'}", variable} - {""}
+        for process in psutil.process_iter():
+            with contextlib.suppress(psutil.Error, OSError):
+                said = {f"{name}={value}" for name, value in process.environ().items()}
+                if wanted <= said and process.status() != psutil.STATUS_ZOMBIE:
+                    found.append(process)
+        return found
 
     def until(self, state: str, nodes: int = len(NODES), seconds: float = 20.0) -> None:
         """Wait until so many nodes are in that state."""
@@ -157,6 +182,10 @@ class Cluster:
             except subprocess.TimeoutExpired:
                 daemon.kill()
                 daemon.wait()
+        for process in (*self._steps(), *self.processes()):  # of nodes whose slurmd was killed
+            if process.pid != os.getpid():
+                with contextlib.suppress(psutil.Error):
+                    process.kill()
 
 
 def _configure(folder: Path, nodes: dict[str, int]) -> None:

@@ -95,7 +95,6 @@ def judged(array: Array, planned: PlannedCell, packs: Path, node: Node) -> Publi
 def _published(base: Published, array: Array, session: Session, account: Account, cell: Cell) -> Published:
     """Put together what the lanes of a cell showed, under the keys that the plan has for them."""
     key_of = {task.key: key for task, key in zip(session.tasks([cell]), base.keys, strict=True)}
-    scrub = redaction.of_host({session.cache.root: "$CACHE"})
     failure = account.failed.get(cell.name)
     found = {key: session.journal.read(own) for own, key in key_of.items()}
     ends = tuple(replace(end, key=key, place=array.place) for key, end in found.items() if end is not None)
@@ -106,8 +105,15 @@ def _published(base: Published, array: Array, session: Session, account: Account
         logs=logs,
         not_run={key_of[own]: reason for own, reason in account.not_run.items()},
         faults=tuple(replace(fault, place=array.place) for fault in account.faults),
-        failure=replace(failure, reason=scrub.scrub(failure.reason)) if failure is not None else None,
+        failure=replace(failure, reason=_clean(failure.reason, session.cache)) if failure is not None else None,
     )
+
+
+def _clean(reason: str, cache: Cache) -> str:
+    """Take what is private to this node out of a text, or leave it out."""
+    scrub = redaction.of_host({cache.root: "$CACHE"})
+    text = scrub.scrub(reason)
+    return "[left out: it names something private]" if any(scrub.findings(text)) else text
 
 
 def run(path: Path, variables: Mapping[str, str]) -> Exit:

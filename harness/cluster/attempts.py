@@ -87,7 +87,12 @@ class Published:
 
 
 def publish(folder: Path, attempt: Attempt, published: Published) -> None:
-    """Publish an attempt: the file appears as a whole, and the disk has it."""
+    """Publish an attempt: the file appears as a whole, and the disk has it.
+
+    Where the folder is gone, the sweep was finished without this attempt, and nobody waits for it.
+    """
+    if not folder.is_dir():
+        return
     text = json.dumps(asdict(published), ensure_ascii=False, allow_nan=False) + "\n"
     files.write_atomic(folder / attempt.file, text)
 

@@ -47,6 +47,8 @@ TRIES = 5
 #: How long to wait, in seconds, for an sbatch whose command was killed.
 LONGEST_SUBMISSION = 120.0
 COUNTED, COMPLETE, LOCK = "counted.jsonl", "complete", "lock"
+#: Seconds by which what a task published may be seen late here: NFS shows a folder up to a minute late.
+LAG = 60.0
 #: Which cell of which task of which array.
 At = tuple[int, int, int]
 
@@ -139,7 +141,7 @@ class Collection:
     _names: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
     _waiting: dict[At, Wanted] = field(default_factory=dict)
     _lost: dict[At, tuple[Wanted, str]] = field(default_factory=dict)
-    _over_before: set[At] = field(default_factory=set)
+    _over_since: dict[At, float] = field(default_factory=dict)
     _counted: set[tuple[str, ...]] = field(default_factory=set)
     _said: str = ""
     _total: int = 0
@@ -368,14 +370,14 @@ class Collection:
         newest = attempts.newest(self._results)
         found = {at: states.get((self._arrays[at[0]].job, at[1])) for at in self._waiting}
         for at, state in found.items():
-            if state is not None and not state.is_over:
-                self._over_before.discard(at)
-            elif at in newest:
+            if at in newest and (state is None or state.is_ending):
                 self._count(at, newest[at])
-            elif at in self._over_before:
+            elif state is not None and not state.is_over:
+                self._over_since.pop(at, None)
+            elif at not in self._over_since:  # a task that is about to be started again may look so for a moment
+                self._over_since[at] = time.monotonic()
+            elif time.monotonic() - self._over_since[at] >= (LAG if state is None or state.is_through else 0.0):
                 self._lose(at, state)
-            else:
-                self._over_before.add(at)  # a task that is about to be started again may look so for a moment
         for at in [at for at in self._lost if at in newest]:  # of a node that Slurm had lost
             self._waiting[at] = self._lost.pop(at)[0]
             self._count(at, newest[at])
@@ -398,9 +400,9 @@ class Collection:
         """Note a task that is over and published nothing."""
         array, one = self._arrays[at[0]], self._waiting.pop(at)
         said = state.state if state is not None else "no longer known"
-        last = _last_line(self.folder / OUTPUT / f"{array.number:04d}.{at[1]}.out")
-        self._lost[at] = (one, f"Slurm: task {array.job}_{at[1]} is {said} and published nothing{last}")
-        self.tell(f"{one.cell.name}: {self._lost[at][1]}")
+        last = _last_line(self.folder / OUTPUT / f"{array.number:04d}.{at[1]}.out")  # it may name the node
+        self._lost[at] = (one, f"Slurm: task {array.job}_{at[1]} is {said} and published nothing")
+        self.tell(f"{one.cell.name}: {self._lost[at][1]}{last}")
 
     def _count(self, at: At, attempt: Attempt) -> None:
         """Count an attempt: from now on no other one at this cell does."""
@@ -497,7 +499,7 @@ class Collection:
 
 
 def _last_line(path: Path) -> str:
-    """Return the last line that a task printed, for a reason; empty where it printed nothing."""
+    """Say what a task printed last; empty where its output cannot be read."""
     with suppress(OSError):
         lines = path.read_text("utf-8", errors="replace").split("\n")
         said = next((line.strip() for line in reversed(lines) if line.strip()), "")

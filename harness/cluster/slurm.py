@@ -125,6 +125,16 @@ class TaskState:
         """Whether it does nothing more."""
         return self.state in OVER
 
+    @property
+    def is_ending(self) -> bool:
+        """Whether its command has ended, though Slurm may still wait for the node to say so."""
+        return self.is_over or self.state == "COMPLETING"
+
+    @property
+    def is_through(self) -> bool:
+        """Whether it ended by itself, and well."""
+        return self.state == "COMPLETED"
+
 
 def _environment() -> dict[str, str]:
     kept = {name: value for name, value in os.environ.items() if not MISLEADING.match(name)}
