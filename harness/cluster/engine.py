@@ -368,6 +368,8 @@ class Collection:
             self._tell_once(f"Slurm cannot be reached: {error}; jobs run on, and it is asked again")
             return
         newest = attempts.newest(self._results)
+        for at in [at for at in self._lost if at in newest]:  # of a node that Slurm had lost
+            self._waiting[at] = self._lost.pop(at)[0]
         found = {at: states.get((self._arrays[at[0]].job, at[1])) for at in self._waiting}
         for at, state in found.items():
             if at in newest and (state is None or state.is_ending):
@@ -378,9 +380,6 @@ class Collection:
                 self._over_since[at] = time.monotonic()
             elif time.monotonic() - self._over_since[at] >= (LAG if state is None or state.is_through else 0.0):
                 self._lose(at, state)
-        for at in [at for at in self._lost if at in newest]:  # of a node that Slurm had lost
-            self._waiting[at] = self._lost.pop(at)[0]
-            self._count(at, newest[at])
         self._tell_once("; ".join(self._said_of(array, found) for array in self._open()))
 
     def _said_of(self, array: Array, found: Mapping[At, TaskState | None]) -> str:
@@ -411,7 +410,8 @@ class Collection:
             published = attempts.read(self._results, attempt, one.keys)
         except (OSError, ValueError) as error:
             self._lost[at] = (one, f"what its task published cannot be read: {error}")
-            (self._results / attempt.file).rename(self._results / f"{attempt.file}.damaged")
+            with suppress(OSError):
+                (self._results / attempt.file).rename(self._results / f"{attempt.file}.damaged")
             return
         with (self.folder / COUNTED).open("a", encoding="utf-8") as stream:
             line = json.dumps({"file": attempt.file, "keys": one.keys})
