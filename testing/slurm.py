@@ -205,8 +205,11 @@ def _configure(folder: Path, nodes: dict[str, int]) -> None:
         text += f"NodeName={name} NodeAddr=127.0.0.1 Port={_port()} CPUs=64 Gres=gpu:h200:{cards}\n"
     text += "PartitionName=toys Nodes=ALL Default=YES State=UP MaxTime=INFINITE\n"
     (folder / "slurm.conf").write_text(text)
+    cards = [*CARDS, *(str(folder / f"card{number}") for number in range(len(CARDS), max(nodes.values())))]
+    for card in cards[len(CARDS) :]:
+        Path(card).touch()
     lines = [
-        f"NodeName={name} Name=gpu Type=h200 File={card}\n" for name, count in nodes.items() for card in CARDS[:count]
+        f"NodeName={name} Name=gpu Type=h200 File={card}\n" for name, count in nodes.items() for card in cards[:count]
     ]
     (folder / "gres.conf").write_text("".join(lines))
 

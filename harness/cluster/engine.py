@@ -460,6 +460,7 @@ class Collection:
                 stream.flush()
                 os.fsync(stream.fileno())
             end = replace(end, log=replace(end.log, file=task.log))
+        end = replace(end, task=task.name)
         self.session.journal.append(end)
         self.account.ran += 1
         said = end.verdict or "the patch does not apply"
