@@ -6,6 +6,7 @@ import contextlib
 import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import time
@@ -17,9 +18,9 @@ from typing import Any
 import psutil
 import pytest
 
-from testing import slurm, sweeps
+from testing import clones, slurm, sweeps
 from testing.slurm import Cluster
-from testing.workbench import Workbench
+from testing.workbench import REPOSITORY, Workbench
 
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.skipif(bool(slurm.MISSING), reason=slurm.REASON)]
 
@@ -273,6 +274,34 @@ def test_the_collector_is_killed_twenty_times_and_submits_and_counts_everything_
     ends = [json.loads(line)["task"] for line in _journal(nights).splitlines()]
     assert len(ends) == len(set(ends)) == 2 * CARDS
     assert len(list(nights.folder.glob("*/run.json"))) == 1
+
+
+def test_the_batch_file_runs_a_sweep_and_its_end_is_that_of_its_arrays(nights: Nights) -> None:
+    clone = clones.lay(nights.bench)
+    shutil.copytree(nights.bench.cache, clone / "cache")
+    text = (REPOSITORY / "deploy/slurm-sweep.sbatch").read_text()
+    assert text.count("/shared/reproducer-packs") >= 2
+    batch = clone / "sweep.sbatch"
+    batch.write_text(text.replace("/shared/reproducer-packs", str(clone)).replace("--offline", "--offline --poll 0.3"))
+    submit = ["sbatch", "--parsable", str(batch)]
+    job = subprocess.run(submit, env=nights.variables, capture_output=True, text=True, check=True).stdout.strip()
+    wait(lambda: nights.cluster.jobs()[job] in {"COMPLETED", "FAILED"})
+    said = (clone / f"sweep.{job}.out").read_text()
+    assert "nothing needs attention; 1 cells: 1 CONFIRMED" in said, said
+    probe = clone / "packs/01_confirmed/reproduce.py"
+    probe.write_text(
+        probe.read_text().replace("    from toykernel import scale\n", "    import time; time.sleep(90)\n")
+    )
+    job = subprocess.run(submit, env=nights.variables, capture_output=True, text=True, check=True).stdout.strip()
+    wait(lambda: "cpu: 1 running" in _read(clone / f"sweep.{job}.out"))
+    nights.cluster.ask("scancel", job)
+    wait(lambda: "interrupted" in _read(clone / f"sweep.{job}.out"), 20)
+    states = nights.cluster.jobs()
+    assert not {"PENDING", "RUNNING"} & set(states.values()), "an array runs on that nobody collects"
+
+
+def _read(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
 
 
 def test_a_job_whose_slurmd_is_gone_ends_by_itself(nights: Nights) -> None:
