@@ -204,6 +204,7 @@ def _configure(folder: Path, nodes: dict[str, int]) -> None:
     for name, cards in nodes.items():
         text += f"NodeName={name} NodeAddr=127.0.0.1 Port={_port()} CPUs=64 Gres=gpu:h200:{cards}\n"
     text += "PartitionName=toys Nodes=ALL Default=YES State=UP MaxTime=INFINITE\n"
+    text += "PartitionName=short Nodes=ALL State=UP MaxTime=1\n"
     (folder / "slurm.conf").write_text(text)
     cards = [*CARDS, *(str(folder / f"card{number}") for number in range(len(CARDS), max(nodes.values())))]
     for card in cards[len(CARDS) :]:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import tempfile
 from collections.abc import Mapping
@@ -137,6 +138,7 @@ def run(path: Path, variables: Mapping[str, str]) -> Exit:
     if not array.target:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Slurm says NoDevFiles, or nothing, where no GPU was asked for
     results = folder / RESULTS
+    sys.stdout.write(f"{socket.gethostname()}: task {task} of {array.name}, started again {restart} times\n")
     with gpu_pool() as pool:
         node = Node(this_host.detect(pool), pool)
         for at, planned in enumerate(array.tasks[task]):

@@ -380,7 +380,15 @@ class Collection:
                 self._over_since[at] = time.monotonic()
             elif time.monotonic() - self._over_since[at] >= (LAG if state is None or state.is_through else 0.0):
                 self._lose(at, state)
+        self._give_up(found)
         self._tell_once("; ".join(self._said_of(array, found) for array in self._open()))
+
+    def _give_up(self, found: Mapping[At, TaskState | None]) -> None:
+        """Cancel the arrays that Slurm took and will not run."""
+        hopeless = {at[0]: state.reason for at, state in found.items() if state is not None and state.is_hopeless}
+        for array in [array for array in self._open() if array.number in hopeless]:
+            slurm.cancel([array.job])
+            self._refuse(array, f"it waits for ever ({hopeless[array.number]})")
 
     def _said_of(self, array: Array, found: Mapping[At, TaskState | None]) -> str:
         """Say how an array stands."""
@@ -427,6 +435,8 @@ class Collection:
         account.elsewhere |= dict.fromkeys(one.keys, published.host)
         account.not_run |= published.not_run or {}
         account.faults += published.faults
+        for fault in published.faults:
+            self.tell(f"{fault.place}: {fault.reason}, after {fault.task}; the output of its task names the node")
         for end in published.ends:
             self._see(end)
             if end.key not in journal:

@@ -23,6 +23,11 @@ OVER = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
     "TIMEOUT",
 }  # fmt: skip
+#: Why a task waits that no waiting helps: an array that Slurm took and will not run.
+NEVER = {
+    "AccountNotAllowed", "BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionNodeLimit", "PartitionTimeLimit",
+    "QOSNotAllowed",
+}  # fmt: skip
 #: How long one question may take, in seconds, before Slurm counts as away.
 PATIENCE = 120.0
 
@@ -124,6 +129,11 @@ class TaskState:
     def is_over(self) -> bool:
         """Whether it does nothing more."""
         return self.state in OVER
+
+    @property
+    def is_hopeless(self) -> bool:
+        """Whether Slurm took it and will not run it."""
+        return self.state == "PENDING" and self.reason in NEVER
 
     @property
     def is_ending(self) -> bool:

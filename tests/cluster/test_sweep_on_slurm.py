@@ -8,6 +8,7 @@ import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
@@ -192,6 +193,28 @@ def test_a_wrong_partition_is_not_here_in_slurms_own_words(nights: Nights) -> No
     assert cell["verdict"] == "NOT_HERE"
     assert "invalid partition specified: nope; Batch job submission failed: Invalid partition name" in cell["reason"]
     assert not lanes_of(nights.bench.packs / "001_toy")
+
+
+def test_an_array_that_slurm_takes_and_will_not_run_is_not_here(nights: Nights) -> None:
+    nights.toys(1)
+    nights.run("--partition", "short", status=5)
+    cell = nights.cells()["001_toy/sm_90a"]
+    assert cell["verdict"] == "NOT_HERE"
+    assert cell["reason"] == "Slurm refuses gpu:h200:1: it waits for ever (PartitionTimeLimit)"
+    assert "PENDING" not in nights.cluster.jobs().values()
+
+
+def test_a_gpu_with_a_fault_is_told_and_its_lanes_say_nothing(nights: Nights) -> None:
+    pack, _ = nights.toys(2)
+    (pack / "harm.json").write_text('{"xids": [79]}')
+    said = nights.run(status=1)
+    assert "gpu h200: Xid 79" in said
+    assert "the output of its task names the node" in said
+    cells = nights.cells()
+    assert cells["001_toy/sm_90a"]["verdict"] == "NOT_RUN"
+    (gpu,) = nights.results()["gpus"]
+    assert (gpu["place"], "Xid 79" in gpu["reason"]) == ("gpu h200", True)
+    assert socket.gethostname() in next(nights.beside.glob("output/0001.0.out")).read_text()
 
 
 def test_a_type_that_is_another_architecture_is_not_here(nights: Nights) -> None:
