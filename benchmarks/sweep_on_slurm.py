@@ -60,7 +60,8 @@ if command == "sbatch":
     plan = options["wrap"].split()[-1]
     if not template.exists():
         variables = {{"SLURM_JOB_ID": "1", "SLURM_ARRAY_TASK_ID": "0", "CUDA_VISIBLE_DEVICES": "0"}}
-        subprocess.run(["sh", "-c", options["wrap"]], check=True, cwd=options["chdir"], env=os.environ | variables)
+        given = {{"stdout": subprocess.DEVNULL, "cwd": options["chdir"], "env": os.environ | variables}}
+        subprocess.run(["sh", "-c", options["wrap"]], check=True, **given)
         (found,) = (Path(plan).parents[1] / "results").iterdir()
         template.write_bytes(found.read_bytes())
     else:
@@ -223,7 +224,8 @@ def collector(folder: Path) -> None:
     variables["PATH"] = f"{stubs}{os.pathsep}{variables['PATH']}"
     toys.lay(ground / "packs", GPU_TOY, sha256, "001_toy")
     first = _command(ground, "--gpu-type", "sm_90a=t", "--poll", "0.2")
-    subprocess.run(first, env=variables, capture_output=True, check=True)
+    ended = subprocess.run(first, env=variables, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr[-1000:]
     shutil.rmtree(ground / "sweeps")
     shutil.rmtree(ground / "packs")
     (ground / "packs").mkdir()

@@ -30,7 +30,7 @@ CARDS = ("/dev/null", "/dev/zero")
 NODES = {"toy1": 2, "toy2": 2, "toy3": 1}
 #: Seconds without an answer after which Slurm takes a node for lost, and after which its credentials expire: together
 #: what a requeue takes.
-LOST, EXPIRED = 8, 6
+LOST, EXPIRED = 6, 5
 
 CONFIGURATION = """
 ClusterName=toys

@@ -122,6 +122,15 @@ def test_slurm_out_of_reach_ends_the_command_and_the_next_goes_on(odd: Odd) -> N
     assert len(list(odd.bench.folder.glob("sweeps/*/run.json"))) == 1
 
 
+def test_a_budget_that_ends_cancels_what_is_left(odd: Odd) -> None:
+    odd.is_odd(idle="")
+    odd.sweep("--budget", "1s", status=5)
+    cell = odd.cell("01_confirmed/cpu")
+    assert (cell["verdict"], cell["reason"]) == ("NOT_RUN", "the budget ended before Slurm was through with it")
+    assert not cell["changes"], "that is the user's own choice"
+    assert (odd.state / "cancelled").read_text() == "100"
+
+
 def test_what_cannot_be_read_is_not_run(odd: Odd) -> None:
     odd.is_odd(damages="")
     odd.sweep(status=1)
