@@ -18,6 +18,8 @@ MISLEADING = re.compile(r"SQUEUE_|SCANCEL_|SBATCH_(?:WAIT|JOB_NAME|ARRAY_INX|TES
 AWAY = re.compile(r"unable to contact|socket timed out|temporarily unable|connection (?:refused|reset)", re.IGNORECASE)
 #: How squeue says that it knows none of the jobs (any more).
 FORGOTTEN = "Invalid job id specified"
+#: And scancel, that there is nothing left to cancel.
+ENDED = re.compile(rf"{FORGOTTEN}|already compl", re.IGNORECASE)
 #: States behind which a task does nothing more. One that is requeued is PENDING again.
 OVER = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
@@ -286,5 +288,5 @@ def cancel(numbers: Sequence[str], names: Sequence[str] = ()) -> str:
             try:
                 _asked(command)
             except (AwayError, RefusedError) as error:
-                said.append(str(error))
+                said += [] if ENDED.search(str(error)) else [str(error)]
     return "; ".join(said)

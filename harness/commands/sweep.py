@@ -84,7 +84,8 @@ def _fit_together(slurm: bool, here: Mapping[str, object], cluster: Mapping[str,
     "--jobs",
     type=options.JOBS,
     metavar="N",
-    help="Lanes at once, on cores and GPUs together (default: as many as the cores and the memory allow).",
+    help="Lanes at once, on cores and GPUs together (default: as many as the cores and the memory allow); with "
+    "--slurm those of one task, and its cores (default: 2).",
 )
 @click.option(
     "--budget", callback=_duration, metavar="TIME", help="90s, 30m, 2h: what does not fit is reported as NOT_RUN."
