@@ -37,7 +37,7 @@ from testing import slurm, sweeps, toys  # noqa: E402 - found through the path a
 from testing.slurm import Cluster  # noqa: E402 - likewise
 
 GPU_TOY, EVIDENCE = "41_executes_on_a_gpu", "sm_90a.executed.json"
-CARDS = sum(slurm.NODES.values())
+CARDS = slurm.H200
 PACKS, TARGETS = 500, ("sm_80", "sm_89", "sm_90a", "sm_100a", "sm_120a", "sm_121a")
 LINE = re.compile(r"\[\s*([\d.]+) s\] (.*)")
 
@@ -190,7 +190,7 @@ def thousand(folder: Path) -> None:
 
 def queue(folder: Path) -> None:
     """Print what Slurm's own commands take with 3000 tasks."""
-    nodes = {f"toy{number}": 16 for number in range(4)}
+    nodes = {f"big{number}": 16 for number in range(4)}
     with slurm.running(folder / "slurm", nodes) as cluster:
         marks = []
         for number in range(len(TARGETS)):

@@ -26,8 +26,11 @@ PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/l
 MISSING = ", ".join(name for name in COMMANDS if shutil.which(name, path=PATH) is None)
 REASON = f"no Slurm here ({MISSING} missing); apt-get install slurm-wlm munge"
 CARDS = ("/dev/null", "/dev/zero")
-#: GPUs by node: five in all.
-NODES = {"toy1": 2, "toy2": 2, "toy3": 1}
+#: GPUs by node, and what they are called where not h200: five of those, and one other.
+NODES = {"toy1": 2, "toy2": 2, "toy3": 1, "toy4": 1}
+KINDS = {"toy4": "a100"}
+#: How many h200 there are.
+H200 = sum(count for name, count in NODES.items() if name not in KINDS)
 #: Seconds without an answer after which Slurm takes a node for lost, and after which its credentials expire: together
 #: what a requeue takes.
 LOST, EXPIRED = 6, 5
@@ -202,7 +205,9 @@ def _configure(folder: Path, nodes: dict[str, int]) -> None:
         lost=LOST,
     )
     for name, cards in nodes.items():
-        text += f"NodeName={name} NodeAddr=127.0.0.1 Port={_port()} CPUs=64 Gres=gpu:h200:{cards}\n"
+        text += (
+            f"NodeName={name} NodeAddr=127.0.0.1 Port={_port()} CPUs=64 Gres=gpu:{KINDS.get(name, 'h200')}:{cards}\n"
+        )
     text += "PartitionName=toys Nodes=ALL Default=YES State=UP MaxTime=INFINITE\n"
     text += "PartitionName=short Nodes=ALL State=UP MaxTime=1\n"
     (folder / "slurm.conf").write_text(text)
@@ -210,7 +215,9 @@ def _configure(folder: Path, nodes: dict[str, int]) -> None:
     for card in cards[len(CARDS) :]:
         Path(card).touch()
     lines = [
-        f"NodeName={name} Name=gpu Type=h200 File={card}\n" for name, count in nodes.items() for card in cards[:count]
+        f"NodeName={name} Name=gpu Type={KINDS.get(name, 'h200')} File={card}\n"
+        for name, count in nodes.items()
+        for card in cards[:count]
     ]
     (folder / "gres.conf").write_text("".join(lines))
 

@@ -26,7 +26,7 @@ from testing.workbench import REPOSITORY, Workbench
 pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.skipif(bool(slurm.MISSING), reason=slurm.REASON)]
 
 GPU_TOY, EVIDENCE = "41_executes_on_a_gpu", "sm_90a.executed.json"
-CARDS = sum(slurm.NODES.values())
+CARDS = slurm.H200
 
 
 @pytest.fixture(scope="module")
@@ -184,6 +184,22 @@ def test_a_lane_of_two_gpus_asks_for_two_and_a_wrong_type_is_not_here(nights: Ni
     assert (cell["verdict"], cell["reason"]) == ("NOT_HERE", words)
     assert [change["kind"] for change in cell["changes"]] == ["newly unsupported"]
     assert nights.cells()["001_toy/sm_90a"]["verdict"] == "CONFIRMED"
+
+
+def test_nodes_of_several_kinds_fill_one_table(nights: Nights) -> None:
+    (pack,) = nights.toys(1)
+    text = (pack / "pack.toml").read_text()
+    head, _, body = text.partition("[targets.sm_90a]\n")
+    (pack / "pack.toml").write_text(f"{head}[targets.sm_80]\n{body}\n[targets.sm_90a]\n{body}")
+    other = {"devices": [{"name": "Toy A100", "capability": [8, 0]}]}
+    (nights.bench.folder / "gpus.json.toy4").write_text(json.dumps(other))
+    nights.run("--gpu-type", "sm_80=a100", "--gpu-type", "sm_90a=h200")
+    assert nights.verdicts() == {"CONFIRMED"}
+    assert set(nights.cells()) == {"001_toy/sm_80", "001_toy/sm_90a"}
+    gpus = {gpu["place"]: gpu["name"] for gpu in nights.results()["gpus"]}
+    assert gpus == {"gpu a100": "Toy A100", "gpu h200": "Toy H200"}
+    receipt = json.loads((nights.newest / "receipts/001_toy/sm_80.executed.json").read_text())
+    assert receipt["host"]["gpus"] == [{"name": "Toy A100", "compute_capability": "8.0"}]
 
 
 def test_a_wrong_partition_is_not_here_in_slurms_own_words(nights: Nights) -> None:
