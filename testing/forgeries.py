@@ -1042,6 +1042,11 @@ def no_ranks(sent: Sent) -> None:
     sent.document["ranks"] = 0
 
 
+@receipt("ranks")
+def more_ranks_than_the_target_starts(sent: Sent) -> None:
+    sent.document["ranks"] = 8
+
+
 @receipt("strength")
 def more_wrong_fixes_refused_than_there_were(sent: Sent) -> None:
     sent.document["strength"] = {"killed": 9, "of": 3, "unjudged": 0, "seed": 0, "date": "2026-11-20"}

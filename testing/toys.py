@@ -81,20 +81,21 @@ def lay(packs: Path, behaviour: str, sha256: str, name: str = "") -> Path:
     """Lay a toy pack into `packs`: the sound one, and over it the files of the pack named for its behaviour.
 
     `name` is its folder's, where not that of the behaviour. What a toy leaves beside its probe it leaves there, also
-    where a copy of the probe runs. An ``edit.toml`` stands for a copy of one of the sound pack's files with one text
-    replaced.
+    where a copy of the probe runs. An ``edit.toml`` stands for a copy of one of the sound pack's files (or of those of
+    the pack that it names as its `base`) with one text replaced, or with several `edits`.
     """
-    target = packs / (name or behaviour)
+    target, edit = packs / (name or behaviour), RESOURCES / "packs" / behaviour / "edit.toml"
+    change = tomllib.loads(edit.read_text(encoding="utf-8")) if edit.exists() else {}
     shutil.copytree(RESOURCES / "packs" / BASE, target)
-    if behaviour != BASE:
-        shutil.copytree(RESOURCES / "packs" / behaviour, target, dirs_exist_ok=True)
-    edit = target / "edit.toml"
-    if edit.exists():
-        change = tomllib.loads(edit.read_text(encoding="utf-8"))
+    for one in (change.get("base", BASE), behaviour):
+        shutil.copytree(RESOURCES / "packs" / one, target, dirs_exist_ok=True)
+    if change:
         text = (target / change["file"]).read_text(encoding="utf-8")
-        assert change["old"] in text
-        (target / change["file"]).write_text(text.replace(change["old"], change["new"]), encoding="utf-8")
-        edit.unlink()
+        for old, new in change.get("edits") or [(change["old"], change["new"])]:
+            assert old in text
+            text = text.replace(old, new)
+        (target / change["file"]).write_text(text, encoding="utf-8")
+        (target / "edit.toml").unlink()
     probe = target / "reproduce.py"
     text = probe.read_text(encoding="utf-8")
     probe.write_text(text.replace("Path(__file__)", f"Path({str(probe)!r})"), encoding="utf-8")

@@ -111,10 +111,11 @@ class Cache:
             shutil.rmtree(outer, ignore_errors=True)
 
     def sweep(self) -> None:
-        """Remove what a killed runner left in ``work``: folders whose lock nobody holds."""
+        """Remove what a killed runner left in ``work``: folders whose lock nobody holds.
+
+        One without a lock's file is locked as well: its owner was killed before it made that, or while removing it.
+        """
         for outer in (self.root / "work").glob("*"):
-            if not (outer / "in-use").exists():
-                continue
             with contextlib.suppress(OSError), _file_lock(outer / "in-use", timeout=0):  # filelock.Timeout is one
                 shutil.rmtree(outer, ignore_errors=True)
 

@@ -8,7 +8,8 @@ import re
 EXCEPTION = re.compile(r"(?m)^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning)\b.*)$")
 
 
-def last_exception(text: str) -> str:
-    """Return the line of the last exception that a log names; empty where it names none."""
+def last_exception(text: str, of: str = "") -> str:
+    """Return the line of the last exception that a log names, of those with `of` in it if there are any; or nothing."""
     said = EXCEPTION.findall(text)
-    return said[-1].strip() if said else ""
+    wanted = [line for line in said if of in line] or said
+    return wanted[-1].strip() if wanted else ""

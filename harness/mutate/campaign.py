@@ -257,7 +257,8 @@ class Campaign:
                 if end is not None and end.log is not None:
                     log = subject.logs[mutant.name] = self.session.folder / end.log.file
                     said = tracebacks.last_exception(log.read_text("utf-8", errors="replace"))
-                    if found.fate == Fate.UNJUDGED and said and end.record and fates.says_nothing(end.record):
+                    silent = found.fate == Fate.UNJUDGED and end.record and fates.says_nothing(end.record)
+                    if silent and said[:MOST_SAID] not in found.reason:
                         found = replace(found, reason=f"{said[:MOST_SAID]}: {found.reason}")
                 subject.found[mutant.name] = (found, end.record.seconds if end and end.record else 0.0)
 

@@ -191,6 +191,7 @@ class Target:
         measures: its figures in ms, MiB and the like are compared from run to run; the probe times with `alone`.
         exclusive: its lanes have their GPU (on target cpu: the host's cores) for themselves from beginning to end.
         gpus: how many GPUs an executed lane needs, all at once.
+        ranks: how many ranks the largest group has that the probe starts and speaks for; 1: it starts none.
         gpu_memory_gib: what an executed lane takes of each at most, in GiB.
         environment: what a script of the pack builds in the cache; lanes run with its interpreter where it is there.
 
@@ -206,6 +207,7 @@ class Target:
     measures: bool = False
     exclusive: bool = False
     gpus: int = 1
+    ranks: int = 1
     gpu_memory_gib: float = 8.0
     environment: str = ""
 
@@ -242,6 +244,19 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class OtherReleases:
+    """What `runner.py versions` judges releases other than the pinned one by.
+
+    Attributes:
+        checks: names or globs of the checks, defects and controls; empty: all of them. An older release may be wrong in
+            another option too, which is another bug, and a control of that option then says nothing of this one.
+
+    """
+
+    checks: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class Definition:
     """A parsed pack.toml.
 
@@ -270,6 +285,7 @@ class Definition:
     dependencies: dict[str, dict[str, Dependency]] = field(default_factory=dict)
     environments: dict[str, BuiltEnvironment] = field(default_factory=dict)
     strength: Sample = field(default_factory=Sample)
+    versions: OtherReleases = field(default_factory=OtherReleases)
 
     @property
     def has_patch(self) -> bool:

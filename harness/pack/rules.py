@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import PurePosixPath
+from typing import Any
 
 import tomli
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
@@ -131,6 +132,22 @@ def _target_errors(definition: Definition) -> list[str]:
     return errors
 
 
+def _ranks_errors(definition: Definition, document: dict[str, Any]) -> list[str]:
+    """Say which ranks do not fit a target's GPUs: NCCL wants one for each, and several share one on purpose alone."""
+    errors = []
+    for name, target in definition.targets.items():
+        path = f"targets.{name}.ranks"
+        if target.ranks < 1:
+            errors.append(f"{path}: at least 1")
+        shares = target.gpus == 1 and "gpus" in document["targets"][name]
+        if Evidence.EXECUTED in target.evidence and target.ranks not in (1, target.gpus) and not shares:
+            errors.append(
+                f"{path}: {target.ranks} on {target.gpus} GPU{'s' * (target.gpus > 1)}; NCCL wants one GPU a rank "
+                f"(gpus = {target.ranks}); write gpus = 1 where all ranks share one"
+            )
+    return errors
+
+
 def _fix_errors(definition: Definition) -> list[str]:
     """Say what a pack without a patch states that only a patch could give."""
     if definition.has_patch:
@@ -217,6 +234,11 @@ def _workaround_errors(definition: Definition) -> list[str]:
     return errors
 
 
+def _versions_errors(definition: Definition) -> list[str]:
+    named = all(name.strip() for name in definition.versions.checks)
+    return [] if named else ["versions.checks: an empty name"]
+
+
 def _suite_errors(definition: Definition, suite: UpstreamTests | None) -> list[str]:
     if suite is None:
         return []
@@ -263,8 +285,10 @@ def parse(text: str) -> Definition:
     if definition.strength.generated < 0:
         errors.append("strength.generated: a number of mutants, 0 or more")
     errors += _dependency_errors(definition) + _target_errors(definition) + _environment_errors(definition)
+    errors += _ranks_errors(definition, document)
     errors += _fix_errors(definition) + _prior_art_errors(definition) + _ask_errors(definition.ask)
     errors += _suite_errors(definition, definition.upstream_tests) + _workaround_errors(definition)
+    errors += _versions_errors(definition)
     errors += values.errors(definition)
     if errors:
         raise structure.StructureError(errors)

@@ -15,6 +15,7 @@ from harness.pack.model import Definition
 #: Seconds: a lane of a month is a mistake.
 LONGEST = 31 * 24 * 3600.0
 MOST_GPUS = 1024
+MOST_RANKS = 1024
 MOST_MEMORY_GIB = 1 << 20
 PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 CLAIM = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*")
@@ -77,6 +78,8 @@ def _targets(definition: Definition) -> Iterator[str]:
             yield f"{path}.timeout_s: {target.timeout_s!r} is not between 0 and {LONGEST:.0f} s (a month)"
         if not target.gpus <= MOST_GPUS:
             yield f"{path}.gpus: more than {MOST_GPUS}"
+        if not target.ranks <= MOST_RANKS:
+            yield f"{path}.ranks: more than {MOST_RANKS}"
         if not 0 <= target.gpu_memory_gib <= MOST_MEMORY_GIB:
             yield f"{path}.gpu_memory_gib: {target.gpu_memory_gib!r} is no number of GiB"
         yield from _claims(f"{path}.claims", tuple(claim for claim in target.claims if claim != BITWISE_IDENTICAL))

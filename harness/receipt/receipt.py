@@ -162,7 +162,8 @@ class Acknowledged:
 class Receipt:
     """One pack on one target, as it was seen.
 
-    `ranks` counts the processes that the probe started and speaks for; `fix` is None where no patched lane ran;
+    `ranks` is what pack.toml states: how many the largest group has that the probe starts and speaks for (1 where it
+    starts none, and in receipts of runners that did not record it); `fix` is None where no patched lane ran;
     `about` names the defect checks that the verdict is about where these are not all of them.
     """
 

@@ -143,6 +143,7 @@ def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> Receipt
         started=outcome.started.isoformat(timespec="seconds") if outcome.started else "",
         seconds=round(outcome.seconds, 3),
         repeats=Repeats(outcome.agreeing, outcome.repeats),
+        ranks=cell.stated.ranks,
         about=cell.about,
     )
 

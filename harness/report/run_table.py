@@ -21,7 +21,7 @@ PLAIN = {Verdict.CONFIRMED, Verdict.REPRODUCED, Verdict.VALIDATED, Verdict.FIXED
 
 @dataclass(frozen=True)
 class RunRow:
-    """One pack on one target; `expectation` says so where pack.toml expects nothing of it."""
+    """One pack on one target; `expectation` says so where pack.toml expects nothing of it; `ranks` are a receipt's."""
 
     pack: str
     kind: str
@@ -37,6 +37,7 @@ class RunRow:
     receipt: str
     logs: tuple[str, ...]
     expectation: str = ""
+    ranks: int = 1
 
 
 def row(outcome: Outcome, receipt: Path | None, logs: tuple[Path, ...] = ()) -> RunRow:
@@ -58,6 +59,7 @@ def row(outcome: Outcome, receipt: Path | None, logs: tuple[Path, ...] = ()) -> 
         receipt=str(receipt or ""),
         logs=tuple(str(log) for log in logs),
         expectation="" if cell.is_listed else NO_EXPECTATION,
+        ranks=cell.stated.ranks,
     )
 
 

@@ -36,7 +36,8 @@ class _GpuUse:
 class Places:
     """How many lanes run at once, on which GPUs, and what of them is taken.
 
-    Lanes are not bound to cores: some compile in several processes, and whoever is bound cannot use what is idle.
+    A lane of several ranks counts as that many, or as all that there are. Lanes are not bound to cores: some compile in
+    several processes, and whoever is bound cannot use what is idle.
 
     Attributes:
         jobs: how many lanes run at once, whatever they use.
@@ -57,6 +58,17 @@ class Places:
         """Whether no lane can begin, whatever it needs."""
         return self._alone or self._running >= self.jobs
 
+    def _cores(self, task: Task) -> int:
+        """Return as how many lanes a lane counts."""
+        return min(task.ranks, self.jobs)
+
+    def _has_cores(self, task: Task) -> bool:
+        return not self.full and self._running + self._cores(task) <= self.jobs
+
+    def waits_for_cores(self, task: Task) -> bool:
+        """Whether the cores are all that keeps a lane from beginning."""
+        return not self._has_cores(task) and self._devices_for(task) is not None
+
     def never(self, task: Task) -> str:
         """Say why no GPU that is left can ever take a lane; empty where one can, or it needs none."""
         if not task.gpus:
@@ -72,7 +84,7 @@ class Places:
     def take(self, task: Task) -> Placement | None:
         """Give a lane its place and its GPUs, all together; None where it has to wait."""
         on_cores_alone = task.exclusive and not task.gpus
-        if self.full or (on_cores_alone and self._running):
+        if not self._has_cores(task) or (on_cores_alone and self._running):
             return None
         devices = self._devices_for(task)
         if devices is None:
@@ -82,7 +94,7 @@ class Places:
             use.lanes += 1
             use.memory_gib += task.cell.stated.gpu_memory_gib
             use.exclusive = task.exclusive
-        self._running += 1
+        self._running += self._cores(task)
         self._alone = on_cores_alone
         return Placement(devices)
 
@@ -110,7 +122,7 @@ class Places:
             use.lanes -= 1
             use.memory_gib -= task.cell.stated.gpu_memory_gib
             use.exclusive = False
-        self._running -= 1
+        self._running -= self._cores(task)
         self._alone = False
 
     def retire(self, devices: Iterable[Device]) -> None:

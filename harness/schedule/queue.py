@@ -12,13 +12,13 @@ from harness.schedule.places import Placement, Places
 from harness.schedule.task import Task
 
 #: Left out last time, then what needs quiet (it waits for others, so the sooner it is through the better), then those
-#: of several GPUs, then the longest first with what waits for it; then as they came.
-Rank = tuple[bool, bool, int, float, int]
+#: of several GPUs, then those of several ranks, then the longest first with what waits for it; then as they came.
+Rank = tuple[bool, bool, int, int, float, int]
 
 
 def _rank(task: Task, after_it: float, place: int) -> Rank:
     quiet = task.cell.measures or task.exclusive
-    return (not task.urgent, not quiet, -task.gpus, -expected_seconds(task) - after_it, place)
+    return (not task.urgent, not quiet, -task.gpus, -task.ranks, -expected_seconds(task) - after_it, place)
 
 
 @dataclass
@@ -39,8 +39,8 @@ class Queue:
         """Take the first task for which there is a place; None where there is none.
 
         Nothing passes a task that waits for GPUs of the same architecture, or for the cores: so a lane that needs
-        several GPUs, or a GPU for itself, gets them. `wanted` says whether a task still makes sense: one that does
-        not is dropped.
+        several GPUs, a GPU for itself, or a core for each of its ranks, gets them. `wanted` says whether a task still
+        makes sense: one that does not is dropped.
         """
         blocked: set[str] = set()
         position = 0
@@ -58,7 +58,7 @@ class Queue:
             if placement is not None:
                 return task, placement
             self._ready.insert(position, entry)
-            blocked.add(task.cell.gpu)
+            blocked.add("" if places.waits_for_cores(task) else task.cell.gpu)
             position += 1
         return None
 

@@ -60,6 +60,11 @@ class Task:
         return self.cell.stated.gpus if self.cell.gpu else 0
 
     @property
+    def ranks(self) -> int:
+        """How many processes work in it at once, each on a core."""
+        return self.cell.stated.ranks
+
+    @property
     def log(self) -> str:
         """The path of its log in the run folder."""
         cell, suffix = self.cell, f".{self.number}" if self.number > 1 else ""

@@ -5,13 +5,20 @@ from __future__ import annotations
 import signal
 from pathlib import Path, PurePosixPath
 
-from harness.core.words import LaneVerdict
+from harness.core import tracebacks
+from harness.core.words import PROBE_STATUS, LaneVerdict
 from harness.lane import transcript
 from harness.lane.lane import ABANDONED, STOPPED, Lane, LaneRun
 from harness.lane.process import Ended
 from harness.lane.record import LaneRecord
 from harness.lane.transcript import Transcript
 
+#: The reason of a lane whose probe came to no verdict; behind it stands what it raised, if it did.
+NO_VERDICT = "no verdict line"
+#: Exit statuses of a probe that raised: of the protocol, and Python's own.
+RAISED = (PROBE_STATUS[LaneVerdict.UNSUPPORTED], 1)
+#: Characters of what it raised.
+MOST_SAID = 200
 #: The reason of a lane that was not run to its end, since one wrong check is enough to refuse a wrong fix.
 STOPPED_AT_FAILED_CHECK = "stopped at its first failed check"
 
@@ -20,6 +27,8 @@ def record_of(lane: Lane, run: LaneRun) -> LaneRecord:
     """Judge a lane that ended, by the rules of the protocol."""
     ended, said = run.ended, run.transcript
     verdict, reason = _judged(lane, said, ended, run.changed)
+    if reason == NO_VERDICT and ended.status in RAISED:
+        reason += raised(run.log)
     return LaneRecord(
         verdict=verdict,
         reason=reason,
@@ -43,8 +52,14 @@ def _judged(lane: Lane, said: Transcript, ended: Ended, changed: str) -> tuple[L
         return transcript.implied(said.checks), STOPPED_AT_FAILED_CHECK
     problem = changed or abnormal_end(ended, lane.timeout) or next(iter((*said.problems, *_foreign(lane, said))), "")
     if problem or said.verdict is None:
-        return LaneVerdict.ERROR, problem or "no verdict line"
+        return LaneVerdict.ERROR, problem or NO_VERDICT
     return said.verdict, said.reason
+
+
+def raised(log: Path) -> str:
+    """Return what a probe raised, in brackets: the line that names a rank where one does, else the last; or nothing."""
+    line = tracebacks.last_exception(log.read_text("utf-8", errors="replace"), of=": rank ")
+    return f" ({line[:MOST_SAID]})" if line else ""
 
 
 def abnormal_end(ended: Ended, timeout: float) -> str:

@@ -22,7 +22,8 @@ from harness.schedule.workers import Failure, failure_of
 from harness.upstream import download
 from harness.upstream.source import SourceKind
 from harness.verdict.cell import Cell
-from harness.versions import candidates, release_bisect
+from harness.verdict.lane_judge import NO_VERDICT
+from harness.versions import candidates, narrowed, release_bisect
 from harness.versions.candidates import Candidate
 from harness.versions.timeline import Entry
 
@@ -152,12 +153,17 @@ class Judging:
         if record is None:
             raise ValueError(f"{end.task} did not begin")
         verdict, reason = verdict_of(self.session, record, end.log)
+        about = self.pack.definition.versions.checks
+        if about:
+            verdict, reason = narrowed.by_checks(record, verdict, reason, about)
+        elif verdict in (LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED):
+            reason = ""  # the probe's own, which lists its checks
         return Entry(
             label=one.label,
             date=one.date or self._date(cell, end),
             verdict=verdict,
             figure=figures.leading(self.pack.definition.leading_figure, record, None),
-            reason="" if verdict in (LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED) else reason,
+            reason=reason,
             seconds=record.seconds,
         )
 
@@ -183,7 +189,7 @@ def verdict_of(session: Session, record: LaneRecord, log: LogRecord | None) -> t
 
     A surprise inside the probe, such as a name that this tree does not have, is UNSUPPORTED here, never the bug.
     """
-    surprised = record.verdict == LaneVerdict.ERROR and record.reason == "no verdict line"
+    surprised = record.verdict == LaneVerdict.ERROR and record.reason.startswith(NO_VERDICT)
     if log is None or not surprised or record.exit_status != PROBE_STATUS[LaneVerdict.UNSUPPORTED]:
         return record.verdict, record.reason
     text = (session.folder / log.file).read_text(encoding="utf-8", errors="replace")

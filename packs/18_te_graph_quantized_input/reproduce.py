@@ -22,15 +22,26 @@ right. The same holds for gradients that come back quantized to a quantized outp
 Cause: the graph's static tensor is copied to where static.data_ptr() != given.data_ptr(). A quantized tensor keeps its
 data in inner tensors, and its own data_ptr() is 0, as is that of every other: none is ever copied.
 
-Scope: make_graphed_callables with each class of quantized tensors that a release has (KINDS), as arguments, keyword
-arguments or in containers, in training and inference, alone and in several callables and microbatches; outputs and
-gradients. What is right already has to remain so: plain tensors, the sample itself when it was filled in place,
-aliases of it, mixtures of plain and quantized tensors and of classes, and that nothing is copied onto itself.
+Scope: make_graphed_callables with each class of quantized tensors that a release has (KINDS), and with plain ones, that
+are right already and have to remain so. A float8 tensor stands for the classes in what follows:
+
+    given      new, the same filled anew, the sample or its alias (never copied onto itself), its neighbour in storage,
+               another argument's sample, what a callable gave; of another class, dtype or scale; of a shape: refused
+    arguments  by place, by name, in containers; with numbers and None (inference); one left out: refused
+    learning   sample and argument trained or frozen, unused; gradients of several outputs, some None or frozen, twice
+    gradients  plain and quantized, of the caller's own, cloned for parameters (clone_param_grads_on_return) or not
+    capture    training, inference; num_warmup_iters, pool, retain_graph_in_backward, allow_unused_input, warm-up hooks,
+               enabled; several callables, chains, _order, _num_layers_per_chunk, _reuse_graph_input_output_buffers
+    call       cuda_graph_stream, cuda_graph_event; in FP8 regions: is_first_microbatch (cache_quantized_params), the
+               update of backward's scales; in the mode that was not captured; after reset()
+
+Not judged: capture_time_hooks, calibrating, groups of ranks, delayed gradients of weights, modules of upstream's own.
 
 `traced` (cpu): graph.py and the tensor classes are real. The compiled extension is a stand-in that quantizes and
 dequantizes by PyTorch operators in each class's format, and allocates (make_empty); so is the Python that only the
 modules, operations, attention, ONNX and C++ wrappers need, of which graph.py asks for classes. A CUDA graph is a list
-of the operators called during capture, and its replay calls them again on the same tensors.
+of the operators called during capture, and its replay calls them again on the same tensors; what is replayed on another
+stream runs when that is waited for, and not at all before it has waited itself.
 `executed`: CUDA graphs are real. So is the extension where it can be imported, else the same stand-in, and the log says
 so. With the real one, classes that this GPU cannot quantize to are not judged.
 
@@ -111,7 +122,7 @@ class Probe:  # prints the lines that a runner reads, and draws the verdict from
 # --- protocol: end
 # fmt: on
 
-import enum, functools, importlib.util, math, types, typing, unittest.mock
+import enum, functools, importlib.util, inspect, math, types, typing, unittest.mock
 
 TE = "transformer_engine.pytorch"
 SHAPE = (2, 64, 160)  # three dimensions, rows and columns that no tile of 128 divides
@@ -157,7 +168,8 @@ def levels(device):
 def per_tensor(x, quantizer):
     """Return what a Float8Tensor stores: one scale, of the quantizer or of the values."""
     dtype, peak = stored(quantizer)
-    scale = quantizer.scale if type(quantizer).__name__ == "Float8Quantizer" else peak / x.float().abs().amax().clamp(min=2**-100)  # noqa: E501 - one value  # fmt: skip
+    given = type(quantizer).__name__ == "Float8Quantizer"
+    scale = quantizer.scale if given else peak / x.float().abs().amax().clamp(min=2**-100)
     data = (x.float() * scale).to(dtype).view(sys.modules["torch"].uint8)
     fields = {"data": data, "fp8_scale_inv": (1 / scale).view(1), "fp8_dtype": quantizer.dtype}
     return fields | {"data_transpose": data.movedim(-1, 0).contiguous() if quantizer.columnwise_usage else None}
@@ -229,20 +241,21 @@ def quantize(x, quantizer, target=None, _noop=None):
 
 def dequantize(x, dtype):
     """Return in plain form what a quantized tensor stands for."""
-    torch, shape = sys.modules["torch"], tuple(x.shape)
+    torch, shape, fields = sys.modules["torch"], tuple(x.shape), vars(x)
     dtype = sys.modules[f"{TE}.constants"].TE_DType_To_Torch[dtype]
-    name = type(x).__name__.removesuffix("Storage")
-    if name == "NVFP4Tensor":
-        data = x._rowwise_data.long()  # noqa: SLF001 - what it stores
+    if "_fp4_dtype" in fields:
+        data = fields["_rowwise_data"].long()
         codes = torch.stack([data & 15, data >> 4], -1).flatten(-2)
-        values, (height, width) = levels(data.device)[0][codes & 7] * (1 - 2 * (codes >> 3)), (1, 16)
-        scale = x._rowwise_scale_inv.view(torch.float8_e4m3fn).float() * x._amax_rowwise / (6 * 448)  # noqa: SLF001 - what it stores
-        return flattened(tiles(values, height, width) * scale[:, None, :, None], shape).to(dtype)
-    form = getattr(torch, FORMATS[sys.modules["transformer_engine_torch"].DType(int(x._fp8_dtype)).name][0])  # noqa: SLF001 - what it stores
-    if name == "Float8Tensor":
-        return (x._data.view(form).float() * x._scale_inv).to(dtype)  # noqa: SLF001 - what it stores
-    scale = torch.exp2(x._rowwise_scale_inv.float() - 127)  # MXFP8's  # noqa: SLF001 - what it stores
-    return flattened(tiles(x._rowwise_data.view(form).float(), 1, 32) * scale[:, None, :, None], shape).to(dtype)  # noqa: SLF001 - what it stores
+        values = levels(data.device)[0][codes & 7] * (1 - 2 * (codes >> 3))
+        scale = fields["_rowwise_scale_inv"].view(torch.float8_e4m3fn).float() * fields["_amax_rowwise"] / (6 * 448)
+        return flattened(tiles(values, 1, 16) * scale[:, None, :, None], shape).to(dtype)
+    number = int(fields["_fp8_dtype"])
+    form = getattr(torch, FORMATS[sys.modules["transformer_engine_torch"].DType(number).name][0])
+    if "_scale_inv" in fields:
+        return (fields["_data"].view(form).float() * fields["_scale_inv"]).to(dtype)
+    scale = torch.exp2(fields["_rowwise_scale_inv"].float() - 127)  # MXFP8's
+    values = tiles(fields["_rowwise_data"].view(form).float(), 1, 32)
+    return flattened(values * scale[:, None, :, None], shape).to(dtype)
 
 
 def transpose(data, _dtype, out=None):
@@ -251,9 +264,8 @@ def transpose(data, _dtype, out=None):
     return turned if out is None else out.copy_(turned)
 
 
-def make_empty(quantizer, shape, *, dtype, device=None, requires_grad=False, pin_memory=False):  # noqa: PLR0913 - as it is called
+def make_empty(quantizer, shape, *, dtype, device=None, requires_grad=False, **_pinned):
     """Allocate a tensor of a quantizer's class."""
-    del pin_memory
     torch = sys.modules["torch"]
     made = quantize(torch.zeros(tuple(shape), dtype=dtype, device=device), quantizer)
     return made.requires_grad_(requires_grad)
@@ -301,25 +313,99 @@ def buffers(given):
     return [x for some in inner for x in some]
 
 
+class Stream:
+    """A stream: what it replays runs when somebody waits for it; a replay for which it did not wait itself is lost.
+
+    Such a replay came before the copies that it should have waited for, and gave again what the one before it gave.
+    """
+
+    entered: typing.ClassVar = []  # the main stream, then those that were entered
+    copies: typing.ClassVar = 0  # that the main stream made
+
+    def __init__(self):
+        """Begin with nothing to do."""
+        self.steps, self.waited = [], None  # waited: for how many copies of the main stream
+
+    def __enter__(self):
+        """Become the current stream."""
+        self.entered.append(self)
+
+    def __exit__(self, *_error):
+        """Make the one before it current again."""
+        self.entered.pop()
+
+    def wait_stream(self, other):
+        """Wait for all that another stream has to do."""
+        other.synchronize()
+        self.waited = Stream.copies
+
+    def wait_event(self, event):
+        """Wait for what an event's stream has to do before it."""
+        while event.stream and event in event.stream.steps:
+            event.stream.steps.pop(0)()
+
+    def synchronize(self):
+        """Do all that is left."""
+        while self.steps:
+            self.steps.pop(0)()
+
+    def query(self):
+        """Return whether nothing is left."""
+        return not self.steps
+
+
+class Event:
+    """An event that a graph records."""
+
+    def __init__(self, *, external):
+        """Begin without a stream."""
+        self.external, self.stream = external, None
+
+    def __call__(self):
+        """Do nothing, at its place among the operators of a graph."""
+
+    def record(self):
+        """Take this place in the graph that is captured."""
+        for tape in Tape.captured:
+            tape.steps.append(self)
+
+
 class Tape:
     """A graph: the operators called during capture, with the tensors that they were given and that they gave."""
 
+    captured: typing.ClassVar = []  # the one that is being captured
+
     def __init__(self):
-        """Begin with nothing."""
-        self.calls = []
+        """Begin without a graph."""
+        self.steps = None
 
     def replay(self):
         """Call the operators again, and write what they give over what they gave."""
-        torch = sys.modules["torch"]
-        with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():  # noqa: SLF001
-            for function, args, options, given in self.calls:
-                for old, new in zip(buffers(given), buffers(function(*args, **options)), strict=True):
-                    if old.data_ptr() != new.data_ptr():
-                        old.copy_(new)
+        if self.steps is None:
+            raise RuntimeError("a graph is replayed that was not captured, or was reset")
+        stream = Stream.entered[-1]
+        main = stream is Stream.entered[0]
+        if main or stream.waited == Stream.copies:
+            stream.steps += self.steps
+        stream.waited = None
+        for event in self.steps:
+            if isinstance(event, Event):
+                event.stream = stream
+        if main:
+            stream.synchronize()
 
     def reset(self):
         """Forget the operators."""
-        self.calls.clear()
+        self.steps = None
+
+
+def play(function, args, options, given):
+    """Call an operator again, and write what it gives over what it gave."""
+    torch = sys.modules["torch"]
+    with torch.no_grad(), torch.utils._python_dispatch._disable_current_modes():  # noqa: SLF001
+        for old, new in zip(buffers(given), buffers(function(*args, **options)), strict=True):
+            if old.data_ptr() != new.data_ptr():
+                old.copy_(new)
 
 
 def without_gpu(torch):
@@ -335,17 +421,28 @@ def without_gpu(torch):
 
         def __torch_dispatch__(self, function, classes, args=(), kwargs=None):
             given = function(*args, **(kwargs or {}))
-            self.tape.calls.append((function, args, kwargs or {}, given))
+            self.tape.steps.append(functools.partial(play, function, args, kwargs or {}, given))
             return given
 
     @contextlib.contextmanager
     def capture(tape, **_options):
+        tape.steps, Tape.captured = [], [tape]
         with Recorder(tape):
             yield
+        Tape.captured = []
 
-    cuda, stream = torch.cuda, types.SimpleNamespace()
-    cuda.CUDAGraph, cuda.graph, cuda.Stream, cuda.current_stream = Tape, capture, lambda: stream, lambda: stream
-    cuda.stream, cuda.synchronize = contextlib.nullcontext, lambda: None
+    def copy(given, *args, **options):
+        Stream.copies += Stream.entered[-1] is Stream.entered[0]
+        return copied(given, *args, **options)
+
+    def empty(*size, **options):
+        return made(*size, **options | ({"device": "cpu"} if options.get("device") == "cuda" else {}))
+
+    cuda, Stream.entered = torch.cuda, [Stream()]
+    copied, made, torch.Tensor.copy_, torch.empty = torch.Tensor.copy_, torch.empty, copy, empty
+    cuda.CUDAGraph, cuda.graph, cuda.Stream, cuda.Event = Tape, capture, Stream, Event
+    cuda.current_stream, cuda.stream, cuda.synchronize = lambda: Stream.entered[-1], lambda stream: stream, lambda: None
+    cuda._sleep = lambda _cycles: torch.zeros(1)  # noqa: SLF001 - any operator
     cuda.get_rng_state, cuda.set_rng_state = lambda: None, lambda _state: None
     cuda.current_device, cuda.get_device_capability = lambda: torch.device("cpu"), lambda *_: (9, 0)
     cuda.get_device_properties = lambda *_: types.SimpleNamespace(major=9, minor=0)
@@ -372,44 +469,43 @@ def load(torch, device):
     return Lab(torch, device, sys.modules["transformer_engine_torch"], *modules)
 
 
-def quantizer(lab, kind):  # noqa: PLR0911 - one for each class
-    """Return the quantizer of a kind; None where the release has none, or the kind is plain."""
+def quantizer(lab, kind):
+    """Return the quantizer of a kind; None for the plain one."""
     torch, tensors, dtypes = lab.torch, lab.tensors, lab.te.DType
     usage = {"rowwise": True, "columnwise": kind == "float8_columnwise"}
-    form = dtypes.kFloat8E5M2 if kind == "float8_e5m2" else dtypes.kFloat8E4M3
-    if kind == "plain":
-        return None
-    if kind == "float8_delayed":
-        scale, amax = torch.full((1,), 16.0, device=lab.device), torch.zeros(1, device=lab.device)
-        return tensors.Float8Quantizer(scale, amax, form, **usage)
-    if kind.startswith("float8"):
-        return tensors.Float8CurrentScalingQuantizer(form, torch.device(lab.device), **usage)
-    if kind.startswith("blockwise"):
-        return tensors.Float8BlockQuantizer(form, block_scaling_dim=1 if kind == "blockwise_1d" else 2, **usage)
-    if kind == "mxfp8":
-        return tensors.MXFP8Quantizer(form, **usage)
-    if kind == "nvfp4":
-        return tensors.NVFP4Quantizer(dtypes.kFloat4E2M1, **usage)
-    return tensors.IdentityQuantizer(**usage)
+    form, device = dtypes.kFloat8E5M2 if kind == "float8_e5m2" else dtypes.kFloat8E4M3, torch.device(lab.device)
+    makers = {
+        "plain": lambda: None,
+        "float8_delayed": lambda: tensors.Float8Quantizer(
+            torch.full((1,), 16.0, device=device), torch.zeros(1, device=device), form, **usage
+        ),
+        "blockwise": lambda: tensors.Float8BlockQuantizer(form, block_scaling_dim=2, **usage),
+        "blockwise_1d": lambda: tensors.Float8BlockQuantizer(form, block_scaling_dim=1, **usage),
+        "mxfp8": lambda: tensors.MXFP8Quantizer(form, **usage),
+        "nvfp4": lambda: tensors.NVFP4Quantizer(dtypes.kFloat4E2M1, **usage),
+        "identity": lambda: tensors.IdentityQuantizer(**usage),
+    }
+    return makers.get(kind, lambda: tensors.Float8CurrentScalingQuantizer(form, device, **usage))()
 
 
 @functools.cache
 def module_class(torch):
-    """Return the class of the modules that are graphed: a weighted sum of all tensors given, quantized where asked."""
+    """Return the class of the modules that are graphed: a weighted sum of all that is given."""
 
     class Weighted(torch.nn.Module):
-        """Weight the n-th tensor by n, and the sum by a parameter."""
+        """Weight the n-th argument by n, and the sum by a parameter."""
 
-        def __init__(self, device, quantizer=None):
+        def __init__(self, device, finish=None):
             super().__init__()
             self.weight = torch.nn.Parameter(torch.full((1,), 2.0, device=device))
-            self.quantizer = quantizer
+            self.finish = finish
 
-        def forward(self, *args, **options):
-            """Return the weighted sum."""
+        def forward(self, *args, unused=None, **options):
+            """Return the weighted sum, or what is made of it."""
+            del unused
             places = enumerate(torch.utils._pytree.tree_leaves((args, options)), 1)  # noqa: SLF001
-            total = sum(x * place for place, x in places) * self.weight
-            return self.quantizer(total) if self.quantizer else total
+            total = sum(x * place for place, x in places if x is not None) * self.weight
+            return self.finish(total) if self.finish else total
 
     return Weighted
 
@@ -431,16 +527,18 @@ def wrap(lab, kind, plain, *, grad=False):
     return x.requires_grad_(grad)
 
 
-def capture(lab, samples, *, output=None, training=True, options=None, **more):
+def capture(lab, samples, *, finish=None, training=True, options=None, **more):
     """Return a module and its graphed callable."""
-    module = module_class(lab.torch)(lab.device, output).train(training)
+    module = module_class(lab.torch)(lab.device, finish).train(training)
     if options is not None:
         more["sample_kwargs"] = options
     return module, lab.graph.make_graphed_callables(module, samples, **more)
 
 
 def error(got, expected, size=None):
-    """Return the largest difference over the largest size."""
+    """Return the largest difference over the largest size; of a gradient that there is not, infinity."""
+    if got is None:
+        return math.inf
     with sys.modules["torch"].no_grad():
         got = (got.dequantize() if hasattr(got, "dequantize") and type(got) is not type(expected) else got).double()
         return float((got - expected).abs().max() / (expected.abs().max() if size is None else size))
@@ -503,7 +601,7 @@ def judge_arguments(lab, places):
 def judge_gradient(lab, kind, given):
     """Give a quantized output a gradient, twice."""
     sample = draw(lab, 0, 1.0).requires_grad_()
-    module, call = capture(lab, (sample,), output=quantizer(lab, kind))
+    module, call = capture(lab, (sample,), finish=quantizer(lab, kind))
     errors = {}
     for seed, size in ((1, 3.0), (2, 0.25)):
         plain, upstream = draw(lab, seed, size), draw(lab, 10 + seed, size)
@@ -575,6 +673,428 @@ def judge_scale(lab):
     return verdict(errors)
 
 
+def gradients(module, got, given, upstream):
+    """Go backward, and return the gradients of what was given and of the module's weight."""
+    module.weight.grad = None
+    got.backward(upstream)
+    return [x.grad for x in given], module.weight.grad
+
+
+def judge_learning(lab, kind):
+    """Give a frozen tensor where the sample was trained, and a trained one where it was frozen."""
+    errors = {}
+    for sample, given in ((True, False), (False, True)):
+        module, call = capture(lab, (wrap(lab, kind, draw(lab, 0, 1.0), grad=sample),))
+        for seed, size in ((1, 3.0), (2, 0.25)):
+            plain, upstream = draw(lab, seed, size), draw(lab, 10 + seed, 2.0)
+            x, name = wrap(lab, kind, plain, grad=given), f"{sample} {given} {seed}"
+            got = call(x)
+            errors[f"output {name}"] = error(got, 2 * plain.double())
+            (grad,), weight = gradients(module, got, (x,), upstream)
+            products = plain.double() * upstream.double()
+            errors[f"weight {name}"] = error(weight, products.sum(), products.abs().sum())
+            errors[f"no input {name}"] = float(grad is not None)
+    return verdict(errors)
+
+
+LEARNING = False, True, False, True  # of the arguments: positional, positional, by name, by name
+
+
+def judge_mixed(lab, kind):
+    """Give frozen, trained and unused arguments: each trained and used one, and no other, gets its own gradient."""
+    plains = [draw(lab, seed, 1.0) for seed in range(5)]
+
+    def arguments():
+        one, two, three, four = (wrap(lab, kind, x, grad=y) for x, y in zip(plains[:4], LEARNING, strict=True))
+        return (one, two), {"first": three, "last": four, "unused": wrap(lab, kind, plains[4], grad=True)}
+
+    samples, options = arguments()
+    module, call = capture(lab, samples, options=options, allow_unused_input=True)
+    errors = {}
+    for seed, size in ((1, 3.0), (2, 0.25)):
+        plains = [draw(lab, 10 * seed + place, size) for place in range(5)]
+        upstream, (samples, options) = draw(lab, 9 + seed, 2.0), arguments()
+        got = call(*samples, **options)
+        total = sum(n * x.double() for n, x in enumerate(plains[:4], 1))
+        errors[f"output {seed}"] = error(got, 2 * total)
+        grads, weight = gradients(module, got, (*samples, *options.values()), upstream)
+        products = total * upstream.double()
+        errors[f"weight {seed}"] = error(weight, products.sum(), products.abs().sum())
+        for place, grad in enumerate(grads):
+            if place < len(LEARNING) and LEARNING[place]:
+                errors[f"input {place} {seed}"] = error(grad, 2 * (place + 1) * upstream.double())
+            else:
+                errors[f"no input {place} {seed}"] = float(grad is not None)
+    return verdict(errors)
+
+
+def judge_outputs(lab, kind):
+    """Return several outputs, one of them frozen and one None, and give gradients to some."""
+    made = quantizer(lab, kind) or (lambda x: x)
+    scales = {"one": 1, "frozen": 3, "other": 5}
+
+    def finish(total):
+        return {"one": made(total), "nothing": None, "frozen": 3 * total.detach(), "other": made(5 * total)}
+
+    module, call = capture(lab, (draw(lab, 0, 1.0).requires_grad_(),), finish=finish)
+    errors = {}
+    for seed, given in enumerate((("one", "other"), ("other", "frozen"), ("one",)), 1):
+        plain, upstreams = (
+            draw(lab, seed, 0.5 + seed),
+            [draw(lab, 10 * seed + place, 2.0) for place in range(len(given))],
+        )
+        x, module.weight.grad = plain.clone().requires_grad_(), None
+        got = call(x)
+        for name, scale in scales.items():
+            errors[f"{name} {seed}"] = error(got[name], 2 * scale * plain.double())
+        errors[f"nothing {seed}"] = float(got["nothing"] is not None)
+        lab.torch.autograd.backward([got[name] for name in given], [wrap(lab, kind, x) for x in upstreams])
+        upstream = sum(x.double() * scales[name] * (name != "frozen") for name, x in zip(given, upstreams, strict=True))
+        errors[f"input {seed}"] = error(x.grad, 2 * upstream)
+        products = plain.double() * upstream
+        errors[f"weight {seed}"] = error(module.weight.grad, products.sum(), products.abs().sum())
+    return verdict(errors)
+
+
+def judge_refilled(lab, kind):
+    """Give the same tensors each time, filled anew, as arguments and as a gradient."""
+    samples = draw(lab, 0, 1.0).requires_grad_(), wrap(lab, kind, draw(lab, 0, 1.0))
+    module, call = capture(lab, samples, finish=quantizer(lab, kind))
+    one, two, back = draw(lab, 1, 1.0).requires_grad_(), *(wrap(lab, kind, draw(lab, 1, 1.0)) for _ in range(2))
+    errors = {}
+    for seed, size in ((2, 3.0), (3, 0.25), (4, 20.0)):
+        plain, upstream = draw(lab, seed, size), draw(lab, 10 + seed, size)
+        with lab.torch.no_grad():
+            for x, values in ((one, plain), (two, plain), (back, upstream)):
+                x.copy_(values)
+        got = call(one, two)
+        errors[f"output {seed}"] = error(got, 2 * 3 * plain.double())
+        grad, weight = lab.torch.autograd.grad(got, (one, module.weight), back)
+        errors[f"input {seed}"] = error(grad, 2 * upstream.double())
+        products = 3 * plain.double() * upstream.double()
+        errors[f"weight {seed}"] = error(weight, products.sum(), products.abs().sum())
+    return verdict(errors)
+
+
+def judge_own(lab, kind):
+    """See that outputs and gradients are the caller's own: what he sets on one is not seen at the next."""
+    module, call = capture(lab, (wrap(lab, kind, draw(lab, 0, 1.0), grad=True),), finish=quantizer(lab, kind))
+    errors, found = {}, []
+    for seed, size in ((1, 3.0), (2, 0.25)):
+        plain, upstream = draw(lab, seed, size), draw(lab, 10 + seed, 2.0)
+        x = wrap(lab, kind, plain, grad=True)
+        with lab.torch.no_grad():
+            frozen = call(x)
+        got = call(x)
+        errors[f"output {seed}"] = error(got, 2 * plain.double())
+        grad, weight = lab.torch.autograd.grad(got, (x, module.weight), wrap(lab, kind, upstream))
+        errors[f"input {seed}"] = error(grad, 2 * upstream.double())
+        errors[f"flags {seed}"] = float(frozen.requires_grad or grad.requires_grad or not got.requires_grad)
+        frozen.requires_grad_()
+        grad.requires_grad_()
+        products = plain.double() * upstream.double()
+        found.append((got, frozen, grad, weight, products))
+    names = "output", "frozen", "input"
+    errors |= {f"same {name}": float(one is two) for name, one, two in zip(names, *found, strict=False)}
+    for number, (*_, weight, products) in enumerate(found, 1):  # the first is not overwritten by the second
+        errors[f"weight {number}"] = error(weight, products.sum(), products.abs().sum())
+    return verdict(errors)
+
+
+def judge_not_cloned(lab, kind, *, by_option):
+    """Have no gradient cloned, by the option or by a parameter's mark: each pass gives what lies in the graph."""
+    module, sample = module_class(lab.torch)(lab.device), wrap(lab, kind, draw(lab, 0, 1.0), grad=True)
+    module.weight.skip_backward_post_hook = not by_option
+    call = lab.graph.make_graphed_callables(module, (sample,), clone_param_grads_on_return=not by_option)
+    errors, places = {}, set()
+    for seed, size in ((1, 3.0), (2, 0.25)):
+        plain, upstream = draw(lab, seed, size), draw(lab, 10 + seed, 2.0)
+        x = wrap(lab, kind, plain, grad=True)
+        grad, weight = lab.torch.autograd.grad(call(x), (x, module.weight), upstream)
+        products = plain.double() * upstream.double()
+        errors[f"input {seed}"] = error(grad, 2 * upstream.double())
+        errors[f"weight {seed}"] = error(weight, products.sum(), products.abs().sum())
+        places.add((grad.data_ptr(), weight.data_ptr()))
+    errors["clones"] = float(len(places) - 1)
+    return verdict(errors)
+
+
+def judge_not_tensors(lab, kind):
+    """Give a number and None by name, which a graph in inference may have: each call's are objects of their own."""
+
+    def options(plain):
+        return {"number": float("2.5"), "nothing": None, "values": wrap(lab, kind, plain)}
+
+    sample = wrap(lab, kind, draw(lab, 0, 1.0))
+    _, call = capture(lab, (sample,), training=False, options=options(draw(lab, 1, 1.0)))
+    errors = {}
+    for seed, size in ((2, 3.0), (4, 0.25)):
+        one, two = draw(lab, seed, size), draw(lab, seed + 1, size)
+        with lab.torch.no_grad():
+            got = call(wrap(lab, kind, one), **options(two))
+        errors[f"call {seed}"] = error(got, 2 * (one.double() + 2 * 2.5 + 4 * two.double()))
+    return verdict(errors)
+
+
+def judge_shared(lab, kind):
+    """Give one tensor as two arguments, and the sample of one argument as the other."""
+    samples = tuple(wrap(lab, kind, draw(lab, seed, 1.0)) for seed in range(2))
+    _, call = capture(lab, samples)
+    one, two, three = (draw(lab, seed, size) for seed, size in ((2, 3.0), (3, 0.25), (4, 20.0)))
+    x, y, z = (wrap(lab, kind, plain) for plain in (one, two, three))
+    one, two, three = one.double(), two.double(), three.double()
+    errors = {"apart": error(call(x, y), 2 * (one + 2 * two))}
+    errors["second as first"] = error(call(samples[1], z), 2 * (two + 2 * three))
+    errors["second itself"] = error(call(y, samples[1]), 2 * (two + 2 * three))
+    errors["both"] = error(call(x, x), 2 * (one + 2 * one))
+    return verdict(errors)
+
+
+def changed(x, **fields):
+    """Return a float8 tensor that differs from another in these fields; older releases name the device among them."""
+    return type(x)(**{"shape": x.shape, "dtype": x.dtype, "device": x.device} | x.get_metadata() | fields)
+
+
+def judge_neighbour(lab, kind):
+    """Give what lies in the sample's storage, behind it."""
+    storage = lab.torch.zeros(2, *SHAPE, device=lab.device, dtype=lab.torch.uint8 if kind == "float8" else None)
+    first = wrap(lab, kind, draw(lab, 0, 1.0))
+
+    def placed(x, place):
+        if kind == "plain":
+            return storage[place].copy_(x)
+        return changed(x, data=storage[place].copy_(x.get_metadata()["data"]))
+
+    _, call = capture(lab, (placed(first, 0),))
+    errors = {}
+    for seed, size in ((1, 3.0), (2, 0.25)):
+        plain = draw(lab, seed, size)
+        errors[f"call {seed}"] = error(call(placed(wrap(lab, kind, plain), 1)), 2 * plain.double())
+    return verdict(errors)
+
+
+def judge_rescaled(lab):
+    """Give the sample's own data with another scale."""
+    plain = draw(lab, 0, 1.0)
+    sample = wrap(lab, "float8", plain)
+    size = sample.get_metadata()["fp8_scale_inv"].clone()
+    _, call = capture(lab, (sample,))
+    errors = {}
+    for scale in (3.0, 0.25):
+        given = changed(sample, fp8_scale_inv=scale * size)
+        errors[f"scale {scale}"] = error(call(given), 2 * scale * plain.double())
+    return verdict(errors)
+
+
+def judge_dtype(lab, kind):
+    """Capture in one dtype, and call in another, whose values the first one holds."""
+    _, call = capture(lab, (wrap(lab, kind, draw(lab, 0, 1.0)),))
+    errors = {}
+    for seed, size in ((1, 3.0), (2, 0.25)):
+        plain = draw(lab, seed, size, SHAPE, "bfloat16")
+        errors[f"call {seed}"] = error(call(wrap(lab, kind, plain)), 2 * plain.double())
+    return verdict(errors)
+
+
+def judge_chain(lab, kind, more):
+    """Graph two modules, of which the second takes what the first gives, and go back through both."""
+    make, made = module_class(lab.torch), quantizer(lab, kind)
+    modules = make(lab.device, made), make(lab.device)
+    samples = (draw(lab, 0, 1.0).requires_grad_(),), (wrap(lab, kind, draw(lab, 1, 1.0), grad=True),)
+    one, two = lab.graph.make_graphed_callables(modules, samples, **more)
+    errors = {}
+    for seed, size in ((2, 3.0), (3, 0.25)):
+        plain, upstream = draw(lab, seed, size), draw(lab, 10 + seed, 2.0)
+        x = plain.clone().requires_grad_()
+        got = two(one(x))
+        errors[f"output {seed}"] = error(got, 4 * plain.double())
+        grads = lab.torch.autograd.grad(got, (x, modules[0].weight, modules[1].weight), upstream)
+        errors[f"input {seed}"] = error(grads[0], 4 * upstream.double())
+        products = 2 * plain.double() * upstream.double()
+        for name, grad in (("first weight", grads[1]), ("second weight", grads[2])):
+            errors[f"{name} {seed}"] = error(grad, products.sum(), products.abs().sum())
+    return verdict(errors)
+
+
+def judge_again(lab, kind):
+    """Give a callable what it gave."""
+    _, call = capture(lab, (wrap(lab, kind, draw(lab, 0, 1.0)),), finish=quantizer(lab, kind), training=False)
+    errors = {}
+    with lab.torch.no_grad():
+        for seed, size in ((1, 3.0), (2, 0.25)):
+            plain = draw(lab, seed, size)
+            errors[f"call {seed}"] = error(call(call(wrap(lab, kind, plain))), 4 * plain.double())
+    return verdict(errors)
+
+
+def judge_capture(lab, kind, passes, more):
+    """Capture with other options, go back as often as they allow, and call the module in the other mode, too."""
+    hooks = []
+    hooked = {f"{when}_warmup_hook": functools.partial(hooks.append, when) for when in ("pre", "post")}
+    known = inspect.signature(lab.graph.make_graphed_callables).parameters
+    hooked = {name: hook for name, hook in hooked.items() if name in known}  # releases before 2.14 have none
+    module, call = capture(lab, (wrap(lab, kind, draw(lab, 0, 1.0), grad=True),), **hooked, **more)
+    errors = {"hooks": float(hooks != [name.partition("_")[0] for name in hooked])}
+    for seed, size in ((1, 3.0), (2, 0.25)):
+        plain = draw(lab, seed, size)
+        x = wrap(lab, kind, plain, grad=True)
+        got = call(x)
+        errors[f"output {seed}"] = error(got, 2 * plain.double())
+        for number in range(passes):
+            upstream = draw(lab, 10 * seed + number, 2.0)
+            grads = lab.torch.autograd.grad(got, (x, module.weight), upstream, retain_graph=True)
+            products = plain.double() * upstream.double()
+            errors[f"input {seed} {number}"] = error(grads[0], 2 * upstream.double())
+            errors[f"weight {seed} {number}"] = error(grads[1], products.sum(), products.abs().sum())
+        module.eval()
+        errors[f"eager {seed}"] = error(call(x), 2 * plain.double())
+        module.train()
+    return verdict(errors)
+
+
+def refused(kinds, function, *given, **options):
+    """Return whether a call raises one of these."""
+    try:
+        function(*given, **options)
+    except kinds:
+        return True
+    return False
+
+
+def judge_other_shape(lab, kind):
+    """Give what does not fit the sample: it is refused, not passed over."""
+    _, call = capture(lab, (wrap(lab, kind, draw(lab, 0, 1.0)),))
+    shapes = (2, 64, 16), (3, 64, 160)
+    found = [refused((RuntimeError, ValueError), call, wrap(lab, kind, draw(lab, 1, 3.0, shape))) for shape in shapes]
+    return all(found), {"measured": found, "tolerance": [True, True], "unit": "refused"}
+
+
+def judge_missing(lab):
+    """Leave out a keyword argument of the capture, and the flag that caching asks for."""
+    x = draw(lab, 0, 1.0)
+    _, named = capture(lab, (x,), options={"other": x.clone()})
+    _, cached = capture(lab, (x,), cache_quantized_params=True)
+    found = [refused(TypeError, named, x), refused(ValueError, cached, x)]
+    return all(found), {"measured": found, "tolerance": [True, True], "unit": "refused"}
+
+
+def judge_reset(lab):
+    """Reset a callable between a call and its backward pass: nothing of it can be replayed."""
+    _, call = capture(lab, (draw(lab, 0, 1.0).requires_grad_(),))
+    got = call(draw(lab, 1, 3.0).requires_grad_())
+    call.reset()
+    found = [refused(RuntimeError, got.backward, draw(lab, 2, 2.0)), refused(RuntimeError, call, draw(lab, 1, 3.0))]
+    return all(found), {"measured": found, "tolerance": [True, True], "unit": "refused"}
+
+
+CYCLES = 2**26  # for which a GPU is kept busy: some 35 ms
+
+
+def judge_stream(lab, kind, *, event):
+    """Replay on another stream, where either one is late: each waits for the other, or for the graph's event alone."""
+    cuda, sample = lab.torch.cuda, wrap(lab, kind, draw(lab, 0, 1.0), grad=True)
+    side, main = cuda.Stream(), cuda.current_stream()
+    options = {"cuda_graph_stream": side}
+    if event:
+        options["cuda_graph_event"] = cuda.Event(external=True)
+
+    def mark(result):
+        if event:  # the graph goes on for long after what it gives is there
+            options["cuda_graph_event"].record()
+            cuda._sleep(CYCLES)  # noqa: SLF001 - nothing else is as long
+        return result
+
+    sample.register_post_accumulate_grad_hook(lambda _: mark(None))
+    _, call = capture(lab, (sample,), finish=mark, num_warmup_iters=1)
+    errors, running = {}, {"forward": 0, "backward": 0}
+
+    def delayed(late, name, function, *given, **more):
+        """Call while a stream is busy, copy the result, and see whether the other stream is still at work."""
+        cuda.synchronize()
+        with cuda.stream(late):
+            cuda._sleep(CYCLES)  # noqa: SLF001
+        given = function(*given, **more)
+        seen = (given[0] if name == "backward" else given).detach().clone()
+        main.synchronize()
+        running[name] += not side.query()
+        side.synchronize()
+        return given, seen
+
+    for seed, late in enumerate((main, side), 1):
+        plain, upstream = draw(lab, seed, 2.0 + seed), draw(lab, 10 + seed, 2.0)
+        x = wrap(lab, kind, plain, grad=True)
+        got, seen = delayed(late, "forward", call, x, **options)
+        errors[f"output {seed}"] = error(seen, 2 * plain.double())
+        _, seen = delayed(late, "backward", lab.torch.autograd.grad, got, x, upstream)
+        errors[f"input {seed}"] = error(seen, 2 * upstream.double())
+    errors |= {f"not on {name}": float(bool(number) != event) for name, number in running.items()}
+    return verdict(errors)
+
+
+def judge_caching(lab, kind):
+    """See that the first callable of an FP8 region, and no other, says whether weights are quantized again."""
+    manager = lab.graph.FP8GlobalStateManager
+
+    def finish(total):
+        flag = manager.get_skip_fp8_weight_update_tensor()
+        return total if flag is None else total * (1 + flag)
+
+    manager.reset()
+    errors = {}
+    try:
+        sample = wrap(lab, kind, draw(lab, 0, 1.0))
+        _, call = capture(lab, (sample,), finish=finish, cache_quantized_params=True)
+        for seed, first in enumerate((False, True, False), 1):
+            plain = draw(lab, seed, 1.0 + seed)
+            expected = (2 if first else 4) * plain.double()
+            with lab.graph.autocast(enabled=True):
+                errors[f"first {seed}"] = error(call(wrap(lab, kind, plain), is_first_microbatch=first), expected)
+                got = call(wrap(lab, kind, 2 * plain), is_first_microbatch=not first)
+                errors[f"second {seed}"] = error(got, 2 * expected)
+        plain = draw(lab, 4, 3.0)
+        got = call(wrap(lab, kind, plain), is_first_microbatch=True)
+        errors["outside"] = error(got, 4 * plain.double())
+    finally:
+        manager.reset()
+    return verdict(errors)
+
+
+def judge_scaling(lab):
+    """See that the first callable of an FP8 region, and no other, updates the scales of backward when it went back."""
+    manager, seen = lab.graph.FP8GlobalStateManager, []
+    marks = {"scaling_fwd": 1.0, "scaling_bwd": 2.0}
+
+    def largest(history):
+        seen.append(float(history[0]))
+        return history[0].clone()
+
+    recipe = lab.graph.DelayedScaling(
+        amax_compute_algo=largest, scaling_factor_compute_algo=lambda _amax, scale, _peak, _recipe: scale
+    )
+    meta = {"recipe": recipe, "fp8_group": None}
+    for name, mark in marks.items():
+        history = lab.torch.full((1, 1), mark, device=lab.device)
+        meta[name] = types.SimpleNamespace(amax_history=history, scale=lab.torch.ones(1, device=lab.device))
+    manager.reset()
+    _, call = capture(lab, (draw(lab, 0, 1.0).requires_grad_(),))
+    steps = []
+    try:
+        manager.add_fp8_tensors_to_global_buffer(meta)
+        for region in (True, False):
+            with lab.graph.autocast(enabled=True, recipe=recipe) if region else contextlib.nullcontext():
+                one, two = (call(draw(lab, seed, 3.0).requires_grad_()) for seed in range(1, 3))
+            for got in (one, two):
+                for name, mark in marks.items():
+                    meta[name].amax_history.fill_(mark)
+                seen.clear()
+                got.backward(draw(lab, 3, 2.0))
+                steps.append([*seen])
+    finally:
+        manager.reset()
+    expected = [[marks["scaling_bwd"]], [], [], []]
+    return steps == expected, {"measured": steps, "tolerance": expected, "unit": "largest values of updated scales"}
+
+
 def copies(lab, call, *given):
     """Return what a call gives, and how often it copies into a tensor."""
     from torch.utils._python_dispatch import TorchDispatchMode
@@ -595,15 +1115,19 @@ def copies(lab, call, *given):
 
 def judge_filled(lab, kind, *, alias):
     """Fill the sample in place, and call with it or with an alias of it: it is already where the graph reads it."""
-    sample = wrap(lab, kind, draw(lab, 0, 1.0))
-    _, call = capture(lab, (sample,))
     errors, counted = {}, 0
-    for seed, size in ((1, 3.0), (2, 0.25)):
-        plain = draw(lab, seed, size)
-        sample.copy_(wrap(lab, kind, plain))
-        got, count = copies(lab, call, sample.detach() if alias else sample)
-        errors[f"call {seed}"], counted = error(got, 2 * plain.double()), counted + count
-        errors[f"sample {seed}"] = error(sample, plain.double())
+    learning = (False, False), (True, not alias), (False, alias)  # of the sample, and of what is given
+    for trained, given in learning if kind in ("plain", "float8") else learning[:1]:
+        sample = wrap(lab, kind, draw(lab, 0, 1.0), grad=trained)
+        _, call = capture(lab, (sample,))
+        for seed, size in ((1, 3.0), (2, 0.25)):
+            plain, name = draw(lab, seed, size), f"{trained} {given} {seed}"
+            with lab.torch.no_grad():
+                sample.copy_(wrap(lab, kind, plain))
+            x = sample.detach().requires_grad_(given) if alias else sample
+            got, count = copies(lab, call, x)
+            errors[f"call {name}"], counted = error(got, 2 * plain.double()), counted + count
+            errors[f"sample {name}"] = error(sample, plain.double())
     ok, values = verdict(errors)
     free = alias and kind != "plain"  # no pointer tells that a wrapper is an alias
     values["measured"]["copies"] = counted
@@ -677,7 +1201,57 @@ def judge_options(probe, lab):
     probe.judge("crossed.columnwise.float8", "defect", judge_crossed, lab, "float8_columnwise", "float8")
     probe.judge("crossed.float8.columnwise", "defect", judge_crossed, lab, "float8", "float8_columnwise")
     probe.judge("other_scale", "defect", judge_scale, lab)
+    probe.judge("rescaled", "defect", judge_rescaled, lab)
     probe.judge("empty", "control", judge_empty, lab)
+
+
+def judge_contract(probe, lab):
+    """Judge what else a graphed callable promises."""
+    once, twice = {"num_warmup_iters": 1}, {"num_warmup_iters": 4, "retain_graph_in_backward": True}
+    once |= {"pool": lab.graph.graph_pool_handle(), "enabled": True}
+    in_order = {"_order": [1, 2, -2, -1], "_num_layers_per_chunk": [1, 1]}
+    functions = {
+        "learning": (judge_learning,),
+        "mixed": (judge_mixed,),
+        "outputs": (judge_outputs,),
+        "refilled": (judge_refilled,),
+        "not_tensors": (judge_not_tensors,),
+        "shared": (judge_shared,),
+        "neighbour": (judge_neighbour,),
+        "other_dtype": (judge_dtype,),
+        "chain": (judge_chain, {}),
+        "chain_in_order": (judge_chain, in_order),
+        "again": (judge_again,),
+        "captured_once": (judge_capture, 1, once),
+        "captured_twice": (judge_capture, 2, twice),
+        "other_shape": (judge_other_shape,),
+    }
+    for kind, role in (("plain", "control"), ("float8", "defect")):
+        for name, (function, *given) in functions.items():
+            probe.judge(f"{name}.{kind}", role, function, lab, kind, *given)
+        judge_newer(probe, lab, kind, role)
+    probe.judge("missing", "control", judge_missing, lab)
+    probe.judge("reset", "control", judge_reset, lab)
+    probe.judge("scaling", "control", judge_scaling, lab)
+
+
+def judge_newer(probe, lab, kind, role):
+    """Judge what not every release has."""
+    cloned = "clone_param_grads_on_return" in inspect.signature(lab.graph.make_graphed_callables).parameters
+    source, events = inspect.getsource(lab.graph), inspect.signature(lab.torch.cuda.Event).parameters
+    functions = {
+        "own": (cloned, judge_own, {}),
+        "not_cloned": (cloned, judge_not_cloned, {"by_option": True}),
+        "not_cloned_parameter": (cloned, judge_not_cloned, {"by_option": False}),
+        "stream": ("cuda_graph_stream" in source, judge_stream, {"event": False}),
+        "event": ("cuda_graph_event" in source and "external" in events, judge_stream, {"event": True}),
+        "caching": (hasattr(lab.graph, "autocast"), judge_caching, {}),
+    }
+    for name, (has, function, options) in functions.items():
+        if has:
+            probe.judge(f"{name}.{kind}", role, functools.partial(function, **options), lab, kind)
+        else:
+            probe.check(f"{name}.{kind}", role, None, reason="this release, or PyTorch, has no such option")
 
 
 def figure(probe, lab):
@@ -704,6 +1278,7 @@ def judge(probe, target):
     for kind in ("plain", *KINDS):
         judge_kind(probe, lab, kind)
     judge_options(probe, lab)
+    judge_contract(probe, lab)
     if not probe.only:
         figure(probe, lab)
 

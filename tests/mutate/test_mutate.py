@@ -82,7 +82,7 @@ def test_what_crashes_or_hangs_is_run_again_alone_and_unjudged(workbench: Workbe
         "raises": "unjudged",
     }
     assert mutants["hangs"]["reason"] == "timed out after 3 s (run twice, the second time alone)"
-    assert mutants["raises"]["reason"].startswith("ValueError: weights differ: no verdict line (run twice")
+    assert mutants["raises"]["reason"].startswith("no verdict line (ValueError: weights differ) (run twice")
     assert mutants["does_not_apply"]["reason"].startswith("its patch does not apply")
     assert found["strength"]["own"]["of"] == 4
 

@@ -35,6 +35,10 @@ def test_all_errors_of_a_broken_definition_come_at_once(workbench: Workbench) ->
         ('sha256 = "', 'sha256 = "zz', "not 64 lower-case hexadecimal digits"),
         ("schema = 1", "schema = ", "not TOML"),
         ('loads = ["src', 'loads = ["/src', "is no relative path"),
+        ("timeout_s = 60", "ranks = 0", "targets.cpu.ranks: at least 1"),
+        ("timeout_s = 60", "ranks = -2", "targets.cpu.ranks: at least 1"),
+        ("timeout_s = 60", "ranks = 2000", "targets.cpu.ranks: more than 1024"),
+        ("timeout_s = 60", 'ranks = "2"', "ranks: expected int"),
     ],
 )
 def test_a_definition_that_cannot_be_right_is_refused(workbench: Workbench, old: str, new: str, reason: str) -> None:
@@ -43,6 +47,28 @@ def test_a_definition_that_cannot_be_right_is_refused(workbench: Workbench, old:
     assert old in text
     (pack / "pack.toml").write_text(text.replace(old, new))
     assert reason in workbench.run("list").stderr
+
+
+ON_A_GPU = '[targets.sm_90a]\nevidence = ["executed"]\nverdict = "CONFIRMED"\nloads = []\n'
+
+
+@pytest.mark.parametrize(
+    ("stated", "reason"),
+    [
+        ("gpus = 2\nranks = 2", ""),
+        ("gpus = 4", ""),
+        ("gpus = 1\nranks = 4", ""),
+        ("ranks = 2", "2 on 1 GPU; NCCL wants one GPU a rank (gpus = 2); write gpus = 1 where all ranks share one"),
+        ("gpus = 4\nranks = 2", "2 on 4 GPUs; NCCL wants one GPU a rank (gpus = 2)"),
+        ("gpus = 2\nranks = 4", "4 on 2 GPUs; NCCL wants one GPU a rank (gpus = 4)"),
+    ],
+)
+def test_ranks_fit_the_gpus_on_which_they_execute(workbench: Workbench, stated: str, reason: str) -> None:
+    pack = workbench.lay("01_confirmed")
+    with (pack / "pack.toml").open("a") as stream:
+        stream.write(f"{ON_A_GPU}{stated}\n")
+    ended = workbench.run("list")
+    assert (reason in ended.stderr) if reason else (ended.stderr == "")
 
 
 def test_a_broken_pack_does_not_stop_the_others(workbench: Workbench) -> None:

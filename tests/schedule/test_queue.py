@@ -10,6 +10,7 @@ from harness.core.words import Evidence, LaneName
 from harness.host import host
 from harness.host.gpus import Device, Gpu
 from harness.pack import load
+from harness.schedule.estimates import at_least
 from harness.schedule.places import Placement, Places
 from harness.schedule.queue import Queue
 from harness.schedule.task import Task
@@ -117,6 +118,59 @@ def test_a_lane_gets_its_gpus_together_and_is_not_passed_by_others_of_its_kind(t
     places.give_back(small[0], first)
     ((pair, placement),) = _taken(queue, places)
     assert (pair.key, placement.name) == ("pair", "gpus 0,1")
+
+
+def test_a_lane_of_several_ranks_counts_as_many_and_is_not_passed(toy: Cell) -> None:
+    places, first = _places(4), _task(toy, "first", 9.0)
+    queue = _queue(first)
+    ((_, placement),) = _taken(queue, places)
+    wide, pair = _task(toy, "four ranks", 1.0, ranks=4), _task(toy, "two ranks", 1.0, ranks=2)
+    for task in (_task(toy, "long", 500.0), pair, wide):
+        queue.put(task)
+    assert _started(queue, places) == [], "three cores are free, and four are waited for"
+    places.give_back(first, placement)
+    ((task, placement),) = _taken(queue, places)
+    assert task.key == "four ranks"
+    places.give_back(task, placement)
+    queue.put(_task(toy, "short", 1.0))
+    queue.put(_task(toy, "shorter", 0.5))
+    assert _started(queue, places) == ["two ranks", "long", "short"], "the fourth core is the last"
+
+
+def test_more_ranks_than_cores_are_no_reason_to_wait_for_ever(toy: Cell) -> None:
+    places, wide = _places(2), _task(toy, "four ranks", 1.0, ranks=4)
+    queue = _queue(wide, _task(toy, "other", 500.0))
+    ((task, placement),) = _taken(queue, places)
+    assert task.key == "four ranks"
+    places.give_back(task, placement)
+    assert _started(queue, places) == ["other"]
+
+
+def test_ranks_on_gpus_get_their_cores_before_lanes_that_need_no_gpu(toy: Cell) -> None:
+    places = _places(2, 140.0, 140.0)
+    first = _task(toy, "first", 9.0)
+    queue = _queue(first)
+    ((_, placement),) = _taken(queue, places)
+    for task in (_task(toy, "on the cores", 500.0), _task(toy, "ranks", 1.0, gpus=2, ranks=2)):
+        queue.put(task)
+    assert _started(queue, places) == [], "the GPUs are free, and a core is missing"
+    places.give_back(first, placement)
+    assert _started(queue, places) == ["ranks"]
+
+
+def test_while_its_gpus_are_taken_a_lane_of_ranks_leaves_the_cores_to_others(toy: Cell) -> None:
+    places = _places(2, 30.0)
+    holds = _task(toy, "holds the GPU", 9.0, gpus=1, gpu_memory_gib=30.0)
+    queue = _queue(holds)
+    _taken(queue, places)
+    for task in (_task(toy, "on the cores", 500.0), _task(toy, "ranks", 1.0, gpus=1, ranks=2, gpu_memory_gib=30.0)):
+        queue.put(task)
+    assert _started(queue, places) == ["on the cores"]
+
+
+def test_a_bound_on_the_whole_counts_ranks(toy: Cell) -> None:
+    tasks = [_task(toy, "ranks", 10.0, ranks=4), _task(toy, "plain", 12.0), _task(toy, "unknown", None)]
+    assert [at_least(tasks, jobs) for jobs in (1, 2, 8)] == [22.0, 16.0, 12.0]
 
 
 def test_a_pair_never_starts_where_there_is_one_gpu_and_holds_up_nobody(toy: Cell) -> None:

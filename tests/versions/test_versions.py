@@ -139,6 +139,32 @@ def test_a_crash_and_wrong_controls_are_told_by_the_exit_status(workbench: Workb
     assert (status, found["line"]) == (1, "bug from 1.0 or earlier, fixed in 2.0 (or 1.1 to 1.2, not judged)")
 
 
+def test_a_pack_names_the_checks_that_other_releases_are_judged_by(workbench: Workbench) -> None:
+    pack = workbench.lay("01_confirmed") / "pack.toml"
+    text = pack.read_text()
+    states = {"0.9": "unimportable", "1.0": "wrong", "1.2": "control", "2.0": "right"}
+    pack.write_text(text + '\n[versions]\nchecks = ["ones", "weights"]\n')
+    status, found, _ = _versions(workbench, states)
+    said = [(row["verdict"], row["reason"]) for row in found["rows"][1:]]
+    beside = "by 2 of 3 checks; controls of other options are wrong: total"
+    assert said == [("BUG_REPRODUCED", "by 2 of 3 checks"), ("BUG_REPRODUCED", beside), ("FIX_VALIDATED", said[2][1])]
+    assert (status, found["line"], found["checks"]) == (
+        0,
+        "bug from 1.0 or earlier (none of the 1 before it that were tried could be judged), fixed in 2.0",
+        ["ones", "weights"],
+    )
+    pack.write_text(text + '\n[versions]\nchecks = ["total", "weights"]\n')
+    found = json.loads(workbench.run("versions", "1", "--json").stdout)
+    assert [row["verdict"] for row in found["rows"]][2] == "CONTROL_FAILED", "a control that is named counts"
+    for alone, reason in (("weights", "no control among weights"), ("ones", "no defect check among ones")):
+        pack.write_text(text + f'\n[versions]\nchecks = ["{alone}"]\n')
+        found = json.loads(workbench.run("versions", "1", "--json").stdout)
+        assert {row["verdict"] for row in found["rows"]} <= {"UNSUPPORTED", "CONTROL_FAILED"}
+        assert reason in found["rows"][1]["reason"]
+    pack.write_text(text + '\n[versions]\nchecks = [" "]\n')
+    assert "versions.checks: an empty name" in workbench.run("versions", "1").stderr
+
+
 @pytest.mark.parametrize(
     ("arguments", "status", "said"),
     [

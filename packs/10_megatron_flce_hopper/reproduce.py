@@ -1,0 +1,931 @@
+# /// script
+# requires-python = ">=3.12"
+# dependencies = [
+#   "numpy==2.3.5",
+#   "packaging==26.3",
+#   "torch==2.13.0",
+# ]
+# ///
+"""On Hopper the linear cross entropy fusion of Megatron-LM raises: its platform knows Blackwell alone.
+
+Symptom: with cross_entropy_loss_fusion=True and cross_entropy_fusion_impl="linear" GPTModel is built, and its first
+forward with labels ends in `ValueError: Unsupported architecture: 9`; so does LinearCrossEntropyModule by itself.
+
+Cause: Platform of megatron/core/fusions/fused_linear_cross_entropy.py takes compute capability 10 and refuses the rest.
+
+Scope: the dev branch of Megatron-LM; no release and not main have "linear". What is judged is that a loss of this
+interface can be had on Hopper, and that it is right: losses and all gradients, over tensor-parallel ranks. Nothing is
+said about Blackwell's kernels, other than that Blackwell still gets them, and nothing about time.
+
+The contract, of which CASES has a covering set, as the docstrings of LinearCrossEntropy and the kernels for Blackwell
+have it. It is a vocabulary-parallel cross entropy's in general: measure_implementations.py holds others against it.
+
+    tensor parallel ranks      1, 2 and 4; sequence parallel or not, where each rank gives its part of the tokens
+    vocabulary                 smaller and larger than a split, no multiple of one; padded: the rows of the padding are
+                               classes, as for "native", which no label names
+    labels                     on any rank, on the first or last rank alone, ignored (-100, or a class), all ignored
+    denominator of the mean    tokens that are not ignored, of all ranks: also when one has 8 times as many as another
+    reduction                  none, sum and mean; a gradient from above that differs for each token, or is expanded
+    dtype                      fp32 and bf16: the loss is fp32, logits are not rounded, gradients are in their input's
+    logits                     large ones: the maximum is one over all ranks
+    accumulators               the sum over splits is rounded once
+    tokens                     [sequence, batch, hidden] or [tokens, hidden]; one token, odd numbers
+    memory                     no tensor, and not all that live together, of the size of half of the logits
+    what is frozen             a weight or hidden states without a gradient
+    calls                      a second call, and a second backward, come to the same; inputs stay as they are
+
+How it is run: this process starts one rank for each GPU (on the CPU: four), which talk through NCCL (gloo, on the
+loopback device); groups of 1, 2 and 4 of them are the tensor-parallel ranks of a case. What a group is too large for is
+not judged. A rank writes to a log of its own. One that dies, does not end in time, or comes to other checks than the
+rest is an error that names it, with its last lines; no rank outlives this process. Losses that differ between ranks
+are a wrong result, of the check. The sha256 of each rank's results is printed.
+
+What is real and what stands in. On a GPU of compute capability 9 all is real, but for one control that asks what
+Blackwell gets. On the CPU, for the module that asks for the device alone: torch.cuda.is_available is True,
+get_device_capability is (9, 0), current_device is 0, nvtx.range does nothing; torch.mm and its like, which take
+out_dtype on a GPU only, compute in that dtype on the CPU; and for GPTModel torch.cuda.current_device is the CPU. So the
+CPU says nothing about code that wants a GPU: kernels for Hopper are wrong there by that alone.
+
+Errors are norms of the difference over norms of the reference, which is computed in float64 from the same rounded
+inputs. Tolerances: losses 2^-17, 64 roundings of fp32, for fp32 products and sums. Gradients in fp32 2^-16, where the
+error of a difference of losses comes on top; in bf16 2^-8 besides: one rounding of the logits' gradient and one
+of the result, of at most 2^-9 each.
+
+Upstream: https://github.com/NVIDIA/Megatron-LM, branch dev, megatron/core/fusions/fused_linear_cross_entropy.py
+https://github.com/NVIDIA/Megatron-LM/pull/3345 has kernels for Hopper, and is open.
+
+Both sentinels without the runner, in an empty folder, with PACK set to the absolute path of this file's folder and with
+torch, numpy and packaging installed. The second line ends in BUG_REPRODUCED, the fourth in FIX_VALIDATED:
+
+    curl -sL https://github.com/NVIDIA/Megatron-LM/archive/d48bd6be0a85cc0d6d3cc71e8750cf357cc6bdb1.tar.gz | tar xz
+    PYTHONPATH=Megatron-LM-d48bd6be0a85cc0d6d3cc71e8750cf357cc6bdb1 python "$PACK/reproduce.py" --target cpu
+    GIT_CEILING_DIRECTORIES="$PWD" git -C Megatron-LM-d48bd6be0a* apply -p1 "$PACK/fix.patch"
+    PYTHONPATH=Megatron-LM-d48bd6be0a85cc0d6d3cc71e8750cf357cc6bdb1 python "$PACK/reproduce.py" --target cpu
+"""
+
+# fmt: off
+# --- protocol: begin (the same in every probe; the original is harness/protocol.py)
+import argparse, contextlib, ctypes, fnmatch, hashlib, json, os, sys, traceback
+from pathlib import Path
+class Probe:  # prints the lines that a runner reads, and draws the verdict from the checks among them
+    def __init__(self):
+        self.judged, self.tested, self.only = {}, [], None  # judged: (role, ok) -> the names of these checks
+    def say(self, word, **fields):  # JSON has neither NaN nor infinity: they become strings
+        print(word, json.dumps(json.loads(json.dumps(fields), parse_constant=str)), flush=True)
+    def upstream(self, module):  # a module under test, as it was really loaded
+        name, file, package = module.__name__, Path(module.__file__), module.__name__.partition(".")[0]
+        self.tested.append(next((str(folder) for folder in file.parents if folder.name == package), str(file)))
+        self.say("UPSTREAM", module=name, file=str(file), sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+    def check(self, name, role, ok, **values):  # ok is None where this cannot be judged here
+        self.judged.setdefault((role, ok), []).append(name)
+        self.say("CHECK", name=name, role=role, ok=ok, **values)
+    def judge(self, name, role, measure, *given):  # measure(*given) returns ok, and by name what it measured
+        try:
+            wanted = fnmatch.fnmatchcase(name, self.only or "*")
+            ok, values = measure(*given) if wanted else (None, {"reason": "--only leaves it out"})
+        except Exception as error:  # code under test that raises is wrong; a fault of the probe or the host is not
+            files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+            host = isinstance(error, (ImportError, MemoryError, OSError)) or "out of memory" in str(error)
+            refused = "returned an in" in str(error)  # autograd says: an invalid gradient, an incorrect number of them
+            if host or not (refused or any(file.startswith(tuple(self.tested)) for file in files)):
+                raise
+            traceback.print_exc()
+            ok, values = False, {"reason": f"it raised {type(error).__name__}: {error}"[:400]}
+        self.check(name, role, ok, **values)
+    def output(self, name, tensor, must_match=True):  # the runner compares the two lanes'
+        data = tensor.detach().cpu().contiguous()
+        sha256 = hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest()
+        self.say("OUTPUT", name=name, dtype=str(data.dtype), shape=[*data.shape], sha256=sha256, must_match=must_match)
+    @contextlib.contextmanager
+    def alone(self):  # around launches that are timed: no other lane of the runner uses this GPU meanwhile
+        gate = Path(os.environ.get("REPRODUCER_GPU_GATE", os.devnull))  # a named pipe, where lanes share a GPU
+        try:
+            yield gate.read_text()  # ends when the other lanes are off it
+        finally:
+            gate.read_text()  # ends when they may use it again
+    def run(self, judge):  # judge(probe, target) loads upstream and makes the checks
+        parser = argparse.ArgumentParser(description="Judge one bug; the last line is the verdict.")
+        parser.add_argument("--target", help="cpu, sm_90a, ... (default: this host's GPU, else cpu)")
+        parser.add_argument("--only", metavar="CHECK", help="run this check alone (a name or a glob): no verdict")
+        target, self.only = vars(parser.parse_args()).values()
+        reason = f"only {self.only} was run" if self.only else "no defect check could be judged here"
+        try:
+            if target is None:
+                import torch
+                arch = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+                target = "sm_{}{}".format(*arch) + "a" * (arch >= (9, 0)) if arch else "cpu"
+            judge(self, target)
+        except (ImportError, NotImplementedError) as error:  # a package or a mode cannot be had
+            self.judged, reason = {}, f"{type(error).__name__}: {error}"
+        except Exception:
+            traceback.print_exc()
+            sys.exit(125)
+        ends = {("control", False): ("CONTROL_FAILED", 125), ("defect", False): ("BUG_REPRODUCED", 10),
+                ("defect", True): ("FIX_VALIDATED", 0), None: ("UNSUPPORTED", 125)}
+        key = next((key for key in ends if key in self.judged and not self.only), None)
+        self.say(ends[key][0], reason=", ".join(self.judged.get(key, [reason])))
+        sys.exit(ends[key][1])
+# --- protocol: end
+# fmt: on
+
+import ctypes.util
+import dataclasses
+import datetime as dt
+import faulthandler
+import fnmatch as patterns
+import functools
+import importlib
+import multiprocessing
+import signal
+import tempfile
+import time
+import types
+
+FLOAT32_LOSS = 2.0**-17
+FLOAT32_GRADIENT = 2.0**-16
+BFLOAT16 = 2.0**-8
+IGNORED = -100
+SECONDS = {"cpu": 90, "gpu": 200}  # for all ranks together: they take a tenth of that
+CPU_RANKS = 4
+FUSIONS = "megatron.core.fusions.linear_cross_entropy"
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What a loss is given."""
+
+    ranks: int = 1
+    shape: tuple[int, ...] = (5, 2)  # sequence and batch, or tokens alone
+    classes: int = 24  # padded, of all ranks
+    labelled: int = 0  # the classes below this have labels; 0: all
+    hidden: int = 16
+    dtype: str = "float32"
+    labels: str = "any"  # or some, all or uneven ignored; first rank, last rank
+    ignore_index: int = IGNORED
+    reduction: str = "none"
+    above: str = "random"  # or ones, expanded
+    scale: float = 1.0  # of the logits
+    bias: float = 0.0  # a vector that all rows of the weight share, that much of it
+    sequence_parallel: bool = False
+    frozen: str = ""  # hidden or weight
+    entry: str = "module"  # or function, or native: what is called
+
+
+# fmt: off
+CASES = {
+    "plain": Case(),
+    "plain.two": Case(ranks=2, shape=(7, 3)),
+    "plain.four": Case(ranks=4, shape=(3, 2), classes=40),
+    "bfloat16": Case(dtype="bfloat16", shape=(33, 2), hidden=64, classes=1000),
+    "bfloat16.two": Case(ranks=2, dtype="bfloat16", shape=(17, 2), hidden=64, classes=1000, labels="some ignored"),
+    "bfloat16.four": Case(ranks=4, dtype="bfloat16", shape=(16, 2), hidden=64, classes=1000, sequence_parallel=True),
+    "sequence_parallel.two": Case(ranks=2, shape=(6, 3), sequence_parallel=True, labels="some ignored"),
+    "sequence_parallel.four": Case(ranks=4, shape=(8, 1), classes=48, sequence_parallel=True),
+    "sequence_parallel.one": Case(sequence_parallel=True),
+    "padded.two": Case(ranks=2, classes=64, labelled=37, shape=(9, 2)),
+    "padded.four": Case(ranks=4, classes=64, labelled=37, labels="some ignored", dtype="bfloat16"),
+    "ignored": Case(labels="some ignored", shape=(11, 2)),
+    "ignored.all": Case(ranks=2, labels="all ignored"),
+    "ignored.class.two": Case(ranks=2, ignore_index=4, shape=(40,), entry="function", reduction="mean"),
+    "ignored.class.zero": Case(ignore_index=0, shape=(20, 3)),
+    "ignored.unlabelled_class_zero": Case(labels="some ignored", labelled=2, shape=(20, 3)),
+    "first_rank.two": Case(ranks=2, labels="first rank", shape=(6, 2)),
+    "last_rank.four": Case(ranks=4, labels="last rank", shape=(6, 2), classes=32),
+    "mean": Case(reduction="mean", labels="some ignored", shape=(9, 2)),
+    "mean.two.uneven": Case(ranks=2, reduction="mean", labels="uneven", shape=(18, 1), sequence_parallel=True),
+    "mean.four.uneven": Case(ranks=4, reduction="mean", labels="uneven", shape=(36, 2), sequence_parallel=True),
+    "mean.bfloat16.four": Case(4, reduction="mean", labels="uneven", shape=(36,), dtype="bfloat16", entry="function"),
+    "sum": Case(reduction="sum", labels="some ignored"),
+    "sum.two": Case(ranks=2, reduction="sum", labels="uneven", shape=(18, 2), entry="function"),
+    "function.flat": Case(entry="function", shape=(13,)),
+    "function.flat.four": Case(ranks=4, entry="function", shape=(12,), sequence_parallel=True, labels="some ignored"),
+    "function.without_group": Case(entry="function, no group", shape=(13,), reduction="mean", labels="some ignored"),
+    "expanded": Case(entry="function", above="expanded", shape=(7,)),
+    "ones.two": Case(ranks=2, above="ones", dtype="bfloat16", shape=(5, 3), hidden=64, classes=1000),
+    "one_token": Case(shape=(1, 1)),
+    "one_token.two": Case(ranks=2, shape=(1, 1), reduction="mean"),
+    "large_logits.two": Case(ranks=2, scale=60.0, shape=(12, 2), hidden=8),
+    "large_logits.bfloat16": Case(scale=60.0, shape=(12, 2), dtype="bfloat16"),
+    "large_logits.bfloat16.four": Case(ranks=4, scale=60.0, shape=(12, 2), dtype="bfloat16", labels="first rank"),
+    "splits": Case(classes=7001, shape=(9, 2), hidden=8),
+    "splits.two": Case(ranks=2, classes=13000, shape=(4, 3), hidden=8, labels="some ignored", sequence_parallel=True),
+    "splits.exact": Case(classes=3072, shape=(7, 1), hidden=8),
+    "splits.bfloat16": Case(classes=40000, bias=3.0, shape=(3, 2), hidden=8, dtype="bfloat16", above="ones"),
+    "frozen.weight": Case(frozen="weight"),
+    "frozen.hidden.two": Case(ranks=2, frozen="hidden"),
+}
+# fmt: on
+NEIGHBOURS = {  # "native", which makes logits: it counts every label, and rounds in bf16
+    "native": Case(entry="native", shape=(7, 3)),
+    "native.two": Case(ranks=2, entry="native", shape=(7, 3), labels="first rank"),
+    "native.two.sequence_parallel": Case(ranks=2, entry="native", shape=(6, 2), sequence_parallel=True),
+    "native.four": Case(ranks=4, entry="native", classes=64, labelled=37, shape=(9, 2)),
+}
+MEMORY = Case(shape=(1024, 2), classes=24576, hidden=8, dtype="bfloat16", reduction="mean", labels="some ignored")
+SLAB_PART = 0.5  # of the elements, or in fp32 the bytes, of all logits
+
+
+# What is measured.
+
+
+class Upstream:
+    """What the probe uses of the tree that is on the path."""
+
+    def __init__(self, torch, device):
+        core = importlib.import_module
+        self.torch, self.device = torch, device
+        self.fused = core("megatron.core.fusions.fused_linear_cross_entropy")
+        self.module = core("megatron.core.transformer.linear_cross_entropy")
+        self.native = core("megatron.core.tensor_parallel.cross_entropy")
+        self.layers = core("megatron.core.tensor_parallel.layers")
+        self.random = core("megatron.core.tensor_parallel.random")
+        self.gpt = core("megatron.core.models.gpt.gpt_model")
+        self.block = core("megatron.core.transformer.transformer_block")
+        self.layer = core("megatron.core.transformer.transformer_layer")
+        self.spec = core("megatron.core.transformer.spec_utils").ModuleSpec
+        self.config = core("megatron.core.transformer.transformer_config").TransformerConfig
+        self.local = core("megatron.core.models.gpt.gpt_layer_specs").get_gpt_layer_local_submodules()
+        self.backend = core("megatron.core.models.backends").LocalSpecProvider()
+        self.mtp = core("megatron.core.transformer.multi_token_prediction")
+        self.identity = core("megatron.core.transformer.identity_op").IdentityOp
+        self.causal = core("megatron.core.transformer.enums").AttnMaskType.causal
+        self.state = core("megatron.core.parallel_state")
+        self.groups = {}
+
+    def modules(self):
+        """Return the modules that the runner has to find in its tree."""
+        return (self.fused, self.module, self.native, self.layers, self.gpt)
+
+    def dtype(self, case):
+        """Return the dtype of a case."""
+        return getattr(self.torch, case.dtype)
+
+    def given(self, case):
+        """Return whole hidden states and weight, labels and the gradient from above: on the CPU, the same anywhere."""
+        torch, random = self.torch, self.torch.Generator().manual_seed(5)
+        dtype, labelled = self.dtype(case), case.labelled or case.classes
+        hidden = torch.randn(*case.shape, case.hidden, generator=random)
+        weight = torch.randn(case.classes, case.hidden, generator=random) * (case.scale / case.hidden**0.5)
+        weight = weight + case.bias * torch.randn(case.hidden, generator=random).sign()
+        labels = torch.randint(labelled, case.shape, generator=random)
+        flat, count = labels.view(-1), labels.numel()
+        part = case.classes // case.ranks
+        if case.labels == "first rank":
+            flat %= part
+        elif case.labels == "last rank":
+            flat.copy_(case.classes - 1 - flat % part)
+        elif case.labels == "some ignored":
+            flat[1::4] = case.ignore_index
+        elif case.labels == "all ignored":
+            flat.fill_(case.ignore_index)
+        elif case.labels == "uneven":  # the first part has 8 for each one that any other has
+            size = count // case.ranks
+            kept = [number < size or number % size == 0 for number in range(count)]
+            kept = [keep and not (number < size and number % 9 == 8) for number, keep in enumerate(kept)]
+            flat[~torch.tensor(kept)] = case.ignore_index
+        above = torch.randn((count,) if case.reduction == "none" else (), generator=random)
+        if case.above != "random":
+            above = torch.ones_like(above)
+        return hidden.to(dtype), weight.to(dtype), labels, above
+
+    def configure(self, case, **named):
+        """Return the configuration of a layer."""
+        return self.config(
+            num_layers=1,
+            hidden_size=case.hidden,
+            num_attention_heads=case.ranks,
+            use_cpu_initialization=True,
+            perform_initialization=False,
+            params_dtype=self.dtype(case),
+            tensor_model_parallel_size=case.ranks,
+            sequence_parallel=case.sequence_parallel and case.ranks > 1,
+            cross_entropy_loss_fusion=case.entry != "native",
+            cross_entropy_fusion_impl="linear",
+            **named,
+        )
+
+    def build(self, case, kind):
+        """Return an output layer of that class."""
+        return kind(
+            case.hidden,
+            case.classes,
+            config=self.configure(case),
+            init_method=lambda tensor: tensor,
+            bias=False,
+            gather_output=False,
+            skip_bias_add=False,
+            tp_group=self.groups[case.ranks],
+        ).to(self.device)
+
+    def losses(self, case, hidden, weight, labels):
+        """Call what a case is about: labels are [sequence, batch] or [tokens], and losses are flat, or one."""
+        group = self.groups[case.ranks]
+        if case.entry == "module":
+            layer = self.build(case, self.module.LinearCrossEntropyModule)
+            found = layer(
+                hidden,
+                weight=weight,
+                output_cross_entropy_loss=True,
+                labels=labels.t().contiguous(),  # [batch, sequence], as a model has them
+                reduction=case.reduction,
+                ignore_index=case.ignore_index,
+            )
+            return found.t().reshape(-1) if case.reduction == "none" else found
+        if case.entry == "native":
+            logits, _ = self.build(case, self.layers.ColumnParallelLinear)(hidden, weight=weight)
+            return self.native.vocab_parallel_cross_entropy(logits, labels, tp_group=group).reshape(-1)
+        named = {} if case.entry == "function, no group" else {"tp_group": group}
+        return self.fused.linear_cross_entropy(
+            hidden,
+            weight,
+            labels,
+            reduction=case.reduction,
+            ignore_index=case.ignore_index,
+            sequence_parallel=case.sequence_parallel,
+            **named,
+        )
+
+    def parts(self, case):
+        """Return what this rank gives: its hidden states, its rows of the weight, labels and gradient from above."""
+        hidden, weight, labels, above = (each.to(self.device) for each in self.given(case))
+        rank = self.torch.distributed.get_rank(self.groups[case.ranks])
+        if case.sequence_parallel:
+            hidden = hidden.chunk(case.ranks)[rank]
+        hidden = hidden.clone().requires_grad_(case.frozen != "hidden")
+        weight = weight.chunk(case.ranks)[rank].clone().requires_grad_(case.frozen != "weight")
+        if case.above == "expanded":
+            above = self.torch.ones((), device=self.device).expand(above.shape)
+        return hidden, weight, labels, above
+
+
+def loss(upstream, case):
+    """Compute losses and gradients, the latter twice, and all of it a second time."""
+    hidden, weight, labels, above = upstream.parts(case)
+    wanted = [each for each in (hidden, weight) if each.requires_grad]
+    before = [each.detach().clone() for each in (hidden, weight, labels)]
+    with reductions(upstream.torch.distributed) as forward:
+        found = upstream.losses(case, hidden, weight, labels)
+    given = above.reshape(found.shape)
+    with reductions(upstream.torch.distributed) as backward:
+        once = upstream.torch.autograd.grad(found, wanted, given, retain_graph=case.entry != "native")
+    record = {"loss": found.detach(), "dtypes": [str(each.dtype) for each in (found, *once)]}
+    names = [name for name in ("hidden", "weight") if case.frozen != name]
+    record |= {f"towards_{name}": each for name, each in zip(names, once, strict=True)}
+    if case.entry != "native":  # which overwrites what it saved
+        twice = upstream.torch.autograd.grad(found, wanted, given)
+        again = upstream.losses(case, hidden, weight, labels)
+        record["again"] = again.equal(found) and all(x.equal(y) for x, y in zip(once, twice, strict=True))
+    record["kept"] = all(x.equal(y) for x, y in zip(before, (hidden, weight, labels), strict=True))
+    record["said"] = {"shard": list(weight.shape), "forward": forward, "backward": backward}
+    if case.entry != "native":
+        record["said"]["kernel"] = upstream.fused.Platform().forward_func.__module__
+    return record
+
+
+@contextlib.contextmanager
+def reductions(distributed):
+    """List the reductions that are made meanwhile: of what kind, and of how many elements."""
+    seen, function = [], distributed.all_reduce
+
+    def all_reduce(tensor, op=distributed.ReduceOp.SUM, **named):
+        seen.append(f"{str(op).rpartition('.')[2]} of {tensor.numel()} {str(tensor.dtype).rpartition('.')[2]}")
+        return function(tensor, op=op, **named)
+
+    distributed.all_reduce = all_reduce
+    try:
+        yield seen
+    finally:
+        distributed.all_reduce = function
+
+
+def no_grad(upstream, case):
+    """Compute losses without autograd."""
+    hidden, weight, labels, _ = upstream.parts(case)
+    with upstream.torch.no_grad():
+        return {"loss": upstream.losses(case, hidden, weight, labels)}
+
+
+def memory(upstream, case):
+    """Follow all that a loss and its backward make: the largest tensor, and the most bytes that live together."""
+    torch = upstream.torch
+    hidden, weight, labels, above = upstream.parts(case)
+    seen = follow(
+        torch, (hidden, weight, labels), lambda: upstream.losses(case, hidden, weight, labels).backward(above)
+    )
+    if upstream.device.type == "cuda":  # what libraries keep for themselves has been allocated by now
+        hidden.grad = weight.grad = None
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        upstream.losses(case, hidden, weight, labels).backward(above)
+        seen["together"] = max(seen["together"], torch.cuda.max_memory_allocated() - before)
+    return seen
+
+
+def follow(torch, given, function):
+    """Call a function; return the most elements of a tensor that it makes, and the most bytes beside what is given."""
+    mode = importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode
+    weak = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef
+    seen = {"largest": 0, "together": 0}
+    alive = {each.untyped_storage()._cdata: (weak(each.untyped_storage()), 0) for each in given}  # noqa: SLF001
+
+    class Watch(mode):
+        def __torch_dispatch__(self, operator, _types, given=(), named=None):
+            made = operator(*given, **(named or {}))
+            for each in made if isinstance(made, (tuple, list)) else [made]:
+                if isinstance(each, torch.Tensor):
+                    storage = each.untyped_storage()
+                    seen["largest"] = max(seen["largest"], each.numel())
+                    alive.setdefault(storage._cdata, (weak(storage), storage.nbytes()))  # noqa: SLF001
+            for key in [key for key, (reference, _) in alive.items() if reference.expired()]:
+                del alive[key]
+            seen["together"] = max(seen["together"], sum(size for _, size in alive.values()))
+            return made
+
+    with Watch():
+        function()
+    return seen
+
+
+def blackwell(upstream, _case):
+    """Ask the platform what a GPU of compute capability 10 computes with; its kernels' module stands in."""
+    name = "megatron.core.fusions.linear_cross_entropy.blackwell"
+    package = importlib.import_module(name)
+    entry = types.ModuleType(f"{name}.entry")
+    entry.forward, entry.backward = object(), object()
+    before = sys.modules.get(f"{name}.entry"), getattr(package, "entry", None), upstream.fused.torch
+    sys.modules[f"{name}.entry"] = package.entry = entry
+    upstream.fused.torch = seen_from(upstream.torch, (10, 0))
+    upstream.fused.Platform._instance = None  # noqa: SLF001
+    try:
+        found = upstream.fused.Platform()
+        same = found.forward_func is entry.forward and found.backward_func is entry.backward
+    finally:
+        sys.modules[f"{name}.entry"], package.entry, upstream.fused.torch = before
+        upstream.fused.Platform._instance = None  # noqa: SLF001
+        if before[0] is None:
+            del sys.modules[f"{name}.entry"], package.entry
+    return {"same": same}
+
+
+# GPTModel, as small as reaches its output layer: an MLP layer of 16 hidden units, without a final norm.
+
+
+@dataclasses.dataclass(frozen=True)
+class Model:
+    """How a GPTModel is built and what it is given."""
+
+    ranks: int = 2
+    tied: bool = False
+    depths: int = 0
+    fusion: bool = True
+    labels: bool = True
+
+
+MODELS = {"gpt": Model(), "gpt.tied": Model(tied=True), "gpt.mtp": Model(depths=1)}
+WITHOUT = {"gpt.unfused": Model(fusion=False), "gpt.unfused.mtp": Model(fusion=False, depths=1)}
+
+
+def layer_spec(upstream):
+    """Return the specification of a layer that has an MLP alone."""
+    submodules = upstream.layer.TransformerLayerSubmodules(
+        self_attention=upstream.spec(module=upstream.identity, params={"attn_mask_type": upstream.causal}),
+        pre_mlp_layernorm=upstream.local.pre_mlp_layernorm,
+        mlp=upstream.local.mlp,
+        mlp_bda=upstream.local.mlp_bda,
+    )
+    return upstream.spec(module=upstream.layer.TransformerLayer, submodules=submodules)
+
+
+def mtp_spec(upstream, depths):
+    """Return the specification of a multi-token prediction block, or None."""
+    if not depths:
+        return None
+    norm = upstream.backend.layer_norm()
+    inner = upstream.mtp.MultiTokenPredictionLayerSubmodules(
+        enorm=norm,
+        hnorm=norm,
+        eh_proj=upstream.backend.column_parallel_linear(),
+        mtp_model_layer=layer_spec(upstream),
+        layer_norm=norm,
+    )
+    specs = [upstream.spec(module=upstream.mtp.MultiTokenPredictionLayer, submodules=inner)] * depths
+    block = upstream.mtp.MultiTokenPredictionBlockSubmodules(layer_specs=specs)
+    return upstream.spec(module=upstream.mtp.MultiTokenPredictionBlock, submodules=block).submodules
+
+
+def step(upstream, model, state=None):
+    """Go through a model and back; return losses or logits, gradients, and what entered its output layer."""
+    torch = upstream.torch
+    torch.manual_seed(11)
+    if upstream.device.type == "cuda":
+        upstream.random.model_parallel_cuda_manual_seed(11)
+    config = upstream.config(
+        num_layers=1,
+        hidden_size=16,
+        ffn_hidden_size=16,
+        num_attention_heads=2,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        init_method_std=0.7,
+        use_cpu_initialization=True,
+        tensor_model_parallel_size=model.ranks,
+        mtp_num_layers=model.depths or None,
+        cross_entropy_loss_fusion=model.fusion,
+        cross_entropy_fusion_impl="linear",
+    )
+    block = upstream.block.TransformerBlockSubmodules(layer_specs=[layer_spec(upstream)], layer_norm=None)
+    named = {"share_embeddings_and_output_weights": model.tied, "position_embedding_type": "none"}
+    built = upstream.gpt.GPTModel(config, block, 44, 16, mtp_block_spec=mtp_spec(upstream, model.depths), **named)
+    built.to(upstream.device).eval()  # not in training mode: MTP's losses are not logged, over all ranks
+    if state is not None:
+        built.load_state_dict(state)
+    entered = []
+
+    def enter(_, given, named):
+        entered.append((given[0] if given else named["input_"]).detach().clone())
+
+    built.output_layer.register_forward_pre_hook(enter, with_kwargs=True)
+    random = torch.Generator().manual_seed(3)
+    ids, labels = (torch.randint(44, (2, 7), generator=random).to(upstream.device) for _ in range(2))
+    positions = torch.arange(7, device=upstream.device).expand_as(ids)
+    found = built(ids, positions, None, labels=labels if model.labels else None)
+    found.sum().backward()
+    weight = built.shared_embedding_or_output_weight() if model.tied else built.output_layer.weight
+    return {
+        "found": found.detach(),
+        "hidden": entered[-1],
+        "weight": weight.detach(),
+        "labels": labels,
+        "gradients": {name: each.grad for name, each in built.named_parameters() if each.grad is not None},
+        "state": {name: each for name, each in built.state_dict().items() if isinstance(each, torch.Tensor)},
+    }
+
+
+def train(upstream, model):
+    """Go through a model, and with the fusion also through the same one without."""
+    mine = step(upstream, model)
+    if not model.fusion or not model.labels:
+        return {"mine": mine}
+    return {"mine": mine, "unfused": step(upstream, dataclasses.replace(model, fusion=False), mine["state"])}
+
+
+# The stand-ins.
+
+
+class View:
+    """A module with some of its names replaced."""
+
+    def __init__(self, module, **replaced):
+        self.__dict__ |= {"_module": module, **replaced}
+
+    def __getattr__(self, name):
+        return getattr(self._module, name)
+
+
+def seen_from(torch, capability):
+    """Return torch, as it answers on a host whose GPU has this compute capability."""
+    answers = {
+        "is_available": lambda: True,
+        "current_device": lambda: 0,
+        "get_device_capability": lambda *_: capability,
+        "nvtx": types.SimpleNamespace(range=lambda _: contextlib.nullcontext()),
+    }
+    return View(torch, cuda=View(torch.cuda, **answers))
+
+
+def stand_in(upstream):
+    """Let one module see a GPU of compute capability 9, and let the CPU compute what takes out_dtype."""
+    torch = upstream.torch
+    upstream.fused.torch = seen_from(torch, (9, 0))
+    torch.cuda.current_device = lambda: "cpu"
+    for name in ("mm", "addmm", "bmm", "baddbmm"):
+        setattr(torch, name, functools.partial(widened, getattr(torch, name)))
+
+
+def widened(function, *given, out_dtype=None, **named):
+    """Compute a product in the dtype that is asked for."""
+    return function(*(each.to(out_dtype or each.dtype) for each in given), **named)
+
+
+# The ranks.
+
+
+def attempt(function, tested):
+    """Return what a measurement returned, or how it failed and whether the code under test did."""
+    try:
+        return function()
+    except Exception as error:  # the process that judges reports it
+        traceback.print_exc()
+        files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+        upstream = any(file.startswith(tuple(tested)) for file in files)
+        return {"error": f"it raised {type(error).__name__}: {error}"[:400], "upstream": upstream}
+
+
+def to_cpu(found):
+    """Return what was found with its tensors on the CPU."""
+    if isinstance(found, dict):
+        return {key: to_cpu(each) for key, each in found.items()}
+    return found.cpu().contiguous() if hasattr(found, "cpu") else found
+
+
+def speak(work, rank, count, folder):
+    """Be one rank: run every check whose group it is in, and write down what was found."""
+    log = os.open(f"{folder}/log{rank}", os.O_WRONLY | os.O_CREAT)
+    os.dup2(log, 1)  # standard output is the judge's, and what is wrong is looked for here
+    os.dup2(log, 2)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no rank outlives the judge
+    stack = Path(f"{folder}/stack{rank}").open("w")  # noqa: SIM115 - where it hangs: written while this process lives
+    faulthandler.dump_traceback_later(work.seconds - 30, file=stack)
+    import torch
+
+    torch.set_num_threads(1)
+    device = torch.device("cpu" if work.target == "cpu" else f"cuda:{rank}")
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    distributed = torch.distributed
+    if device.type == "cuda":
+        torch.cuda.set_device(device)
+    backend = "gloo" if device.type == "cpu" else "nccl"
+    store = distributed.FileStore(f"{folder}/store", count)
+    limit = dt.timedelta(seconds=work.seconds + 60)  # a rank that waits for another hangs: this process says so
+    distributed.init_process_group(backend, store=store, rank=rank, world_size=count, timeout=limit)
+    upstream = Upstream(torch, device)
+    upstream.state.initialize_model_parallel(min(2, count), create_gloo_process_groups=False)
+    if device.type == "cpu":
+        stand_in(upstream)
+    for size in (1, 2, 4):
+        members = [list(range(start, start + size)) for start in range(0, count - size + 1, size)]
+        made = [distributed.new_group(ranks) for ranks in members]  # every rank makes every group
+        if made:
+            upstream.groups[size] = made[rank // size]
+    found = {}
+    for name, function, case in work.checks:
+        print("check", name, flush=True)
+        if rank < case.ranks:  # the first group alone; for GPTModel, every one
+            found[name] = to_cpu(attempt(functools.partial(function, upstream, case), work.tested))
+    fusions = {name: each.__file__ for name, each in sys.modules.items() if name.startswith(FUSIONS)}
+    torch.save({"checks": found, "modules": fusions}, f"{folder}/{rank}")
+    print("done", flush=True)
+    distributed.barrier()
+    distributed.destroy_process_group()
+
+
+def last_lines(folder, rank):
+    """Return the end of a rank's log, and where it was if it hung."""
+    log, stack = (Path(f"{folder}/{name}{rank}") for name in ("log", "stack"))
+    said = log.read_text(errors="replace")[-1500:] if log.exists() else ""
+    return said + (stack.read_text(errors="replace")[:700] if stack.exists() else "")
+
+
+def ranks(work, count, folder):
+    """Run all checks on so many ranks; return what each of them found, and the fusions' modules that they loaded."""
+    import torch
+
+    # The CPU's ranks share what this process has imported; a GPU's cannot be forked from one that has seen it.
+    context = multiprocessing.get_context("fork" if work.target == "cpu" else "spawn")
+    processes = [context.Process(target=speak, args=(work, rank, count, folder), daemon=True) for rank in range(count)]
+    until = time.monotonic() + work.seconds
+    try:
+        for process in processes:
+            process.start()
+        while any(process.exitcode is None for process in processes) and time.monotonic() < until:
+            if any(process.exitcode for process in processes):
+                break
+            time.sleep(0.01)
+        bad = {rank: each.exitcode for rank, each in enumerate(processes) if each.exitcode != 0}
+        bad |= {rank: 0 for rank in range(count) if rank not in bad and not Path(f"{folder}/{rank}").exists()}
+        died = {rank: code for rank, code in bad.items() if code is not None} or bad
+        if died:
+            told = [
+                f"rank {rank} {end(code)}; its last lines:\n{last_lines(folder, rank)}" for rank, code in died.items()
+            ]
+            raise RuntimeError("\n".join(told))
+    finally:
+        for process in processes:
+            if process.pid is not None:
+                process.kill()
+                process.join()
+    written = [torch.load(f"{folder}/{rank}") for rank in range(count)]
+    found = [each["checks"] for each in written]
+    same_checks(work, found, folder)
+    return found, dict(item for each in written for item in each["modules"].items())
+
+
+def end(code):
+    """Say how a rank ended."""
+    return "did not end in time" if code is None else f"died with exit status {code}, or left no results"
+
+
+def same_checks(work, found, folder):
+    """Raise where a rank did not do what the others of its group did, or failed alone."""
+    for name, _, case in work.checks:
+        states = [
+            "error" in found[rank][name] if name in found[rank] else None for rank in range(min(case.ranks, len(found)))
+        ]
+        for rank, state in enumerate(states):
+            if state is None or state != states[0]:
+                raise RuntimeError(
+                    f"rank {rank} disagrees on {name}: {states}; its last lines:\n{last_lines(folder, rank)}"
+                )
+
+
+# What the judge makes of it. Each function gets the list of what the ranks of the group found.
+
+
+def norm_error(found, wanted):
+    """Return the norm of the difference over the norm of what is wanted: infinite where nothing of that shape is."""
+    if found is None or found.shape != wanted.shape:
+        return float("inf")
+    if not bool(wanted.count_nonzero()):
+        return float(found.double().norm())
+    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+
+
+def reference(given, case):
+    """Return the losses, or one, and the gradients of hidden states and weight, in float64."""
+    import torch
+
+    hidden, weight, labels, above = given
+    rows, weight, labels = hidden.flatten(0, -2).double(), weight.double(), labels.flatten()
+    kept = labels != (case.ignore_index if case.entry != "native" else IGNORED)
+    index = labels.where(kept, 0).unsqueeze(-1)
+    scores = rows @ weight.t()
+    losses = (scores.logsumexp(-1) - scores.gather(-1, index).squeeze(-1)).where(kept, 0.0)
+    count = kept.sum() if case.reduction == "mean" else 1
+    towards = scores.softmax(-1).scatter_add(-1, index, torch.full_like(index, -1.0, dtype=torch.double))
+    towards = towards * (above.double() / count * kept).unsqueeze(-1)
+    losses = losses if case.reduction == "none" else losses.sum() / count
+    return losses, (towards @ weight).view(hidden.shape), towards.t() @ rows
+
+
+def joined(found, key, split):
+    """Return one tensor of all ranks' parts, or the first rank's."""
+    import torch
+
+    return torch.cat([each[key] for each in found]) if split else found[0][key]
+
+
+def judge_loss(found, upstream, case):
+    """Judge the losses of every rank, and the gradients."""
+    losses, towards_hidden, towards_weight = reference(upstream.given(case), case)
+    rounding = BFLOAT16 if case.dtype == "bfloat16" else 0.0
+    limits, errors = {"loss": FLOAT32_LOSS}, {"loss": max(norm_error(each["loss"], losses) for each in found)}
+    for name, wanted in (("hidden", towards_hidden), ("weight", towards_weight)):
+        if case.frozen == name or "dtypes" not in found[0]:
+            continue
+        split = name == "weight" or case.sequence_parallel
+        whole = (
+            [{"it": joined(found, f"towards_{name}", split)}]
+            if split
+            else [{"it": each[f"towards_{name}"]} for each in found]
+        )
+        errors[name] = max(norm_error(each["it"], wanted) for each in whole)
+        limits[name] = FLOAT32_GRADIENT + rounding
+    dtypes = ["torch.float32"] + [f"torch.{case.dtype}"] * (len(errors) - 1)
+    right = {
+        "dtypes": all(each.get("dtypes", dtypes) == dtypes for each in found),
+        "ranks_agree": all(each["loss"].equal(found[0]["loss"]) for each in found),
+        "again": all(each.get("again", True) for each in found),
+        "inputs_kept": all(each.get("kept", True) for each in found),
+    }
+    ok = all(errors[key] <= limits[key] for key in errors) and all(right.values())
+    told = {"classes": case.classes, "labelled": case.labelled or case.classes} | found[0].get("said", {})
+    measured = errors | right | told | {"sha256": hashes(found)}
+    return ok, {"measured": measured, "tolerance": limits, "unit": "relative error"}
+
+
+def hashes(found):
+    """Return the sha256 of what each rank found, shortened."""
+    import torch
+
+    told = []
+    for each in found:
+        digest = hashlib.sha256()
+        for key in sorted(each):
+            if isinstance(each[key], torch.Tensor):
+                digest.update(ctypes.string_at(each[key].data_ptr(), each[key].nbytes))
+        told.append(digest.hexdigest()[:16])
+    return told
+
+
+def judge_memory(found, _upstream, case):
+    """Judge that neither a tensor nor all that live together come near the logits."""
+    slab = case.shape[0] * case.shape[1] * case.classes // case.ranks
+    measured = {"largest": found[0]["largest"] / slab, "together": found[0]["together"] / (4 * slab)}
+    ok = all(each <= SLAB_PART for each in measured.values())
+    return ok, {"measured": measured, "tolerance": SLAB_PART, "unit": "of all logits in fp32"}
+
+
+def judge_blackwell(found, _upstream, _case):
+    """Judge that Blackwell gets its kernels."""
+    return found[0]["same"], {"measured": found[0]["same"]}
+
+
+def judge_train(found, _upstream, model):
+    """Judge losses by float64 at the output layer, or logits; and with the fusion all gradients by those without."""
+    import torch
+
+    mine = [each["mine"] for each in found]
+    weight, hidden = torch.cat([each["weight"] for each in mine]).double(), mine[0]["hidden"].double()
+    scores = (hidden @ weight.t()).transpose(0, 1)
+    if model.labels:
+        wanted = scores.logsumexp(-1) - scores.gather(-1, mine[0]["labels"].unsqueeze(-1)).squeeze(-1)
+        errors = {"loss": max(norm_error(each["found"], wanted) for each in mine)}
+    else:
+        errors = {"logits": norm_error(torch.cat([each["found"] for each in mine], -1), scores)}
+    limits = dict.fromkeys(errors, FLOAT32_LOSS)
+    if "unfused" in found[0]:
+        errors["gradients"] = max(map(furthest, found))
+        limits["gradients"] = FLOAT32_GRADIENT
+    ok = all(errors[key] <= limits[key] for key in errors)
+    return ok, {"measured": errors, "tolerance": limits, "unit": "relative error"}
+
+
+def furthest(each):
+    """Return how far the gradients with and without the fusion are apart: infinite where one is missing."""
+    mine, other = each["mine"]["gradients"], each["unfused"]["gradients"]
+    if sorted(mine) != sorted(other):
+        return float("inf")
+    largest = max(float(tensor.norm()) for tensor in other.values())
+    # A gradient that is nothing but rounding has no direction.
+    kept = [name for name in mine if float(other[name].norm()) > largest * 2.0**-12]
+    return max(norm_error(mine[name], other[name]) for name in kept)
+
+
+def checks(size):
+    """Return each check: name, role, what is measured on which case, how that is judged; GPTModel on `size` ranks."""
+    found = [(f"loss.{name}", "defect", loss, case, judge_loss) for name, case in CASES.items()]
+    found.append(("no_grad.two", "defect", no_grad, Case(ranks=2, shape=(7, 2)), judge_loss))
+    found.append(("memory", "defect", memory, MEMORY, judge_memory))
+    found += [(name, "control", loss, case, judge_loss) for name, case in NEIGHBOURS.items()]
+    found.append(("blackwell", "control", blackwell, Case(), judge_blackwell))
+    models = [(name, "defect", model) for name, model in MODELS.items()]
+    models += [(name, "control", model) for name, model in WITHOUT.items()]
+    models.append(("gpt.logits", "control", Model(labels=False)))
+    sized = [(name, role, dataclasses.replace(model, ranks=size)) for name, role, model in models]
+    return found + [(name, role, train, model, judge_train) for name, role, model in sized]
+
+
+def judge_one(probe, check, found, upstream):
+    """Judge one check by what the ranks found; what a rank could not do is wrong, or a fault of this probe."""
+    name, role, _, case, function = check
+
+    def measure():
+        for each in found:
+            if "error" in each and not each["upstream"]:
+                raise RuntimeError(each["error"])
+            if "error" in each:
+                return False, {"reason": each["error"]}
+        return function(found, upstream, case)
+
+    probe.judge(name, role, measure)
+
+
+def say_outputs(probe, name, found):
+    """Say what a control came to on every rank: its bits are those of the other lane."""
+    for rank, each in enumerate(found):
+        for key in ("loss", "towards_hidden", "towards_weight"):
+            if key in each:
+                probe.output(f"{name}.{key}.{rank}", each[key])
+
+
+def judge(probe, target):
+    """Judge the tree that is on the path."""
+    os.environ["TORCH_COMPILE_DISABLE"] = "1"  # inductor takes a minute for what eager mode computes at once
+    import torch
+
+    count = CPU_RANKS
+    if target != "cpu":
+        if not torch.cuda.is_available() or torch.cuda.get_device_capability()[0] != 9:
+            raise NotImplementedError("the claim is about GPUs of compute capability 9: this is none")
+        count = max(size for size in (1, 2, 4) if size <= torch.cuda.device_count())
+    torch.set_num_threads(1)  # the ranks are forked
+    device = "cpu" if target == "cpu" else torch.cuda.get_device_name()
+    probe.say("TARGET", target=target, evidence="traced" if target == "cpu" else "executed", device=device)
+    upstream = Upstream(torch, torch.device("cpu"))
+    for module in upstream.modules():
+        probe.upstream(module)
+    every = checks(min(2, count))
+    asked = [check for check in every if patterns.fnmatchcase(check[0], probe.only or "*") and check[3].ranks <= count]
+    seconds = SECONDS["cpu" if target == "cpu" else "gpu"]
+    given = [(name, function, case) for name, _, function, case, _ in asked]
+    work = types.SimpleNamespace(target=target, checks=given, tested=probe.tested, seconds=seconds)
+    with tempfile.TemporaryDirectory() as folder:
+        results, modules = ranks(work, count, folder)
+    for name, file in sorted(modules.items()):  # what the ranks loaded besides
+        probe.upstream(types.SimpleNamespace(__name__=name, __file__=file))
+    for check in every:
+        name, role, _, case, _ = check
+        if check not in asked:
+            reason = "--only leaves it out" if case.ranks <= count else f"it takes {case.ranks} GPUs"
+            probe.check(name, role, None, reason=reason)
+            continue
+        found = [results[rank][name] for rank in range(case.ranks)]
+        judge_one(probe, check, found, upstream)
+        if role == "control":
+            say_outputs(probe, name, found)
+    raised = [name for name, role, _, _, _ in asked if role == "defect" and "error" in results[0][name]]
+    probe.say("FIGURE", name="defect_checks_that_raise", value=len(raised), unit="1", spread=None)
+
+
+if __name__ == "__main__":
+    Probe().run(judge)
