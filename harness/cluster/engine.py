@@ -251,7 +251,7 @@ class Collection:
             self.session.listener.failed(name, failure.reason)
 
     def _submit(self, ready: list[Wanted]) -> None:
-        """Submit an array for each architecture and number of GPUs."""
+        """Submit an array for each architecture, number of GPUs, and number of ranks."""
         if not ready:
             return
         session, settings = self.session, self.settings
@@ -261,7 +261,7 @@ class Collection:
         packs = f"packs-{first:04d}"
         plan.freeze({one.cell.pack.name: one.cell.pack for one in ready}.values(), self.folder / packs)
         for number, tasks in enumerate(plan.grouped(ready), first):
-            target, gpus = tasks[0][0].group
+            target, gpus, ranks = tasks[0][0].group
             array = Array(
                 schema=plan.SCHEMA,
                 number=number,
@@ -273,7 +273,7 @@ class Collection:
                 cache=str(session.cache.root),
                 mirrors=str(session.cache.mirrors or ""),
                 repeat=session.repeat,
-                jobs=session.jobs or JOBS,
+                jobs=(session.jobs or JOBS) * ranks,
                 minutes=plan.minutes(tasks),
                 tasks=tuple(tuple(one.planned() for one in task) for task in tasks),
             )

@@ -1,4 +1,4 @@
-"""From cells to arrays: one for each architecture and number of GPUs, the longest cells first. Nothing here runs."""
+"""From cells to arrays: one for each architecture, number of GPUs and of ranks, the longest first. Nothing runs here."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class Array:
         cache: the folder of the cache.
         mirrors: that of the repositories; empty: there is none.
         repeat: how often each lane runs.
-        jobs: how many lanes at once, and cores of a task.
+        jobs: how many lanes at once, one of several ranks counting as that many; and cores of a task.
         minutes: that each task may last.
         tasks: the cells of each task, by its number.
         job: Slurm's number; empty until it is known.
@@ -130,9 +130,9 @@ class Wanted:
         return tuple(task.key for task in self.tasks)
 
     @property
-    def group(self) -> tuple[str, int]:
-        """The architecture and number of the GPUs that it needs."""
-        return self.cell.gpu, self.tasks[0].gpus
+    def group(self) -> tuple[str, int, int]:
+        """What it needs of a node: the architecture and number of its GPUs, and how many ranks its lanes have."""
+        return self.cell.gpu, self.tasks[0].gpus, self.tasks[0].ranks
 
     @property
     def expected(self) -> float:
@@ -166,7 +166,7 @@ class Wanted:
 
 def grouped(cells: Iterable[Wanted]) -> list[list[list[Wanted]]]:
     """Part cells into arrays, and each array into tasks of one cell, or of a few where there are too many."""
-    groups: dict[tuple[str, int], list[Wanted]] = {}
+    groups: dict[tuple[str, int, int], list[Wanted]] = {}
     for wanted in cells:
         groups.setdefault(wanted.group, []).append(wanted)
     arrays = []

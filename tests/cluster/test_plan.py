@@ -31,21 +31,22 @@ def cell(tmp_path: Path) -> Cell:
     return found
 
 
-def wanted(cell: Cell, number: int, seconds: float | None, *, gpus: int = 1) -> Wanted:
+def wanted(cell: Cell, number: int, seconds: float | None, *, gpus: int = 1, ranks: int = 1) -> Wanted:
     """Return the cell under another name, with lanes that took so long."""
-    stated = replace(cell.stated, gpus=gpus)
+    stated = replace(cell.stated, gpus=gpus, ranks=ranks)
     definition = replace(cell.pack.definition, targets={"sm_90a": stated})
     one = replace(cell, pack=replace(cell.pack, definition=definition), column=f"copy{number}")
     here = replace(host.detect(GpuPool([], "", [])), gpus=(plan.gpu_of("sm_90a", "h200"),))
     return Wanted(one, tuple(replace(task, seconds=seconds) for task in tasks(one, here, 1)))
 
 
-def test_there_is_an_array_for_each_number_of_gpus_and_the_longest_comes_first(cell: Cell) -> None:
+def test_there_is_an_array_for_each_number_of_gpus_and_ranks_and_the_longest_comes_first(cell: Cell) -> None:
     cells = [wanted(cell, number, seconds) for number, seconds in enumerate((3.0, None, 7.0))]
-    cells.append(wanted(cell, 9, 1.0, gpus=2))
+    cells += [wanted(cell, 8, 1.0, ranks=2), wanted(cell, 9, 1.0, gpus=2)]
     arrays = plan.grouped(cells)
     assert [[one.cell.column for task in array for one in task] for array in arrays] == [
         ["copy1", "copy2", "copy0"],
+        ["copy8"],
         ["copy9"],
     ]
 
