@@ -10,42 +10,30 @@ What it knows lies beside the run folder, in one of the same name with the suffi
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
-import secrets
 import shutil
-import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.cluster import attempts, plan, slurm
+from harness.cluster import attempts, plan, slurm, submitting
 from harness.cluster.array_task import OUTPUT, RESULTS
 from harness.cluster.attempts import Attempt, Published
 from harness.cluster.plan import Array, Wanted
-from harness.cluster.slurm import AwayError, Job, RefusedError, Settings, TaskState
+from harness.cluster.slurm import AwayError, Settings, TaskState
+from harness.cluster.submitting import Arrays
 from harness.core import strict_json
 from harness.core.errors import HarnessError
-from harness.core.words import Exit
 from harness.schedule.journal import LaneEnd
-from harness.schedule.runner import Runner
 from harness.schedule.scheduler import Account
 from harness.schedule.session import Session
-from harness.schedule.workers import PREPARING, Failure, failure_of
+from harness.schedule.workers import Failure
 from harness.verdict.cell import Cell
 
-REPOSITORY = Path(__file__).resolve().parents[2]
-#: Lanes at once in a task where nobody says it: a cell has two.
-JOBS = 2
-#: How often an array is submitted before Slurm counts as out of reach.
-TRIES = 5
-#: How long to wait, in seconds, for an sbatch whose command was killed.
-LONGEST_SUBMISSION = 120.0
 COUNTED, COMPLETE, LOCK = "counted.jsonl", "complete", "lock"
 #: Seconds by which what a task published may be seen late here: NFS shows a folder up to a minute late.
 LAG = 60.0
@@ -81,8 +69,9 @@ class SlurmEngine:
         folder = beside(session.folder)
         for name in ("arrays", RESULTS, OUTPUT):
             (folder / name).mkdir(parents=True, exist_ok=True)
-        with _held(folder / LOCK) as lock:
-            one = Collection(self.settings, session, folder, self.tell, lock)
+        with submitting.held(folder / LOCK) as lock:
+            arrays = Arrays(self.settings, session, folder, self.tell, lock)
+            one = Collection(session, folder, self.tell, arrays)
             try:
                 one.begin(cells)
                 one.collect()
@@ -98,46 +87,24 @@ class SlurmEngine:
             shutil.rmtree(beside(run), ignore_errors=True)
 
 
-@contextmanager
-def _held(path: Path) -> Iterator[int]:
-    """Hold a lock that an sbatch of ours holds as long as it lives: one whose command was killed may still submit."""
-    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    try:
-        end = time.monotonic() + LONGEST_SUBMISSION
-        while True:
-            try:
-                fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if time.monotonic() > end:
-                    raise HarnessError(f"{path} is held by an sbatch that does not end. Next: end it") from None
-                time.sleep(0.1)
-        yield descriptor
-    finally:
-        os.close(descriptor)
-
-
 @dataclass
 class Collection:
     """One command's part in a sweep on a cluster.
 
     Attributes:
-        settings: how jobs are submitted.
         session: whose journal takes the ends of lanes.
         folder: what is known, on disk.
         tell: takes a line for people.
-        lock: a descriptor that each sbatch holds.
+        arrays: what is submitted.
         account: what came of it.
 
     """
 
-    settings: Settings
     session: Session
     folder: Path
     tell: Callable[[str], None]
-    lock: int
+    arrays: Arrays
     account: Account = field(default_factory=Account)
-    _arrays: dict[int, Array] = field(default_factory=dict)
     _names: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
     _waiting: dict[At, Wanted] = field(default_factory=dict)
     _lost: dict[At, tuple[Wanted, str]] = field(default_factory=dict)
@@ -158,7 +125,7 @@ class Collection:
         self._recall({one.keys: one for one in wanted})
         left = [one for one in wanted if one.keys not in self._counted]
         left = self._followed([one for one in left if self.session.judge.missing(one.cell)])
-        self._submit(self._laid_out(left))
+        self._submit(left)
 
     def _wanted(self, cells: Iterable[Cell]) -> list[Wanted]:
         """List the cells that can be judged; of two with the same lanes (the newest release is the pinned one) one."""
@@ -187,154 +154,42 @@ class Collection:
         by_identity = {(one.cell.name, one.keys): one for one in left}
         newest = attempts.newest(self._results)
         for array in plan.read_all(self.folder):
-            self._arrays[array.number] = array
+            self.arrays.known[array.number] = array
             mine = [
                 ((array.number, task, at), by_identity[planned.name, planned.keys])
                 for task, at, planned in array.cells
                 if (planned.name, planned.keys) in by_identity
                 and (not array.cancelled or (array.number, task, at) in newest)
             ]
-            if mine and self._found(array, newest):
-                for at, one in mine:
-                    self._waiting[at] = one
-                    by_identity.pop((one.cell.name, one.keys), None)
+            self._waiting |= dict(mine)
+            for _, one in mine:
+                by_identity.pop((one.cell.name, one.keys), None)
+            published = next((attempt.job for at, attempt in newest.items() if at[0] == array.number), None)
+            words = self.arrays.find(array, published) if mine else ""
+            if words:
+                self._refuse(array, words)
         return list(by_identity.values())
 
-    def _found(self, array: Array, newest: Mapping[At, Attempt]) -> bool:
-        """Learn the number of an array whose command was killed before it could note it; submit it if Slurm has none.
-
-        Return whether there is something to follow.
-        """
-        if array.job:
-            return True
-        published = next((attempt.job for at, attempt in newest.items() if at[0] == array.number), None)
-        number = self._patiently(lambda: slurm.find(array.name)) or (str(published) if published else "")
-        if number:
-            self._note(replace(array, job=number))
-            return True
-        return self._sent(array)
-
-    def _laid_out(self, left: list[Wanted]) -> list[Wanted]:
-        """Fetch and lay out in the cache what nodes need, since they reach nothing; return the cells that can be."""
-        session = self.session
-        runner = Runner(session.cache, session.host, session.folder, session.folder)
-        first: dict[tuple[str, str, str], Wanted] = {}
-        for one in left:
-            cell = one.cell
-            first.setdefault((cell.pack.name, cell.column, cell.stated.dependencies), one)
-
-        def prepare(one: Wanted) -> Failure | None:
-            try:
-                runner.prepare(one.cell)
-            except Exception as error:  # noqa: BLE001 - the other cells go on; this one reports it
-                return failure_of(error, one.cell)
-            return None
-
-        with ThreadPoolExecutor(PREPARING) as pool:
-            try:
-                failures = dict(zip(first, pool.map(prepare, first.values()), strict=True))
-            except KeyboardInterrupt:
-                pool.shutdown(cancel_futures=True)
-                raise
+    def _submit(self, left: list[Wanted]) -> None:
+        """Submit the cells that can be laid out."""
         ready = []
-        for one in left:
-            failure = failures[one.cell.pack.name, one.cell.column, one.cell.stated.dependencies]
+        for one, failure in zip(left, submitting.lay_out(self.session, left), strict=True):
             if failure is None:
                 ready.append(one)
             else:
                 self._fail(one, failure)
-        return ready
+        for array, tasks in self.arrays.planned(ready) if ready else ():
+            self._waiting |= {
+                (array.number, task, at): one for task, some in enumerate(tasks) for at, one in enumerate(some)
+            }
+            words = self.arrays.submit(array)
+            if words:
+                self._refuse(array, words)
 
     def _fail(self, one: Wanted, failure: Failure) -> None:
         for name in self._names[one.keys]:
             self.account.failed[name] = failure
             self.session.listener.failed(name, failure.reason)
-
-    def _submit(self, ready: list[Wanted]) -> None:
-        """Submit an array for each architecture, number of GPUs, and number of ranks."""
-        if not ready:
-            return
-        session, settings = self.session, self.settings
-        first = 1 + max(
-            (*self._arrays, *(int(path.stem) for path in (self.folder / "arrays").glob("*.json"))), default=0
-        )
-        packs = f"packs-{first:04d}"
-        plan.freeze({one.cell.pack.name: one.cell.pack for one in ready}.values(), self.folder / packs)
-        for number, tasks in enumerate(plan.grouped(ready), first):
-            target, gpus, ranks = tasks[0][0].group
-            array = Array(
-                schema=plan.SCHEMA,
-                number=number,
-                name=f"reproducer-{session.folder.name}-{number}-{secrets.token_hex(4)}",
-                target=target,
-                gpus=gpus,
-                kind=dict(settings.gpu_types).get(target, ""),
-                packs=packs,
-                cache=str(session.cache.root),
-                mirrors=str(session.cache.mirrors or ""),
-                repeat=session.repeat,
-                jobs=(session.jobs or JOBS) * ranks,
-                minutes=plan.minutes(tasks),
-                tasks=tuple(tuple(one.planned() for one in task) for task in tasks),
-            )
-            for task, some in enumerate(tasks):
-                self._waiting |= {(number, task, at): one for at, one in enumerate(some)}
-            self._note(array)
-            self._sent(array)
-
-    def _note(self, array: Array) -> None:
-        self._arrays[array.number] = array
-        plan.write(self.folder, array)
-
-    def _patiently(self, ask: Callable[[], str]) -> str:
-        """Ask Slurm, a few times where it is away.
-
-        Raises:
-            HarnessError: it stays away.
-
-        """
-        for left in reversed(range(TRIES)):
-            try:
-                return ask()
-            except AwayError as error:
-                if not left:
-                    raise HarnessError(
-                        f"Slurm cannot be reached: {error}. Next: the same command again, which goes on where it was",
-                        status=Exit.DEVIATES,
-                    ) from None
-                self.tell(f"Slurm cannot be reached: {error}; it is asked again")
-                time.sleep(self.settings.poll_s)
-        raise AssertionError  # not reached
-
-    def _sent(self, array: Array) -> bool:
-        """Submit an array; return whether Slurm takes it. Where it does not, its cells are judged nowhere."""
-        command = (sys.executable, "-m", "harness.cluster.array_task", str(plan.path_of(self.folder, array.number)))
-        job = Job(
-            name=array.name,
-            tasks=len(array.tasks),
-            gpus=array.gres,
-            cores=array.jobs,
-            minutes=array.minutes,
-            output=self.folder / OUTPUT / f"{array.number:04d}.%a.out",
-            folder=REPOSITORY,
-            command=command,
-        )
-
-        def send() -> str:
-            return slurm.find(array.name) or slurm.submit(job, self.settings, self.lock)
-
-        try:
-            try:
-                number = slurm.submit(job, self.settings, self.lock)
-            except AwayError:  # it may have been taken all the same
-                number = self._patiently(send)
-        except RefusedError as error:
-            self._refuse(array, str(error))
-            return False
-        self._note(replace(array, job=number))
-        cells = sum(map(len, array.tasks))
-        self.tell(f"{array.place}: {cells} cells in {len(array.tasks)} tasks, Slurm's job {number}")
-        return True
 
     def _refuse(self, array: Array, words: str) -> None:
         self.tell(f"{array.place}: Slurm refuses: {words}")
@@ -342,8 +197,7 @@ class Collection:
             self._waiting.pop((array.number, task, at), None)
             for name in self._names.get(planned.keys, ()):
                 self.account.refused[name] = f"Slurm refuses {array.gres or 'a task on cores'}: {words}"
-        plan.path_of(self.folder, array.number).unlink()
-        del self._arrays[array.number]
+        self.arrays.forget(array)
 
     def collect(self) -> None:
         """Count what tasks publish until every task is over, or the budget is."""
@@ -353,12 +207,12 @@ class Collection:
             if stop_at is not None and time.monotonic() > stop_at:
                 self._stop()
             elif self._waiting:
-                time.sleep(self.settings.poll_s)
+                time.sleep(self.arrays.settings.poll_s)
 
     def _open(self) -> list[Array]:
         """List the arrays of which something is still to come."""
         numbers = {at[0] for at in self._waiting}
-        return [array for number, array in sorted(self._arrays.items()) if number in numbers]
+        return [array for number, array in sorted(self.arrays.known.items()) if number in numbers]
 
     def _look(self) -> None:
         """Ask squeue once, and count the tasks that are over."""
@@ -370,7 +224,7 @@ class Collection:
         newest = attempts.newest(self._results)
         for at in [at for at in self._lost if at in newest]:  # of a node that Slurm had lost
             self._waiting[at] = self._lost.pop(at)[0]
-        found = {at: states.get((self._arrays[at[0]].job, at[1])) for at in self._waiting}
+        found = {at: states.get((self.arrays.known[at[0]].job, at[1])) for at in self._waiting}
         for at, state in found.items():
             if at in newest and (state is None or state.is_ending):
                 self._count(at, newest[at])
@@ -405,7 +259,7 @@ class Collection:
 
     def _lose(self, at: At, state: TaskState | None) -> None:
         """Note a task that is over and published nothing."""
-        array, one = self._arrays[at[0]], self._waiting.pop(at)
+        array, one = self.arrays.known[at[0]], self._waiting.pop(at)
         said = state.state if state is not None else "no longer known"
         last = _last_line(self.folder / OUTPUT / f"{array.number:04d}.{at[1]}.out")  # it may name the node
         self._lost[at] = (one, f"Slurm: task {array.job}_{at[1]} is {said} and published nothing")
@@ -486,15 +340,7 @@ class Collection:
 
     def cancel(self) -> None:
         """Cancel what is still to come, and count what was published until now."""
-        arrays = self._open()
-        for array in arrays:
-            self._note(replace(array, cancelled=True))
-        numbers = [array.job for array in arrays if array.job]
-        said = slurm.cancel(numbers, [array.name for array in arrays if not array.job])
-        jobs = ", ".join(numbers) or "nothing"
-        self.tell(
-            f"cancelled: {jobs}" + (f"; but Slurm said: {said}. Next: scancel {' '.join(numbers)}" if said else "")
-        )
+        self.arrays.cancel(self._open())
         newest = attempts.newest(self._results)
         for at in [at for at in self._waiting if at in newest]:
             self._count(at, newest[at])

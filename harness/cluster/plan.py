@@ -1,4 +1,4 @@
-"""From cells to arrays: one for each architecture, number of GPUs and of ranks, the longest first. Nothing runs here."""
+"""From cells to arrays: one for each architecture, number of GPUs and of ranks, the longest first."""
 
 from __future__ import annotations
 

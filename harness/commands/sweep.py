@@ -11,7 +11,7 @@ from pathlib import Path
 
 import click
 
-from harness.cluster import engine, plan
+from harness.cluster import engine, plan, submitting
 from harness.cluster.slurm import Settings
 from harness.commands import options, running
 from harness.core.errors import HarnessError
@@ -207,7 +207,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             moving=Moving(latest, head),
             repeat=repeat,
             budget=budget,
-            jobs=jobs or (engine.JOBS if settings else None),
+            jobs=jobs or (submitting.JOBS if settings else None),
             runs=runs.absolute(),
             baseline=baseline,
             acknowledged=acknowledged_file or acknowledged.beside(packs),
