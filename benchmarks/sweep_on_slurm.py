@@ -149,7 +149,7 @@ def _on_slurm(folder: Path, count: int, shortest: float, longest: float, poll: f
         command = _command(ground, "--gpu-type", "sm_90a=h200", "--poll", str(poll))
         ended = subprocess.run(command, env=variables, capture_output=True, text=True, check=False)
         wall, after = time.perf_counter() - started, resource.getrusage(resource.RUSAGE_CHILDREN)
-        assert ended.returncode == 0, ended.stderr[-1000:]
+        assert ended.returncode == 0, ended.stdout[-2000:]
         number = ended.stderr.partition(" tasks, Slurm's job ")[2].split()[0]
         spans = cluster.spans(number)
     ends = _judged(ground, count)
