@@ -103,7 +103,8 @@ class Cache:
         while True:
             outer = Path(tempfile.mkdtemp(prefix=prefix, dir=work))
             lock = _file_lock(outer / "in-use")
-            with contextlib.suppress(FileNotFoundError):
+            # Gone, or (as mkdir says it) there and gone the moment after: filelock makes the folder of its file.
+            with contextlib.suppress(FileNotFoundError, FileExistsError):
                 lock.acquire()
                 if (outer / "in-use").exists():
                     return outer, lock

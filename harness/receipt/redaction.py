@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import getpass
 import ipaddress
 import json
@@ -68,13 +69,16 @@ IPV6 = re.compile(
 )
 
 
-def spellings(text: str) -> set[str]:
+@functools.lru_cache(maxsize=1024)  # the same few places and secrets, for every text of every receipt
+def spellings(text: str) -> frozenset[str]:
     """Return the ways in which a path or a secret is written: plainly, in JSON, in a URL, as bytes are shown."""
     escaped = json.dumps(text)[1:-1]
     plain = json.dumps(text, ensure_ascii=False)[1:-1]
     shown = {repr(os.fsencode(text))[2:-1], ascii(text)[1:-1]}
     quoted = {quote(text), quote(text, safe="")}
-    return {text, escaped, plain, escaped.replace("/", "\\/"), plain.replace("/", "\\/"), *shown, *quoted} - {""}
+    return frozenset(
+        {text, escaped, plain, escaped.replace("/", "\\/"), plain.replace("/", "\\/"), *shown, *quoted} - {""}
+    )
 
 
 class PrivateTextError(HarnessError):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import datetime as dt
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.core import files
@@ -82,6 +82,7 @@ class CellJudge:
         journal: the ends.
         repeat: how often the lanes were requested.
         command: that makes a receipt anew.
+        elsewhere: the hosts of lanes that ran on another, by the keys of their tasks.
 
     """
 
@@ -91,6 +92,7 @@ class CellJudge:
     journal: Journal
     repeat: int
     command: CommandOf
+    elsewhere: Mapping[str, Host] = field(default_factory=dict)
 
     def judged(self, cell: Cell) -> Judged | None:
         """Judge a cell by its whole runs; None where there is not one."""
@@ -177,7 +179,8 @@ class CellJudge:
         outcome = judged.outcome
         try:
             texts = {name: path.read_text(encoding="utf-8") for name, path in self.logs(judged).items()}
-            return writer.write(outcome, MadeBy(self.cache, self.host, self.command(outcome.cell)), folder, texts)
+            host = self.elsewhere.get(judged.runs[-1].ends[-1].key, self.host)
+            return writer.write(outcome, MadeBy(self.cache, host, self.command(outcome.cell)), folder, texts)
         except (OSError, UnicodeDecodeError) as error:
             name = Path(error.filename).name if isinstance(error, OSError) and error.filename else ""
             why = (error.strerror or str(error)) if isinstance(error, OSError) else "a log is not UTF-8"

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 
 from harness.core.words import LaneName, LaneVerdict, Verdict
 from harness.host.gpus import Device
+from harness.host.host import Host
 from harness.schedule.estimates import expected_seconds
 from harness.schedule.journal import Journal
 from harness.schedule.places import Placement, Places
@@ -49,6 +50,9 @@ class Account:
         ran: how many lanes ended now.
         resumed: how many had ended before.
         interrupted: by the user.
+        refused: why a cell was judged nowhere, by its name: no node takes it.
+        elsewhere: the hosts of lanes that ran on another than this one, by the keys of their tasks.
+        seen: the names of their GPUs, by place.
 
     """
 
@@ -58,6 +62,9 @@ class Account:
     ran: int = 0
     resumed: int = 0
     interrupted: bool = False
+    refused: dict[str, str] = field(default_factory=dict)
+    elsewhere: dict[str, Host] = field(default_factory=dict)
+    seen: dict[str, str] = field(default_factory=dict)
 
 
 def _nothing(*_: object) -> None:

@@ -55,6 +55,8 @@ class Session:
         faults: the GPUs that had one before this command.
         keep_raw: whether the raw log of a lane that ended in an error stays in the run folder.
         runner: what runs a lane: a probe's, or upstream's own tests.
+        threads: that a lane's libraries use; None: the cores, shared among the lanes at once.
+        locks: the folder of the files that lanes lock while they share a GPU; None: the cache's, for every runner here.
 
     """
 
@@ -73,6 +75,8 @@ class Session:
     faults: tuple[GpuFault, ...] = ()
     keep_raw: bool = False
     runner: type[Runner] = Runner
+    threads: int | None = None
+    locks: Path | None = None
 
     @property
     def most_jobs(self) -> int:
@@ -112,11 +116,11 @@ class Session:
                 folder=self.folder,
                 scratch=scratch,
                 cancel=cancel,
-                threads=max(1, len(this_host.cores()) // self.most_jobs),
+                threads=self.threads or max(1, len(this_host.cores()) // self.most_jobs),
                 stop_at=self.stop_at,
                 keep_raw=self.keep_raw,
             )
-            workers = WorkerPool(runner, self.journal, finish, self.watch, self.cache.root / "locks")
+            workers = WorkerPool(runner, self.journal, finish, self.watch, self.locks or self.cache.root / "locks")
             places = Places(self.most_jobs, devices)
             scheduler = Scheduler(workers, self.journal, places, self.listener, self.stop_at)
             scheduler.account.faults.extend(self.faults)

@@ -68,6 +68,8 @@ class Collector:
             return self._broken(cell, cell.reason)
         if cell.evidence is None:
             return self._not_here(cell)
+        if cell.name in self.account.refused:
+            return self._not_here(replace(cell, reason=self.clean(self.account.refused[cell.name])))
         judged = self.judge.judged(cell)
         if judged is None:
             return self._not_run(cell)

@@ -43,6 +43,7 @@ class SweepRequest:
     mutants: int = 0
     head: bool = False
     pre: bool = False
+    slurm: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Protocol
 
 from harness.core import files, room
 from harness.core.cache import Cache
@@ -60,6 +62,7 @@ class Order:
         baseline: the value of ``--baseline``.
         mutants: how many wrong fixes of each pack.
         bisect: how long the bisections of verdicts that changed may take together, in seconds; None: there are none.
+        cluster: what makes another sweep of it where Slurm runs its lanes; empty: this host does.
         acknowledged: the file of the deviations that are known.
         notes: what the outputs have to say besides, such as packs that could not be loaded.
 
@@ -77,19 +80,44 @@ class Order:
     acknowledged: Path
     mutants: int = 0
     bisect: float | None = None
+    cluster: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
     def request(self) -> SweepRequest:
         """What a sweep is continued by."""
         packs, moving = files.key_of(self.folder.resolve()), self.moving
-        return SweepRequest(packs, self.only, moving.latest, self.repeat, self.mutants, moving.head, moving.pre)
+        return SweepRequest(
+            packs, self.only, moving.latest, self.repeat, self.mutants, moving.head, moving.pre, self.cluster
+        )
 
     def command(self, cell: Cell) -> str:
         """Return the command that makes a cell's receipt anew."""
         text = f"runner.py sweep --only {cell.pack.name}:{cell.target}"
         text += f" {option(cell.column)}" if cell.column else ""
         return text + (f" --repeat {self.repeat}" if self.repeat > 1 else "")
+
+
+class Engine(Protocol):
+    """What runs the lanes of a sweep, and leaves their ends in the journal."""
+
+    def run(self, session: Session, cells: Iterable[Cell]) -> Account:
+        """Run the lanes of cells that have not ended."""
+
+    def finished(self, run: Path) -> None:
+        """Hear that the sweep of that run folder is finished."""
+
+
+@dataclass(frozen=True)
+class ThisHost:
+    """Runs lanes here."""
+
+    def run(self, session: Session, cells: Iterable[Cell]) -> Account:
+        """Run the lanes of cells that have not ended."""
+        return session.run(cells)
+
+    def finished(self, run: Path) -> None:
+        """Do nothing: nothing lies elsewhere."""
 
 
 @dataclass(frozen=True)
@@ -103,6 +131,7 @@ class Sweep:
         devices: the GPUs.
         listener: whom to tell of lanes.
         progress: whom to tell of the rest.
+        engine: what runs the lanes.
 
     """
 
@@ -112,6 +141,7 @@ class Sweep:
     devices: list[Device]
     listener: Listener
     progress: Progress
+    engine: Engine = field(default_factory=ThisHost)
 
     def run(self) -> tuple[Results, RunFolder]:
         """Run it, or what an earlier command left of it, and write every output."""
@@ -138,11 +168,15 @@ class Sweep:
                 self.progress.tell(f"run folder {folder.path}: {len(cells)} cells, {ended}")
                 session = self._session(folder, journal, past, clock)
                 tasks = session.tasks(cells)
-                self.progress.begin(sum(task.key not in journal for task in tasks), session.seconds_left(tasks))
-                account = session.run(cells)
+                self.progress.begin(
+                    sum(task.key not in journal for task in tasks),
+                    None if order.cluster else session.seconds_left(tasks),
+                )
+                account = self.engine.run(session, cells)
                 night = self._mutants(session, cells, account)
                 places = {self.cache.root: "$CACHE", order.folder.absolute(): "$PACKS", order.runs: "$RUNS"}
-                collector = Collector(session.judge, account, compared, redaction.of_host(places), night.killed)
+                judge = replace(session.judge, elsewhere=account.elsewhere)
+                collector = Collector(judge, account, compared, redaction.of_host(places), night.killed)
                 rows = list(collector.rows(cells))
                 before = len(journal)
                 bisection = Bisection(session, compared, known, self.progress.tell, collector.clean)
@@ -159,6 +193,7 @@ class Sweep:
             writing.write(results, past, folder.path, patches, recalled)
             if results.finished:
                 folder.finish(order.request)
+                self.engine.finished(folder.path)
                 self._remember()
         return results, folder
 
@@ -230,12 +265,15 @@ class Sweep:
         seconds: float,
     ) -> Results:
         host, faults = self.host, {one.place: one for one in account.faults}
+        names = {device.place: device.gpu.name for device in self.devices} | dict(sorted(account.seen.items()))
+        names |= {place: fault.name for place, fault in faults.items() if place not in names}
         gpus = tuple(
-            GpuRow(device.place, device.gpu.name, faults[device.place].reason, faults[device.place].task)
-            if device.place in faults
-            else GpuRow(device.place, device.gpu.name, "", "")
-            for device in self.devices
+            GpuRow(place, name, faults[place].reason, faults[place].task)
+            if place in faults
+            else GpuRow(place, name, "", "")
+            for place, name in names.items()
         )
+        drivers = sorted({node.driver for node in account.elsewhere.values() if node.driver})
         jobs = session.most_jobs
         results = Results(
             schema=SCHEMA,
@@ -247,7 +285,9 @@ class Sweep:
             baseline=compared,
             lanes_run=account.ran,
             lanes_resumed=account.resumed,
-            host=HostRow(host.python, host.torch or "", host.triton or "", host.cuda, host.driver, jobs),
+            host=HostRow(
+                host.python, host.torch or "", host.triton or "", host.cuda, ", ".join(drivers) or host.driver, jobs
+            ),
             gpus=gpus,
             notes=self.order.notes,
             cells=rows,

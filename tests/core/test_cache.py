@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from harness.core.cache import Cache
 
-for number in range(100):
+for number in range(400):
     with Cache(Path(sys.argv[1])).scratch("toy-") as folder:
         (folder / "file").write_text(str(number))
         assert (folder / "file").read_text() == str(number)
@@ -32,6 +32,6 @@ def test_what_a_killed_runner_left_is_removed_and_what_lives_is_kept(tmp_path: P
 
 
 def test_runners_side_by_side_remove_nothing_of_each_other(tmp_path: Path) -> None:
-    owners = [subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)]) for _ in range(4)]
-    assert [owner.wait(timeout=60) for owner in owners] == [0] * 4
+    owners = [subprocess.Popen([sys.executable, "-c", OWNER, str(tmp_path)]) for _ in range(6)]
+    assert [owner.wait(timeout=60) for owner in owners] == [0] * 6
     assert not list((tmp_path / "work").iterdir())
