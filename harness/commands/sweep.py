@@ -61,7 +61,7 @@ def _settings(
     return given if poll is None else replace(given, poll_s=poll)
 
 
-def _fit_together(slurm: bool, here: Mapping[str, object], cluster: Mapping[str, object]) -> None:  # noqa: FBT001
+def _fit_together(slurm: bool, here: Mapping[str, object], cluster: Mapping[str, object]) -> None:  # noqa: FBT001 - the option itself
     """Refuse options of this host's sweep with --slurm, and those of a cluster's without."""
     for name, value in (here if slurm else cluster).items():
         if value:
