@@ -23,7 +23,7 @@ from harness.schedule.scheduler import Account
 from harness.schedule.selection import ASK, Request, cells_of
 from harness.schedule.session import Session
 from harness.schedule.workers import failure_of
-from harness.verdict.cell import BOTH_LANES, Cell
+from harness.verdict.cell import BOTH_LANES, Cell, lanes_of
 from harness.verdict.judge import Judgement
 from harness.verdict.outcome import Outcome
 
@@ -224,7 +224,7 @@ class Run:
         if self.record and cell.is_listed and outcome.judgement.verdict not in UNJUDGED:
             home = self._home(outcome)
             if home is None:
-                raise HarnessError("--record: pack.toml states nothing of this tree or dependency set")
+                raise HarnessError(_why_not_recorded(cell))
             found.append(home)
         return found
 
@@ -239,6 +239,13 @@ class Run:
             return cell.pack.receipts
         at_head = cell.pack.definition.is_head(cell.source.value) and not cell.dependencies
         return cell.pack.receipts / "head" if at_head else None
+
+
+def _why_not_recorded(cell: Cell) -> str:
+    """Say why no receipt of the pack's own can hold what was judged."""
+    if cell.lanes != lanes_of(cell.pack):
+        return "--record: one lane of two is half of what pack.toml expects. Next: without --lane"
+    return "--record: pack.toml states nothing of this tree or dependency set"
 
 
 def _status(run: Run, broken: list[HarnessError]) -> Exit:

@@ -223,7 +223,10 @@ def _receipts(pack: Pack) -> list[Receipt]:
     best = receipt.strongest(receipt.load_all(pack.receipts))
     found = [best[target] for target in pack.definition.targets if target in best]
     if not found:
-        raise HarnessError(f"{pack.name}: no receipt to report from. Next: runner.py run {pack.name}")
+        raise HarnessError(
+            f"{pack.name}: no receipt to report from. Next: runner.py run {pack.name} --record, "
+            "or runner.py report --from last where it has run"
+        )
     return found
 
 

@@ -32,6 +32,8 @@ from harness.verdict.cell import Cell
 
 #: Raw logs that could not be scrubbed, or whose lane ended in an error, are kept here for whoever runs it.
 RAW_LOGS = "raw"
+#: What a pack can show that has no patch yet.
+WITHOUT_A_PATCH = "runner.py run --lane pristine shows the bug alone"
 #: What puts run folders elsewhere, in `run` and in `sweep`.
 RUN_FOLDER_OPTIONS = "--cache DIR (of a sweep: --runs DIR)"
 
@@ -136,7 +138,7 @@ class Runner:
         candidates = [cell.patch] if cell.patch else [likely, *({pack.patch, pack.own_head_patch} - {likely})]
         if cell.source.is_pinned:
             candidates = candidates[:1]
-        stale = "" if candidates[0].exists() else f"{candidates[0].name} is missing"
+        stale = "" if candidates[0].exists() else f"{candidates[0].name} is missing: {WITHOUT_A_PATCH}"
         for file in (path for path in candidates if path.exists()):
             try:
                 patched = patch.apply(self.cache, pristine, upstream, file, exact=cell.fits_exactly)

@@ -193,7 +193,7 @@ def test_the_table_is_the_last_thing_on_the_screen_and_logs_are_named_where_some
     assert [line.split()[2] for line in verbose[:-2]] == ["claims", "log", "log", "receipt"]
     (pack / "fix.patch").unlink()
     deviates = workbench.run("run").stdout.splitlines()
-    assert deviates[0] == "01_confirmed cpu: fix.patch is missing"
+    assert deviates[0].startswith("01_confirmed cpu: fix.patch is missing: runner.py run --lane pristine")
     assert deviates[-1].split()[:1] == ["01_confirmed"]
 
 
@@ -203,6 +203,8 @@ def test_a_run_leaves_the_checkout_as_it_was_unless_it_records(workbench: Workbe
     assert not (pack / "receipts").exists()
     assert workbench.run("run", "--record").returncode == 0
     assert (pack / "receipts/cpu.traced.json").exists()
+    half = workbench.run("run", "--record", "--lane", "pristine")
+    assert (half.returncode, "--record: one lane of two is half of what" in half.stderr) == (2, True)
     elsewhere = workbench.run("run", "--record", "--upstream", f"path:{toys.RESOURCES}/upstream/toykernel-1.0")
     assert elsewhere.returncode == 2
     assert "--record: pack.toml states nothing of this tree" in elsewhere.stderr
