@@ -85,7 +85,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         chosen, evidence = eligibility.first(subject, target, here)
         with cache.guard(), inputs.taken(cache, [subject]) as (subject,):
             session = running.session(cache, here, pool, progress, jobs)
-            judging = Judging(session, subject, chosen, evidence, timeout)
+            judging = Judging(session, subject, chosen, evidence, timeout, subject.definition.versions.checks)
             if upstream and not vary:
                 url = upstream.removeprefix(GIT)
                 found = git_bisect.bisect(judging, url, within, dependencies, progress.tell)

@@ -245,7 +245,7 @@ class Sample:
 
 @dataclass(frozen=True)
 class OtherReleases:
-    """What `runner.py versions` judges releases other than the pinned one by.
+    """What `runner.py versions` judges releases by, the pinned one among them.
 
     Attributes:
         checks: names or globs of the checks, defects and controls; empty: all of them. An older release may be wrong in

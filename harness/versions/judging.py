@@ -44,13 +44,17 @@ class LaneNotRunError(HarnessError):
 
 @dataclass(frozen=True)
 class Judging:
-    """One pack, one target, any number of candidates."""
+    """One pack, one target, any number of candidates.
+
+    `about` names the checks that a candidate is judged by; empty: all of them, as a sweep judges.
+    """
 
     session: Session
     pack: Pack
     target: str
     evidence: Evidence
     timeout: float | None = None
+    about: tuple[str, ...] = ()
 
     def every(self, wanted: list[Candidate]) -> tuple[list[Entry], bool]:
         """Judge candidates; return what was judged, in their order, and whether the user interrupted."""
@@ -153,9 +157,8 @@ class Judging:
         if record is None:
             raise ValueError(f"{end.task} did not begin")
         verdict, reason = verdict_of(self.session, record, end.log)
-        about = self.pack.definition.versions.checks
-        if about:
-            verdict, reason = narrowed.by_checks(record, verdict, reason, about)
+        if self.about:
+            verdict, reason = narrowed.by_checks(record, verdict, reason, self.about)
         elif verdict in (LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED):
             reason = ""  # the probe's own, which lists its checks
         return Entry(

@@ -64,7 +64,7 @@ def document(shown: Shown, judging: Judging, command: str) -> dict[str, object]:
         "torch": host.torch,
         "triton": host.triton,
         "command": command,
-        "checks": list(judging.pack.definition.versions.checks),
+        "checks": list(judging.about),
         "rows": [asdict(row) for row in shown.rows],
     }
 
