@@ -24,11 +24,10 @@ import os
 import shutil
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from pathlib import Path
 
 import requests
@@ -39,6 +38,7 @@ sys.path.insert(0, str(REPOSITORY))
 from harness.commands import main as runner  # noqa: E402 - found through the path above
 from harness.sweep import run_folder  # noqa: E402 - likewise
 from harness.upstream import newest  # noqa: E402 - likewise
+from testing import package_index  # noqa: E402 - likewise
 
 INDEX = "https://pypi.org/simple/"
 JSON_PAGE = "application/vnd.pypi.simple.v1+json"
@@ -79,15 +79,8 @@ def index_of(night: dt.datetime) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
-    thread.start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}/simple/"
-    finally:
-        server.shutdown()
-        server.server_close()
-        thread.join()
+    with package_index.listening(Handler) as url:
+        yield url
 
 
 def sweep_as_of(night: dt.datetime, arguments: list[str]) -> int:

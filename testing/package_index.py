@@ -28,7 +28,7 @@ class Shelf:
 
 
 @contextmanager
-def _listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
+def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     """Listen on a free port; yield the URL for PIP_INDEX_URL."""
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     thread = threading.Thread(target=server.serve_forever, daemon=True)
@@ -65,7 +65,7 @@ def served(shelf: Shelf) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with _listening(Handler) as url:
+    with listening(Handler) as url:
         yield url
 
 
@@ -84,5 +84,5 @@ def answering(kind: str, body: bytes) -> Iterator[str]:
         def log_message(self, *_: object) -> None:
             pass
 
-    with _listening(Handler) as url:
+    with listening(Handler) as url:
         yield url

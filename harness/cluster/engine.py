@@ -26,7 +26,7 @@ from harness.cluster.attempts import Attempt, Published
 from harness.cluster.plan import Array, Wanted
 from harness.cluster.slurm import AwayError, Settings, TaskState
 from harness.cluster.submitting import Arrays
-from harness.core import strict_json
+from harness.core import files, strict_json
 from harness.core.errors import HarnessError
 from harness.schedule.journal import LaneEnd
 from harness.schedule.scheduler import Account
@@ -317,12 +317,7 @@ class Collection:
         """Write a lane's log, then its end, and tell of it."""
         task = next(task for task in one.tasks if task.key == end.key)
         if end.log is not None:
-            path = self.session.folder / task.log
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("w", encoding="utf-8", newline="") as stream:
-                stream.write(log)
-                stream.flush()
-                os.fsync(stream.fileno())
+            files.write_atomic(self.session.folder / task.log, log)
             end = replace(end, log=replace(end.log, file=task.log))
         end = replace(end, task=task.name)
         self.session.journal.append(end)

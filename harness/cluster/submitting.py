@@ -123,7 +123,7 @@ class Arrays:
                 cache=str(session.cache.root),
                 mirrors=str(session.cache.mirrors or ""),
                 repeat=session.repeat,
-                jobs=(session.jobs or JOBS) * ranks,
+                jobs=session.most_jobs * ranks,
                 minutes=plan.minutes(tasks),
                 tasks=tuple(tuple(one.planned() for one in task) for task in tasks),
             )

@@ -22,17 +22,7 @@ from harness.schedule import inputs
 from harness.schedule.journal import FileJournal
 from harness.schedule.scheduler import Account, GpuFault, Listener
 from harness.schedule.session import Session
-from harness.sweep import (
-    acknowledged,
-    baseline,
-    database,
-    drift,
-    history,
-    mutants,
-    run_folder,
-    selection,
-    writing,
-)
+from harness.sweep import acknowledged, baseline, database, drift, history, mutants, run_folder, selection, writing
 from harness.sweep.bisection import Bisection
 from harness.sweep.collector import Collector
 from harness.sweep.columns import Moving, option
