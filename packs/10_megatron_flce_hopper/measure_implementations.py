@@ -421,7 +421,7 @@ def main():
     for name in given.names:
         measured[name] = {"device": device, "torch": torch.__version__, "cells": {}}
     for (name, key), (case, looked) in asked.items():
-        found = [results[rank][f"{name}: {key}"] for rank in range(case.ranks)]
+        found = [each[f"{name}: {key}"] for each in reproduce.of_group(results, case)]
         measured[name]["cells"][key] = cell(found, upstream, case, looked)
     JSON.parent.mkdir(exist_ok=True)
     JSON.write_text(json.dumps(everything, indent=1, sort_keys=True) + "\n")

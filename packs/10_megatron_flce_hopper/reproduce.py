@@ -35,9 +35,10 @@ have it. It is a vocabulary-parallel cross entropy's in general: measure_impleme
     calls                      a second call, and a second backward, come to the same; inputs stay as they are
 
 How it is run: this process starts one rank for each GPU (on the CPU: four), which talk through NCCL (gloo, on the
-loopback device); groups of 1, 2 and 4 of them are the tensor-parallel ranks of a case. What a group is too large for is
-not judged. A rank writes to a log of its own. One that dies, does not end in time, or comes to other checks than the
-rest is an error that names it, with its last lines; no rank outlives this process. Losses that differ between ranks
+loopback device). Groups of 1, 2 and 4 of them are the tensor-parallel ranks of a case; the groups of a size run it side
+by side, and the last one is judged: its ranks are others in the world. What a group is too large for is not judged. A
+rank writes to a log of its own. One that dies, does not end in time, or comes to other checks than the rest of its
+group is an error that names it, with its last lines; no rank outlives this process. Losses that differ between ranks
 are a wrong result, of the check. The sha256 of each rank's results is printed.
 
 What is real and what stands in. On a GPU of compute capability 9 all is real, but for one control that asks what
@@ -660,7 +661,7 @@ def speak(work, rank, count, folder):
     found = {}
     for name, function, case in work.checks:
         print("check", name, flush=True)
-        if rank < case.ranks:  # the first group alone; for GPTModel, every one
+        if case.ranks <= count:  # every group runs it: one that talks to the world meets the others
             found[name] = to_cpu(attempt(functools.partial(function, upstream, case), work.tested))
     fusions = {name: each.__file__ for name, each in sys.modules.items() if name.startswith(FUSIONS)}
     torch.save({"checks": found, "modules": fusions}, f"{folder}/{rank}")
@@ -710,6 +711,11 @@ def ranks(work, count, folder):
     return found, dict(item for each in written for item in each["modules"].items())
 
 
+def of_group(found, case):
+    """Return what the ranks found whose group judged a case: those of the last one of its size."""
+    return found[-case.ranks :]
+
+
 def end(code):
     """Say how a rank ended."""
     return "did not end in time" if code is None else f"died with exit status {code}, or left no results"
@@ -718,10 +724,9 @@ def end(code):
 def same_checks(work, found, folder):
     """Raise where a rank did not do what the others of its group did, or failed alone."""
     for name, _, case in work.checks:
-        states = [
-            "error" in found[rank][name] if name in found[rank] else None for rank in range(min(case.ranks, len(found)))
-        ]
-        for rank, state in enumerate(states):
+        mine = of_group(found, case)
+        states = ["error" in each[name] if name in each else None for each in mine]
+        for rank, state in enumerate(states, len(found) - len(mine)):
             if state is None or state != states[0]:
                 raise RuntimeError(
                     f"rank {rank} disagrees on {name}: {states}; its last lines:\n{last_lines(folder, rank)}"
@@ -919,11 +924,11 @@ def judge(probe, target):
             reason = "--only leaves it out" if case.ranks <= count else f"it takes {case.ranks} GPUs"
             probe.check(name, role, None, reason=reason)
             continue
-        found = [results[rank][name] for rank in range(case.ranks)]
+        found = [each[name] for each in of_group(results, case)]
         judge_one(probe, check, found, upstream)
         if role == "control":
             say_outputs(probe, name, found)
-    raised = [name for name, role, _, _, _ in asked if role == "defect" and "error" in results[0][name]]
+    raised = [name for name, role, _, _, _ in asked if role == "defect" and "error" in results[-1][name]]
     probe.say("FIGURE", name="defect_checks_that_raise", value=len(raised), unit="1", spread=None)
 
 
