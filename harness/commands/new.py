@@ -45,7 +45,9 @@ RELEASE = re.compile(r"(?P<package>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.!+-]+)")
     metavar="PATH",
     help="Upstream's issue template, or a checkout that has it.",
 )
-@click.option("--kind", type=click.Choice([*Kind]), default=Kind.WRONG_RESULT, show_default=True)
+@click.option(
+    "--kind", type=click.Choice([one.value for one in Kind]), default=Kind.WRONG_RESULT.value, show_default=True
+)
 @click.option("--repository", default="", metavar="URL", help="Upstream's, where the release links none.")
 @click.option("--commit", default="", metavar="SHA", help="Of the release's tag, where the repository is out of reach.")
 @click.option(

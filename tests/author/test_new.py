@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from harness.author import missing
+from harness.core.words import Kind
 from harness.pack import load, probe
 from harness.pack.model import Pack
 from testing import releases
@@ -249,10 +250,11 @@ def test_a_package_that_nobody_names_is_not_guessed(author: Author) -> None:
 
 
 def test_where_nobody_has_a_fix_none_is_asked_for(author: Author) -> None:
-    ended = author.new("toy_none", "--no-fix", "--from-script", author.file("bug.py", SCRIPT))
+    ended = author.new("toy_none", "--no-fix", "--kind", "crash", "--from-script", author.file("bug.py", SCRIPT))
     assert (ended.returncode, "fix.patch" in ended.stdout, "mutants" in ended.stdout) == (0, False, False), ended.stdout
     folder = author.pack("toy_none").folder
     assert not [*folder.rglob("*.patch")]
+    assert author.pack("toy_none").definition.kind == Kind.CRASH
     ended = author.bench.run("run", "toy_none", "--online", **author.index)
     said = "toy_none cpu: REPRODUCED: the bug is there, and pack.toml says that there is no patch to judge"
     assert (ended.returncode, said in ended.stdout) == (0, True), ended.stdout
