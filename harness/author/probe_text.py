@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from harness.author.draft import Draft
 from harness.author.script import INDENT
 from harness.core.words import Fix
@@ -9,6 +11,7 @@ from harness.pack import probe
 
 #: Stands wherever only the author knows what to write; `check` names each place that still has it.
 OPEN = "TODO"
+WIDTH = 118
 #: What the script's function holds where no script was given.
 NO_SCRIPT = f'{INDENT}raise NotImplementedError("{OPEN}: the lines that fail while the bug is there")'
 
@@ -124,7 +127,7 @@ def text(draft: Draft, title: str) -> str:
         f"PACKAGES = {_tuple(draft.upstream.modules)}\n"
         f"MODULES = {_tuple(draft.roots)}\n"
         f"STUBS = {_tuple(draft.stubs)}  # outermost first\n"
-        f"ENDINGS = {_endings(draft)}  # how the script ends where it comes to a verdict; none: however it likes\n"
+        f"ENDINGS = {_endings(draft)}  # how the script ends where it comes to a verdict; none: anyhow\n"
         'PASSED = "it did not fail"\n'
     )
     block = f"# fmt: off\n{probe.original_block()}# fmt: on\n"
@@ -166,13 +169,13 @@ def _docstring(draft: Draft, title: str) -> str:
     lines = [
         f"{title.rstrip('.')}.",
         "",
-        f"Symptom: {said or f'{OPEN}: what a user sees, and with which values'}",
+        *_filled(f"Symptom: {said or f'{OPEN}: what a user sees, and with which values'}"),
         "",
         f"Cause: {OPEN}: the lines that do it.",
         "",
         f"Scope: {OPEN}: for which values, dtypes and options this is shown, and for which it is not.",
         "",
-        f"Ran on target cpu ({draft.cpu_evidence}): {draft.ran_on_cpu}.",
+        *_filled(f"Ran on target cpu ({draft.cpu_evidence}): {draft.ran_on_cpu}."),
         "",
         f"Upstream: {upstream.repository or f'{OPEN}: the repository, or where else its issues are written'}",
         "",
@@ -181,6 +184,11 @@ def _docstring(draft: Draft, title: str) -> str:
         *_commands(draft),
     ]
     return '"""' + "\n".join(line.replace("\\", "\\\\").replace('"""', "'''") for line in lines) + '\n"""\n'
+
+
+def _filled(paragraph: str) -> list[str]:
+    """Break a paragraph into lines that ruff takes."""
+    return textwrap.wrap(paragraph, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _commands(draft: Draft) -> list[str]:

@@ -29,11 +29,13 @@ def pristine(pack: Pack, session: Session) -> Trial:
     if cell.evidence is None:
         return Trial(failed=False, text=f"not judged here: {cell.reason}")
     account = session.run([cell])
+    if account.interrupted:
+        raise KeyboardInterrupt
     judged = session.judge.judged(cell)
     lane = judged.outcome.pristine if judged else None
     if lane is None:
         failure = account.failed.get(cell.name)
-        return Trial(failed=False, text=f"it did not run: {failure.reason if failure else 'interrupted'}")
+        return Trial(failed=False, text=f"it did not run: {failure.reason if failure else 'no lane ended'}")
     upstream = pack.definition.upstream
     return _said(lane, f"{upstream.package} {upstream.version} ({cell.target}, {cell.evidence})")
 
@@ -43,8 +45,8 @@ def _said(lane: LaneRecord, release: str) -> Trial:
         return Trial(failed=True, text=f"{lane.verdict}: the script fails on {release}: {_failure(lane)}")
     if lane.verdict == LaneVerdict.FIX_VALIDATED:
         return Trial(failed=False, text=f"the script does not fail on {release}")
-    said = f"{lane.verdict}: nothing is shown on {release}"
-    return Trial(failed=False, text=f"{said}: {lane.reason}; script: {_failure(lane)}" if _failure(lane) else said)
+    script = f"; script: {_failure(lane)}" if _failure(lane) else ""
+    return Trial(failed=False, text=f"{lane.verdict}: nothing is shown on {release}: {lane.reason}{script}")
 
 
 def _failure(lane: LaneRecord) -> str:

@@ -128,9 +128,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             tried = trial.pristine(load.load_pack(folder), running.session(cache, here, pool, progress, jobs=1))
     click.echo(f"tried: {tried.text}")
     again = f"runner.py run {folder.name} --lane pristine   (BUG_REPRODUCED)"
-    click.echo(
-        f"Next: runner.py check {folder.name}" if tried.failed else f"Next: mend the script's function, then {again}"
-    )
+    click.echo(f"Next: runner.py check {folder.name}" if tried.failed else f"Next: mend what that says, then {again}")
     return int(Exit.AS_EXPECTED)
 
 

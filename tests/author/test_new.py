@@ -115,6 +115,7 @@ def test_it_states_what_can_be_known(author: Author, made: Path) -> None:
     assert stated["targets"]["cpu"]["loads"] == ["src/toykernel/scale.py"]
     text = (made / "reproduce.py").read_text()
     assert 'STUBS = ("toykernel",)' in text
+    assert max(map(len, text.splitlines())) <= 120
     found = probe.read(text)
     assert (found.errors, found.pins["toyhelper"], found.requires_python) == ((), "1.0", ">=3.10")
     report = (made / "report.in.md").read_text()
@@ -170,7 +171,7 @@ def test_a_script_that_breaks_before_its_assertion_shows_nothing(author: Author)
     broken = SCRIPT.replace("[1.0, 0.5])", "[])")  # an IndexError of the release, and no verdict of the script's own
     ended = author.new("toy_broken", "--from-script", author.file("broken.py", broken))
     assert "tried: CONTROL_FAILED: nothing is shown on toykernel 1.0 (cpu, traced): repeats" in ended.stdout
-    assert "Next: mend the script's function" in ended.stdout
+    assert "Next: mend what that says, then runner.py run" in ended.stdout
     status, (row,) = author.rows("toy_broken", "--lane", "pristine")
     assert (status, row["verdict"]) == (1, "CONTROL_FAILED")
 
@@ -247,6 +248,8 @@ def test_a_package_that_nobody_names_is_not_guessed(author: Author) -> None:
     assert (
         "the script imports nobodyknows, which neither the release's requirements nor this Python name" in ended.stdout
     )
+    said = "tried: UNSUPPORTED: nothing is shown on toykernel 1.0 (cpu, traced): ModuleNotFoundError: No module named"
+    assert said in ended.stdout
 
 
 def test_where_nobody_has_a_fix_none_is_asked_for(author: Author) -> None:
