@@ -1173,7 +1173,7 @@ def readme(pack: Pack, receipts: dict[str, dict[str, Any]]) -> str:
             package=upstream["package"],
             version=upstream.get("version") or upstream["date"],
             repository=upstream["repository"],
-            commit=upstream["commit"],
+            commit=upstream["commit"] + ", unchecked" * bool(upstream["commit"] and upstream.get("commit_unchecked")),
             verdicts="\n".join(
                 f"- {one['target']}: {one['verdict']} ({one['evidence']}, {gpu_of(one) or 'no GPU'})" for one in ordered
             ),
@@ -1214,6 +1214,8 @@ class Report:
         lines = receipt["lanes"][lane or "pristine"]["checks" if form == "check" else "figures"]
         line = next(one for one in lines if one["name"] == name)
         unit = f" {line['unit']}" if line["unit"] not in ("", "1") and form != "number" else ""
+        if form == "check" and line["measured"] is None and line["reason"]:
+            return f"{line['reason']}{unit}"
         return f"{number(line['measured' if form == 'check' else 'value'])}{unit}"
 
     def part(self, form: str, template: str) -> str | None:

@@ -21,7 +21,7 @@ import pytest
 from harness.receipt import receipt
 from testing import forgeries, toys
 from testing.forgeries import Bundle, Sent
-from testing.workbench import REPOSITORY, Workbench, confirmed
+from testing.workbench import REPOSITORY, Workbench, confirmed, empty
 
 NAME = "01_confirmed"
 RECEIPT = "receipts/cpu.traced.json"
@@ -306,6 +306,27 @@ def test_a_sound_bundle_and_its_receipt_pass_and_the_same_pack_gives_the_same_by
         members = {name.partition("/")[2] for name in opened.namelist()}
     assert members >= {"README.md", "MANIFEST.json", "reproduce.py", "fix.patch", "pack.toml", RECEIPT}
     assert workbench.run("verify", str(sent / "nothing.zip")).returncode == 2
+
+
+def test_a_bundle_marks_an_unchecked_commit_and_says_what_a_check_raised(tmp_path: Path) -> None:
+    workbench = empty(tmp_path)
+    pack = workbench.lay(NAME)
+    definition, probe, template = (pack / name for name in ("pack.toml", "reproduce.py", "report.in.md"))
+    definition.write_text(definition.read_text().replace("\nsource_root", "\ncommit_unchecked = true\nsource_root"))
+    probe.write_text(probe.read_text().replace("measured=error,", 'reason="it raised Wrong: 3" if error else "",'))
+    template.write_text(f"{template.read_text()}\n{{{{check:cpu:weights}}}}, {{{{check:cpu:weights:patched}}}}\n")
+    workbench.recorded("1")
+    assert "it raised Wrong: 3, -" in (pack / "REPORT.md").read_text()
+    assert workbench.run("bundle", "1", "-o", str(tmp_path / "sent.zip")).returncode == 0
+    with zipfile.ZipFile(tmp_path / "sent.zip") as opened:
+        assert "0001, unchecked)" in opened.read(f"{NAME}/README.md").decode()
+    shutil.copy(REPOSITORY / "verify.py", tmp_path)
+    shutil.copytree(REPOSITORY / "harness" / "report", tmp_path / "harness" / "report")
+    ended = _verify(tmp_path, tmp_path / "sent.zip")
+    assert (ended.returncode, ended.stderr) == (0, ""), ended.stdout
+    report = REPOSITORY.joinpath("verify.py").read_text().replace(', unchecked"', ', checked"')
+    (tmp_path / "verify.py").write_text(report)
+    assert "README.md" in _verify(tmp_path, tmp_path / "sent.zip").stdout
 
 
 def test_an_honest_receipt_of_any_verdict_is_accepted_and_its_deviation_noted(workbench: Workbench) -> None:

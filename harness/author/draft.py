@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from packaging.requirements import Requirement
@@ -16,7 +16,7 @@ from harness.author import reach
 from harness.author.script import Script
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError, UnavailableError
-from harness.core.words import Evidence, Kind
+from harness.core.words import Evidence, Fix, Kind
 from harness.host.host import Host
 from harness.pack.model import CPU, Dependency, Requires, Upstream
 from harness.upstream import closure, download, metadata, package_index, release_tag, tree
@@ -27,6 +27,7 @@ from harness.upstream.tree import Tree
 
 #: Packages that an error names.
 MOST_NAMED = 8
+PYPI_FILES = "https://files.pythonhosted.org/"
 #: What a probe needs of Python where nothing else is stated.
 PYTHON, OLDER_PYTHON = ">=3.10", "3.9"
 
@@ -45,6 +46,7 @@ class Wish:
         commit: of the release's tag, where the repository cannot be asked.
         pythons: for which wheels are pinned, the first one's versions for all.
         kind: what sort of claim it will be.
+        fix: whether there is a patch, or will be one: else none is asked for.
 
     """
 
@@ -57,6 +59,7 @@ class Wish:
     commit: str
     pythons: tuple[str, ...]
     kind: Kind
+    fix: Fix
 
     @property
     def imports(self) -> tuple[tuple[str, tuple[str, ...]], ...]:
@@ -75,6 +78,7 @@ class Draft:
         members: the default dependency set.
         targets: cpu, and the GPU of this host.
         cpu_evidence: how the bug is seen on the target cpu.
+        fix: whether there is a patch, or will be one.
         roots: the modules of the upstream that the script imports.
         stubs: parents of these that are found and not executed.
         has_wheel: whether an installer finds a wheel of the release.
@@ -91,6 +95,7 @@ class Draft:
     targets: tuple[str, ...]
     cpu_evidence: Evidence
     kind: Kind
+    fix: Fix
     script: Script | None
     control: Script | None
     roots: tuple[str, ...]
@@ -99,6 +104,15 @@ class Draft:
     torch: str
     triton: str
     remarks: tuple[str, ...]
+
+    @property
+    def ran_on_cpu(self) -> str:
+        """What a run on the target cpu executes, and what stands in for something: exactly what its evidence is."""
+        stubs = f"; of {', '.join(self.stubs)} the __init__ is not executed" if self.stubs else ""
+        if self.cpu_evidence == Evidence.INTERPRETED:
+            kernels = "Triton kernels run in Triton's interpreter, each autotuned one with its first configuration"
+            return f"the release's {kernels}, and the rest of its code as it is{stubs}"
+        return f"the release's own code runs as it is, on real values{stubs or '; nothing stands in for any of it'}"
 
     @property
     def main_file(self) -> str:
@@ -127,7 +141,9 @@ def resolve(wish: Wish, cache: Cache, host: Host, tell: Callable[[str], None]) -
     laid = _laid_out(cache, release)
     stated = metadata.read(laid.folder)
     modules, root = _modules(wish, laid)
+    offers = package_index.of_user().release(wish.package, wish.version)
     upstream, remarks = _upstream(wish, release, stated, modules, root, cache)
+    upstream = replace(upstream, url=public_url([one.file.url for one in offers if one.sha256 == release.sha256]))
     laid = _laid_out(cache, release, upstream)
     roots = _roots(wish, modules, laid.import_root)
     _refuse_missing(wish, roots, laid.import_root, stated)
@@ -149,11 +165,12 @@ def resolve(wish: Wish, cache: Cache, host: Host, tell: Callable[[str], None]) -
         targets=tuple(dict.fromkeys((CPU, host.auto_target))),
         cpu_evidence=Evidence.INTERPRETED if uses_triton else Evidence.TRACED,
         kind=wish.kind,
+        fix=Fix.NONE if upstream.is_compiled else wish.fix,
         script=wish.script,
         control=wish.control,
         roots=roots,
         stubs=stubs,
-        has_wheel=_has_wheel(wish),
+        has_wheel=any(one.file.filename.endswith(".whl") for one in offers),
         torch=(host.torch or "").partition("+")[0],
         triton=(host.triton or "") if uses_triton else "",
         remarks=tuple(remarks),
@@ -188,6 +205,8 @@ def _modules(wish: Wish, laid: Tree) -> tuple[tuple[str, ...], str]:
     imported = [name.partition(".")[0] for name, _ in wish.imports]
     candidates = wish.modules or (*dict.fromkeys(imported), usual)
     found = {name: reach.source_root(laid.folder, name) for name in candidates}
+    if wish.script and not wish.modules:
+        _refuse_unimported(wish, wish.script, [name for name, root in found.items() if root is not None])
     lost = [name for name in wish.modules if found[name] is None]
     roots = [root for root in found.values() if root is not None]
     if lost or not roots:
@@ -202,12 +221,27 @@ def _modules(wish: Wish, laid: Tree) -> tuple[tuple[str, ...], str]:
     ), roots[0]
 
 
+def _refuse_unimported(wish: Wish, script: Script, there: list[str]) -> None:
+    """Raise HarnessError where a script imports no module that the release has."""
+    imported = dict.fromkeys(name.partition(".")[0] for name, _ in script.imports)
+    if not imported.keys() & set(there):
+        others = ", ".join(name for name in imported if name not in reach.STANDARD) or "no package at all"
+        raise HarnessError(
+            f"the script imports no module of {wish.package} {wish.version}: it imports {others}. Next: --upstream the "
+            "package that has the bug, or --module NAME where the script reaches it through another"
+        )
+
+
 def _upstream(  # noqa: PLR0913, PLR0917 - what pack.toml states of it comes from as many places
     wish: Wish, release: ReleaseFile, stated: metadata.Metadata, modules: tuple[str, ...], root: str, cache: Cache
 ) -> tuple[Upstream, list[str]]:
     repository = wish.repository or stated.repository
-    commit = wish.commit or release_tag.commit_of(repository, wish.package, release.version, cache.root)
+    commit = release_tag.commit_of(repository, wish.package, release.version, cache.root)
+    if wish.commit and commit and wish.commit != commit:
+        raise HarnessError(f"--commit {wish.commit}: the tag of {release.version} is {commit}. Next: without --commit")
     remarks = []
+    if wish.commit and not commit:
+        remarks.append("--commit is unchecked: no tag of the release could be read to compare it with")
     if not repository:
         remarks.append("the release links no repository: state upstream.repository, or --repository URL")
     if not stated.license:
@@ -215,7 +249,8 @@ def _upstream(  # noqa: PLR0913, PLR0917 - what pack.toml states of it comes fro
     upstream = Upstream(
         package=wish.package,
         repository=repository,
-        commit=commit,
+        commit=commit or wish.commit,
+        commit_unchecked=not commit,
         license=stated.license,
         modules=modules,
         version=release.version,
@@ -311,6 +346,6 @@ def _python(stated: str) -> str:
     return PYTHON if older else re.sub(r"\s", "", stated)
 
 
-def _has_wheel(wish: Wish) -> bool:
-    offers = package_index.of_user().release(wish.package, wish.version)
-    return any(offer.file.filename.endswith(".whl") for offer in offers)
+def public_url(urls: list[str]) -> str:
+    """Return the first URL of a file that lies on PyPI, where anybody gets it; empty where another index has it."""
+    return next((url.partition("#")[0] for url in urls if url.startswith(PYPI_FILES)), "")

@@ -13,6 +13,7 @@ from harness.author import fix, pack_text, probe_text
 from harness.author.draft import Draft
 from harness.core import files
 from harness.core.errors import HarnessError
+from harness.core.words import Fix
 from harness.pack import load, rules
 from harness.upstream import patch
 
@@ -93,7 +94,7 @@ def write(
 
 
 def _fix(draft: Draft, wanted: str | None, scratch: Path, remarks: list[str], tell: Callable[[str], None]) -> str:
-    if wanted is None or draft.upstream.is_compiled:
+    if wanted is None or draft.fix == Fix.NONE:
         return ""
     tell("putting upstream's fix on the release")
     for name in ("commit", "fix"):
@@ -108,7 +109,7 @@ def _fix(draft: Draft, wanted: str | None, scratch: Path, remarks: list[str], te
 
 def _wrong_fix(draft: Draft, scratch: Path) -> str:
     file = draft.main_file
-    if not file or draft.upstream.is_compiled:
+    if not file or draft.fix == Fix.NONE:
         return ""
     (scratch / "wrong").mkdir()
     return fix.wrong_fix(draft.tree, draft.upstream, file, scratch / "wrong")

@@ -6,24 +6,26 @@ import json
 
 from harness.author.draft import Draft
 from harness.author.probe_text import OPEN
-from harness.core.words import Evidence, Kind
+from harness.core import markdown
+from harness.core.words import Evidence, Fix, Kind, Verdict
 from harness.pack.model import CPU, Dependency
 from harness.pack.rules import SCHEMA
 from harness.report import upstream_templates
 from harness.report.template import REPORT
 
 DEFAULT_HEADINGS = ("Describe the bug", "Expected behavior")
+UNCHECKED = "nothing has compared it with the release's tag: take this line out once something has"
 WRONG = "It adds a comment alone, so the bug is still there."
 
 
 def definition(draft: Draft, title: str, loads: tuple[str, ...]) -> str:
     """Write pack.toml; `loads` are the files that fix.patch changes, none where it is still to be written."""
-    upstream, fix = draft.upstream, "none" if draft.upstream.is_compiled else "patch"
+    upstream = draft.upstream
     lines = [
         f"schema = {SCHEMA}",
         f"title = {_text(title)}",
         f"kind = {_text(draft.kind)}",
-        *([f"fix = {_text(fix)}  # the wheel's code is compiled: nothing can be patched"] if fix == "none" else []),
+        *([] if draft.fix == Fix.PATCH else [f"fix = {_text(draft.fix)}  # {_why_no_patch(draft)}"]),
         "# The name of one FIGURE line of the probe: the number that tables show. Empty until the probe measures one.",
         'leading_figure = ""',
         "",
@@ -32,9 +34,11 @@ def definition(draft: Draft, title: str, loads: tuple[str, ...]) -> str:
         f"version = {_text(upstream.version)}",
         f"file = {_text(upstream.file)}",
         f"sha256 = {_text(upstream.sha256)}",
+        *([f"url = {_text(upstream.url)}"] if upstream.url else []),
         f"repository = {_text(upstream.repository or f'https://example.org/{OPEN}')}",
         "# Of the release's tag: git ls-remote --tags REPOSITORY",
         f"commit = {_text(upstream.commit)}",
+        *([f"commit_unchecked = true  # {UNCHECKED}"] if upstream.commit_unchecked else []),
         "# The folder of the repository that goes on PYTHONPATH; empty: its root.",
         f"source_root = {_text(upstream.source_root)}",
         f"license = {_text(upstream.license or OPEN)}",
@@ -49,7 +53,7 @@ def definition(draft: Draft, title: str, loads: tuple[str, ...]) -> str:
     for name, member in draft.members.items():
         lines += ["", f"[dependencies.default.{_key(name)}]", *dependency(member)]
     for target in draft.targets:
-        lines += ["", *_target(draft, target, loads, fix)]
+        lines += ["", *_target(draft, target, loads)]
     return "\n".join(lines) + "\n"
 
 
@@ -59,7 +63,13 @@ def dependency(member: Dependency) -> list[str]:
     return [f"version = {_text(member.version)}", f"sha256 = {{ {hashes} }}"]
 
 
-def _target(draft: Draft, target: str, loads: tuple[str, ...], fix: str) -> list[str]:
+def _why_no_patch(draft: Draft) -> str:
+    if draft.upstream.is_compiled:
+        return "the wheel's code is compiled: nothing can be patched"
+    return 'nobody has one yet; with a fix.patch take this out, and state verdict = "CONFIRMED" and loads'
+
+
+def _target(draft: Draft, target: str, loads: tuple[str, ...]) -> list[str]:
     evidence = draft.cpu_evidence if target == CPU else Evidence.EXECUTED
     files = ", ".join(map(_text, loads))
     said = (
@@ -68,8 +78,8 @@ def _target(draft: Draft, target: str, loads: tuple[str, ...], fix: str) -> list
     return [
         f"[targets.{target}]",
         f"evidence = [{_text(evidence)}]",
-        f"verdict = {_text('REPRODUCED' if fix == 'none' else 'CONFIRMED')}",
-        *([] if fix == "none" else [f"# {said}", "# never loaded one of them proves nothing."]),
+        f"verdict = {_text(Verdict.CONFIRMED if draft.fix == Fix.PATCH else Verdict.REPRODUCED)}",
+        *([f"# {said}", "# never loaded one of them proves nothing."] if draft.fix == Fix.PATCH else []),
         f"loads = [{files}]",
     ]
 
@@ -94,10 +104,17 @@ def report(draft: Draft, title: str, asked: tuple[str, ...]) -> str:
     for number, heading in enumerate(own or _without_machine(asked) or DEFAULT_HEADINGS):
         parts.append(f"## {heading}")
         parts.append("{{verdicts}}" if number == 0 else f"{OPEN}: what belongs under {heading}")
-        parts += [f"{OPEN}: what belongs under {heading}", "{{reproduce}}", "{{patch}}"] if number == 0 else []
+        parts += _shown(draft, heading) if number == 0 else []
     parts += ["## Already there", "{{threads}}", "## Not tested", f"{OPEN}: what nobody ran.", "{{strength}}"]
     parts += ["{{ask}}", "## Environment", "{{versions:cpu}}"]
     return "\n\n".join(parts) + "\n"
+
+
+def _shown(draft: Draft, heading: str) -> list[str]:
+    """Write what stands below the verdicts: what ran, how the script failed, the command lines, the patch."""
+    ran = f"On target cpu ({draft.cpu_evidence}) {draft.ran_on_cpu}."
+    ended = markdown.fenced("{{check:cpu:script}}", "text") if draft.script else ""
+    return [ran, *([ended] if ended else []), f"{OPEN}: what belongs under {heading}", "{{reproduce}}", "{{patch}}"]
 
 
 def _without_machine(asked: tuple[str, ...]) -> tuple[str, ...]:

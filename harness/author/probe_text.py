@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import textwrap
+
 from harness.author.draft import Draft
 from harness.author.script import INDENT
+from harness.core.words import Fix
 from harness.pack import probe
 
 #: Stands wherever only the author knows what to write; `check` names each place that still has it.
 OPEN = "TODO"
+WIDTH = 118
 #: What the script's function holds where no script was given.
 NO_SCRIPT = f'{INDENT}raise NotImplementedError("{OPEN}: the lines that fail while the bug is there")'
 
@@ -25,32 +29,34 @@ def load(probe):
 '''
 SCRIPT = '''
 def script():
-    """Fail while the bug is there: by an assertion, or by an exception of the package under test."""
+    """Fail while the bug is there: by an assertion, by sys.exit, or by an exception of the package under test."""
 {body}
 '''
 CHECKS = '''
-def outcome():
-    """Run the script with fixed seeds; return how an assertion of it failed, or nothing."""
+def failure_of(function):
+    """Run a function with fixed seeds; return how it failed, by an assertion or by sys.exit, or nothing."""
     import torch
 
     torch.manual_seed(0)
     try:
-        script()
+        function()
     except AssertionError as error:
         return f"AssertionError: {error}"[:400]
+    except SystemExit as error:
+        return "" if error.code in (None, 0) else f"SystemExit: {error.code}"[:400]
     return ""
 
 
 def fails():
     """Judge whether the script ends as it should."""
-    failure = outcome()
-    return not failure, {"measured": failure or "no assertion failed"}
+    failure = failure_of(script)
+    return not failure, {"measured": failure or PASSED}
 '''
 REPEATS = '''
 def ending():
     """Run the script; return how it ended, whatever raised."""
     try:
-        return outcome().partition(":")[0]
+        return failure_of(script).partition(":")[0]
     except Exception as error:
         return type(error).__name__
 
@@ -62,20 +68,14 @@ def repeats():
 '''
 CONTROL = '''
 def control():
-    """Fail, by an assertion, where something else is wrong than the bug."""
+    """Fail, by an assertion or sys.exit, where something else is wrong than the bug."""
 {body}
 
 
 def stays_right():
     """Judge what is right with the bug and without it."""
-    import torch
-
-    torch.manual_seed(0)
-    try:
-        control()
-    except AssertionError as error:
-        return False, {{"measured": f"AssertionError: {{error}}"[:400]}}
-    return True, {{"measured": "no assertion failed"}}
+    failure = failure_of(control)
+    return not failure, {{"measured": failure or PASSED}}
 '''
 PIN = '''
 def pin_autotuners():
@@ -127,7 +127,8 @@ def text(draft: Draft, title: str) -> str:
         f"PACKAGES = {_tuple(draft.upstream.modules)}\n"
         f"MODULES = {_tuple(draft.roots)}\n"
         f"STUBS = {_tuple(draft.stubs)}  # outermost first\n"
-        f"ENDINGS = {_endings(draft)}  # how the script ends where it comes to a verdict; none: however it likes\n"
+        f"ENDINGS = {_endings(draft)}  # how the script ends where it comes to a verdict; none: anyhow\n"
+        'PASSED = "it did not fail"\n'
     )
     block = f"# fmt: off\n{probe.original_block()}# fmt: on\n"
     parts = [
@@ -140,7 +141,7 @@ def text(draft: Draft, title: str) -> str:
 
 
 def _endings(draft: Draft) -> str:
-    return '("", "AssertionError")' if draft.script and draft.script.fails else "()"
+    return '("", "AssertionError", "SystemExit")' if draft.script and draft.script.fails else "()"
 
 
 def _tuple(names: tuple[str, ...]) -> str:
@@ -168,34 +169,35 @@ def _docstring(draft: Draft, title: str) -> str:
     lines = [
         f"{title.rstrip('.')}.",
         "",
-        f"Symptom: {said or f'{OPEN}: what a user sees, and with which values'}",
+        *_filled(f"Symptom: {said or f'{OPEN}: what a user sees, and with which values'}"),
         "",
         f"Cause: {OPEN}: the lines that do it.",
         "",
         f"Scope: {OPEN}: for which values, dtypes and options this is shown, and for which it is not.",
         "",
-        *_stand_ins(draft),
-        f"Upstream: {upstream.repository or OPEN}. For a checkout: PYTHONPATH={checkout} uv run reproduce.py",
+        *_filled(f"Ran on target cpu ({draft.cpu_evidence}): {draft.ran_on_cpu}."),
+        "",
+        f"Upstream: {upstream.repository or f'{OPEN}: the repository, or where else its issues are written'}",
+        "",
+        f"For a checkout: PYTHONPATH={checkout} uv run reproduce.py",
         "",
         *_commands(draft),
     ]
     return '"""' + "\n".join(line.replace("\\", "\\\\").replace('"""', "'''") for line in lines) + '\n"""\n'
 
 
-def _stand_ins(draft: Draft) -> list[str]:
-    said = [f"{', '.join(draft.stubs)} found and not executed, for what else they import"] if draft.stubs else []
-    said += ["on target cpu, each autotuned kernel with its first configuration"] if draft.triton else []
-    return [f"Stand-ins: {'; '.join(said)}.", ""] if said else []
+def _filled(paragraph: str) -> list[str]:
+    """Break a paragraph into lines that ruff takes."""
+    return textwrap.wrap(paragraph, WIDTH, break_long_words=False, break_on_hyphens=False)
 
 
 def _commands(draft: Draft) -> list[str]:
     upstream = draft.upstream
-    if upstream.is_compiled:
-        return [
-            "The wheel's code is compiled, so nothing is patched:",
-            "",
-            "    uv run reproduce.py   # BUG_REPRODUCED",
-        ]
+    if draft.fix == Fix.NONE:
+        why = "The wheel's code is compiled, so nothing is patched:"
+        path = "" if draft.has_wheel else f"PYTHONPATH={f'CHECKOUT/{upstream.source_root}'.rstrip('/')} "
+        said = why if upstream.is_compiled else "There is no patch yet:"
+        return [said, "", f"    {path}uv run reproduce.py   # BUG_REPRODUCED"]
     folder, unpack = _unpacking(upstream.file)
     root = f"{folder}/{upstream.source_root}".rstrip("/")
     if upstream.is_wheel:

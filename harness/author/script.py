@@ -12,6 +12,8 @@ from harness.core import python_ast
 from harness.core.errors import HarnessError
 
 INDENT = "    "
+#: With a text or a status, a script's own way to say that it failed.
+EXITS = ("sys.exit", "exit", "quit")
 
 
 @dataclass(frozen=True)
@@ -22,7 +24,7 @@ class Script:
         body: its lines, indented to stand in a function.
         imports: the modules that it imports, each with the names that it takes of it.
         docstring: its first paragraph; empty where it has none.
-        fails: whether it can end in an assertion or an exception of its own.
+        fails: whether it can end in an assertion, an exception or an exit status of its own.
         problems: what keeps its text from working in a function.
 
     """
@@ -50,9 +52,14 @@ def read(text: str, name: str) -> Script:
         body=_indented(_lines(text, module)),
         imports=tuple((one, taken) for one, taken in found if one),
         docstring=(ast.get_docstring(module) or "").partition("\n\n")[0],
-        fails=any(isinstance(one, ast.Assert | ast.Raise) for one in ast.walk(module)) or "assert_" in text,
+        fails=any(map(_fails, ast.walk(module))) or "assert_" in text,
         problems=tuple(_problems(module)),
     )
+
+
+def _fails(node: ast.AST) -> bool:
+    ends = isinstance(node, ast.Call) and bool(node.args) and ast.unparse(node.func) in EXITS
+    return ends or isinstance(node, ast.Assert | ast.Raise)
 
 
 def _problems(module: ast.Module) -> list[str]:

@@ -34,7 +34,8 @@ def command(
     fresh, as expected, and have their logs; REPORT.md is what report.in.md renders to, and short. A STALE
     receipt fails where this host can make it anew and is a warning where it cannot.
 
-    Of a half-written pack it says first what is missing, one line each, the next step first.
+    Of a half-written pack it says first what is missing, one line each, the next step first: what an issue needs (`to
+    file an issue`), apart from what this repository asks of a pack besides (`to be admitted here`).
 
     Exit status 0: sound; 1: something is not; 2: a pack.toml cannot be read.
     """
@@ -46,7 +47,7 @@ def command(
     options.complain(broken)
     for pack in half:
         for step in missing.steps(pack):
-            click.echo(f"missing: {pack.name}: {step}")
+            click.echo(f"{pack.name}: {step}")
     new = {pack.name for pack in half if missing.is_new(pack)}
     for finding in findings:
         if finding.pack in new and missing.TOLD.match(finding.text):

@@ -24,6 +24,8 @@ class Upstream:
         sha256: of that file, likewise.
         date: of the commit, where that is pinned.
         source_root: the folder of the repository that goes on PYTHONPATH; empty for its root.
+        url: of that file on PyPI; empty where it is not known.
+        commit_unchecked: whether nothing has compared the commit with the release's tag.
 
     """
 
@@ -37,6 +39,13 @@ class Upstream:
     sha256: str = ""
     date: dt.date | None = None
     source_root: str = ""
+    url: str = ""
+    commit_unchecked: bool = False
+
+    @property
+    def marked_commit(self) -> str:
+        """The commit as a text shows it: marked where nothing has compared it with the release's tag."""
+        return f"{self.commit}, unchecked" if self.commit and self.commit_unchecked else self.commit
 
     @property
     def is_commit(self) -> bool:

@@ -22,6 +22,7 @@ COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}")
 TAG_PATTERN = re.compile(r"cp3\d+|any")
 ENVIRONMENT = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 THREAD = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/(?:issues|pull|discussions)/\d+(?:#[\w-]+)?")
+FILE_URL = re.compile(r"https://[\w.-]+(?:/[\w.+-]+)+")
 ORIGIN = re.compile(r"git\+https://[\w.-]+(?:/[\w.-]+)+@[0-9a-f]{40}")
 PATCH_NAME = re.compile(r"[A-Za-z0-9][\w.-]*\.patch")
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
@@ -56,6 +57,8 @@ def _release_errors(upstream: Upstream) -> list[str]:
         errors.append(f"upstream.file: {upstream.file!r} is no .tar.gz, .zip or .whl of the index")
     if upstream.date is not None:
         errors.append("upstream.date: of a pinned commit; a release has none")
+    if upstream.url and not (FILE_URL.fullmatch(upstream.url) and upstream.url.endswith(f"/{upstream.file}")):
+        errors.append(f"upstream.url: {upstream.url!r} is no https:// URL of {upstream.file}")
     return errors
 
 
@@ -65,6 +68,8 @@ def _commit_errors(upstream: Upstream) -> list[str]:
         errors.append("upstream.file: the key is missing; a pinned commit has neither version, file nor sha256")
     elif upstream.date is None:
         errors.append("upstream.date: a pinned commit states its date")
+    if upstream.url or upstream.commit_unchecked:
+        errors.append("upstream.url, upstream.commit_unchecked: of a release; a pinned commit has neither")
     if not upstream.repository.startswith("https://"):
         errors.append(f"upstream.repository: {upstream.repository!r} is no https:// URL")
     return errors

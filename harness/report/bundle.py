@@ -43,7 +43,7 @@ def readme(pack: Pack, receipts: list[Receipt]) -> str:
         package=upstream.package,
         version=upstream.version or upstream.date,
         repository=upstream.repository,
-        commit=upstream.commit,
+        commit=upstream.marked_commit,
         verdicts="\n".join(verdicts),
         root=f"CHECKOUT/{upstream.source_root}".rstrip("/"),
         path="" if upstream.is_compiled else f"PYTHONPATH={f'CHECKOUT/{upstream.source_root}'.rstrip('/')} ",

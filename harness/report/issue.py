@@ -151,7 +151,8 @@ def _body(pack: Pack, receipts: list[Receipt], report: Report) -> str:
 def _bundle(pack: Pack) -> str:
     """Name the bundle, and say how it is checked; a report of one run has none."""
     if pack.receipts_elsewhere is not None:
-        return f"The probe, the patch and the pack's own receipts are in {links.project()}."
+        patch = ", the patch" if pack.definition.has_patch else ""
+        return f"The probe{patch} and the pack's own receipts are in {links.project()}."
     number = pack.name.partition("_")[0]
     return (
         f"Logs, all figures and receipts: {pack.name}.zip (`runner.py bundle {number}`), which `python verify.py "

@@ -134,6 +134,8 @@ class Renderer:
         if line is None:
             raise MissingError(f"{{{{{form}:{found.target}:{name}}}}}: no such {form} in the {lane or 'pristine'} lane")
         value = getattr(line, "measured", None) if form == "check" else getattr(line, "value", None)
+        if form == "check" and value is None:
+            value = getattr(line, "reason", "") or None
         unit = f" {line.unit}" if line.unit not in ("", "1") and form != "number" else ""
         return f"{significant(value)}{unit}"
 

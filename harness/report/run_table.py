@@ -10,9 +10,12 @@ from pathlib import Path
 from rich.console import Console
 from rich.table import Table
 
-from harness.core.words import NO_EXPECTATION, Verdict
-from harness.receipt import figures
+from harness.core.errors import HarnessError
+from harness.core.words import NO_EXPECTATION, LaneVerdict, Verdict
+from harness.pack.model import Pack
+from harness.receipt import figures, receipt
 from harness.receipt.figures import WIDTH
+from harness.verdict.judge import PRISTINE
 from harness.verdict.outcome import Outcome, deviation
 
 #: Verdicts that need no reason beside them.
@@ -21,7 +24,10 @@ PLAIN = {Verdict.CONFIRMED, Verdict.REPRODUCED, Verdict.VALIDATED, Verdict.FIXED
 
 @dataclass(frozen=True)
 class RunRow:
-    """One pack on one target; `expectation` says so where pack.toml expects nothing of it; `ranks` are a receipt's."""
+    """One pack on one target; `expectation` says so where pack.toml expects nothing of it; `ranks` are a receipt's.
+
+    `words` say what a verdict means for this pack, where its name alone says something else.
+    """
 
     pack: str
     kind: str
@@ -38,9 +44,10 @@ class RunRow:
     logs: tuple[str, ...]
     expectation: str = ""
     ranks: int = 1
+    words: str = ""
 
 
-def row(outcome: Outcome, receipt: Path | None, logs: tuple[Path, ...] = ()) -> RunRow:
+def row(outcome: Outcome, written: Path | None, logs: tuple[Path, ...] = ()) -> RunRow:
     """Build the row of one outcome."""
     cell = outcome.cell
     definition = cell.pack.definition
@@ -56,11 +63,32 @@ def row(outcome: Outcome, receipt: Path | None, logs: tuple[Path, ...] = ()) -> 
         deviation=deviation(outcome),
         reason=outcome.judgement.reason,
         claims=outcome.judgement.claims,
-        receipt=str(receipt or ""),
+        receipt=str(written or ""),
         logs=tuple(str(log) for log in logs),
         expectation="" if cell.is_listed else NO_EXPECTATION,
         ranks=cell.stated.ranks,
+        words=_words(outcome),
     )
+
+
+def _words(outcome: Outcome) -> str:
+    """Say what a verdict means of a pack that nobody has seen to fail, and of one without a patch; else nothing."""
+    cell, verdict = outcome.cell, outcome.judgement.verdict
+    definition = cell.pack.definition
+    if verdict == Verdict.FIXED_UPSTREAM and cell.source.is_pinned and not _has_failed(cell.pack):
+        return f"does not fail on {definition.upstream.package} {definition.upstream.pin}"
+    if verdict == Verdict.REPRODUCED and not definition.has_patch:
+        return "the bug is there, and pack.toml says that there is no patch to judge"
+    return ""
+
+
+def _has_failed(pack: Pack) -> bool:
+    """Whether a receipt of the pack's own records its bug; true as well where one cannot be read."""
+    try:
+        found = receipt.load_all(pack.receipts, lanes=False)
+    except HarnessError:
+        return True
+    return any(PRISTINE.get(one.verdict) == LaneVerdict.BUG_REPRODUCED for one in found)
 
 
 def as_json(rows: list[RunRow]) -> str:
@@ -80,7 +108,8 @@ def as_text(rows: list[RunRow], *, verbose: bool = False) -> str:
             console.print(f"{one.pack} {one.target}: {line}", soft_wrap=True)
     table = Table("pack", "kind", "target", "evidence", "pristine", "patched", "verdict", "figure", box=None)
     for one in rows:
-        verdict = f"{one.verdict} ({one.expectation})" if one.expectation else one.verdict
+        shown = one.words if one.verdict == Verdict.FIXED_UPSTREAM and one.words else one.verdict
+        verdict = f"{shown} ({one.expectation})" if one.expectation else shown
         cells = (one.pack, one.kind, one.target, one.evidence, one.pristine, one.patched, verdict, one.figure)
         table.add_row(*(cell or "-" for cell in cells))
     console.print(table, soft_wrap=False)
@@ -89,6 +118,10 @@ def as_text(rows: list[RunRow], *, verbose: bool = False) -> str:
 
 def _remarks(one: RunRow, *, verbose: bool) -> list[str]:
     remarks = []
+    if one.words and one.verdict == Verdict.FIXED_UPSTREAM:
+        remarks.append(f"{one.words}; no receipt of this pack records that it ever failed")
+    elif one.words:
+        remarks.append(f"{one.verdict}: {one.words}")
     if one.reason and one.verdict not in PLAIN:
         remarks.append(one.reason)
     if one.expectation:

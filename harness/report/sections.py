@@ -15,7 +15,7 @@ from harness.pack.model import Pack, Thread
 from harness.receipt import staleness
 from harness.receipt.receipt import Receipt
 from harness.receipt.strength import NOT_RUN_HERE
-from harness.report import links, patches, strong
+from harness.report import checkout_lines, links, patches, strong
 from harness.suites import receipt as suite_receipt
 
 THREAD = re.compile(r"https://github\.com/(?P<project>[^/]+/[^/]+)/(?:issues|pull|discussions)/(?P<number>\d+)")
@@ -147,7 +147,8 @@ class Sections:
     def reproduce(self) -> str:
         """Write the command lines that show the pack's tree without its patch, and with it where there is one.
 
-        A compiled upstream comes with the pins of the probe's header: its checkout could not be imported.
+        A compiled upstream comes with the pins of the probe's header: its checkout could not be imported. Where no
+        commit is known, the tree is the release's own file, by its sha256.
         """
         definition = self.pack.definition
         upstream, kind = definition.upstream, definition.kind
@@ -157,15 +158,10 @@ class Sections:
         url, folder = links.repository_url(), f"packs/{self.pack.name}"
         probe = f"uv run {folder}/reproduce.py --target {target}"
         lines = [f"git clone {url} reproducer && cd reproducer" if url else f"# in a clone of {links.project()}"]
-        if not upstream.is_compiled and not upstream.commit:
-            raise NothingStatedError("pack.toml states no upstream.commit")
-        if not upstream.is_compiled:
-            checkout = f"git -C checkout checkout --quiet {upstream.commit[:12]}"
-            lines.append(f"git clone {upstream.repository} checkout && {checkout}")
-            lines.append(f'export PYTHONPATH="{f"$PWD/checkout/{upstream.source_root}".rstrip("/")}"')
+        lines += [] if upstream.is_compiled else checkout_lines.laid_out(upstream)
         lines.append(f"{probe}  # exit status {wrong}")
         if definition.has_patch:
-            lines.append(f'git -C checkout apply "$PWD/{folder}/{self.pack.patch.name}"')
+            lines.append(f'{checkout_lines.applied(upstream)} "$PWD/{folder}/{self.pack.patch.name}"')
             lines.append(f"{probe}  # exit status {right}")
         return markdown.fenced("\n".join(lines), "sh")
 

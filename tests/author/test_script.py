@@ -70,6 +70,8 @@ def test_what_cannot_stand_in_a_function_is_named(text: str, problem: str) -> No
 def test_a_script_that_asserts_nothing_is_known() -> None:
     assert not script.read("import torch\nprint(torch.ones(1))\n", "bug.py").fails
     assert script.read("import torch\ntorch.testing.assert_close(1, 2)\n", "bug.py").fails
+    assert script.read("import sys\nsys.exit('wrong')\n", "bug.py").fails
+    assert not script.read("import sys\nsys.exit()\n", "bug.py").fails
 
 
 @pytest.mark.parametrize("text", ["def (", "x = '\0'", "if 1:\n  a\n b"])

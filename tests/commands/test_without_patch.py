@@ -33,6 +33,11 @@ def test_it_is_sound(judged: Workbench) -> None:
     assert (ended.returncode, ended.stdout) == (0, "1 pack(s) read, 1 sound\n")
 
 
+def test_a_run_says_that_no_patch_was_judged(judged: Workbench) -> None:
+    said = f"{NAME} cpu: REPRODUCED: the bug is there, and pack.toml says that there is no patch to judge"
+    assert said in judged.run("run").stdout
+
+
 def test_the_report_speaks_of_no_patch(judged: Workbench) -> None:
     text = (judged.packs / NAME / "REPORT.md").read_text()
     assert "| cpu | traced | CPU | REPRODUCED | no patch |" in text
@@ -78,6 +83,23 @@ def test_a_release_without_the_bug_is_fixed_upstream(workbench: Workbench, tmp_p
     probe.write_text(probe.read_text().replace("error == 0.0,", "True,"))
     status, (row,) = workbench.rows()
     assert (status, row["verdict"]) == (1, "FIXED_UPSTREAM"), "pack.toml expects REPRODUCED of the pinned release"
+
+
+def test_a_pack_that_nobody_saw_fail_is_not_said_to_be_fixed(workbench: Workbench) -> None:
+    probe = workbench.lay(NAME) / "reproduce.py"
+    text = probe.read_text()
+    probe.write_text(text.replace("error == 0.0,", "True,"))
+    said = "does not fail on toykernel 1.0"
+    ended = workbench.run("run")
+    assert (ended.returncode, "FIXED_UPSTREAM" in ended.stdout, said in ended.stdout) == (1, False, True)
+    status, (row,) = workbench.rows("--record")
+    assert (status, row["verdict"], row["words"]) == (1, "FIXED_UPSTREAM", said)
+    assert said in workbench.run("run").stdout, "a receipt that shows no failure is none of one"
+    probe.write_text(text)
+    workbench.recorded()
+    probe.write_text(text.replace("error == 0.0,", "True,"))
+    ended = workbench.run("run")
+    assert (ended.returncode, "FIXED_UPSTREAM" in ended.stdout, said in ended.stdout) == (1, True, False)
 
 
 def test_no_wrong_fix_is_made_of_it(judged: Workbench) -> None:

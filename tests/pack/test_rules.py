@@ -34,6 +34,8 @@ def test_all_errors_of_a_broken_definition_come_at_once(workbench: Workbench) ->
         ("schema = 1", "schema = 7", "schema: 7 is not the known 1"),
         ('sha256 = "', 'sha256 = "zz', "not 64 lower-case hexadecimal digits"),
         ("schema = 1", "schema = ", "not TOML"),
+        ('sha256 = "', 'url = "https://example.org/other.zip"\nsha256 = "', "is no https:// URL of toykernel-1.0.zip"),
+        ('sha256 = "', 'url = "file:///toykernel-1.0.zip"\nsha256 = "', "is no https:// URL of toykernel-1.0.zip"),
         ('loads = ["src', 'loads = ["/src', "is no relative path"),
         ("timeout_s = 60", "ranks = 0", "targets.cpu.ranks: at least 1"),
         ("timeout_s = 60", "ranks = -2", "targets.cpu.ranks: at least 1"),
