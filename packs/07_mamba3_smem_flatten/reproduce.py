@@ -286,17 +286,18 @@ def example(torch, case, device):
 def exact(torch, case, device):
     """Make arguments of which the kernels round little: see EXACT. They are signs, and nothing outlives its step.
 
-    With D, the output is D times what goes in, since q is 0. Without it, q and k matter, and gamma is halfway between
-    two numbers of a format of three bits fewer: of bfloat16, where dtype is float16.
+    With D, the output is D times what goes in, since q is 0. Without it, q and k matter, and gamma. D and gamma are
+    halfway between two numbers of a format of three bits fewer: of bfloat16, where dtype is float16.
     """
     given, _ = example(torch, case, device)
     build, low = BUILDS[case.build], given["dtype"]
     for name in ("dout", "q", "k", "v", "q_bias", "k_bias", "mimo_v", "mimo_o", "D"):
         if given[name] is not None:
             given[name] = given[name].sign() / (build.R if name in ("mimo_v", "mimo_o") else 1)
+    halfway = 1 + 4 * torch.finfo(low).eps
     if "D" in build.given:
-        given |= {name: torch.zeros_like(given[name]) for name in ("q", "q_bias")}
-    given |= {"dt": torch.full_like(given["dt"], 1 + 4 * torch.finfo(low).eps), "trap": given["trap"] * 0}
+        given |= {"D": given["D"] * halfway, "q": given["q"] * 0, "q_bias": given["q_bias"] * 0}
+    given |= {"dt": torch.full_like(given["dt"], halfway), "trap": given["trap"] * 0}
     dA = torch.full_like(given["dt"], -1000)
     return {**given, **decays(torch, dA, build.chunk)}, dA
 
@@ -451,7 +452,8 @@ def judge_some(torch, module, target, name, make):
     arguments, dA = make(torch, Case(name, *SIZES[name], "each", False), "cuda")
     got = ended(module, target, arguments, fwd=False, bwd=False if name in WHOLE else None)
     errors = distance({each: got[each] for each in limits}, reference(torch, arguments, dA))
-    ok = all(errors[f"d{each}"] <= limit for each, limit in limits.items())
+    limits = {f"d{each}": limit for each, limit in limits.items()}
+    ok = all(errors[each] <= limit for each, limit in limits.items())
     return ok, {"measured": errors, "tolerance": limits, "unit": "largest error over largest value"}
 
 
