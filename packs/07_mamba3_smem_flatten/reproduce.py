@@ -208,8 +208,8 @@ def is_of_host(error):
 def said(error):
     """Return an exception in a line: of TVM's the last, of nvcc's the last that says error."""
     lines = str(error).strip().splitlines() or [""]
-    wrong = [line for line in lines if ": error" in line]
-    return f"{type(error).__name__}: {(wrong or lines)[-1].split('): ')[-1]}"[:400]
+    wrong = [line.split("): ")[-1] for line in lines if ": error" in line]
+    return f"{type(error).__name__}: {(wrong or lines)[-1].strip()}"[:400]
 
 
 def load():
