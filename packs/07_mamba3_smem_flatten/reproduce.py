@@ -412,8 +412,8 @@ def say_builds(probe, tasks, built):
         by_tma = found and {x: found[x] for x in "QK"}
         right = by_tma == {"Q": ["TMA"], "K": ["TMA"]}
         compiled[name] += right
-        unit = "of another rank or order"
-        probe.check(f"{label}.arguments", "control", wrong == [], measured=wrong, unit=unit, reason=reason)
+        values = {"reason": reason} if wrong is None else {"measured": wrong, "unit": "of another rank or order"}
+        probe.check(f"{label}.arguments", "control", wrong == [], **values)
         probe.check(f"{label}.lowers", "defect", lowers, measured="lowers" if lowers else reason)
         probe.check(f"{label}.compiles", "defect", compiles if lowers else None, reason=reason)
         probe.check(f"{label}.tma_load", "defect", right if compiles else None, measured=by_tma, reason=reason)
