@@ -229,6 +229,11 @@ def variant(module, kernel, target, tma):
     return dataclasses.replace(function, pass_configs={**function.pass_configs, **options}, target=arch)
 
 
+def left_out(*_, **__):
+    """Stand for a jit function whose kernel does nothing."""
+    return lambda *_, **__: None
+
+
 def backward(module, target, arguments, *, fwd, bwd):
     """Run mamba_mimo_bwd_combined with TMA on or off in bwd_fwd and in bwd_bwd. Return the gradients by name.
 
@@ -236,7 +241,7 @@ def backward(module, target, arguments, *, fwd, bwd):
     """
     options = {"bwd_fwd": fwd, "bwd_bwd": bwd}
     chosen = {kernel: variant(module, kernel, target, tma) for kernel, tma in options.items() if tma is not None}
-    functions = {f"mamba_mimo_{kernel}": chosen.get(kernel, lambda *_: lambda *_: None) for kernel in options}
+    functions = {f"mamba_mimo_{kernel}": chosen.get(kernel, left_out) for kernel in options}
     with unittest.mock.patch.multiple(module, **functions):
         made = dict(zip(VARIABLES, module.mamba_mimo_bwd_combined(**arguments), strict=False))  # main has a fifteenth
     return made if bwd is not None else {name: made[name] for name in FIRST}
