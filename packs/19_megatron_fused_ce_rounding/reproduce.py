@@ -29,7 +29,7 @@ has its twin through the unfused function, a control:
     logits [sequence, batch, vocabulary / ranks]    fp32, fp16, bf16, fp64; contiguous; a leaf, or made by a linear
         layer; also large, shifted by 100, and -inf for classes that are masked out
     target [sequence, batch] int64                  any class; all on one rank; some of no rank (-100, or too large)
-    tp_group                                        1, 2 and 4 ranks
+    tp_group                                        1, 2 and 4 ranks, beside others of the same size
     the gradient that comes from above              1, one number expanded, any weights, a loss mask, a loss scale
     entry                                           the function, and LanguageModule.compute_language_model_loss
     what comes back                                 fp32 losses [sequence, batch]; a gradient of the logits' dtype
@@ -41,8 +41,10 @@ the functions compiled by jit_fuser. Second derivatives by the logits are not: b
 constant.
 fp32 logits are overwritten by forward in both implementations (https://github.com/NVIDIA/Megatron-LM/pull/1594).
 
-How it is run: this process imports Megatron, forks four ranks that talk through gloo on the loopback device, and judges
-what all of them wrote to its temporary folder. A rank that ends badly or not in time is an exception. jit_fuser is off
+How it is run: this process imports Megatron and forks four ranks that talk through gloo on the loopback device. Each
+group of 1, 2 and 4 of them runs what is for so many ranks, with other numbers; what the last group comes to is judged,
+whose ranks are others in the world. A rank writes to a log of its own. One that dies, does not end in time, or raises
+where the others do not is an error that names it, with its last lines; no rank outlives this process. jit_fuser is off
 there, as Megatron's disable_jit_fuser does it, since inductor compiles for a minute; a fifth process has it on, with
 torch.compile's backend aot_eager: traced and functionalized, not lowered. Nothing is stubbed.
 
