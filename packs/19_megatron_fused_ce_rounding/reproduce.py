@@ -524,7 +524,7 @@ def ranks(works, folder):
             multiprocessing.connection.wait(ends, max(0.0, until - time.monotonic()))
             bad = bad_ends([process.exitcode for process in processes], places, folder)
             running = [process for process in running if process.exitcode is None]
-        hang = {at: "hangs after its time" for at, process in enumerate(processes) if process in running}
+        hang = {at: f"hangs after {works[0].seconds} s" for at, process in enumerate(processes) if process in running}
         refuse(bad or hang, places, folder)
     finally:
         for process in processes:
