@@ -430,8 +430,9 @@ class Upstream:
         model.to(self.device, getattr(self.torch, case.dtype)).train(case.mode == "train")
         if state is not None:
             own = {neutral(name): tensor for name, tensor in model.state_dict().items() if tensor is not None}
-            for name in own.keys() & state.keys():  # which keys there are is judged by itself
-                own[name].copy_(state[name])
+            for name in own.keys() & state.keys():  # which keys there are is judged by itself, and their shapes
+                if own[name].shape == state[name].shape:
+                    own[name].copy_(state[name])
         return model
 
     def given(self, case):
@@ -470,8 +471,8 @@ class Upstream:
             "towards_hidden": [each.get("gradient") for each in entered],
             "made": [each["made"] for each in entered],
             "kernels": list(self.kernels),
-            "weight": weight.detach(),
-            "towards_weight": weight.grad,
+            "weight": None if weight is None else weight.detach(),
+            "towards_weight": None if weight is None else weight.grad,
             "gradients": gradients,
             "logged": tracker.get("loss_sums"),
             "state": {neutral(name): each.detach() for name, each in model.named_parameters()},
@@ -778,7 +779,7 @@ def entered(case, found, number, key):
 
 def judge_step(found, upstream, case):
     """Judge the losses and the gradients at the output layer."""
-    wanted, weight = targets(upstream, case), cat([each["weight"] for each in found], 0)
+    wanted = targets(upstream, case)
     rounding = BFLOAT16 if "bfloat16" in (case.dtype, gradient_dtype(case)) else 0.0
     limits = {"loss": FLOAT32, "towards_hidden": FLOAT32 + rounding, "towards_weight": FLOAT32 + rounding}
     measured = {key: found[0][key] for key in ("kernels", "made")} | {"sha256": [each["sha256"] for each in found]}
@@ -786,6 +787,10 @@ def judge_step(found, upstream, case):
     calls = len(wanted) + (case.labels == "none")  # then the last one makes logits
     if measured["calls"] != [calls] * len(found):
         return False, {"measured": measured, "reason": f"the output layer was called for {len(wanted)} losses"}
+    shapes = [None if each["weight"] is None else list(each["weight"].shape) for each in found]
+    if shapes != [[CLASSES // case.ranks, HIDDEN]] * case.ranks:
+        return False, {"measured": measured | {"weight": shapes}, "reason": "it is not a rank's part of the weight"}
+    weight = cat([each["weight"] for each in found], 0)
     measured["ranks_agree"] = agree(found, case)
     errors, towards_weight = {}, 0.0
     for number, (labels, above, kept) in enumerate(wanted):
