@@ -469,6 +469,7 @@ class Upstream:
             "found": found.detach(),
             "hidden": [each["hidden"] for each in entered],
             "towards_hidden": [each.get("gradient") for each in entered],
+            "towards_given": [each.get("towards_given") for each in entered],
             "made": [each["made"] for each in entered],
             "kernels": list(self.kernels),
             "weight": None if weight is None else weight.detach(),
@@ -491,7 +492,10 @@ def neutral(name):
 
 
 def watch(layer):
-    """Record, for every call of an output layer, what enters, its gradient, and the shape of what is made."""
+    """Record, for every call of an output layer, what enters, its gradient, and the shape of what is made.
+
+    A weight that is handed to it is another layer's, too, where its gradients are added up: that of a call is recorded.
+    """
     entered = []
 
     def before(_, args, named):
@@ -500,6 +504,12 @@ def watch(layer):
         entered.append(record)
         if hidden.requires_grad:
             hidden.register_hook(lambda gradient: record.update(gradient=gradient.clone()))
+        weight = named.get("weight")
+        if weight is None or not weight.requires_grad:
+            return None
+        alias = weight.view_as(weight)
+        alias.register_hook(lambda gradient: record.update(towards_given=gradient.clone()))
+        return args, named | {"weight": alias}
 
     def after(_, __, ___, made):
         entered[-1]["made"] = list((made[0] if isinstance(made, tuple) else made).shape)
@@ -777,6 +787,14 @@ def entered(case, found, number, key):
     return [None if any(part is None for part in parts) else cat(parts, 0)]
 
 
+def given_error(parts, product):
+    """Return the error of what a call gives to the weight that it was handed; None is wanted of a detached one."""
+    reached = [part is not None for part in parts]
+    if product is None or not all(reached):
+        return float("inf") if any(reached) or product is not None else 0.0
+    return norm_error(cat(parts, 0), product)
+
+
 def judge_step(found, upstream, case):
     """Judge the losses and the gradients at the output layer."""
     wanted = targets(upstream, case)
@@ -799,6 +817,10 @@ def judge_step(found, upstream, case):
         losses, towards, product = reference(hidden[0], weight, labels, above)
         # With detached heads the loss of the last call alone reaches the weight.
         towards_weight = product if case.detached else towards_weight + product
+        if case.mode != "no_grad" and case.labels != "none" and case.tied:
+            aside = case.detached and number < len(wanted) - 1
+            error = given_error([each["towards_given"][number] for each in found], None if aside else product)
+            errors["towards_weight"] = max(errors.get("towards_weight", 0.0), error)
         if kept is None or case.mode == "train":
             errors["loss"] = max(errors.get("loss", 0.0), loss_error(case, found, number, losses, kept))
         if case.mode != "no_grad":
