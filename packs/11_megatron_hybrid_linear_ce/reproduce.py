@@ -236,6 +236,11 @@ TWINS = (
     "sequence_parallel.mtp.four_ranks",
 )
 
+
+class NoTensorError(Exception):
+    """A model of the tree returns something else than losses or logits."""
+
+
 # The fused kernel's entries, in plain torch.
 
 
@@ -460,6 +465,8 @@ class Upstream:
             model.set_input_tensor(self.hidden_states(case))
         with self.torch.set_grad_enabled(case.mode != "no_grad"):
             found = model(ids, positions, None, labels=labels, loss_mask=mask, **named)
+        if not isinstance(found, self.torch.Tensor):
+            raise NoTensorError(f"the model returned {type(found).__name__}")
         above = above if labels is not None else self.torch.ones_like(found)
         if found.requires_grad and found.shape == above.shape:  # else there are no gradients, which is wrong
             found.backward(above)
@@ -620,7 +627,8 @@ def attempt(function, tested):
         host = isinstance(error, (ImportError, MemoryError, OSError, distributed.DistError))
         host = host or "out of memory" in str(error)
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        upstream = not host and any(file.startswith(tuple(tested)) for file in files)
+        inside = any(file.startswith(tuple(tested)) for file in files)
+        upstream = not host and (inside or isinstance(error, NoTensorError))
         told = f"it raised {type(error).__name__}: {error}"[:400]
         return {"error": told, "upstream": upstream, "traceback": traceback.format_exc()}
 
