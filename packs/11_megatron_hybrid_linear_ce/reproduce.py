@@ -18,11 +18,12 @@ process_mtp_loss, which both models share, asks the output layer for the loss wh
 
 Scope: the dev branch of Megatron-LM; no release and not main have "linear". What is judged is which output layer
 HybridModel builds, what it calls it with, and what becomes of the result: losses and gradients. Nothing is said about
-the fused kernel, a GPU, speed, memory, or Mamba layers.
+the fused kernel, speed, memory, or Mamba layers.
 
 The contract of what the patch touches, of which CASES has a covering set:
 
-    tensor parallel ranks                    1 and 2; sequence parallel; gathered outputs (parallel_output=False)
+    tensor parallel ranks                    1, 2 and 4, beside data-parallel replicas that are given other tokens;
+                                             sequence parallel, also with MTP; gathered outputs (parallel_output=False)
     output weight                            its own, tied to the embedding, and tied on a last stage of its own
     MTP                                      off, 1 and 2 depths; heads detached; with labels and without (RL)
     sequence, batch                          odd lengths, one token, batches of 1, 2 and 3
@@ -33,20 +34,28 @@ The contract of what the patch touches, of which CASES has a covering set:
     forward without labels                   logits, of a rank and gathered
     names                                    HybridModel, and MambaModel for it; the keys of its state dict
 
-How it is run: this process imports Megatron, forks one world of one rank and one of two, which talk through gloo on the
-loopback device, and judges what they wrote to its temporary folder. A rank that ends badly or not in time is an
-exception. The models are real, and as small as reaches the output layer: one MLP layer of 8 hidden units, in the
-decoder and in each depth of MTP, without a final norm, which would need Transformer Engine. GPTModel gets the same
-weights. What a fix calls has to be the output layer's forward: hooks of data parallelism gather its weight there.
+How it is run: this process starts one rank for each GPU (on the CPU: four), which talk through NCCL (gloo, on the
+loopback device). For each size of a tensor-parallel group they are divided anew, and all of them run its cases; what
+the last group comes to is judged, whose ranks are others in the world. What there are too few GPUs for is not judged. A
+rank writes to a log of its own. One that dies, does not end in time, or raises where the others do not is an error that
+names it, with its last lines; no rank outlives this process. Losses that differ between ranks are a wrong result, of
+the check. The sha256 of each rank's losses and gradients is printed.
 
-Stubs: the fused kernel's two entries, which need an NVIDIA Blackwell GPU, are replaced by a vocab-parallel cross
-entropy in plain torch with the same arguments, results and demands (contiguous, as many tokens as labels); it computes
-in float32 and returns gradients in the dtype of its inputs, as they do. torch.cuda.nvtx.range, which a torch without
-CUDA refuses, does nothing, and torch.cuda.current_device, where Megatron makes some buffers, is the CPU.
+The models are real, and as small as reaches the output layer: one MLP layer of 8 hidden units, in the decoder and in
+each depth of MTP, without a final norm, which would need Transformer Engine; sequence parallel, without any norm, as
+torch's knows none of it. GPTModel gets the same weights. What a fix calls has to be the output layer's forward: hooks
+of data parallelism gather its weight there.
+
+Stubs, on every device: the fused kernel's two entries, which need an NVIDIA Blackwell GPU, are replaced by a
+vocab-parallel cross entropy in plain torch with the same arguments, results and demands (contiguous, as many tokens as
+labels); it computes in float32 and returns gradients in the dtype of its inputs, as they do. So a Hopper GPU, on which
+the entries' own platform raises "Unsupported architecture: 9" with this patch or without it, says nothing of them.
+On the CPU besides: torch.cuda.nvtx.range does nothing, torch.cuda.current_device, where Megatron makes some buffers, is
+the CPU, and the fork of the GPU's random numbers, of which none is drawn, does nothing.
 
 Errors are norms of the difference over norms of the reference: losses and gradients at the output layer in float64 from
 the hidden states that entered it and the whole output weight. Tolerances: 2^-17, which is 64 roundings of float32, for
-sums of at most 22 classes, 24 tokens and 8 hidden units; where gradients are rounded to bf16 2^-6 besides, for each of
+sums of at most 28 classes, 24 tokens and 8 hidden units; where gradients are rounded to bf16 2^-6 besides, for each of
 three terms and their sum, a unit roundoff of 2^-8 each. GPTModel has to have the same losses and gradients within the
 same, and so has HybridModel without the fusion in fp32: with MuP, where GPTModel fails, that alone decides.
 
@@ -128,19 +137,24 @@ class Probe:  # prints the lines that a runner reads, and draws the verdict from
 
 import dataclasses
 import datetime as dt
+import faulthandler
 import functools
 import importlib
-import multiprocessing
+import multiprocessing.connection
+import signal
 import tempfile
 import time
 import types
 
-HIDDEN, CLASSES = 8, 22
+HIDDEN, CLASSES = 8, 28
 FLOAT32 = 2.0**-17
 BFLOAT16 = 2.0**-6
 MTP_SCALE = 0.1  # mtp_loss_scaling_factor, as it is by default
 IGNORED = -100
-SECONDS = 60  # for all ranks together; they take three
+SIZES = (1, 2, 4)  # of tensor-parallel groups
+CPU_RANKS = 4
+SECONDS = {"cpu": 90, "gpu": 200}  # for all ranks together; the CPU's take four
+LAST = 30  # lines of a rank that are shown
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,12 +204,16 @@ CASES = {
     "no_grad": Case(ranks=2, mode="no_grad"),
     "gathered": Case(ranks=2, gathered=True),
     "sequence_parallel": Case(ranks=2, shape=(6, 2), sequence_parallel=True),
+    "sequence_parallel.mtp.tied": Case(2, tied=True, depths=2, shape=(6, 1), sequence_parallel=True),
     "last_stage": Case(tied=True, last_stage=True, shape=(5, 1)),
     "last_stage.two_ranks": Case(ranks=2, tied=True, last_stage=True),
     "mup": Case(mup=0.25),
     "mup.tied": Case(ranks=2, tied=True, mup=4.0, mode="eval"),
     "mup.mtp": Case(ranks=2, depths=2, mup=0.5, mask=True),
     "alias": Case(model="MambaModel", depths=1),
+    "plain.four_ranks": Case(ranks=4, labels="some ignored"),
+    "mtp.tied.four_ranks": Case(ranks=4, tied=True, depths=1, shape=(7, 1), mask=True),
+    "sequence_parallel.mtp.four_ranks": Case(4, depths=1, shape=(8, 3), sequence_parallel=True, mask=True),
 }
 # fmt: on
 WITHOUT_LABELS = {
@@ -207,7 +225,21 @@ WITHOUT_LABELS = {
 }
 
 
-TWINS = ("plain", "tied.two_ranks", "mtp.two_ranks", "mtp.tied", "bfloat16")  # of these, GPTModel is judged itself
+# Of these, GPTModel is judged itself.
+TWINS = (
+    "plain",
+    "tied.two_ranks",
+    "mtp.two_ranks",
+    "mtp.tied",
+    "bfloat16",
+    "sequence_parallel.mtp.tied",
+    "sequence_parallel.mtp.four_ranks",
+)
+
+
+class NoTensorError(Exception):
+    """A model of the tree returns something else than losses or logits."""
+
 
 # The fused kernel's entries, in plain torch.
 
@@ -224,6 +256,7 @@ def kernel_forward(seen, *given):
     assert hidden.is_contiguous()
     assert weight.is_contiguous()
     assert labels.is_contiguous()
+    assert hidden.device == weight.device == labels.device
     wide = hidden
     if sequence_parallel and group > 1:
         wide = hidden.new_empty((hidden.shape[0] * group, *hidden.shape[1:]))
@@ -276,8 +309,9 @@ def kernel_backward(above, hidden, weight, labels, *given):
 class Upstream:
     """What the probe uses of the tree that is on the path."""
 
-    def __init__(self, torch):
-        self.torch = torch
+    def __init__(self, torch, device):
+        self.torch, self.device = torch, device
+        self.replica = 0  # of the data-parallel ones, counted from the one that is judged
         core = importlib.import_module
         self.fused = core("megatron.core.fusions.fused_linear_cross_entropy")
         self.module = core("megatron.core.transformer.linear_cross_entropy")
@@ -297,15 +331,34 @@ class Upstream:
         self.identity = core("megatron.core.transformer.identity_op").IdentityOp
         self.causal = core("megatron.core.transformer.enums").AttnMaskType.causal
         self.state = core("megatron.core.parallel_state")
+        self.random = core("megatron.core.tensor_parallel.random")
         self.kernels = []
 
+    def modules(self):
+        """Return the modules that the runner has to find in its tree."""
+        return (self.hybrid, self.gpt, self.module, self.mtp, self.language)
+
     def stand_in(self):
-        """Put the kernels' stand-ins in their place, and keep what needs a GPU from being reached."""
+        """Put the kernels' stand-ins in their place, and on the CPU keep what needs a GPU from being reached."""
         forward = functools.partial(kernel_forward, self.kernels)
         platform = types.SimpleNamespace(forward_func=forward, backward_func=kernel_backward)
         self.fused._get_platform = lambda: platform  # noqa: SLF001 - the one door to the kernels
-        self.torch.cuda.nvtx.range = lambda _: contextlib.nullcontext()
-        self.torch.cuda.current_device = lambda: "cpu"
+        if self.device.type == "cpu":
+            self.torch.cuda.nvtx.range = lambda _: contextlib.nullcontext()
+            self.torch.cuda.current_device = lambda: "cpu"
+            self.random.get_cuda_rng_tracker().fork = contextlib.nullcontext  # nothing is drawn: dropout is 0
+
+    @contextlib.contextmanager
+    def parallel(self, size, rank, count):
+        """Divide the world into tensor-parallel groups of this size."""
+        self.state.initialize_model_parallel(size, create_gloo_process_groups=False)
+        if self.device.type == "cuda":
+            self.random.model_parallel_cuda_manual_seed(11)
+        self.replica = (count - 1) // size - rank // size
+        try:
+            yield
+        finally:
+            self.state.destroy_model_parallel()
 
     def layers(self, case):
         """Return the submodules of a layer that has an MLP alone; torch's norm knows no sequence parallelism."""
@@ -317,9 +370,9 @@ class Upstream:
             mlp_bda=self.local.mlp_bda,
         )
 
-    def mtp_spec(self, layer, depths):
+    def mtp_spec(self, layer, depths, *, sequence_parallel):
         """Return the specification of an MTP block whose inner layer this is."""
-        norm = self.backend.layer_norm()
+        norm = self.identity if sequence_parallel else self.backend.layer_norm()
         inner = self.mtp.MultiTokenPredictionLayerSubmodules(
             enorm=norm,
             hnorm=norm,
@@ -339,7 +392,7 @@ class Upstream:
             num_layers=1,
             hidden_size=HIDDEN,
             ffn_hidden_size=12,
-            num_attention_heads=2,
+            num_attention_heads=4,
             hidden_dropout=0.0,
             attention_dropout=0.0,
             init_method_std=0.7,
@@ -358,7 +411,7 @@ class Upstream:
 
     def build(self, case, state=None):
         """Return a model, with these weights if there are any."""
-        self.torch.manual_seed(11)
+        self.torch.default_generator.manual_seed(11)  # the weights are made on the CPU, wherever the ranks compute
         named = {
             "pre_process": not case.last_stage,
             "parallel_output": not case.gathered,
@@ -366,28 +419,30 @@ class Upstream:
             "position_embedding_type": "none",
         }
         config, mlp = self.configure(case), self.layers(case)
+        mtp_spec = functools.partial(self.mtp_spec, sequence_parallel=case.sequence_parallel)
         if case.model == "GPTModel":
             layer = self.spec(module=self.layer.TransformerLayer, submodules=mlp)
-            mtp = self.mtp_spec(layer, case.depths).submodules if case.depths else None
+            mtp = mtp_spec(layer, case.depths).submodules if case.depths else None
             block = self.block.TransformerBlockSubmodules(layer_specs=[layer], layer_norm=None)
             model = self.gpt.GPTModel(config, block, CLASSES, 16, mtp_block_spec=mtp, **named)
         else:
             stack = self.stack.HybridStackSubmodules(
-                mlp_layer=self.spec(module=self.mlp, submodules=mlp), mtp_block_spec=self.mtp_spec(None, case.depths)
+                mlp_layer=self.spec(module=self.mlp, submodules=mlp), mtp_block_spec=mtp_spec(None, case.depths)
             )
             spec = self.spec(module=self.stack.HybridStack, params={"post_layer_norm": False}, submodules=stack)
             kind = getattr(self.mamba, case.model)
             model = kind(config, spec, CLASSES, 16, hybrid_layer_pattern="-" + "/-" * case.depths, **named)
-        model.to(getattr(self.torch, case.dtype)).train(case.mode == "train")
+        model.to(self.device, getattr(self.torch, case.dtype)).train(case.mode == "train")
         if state is not None:
             own = {neutral(name): tensor for name, tensor in model.state_dict().items() if tensor is not None}
-            for name in own.keys() & state.keys():  # which keys there are is judged by itself
-                own[name].copy_(state[name])
+            for name in own.keys() & state.keys():  # which keys there are is judged by itself, and their shapes
+                if own[name].shape == state[name].shape:
+                    own[name].copy_(state[name])
         return model
 
     def given(self, case):
-        """Return token ids, labels, loss mask, and the gradient of the losses that comes from above."""
-        random = self.torch.Generator().manual_seed(7)
+        """Return token ids, labels, loss mask, and the gradient of the losses that comes from above: on the CPU."""
+        random = self.torch.Generator().manual_seed(7 + self.replica)
         size = case.shape[::-1]
         ids, labels = (self.torch.randint(CLASSES, size, generator=random) for _ in range(2))
         labels.view(-1)[0] = 0  # the class that a wrong ignore_index would leave out
@@ -400,14 +455,18 @@ class Upstream:
     def step(self, case, state=None, **named):
         """Go forward and backward through a model; return what went into and came out of its output layer."""
         model = self.build(case, state)
-        ids, labels, mask, above = self.given(case)
+        given = self.given(case)
+        ids, labels, mask, above = (None if each is None else each.to(self.device) for each in given)
         entered = watch(model.output_layer)
         tracker = self.mtp.MTPLossLoggingHelper.tracker = {}
         self.kernels.clear()
-        positions = self.torch.arange(case.shape[0]).expand_as(ids)
-        named |= self.hidden_states(case, model)
+        positions = self.torch.arange(case.shape[0], device=self.device).expand_as(ids)
+        if case.last_stage:
+            model.set_input_tensor(self.hidden_states(case))
         with self.torch.set_grad_enabled(case.mode != "no_grad"):
             found = model(ids, positions, None, labels=labels, loss_mask=mask, **named)
+        if not isinstance(found, self.torch.Tensor):
+            raise NoTensorError(f"the model returned {type(found).__name__}")
         above = above if labels is not None else self.torch.ones_like(found)
         if found.requires_grad and found.shape == above.shape:  # else there are no gradients, which is wrong
             found.backward(above)
@@ -417,25 +476,21 @@ class Upstream:
             "found": found.detach(),
             "hidden": [each["hidden"] for each in entered],
             "towards_hidden": [each.get("gradient") for each in entered],
+            "towards_given": [each.get("towards_given") for each in entered],
             "made": [each["made"] for each in entered],
             "kernels": list(self.kernels),
-            "weight": weight.detach(),
-            "towards_weight": weight.grad,
+            "weight": None if weight is None else weight.detach(),
+            "towards_weight": None if weight is None else weight.grad,
             "gradients": gradients,
             "logged": tracker.get("loss_sums"),
             "state": {neutral(name): each.detach() for name, each in model.named_parameters()},
         }
 
-    def hidden_states(self, case, model):
-        """Return the hidden states that enter a model which does not embed tokens itself."""
-        if not case.last_stage and not case.sequence_parallel:
-            return {}
-        random = self.torch.Generator().manual_seed(5)
-        hidden = self.torch.randn(*case.shape, HIDDEN, generator=random).to(getattr(self.torch, case.dtype))
-        if case.last_stage:
-            model.set_input_tensor(hidden)
-            return {}
-        return {"decoder_input": hidden.chunk(case.ranks)[self.state.get_tensor_model_parallel_rank()].contiguous()}
+    def hidden_states(self, case):
+        """Return the hidden states that enter a stage which does not embed tokens itself."""
+        random = self.torch.Generator().manual_seed(5 + self.replica)
+        hidden = self.torch.randn(*case.shape, HIDDEN, generator=random)
+        return hidden.to(self.device, getattr(self.torch, case.dtype))
 
 
 def neutral(name):
@@ -444,7 +499,10 @@ def neutral(name):
 
 
 def watch(layer):
-    """Record, for every call of an output layer, what enters, its gradient, and the shape of what is made."""
+    """Record, for every call of an output layer, what enters, its gradient, and the shape of what is made.
+
+    A weight that is handed to it is another layer's, too, where its gradients are added up: that of a call is recorded.
+    """
     entered = []
 
     def before(_, args, named):
@@ -453,6 +511,12 @@ def watch(layer):
         entered.append(record)
         if hidden.requires_grad:
             hidden.register_hook(lambda gradient: record.update(gradient=gradient.clone()))
+        weight = named.get("weight")
+        if weight is None or not weight.requires_grad:
+            return None
+        alias = weight.view_as(weight)
+        alias.register_hook(lambda gradient: record.update(towards_given=gradient.clone()))
+        return args, named | {"weight": alias}
 
     def after(_, __, ___, made):
         entered[-1]["made"] = list((made[0] if isinstance(made, tuple) else made).shape)
@@ -462,29 +526,38 @@ def watch(layer):
     return entered
 
 
-# What the ranks measure. Each function runs on every rank of its world.
+# What the ranks measure. Each function runs on every rank.
 
 
 def train(upstream, case):
     """Go through a model once."""
-    return upstream.step(case)
+    return told(upstream.step(case))
+
+
+def told(record):
+    """Return what the judge asks of a step: of all gradients one tensor, and the sha256 of all that came out."""
+    gradients = [gradient.flatten() for _, gradient in sorted(record.pop("gradients").items())]
+    record["gradients"] = cat(gradients, 0) if gradients else None
+    total = hashlib.sha256()
+    for tensor in (record["found"], *record["towards_hidden"], record["gradients"]):
+        if tensor is not None:
+            data = tensor.cpu().contiguous()
+            total.update(ctypes.string_at(data.data_ptr(), data.nbytes))
+    return {key: each for key, each in record.items() if key != "state"} | {"sha256": total.hexdigest()[:16]}
 
 
 def has_twin(case):
-    """Return whether GPTModel can do it here.
-
-    With MuP it scales logits that it has not made, and for sequence parallelism its block needs a GPU's random numbers.
-    """
-    return case.mup == 1 and not case.sequence_parallel
+    """Return whether GPTModel can do it: with MuP it scales logits that it has not made."""
+    return case.mup == 1
 
 
 def compare(upstream, case):
     """Go through HybridModel, through GPTModel with the same weights, and in fp32 through HybridModel unfused."""
     mine = upstream.step(case)
-    unfused = upstream.step(case.other(fusion=False), mine["state"])
-    if not has_twin(case):
-        return {"mine": mine, "unfused": unfused}
-    return {"mine": mine, "unfused": unfused, "gpt": upstream.step(case.other(model="GPTModel"), mine["state"])}
+    found = {"from_unfused": difference(mine, upstream.step(case.other(fusion=False), mine["state"]))}
+    if has_twin(case):
+        found["from_gpt"] = difference(mine, upstream.step(case.other(model="GPTModel"), mine["state"]))
+    return found | {"mine": told(mine)}
 
 
 def logits(upstream, case):
@@ -492,7 +565,34 @@ def logits(upstream, case):
     mine = upstream.step(case)
     unfused = upstream.step(case.other(fusion=False), mine["state"])
     whole = upstream.step(case, mine["state"], runtime_gather_output=True)
-    return {"mine": mine, "unfused": unfused, "whole": whole}
+    found = {"from_unfused": difference(mine, unfused), "whole": whole["found"], "unfused": unfused["found"]}
+    return found | {"mine": told(mine)}
+
+
+def norm_error(found, wanted):
+    """Return the norm of the difference over the norm of what is wanted: infinite where nothing of that shape is."""
+    if found is None or found.shape != wanted.shape:
+        return float("inf")
+    wanted = wanted.double()
+    return float((found.double() - wanted).norm() / wanted.norm().clamp(min=1e-30))
+
+
+def difference(one, other):
+    """Return how far apart losses and all gradients of two models are: infinite where one lacks a gradient."""
+    if sorted(one["gradients"]) != sorted(other["gradients"]):
+        return float("inf")
+    pairs = [(one["gradients"][name], other["gradients"][name]) for name in one["gradients"]]
+    largest = max((float(x.double().norm()) for _, x in pairs), default=0.0)
+    # A gradient that is nothing but rounding, of a weight that one-hot minus softmax cancels, has no direction.
+    kept = [pair for pair in pairs if float(pair[1].double().norm()) > largest * 2.0**-12]
+    return max(norm_error(*pair) for pair in [(one["found"], other["found"]), *kept])
+
+
+def cat(parts, dimension):
+    """Join tensors."""
+    import torch
+
+    return torch.cat(parts, dimension)
 
 
 def keys(upstream, case):
@@ -507,9 +607,9 @@ def first_stage(upstream, case):
         mlp_layer=upstream.spec(module=upstream.mlp, submodules=upstream.layers(case))
     )
     spec = upstream.spec(module=upstream.stack.HybridStack, params={"post_layer_norm": False}, submodules=stack)
-    ids, labels, _, _ = upstream.given(case)
+    ids, labels = (each.to(upstream.device) for each in upstream.given(case)[:2])
     named = {"hybrid_layer_pattern": "-", "post_process": False}
-    model = upstream.hybrid.HybridModel(upstream.configure(case), spec, CLASSES, 16, **named)
+    model = upstream.hybrid.HybridModel(upstream.configure(case), spec, CLASSES, 16, **named).to(upstream.device)
     found = model(ids, ids, None, labels=labels)
     return {"shape": list(found.shape), "output_layer": hasattr(model, "output_layer")}
 
@@ -523,65 +623,132 @@ def attempt(function, tested):
         return function()
     except Exception as error:  # the process that judges reports it
         traceback.print_exc()
+        distributed = importlib.import_module("torch.distributed")
+        host = isinstance(error, (ImportError, MemoryError, OSError, distributed.DistError))
+        host = host or "out of memory" in str(error)
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        upstream = any(file.startswith(tuple(tested)) for file in files)
-        return {"error": f"it raised {type(error).__name__}: {error}"[:400], "upstream": upstream}
+        inside = any(file.startswith(tuple(tested)) for file in files)
+        upstream = not host and (inside or isinstance(error, NoTensorError))
+        told = f"it raised {type(error).__name__}: {error}"[:400]
+        return {"error": told, "upstream": upstream, "traceback": traceback.format_exc()}
+
+
+def to_cpu(found):
+    """Return what was found with its tensors on the CPU."""
+    if isinstance(found, dict):
+        return {key: to_cpu(each) for key, each in found.items()}
+    if isinstance(found, list):
+        return [to_cpu(each) for each in found]
+    return found.cpu() if hasattr(found, "cpu") else found
 
 
 def speak(work, rank, count, folder):
-    """Be one rank: run every check of this world, and write down what was found."""
-    upstream = work.upstream
-    os.dup2(2, 1)  # standard output is the judge's
-    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
-    distributed = upstream.torch.distributed
-    store = distributed.FileStore(f"{folder}/store{count}", count)
-    limit = dt.timedelta(seconds=SECONDS / 2)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=limit)
-    upstream.state.initialize_model_parallel(tensor_model_parallel_size=count)
-    upstream.stand_in()
-    found = {}
-    for name, _, function, case, _ in work.checks:
-        if case.ranks == count:
-            found[name] = attempt(functools.partial(function, upstream, case), work.tested)
-    upstream.torch.save(found, f"{folder}/{count}.{rank}")
-    distributed.barrier()
-    distributed.destroy_process_group()
-
-
-def ranks(work, folder):
-    """Run all checks on a world of one rank and on one of two; return what each rank of each world found."""
+    """Be one rank: run every check, and write down what was found."""
+    log = os.open(f"{folder}/log{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)  # standard output is the judge's, and what is wrong is looked for here
+    os.dup2(log, 2)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no rank outlives the judge
+    faulthandler.dump_traceback_later(work.seconds - 10, file=log)  # where it hangs
     import torch
 
-    context = multiprocessing.get_context("fork")  # Megatron is imported once, and no thread has computed yet
-    places = [(rank, count) for count in (1, 2) for rank in range(count)]
-    processes = [context.Process(target=speak, args=(work, *place, folder)) for place in places]
-    until = time.monotonic() + SECONDS
+    torch.set_num_threads(1)
+    device = torch.device("cpu" if work.target == "cpu" else f"cuda:{rank}")
+    settle(torch, device)
+    limit = dt.timedelta(seconds=work.seconds + 60)  # after the judge, who says that a rank hangs: no wrong result
+    named = {"store": torch.distributed.FileStore(f"{folder}/store", count), "rank": rank, "world_size": count}
+    backend = "gloo" if device.type == "cpu" else "nccl"
+    torch.distributed.init_process_group(backend, timeout=limit, **named)
+    upstream = Upstream(torch, device)
+    upstream.stand_in()
+    found = {}
+    for size in SIZES:
+        given = [check for check in work.checks if check[2].ranks == size]
+        with upstream.parallel(size, rank, count) if given else contextlib.nullcontext():
+            for name, function, case in given:
+                print("check", name, flush=True)
+                measured = attempt(functools.partial(function, upstream, case), work.tested)
+                found[name] = to_cpu(measured) if "error" in measured or upstream.replica == 0 else {}
+    torch.save(found, f"{folder}/{rank}.unfinished")
+    Path(f"{folder}/{rank}.unfinished").rename(f"{folder}/{rank}")
+    print("done", flush=True)
+    torch.distributed.barrier()
+    if device.type == "cuda":  # gloo takes a second for that, which the end of this process saves
+        torch.distributed.destroy_process_group()
+
+
+def settle(torch, device):
+    """Let a rank compute the same bits each time, in the precision that it is asked for; gloo stays on loopback."""
+    os.environ["GLOO_SOCKET_IFNAME"] = "lo"
+    if device.type == "cuda":
+        os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as Megatron wants it on Hopper
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
+        os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
+        torch.set_float32_matmul_precision("highest")
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+        torch.cuda.set_device(device)
+
+
+def ranks(work, count, folder):
+    """Run all checks on so many ranks, and return what each found; or raise with the ranks that died or hang."""
+    import torch
+
+    # The CPU's ranks share what this process has imported; a GPU's cannot be forked from one that has seen it.
+    context = multiprocessing.get_context("fork" if work.target == "cpu" else "spawn")
+    processes = [context.Process(target=speak, args=(work, rank, count, folder), daemon=True) for rank in range(count)]
+    until = time.monotonic() + work.seconds
     try:
         for process in processes:
             process.start()
-        while any(process.exitcode is None for process in processes):
-            if time.monotonic() > until or any(process.exitcode for process in processes):
-                raise RuntimeError(f"ranks died or hang: {[process.exitcode for process in processes]}")
-            time.sleep(0.01)
+        running, bad = processes, {}
+        while running and not bad and time.monotonic() < until:
+            ends = [process.sentinel for process in running]
+            multiprocessing.connection.wait(ends, max(0.0, until - time.monotonic()))
+            bad = bad_ends([process.exitcode for process in processes], folder)
+            running = [process for process in running if process.exitcode is None]
+        hang = {rank: f"hangs after {work.seconds} s" for rank in range(count) if processes[rank] in running}
+        refuse(bad or hang, count, folder)
     finally:
         for process in processes:
             if process.pid is not None:
                 process.kill()
                 process.join()
-    if any(process.exitcode for process in processes):
-        raise RuntimeError(f"ranks died: {[process.exitcode for process in processes]}")
-    return {count: [torch.load(f"{folder}/{count}.{rank}") for rank in range(count)] for count in (1, 2)}
+    found = [torch.load(f"{folder}/{rank}") for rank in range(count)]
+    for name, _, _ in work.checks:
+        states = [name in each and "error" in each[name] for each in found]
+        usual = max((True, False), key=states.count)
+        odd = {rank: f"disagrees: {name} raised on ranks {states}" for rank in range(count) if states[rank] != usual}
+        refuse(odd, count, folder)
+    return found
 
 
-# What the judge makes of it. Each function gets the list of what the ranks of the world found.
+def bad_ends(statuses, folder):
+    """Return what is wrong with which rank that has ended: asked often, it names the first, and none that it ends."""
+    bad = {}
+    for rank, status in enumerate(statuses):
+        if status:
+            bad[rank] = f"died: exit status {status}"
+        elif status == 0 and not Path(f"{folder}/{rank}").exists():
+            bad[rank] = "ended without results"
+    return bad
 
 
-def norm_error(found, wanted):
-    """Return the norm of the difference over the norm of what is wanted: infinite where nothing of that shape is."""
-    if found is None or found.shape != wanted.shape:
-        return float("inf")
-    wanted = wanted.double()
-    return float((found.double() - wanted).norm() / wanted.norm().clamp(min=1e-30))
+def refuse(bad, count, folder):
+    """Raise with what is wrong with which rank, in the first line, and with their last lines."""
+    told = ["; ".join(f"rank {rank} of {count} {what}" for rank, what in bad.items())]
+    for rank in bad:
+        log = Path(f"{folder}/log{rank}")
+        lines = log.read_text(errors="replace").splitlines()[-LAST:] if log.exists() else []
+        told += [f"last lines of rank {rank}:", *(f"    {line}" for line in lines)]
+    if bad:
+        raise RuntimeError("\n".join(told))
+
+
+def of_group(found, case):
+    """Return what the ranks found whose group is judged: the last one, whose ranks are others in the world."""
+    return found[-case.ranks :]
+
+
+# What the judge makes of it. Each function gets the list of what the ranks of the group found.
 
 
 def rolled(tensor, steps):
@@ -621,45 +788,65 @@ def reference(hidden, weight, labels, above):
 
 
 def entered(case, found, number, key):
-    """Return what entered a call of the output layer, or its gradient: of the whole sequence, None without one."""
-    parts = [each[key][number] for each in found]
-    if any(part is None for part in parts):
-        return None
-    return cat(parts, 0) if case.sequence_parallel else parts[0]
+    """Return what entered a call of the output layer, or its gradient, on each rank: whole; None without one."""
+    parts = [each[key][number] if number < len(each[key]) else None for each in found]
+    if not case.sequence_parallel:
+        return parts
+    return [None if any(part is None for part in parts) else cat(parts, 0)]
 
 
-def cat(parts, dimension):
-    """Join tensors."""
-    import torch
-
-    return torch.cat(parts, dimension)
+def given_error(parts, product):
+    """Return the error of what a call gives to the weight that it was handed; None is wanted of a detached one."""
+    reached = [part is not None for part in parts]
+    if product is None or not all(reached):
+        return float("inf") if any(reached) or product is not None else 0.0
+    return norm_error(cat(parts, 0), product)
 
 
 def judge_step(found, upstream, case):
     """Judge the losses and the gradients at the output layer."""
-    wanted, weight = targets(upstream, case), cat([each["weight"] for each in found], 0)
+    wanted = targets(upstream, case)
     rounding = BFLOAT16 if "bfloat16" in (case.dtype, gradient_dtype(case)) else 0.0
     limits = {"loss": FLOAT32, "towards_hidden": FLOAT32 + rounding, "towards_weight": FLOAT32 + rounding}
-    measured = {"calls": len(found[0]["hidden"]), "kernels": found[0]["kernels"], "made": found[0]["made"]}
-    if measured["calls"] != len(wanted) + (case.labels == "none"):  # then the last one makes logits
+    measured = {key: found[0][key] for key in ("kernels", "made")} | {"sha256": [each["sha256"] for each in found]}
+    measured["calls"] = [len(each["hidden"]) for each in found]
+    calls = len(wanted) + (case.labels == "none")  # then the last one makes logits
+    if measured["calls"] != [calls] * len(found):
         return False, {"measured": measured, "reason": f"the output layer was called for {len(wanted)} losses"}
+    shapes = [None if each["weight"] is None else list(each["weight"].shape) for each in found]
+    if shapes != [[CLASSES // case.ranks, HIDDEN]] * case.ranks:
+        return False, {"measured": measured | {"weight": shapes}, "reason": "it is not a rank's part of the weight"}
+    weight = cat([each["weight"] for each in found], 0)
+    measured["ranks_agree"] = agree(found, case)
     errors, towards_weight = {}, 0.0
     for number, (labels, above, kept) in enumerate(wanted):
-        losses, towards, product = reference(entered(case, found, number, "hidden"), weight, labels, above)
+        hidden = entered(case, found, number, "hidden")
+        measured["ranks_agree"] &= all(each.equal(hidden[0]) for each in hidden)
+        losses, towards, product = reference(hidden[0], weight, labels, above)
         # With detached heads the loss of the last call alone reaches the weight.
         towards_weight = product if case.detached else towards_weight + product
+        if case.mode != "no_grad" and case.labels != "none" and case.tied:
+            aside = case.detached and number < len(wanted) - 1
+            error = given_error([each["towards_given"][number] for each in found], None if aside else product)
+            errors["towards_weight"] = max(errors.get("towards_weight", 0.0), error)
         if kept is None or case.mode == "train":
             errors["loss"] = max(errors.get("loss", 0.0), loss_error(case, found, number, losses, kept))
         if case.mode != "no_grad":
-            error = norm_error(entered(case, found, number, "towards_hidden"), towards)
+            error = max(norm_error(each, towards) for each in entered(case, found, number, "towards_hidden"))
             errors["towards_hidden"] = max(errors.get("towards_hidden", 0.0), error)
     weights = [each["towards_weight"] for each in found]
     if case.mode != "no_grad" and case.labels != "none" and not case.tied:
         whole = None if any(each is None for each in weights) else cat(weights, 0)
         errors["towards_weight"] = norm_error(whole, towards_weight)
     limits = {key: limits[key] for key in errors}
-    ok = all(errors[key] <= limits[key] for key in errors)
+    ok = measured["ranks_agree"] and all(errors[key] <= limits[key] for key in errors)
     return ok, {"measured": measured | errors, "tolerance": limits, "unit": "relative error"}
+
+
+def agree(found, case):
+    """Return whether the ranks called the same kernels, made the same shapes, and have the same bits as losses."""
+    same = all(each[key] == found[0][key] for each in found for key in ("kernels", "made"))
+    return same and (case.labels == "none" or all(each["found"].equal(found[0]["found"]) for each in found))
 
 
 def gradient_dtype(case):
@@ -683,44 +870,29 @@ def judge_compare(found, upstream, case):
     measured, limits = values["measured"], values.get("tolerance", {})
     if has_twin(case):
         limits["from_gpt"] = FLOAT32 + (BFLOAT16 if case.dtype == "bfloat16" else 0.0)
-        measured["from_gpt"] = difference(found, "mine", "gpt")
+        measured["from_gpt"] = max(each["from_gpt"] for each in found)
         ok = ok and measured["from_gpt"] <= limits["from_gpt"]
     # Unfused, labels are not ignored, and gathered logits are not what the vocab-parallel loss expects.
     if case.dtype == "float32" and case.labels == "any" and not case.gathered:
         limits["from_unfused"] = FLOAT32
-        measured["from_unfused"] = difference(found, "mine", "unfused")
+        measured["from_unfused"] = max(each["from_unfused"] for each in found)
         ok = ok and measured["from_unfused"] <= FLOAT32
     losses = case.depths + 1
     ok = ok and measured["kernels"] == ["none"] * losses and measured["made"] == [list(case.shape[::-1])] * losses
     return ok, values | {"measured": measured, "tolerance": limits}
 
 
-def difference(found, first, second):
-    """Return how far apart losses and all gradients of two models are: infinite where one lacks a gradient."""
-    worst = 0.0
-    for each in found:
-        one, other = each[first], each[second]
-        if sorted(one["gradients"]) != sorted(other["gradients"]):
-            return float("inf")
-        worst = max(worst, norm_error(one["found"], other["found"]))
-        pairs = [(one["gradients"][name], other["gradients"][name]) for name in one["gradients"]]
-        largest = max((float(x.double().norm()) for _, x in pairs), default=0.0)
-        # A gradient that is nothing but rounding, of a weight that one-hot minus softmax cancels, has no direction.
-        worst = max([worst] + [norm_error(x, y) for x, y in pairs if float(y.double().norm()) > largest * 2.0**-12])
-    return worst
-
-
 def judge_logits(found, upstream, case):
     """Judge that a model with the fusion makes the logits of one without, and the losses of MTP beside them."""
-    mine, unfused = ([each[key] for each in found] for key in ("mine", "unfused"))
+    mine = [each["mine"] for each in found]
     ok, values = judge_step(mine, upstream, case) if case.depths else (True, {"measured": {}})
-    same = all(x["found"].equal(y["found"]) for x, y in zip(mine, unfused, strict=True))
-    whole = cat([each["unfused"]["found"] for each in found], -1) if not case.gathered else mine[0]["found"]
-    same_whole = all(each["whole"]["found"].equal(whole) for each in found)
+    same = all(each["mine"]["found"].equal(each["unfused"]) for each in found)
+    whole = cat([each["unfused"] for each in found], -1) if not case.gathered else mine[0]["found"]
+    same_whole = all(each["whole"].equal(whole) for each in found)
     part = CLASSES if case.gathered else CLASSES // case.ranks
-    shape = list(mine[0]["found"].shape) == [*case.shape[::-1], part]
-    near = difference(found, "mine", "unfused")
-    kernels = mine[0]["kernels"] == ["none"] * case.depths
+    shape = all(list(each["found"].shape) == [*case.shape[::-1], part] for each in mine)
+    near = max(each["from_unfused"] for each in found)
+    kernels = all(each["kernels"] == ["none"] * case.depths for each in mine)
     measured = values["measured"] | {"same": same, "gathered": same_whole, "shape": shape, "from_unfused": near}
     ok = ok and same and same_whole and shape and kernels and near <= FLOAT32
     return ok, values | {"measured": measured}
@@ -735,12 +907,15 @@ def judge_neighbour(found, upstream, case):
 
 def judge_keys(found, _upstream, _case):
     """Judge that the state dict has the keys of GPTModel's."""
-    return found[0]["mine"] == found[0]["gpt"], {"measured": found[0]["mine"], "tolerance": found[0]["gpt"]}
+    return all(each["mine"] == each["gpt"] for each in found), {
+        "measured": found[0]["mine"],
+        "tolerance": found[0]["gpt"],
+    }
 
 
 def judge_first_stage(found, _upstream, case):
     """Judge a stage without an output layer: hidden states come out of it."""
-    ok = found[0] == {"shape": [*case.shape, HIDDEN], "output_layer": False}
+    ok = all(each == {"shape": [*case.shape, HIDDEN], "output_layer": False} for each in found)
     return ok, {"measured": found[0]}
 
 
@@ -749,32 +924,27 @@ def judge_one(probe, found, check, upstream):
     name, role, _, case, function = check
 
     def measure():
-        for each in found:
+        failed = [each for each in found if "error" in each]
+        for each in failed[:1]:
+            print(each["traceback"], file=sys.stderr)
+        for rank, each in enumerate(found):
             if "error" in each and not each["upstream"]:
-                raise RuntimeError(each["error"])
-            if "error" in each:
-                return False, {"reason": each["error"]}
-        return function(found, upstream, case)
+                raise RuntimeError(f"rank {rank} of {len(found)}, in {name}: {each['error']}")
+        return (False, {"reason": failed[0]["error"]}) if failed else function(found, upstream, case)
 
     probe.judge(name, role, measure)
 
 
-def say_outputs(probe, name, role, found):
-    """Say what a control came to, on the first rank: its bits are those of the other lane."""
-    record = found[0].get("mine", found[0])
-    if role == "control" and "found" in record:
-        probe.output(f"{name}.found", record["found"])
-        for number, gradient in enumerate(record["towards_hidden"]):
-            if gradient is not None:
-                probe.output(f"{name}.towards_hidden.{number}", gradient)
-
-
-def load(probe, torch):
-    """Load the tree that is on the path."""
-    upstream = Upstream(torch)
-    for module in (upstream.hybrid, upstream.gpt, upstream.module, upstream.mtp, upstream.language):
-        probe.upstream(module)
-    return upstream
+def say_outputs(probe, name, found):
+    """Say what a control came to on every rank: its bits are those of the other lane."""
+    for rank, each in enumerate(found):
+        record = each.get("mine", each)
+        if "gradients" not in record:
+            continue
+        named = {f"towards_hidden.{number}": tensor for number, tensor in enumerate(record["towards_hidden"])}
+        for key, tensor in {"found": record["found"], "gradients": record["gradients"], **named}.items():
+            if tensor is not None:
+                probe.output(f"{name}.{key}.{rank}", tensor)
 
 
 def checks():
@@ -798,26 +968,45 @@ def checks():
     return found
 
 
+def place(torch, target):
+    """Return on how many ranks a target is judged, and what they compute with."""
+    if target == "cpu":
+        return CPU_RANKS, "cpu"
+    major, minor = torch.cuda.get_device_capability() if torch.cuda.is_available() else (0, 0)
+    if target != f"sm_{major}{minor}" + "a" * (major >= 9):
+        raise NotImplementedError(f"this host has no GPU of {target}")
+    return max(size for size in SIZES if size <= torch.cuda.device_count()), torch.cuda.get_device_name()
+
+
 def judge(probe, target):
     """Judge the tree that is on the path."""
-    if target != "cpu":
-        raise NotImplementedError("the ranks talk through gloo: --target cpu")
     os.environ["TORCH_COMPILE_DISABLE"] = "1"  # inductor takes a minute for what eager mode computes at once
     import torch
 
-    torch.set_num_threads(1)  # the ranks are forked
-    probe.say("TARGET", target=target, evidence="traced", device="cpu")
-    upstream = load(probe, torch)
-    given = checks()
-    work = types.SimpleNamespace(upstream=upstream, checks=given, tested=probe.tested)
+    torch.set_num_threads(1)  # the CPU's ranks are forked
+    count, device = place(torch, target)
+    probe.say("TARGET", target=target, evidence="traced" if target == "cpu" else "executed", device=device)
+    upstream = Upstream(torch, torch.device("cpu"))
+    for module in upstream.modules():
+        probe.upstream(module)
+    every = checks()
+    asked = [check for check in every if check[3].ranks <= count and fnmatch.fnmatchcase(check[0], probe.only or "*")]
+    given = [(name, function, case) for name, _, function, case, _ in asked]
+    seconds = SECONDS["cpu" if target == "cpu" else "gpu"]
+    work = types.SimpleNamespace(target=target, checks=given, tested=probe.tested, seconds=seconds)
     with tempfile.TemporaryDirectory() as folder:
-        results = ranks(work, folder)
-    for check in given:
+        written = ranks(work, count, folder)
+    for check in every:
         name, role, _, case, _ = check
-        found = [each[name] for each in results[case.ranks]]
+        if check not in asked:
+            reason = f"it takes {case.ranks} GPUs" if case.ranks > count else "--only leaves it out"
+            probe.check(name, role, None, reason=reason)
+            continue
+        found = [each[name] for each in of_group(written, case)]
         judge_one(probe, found, check, upstream)
-        say_outputs(probe, name, role, found)
-    raised = [name for name, role, _, case, _ in given if role == "defect" and "error" in results[case.ranks][0][name]]
+        if role == "control":
+            say_outputs(probe, name, found)
+    raised = [name for name, role, _, _, _ in asked if role == "defect" and "error" in written[-1][name]]
     probe.say("FIGURE", name="defect_checks_that_raise", value=len(raised), unit="1", spread=None)
 
 

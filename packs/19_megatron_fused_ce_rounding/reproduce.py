@@ -29,7 +29,7 @@ has its twin through the unfused function, a control:
     logits [sequence, batch, vocabulary / ranks]    fp32, fp16, bf16, fp64; contiguous; a leaf, or made by a linear
         layer; also large, shifted by 100, and -inf for classes that are masked out
     target [sequence, batch] int64                  any class; all on one rank; some of no rank (-100, or too large)
-    tp_group                                        1, 2 and 4 ranks
+    tp_group                                        1, 2 and 4 ranks, beside others of the same size
     the gradient that comes from above              1, one number expanded, any weights, a loss mask, a loss scale
     entry                                           the function, and LanguageModule.compute_language_model_loss
     what comes back                                 fp32 losses [sequence, batch]; a gradient of the logits' dtype
@@ -41,8 +41,10 @@ the functions compiled by jit_fuser. Second derivatives by the logits are not: b
 constant.
 fp32 logits are overwritten by forward in both implementations (https://github.com/NVIDIA/Megatron-LM/pull/1594).
 
-How it is run: this process imports Megatron, forks four ranks that talk through gloo on the loopback device, and judges
-what all of them wrote to its temporary folder. A rank that ends badly or not in time is an exception. jit_fuser is off
+How it is run: this process imports Megatron and forks four ranks that talk through gloo on the loopback device. Each
+group of 1, 2 and 4 of them runs what is for so many ranks, with other numbers; what the last group comes to is judged,
+whose ranks are others in the world. A rank writes to a log of its own. One that dies, does not end in time, or raises
+where the others do not is an error that names it, with its last lines; no rank outlives this process. jit_fuser is off
 there, as Megatron's disable_jit_fuser does it, since inductor compiles for a minute; a fifth process has it on, with
 torch.compile's backend aot_eager: traced and functionalized, not lowered. Nothing is stubbed.
 
@@ -131,11 +133,13 @@ class Probe:  # prints the lines that a runner reads, and draws the verdict from
 # fmt: on
 
 import datetime as dt
+import faulthandler
 import functools
 import importlib
 import inspect
 import math
-import multiprocessing
+import multiprocessing.connection
+import signal
 import tempfile
 import time
 import types
@@ -193,17 +197,20 @@ PRODUCTS = 2.0**-15
 UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 IN_PLACE = "modified by an inplace operation"  # what PyTorch says of a saved tensor that was changed
 RANKS = 4
+SIZES = (1, 2, 4)  # of tensor-parallel groups
 SECONDS = 120  # for all ranks together; they take two
+LAST = 30  # lines of a rank that are shown
 
 
 class Case:
     """One value of each factor: the whole inputs, a rank's part of them, and the reference."""
 
-    def __init__(self, torch, *values, hidden=HIDDEN, common=0.0):
+    def __init__(self, torch, *values, hidden=HIDDEN, common=0.0, replica=0):
         self.torch, self.factors = torch, dict(zip(FACTORS, values, strict=True))
+        self.replica = functools.partial(Case, torch, *values, hidden=hidden, common=common)
         self.dtype, (length, batch, part) = getattr(torch, self["dtype"]), self["shape"]
         self.classes = part * self["ranks"]
-        random = torch.Generator().manual_seed(19)
+        random = torch.Generator().manual_seed(19 + replica)
         normal = functools.partial(torch.randn, generator=random)
         self.hidden = normal(length, batch, hidden).to(self.dtype)
         # What all output weights have in common cancels in the gradient of the hidden states.
@@ -279,6 +286,7 @@ class Doors:
 
     def __init__(self, fused, unfused, module, state):
         self.fused_module, self.unfused_module, self.language, self.state = fused, unfused, module, state
+        self.replica = 0  # of the data-parallel ones, counted from the one that is judged
 
     def loss(self, logits, targets, group, *, fused=True, entry="function"):
         """Return the losses of a rank's logits."""
@@ -323,18 +331,18 @@ def norm_error(found, wanted):
 
 def both(doors, case, rank, group):
     """Go through the fused function twice and through the unfused one once."""
-    names = ("fused", "again", "unfused")
+    case, names = case.replica(replica=doors.replica), ("fused", "again", "unfused")
     return {name: doors.step(case, rank, group, fused=name != "unfused") for name in names}
 
 
-def small(torch, dtype):
+def small(torch, dtype, replica=0):
     """Return the case of one rank that the checks of one dtype use."""
-    return Case(torch, dtype, 1, (5, 2, 7), "any", "weights", "normal", "linear", "function")
+    return Case(torch, dtype, 1, (5, 2, 7), "any", "weights", "normal", "linear", "function", replica=replica)
 
 
 def started(doors, dtype, rank, group):
     """Return a small case, its logits and its losses."""
-    case = small(doors.torch, dtype)
+    case = small(doors.torch, dtype, doors.replica)
     logits = case.leaves(rank)[2]
     return case, logits, doors.loss(logits, case.targets, group)
 
@@ -367,7 +375,7 @@ def copies(doors, dtype, rank, group):
 
 def held(doors, dtype, rank, group):
     """Count the bytes that forward holds for backward."""
-    case, saved = small(doors.torch, dtype), []
+    case, saved = small(doors.torch, dtype, doors.replica), []
     logits = case.leaves(rank)[2]
     with case.torch.autograd.graph.saved_tensors_hooks(lambda x: saved.append(x.nbytes) or x, lambda x: x):
         doors.loss(logits, case.targets, group)
@@ -396,7 +404,7 @@ def kept(doors, dtype, rank, group):
 
 def shared(doors, dtype, rank, group):
     """Use the logits in a second term, whose gradient is 0.25 everywhere, and double the sum in place in a hook."""
-    case = small(doors.torch, dtype)
+    case = small(doors.torch, dtype, doors.replica)
     given, logits = case.leaves(rank)[2].detach(), case.leaves(rank)[2]
     logits.register_hook(lambda x: x.mul_(2))
     term = (logits * 0.25).sum()  # before forward overwrites fp32 logits
@@ -412,7 +420,7 @@ def along(case, logits):
 
 def weighted(doors, dtype, rank, group):
     """Return how the logits' gradient, along one direction, depends on the gradient that comes from above."""
-    case = small(doors.torch, dtype)
+    case = small(doors.torch, dtype, doors.replica)
     logits, above = case.leaves(rank)[2], case.above.clone().requires_grad_()
     given = logits.detach().clone()
     (gradient,) = gradients_of(doors.loss(logits, case.targets, group), [logits], above, create_graph=True)
@@ -431,7 +439,7 @@ def interleaved(doors, dtypes, rank, group):
 
 def evaluated(doors, dtype, rank, group):
     """Return the losses under no_grad."""
-    case = small(doors.torch, dtype)
+    case = small(doors.torch, dtype, doors.replica)
     logits = case.leaves(rank)[2]
     given = logits.detach().clone()
     with case.torch.no_grad():
@@ -455,64 +463,111 @@ def attempt(function, tested):
         return function()
     except Exception as error:  # the process that judges reports it
         traceback.print_exc()
+        distributed = importlib.import_module("torch.distributed")
+        host = isinstance(error, (ImportError, MemoryError, OSError, distributed.DistError))
+        host = host or "out of memory" in str(error)
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        upstream = any(file.startswith(tuple(tested)) for file in files)
-        return {"error": f"it raised {type(error).__name__}: {error}"[:400], "upstream": upstream}
+        upstream = not host and any(file.startswith(tuple(tested)) for file in files)
+        told = f"it raised {type(error).__name__}: {error}"[:400]
+        return {"error": told, "upstream": upstream, "traceback": traceback.format_exc()}
 
 
-def speak(work, rank, count, folder):
-    """Be one rank: run every job whose group it is in, and write down what was found."""
-    os.dup2(2, 1)  # standard output is the judge's
+def speak(work, rank, folder):
+    """Be one rank: run every job, and write down what was found."""
+    log = os.open(f"{folder}/{work.count}.log{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    os.dup2(log, 1)  # standard output is the judge's, and what is wrong is looked for here
+    os.dup2(log, 2)
+    ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: no rank outlives the judge
+    faulthandler.dump_traceback_later(work.seconds - 10, file=log)  # where it hangs
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     doors, distributed = work.doors, work.doors.torch.distributed
-    store = distributed.FileStore(f"{folder}/store{count}", count)
-    limit = dt.timedelta(seconds=SECONDS / 2)
-    distributed.init_process_group("gloo", store=store, rank=rank, world_size=count, timeout=limit)
-    groups = {size: distributed.new_group(list(range(size))) for size in (1, 2, 4) if size <= count}
+    store = distributed.FileStore(f"{folder}/{work.count}.store", work.count)
+    limit = dt.timedelta(seconds=work.seconds + 60)  # after the judge, who says that a rank hangs: no wrong result
+    distributed.init_process_group("gloo", store=store, rank=rank, world_size=work.count, timeout=limit)
+    groups = {size: own_group(distributed, size, rank, work.count) for size in SIZES if size <= work.count}
     jit = importlib.import_module("megatron.core.jit")
     jit.jit_fuser = work.fuser
     importlib.reload(doors.fused_module)
     doors.language.fused_vocab_parallel_cross_entropy = doors.fused_module.fused_vocab_parallel_cross_entropy
-    found = {
-        name: attempt(functools.partial(function, doors, given, rank, groups[size]), work.tested)
-        for name, size, function, given in work.jobs
-        if rank < size
-    }
-    doors.torch.save(found, f"{folder}/{count}.{rank}")
+    found = {}
+    for name, size, function, given in work.jobs:
+        print("job", name, flush=True)
+        doors.replica = (work.count - 1) // size - rank // size
+        measured = attempt(functools.partial(function, doors, given, rank % size, groups[size]), work.tested)
+        found[name] = measured if "error" in measured or doors.replica == 0 else {}
+    doors.torch.save(found, f"{folder}/{work.count}.{rank}.unfinished")
+    Path(f"{folder}/{work.count}.{rank}.unfinished").rename(f"{folder}/{work.count}.{rank}")
+    print("done", flush=True)
     distributed.barrier()
-    distributed.destroy_process_group()
 
 
-@contextlib.contextmanager
-def ranks(work, count, folder):
-    """Have this many ranks at work meanwhile; yield the function that waits for what they found."""
+def own_group(distributed, size, rank, count):
+    """Return the group of this size that a rank is in; every rank makes every group."""
+    made = [distributed.new_group(list(range(start, start + size))) for start in range(0, count, size)]
+    return made[rank // size]
+
+
+def ranks(works, folder):
+    """Run each world's ranks, and return what each found; or raise with the ranks that died or hang."""
+    import torch
+
     context = multiprocessing.get_context("fork")  # Megatron is imported once, and no thread has computed yet
-    processes = [context.Process(target=speak, args=(work, rank, count, folder)) for rank in range(count)]
-    until = time.monotonic() + SECONDS
-
-    def wait():
-        import torch
-
-        while any(process.exitcode is None for process in processes):
-            if time.monotonic() > until or any(process.exitcode for process in processes):
-                raise RuntimeError(f"ranks died or hang: {[process.exitcode for process in processes]}")
-            time.sleep(0.01)
-        if any(process.exitcode for process in processes):
-            raise RuntimeError(f"ranks died: {[process.exitcode for process in processes]}")
-        return [torch.load(f"{folder}/{count}.{rank}", weights_only=True) for rank in range(count)]
-
+    places = [(work, rank) for work in works for rank in range(work.count)]
+    processes = [context.Process(target=speak, args=(*place, folder), daemon=True) for place in places]
+    until = time.monotonic() + works[0].seconds
     try:
         for process in processes:
             process.start()
-        yield wait
+        running, bad = processes, {}
+        while running and not bad and time.monotonic() < until:
+            ends = [process.sentinel for process in running]
+            multiprocessing.connection.wait(ends, max(0.0, until - time.monotonic()))
+            bad = bad_ends([process.exitcode for process in processes], places, folder)
+            running = [process for process in running if process.exitcode is None]
+        hang = {at: f"hangs after {works[0].seconds} s" for at, process in enumerate(processes) if process in running}
+        refuse(bad or hang, places, folder)
     finally:
         for process in processes:
             if process.pid is not None:
                 process.kill()
                 process.join()
+    written = [torch.load(f"{folder}/{work.count}.{rank}", weights_only=True) for work, rank in places]
+    for work in works:
+        own = [at for at, (other, _) in enumerate(places) if other is work]
+        for name, *_ in work.jobs:
+            states = [name in written[at] and "error" in written[at][name] for at in own]
+            usual = max((True, False), key=states.count)
+            told = f"disagrees: {name} raised on ranks {states}"
+            refuse({at: told for at, state in zip(own, states, strict=True) if state != usual}, places, folder)
+    return {work.count: [written[at] for at, (other, _) in enumerate(places) if other is work] for work in works}
+
+
+def bad_ends(statuses, places, folder):
+    """Return what is wrong with which rank that has ended: asked often, it names the first, and none that it ends."""
+    bad = {}
+    for at, (status, (work, rank)) in enumerate(zip(statuses, places, strict=True)):
+        if status:
+            bad[at] = f"died: exit status {status}"
+        elif status == 0 and not Path(f"{folder}/{work.count}.{rank}").exists():
+            bad[at] = "ended without results"
+    return bad
+
+
+def refuse(bad, places, folder):
+    """Raise with what is wrong with which rank, in the first line, and with their last lines."""
+    named = {at: f"rank {places[at][1]} of {places[at][0].count}" for at in bad}
+    told = ["; ".join(f"{named[at]} {what}" for at, what in bad.items())]
+    for at in bad:
+        log = Path(f"{folder}/{places[at][0].count}.log{places[at][1]}")
+        lines = log.read_text(errors="replace").splitlines()[-LAST:] if log.exists() else []
+        told += [f"last lines of {named[at]}:", *(f"    {line}" for line in lines)]
+    if bad:
+        raise RuntimeError("\n".join(told))
 
 
 # What the judge makes of it. Each function gets the list of what the ranks of the group found.
+
+DTYPE_OF = {"gradient": lambda step: step["gradients"][0], "loss": lambda step: step["loss"]}
 
 
 def whole(found, *names):
@@ -529,23 +584,31 @@ def judge_case(found, probe, name, case, way):
     errors = {"loss": max(norm_error(each[way]["loss"], losses) for each in found)}
     errors["gradient"] = norm_error(mine, gradient)
     limits = {"loss": FLOAT32, "gradient": case.tolerance()}
-    dtypes = [str(mine.dtype), str(found[0][way]["loss"].dtype)]
+    dtypes = {key: sorted({str(of(each[way]).dtype) for each in found}) for key, of in DTYPE_OF.items()}
+    agree = all(each[way]["loss"].equal(found[0][way]["loss"]) for each in found)
     if case["producer"] == "linear" and case["dtype"] in {"float32", "float64"}:
         errors |= products(found, case, gradient, way)
         limits |= {"dX": PRODUCTS, "dW": PRODUCTS}
     if way == "fused":
-        repeated = (
-            mine.equal(whole(found, "again", "gradients", 0)),
-            found[0]["again"]["loss"].equal(found[0][way]["loss"]),
-        )
-        probe.output(f"{name}.loss", found[0][way]["loss"], must_match=repeated[1])
-        if case["dtype"] != "float16":
-            probe.output(f"{name}.as_bfloat16", mine.bfloat16(), must_match=repeated[0])
+        say_outputs(probe, name, case, found)
         if case["ranks"] < RANKS:
             errors["differs from unfused"] = int((mine != whole(found, "unfused", "gradients", 0)).sum())
             limits["differs from unfused"] = 0
-    ok = all(errors[key] <= limit for key, limit in limits.items()) and dtypes == [str(case.dtype), "torch.float32"]
-    return ok, {"measured": errors | {"dtypes": dtypes}, "tolerance": limits, "unit": "relative error"}
+    right = dtypes == {"gradient": [str(case.dtype)], "loss": ["torch.float32"]}
+    ok = right and agree and all(errors[key] <= limit for key, limit in limits.items())
+    measured = errors | {"dtypes": dtypes, "ranks_agree": agree}
+    return ok, {"measured": measured, "tolerance": limits, "unit": "relative error"}
+
+
+def say_outputs(probe, name, case, found):
+    """Say what every rank came to: its bits are the other lane's, too, where they repeat."""
+    for rank, each in enumerate(found):
+        first, again = each["fused"], each["again"]
+        probe.output(f"{name}.loss.{rank}", first["loss"], must_match=again["loss"].equal(first["loss"]))
+        gradient = first["gradients"][0]
+        if case["dtype"] != "float16":
+            repeats = again["gradients"][0].equal(gradient)
+            probe.output(f"{name}.as_bfloat16.{rank}", gradient.bfloat16(), must_match=repeats)
 
 
 def products(found, case, gradient, way):
@@ -656,17 +719,23 @@ def checks(torch):
     return found
 
 
+def of_group(found, size):
+    """Return what the ranks found whose group is judged: the last one, whose ranks are others in the world."""
+    return found[-size:]
+
+
 def judge_all(probe, results, name, role, function, *given):
     """Judge one check by what the ranks found; what a rank could not do is wrong, or a fault of this probe."""
 
     def measure():
-        found = [each[name.removeprefix("unfused.")] for each in results if name.removeprefix("unfused.") in each]
-        for each in found:
+        found = [each[name.removeprefix("unfused.")] for each in results]
+        failed = [each for each in found if "error" in each]
+        for each in failed[:1]:
+            print(each["traceback"], file=sys.stderr)
+        for rank, each in enumerate(found):
             if "error" in each and not each["upstream"]:
-                raise RuntimeError(each["error"])
-            if "error" in each:
-                return False, {"reason": each["error"]}
-        return function(found, *given)
+                raise RuntimeError(f"rank {rank} of {len(found)}, in {name}: {each['error']}")
+        return (False, {"reason": failed[0]["error"]}) if failed else function(found, *given)
 
     probe.judge(name, role, measure)
 
@@ -702,12 +771,12 @@ def judge(probe, target):
     cases = {f"compiled.{each[0]}": Case(torch, *each) for each in values}
     compiled = [(name, 1, both, case) for name, case in cases.items()]
     fuser = functools.partial(torch.compile, backend="aot_eager")
+    work = functools.partial(types.SimpleNamespace, doors=doors, tested=probe.tested, seconds=SECONDS)
+    plain, traced = work(count=RANKS, jobs=jobs, fuser=lambda x: x), work(count=1, jobs=compiled, fuser=fuser)
     with tempfile.TemporaryDirectory() as folder:
-        work = functools.partial(types.SimpleNamespace, doors=doors, tested=probe.tested)
-        plain, traced = work(jobs=jobs, fuser=lambda x: x), work(jobs=compiled, fuser=fuser)
-        with ranks(plain, RANKS, folder) as wait, ranks(traced, 1, folder) as wait_for_one:
-            results, one = wait(), wait_for_one()
-    for name, _, role, _, _, (function, *on) in given:
+        written = ranks([plain, traced], folder)
+    for name, size, role, _, _, (function, *on) in given:
+        results = of_group(written[RANKS], size)
         if function is judge_case:
             judge_all(probe, results, f"unfused.{name}", "control", function, probe, name, *on, "unfused")
             judge_all(probe, results, name, role, function, probe, name, *on, "fused")
@@ -716,7 +785,7 @@ def judge(probe, target):
         else:
             judge_all(probe, results, name, role, function, *on)
     for name, case in cases.items():
-        judge_all(probe, one, name, case.role(), judge_case, probe, name, case, "fused")
+        judge_all(probe, written[1], name, case.role(), judge_case, probe, name, case, "fused")
 
 
 if __name__ == "__main__":

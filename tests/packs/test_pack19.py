@@ -15,18 +15,21 @@ from testing.workbench import REPOSITORY
 
 FOLDER = REPOSITORY / "packs/19_megatron_fused_ce_rounding"
 RANKS = """
-import os, pathlib, sys, tempfile, time, reproduce
-def speak(work, rank, count, folder):
+import os, pathlib, sys, tempfile, time, types, reproduce
+def speak(work, rank, folder):
     pathlib.Path(folder, f"pid{rank}").write_text(str(os.getpid()))
+    pathlib.Path(folder, f"{work.count}.log{rank}").write_text("last words")
+    while rank == 1 and not pathlib.Path(folder, "pid0").exists():
+        time.sleep(0.01)
     if rank == 1:
-        work()
+        work.end()
     time.sleep(600)
-reproduce.speak, reproduce.SECONDS = speak, 1.0
+reproduce.speak = speak
 ways = {"dies": lambda: os._exit(3), "ends early": lambda: os._exit(0), "is killed": lambda: os.kill(os.getpid(), 9)}
+work = types.SimpleNamespace(count=2, seconds=1.0, jobs=[], end=ways.get(sys.argv[1], lambda: None))
 with tempfile.TemporaryDirectory() as folder:
     try:
-        with reproduce.ranks(ways.get(sys.argv[1], lambda: None), 2, folder) as wait:
-            wait()
+        reproduce.ranks([work], folder)
     except RuntimeError as error:
         print("refused:", error)
     for file in pathlib.Path(folder).glob("pid*"):
@@ -60,5 +63,7 @@ def test_a_rank_that_does_not_answer_is_an_exception_and_no_process_is_left(how:
     environment = os.environ | {"PYTHONPATH": str(FOLDER)}
     command = [sys.executable, "-B", "-c", RANKS, how]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
-    assert ended.stdout.startswith("refused:"), ended.stdout + ended.stderr
-    assert ended.stdout.splitlines()[1:] == ["gone", "gone"]
+    said, *rest = ended.stdout.splitlines()
+    assert said.startswith("refused: rank 0 of 2 hangs" if how == "hangs" else "refused: rank 1 of 2 "), ended.stderr
+    assert "    last words" in rest
+    assert rest[-2:] == ["gone", "gone"]
