@@ -43,7 +43,7 @@ Two ranks are played one after the other: what each gives to all_reduce is noted
 Tolerances: relative, in the norm. Everything is computed in float32: 2^-15, which is 512 roundings one after another,
 for products of 20 numbers, sums over at most 61 heads and 2111 rows or keys (whose rounding errors grow like the root
 of their number), and a softmax; a gradient is rounded to the dtype of its input besides, half an ulp each: 2^-8 and
-2^-11, and half of that in the norm of the thousand or more elements of a large case, where it is 0.42 of that on
+2^-11, and half of that in the norm of the hundreds of elements or more of a large case, where it is 0.42 of that on
 average. Top-k scores: 2^-15 of the largest. A gradient that is absent is infinitely wrong.
 
 `traced` (--target cpu): the bytes of tensors on device "meta", which have sizes and no numbers, are added up operator
@@ -150,7 +150,7 @@ SMALL = {
     "shared_key": (False, True),
     "strided": (False, True),
     "ranks": (1, 2),
-    "above": (1.0, -3.7),  # neither these nor SCALE are numbers of bf16 or fp16: who rounds too early is seen
+    "above": (1.0, -3.7),  # -3.7, 0.3 and SCALE are no numbers of bf16 or fp16: a fix that rounds them is seen
     "coefficient": (1.0, 0.3),
 }
 SMALL_CASES = 60
