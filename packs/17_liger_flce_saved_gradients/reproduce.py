@@ -28,7 +28,8 @@ gets wrong is a defect check, every other a control):
 
     hidden [BT, H], weight [V, H], bias [V] or None    fp32, bf16, fp16, autocast; each trained or frozen; any strides
     labels [BT] int64                                  in 0..V-1, or ignore_index; any stride
-    g, a scalar ([BT] with "none")                     also 0 and negative; two of them, with and without retain_graph
+    g, a scalar ([BT] with "none")                     also 0 and negative; two of them, with and without retain_graph,
+                                                       and in some cases five, of which the last frees the graph
     what backward returns                              is the caller's: it stays, and he may write into it
     ce_weight [V] or None, ignore_index, lse_square_scale, label_smoothing, softcap, accum_dtype, use_token_scaling
     return_z_loss, return_token_accuracy, return_predicted_tokens    what comes beside the loss
@@ -132,6 +133,7 @@ class Probe:  # prints the lines that a runner reads, and draws the verdict from
 import functools
 import importlib.util
 import inspect
+import math
 
 FACTORS = {
     "reduction": ("mean", "sum", "none"),
@@ -306,6 +308,12 @@ CASES = [
      "offloaded", "absent", 2, 0.0, 0.0, None, "float32", True, "accuracy", 1),
 ]
 # fmt: on
+OFTEN = {"backward": "often", "scales": (1.5, -0.7, -0.7, 2.5, 0.3)}  # no 0 and no 1; the same again, then another
+OFTEN_CASES = [  # what a fix may treat apart; judge_form has the mean in fp32
+    ("sum", "bfloat16", "no weight"),
+    ("mean", "float16", "no input"),
+    ("none", "float16", "no bias"),
+]
 DEFAULTS = {name: values[0] for name, values in FACTORS.items()}
 OPTIONS = ("ignore_index", "lse_square_scale", "label_smoothing", "softcap", "use_token_scaling", "chunk_mem_const")
 RETURNS = {"return_z_loss": "z loss", "return_token_accuracy": "accuracy", "return_predicted_tokens": "tokens"}
@@ -373,10 +381,11 @@ class Case:
             return "defect"  # weight and bias get no gradient
         if self["labels"] == "all ignored" or self["saved"] == "offloaded":
             return "control"  # all gradients are 0, or every backward starts from what was saved
-        first, second = self["scales"]
+        first, second, *_ = self["scales"]
         found, wanted = {  # the factors of what the release returns in the end, and those that it should
             "twice": ((first * second, first * second), (first, second)),
             "freed by the second": ((first * second, first * second), (first, second)),
+            "often": (math.prod(self["scales"]), self["scales"]),
             "each alone": (first ** sum(self.trained), first),
             "summed": (first + first * second, first + second),
             "written into": (0, second),
@@ -445,8 +454,11 @@ class Case:
         leaves = [x for x in leaves if x.requires_grad]
         if not loss.requires_grad:
             return [(1.0, leaves)] if leaves else []
-        first, second = self["scales"]
-        how = self["backward"]
+        how, scales = self["backward"], self["scales"]
+        if how == "often":
+            retained = [(scale, self.backward(loss, leaves, scale, retain=True)) for scale in scales[:-1]]
+            return [*retained, (scales[-1], self.backward(loss, leaves, scales[-1], retain=False))]
+        first, second = scales
         if how == "each alone":
             return [(first, [self.backward(loss, [x], first, retain=True)[0] for x in leaves])]
         if how == "summed":
@@ -782,6 +794,7 @@ def judge_form(probe, form, api, *, tell, **factors):
     judge("mean_first_result", "defect", close, make(backward="freed by the second", scales=(1.0, 2.0)), tolerances)
     judge("mean_after_zero", "defect", close, make(backward="twice", scales=(0.0, 1.0)), tolerances)
     judge("mean_summed", "defect", close, make(backward="summed"), tolerances)
+    judge("mean_often", "defect", close, make(**OFTEN), tolerances)
     judge("mean_frozen_input", "defect", close, make(trained="no input"), tolerances)
     judge("sum_frozen_input", "defect", close, make(reduction="sum", trained="no input", scales=(0.3, 0.3)), tolerances)
     judge("mean_bias_alone", "defect", close, make(trained="bias"), tolerances)
@@ -858,6 +871,10 @@ def judge(probe, target):
     for number, values in enumerate(CASES):
         case = Case(api, **dict(zip(FACTORS, values, strict=True)))
         probe.judge(f"case{number:02}", case.role, contract, case)
+    for reduction, dtype, trained in OFTEN_CASES:
+        case = Case(api, reduction=reduction, dtype=dtype, trained=trained, shape=(5, 4, 11), **OFTEN)
+        name = f"often.{reduction}_{dtype}_{trained.replace(' ', '_')}"
+        probe.judge(name, case.role, contract, case)
     scaled = Case(api, dtype="float16", shape=(13, 5, 45), trained="no input", scales=(65536.0, 1.0))
     probe.judge("loss_scale_frozen_input", "defect", close, scaled, scaled.tolerances())
     probe.judge("after_norm", "defect", after_norm, Case(api, shape=(13, 5, 45)))
