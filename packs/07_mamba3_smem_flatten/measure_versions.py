@@ -22,6 +22,7 @@ import reproduce
 
 HERE = Path(__file__).parent
 OPTIONS = {"off": (True, True), "TMA": (False, True), "TMA+WS": (False, False)}  # what is disabled: TMA lowering, WS
+EXAMPLE = reproduce.Case("full", 2, 128, 4, "each", None)
 RESOURCES = {
     "registers": r"Used (\d+) registers",
     "spill_stores": r"(\d+) bytes spill stores",
@@ -33,7 +34,8 @@ def measure(kernel, target, options):
     """Lower one kernel, compile it, and return what is known of it. Runs in a child."""
     module = reproduce.load()
     tilelang = module.tilelang
-    args, kwargs, _ = reproduce.requested(module)[kernel]
+    arguments, _ = reproduce.example(module.torch, EXAMPLE, "cpu")
+    args, kwargs, _ = reproduce.requested(module, arguments)[kernel]
     function = getattr(module, f"mamba_mimo_{kernel}")
     no_tma, no_specialisation = OPTIONS[options]
     key = tilelang.PassConfigKey
@@ -130,7 +132,8 @@ def main():
         document = json.loads(arguments.output.read_text())
     release = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
     document["nvcc"] = re.search(r"release \S+, V(\S+)", release)[1]
-    sizes = {"N": reproduce.N, "P": reproduce.P, "R": reproduce.R, "chunk": reproduce.CHUNK}
+    build = reproduce.BUILDS[EXAMPLE.build]
+    sizes = {"N": build.N, "P": reproduce.P, "R": build.R, "chunk": build.chunk}
     document["sizes"] = sizes
     trees = dict(tree.split("=", 1) for tree in arguments.tree)
     for site in arguments.dependencies:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from harness.report.run_table import RunRow
 from harness.upstream import download, mirrors
 from testing.workbench import REPOSITORY, installed, unpacked
 
+MEASURING = sorted(REPOSITORY.glob("packs/*/measure_*.py"))
 PACKS = [load.load_pack(folder) for folder in sorted((REPOSITORY / "packs").glob("*_*"))]
 ON_CPU = [one for one in PACKS if "cpu" in one.definition.targets]
 
@@ -31,6 +33,14 @@ ON_CPU = [one for one in PACKS if "cpu" in one.definition.targets]
 def test_a_probe_keeps_its_contract(one: Pack) -> None:
     text = one.probe.read_text(encoding="utf-8")
     assert probe.read(text, has_patch=one.definition.has_patch).errors == ()
+
+
+@pytest.mark.parametrize("script", MEASURING, ids=lambda script: f"{script.parent.name[:2]}-{script.stem}")
+def test_what_a_script_takes_of_its_probe_is_there(script: Path) -> None:
+    taken = sorted(set(re.findall(r"\breproduce\.([A-Za-z_]\w*)", script.read_text(encoding="utf-8"))) - {"py"})
+    command = [sys.executable, "-B", "-c", f"import reproduce\nfor name in {taken}: getattr(reproduce, name)"]
+    ended = subprocess.run(command, cwd=script.parent, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stderr
 
 
 @pytest.mark.parametrize("one", ON_CPU, ids=lambda one: one.name)
