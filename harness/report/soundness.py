@@ -110,6 +110,7 @@ class Checker:
 
     def _receipts(self) -> tuple[list[Receipt], list[str]]:
         found, errors = [], []
+        loose = set(self.pack.receipts.rglob("*.log"))
         for path in filter(receipt.is_receipt, sorted(self.pack.receipts.rglob("*.json"))):
             try:
                 one = receipt.load(path)
@@ -117,8 +118,11 @@ class Checker:
                 errors.append(str(error))
                 continue
             errors += _receipt_errors(self.pack, path, one)
+            loose.discard(path.with_name(one.log.file))
             if path.parent == self.pack.receipts:
                 found.append(one)
+        for log in sorted(loose if not errors else ()):
+            errors.append(f"{log.relative_to(self.pack.folder).as_posix()}: no receipt names it. Next: remove it")
         return found, errors
 
     def _probe(self, receipts: list[Receipt]) -> list[str]:

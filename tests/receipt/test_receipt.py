@@ -64,6 +64,16 @@ def test_a_receipt_that_was_edited_is_found(workbench: Workbench) -> None:
     assert "'PERFECT' is none of CONFIRMED" in _check(workbench)[1]
 
 
+def test_a_log_that_no_receipt_names_is_found(workbench: Workbench) -> None:
+    pack = workbench.lay("01_confirmed")
+    workbench.recorded()
+    (log,) = pack.glob("receipts/*.log")
+    log.with_name("cpu.traced.0123456789ab.log").write_text("of a run before\n")
+    status, output = _check(workbench)
+    assert status == 1
+    assert "receipts/cpu.traced.0123456789ab.log: no receipt names it. Next: remove it" in output
+
+
 def test_an_error_never_replaces_a_receipt(workbench: Workbench) -> None:
     pack = workbench.lay("01_confirmed")
     workbench.recorded()
