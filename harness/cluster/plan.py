@@ -148,13 +148,11 @@ class Wanted:
     def planned(self) -> PlannedCell:
         """Return what a node is told of it."""
         cell = self.cell
-        if cell.evidence is None:
-            raise ValueError(f"{cell.name} cannot be judged here")
         return PlannedCell(
             name=cell.name,
             pack=cell.pack.name,
             target=cell.target,
-            evidence=cell.evidence,
+            evidence=cell.known_evidence,
             source=cell.source,
             column=cell.column,
             version=cell.version,

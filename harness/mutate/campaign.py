@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness.core import files, tracebacks
 from harness.core.errors import HarnessError
-from harness.core.words import Evidence, LaneName, Verdict
+from harness.core.words import LaneName, Verdict
 from harness.lane.record import LaneRecord
 from harness.mutate import fates, generated, mutants
 from harness.mutate.fates import Found
@@ -278,7 +278,7 @@ class Campaign:
             schema=strength.SCHEMA,
             pack=pack.name,
             target=cell.target,
-            evidence=_evidence(cell),
+            evidence=cell.known_evidence,
             date=dt.datetime.now(dt.UTC).date().isoformat(),
             seed=self.order.seed_of(pack),
             generated=self.order.number_of(pack),
@@ -300,12 +300,6 @@ class Campaign:
             for mutant, own in subject.chosen
         }
         return Result(cell, measured, verdict=Verdict.CONFIRMED, files=places)
-
-
-def _evidence(cell: Cell) -> Evidence:
-    if cell.evidence is None:
-        raise ValueError(f"{cell.name} cannot be judged here")
-    return cell.evidence
 
 
 def wrongly_listed(result: Result) -> list[str]:

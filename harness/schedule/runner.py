@@ -195,8 +195,6 @@ class Runner:
 
     def _lane(self, task: Task, prepared: Prepared, source: Tree, timeout: float) -> Lane:
         cell = task.cell
-        if cell.evidence is None:
-            raise ValueError(f"{cell.name} cannot be judged here")
         return Lane(
             name=task.lane,
             probe=cell.pack.probe,
@@ -204,7 +202,7 @@ class Runner:
             dependency_set=prepared.dependency_set,
             dependencies=prepared.dependencies,
             target=cell.target,
-            evidence=cell.evidence,
+            evidence=cell.known_evidence,
             modules=cell.pack.definition.upstream.modules,
             must_load=prepared.must_load if task.lane == LaneName.PATCHED else (),
             claims=cell.pack.definition.claims,
@@ -217,13 +215,11 @@ class Runner:
 
     def _blank(self, task: Task, prepared: Prepared, placement: Placement, started: dt.datetime) -> LaneEnd:
         cell = task.cell
-        if cell.evidence is None:
-            raise ValueError(f"{cell.name} cannot be judged here")
         return LaneEnd(
             key=task.key,
             task=task.name,
             target=cell.target,
-            evidence=cell.evidence,
+            evidence=cell.known_evidence,
             lane=task.lane,
             number=task.number,
             started=started.isoformat(timespec="milliseconds"),

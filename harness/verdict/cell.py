@@ -83,6 +83,18 @@ class Cell:
         return self.target in self.pack.definition.targets
 
     @property
+    def known_evidence(self) -> Evidence:
+        """The evidence of a cell that this host can judge.
+
+        Raises:
+            ValueError: it cannot.
+
+        """
+        if self.evidence is None:
+            raise ValueError(f"{self.name} cannot be judged here")
+        return self.evidence
+
+    @property
     def is_whole(self) -> bool:
         """Whether every lane of its pack was requested."""
         return self.lanes == lanes_of(self.pack)
