@@ -132,7 +132,7 @@ class Wanted:
     @property
     def group(self) -> tuple[str, int, int]:
         """What it needs of a node: the architecture and number of its GPUs, and how many ranks its lanes have."""
-        return self.cell.gpu, self.tasks[0].gpus, self.tasks[0].ranks
+        return self.cell.gpu, self.tasks[0].gpus, self.tasks[0].cores
 
     @property
     def expected(self) -> float:

@@ -201,6 +201,7 @@ class Target:
         exclusive: its lanes have their GPU (on target cpu: the host's cores) for themselves from beginning to end.
         gpus: how many GPUs an executed lane needs, all at once.
         ranks: how many ranks the largest group has that the probe starts and speaks for; 1: it starts none.
+        processes: in how many its probe compiles at once; 1: it compiles nothing, or one after the other.
         gpu_memory_gib: what an executed lane takes of each at most, in GiB.
         environment: what a script of the pack builds in the cache; lanes run with its interpreter where it is there.
 
@@ -217,6 +218,7 @@ class Target:
     exclusive: bool = False
     gpus: int = 1
     ranks: int = 1
+    processes: int = 1
     gpu_memory_gib: float = 8.0
     environment: str = ""
 

@@ -80,6 +80,8 @@ def _targets(definition: Definition) -> Iterator[str]:
             yield f"{path}.gpus: more than {MOST_GPUS}"
         if not target.ranks <= MOST_RANKS:
             yield f"{path}.ranks: more than {MOST_RANKS}"
+        if not 1 <= target.processes <= MOST_RANKS:
+            yield f"{path}.processes: {target.processes!r} is not between 1 and {MOST_RANKS}"
         if not 0 <= target.gpu_memory_gib <= MOST_MEMORY_GIB:
             yield f"{path}.gpu_memory_gib: {target.gpu_memory_gib!r} is no number of GiB"
         yield from _claims(f"{path}.claims", tuple(claim for claim in target.claims if claim != BITWISE_IDENTICAL))

@@ -68,6 +68,6 @@ def expected_seconds(task: Task) -> float:
 
 def at_least(tasks: Iterable[Task], jobs: int) -> float | None:
     """Return a bound below which no schedule of these tasks comes, in seconds; None where no duration is known."""
-    known = [(task.seconds, min(task.ranks, jobs)) for task in tasks if task.seconds is not None]
+    known = [(task.seconds, min(task.cores, jobs)) for task in tasks if task.seconds is not None]
     together = sum(seconds * cores for seconds, cores in known) / jobs
     return max(together, *(seconds for seconds, _ in known)) if known else None

@@ -60,7 +60,7 @@ class Places:
 
     def _cores(self, task: Task) -> int:
         """Return as how many lanes a lane counts."""
-        return min(task.ranks, self.jobs)
+        return min(task.cores, self.jobs)
 
     def _has_cores(self, task: Task) -> bool:
         return not self.full and self._running + self._cores(task) <= self.jobs

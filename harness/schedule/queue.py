@@ -18,7 +18,7 @@ Rank = tuple[bool, bool, int, int, float, int]
 
 def _rank(task: Task, after_it: float, place: int) -> Rank:
     quiet = task.cell.measures or task.exclusive
-    return (not task.urgent, not quiet, -task.gpus, -task.ranks, -expected_seconds(task) - after_it, place)
+    return (not task.urgent, not quiet, -task.gpus, -task.cores, -expected_seconds(task) - after_it, place)
 
 
 @dataclass

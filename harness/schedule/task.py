@@ -60,9 +60,14 @@ class Task:
         return self.cell.stated.gpus if self.cell.gpu else 0
 
     @property
-    def ranks(self) -> int:
-        """How many processes work in it at once, each on a core."""
-        return self.cell.stated.ranks
+    def cores(self) -> int:
+        """As how many of the lanes that run at once it counts: one for each of its ranks.
+
+        Lanes of wrong fixes are many of one kind, and count the processes that they compile in, too: as many lanes as
+        cores would be several processes a core. Other lanes compile while their neighbours do something else.
+        """
+        stated = self.cell.stated
+        return max(stated.ranks, stated.processes) if self.cell.is_wrong_fix else stated.ranks
 
     @property
     def log(self) -> str:
