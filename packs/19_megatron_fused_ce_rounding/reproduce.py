@@ -30,15 +30,16 @@ has its twin through the unfused function, a control:
         layer; also large, shifted by 100, and -inf for classes that are masked out
     target [sequence, batch] int64                  any class; all on one rank; some of no rank (-100, or too large)
     tp_group                                        1, 2 and 4 ranks, beside others of the same size
-    the gradient that comes from above              1, one number expanded, any weights, a loss mask, a loss scale
+    the gradient that comes from above              1, one number expanded, any weights, a loss mask, a loss scale; of
+        any strides: transposed, one row for all, every second of a batch
     entry                                           the function, and LanguageModule.compute_language_model_loss
     what comes back                                 fp32 losses [sequence, batch]; a gradient of the logits' dtype
 
 The function has no label smoothing. Besides: what backward itself returns, how many copies of the gradient are made and
 how many bytes are held for it; a second backward, which autograd refuses; logits that another term uses, too; losses of
-several dtypes whose backwards come later; the derivative by the loss's weights; no_grad; a loss scale beyond fp16; and
-the functions compiled by jit_fuser. Second derivatives by the logits are not: both functions take the softmax for a
-constant.
+several dtypes whose backwards come later; the derivative by the loss's weights; no_grad; autocast to another dtype; a
+loss scale beyond fp16; and the functions compiled by jit_fuser. Second derivatives by the logits are not: both
+functions take the softmax for a constant.
 fp32 logits are overwritten by forward in both implementations (https://github.com/NVIDIA/Megatron-LM/pull/1594).
 
 How it is run: this process imports Megatron and forks four ranks that talk through gloo on the loopback device. Each
@@ -446,6 +447,37 @@ def evaluated(doors, dtype, rank, group):
         return {"logits": given, "loss": doors.loss(logits, case.targets, group)}
 
 
+def layouts(doors, dtype, rank, group):
+    """Go backward with gradients from above of several strides; name those that give other bits than a dense copy."""
+    case = small(doors.torch, dtype, doors.replica)
+    above = case.above
+    given = {
+        "transposed": above.t().contiguous().t(),
+        "one row": above[:1].expand(above.shape),
+        "one column": above[:, :1].expand(above.shape),
+        "every second": above.repeat_interleave(2, 1)[:, ::2],
+    }
+    differ = []
+    for name, strided in given.items():
+        found = []
+        for each in (strided, strided.clone(memory_format=case.torch.contiguous_format)):
+            _, logits, loss = started(doors, dtype, rank, group)
+            found += gradients_of(loss, [logits], each)
+        differ += [] if case.torch.equal(*found) else [name]
+    return {"differ": ", ".join(differ)}
+
+
+def autocast(doors, dtype, rank, group):
+    """Go forward and backward while autocast asks for a dtype that the logits do not have."""
+    case = small(doors.torch, dtype, doors.replica)
+    logits = case.leaves(rank)[2]
+    given = logits.detach().clone()
+    other = case.torch.float16 if dtype == "bfloat16" else case.torch.bfloat16
+    with case.torch.autocast("cpu", other):
+        (gradient,) = gradients_of(doors.loss(logits, case.targets, group), [logits], case.above)
+    return {"logits": given, "gradient": gradient}
+
+
 def overflowing(doors, scale, rank, group):
     """Go backward in fp16 with a loss scale that is beyond its range."""
     case, logits, loss = started(doors, "float16", rank, group)
@@ -663,6 +695,14 @@ def judge_shared(found, case):
     return error <= tolerance, {"measured": error, "tolerance": tolerance, "unit": "relative error"}
 
 
+def judge_autocast(found, case):
+    """Judge a gradient by the reference, and its dtype by that of the logits."""
+    gradient = found[0]["gradient"]
+    error, tolerance = norm_error(gradient, case.reference(found[0]["logits"])[1]), case.tolerance()
+    ok = error <= tolerance and gradient.dtype == case.dtype
+    return ok, {"measured": error, "tolerance": tolerance, "unit": "relative error"}
+
+
 def judge_weighted(found, case):
     """Judge a derivative by what is multiplied by the gradient from above: nothing in it is rounded but in float32."""
     logits = found[0]["logits"]
@@ -709,6 +749,8 @@ def checks(torch):
             (f"shared.{dtype}", 1, role, shared, dtype, (judge_shared, case)),
             (f"weighted.{dtype}", 1, role, weighted, dtype, (judge_weighted, case)),
             (f"evaluated.{dtype}", 1, "control", evaluated, dtype, (judge_evaluated, case)),
+            (f"layouts.{dtype}", 1, "control", layouts, dtype, (judge_interleaved,)),
+            (f"autocast.{dtype}", 1, role, autocast, dtype, (judge_autocast, case)),
         ]
         if dtype != "float32":
             found.append((f"kept.{dtype}", 1, "control", kept, dtype, (judge_kept,)))
