@@ -20,7 +20,7 @@ rounded when it is loaded.
 Cause: Float16Module calls module.bfloat16() or module.half(), which spare nothing.
 
 Scope: what the real mixer hands to its kernels from inside the real Float16Module, in training, static prefill and
-static decode; and what the real optimizer for bf16 makes of the parameters, and saves. Contract (CASES has the rows):
+static decode; and what the real optimizer for bf16 makes of the parameters, and saves. Contract (rows: CASES):
 
     16-bit type             bf16, fp16
     D                       a value a head, or one a channel (D_has_hdim; decode does not take that)
@@ -28,6 +28,9 @@ static decode; and what the real optimizer for bf16 makes of the parameters, and
     params_dtype            the 16-bit type, or fp32 (Float16Module then casts every other parameter)
     values                  as they are made; from a checkpoint in fp32; from one in 16 bits (a control)
     context parallelism     one rank, and the second of two
+    settings                SETTINGS: uninitialised weights, other options, the second of two tensor-parallel ranks; in
+                            a model of several layers; a checkpoint in fp32 before the cast, and after it. The meta
+                            device is none of them: the mixer itself names the device of its parameters
     all else                is cast as module.bfloat16() or half() did, from every floating-point type, parameters and
                             buffers, frozen, tied, empty or in a child; complex and integer ones, identities and
                             attributes stay (controls). Nothing is said of a buffer that is marked: no mixer has one
@@ -129,6 +132,20 @@ CASES = (
     ("float16", True, 1, True, "float32"),
     ("float16", True, 1, False, "float16"),
 )
+# One row: options of the configuration and arguments of the mixer, for one layer of a model. With tensor parallelism it
+# is the second rank's, with half of the heads.
+SETTINGS = {
+    "from a checkpoint": ({"perform_initialization": False}, {}),
+    "initialised on the CPU": ({"use_cpu_initialization": True}, {"conv_init": 0.5}),
+    "heads by width": ({"mamba_num_heads": None}, {"expand": 3}),
+    "two kernels": ({"use_mamba_mem_eff_path": False}, {"rmsnorm": False}),
+    "states in fp32": ({"mamba_training_ssm_states_dtype": "float32"}, {"chunk_size": 4}),
+    "a later layer": ({"num_layers": 9}, {"layer_number": 7, "pp_layer_offset": 4, "name": "layers.6.mixer"}),
+    "no number": ({}, {"layer_number": None, "D_has_hdim": True}),
+    "one rate": ({}, {"A_init_range": (3, 3), "dt_min": 0.01, "dt_max": 0.02, "dt_init_floor": 0.015}),
+    "tensor parallel": ({"tensor_model_parallel_size": 2}, {}),
+    "from a checkpoint, a D for each channel": ({"perform_initialization": False}, {"D_has_hdim": True}),
+}
 HEADS, CHANNELS, STATE, HIDDEN, TOKENS, BATCH = 6, 4, 5, 16, 12, 2
 TYPES = ("float64", "float32", "float16", "bfloat16", "float8_e5m2", "complex64", "int64", "bool")
 MANY = 128  # heads of the mixer whose decay is measured
@@ -182,7 +199,7 @@ class Kernels:
         found = self.torch.nn.functional.conv1d(padded, weight[:, None], bias, groups=len(weight))
         return silu(found)
 
-    def scan(self, x, dt, A, B, C, *_, D, z=None, dt_bias, return_final_states=False, **_options):  # noqa: PLR0913
+    def scan(self, x, dt, A, B, C, *_, D, z=None, dt_bias, return_final_states=False, state_dtype=None, **_options):  # noqa: ARG002, PLR0913
         """Stand for mamba_chunk_scan_combined."""
         self.note(A, D, dt_bias)
         step = self.torch.nn.functional.softplus(dt.float() + dt_bias)
@@ -195,7 +212,7 @@ class Kernels:
         state = x.new_zeros(x.shape[0], x.shape[2], x.shape[3], B.shape[-1])
         return (found.to(x.dtype), state) if return_final_states else found.to(x.dtype)
 
-    def whole(self, zxbcdt, weight, bias, dt_bias, A, D, chunk_size, *, ngroups, headdim, **_):  # noqa: PLR0913, PLR0917
+    def whole(self, zxbcdt, weight, bias, dt_bias, A, D, chunk_size, *, ngroups, headdim, state_dtype=None, **_):  # noqa: ARG002, PLR0913, PLR0917
         """Stand for mamba_split_conv1d_scan_combined."""
         heads, width = len(A), len(A) * (headdim or D.shape[-1])
         state = (zxbcdt.shape[-1] - 2 * width - heads) // (2 * ngroups)
@@ -229,11 +246,13 @@ def gated_norm(torch):
 
 
 def linear(torch):
-    """Make a class for Megatron's parallel linear layers on one rank."""
+    """Make a class for Megatron's parallel linear layers: the first is cut by its outputs, the second by its inputs."""
 
     class Linear(torch.nn.Module):
-        def __init__(self, inputs, outputs, *, config, **_):
+        def __init__(self, inputs, outputs, *, config, input_is_parallel=False, **_):
             super().__init__()
+            ranks = config.tensor_model_parallel_size
+            inputs, outputs = (inputs // ranks, outputs) if input_is_parallel else (inputs, outputs // ranks)
             self.weight = torch.nn.Parameter(torch.randn(outputs, inputs, dtype=config.params_dtype) / 4)
             self.register_parameter("bias", None)
 
@@ -380,6 +399,42 @@ def context_parallel(up):
         pairs = ((mixer.mixer.cp.get_A_log(), wanted["A_log"]), (mixer.mixer.cp.get_D(), wanted["D"]))
         errors += [off(x.detach().double(), y[len(y) // 2 :]) for x, y in pairs]
     return not any(errors), {"measured": errors, "tolerance": 0, "unit": "relative error"}
+
+
+def settings(up, half):
+    """Judge what the kernels of a model's layers are given, each made with other settings, from a checkpoint in fp32.
+
+    The checkpoint is loaded before the model is cast, and another after that.
+    """
+    torch, dtype = up.torch, getattr(up.torch, half)
+    halves = {"bf16": half == "bfloat16", "fp16": half == "float16"}
+    common = {"num_layers": 1, "hidden_size": HIDDEN, "num_attention_heads": 2, "params_dtype": dtype} | halves
+    common |= {"mamba_num_heads": HEADS, "mamba_head_dim": CHANNELS, "mamba_state_dim": STATE, "mamba_num_groups": 2}
+    parts = up.mixer.MambaMixerSubmodules(in_proj=up.linear, out_proj=up.linear)
+    torch.manual_seed(HEADS)
+    layers, errors = torch.nn.ModuleDict(), {}
+    for name, (options, arguments) in SETTINGS.items():
+        options = {key: getattr(torch, x) if isinstance(x, str) else x for key, x in options.items()}  # noqa: PLW2901
+        config = up.config(**(common | options))
+        ranks = config.tensor_model_parallel_size
+        groups = up.groups(tp=group(ranks, ranks - 1), cp=group(), pp=group())
+        arguments = {"layer_number": 1, "pg_collection": groups} | arguments  # noqa: PLW2901
+        layers[name] = up.mixer.MambaMixer(config, parts, HIDDEN, **arguments)
+    for step in ("before", "after"):
+        state = {name: torch.ones_like(x, dtype=torch.float32) / 3 for name, x in layers.state_dict().items()}
+        for name in [name for name in state if name.endswith((".A_log", ".D"))]:
+            state[name] += torch.rand(state[name].shape)
+        layers.load_state_dict(state)
+        if step == "before":
+            up.module.Float16Module(up.config(**common), layers)
+        for name, layer in layers.items():
+            up.kernels.given = {}
+            layer(torch.randn(TOKENS, BATCH, HIDDEN).to(dtype))
+            given = up.kernels.given
+            errors[f"{name}, {step}: A"] = off(given["A"], -state[f"{name}.A_log"].double().exp())
+            errors[f"{name}, {step}: D"] = off(given["D"], state[f"{name}.D"].double())
+    wrong = {name: error for name, error in errors.items() if not error <= EXACT}
+    return not wrong, {"measured": wrong, "tolerance": EXACT, "unit": "relative error, where it is more"}
 
 
 def cast(up, case):
@@ -616,6 +671,7 @@ def judge(probe, target):
     for half in ("bfloat16", "float16"):
         probe.judge(f"decay.{half}", "defect", decay, probe, up, half)
         rounded_bias(probe, torch, half)
+        probe.judge(f"settings.{half}", "defect", settings, up, half)
         probe.judge(f"types.{half}", "control", cast_types, up, half)
     probe.judge("context_parallel", "defect", context_parallel, up)
     probe.judge("refused", "control", refused, up)
