@@ -294,7 +294,9 @@ class Doors:
         self.state._TENSOR_MODEL_PARALLEL_GROUP = group  # noqa: SLF001 - where older releases look for it
         if entry == "model":
             config = types.SimpleNamespace(cross_entropy_loss_fusion=fused, cross_entropy_fusion_impl="native")
-            model = types.SimpleNamespace(config=config, pg_collection=types.SimpleNamespace(tp=group), tp_group=group)
+            groups = types.SimpleNamespace(tp=group)
+            model = types.SimpleNamespace(config=config, pg_collection=groups, tp_group=group)
+            model.model_comm_pgs = groups  # the name in 0.14.0
             return self.language.LanguageModule.compute_language_model_loss(model, targets.t(), logits).t()
         module = self.fused_module if fused else self.unfused_module
         function = getattr(module, "fused_" * fused + "vocab_parallel_cross_entropy")
