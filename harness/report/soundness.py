@@ -116,12 +116,13 @@ class Checker:
                 one = receipt.load(path)
             except HarnessError as error:
                 errors.append(str(error))
+                loose -= set(path.parent.glob(f"{path.stem}.*.log"))  # whether one is its own cannot be known
                 continue
             errors += _receipt_errors(self.pack, path, one)
             loose.discard(path.with_name(one.log.file))
             if path.parent == self.pack.receipts:
                 found.append(one)
-        for log in sorted(loose if not errors else ()):
+        for log in sorted(loose):
             errors.append(f"{log.relative_to(self.pack.folder).as_posix()}: no receipt names it. Next: remove it")
         return found, errors
 

@@ -36,8 +36,8 @@ class _GpuUse:
 class Places:
     """How many lanes run at once, on which GPUs, and what of them is taken.
 
-    A lane of several ranks counts as that many, or as all that there are. Lanes are not bound to cores: some compile in
-    several processes, and whoever is bound cannot use what is idle.
+    A lane counts as its `cores`, or as all that there are. Lanes are not bound to cores: some compile in several
+    processes, and whoever is bound cannot use what is idle.
 
     Attributes:
         jobs: how many lanes run at once, whatever they use.

@@ -12,7 +12,7 @@ from harness.schedule.places import Placement, Places
 from harness.schedule.task import Task
 
 #: Left out last time, then what needs quiet (it waits for others, so the sooner it is through the better), then those
-#: of several GPUs, then those of several ranks, then the longest first with what waits for it; then as they came.
+#: of several GPUs, then those of several cores, then the longest first with what waits for it; then as they came.
 Rank = tuple[bool, bool, int, int, float, int]
 
 
@@ -39,7 +39,7 @@ class Queue:
         """Take the first task for which there is a place; None where there is none.
 
         Nothing passes a task that waits for GPUs of the same architecture, or for the cores: so a lane that needs
-        several GPUs, a GPU for itself, or a core for each of its ranks, gets them. `wanted` says whether a task still
+        several GPUs, a GPU for itself, or several cores (`Task.cores`), gets them. `wanted` says whether a task still
         makes sense: one that does not is dropped.
         """
         blocked: set[str] = set()

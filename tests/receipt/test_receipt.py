@@ -72,6 +72,10 @@ def test_a_log_that_no_receipt_names_is_found(workbench: Workbench) -> None:
     status, output = _check(workbench)
     assert status == 1
     assert "receipts/cpu.traced.0123456789ab.log: no receipt names it. Next: remove it" in output
+    log.write_text("changed\n")
+    assert "receipts/cpu.traced.0123456789ab.log: no receipt names it" in _check(workbench)[1], "beside another error"
+    (pack / "receipts/cpu.traced.json").write_text("{")
+    assert "no receipt names it" not in _check(workbench)[1], "it may be that of the receipt which cannot be read"
 
 
 def test_an_error_never_replaces_a_receipt(workbench: Workbench) -> None:
