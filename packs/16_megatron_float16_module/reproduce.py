@@ -28,9 +28,10 @@ static decode; and what the real optimizer for bf16 makes of the parameters, and
     params_dtype            the 16-bit type, or fp32 (Float16Module then casts every other parameter)
     values                  as they are made; from a checkpoint in fp32; from one in 16 bits (a control)
     context parallelism     one rank, and the second of two
-    settings                SETTINGS: uninitialised weights, other options, the second of two tensor-parallel ranks; in
-                            a model of several layers; a checkpoint in fp32 before the cast, and after it. The meta
-                            device is none of them: the mixer itself names the device of its parameters
+    settings                SETTINGS: uninitialised weights, other options, the second of two tensor-parallel ranks,
+                            frozen layers; in a model of several, cast while it trains and in evaluation; a checkpoint
+                            in fp32 before the cast, and after it. The meta device is none of them: the mixer itself
+                            names the device of its parameters
     all else                is cast as module.bfloat16() or half() did, from every floating-point type, parameters and
                             buffers, frozen, tied, empty or in a child; complex and integer ones, identities and
                             attributes stay (controls). Nothing is said of a buffer that is marked: no mixer has one
@@ -146,6 +147,7 @@ SETTINGS = {
     "tensor parallel": ({"tensor_model_parallel_size": 2}, {}),
     "from a checkpoint, a D for each channel": ({"perform_initialization": False}, {"D_has_hdim": True}),
 }
+FROZEN = ("no number", "two kernels")  # of SETTINGS: with a D for each channel, and without
 HEADS, CHANNELS, STATE, HIDDEN, TOKENS, BATCH = 6, 4, 5, 16, 12, 2
 TYPES = ("float64", "float32", "float16", "bfloat16", "float8_e5m2", "complex64", "int64", "bool")
 MANY = 128  # heads of the mixer whose decay is measured
@@ -401,10 +403,10 @@ def context_parallel(up):
     return not any(errors), {"measured": errors, "tolerance": 0, "unit": "relative error"}
 
 
-def settings(up, half):
+def settings(up, half, training):
     """Judge what the kernels of a model's layers are given, each made with other settings, from a checkpoint in fp32.
 
-    The checkpoint is loaded before the model is cast, and another after that.
+    The checkpoint is loaded before the model is cast, and another after that. The cast is in training or in evaluation.
     """
     torch, dtype = up.torch, getattr(up.torch, half)
     halves = {"bf16": half == "bfloat16", "fp16": half == "float16"}
@@ -419,14 +421,15 @@ def settings(up, half):
         ranks = config.tensor_model_parallel_size
         groups = up.groups(tp=group(ranks, ranks - 1), cp=group(), pp=group())
         arguments = {"layer_number": 1, "pg_collection": groups} | arguments  # noqa: PLW2901
-        layers[name] = up.mixer.MambaMixer(config, parts, HIDDEN, **arguments)
+        layers[name] = up.mixer.MambaMixer(config, parts, HIDDEN, **arguments).requires_grad_(name not in FROZEN)
     for step in ("before", "after"):
         state = {name: torch.ones_like(x, dtype=torch.float32) / 3 for name, x in layers.state_dict().items()}
         for name in [name for name in state if name.endswith((".A_log", ".D"))]:
             state[name] += torch.rand(state[name].shape)
         layers.load_state_dict(state)
         if step == "before":
-            up.module.Float16Module(up.config(**common), layers)
+            up.module.Float16Module(up.config(**common), layers.train(training))
+            layers.train()
         for name, layer in layers.items():
             up.kernels.given = {}
             layer(torch.randn(TOKENS, BATCH, HIDDEN).to(dtype))
@@ -671,7 +674,8 @@ def judge(probe, target):
     for half in ("bfloat16", "float16"):
         probe.judge(f"decay.{half}", "defect", decay, probe, up, half)
         rounded_bias(probe, torch, half)
-        probe.judge(f"settings.{half}", "defect", settings, up, half)
+        for way, training in (("training", True), ("evaluation", False)):
+            probe.judge(f"settings.{half}.{way}", "defect", settings, up, half, training)
         probe.judge(f"types.{half}", "control", cast_types, up, half)
     probe.judge("context_parallel", "defect", context_parallel, up)
     probe.judge("refused", "control", refused, up)
