@@ -72,7 +72,30 @@ class Gpus:
 NO_GPU = Gpus("")
 
 
-def build(host: Mapping[str, str], folders: Folders, paths: list[Path], gpus: Gpus, threads: int = 1) -> dict[str, str]:
+@dataclass(frozen=True)
+class Share:
+    """A lane's share of the host's cores: lanes run beside each other.
+
+    Attributes:
+        threads: that libraries such as torch use for one computation.
+        processes: in how many its probe may compile at once; how many does not change what comes out.
+
+    """
+
+    threads: int = 1
+    processes: int = 1
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables that say so."""
+        return {"OMP_NUM_THREADS": str(self.threads), "REPRODUCER_PROCESSES": str(self.processes)}
+
+
+ONE_CORE = Share()
+
+
+def build(
+    host: Mapping[str, str], folders: Folders, paths: list[Path], gpus: Gpus, share: Share = ONE_CORE
+) -> dict[str, str]:
     """Return a lane's environment.
 
     Args:
@@ -80,7 +103,7 @@ def build(host: Mapping[str, str], folders: Folders, paths: list[Path], gpus: Gp
         folders: the lane's.
         paths: tree and dependency set, in the order of PYTHONPATH.
         gpus: what it sees of them.
-        threads: that libraries such as torch use for one computation; lanes run beside each other.
+        share: of the cores.
 
     """
     inherited = {
@@ -97,13 +120,13 @@ def build(host: Mapping[str, str], folders: Folders, paths: list[Path], gpus: Gp
     return {
         **inherited,
         **gpus.variables(),
+        **share.variables(),
         **{name: str(folders.kept / folder) for name, folder in kept.items()},
         # A dependency set and torch bring their bytecode; a tree's is compiled in each lane, and kept in none.
         "PYTHONDONTWRITEBYTECODE": "1",
         "HOME": str(folders.home),
         "TMPDIR": str(folders.temporary),
         "PYTHONPATH": os.pathsep.join(str(path) for path in paths),
-        "OMP_NUM_THREADS": str(threads),
         "PYTHONSAFEPATH": "1",
         "PYTHONNOUSERSITE": "1",
         "PYTHONFAULTHANDLER": "1",

@@ -46,7 +46,7 @@ class Lane:
         devices: the GPUs it sees where it executes, as CUDA_VISIBLE_DEVICES names them; None: what the host shows.
         locks: a file for each of them that it shares with other lanes.
         cancel: a file descriptor; once it can be read, the lane is abandoned.
-        threads: that its libraries use for one computation.
+        share: of the host's cores.
         environment: whose interpreter runs it; None: the runner's own.
         stops_at_failed_check: whether it is over with the first check that fails: enough to refuse a wrong fix.
 
@@ -66,7 +66,7 @@ class Lane:
     devices: str | None = None
     locks: tuple[Path, ...] = ()
     cancel: int | None = None
-    threads: int = 1
+    share: environment.Share = environment.ONE_CORE
     environment: Path | None = None
     stops_at_failed_check: bool = False
 
@@ -127,7 +127,7 @@ def _run(lane: Lane, folders: environment.Folders, log: Path) -> LaneRun:
     paths = [lane.tree.import_root, lane.dependencies.folder]
     command = process.Command(
         arguments=(str(python), "-P", str(lane.probe), "--target", lane.target),
-        environment=environment.build(os.environ, folders, paths, gpus, lane.threads),
+        environment=environment.build(os.environ, folders, paths, gpus, lane.share),
         folder=folders.current,
         timeout=lane.timeout,
         cancel=lane.cancel,

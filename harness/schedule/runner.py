@@ -13,8 +13,10 @@ from harness.core import files, room
 from harness.core.cache import Cache
 from harness.core.seal import Layout
 from harness.core.words import LaneName, LaneVerdict
+from harness.host import host as this_host
 from harness.host.host import Host
 from harness.lane import built_environment, lane
+from harness.lane.environment import Share
 from harness.lane.lane import Lane, LaneRun
 from harness.lane.record import LaneRecord
 from harness.receipt import writer
@@ -208,7 +210,7 @@ class Runner:
             claims=cell.pack.definition.claims,
             timeout=timeout,
             cancel=self.cancel,
-            threads=self.threads,
+            share=Share(self.threads, min(cell.stated.processes, len(this_host.cores()))),
             environment=cell.environment,
             stops_at_failed_check=cell.is_wrong_fix and task.lane == LaneName.PATCHED,
         )

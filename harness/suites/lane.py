@@ -126,7 +126,7 @@ def run(cache: Cache, host: Host, wanted: Wanted, place: Place, log: Path) -> Su
         with jit_folder(cache, key, work) as kept:
             folders = environment.Folders(work, kept)
             folders.create()
-            variables = environment.build(os.environ, folders, paths, gpus, place.threads)
+            variables = environment.build(os.environ, folders, paths, gpus, environment.Share(place.threads))
             command = process.Command(
                 arguments=(*ours, *wanted.arguments),
                 environment=_environment(wanted.suite, variables),

@@ -7,8 +7,9 @@ import subprocess
 import sys
 from pathlib import Path
 
+from harness.host.host import cores
 from harness.lane import environment
-from harness.lane.environment import NO_GPU, Folders, Gpus
+from harness.lane.environment import NO_GPU, Folders, Gpus, Share
 from harness.pack import probe
 from testing.workbench import Workbench
 
@@ -32,10 +33,11 @@ DROPPED = {
 
 def test_a_lane_keeps_the_switches_of_a_shared_host_and_drops_the_rest(tmp_path: Path) -> None:
     folders = Folders(tmp_path / "work", tmp_path / "kept")
-    built = environment.build(KEPT | DROPPED, folders, [Path("/tree"), Path("/dependencies")], Gpus(), 3)
+    built = environment.build(KEPT | DROPPED, folders, [Path("/tree"), Path("/dependencies")], Gpus(), Share(3, 2))
     assert KEPT.items() <= built.items()
     assert not {"GITHUB_TOKEN", "TRITON_INTERPRET", "PYTHONSTARTUP", "HF_HOME"} & set(built)
     assert (built["PYTHONPATH"], built["OMP_NUM_THREADS"]) == ("/tree:/dependencies", "3")
+    assert built["REPRODUCER_PROCESSES"] == "2"
     chosen = environment.build(KEPT, folders, [], Gpus("0,1", Path("/gate")))
     assert (chosen["CUDA_VISIBLE_DEVICES"], chosen["CUDA_DEVICE_ORDER"]) == ("0,1", "PCI_BUS_ID")
     assert chosen["REPRODUCER_GPU_GATE"] == "/gate"
@@ -49,6 +51,8 @@ def test_a_real_lane_has_its_own_folders_and_the_switches(workbench: Workbench) 
     probe = folder / "reproduce.py"
     shown = '    import os\n    print("ENVIRONMENT", sorted(os.environ.items()), os.getcwd())\n    values, weights ='
     probe.write_text(probe.read_text().replace("    values, weights =", shown))
+    definition = folder / "pack.toml"
+    definition.write_text(definition.read_text().replace("[targets.cpu]\n", "[targets.cpu]\nprocesses = 1000\n"))
     search = os.pathsep.join(["/elsewhere", *filter(None, [os.environ.get("PYTHONPATH")])])
     status, (row,) = workbench.rows(
         "--receipts", str(workbench.folder / "out"), **(KEPT | DROPPED | {"PYTHONPATH": search})
@@ -63,6 +67,7 @@ def test_a_real_lane_has_its_own_folders_and_the_switches(workbench: Workbench) 
         assert "('TORCH_SYMM_MEM_DISABLE_MULTICAST', '1')" in log
         assert "('CUDA_VISIBLE_DEVICES', '')" in log
         assert "GITHUB_TOKEN" not in log
+        assert f"('REPRODUCER_PROCESSES', '{len(cores())}')" in log, "no more than the cores"
         assert "('HOME', '$HOME')" in log, "known places are names"
 
 
