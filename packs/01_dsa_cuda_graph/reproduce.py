@@ -1495,7 +1495,8 @@ def judge(probe, target):
     able = [x for x in asked if target == "cpu" or RANKS[x] <= count]
     threads = concurrent.futures.ThreadPoolExecutor
     told = {}
-    with tempfile.TemporaryDirectory() as folder, threads(min(16, os.cpu_count())) as many, threads(1) as one:
+    at_once = int(os.environ.get("REPRODUCER_PROCESSES") or os.cpu_count())  # the runner shares the cores out
+    with tempfile.TemporaryDirectory() as folder, threads(min(16, at_once)) as many, threads(1) as one:
         # One group of ranks at a time.
         pools = {x: one if RANKS[x] > 1 else many for x in able}
         answers = {x: pools[x].submit(gather, start, x, target, folder) for x in able}

@@ -866,7 +866,8 @@ def judge_builds(probe, lab, target, *, executed):
     context = multiprocessing.get_context(
         "spawn" if lab.torch.cuda.is_initialized() else "fork"
     )  # CUDA survives no fork
-    with concurrent.futures.ProcessPoolExecutor(os.cpu_count(), mp_context=context) as pool:
+    processes = int(os.environ.get("REPRODUCER_PROCESSES") or os.cpu_count())  # the runner shares the cores out
+    with concurrent.futures.ProcessPoolExecutor(processes, mp_context=context) as pool:
         futures = [pool.submit(build, key, lab.asked[one][key], target, executed) for one, key in tasks]
     for (one, key), future in zip(tasks, futures, strict=True):
         (source, reason), control = future.result(), one[:2] == DEEPSEEK[:2]

@@ -518,7 +518,8 @@ def judge(probe, target):
         language.dynamic = functools.cache(language.dynamic)  # else the release traces its kernels anew in every call
         jobs = itertools.product(KERNELS, cases)  # the slow ones first
         jobs = [(kernel, case) for kernel, case in jobs if kernel != KERNELS[-1] or case.entry == "mamba3_mimo"]
-        with ProcessPoolExecutor(os.cpu_count(), multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
+        processes = int(os.environ.get("REPRODUCER_PROCESSES") or os.cpu_count())  # the runner shares the cores out
+        with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
             list(pool.map(compile_one, *zip(*jobs, strict=True)))
     for case in cases:
         for role, kind in (("defect", "grouped"), ("control", "g1_and_gh")):

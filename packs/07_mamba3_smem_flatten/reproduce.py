@@ -560,7 +560,8 @@ def judge(probe, target):
     tasks = list(itertools.product(names, KERNELS, options))
     tasks += [(name, "bwd_fwd", False) for name in BUILDS if executed and name not in WHOLE]
     context = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")  # CUDA survives no fork
-    with concurrent.futures.ProcessPoolExecutor(min(len(tasks), os.cpu_count()), mp_context=context) as pool:
+    processes = int(os.environ.get("REPRODUCER_PROCESSES") or os.cpu_count())  # the runner shares the cores out
+    with concurrent.futures.ProcessPoolExecutor(min(len(tasks), processes), mp_context=context) as pool:
         built = list(pool.map(build, *zip(*tasks, strict=True), itertools.repeat(target)))
     compiled = say_builds(probe, tasks, built)
     if executed:
