@@ -123,6 +123,7 @@ import importlib.util
 import itertools
 import math
 import multiprocessing
+import unittest.mock
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 
@@ -459,13 +460,24 @@ def prepare_cpu():
 
 
 def compile_one(kernel, case):
-    """Compile one kernel of a case into the cache on disk, in a process of its own; the other kernels are left out."""
+    """Compile one kernel of a case into the cache on disk, in another process; the other kernels are left out."""
     forward, backward = load(f"{FOLDER}_fwd" + "_varlen" * (case.layout == "varlen")), backward_module(case)
-    for name, module in zip(KERNELS, (backward, backward, forward), strict=True):
-        if name != kernel:
-            setattr(module, name, lambda *_, **__: lambda *_: None)
-    with contextlib.suppress(Exception):  # the check compiles it again, and says what it raised
-        call(case, *make(case, 16, 16))
+    others = zip(KERNELS, (backward, backward, forward), strict=True)
+    with contextlib.ExitStack() as stack:
+        for module, name in [(module, name) for name, module in others if name != kernel]:
+            stack.enter_context(unittest.mock.patch.object(module, name, return_value=lambda *_: None))
+        with contextlib.suppress(Exception):  # the check compiles it again, and says what it raised
+            call(case, *make(case, 16, 16))
+
+
+def compile_all(pool, cases):
+    """Have all kernels compiled, those of the first case first, then the slow ones. Return what each case waits for."""
+    jobs = itertools.product(KERNELS, cases)
+    jobs = [(kernel, case) for kernel, case in jobs if kernel != KERNELS[-1] or case.entry == "mamba3_mimo"]
+    started = {case: [] for case in cases}
+    for kernel, case in sorted(jobs, key=lambda job: job[1] != cases[0]):
+        started[case].append(pool.submit(compile_one, kernel, case))
+    return started
 
 
 def judged(probe, case, kind, figures):
@@ -510,22 +522,24 @@ def judge(probe, target):
         probe.upstream(load(FOLDER + name))
     cases, figures = [Case(*row) for row in CASES], {}
     cases = [replace(case, ends=ENDS[evidence, case.layout](case.chunk)) for case in cases]
+    pool, started = contextlib.nullcontext(), {}
     if target == "cpu":
         cases = [replace(case, device="cpu") for case in cases]
         prepare_cpu()
     else:
         language = load(f"{FOLDER}_bwd").T
         language.dynamic = functools.cache(language.dynamic)  # else the release traces its kernels anew in every call
-        jobs = itertools.product(KERNELS, cases)  # the slow ones first
-        jobs = [(kernel, case) for kernel, case in jobs if kernel != KERNELS[-1] or case.entry == "mamba3_mimo"]
         processes = int(os.environ.get("REPRODUCER_PROCESSES") or os.cpu_count())  # the runner shares the cores out
-        with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"), max_tasks_per_child=1) as pool:
-            list(pool.map(compile_one, *zip(*jobs, strict=True)))
-    for case in cases:
-        for role, kind in (("defect", "grouped"), ("control", "g1_and_gh")):
-            probe.judge(f"{case.name}_{kind}", role, judged, probe, case, kind, figures)
-        if target == "cpu":
-            probe.judge(f"{case.name}_refused", "control", refused, case, REFUSED)
+        pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"))
+        started = compile_all(pool, cases)
+    with pool:
+        for case in cases:
+            for kernel in started.get(case, ()):
+                kernel.result()
+            for role, kind in (("defect", "grouped"), ("control", "g1_and_gh")):
+                probe.judge(f"{case.name}_{kind}", role, judged, probe, case, kind, figures)
+            if target == "cpu":
+                probe.judge(f"{case.name}_refused", "control", refused, case, REFUSED)
     for figure, value in figures.items():
         probe.say("FIGURE", name=figure, value=value)
 

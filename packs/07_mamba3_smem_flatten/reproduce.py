@@ -407,7 +407,7 @@ def build(name, kernel, tma, target):
 
 
 def say_builds(probe, tasks, built):
-    """Make the checks of what was built. Return the names of the builds that compile with TMA on."""
+    """Make the checks of what is built, as it comes. Return the names of the builds that compile with TMA on."""
     compiled = {name: 0 for name, *_ in tasks}
     for (name, kernel, tma), (wrong, lowers, compiles, found, reason) in zip(tasks, built, strict=True):
         label = f"{kernel}" if name == "full" else f"{name}.{kernel}"
@@ -562,8 +562,7 @@ def judge(probe, target):
     context = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")  # CUDA survives no fork
     processes = int(os.environ.get("REPRODUCER_PROCESSES") or os.cpu_count())  # the runner shares the cores out
     with concurrent.futures.ProcessPoolExecutor(min(len(tasks), processes), mp_context=context) as pool:
-        built = list(pool.map(build, *zip(*tasks, strict=True), itertools.repeat(target)))
-    compiled = say_builds(probe, tasks, built)
+        compiled = say_builds(probe, tasks, pool.map(build, *zip(*tasks, strict=True), itertools.repeat(target)))
     if executed:
         judge_runs(probe, torch, module, target, compiled=compiled)
 
