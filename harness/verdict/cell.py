@@ -101,14 +101,20 @@ class Cell:
 
     @property
     def measures(self) -> bool:
-        """Whether its figures of time and memory mean something: it runs where nothing disturbs them."""
-        quiet = self.evidence == Evidence.EXECUTED or self.target == "cpu"
-        return quiet and (self.stated.measures or self.stated.exclusive)
+        """Whether its figures of time and memory mean something: it runs where nothing disturbs them.
+
+        Those of a wrong fix mean nothing: its checks are all that is asked for.
+        """
+        return self._tells_figures and (self.stated.measures or self.stated.exclusive)
 
     @property
     def exclusive(self) -> bool:
         """Whether nothing may run beside its lanes: on their GPUs, or (target cpu) on the cores."""
-        return self.alone or (self.stated.exclusive and (self.evidence == Evidence.EXECUTED or self.target == "cpu"))
+        return self.alone or (self.stated.exclusive and self._tells_figures)
+
+    @property
+    def _tells_figures(self) -> bool:
+        return not self.is_wrong_fix and (self.evidence == Evidence.EXECUTED or self.target == "cpu")
 
     @property
     def gpu(self) -> str:

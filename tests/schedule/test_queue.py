@@ -146,6 +146,14 @@ def test_a_wrong_fix_counts_the_processes_that_its_probe_compiles_in(toy: Cell) 
     assert len(_started(_queue(*wrong), _places(2, 140.0))) == 1, "one that wants more than there is runs alone"
 
 
+def test_wrong_fixes_share_the_gpu_that_the_right_one_has_alone(toy: Cell) -> None:
+    lanes = [_task(toy, f"lane {number}", 9.0, gpus=1, measures=True, exclusive=True) for number in range(3)]
+    assert len(_started(_queue(*lanes), _places(7, 140.0))) == 1
+    wrong = [replace(lane, cell=replace(lane.cell, is_wrong_fix=True)) for lane in lanes]
+    assert len(_started(_queue(*wrong), _places(7, 140.0))) == 3
+    assert not wrong[0].cell.measures, "nor is a GPU that another program uses refused"
+
+
 def test_more_ranks_than_cores_are_no_reason_to_wait_for_ever(toy: Cell) -> None:
     places, wide = _places(2), _task(toy, "four ranks", 1.0, ranks=4)
     queue = _queue(wide, _task(toy, "other", 500.0))
