@@ -36,7 +36,7 @@ needs no GPU is right with tensors on the host. The contract that is covered:
     get_cp_positions_from_layout,              uneven and even ranks, two and four of them, with and without their
     _validate_nonpacked_cp_uniform_length      group, lengths that are refused
     apply_rotary_pos_emb on packed sequences   table of one sequence, of all, or longer; halves, pairs, MLA's order;
-                                               mscale, some or all columns, ranks, floats, strides
+                                               mscale, some or all columns, ranks, floats, strides; fewer rows
     DSAttention                                forward and backward, plain and packed, one and two ranks
 
 A function that the tree lacks, or that needs more GPUs than there are, is not judged.
@@ -440,7 +440,10 @@ def turned(torch, case, rows, t, freqs):
 
 
 def rope(up, _):
-    """Turn packed sequences: the table is as long as one sequence, as all of them, or longer than both."""
+    """Turn packed sequences: the table is as long as one sequence, as all of them, or longer than both.
+
+    A graph of all of them is also replayed with fewer rows; what the rows beyond give is not compared.
+    """
     factors = ("cp", "lengths", "integers", "table", "rotation", "mscale", "columns", "floats", "batch", "dense")
     for case in cases(*factors):
         size, rank = case.cp
@@ -456,26 +459,32 @@ def rope(up, _):
         options |= {"mla_rotary_interleaved": case.rotation == "mla"}
         declared = table if table != total else table - 1  # a table that is longer holds the places of the whole batch
         apply = need(up.rope_utils, "apply_rotary_pos_emb", **options, max_seqlen=declared)
+        fewer = [[min(x, total - 2 * size) for x in lists[0]]] if table == total else []
+        # In eager mode a table holds the places of all where it is as long as they are, if nobody declares a length.
+        whole = (lambda cu, x=table: x == cu[-1]) if apply is None else (lambda _, x=table == total: x)
         apply = apply or need(up.rope_utils, "apply_rotary_pos_emb", **options)
 
-        def called(t, freqs, cu, apply=apply):
-            return apply(t, freqs, cu_seqlens=cu)
+        def called(t, freqs, cu, real, apply=apply):
+            return apply(t, freqs, cu_seqlens=cu) * real
 
-        def wanted(cu, tensors, case=case, whole=table == total):
+        def wanted(cu, tensors, case=case, whole=whole):
             rows, starts = positions(cu, *case.cp), {x: a for a, b in itertools.pairwise(cu) for x in range(a, b)}
-            rows = rows if whole else [x - starts[x] for x in rows]
-            step = differentiated(up.torch, lambda t, freqs: turned(up.torch, case, rows, t, freqs), 1)
-            t, freqs, _, gradient = exactly(*tensors)
+            t, freqs, _, real, gradient = exactly(*tensors)
+            rows = [x if whole(cu) else x - starts[x] for x in rows] + [0] * (len(t) - len(rows))
+            step = differentiated(up.torch, lambda t, freqs: turned(up.torch, case, rows, t, freqs) * real, 1)
             return step(t, freqs, gradient)
 
         shape, sets = (total // size, case.batch, 10), []
-        for cu in lists:
-            freqs = up.torch.randn(table, 1, 1, case.columns)
-            sets.append([drawn(up, case, *shape), freqs, cumulative(up, case, cu), drawn(up, case, *shape)])
+        for cu in lists + fewer:
+            freqs, t = up.torch.randn(table, 1, 1, case.columns), drawn(up, case, *shape)
+            real = (up.torch.arange(len(t)) < cu[-1] // size)[:, None, None].to(t.dtype)
+            sets.append([t, freqs, cumulative(up, case, cu), real, drawn(up, case, *shape)])
         references = [
-            functools.partial(lambda cu, x, _, wanted=wanted: wanted(cu, x), *x) for x in zip(lists, sets, strict=True)
+            functools.partial(lambda cu, x, _, wanted=wanted: wanted(cu, x), *x)
+            for x in zip(lists + fewer, sets, strict=True)
         ]
-        yield Call(differentiated(up.torch, called, 1), sets, references, TOLERANCES[case.floats])
+        step = differentiated(up.torch, called, 1)
+        yield Call(step, sets, references, TOLERANCES[case.floats], replayed=len(fewer))
 
 
 def rope_slice(up, _):

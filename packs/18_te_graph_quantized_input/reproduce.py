@@ -25,8 +25,9 @@ data in inner tensors, and its own data_ptr() is 0, as is that of every other: n
 Scope: make_graphed_callables with each class of quantized tensors that a release has (KINDS), and with plain ones, that
 are right already and have to remain so. A float8 tensor stands for the classes in what follows:
 
-    given      new, the same filled anew, the sample or its alias (never copied onto itself), its neighbour in storage,
-               another argument's sample, what a callable gave; of another class, dtype or scale; of a shape: refused
+    given      new, without the transpose that the sample has, the same filled anew, also within itself, the sample or
+               its alias (never copied onto itself), its neighbour in storage, another argument's sample, what a
+               callable gave; of another class, dtype or scale; of a shape: refused
     arguments  by place, by name, in containers; with numbers and None (inference); one left out: refused
     learning   sample and argument trained or frozen, unused; gradients of several outputs, some None or frozen, twice
     gradients  plain and quantized, of the caller's own, cloned for parameters (clone_param_grads_on_return) or not
@@ -661,6 +662,27 @@ def judge_crossed(lab, kind, given):
     return verdict(errors)
 
 
+def judge_columns(lab, given):
+    """Capture what also reads the data that a float8 tensor keeps with its last dimension first, and call with a kind.
+
+    The matrix product of a weight's gradient reads it. A tensor that is given may have none: the static one makes it.
+    """
+    sample = wrap(lab, "float8_columnwise", draw(lab, 0, 1.0))
+    form, _ = stored(quantizer(lab, "float8_columnwise"))
+
+    def columns(total):
+        fields = sample.get_metadata()
+        values = fields["data_transpose"].view(form).to(total.dtype).movedim(0, -1)
+        return total + values * fields["fp8_scale_inv"]
+
+    _, call = capture(lab, (sample,), finish=columns)
+    errors = {}
+    for seed, size in ((1, 3.0), (2, 0.25)):
+        plain = draw(lab, seed, size)
+        errors[f"call {seed}"] = error(call(wrap(lab, given, plain)), (2 + 1) * plain.double())
+    return verdict(errors)
+
+
 def judge_scale(lab):
     """Give values that the sample's own scale cannot hold, with a scale that can."""
     _, call = capture(lab, (wrap(lab, "float8_delayed", draw(lab, 0, 1.0)),))
@@ -756,8 +778,11 @@ def judge_outputs(lab, kind):
     return verdict(errors)
 
 
-def judge_refilled(lab, kind):
-    """Give the same tensors each time, filled anew, as arguments and as a gradient."""
+def judge_refilled(lab, kind, *, within=False):
+    """Give the same tensors each time, filled anew, as arguments and as a gradient.
+
+    What is filled within a quantized tensor is its data and scale, as quantize_() does: its version stays as it was.
+    """
     samples = draw(lab, 0, 1.0).requires_grad_(), wrap(lab, kind, draw(lab, 0, 1.0))
     module, call = capture(lab, samples, finish=quantizer(lab, kind))
     one, two, back = draw(lab, 1, 1.0).requires_grad_(), *(wrap(lab, kind, draw(lab, 1, 1.0)) for _ in range(2))
@@ -766,7 +791,9 @@ def judge_refilled(lab, kind):
         plain, upstream = draw(lab, seed, size), draw(lab, 10 + seed, size)
         with lab.torch.no_grad():
             for x, values in ((one, plain), (two, plain), (back, upstream)):
-                x.copy_(values)
+                new = wrap(lab, kind if x is not one else "plain", values)
+                for old, filled in zip(*map(buffers, (x, new)), strict=True) if within else [(x, values)]:
+                    old.copy_(filled)
         got = call(one, two)
         errors[f"output {seed}"] = error(got, 2 * 3 * plain.double())
         grad, weight = lab.torch.autograd.grad(got, (one, module.weight), back)
@@ -1200,6 +1227,8 @@ def judge_options(probe, lab):
                 probe.judge(f"crossed.{kind}.{given}", role, judge_crossed, lab, kind, given)
     probe.judge("crossed.columnwise.float8", "defect", judge_crossed, lab, "float8_columnwise", "float8")
     probe.judge("crossed.float8.columnwise", "defect", judge_crossed, lab, "float8", "float8_columnwise")
+    for given, role in (("plain", "control"), ("float8", "defect"), ("float8_columnwise", "defect")):
+        probe.judge(f"columns.{given}", role, judge_columns, lab, given)
     probe.judge("other_scale", "defect", judge_scale, lab)
     probe.judge("rescaled", "defect", judge_rescaled, lab)
     probe.judge("empty", "control", judge_empty, lab)
@@ -1215,6 +1244,7 @@ def judge_contract(probe, lab):
         "mixed": (judge_mixed,),
         "outputs": (judge_outputs,),
         "refilled": (judge_refilled,),
+        "refilled_within": (functools.partial(judge_refilled, within=True),),
         "not_tensors": (judge_not_tensors,),
         "shared": (judge_shared,),
         "neighbour": (judge_neighbour,),
