@@ -41,6 +41,8 @@ The contract, of which CASES is a pairwise cover (one value of each factor):
     frozen      which of query and key needs no gradient
     layout      dense, or strided below the wrapper
 
+Besides: what forward read is overwritten before backward.
+
 All stand for bf16, as the kernels' results are. Of a wrapper that stands for another dtype the dispatcher declines, and
 SparseMLA.apply refuses, tells the caller, or gives that dtype.
 
@@ -730,6 +732,30 @@ def judge_scales(lab):
     return not any(built[1:]) and not waits, {"measured": {"built": built, "waits": waits}}
 
 
+def judge_overwritten(lab, kind, entry):
+    """Judge backward where a tensor that forward read was overwritten: it is refused, or right by the values before."""
+    torch, case = lab.torch, Case(kind, entry, 1, (8, 16), (16, 128, SCALE), (1, 1), "some -1", "none", "dense", 8)
+    (plain, indices), (*_, wanted), found = draw(lab, case), expected(lab, case), {}
+    for operand, name in enumerate(("query", "key")):
+        for place in range(len(storage(leaves(lab, case, plain)[operand]))):
+            pair = leaves(lab, case, plain)
+            with unittest.mock.patch.dict(os.environ, {BUCKET: "8"}), listening():
+                result = enter(lab, case, pair, indices)[0]
+                tensor = storage(pair[operand])[place]
+                with torch.no_grad():
+                    tensor.mul_(2) if tensor.is_floating_point() else tensor.bitwise_xor_(128)  # 128 is E4M3's sign
+                try:
+                    gradients = torch.autograd.grad(result, pair, upstream_gradient(torch, result))
+                except RuntimeError as error:
+                    if "inplace" not in str(error):  # autograd has several texts for it
+                        raise
+                    found[f"{name} {place}"] = "refused"
+                    continue
+            found[f"{name} {place}"] = max(map(distance, gradients, wanted)) / GRADIENT_ROUNDING
+    ok = all(one == "refused" or one <= 1 for one in found.values())
+    return ok, {"measured": found, "tolerance": 1, "unit": "of the error that rounding explains"}
+
+
 def judge_other_dtypes(lab):
     """Judge that SparseMLA.apply does not take a wrapper that stands for another dtype for one of bf16, in silence.
 
@@ -819,6 +845,18 @@ def judge_case(probe, lab, attempt, name, case):
     probe.judge(f"{name}.result", role[1], judge_result, lab, attempt, case)
 
 
+def judge_besides(probe, lab):
+    """Judge what is asked of no case alone."""
+    for kind in ("bf16", "float8"):
+        probe.judge(f"{kind}.declined", "control", judge_declined, lab, kind)
+    for kind, entry in itertools.product(("bf16", "float8", "blockwise"), ("dispatch", "apply_3d")):
+        # What the release keeps of a wrapper tells autograd of no change.
+        role = "defect" if (kind != "bf16" and entry == "apply_3d") else "control"
+        probe.judge(f"{kind}.{entry}.overwritten", role, judge_overwritten, lab, kind, entry)
+    probe.judge("float8.scales", "control", judge_scales, lab)
+    probe.judge("float8.other_dtypes", "control", judge_other_dtypes, lab)
+
+
 def judge(probe, target):
     """Judge every kind of input on one target."""
     import torch
@@ -839,10 +877,7 @@ def judge(probe, target):
             probe.check(f"{kind}.dispatch", "defect", None, reason="it cannot be dequantized before sm_100")
         else:
             judge_kind(probe, lab, attempt, kind)
-    for kind in ("bf16", "float8"):
-        probe.judge(f"{kind}.declined", "control", judge_declined, lab, kind)
-    probe.judge("float8.scales", "control", judge_scales, lab)
-    probe.judge("float8.other_dtypes", "control", judge_other_dtypes, lab)
+    judge_besides(probe, lab)
     for index, case in enumerate(itertools.starmap(Case, CASES)):
         judge_case(probe, lab, attempt, f"case_{index:02}.{case.kind}.{case.entry}", case)
     for kind in ("bf16", "float8"):  # a block of the forward kernel has at most 64 heads

@@ -33,7 +33,7 @@ covering set; a row that the pinned release gets wrong is a defect check, every 
 
     hidden [BT, H], weight [V, H], bias [V] or None    fp32, bf16, fp16, autocast; each trained or frozen; any strides
     labels [BT] int64                                  in 0..V-1, or ignore_index; any stride
-    grad_output [BT], or a scalar                      any sign, any stride; backward once, again, for one leaf alone
+    grad_output [BT], or a scalar                      any sign, sum, size and stride; backward once, again, for a leaf
     ce_weight [V] or None, ignore_index, lse_square_scale, label_smoothing, softcap, accum_dtype, use_token_scaling
     return_z_loss, return_token_accuracy, return_predicted_tokens    what comes beside the loss, without gradients
 
@@ -309,6 +309,7 @@ class Case:
             "mask": (rows % 3) / 2,  # 0, 0.5, 1: the first row's weight is 0
             "random": torch.stack((values + 0.25, values), 1)[:, 0],  # 0.25 to 1.25, not contiguous
             "signed": (6 * values - 3) * (rows % 4 != 2),  # -3 to 3, and some are 0
+            "cancelling": (values[rows // 2 * 2] + 0.25) * (1 - 2 * (rows % 2)),  # each pair of rows adds up to 0
         }[self["weights"]]
         self.class_weights = (torch.rand(self.V, generator=random) + 0.5).to(device)
         # The kernel's chunks of rows hold about BT x H logits, the rows rounded up to a power of two.
@@ -624,6 +625,16 @@ def leading(probe, case, mean, tolerances, *, tell):
     return close(case, tolerances)
 
 
+def beyond_half(api):
+    """Make a case in fp16 with the weights that a GradScaler begins with: larger than any number that fp16 has.
+
+    The classes weigh so little that no gradient is too large for it.
+    """
+    case = Case(api, dtype="float16", shape=(24, 2, 60), weights="random", ce_weight="given")
+    case.weights, case.class_weights = case.weights * 2**17, case.class_weights / 64
+    return case
+
+
 def judge_form(probe, form, api, *, tell, **factors):
     """Make the leading checks on one shape and dtype; their names begin with its form."""
 
@@ -639,6 +650,7 @@ def judge_form(probe, form, api, *, tell, **factors):
     judge("none_random", "defect", leading, probe, make(weights="random"), mean, tolerances, tell=tell)
     frozen = make(weights="random", trained="no weight", bias=False)
     judge("none_frozen_weight", "defect", close, frozen, tolerances)
+    judge("none_cancelling", "defect", close, make(weights="cancelling"), tolerances)
     judge("none_ones", "control", close, make(), tolerances)
     judge("mean", "control", repeated, probe, form, make(reduction="mean"), tolerances)
     judge("sum", "control", repeated, probe, form, make(reduction="sum", weights="constant"), tolerances)
@@ -717,6 +729,7 @@ def judge(probe, target):
         probe.judge(f"case{number:02}", case.role, contract, case)
     many = Case(api, dtype="bfloat16", shape=(24, 2, 60), labels="none ignored", accum_dtype="float32")
     probe.judge("none_accum_dtype", "defect", accumulated, many)
+    probe.judge("none_beyond_half", "defect", contract, beyond_half(api))
     probe.judge("none_in_place", "control", changed_in_place, Case(api))
     probe.judge("none_largest_tensor", "control", largest_tensor, Case(api, shape=(48, 2, 48)))
 
