@@ -37,11 +37,12 @@ have it. It is a vocabulary-parallel cross entropy's in general: measure_impleme
     what is frozen             a weight or hidden states without a gradient
     calls                      a second call, and a second backward, come to the same; inputs stay as they are
     compute capability         9 gets a loss; 10.x gets Blackwell's kernels; 7, 8, 11 and 12 are refused by a ValueError
-                               with the number, as in the tree without the patch: of those nothing was measured
+                               with the number, as without the patch and in #3345: of those nothing was measured
 
-Logits far below zero are judged by the docstring, which says torch's cross_entropy. Blackwell's kernels are no measure
-there: their epilogues take the maximum from zero on, so that the sum of a token whose logits all lie below about -104
-underflows, and its loss is -inf. Infinite logits are not judged: finite inputs make none short of an overflow.
+Logits far below zero are judged by the docstring of LinearCrossEntropy, which says cross_entropy. Blackwell's kernels
+are no measure there: their epilogues, and those of #3345, take the maximum from zero on, so that the sum of a token
+whose logits all lie below about -104 underflows, and its loss is -inf. Infinite logits are not judged: finite inputs
+make none short of an overflow.
 
 How it is run: this process starts one rank for each GPU (on the CPU: four), which talk through NCCL (gloo, on the
 loopback device). Groups of 1, 2 and 4 of them are the tensor-parallel ranks of a case; the groups of a size run it side
@@ -50,8 +51,8 @@ rank writes to a log of its own. One that dies, does not end in time, or comes t
 group is an error that names it, with its last lines; no rank outlives this process. Losses that differ between ranks
 are a wrong result, of the check. The sha256 of each rank's results is printed.
 
-What is real and what stands in. On a GPU of compute capability 9 all is real, but for one control that asks what
-Blackwell gets. On the CPU, for the module that asks for the device alone: torch.cuda.is_available is True,
+What is real and what stands in. On a GPU of compute capability 9 all is real, but for two controls that ask what
+other GPUs get. On the CPU, for the module that asks for the device alone: torch.cuda.is_available is True,
 get_device_capability is (9, 0), current_device is 0, nvtx.range does nothing; torch.mm and its like, which take
 out_dtype on a GPU only, compute in that dtype on the CPU; and for GPTModel torch.cuda.current_device is the CPU. So the
 CPU says nothing about code that wants a GPU: kernels for Hopper are wrong there by that alone.
