@@ -15,7 +15,7 @@ Cause: Platform of megatron/core/fusions/fused_linear_cross_entropy.py takes com
 
 Scope: the dev branch of Megatron-LM; no release and not main have "linear". What is judged is that a loss of this
 interface can be had on Hopper, and that it is right: losses and all gradients, over tensor-parallel ranks. Nothing is
-said about Blackwell's kernels, other than that Blackwell still gets them, and nothing about time.
+said about Blackwell's kernels, other than that Blackwell still gets them and no other GPU does, and nothing about time.
 
 The contract, of which CASES has a covering set, as the docstrings of LinearCrossEntropy and the kernels for Blackwell
 have it. It is a vocabulary-parallel cross entropy's in general: measure_implementations.py holds others against it.
@@ -24,15 +24,25 @@ have it. It is a vocabulary-parallel cross entropy's in general: measure_impleme
     vocabulary                 smaller and larger than a split, no multiple of one; padded: the rows of the padding are
                                classes, as for "native", which no label names
     labels                     on any rank, on the first or last rank alone, ignored (-100, or a class), all ignored
-    denominator of the mean    tokens that are not ignored, of all ranks: also when one has 8 times as many as another
+    denominator of the mean    tokens that are not ignored, of all ranks: also when one has 8 times as many as another.
+                               Of none it is nan: Blackwell's kernels and torch divide 0 by 0. Its gradients are 0 (in
+                               torch) or nan (there, by their code), and nothing else
     reduction                  none, sum and mean; a gradient from above that differs for each token, or is expanded
     dtype                      fp32 and bf16: the loss is fp32, logits are not rounded, gradients are in their input's
-    logits                     large ones: the maximum is one over all ranks
+    logits                     finite, of any size: the maximum is one over all ranks; all of a token's far below zero
+                               or far above it, those of a rank or of a split far from another's; ten thousands
     accumulators               the sum over splits is rounded once
-    tokens                     [sequence, batch, hidden] or [tokens, hidden]; one token, odd numbers
+    tokens                     [sequence, batch, hidden] or [tokens, hidden]; one token, one a rank, odd numbers
     memory                     no tensor, and not all that live together, of the size of half of the logits
     what is frozen             a weight or hidden states without a gradient
     calls                      a second call, and a second backward, come to the same; inputs stay as they are
+    compute capability         9 gets a loss; 10.x gets Blackwell's kernels; 7, 8, 11 and 12 are refused by a ValueError
+                               with the number, as without the patch and in #3345: of those nothing was measured
+
+Logits far below zero are judged by the docstring of LinearCrossEntropy, which says cross_entropy. Blackwell's kernels
+are no measure there: their epilogues, and those of #3345, take the maximum from zero on, so that the sum of a token
+whose logits all lie below about -104 underflows, and its loss is -inf. Infinite logits are not judged: finite inputs
+make none short of an overflow.
 
 How it is run: this process starts one rank for each GPU (on the CPU: four), which talk through NCCL (gloo, on the
 loopback device). Groups of 1, 2 and 4 of them are the tensor-parallel ranks of a case; the groups of a size run it side
@@ -41,8 +51,8 @@ rank writes to a log of its own. One that dies, does not end in time, or comes t
 group is an error that names it, with its last lines; no rank outlives this process. Losses that differ between ranks
 are a wrong result, of the check. The sha256 of each rank's results is printed.
 
-What is real and what stands in. On a GPU of compute capability 9 all is real, but for one control that asks what
-Blackwell gets. On the CPU, for the module that asks for the device alone: torch.cuda.is_available is True,
+What is real and what stands in. On a GPU of compute capability 9 all is real, but for two controls that ask what
+other GPUs get. On the CPU, for the module that asks for the device alone: torch.cuda.is_available is True,
 get_device_capability is (9, 0), current_device is 0, nvtx.range does nothing; torch.mm and its like, which take
 out_dtype on a GPU only, compute in that dtype on the CPU; and for GPTModel torch.cuda.current_device is the CPU. So the
 CPU says nothing about code that wants a GPU: kernels for Hopper are wrong there by that alone.
@@ -50,7 +60,9 @@ CPU says nothing about code that wants a GPU: kernels for Hopper are wrong there
 Errors are norms of the difference over norms of the reference, which is computed in float64 from the same rounded
 inputs. Tolerances: losses 2^-17, 64 roundings of fp32, for fp32 products and sums. Gradients in fp32 2^-16, where the
 error of a difference of losses comes on top; in bf16 2^-8 besides: one rounding of the logits' gradient and one
-of the result, of at most 2^-9 each.
+of the result, of at most 2^-9 each. Where logits lie about a level, a loss is a difference of numbers of that size, of
+which each of at most four roundings is 2^-24 of them: 2^-22 of the level besides, as a loss is more than 1 there. The
+column of the hidden states' gradient that is the level times a sum of zero is left out: it is nothing but rounding.
 
 Upstream: https://github.com/NVIDIA/Megatron-LM, branch dev, megatron/core/fusions/fused_linear_cross_entropy.py
 https://github.com/NVIDIA/Megatron-LM/pull/3345 has kernels for Hopper, and is open.
@@ -144,8 +156,11 @@ import types
 
 FLOAT32_LOSS = 2.0**-17
 FLOAT32_GRADIENT = 2.0**-16
+FLOAT32_LEVEL = 2.0**-22
 BFLOAT16 = 2.0**-8
 IGNORED = -100
+BLACKWELL = ((10, 0), (10, 1), (10, 3))  # compute capabilities
+OTHERS = ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (11, 0), (12, 0), (12, 1))
 SECONDS = {"cpu": 90, "gpu": 200}  # for all ranks together: they take a tenth of that
 CPU_RANKS = 4
 FUSIONS = "megatron.core.fusions.linear_cross_entropy"
@@ -167,6 +182,8 @@ class Case:
     above: str = "random"  # or ones, expanded
     scale: float = 1.0  # of the logits
     bias: float = 0.0  # a vector that all rows of the weight share, that much of it
+    levels: tuple[float, ...] = ()  # what all logits lie about, in each of so many equal parts of the vocabulary
+    mixed: bool = False  # every other token has the levels with the other sign
     sequence_parallel: bool = False
     frozen: str = ""  # hidden or weight
     entry: str = "module"  # or function, or native: what is called
@@ -196,6 +213,8 @@ CASES = {
     "mean.two.uneven": Case(ranks=2, reduction="mean", labels="uneven", shape=(18, 1), sequence_parallel=True),
     "mean.four.uneven": Case(ranks=4, reduction="mean", labels="uneven", shape=(36, 2), sequence_parallel=True),
     "mean.bfloat16.four": Case(4, reduction="mean", labels="uneven", shape=(36,), dtype="bfloat16", entry="function"),
+    "mean.of_none": Case(reduction="mean", labels="all ignored"),
+    "mean.of_none.two": Case(ranks=2, reduction="mean", labels="all ignored", sequence_parallel=True, shape=(4, 3)),
     "sum": Case(reduction="sum", labels="some ignored"),
     "sum.two": Case(ranks=2, reduction="sum", labels="uneven", shape=(18, 2), entry="function"),
     "function.flat": Case(entry="function", shape=(13,)),
@@ -205,9 +224,28 @@ CASES = {
     "ones.two": Case(ranks=2, above="ones", dtype="bfloat16", shape=(5, 3), hidden=64, classes=1000),
     "one_token": Case(shape=(1, 1)),
     "one_token.two": Case(ranks=2, shape=(1, 1), reduction="mean"),
+    "one_token.each_of_four": Case(ranks=4, shape=(4, 1), sequence_parallel=True),
+    "one_class.each_of_four": Case(ranks=4, classes=4, shape=(5, 2)),
     "large_logits.two": Case(ranks=2, scale=60.0, shape=(12, 2), hidden=8),
     "large_logits.bfloat16": Case(scale=60.0, shape=(12, 2), dtype="bfloat16"),
     "large_logits.bfloat16.four": Case(ranks=4, scale=60.0, shape=(12, 2), dtype="bfloat16", labels="first rank"),
+    "large_logits.tens_of_thousands": Case(scale=3e4, shape=(9, 2), hidden=8),
+    "large_logits.tens_of_thousands.four": Case(ranks=4, scale=3e4, shape=(9, 2), hidden=8, classes=44),
+    "far_below": Case(levels=(-208.0,), shape=(9, 2)),
+    "far_below.two": Case(ranks=2, levels=(-112.0,), labels="some ignored", reduction="mean"),
+    "far_below.four": Case(ranks=4, levels=(-131072.0,), shape=(8, 1), sequence_parallel=True, entry="function"),
+    "far_below.bfloat16": Case(levels=(-208.0,), dtype="bfloat16", shape=(7, 3), classes=1000),
+    "far_below.bfloat16.four": Case(ranks=4, levels=(-416.0,), dtype="bfloat16", shape=(7, 3)),
+    "far_above": Case(levels=(208.0,), shape=(9, 2)),
+    "far_above.bfloat16.two": Case(ranks=2, levels=(208.0,), dtype="bfloat16", shape=(7, 3)),
+    "far_mixed": Case(levels=(-144.0,), mixed=True, reduction="sum"),
+    "far_mixed.bfloat16.two": Case(ranks=2, levels=(-144.0,), mixed=True, dtype="bfloat16"),
+    "far_shards.two": Case(ranks=2, levels=(-120.0, -240.0), shape=(9, 2)),
+    "far_shards.two.last": Case(ranks=2, levels=(-240.0, -120.0), shape=(9, 2), labels="first rank"),
+    "far_shards.four": Case(ranks=4, levels=(0.0, -320.0, -112.0, -208.0), mixed=True, shape=(9, 2)),
+    "far_shards.bfloat16.four": Case(ranks=4, levels=(-320.0, -208.0, -304.0, -416.0), dtype="bfloat16"),
+    "far_splits": Case(classes=9216, levels=(-208.0, -416.0, -112.0), mixed=True, shape=(3, 2), hidden=8),
+    "far_splits.two": Case(ranks=2, classes=12288, levels=(-128.0, -112.0, -320.0, -112.0), shape=(3, 2), hidden=8),
     "splits": Case(classes=7001, shape=(9, 2), hidden=8),
     "splits.two": Case(ranks=2, classes=13000, shape=(4, 3), hidden=8, labels="some ignored", sequence_parallel=True),
     "splits.exact": Case(classes=3072, shape=(7, 1), hidden=8),
@@ -268,6 +306,8 @@ class Upstream:
         hidden = torch.randn(*case.shape, case.hidden, generator=random)
         weight = torch.randn(case.classes, case.hidden, generator=random) * (case.scale / case.hidden**0.5)
         weight = weight + case.bias * torch.randn(case.hidden, generator=random).sign()
+        if case.levels:
+            hidden, weight = about(torch, case, hidden, weight)
         labels = torch.randint(labelled, case.shape, generator=random)
         flat, count = labels.view(-1), labels.numel()
         part = case.classes // case.ranks
@@ -359,6 +399,21 @@ class Upstream:
         return hidden, weight, labels, above
 
 
+def about(torch, case, hidden, weight):
+    """Return hidden states and weight whose logits lie about the levels: in sixteenths, so that products are exact."""
+    hidden, weight = ((16 * each).round() / 16 for each in (hidden, weight))
+    weight[:, -1] = torch.tensor(case.levels).repeat_interleave(case.classes // len(case.levels))
+    hidden[..., -1] = 1.0
+    if case.mixed:
+        hidden.flatten(0, -2)[1::2, -1] = -1.0
+    return hidden, weight
+
+
+def same(one, other):
+    """Return whether two tensors have the same values: a nan is a nan."""
+    return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
 def loss(upstream, case):
     """Compute losses and gradients, the latter twice, and all of it a second time."""
     hidden, weight, labels, above = upstream.parts(case)
@@ -375,7 +430,7 @@ def loss(upstream, case):
     if case.entry != "native":  # which overwrites what it saved
         twice = upstream.torch.autograd.grad(found, wanted, given)
         again = upstream.losses(case, hidden, weight, labels)
-        record["again"] = again.equal(found) and all(x.equal(y) for x, y in zip(once, twice, strict=True))
+        record["again"] = same(again, found) and all(same(x, y) for x, y in zip(once, twice, strict=True))
     record["kept"] = all(x.equal(y) for x, y in zip(before, (hidden, weight, labels), strict=True))
     record["said"] = {"shard": list(weight.shape), "forward": forward, "backward": backward}
     if case.entry != "native":
@@ -447,25 +502,48 @@ def follow(torch, given, function):
     return seen
 
 
-def blackwell(upstream, _case):
-    """Ask the platform what a GPU of compute capability 10 computes with; its kernels' module stands in."""
+@contextlib.contextmanager
+def another_gpu(upstream, capability):
+    """Let the platform see a GPU of this compute capability; the module of Blackwell's kernels, given, stands in."""
     name = "megatron.core.fusions.linear_cross_entropy.blackwell"
     package = importlib.import_module(name)
     entry = types.ModuleType(f"{name}.entry")
     entry.forward, entry.backward = object(), object()
     before = sys.modules.get(f"{name}.entry"), getattr(package, "entry", None), upstream.fused.torch
     sys.modules[f"{name}.entry"] = package.entry = entry
-    upstream.fused.torch = seen_from(upstream.torch, (10, 0))
+    upstream.fused.torch = seen_from(upstream.torch, capability)
     upstream.fused.Platform._instance = None  # noqa: SLF001
     try:
-        found = upstream.fused.Platform()
-        same = found.forward_func is entry.forward and found.backward_func is entry.backward
+        yield entry
     finally:
         sys.modules[f"{name}.entry"], package.entry, upstream.fused.torch = before
         upstream.fused.Platform._instance = None  # noqa: SLF001
         if before[0] is None:
             del sys.modules[f"{name}.entry"], package.entry
-    return {"same": same}
+
+
+def blackwell(upstream, _case):
+    """Ask the platform what GPUs of compute capability 10 compute with."""
+    same = {}
+    for capability in BLACKWELL:
+        with another_gpu(upstream, capability) as entry:
+            found = upstream.fused.Platform()
+            right = found.forward_func is entry.forward and found.backward_func is entry.backward
+        same["{}.{}".format(*capability)] = right
+    return {"right": same}
+
+
+def others(upstream, _case):
+    """Ask the platform whether it refuses the GPUs that nothing is there for, and names them."""
+    refused = {}
+    for capability in OTHERS:
+        with another_gpu(upstream, capability):
+            try:
+                right = upstream.fused.Platform() is None
+            except ValueError as error:
+                right = str(capability[0]) in str(error)
+        refused["{}.{}".format(*capability)] = right
+    return {"right": refused}
 
 
 # GPTModel, as small as reaches its output layer: an MLP layer of 16 hidden units, without a final norm.
@@ -737,12 +815,17 @@ def same_checks(work, found, folder):
 
 
 def norm_error(found, wanted):
-    """Return the norm of the difference over the norm of what is wanted: infinite where nothing of that shape is."""
-    if found is None or found.shape != wanted.shape:
+    """Return the norm of the difference over the norm of what is wanted: infinite where nothing of that shape is.
+
+    Also where a number is missing, or stands where nan is wanted: the largest of several errors is never nan.
+    """
+    if found is None or found.shape != wanted.shape or not bool((found.isnan() == wanted.isnan()).all()):
         return float("inf")
-    if not bool(wanted.count_nonzero()):
-        return float(found.double().norm())
-    return float((found.double() - wanted.double()).norm() / wanted.double().norm())
+    found, wanted = (
+        each.double().nan_to_num(nan=0.0, posinf=float("inf"), neginf=-float("inf")) for each in (found, wanted)
+    )
+    error = float((found - wanted).norm() / (wanted.norm() if bool(wanted.count_nonzero()) else 1.0))
+    return min(float("inf"), error)  # in this order a nan is infinite
 
 
 def reference(given, case):
@@ -757,7 +840,7 @@ def reference(given, case):
     losses = (scores.logsumexp(-1) - scores.gather(-1, index).squeeze(-1)).where(kept, 0.0)
     count = kept.sum() if case.reduction == "mean" else 1
     towards = scores.softmax(-1).scatter_add(-1, index, torch.full_like(index, -1.0, dtype=torch.double))
-    towards = towards * (above.double() / count * kept).unsqueeze(-1)
+    towards = towards * (above.double() / count).where(kept, 0.0).unsqueeze(-1)
     losses = losses if case.reduction == "none" else losses.sum() / count
     return losses, (towards @ weight).view(hidden.shape), towards.t() @ rows
 
@@ -769,26 +852,39 @@ def joined(found, key, split):
     return torch.cat([each[key] for each in found]) if split else found[0][key]
 
 
+def gradients(found, name, case):
+    """Return the whole gradient: joined of all ranks' parts, or each rank's."""
+    if name == "weight" or case.sequence_parallel:
+        return [joined(found, f"towards_{name}", True)]
+    return [each[f"towards_{name}"] for each in found]
+
+
+def judged_part(gradient, name, case):
+    """Return what is judged of a gradient."""
+    if case.reduction == "mean" and case.labels == "all ignored":
+        return gradient.where(~gradient.isnan(), 0.0)  # of a mean of none: 0 or nan
+    if case.levels and name == "hidden":
+        return gradient[..., :-1]  # the last column is a level times a sum that is zero: nothing but rounding
+    return gradient
+
+
 def judge_loss(found, upstream, case):
     """Judge the losses of every rank, and the gradients."""
     losses, towards_hidden, towards_weight = reference(upstream.given(case), case)
     rounding = BFLOAT16 if case.dtype == "bfloat16" else 0.0
-    limits, errors = {"loss": FLOAT32_LOSS}, {"loss": max(norm_error(each["loss"], losses) for each in found)}
+    level = FLOAT32_LEVEL * max(map(abs, case.levels), default=0.0)
+    limits, errors = {"loss": FLOAT32_LOSS + level}, {"loss": max(norm_error(each["loss"], losses) for each in found)}
     for name, wanted in (("hidden", towards_hidden), ("weight", towards_weight)):
         if case.frozen == name or "dtypes" not in found[0]:
             continue
-        split = name == "weight" or case.sequence_parallel
-        whole = (
-            [{"it": joined(found, f"towards_{name}", split)}]
-            if split
-            else [{"it": each[f"towards_{name}"]} for each in found]
-        )
-        errors[name] = max(norm_error(each["it"], wanted) for each in whole)
-        limits[name] = FLOAT32_GRADIENT + rounding
+        right_part = judged_part(wanted, name, case)
+        parts = [judged_part(each, name, case) for each in gradients(found, name, case)]
+        errors[name] = max(norm_error(each, right_part) for each in parts)
+        limits[name] = FLOAT32_GRADIENT + rounding + level
     dtypes = ["torch.float32"] + [f"torch.{case.dtype}"] * (len(errors) - 1)
     right = {
         "dtypes": all(each.get("dtypes", dtypes) == dtypes for each in found),
-        "ranks_agree": all(each["loss"].equal(found[0]["loss"]) for each in found),
+        "ranks_agree": all(same(each["loss"], found[0]["loss"]) for each in found),
         "again": all(each.get("again", True) for each in found),
         "inputs_kept": all(each.get("kept", True) for each in found),
     }
@@ -820,9 +916,9 @@ def judge_memory(found, _upstream, case):
     return ok, {"measured": measured, "tolerance": SLAB_PART, "unit": "of all logits in fp32"}
 
 
-def judge_blackwell(found, _upstream, _case):
-    """Judge that Blackwell gets its kernels."""
-    return found[0]["same"], {"measured": found[0]["same"]}
+def judge_platform(found, _upstream, _case):
+    """Judge that each compute capability gets what it should."""
+    return all(found[0]["right"].values()), {"measured": found[0]["right"]}
 
 
 def judge_train(found, _upstream, model):
@@ -862,7 +958,8 @@ def checks(size):
     found.append(("no_grad.two", "defect", no_grad, Case(ranks=2, shape=(7, 2)), judge_loss))
     found.append(("memory", "defect", memory, MEMORY, judge_memory))
     found += [(name, "control", loss, case, judge_loss) for name, case in NEIGHBOURS.items()]
-    found.append(("blackwell", "control", blackwell, Case(), judge_blackwell))
+    found.append(("blackwell", "control", blackwell, Case(), judge_platform))
+    found.append(("others_refused", "control", others, Case(), judge_platform))
     models = [(name, "defect", model) for name, model in MODELS.items()]
     models += [(name, "control", model) for name, model in WITHOUT.items()]
     models.append(("gpt.logits", "control", Model(labels=False)))
