@@ -1108,10 +1108,17 @@ def judge_keys(found, _upstream, _case):
     }
 
 
+def differing(mine, wanted):
+    """Return, by name, what is there and what is wanted, where these differ."""
+    if not isinstance(wanted, dict) or not isinstance(mine, dict):
+        return mine, wanted
+    return {key: differing(mine.get(key), each) for key, each in wanted.items() if mine.get(key) != each}
+
+
 def judge_layers(found, _upstream, _case):
     """Judge that the output layer is built as GPTModel's, on every rank."""
     pairs = [(each["mine"], each["gpt"]) for each in found]
-    differs = [{key: (mine.get(key), gpt[key]) for key in gpt if mine.get(key) != gpt[key]} for mine, gpt in pairs]
+    differs = [differing(mine, gpt) for mine, gpt in pairs]
     return not any(differs), {"measured": {"differs": differs, "values": [mine.get("values") for mine, _ in pairs]}}
 
 
