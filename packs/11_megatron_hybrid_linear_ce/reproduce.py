@@ -53,6 +53,9 @@ Stubs, on every device: the fused kernel's two entries, which need an NVIDIA Bla
 vocab-parallel cross entropy in plain torch with the same arguments, results and demands (contiguous, as many tokens as
 labels); it computes in float32 and returns gradients in the dtype of its inputs, as they do. So a Hopper GPU, on which
 the entries' own platform raises "Unsupported architecture: 9" with this patch or without it, says nothing of them.
+Where an inference engine asks for logits, its context is a stand-in that chooses tokens, and the decoder is one that
+returns what it gets; model, embedding and output layer are real. Where the construction of the output layer is judged,
+the configuration's initialisations count up from numbers of their own, which tells whose a weight is.
 On the CPU besides: torch.cuda.nvtx.range does nothing, torch.cuda.current_device, where Megatron makes some buffers, is
 the CPU, and the fork of the GPU's random numbers, of which none is drawn, does nothing.
 
@@ -158,7 +161,7 @@ SIZES = (1, 2, 4)  # of tensor-parallel groups
 CPU_RANKS = 4
 SECONDS = {"cpu": 90, "gpu": 200}  # for all ranks together; the CPU's take four
 LAST = 30  # lines of a rank that are shown
-PATIENCE = 10  # seconds that a rank which raised gives the others to end the same check
+PATIENCE = 10  # seconds in which no rank ends a check, after which one that raised holds that the others wait for it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -847,13 +850,16 @@ def speak(work, rank, count, folder):
 
 def together(folder, number, count):
     """Return whether all ranks end so many checks, the last of which raised on this one: else they wait for it."""
-    until = time.monotonic() + PATIENCE
-    while time.monotonic() < until:
-        ended = [path.stat().st_size for path in Path(folder).glob("ended*")]
-        if len(ended) == count and min(ended) >= number:
+    ended, until = [], 0.0
+    while True:
+        before, ended = ended, sorted(path.stat().st_size for path in Path(folder).glob("ended*"))
+        if len(ended) == count and ended[0] >= number:
             return True
+        if ended != before:
+            until = time.monotonic() + PATIENCE
+        if time.monotonic() > until:
+            return False
         time.sleep(0.01)
-    return False
 
 
 def settle(torch, device):
