@@ -31,14 +31,17 @@ The contract of what the patch touches, of which CASES has a covering set:
     dtype                                    fp32 and bf16
     mode                                     train, eval, no_grad; calculate_per_token_loss
     configuration                            "linear", "native", and fusion off with either; MuP
-    forward without labels                   logits, of a rank and gathered
+    forward without labels                   logits, of a rank and gathered; of an inference engine: static and dynamic
+                                             batches, all tokens' and the last ones', in the order of the requests
+    construction of the output layer         initialisation, dtype, attributes of layer and weight: as GPTModel's
     names                                    HybridModel, and MambaModel for it; the keys of its state dict
 
 How it is run: this process starts one rank for each GPU (on the CPU: four), which talk through NCCL (gloo, on the
 loopback device). For each size of a tensor-parallel group they are divided anew, and all of them run its cases; what
 the last group comes to is judged, whose ranks are others in the world. What there are too few GPUs for is not judged. A
-rank writes to a log of its own. One that dies, does not end in time, or raises where the others do not is an error that
-names it, with its last lines; no rank outlives this process. Losses that differ between ranks are a wrong result, of
+rank writes to a log of its own. One that dies or does not end in time is an error that names it, with its last lines;
+no rank outlives this process. Where the module under test raises on some ranks alone, that is wrong, and if the others
+wait for them in a collective, no other check is judged. Losses that differ between ranks are a wrong result, of
 the check. The sha256 of each rank's losses and gradients is printed.
 
 The models are real, and as small as reaches the output layer: one MLP layer of 8 hidden units, in the decoder and in
@@ -50,6 +53,9 @@ Stubs, on every device: the fused kernel's two entries, which need an NVIDIA Bla
 vocab-parallel cross entropy in plain torch with the same arguments, results and demands (contiguous, as many tokens as
 labels); it computes in float32 and returns gradients in the dtype of its inputs, as they do. So a Hopper GPU, on which
 the entries' own platform raises "Unsupported architecture: 9" with this patch or without it, says nothing of them.
+Where an inference engine asks for logits, its context is a stand-in that chooses tokens, and the decoder is one that
+returns what it gets; model, embedding and output layer are real. Where the construction of the output layer is judged,
+the configuration's initialisations count up from numbers of their own, which tells whose a weight is.
 On the CPU besides: torch.cuda.nvtx.range does nothing, torch.cuda.current_device, where Megatron makes some buffers, is
 the CPU, and the fork of the GPU's random numbers, of which none is drawn, does nothing.
 
@@ -155,6 +161,7 @@ SIZES = (1, 2, 4)  # of tensor-parallel groups
 CPU_RANKS = 4
 SECONDS = {"cpu": 90, "gpu": 200}  # for all ranks together; the CPU's take four
 LAST = 30  # lines of a rank that are shown
+PATIENCE = 10  # seconds in which no rank ends a check, after which one that raised holds that the others wait for it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -235,6 +242,61 @@ TWINS = (
     "sequence_parallel.mtp.tied",
     "sequence_parallel.mtp.four_ranks",
 )
+
+
+# How the output layer is built: as GPTModel builds it.
+LAYERS = {
+    "own": Case(),
+    "tied": Case(ranks=2, tied=True, gathered=True),
+    "bfloat16": Case(ranks=2, dtype="bfloat16", gathered=True, mode="eval"),
+    "mtp": Case(ranks=4, depths=1),
+    "last_stage": Case(ranks=2, tied=True, last_stage=True),
+    "last_stage.own": Case(last_stage=True, gathered=True),
+    "sequence_parallel": Case(ranks=2, sequence_parallel=True),
+    "mup": Case(mup=0.25),
+    "mup.mtp": Case(ranks=2, mup=4.0, depths=2, gathered=True),
+    "mup.tied": Case(ranks=2, mup=0.5, tied=True),
+    "mup.last_stage": Case(mup=0.5, tied=True, last_stage=True),
+    "mup.last_stage.own": Case(ranks=2, mup=0.5, last_stage=True, sequence_parallel=True),
+    "mup.off": Case(mup=0.25, fusion=False),
+    "mup.native": Case(mup=2.0, implementation="native"),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Serving:
+    """How a model is asked for logits by an inference engine, or as by one."""
+
+    batching: str = "dynamic"  # or "static", or "" without a context
+    last: bool = True  # materialize_only_last_token_logits
+    active: bool = True  # InferenceMode
+    speculative: int = 0
+    quantized: bool = False  # then the embeddings of padding are zeroed in dynamic batches
+    hashed: bool = False  # mixture of experts routed by hashes: the decoder is told the token ids
+    embedded: bool = False  # decoder_input is given, and no token ids
+    deprecated: bool = False  # the context is given as inference_params
+
+
+CHOSEN = (4, 1, 2)  # the last tokens of a dynamic batch's requests, in their order
+PADDING = 1  # the token that is its padding: one of those, so that it is seen what became of it
+
+SERVED = {
+    "static": (Case(ranks=2, tied=True, shape=(4, 3)), Serving("static", quantized=True)),
+    "static.all": (Case(shape=(5, 2), mup=0.5), Serving("static", last=False)),
+    "static.mtp": (Case(ranks=2, depths=1, shape=(3, 2)), Serving("static", hashed=True)),
+    "dynamic": (Case(shape=(5, 1)), Serving()),
+    "dynamic.all": (Case(ranks=2, mup=4.0, shape=(6, 1)), Serving(last=False, quantized=True, deprecated=True)),
+    "dynamic.sequence_parallel": (
+        Case(2, tied=True, shape=(6, 1), sequence_parallel=True, mup=0.25),
+        Serving(hashed=True),
+    ),
+    "dynamic.sequence_parallel.all": (Case(2, shape=(6, 1), sequence_parallel=True), Serving(last=False)),
+    "dynamic.mtp.speculative": (Case(tied=True, depths=2, shape=(7, 1)), Serving(speculative=2)),
+    "dynamic.quantized": (Case(ranks=2, shape=(7, 1)), Serving(quantized=True)),
+    "dynamic.embedded": (Case(shape=(6, 1)), Serving(quantized=True, hashed=True, embedded=True)),
+    "no_context": (Case(ranks=2, gathered=True, shape=(3, 2)), Serving("", quantized=True)),
+    "inactive": (Case(shape=(5, 1), mode="eval"), Serving(active=False, quantized=True, hashed=True)),
+}
 
 
 class NoTensorError(Exception):
@@ -331,6 +393,7 @@ class Upstream:
         self.identity = core("megatron.core.transformer.identity_op").IdentityOp
         self.causal = core("megatron.core.transformer.enums").AttnMaskType.causal
         self.state = core("megatron.core.parallel_state")
+        self.inference = core("megatron.core.inference.utils").InferenceMode
         self.random = core("megatron.core.tensor_parallel.random")
         self.kernels = []
 
@@ -409,7 +472,7 @@ class Upstream:
             **mup,
         )
 
-    def build(self, case, state=None):
+    def build(self, case, state=None, config=None):
         """Return a model, with these weights if there are any."""
         self.torch.default_generator.manual_seed(11)  # the weights are made on the CPU, wherever the ranks compute
         named = {
@@ -418,7 +481,7 @@ class Upstream:
             "share_embeddings_and_output_weights": case.tied,
             "position_embedding_type": "none",
         }
-        config, mlp = self.configure(case), self.layers(case)
+        config, mlp = config or self.configure(case), self.layers(case)
         mtp_spec = functools.partial(self.mtp_spec, sequence_parallel=case.sequence_parallel)
         if case.model == "GPTModel":
             layer = self.spec(module=self.layer.TransformerLayer, submodules=mlp)
@@ -601,6 +664,109 @@ def keys(upstream, case):
     return {name: sorted(map(neutral, upstream.build(one).state_dict())) for name, one in models.items()}
 
 
+def ramp(start, tensor):
+    """Initialise a whole weight so that each part of it tells where it is from."""
+    import torch
+
+    with torch.no_grad():
+        return tensor.copy_(torch.arange(start, start + tensor.numel()).view_as(tensor))
+
+
+def plain(thing, names=None):
+    """Return the plain ones of something's attributes, or of those of these names."""
+    named = {name: each for name, each in vars(thing).items() if isinstance(each, (bool, int, float, str, type(None)))}
+    names = {name for name in named if not name.startswith("_")} if names is None else names
+    return {name: named.get(name, "none") for name in sorted(names)}
+
+
+def described(upstream, case, like=None):
+    """Return what tells how a model has built its output layer, in the words that another model's has, if given."""
+    config = upstream.configure(case)
+    config.init_method = functools.partial(ramp, 1000)
+    config.embedding_init_method = functools.partial(ramp, 2000)
+    config.output_layer_init_method = functools.partial(ramp, 3000)
+    model = upstream.build(case, config=config)
+    layer, weight, shared = model.output_layer, model.output_layer.weight, model.shared_embedding_or_output_weight
+    found = {
+        "layer": plain(layer, like and like["layer"]),
+        "config": layer.config is config,
+        "ranks": upstream.torch.distributed.get_process_group_ranks(layer.tp_group),
+        "biased": layer.bias is not None,
+        "output_weight": weight is not None and (not case.tied or weight is shared()),
+    }
+    if weight is None:
+        return found
+    values = weight.detach().double().cpu().flatten()
+    return found | {
+        "weight": plain(weight, like and like.get("weight")),
+        "tensor": [str(weight.dtype), list(weight.shape), weight.requires_grad, str(weight.device)],
+        "values": [float(values[0]), float(values.sum())],
+    }
+
+
+def layers(upstream, case):
+    """Tell how the output layers of HybridModel and GPTModel are built."""
+    wanted = described(upstream, case.other(model="GPTModel"))
+    return {"mine": described(upstream, case, wanted), "gpt": wanted}
+
+
+def context_of(serving, seen):
+    """Return what stands in for an inference context: it chooses the tokens whose logits are asked for."""
+
+    def last_token_logits(hidden):
+        seen["chosen_from"] = list(hidden.shape)
+        return hidden[0, list(CHOSEN)]
+
+    return types.SimpleNamespace(
+        config=types.SimpleNamespace(materialize_only_last_token_logits=serving.last),
+        is_static_batching=lambda: serving.batching == "static",
+        is_dynamic_batching=lambda: serving.batching == "dynamic",
+        num_speculative_tokens=serving.speculative,
+        padding_slice=slice(PADDING, PADDING + 1),
+        last_token_logits=last_token_logits,
+    )
+
+
+def serve(upstream, case, serving):
+    """Ask HybridModel for logits as an inference engine does; its decoder returns what it gets, and tells that."""
+    seen = {}
+    model, ids = upstream.build(case), upstream.given(case)[0].to(upstream.device)
+    context = context_of(serving, seen) if serving.batching else None
+    mask, padding = (upstream.torch.ones(1, device=upstream.device) for _ in range(2))
+    model.config.fp8 = "hybrid" if serving.quantized else None
+    model.config.moe_n_hash_layers = int(serving.hashed)
+
+    def decode(hidden_states, **named):
+        wrapped = hasattr(hidden_states, "unwrap")
+        expected = {"attention_mask": mask, "inference_context": context, "padding_mask": padding}
+        expected |= {"rotary_pos_emb": None, "packed_seq_params": None}
+        if serving.hashed and not serving.embedded:
+            expected["input_ids"] = ids
+        seen["told"] = named.keys() == expected.keys() and all(named[key] is each for key, each in expected.items())
+        seen["wrapped"] = wrapped
+        return hidden_states.unwrap() if wrapped else hidden_states
+
+    model.decoder.forward = decode
+    entered = watch(model.output_layer)
+    named = {"inference_params" if serving.deprecated else "inference_context": context, "padding_mask": padding}
+    embedded = upstream.hidden_states(case) if serving.embedded else None
+    given = (None, None, mask, embedded) if serving.embedded else (ids, ids, mask)
+    with upstream.torch.no_grad(), upstream.inference.active() if serving.active else contextlib.nullcontext():
+        found = model(*given, runtime_gather_output=True, **named)
+    cached = getattr(model, "_decoder_hidden_states_cache", None)
+    return {
+        "found": found,
+        "seen": seen,
+        "made": [each["made"] for each in entered],
+        "sequence_parallel": model.output_layer.sequence_parallel,
+        "cached": None if cached is None else list(cached.shape),
+        "embedding": model.embedding.word_embeddings.weight.detach(),
+        "weight": model.shared_embedding_or_output_weight().detach()
+        if case.tied
+        else model.output_layer.weight.detach(),
+    }
+
+
 def first_stage(upstream, case):
     """Go through a stage without an output layer."""
     stack = upstream.stack.HybridStackSubmodules(
@@ -668,12 +834,32 @@ def speak(work, rank, count, folder):
                 print("check", name, flush=True)
                 measured = attempt(functools.partial(function, upstream, case), work.tested)
                 found[name] = to_cpu(measured) if "error" in measured or upstream.replica == 0 else {}
+                with Path(f"{folder}/ended{rank}").open("ab") as ended:
+                    ended.write(b".")  # one for each check
+                if measured.get("upstream") and not together(folder, len(found), count):
+                    Path(f"{folder}/alone").write_text(name)
+                    torch.save(found, f"{folder}/{rank}")
+                    return
     torch.save(found, f"{folder}/{rank}.unfinished")
     Path(f"{folder}/{rank}.unfinished").rename(f"{folder}/{rank}")
     print("done", flush=True)
     torch.distributed.barrier()
     if device.type == "cuda":  # gloo takes a second for that, which the end of this process saves
         torch.distributed.destroy_process_group()
+
+
+def together(folder, number, count):
+    """Return whether all ranks end so many checks, the last of which raised on this one: else they wait for it."""
+    ended, until = [], 0.0
+    while True:
+        before, ended = ended, sorted(path.stat().st_size for path in Path(folder).glob("ended*"))
+        if len(ended) == count and ended[0] >= number:
+            return True
+        if ended != before:
+            until = time.monotonic() + PATIENCE
+        if time.monotonic() > until:
+            return False
+        time.sleep(0.01)
 
 
 def settle(torch, device):
@@ -699,21 +885,27 @@ def ranks(work, count, folder):
     try:
         for process in processes:
             process.start()
-        running, bad = processes, {}
-        while running and not bad and time.monotonic() < until:
+        running, bad, alone = processes, {}, Path(f"{folder}/alone")
+        while running and not bad and not alone.exists() and time.monotonic() < until:
             ends = [process.sentinel for process in running]
             multiprocessing.connection.wait(ends, max(0.0, until - time.monotonic()))
-            bad = bad_ends([process.exitcode for process in processes], folder)
+            bad = {} if alone.exists() else bad_ends([process.exitcode for process in processes], folder)
             running = [process for process in running if process.exitcode is None]
         hang = {rank: f"hangs after {work.seconds} s" for rank in range(count) if processes[rank] in running}
-        refuse(bad or hang, count, folder)
+        refuse(bad or ({} if alone.exists() else hang), count, folder)
     finally:
         for process in processes:
             if process.pid is not None:
                 process.kill()
                 process.join()
+    if alone.exists():  # a check failed on some ranks, and the others wait in a collective: that is all there is
+        name = alone.read_text()
+        ended = [torch.load(path)[name] for path in map(Path, (f"{folder}/{r}" for r in range(count))) if path.exists()]
+        return [{name: each} for each in ended]
     found = [torch.load(f"{folder}/{rank}") for rank in range(count)]
     for name, _, _ in work.checks:
+        if any(each.get(name, {}).get("upstream") for each in found):
+            continue  # the module under test raised, be it on one of them: that is judged
         states = [name in each and "error" in each[name] for each in found]
         usual = max((True, False), key=states.count)
         odd = {rank: f"disagrees: {name} raised on ranks {states}" for rank in range(count) if states[rank] != usual}
@@ -788,11 +980,16 @@ def reference(hidden, weight, labels, above):
 
 
 def entered(case, found, number, key):
-    """Return what entered a call of the output layer, or its gradient, on each rank: whole; None without one."""
+    """Return what entered a call of the output layer, or its gradient, on each rank: whole; None of another shape.
+
+    Sequence parallel, each rank has a part of it, or all where it was gathered before.
+    """
+    whole = (*case.shape, HIDDEN)
+    part = (case.shape[0] // case.ranks, *whole[1:])
     parts = [each[key][number] if number < len(each[key]) else None for each in found]
-    if not case.sequence_parallel:
-        return parts
-    return [None if any(part is None for part in parts) else cat(parts, 0)]
+    if case.sequence_parallel and all(each is not None and each.shape == part for each in parts):
+        return [cat(parts, 0)]
+    return [each if each is not None and each.shape == whole else None for each in parts]
 
 
 def given_error(parts, product):
@@ -821,6 +1018,9 @@ def judge_step(found, upstream, case):
     errors, towards_weight = {}, 0.0
     for number, (labels, above, kept) in enumerate(wanted):
         hidden = entered(case, found, number, "hidden")
+        if any(each is None for each in hidden):
+            shapes = [list(each["hidden"][number].shape) for each in found]
+            return False, {"measured": measured | {"hidden": shapes}, "reason": "not the shape of hidden states"}
         measured["ranks_agree"] &= all(each.equal(hidden[0]) for each in hidden)
         losses, towards, product = reference(hidden[0], weight, labels, above)
         # With detached heads the loss of the last call alone reaches the weight.
@@ -859,7 +1059,8 @@ def loss_error(case, found, number, losses, kept):
     if kept is None:
         return max(norm_error(each["found"], losses) for each in found)
     logged = (losses * kept).sum() / (1 if case.per_token else kept.sum().clamp(min=1))
-    return max(norm_error(each["logged"][number], logged) for each in found)
+    shown = [None if each["logged"] is None else each["logged"][number] for each in found]
+    return max(norm_error(each, logged) for each in shown)
 
 
 def judge_compare(found, upstream, case):
@@ -911,6 +1112,44 @@ def judge_keys(found, _upstream, _case):
         "measured": found[0]["mine"],
         "tolerance": found[0]["gpt"],
     }
+
+
+def differing(mine, wanted):
+    """Return, by name, what is there and what is wanted, where these differ."""
+    if not isinstance(wanted, dict) or not isinstance(mine, dict):
+        return mine, wanted
+    return {key: differing(mine.get(key), each) for key, each in wanted.items() if mine.get(key) != each}
+
+
+def judge_layers(found, _upstream, _case):
+    """Judge that the output layer is built as GPTModel's, on every rank."""
+    pairs = [(each["mine"], each["gpt"]) for each in found]
+    differs = [differing(mine, gpt) for mine, gpt in pairs]
+    return not any(differs), {"measured": {"differs": differs, "values": [mine.get("values") for mine, _ in pairs]}}
+
+
+def judge_serve(found, upstream, case, serving):
+    """Judge the logits that an inference engine gets, which of them are made, and what the decoder is told."""
+    weight, embedding = (cat([each[key] for each in found], 0).double() for key in ("weight", "embedding"))
+    hidden = upstream.hidden_states(case).double() if serving.embedded else embedding[upstream.given(case)[0].t()]
+    if serving.active and serving.quantized and serving.batching == "dynamic" and not serving.embedded:
+        hidden[PADDING] = 0
+    seen = {"told": True, "wrapped": serving.active}
+    if serving.active and serving.batching and serving.last:
+        hidden = hidden[-1:] if serving.batching == "static" else hidden[list(CHOSEN)]
+        seen |= {"chosen_from": [1, case.shape[0], HIDDEN]} if serving.batching == "dynamic" else {}
+    part = case.shape[0] // (case.ranks if case.sequence_parallel else 1)
+    wanted = {
+        "seen": seen,
+        "made": [[*hidden.shape[:2], CLASSES]],
+        "sequence_parallel": case.sequence_parallel,
+        "cached": [part, case.shape[1], HIDDEN] if case.depths else None,
+    }
+    measured = [{key: each[key] for key in wanted} for each in found]
+    logits = (hidden @ weight.t() * case.mup).transpose(0, 1)
+    error = max(norm_error(each["found"], logits) for each in found)
+    ok = error <= FLOAT32 and all(each == wanted for each in measured)
+    return ok, {"measured": {"logits": error, "ranks": measured}, "tolerance": {"logits": FLOAT32, "ranks": wanted}}
 
 
 def judge_first_stage(found, _upstream, case):
@@ -965,6 +1204,10 @@ def checks():
     found += [(f"gpt.{name}", "control", train, case, judge_neighbour) for name, case in twins.items()]
     found += [(f"keys.{name}", "control", keys, CASES[name], judge_keys) for name in TWINS]
     found.append(("first_stage", "control", first_stage, Case(), judge_first_stage))
+    found += [(f"layer.{name}", "control", layers, case, judge_layers) for name, case in LAYERS.items()]
+    for name, (case, serving) in SERVED.items():
+        measure, judge_it = (functools.partial(function, serving=serving) for function in (serve, judge_serve))
+        found.append((f"serve.{name}", "control", measure, case, judge_it))
     return found
 
 
@@ -1002,11 +1245,15 @@ def judge(probe, target):
             reason = f"it takes {case.ranks} GPUs" if case.ranks > count else "--only leaves it out"
             probe.check(name, role, None, reason=reason)
             continue
-        found = [each[name] for each in of_group(written, case)]
+        raised = [each[name] for each in written if "error" in each.get(name, {})]
+        if not raised and name not in written[-1]:
+            probe.check(name, role, None, reason="a rank raised in another check, while the others waited for it")
+            continue
+        found = raised or [each[name] for each in of_group(written, case)]
         judge_one(probe, found, check, upstream)
         if role == "control":
             say_outputs(probe, name, found)
-    raised = [name for name, role, _, _, _ in asked if role == "defect" and "error" in written[-1][name]]
+    raised = [name for name, role, _, _, _ in asked if role == "defect" and "error" in written[-1].get(name, {})]
     probe.say("FIGURE", name="defect_checks_that_raise", value=len(raised), unit="1", spread=None)
 
 
