@@ -519,7 +519,7 @@ def errors_of_loss(up, case):
         wanted = loss_of(case, leaf, probabilities(case, support, query, key), support)
         (above,) = torch.autograd.grad(wanted, [leaf], torch.tensor(case.above, dtype=torch.float64))
         answer = {"loss": distance(loss, wanted), "topk": error, "changed": overwritten, "unrepeated": unrepeated}
-        if case.bounds in ("bias", "biases"):  # upstream's forward adds a mask twice, which shows where it is neither 0 nor -inf
+        if case.bounds in ("bias", "biases"):  # which upstream's forward adds twice to the indexer's scores
             del answer["loss"]
         answer |= by_name(case, found, back_to_inputs(case, above))
         worst = {name: max(x, worst.get(name, 0.0)) for name, x in answer.items()}
