@@ -10,8 +10,9 @@
 """The linear cross entropy fusion's loss is -inf for a token whose logits all lie far below zero.
 
 Symptom: with cross_entropy_fusion_impl="linear" a token whose logits are all below about -104 has the loss -inf, and
-gradients of nan, where cross entropy is finite: 2.9957, log(20), for 20 logits of -150. From about -88 down the loss is
-inaccurate. A nan does not stay in its token: the weight's gradient sums over tokens, and an ignored one counts there.
+gradients of nan, where cross entropy is finite: 2.9957, log(20), for 20 logits of -150. From about -88 down the sum is
+subnormal: the loss is inaccurate, and gradients can be nan. A nan does not stay in its token: the weight's gradient
+sums over the tokens, and an ignored one counts there.
 
 Cause: forward_dp_epilogue and forward_tp_epilogue, in megatron/core/fusions/linear_cross_entropy/blackwell/triton.py,
 take the maximum over the splits of the vocabulary from 0 on, and load 0 for splits beyond the last. The main loop's
