@@ -29,10 +29,11 @@ was run on a Blackwell GPU, and nothing is said about time. Infinite losses are 
 
 The contract: reductions none, sum and mean, with a gradient from above; labels ignored by -100, by a class, or all; a
 mean of none is nan, as in torch; one token, odd numbers of them, batches; 1 to 131 splits, also more than the 64 of a
-step; the default split; bf16 and fp16; logits far below zero, far above, mixed over tokens, splits, steps and ranks; a
-split, a step or a rank whose logits are all -inf; ranks 1, 2 and 4, sequence parallel or not; and the kernels by
-themselves on tensors with any strides, where nothing else is written. Where each token's maximum over the first 64
-splits is not below zero, the bits are those of the tree without the patch.
+step; the default split; bf16 and fp16; logits below zero down to -2^96 (the main loop goes to -1e30), far above,
+mixed over tokens, splits, steps and ranks; a split, a step or a rank whose logits are all -inf; ranks 1, 2 and 4,
+sequence parallel or not; and the kernels by themselves on tensors with any strides, where nothing else is written.
+Where each token's maximum over the first 64 splits is not below zero, the bits are those of the tree without the
+patch.
 
 Inputs are multiples of 1/8 of which fp32 holds every sum: the logits are exact, in whatever order they are summed.
 Tolerances: a loss 2^-19, for exponentials, a sum and a logarithm of some roundings of 2^-24 each, and a loss below 16;
@@ -179,7 +180,8 @@ DEFECTS = {
     "level.-112": Case((-112.0,)),
     "level.-512": Case((-512.0,), reduction="mean"),
     "level.-8192": Case((-8192.0,)),
-    "level.-131072": Case((-131072.0,), reduction="none"),
+    "level.-131072": Case((-131072.0,)),
+    "level.-2^96": Case((-(2.0**96),), spread=0.0, shape=(17,)),
     "ignored.none": Case(FAR, labels="some ignored"),
     "ignored.mean": Case(FAR, labels="some ignored", reduction="mean"),
     "ignored.sum": Case(FAR, labels="some ignored", reduction="sum", above=-0.5),
@@ -215,6 +217,7 @@ DEFECTS = {
     "ranks.two.crossed": Case((-120.0, -300.0, -300.0, -120.0), ranks=2, classes=4 * WIDTH),
     "ranks.two.mixed": Case(FAR, ranks=2, classes=1200, signs=(1.0, 0.0, -1.0), labels="some ignored"),
     "ranks.two.deep": Case((-8192.0,), ranks=2, classes=1200),
+    "ranks.two.deepest": Case((-(2.0**96),), ranks=2, classes=1200, spread=0.0, shape=(17,)),
     "ranks.two.subnormal": Case((-100.0,), ranks=2, classes=1200, spread=0.0),
     "ranks.two.block": Case((-400.0, -120.0), ranks=2, classes=130 * WIDTH, shape=(3,), labels="some ignored"),
     "ranks.two.blocks": Case((-120.0, -400.0, -128.0, -136.0), ranks=2, classes=2 * 65 * WIDTH, shape=(3,)),
