@@ -1,0 +1,744 @@
+# /// script
+# requires-python = ">=3.12"
+# dependencies = [
+#   "numpy==2.3.5",
+#   "packaging==26.3",
+#   "torch==2.13.0",
+#   "triton==3.6.0",
+# ]
+# ///
+"""The linear cross entropy fusion's loss is -inf for a token whose logits all lie far below zero.
+
+Symptom: with cross_entropy_fusion_impl="linear" a token whose logits are all below about -104 has the loss -inf, and
+gradients of nan, where cross entropy is finite: 2.9957, log(20), for 20 logits of -150. From about -88 down the sum is
+subnormal: the loss is inaccurate, and gradients can be nan. A nan does not stay in its token: the weight's gradient
+sums over the tokens, and an ignored one counts there.
+
+Cause: forward_dp_epilogue and forward_tp_epilogue, in megatron/core/fusions/linear_cross_entropy/blackwell/triton.py,
+take the maximum over the splits of the vocabulary from 0 on, and load 0 for splits beyond the last. The main loop's
+maxima are right: they start at -1e30. The epilogue scales their sums by exp(maximum of the split - maximum), which
+underflows to 0 where the second is 0; the loss is maximum + log(sum) - logit, and backward divides by the sum.
+
+Scope: the dev branch of Megatron-LM; no release and not main have "linear". What is real: linear_cross_entropy, its
+autograd function, Platform, the host code of blackwell/entry.py, and the Triton kernels, under Triton's interpreter.
+What stands in: the two kernels in the CuTe DSL, by torch with the semantics that their source has (FwdMainLoop: the
+maximum of a split from -1e30 on, the sum of exponentials below it, the label's logit; BwdPartialDlogits: the gradient
+of a split's logits from the saved maximum and sum, rounded to the input's dtype); the collectives of tensor-parallel
+ranks, which are threads that take turns; streams, is_cuda and the compute capability; torch.mm with out_dtype. Nothing
+was run on a Blackwell GPU, and nothing is said about time. Infinite losses are judged where the reference has none.
+
+The contract: reductions none, sum and mean, with a gradient from above; labels ignored by -100, by a class, or all; a
+mean of none is nan, as in torch; one token, odd numbers of them, batches; 1 to 131 splits, also more than the 64 of a
+step; the default split; bf16 and fp16; logits below zero down to -2^96 (the main loop goes to -1e30), far above,
+mixed over tokens, splits, steps and ranks; a split, a step or a rank whose logits are all -inf; ranks 1, 2 and 4,
+sequence parallel or not; and the kernels by themselves on tensors with any strides, where nothing else is written.
+Where each token's maximum over the first 64 splits is not below zero, the bits are those of the tree without the
+patch.
+
+Inputs are multiples of 1/8 of which fp32 holds every sum: the logits are exact, in whatever order they are summed.
+Tolerances: a loss 2^-19, for exponentials, a sum and a logarithm of some roundings of 2^-24 each, and a loss below 16;
+and 2^-22 of the largest logit: the three sums of numbers of that size round by at most 2^-24 of it each. Gradients,
+norm of the difference over norm, 2^-7: logits' gradient and result are rounded to bf16, by 2^-9 each; twice that, as
+the terms of a sum cancel. The column of the weight's gradient that carries the level is judged apart.
+
+Upstream: https://github.com/NVIDIA/Megatron-LM, branch dev; brought in by https://github.com/NVIDIA/Megatron-LM/pull/2256
+https://github.com/verl-project/verl/pull/7439 is the same fault, and its fix, in the kernels that these come from.
+
+Both sentinels without the runner, in an empty folder, with PACK set to the absolute path of this file's folder and with
+torch, triton, numpy below 2.4 and packaging installed. The second line ends in BUG_REPRODUCED, the fourth in
+FIX_VALIDATED:
+
+    curl -sL https://github.com/NVIDIA/Megatron-LM/archive/d48bd6be0a85cc0d6d3cc71e8750cf357cc6bdb1.tar.gz | tar xz
+    PYTHONPATH=Megatron-LM-d48bd6be0a85cc0d6d3cc71e8750cf357cc6bdb1 python "$PACK/reproduce.py" --target cpu
+    GIT_CEILING_DIRECTORIES="$PWD" git -C Megatron-LM-d48bd6be0a* apply -p1 "$PACK/fix.patch"
+    PYTHONPATH=Megatron-LM-d48bd6be0a85cc0d6d3cc71e8750cf357cc6bdb1 python "$PACK/reproduce.py" --target cpu
+"""
+
+# fmt: off
+# --- protocol: begin (the same in every probe; the original is harness/protocol.py)
+import argparse, contextlib, ctypes, fnmatch, hashlib, json, os, sys, traceback
+from pathlib import Path
+class Probe:  # prints the lines that a runner reads, and draws the verdict from the checks among them
+    def __init__(self):
+        self.judged, self.tested, self.only = {}, [], None  # judged: (role, ok) -> the names of these checks
+    def say(self, word, **fields):  # JSON has neither NaN nor infinity: they become strings
+        print(word, json.dumps(json.loads(json.dumps(fields), parse_constant=str)), flush=True)
+    def upstream(self, module):  # a module under test, as it was really loaded
+        name, file, package = module.__name__, Path(module.__file__), module.__name__.partition(".")[0]
+        self.tested.append(next((str(folder) for folder in file.parents if folder.name == package), str(file)))
+        self.say("UPSTREAM", module=name, file=str(file), sha256=hashlib.sha256(file.read_bytes()).hexdigest())
+    def check(self, name, role, ok, **values):  # ok is None where this cannot be judged here
+        self.judged.setdefault((role, ok), []).append(name)
+        self.say("CHECK", name=name, role=role, ok=ok, **values)
+    def judge(self, name, role, measure, *given):  # measure(*given) returns ok, and by name what it measured
+        try:
+            wanted = fnmatch.fnmatchcase(name, self.only or "*")
+            ok, values = measure(*given) if wanted else (None, {"reason": "--only leaves it out"})
+        except Exception as error:  # code under test that raises is wrong; a fault of the probe or the host is not
+            files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
+            host = isinstance(error, (ImportError, MemoryError, OSError)) or "out of memory" in str(error)
+            refused = "returned an in" in str(error)  # autograd says: an invalid gradient, an incorrect number of them
+            if host or not (refused or any(file.startswith(tuple(self.tested)) for file in files)):
+                raise
+            traceback.print_exc()
+            ok, values = False, {"reason": f"it raised {type(error).__name__}: {error}"[:400]}
+        self.check(name, role, ok, **values)
+    def output(self, name, tensor, must_match=True):  # the runner compares the two lanes'
+        data = tensor.detach().cpu().contiguous()
+        sha256 = hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest()
+        self.say("OUTPUT", name=name, dtype=str(data.dtype), shape=[*data.shape], sha256=sha256, must_match=must_match)
+    @contextlib.contextmanager
+    def alone(self):  # around launches that are timed: no other lane of the runner uses this GPU meanwhile
+        gate = Path(os.environ.get("REPRODUCER_GPU_GATE", os.devnull))  # a named pipe, where lanes share a GPU
+        try:
+            yield gate.read_text()  # ends when the other lanes are off it
+        finally:
+            gate.read_text()  # ends when they may use it again
+    def run(self, judge):  # judge(probe, target) loads upstream and makes the checks
+        parser = argparse.ArgumentParser(description="Judge one bug; the last line is the verdict.")
+        parser.add_argument("--target", help="cpu, sm_90a, ... (default: this host's GPU, else cpu)")
+        parser.add_argument("--only", metavar="CHECK", help="run this check alone (a name or a glob): no verdict")
+        target, self.only = vars(parser.parse_args()).values()
+        reason = f"only {self.only} was run" if self.only else "no defect check could be judged here"
+        try:
+            if target is None:
+                import torch
+                arch = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
+                target = "sm_{}{}".format(*arch) + "a" * (arch >= (9, 0)) if arch else "cpu"
+            judge(self, target)
+        except (ImportError, NotImplementedError) as error:  # a package or a mode cannot be had
+            self.judged, reason = {}, f"{type(error).__name__}: {error}"
+        except Exception:
+            traceback.print_exc()
+            sys.exit(125)
+        ends = {("control", False): ("CONTROL_FAILED", 125), ("defect", False): ("BUG_REPRODUCED", 10),
+                ("defect", True): ("FIX_VALIDATED", 0), None: ("UNSUPPORTED", 125)}
+        key = next((key for key in ends if key in self.judged and not self.only), None)
+        self.say(ends[key][0], reason=", ".join(self.judged.get(key, [reason])))
+        sys.exit(ends[key][1])
+# --- protocol: end
+# fmt: on
+
+import contextlib as contexts
+import dataclasses
+import functools
+import importlib
+import logging
+import threading
+import types
+from unittest import mock
+
+BLACKWELL = "megatron.core.fusions.linear_cross_entropy.blackwell"
+KERNELS = f"{BLACKWELL}.triton"
+FLOOR = -1e30  # where the main loop's maximum starts, in each split
+HIDDEN = 64  # the main loop takes multiples of 64 elements
+COLUMNS = 2  # of the hidden size, that carry the level of the logits
+WIDTH = 256  # classes in a split: the main loop's tile
+BLOCK = 64  # splits in a step of the epilogues
+PATIENCE = 60  # seconds that a rank waits for the others
+LOSS = 2.0**-19
+LEVEL = 2.0**-22
+GRADIENT = 2.0**-7
+
+
+@dataclasses.dataclass(frozen=True)
+class Case:
+    """What a loss is given."""
+
+    levels: tuple[float, ...] = (0.0,)  # what the logits lie about, in each of so many parts of the vocabulary
+    classes: int = 600  # of all ranks
+    shape: tuple[int, ...] = (37,)  # tokens, or sequence and batch
+    signs: tuple[float, ...] = (1.0,)  # one token after the other has the levels times these
+    ranks: int = 1
+    reduction: str = "none"
+    labels: str = "any"  # or some ignored, all ignored, first part, last part
+    ignore_index: int = -100
+    dtype: str = "bfloat16"
+    width: int = WIDTH
+    above: float = 1.0  # the gradient from above, or its factor
+    spread: float = 1.0  # of the logits about their level: 0 makes them equal
+    sequence_parallel: bool = False
+    group: bool = False  # a group of one rank
+    gradients: bool = True
+
+
+FAR = (-150.0,)
+# fmt: off
+DEFECTS = {
+    "example": Case(FAR, classes=20, shape=(1,), spread=0.0),
+    "none": Case(FAR),
+    "sum": Case(FAR, reduction="sum"),
+    "mean": Case(FAR, reduction="mean", above=3.0),
+    "default_split": Case(FAR, classes=7001, shape=(9, 2), width=3072),
+    "float16": Case(FAR, dtype="float16", reduction="mean"),
+    "two_dimensions": Case(FAR, shape=(5, 3), reduction="mean"),
+    "batch_two": Case(FAR, shape=(17, 2), labels="some ignored"),
+    "one_token": Case(FAR, shape=(1,), reduction="mean"),
+    "tokens.16": Case(FAR, shape=(16,), reduction="sum"),
+    "tokens.33": Case(FAR, shape=(33,), reduction="mean", labels="some ignored"),
+    "subnormal.-100": Case((-100.0,), spread=0.0),
+    "level.-112": Case((-112.0,)),
+    "level.-512": Case((-512.0,), reduction="mean"),
+    "level.-8192": Case((-8192.0,)),
+    "level.-131072": Case((-131072.0,)),
+    "level.-2^96": Case((-(2.0**96),), spread=0.0, shape=(17,)),
+    "ignored.none": Case(FAR, labels="some ignored"),
+    "ignored.mean": Case(FAR, labels="some ignored", reduction="mean"),
+    "ignored.sum": Case(FAR, labels="some ignored", reduction="sum", above=-0.5),
+    "ignored.class": Case(FAR, labels="some ignored", reduction="mean", ignore_index=4),
+    "ignored.class_zero": Case(FAR, labels="some ignored", ignore_index=0),
+    "ignored.all.gradients": Case(FAR, labels="all ignored", reduction="sum"),
+    "splits.one": Case(FAR, classes=200),
+    "splits.two": Case(FAR, classes=2 * WIDTH, reduction="mean"),
+    "splits.64": Case(FAR, classes=64 * WIDTH, shape=(5,)),
+    "splits.65": Case(FAR, classes=65 * WIDTH - 3, shape=(5,), reduction="mean"),
+    "splits.131": Case(FAR, classes=131 * WIDTH - 100, shape=(3,)),
+    "far_splits.falling": Case((-120.0, -300.0, -512.0)),
+    "far_splits.rising": Case((-512.0, -300.0, -120.0), labels="first part"),
+    "far_splits.last_label": Case((-128.0, -144.0, -512.0), labels="last part", reduction="mean"),
+    "far_blocks.falling": Case((-120.0, -400.0), classes=128 * WIDTH, shape=(3,)),
+    "far_blocks.rising": Case((-400.0, -120.0), classes=128 * WIDTH, shape=(3,)),
+    "far_blocks.near": Case((-120.0, -124.0), classes=128 * WIDTH, shape=(3,), reduction="sum"),
+    "mixed.tokens": Case(FAR, signs=(1.0, 0.0, -1.0), labels="some ignored"),
+    "mixed.tokens.mean": Case(FAR, signs=(0.0, 0.0, 0.0, 1.0), reduction="mean"),
+    "mixed.levels": Case((-128.0,), signs=(1.0, 0.5, 2.0, 0.0, -0.5, -2.0)),
+    "empty_split": Case((-150.0, -float("inf"), -150.0), labels="first part", gradients=False, classes=768),
+    "empty_split.first": Case((-float("inf"), -150.0), labels="last part", gradients=False, classes=512),
+    "empty_block.first": Case((-float("inf"), -150.0), labels="last part", gradients=False, classes=128 * WIDTH,
+                              shape=(3,)),
+    "ranks.one": Case(FAR, group=True),
+    "ranks.two": Case(FAR, ranks=2, classes=1200),
+    "ranks.two.sum": Case(FAR, ranks=2, classes=1200, reduction="sum", labels="first part"),
+    "ranks.two.mean": Case(FAR, ranks=2, classes=1200, reduction="mean", labels="some ignored"),
+    "ranks.two.last": Case(FAR, ranks=2, classes=1200, reduction="mean", labels="last part", ignore_index=7),
+    "ranks.two.sequence": Case(FAR, ranks=2, classes=1200, shape=(6, 3), sequence_parallel=True),
+    "ranks.two.levels": Case((-120.0, -512.0), ranks=2, classes=1200, labels="last part"),
+    "ranks.two.levels.rising": Case((-512.0, -120.0), ranks=2, classes=1200, labels="first part", reduction="sum"),
+    "ranks.two.crossed": Case((-120.0, -300.0, -300.0, -120.0), ranks=2, classes=4 * WIDTH),
+    "ranks.two.mixed": Case(FAR, ranks=2, classes=1200, signs=(1.0, 0.0, -1.0), labels="some ignored"),
+    "ranks.two.deep": Case((-8192.0,), ranks=2, classes=1200),
+    "ranks.two.deepest": Case((-(2.0**96),), ranks=2, classes=1200, spread=0.0, shape=(17,)),
+    "ranks.two.subnormal": Case((-100.0,), ranks=2, classes=1200, spread=0.0),
+    "ranks.two.block": Case((-400.0, -120.0), ranks=2, classes=130 * WIDTH, shape=(3,), labels="some ignored"),
+    "ranks.two.blocks": Case((-120.0, -400.0, -128.0, -136.0), ranks=2, classes=2 * 65 * WIDTH, shape=(3,)),
+    "ranks.two.empty": Case((-float("inf"), -150.0), ranks=2, classes=1200, labels="last part", gradients=False),
+    "ranks.four": Case((-131072.0,), ranks=4, classes=1100, shape=(8, 1), sequence_parallel=True),
+    "ranks.four.levels": Case((-300.0, -120.0, -512.0, -144.0), ranks=4, classes=1100, reduction="mean"),
+    "ranks.four.float16": Case(FAR, ranks=4, classes=1100, dtype="float16", labels="some ignored", reduction="mean"),
+}
+EXACT = {  # in each token the first 64 splits reach 0: the same bits with the patch as without
+    "normal.none": Case(labels="some ignored"),
+    "normal.sum": Case(reduction="sum", labels="some ignored"),
+    "normal.mean": Case(reduction="mean", labels="some ignored", above=2.0),
+    "normal.float16": Case(dtype="float16", shape=(9, 2)),
+    "normal.default_split": Case(classes=7001, width=3072, shape=(5, 2)),
+    "normal.splits.131": Case(classes=131 * WIDTH - 100, shape=(3,)),
+    "normal.ranks.two": Case(ranks=2, classes=1200, labels="some ignored"),
+    "normal.ranks.two.mean": Case(ranks=2, classes=1200, reduction="mean", labels="some ignored"),
+    "normal.ranks.four": Case(ranks=4, classes=1100, shape=(8, 1), sequence_parallel=True, reduction="sum"),
+    "zero": Case(spread=0.0),
+    "above": Case((150.0,), reduction="mean"),
+    "above.far": Case((131072.0,)),
+    "above.splits": Case((150.0, -300.0, 120.0)),
+    "above.blocks": Case((120.0, 400.0), classes=128 * WIDTH, shape=(3,)),
+    "above.ranks.two": Case((-400.0, 120.0), ranks=2, classes=1200),
+    "one_split_above": Case((-150.0, -150.0, 5.0), classes=768),
+    "empty_split.normal": Case((0.0, -float("inf")), classes=512, labels="first part", gradients=False),
+}
+NEAR = {  # below 0, and no sum underflows: right, but not the same bits
+    "below.-4": Case((-4.0,), spread=0.0, reduction="mean"),
+    "below.-48": Case((-48.0,)),
+    "below.-64.ranks.two": Case((-64.0,), ranks=2, classes=1200),
+    "below.blocks": Case((-16.0, 16.0), classes=128 * WIDTH, shape=(3,)),
+    "ignored.all.mean": Case(reduction="mean", labels="all ignored", gradients=False),
+}
+# fmt: on
+
+
+# What stands in for a Blackwell GPU and for the two kernels that are written in the CuTe DSL.
+
+
+class Packed:
+    """A tensor as the CuTe DSL is given it."""
+
+    def __init__(self, tensor, assumed_align):
+        self.tensor, self.assumed_align = tensor, assumed_align
+
+    def mark_compact_shape_dynamic(self, mode, stride_order=None):
+        """Return itself: what it says is for the compiler."""
+        del mode, stride_order
+        return self
+
+
+class ForwardMainLoop:
+    """FwdMainLoop in torch: of each split the maximum, the sum of exponentials below it, and the label's logit."""
+
+    def __init__(self, vocab_per_split):
+        self.width = vocab_per_split
+
+    def __call__(self, hidden, weight, labels, *given):
+        label_logits, maximum, total, ignore_index, rank, _ = given
+        labels, label_logits = labels.tensor, label_logits.tensor
+        logits = hidden.tensor.float() @ weight.tensor.float().t()
+        classes = logits.shape[1]
+        for split, part in enumerate(logits.split(self.width, dim=1)):
+            largest = part.amax(dim=1).clamp(min=FLOOR)
+            maximum.tensor[:, split] = largest
+            total.tensor[:, split] = (part - largest.unsqueeze(1)).exp().sum(dim=1)
+            columns = labels - rank * classes - split * self.width
+            here = (columns >= 0) & (columns < part.shape[1])
+            found = part.gather(1, columns.clamp(0, part.shape[1] - 1).unsqueeze(1)).squeeze(1)
+            found = found.where(labels != ignore_index, 0.0)
+            label_logits.copy_(found.where(here, label_logits))
+
+
+class BackwardPartialLogits:
+    """BwdPartialDlogits in torch: the gradient of one split's logits, from the maximum and the sum that were saved."""
+
+    def __init__(self, reduction, vocab_per_split):
+        self.reduction, self.width = reduction, vocab_per_split
+
+    def __call__(self, split, hidden, weight, labels, *given):
+        above, maximum, total, towards_logits, valid, ignore_index, rank, _ = given
+        labels, above = labels.tensor, above.tensor
+        if self.reduction == 2:
+            above = above / ctypes.c_int64.from_address(valid).value
+        above = above.expand(labels.shape) * (labels != ignore_index)
+        rows = weight.tensor[split * self.width : (split + 1) * self.width]
+        exponentials = (hidden.tensor.float() @ rows.float().t() - maximum.tensor.unsqueeze(1)).exp()
+        gradient = exponentials * (above * total.tensor.reciprocal()).unsqueeze(1)
+        columns = labels - rank * weight.tensor.shape[0] - split * self.width
+        here = (columns >= 0) & (columns < rows.shape[0]) & (labels != ignore_index)
+        gradient.scatter_add_(
+            1, columns.clamp(0, rows.shape[0] - 1).unsqueeze(1), (-above).where(here, 0.0).unsqueeze(1)
+        )
+        towards_logits.tensor[:, : rows.shape[0]] = gradient.to(towards_logits.tensor.dtype)
+
+
+class Stream:
+    """A CUDA stream, or an event, of a host without a GPU: all is done in order."""
+
+    cuda_stream = 0
+
+    def __init__(self, device=None):
+        self.device = device
+
+    def record_event(self, event):
+        """Do nothing."""
+
+    def wait_event(self, event):
+        """Do nothing."""
+
+
+class Team:
+    """Tensor-parallel ranks that are threads: one runs at a time, and they meet at each collective."""
+
+    def __init__(self, size):
+        self.size, self.slots, self.turn = size, [None] * size, threading.Lock()
+        self.barrier = threading.Barrier(size)
+
+    def meet(self):
+        """Let the others run until all are here."""
+        self.turn.release()
+        try:
+            self.barrier.wait(PATIENCE)
+        finally:
+            self.turn.acquire()
+
+    def gather(self, rank, tensor):
+        """Return a copy of the tensors of all ranks."""
+        self.slots[rank] = tensor
+        self.meet()
+        found = [each.clone() for each in self.slots]
+        self.meet()
+        return found
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+    """A process group, as one of its ranks holds it."""
+
+    team: Team
+    rank: int
+
+
+def all_reduce(tensor, op, group):
+    """Reduce over the ranks of a team, in the order of the ranks."""
+    import torch
+
+    combine = torch.maximum if op == torch.distributed.ReduceOp.MAX else torch.add
+    tensor.copy_(functools.reduce(combine, group.team.gather(group.rank, tensor)))
+
+
+def all_gather_into_tensor(output, tensor, group):
+    """Join the tensors of the ranks of a team."""
+    import torch
+
+    output.copy_(torch.cat(group.team.gather(group.rank, tensor)))
+
+
+def stand_ins(torch, choosing=False):
+    """Return the stand-ins as a context: for a GPU and for other ranks; `choosing` a Blackwell GPU's kernels, too."""
+    mm = torch.mm
+
+    def mm_out_dtype(left, right, out_dtype=None):
+        return mm(left.to(out_dtype or left.dtype), right.to(out_dtype or right.dtype))
+
+    cuda = {
+        "current_stream": Stream,
+        "stream": lambda _: contexts.nullcontext(),
+        "Stream": Stream,
+        "Event": Stream,
+    }
+    blackwell = {  # not while kernels run: Triton would look for that GPU's driver
+        "is_available": lambda: True,
+        "current_device": lambda: 0,
+        "get_device_capability": lambda *_: (10, 0),
+    }
+    ranks = {
+        "get_rank": lambda group: group.rank,
+        "get_world_size": lambda group: group.team.size,
+        "all_reduce": all_reduce,
+        "all_gather_into_tensor": all_gather_into_tensor,
+    }
+    stack = contexts.ExitStack()
+    stack.enter_context(mock.patch.multiple(torch.cuda, **cuda, **(blackwell if choosing else {})))
+    stack.enter_context(mock.patch.multiple(torch.distributed, **ranks))
+    stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range", contexts.nullcontext))
+    stack.enter_context(mock.patch.object(torch, "mm", mm_out_dtype))
+    stack.enter_context(mock.patch.object(torch.Tensor, "is_cuda", True, create=True))
+    return stack
+
+
+def stand_in_packages():
+    """Put modules in the place of cuda.bindings and the CuTe DSL, with what the module uses of them."""
+    made = {name: types.ModuleType(name) for name in ("cuda", "cuda.bindings", "cuda.bindings.driver")}
+    made |= {name: types.ModuleType(name) for name in ("cutlass", "cutlass.cute", "cutlass.cute.runtime")}
+    for name, module in made.items():
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(made[parent], last, module)
+    made["cuda.bindings.driver"].CUstream = int
+    made["cutlass"].Int64 = int
+    cute, runtime = made["cutlass.cute"], made["cutlass.cute.runtime"]
+    cute.kernel, cute.AddressSpace = object, types.SimpleNamespace(gmem=None)
+    cute.compile = lambda kernel, *_: kernel
+    runtime.from_dlpack = Packed
+    runtime.make_ptr = lambda _dtype, address, *_, **__: address
+    sys.modules.update(made)
+
+
+class Upstream:
+    """What the probe uses of the tree that is on the path."""
+
+    def __init__(self, torch):
+        self.torch = torch
+        stand_in_packages()
+        logging.disable(logging.WARNING)  # that the CuTe DSL is not there
+        self.fused = importlib.import_module("megatron.core.fusions.fused_linear_cross_entropy")
+        with stand_ins(torch, choosing=True):
+            vars(self.fused)["_get_platform"]()
+        self.entry = importlib.import_module(f"{BLACKWELL}.entry")
+        self.kernels = importlib.import_module(KERNELS)
+        counter = self.kernels.get_num_valid_tokens
+        counter.configs = counter.configs[:1]  # to time both takes a GPU
+        self.entry.fwd_mainloop.FwdMainLoop = ForwardMainLoop
+        self.entry.bwd_partial_dlogits.BwdPartialDlogits = BackwardPartialLogits
+
+    def modules(self):
+        """Return the modules that the runner has to find in its tree."""
+        return (self.fused, self.entry, self.kernels)
+
+    def split(self, width):
+        """Set the classes in a split, as LCE_FWD_VOCAB_SPLIT_SIZE and LCE_BWD_VOCAB_SPLIT_SIZE do."""
+        for name in ("_get_fwd_config", "_get_bwd_config"):
+            config = vars(self.entry)[name]
+            config.cache_clear()  # kernels are kept by the number of classes, whatever a split has
+            vars(config())["_vocab_per_split"] = width
+
+
+# What is measured.
+
+
+def given(torch, case):
+    """Return hidden states, the whole weight, and labels: all logits are numbers that fp32 holds."""
+    random = torch.Generator().manual_seed(3)
+    dtype = getattr(torch, case.dtype)
+    hidden = torch.randint(-16, 17, (*case.shape, HIDDEN), generator=random) / 8 * case.spread
+    weight = torch.randint(-4, 5, (case.classes, HIDDEN), generator=random) / 8
+    count = hidden.numel() // HIDDEN
+    signs = torch.tensor(case.signs).repeat(count)[:count].view(case.shape)
+    hidden[..., 0], hidden[..., 1] = signs, 0.0
+    parts = torch.arange(case.classes) * len(case.levels) // case.classes
+    weight[:, 0] = torch.tensor(case.levels)[parts]
+    labels = torch.randint(case.classes, case.shape, generator=random)
+    flat, part = labels.view(-1), -(-case.classes // len(case.levels) // max(case.ranks, 2))
+    if case.labels == "first part":
+        flat %= part
+    elif case.labels == "last part":
+        flat.copy_(case.classes - 1 - flat % part)
+    elif case.labels == "some ignored":
+        flat[1::3] = case.ignore_index
+    elif case.labels == "all ignored":
+        flat.fill_(case.ignore_index)
+    return hidden.to(dtype), weight.to(dtype), labels
+
+
+def above(torch, case):
+    """Return the gradient from above."""
+    if case.reduction != "none":
+        return torch.tensor(case.above)
+    count = functools.reduce(int.__mul__, case.shape)
+    return torch.randn(count, generator=torch.Generator().manual_seed(9)) * case.above
+
+
+def on_rank(upstream, case, member, found):
+    """Compute the loss and its gradients on one rank."""
+    torch = upstream.torch
+    hidden, weight, labels = given(torch, case)
+    rank, size = (member.rank, member.team.size) if member else (0, 1)
+    weight = weight.chunk(size)[rank].contiguous().requires_grad_(case.gradients)
+    if case.sequence_parallel:
+        hidden = hidden.chunk(size)[rank].contiguous()
+    hidden.requires_grad_(case.gradients)
+    loss = upstream.fused.linear_cross_entropy(
+        hidden, weight, labels, member, case.reduction, case.ignore_index, case.sequence_parallel
+    )
+    if case.gradients:
+        loss.backward(above(torch, case))
+    found[rank] = {"loss": loss.detach(), "towards_hidden": hidden.grad, "towards_weight": weight.grad}
+
+
+def run_rank(upstream, case, member, found, errors):
+    """Run one rank in its thread, and set the others free where it fails."""
+    with member.team.turn:
+        try:
+            on_rank(upstream, case, member, found)
+        except threading.BrokenBarrierError:
+            pass  # another one failed
+        except Exception as error:
+            errors.append(error)
+            member.team.barrier.abort()
+
+
+def losses(upstream, case):
+    """Return what each rank of a case computes."""
+    upstream.split(case.width)
+    found, errors = [None] * case.ranks, []
+    with stand_ins(upstream.torch):
+        if case.ranks == 1:
+            on_rank(upstream, case, Member(Team(1), 0) if case.group else None, found)
+            return found
+        team = Team(case.ranks)
+        members = [Member(team, rank) for rank in range(case.ranks)]
+        threads = [threading.Thread(target=run_rank, args=(upstream, case, each, found, errors)) for each in members]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
+    if None in found:
+        raise RuntimeError("a rank did not meet the others")
+    return found
+
+
+def reference(torch, case):
+    """Return losses and gradients in float64, and how far a loss may be from them."""
+    hidden, weight, labels = given(torch, case)
+    hidden, weight = hidden.double().requires_grad_(), weight.double().requires_grad_()
+    logits = (hidden @ weight.t()).flatten(0, -2)
+    flat = labels.view(-1)
+    loss = torch.nn.functional.cross_entropy(logits, flat, reduction=case.reduction, ignore_index=case.ignore_index)
+    near = LOSS + LEVEL * logits.detach().abs().nan_to_num(posinf=0.0).amax(dim=1)
+    near = near.where(flat != case.ignore_index, 0.0)
+    if case.reduction != "none":
+        near = near.sum() / (1 if case.reduction == "sum" else max(1, int((flat != case.ignore_index).sum())))
+    if case.gradients:
+        loss.backward(above(torch, case).double())
+    return loss.detach(), hidden.grad, weight.grad, near
+
+
+def furthest(found, wanted, near):
+    """Return the largest error of a loss, in what it may be off; nan where both are nan is none."""
+    error = (found.double() - wanted).abs() / near.clamp(min=LOSS)
+    return float(error.where(~(found.isnan() & wanted.isnan()), 0.0).max())
+
+
+def norm_error(found, wanted):
+    """Return the norm of the difference, over that of the reference where it is not 0."""
+    return float((found.double() - wanted).norm() / (wanted.norm() or 1.0))
+
+
+def gradient_errors(torch, found, towards_hidden, towards_weight):
+    """Return the errors of the gradients, the column of the level apart: it is larger than all others together."""
+    each_hidden = [each["towards_hidden"] for each in found]
+    each_weight = torch.cat([each["towards_weight"] for each in found])
+    if each_hidden[0].shape != towards_hidden.shape:  # sequence parallel: each rank has its part
+        each_hidden = [torch.cat(each_hidden)]
+    rest = slice(COLUMNS, None)
+    return {
+        "towards_hidden": max(norm_error(each[..., rest], towards_hidden[..., rest]) for each in each_hidden),
+        "towards_weight": norm_error(each_weight[:, rest], towards_weight[:, rest]),
+        "towards_weight.level": norm_error(each_weight[:, 0], towards_weight[:, 0]),
+    }
+
+
+def judge_case(upstream, case, kept):
+    """Judge the losses and gradients of a case by float64."""
+    torch = upstream.torch
+    found = losses(upstream, case)
+    kept.extend(found)
+    loss, towards_hidden, towards_weight, near = reference(torch, case)
+    measured = {"loss": max(furthest(each["loss"], loss, near) for each in found)}
+    tolerance = {"loss": 1.0}
+    if case.gradients:
+        errors = gradient_errors(torch, found, towards_hidden, towards_weight)
+        measured |= errors
+        tolerance |= dict.fromkeys(errors, GRADIENT)
+    ok = all(measured[name] <= tolerance[name] for name in measured)
+    first = {"first_loss": float(found[0]["loss"].view(-1)[0]), "wanted": float(loss.view(-1)[0])}
+    return ok, {"measured": measured | first, "tolerance": tolerance, "unit": "of what it may be off; of the norm"}
+
+
+def spaced(torch, tensor, first, second=1):
+    """Return a view of the same numbers with these steps between them, and the memory that it lies in."""
+    shape = tensor.shape if tensor.dim() == 2 else (*tensor.shape, 1)
+    memory = torch.full((shape[0] * first, shape[1] * second), -7.0, dtype=tensor.dtype)
+    view = memory[::first, ::second]
+    view.copy_(tensor.view(shape))
+    return (view if tensor.dim() == 2 else view[:, 0]), memory
+
+
+def transposed(tensor):
+    """Return the same numbers, a column after the other in memory."""
+    return tensor.t().contiguous().t()
+
+
+def statistics(logits, width):
+    """Return what the main loop gives for each split: the maximum, and the sum of exponentials below it."""
+    import torch
+
+    parts = logits.split(width, dim=1)
+    maximum = torch.stack([part.amax(dim=1) for part in parts], dim=1)
+    total = torch.stack([(part - part.amax(dim=1, keepdim=True)).exp().sum(dim=1) for part in parts], dim=1)
+    return maximum, total
+
+
+def tokens_of(level, splits):
+    """Return the logits of 21 tokens, and labels of which a third is ignored."""
+    import torch
+
+    random = torch.Generator().manual_seed(11)
+    logits = torch.randint(-24, 25, (21, splits * 8), generator=random) / 8 + level
+    labels = torch.randint(logits.shape[1], (21,), generator=random)
+    labels[::3] = -100
+    return logits, labels
+
+
+def untouched(torch, memory, first):
+    """Return whether nothing but what a view with that step shows was written."""
+    rest = torch.arange(memory.shape[0]) % first != 0
+    return bool((memory[rest] == -7.0).all())
+
+
+def launch_dp(upstream, level, splits):
+    """Launch the epilogue without tensor parallelism on tensors that are not contiguous."""
+    torch = upstream.torch
+    logits, labels = tokens_of(level, splits)
+    maximum, total = statistics(logits, 8)
+    maximum, (total, _) = transposed(maximum), spaced(torch, total, 3, 2)
+    label_logits = logits.gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
+    (loss, loss_in), (wide_labels, _) = spaced(torch, label_logits, 2), spaced(torch, labels, 4)
+    (found_max, max_in), (found_sum, sum_in) = (spaced(torch, torch.zeros(21), step) for step in (3, 5))
+    upstream.kernels.forward_dp_epilogue[lambda meta: (-(-21 // meta["BLOCK_SIZE_M"]),)](
+        21, splits, -100, wide_labels, 4, torch.zeros((), dtype=torch.int64), maximum, *maximum.stride(),
+        total, *total.stride(), found_max, 3, found_sum, 5, loss, 2, torch.zeros(()), REDUCTION=0,
+    )  # fmt: skip
+    written = untouched(torch, max_in, 3) and untouched(torch, sum_in, 5) and untouched(torch, loss_in, 2)
+    return logits, labels, loss, found_max, found_sum, written
+
+
+def launch_tp(upstream, level, splits):
+    """Launch the epilogues of two tensor-parallel ranks on tensors that are not contiguous; return the first's."""
+    torch = upstream.torch
+    logits, labels = tokens_of(level, 2 * splits)
+    ranks = [statistics(part, 8) for part in logits.chunk(2, dim=1)]
+    reduced = transposed(torch.maximum(ranks[0][0], ranks[1][0]))
+    found_max, max_in = spaced(torch, torch.zeros(21), 3)
+    sums = []
+    for rank in ranks:
+        maximum, total = spaced(torch, rank[0], 2, 3)[0], spaced(torch, rank[1], 3, 2)[0]
+        found_sum, sum_in = spaced(torch, torch.zeros(21), 5)
+        upstream.kernels.forward_tp_epilogue[lambda meta: (-(-21 // meta["BLOCK_SIZE_M"]),)](
+            21, splits, reduced, *reduced.stride(), maximum, *maximum.stride(), total, *total.stride(),
+            found_max, 3, found_sum, 5,
+        )  # fmt: skip
+        sums.append((found_sum, sum_in))
+    label_logits = logits.gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
+    (loss, loss_in), (wide_labels, _) = spaced(torch, label_logits, 2), spaced(torch, labels, 4)
+    found_sum = sums[0][0] + sums[1][0]
+    upstream.kernels.forward_tp_epilogue_update_logprobs[lambda meta: (-(-21 // meta["BLOCK_SIZE_M"]),)](
+        21, -100, torch.zeros((), dtype=torch.int64), wide_labels, 4, loss, 2, found_max, 3,
+        found_sum, found_sum.stride(0), torch.zeros(()), REDUCTION=0,
+    )  # fmt: skip
+    written = untouched(torch, max_in, 3) and untouched(torch, loss_in, 2)
+    return logits, labels, loss, found_max, found_sum, written and all(untouched(torch, each, 5) for _, each in sums)
+
+
+def judge_launch(upstream, launch, level, splits):
+    """Judge the losses of a launch by float64, and that what backward reads is the sum: maximum and logarithm."""
+    logits, labels, loss, maximum, total, written = launch(upstream, level, splits)
+    sums = logits.double().logsumexp(dim=1)
+    wanted = sums - logits.double().gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
+    near = LOSS + LEVEL * logits.abs().amax(dim=1)
+    measured = {
+        "loss": furthest(loss, wanted.where(labels != -100, 0.0), near),
+        "saved": furthest(maximum.double() + total.double().log(), sums, near),
+    }
+    ok = all(each <= 1.0 for each in measured.values()) and written
+    told = {"first_loss": float(loss[1]), "wanted": float(wanted[1]), "nothing_else_written": written}
+    return ok, {"measured": measured | told, "tolerance": 1.0, "unit": "of what it may be off"}
+
+
+LAUNCHES = (("dp", launch_dp), ("tp", launch_tp))
+
+
+def say_outputs(probe, name, found):
+    """Say what every rank computed: the bits have to be those of the other lane."""
+    for rank, each in enumerate(found):
+        for key, tensor in each.items():
+            if tensor is not None:
+                probe.output(f"{name}.{key}.{rank}", tensor)
+
+
+def judge(probe, target):
+    """Judge the tree that is on the path."""
+    if target != "cpu":
+        raise NotImplementedError("the main loop is a stand-in on every GPU, too: only target cpu is judged")
+    os.environ["TRITON_INTERPRET"] = "1"
+    import torch
+
+    torch.set_num_threads(1)  # sums in one order
+    probe.say("TARGET", target=target, evidence="interpreted", device="cpu")
+    upstream = Upstream(torch)
+    for module in upstream.modules():
+        probe.upstream(module)
+    kept = {name: [] for name in (*DEFECTS, *EXACT)}
+    for name, case in DEFECTS.items():
+        probe.judge(f"loss.{name}", "defect", judge_case, upstream, case, kept[name])
+    wrong = sum(any(not each["loss"].isfinite().all() for each in kept[name]) for name in DEFECTS)
+    for name, case in EXACT.items():
+        probe.judge(f"loss.{name}", "control", judge_case, upstream, case, kept[name])
+        say_outputs(probe, name, kept[name])
+    for name, case in NEAR.items():
+        probe.judge(f"loss.{name}", "control", judge_case, upstream, case, [])
+    for name, launch in LAUNCHES:
+        for splits in (3, 67):
+            probe.judge(f"kernels.{name}.{splits}", "defect", judge_launch, upstream, launch, -150.0, splits)
+            probe.judge(f"kernels.{name}.{splits}.normal", "control", judge_launch, upstream, launch, 0.0, splits)
+    probe.say("FIGURE", name="checks_with_an_infinite_loss", value=wrong, unit="1", spread=None)
+
+
+if __name__ == "__main__":
+    Probe().run(judge)
