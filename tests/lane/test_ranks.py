@@ -29,7 +29,7 @@ BAD = {
 WAYS = {
     "os.kill(os.getpid(), 9)": "rank 1 of 2 ended with status -9",
     "raise ValueError('a surprise')": "rank 1 of 2 ended with status 1",
-    "os._exit(0)": "rank 0 of 2 hangs after 1 s; rank 1 of 2 left no answer",
+    "os._exit(0)": "rank 0 of 2 hangs after 6 s; rank 1 of 2 left no answer",
 }
 #: What a rank may write where the probe writes, and what is said of it.
 WRITTEN = {
@@ -95,7 +95,7 @@ def test_a_bad_rank_is_an_error_that_names_it(workbench: Workbench, behaviour: s
 
 @pytest.mark.parametrize("statement", WAYS)
 def test_however_a_rank_ends_too_early_it_is_named(workbench: Workbench, statement: str) -> None:
-    _changed(workbench, RIGHT, ("SECONDS = 20.0", "SECONDS = 1.0"), _instead(statement))
+    _changed(workbench, RIGHT, ("SECONDS = 20.0", "SECONDS = 6.0"), _instead(statement))
     row, _ = _refused(workbench)
     assert WAYS[statement] in row["reason"]
 
