@@ -1067,7 +1067,7 @@ def a_boolean_for_an_integer(sent: Sent) -> None:
     sent.lane()["exit_status"] = False
 
 
-@receipt("lanes.patched.checks[4].ok")
+@receipt("].ok: 1 is not true or false")
 def an_integer_for_a_boolean(sent: Sent) -> None:
     sent.state("checks", "fp32.none_ones", ok=1)
 
@@ -1118,7 +1118,7 @@ def a_lane_that_is_a_list(sent: Sent) -> None:
     sent.document["lanes"]["patched"] = [sent.lane()]
 
 
-@receipt("lanes.patched.checks[4].role")
+@receipt("].role: 'witness' is not one of")
 def a_role_that_does_not_exist(sent: Sent) -> None:
     sent.state("checks", "fp32.none_ones", role="witness")
 
