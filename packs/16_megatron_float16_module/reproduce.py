@@ -26,7 +26,8 @@ static decode; and what the real optimizer for bf16 makes of the parameters, and
     D                       a value a head, or one a channel (D_has_hdim; decode does not take that)
     groups, norm            1 and 2; with the gated norm and without
     params_dtype            the 16-bit type, or fp32 (Float16Module then casts every other parameter)
-    values                  as they are made; from a checkpoint in fp32; from one in 16 bits (a control)
+    values                  as they are made; from a checkpoint in fp32; from one in 16 bits, which changes no type
+                            (a control); moved with the module (a control)
     context parallelism     one rank, and the second of two
     settings                SETTINGS: uninitialised weights, other options, the second of two tensor-parallel ranks,
                             frozen layers; in a model of several, cast while it trains and in evaluation; a checkpoint
@@ -343,13 +344,18 @@ def kept(up, case, path):
 
 
 def older(up, case, path):
-    """Judge what a kernel is given from a checkpoint in the 16-bit type, and dt_bias, which is made in params_dtype."""
+    """Judge what a kernel is given from a checkpoint in the 16-bit type, and dt_bias, which is made in params_dtype.
+
+    A checkpoint gives values, and no types: what is trained on has the precision that it had.
+    """
     mixer = Mixer(up, case)
-    half = getattr(up.torch, mixer.half)
+    half, types = getattr(up.torch, mixer.half), {name: x.dtype for name, x in mixer.mixer.named_parameters()}
     wanted = mixer.load(half)
+    changed = [name for name, x in mixer.mixer.named_parameters() if x.dtype != types[name]]
     given = mixer.run(path)
     errors = {"A": off(given["A"], -wanted["A_log"].exp()), "D": off(given["D"], wanted["D"])}
     errors["dt_bias"] = off(given["dt_bias"], mixer.made["dt_bias"].to(half).double())
+    errors["parameters of another type"] = len(changed)
     return max(errors.values()) <= EXACT, {"measured": errors, "tolerance": EXACT, "unit": "relative error"}
 
 
@@ -456,6 +462,19 @@ def cast(up, case):
         mixer.train().dtype != up.torch.float32
     )
     return not wrong, {"measured": wrong, "tolerance": [], "unit": "what is wrong"}
+
+
+def moved(up, case):
+    """Judge that what is done to every tensor of a module, such as a move to a device, is done to these, too.
+
+    This host has one device: all is multiplied by 2 in its place.
+    """
+    mixer = Mixer(up, case)
+    wanted = {name: x.detach() * 2 for name, x in mixer.mixer.state_dict().items()}
+    mixer.wrapped._apply(lambda tensor: tensor * 2)  # noqa: SLF001 - what cuda() and to() call
+    found = mixer.mixer.state_dict()
+    wrong = [name for name, x in wanted.items() if not up.torch.equal(found[name], x)]
+    return not wrong, {"measured": wrong, "tolerance": [], "unit": "what was left where it was"}
 
 
 def of_all_types(torch):
@@ -671,6 +690,7 @@ def judge(probe, target):
             probe.judge(f"case{number}.{path}.older", "control", older, up, case, path)
         probe.judge(f"case{number}.gradients", "defect", gradients, up, case)
         probe.judge(f"case{number}.cast", "control", cast, up, case)
+        probe.judge(f"case{number}.moved", "control", moved, up, case)
     for half in ("bfloat16", "float16"):
         probe.judge(f"decay.{half}", "defect", decay, probe, up, half)
         rounded_bias(probe, torch, half)
