@@ -1067,9 +1067,9 @@ def a_boolean_for_an_integer(sent: Sent) -> None:
     sent.lane()["exit_status"] = False
 
 
-@receipt("].ok: 1 is not true or false")
+@receipt("lanes.patched.checks[0].ok")
 def an_integer_for_a_boolean(sent: Sent) -> None:
-    sent.state("checks", "fp32.none_ones", ok=1)
+    sent.state("checks", "fp32.none_losses", ok=1)
 
 
 @receipt("lanes.patched.outputs[0].must_match")
@@ -1118,9 +1118,9 @@ def a_lane_that_is_a_list(sent: Sent) -> None:
     sent.document["lanes"]["patched"] = [sent.lane()]
 
 
-@receipt("].role: 'witness' is not one of")
+@receipt("lanes.patched.checks[0].role")
 def a_role_that_does_not_exist(sent: Sent) -> None:
-    sent.state("checks", "fp32.none_ones", role="witness")
+    sent.state("checks", "fp32.none_losses", role="witness")
 
 
 # --- a receipt's bytes
