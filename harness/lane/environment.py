@@ -78,7 +78,7 @@ class Share:
 
     Attributes:
         threads: that libraries such as torch use for one computation.
-        processes: in how many its probe may compile at once; how many does not change what comes out.
+        processes: in how many its probe may compile kernels, or run cases, at once: that changes no result.
 
     """
 

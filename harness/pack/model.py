@@ -201,7 +201,7 @@ class Target:
         exclusive: its lanes have their GPU (on target cpu: the host's cores) for themselves from beginning to end.
         gpus: how many GPUs an executed lane needs, all at once.
         ranks: how many ranks the largest group has that the probe starts and speaks for; 1: it starts none.
-        processes: in how many its probe may compile at once, as its lanes are told; 1: one kernel after the other.
+        processes: in how many its probe may compile kernels, or run cases, at once, as its lanes are told; 1: in turn.
         gpu_memory_gib: what an executed lane takes of each at most, in GiB.
         environment: what a script of the pack builds in the cache; lanes run with its interpreter where it is there.
 
