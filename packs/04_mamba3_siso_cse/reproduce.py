@@ -139,6 +139,7 @@ PUBLIC = {
     "varlen S=1000+1+3095 NH=24 DQK=64 DV=128": ((1000, 1, 3095), 24, 1, 64, 128, 64),
     "dense B=3 S=200 NH=6 D=64 d_ov_state": ((200,) * 3, 6, 2, 64, 64, 64),
     "varlen S=100+1+155 NH=6 D=64 bare": ((100, 1, 155), 6, 3, 64, 64, 64),
+    "varlen S=75+21 NH=2 D=64 strong decay": ((75, 21), 2, 1, 64, 64, 64),
 }
 # What is compiled: a case, and RECOMPUTE_MASK, of which compute_dqkv passes False always.
 VARIANTS = {
@@ -149,6 +150,7 @@ VARIANTS = {
 # Cases in which the kernel is launched a second time, with RECOMPUTE_MASK=True.
 RECOMPUTED = {"dense B=2 S=40", "varlen S=11+5 strong decay"}
 RECOMPUTED |= {"dense B=2 S=256 NH=8 D=64", "varlen S=100+1+155 NH=6 D=64 bare"}
+RECOMPUTED |= {"varlen S=75+21 NH=2 D=64 strong decay"}
 # Values rounded to 16 bits of which the release makes each result: what a dot takes, and what is stored in 16 bits.
 ROUNDINGS = {"dQ": 2, "dK": 4, "dV": 4, "dADT": 2, "dQK_Dot": 1, "dD": 1, "d_ISSM_State": 1}
 # Largest error over largest value; the inputs are exact in the reference, too. In float32 the sums have a few hundred

@@ -1035,12 +1035,20 @@ def judge_stream(lab, kind, *, event):
     _, call = capture(lab, (sample,), finish=mark, num_warmup_iters=1)
     errors, running = {}, {"forward": 0, "backward": 0}
 
+    copy = lab.torch.Tensor.copy_
+
+    def slow_copy(tensor, *given):
+        """Copy when the stream has been busy for a while: who does not wait for the copy is there before it."""
+        cuda._sleep(CYCLES)  # noqa: SLF001
+        return copy(tensor, *given)
+
     def delayed(late, name, function, *given, **more):
         """Call while a stream is busy, copy the result, and see whether the other stream is still at work."""
         cuda.synchronize()
         with cuda.stream(late):
             cuda._sleep(CYCLES)  # noqa: SLF001
-        given = function(*given, **more)
+        with unittest.mock.patch.object(lab.torch.Tensor, "copy_", slow_copy):
+            given = function(*given, **more)
         seen = (given[0] if name == "backward" else given).detach().clone()
         main.synchronize()
         running[name] += not side.query()
