@@ -28,6 +28,7 @@ have it. It is a vocabulary-parallel cross entropy's in general: measure_impleme
                                Of none it is nan: Blackwell's kernels and torch divide 0 by 0. Its gradients are 0 (in
                                torch) or nan (there, by their code), and nothing else
     reduction                  none, sum and mean; a gradient from above that differs for each token, or is expanded
+    gradient from above        fp32, as the loss: neither it, nor it over the number of tokens, is rounded to bf16
     dtype                      fp32 and bf16: the loss is fp32, logits are not rounded, gradients are in their input's
     logits                     finite, of any size: the maximum is one over all ranks; all of a token's far below zero
                                or far above it, those of a rank or of a split far from another's; ten thousands
@@ -35,7 +36,8 @@ have it. It is a vocabulary-parallel cross entropy's in general: measure_impleme
     tokens                     [sequence, batch, hidden] or [tokens, hidden]; one token, one a rank, odd numbers
     memory                     no tensor, and not all that live together, of the size of half of the logits
     what is frozen             a weight or hidden states without a gradient
-    calls                      a second call, and a second backward, come to the same; inputs stay as they are
+    calls                      a second call, and a second backward, come to the same, in tensors of their own; inputs
+                               and the gradient from above stay as they are
     compute capability         9 gets a loss; 10.x gets Blackwell's kernels; 7, 8, 11 and 12 are refused by a ValueError
                                with the number, as without the patch and in #3345: of those nothing was measured
 
@@ -59,10 +61,19 @@ CPU says nothing about code that wants a GPU: kernels for Hopper are wrong there
 
 Errors are norms of the difference over norms of the reference, which is computed in float64 from the same rounded
 inputs. Tolerances: losses 2^-17, 64 roundings of fp32, for fp32 products and sums. Gradients in fp32 2^-16, where the
-error of a difference of losses comes on top; in bf16 2^-8 besides: one rounding of the logits' gradient and one
-of the result, of at most 2^-9 each. Where logits lie about a level, a loss is a difference of numbers of that size, of
-which each of at most four roundings is 2^-24 of them: 2^-22 of the level besides, as a loss is more than 1 there. The
-column of the hidden states' gradient that is the level times a sum of zero is left out: it is nothing but rounding.
+error of a difference of losses comes on top; in bf16 2^-8 besides: one rounding of the logits' gradient and one of the
+result, each of at most 2^-8 of a number, and below 2^-9 in the norm of many. Where logits lie about a level, a loss is
+a difference of numbers of that size, of which each of at most four roundings is 2^-24 of them: 2^-22 of the level
+besides, as a loss is more than 1 there. The column of the hidden states' gradient that is the level times a sum of zero
+is left out: it is nothing but rounding.
+
+In bf16 these roundings hide one more, of a factor of the logits' gradient: the gradient from above, or the softmax. So
+in the cases "unrounded" bf16 holds every number that enters a product, and every gradient: exact() chooses them, and
+the tolerance is that of fp32. What makes the logits' gradient is less than 2^-18 off in fp32: eight roundings, of
+numbers up to five times as large, as the label's is a difference. That is rounded to the right number, as half a step
+of bf16 is 2^-9 of it or more. Sums are exact in fp32, in any order: a weight's gradient has one term, a hidden state's
+are of at most 12 bits, and those of a rank are in bf16 again. A number that is one step off, in one token, is above
+2^-13 of the weight's gradient.
 
 Upstream: https://github.com/NVIDIA/Megatron-LM, branch dev, megatron/core/fusions/fused_linear_cross_entropy.py
 https://github.com/NVIDIA/Megatron-LM/pull/3345 has kernels for Hopper, and is open.
@@ -185,6 +196,7 @@ class Case:
     levels: tuple[float, ...] = ()  # what all logits lie about, in each of so many equal parts of the vocabulary
     mixed: bool = False  # every other token has the levels with the other sign
     sequence_parallel: bool = False
+    exact: bool = False  # numbers of which bf16 holds all gradients; hidden is the tokens and the classes
     frozen: str = ""  # hidden or weight
     entry: str = "module"  # or function, or native: what is called
 
@@ -250,6 +262,11 @@ CASES = {
     "splits.two": Case(ranks=2, classes=13000, shape=(4, 3), hidden=8, labels="some ignored", sequence_parallel=True),
     "splits.exact": Case(classes=3072, shape=(7, 1), hidden=8),
     "splits.bfloat16": Case(classes=40000, bias=3.0, shape=(3, 2), hidden=8, dtype="bfloat16", above="ones"),
+    "unrounded": Case(1, (12, 2), 8, 5, 32, "bfloat16", exact=True),
+    "unrounded.function": Case(1, (24,), 8, 5, 32, "bfloat16", "some ignored", exact=True, entry="function"),
+    "unrounded.mean": Case(1, (12, 2), 8, 3, 32, "bfloat16", "some ignored", reduction="mean", exact=True),
+    "unrounded.sum.two": Case(2, (24,), 16, 3, 40, "bfloat16", reduction="sum", exact=True, entry="function"),
+    "unrounded.two": Case(2, (24, 1), 16, 3, 40, "bfloat16", exact=True, sequence_parallel=True),
     "frozen.weight": Case(frozen="weight"),
     "frozen.hidden.two": Case(ranks=2, frozen="hidden"),
 }
@@ -327,6 +344,8 @@ class Upstream:
         above = torch.randn((count,) if case.reduction == "none" else (), generator=random)
         if case.above != "random":
             above = torch.ones_like(above)
+        if case.exact:
+            hidden, weight, above = exact(torch, case, flat)
         return hidden.to(dtype), weight.to(dtype), labels, above
 
     def configure(self, case, **named):
@@ -409,16 +428,50 @@ def about(torch, case, hidden, weight):
     return hidden, weight
 
 
+def exact(torch, case, labels):
+    """Return hidden states, weight and a gradient from above in fp32, of which bf16 holds the logits' gradient.
+
+    As many classes as have labels are alive, spread over all of them: the logits of a token are 0 for its label, -below
+    for the 2 or 4 others alive, and far below for the rest. The gradient of these others, `wanted`, has 8 bits, and the
+    label's is -2 or -4 times that: bf16 has both. It has none of their factors: the gradient from above is wanted times
+    others + exp(below), the softmax its inverse. Every token has a column of its own of the hidden states, and every
+    class another one: the weight's gradient is the logits', and the hidden states' is that times a power of two.
+    What is wanted is in the upper half between two powers of two: there a step is the smallest part of a number, and an
+    error of a factor the most of a step.
+    """
+    number, others, spread = torch.arange(labels.numel()), case.labelled - 1, case.classes // case.labelled
+    kept = labels != case.ignore_index
+    labels[kept] *= spread
+    wanted = (-1.0) ** number * (192 + (54 + 5 * number) % 64).double() / 128
+    below = torch.tensor((2.0, 1.0, -0.5), dtype=torch.double)[number % 3]
+    if case.reduction != "none":
+        wanted, below = wanted[:1], below[:1]  # one gradient for all tokens
+    weight = torch.full((case.classes, case.hidden), -256.0)
+    weight[: case.labelled * spread : spread, : len(number)] = -below.float()
+    weight[labels[kept], number[kept]] = 0.0
+    weight[:, len(number) :] = torch.eye(case.classes)
+    hidden = torch.eye(len(number), case.hidden).view(*case.shape, case.hidden)
+    above = wanted * (others + below.exp())
+    if case.reduction != "none":
+        above = above[0] * (kept.sum() if case.reduction == "mean" else 1)
+    return hidden, weight, above.float()
+
+
 def same(one, other):
     """Return whether two tensors have the same values: a nan is a nan."""
     return one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
+def apart(one, other):
+    """Return whether two tensors share no memory."""
+    return one.untyped_storage().data_ptr() != other.untyped_storage().data_ptr()
 
 
 def loss(upstream, case):
     """Compute losses and gradients, the latter twice, and all of it a second time."""
     hidden, weight, labels, above = upstream.parts(case)
     wanted = [each for each in (hidden, weight) if each.requires_grad]
-    before = [each.detach().clone() for each in (hidden, weight, labels)]
+    before = [each.detach().clone() for each in (hidden, weight, labels, above)]
     with reductions(upstream.torch.distributed) as forward:
         found = upstream.losses(case, hidden, weight, labels)
     given = above.reshape(found.shape)
@@ -430,8 +483,9 @@ def loss(upstream, case):
     if case.entry != "native":  # which overwrites what it saved
         twice = upstream.torch.autograd.grad(found, wanted, given)
         again = upstream.losses(case, hidden, weight, labels)
-        record["again"] = same(again, found) and all(same(x, y) for x, y in zip(once, twice, strict=True))
-    record["kept"] = all(x.equal(y) for x, y in zip(before, (hidden, weight, labels), strict=True))
+        pairs = [(again, found), *zip(once, twice, strict=True)]
+        record["again"] = all(same(x, y) and apart(x, y) for x, y in pairs)
+    record["kept"] = all(x.equal(y) for x, y in zip(before, (hidden, weight, labels, above), strict=True))
     record["said"] = {"shard": list(weight.shape), "forward": forward, "backward": backward}
     if case.entry != "native":
         record["said"]["kernel"] = upstream.fused.Platform().forward_func.__module__
@@ -871,7 +925,7 @@ def judged_part(gradient, name, case):
 def judge_loss(found, upstream, case):
     """Judge the losses of every rank, and the gradients."""
     losses, towards_hidden, towards_weight = reference(upstream.given(case), case)
-    rounding = BFLOAT16 if case.dtype == "bfloat16" else 0.0
+    rounding = BFLOAT16 if case.dtype == "bfloat16" and not case.exact else 0.0
     level = FLOAT32_LEVEL * max(map(abs, case.levels), default=0.0)
     limits, errors = {"loss": FLOAT32_LOSS + level}, {"loss": max(norm_error(each["loss"], losses) for each in found)}
     for name, wanted in (("hidden", towards_hidden), ("weight", towards_weight)):
