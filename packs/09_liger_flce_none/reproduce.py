@@ -37,8 +37,9 @@ covering set; a row that the pinned release gets wrong is a defect check, every 
     ce_weight [V] or None, ignore_index, lse_square_scale, label_smoothing, softcap, accum_dtype, use_token_scaling
     return_z_loss, return_token_accuracy, return_predicted_tokens    what comes beside the loss, without gradients
 
-Besides: accum_dtype=float32 is as precise as it is meant to be; [BT, V] logits are neither made nor held at once; and
-a tensor that is changed in place between forward and backward makes no difference or is an error, as in PyTorch.
+Besides: a weight is not rounded before the product with it; accum_dtype=float32 is as precise as it is meant to be;
+[BT, V] logits are neither made nor held at once; and a tensor that is changed in place between forward and backward
+makes no difference or is an error, as in PyTorch.
 
 Upstream: https://github.com/linkedin/Liger-Kernel/issues/968 reports it; fixed by
 https://github.com/linkedin/Liger-Kernel/pull/1298, first released in 0.8.2; pack.toml has the other threads.
@@ -635,6 +636,43 @@ def beyond_half(api):
     return case
 
 
+def weighted_once(case):
+    """Judge that no weight is rounded before the product with it, by the mean over the entries of a gradient.
+
+    Each weight is just below 7/16 of a step of bf16 above a number of bf16, and just below half a step of fp16 above
+    one of fp16. Rounded to either it errs downwards, and so does every entry; roundings of products err both ways.
+    All rows are alike. So each gradient is that of one row of weight 1 times the row's weight, or times the sum of the
+    weights; the rounding of logits and their gradient is in both (Triton's interpreter rounds bf16 towards 0). No
+    entry is a difference: no class has a negative weight, and the label's row of it, which counts negatively, is 0.
+    """
+    torch, (hidden, weight, *_) = case.torch, case.tensors
+    hidden += hidden.sign() / 4  # no entry is near 0, where fp16 is coarser
+    weight.abs_()
+    weight[0] = 0
+    steps = torch.randint(128, 256, case.weights.shape, generator=torch.Generator().manual_seed(11))
+    weights = (steps.to(hidden.device) + 7 / 16 - 2**-10) / 128  # 1 to 2
+
+    def gradients(weights):
+        case.tensors[0], case.weights = hidden[:1].repeat(len(weights), 1), weights
+        case.labels = torch.zeros_like(weights, dtype=torch.int64)
+        return case.measure()[1]
+
+    plain, found, errors = gradients(torch.ones_like(weights[:1])), gradients(weights), {}
+    factors = dict.fromkeys(GRADIENTS, weights.double().sum()) | {"grad_input": weights.double()[:, None]}
+    for name, x in found.items():
+        if x is None or plain[name] is None:
+            errors[name] = float("inf")
+            continue
+        ratios = x.double() / (plain[name].double() * factors[name])
+        errors[name] = abs(float(ratios.mean()) - 1)
+    # A weight that was rounded to the dtype errs by 0.3 eps in the mean (7/16 * log 2): half of that is too much. A
+    # rounding to nearest errs by 0.2 eps (root mean square). Of the bias's entries, the fewest, as many err alike as
+    # bf16 has numbers to 1 in 128, and each goes through four roundings at most: 0.2 * 2 / sqrt(128) = 0.04 eps.
+    tolerance = 0.15 * torch.finfo(case.dtype).eps
+    ok = all(error <= tolerance for error in errors.values())
+    return ok, {"measured": errors, "tolerance": tolerance, "unit": "relative error of the mean"}
+
+
 def judge_form(probe, form, api, *, tell, **factors):
     """Make the leading checks on one shape and dtype; their names begin with its form."""
 
@@ -730,6 +768,9 @@ def judge(probe, target):
     many = Case(api, dtype="bfloat16", shape=(24, 2, 60), labels="none ignored", accum_dtype="float32")
     probe.judge("none_accum_dtype", "defect", accumulated, many)
     probe.judge("none_beyond_half", "defect", contract, beyond_half(api))
+    for dtype in ("bfloat16", "float16", "autocast"):  # with a bias, autocast's logits are fp32
+        alike = Case(api, dtype=dtype, shape=(3, 400, 750), bias=dtype != "autocast", labels="none ignored")
+        probe.judge(f"none_weighted_once_{dtype}", "defect", weighted_once, alike)
     probe.judge("none_in_place", "control", changed_in_place, Case(api))
     probe.judge("none_largest_tensor", "control", largest_tensor, Case(api, shape=(48, 2, 48)))
 
