@@ -24,6 +24,8 @@ The contract of what the patch touches, of which CASES has a covering set:
 
     tensor parallel ranks                    1, 2 and 4, beside data-parallel replicas that are given other tokens;
                                              sequence parallel, also with MTP; gathered outputs (parallel_output=False)
+    tensor parallel group                    parallel_state's, or of a pg_collection that the caller gives: of another
+                                             size, or of as many other ranks
     output weight                            its own, tied to the embedding, and tied on a last stage of its own
     MTP                                      off, 1 and 2 depths; heads detached; with labels and without (RL)
     sequence, batch                          odd lengths, one token, batches of 1, 2 and 3
@@ -38,7 +40,8 @@ The contract of what the patch touches, of which CASES has a covering set:
 
 How it is run: this process starts one rank for each GPU (on the CPU: four), which talk through NCCL (gloo, on the
 loopback device). For each size of a tensor-parallel group they are divided anew, and all of them run its cases; what
-the last group comes to is judged, whose ranks are others in the world. What there are too few GPUs for is not judged. A
+the last group comes to is judged, whose ranks are others in the world. Where the caller gives groups of his own, these
+take every second rank of four, parallel_state's take neighbours. What there are too few GPUs for is not judged. A
 rank writes to a log of its own. One that dies or does not end in time is an error that names it, with its last lines;
 no rank outlives this process. Where the module under test raises on some ranks alone, that is wrong, and if the others
 wait for them in a collective, no other check is judged. Losses that differ between ranks are a wrong result, of
@@ -168,7 +171,7 @@ PATIENCE = 10  # seconds in which no rank ends a check, after which one that rai
 class Case:
     """What a model is built with and what it is given."""
 
-    ranks: int = 1
+    ranks: int = 1  # of the tensor-parallel group that the model is to use
     tied: bool = False
     depths: int = 0
     shape: tuple[int, int] = (5, 2)  # sequence, batch
@@ -185,6 +188,17 @@ class Case:
     fusion: bool = True
     implementation: str = "linear"
     model: str = "HybridModel"
+    default: int = 0  # the size of parallel_state's groups, where the caller gives a collection of its own
+
+    @property
+    def initialized(self):
+        """Return the size of the groups that parallel_state has."""
+        return self.default or self.ranks
+
+    @property
+    def needs(self):
+        """Return how many ranks it takes: groups of one size that differ are two at least."""
+        return 2 * self.ranks if self.default == self.ranks else max(self.ranks, self.default)
 
     def other(self, **changes):
         """Return this case with some values changed."""
@@ -221,12 +235,15 @@ CASES = {
     "plain.four_ranks": Case(ranks=4, labels="some ignored"),
     "mtp.tied.four_ranks": Case(ranks=4, tied=True, depths=1, shape=(7, 1), mask=True),
     "sequence_parallel.mtp.four_ranks": Case(4, depths=1, shape=(8, 3), sequence_parallel=True, mask=True),
+    "group": Case(ranks=2, depths=1, shape=(6, 2), sequence_parallel=True, mask=True, default=1),
+    "group.crossed": Case(ranks=2, tied=True, shape=(5, 3), default=2),
 }
 # fmt: on
 WITHOUT_LABELS = {
     "logits": Case(labels="none"),
     "logits.tied.two_ranks": Case(ranks=2, tied=True, labels="none", shape=(3, 2)),
     "logits.gathered": Case(ranks=2, gathered=True, labels="none", mup=0.5),
+    "logits.group": Case(ranks=2, labels="none", shape=(3, 1), default=1),
     "rl": Case(depths=1, labels="none", mask=True),
     "rl.two_ranks": Case(ranks=2, tied=True, depths=2, labels="none", shape=(7, 1)),
 }
@@ -260,6 +277,9 @@ LAYERS = {
     "mup.last_stage.own": Case(ranks=2, mup=0.5, last_stage=True, sequence_parallel=True),
     "mup.off": Case(mup=0.25, fusion=False),
     "mup.native": Case(mup=2.0, implementation="native"),
+    "group.of_one": Case(mup=0.5, default=2),
+    "group.crossed": Case(ranks=2, tied=True, last_stage=True, sequence_parallel=True, default=2),
+    "group.off": Case(ranks=2, fusion=False, default=1),
 }
 
 
@@ -287,7 +307,7 @@ SERVED = {
     "dynamic": (Case(shape=(5, 1)), Serving()),
     "dynamic.all": (Case(ranks=2, mup=4.0, shape=(6, 1)), Serving(last=False, quantized=True, deprecated=True)),
     "dynamic.sequence_parallel": (
-        Case(2, tied=True, shape=(6, 1), sequence_parallel=True, mup=0.25),
+        Case(2, tied=True, shape=(6, 1), sequence_parallel=True, mup=0.25, default=1),
         Serving(hashed=True),
     ),
     "dynamic.sequence_parallel.all": (Case(2, shape=(6, 1), sequence_parallel=True), Serving(last=False)),
@@ -374,6 +394,7 @@ class Upstream:
     def __init__(self, torch, device):
         self.torch, self.device = torch, device
         self.replica = 0  # of the data-parallel ones, counted from the one that is judged
+        self.collections = {}  # of process groups that are not parallel_state's, by the size of the tensor-parallel one
         core = importlib.import_module
         self.fused = core("megatron.core.fusions.fused_linear_cross_entropy")
         self.module = core("megatron.core.transformer.linear_cross_entropy")
@@ -393,6 +414,7 @@ class Upstream:
         self.identity = core("megatron.core.transformer.identity_op").IdentityOp
         self.causal = core("megatron.core.transformer.enums").AttnMaskType.causal
         self.state = core("megatron.core.parallel_state")
+        self.collection = core("megatron.core.process_groups_config").ProcessGroupCollection
         self.inference = core("megatron.core.inference.utils").InferenceMode
         self.random = core("megatron.core.tensor_parallel.random")
         self.kernels = []
@@ -412,16 +434,25 @@ class Upstream:
             self.random.get_cuda_rng_tracker().fork = contextlib.nullcontext  # nothing is drawn: dropout is 0
 
     @contextlib.contextmanager
-    def parallel(self, size, rank, count):
-        """Divide the world into tensor-parallel groups of this size."""
+    def parallel(self, size, cases, rank, count):
+        """Divide the world into tensor-parallel groups of this size, and make those that the cases' callers give."""
         self.state.initialize_model_parallel(size, create_gloo_process_groups=False)
         if self.device.type == "cuda":
             self.random.model_parallel_cuda_manual_seed(11)
-        self.replica = (count - 1) // size - rank // size
+        for own in sorted({case.ranks for case in cases if case.default}):
+            self.collections[own] = self.collect(own, rank, count)
         try:
             yield
         finally:
             self.state.destroy_model_parallel()
+
+    def collect(self, size, rank, count):
+        """Return a caller's collection, with the strides of tensor- and data-parallel groups swapped."""
+        step, group = count // size, self.torch.distributed.new_group
+        tensor = [group(range(first, count, step)) for first in range(step)][rank % step]
+        data = [group(range(first, first + step)) for first in range(0, count, step)][rank // step]
+        alone = {"pp": self.state.get_pipeline_model_parallel_group(), "cp": self.state.get_context_parallel_group()}
+        return self.collection(tp=tensor, dp=data, dp_cp=data, embd=None, **alone)
 
     def layers(self, case):
         """Return the submodules of a layer that has an MLP alone; torch's norm knows no sequence parallelism."""
@@ -480,6 +511,7 @@ class Upstream:
             "parallel_output": not case.gathered,
             "share_embeddings_and_output_weights": case.tied,
             "position_embedding_type": "none",
+            "pg_collection": self.collections[case.ranks] if case.default else None,
         }
         config, mlp = config or self.configure(case), self.layers(case)
         mtp_spec = functools.partial(self.mtp_spec, sequence_parallel=case.sequence_parallel)
@@ -828,10 +860,12 @@ def speak(work, rank, count, folder):
     upstream.stand_in()
     found = {}
     for size in SIZES:
-        given = [check for check in work.checks if check[2].ranks == size]
-        with upstream.parallel(size, rank, count) if given else contextlib.nullcontext():
+        given = [check for check in work.checks if check[2].initialized == size]
+        cases = [case for _, _, case in given]
+        with upstream.parallel(size, cases, rank, count) if given else contextlib.nullcontext():
             for name, function, case in given:
                 print("check", name, flush=True)
+                upstream.replica = replica(case, rank, count)
                 measured = attempt(functools.partial(function, upstream, case), work.tested)
                 found[name] = to_cpu(measured) if "error" in measured or upstream.replica == 0 else {}
                 with Path(f"{folder}/ended{rank}").open("ab") as ended:
@@ -846,6 +880,12 @@ def speak(work, rank, count, folder):
     torch.distributed.barrier()
     if device.type == "cuda":  # gloo takes a second for that, which the end of this process saves
         torch.distributed.destroy_process_group()
+
+
+def replica(case, rank, count):
+    """Return of which data-parallel replica a rank is, counted from the one that is judged."""
+    groups = count // case.ranks
+    return groups - 1 - (rank % groups if case.default else rank // case.ranks)
 
 
 def together(folder, number, count):
@@ -937,7 +977,7 @@ def refuse(bad, count, folder):
 
 def of_group(found, case):
     """Return what the ranks found whose group is judged: the last one, whose ranks are others in the world."""
-    return found[-case.ranks :]
+    return [each for rank, each in enumerate(found) if replica(case, rank, len(found)) == 0]
 
 
 # What the judge makes of it. Each function gets the list of what the ranks of the group found.
@@ -1233,7 +1273,7 @@ def judge(probe, target):
     for module in upstream.modules():
         probe.upstream(module)
     every = checks()
-    asked = [check for check in every if check[3].ranks <= count and fnmatch.fnmatchcase(check[0], probe.only or "*")]
+    asked = [check for check in every if check[3].needs <= count and fnmatch.fnmatchcase(check[0], probe.only or "*")]
     given = [(name, function, case) for name, _, function, case, _ in asked]
     seconds = SECONDS["cpu" if target == "cpu" else "gpu"]
     work = types.SimpleNamespace(target=target, checks=given, tested=probe.tested, seconds=seconds)
@@ -1242,7 +1282,7 @@ def judge(probe, target):
     for check in every:
         name, role, _, case, _ = check
         if check not in asked:
-            reason = f"it takes {case.ranks} GPUs" if case.ranks > count else "--only leaves it out"
+            reason = f"it takes {case.needs} GPUs" if case.needs > count else "--only leaves it out"
             probe.check(name, role, None, reason=reason)
             continue
         raised = [each[name] for each in written if "error" in each.get(name, {})]
