@@ -35,8 +35,8 @@ The contract, of which CASES is a pairwise cover (one value of each factor):
     entry       fused_sparse_mla_absorbed, SparseMLA.apply with and without a batch dimension
     kind        how query and key are stored: each of Transformer Engine's classes, plain, and mixtures of them
     batch, lengths, bucket   (queries, keys), multiples or not of MCORE_DSA_TILELANG_SEQ_BUCKET or its default
-    kernel      (heads, top-k, softmax scale); 5 heads are padded to 16
-    magnitude   of query and key: scales that differ, and keys that are tiny
+    kernel      (heads, top-k, softmax scale); 5 heads are padded to 16, and a scale of None is the default
+    magnitude   of query and key: scales that differ, keys that are tiny, and scales whose product is 0 in fp32
     indices     int32 with some -1 or rows of -1 alone, or int64 without
     frozen      which of query and key needs no gradient
     layout      dense, or strided below the wrapper
@@ -372,6 +372,7 @@ def attention(torch, query, key, counts, scale):
 
     Returns the output [b, s, h, DV] and the log2 of the sum [b, s, h], both 0 where there is no key.
     """
+    scale = D**-0.5 if scale is None else scale
     alive = (counts.sum(-1) > 0)[:, :, None, None]
     scores = torch.einsum("bshd,btd->bsht", query, key) * scale + counts.to(query.dtype).log()[:, :, None]
     scores = torch.where(alive, scores, 0)
@@ -710,26 +711,43 @@ def judge_declined(lab, kind):
     return ok, {"measured": {"declined": declined, "launches": len(lab.launches), "told": told}}
 
 
-def judge_scales(lab):
-    """Judge that two pairs with other scales share a kernel, and that nothing waits for the device to know them."""
+@contextlib.contextmanager
+def waiting(lab):
+    """Collect the operators that wait for the device: by what PyTorch warns of on a GPU, else by their names."""
     torch, waits = lab.torch, []
 
     class Watch(torch.utils._python_dispatch.TorchDispatchMode):  # noqa: SLF001
         def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
-            if function is torch.ops.aten._local_scalar_dense.default:  # noqa: SLF001
+            if function in (torch.ops.aten._local_scalar_dense.default, torch.ops.aten.nonzero.default):  # noqa: SLF001
                 waits.append(str(function))
             return function(*args, **(kwargs or {}))
 
+    if not lab.real:
+        with Watch():
+            yield waits
+        return
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield waits
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits += [text for one in caught if "synchronizing" in (text := str(one.message))]
+
+
+def judge_scales(lab):
+    """Judge that two pairs with other scales share a kernel, and that nothing waits for the device to know them."""
     first = Case("float8", "dispatch", 1, (8, 16), (16, 128, SCALE), (1, 1), "some -1", "both", "dense", None)
-    built = []
+    built, waited = [], []
     for case in (first, first._replace(magnitude=(2.5, 0.7)), first._replace(magnitude=(0.1, 9))):
         plain, indices = draw(lab, case)
         pair = leaves(lab, case, plain)
         lab.builds.clear()
-        with contextlib.nullcontext() if lab.real else Watch():
+        with waiting(lab) as waits:
             enter(lab, case, pair, indices)
         built.append(len(lab.builds))
-    return not any(built[1:]) and not waits, {"measured": {"built": built, "waits": waits}}
+        waited += waits
+    return not any(built[1:]) and not waited, {"measured": {"built": built, "waits": waited}}
 
 
 def judge_overwritten(lab, kind, entry):
@@ -898,6 +916,11 @@ def judge(probe, target):
             probe.judge(f"{kind}.two_blocks", "control", judge_result, lab, attempt, case)
         else:
             probe.check(f"{kind}.two_blocks", "control", None, reason="what blocks do with heads is the kernel's own")
+        # The product of the two scales is 0 in fp32, and the logit of a key that is left out is -inf.
+        case = Case(kind, "dispatch", 1, (5, 30), (16, 128, SCALE), (1e-21, 1e-21), "some -1", "both", "dense", None)
+        probe.judge(f"{kind}.underflow", "control", judge_result, lab, attempt, case)
+    case = Case("float8", "dispatch", 1, (5, 30), (16, 128, None), (1.0, 0.3), "some -1", "both", "dense", None)
+    probe.judge("float8.default_scale", "control", judge_result, lab, attempt, case)
     if execute and not probe.only:
         weigh(probe, lab)
 
