@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field
 
 from harness.host.gpus import Device
@@ -65,9 +65,9 @@ class Places:
     def _has_cores(self, task: Task) -> bool:
         return not self.full and self._running + self._cores(task) <= self.jobs
 
-    def waits_for_cores(self, task: Task) -> bool:
-        """Whether the cores are all that keeps a lane from beginning."""
-        return not self._has_cores(task) and self._devices_for(task) is not None
+    def waits_for_cores(self, task: Task, kept: Collection[str] = ()) -> bool:
+        """Whether the cores are all that keeps a lane from beginning, on other GPUs than those `kept`, by number."""
+        return not self._has_cores(task) and self._devices_for(task, kept) is not None
 
     def never(self, task: Task) -> str:
         """Say why no GPU that is left can ever take a lane; empty where one can, or it needs none."""
@@ -78,15 +78,20 @@ class Places:
             return (
                 f"no healthy {task.cell.gpu} GPU is left" if not ours else f"{len(ours)} of {task.gpus} GPUs are left"
             )
-        usable = [device for device in ours if not task.cell.measures or device.number not in self.taken]
+        usable = [device for device in ours if self._suits(device, task)]
         return "" if len(usable) >= task.gpus else f"every {task.cell.gpu} GPU is taken by another program"
 
-    def take(self, task: Task) -> Placement | None:
-        """Give a lane its place and its GPUs, all together; None where it has to wait."""
+    def emptiest(self, task: Task) -> str:
+        """Return the number of the GPU with the fewest lanes among those that can ever take a lane."""
+        usable = [device for device in self.devices if self._suits(device, task)]
+        return min(usable, key=lambda device: self._on_gpu.get(device.number, _GpuUse()).lanes).number
+
+    def take(self, task: Task, kept: Collection[str] = ()) -> Placement | None:
+        """Give a lane its place and its GPUs, none of those `kept`, all together; None where it has to wait."""
         on_cores_alone = task.exclusive and not task.gpus
         if not self._has_cores(task) or (on_cores_alone and self._running):
             return None
-        devices = self._devices_for(task)
+        devices = self._devices_for(task, kept)
         if devices is None:
             return None
         for device in devices:
@@ -98,17 +103,20 @@ class Places:
         self._alone = on_cores_alone
         return Placement(devices)
 
-    def _devices_for(self, task: Task) -> tuple[Device, ...] | None:
+    def _devices_for(self, task: Task, kept: Collection[str]) -> tuple[Device, ...] | None:
         """Choose the GPUs of a lane, those with the fewest lanes first; None where there are not enough."""
-        room = [device for device in self.devices if self._has_room(device, task)]
+        room = [device for device in self.devices if device.number not in kept and self._has_room(device, task)]
         room.sort(key=lambda device: self._on_gpu.get(device.number, _GpuUse()).lanes)
         return tuple(room[: task.gpus]) if len(room) >= task.gpus else None
 
+    def _suits(self, device: Device, task: Task) -> bool:
+        """Whether a GPU can take a lane, whatever else is on it now."""
+        is_quiet = not task.cell.measures or device.number not in self.taken
+        return device.gpu.target == task.cell.gpu and is_quiet
+
     def _has_room(self, device: Device, task: Task) -> bool:
         use = self._on_gpu.get(device.number, _GpuUse())
-        if device.gpu.target != task.cell.gpu or use.exclusive or (task.exclusive and use.lanes):
-            return False
-        if task.cell.measures and device.number in self.taken:
+        if not self._suits(device, task) or use.exclusive or (task.exclusive and use.lanes):
             return False
         if task.gpus > 1 and device.is_instance:
             return False

@@ -39,10 +39,13 @@ class Queue:
         """Take the first task for which there is a place; None where there is none.
 
         Nothing passes a task that waits for GPUs of the same architecture, or for the cores: so a lane that needs
-        several GPUs, a GPU for itself, or several cores (`Task.cores`), gets them. `wanted` says whether a task still
-        makes sense: one that does not is dropped.
+        several GPUs or several cores (`Task.cores`) gets them. For one that needs a GPU for itself, the emptiest of its
+        architecture is kept free, and the others go on: no lane is added there, so that the fewest lanes of any GPU
+        become fewer. One is kept at a time, and lanes that need one for themselves take turns. `wanted` says whether a
+        task still makes sense: one that does not is dropped.
         """
         blocked: set[str] = set()
+        kept: dict[str, str] = {}  # of an architecture: the number of a GPU
         position = 0
         while position < len(self._ready) and not places.full and "" not in blocked:
             entry = self._ready[position]
@@ -53,12 +56,18 @@ class Queue:
             del self._ready[position]
             if not wanted(task):
                 position = 0  # what waited for it may stand before this place now
+                kept.clear()
                 continue
-            placement = places.take(task)
+            placement = places.take(task, kept.values())
             if placement is not None:
                 return task, placement
             self._ready.insert(position, entry)
-            blocked.add("" if places.waits_for_cores(task) else task.cell.gpu)
+            if places.waits_for_cores(task, kept.values()):
+                blocked.add("")
+            elif task.exclusive and task.gpus == 1:
+                kept.setdefault(task.cell.gpu, places.emptiest(task))
+            else:
+                blocked.add(task.cell.gpu)
             position += 1
         return None
 

@@ -209,6 +209,42 @@ def test_an_exclusive_lane_has_its_gpu_for_itself(toy: Cell) -> None:
     assert len(_started(_queue(alone, shared), _places(9, 140.0, 140.0))) == 2
 
 
+def test_one_gpu_at_a_time_is_kept_for_lanes_that_need_one_for_themselves(toy: Cell) -> None:
+    places, queue = _places(9, 140.0, 140.0), Queue()
+    running = {}
+
+    def begin() -> list[str]:
+        for task, placement in _taken(queue, places):
+            running[task.key] = task, placement
+        return sorted(f"{key} on {placement.name}" for key, (_, placement) in running.items())
+
+    for name in "ab":
+        queue.put(_task(toy, name, 9.0, gpus=1))
+    assert begin() == ["a on gpu 0", "b on gpu 1"]
+    for name in ("alone", "alone too"):
+        queue.put(_task(toy, name, 9.0, gpus=1, exclusive=True))
+    for name in "cde":
+        queue.put(_task(toy, name, 1.0, gpus=1))
+    assert begin() == ["a on gpu 0", *(f"{name} on gpu 1" for name in "bcde")], "only the emptiest is kept"
+    places.give_back(*running.pop("a"))
+    assert begin()[:1] == ["alone on gpu 0"]
+    queue.put(_task(toy, "f", 1.0, gpus=1))
+    assert "f on gpu 1" in begin(), "the second waits for the GPU that the first has, and holds up nobody"
+    for name in "bcdef":
+        places.give_back(*running.pop(name))
+    assert begin() == ["alone on gpu 0", "alone too on gpu 1"]
+
+
+def test_a_lane_that_needs_a_gpu_for_itself_gets_the_only_one(toy: Cell) -> None:
+    places, queue = _places(9, 140.0), _queue(_task(toy, "first", 9.0, gpus=1))
+    ((first, placement),) = _taken(queue, places)
+    queue.put(_task(toy, "alone", 1.0, gpus=1, exclusive=True))
+    queue.put(_task(toy, "other", 500.0, gpus=1))
+    assert _started(queue, places) == []
+    places.give_back(first, placement)
+    assert _started(queue, places) == ["alone"]
+
+
 def test_a_gpu_that_another_program_uses_measures_nothing(toy: Cell) -> None:
     places = _places(9, 140.0)
     places.taken.add("0")
