@@ -35,7 +35,9 @@ pairwise covering set; GROUPED and EVEN are judged in each case):
 
 Scope: the sum that is missing, not the kernels, which compute the right per-head gradients.
 - On a GPU (executed, bfloat16): the output of the public function, and all gradients, against those of the recurrence
-  in float64 and against a G == H run whose Q and K are repeated per head; every run twice.
+  in float64 and against a G == H run whose Q and K are repeated per head; every run twice. Then all that is
+  checked on a CPU, in a process that sees no GPU, since the real kernels get bfloat16 alone, and no G for which they
+  would read beyond Q and K. Such a check's name ends in _traced where the real kernels have one of that name.
 - On a CPU (traced): the wrappers and no kernel of TileLang. The kernel factories are replaced by ones whose kernels
   write small whole numbers into what they are given to fill, so that every sum is known; half of the numbers of groups
   take float16 and a rotary divisor of 2. Triton's small kernels, from which the rest of dADT, dDT, dTrap and the
@@ -155,7 +157,7 @@ CASES = [  # each a set of compiled kernels; compiling them takes the time
 #: (G, H). Two G that are there twice and two ratios that are, for what is kept from one call to the next.
 GROUPED = ((2, 16), (8, 16), (3, 12), (2, 6), (4, 12), (3, 15))
 EVEN = ((1, 16), (16, 16), (1, 2))
-REFUSED = ((5, 16), (6, 4))  # on a CPU alone: the real kernels would read beyond Q and K
+REFUSED = ((5, 16), (6, 4))  # on stand-ins alone: the real kernels would read beyond Q and K
 SMALL = 6  # heads: as many as the interpreter has the time for
 KINDS = {"grouped": GROUPED, "g1_and_gh": EVEN}
 #: The ends of the sequences for chunks of so many steps: whole chunks where they are dense, and parts of one if packed.
@@ -493,8 +495,11 @@ def compile_all(pool, cases):
     return started
 
 
-def judged(probe, case, kind, figures):
-    """Judge one case for the numbers of groups of this kind; note the largest errors as figures."""
+def judged(probe, case, kind, figures, ending=""):
+    """Judge one case for the numbers of groups of this kind; note the largest errors as figures.
+
+    The names of the outputs get the ending.
+    """
     evidence = "executed" if case.device == "cuda" else "traced"
     limits, measured, ok = TOLERANCE[evidence], {}, True
     for G, H in KINDS[kind]:
@@ -507,7 +512,7 @@ def judged(probe, case, kind, figures):
         ok &= all(errors[key] <= limit for key, limit in limits.items())
         if kind == "g1_and_gh":
             data = [one.contiguous().view(torch.uint8).flatten() for one in gradients.values()]
-            probe.output(f"{case.name}_g{G}_h{H}_gradients", torch.cat(data))
+            probe.output(f"{case.name}_g{G}_h{H}_gradients{ending}", torch.cat(data))
     return ok, {"measured": measured, "tolerance": limits}
 
 
@@ -523,36 +528,61 @@ def refused(case, pairs):
     return ok, {"measured": said, "tolerance": "an error that names G"}
 
 
+def cases_of(evidence):
+    """Return the cases of CASES with the sequences and the device of this kind of evidence."""
+    cases = [Case(*row, device="cpu" if evidence == "traced" else "cuda") for row in CASES]
+    return [replace(case, ends=ENDS[evidence, case.layout](case.chunk)) for case in cases]
+
+
+def judge_traced(probe, figures, ending=""):
+    """Judge every case on a CPU, with stand-ins for the kernels; names that the real kernels have, too, get the ending.
+
+    Return all checks of the probe, for a caller in another process.
+    """
+    prepare_cpu()
+    for case in cases_of("traced"):
+        for role, kind in (("defect", "grouped"), ("control", "g1_and_gh")):
+            probe.judge(f"{case.name}_{kind}{ending}", role, judged, probe, case, kind, figures, ending)
+        probe.judge(f"{case.name}_refused", "control", refused, case, REFUSED)
+    return probe.judged
+
+
+def judge_executed(probe, figures):
+    """Judge every case by the real kernels, which other processes compile."""
+    cases, language = cases_of("executed"), load(f"{FOLDER}_bwd").T
+    language.dynamic = functools.cache(language.dynamic)  # else the release traces its kernels anew in every call
+    processes = int(os.environ.get("REPRODUCER_PROCESSES") or os.cpu_count())  # the runner shares the cores out
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        started = compile_all(pool, cases)
+        for case in cases:
+            for kernel in started[case]:
+                kernel.result()
+            for role, kind in (("defect", "grouped"), ("control", "g1_and_gh")):
+                probe.judge(f"{case.name}_{kind}", role, judged, probe, case, kind, figures)
+
+
+def judge_apart(probe):
+    """Judge every case on a CPU in a new process, which sees no GPU and has imported no module of upstream yet."""
+    on_cpu, spawn = {"TRITON_INTERPRET": "1", "CUDA_VISIBLE_DEVICES": ""}, multiprocessing.get_context("spawn")
+    with unittest.mock.patch.dict(os.environ, on_cpu), ProcessPoolExecutor(1, spawn) as pool:
+        probe.judged = pool.submit(judge_traced, probe, {}, "_traced").result()
+
+
 def judge(probe, target):
     """Judge every case, with the numbers of groups that always worked as controls."""
     here = "sm_{}{}".format(*torch.cuda.get_device_capability()) if torch.cuda.is_available() else "CPU"
     if target not in ("cpu", here, f"{here}a"):
         raise NotImplementedError(f"the kernels run on {target} itself, not on {here}")
-    evidence = "traced" if target == "cpu" else "executed"
+    evidence, figures = "traced" if target == "cpu" else "executed", {}
     os.environ |= {"TRITON_INTERPRET": "1"} if target == "cpu" else {}
     probe.say("TARGET", target=target, evidence=evidence, device=here)
     for name in ("_bwd", "_bwd_varlen", ""):
         probe.upstream(load(FOLDER + name))
-    cases, figures = [Case(*row) for row in CASES], {}
-    cases = [replace(case, ends=ENDS[evidence, case.layout](case.chunk)) for case in cases]
-    pool, started = contextlib.nullcontext(), {}
     if target == "cpu":
-        cases = [replace(case, device="cpu") for case in cases]
-        prepare_cpu()
+        judge_traced(probe, figures)
     else:
-        language = load(f"{FOLDER}_bwd").T
-        language.dynamic = functools.cache(language.dynamic)  # else the release traces its kernels anew in every call
-        processes = int(os.environ.get("REPRODUCER_PROCESSES") or os.cpu_count())  # the runner shares the cores out
-        pool = ProcessPoolExecutor(processes, multiprocessing.get_context("spawn"))
-        started = compile_all(pool, cases)
-    with pool:
-        for case in cases:
-            for kernel in started.get(case, ()):
-                kernel.result()
-            for role, kind in (("defect", "grouped"), ("control", "g1_and_gh")):
-                probe.judge(f"{case.name}_{kind}", role, judged, probe, case, kind, figures)
-            if target == "cpu":
-                probe.judge(f"{case.name}_refused", "control", refused, case, REFUSED)
+        judge_executed(probe, figures)
+        judge_apart(probe)
     for figure, value in figures.items():
         probe.say("FIGURE", name=figure, value=value)
 
