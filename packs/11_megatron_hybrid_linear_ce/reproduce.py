@@ -45,10 +45,10 @@ take every second rank of four, parallel_state's take neighbours. What there are
 rank writes to a log of its own. One that dies or does not end in time is an error that names it, with its last lines;
 no rank outlives this process. Where the module under test raises on some ranks alone, that is wrong, and if the others
 wait for them in a collective, no other check is judged. A GPU is waited for after each check, so that what fails on it
-belongs to the check that asked for it; a device-side assert is the module's, as the probe's own kernels index within
-bounds, and after it, or a collective that is never done, that rank can do nothing more: no other check is judged.
-Losses that differ between ranks are a wrong result, of the check. The sha256 of each rank's losses and gradients is
-printed.
+belongs to the check that asked for it; a device-side assert is the module's, as what the probe itself indexes is within
+bounds or refused before. After one, or where a check that raised leaves work that is never done, that rank can do
+nothing more, and no other check is judged. Losses that differ between ranks are a wrong result, of the check. The
+sha256 of each rank's losses and gradients is printed.
 
 The models are real, and as small as reaches the output layer: one MLP layer of 8 hidden units, in the decoder and in
 each depth of MTP, without a final norm, which would need Transformer Engine; sequence parallel, without any norm, as
@@ -750,7 +750,8 @@ def context_of(serving, seen):
 
     def last_token_logits(hidden):
         seen["chosen_from"] = list(hidden.shape)
-        return hidden[0, list(CHOSEN)]
+        # Index by index, which is refused before a GPU is asked: with a list of them it is a device-side assert there.
+        return cat([hidden[0, token].unsqueeze(0) for token in CHOSEN], 0)
 
     return types.SimpleNamespace(
         config=types.SimpleNamespace(materialize_only_last_token_logits=serving.last),
@@ -924,7 +925,7 @@ def leave():
     """End a rank whose results are written.
 
     The process groups are not destroyed: that waits for what is under way, which nobody may ever end, and for threads
-    of each group, of which the module under test may have made hundreds; and on a GPU that is lost it raises.
+    of each group, of which the module under test may have made a hundred; and on a GPU that is lost it raises.
     """
     sys.stdout.flush()
     sys.stderr.flush()
