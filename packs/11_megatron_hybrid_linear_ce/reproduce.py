@@ -44,8 +44,11 @@ the last group comes to is judged, whose ranks are others in the world. Where th
 take every second rank of four, parallel_state's take neighbours. What there are too few GPUs for is not judged. A
 rank writes to a log of its own. One that dies or does not end in time is an error that names it, with its last lines;
 no rank outlives this process. Where the module under test raises on some ranks alone, that is wrong, and if the others
-wait for them in a collective, no other check is judged. Losses that differ between ranks are a wrong result, of
-the check. The sha256 of each rank's losses and gradients is printed.
+wait for them in a collective, no other check is judged. A GPU is waited for after each check, so that what fails on it
+belongs to the check that asked for it; a device-side assert is the module's, as what the probe itself indexes is within
+bounds or refused before. After one, or where a check that raised leaves work that is never done, that rank can do
+nothing more, and no other check is judged. Losses that differ between ranks are a wrong result, of the check. The
+sha256 of each rank's losses and gradients is printed.
 
 The models are real, and as small as reaches the output layer: one MLP layer of 8 hidden units, in the decoder and in
 each depth of MTP, without a final norm, which would need Transformer Engine; sequence parallel, without any norm, as
@@ -747,7 +750,8 @@ def context_of(serving, seen):
 
     def last_token_logits(hidden):
         seen["chosen_from"] = list(hidden.shape)
-        return hidden[0, list(CHOSEN)]
+        # Index by index, which is refused before a GPU is asked: with a list of them it is a device-side assert there.
+        return cat([hidden[0, token].unsqueeze(0) for token in CHOSEN], 0)
 
     return types.SimpleNamespace(
         config=types.SimpleNamespace(materialize_only_last_token_logits=serving.last),
@@ -815,20 +819,43 @@ def first_stage(upstream, case):
 # The ranks.
 
 
-def attempt(function, tested):
-    """Return what a measurement returned, or how it failed and whether the code under test did."""
+def attempt(function, tested, torch, device):
+    """Return what a measurement returned, or how it failed, whether the code under test did, and what lost the GPU."""
     try:
-        return function()
+        found = function()
+        if device.type == "cuda":
+            torch.cuda.synchronize()  # what fails on the GPU later than it was asked to is told here, of this check
     except Exception as error:  # the process that judges reports it
         traceback.print_exc()
+        lost = loss_of_gpu(torch) if device.type == "cuda" else ""
         distributed = importlib.import_module("torch.distributed")
         host = isinstance(error, (ImportError, MemoryError, OSError, distributed.DistError))
         host = host or "out of memory" in str(error)
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         inside = any(file.startswith(tuple(tested)) for file in files)
         upstream = not host and (inside or isinstance(error, NoTensorError))
+        # It is raised where the GPU is asked next, be that by the probe, or not before what else raises.
+        upstream = upstream or "device-side assert" in f"{error} {lost}"
         told = f"it raised {type(error).__name__}: {error}"[:400]
-        return {"error": told, "upstream": upstream, "traceback": traceback.format_exc()}
+        told += f"; the GPU is lost: {lost}"[:400] if lost else ""
+        return {"error": told, "upstream": upstream, "lost": bool(lost), "traceback": traceback.format_exc()}
+    else:
+        return found
+
+
+def loss_of_gpu(torch):
+    """Return why a GPU can do nothing more after a check that raised: an error that stays, or what is never done."""
+    try:
+        event = torch.cuda.Event()
+        event.record()
+        until = time.monotonic() + PATIENCE
+        while not event.query():
+            if time.monotonic() > until:
+                return f"what it was asked for is not done after {PATIENCE} s"
+            time.sleep(0.01)
+    except Exception as error:  # a rank whose GPU is lost tells so, and ends
+        return f"{type(error).__name__}: {error}"
+    return ""
 
 
 def to_cpu(found):
@@ -866,20 +893,43 @@ def speak(work, rank, count, folder):
             for name, function, case in given:
                 print("check", name, flush=True)
                 upstream.replica = replica(case, rank, count)
-                measured = attempt(functools.partial(function, upstream, case), work.tested)
+                measured = attempt(functools.partial(function, upstream, case), work.tested, torch, device)
                 found[name] = to_cpu(measured) if "error" in measured or upstream.replica == 0 else {}
                 with Path(f"{folder}/ended{rank}").open("ab") as ended:
                     ended.write(b".")  # one for each check
-                if measured.get("upstream") and not together(folder, len(found), count):
-                    Path(f"{folder}/alone").write_text(name)
-                    torch.save(found, f"{folder}/{rank}")
-                    return
+                if measured.get("lost") or (measured.get("upstream") and not together(folder, len(found), count)):
+                    write(torch, found, folder, rank)
+                    claim(name, folder, rank)
+                    leave()
+    write(torch, found, folder, rank)
+    print("done", flush=True)
+    while not all(Path(f"{folder}/{each}").exists() for each in range(count)):
+        time.sleep(0.01)  # for those that may still read what is this rank's
+    leave()
+
+
+def write(torch, found, folder, rank):
+    """Write what a rank found, so that there is all of it or nothing."""
     torch.save(found, f"{folder}/{rank}.unfinished")
     Path(f"{folder}/{rank}.unfinished").rename(f"{folder}/{rank}")
-    print("done", flush=True)
-    torch.distributed.barrier()
-    if device.type == "cuda":  # gloo takes a second for that, which the end of this process saves
-        torch.distributed.destroy_process_group()
+
+
+def claim(name, folder, rank):
+    """Say that this check is all that is judged, unless another rank has said that of one."""
+    Path(f"{folder}/alone{rank}").write_text(name)
+    with contextlib.suppress(FileExistsError):
+        os.link(f"{folder}/alone{rank}", f"{folder}/alone")
+
+
+def leave():
+    """End a rank whose results are written.
+
+    The process groups are not destroyed: that waits for what is under way, which nobody may ever end, and for threads
+    of each group, of which the module under test may have made a hundred; and on a GPU that is lost it raises.
+    """
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(0)
 
 
 def replica(case, rank, count):
@@ -909,6 +959,7 @@ def settle(torch, device):
         os.environ.setdefault("CUDA_DEVICE_MAX_CONNECTIONS", "1")  # as Megatron wants it on Hopper
         os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"
         os.environ["NVIDIA_TF32_OVERRIDE"] = "0"
+        os.environ["TORCH_NCCL_RETHROW_CUDA_ERRORS"] = "0"  # NCCL's watchdog leaves it to the rank to tell of them
         torch.set_float32_matmul_precision("highest")
         torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
         torch.cuda.set_device(device)
@@ -931,7 +982,8 @@ def ranks(work, count, folder):
             multiprocessing.connection.wait(ends, max(0.0, until - time.monotonic()))
             bad = {} if alone.exists() else bad_ends([process.exitcode for process in processes], folder)
             running = [process for process in running if process.exitcode is None]
-        hang = {rank: f"hangs after {work.seconds} s" for rank in range(count) if processes[rank] in running}
+        late = [rank for rank in range(count) if processes[rank] in running and not Path(f"{folder}/{rank}").exists()]
+        hang = dict.fromkeys(late, f"hangs after {work.seconds} s")
         refuse(bad or ({} if alone.exists() else hang), count, folder)
     finally:
         for process in processes:
@@ -940,8 +992,8 @@ def ranks(work, count, folder):
                 process.join()
     if alone.exists():  # a check failed on some ranks, and the others wait in a collective: that is all there is
         name = alone.read_text()
-        ended = [torch.load(path)[name] for path in map(Path, (f"{folder}/{r}" for r in range(count))) if path.exists()]
-        return [{name: each} for each in ended]
+        ended = [torch.load(path) for path in map(Path, (f"{folder}/{r}" for r in range(count))) if path.exists()]
+        return [{name: each[name]} for each in ended if "error" in each.get(name, {})]
     found = [torch.load(f"{folder}/{rank}") for rank in range(count)]
     for name, _, _ in work.checks:
         if any(each.get(name, {}).get("upstream") for each in found):

@@ -5,6 +5,7 @@ Where the module under test raised on some ranks alone, that is a check's matter
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -95,3 +96,71 @@ def test_a_rank_that_raised_knows_whether_the_others_end_the_same_check(tmp_path
     command = [sys.executable, "-B", "-c", code, str(tmp_path)]
     ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
     assert ended.stdout == "[True, False, False]\n"
+
+
+LOST = """
+import contextlib, functools, json, sys, tempfile, time, types, reproduce, torch
+how = sys.argv[1]
+reproduce.PATIENCE = 1.0
+attempt = reproduce.attempt
+def gpu(fault, raised):
+    def ask():
+        if fault:
+            raise torch.AcceleratorError(f"CUDA error: {fault}")
+        return not raised or how != "a collective is never done"
+    event = types.SimpleNamespace(record=ask, query=ask)
+    return types.SimpleNamespace(cuda=types.SimpleNamespace(synchronize=ask, Event=lambda: event))
+def on_a_gpu(function, tested, _, __):
+    faults = {"an assert": "device-side assert triggered", "another fault": "an illegal memory access"}
+    odd = function.args[0].rank in {"an assert everywhere": (0, 1)}.get(how, (1,)) and function.func is second
+    fault = faults.get(how.removesuffix(" everywhere")) if odd else None
+    return attempt(function, tested, gpu(fault, odd), types.SimpleNamespace(type="cuda"))
+class Upstream:
+    def __init__(self, torch, device):
+        self.rank = torch.distributed.get_rank()
+    def stand_in(self):
+        pass
+    def parallel(self, *_):
+        return contextlib.nullcontext()
+def first(upstream, case):
+    return {"found": torch.ones(2)}
+def second(upstream, case):
+    if upstream.rank == 1 and how == "a collective is never done":
+        raise reproduce.NoTensorError("none")
+    if upstream.rank == 0 and how == "an assert":
+        torch.distributed.barrier()  # which the other never enters
+    if upstream.rank == 0 and how == "a collective nobody waits for":
+        upstream.left = torch.distributed.all_reduce(torch.ones(2), async_op=True)
+    return {"found": torch.ones(3)}
+reproduce.attempt, reproduce.Upstream = on_a_gpu, Upstream
+checks = [(each.__name__, each, reproduce.Case()) for each in (first, second)]
+checks.append(("third", first, reproduce.Case(ranks=2)))
+work = types.SimpleNamespace(target="cpu", seconds=40.0, checks=checks, tested=["/nowhere"])
+start = time.monotonic()
+with tempfile.TemporaryDirectory() as folder:
+    for each in reproduce.ranks(work, 2, folder):
+        print(json.dumps({name: [one.get(key) for key in ("error", "upstream")] for name, one in each.items()}))
+assert time.monotonic() - start < 20, "it waits"
+"""
+ASSERTED = "it raised AcceleratorError: CUDA error: device-side assert triggered"
+FAULTY = "it raised AcceleratorError: CUDA error: an illegal memory access"
+NEVER = "what it was asked for is not done after 1.0 s"
+FOUND = {name: [None, None] for name in ("first", "second", "third")}
+TOLD = {
+    "an assert": [{"second": [f"{ASSERTED}; the GPU is lost: {ASSERTED.removeprefix('it raised ')}", True]}],
+    "another fault": [{"second": [f"{FAULTY}; the GPU is lost: {FAULTY.removeprefix('it raised ')}", False]}],
+    "a collective is never done": [{"second": [f"it raised NoTensorError: none; the GPU is lost: {NEVER}", True]}],
+    "a collective nobody waits for": [FOUND, FOUND],
+}
+
+
+@pytest.mark.parametrize("how", [*TOLD, "an assert everywhere"])
+def test_a_gpu_that_is_lost_ends_its_rank_and_the_check_that_lost_it_is_left(how: str) -> None:
+    environment = os.environ | {"PYTHONPATH": str(FOLDER)}
+    command = [sys.executable, "-B", "-c", LOST, how]
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=60)
+    said = [json.loads(line) for line in ended.stdout.splitlines()]
+    if how == "an assert everywhere":  # as many ranks tell of it as end before one of them is seen to have
+        assert said in (TOLD["an assert"], 2 * TOLD["an assert"])
+    else:
+        assert said == TOLD[how]
