@@ -41,8 +41,8 @@ Scope: the sum that is missing, not the kernels, which compute the right per-hea
 - On a CPU (traced): the wrappers and no kernel of TileLang. The kernel factories are replaced by ones whose kernels
   write small whole numbers into what they are given to fill, so that every sum is known; half of the numbers of groups
   take float16 and a rotary divisor of 2. Triton's small kernels, from which the rest of dADT, dDT, dTrap and the
-  public function's dAngles come, are interpreted for one case of each layout, with 6 and 2 heads, and left out in the
-  others. The forward, which asks for a GPU by name, is left out.
+  public function's dAngles come, are interpreted for the two packed cases of that function, with 6 and 2 heads, and
+  left out in the others: on a CPU nothing is said of the dense ones. The forward, which asks for a GPU by name, is left out.
 
 Upstream: https://github.com/state-spaces/mamba, release 2.3.2.post1. Pull request 967 has fixed the default branch.
 
@@ -433,7 +433,7 @@ def prepared(case, G, H):
         case = replace(case, dtype=torch.float16, divisor=2)
     x, dout = make(case, G, H)
     upstream = backward_module(case)
-    interpreted = case.entry == "mamba3_mimo" and case.MIMO_Out  # a case of each layout
+    interpreted = case.entry == "mamba3_mimo" and case.MIMO_Out  # the packed cases
     within = (sums(x | {"ADT": torch.ones_like(x["ADT"])}, case)[2][0, 0] > 0).mT
     for name, names in zip(("mamba_mimo_bwd_fwd", "mamba_mimo_bwd_bwd"), FILLED, strict=True):
         there = [each for each in names if each not in x or x[each] is not None]
