@@ -34,15 +34,16 @@ pairwise covering set; GROUPED and EVEN are judged in each case):
     ADT, DT, Trap [B, H, S]; Angles [B, S, H, N / 4]
 
 Scope: the sum that is missing, not the kernels, which compute the right per-head gradients.
-- On a GPU (executed, bfloat16): the output of the public function, and all gradients, against those of the recurrence
-  in float64 and against a G == H run whose Q and K are repeated per head; every run twice. Then all that is
-  checked on a CPU, in a process that sees no GPU, since the real kernels get bfloat16 alone, and no G for which they
-  would read beyond Q and K. Such a check's name ends in _traced where the real kernels have one of that name.
+- On a GPU (executed, bfloat16): first all that is checked on a CPU, in a process that sees no GPU, since the real
+  kernels get bfloat16 alone, and no G for which they would read beyond Q and K; such a check's name ends in _traced
+  where the real kernels have one of that name. Then the output of the public function, and all gradients, against
+  those of the recurrence in float64 and against a G == H run whose Q and K are repeated per head; every run twice.
 - On a CPU (traced): the wrappers and no kernel of TileLang. The kernel factories are replaced by ones whose kernels
   write small whole numbers into what they are given to fill, so that every sum is known; half of the numbers of groups
   take float16 and a rotary divisor of 2. Triton's small kernels, from which the rest of dADT, dDT, dTrap and the
   public function's dAngles come, are interpreted for the two packed cases of that function, with 6 and 2 heads, and
-  left out in the others: on a CPU nothing is said of the dense ones. The forward, which asks for a GPU by name, is left out.
+  left out in the others: on a CPU nothing is said of the dense ones. The forward, which asks for a GPU by name, is
+  left out.
 
 Upstream: https://github.com/state-spaces/mamba, release 2.3.2.post1. Pull request 967 has fixed the default branch.
 
@@ -581,8 +582,8 @@ def judge(probe, target):
     if target == "cpu":
         judge_traced(probe, figures)
     else:
+        judge_apart(probe)  # first, as it takes seconds and the real kernels take minutes to compile
         judge_executed(probe, figures)
-        judge_apart(probe)
     for figure, value in figures.items():
         probe.say("FIGURE", name=figure, value=value)
 
