@@ -65,7 +65,7 @@ class Places:
     def _has_cores(self, task: Task) -> bool:
         return not self.full and self._running + self._cores(task) <= self.jobs
 
-    def waits_for_cores(self, task: Task, kept: Collection[str] = ()) -> bool:
+    def waits_for_cores(self, task: Task, kept: Collection[str]) -> bool:
         """Whether the cores are all that keeps a lane from beginning, on other GPUs than those `kept`, by number."""
         return not self._has_cores(task) and self._devices_for(task, kept) is not None
 
@@ -83,10 +83,9 @@ class Places:
 
     def emptiest(self, task: Task) -> str:
         """Return the number of the GPU with the fewest lanes among those that can ever take a lane."""
-        usable = [device for device in self.devices if self._suits(device, task)]
-        return min(usable, key=lambda device: self._on_gpu.get(device.number, _GpuUse()).lanes).number
+        return min((device for device in self.devices if self._suits(device, task)), key=self._lanes).number
 
-    def take(self, task: Task, kept: Collection[str] = ()) -> Placement | None:
+    def take(self, task: Task, kept: Collection[str]) -> Placement | None:
         """Give a lane its place and its GPUs, none of those `kept`, all together; None where it has to wait."""
         on_cores_alone = task.exclusive and not task.gpus
         if not self._has_cores(task) or (on_cores_alone and self._running):
@@ -106,8 +105,11 @@ class Places:
     def _devices_for(self, task: Task, kept: Collection[str]) -> tuple[Device, ...] | None:
         """Choose the GPUs of a lane, those with the fewest lanes first; None where there are not enough."""
         room = [device for device in self.devices if device.number not in kept and self._has_room(device, task)]
-        room.sort(key=lambda device: self._on_gpu.get(device.number, _GpuUse()).lanes)
+        room.sort(key=self._lanes)
         return tuple(room[: task.gpus]) if len(room) >= task.gpus else None
+
+    def _lanes(self, device: Device) -> int:
+        return self._on_gpu.get(device.number, _GpuUse()).lanes
 
     def _suits(self, device: Device, task: Task) -> bool:
         """Whether a GPU can take a lane, whatever else is on it now."""
