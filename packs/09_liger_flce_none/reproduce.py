@@ -37,9 +37,10 @@ covering set; a row that the pinned release gets wrong is a defect check, every 
     ce_weight [V] or None, ignore_index, lse_square_scale, label_smoothing, softcap, accum_dtype, use_token_scaling
     return_z_loss, return_token_accuracy, return_predicted_tokens    what comes beside the loss, without gradients
 
-Besides: a weight is not rounded before the product with it; accum_dtype=float32 is as precise as it is meant to be;
-[BT, V] logits are neither made nor held at once; and a tensor that is changed in place between forward and backward
-makes no difference or is an error, as in PyTorch.
+Besides: a weight is not rounded to the 16 bits of the logits before the product with it (a finer rounding is less than
+the product's, and passes); accum_dtype=float32 is as precise as it is meant to be; [BT, V] logits are neither made nor
+held at once; and a tensor that is changed in place between forward and backward makes no difference or is an error, as
+in PyTorch.
 
 Upstream: https://github.com/linkedin/Liger-Kernel/issues/968 reports it; fixed by
 https://github.com/linkedin/Liger-Kernel/pull/1298, first released in 0.8.2; pack.toml has the other threads.
