@@ -315,9 +315,9 @@ def buffers(given):
 
 
 class Stream:
-    """A stream: what it replays runs when somebody waits for it; a replay for which it did not wait itself is lost.
+    """A stream: what it replays runs when somebody waits for it; what it does without waiting itself is lost.
 
-    Such a replay came before the copies that it should have waited for, and gave again what the one before it gave.
+    Such a replay, or copy, came before the copies that it should have waited for, and changed nothing.
     """
 
     entered: typing.ClassVar = []  # the main stream, then those that were entered
@@ -325,7 +325,7 @@ class Stream:
 
     def __init__(self):
         """Begin with nothing to do."""
-        self.steps, self.waited = [], None  # waited: for how many copies of the main stream
+        self.steps, self.waited = [], Stream.copies  # waited: for how many copies of the main stream
 
     def __enter__(self):
         """Become the current stream."""
@@ -344,6 +344,10 @@ class Stream:
         """Wait for what an event's stream has to do before it."""
         while event.stream and event in event.stream.steps:
             event.stream.steps.pop(0)()
+
+    def is_there(self):
+        """Return whether all that the main stream copied is there."""
+        return self is self.entered[0] or self.waited == Stream.copies
 
     def synchronize(self):
         """Do all that is left."""
@@ -385,14 +389,13 @@ class Tape:
         if self.steps is None:
             raise RuntimeError("a graph is replayed that was not captured, or was reset")
         stream = Stream.entered[-1]
-        main = stream is Stream.entered[0]
-        if main or stream.waited == Stream.copies:
+        if stream.is_there():
             stream.steps += self.steps
         stream.waited = None
         for event in self.steps:
             if isinstance(event, Event):
                 event.stream = stream
-        if main:
+        if stream is Stream.entered[0]:
             stream.synchronize()
 
     def reset(self):
@@ -433,8 +436,9 @@ def without_gpu(torch):
         Tape.captured = []
 
     def copy(given, *args, **options):
-        Stream.copies += Stream.entered[-1] is Stream.entered[0]
-        return copied(given, *args, **options)
+        stream = Stream.entered[-1]
+        Stream.copies += stream is Stream.entered[0]
+        return copied(given, *args, **options) if stream.is_there() else given
 
     def empty(*size, **options):
         return made(*size, **options | ({"device": "cpu"} if options.get("device") == "cuda" else {}))
@@ -1042,11 +1046,14 @@ def judge_stream(lab, kind, *, event):
         cuda._sleep(CYCLES)  # noqa: SLF001
         return copy(tensor, *given)
 
-    def delayed(late, name, function, *given, **more):
-        """Call while a stream is busy, copy the result, and see whether the other stream is still at work."""
+    def delayed(late, name, new, old, function, *given, **more):
+        """Fill a tensor and call, while a stream is busy; copy what is given, and see whether the graph is at work."""
         cuda.synchronize()
         with cuda.stream(late):
-            cuda._sleep(CYCLES)  # noqa: SLF001
+            cuda._sleep(4 * CYCLES)  # noqa: SLF001 - for longer than any copy takes
+        with lab.torch.no_grad():
+            for one, other in zip(*map(buffers, (old, new)), strict=True):  # who does not wait for it reads the old one
+                one.copy_(other)
         with unittest.mock.patch.object(lab.torch.Tensor, "copy_", slow_copy):
             given = function(*given, **more)
         seen = (given[0] if name == "backward" else given).detach().clone()
@@ -1057,10 +1064,10 @@ def judge_stream(lab, kind, *, event):
 
     for seed, late in enumerate((main, side), 1):
         plain, upstream = draw(lab, seed, 2.0 + seed), draw(lab, 10 + seed, 2.0)
-        x = wrap(lab, kind, plain, grad=True)
-        got, seen = delayed(late, "forward", call, x, **options)
+        x, filled, back = wrap(lab, kind, draw(lab, 20, 1.0), grad=True), wrap(lab, kind, plain), draw(lab, 21, 1.0)
+        got, seen = delayed(late, "forward", filled, x, call, x, **options)
         errors[f"output {seed}"] = error(seen, 2 * plain.double())
-        _, seen = delayed(late, "backward", lab.torch.autograd.grad, got, x, upstream)
+        _, seen = delayed(late, "backward", upstream, back, lab.torch.autograd.grad, got, x, back)
         errors[f"input {seed}"] = error(seen, 2 * upstream.double())
     errors |= {f"not on {name}": float(bool(number) != event) for name, number in running.items()}
     return verdict(errors)
