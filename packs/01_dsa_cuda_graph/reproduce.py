@@ -1208,7 +1208,7 @@ def describe():
 
 def begin(name, rank, target, folder):
     """Import upstream and join the ranks; tensors then go to `up.device`."""
-    faulthandler.dump_traceback_later(50 if target != "cpu" else 200, exit=True)  # a rank may wait for one that failed
+    faulthandler.dump_traceback_later(120 if target != "cpu" else 200, exit=True)  # a rank may wait for one that failed
     up, gpu, group = load(), target != "cpu", ranks(1)
     up.torch.set_num_threads(1), gpu and up.torch.cuda.set_device(rank)
     up.device = up.torch.device(f"cuda:{rank}" if gpu else "cpu")
@@ -1320,7 +1320,8 @@ def blamed(error):
     chain = [error, *([error.__context__] if error.__context__ else [])]
     frames = [frame.filename for x in chain for frame in traceback.extract_tb(x.__traceback__)]
     host = isinstance(error, (ImportError, MemoryError)) or "out of memory" in str(error)
-    if host or not ("captur" in str(error) or any("/megatron/" in x for x in frames)):
+    launched = any(x in str(error) for x in ("captur", "device-side assert"))  # and told where somebody waits
+    if host or not (launched or any("/megatron/" in x for x in frames)):
         raise error
     traceback.print_exception(error)
     return error
@@ -1381,7 +1382,10 @@ def watch(up, name, group, gpu, told):
         told |= eager | {"calls": len(calls)}
     except Exception as error:
         return told | {"raised": f"{type(error).__name__}: {blamed(error)}"[:400]}
-    return told | replayed(up, gpu, calls, results, go_on=not genuine)
+    try:
+        return told | replayed(up, gpu, calls, results, go_on=not genuine)
+    except Exception as error:
+        return told | {"stuck": [f"{type(error).__name__}: {blamed(error)}".splitlines()[0]], "stale": 0.0}
 
 
 def observe(name, rank, target, folder):
