@@ -123,11 +123,11 @@ def once(packs: list[Path]) -> bool:
     return all(sweeps.starts(pack) == {"pristine": 1, "patched": 1} for pack in packs)
 
 
-def wait(done: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait until something is so."""
+def wait(done: Callable[[], object], seconds: float = 60.0, seen: Callable[[], object] = str) -> None:
+    """Wait until something is so; where it never is, say what there is to be seen instead."""
     end = time.monotonic() + seconds
     while not done():
-        assert time.monotonic() < end, "it never came"
+        assert time.monotonic() < end, f"it never came: {seen()}"
         time.sleep(0.05)
 
 
@@ -335,7 +335,7 @@ def test_everything_is_counted_once_whatever_is_killed(nights: Nights) -> None:
     for _ in range(9):  # while it plans, submits, begins to ask
         _killed(nights, chance.uniform(0.2, 0.9))
     with nights.start() as one:  # where this machine is so slow that none of them came so far as to submit
-        wait(lambda: _probes(nights) == 2 * CARDS)
+        wait(lambda: _probes(nights) == 2 * CARDS, seen=lambda: _state(nights))
         one.kill()
     time.sleep(1.5)  # until each has read how long it takes
     nights.cluster.kill_node("toy1")
@@ -370,6 +370,13 @@ def _killed(nights: Nights, seconds: float) -> None:
             one.wait(seconds)
         assert one.poll() is None, one.communicate()[0]
         one.kill()
+
+
+def _state(nights: Nights) -> str:
+    """Tell how many probes run, what the nodes and the jobs are said to be, and which run folders there are."""
+    nodes, jobs = nights.cluster.ask("sinfo", "--long", "--Node"), nights.cluster.ask("squeue", "--states=all")
+    runs = sorted(path.name for path in nights.folder.iterdir())
+    return f"{_probes(nights)} probes run\n{nodes}\n{jobs}\n{runs}"
 
 
 def _probes(nights: Nights) -> int:
