@@ -32,7 +32,8 @@ The contract of the dispatcher and of both interfaces, of which CASES is a pairw
     batch, lengths, bucket   (queries, keys), multiples or not of MCORE_DSA_TILELANG_SEQ_BUCKET or its default
     indices     int32 with some -1 or rows of -1 alone, or int64; no key twice
     layout, frozen, gradient   strided inputs, which of query and key needs no gradient, and a gradient that is strided
-                or one number expanded; backward runs twice, with what it saved moved by hooks
+                or one number expanded; backward runs twice, with what it saved moved by hooks, and after the output was
+                changed in place; no scale at all is 1 / sqrt(latent + RoPE)
 
 Besides: what is declined (DECLINED, other operands), where a shape starts to fit into shared memory (ROOM), that what a
 kernel raises reaches the caller, two groups of heads, two layers in one graph, no tilelang at all, and other tilelang
@@ -284,6 +285,8 @@ ROOM = (
 
 RELEASES = (  # tilelang's, a shape, the check's role, and whether the shape is right there as it is
     ("0.1.9", (64, 64, 16), "defect", True),
+    ("0.1.9.post1", (64, 64, 16), "defect", True),
+    ("0.1.11rc1", (64, 64, 16), "control", False),
     ("0.1.11", (64, 64, 16), "control", False),
     ("0.1.15", (192, 32, 32), "control", False),
     ("0.1.15", (192, 32, 5), "control", False),
@@ -728,6 +731,37 @@ def judge_groups(lab):
     return all(error <= TOLERANCE for error in errors), {"measured": errors, "tolerance": TOLERANCE}
 
 
+def judge_usual_scale(lab, shape, entry):
+    """Judge a call without a scale: it is 1 / sqrt(latent + RoPE) then, forward and backward."""
+    case = Case((*shape, 64, sum(shape[:2]) ** -0.5), entry, 1, (3, 70), "some -1", "dense", "none", "strided", None)
+    inputs, run = draw(lab, case), run_door if entry == "dispatch" else run_interfaces
+    with kernels(lab, lambda *_: None, stand_in):
+        found, _ = run(lab, case._replace(kernel=(*shape, 64, None)), inputs)
+    errors = [distance(x, y) for x, y in zip(found or [], exactly(lab, case, inputs), strict=False)]
+    ok = len(errors) > 2 and all(error <= TOLERANCE for error in errors)
+    return ok, {"measured": errors, "tolerance": TOLERANCE}
+
+
+def judge_overwritten(lab, shape):
+    """Judge backward after the output was changed in place: right by the values before, or refused by PyTorch."""
+    case = Case((*shape, 64, SCALE), "dispatch", 1, (3, 70), "int64", "dense", "none", "strided", 16)
+    query, key, indices, d_out = draw(lab, case)
+    pair = [x.detach().requires_grad_() for x in (query, key)]
+    with kernels(lab, lambda *_: None, stand_in):
+        if (out := enter(lab, case, *pair, indices)) is None:
+            return False, {"reason": "the dispatcher answers None"}
+        with lab.torch.no_grad():
+            out.mul_(-2)
+        try:
+            found = lab.torch.autograd.grad(out, pair, d_out)
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+            return True, {"measured": "refused"}
+    errors = [distance(x, y) for x, y in zip(found, exactly(lab, case, draw(lab, case))[1:], strict=False)]
+    return all(error <= TOLERANCE for error in errors), {"measured": errors, "tolerance": TOLERANCE}
+
+
 def judge_cached(lab):
     """Judge two shapes of one width, one after the other: a kernel is found again by both of its dimensions."""
     errors = []
@@ -958,6 +992,10 @@ def judge_guard(probe, lab):
     for shape, role in ((DEEPSEEK, "control"), (SHAPES[1], "defect")):
         for key in ("sparse_mla_fwd", "bwd"):
             probe.judge("raises.{}+{}.{}".format(*shape[:2], key), role, judge_raises, lab, shape, key)
+        probe.judge("overwritten.{}+{}".format(*shape[:2]), role, judge_overwritten, lab, shape)
+        for entry in ("dispatch", "interface"):
+            name = "usual_scale.{}+{}.{}".format(*shape[:2], entry)
+            probe.judge(name, role, judge_usual_scale, lab, shape, entry)
     probe.judge("groups.64+64", "defect", judge_groups, lab)
     probe.judge("cached.448+128", "defect", judge_cached, lab)
     probe.judge("layers.512+64.448+128", "defect", judge_layers, lab)

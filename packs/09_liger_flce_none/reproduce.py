@@ -39,8 +39,8 @@ covering set; a row that the pinned release gets wrong is a defect check, every 
 
 Besides: a weight is not rounded to the 16 bits of the logits before the product with it (a finer rounding is less than
 the product's, and passes); accum_dtype=float32 is as precise as it is meant to be; [BT, V] logits are neither made nor
-held at once; and a tensor that is changed in place between forward and backward makes no difference or is an error, as
-in PyTorch.
+held at once; create_graph=True gives the same gradients; and a tensor that is changed in place between forward and
+backward makes no difference or is an error, as in PyTorch.
 
 Upstream: https://github.com/linkedin/Liger-Kernel/issues/968 reports it; fixed by
 https://github.com/linkedin/Liger-Kernel/pull/1298, first released in 0.8.2; pack.toml has the other threads.
@@ -566,6 +566,16 @@ def accumulated(case):
     return all(errors[name] <= limit for name, limit in limits.items()), {"measured": errors, "tolerance": limits}
 
 
+def with_graph(case):
+    """Judge gradients that are asked for with a graph of their own, as a penalty on them is: these are no other."""
+    leaves = case.leaves()
+    outputs = case.forward(leaves, case.labels.clone())
+    found = case.torch.autograd.grad(outputs[0], leaves, case.weights, create_graph=True)
+    errors, tolerances = case.errors([outputs[0].detach()], dict(zip(GRADIENTS, found, strict=True))), case.tolerances()
+    ok = all(error <= tolerances[name] for name, error in errors.items())
+    return ok, {"measured": errors, "tolerance": tolerances["loss"], "unit": "relative error"}
+
+
 def changed_in_place(case):
     """Judge an in-place change between forward and backward: no difference, or the error that PyTorch has for it."""
     errors = {}
@@ -772,6 +782,7 @@ def judge(probe, target):
     for dtype in ("bfloat16", "float16", "autocast"):  # with a bias, autocast's logits are fp32
         alike = Case(api, dtype=dtype, shape=(3, 400, 750), bias=dtype != "autocast", labels="none ignored")
         probe.judge(f"none_weighted_once_{dtype}", "defect", weighted_once, alike)
+    probe.judge("none_create_graph", "defect", with_graph, Case(api))
     probe.judge("none_in_place", "control", changed_in_place, Case(api))
     probe.judge("none_largest_tensor", "control", largest_tensor, Case(api, shape=(48, 2, 48)))
 

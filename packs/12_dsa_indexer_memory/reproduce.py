@@ -30,7 +30,8 @@ without a loss, and in the loss's forward and backward; of the attention's heads
     fused_qk_topk_naive           sizes, batch, heads, floats, strides, causal by default or by ends, additive masks of
                                   2 and 3 dimensions, float32 as upstream demands, with -inf alone or finite biases,
                                   bounds with keys in another order, relu, top-k of one, some, all; equal scores, and
-                                  scores of 0, where relu's derivative is 0; index scores differentiated by autograd
+                                  scores of 0, where relu's derivative is 0; no keys at all; autocast; index scores
+                                  differentiated by autograd
     FusedDSAIndexerLoss           these, and attention heads, a key of one head expanded to all, sparse, real rows as
                                   [sq], [1, sq] and [b, sq], none of them, mean or sum, frozen inputs, the gradient of
                                   the loss, its coefficient; a second backward; heads split over two ranks
@@ -183,6 +184,7 @@ MEMORY = [  # bounds, relu, sparse, which query rows are real
 # fmt: on
 INDEX_WIDTH, WIDTH = 20, 12  # of the indexer's heads and the attention's in the cases; 32 where memory is measured
 ROUNDINGS = 2.0**-15
+AUTOCAST = 2.0**-6  # both factors and each product are rounded by 2^-9
 # Of the softmax: an argument, and not WIDTH ** -0.5. With whole numbers every sum before the softmax is exact.
 SCALE = {"any": 0.3, "whole": 0.25}
 # What a finite bias adds to all keys of a row, or takes off: no softmax sees it. A half rounds the bias beside it to
@@ -417,14 +419,15 @@ def changed(given, copies):
 
 
 def derivatives(torch, result, leaves, above, **named):
-    """Return the gradients of the leaves; None for all where there is no graph, or upstream overwrote what it saved."""
+    """Return the gradients of the leaves; None for all where autograd finds no way to them."""
     if not result.requires_grad or result.shape != above.shape:
         return [None] * len(leaves)
     try:
         return torch.autograd.grad(result, leaves, above, allow_unused=True, **named)
-    except RuntimeError as error:
-        if "modified by an inplace operation" not in str(error):
+    except RuntimeError as error:  # in place changes, reentrant checkpoints: the graph is upstream's
+        if isinstance(error, torch.OutOfMemoryError):
             raise
+        traceback.print_exc()
         return [None] * len(leaves)
 
 
@@ -565,6 +568,28 @@ def compare(up, cases, measures):
     ok = counted > 0 and all(x <= tolerance[name] for name, x in worst.items())
     measured = {"calls": counted, **worst}
     return ok, {"measured": measured, "tolerance": tolerance, "unit": "relative error"}
+
+
+def without_keys(up):
+    """Judge the top-k of no keys at all, of which upstream takes care: nothing is chosen."""
+    case = Case(up.torch, 3, USUAL | {"size": (7, 0), "batch": 2, "bounds": "default", "heads": 3, "attention": 1})
+    inputs, options, _ = up.trained(case)
+    found = [[str(x.dtype), *x.shape] for x in up.scores(case, inputs, options)]
+    wanted = [["torch.float32", 2, 7, 0], ["torch.int64", 2, 7, 0]]
+    return found == wanted, {"measured": found, "tolerance": wanted, "unit": "dtype and shape of scores and indices"}
+
+
+def under_autocast(up):
+    """Judge scores of float32 inputs under autocast, which multiplies in bf16: they are float32 all the same."""
+    factors = {"size": (33, 29), "batch": 2, "bounds": "mask", "floats": "float32", "heads": 5, "attention": 1}
+    case = Case(up.torch, 4, USUAL | factors)
+    inputs, options, _ = up.trained(case)
+    with up.torch.autocast(up.device, dtype=up.torch.bfloat16):
+        scores, _ = up.scores(case, inputs, options)
+    right = scores.dtype == up.torch.float32 and scores.shape == case.seen.shape
+    wanted = index_scores(case).where(case.seen, 0.0)
+    error = distance(scores.detach().cpu().double().where(case.seen, 0.0), wanted) if right else math.inf
+    return error <= AUTOCAST, {"measured": error, "tolerance": AUTOCAST, "unit": "relative error"}
 
 
 def small_cases(torch):
@@ -826,6 +851,8 @@ def judge(probe, target):
         probe.judge(f"values.{bounds}.loss", "control", compare, up, some, [errors_of_loss])
         whole = [x for x in some if x.ranks == 1]
         probe.judge(f"values.{bounds}.autograd", "control", compare, up, whole, [errors_of_autograd])
+    probe.judge("values.no_keys", "control", without_keys, up)
+    probe.judge("values.autocast", "control", under_autocast, up)
     if target != "cpu":
         torch.zeros(8, 8, device=device) @ torch.zeros(8, 8, device=device)  # the workspace of products, once
     known = {}

@@ -31,7 +31,8 @@ The contract: reductions none, sum and mean, with a gradient from above; labels 
 mean of none is nan, as in torch; one token, odd numbers of them, batches; 1 to 131 splits, also more than the 64 of a
 step; the default split; bf16 and fp16; logits below zero down to -2^96 (the main loop goes to -1e30), far above,
 mixed over tokens, splits, steps and ranks; a split, a step or a rank whose logits are all -inf; ranks 1, 2 and 4,
-sequence parallel or not; and the kernels by themselves on tensors with any strides, where nothing else is written.
+sequence parallel or not; and the kernels by themselves on tensors with any strides, where nothing else is written, to
+531 splits, where a sum of nan is no number afterwards either.
 Where each token's maximum over the first 64 splits is not below zero, the bits are those of the tree without the
 patch.
 
@@ -431,12 +432,22 @@ def stand_in_packages():
     sys.modules.update(made)
 
 
+def complete_interpreter():
+    """Let maximum and minimum pass over nan, as on a GPU: Triton's interpreter does so from release 3.9 on."""
+    import numpy as np
+    from triton.runtime.interpreter import InterpreterBuilder
+
+    for name, function in (("create_maxnumf", np.fmax), ("create_minnumf", np.fmin)):
+        setattr(InterpreterBuilder, name, lambda builder, x, y, f=function: builder.binary_op(x, y, f))
+
+
 class Upstream:
     """What the probe uses of the tree that is on the path."""
 
     def __init__(self, torch):
         self.torch = torch
         stand_in_packages()
+        complete_interpreter()
         logging.disable(logging.WARNING)  # that the CuTe DSL is not there
         self.fused = importlib.import_module("megatron.core.fusions.fused_linear_cross_entropy")
         with stand_ins(torch, choosing=True):
@@ -645,11 +656,12 @@ def untouched(torch, memory, first):
     return bool((memory[rest] == -7.0).all())
 
 
-def launch_dp(upstream, level, splits):
+def launch_dp(upstream, level, splits, spoiled):
     """Launch the epilogue without tensor parallelism on tensors that are not contiguous."""
     torch = upstream.torch
     logits, labels = tokens_of(level, splits)
     maximum, total = statistics(logits, 8)
+    total[spoiled, -1] = float("nan")
     maximum, (total, _) = transposed(maximum), spaced(torch, total, 3, 2)
     label_logits = logits.gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
     (loss, loss_in), (wide_labels, _) = spaced(torch, label_logits, 2), spaced(torch, labels, 4)
@@ -662,11 +674,12 @@ def launch_dp(upstream, level, splits):
     return logits, labels, loss, found_max, found_sum, written
 
 
-def launch_tp(upstream, level, splits):
+def launch_tp(upstream, level, splits, spoiled):
     """Launch the epilogues of two tensor-parallel ranks on tensors that are not contiguous; return the first's."""
     torch = upstream.torch
     logits, labels = tokens_of(level, 2 * splits)
     ranks = [statistics(part, 8) for part in logits.chunk(2, dim=1)]
+    ranks[1][1][spoiled, -1] = float("nan")
     reduced = transposed(torch.maximum(ranks[0][0], ranks[1][0]))
     found_max, max_in = spaced(torch, torch.zeros(21), 3)
     sums = []
@@ -689,15 +702,20 @@ def launch_tp(upstream, level, splits):
     return logits, labels, loss, found_max, found_sum, written and all(untouched(torch, each, 5) for _, each in sums)
 
 
-def judge_launch(upstream, launch, level, splits):
-    """Judge the losses of a launch by float64, and that what backward reads is the sum: maximum and logarithm."""
-    logits, labels, loss, maximum, total, written = launch(upstream, level, splits)
+def judge_launch(upstream, launch, level, splits, spoiled=slice(0)):
+    """Judge the losses of a launch by float64, and that what backward reads is the sum, above the maximum.
+
+    Rows that are `spoiled` have a sum of nan in one split, as a weight of nan gives: so they have a loss of nan.
+    """
+    logits, labels, loss, maximum, total, written = launch(upstream, level, splits, spoiled)
     sums = logits.double().logsumexp(dim=1)
+    sums[spoiled] = float("nan")
     wanted = sums - logits.double().gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
-    near = LOSS + LEVEL * logits.abs().amax(dim=1)
+    near, torch = LOSS + LEVEL * logits.abs().amax(dim=1), upstream.torch
     measured = {
         "loss": furthest(loss, wanted.where(labels != -100, 0.0), near),
         "saved": furthest(maximum.double() + total.double().log(), sums, near),
+        "sum": furthest(total.double().log(), sums - maximum.double(), torch.full_like(near, LOSS)),
     }
     ok = all(each <= 1.0 for each in measured.values()) and written
     told = {"first_loss": float(loss[1]), "wanted": float(wanted[1]), "nothing_else_written": written}
@@ -737,9 +755,13 @@ def judge(probe, target):
     for name, case in NEAR.items():
         probe.judge(f"loss.{name}", "control", judge_case, upstream, case, [])
     for name, launch in LAUNCHES:
-        for splits in (3, 67):
+        for splits in (3, 67, 531):  # a vocabulary of 271,872 in splits of 512
             probe.judge(f"kernels.{name}.{splits}", "defect", judge_launch, upstream, launch, -150.0, splits)
             probe.judge(f"kernels.{name}.{splits}.normal", "control", judge_launch, upstream, launch, 0.0, splits)
+        probe.judge(f"kernels.{name}.far_below", "defect", judge_launch, upstream, launch, -131072.0, 67)
+        probe.judge(f"kernels.{name}.far_above", "control", judge_launch, upstream, launch, 131072.0, 67)
+        spoiled = slice(1, None, 3)
+        probe.judge(f"kernels.{name}.nan", "control", judge_launch, upstream, launch, 0.0, 67, spoiled)
     probe.say("FIGURE", name="checks_with_an_infinite_loss", value=wrong, unit="1", spread=None)
 
 
