@@ -26,15 +26,18 @@ The contract of what the patch touches, of which CASES has a covering set:
                                              sequence parallel, also with MTP; gathered outputs (parallel_output=False)
     tensor parallel group                    parallel_state's, or of a pg_collection that the caller gives: of another
                                              size, or of as many other ranks
-    output weight                            its own, tied to the embedding, and tied on a last stage of its own
-    MTP                                      off, 1 and 2 depths; heads detached; with labels and without (RL)
+    output weight                            its own, tied to the embedding, and tied on a last stage of its own: that
+                                             stage's copy, with MTP the embedding's and not the layer's own beside it
+    MTP                                      off, 1 and 2 depths; heads detached; with labels and without (RL), where
+                                             MuP multiplies the logits once
     sequence, batch                          odd lengths, one token, batches of 1, 2 and 3
     labels                                   any, and some that are ignored (-100); a loss mask, or none
     dtype                                    fp32 and bf16
     mode                                     train, eval, no_grad; calculate_per_token_loss
     configuration                            "linear", "native", and fusion off with either; MuP
     forward without labels                   logits, of a rank and gathered; of an inference engine: static and dynamic
-                                             batches, all tokens' and the last ones', in the order of the requests
+                                             batches, all tokens' and the last ones', in the order of the requests; with
+                                             MTP also the hidden states kept for speculation, which MuP leaves alone
     construction of the output layer         initialisation, dtype, attributes of layer and weight: as GPTModel's
     names                                    HybridModel, and MambaModel for it; the keys of its state dict
 
@@ -231,6 +234,7 @@ CASES = {
     "sequence_parallel.mtp.tied": Case(2, tied=True, depths=2, shape=(6, 1), sequence_parallel=True),
     "last_stage": Case(tied=True, last_stage=True, shape=(5, 1)),
     "last_stage.two_ranks": Case(ranks=2, tied=True, last_stage=True),
+    "last_stage.mtp": Case(tied=True, depths=1, last_stage=True, shape=(4, 1)),  # with two output weights
     "mup": Case(mup=0.25),
     "mup.tied": Case(ranks=2, tied=True, mup=4.0, mode="eval"),
     "mup.mtp": Case(ranks=2, depths=2, mup=0.5, mask=True),
@@ -249,6 +253,7 @@ WITHOUT_LABELS = {
     "logits.group": Case(ranks=2, labels="none", shape=(3, 1), default=1),
     "rl": Case(depths=1, labels="none", mask=True),
     "rl.two_ranks": Case(ranks=2, tied=True, depths=2, labels="none", shape=(7, 1)),
+    "rl.mup.last_stage": Case(2, tied=True, depths=1, labels="none", shape=(4, 2), mup=0.5, last_stage=True),
 }
 
 
@@ -306,7 +311,7 @@ PADDING = 1  # the token that is its padding: one of those, so that it is seen w
 SERVED = {
     "static": (Case(ranks=2, tied=True, shape=(4, 3)), Serving("static", quantized=True)),
     "static.all": (Case(shape=(5, 2), mup=0.5), Serving("static", last=False)),
-    "static.mtp": (Case(ranks=2, depths=1, shape=(3, 2)), Serving("static", hashed=True)),
+    "static.mtp": (Case(ranks=2, depths=1, shape=(3, 2), mup=0.5), Serving("static", hashed=True)),
     "dynamic": (Case(shape=(5, 1)), Serving()),
     "dynamic.all": (Case(ranks=2, mup=4.0, shape=(6, 1)), Serving(last=False, quantized=True, deprecated=True)),
     "dynamic.sequence_parallel": (
@@ -314,7 +319,7 @@ SERVED = {
         Serving(hashed=True),
     ),
     "dynamic.sequence_parallel.all": (Case(2, shape=(6, 1), sequence_parallel=True), Serving(last=False)),
-    "dynamic.mtp.speculative": (Case(tied=True, depths=2, shape=(7, 1)), Serving(speculative=2)),
+    "dynamic.mtp.speculative": (Case(tied=True, depths=2, shape=(7, 1), mup=4.0), Serving(speculative=2)),
     "dynamic.quantized": (Case(ranks=2, shape=(7, 1)), Serving(quantized=True)),
     "dynamic.embedded": (Case(shape=(6, 1)), Serving(quantized=True, hashed=True, embedded=True)),
     "no_context": (Case(ranks=2, gathered=True, shape=(3, 2)), Serving("", quantized=True)),
@@ -789,13 +794,12 @@ def serve(upstream, case, serving):
     given = (None, None, mask, embedded) if serving.embedded else (ids, ids, mask)
     with upstream.torch.no_grad(), upstream.inference.active() if serving.active else contextlib.nullcontext():
         found = model(*given, runtime_gather_output=True, **named)
-    cached = getattr(model, "_decoder_hidden_states_cache", None)
     return {
         "found": found,
         "seen": seen,
         "made": [each["made"] for each in entered],
         "sequence_parallel": model.output_layer.sequence_parallel,
-        "cached": None if cached is None else list(cached.shape),
+        "cached": getattr(model, "_decoder_hidden_states_cache", None),
         "embedding": model.embedding.word_embeddings.weight.detach(),
         "weight": model.shared_embedding_or_output_weight().detach()
         if case.tied
@@ -1179,6 +1183,7 @@ def judge_logits(found, upstream, case):
     """Judge that a model with the fusion makes the logits of one without, and the losses of MTP beside them."""
     mine = [each["mine"] for each in found]
     ok, values = judge_step(mine, upstream, case) if case.depths else (True, {"measured": {}})
+    ok = ok or case.mup != 1  # a fix may scale what enters for the losses of MTP: only the unfused model is asked
     same = all(each["mine"]["found"].equal(each["unfused"]) for each in found)
     whole = cat([each["unfused"] for each in found], -1) if not case.gathered else mine[0]["found"]
     same_whole = all(each["whole"].equal(whole) for each in found)
@@ -1186,9 +1191,26 @@ def judge_logits(found, upstream, case):
     shape = all(list(each["found"].shape) == [*case.shape[::-1], part] for each in mine)
     near = max(each["from_unfused"] for each in found)
     kernels = all(each["kernels"] == ["none"] * case.depths for each in mine)
-    measured = values["measured"] | {"same": same, "gathered": same_whole, "shape": shape, "from_unfused": near}
-    ok = ok and same and same_whole and shape and kernels and near <= FLOAT32
-    return ok, values | {"measured": measured}
+    error = logits_error(case, mine)
+    measured = values["measured"] | {"same": same, "gathered": same_whole, "shape": shape}
+    measured |= {"from_unfused": near, "logits": error}
+    ok = ok and same and same_whole and shape and kernels and max(near, error) <= FLOAT32
+    limits = values.get("tolerance", {}) | {"from_unfused": FLOAT32, "logits": FLOAT32}
+    return ok, values | {"measured": measured, "tolerance": limits}
+
+
+def logits_error(case, found):
+    """Return how far logits are from those of what entered last and the output weight, in float64."""
+    hidden, weights = entered(case, found, case.depths, "hidden"), [each["weight"] for each in found]
+    if any(each is None for each in (*hidden, *weights)):
+        return float("inf")
+    errors = []
+    for each, entering, own in zip(found, hidden, weights, strict=True):
+        weight = cat(weights, 0) if case.gathered else own
+        wanted = (entering.double() @ weight.double().t()).transpose(0, 1)
+        # With MuP a fix may have scaled what enters: that it is scaled once, the unfused model tells.
+        errors.append(min(norm_error(each["found"], wanted * scale) for scale in (1.0, case.mup)))
+    return max(errors)
 
 
 def judge_neighbour(found, upstream, case):
@@ -1226,22 +1248,24 @@ def judge_serve(found, upstream, case, serving):
     hidden = upstream.hidden_states(case).double() if serving.embedded else embedding[upstream.given(case)[0].t()]
     if serving.active and serving.quantized and serving.batching == "dynamic" and not serving.embedded:
         hidden[PADDING] = 0
+    kept = hidden
     seen = {"told": True, "wrapped": serving.active}
     if serving.active and serving.batching and serving.last:
         hidden = hidden[-1:] if serving.batching == "static" else hidden[list(CHOSEN)]
         seen |= {"chosen_from": [1, case.shape[0], HIDDEN]} if serving.batching == "dynamic" else {}
-    part = case.shape[0] // (case.ranks if case.sequence_parallel else 1)
     wanted = {
         "seen": seen,
         "made": [[*hidden.shape[:2], CLASSES]],
         "sequence_parallel": case.sequence_parallel,
-        "cached": [part, case.shape[1], HIDDEN] if case.depths else None,
+        "cached": bool(case.depths),
     }
-    measured = [{key: each[key] for key in wanted} for each in found]
+    measured = [{key: each[key] for key in wanted} | {"cached": each["cached"] is not None} for each in found]
     logits = (hidden @ weight.t() * case.mup).transpose(0, 1)
     error = max(norm_error(each["found"], logits) for each in found)
-    ok = error <= FLOAT32 and all(each == wanted for each in measured)
-    return ok, {"measured": {"logits": error, "ranks": measured}, "tolerance": {"logits": FLOAT32, "ranks": wanted}}
+    cached = max(norm_error(each["cached"], kept) for each in found) if case.depths else 0.0
+    ok = max(error, cached) <= FLOAT32 and all(each == wanted for each in measured)
+    values = {"logits": error, "cached": cached, "ranks": measured}
+    return ok, {"measured": values, "tolerance": {"logits": FLOAT32, "cached": FLOAT32, "ranks": wanted}}
 
 
 def judge_first_stage(found, _upstream, case):
