@@ -1262,7 +1262,8 @@ def judge_serve(found, upstream, case, serving):
     measured = [{key: each[key] for key in wanted} | {"cached": each["cached"] is not None} for each in found]
     logits = (hidden @ weight.t() * case.mup).transpose(0, 1)
     error = max(norm_error(each["found"], logits) for each in found)
-    cached = max(norm_error(each["cached"], kept) for each in found) if case.depths else 0.0
+    caches = [each["cached"] for each in found if each["cached"] is not None]  # those that lack are told above
+    cached = max((norm_error(each, kept) for each in caches), default=0.0)
     ok = max(error, cached) <= FLOAT32 and all(each == wanted for each in measured)
     values = {"logits": error, "cached": cached, "ranks": measured}
     return ok, {"measured": values, "tolerance": {"logits": FLOAT32, "cached": FLOAT32, "ranks": wanted}}
