@@ -20,10 +20,13 @@ said about Blackwell's kernels, other than that Blackwell still gets them and no
 The contract, of which CASES has a covering set, as the docstrings of LinearCrossEntropy and the kernels for Blackwell
 have it. It is a vocabulary-parallel cross entropy's in general: measure_implementations.py holds others against it.
 
-    tensor parallel ranks      1, 2 and 4; sequence parallel or not, where each rank gives its part of the tokens
+    tensor parallel ranks      1, 2 and 4; sequence parallel or not, where each rank gives its part of the tokens; those
+                               of a group need not follow one another in the world: 0 and 2, 1 and 3
     vocabulary                 smaller and larger than a split, no multiple of one; padded: the rows of the padding are
                                classes, as for "native", which no label names
     labels                     on any rank, on the first or last rank alone, ignored (-100, or a class), all ignored
+    ignored hidden states      inf or nan too, as of padding: a loss is replaced by 0, as by Blackwell's kernels and
+                               torch, not multiplied. Gradients are not judged there: the weight's has 0 times nan
     denominator of the mean    tokens that are not ignored, of all ranks: also when one has 8 times as many as another.
                                Of none it is nan: Blackwell's kernels and torch divide 0 by 0. Its gradients are 0 (in
                                torch) or nan (there, by their code), and nothing else
@@ -31,32 +34,40 @@ have it. It is a vocabulary-parallel cross entropy's in general: measure_impleme
     gradient from above        fp32, as the loss: neither it, nor it over the number of tokens, is rounded to bf16
     dtype                      fp32 and bf16: the loss is fp32, logits are not rounded, gradients are in their input's
     logits                     finite, of any size: the maximum is one over all ranks; all of a token's far below zero
-                               or far above it, those of a rank or of a split far from another's; ten thousands
+                               or far above it, those of a rank or of a split far from another's; ten thousands.
+                               Gradients are as exact about a level of 131072 as about 0: a softmax is of differences
     accumulators               the sum over splits is rounded once
+    autocast                   bf16 inputs come to the same under torch.autocast, which enable_autocast enters
     tokens                     [sequence, batch, hidden] or [tokens, hidden]; one token, one a rank, odd numbers
     memory                     no tensor, and not all that live together, of the size of half of the logits
     what is frozen             a weight or hidden states without a gradient
     calls                      a second call, and a second backward, come to the same, in tensors of their own; inputs
                                and the gradient from above stay as they are
+    waits                      none of the host for the GPU, forward or backward: "full_iteration" captures both
     compute capability         9 gets a loss; 10.x gets Blackwell's kernels; 7, 8, 11 and 12 are refused by a ValueError
                                with the number, as without the patch and in #3345: of those nothing was measured
 
 Logits far below zero are judged by the docstring of LinearCrossEntropy, which says cross_entropy. Blackwell's kernels
 are no measure there: their epilogues, and those of #3345, take the maximum from zero on, so that the sum of a token
-whose logits all lie below about -104 underflows, and its loss is -inf. Infinite logits are not judged: finite inputs
-make none short of an overflow.
+whose logits all lie below about -104 underflows, and its loss is -inf. Infinite logits of a token that counts are not
+judged: finite inputs make none short of an overflow. Nor is it in which dtype the ranks' parts of the hidden states'
+gradient are summed: Blackwell's kernels sum them in fp32, Megatron's own linear layers in bf16. Nor are fp32 inputs
+under autocast, which is there to round them: Blackwell's kernels take none.
 
 How it is run: this process starts one rank for each GPU (on the CPU: four), which talk through NCCL (gloo, on the
 loopback device). Groups of 1, 2 and 4 of them are the tensor-parallel ranks of a case; the groups of a size run it side
-by side, and the last one is judged: its ranks are others in the world. What a group is too large for is not judged. A
-rank writes to a log of its own. One that dies, does not end in time, or comes to other checks than the rest of its
-group is an error that names it, with its last lines; no rank outlives this process. Losses that differ between ranks
-are a wrong result, of the check. The sha256 of each rank's results is printed.
+by side, and the last one is judged: its ranks are others in the world. So do the groups of 0 and 2, and of 1 and
+3, of four. What takes more ranks than there are is not judged. A rank writes to a log of its own. One that dies, does
+not end in time, or comes to other checks than the rest of its group is an error that names it, with its last lines; no
+rank outlives this process. Losses that differ between ranks are a wrong result, of the check. The sha256 of each rank's
+results is printed.
 
 What is real and what stands in. On a GPU of compute capability 9 all is real, but for two controls that ask what
 other GPUs get. On the CPU, for the module that asks for the device alone: torch.cuda.is_available is True,
 get_device_capability is (9, 0), current_device is 0, nvtx.range does nothing; torch.mm and its like, which take
-out_dtype on a GPU only, compute in that dtype on the CPU; and for GPTModel torch.cuda.current_device is the CPU. So the
+out_dtype on a GPU only, compute in that dtype on the CPU, where autocast leaves them alone as it does on a GPU;
+torch.autocast of any device is the CPU's; and for GPTModel torch.cuda.current_device is the CPU. What waits is known
+there by the names of operators, and on a GPU by PyTorch's warnings: a copy to the host is seen on a GPU alone. So the
 CPU says nothing about code that wants a GPU: kernels for Hopper are wrong there by that alone.
 
 Errors are norms of the difference over norms of the reference, which is computed in float64 from the same rounded
@@ -64,7 +75,8 @@ inputs. Tolerances: losses 2^-17, 64 roundings of fp32, for fp32 products and su
 error of a difference of losses comes on top; in bf16 2^-8 besides: one rounding of the logits' gradient and one of the
 result, each of at most 2^-8 of a number, and below 2^-9 in the norm of many. Where logits lie about a level, a loss is
 a difference of numbers of that size, of which each of at most four roundings is 2^-24 of them: 2^-22 of the level
-besides, as a loss is more than 1 there. The column of the hidden states' gradient that is the level times a sum of zero
+besides, as a loss is more than 1 there. Not so gradients: the logits are 64ths below 2^18, which fp32 has, as it has
+their differences from the maximum. The column of the hidden states' gradient that is the level times a sum of zero
 is left out: it is nothing but rounding.
 
 In bf16 these roundings hide one more, of a factor of the logits' gradient: the gradient from above, or the softmax. So
@@ -164,6 +176,7 @@ import signal
 import tempfile
 import time
 import types
+import warnings
 
 FLOAT32_LOSS = 2.0**-17
 FLOAT32_GRADIENT = 2.0**-16
@@ -196,9 +209,22 @@ class Case:
     levels: tuple[float, ...] = ()  # what all logits lie about, in each of so many equal parts of the vocabulary
     mixed: bool = False  # every other token has the levels with the other sign
     sequence_parallel: bool = False
+    spread: bool = False  # ranks that do not follow one another: every other one of four
+    spoilt: bool = False  # the hidden states of ignored tokens are nan or infinite
+    autocast: bool = False  # to bf16, in forward
     exact: bool = False  # numbers of which bf16 holds all gradients; hidden is the tokens and the classes
     frozen: str = ""  # hidden or weight
     entry: str = "module"  # or function, or native: what is called
+
+    @property
+    def world(self):
+        """Return how many ranks the world needs."""
+        return 2 * self.ranks if self.spread else self.ranks
+
+    @property
+    def group(self):
+        """Name the groups of ranks."""
+        return "spread" if self.spread else self.ranks
 
 
 # fmt: off
@@ -212,6 +238,8 @@ CASES = {
     "sequence_parallel.two": Case(ranks=2, shape=(6, 3), sequence_parallel=True, labels="some ignored"),
     "sequence_parallel.four": Case(ranks=4, shape=(8, 1), classes=48, sequence_parallel=True),
     "sequence_parallel.one": Case(sequence_parallel=True),
+    "spread.two": Case(ranks=2, shape=(7, 3), spread=True),
+    "spread.two.sequence_parallel": Case(2, (8,), spread=True, sequence_parallel=True, entry="function"),
     "padded.two": Case(ranks=2, classes=64, labelled=37, shape=(9, 2)),
     "padded.four": Case(ranks=4, classes=64, labelled=37, labels="some ignored", dtype="bfloat16"),
     "ignored": Case(labels="some ignored", shape=(11, 2)),
@@ -245,6 +273,8 @@ CASES = {
     "large_logits.tens_of_thousands.four": Case(ranks=4, scale=3e4, shape=(9, 2), hidden=8, classes=44),
     "far_below": Case(levels=(-208.0,), shape=(9, 2)),
     "far_below.two": Case(ranks=2, levels=(-131072.0,), labels="some ignored", reduction="mean"),
+    "far_below.hundred_thousand": Case(levels=(-131072.0,), shape=(9, 2)),
+    "far_above.hundred_thousand.four": Case(ranks=4, levels=(131072.0,), mixed=True, shape=(8, 2)),
     "far_below.four": Case(ranks=4, levels=(-112.0,), shape=(8, 1), sequence_parallel=True, entry="function"),
     "far_below.bfloat16": Case(levels=(-208.0,), dtype="bfloat16", shape=(7, 3), classes=1000),
     "far_below.bfloat16.four": Case(ranks=4, levels=(-416.0,), dtype="bfloat16", shape=(7, 3)),
@@ -267,6 +297,8 @@ CASES = {
     "unrounded.mean": Case(1, (12, 2), 8, 3, 32, "bfloat16", "some ignored", reduction="mean", exact=True),
     "unrounded.sum.two": Case(2, (24,), 16, 3, 40, "bfloat16", reduction="sum", exact=True, entry="function"),
     "unrounded.two": Case(2, (24, 1), 16, 3, 40, "bfloat16", exact=True, sequence_parallel=True),
+    "autocast": Case(dtype="bfloat16", shape=(9, 2), hidden=64, classes=1000, autocast=True),
+    "autocast.two": Case(2, (12,), 1000, 0, 64, "bfloat16", reduction="mean", entry="function", autocast=True),
     "frozen.weight": Case(frozen="weight"),
     "frozen.hidden.two": Case(ranks=2, frozen="hidden"),
 }
@@ -275,8 +307,19 @@ NEIGHBOURS = {  # "native", which makes logits: it counts every label, and round
     "native": Case(entry="native", shape=(7, 3)),
     "native.two": Case(ranks=2, entry="native", shape=(7, 3), labels="first rank"),
     "native.two.sequence_parallel": Case(ranks=2, entry="native", shape=(6, 2), sequence_parallel=True),
+    "native.two.spread": Case(ranks=2, entry="native", shape=(7, 3), spread=True),
     "native.four": Case(ranks=4, entry="native", classes=64, labelled=37, shape=(9, 2)),
 }
+FORWARD = {
+    "two": Case(ranks=2, shape=(7, 2)),
+    "spoilt": Case(shape=(13, 2), labels="some ignored", spoilt=True),
+    "spoilt.mean.two": Case(2, (26,), labels="some ignored", spoilt=True, reduction="mean", entry="function"),
+}
+WAITS = {
+    "one": Case(classes=7001, shape=(9,), hidden=8, labels="some ignored", reduction="mean", entry="function"),
+    "two": Case(2, (4, 2), 13000, hidden=8, labels="some ignored", sequence_parallel=True, entry="function"),
+}
+WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim", "bincount")
 MEMORY = Case(shape=(1024, 2), classes=24576, hidden=8, dtype="bfloat16", reduction="mean", labels="some ignored")
 SLAB_PART = 0.5  # of the elements, or in fp32 the bytes, of all logits
 
@@ -344,6 +387,10 @@ class Upstream:
         above = torch.randn((count,) if case.reduction == "none" else (), generator=random)
         if case.above != "random":
             above = torch.ones_like(above)
+        if case.spoilt:
+            bad = torch.tensor((float("nan"), float("inf"), -float("inf")))
+            rows = (flat == case.ignore_index).nonzero()[:, 0]
+            hidden.view(-1, case.hidden)[rows] = bad[torch.arange(len(rows)) % 3].unsqueeze(-1)
         if case.exact:
             hidden, weight, above = exact(torch, case, flat)
         return hidden.to(dtype), weight.to(dtype), labels, above
@@ -374,12 +421,12 @@ class Upstream:
             bias=False,
             gather_output=False,
             skip_bias_add=False,
-            tp_group=self.groups[case.ranks],
+            tp_group=self.groups[case.group],
         ).to(self.device)
 
     def losses(self, case, hidden, weight, labels):
         """Call what a case is about: labels are [sequence, batch] or [tokens], and losses are flat, or one."""
-        group = self.groups[case.ranks]
+        group = self.groups[case.group]
         if case.entry == "module":
             layer = self.build(case, self.module.LinearCrossEntropyModule)
             found = layer(
@@ -408,7 +455,7 @@ class Upstream:
     def parts(self, case):
         """Return what this rank gives: its hidden states, its rows of the weight, labels and gradient from above."""
         hidden, weight, labels, above = (each.to(self.device) for each in self.given(case))
-        rank = self.torch.distributed.get_rank(self.groups[case.ranks])
+        rank = self.torch.distributed.get_rank(self.groups[case.group])
         if case.sequence_parallel:
             hidden = hidden.chunk(case.ranks)[rank]
         hidden = hidden.clone().requires_grad_(case.frozen != "hidden")
@@ -419,8 +466,8 @@ class Upstream:
 
 
 def about(torch, case, hidden, weight):
-    """Return hidden states and weight whose logits lie about the levels: in sixteenths, so that products are exact."""
-    hidden, weight = ((16 * each).round() / 16 for each in (hidden, weight))
+    """Return hidden states and weight whose logits lie about the levels: in eighths, so that fp32 has the logits."""
+    hidden, weight = ((8 * each).round() / 8 for each in (hidden, weight))
     weight[:, -1] = torch.tensor(case.levels).repeat_interleave(case.classes // len(case.levels))
     hidden[..., -1] = 1.0
     if case.mixed:
@@ -473,7 +520,9 @@ def loss(upstream, case):
     wanted = [each for each in (hidden, weight) if each.requires_grad]
     before = [each.detach().clone() for each in (hidden, weight, labels, above)]
     with reductions(upstream.torch.distributed) as forward:
-        found = upstream.losses(case, hidden, weight, labels)
+        enter = upstream.torch.autocast(upstream.device.type, upstream.torch.bfloat16, enabled=case.autocast)
+        with enter:
+            found = upstream.losses(case, hidden, weight, labels)
     given = above.reshape(found.shape)
     with reductions(upstream.torch.distributed) as backward:
         once = upstream.torch.autograd.grad(found, wanted, given, retain_graph=case.entry != "native")
@@ -482,7 +531,8 @@ def loss(upstream, case):
     record |= {f"towards_{name}": each for name, each in zip(names, once, strict=True)}
     if case.entry != "native":  # which overwrites what it saved
         twice = upstream.torch.autograd.grad(found, wanted, given)
-        again = upstream.losses(case, hidden, weight, labels)
+        with enter:
+            again = upstream.losses(case, hidden, weight, labels)
         pairs = [(again, found), *zip(once, twice, strict=True)]
         record["again"] = all(same(x, y) and apart(x, y) for x, y in pairs)
     record["kept"] = all(x.equal(y) for x, y in zip(before, (hidden, weight, labels, above), strict=True))
@@ -513,6 +563,51 @@ def no_grad(upstream, case):
     hidden, weight, labels, _ = upstream.parts(case)
     with upstream.torch.no_grad():
         return {"loss": upstream.losses(case, hidden, weight, labels)}
+
+
+def waits(upstream, case):
+    """Follow a loss and its backward; return what lets the host wait for the GPU."""
+    hidden, weight, labels, above = upstream.parts(case)
+
+    def go():
+        found = upstream.losses(case, hidden, weight, labels)
+        upstream.torch.autograd.grad(found, (hidden, weight), above.reshape(found.shape))
+
+    go()  # what is set up once may wait
+    with waiting(upstream) as seen:
+        go()
+    return {"waits": seen}
+
+
+@contextlib.contextmanager
+def waiting(upstream):
+    """Collect what waits for the GPU: by what PyTorch warns of on one, else by the names of operators."""
+    torch, seen = upstream.torch, []
+
+    class Watch(importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode):
+        def __torch_dispatch__(self, operator, _types, given=(), named=None):
+            name = operator.overloadpacket.__name__
+            if name in WAITING or (name in ("index", "index_put", "index_put_") and is_masked(torch, given)):
+                seen.append(name)
+            return operator(*given, **(named or {}))
+
+    if upstream.device.type == "cpu":
+        with Watch():
+            yield seen
+        return
+    with warnings.catch_warnings(record=True, action="always") as caught:
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield seen
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    seen += [text for one in caught if "called a synchronizing" in (text := str(one.message))]
+
+
+def is_masked(torch, given):
+    """Return whether an index is a mask, which has to be counted: unless it takes one number, which fills it."""
+    masks = any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in given[1])
+    return masks and not (len(given) > 2 and given[2].numel() == 1)
 
 
 def memory(upstream, case):
@@ -612,6 +707,12 @@ class Model:
     depths: int = 0
     fusion: bool = True
     labels: bool = True
+    spread: bool = False
+
+    @property
+    def world(self):
+        """Return how many ranks the world needs."""
+        return self.ranks
 
 
 MODELS = {"gpt": Model(), "gpt.tied": Model(tied=True), "gpt.mtp": Model(depths=1)}
@@ -732,12 +833,22 @@ def stand_in(upstream):
     upstream.fused.torch = seen_from(torch, (9, 0))
     torch.cuda.current_device = lambda: "cpu"
     for name in ("mm", "addmm", "bmm", "baddbmm"):
-        setattr(torch, name, functools.partial(widened, getattr(torch, name)))
+        setattr(torch, name, functools.partial(widened, torch, getattr(torch, name)))
+    of_cpu = functools.partial(autocast_of_cpu, torch.autocast)
+    torch.autocast = torch.amp.autocast = of_cpu
 
 
-def widened(function, *given, out_dtype=None, **named):
-    """Compute a product in the dtype that is asked for."""
-    return function(*(each.to(out_dtype or each.dtype) for each in given), **named)
+def autocast_of_cpu(autocast, _device, *given, **named):
+    """Return the autocast of the CPU, whatever device is meant."""
+    return autocast("cpu", *given, **named)
+
+
+def widened(torch, function, *given, out_dtype=None, **named):
+    """Compute a product in the dtype that is asked for: that one autocast leaves alone on a GPU, and here."""
+    if out_dtype is None:
+        return function(*given, **named)
+    with torch.autocast("cpu", enabled=False):
+        return function(*(each.to(out_dtype) for each in given), **named)
 
 
 # The ranks.
@@ -790,10 +901,12 @@ def speak(work, rank, count, folder):
         made = [distributed.new_group(ranks) for ranks in members]  # every rank makes every group
         if made:
             upstream.groups[size] = made[rank // size]
+    if count == 4:
+        upstream.groups["spread"] = [distributed.new_group(ranks) for ranks in ([0, 2], [1, 3])][rank % 2]
     found = {}
     for name, function, case in work.checks:
         print("check", name, flush=True)
-        if case.ranks <= count:  # every group runs it: one that talks to the world meets the others
+        if case.world <= count:  # every group runs it: one that talks to the world meets the others
             found[name] = to_cpu(attempt(functools.partial(function, upstream, case), work.tested))
     fusions = {name: each.__file__ for name, each in sys.modules.items() if name.startswith(FUSIONS)}
     torch.save({"checks": found, "modules": fusions}, f"{folder}/{rank}")
@@ -845,7 +958,7 @@ def ranks(work, count, folder):
 
 def of_group(found, case):
     """Return what the ranks found whose group judged a case: those of the last one of its size."""
-    return found[-case.ranks :]
+    return found[1::2] if case.spread else found[-case.ranks :]
 
 
 def end(code):
@@ -858,7 +971,7 @@ def same_checks(work, found, folder):
     for name, _, case in work.checks:
         mine = of_group(found, case)
         states = ["error" in each[name] if name in each else None for each in mine]
-        for rank, state in enumerate(states, len(found) - len(mine)):
+        for rank, state in zip(of_group(range(len(found)), case), states, strict=True):
             if state is None or state != states[0]:
                 raise RuntimeError(
                     f"rank {rank} disagrees on {name}: {states}; its last lines:\n{last_lines(folder, rank)}"
@@ -934,7 +1047,7 @@ def judge_loss(found, upstream, case):
         right_part = judged_part(wanted, name, case)
         parts = [judged_part(each, name, case) for each in gradients(found, name, case)]
         errors[name] = max(norm_error(each, right_part) for each in parts)
-        limits[name] = FLOAT32_GRADIENT + rounding + level
+        limits[name] = FLOAT32_GRADIENT + rounding
     dtypes = ["torch.float32"] + [f"torch.{case.dtype}"] * (len(errors) - 1)
     right = {
         "dtypes": all(each.get("dtypes", dtypes) == dtypes for each in found),
@@ -968,6 +1081,11 @@ def judge_memory(found, _upstream, case):
     measured = {"largest": found[0]["largest"] / slab, "together": found[0]["together"] / (4 * slab)}
     ok = all(each <= SLAB_PART for each in measured.values())
     return ok, {"measured": measured, "tolerance": SLAB_PART, "unit": "of all logits in fp32"}
+
+
+def judge_waits(found, _upstream, _case):
+    """Judge that nothing waits for the GPU."""
+    return not any(each["waits"] for each in found), {"measured": [each["waits"] for each in found]}
 
 
 def judge_platform(found, _upstream, _case):
@@ -1009,7 +1127,8 @@ def furthest(each):
 def checks(size):
     """Return each check: name, role, what is measured on which case, how that is judged; GPTModel on `size` ranks."""
     found = [(f"loss.{name}", "defect", loss, case, judge_loss) for name, case in CASES.items()]
-    found.append(("no_grad.two", "defect", no_grad, Case(ranks=2, shape=(7, 2)), judge_loss))
+    found += [(f"no_grad.{name}", "defect", no_grad, case, judge_loss) for name, case in FORWARD.items()]
+    found += [(f"waits.{name}", "defect", waits, case, judge_waits) for name, case in WAITS.items()]
     found.append(("memory", "defect", memory, MEMORY, judge_memory))
     found += [(name, "control", loss, case, judge_loss) for name, case in NEIGHBOURS.items()]
     found.append(("blackwell", "control", blackwell, Case(), judge_platform))
@@ -1061,7 +1180,7 @@ def judge(probe, target):
     for module in upstream.modules():
         probe.upstream(module)
     every = checks(min(2, count))
-    asked = [check for check in every if patterns.fnmatchcase(check[0], probe.only or "*") and check[3].ranks <= count]
+    asked = [check for check in every if patterns.fnmatchcase(check[0], probe.only or "*") and check[3].world <= count]
     seconds = SECONDS["cpu" if target == "cpu" else "gpu"]
     given = [(name, function, case) for name, _, function, case, _ in asked]
     work = types.SimpleNamespace(target=target, checks=given, tested=probe.tested, seconds=seconds)
@@ -1072,7 +1191,7 @@ def judge(probe, target):
     for check in every:
         name, role, _, case, _ = check
         if check not in asked:
-            reason = "--only leaves it out" if case.ranks <= count else f"it takes {case.ranks} GPUs"
+            reason = "--only leaves it out" if case.world <= count else f"it takes {case.world} GPUs"
             probe.check(name, role, None, reason=reason)
             continue
         found = [each[name] for each in of_group(results, case)]
