@@ -41,7 +41,9 @@ The contract, of which CASES is a pairwise cover (one value of each factor):
     frozen      which of query and key needs no gradient
     layout      dense, or strided below the wrapper
 
-Besides: what forward read is overwritten before backward.
+Besides: what forward read is overwritten before backward; a second call finds other values in the same tensors;
+Transformer Engine is not installed; query and key are faint, but parallel, so that their logits are the largest that
+the scales allow. A Float8Tensor that holds its transpose alone is not asked for: 2.12.0 does not dequantize it.
 
 All stand for bf16, as the kernels' results are. Of a wrapper that stands for another dtype the dispatcher declines, and
 SparseMLA.apply refuses, tells the caller, or gives that dtype.
@@ -152,6 +154,7 @@ KINDS |= {"mixed_formats": ("float8", "float8_e5m2"), "mixed_scaling": ("float8"
 CPU_ONLY = {"mxfp8", "nvfp4"}  # not dequantized before sm_100
 ROUNDING, GRADIENT_ROUNDING = 2**-7, 2**-6  # relative errors; the docstring has the reasons
 LEADING = "bf16", "float8", "float8_e5m2", "blockwise", "mxfp8", "mixed"  # kinds of the example that was reported
+FAINT = 0.003, 0.003  # a magnitude at which draw() makes query and key parallel
 SIZES = 2, (256, 256), (16, 128, SCALE)  # its batch, lengths and kernel: both lengths are multiples of the bucket
 FACTORS = {
     "kind": (
@@ -542,6 +545,10 @@ def draw(lab, case):
     random = torch.Generator().manual_seed(sum(map(ord, repr(case))))
     sizes = zip((queries, keys), (heads, 1), case.magnitude, strict=True)
     pair = [torch.randn(case.batch, s, h, D, generator=random).mul(by).bfloat16().to(lab.device) for s, h, by in sizes]
+    if case.magnitude == FAINT:  # each key lies along every query, or, one in four, against it
+        along = torch.randn(D, generator=random).sign().mul(FAINT[0]).bfloat16().to(lab.device)
+        sides = torch.rand(pair[1].shape[:-1], generator=random).sub(0.25).sign().bfloat16().to(lab.device)
+        pair = [along.expand_as(pair[0]).contiguous(), sides[..., None] * along]
     indices = torch.randint(keys, (case.batch, queries, top), generator=random, dtype=torch.int32)
     if case.indices == "one row":  # for the example where no kernel runs, and its results are not judged
         indices[:, 1:] = -1
@@ -580,10 +587,10 @@ def upstream_gradient(torch, result):
     return given.bfloat16().permute(*reversed(range(result.ndim)))
 
 
-def run(lab, case):
+def run(lab, case, pair=None):
     """Run a case forward, and twice backward; return the Outcome. What the code under test raises is not caught."""
     torch, (plain, indices), kept = lab.torch, draw(lab, case), []
-    pair, bucket = leaves(lab, case, plain), {} if case.bucket is None else {BUCKET: str(case.bucket)}
+    pair, bucket = pair or leaves(lab, case, plain), {} if case.bucket is None else {BUCKET: str(case.bucket)}
 
     def keep(x):
         kept.append((x.numel(), width(x), x.is_floating_point()))
@@ -797,6 +804,51 @@ def overwriting(lab, case, operand, place):
             raise
 
 
+def judge_refilled(lab, kind, entry):
+    """Judge a second call on the same tensors, after other values were put into what stores them.
+
+    Autograd is told nothing of it, for Transformer Engine's kernels, which quantize in place, tell it nothing.
+    """
+    first = Case(kind, entry, 1, (64, 64), (16, 128, SCALE), (1, 1), "some -1", "none", "dense", 64)
+    second = first._replace(magnitude=(2.5, 0.7))
+    pair, others = (leaves(lab, case, draw(lab, case)[0]) for case in (first, second))
+    run(lab, first, pair)
+    for old, new in zip(pair, others, strict=True):
+        for x, y in zip(storage(old), storage(new), strict=True):
+            x.data.copy_(y)
+    return judge_result(lab, functools.partial(run, lab, pair=pair), second)
+
+
+@contextlib.contextmanager
+def uninstalled():
+    """Have Megatron's modules, which are imported anew, find no Transformer Engine."""
+    prefixes = "transformer_engine", "megatron.core.fp8_utils", f"{OPS}."
+    left_out = {name: module for name, module in sys.modules.items() if name.startswith(prefixes)}
+    with unittest.mock.patch.dict(sys.modules):
+        for name in left_out:
+            del sys.modules[name]
+        sys.modules |= dict.fromkeys(("transformer_engine", "transformer_engine_torch"))
+        yield
+    for name, module in left_out.items():  # a package names its modules, too
+        package, _, child = name.rpartition(".")
+        if package in sys.modules:
+            setattr(sys.modules[package], child, module)
+
+
+def judge_uninstalled(lab, entry):
+    """Judge plain bf16 where Transformer Engine, which Megatron can do without, is not installed."""
+    case = Case("bf16", entry, 1, (64, 64), (16, 128, SCALE), (1, 1), "some -1", "both", "dense", 64)
+    with uninstalled():
+        try:
+            dsa, mla, _ = map(importlib.import_module, MODULES)
+            outcome = run(lab._replace(dsa=dsa, mla=mla), case)
+        except ImportError as error:
+            return False, {"reason": f"it raised {type(error).__name__}: {error}"[:400]}
+    if outcome.told:
+        return False, {"reason": f"it says {outcome.told}"[:400]}
+    return judge_result(lab, lambda _: outcome, case)
+
+
 def judge_other_dtypes(lab):
     """Judge that SparseMLA.apply does not take a wrapper that stands for another dtype for one of bf16, in silence.
 
@@ -894,6 +946,10 @@ def judge_besides(probe, lab):
         # What the release keeps of a wrapper tells autograd of no change.
         role = "defect" if (kind != "bf16" and entry == "apply_3d") else "control"
         probe.judge(f"{kind}.{entry}.overwritten", role, judge_overwritten, lab, kind, entry)
+    for kind, entry in itertools.product(("float8", "blockwise"), ("dispatch", "apply_3d")):
+        probe.judge(f"{kind}.{entry}.refilled", "control", judge_refilled, lab, kind, entry)
+    for entry in ("dispatch", "apply_3d"):
+        probe.judge(f"bf16.{entry}.uninstalled", "control", judge_uninstalled, lab, entry)
     probe.judge("float8.scales", "control", judge_scales, lab)
     probe.judge("float8.other_dtypes", "control", judge_other_dtypes, lab)
 
@@ -930,6 +986,8 @@ def judge(probe, target):
         # The product of the two scales is 0 in fp32, and the logit of a key that is left out is -inf.
         case = Case(kind, "dispatch", 1, (5, 30), (16, 128, SCALE), (1e-21, 1e-21), "some -1", "both", "dense", None)
         probe.judge(f"{kind}.underflow", "control", judge_result, lab, attempt, case)
+    case = Case("float8", "apply_3d", 1, (5, 30), (16, 128, SCALE), FAINT, "some -1", "none", "dense", None)
+    probe.judge("float8.faint", "control", judge_result, lab, attempt, case)
     case = Case("float8", "dispatch", 1, (5, 30), (16, 128, None), (1.0, 0.3), "some -1", "both", "dense", None)
     probe.judge("float8.default_scale", "control", judge_result, lab, attempt, case)
     if execute and not probe.only:
