@@ -36,7 +36,10 @@ static decode; and what the real optimizer for bf16 makes of the parameters, and
     all else                is cast as module.bfloat16() or half() did, from every floating-point type, parameters and
                             buffers, frozen, tied, empty or in a child; complex and integer ones, identities and
                             attributes stay (controls). Nothing is said of a buffer that is marked: no mixer has one
-    optimizer               what it begins with, what the forward sees of five steps, its sharded state (a control)
+    state dicts             every way in which Float16Module hands its parameters out (WAYS): A_log and D in fp32
+    optimizer               what it begins with, what the forward sees of five steps; its sharded state (a control),
+                            with the fp32 parameters before, between and behind the others (GROUPINGS), and where
+                            only the backfill for generalized tensor parallelism (GTP) can match one of the others
 
 dt_bias is a control: the mixer makes it in params_dtype, so nothing says that it is kept; a figure tells what its
 rounding costs. Where the tree has a gated delta product, whose A_log bears the same comment, that is judged, too.
@@ -124,6 +127,7 @@ class Probe:  # prints the lines that a runner reads, and draws the verdict from
 # fmt: on
 
 import copy, importlib.util, math, types
+from unittest import mock
 
 # One row: the 16-bit type, a D for each channel, groups, gated norm, the type in which parameters are made.
 CASES = (
@@ -147,6 +151,22 @@ SETTINGS = {
     "one rate": ({}, {"A_init_range": (3, 3), "dt_min": 0.01, "dt_max": 0.02, "dt_init_floor": 0.015}),
     "tensor parallel": ({"tensor_model_parallel_size": 2}, {}),
     "from a checkpoint, a D for each channel": ({"perform_initialization": False}, {"D_has_hdim": True}),
+}
+# How the state of a Float16Module is asked for.
+WAYS = {
+    "state_dict": lambda module: module.state_dict(),
+    "state_dict, prefixed variables": lambda module: module.state_dict(prefix="a.", keep_vars=True),
+    "state_dict into another": lambda module: module.state_dict(destination={}, prefix="a."),
+    "to be saved": lambda module: module.state_dict_for_save_checkpoint(),
+    "to be saved, prefixed variables": lambda module: module.state_dict_for_save_checkpoint("a.", keep_vars=True),
+    "sharded": lambda module: module.sharded_state_dict("a.", metadata={"dp_cp_group": group()}),
+}
+# By what the optimizer groups the n-th parameter x.
+GROUPINGS = {
+    "matrices first": lambda _, x: x.dim() < 2,
+    "matrices last": lambda _, x: x.dim() > 1,
+    "one group": lambda *_: 0,
+    "a group each": lambda n, _: n,
 }
 FROZEN = ("no number", "two kernels")  # of SETTINGS: with a D for each channel, and without
 HEADS, CHANNELS, STATE, HIDDEN, TOKENS, BATCH = 6, 4, 5, 16, 12, 2
@@ -464,6 +484,19 @@ def cast(up, case):
     return not wrong, {"measured": wrong, "tolerance": [], "unit": "what is wrong"}
 
 
+def handed_out(up, case):
+    """Judge the parameters in the state dicts of the wrapped mixer: the two in fp32, the others in 16 bits."""
+    mixer, wrong = Mixer(up, case), []
+    types = {n: up.torch.float32 if n in {"A_log", "D"} else getattr(up.torch, mixer.half) for n in mixer.made}
+    for way, give in WAYS.items():
+        state = {key.removeprefix("a."): getattr(x, "data", x) for key, x in give(mixer.wrapped).items()}
+        for name, dtype in types.items():
+            found, wanted = state.get(name), mixer.made[name].to(dtype)
+            right = found is not None and found.dtype == dtype and up.torch.equal(found, wanted)
+            wrong += [] if right else [f"{way}: {name}"]
+    return not wrong, {"measured": wrong, "tolerance": [], "unit": "what is missing, of another type or value"}
+
+
 def moved(up, case):
     """Judge that what is done to every tensor of a module, such as a move to a device, is done to these, too.
 
@@ -542,13 +575,13 @@ def on_host(torch):
 
 
 class Optimizer:
-    """The real optimizer for bf16 over a mixer's parameters, in two groups as for weight decay."""
+    """The real optimizer for bf16 over a mixer's parameters, by default in two groups as for weight decay."""
 
-    def __init__(self, up):
-        self.up, self.mixer = up, Mixer(up, CASES[0])
-        found = list(self.mixer.mixer.parameters())
-        rows = [[x for x in found if x.dim() > 1], [x for x in found if x.dim() < 2]]
-        adam = up.torch.optim.Adam([{"params": row} for row in rows], lr=RATE)
+    def __init__(self, up, grouping="matrices first"):
+        self.up, self.mixer, rows = up, Mixer(up, CASES[0]), {}
+        for n, x in enumerate(self.mixer.mixer.parameters()):
+            rows.setdefault(GROUPINGS[grouping](n, x), []).append(x)
+        adam = up.torch.optim.Adam([{"params": rows[key]} for key in sorted(rows)], lr=RATE)
         config = up.optimizer.OptimizerConfig(bf16=True, clip_grad=0.0, lr=RATE)
         with on_host(up.torch):
             self.optimizer = up.optimizer.Float16OptimizerWithFloat16Params(adam, config, None, lambda *_: None)
@@ -590,13 +623,17 @@ def updates(probe, up):
     return max(errors.values()) <= UPDATED, {"measured": errors, "tolerance": UPDATED, "unit": "relative error"}
 
 
-def saved(up):
-    """Judge that the optimizer's sharded state names the parameter to which each tensor belongs."""
-    trained = Optimizer(up)
-    trained.step()
+def misplaced(trained, hidden=None):
+    """Return the entries of the optimizer's sharded state that do not name the parameter to which a tensor belongs.
+
+    The model's entry of a hidden parameter holds a copy, which says of what, as one of a parameter in fp8 does.
+    """
     model = trained.mixer.wrapped.sharded_state_dict(metadata={"dp_cp_group": group()})
     keys = {id(entry.data): entry.key for entry in model.values()}
-    with on_host(up.torch):
+    for entry in [entry for entry in model.values() if entry.data is hidden]:
+        entry.data = hidden.detach().clone()
+        entry.data._gtp_dequant_src = hidden  # noqa: SLF001 - the link by which upstream finds it
+    with on_host(trained.up.torch):
         state = trained.optimizer.sharded_state_dict(model)
     copies = [x for row in state["fp32_from_fp16_params"] for x in row]
     found = {(getattr(x, "key", "no name"), id(getattr(x, "data", x))) for x in copies}
@@ -607,7 +644,27 @@ def saved(up):
         main = trained.main(name)
         wanted |= {(f"optimizer.state.{k}.{keys[id(x)]}", id(adam[main][k])) for k in ("exp_avg", "exp_avg_sq")}
         wanted |= {(f"optimizer.state.fp32_param.{keys[id(x)]}", id(main))} if main is not x else set()
-    wrong = sorted({key for key, _ in found ^ wanted})
+    return sorted({key for key, _ in found ^ wanted})
+
+
+def saved(up, grouping):
+    """Judge that the optimizer's sharded state names the parameter to which each tensor belongs."""
+    trained = Optimizer(up, grouping)
+    trained.step()
+    wrong = misplaced(trained)
+    return not wrong, {"measured": wrong, "tolerance": [], "unit": "entries that are wrong"}
+
+
+def backfilled(up, grouping):
+    """Judge the same where the optimizer's backfill alone can match one of the 16-bit parameters, each in turn."""
+    if not (hasattr(up.optimizer, "_backfill_gtp_sharded_param_map") and hasattr(up.gtp, "is_gtp_param")):
+        return None, {"reason": "this tree has no backfill"}
+    trained, wrong = Optimizer(up, grouping), []
+    trained.step()
+    for name, x in trained.mixer.mixer.named_parameters():
+        if trained.main(name) is not x:
+            with mock.patch.object(up.gtp, "is_gtp_param", lambda other, x=x: other is x):
+                wrong += [f"{name}: {key}" for key in misplaced(trained, x)]
     return not wrong, {"measured": wrong, "tolerance": [], "unit": "entries that are wrong"}
 
 
@@ -656,6 +713,8 @@ def load(probe, torch):
     from megatron.core.transformer import module
     from megatron.core.transformer.transformer_config import TransformerConfig
 
+    name = "megatron.core.tensor_parallel.gtp_api"
+    gtp = importlib.import_module(name) if importlib.util.find_spec(name) else None
     name = "megatron.core.ssm.gated_delta_product"
     product = importlib.import_module(name) if importlib.util.find_spec(name) else None
     for each in (module, mamba_mixer, mamba_context_parallel, optimizer, product):
@@ -671,7 +730,7 @@ def load(probe, torch):
     mamba_mixer.selective_state_update = kernels.decode
     return types.SimpleNamespace(
         torch=torch, kernels=kernels, module=module, mixer=mamba_mixer, optimizer=optimizer, product=product,
-        config=TransformerConfig, groups=ProcessGroupCollection, linear=linear(torch), inference=InferenceMode,
+        config=TransformerConfig, gtp=gtp, groups=ProcessGroupCollection, linear=linear(torch), inference=InferenceMode,
         context=StaticInferenceContext,
     )  # fmt: skip
 
@@ -691,6 +750,7 @@ def judge(probe, target):
         probe.judge(f"case{number}.gradients", "defect", gradients, up, case)
         probe.judge(f"case{number}.cast", "control", cast, up, case)
         probe.judge(f"case{number}.moved", "control", moved, up, case)
+        probe.judge(f"case{number}.handed_out", "defect", handed_out, up, case)
     for half in ("bfloat16", "float16"):
         probe.judge(f"decay.{half}", "defect", decay, probe, up, half)
         rounded_bias(probe, torch, half)
@@ -701,7 +761,10 @@ def judge(probe, target):
     probe.judge("refused", "control", refused, up)
     probe.judge("optimizer.begins", "defect", master, up)
     probe.judge("optimizer.updates", "defect", updates, probe, up)
-    probe.judge("optimizer.saved", "control", saved, up)
+    for grouping in GROUPINGS:
+        name = grouping.replace(" ", "_")
+        probe.judge(f"optimizer.saved.{name}", "control", saved, up, grouping)
+        probe.judge(f"optimizer.backfilled.{name}", "control", backfilled, up, grouping)
     probe.judge("gated_delta_product", "defect", product, up)
 
 
