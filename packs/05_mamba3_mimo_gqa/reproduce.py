@@ -27,23 +27,26 @@ The contract of the two wrappers, and of the public mamba3_mimo that calls them 
 pairwise covering set; GROUPED and EVEN are judged in each case):
 
     Q, K [B, S, R, G, N]; G any divisor of H    2 of 16 and 6, 3 of 12 and 15, 4 of 12, 8 of 16; 1 and H as controls
-    V [B, S, H, P], and dense or packed S       dense: whole chunks; packed: sequences that end within a chunk
+    V [B, S, H, P], and dense or packed S       dense: whole chunks; packed: sequences that end within a chunk, or one
+                                                sequence of whole chunks (ONE_SEQUENCE)
     Q_bias, K_bias [H, R, N]; MIMO_V [H, R, P]  float32; R = 1, 2, 4 in chunks of 64 / R steps
     MIMO_Out [H, R, P] or None                  None: the output, and so its gradient, is [B, S, R, H, P]
     Z and MIMO_Z, D [H]                         given or None
     ADT, DT, Trap [B, H, S]; Angles [B, S, H, N / 4]
+    a head whose dQ and dK are not finite       the groups without it get what they get otherwise, under autocast, too
 
 Scope: the sum that is missing, not the kernels, which compute the right per-head gradients.
 - On a GPU (executed, bfloat16): first all that is checked on a CPU, in a process that sees no GPU, since the real
   kernels get bfloat16 alone, and no G for which they would read beyond Q and K; such a check's name ends in _traced
   where the real kernels have one of that name. Then the output of the public function, and all gradients, against
   those of the recurrence in float64 and against a G == H run whose Q and K are repeated per head; every run twice.
+  And (late_streams) all gradients where every stream that a wrapper enters begins late and freed memory is written to.
 - On a CPU (traced): the wrappers and no kernel of TileLang. The kernel factories are replaced by ones whose kernels
-  write small whole numbers into what they are given to fill, so that every sum is known; half of the numbers of groups
-  take float16 and a rotary divisor of 2. Triton's small kernels, from which the rest of dADT, dDT, dTrap and the
-  public function's dAngles come, are interpreted for the two packed cases of that function, with 6 and 2 heads, and
-  left out in the others: on a CPU nothing is said of the dense ones. The forward, which asks for a GPU by name, is
-  left out.
+  write small whole numbers into what they are given to fill, so that every sum is known, and refuse other shapes than
+  the real ones declare, which is a failed check; half of the numbers of groups take float16 and a rotary divisor of 2.
+  Triton's small kernels, from which the rest of dADT, dDT, dTrap and the public function's dAngles come, are
+  interpreted for the two packed cases of that function, with 6 and 2 heads, and left out in the others: on a CPU
+  nothing is said of the dense ones. The forward, which asks for a GPU by name, is left out.
 
 Upstream: https://github.com/state-spaces/mamba, release 2.3.2.post1. Pull request 967 has fixed the default branch.
 
@@ -168,12 +171,23 @@ ENDS = {
     ("traced", "dense"): lambda chunk: (2 * chunk,),
     ("traced", "varlen"): lambda chunk: (chunk + 3, 2 * chunk),
 }
+#: Where R is 2, packed, with the wrapper called: this case, once more with one sequence that ends as a chunk does, for
+#: which the packed kernels have a chunk more than the dense ones, and which takes no kernels of its own.
+ONE_SEQUENCE = 6
+#: What the two kernels of the backward declare, first what both do: batch, steps, rank, groups, heads, the widths N, P
+#: and A (of Angles), L sequences (if packed), C chunks of T steps, and W = S * R.
+OPERANDS = ("BSHP BSRGN BSRGN BSHP HRN HRN HRP HRP ", (
+    "BHLRP BHCNP BSHP HRP BSHP BHLRP BSHA BHS BHS BHS BHS H BHSRR BHCTT",
+    "BWHN BSHP BHLRP BHCNP BWHN BSHP HRP BSHA BHS BHS BHS BHS BHS BHS BSHA H BHL BHSRR BHS BHCTT BHS BHS BHCTT",
+))  # fmt: skip
+SLEEP = 2 * 10**8  # cycles: a tenth of a second, in which a host gets through a call
+COUNTS = {"differing": 0, "changed": 0, "dtypes": 0}
 #: Error over largest value. 0.10 is upstream's own; repeated: one rounding to bfloat16. Traced: whole sums, which
 #: float32 holds, rounded once; then float32 sums of a chunk; and dTrap in 16 bits, which the interpreter cuts off, at
 #: most twice.
 TOLERANCE = {
-    "executed": {"reference": 0.10, "repeated": 2**-8, "differing": 0, "changed": 0, "dtypes": 0},
-    "traced": {"reference": 0, "small kernels": 2**-16, "dTrap": 2**-7, "differing": 0, "changed": 0, "dtypes": 0},
+    "executed": {"reference": 0.10, "repeated": 2**-8} | COUNTS,
+    "traced": {"reference": 0, "small kernels": 2**-16, "dTrap": 2**-7, "reached": 0} | COUNTS,
 }
 FIGURES = ("reference", "repeated", "differing")
 ARGUMENTS = (*"QKV", "Q_bias", "K_bias", "MIMO_V", "MIMO_Out", "Z", "MIMO_Z", "Angles")
@@ -205,9 +219,9 @@ class Case:
     @property
     def name(self):
         """The layout, the entry and the rank, and what is given or not."""
-        return f"{self.layout}_{self.entry}_r{self.R}_n{self.N}" + "".join(
-            f"_{'' if getattr(self, name) else 'no_'}{name.lower()}" for name in ("z", "D", "MIMO_Out")
-        )
+        given = "".join(f"_{'' if getattr(self, name) else 'no_'}{name.lower()}" for name in ("z", "D", "MIMO_Out"))
+        alone = "_one_sequence" * (self.layout == "varlen" and len(self.ends) == 1)
+        return f"{self.layout}_{self.entry}_r{self.R}_n{self.N}{given}{alone}"
 
     @property
     def chunk(self):
@@ -368,20 +382,77 @@ def executed(case, G, H):
     return actual, {"reference": error, "worst": worst, "repeated": others} | errors
 
 
-def filling(names, written, within):
+def late(case, G, H):
+    """Count what differs where each stream begins late, and what is freed is written to before a small kernel runs.
+
+    At larger sizes the small kernels' own results would take that memory.
+    """
+    x, dout = make(case, G, H)
+    per_head, expected, own = x["Q"].repeat_interleave(H // G, 3), call(case, x, dout), torch.cuda.current_stream()
+    torch.cuda.synchronize()
+    torch.cuda.empty_cache()  # so that little is free
+    enter, sleep = torch.cuda.set_stream, functools.partial(torch.cuda._sleep, SLEEP)  # noqa: SLF001 (nothing public)
+
+    def entered(stream):
+        enter(stream)
+        if stream not in (None, own):
+            sleep()
+
+    def crowded(run, *given, **named):
+        free = torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+        _ = [torch.ones_like(per_head) for _ in range(free // per_head.nbytes + 1)]
+        return run(*given, **named)
+
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(unittest.mock.patch.object(torch.cuda, "set_stream", entered))
+        for kernel in vars(load(UTILITIES)).values():
+            if type(kernel).__name__ == "Autotuner":
+                run = functools.partial(crowded, kernel.run)
+                stack.enter_context(unittest.mock.patch.object(kernel, "run", run))
+        sleep()  # so what waits for nobody begins too early
+        wrong = differing(expected, call(case, x, dout))
+    return wrong == 0, {"measured": wrong, "tolerance": 0}
+
+
+def declared(case, which, arguments):
+    """Return the dimensions that a kernel declares, by letters, of what it is given; refuse other sizes, as it does."""
+    (B, S, R, G, N), (H, P) = arguments[1].shape, arguments[3].shape[2:]
+    sizes = dict(zip("BSRGNHPTA", (B, S, R, G, N, H, P, case.chunk, N // case.divisor), strict=True))
+    sizes |= {"L": len(case.ends), "W": S * R, "C": math.ceil(S / case.chunk)}
+    sizes |= {"C": S // case.chunk + sizes["L"]} if case.layout == "varlen" else {}
+    letters = (OPERANDS[0] + OPERANDS[1][which]).split()
+    letters = [each if case.layout == "varlen" else each.replace("L", "") for each in letters]
+    letters[0] = "BSHP" if case.MIMO_Out else "BSRHP"
+    for index, (each, one) in enumerate(zip(letters, arguments, strict=False)):
+        if one is not None and [*one.shape] != [sizes[letter] for letter in each]:
+            raise TypeError(f"operand {index} of the kernel is {each}, {sizes}, but it is given {[*one.shape]}")
+    return letters
+
+
+def filling(case, which, x, written, spoilt):
     """Make a kernel factory; its kernels fill what is new, or zero, with small whole numbers, and note it by name.
 
-    Of "decay", [B, H, chunks, steps, steps], they fill what lies within the sequences, a mask of the last three.
+    Of "decay", [B, H, chunks, steps, steps], they fill what lies within the sequences.
     dQ and dK of the heads get larger ones: bfloat16 does not hold the sums of a group, only what these are rounded to.
+    A launch may be for some of the heads: the rows of Q_bias say for which. The first head's are not finite if spoilt.
     """
+    names, biases = [each for each in FILLED[which] if each not in x or x[each] is not None], x["Q_bias"]
 
     def kernel(*arguments):
-        floats = [one for one in arguments if isinstance(one, torch.Tensor) and one.is_floating_point()]
-        generator, new = torch.Generator().manual_seed(6), [one for one in floats if one.isnan().all() or not one.any()]
-        for name, one in zip(names, new, strict=True):
+        letters = declared(case, which, arguments)
+        heads = torch.stack([(biases == row).all((1, 2)).nonzero()[0, 0] for row in arguments[4]])
+        floats = [(each, one) for each, one in zip(letters, arguments, strict=False) if one is not None]
+        new = [(each.index("H"), one) for each, one in floats if one.isnan().all() or not one.any()]
+        generator = torch.Generator().manual_seed(6 + int(heads[0]))
+        for name, (axis, one) in zip(names, new, strict=True):
             largest = 127 if name in ("Q", "K") else 2
-            one.random_(-largest, largest + 1, generator=generator).mul_(within if name == "decay" else 1)
-            written[name] = one.clone()
+            one.random_(-largest, largest + 1, generator=generator)
+            if name == "decay":
+                one.mul_((sums({"ADT": torch.ones_like(x["ADT"])}, case)[2][0, 0] > 0).mT)
+            if spoilt and name in ("Q", "K") and heads[0] == 0:
+                one.select(axis, 0).fill_(math.inf)
+            shape = [len(biases) if n == axis else size for n, size in enumerate(one.shape)]
+            written.setdefault(name, one.new_full(shape, math.nan)).index_copy_(axis, heads, one)
 
     return lambda *_, **__: kernel
 
@@ -427,27 +498,40 @@ def decayed(written, x, case):
     return {name: one.grad for name, one in y.items() if name != "Angles" or case.entry == "mamba3_mimo"}
 
 
-def prepared(case, G, H):
-    """Make a case for the CPU; return it, its arguments, what its kernels will write, and if small ones run at all."""
+def prepared(case, G, H, *, spoilt=False):
+    """Make a case for the CPU; return it, its arguments, what its kernels will write, and if small ones run at all.
+
+    If spoilt, the first head's dQ and dK are not finite.
+    """
     case, written = replace(case, N=case.N // 4, P=12), {}  # a CPU takes its time
     if H % 6 == 0:
         case = replace(case, dtype=torch.float16, divisor=2)
     x, dout = make(case, G, H)
-    upstream = backward_module(case)
     interpreted = case.entry == "mamba3_mimo" and case.MIMO_Out  # the packed cases
-    within = (sums(x | {"ADT": torch.ones_like(x["ADT"])}, case)[2][0, 0] > 0).mT
-    for name, names in zip(("mamba_mimo_bwd_fwd", "mamba_mimo_bwd_bwd"), FILLED, strict=True):
-        there = [each for each in names if each not in x or x[each] is not None]
-        setattr(upstream, name, filling(there, written, within))
+    for layout in FACTORS["layout"]:  # packed steps may be sent to the dense kernels
+        called_as = replace(case, layout=layout)
+        for which, name in enumerate(("mamba_mimo_bwd_fwd", "mamba_mimo_bwd_bwd")):
+            setattr(backward_module(called_as), name, filling(called_as, which, x, written, spoilt))
     for kernel in (*vars(load(UTILITIES)).values(), *vars(load(ANGLES)).values()):
         if type(kernel).__name__ == "Autotuner":
             kernel.run = functools.partial(type(kernel).run, kernel) if interpreted else left_out
     return case, x, dout, written, interpreted
 
 
+def reached(case, G, H, actual):
+    """Count what differs beyond a group with a head whose dQ and dK are not finite, where autocast is on, too."""
+    case, x, dout, *_ = prepared(case, G, H, spoilt=True)
+    with torch.autocast("cpu", dtype=case.dtype):
+        spoilt = call(case, x, dout)
+    beyond = {"Q": (..., slice(1, None), slice(None)), "Q_bias": slice(1, None)}
+    beyond |= {"K": beyond["Q"], "K_bias": beyond["Q_bias"]}
+    pairs = [(one[beyond.get(name, ...)], spoilt[name][beyond.get(name, ...)]) for name, one in actual.items()]
+    return sum(int((one != other.to(one.dtype)).sum()) for one, other in pairs)  # as autograd casts it
+
+
 def traced(case, G, H):
     """Run the wrapper on a CPU, with kernels that fill every tensor they are given to fill with small whole numbers."""
-    case, x, dout, written, interpreted = prepared(case, G, H)
+    given, (case, x, dout, written, interpreted) = case, prepared(case, G, H)
     actual, errors = called(case, x, dout, again=not interpreted)
     exact, rounded = summed(written, case, G), decayed(written, x, case) if interpreted else {}
     errors["dtypes"] += sum(one.dtype != torch.float32 for name, one in written.items() if name not in OF_THE_INPUTS)
@@ -457,6 +541,7 @@ def traced(case, G, H):
         if rounded_once(actual[name], exact[name], case.dtype):
             exact[name] = actual[name]
     error, worst = max((distance(actual.get(name), exact[name]), name) for name in exact.keys() - rounded.keys())
+    errors["reached"] = reached(given, G, H, actual) if given.entry == "wrapper" and H <= SMALL else 0
     return actual, {"reference": error, "worst": worst} | errors
 
 
@@ -532,7 +617,8 @@ def refused(case, pairs):
 def cases_of(evidence):
     """Return the cases of CASES with the sequences and the device of this kind of evidence."""
     cases = [Case(*row, device="cpu" if evidence == "traced" else "cuda") for row in CASES]
-    return [replace(case, ends=ENDS[evidence, case.layout](case.chunk)) for case in cases]
+    cases = [replace(case, ends=ENDS[evidence, case.layout](case.chunk)) for case in cases]
+    return [*cases, replace(cases[ONE_SEQUENCE], ends=ENDS[evidence, "dense"](cases[ONE_SEQUENCE].chunk))]
 
 
 def judge_traced(probe, figures, ending=""):
@@ -554,12 +640,14 @@ def judge_executed(probe, figures):
     language.dynamic = functools.cache(language.dynamic)  # else the release traces its kernels anew in every call
     processes = int(os.environ.get("REPRODUCER_PROCESSES") or os.cpu_count())  # the runner shares the cores out
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        started = compile_all(pool, cases)
+        started = compile_all(pool, cases[: len(CASES)])  # what is beyond them has the kernels of one of them
         for case in cases:
-            for kernel in started[case]:
+            for kernel in started.get(case, ()):
                 kernel.result()
             for role, kind in (("defect", "grouped"), ("control", "g1_and_gh")):
                 probe.judge(f"{case.name}_{kind}", role, judged, probe, case, kind, figures)
+            if case.entry == "wrapper":
+                probe.judge(f"{case.name}_late_streams", "defect", late, case, *GROUPED[0])
 
 
 def judge_apart(probe):
