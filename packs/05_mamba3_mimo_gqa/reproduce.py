@@ -129,6 +129,7 @@ import importlib.util
 import itertools
 import math
 import multiprocessing
+import re
 import unittest.mock
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
@@ -174,12 +175,6 @@ ENDS = {
 #: Where R is 2, packed, with the wrapper called: this case, once more with one sequence that ends as a chunk does, for
 #: which the packed kernels have a chunk more than the dense ones, and which takes no kernels of its own.
 ONE_SEQUENCE = 6
-#: What the two kernels of the backward declare, first what both do: batch, steps, rank, groups, heads, the widths N, P
-#: and A (of Angles), L sequences (if packed), C chunks of T steps, and W = S * R.
-OPERANDS = ("BSHP BSRGN BSRGN BSHP HRN HRN HRP HRP ", (
-    "BHLRP BHCNP BSHP HRP BSHP BHLRP BSHA BHS BHS BHS BHS H BHSRR BHCTT",
-    "BWHN BSHP BHLRP BHCNP BWHN BSHP HRP BSHA BHS BHS BHS BHS BHS BHS BSHA H BHL BHSRR BHS BHCTT BHS BHS BHCTT",
-))  # fmt: skip
 SLEEP = 2 * 10**8  # cycles: a tenth of a second, in which a host gets through a call
 COUNTS = {"differing": 0, "changed": 0, "dtypes": 0}
 #: Error over largest value. 0.10 is upstream's own; repeated: one rounding to bfloat16. Traced: whole sums, which
@@ -414,19 +409,29 @@ def late(case, G, H):
     return wrong == 0, {"measured": wrong, "tolerance": 0}
 
 
+@functools.cache
+def signature(path, which):
+    """Return the dimensions that a tree's kernel declares for its operands, in order; none where they have a name."""
+    text = Path(path).read_text(encoding="utf-8").split("@T.prim_func")[1 + which].split("T.Kernel(")[0]
+    declared = re.findall(r"^ *\w+: T\.Tensor\((.*)$", text, re.MULTILINE)
+    return [re.findall(r"[^,]+", each[1 : each.index("]")]) if each.startswith("[") else [] for each in declared]
+
+
 def declared(case, which, arguments):
-    """Return the dimensions that a kernel declares, by letters, of what it is given; refuse other sizes, as it does."""
-    (B, S, R, G, N), (H, P) = arguments[1].shape, arguments[3].shape[2:]
-    sizes = dict(zip("BSRGNHPTA", (B, S, R, G, N, H, P, case.chunk, N // case.divisor), strict=True))
-    sizes |= {"L": len(case.ends), "W": S * R, "C": math.ceil(S / case.chunk)}
-    sizes |= {"C": S // case.chunk + sizes["L"]} if case.layout == "varlen" else {}
-    letters = (OPERANDS[0] + OPERANDS[1][which]).split()
-    letters = [each if case.layout == "varlen" else each.replace("L", "") for each in letters]
-    letters[0] = "BSHP" if case.MIMO_Out else "BSRHP"
-    for index, (each, one) in enumerate(zip(letters, arguments, strict=False)):
-        if one is not None and [*one.shape] != [sizes[letter] for letter in each]:
-            raise TypeError(f"operand {index} of the kernel is {each}, {sizes}, but it is given {[*one.shape]}")
-    return letters
+    """Return the dimensions that a kernel declares of what it is given; refuse other sizes, as the real one does."""
+    (B, S, R, G, N), (H, P), T = arguments[1].shape, arguments[3].shape[2:], case.chunk
+    sizes = dict(zip("BSRGNHP", (B, S, R, G, N, H, P), strict=True))
+    sizes |= {"chunk_size": T, "nchunks": math.ceil(S / T), "max_nchunks": S // T + len(case.ends)}
+    sizes |= {"rotary_dim_divisor": case.divisor, "NS": len(case.ends)}
+    found = [[each.strip() for each in one] for one in signature(backward_module(case).__file__, which)]
+    for index, (names, one) in enumerate(zip(found, arguments, strict=False)):
+        known = names and set(re.findall(r"[a-zA-Z]\w*", " ".join(names))) <= sizes.keys()
+        if one is None or not known:
+            continue
+        wanted = [eval(each, {}, sizes) for each in names]  # noqa: S307 - upstream's own arithmetic
+        if [*one.shape] != wanted:
+            raise TypeError(f"operand {index} of the kernel is {names}, {wanted}, but it is given {[*one.shape]}")
+    return found
 
 
 def filling(case, which, x, written, spoilt):
@@ -439,10 +444,11 @@ def filling(case, which, x, written, spoilt):
     names, biases = [each for each in FILLED[which] if each not in x or x[each] is not None], x["Q_bias"]
 
     def kernel(*arguments):
-        letters = declared(case, which, arguments)
+        dimensions = declared(case, which, arguments)
         heads = torch.stack([(biases == row).all((1, 2)).nonzero()[0, 0] for row in arguments[4]])
-        floats = [(each, one) for each, one in zip(letters, arguments, strict=False) if one is not None]
-        new = [(each.index("H"), one) for each, one in floats if one.isnan().all() or not one.any()]
+        pairs = [(names, one) for names, one in zip(dimensions, arguments, strict=False) if one is not None]
+        floats = [(names, one) for names, one in pairs if one.is_floating_point()]
+        new = [(names.index("H"), one) for names, one in floats if one.isnan().all() or not one.any()]
         generator = torch.Generator().manual_seed(6 + int(heads[0]))
         for name, (axis, one) in zip(names, new, strict=True):
             largest = 127 if name in ("Q", "K") else 2
