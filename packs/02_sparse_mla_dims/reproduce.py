@@ -731,15 +731,18 @@ def judge_groups(lab):
     return all(error <= TOLERANCE for error in errors), {"measured": errors, "tolerance": TOLERANCE}
 
 
-def judge_usual_scale(lab, shape, entry):
-    """Judge a call without a scale: it is 1 / sqrt(latent + RoPE) then, forward and backward."""
-    case = Case((*shape, 64, sum(shape[:2]) ** -0.5), entry, 1, (3, 70), "some -1", "dense", "none", "strided", None)
-    inputs, run = draw(lab, case), run_door if entry == "dispatch" else run_interfaces
-    with kernels(lab, lambda *_: None, stand_in):
-        found, _ = run(lab, case._replace(kernel=(*shape, 64, None)), inputs)
-    errors = [distance(x, y) for x, y in zip(found or [], exactly(lab, case, inputs), strict=False)]
-    ok = len(errors) > 2 and all(error <= TOLERANCE for error in errors)
-    return ok, {"measured": errors, "tolerance": TOLERANCE}
+def judge_usual_scale(lab):
+    """Judge calls without a scale: it is 1 / sqrt(latent + RoPE) then, forward and backward."""
+    measured, rest = {}, (1, (3, 70), "some -1", "dense", "none", "strided", None)
+    for shape, entry in itertools.product((DEEPSEEK, SHAPES[1]), ("dispatch", "interface")):
+        case = Case((*shape, 64, sum(shape[:2]) ** -0.5), entry, *rest)
+        inputs, run = draw(lab, case), run_door if entry == "dispatch" else run_interfaces
+        with kernels(lab, lambda *_: None, stand_in):
+            found, _ = run(lab, case._replace(kernel=(*shape, 64, None)), inputs)
+        errors = [distance(x, y) for x, y in zip(found or [], exactly(lab, case, inputs), strict=False)]
+        measured["{}+{} {}".format(*shape[:2], entry)] = errors
+    ok = all(len(errors) > 2 and all(error <= TOLERANCE for error in errors) for errors in measured.values())
+    return ok, {"measured": measured, "tolerance": TOLERANCE}
 
 
 def judge_overwritten(lab, shape):
@@ -993,9 +996,7 @@ def judge_guard(probe, lab):
         for key in ("sparse_mla_fwd", "bwd"):
             probe.judge("raises.{}+{}.{}".format(*shape[:2], key), role, judge_raises, lab, shape, key)
         probe.judge("overwritten.{}+{}".format(*shape[:2]), role, judge_overwritten, lab, shape)
-        for entry in ("dispatch", "interface"):
-            name = "usual_scale.{}+{}.{}".format(*shape[:2], entry)
-            probe.judge(name, role, judge_usual_scale, lab, shape, entry)
+    probe.judge("usual_scale", "defect", judge_usual_scale, lab)
     probe.judge("groups.64+64", "defect", judge_groups, lab)
     probe.judge("cached.448+128", "defect", judge_cached, lab)
     probe.judge("layers.512+64.448+128", "defect", judge_layers, lab)
