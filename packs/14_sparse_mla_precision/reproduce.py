@@ -126,7 +126,8 @@ class Probe:  # prints the lines that a runner reads, and draws the verdict from
 # --- protocol: end
 # fmt: on
 
-import functools, importlib, importlib.util, itertools, math, re, subprocess, types, typing, unittest.mock
+import concurrent.futures, functools, importlib, importlib.util, itertools, math, multiprocessing, re, subprocess
+import types, typing, unittest.mock
 
 WIDTH, VALUES, LOG2E = 576, 512, 1 / math.log(2)  # a key's first 512 columns are its value, the others are RoPE's
 LIMIT = 2**-11  # the release has five times as much; float32 sums of both parts leave a third
@@ -507,8 +508,9 @@ def judge_leading(probe, world):
         probe.say("FIGURE", name="shared_memory", value=max(world.shared), unit="bytes per block")
 
 
-def judge(probe, target):
-    """Run the backward through every door, and compare the dKV that it returns with float64."""
+@functools.cache
+def load(target):
+    """Import upstream; return what the checks run in, once in each process."""
     import tilelang, torch
 
     if not target.startswith("sm_"):
@@ -520,16 +522,38 @@ def judge(probe, target):
     names = ("tilelang_dsa", "sparse_mla", "tilelang_sparse_mla_bwd")
     fused, sparse, backward = (importlib.import_module(folder + name) for name in names)
     executed = torch.cuda.is_available() and target == "sm_{}{}a".format(*torch.cuda.get_device_capability())
-    evidence, gpu = ("executed", torch.cuda.get_device_name()) if executed else ("compiled", "none")
-    probe.say("TARGET", target=target, evidence=evidence, device=gpu)
-    probe.upstream(backward)
     fields = {"torch": torch, "tilelang": tilelang, "fused": fused, "sparse": sparse, "backward": backward}
     fields |= {"target": target, "executed": executed, "device": "cuda" if executed else "cpu", "shared": []}
-    world = World(**fields)
+    return World(**fields)
+
+
+def run_ahead(target, case, queries):
+    """Run a case in a process of its own: tilelang keeps the kernels on disk. What fails here will fail again."""
+    with contextlib.suppress(Exception):
+        result(load(target), case, queries)
+
+
+def compile_ahead(target, cases):
+    """Compile the kernels of all cases at once: nvcc takes many seconds for each."""
+    processes = int(os.environ.get("REPRODUCER_PROCESSES") or os.cpu_count())  # the runner shares the cores out
+    with concurrent.futures.ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
+        concurrent.futures.wait([pool.submit(run_ahead, target, *case) for case in cases])
+
+
+def judge(probe, target):
+    """Run the backward through every door, and compare the dKV that it returns with float64."""
+    world = load(target)
+    evidence = "executed" if world.executed else "compiled"
+    gpu = world.torch.cuda.get_device_name() if world.executed else "none"
+    probe.say("TARGET", target=target, evidence=evidence, device=gpu)
+    probe.upstream(world.backward)
+    if world.executed and not probe.only:
+        queries, case = LEADING[evidence]
+        compile_ahead(target, [(case, queries), *((Case(*row), QUERIES[evidence]) for row in CASES)])
     judge_leading(probe, world)
     for number, case in enumerate(itertools.starmap(Case, CASES)):
         name = f"case_{number:02}"
-        if executed or number == 0:
+        if world.executed or number == 0:
             given = world, case, QUERIES[evidence]
             probe.judge(f"{name}.dkv", "defect", both_are_exact, *given)
             probe.judge(f"{name}.dq", "control", forward_and_dq_are_right, *given)
