@@ -48,7 +48,8 @@ class Lane:
         cancel: a file descriptor; once it can be read, the lane is abandoned.
         share: of the host's cores.
         environment: whose interpreter runs it; None: the runner's own.
-        stops_at_failed_check: whether it is over with the first check that fails: enough to refuse a wrong fix.
+        is_wrong_fix: whether it is to be refused: it is over with the first check that fails, and its times mean
+            nothing, so that it waits for no GPU to be its own.
 
     """
 
@@ -68,7 +69,7 @@ class Lane:
     cancel: int | None = None
     share: environment.Share = environment.ONE_CORE
     environment: Path | None = None
-    stops_at_failed_check: bool = False
+    is_wrong_fix: bool = False
 
 
 @dataclass(frozen=True)
@@ -120,20 +121,26 @@ def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneRun:
     return ran
 
 
+def gpus_of(lane: Lane, gate: Path) -> Gpus:
+    """Return what a lane sees of the host's GPUs; it may ask for them alone where others use them and it measures."""
+    if lane.evidence != Evidence.EXECUTED:
+        return NO_GPU
+    return Gpus(lane.devices, gate if lane.locks and not lane.is_wrong_fix else None)
+
+
 def _run(lane: Lane, folders: environment.Folders, log: Path) -> LaneRun:
     folders.create()
     python, gate = built_environment.interpreter(lane.environment), folders.work / "gate"
-    gpus = Gpus(lane.devices, gate if lane.locks else None) if lane.evidence == Evidence.EXECUTED else NO_GPU
     paths = [lane.tree.import_root, lane.dependencies.folder]
     command = process.Command(
         arguments=(str(python), "-P", str(lane.probe), "--target", lane.target),
-        environment=environment.build(os.environ, folders, paths, gpus, lane.share),
+        environment=environment.build(os.environ, folders, paths, gpus_of(lane, gate), lane.share),
         folder=folders.current,
         timeout=lane.timeout,
         cancel=lane.cancel,
         gate=gate,
         locks=lane.locks,
-        enough=transcript.has_failed_check if lane.stops_at_failed_check else None,
+        enough=transcript.has_failed_check if lane.is_wrong_fix else None,
     )
     lines = Lines(lane.claims)
     ended = process.run(command, lines, Log(log))

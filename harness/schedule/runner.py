@@ -212,7 +212,7 @@ class Runner:
             cancel=self.cancel,
             share=Share(self.threads, min(cell.stated.processes, len(this_host.cores()))),
             environment=cell.environment,
-            stops_at_failed_check=cell.is_wrong_fix and task.lane == LaneName.PATCHED,
+            is_wrong_fix=cell.is_wrong_fix and task.lane == LaneName.PATCHED,
         )
 
     def _blank(self, task: Task, prepared: Prepared, placement: Placement, started: dt.datetime) -> LaneEnd:

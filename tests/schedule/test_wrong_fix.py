@@ -11,6 +11,7 @@ from harness.core.cache import Cache
 from harness.core.words import Evidence, LaneName
 from harness.host import host
 from harness.lane import lane
+from harness.lane.environment import NO_GPU
 from harness.lane.lane import Lane
 from harness.schedule import wrong_fix
 from harness.upstream.dependencies import DependencySet
@@ -82,3 +83,13 @@ def test_results_that_somebody_touched_are_not_lent(tmp_path: Path) -> None:
     (source / "triton/poison").write_bytes(b"code")
     with wrong_fix.lent(cache, here, wrong, right):
         assert not cache.entry("jit", lane.kept_key(wrong, here)).exists()
+
+
+def test_a_wrong_fix_waits_for_no_gpu_to_be_its_own() -> None:
+    gate, shared = Path("/gate"), {"devices": "0", "locks": (Path("/lock"),)}
+    right = replace(_lane(_tree("right")), evidence=Evidence.EXECUTED, **shared)
+    wrong = replace(right, is_wrong_fix=True)
+    assert lane.gpus_of(right, gate).variables()["REPRODUCER_GPU_GATE"] == "/gate"
+    assert lane.gpus_of(wrong, gate).variables().keys() == {"CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"}
+    assert lane.gpus_of(replace(right, locks=()), gate).gate is None, "nobody else uses its GPU"
+    assert lane.gpus_of(replace(wrong, evidence=Evidence.TRACED), gate) == NO_GPU
