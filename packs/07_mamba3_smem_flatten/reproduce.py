@@ -40,12 +40,14 @@ The contract of mamba_mimo_bwd_combined; FACTORS has the values, CASES a pairwis
     dA_cs, dA_cs_rev, dt, trap [B, H, S]; segsum; angles [B, S, H, N / divisor], divisor 2, 4; chunk_size 64 / R
 
 `compiled`: with TMA on, the kernels of the build "full" (the module Mamba3's default sizes) are lowered and compiled by
-nvcc, and reach Q and K through a TMA descriptor and through no pointer. `executed` does so for the builds "full" and
-"bare", and runs them: all gradients against float64, and with TMA on against TMA off. The others are bwd_fwd alone with
-TMA off: it has code of its own for z without mimo_o, and for mimo_o without z. The checks `exact` are of inputs for
-which a few gradients are rounded once or not at all, so that a float32 which became bfloat16 shows. The release refuses
-an S that is no multiple of chunk_size, so that no case has one. What tracing, lowering, compiling and launching the
-kernels of the tree raises is a failed check.
+nvcc, and reach Q and K through a TMA descriptor and through no pointer; they get the elements of Q and K in order, also
+of a slice and after a change in place; and each of nine builds gets kernels made for it (`made_for_each`).
+`executed` does so for the builds "full" and "bare", and runs them: all gradients against float64, and with TMA on
+against TMA off; of slices, after a change, and with no argument overwritten. The others are bwd_fwd alone with TMA off:
+it has code of its own for z without mimo_o, and for mimo_o without z. The checks `exact` are of inputs for which a few
+gradients are rounded once or not at all, so that a float32 which became bfloat16 shows. The release raises where S is
+no multiple of chunk_size or 1 < G < H: `unsupported` is still refused, or right. What tracing, lowering, compiling and
+launching the kernels of the tree raises is a failed check.
 
 Upstream: https://github.com/state-spaces/mamba, mamba_ssm/ops/tilelang/mamba3/mamba3_mimo_bwd.py; the refusal is in
 https://github.com/tile-ai/tilelang/blob/v0.1.8/src/op/copy.cc. mamba-ssm has no wheel: PYTHONPATH=CHECKOUT uv run
@@ -162,6 +164,7 @@ FACTORS = {
     "tma": (False, True),  # and warp specialisation
 }
 EXCLUDED = []  # every pair is possible
+GROUPS = {"one": lambda _: 1, "two": lambda _: 2, "each": lambda heads: heads}  # of so many heads
 Case = typing.NamedTuple("Case", [(name, object) for name in FACTORS])
 CASES = [  # the first two are the reported example
     ("full", 2, 128, 4, "one", False),
@@ -172,6 +175,20 @@ CASES = [  # the first two are the reported example
     ("bare", 2, 192, 5, "each", True),
     ("bare", 3, 128, 4, "each", True),
     ("bare", 3, 128, 5, "one", True),
+]
+UNSUPPORTED = {  # the release raises: at the end, where its kernels have run
+    "two_groups": Case("bare", 2, 128, 4, "two", False),
+    "short": Case("full", 2, 8, 4, "one", False),  # half a chunk
+}
+REFUSALS = (AssertionError, NotImplementedError, ValueError)
+# A kernel serves one of these alone: each differs from the first in one thing. With it, the steps of a chunk.
+FIRST_BUILD = BUILDS["gated"]
+SERVED = [(FIRST_BUILD, 16), (FIRST_BUILD, 32)]
+SERVED += [(dataclasses.replace(FIRST_BUILD, **one), 16) for one in ({"N": 128}, {"R": 4}, {"divisor": 4})]
+SERVED += [(dataclasses.replace(FIRST_BUILD, dtype="bfloat16"), 16)]
+WITHOUT = (("D",), ("mimo_o",), ("z", "mimo_z"))
+SERVED += [
+    (dataclasses.replace(FIRST_BUILD, given=tuple(x for x in OPTIONAL if x not in names)), 16) for names in WITHOUT
 ]
 SIZES = {name: (3, 192, 4) if name == "full" else (3, 128, 4) for name in BUILDS}  # of CASES: Triton compiles them
 LARGE = Case("full", 4, 2048, 16, "one", None)  # to be timed: a line of the grid in mamba-ssm's own tests
@@ -267,10 +284,10 @@ def decays(torch, dA, chunk):
     return {**sums, "segsum": (total[..., None] - total[..., None, :]).tril()}
 
 
-def example(torch, case, device):
+def example(torch, case, device, build=None):
     """Make arguments of mamba_mimo_bwd_combined, distributed as in mamba-ssm's own tests, and the decay behind them."""
-    build, B, S, H = BUILDS[case.build], case.batch, case.length, case.heads
-    N, R, G, low = build.N, build.R, 1 if case.groups == "one" else H, getattr(torch, build.dtype)
+    build, B, S, H = build or BUILDS[case.build], case.batch, case.length, case.heads
+    N, R, G, low = build.N, build.R, GROUPS[case.groups](H), getattr(torch, build.dtype)
     random = torch.Generator(device).manual_seed(7)
     normal = functools.partial(torch.randn, generator=random, device=device)
     uniform = functools.partial(torch.rand, generator=random, device=device)
@@ -311,18 +328,19 @@ def reference(torch, arguments, dA):
     """Compute all gradients by autograd in float64, from the formula over the whole sequence: no chunks, no states."""
     given = {name: {**arguments, "dA": dA}[name] for name in VARIABLES}
     x = {name: tensor.double().requires_grad_() for name, tensor in given.items() if tensor is not None}
-    (B, S, H, _), (*_, R, _, N) = x["v"].shape, x["q"].shape
+    (_, S, H, _), (*_, R, _, N) = x["v"].shape, x["q"].shape
 
-    def rows(tensor):  # [B, S, R, G, width] -> [B, H, S*R, width]
-        return tensor.expand(B, S, R, H, -1).permute(0, 3, 1, 2, 4).flatten(2, 3)
+    def rows(tensor):  # [B, S, R, H, width] -> [B, H, S*R, width]
+        return tensor.permute(0, 3, 1, 2, 4).flatten(2, 3)
 
     def rotated(tensor):  # channel n with N/2 + n, for as many of the first as there are angles
         rest = N // 2 - (turned := x["angles"].shape[-1])
-        a, b, c, d = tensor.expand(B, S, R, H, N).split([turned, rest, turned, rest], -1)
+        a, b, c, d = tensor.split([turned, rest, turned, rest], -1)
         cos, sin = x["angles"].cos()[:, :, None], x["angles"].sin()[:, :, None]
         return torch.cat((cos * a - sin * c, b, sin * a + cos * c, d), -1)
 
-    q, k = (x[name] + x[f"{name}_bias"].transpose(0, 1) for name in "qk")
+    wide = (x[name].repeat_interleave(H // x[name].shape[3], 3) for name in "qk")  # each group's heads lie together
+    q, k = (each + x[f"{name}_bias"].transpose(0, 1) for name, each in zip("qk", wide, strict=True))
     gamma, late = x["dt"] * x["trap"].sigmoid(), x["dt"] * (-x["trap"]).sigmoid()
     time = torch.arange(S, device=dA.device).repeat_interleave(R)
     weight, total = gamma + torch.nn.functional.pad(late[..., 1:], (0, 1)), x["dA"].cumsum(2)[..., time]
@@ -339,22 +357,49 @@ def reference(torch, arguments, dA):
     return dict(zip(x, torch.autograd.grad(out, list(x.values()), arguments["dout"].double()), strict=True))
 
 
-def requested(module, arguments):
-    """Return what mamba-ssm's own entry point gives each jit function and its kernel."""
-    calls = {}
+def requested(module, several):
+    """Return what mamba-ssm's own entry point gives each jit function and its kernel, for each of several arguments.
+
+    What a kernel was made for is told by the call that made it, be it of these arguments or of some before.
+    """
+    calls = []
 
     def record(kernel, *args, **kwargs):
         def run(*tensors):
-            calls[kernel] = args, kwargs, tensors
-            if len(calls) == len(KERNELS):
+            calls[-1][kernel] = args, kwargs, tensors
+            if len(calls[-1]) == len(KERNELS):
                 raise StopIteration  # before the first that needs a GPU
 
         return run
 
     recorders = {f"mamba_mimo_{kernel}": functools.partial(record, kernel) for kernel in KERNELS}
-    with contextlib.suppress(StopIteration), unittest.mock.patch.multiple(module, **recorders):
-        module.mamba_mimo_bwd_combined(**arguments)
+    with unittest.mock.patch.multiple(module, **recorders):
+        for arguments in several:
+            calls.append({})
+            with contextlib.suppress(StopIteration):
+                module.mamba_mimo_bwd_combined(**arguments)
     return calls
+
+
+def sliced(torch, arguments):
+    """Return the arguments with every tensor a contiguous part of a larger one, behind other numbers."""
+    parts = {name: x for name, x in arguments.items() if isinstance(x, torch.Tensor)}
+    return {**arguments, **{name: torch.stack((x + 1, x))[1] for name, x in parts.items()}}
+
+
+def negated(arguments):
+    """Change Q and K in place."""
+    for name in "qk":
+        arguments[name].neg_()
+    return arguments
+
+
+def given_kinds(torch, arguments, own):
+    """Yield arguments: whole tensors, parts of larger ones, and the same tensors before and after a change in them."""
+    yield arguments
+    yield sliced(torch, arguments)
+    yield own
+    yield negated(own)
 
 
 def misgiven(torch, program, tensors, arguments):
@@ -379,10 +424,17 @@ def build(name, kernel, tma, target):
     module = load()
     function = variant(module, kernel, target, tma)
     arguments, _ = example(module.torch, Case(name, 2, 128, 4, "each", None), "cpu")
+    own = {name: x.clone() if isinstance(x, module.torch.Tensor) else x for name, x in arguments.items()}
     try:
-        args, kwargs, tensors = requested(module, arguments)[kernel]
+        whole, part, _, again = requested(module, given_kinds(module.torch, arguments, own))
+        args, kwargs, _ = whole[kernel]
         program = function.get_tir(*args, **kwargs)
-        wrong = misgiven(module.torch, program, tensors, arguments)
+        kinds = (("", whole, arguments), (" of a slice", part, arguments), (" after a change", again, own))
+        wrong = [
+            f"{name}{kind}"
+            for kind, calls, wanted in kinds
+            for name in misgiven(module.torch, program, calls[kernel][2], wanted)
+        ]
     except Exception as error:
         if is_of_host(error):
             raise
@@ -404,6 +456,32 @@ def build(name, kernel, tma, target):
         partial.replace(refused)
         return found
     return [wrong, True, True, ways(source), ""]
+
+
+def plain(args, kwargs):
+    """Return the numbers, flags and names among the arguments of a jit function; the sizes left open are objects."""
+    return repr([x for x in (*args, *kwargs.values()) if isinstance(x, (int, str))])
+
+
+def made_for_each():
+    """In a process of its own: whether each of SERVED gets kernels that were made for it, and for none before."""
+    module = load()
+    given = [
+        (example(module.torch, Case(None, 2, 128, 4, "each", None), "cpu", one)[0], steps) for one, steps in SERVED
+    ]
+    try:
+        calls = requested(module, ({**arguments, "chunk_size": steps} for arguments, steps in given))
+        made = {kernel: {plain(*each[kernel][:2]) for each in calls} for kernel in KERNELS}
+    except Exception as error:
+        if is_of_host(error):
+            raise
+        traceback.print_exc()
+        return False, {"reason": said(error)}
+    different = {kernel: len(builds) for kernel, builds in made.items()}
+    return set(different.values()) == {len(SERVED)}, {
+        "measured": different,
+        "unit": f"kernels for {len(SERVED)} builds",
+    }
 
 
 def say_builds(probe, tasks, built):
@@ -441,14 +519,48 @@ def distance(got, wanted):
 def judge_case(torch, module, target, case):
     """Run one backward: its gradients against float64, and with TMA on against those with TMA off, too."""
     arguments, dA = example(torch, case, "cuda")
+    before = {name: x.clone() for name, x in arguments.items() if isinstance(x, torch.Tensor)}
     got = ended(module, target, arguments, fwd=case.tma, bwd=case.tma)
-    errors = distance(got, reference(torch, arguments, dA))
+    overwritten = [name for name, x in before.items() if not torch.equal(x, arguments[name])]
+    errors = distance(got, reference(torch, arguments | before, dA))
     apart = distance(got, ended(module, target, arguments, fwd=False, bwd=False))
     limit = TOLERANCE[BUILDS[case.build].dtype]
     ok = all(error <= limit for error in errors.values()) and all(error <= SAME for error in apart.values())
-    limits = {"reference": limit, "TMA off": SAME}
-    measured = {"reference": errors, "TMA off": max(apart.values())}
+    ok = ok and not overwritten
+    limits = {"reference": limit, "TMA off": SAME, "overwritten": []}
+    measured = {"reference": errors, "TMA off": max(apart.values()), "overwritten": overwritten}
     return ok, {"measured": measured, "tolerance": limits, "unit": "largest error over largest value"}
+
+
+def judge_again(torch, module, target, case, kind):
+    """Run one backward on parts of larger tensors, or again after a change in Q and K: against float64."""
+    arguments, dA = example(torch, case, "cuda")
+    if kind == "sliced":
+        arguments = sliced(torch, arguments)
+    else:
+        ended(module, target, arguments, fwd=case.tma, bwd=case.tma)
+        negated(arguments)
+    got = ended(module, target, arguments, fwd=case.tma, bwd=case.tma)
+    return within(case, distance(got, reference(torch, arguments, dA)))
+
+
+def judge_unsupported(torch, module, target, case):
+    """Run one backward that the release refuses: it is still refused, or right."""
+    arguments, dA = example(torch, case, "cuda")
+    try:
+        got = ended(module, target, arguments, fwd=case.tma, bwd=case.tma)
+    except FaultError as error:
+        if isinstance(error.__cause__, REFUSALS):
+            return True, {"measured": str(error)}
+        raise
+    return within(case, distance(got, reference(torch, arguments, dA)))
+
+
+def within(case, errors):
+    """Return whether every gradient is as near to float64 as the roundings of its dtype allow, and the errors."""
+    limit = TOLERANCE[BUILDS[case.build].dtype]
+    ok = all(error <= limit for error in errors.values())
+    return ok, {"measured": errors, "tolerance": limit, "unit": "largest error over largest value"}
 
 
 def judge_some(torch, module, target, name, make):
@@ -492,6 +604,12 @@ def checks(given, compiled):
             yield f"gradients.{name}.bwd_fwd", "control", judge_some, (name, example)
         yield f"exact.{name}", "control", judge_some, (name, exact)
     yield "rerun.tma_off", "control", repeated, (given,)
+    plain, fast = (Case._make(row) for row in CASES[:2])
+    yield "sliced.tma_off", "control", judge_again, (plain, "sliced")
+    yield "sliced.tma_on", "defect", judge_again if fast.build in compiled else None, (fast, "sliced")
+    yield "changed_in_place.tma_off", "control", judge_again, (plain, "changed")
+    for name, case in UNSUPPORTED.items():
+        yield f"unsupported.{name}", "control", judge_unsupported, (case,)
 
 
 def judge_runs(probe, torch, module, target, *, compiled):
@@ -562,7 +680,9 @@ def judge(probe, target):
     context = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")  # CUDA survives no fork
     processes = int(os.environ.get("REPRODUCER_PROCESSES") or os.cpu_count())  # the runner shares the cores out
     with concurrent.futures.ProcessPoolExecutor(min(len(tasks), processes), mp_context=context) as pool:
+        made = pool.submit(made_for_each)
         compiled = say_builds(probe, tasks, pool.map(build, *zip(*tasks, strict=True), itertools.repeat(target)))
+        probe.judge("made_for_each", "control", made.result)
     if executed:
         judge_runs(probe, torch, module, target, compiled=compiled)
 
