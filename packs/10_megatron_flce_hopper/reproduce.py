@@ -903,11 +903,13 @@ def speak(work, rank, count, folder):
             upstream.groups[size] = made[rank // size]
     if count == 4:
         upstream.groups["spread"] = [distributed.new_group(ranks) for ranks in ([0, 2], [1, 3])][rank % 2]
-    found = {}
+    found, raised = {}, Path(f"{folder}/raised{rank}").open("w")  # noqa: SIM115 - as above
     for name, function, case in work.checks:
         print("check", name, flush=True)
         if case.world <= count:  # every group runs it: one that talks to the world meets the others
             found[name] = to_cpu(attempt(functools.partial(function, upstream, case), work.tested))
+            if found[name].get("upstream"):
+                print(json.dumps([name, found[name]["error"]]), file=raised, flush=True)
     fusions = {name: each.__file__ for name, each in sys.modules.items() if name.startswith(FUSIONS)}
     torch.save({"checks": found, "modules": fusions}, f"{folder}/{rank}")
     print("done", flush=True)
@@ -976,6 +978,21 @@ def same_checks(work, found, folder):
                 raise RuntimeError(
                     f"rank {rank} disagrees on {name}: {states}; its last lines:\n{last_lines(folder, rank)}"
                 )
+
+
+def raised_by_some(work, count, folder):
+    """Return the first check in which the code under test raised on some ranks and not on all, with what it raised.
+
+    From there on the ranks are not at the same check: one may wait for ever for another. None where there is no such
+    check: then it is not known whose fault it is that a rank did not end.
+    """
+    files = [Path(f"{folder}/raised{rank}") for rank in range(count)]
+    raised = [dict(json.loads(line) for line in file.read_text().splitlines()) for file in files if file.exists()]
+    for name, _, _ in work.checks:
+        said = [each[name] for each in raised if name in each]
+        if said and len(said) < count:
+            return name, f"{said[0]} (on {len(said)} of {count} ranks)"
+    return None
 
 
 # What the judge makes of it. Each function gets the list of what the ranks of the group found.
@@ -1155,6 +1172,13 @@ def judge_one(probe, check, found, upstream):
     probe.judge(name, role, measure)
 
 
+def judge_parted(probe, every, failed, reason):
+    """Fail the check that made the ranks part; behind it no other can be judged."""
+    for name, role, *_ in every:
+        mine = name == failed
+        probe.check(name, role, False if mine else None, reason=reason if mine else f"{failed} raised on some ranks")
+
+
 def say_outputs(probe, name, found):
     """Say what a control came to on every rank: its bits are those of the other lane."""
     for rank, each in enumerate(found):
@@ -1185,7 +1209,15 @@ def judge(probe, target):
     given = [(name, function, case) for name, _, function, case, _ in asked]
     work = types.SimpleNamespace(target=target, checks=given, tested=probe.tested, seconds=seconds)
     with tempfile.TemporaryDirectory() as folder:
-        results, modules = ranks(work, count, folder)
+        try:
+            results, modules = ranks(work, count, folder)
+        except RuntimeError:
+            parted = raised_by_some(work, count, folder)
+            if parted is None:
+                raise
+            traceback.print_exc()
+            judge_parted(probe, every, *parted)
+            return
     for name, file in sorted(modules.items()):  # what the ranks loaded besides
         probe.upstream(types.SimpleNamespace(__name__=name, __file__=file))
     for check in every:
