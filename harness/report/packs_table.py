@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from harness.core import files, markdown
@@ -18,6 +19,7 @@ from harness.receipt.figures import figure_text
 from harness.receipt.receipt import Receipt
 from harness.report import advisories, releases_chart, run_table, strong
 from harness.report.run_table import RunRow
+from harness.report.strong import Strength
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 CHART = REPOSITORY / "docs/releases.svg"
@@ -142,12 +144,15 @@ def _rank(one: Receipt) -> int:
 
 
 def _strength(pack: Pack) -> str:
-    """Return the strength on the target that most wrong fixes were judged on."""
+    """Return a pack's strength, or why it has none."""
     records = {one.target: strong.find(pack, one.target, one.evidence) for one in receipt.load_all(pack.receipts)}
     known = {target: one for target, one in records.items() if one is not None}
-    if not known:
-        return strong.nothing(pack)
-    target, found = max(known.items(), key=lambda pair: pair[1].of)
+    return of_targets(known) if known else strong.nothing(pack)
+
+
+def of_targets(known: Mapping[str, Strength]) -> str:
+    """Return the strength on the target that most wrong fixes were judged on; a stale one only where all are."""
+    target, found = max(known.items(), key=lambda pair: (not pair[1].stale, pair[1].of))
     return f"{found.killed}/{found.of} on {target}{' STALE' if found.stale else ''}"
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness.core.errors import HarnessError
 from harness.report import advisories, packs_table
+from harness.report.strong import Strength
 from testing.workbench import REPOSITORY
 
 README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
@@ -29,3 +32,10 @@ def test_every_pack_stands_in_one_of_the_tables_and_the_silent_bugs_come_first()
 def test_a_readme_without_the_marks_is_refused() -> None:
     with pytest.raises(HarnessError, match="no marks of packs"):
         packs_table.within("# Packs\n", "packs", "a table")
+
+
+def test_a_strength_of_an_older_probe_stands_only_where_there_is_no_other() -> None:
+    many, few = Strength(61, 61, 0, "2026-11-01", stale=True), Strength(52, 52, 0, "2026-11-02", stale=False)
+    assert packs_table.of_targets({"sm_90a": many, "cpu": few}) == "52/52 on cpu"
+    assert packs_table.of_targets({"sm_90a": many}) == "61/61 on sm_90a STALE"
+    assert packs_table.of_targets({"sm_90a": replace(many, stale=False), "cpu": few}) == "61/61 on sm_90a"
