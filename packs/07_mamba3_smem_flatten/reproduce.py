@@ -41,7 +41,7 @@ The contract of mamba_mimo_bwd_combined; FACTORS has the values, CASES a pairwis
 
 `compiled`: with TMA on, the kernels of the build "full" (the module Mamba3's default sizes) are lowered and compiled by
 nvcc, and reach Q and K through a TMA descriptor and through no pointer; they get the elements of Q and K in order, also
-of a slice and after a change in place; and each of nine builds gets kernels made for it (`made_for_each`).
+of a slice and after a change in place; each of nine builds gets kernels of its own, with the options (`made_for_each`).
 `executed` does so for the builds "full" and "bare", and runs them: all gradients against float64, and with TMA on
 against TMA off; of slices, after a change, and with no argument overwritten. The others are bwd_fwd alone with TMA off:
 it has code of its own for z without mimo_o, and for mimo_o without z. The checks `exact` are of inputs for which a few
@@ -190,6 +190,9 @@ WITHOUT = (("D",), ("mimo_o",), ("z", "mimo_z"))
 SERVED += [
     (dataclasses.replace(FIRST_BUILD, given=tuple(x for x in OPTIONAL if x not in names)), 16) for names in WITHOUT
 ]
+# What mamba_mimo_bwd_combined takes besides and hands on, and to which kernel: values that are not the defaults.
+HANDED_ON = {"bf_threads": ("bwd_fwd", 256), "bf_num_stages": ("bwd_fwd", 1)}
+HANDED_ON |= {"bb_threads": ("bwd_bwd", 128), "bb_num_stages": ("bwd_bwd", 1)}
 SIZES = {name: (3, 192, 4) if name == "full" else (3, 128, 4) for name in BUILDS}  # of CASES: Triton compiles them
 LARGE = Case("full", 4, 2048, 16, "one", None)  # to be timed: a line of the grid in mamba-ssm's own tests
 VARIABLES = ("q", "k", "v", "dA", "dt", "trap", "q_bias", "k_bias", "mimo_v", "mimo_z", "mimo_o", "angles", "D", "z")
@@ -464,24 +467,32 @@ def plain(args, kwargs):
 
 
 def made_for_each():
-    """In a process of its own: whether each of SERVED gets kernels that were made for it, and for none before."""
+    """In a process of its own: whether each of SERVED gets kernels that were made for it, and for none before.
+
+    Likewise each of HANDED_ON; a dtype by its name is that dtype.
+    """
     module = load()
-    given = [
-        (example(module.torch, Case(None, 2, 128, 4, "each", None), "cpu", one)[0], steps) for one, steps in SERVED
-    ]
+    case = Case(None, 2, 128, 4, "each", None)
+    given = [{**example(module.torch, case, "cpu", one)[0], "chunk_size": steps} for one, steps in SERVED]
+    given += [{**given[0], "dtype": FIRST_BUILD.dtype}]
+    given += [{**given[0], name: value} for name, (_, value) in HANDED_ON.items()]
     try:
-        calls = requested(module, ({**arguments, "chunk_size": steps} for arguments, steps in given))
-        made = {kernel: {plain(*each[kernel][:2]) for each in calls} for kernel in KERNELS}
+        made = [{kernel: plain(*each[kernel][:2]) for kernel in KERNELS} for each in requested(module, given)]
     except Exception as error:
         if is_of_host(error):
             raise
         traceback.print_exc()
         return False, {"reason": said(error)}
-    different = {kernel: len(builds) for kernel, builds in made.items()}
-    return set(different.values()) == {len(SERVED)}, {
-        "measured": different,
-        "unit": f"kernels for {len(SERVED)} builds",
-    }
+    first, (by_name, *options) = made[0], made[len(SERVED) :]
+    different = {kernel: len({each[kernel] for each in made[: len(SERVED)]}) for kernel in KERNELS}
+    lost = [
+        name
+        for (name, (kernel, _)), each in zip(HANDED_ON.items(), options, strict=True)
+        if each[kernel] == first[kernel]
+    ]
+    measured = {"builds": different, "options not handed on": lost, "dtype by its name": by_name == first}
+    ok = set(different.values()) == {len(SERVED)} and not lost and by_name == first
+    return ok, {"measured": measured, "unit": f"kernels for {len(SERVED)} builds"}
 
 
 def say_builds(probe, tasks, built):
