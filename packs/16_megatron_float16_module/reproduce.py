@@ -37,7 +37,8 @@ static decode; and what the real optimizer for bf16 makes of the parameters, and
                             buffers, frozen, tied, empty or in a child; complex and integer ones, identities and
                             attributes stay (controls). Nothing is said of a buffer that is marked: no mixer has one
     state dicts             every way in which Float16Module hands its parameters out (WAYS): A_log and D in fp32
-    optimizer               what it begins with, what the forward sees of five steps; its sharded state (a control),
+    optimizer               what it begins with, what the forward sees of five steps; a step without DDP, where no
+                            parameter has a main_grad (a control); its sharded state (a control),
                             with the fp32 parameters before, between and behind the others (GROUPINGS), and where
                             only the backfill for generalized tensor parallelism (GTP) can match one of the others
 
@@ -184,6 +185,7 @@ DECAY = EXACT / math.e
 GRADIENT = 8 * 2**-23 * math.sqrt(TOKENS * BATCH * CHANNELS * STATE)
 # Adam in fp32: a step rounds the value, which is below 4, by 2**-23 at most, and the exponential follows.
 UPDATED = STEPS * 2**-22 + EXACT
+STEPPED = 2**-4  # of a step of RATE: the values are below 16, whose fp32 has 2**-20; a step that was not made is 1
 
 
 def recurrence(torch, x, dt, rates, b, c, skip):  # noqa: PLR0913, PLR0917
@@ -591,10 +593,14 @@ class Optimizer:
         parameter = self.mixer.mixer.get_parameter(name)
         return getattr(parameter, "main_param", parameter)
 
-    def step(self):
-        """Draw gradients of 1 and -1, whose every step is as large as the learning rate, and make one step."""
+    def step(self, where="main_grad"):
+        """Give gradients of 1 and -1, whose every step is as large as the learning rate, and make one step.
+
+        DDP keeps them in main_grad; without it they are the parameters' own.
+        """
         for n, x in enumerate(self.mixer.mixer.parameters()):
-            x.main_grad = self.up.torch.full(x.shape, 1.0 - 2 * (n % 2))
+            dtype = x.dtype if where == "grad" else self.up.torch.float32
+            setattr(x, where, self.up.torch.full(x.shape, 1.0 - 2 * (n % 2), dtype=dtype))
         with on_host(self.up.torch):
             self.optimizer.prepare_grads()
             self.optimizer.step_with_ready_grads()
@@ -621,6 +627,18 @@ def updates(probe, up):
     errors = {"A": off(given["A"], -(trained.mixer.made["A_log"] - STEPS * RATE * sign).exp())}
     errors["D"] = off(given["D"], trained.mixer.made["D"] - STEPS * RATE * skip)
     return max(errors.values()) <= UPDATED, {"measured": errors, "tolerance": UPDATED, "unit": "relative error"}
+
+
+def own_gradients(up):
+    """Judge a step without DDP: every fp32 value moves against the gradient that its parameter has itself."""
+    trained = Optimizer(up)
+    names = [name for name, _ in trained.mixer.mixer.named_parameters()]
+    before = {name: trained.main(name).detach().clone() for name in names}
+    trained.step("grad")
+    moved = {name: (trained.main(name).detach() - before[name]).double() for name in names}
+    wanted = {name: -RATE * (1.0 - 2 * (n % 2)) for n, name in enumerate(names)}
+    errors = {name: (moved[name] - wanted[name]).abs().max().item() / RATE for name in names}
+    return max(errors.values()) <= STEPPED, {"measured": errors, "tolerance": STEPPED, "unit": "of a step"}
 
 
 def misplaced(trained, hidden=None):
@@ -761,6 +779,7 @@ def judge(probe, target):
     probe.judge("refused", "control", refused, up)
     probe.judge("optimizer.begins", "defect", master, up)
     probe.judge("optimizer.updates", "defect", updates, probe, up)
+    probe.judge("optimizer.own_gradients", "control", own_gradients, up)
     for grouping in GROUPINGS:
         name = grouping.replace(" ", "_")
         probe.judge(f"optimizer.saved.{name}", "control", saved, up, grouping)
