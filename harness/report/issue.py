@@ -70,9 +70,9 @@ def _cut(text: str) -> str:
 def _checks(receipts: list[Receipt], *, measured: bool) -> str:
     """Write a row for each check, with what each lane made of it: twice the rows would not fit beside the logs.
 
-    Without `measured`, only whether it was right: hundreds of checks leave no room for what they measured.
+    Without `measured`, one for all that came out alike: hundreds of checks leave no room for what they measured.
     """
-    rows = []
+    rows, alike = [], dict[tuple[str, ...], list[str]]()
     for one in receipts:
         lanes = [
             {check.name: check for check in one.lanes[name].checks} if name in one.lanes else {} for name in LaneName
@@ -80,8 +80,12 @@ def _checks(receipts: list[Receipt], *, measured: bool) -> str:
         for name in dict.fromkeys(name for lane in lanes for name in lane):
             check = next(lane[name] for lane in lanes if name in lane)
             said = [_said(lane[name], measured=measured) if name in lane else "-" for lane in lanes]
-            rows.append([one.target, name, check.role, *said, *([_limit(check)] if measured else [])])
-    return markdown.table(["target", "check", "role", *LaneName, *(["tolerance"] if measured else [])], rows)
+            rows.append([one.target, name, check.role, *said, _limit(check)])
+            alike.setdefault((one.target, check.role, *said), []).append(name)
+    if measured:
+        return markdown.table(["target", "check", "role", *LaneName, "tolerance"], rows)
+    together = [[*key, "; ".join(names)] for key, names in alike.items()]
+    return markdown.table(["target", "role", *LaneName, "checks"], together)
 
 
 def _limit(check: CheckLine) -> str:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from harness.core import markdown
 from harness.pack import load
 from harness.pack.model import Pack
 from harness.receipt import receipt
@@ -152,9 +153,14 @@ PACKS = [load.load_pack(folder) for folder in sorted((REPOSITORY / "packs").glob
 def test_every_report_of_a_committed_pack_is_whole(one: Pack) -> None:
     for name in reports.of_pack(one):
         upstream = upstream_templates.BY_NAME[name]
+        receipts = list(receipt.strongest(receipt.load_all(one.receipts)).values())
         for form in issue.FORMS:
             text = issue.build_in_full(one, form, name)
             assert len(text.encode()) <= issue.MOST_BYTES_IN_FULL
+            made = {check.name for each in receipts for lane in each.lanes.values() for check in lane.checks}
+            parts = re.split(r" \||; ", text.partition("<summary>Checks</summary>")[2])
+            said = {part.strip(" |\n") for part in parts}
+            assert {markdown.cell(check) for check in made} <= said
             assert len(issue.build(one, form, name).encode()) <= issue.MOST_BYTES
             if form == "issue":
                 leading = next(iter(one.definition.targets))
