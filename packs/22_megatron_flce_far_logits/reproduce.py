@@ -30,7 +30,8 @@ was run on a Blackwell GPU, and nothing is said about time. Infinite losses are 
 The contract: reductions none, sum and mean, with a gradient from above; labels ignored by -100, by a class, or all; a
 mean of none is nan, as in torch; one token, odd numbers of them, batches; 1 to 131 splits, also more than the 64 of a
 step; the default split; bf16 and fp16; logits below zero down to -2^96 (the main loop goes to -1e30), far above,
-mixed over tokens, splits, steps and ranks; a split, a step or a rank whose logits are all -inf; ranks 1, 2 and 4,
+mixed over tokens, splits, steps and ranks; ranks and splits about -50 beside some about -300; one logit to 60 above up
+to 133,119 equal ones, which each add little and together percents; a split, a step or a rank whose logits are all -inf; ranks 1, 2 and 4,
 sequence parallel or not; and the kernels by themselves on tensors with any strides, where nothing else is written, to
 531 splits, where a sum of nan is no number afterwards either.
 Where each token's maximum over the first 64 splits is not below zero, the bits are those of the tree without the
@@ -164,6 +165,7 @@ class Case:
 
 
 FAR = (-150.0,)
+PEAK = (-133.0, *FAR * (66 * WIDTH - 1))  # one logit above 16,895: a split of these adds 1e-5, all of them 7e-4
 # fmt: off
 DEFECTS = {
     "example": Case(FAR, classes=20, shape=(1,), spread=0.0),
@@ -207,6 +209,8 @@ DEFECTS = {
     "empty_split.first": Case((-float("inf"), -150.0), labels="last part", gradients=False, classes=512),
     "empty_block.first": Case((-float("inf"), -150.0), labels="last part", gradients=False, classes=128 * WIDTH,
                               shape=(3,)),
+    "peak": Case(PEAK, classes=len(PEAK), shape=(1,), spread=0.0, gradients=False),
+    "ranks.two.peak": Case(PEAK, ranks=2, classes=len(PEAK), shape=(1,), spread=0.0, gradients=False),
     "ranks.one": Case(FAR, group=True),
     "ranks.two": Case(FAR, ranks=2, classes=1200),
     "ranks.two.sum": Case(FAR, ranks=2, classes=1200, reduction="sum", labels="first part"),
@@ -253,6 +257,11 @@ NEAR = {  # below 0, and no sum underflows: right, but not the same bits
     "below.-4": Case((-4.0,), spread=0.0, reduction="mean"),
     "below.-48": Case((-48.0,)),
     "below.-64.ranks.two": Case((-64.0,), ranks=2, classes=1200),
+    "below.unlike": Case((-50.0, -300.0), shape=(5,)),
+    "below.unlike.rising": Case((-300.0, -50.0), shape=(5,), reduction="mean"),
+    "below.ranks.two.unlike": Case((-50.0, -300.0), ranks=2, shape=(5,), labels="some ignored"),
+    "below.ranks.two.unlike.rising": Case((-300.0, -50.0), ranks=2, shape=(5,), reduction="mean"),
+    "below.ranks.two.near": Case((-4.0, -300.0), ranks=2, shape=(5,), spread=0.0, labels="first part"),
     "below.blocks": Case((-16.0, 16.0), classes=128 * WIDTH, shape=(3,)),
     "ignored.all.mean": Case(reduction="mean", labels="all ignored", gradients=False),
 }
@@ -631,11 +640,9 @@ def transposed(tensor):
 
 def statistics(logits, width):
     """Return what the main loop gives for each split: the maximum, and the sum of exponentials below it."""
-    import torch
-
-    parts = logits.split(width, dim=1)
-    maximum = torch.stack([part.amax(dim=1) for part in parts], dim=1)
-    total = torch.stack([(part - part.amax(dim=1, keepdim=True)).exp().sum(dim=1) for part in parts], dim=1)
+    parts = logits.unflatten(1, (-1, width))
+    maximum = parts.amax(dim=2)
+    total = (parts - maximum.unsqueeze(2)).exp().sum(dim=2)
     return maximum, total
 
 
@@ -650,17 +657,31 @@ def tokens_of(level, splits):
     return logits, labels
 
 
+def peaks(level, column):
+    """Return 21 tokens that have one logit above 133,119 equal ones, and labels of which a third is ignored.
+
+    The 16 tokens of the first program have it 24 above: a split of the others adds 4e-8, less than fp32 resolves
+    beside 1, and all 130 of them 5e-6, more than a loss may be off. The other tokens have other distances.
+    """
+    import torch
+
+    logits = torch.full((21, 130 * 1024), level)
+    logits[:, column] += torch.tensor([24.0] * 16 + [4.0, 8.0, 13.0, 17.0, 60.0])
+    labels = torch.randint(logits.shape[1], (21,), generator=torch.Generator().manual_seed(12))
+    labels[::3] = -100
+    return logits, labels
+
+
 def untouched(torch, memory, first):
     """Return whether nothing but what a view with that step shows was written."""
     rest = torch.arange(memory.shape[0]) % first != 0
     return bool((memory[rest] == -7.0).all())
 
 
-def launch_dp(upstream, level, splits, spoiled):
+def launch_dp(upstream, logits, labels, width, spoiled):
     """Launch the epilogue without tensor parallelism on tensors that are not contiguous."""
-    torch = upstream.torch
-    logits, labels = tokens_of(level, splits)
-    maximum, total = statistics(logits, 8)
+    torch, splits = upstream.torch, logits.shape[1] // width
+    maximum, total = statistics(logits, width)
     total[spoiled, -1] = float("nan")
     maximum, (total, _) = transposed(maximum), spaced(torch, total, 3, 2)
     label_logits = logits.gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
@@ -671,14 +692,13 @@ def launch_dp(upstream, level, splits, spoiled):
         total, *total.stride(), found_max, 3, found_sum, 5, loss, 2, torch.zeros(()), REDUCTION=0,
     )  # fmt: skip
     written = untouched(torch, max_in, 3) and untouched(torch, sum_in, 5) and untouched(torch, loss_in, 2)
-    return logits, labels, loss, found_max, found_sum, written
+    return loss, found_max, found_sum, written
 
 
-def launch_tp(upstream, level, splits, spoiled):
+def launch_tp(upstream, logits, labels, width, spoiled):
     """Launch the epilogues of two tensor-parallel ranks on tensors that are not contiguous; return the first's."""
-    torch = upstream.torch
-    logits, labels = tokens_of(level, 2 * splits)
-    ranks = [statistics(part, 8) for part in logits.chunk(2, dim=1)]
+    torch, splits = upstream.torch, logits.shape[1] // width // 2
+    ranks = [statistics(part, width) for part in logits.chunk(2, dim=1)]
     ranks[1][1][spoiled, -1] = float("nan")
     reduced = transposed(torch.maximum(ranks[0][0], ranks[1][0]))
     found_max, max_in = spaced(torch, torch.zeros(21), 3)
@@ -699,15 +719,16 @@ def launch_tp(upstream, level, splits, spoiled):
         found_sum, found_sum.stride(0), torch.zeros(()), REDUCTION=0,
     )  # fmt: skip
     written = untouched(torch, max_in, 3) and untouched(torch, loss_in, 2)
-    return logits, labels, loss, found_max, found_sum, written and all(untouched(torch, each, 5) for _, each in sums)
+    return loss, found_max, found_sum, written and all(untouched(torch, each, 5) for _, each in sums)
 
 
-def judge_launch(upstream, launch, level, splits, spoiled=slice(0)):
+def judge_launch(upstream, launch, tokens, given, width=8, spoiled=slice(0)):
     """Judge the losses of a launch by float64, and that what backward reads is the sum, above the maximum.
 
     Rows that are `spoiled` have a sum of nan in one split, as a weight of nan gives: so they have a loss of nan.
     """
-    logits, labels, loss, maximum, total, written = launch(upstream, level, splits, spoiled)
+    logits, labels = tokens(*given)
+    loss, maximum, total, written = launch(upstream, logits, labels, width, spoiled)
     sums = logits.double().logsumexp(dim=1)
     sums[spoiled] = float("nan")
     wanted = sums - logits.double().gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
@@ -722,7 +743,23 @@ def judge_launch(upstream, launch, level, splits, spoiled=slice(0)):
     return ok, {"measured": measured | told, "tolerance": 1.0, "unit": "of what it may be off"}
 
 
-LAUNCHES = (("dp", launch_dp), ("tp", launch_tp))
+LAUNCHES = (("dp", launch_dp, 1), ("tp", launch_tp, 2))  # and how many ranks it has
+
+
+def judge_launches(probe, upstream, name, launch, ranks):
+    """Judge the kernels of one of the launches on tokens far below zero, and on others."""
+    for splits in (3, 67, 531):  # a vocabulary of 271,872 in splits of 512
+        far, normal = (-150.0, ranks * splits), (0.0, ranks * splits)
+        probe.judge(f"{name}.{splits}", "defect", judge_launch, upstream, launch, tokens_of, far)
+        probe.judge(f"{name}.{splits}.normal", "control", judge_launch, upstream, launch, tokens_of, normal)
+    far, above = (-131072.0, ranks * 67), (131072.0, ranks * 67)
+    probe.judge(f"{name}.far_below", "defect", judge_launch, upstream, launch, tokens_of, far)
+    probe.judge(f"{name}.far_above", "control", judge_launch, upstream, launch, tokens_of, above)
+    normal, spoiled = (0.0, ranks * 67), slice(1, None, 3)
+    probe.judge(f"{name}.nan", "control", judge_launch, upstream, launch, tokens_of, normal, 8, spoiled)
+    far, normal = (-150.0, 0), (0.0, -1)
+    probe.judge(f"{name}.peak.first", "defect", judge_launch, upstream, launch, peaks, far, 1024)
+    probe.judge(f"{name}.peak.last", "control", judge_launch, upstream, launch, peaks, normal, 1024)
 
 
 def say_outputs(probe, name, found):
@@ -754,14 +791,8 @@ def judge(probe, target):
         say_outputs(probe, name, kept[name])
     for name, case in NEAR.items():
         probe.judge(f"loss.{name}", "control", judge_case, upstream, case, [])
-    for name, launch in LAUNCHES:
-        for splits in (3, 67, 531):  # a vocabulary of 271,872 in splits of 512
-            probe.judge(f"kernels.{name}.{splits}", "defect", judge_launch, upstream, launch, -150.0, splits)
-            probe.judge(f"kernels.{name}.{splits}.normal", "control", judge_launch, upstream, launch, 0.0, splits)
-        probe.judge(f"kernels.{name}.far_below", "defect", judge_launch, upstream, launch, -131072.0, 67)
-        probe.judge(f"kernels.{name}.far_above", "control", judge_launch, upstream, launch, 131072.0, 67)
-        spoiled = slice(1, None, 3)
-        probe.judge(f"kernels.{name}.nan", "control", judge_launch, upstream, launch, 0.0, 67, spoiled)
+    for name, launch, ranks in LAUNCHES:
+        judge_launches(probe, upstream, f"kernels.{name}", launch, ranks)
     probe.say("FIGURE", name="checks_with_an_infinite_loss", value=wrong, unit="1", spread=None)
 
 
