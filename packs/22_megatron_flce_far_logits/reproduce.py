@@ -31,9 +31,9 @@ The contract: reductions none, sum and mean, with a gradient from above; labels 
 mean of none is nan, as in torch; one token, odd numbers of them, batches; 1 to 131 splits, also more than the 64 of a
 step; the default split; bf16 and fp16; logits below zero down to -2^96 (the main loop goes to -1e30), far above,
 mixed over tokens, splits, steps and ranks; ranks and splits about -50 beside some about -300; one logit to 60 above up
-to 133,119 equal ones, which each add little and together percents; a split, a step or a rank whose logits are all -inf; ranks 1, 2 and 4,
-sequence parallel or not; and the kernels by themselves on tensors with any strides, where nothing else is written, to
-531 splits, where a sum of nan is no number afterwards either.
+to 133,119 equal ones, which each add little and together percents; a split, a step or a rank whose logits are all -inf;
+ranks 1, 2 and 4, sequence parallel or not; and the kernels by themselves on tensors with any strides, where nothing
+else is written, to 531 splits, where a sum of nan is no number afterwards either.
 Where each token's maximum over the first 64 splits is not below zero, the bits are those of the tree without the
 patch.
 
@@ -722,12 +722,12 @@ def launch_tp(upstream, logits, labels, width, spoiled):
     return loss, found_max, found_sum, written and all(untouched(torch, each, 5) for _, each in sums)
 
 
-def judge_launch(upstream, launch, tokens, given, width=8, spoiled=slice(0)):
+def judge_launch(upstream, launch, tokens, width=8, spoiled=slice(0)):
     """Judge the losses of a launch by float64, and that what backward reads is the sum, above the maximum.
 
     Rows that are `spoiled` have a sum of nan in one split, as a weight of nan gives: so they have a loss of nan.
     """
-    logits, labels = tokens(*given)
+    logits, labels = tokens()
     loss, maximum, total, written = launch(upstream, logits, labels, width, spoiled)
     sums = logits.double().logsumexp(dim=1)
     sums[spoiled] = float("nan")
@@ -749,17 +749,20 @@ LAUNCHES = (("dp", launch_dp, 1), ("tp", launch_tp, 2))  # and how many ranks it
 def judge_launches(probe, upstream, name, launch, ranks):
     """Judge the kernels of one of the launches on tokens far below zero, and on others."""
     for splits in (3, 67, 531):  # a vocabulary of 271,872 in splits of 512
-        far, normal = (-150.0, ranks * splits), (0.0, ranks * splits)
-        probe.judge(f"{name}.{splits}", "defect", judge_launch, upstream, launch, tokens_of, far)
-        probe.judge(f"{name}.{splits}.normal", "control", judge_launch, upstream, launch, tokens_of, normal)
-    far, above = (-131072.0, ranks * 67), (131072.0, ranks * 67)
-    probe.judge(f"{name}.far_below", "defect", judge_launch, upstream, launch, tokens_of, far)
-    probe.judge(f"{name}.far_above", "control", judge_launch, upstream, launch, tokens_of, above)
-    normal, spoiled = (0.0, ranks * 67), slice(1, None, 3)
-    probe.judge(f"{name}.nan", "control", judge_launch, upstream, launch, tokens_of, normal, 8, spoiled)
-    far, normal = (-150.0, 0), (0.0, -1)
-    probe.judge(f"{name}.peak.first", "defect", judge_launch, upstream, launch, peaks, far, 1024)
-    probe.judge(f"{name}.peak.last", "control", judge_launch, upstream, launch, peaks, normal, 1024)
+        far, normal = (
+            functools.partial(tokens_of, -150.0, ranks * splits),
+            functools.partial(tokens_of, 0.0, ranks * splits),
+        )
+        probe.judge(f"{name}.{splits}", "defect", judge_launch, upstream, launch, far)
+        probe.judge(f"{name}.{splits}.normal", "control", judge_launch, upstream, launch, normal)
+    far, above = functools.partial(tokens_of, -131072.0, ranks * 67), functools.partial(tokens_of, 131072.0, ranks * 67)
+    probe.judge(f"{name}.far_below", "defect", judge_launch, upstream, launch, far)
+    probe.judge(f"{name}.far_above", "control", judge_launch, upstream, launch, above)
+    normal, spoiled = functools.partial(tokens_of, 0.0, ranks * 67), slice(1, None, 3)
+    probe.judge(f"{name}.nan", "control", judge_launch, upstream, launch, normal, 8, spoiled)
+    far, normal = functools.partial(peaks, -150.0, 0), functools.partial(peaks, 0.0, -1)
+    probe.judge(f"{name}.peak.first", "defect", judge_launch, upstream, launch, far, 1024)
+    probe.judge(f"{name}.peak.last", "control", judge_launch, upstream, launch, normal, 1024)
 
 
 def say_outputs(probe, name, found):
