@@ -26,14 +26,18 @@ The contract of fused_vocab_parallel_cross_entropy(vocab_parallel_logits, target
 values and CASES a pairwise covering set. A case of bf16 logits is a control, one of another dtype a defect check; each
 has its twin through the unfused function, a control:
 
-    logits [sequence, batch, vocabulary / ranks]    fp32, fp16, bf16, fp64; contiguous; a leaf, or made by a linear
-        layer; also large, shifted by 100, and -inf for classes that are masked out
-    target [sequence, batch] int64                  any class; all on one rank; some of no rank (-100, or too large)
-    tp_group                                        1, 2 and 4 ranks, beside others of the same size
+    logits [sequence, batch, vocabulary / ranks]    fp32, fp16, bf16, fp64; a leaf, or made by a linear layer; also
+        large, shifted by 100, and -inf for classes that are masked out; contiguous, or a slice of more classes, of a
+        longer sequence, of a larger batch; up to 8209 tokens, or classes of a rank: a prime that no block divides
+    target [sequence, batch] int64                  any class; all on one rank; some of no rank (-100, or too large);
+        contiguous, or a slice; [batch, sequence] is refused, where these are not equal
+    tp_group                                        1, 2 and 4 ranks, beside others of the same size; also {0, 2} and
+        {1, 3}, as initialize_model_parallel makes them with order="dp-tp"
     the gradient that comes from above              1, one number expanded, any weights, a loss mask, a loss scale; of
         any strides: transposed, one row for all, every second of a batch
     entry                                           the function, and LanguageModule.compute_language_model_loss
-    what comes back                                 fp32 losses [sequence, batch]; a gradient of the logits' dtype
+    what comes back                                 fp32 losses [sequence, batch], which the caller may change in
+        place; a gradient of the logits' dtype, also when targets, or logits that are not fp32, change after forward
 
 The function has no label smoothing. Besides: what backward itself returns, how many copies of the gradient are made and
 how many bytes are held for it; a second backward, which autograd refuses; logits that another term uses, too; losses of
@@ -50,9 +54,10 @@ there, as Megatron's disable_jit_fuser does it, since inductor compiles for a mi
 torch.compile's backend aot_eager: traced and functionalized, not lowered. Nothing is stubbed.
 
 Errors are norms of the difference over norms of the reference: softmax minus one-hot, times the gradient from above, in
-float64 on the same logits. Tolerances: 2^-17, which is 64 roundings of float32, for exp, two sums of 1024 terms at
-most, a division and a product; and for fp16 and bf16 the unit roundoff of the dtype besides, since every element is
-rounded once. On one and two ranks, where a sum has one order, the gradient is that of the unfused function bit for bit.
+float64 on the same logits. Tolerances: 2^-17, which is 64 roundings of float32, for exp, two sums of 16418 terms at
+most, which PyTorch adds up in parts, a division and a product; and for fp16 and bf16 the unit roundoff of the dtype
+besides, since every element is rounded once. On one and two ranks, where a sum has one order, the gradient is that of
+the unfused function bit for bit.
 The gradients of hidden states and weights are sums of at most 1024 products, where much can cancel: 2^-15.
 
 Upstream: https://github.com/NVIDIA/Megatron-LM, megatron/core/fusions/fused_cross_entropy.py; no unit test of the
@@ -192,13 +197,16 @@ EXAMPLES = [  # dtype, ranks, and how many times larger than the rest what all o
     ("bfloat16", 1, 0.0),
 ]
 DTYPES = ("float32", "float16", "bfloat16", "float64")
+MANY = 8209  # a prime, so that no block of tokens or of classes divides it, and beyond the usual sizes of blocks
+LARGE = {"long": (1, (MANY, 1, 3)), "wide": (2, (3, 1, MANY))}  # ranks, shape
 HIDDEN = 6
 FLOAT32 = 2.0**-17
 PRODUCTS = 2.0**-15
 UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 IN_PLACE = "modified by an inplace operation"  # what PyTorch says of a saved tensor that was changed
 RANKS = 4
-SIZES = (1, 2, 4)  # of tensor-parallel groups
+SIZES = (1, 2, 4)  # of tensor-parallel groups whose ranks follow one another in the world
+APART = "apart"  # groups of two whose ranks do not, as initialize_model_parallel makes with order="dp-tp"
 SECONDS = 120  # for all ranks together; they take two
 LAST = 30  # lines of a rank that are shown
 
@@ -352,8 +360,22 @@ def started(doors, dtype, rank, group):
 
 def returned(doors, dtype, rank, group):
     """Return the dtype that backward itself returns, before autograd casts it to that of the logits."""
-    case, _, loss = started(doors, dtype, rank, group)
-    return {"dtype": str(getattr(loss.grad_fn.apply(case.above)[0], "dtype", None)).removeprefix("torch.")}
+    above = []
+    _, logits, loss = started(doors, dtype, rank, group)
+    function_node(loss).register_prehook(above.extend)
+    gradients_of(loss, [logits], small(doors.torch, dtype, doors.replica).above)
+    node = function_node(started(doors, dtype, rank, group)[2])
+    return {"dtype": str(getattr(node.apply(*above)[0], "dtype", None)).removeprefix("torch.")}
+
+
+def function_node(loss):
+    """Return the node of the autograd function written in Python: the losses may be made from what it returns."""
+    import torch
+
+    nodes = [loss.grad_fn]
+    while not isinstance(nodes[-1], torch.autograd.function.BackwardCFunction):
+        nodes += [each for each, _ in nodes.pop().next_functions if each is not None]
+    return nodes[-1]
 
 
 def copies(doors, dtype, rank, group):
@@ -469,6 +491,81 @@ def layouts(doors, dtype, rank, group):
     return {"differ": ", ".join(differ)}
 
 
+def sliced(doors, dtype, rank, group):
+    """Go forward and backward with logits and targets that are slices; return what came of each slice."""
+    case = small(doors.torch, dtype, doors.replica)
+    given, found = case.leaves(rank)[2].detach(), {}
+    length, batch, classes = given.shape
+    for name, shape, at in (
+        ("of padded classes", (length, batch, classes + 2), (slice(None), slice(None), slice(classes))),
+        ("of a longer sequence", (length + 1, batch, classes), (slice(1, None),)),
+        ("every second of a batch", (length, 2 * batch, classes), (slice(None), slice(1, None, 2))),
+    ):
+        larger = given.new_full(shape, 9.0)
+        larger[at] = given
+        leaf = larger.clone().requires_grad_()
+        labels = case.targets.repeat_interleave(2, 1)[:, ::2]
+        loss = doors.loss(leaf[at], labels, group)
+        (gradient,) = gradients_of(loss, [leaf], case.above)
+        beside, rest = gradient.clone(), leaf.detach() != larger
+        beside[at], rest[at] = 0, False
+        stray = int(beside.count_nonzero()) + int(rest.sum())
+        found[name] = {"loss": loss.detach(), "gradient": gradient[at], "stray": stray}
+    return {"logits": given, "slices": found}
+
+
+def loss_changed(doors, dtype, rank, group):
+    """Mask and divide the losses in place; return whether this gives the bits that it gives out of place."""
+    case, logits, loss = started(doors, dtype, rank, group)
+    mask = (case.torch.arange(loss.numel()).view_as(loss) % 3 != 1).float()
+    wanted = loss * mask / 3
+    (gradient,) = gradients_of(wanted, [logits], case.above)
+    _, logits, loss = started(doors, dtype, rank, group)
+    loss.mul_(mask).div_(3)
+    return loss.equal(wanted) and gradients_of(loss, [logits], case.above)[0].equal(gradient)
+
+
+def targets_changed(doors, dtype, rank, group):
+    """Change the targets in place after forward; return whether the gradient is that of forward's."""
+    case, logits = small(doors.torch, dtype, doors.replica), small(doors.torch, dtype, doors.replica).leaves(rank)[2]
+    targets = case.targets.clone()
+    loss = doors.loss(logits, targets, group)
+    targets.add_(1).remainder_(case.classes)
+    return gradients_of(loss, [logits], case.above)[0].equal(doors.step(case, rank, group)["gradients"][0])
+
+
+def logits_changed(doors, dtype, rank, group):
+    """Clear the logits after forward, which made fp32 ones of its own; return whether the gradient is the same."""
+    case, logits, loss = started(doors, dtype, rank, group)
+    logits.detach().zero_()
+    return gradients_of(loss, [logits], case.above)[0].equal(doors.step(case, rank, group)["gradients"][0])
+
+
+def changed(doors, dtype, rank, group):
+    """Let the caller change in place what is his between forward and backward; name what he may not change."""
+    differ = []
+    for change in (loss_changed, targets_changed, *(() if dtype == "float32" else (logits_changed,))):
+        try:
+            same = change(doors, dtype, rank, group)
+        except RuntimeError as error:
+            if "inplace" not in str(error):  # PyTorch raises, and not always below the code under test
+                raise
+            traceback.print_exc()
+            same = False
+        differ += [] if same else [change.__name__]
+    return {"differ": ", ".join(differ)}
+
+
+def mismatched(doors, dtype, rank, group):
+    """Give targets [batch, sequence], which would be the targets of other tokens; return whether that is refused."""
+    case = small(doors.torch, dtype, doors.replica)
+    try:
+        doors.loss(case.leaves(rank)[2], case.targets.t().contiguous(), group)
+    except (RuntimeError, ValueError, IndexError, AssertionError):
+        return {"refused": True}
+    return {"refused": False}
+
+
 def autocast(doors, dtype, rank, group):
     """Go forward and backward while autocast asks for a dtype that the logits do not have."""
     case = small(doors.torch, dtype, doors.replica)
@@ -518,16 +615,20 @@ def speak(work, rank, folder):
     store = distributed.FileStore(f"{folder}/{work.count}.store", work.count)
     limit = dt.timedelta(seconds=work.seconds + 60)  # after the judge, who says that a rank hangs: no wrong result
     distributed.init_process_group("gloo", store=store, rank=rank, world_size=work.count, timeout=limit)
-    groups = {size: own_group(distributed, size, rank, work.count) for size in SIZES if size <= work.count}
+    kinds = [size for size in SIZES if size <= work.count] + [APART] * (work.count == RANKS)
+    groups = {kind: own_group(distributed, members(kind, work.count), rank) for kind in kinds}
     jit = importlib.import_module("megatron.core.jit")
     jit.jit_fuser = work.fuser
     importlib.reload(doors.fused_module)
     doors.language.fused_vocab_parallel_cross_entropy = doors.fused_module.fused_vocab_parallel_cross_entropy
     found = {}
-    for name, size, function, given in work.jobs:
+    for name, kind, function, given in work.jobs:
         print("job", name, flush=True)
-        doors.replica = (work.count - 1) // size - rank // size
-        measured = attempt(functools.partial(function, doors, given, rank % size, groups[size]), work.tested)
+        beside = members(kind, work.count)
+        mine = next(number for number, group in enumerate(beside) if rank in group)
+        doors.replica = len(beside) - 1 - mine
+        measure = functools.partial(function, doors, given, beside[mine].index(rank), groups[kind])
+        measured = attempt(measure, work.tested)
         found[name] = measured if "error" in measured or doors.replica == 0 else {}
     doors.torch.save(found, f"{folder}/{work.count}.{rank}.unfinished")
     Path(f"{folder}/{work.count}.{rank}.unfinished").rename(f"{folder}/{work.count}.{rank}")
@@ -535,10 +636,17 @@ def speak(work, rank, folder):
     distributed.barrier()
 
 
-def own_group(distributed, size, rank, count):
-    """Return the group of this size that a rank is in; every rank makes every group."""
-    made = [distributed.new_group(list(range(start, start + size))) for start in range(0, count, size)]
-    return made[rank // size]
+def members(kind, count):
+    """Return the ranks of each group of this kind: APART, or so many that follow one another."""
+    if kind == APART:
+        return [list(range(start, count, count // 2)) for start in range(count // 2)]
+    return [list(range(start, start + kind)) for start in range(0, count, kind)]
+
+
+def own_group(distributed, beside, rank):
+    """Return the group that a rank is in; every rank makes every group."""
+    made = [distributed.new_group(each) for each in beside]
+    return next(group for group, each in zip(made, beside, strict=True) if rank in each)
 
 
 def ranks(works, folder):
@@ -690,6 +798,23 @@ def judge_interleaved(found):
     return not found[0]["differ"], {"measured": found[0]}
 
 
+def judge_sliced(found, case):
+    """Judge the losses and gradients of every slice; and that nothing beside it was written or has a gradient."""
+    losses, gradient = case.reference(found[0]["logits"])
+    slices = found[0]["slices"]
+    errors = {name: norm_error(each["gradient"], gradient) for name, each in slices.items()}
+    lost = max(norm_error(each["loss"], losses) for each in slices.values())
+    stray = sum(each["stray"] for each in slices.values())
+    ok = max(errors.values()) <= case.tolerance() and lost <= FLOAT32 and stray == 0
+    limits = dict.fromkeys(errors, case.tolerance()) | {"loss": FLOAT32, "stray": 0}
+    return ok, {"measured": errors | {"loss": lost, "stray": stray}, "tolerance": limits, "unit": "relative error"}
+
+
+def judge_mismatched(found):
+    """Judge that targets of another shape are refused."""
+    return found[0]["refused"], {"measured": found[0]}
+
+
 def judge_shared(found, case):
     """Judge the doubled sum of two gradients: two more roundings in the logits' dtype, of a larger sum."""
     wanted = 2 * (case.reference(found[0]["logits"])[1] + 0.25)
@@ -729,7 +854,7 @@ def judge_overflowing(found, case, scale):
 
 
 def checks(torch):
-    """Return each check: its name, ranks, role, what they measure and on what, and how that is judged."""
+    """Return each check: its name, its kind of group, role, what they measure and on what, and how that is judged."""
     found = []
     for number, values in enumerate(CASES):
         case = Case(torch, *values)
@@ -742,6 +867,12 @@ def checks(torch):
         )
         found.append((name, count, case.role(), both, case, (judge_example, case)))
     for dtype in DTYPES:
+        for name, (count, shape) in LARGE.items():
+            case = Case(torch, dtype, count, shape, "any", "weights", "normal", "leaf", "function")
+            found.append((f"{name}.{dtype}", count, case.role(), both, case, (judge_case, case)))
+        case = Case(torch, dtype, 2, (5, 2, 7), "any", "weights", "normal", "leaf", "function")
+        found.append((f"apart.{dtype}", APART, case.role(), both, case, (judge_case, case)))
+    for dtype in DTYPES:
         role, case = small(torch, dtype).role(), small(torch, dtype)
         found += [
             (f"returned.{dtype}", 1, role, returned, dtype, (judge_returned, dtype)),
@@ -752,6 +883,9 @@ def checks(torch):
             (f"weighted.{dtype}", 1, role, weighted, dtype, (judge_weighted, case)),
             (f"evaluated.{dtype}", 1, "control", evaluated, dtype, (judge_evaluated, case)),
             (f"layouts.{dtype}", 1, "control", layouts, dtype, (judge_interleaved,)),
+            (f"sliced.{dtype}", 1, role, sliced, dtype, (judge_sliced, case)),
+            (f"changed.{dtype}", 1, "control", changed, dtype, (judge_interleaved,)),
+            (f"mismatched.{dtype}", 1, "control", mismatched, dtype, (judge_mismatched,)),
             (f"autocast.{dtype}", 1, role, autocast, dtype, (judge_autocast, case)),
         ]
         if dtype != "float32":
@@ -763,9 +897,9 @@ def checks(torch):
     return found
 
 
-def of_group(found, size):
+def of_group(found, kind):
     """Return what the ranks found whose group is judged: the last one, whose ranks are others in the world."""
-    return found[-size:]
+    return [found[rank] for rank in members(kind, len(found))[-1]]
 
 
 def judge_all(probe, results, name, role, function, *given):
@@ -810,7 +944,7 @@ def judge(probe, target):
     probe.say("TARGET", target=target, evidence="traced", device="cpu")
     doors = load(probe, torch)
     given = checks(torch)
-    jobs = [(name, count, measure, on) for name, count, _, measure, on, _ in given]
+    jobs = [(name, kind, measure, on) for name, kind, _, measure, on, _ in given]
     values = [(dtype, 1, (5, 2, 7), "any", "weights", "normal", "linear", "function") for dtype in DTYPES[:3]]
     cases = {f"compiled.{each[0]}": Case(torch, *each) for each in values}
     compiled = [(name, 1, both, case) for name, case in cases.items()]
@@ -819,8 +953,8 @@ def judge(probe, target):
     plain, traced = work(count=RANKS, jobs=jobs, fuser=lambda x: x), work(count=1, jobs=compiled, fuser=fuser)
     with tempfile.TemporaryDirectory() as folder:
         written = ranks([plain, traced], folder)
-    for name, size, role, _, _, (function, *on) in given:
-        results = of_group(written[RANKS], size)
+    for name, kind, role, _, _, (function, *on) in given:
+        results = of_group(written[RANKS], kind)
         if function is judge_case:
             judge_all(probe, results, f"unfused.{name}", "control", function, probe, name, *on, "unfused")
             judge_all(probe, results, name, role, function, probe, name, *on, "fused")
