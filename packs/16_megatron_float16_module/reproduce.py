@@ -35,12 +35,16 @@ static decode; and what the real optimizer for bf16 makes of the parameters, and
                             names the device of its parameters
     all else                is cast as module.bfloat16() or half() did, from every floating-point type, parameters and
                             buffers, frozen, tied, empty or in a child; complex and integer ones, identities and
-                            attributes stay (controls). Nothing is said of a buffer that is marked: no mixer has one
+                            attributes stay (controls); so do all fp32 ones that are marked, buffers too, where the
+                            tree has mark_keep_in_fp32 (a control)
+    cast by PyTorch         a mixer in 16 bits throughout computes its rates in fp32 (a control)
     state dicts             every way in which Float16Module hands its parameters out (WAYS): A_log and D in fp32
     optimizer               what it begins with, what the forward sees of five steps; a step without DDP, where no
-                            parameter has a main_grad (a control); its sharded state (a control),
-                            with the fp32 parameters before, between and behind the others (GROUPINGS), and where
-                            only the backfill for generalized tensor parallelism (GTP) can match one of the others
+                            parameter has a main_grad (a control); its sharded state, written, and read back by
+                            another optimizer (a control), with the fp32 parameters before, between and behind the
+                            others, and in groups of their own (GROUPINGS), and where only the backfill for
+                            generalized tensor parallelism (GTP) can match one of the others; with frozen parameters
+                            in the groups, and with fp32 ones that nobody marked; DTensors, written (a control)
 
 dt_bias is a control: the mixer makes it in params_dtype, so nothing says that it is kept; a figure tells what its
 rounding costs. Where the tree has a gated delta product, whose A_log bears the same comment, that is judged, too.
@@ -48,7 +52,8 @@ Gated delta nets make A_log in params_dtype and are left alone.
 
 Stand-ins: no CUDA kernel runs. mamba_ssm's gated norm, its two scans and its decode step, and the causal convolution
 are the formulas in PyTorch, in fp32, differentiable; the linear layers are torch's; process groups of one rank are an
-object with a rank and a size. `traced`: the tensors which the mixer hands to its kernels are noted.
+object with a rank and a size, or PyTorch's fake one, for DTensors; their to_local is PyTorch 2.8's. `traced`: the
+tensors which the mixer hands to its kernels are noted.
 
 Upstream: https://github.com/NVIDIA/Megatron-LM/pull/5929 gave main a mark for such parameters, and marked none of
 Mamba's. For a checkout: PYTHONPATH=CHECKOUT uv run reproduce.py
@@ -368,15 +373,19 @@ def kept(up, case, path):
 def older(up, case, path):
     """Judge what a kernel is given from a checkpoint in the 16-bit type, and dt_bias, which is made in params_dtype.
 
-    A checkpoint gives values, and no types: what is trained on has the precision that it had.
+    A checkpoint gives values, and no types: what is trained on has the precision that it had. Then the mixer is cast
+    by PyTorch, which spares nothing: the rates are computed in fp32 all the same.
     """
     mixer = Mixer(up, case)
     half, types = getattr(up.torch, mixer.half), {name: x.dtype for name, x in mixer.mixer.named_parameters()}
     wanted = mixer.load(half)
-    changed = [name for name, x in mixer.mixer.named_parameters() if x.dtype != types[name]]
-    given = mixer.run(path)
-    errors = {"A": off(given["A"], -wanted["A_log"].exp()), "D": off(given["D"], wanted["D"])}
-    errors["dt_bias"] = off(given["dt_bias"], mixer.made["dt_bias"].to(half).double())
+    changed, errors = [name for name, x in mixer.mixer.named_parameters() if x.dtype != types[name]], {}
+    for step in ("loaded", "cast by PyTorch"):
+        given = mixer.run(path)
+        errors[f"{step}: A"] = off(given["A"], -wanted["A_log"].exp())
+        errors[f"{step}: D"] = off(given["D"], wanted["D"])
+        errors[f"{step}: dt_bias"] = off(given["dt_bias"], mixer.made["dt_bias"].to(half).double())
+        mixer.mixer.to(half)
     errors["parameters of another type"] = len(changed)
     return max(errors.values()) <= EXACT, {"measured": errors, "tolerance": EXACT, "unit": "relative error"}
 
@@ -527,8 +536,11 @@ def of_all_types(torch):
     return module
 
 
-def cast_types(up, half):
-    """Judge that a module without marks is cast as PyTorch casts it: values, types, strides, and what stays itself."""
+def cast_types(up, half, mark=None):
+    """Judge that a module is cast as PyTorch casts it: names, values, types, strides, and what stays itself.
+
+    With a mark, which each fp32 tensor is given, these stay as they are.
+    """
     ours = of_all_types(up.torch)
     theirs = copy.deepcopy(ours)
 
@@ -538,18 +550,30 @@ def cast_types(up, half):
     def tensors(module):
         return dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
 
-    old, theirs_old = tensors(ours), tensors(theirs)
+    old, theirs_old, before = tensors(ours), tensors(theirs), tensors(copy.deepcopy(theirs))
+    marked = [n for n, x in old.items() if mark and x.dtype == up.torch.float32]
+    for name in marked:
+        mark(old[name])
     halves = {"bf16": half == "bfloat16", "fp16": half == "float16"}
     config = up.config(num_layers=1, hidden_size=HIDDEN, num_attention_heads=1, **halves)
     up.module.Float16Module(config, ours)
     new, theirs_new = tensors(ours), tensors(theirs.bfloat16() if halves["bf16"] else theirs.half())
-    if new.keys() != theirs_new.keys():
-        return False, {"measured": sorted(new.keys() ^ theirs_new.keys()), "tolerance": [], "unit": "names"}
+    stays = {name: before[name] for name in marked}
+    theirs_new, theirs_old = theirs_new | stays, theirs_old | stays
+    if [*new, *ours.state_dict()] != [*theirs_new, *theirs.state_dict()]:
+        return False, {"measured": [*new, *ours.state_dict()], "tolerance": [], "unit": "names, or their order"}
     wrong = [n for n, x in theirs_new.items() if data(new[n]) != data(x)]
     wrong += [n for n, x in theirs_new.items() if (new[n].dtype, new[n].stride()) != (x.dtype, x.stride())]
     wrong += [n for n, x in theirs_new.items() if new[n].requires_grad != x.requires_grad]
     wrong += [n for n, x in theirs_new.items() if (new[n] is old[n]) != (x is theirs_old[n])]
     return not wrong, {"measured": sorted(set(wrong)), "tolerance": [], "unit": "what is not as PyTorch casts it"}
+
+
+def marked(up, half):
+    """Judge the cast of a module whose fp32 tensors are marked, where the tree has a mark."""
+    if not hasattr(up.module, "mark_keep_in_fp32"):
+        return None, {"reason": "this tree has no mark"}
+    return cast_types(up, half, up.module.mark_keep_in_fp32)
 
 
 def refused(up):
@@ -576,14 +600,37 @@ def on_host(torch):
     return OnHost()
 
 
-class Optimizer:
-    """The real optimizer for bf16 over a mixer's parameters, by default in two groups as for weight decay."""
+class Shards:
+    """A model whose parameters are DTensors, as PyTorch's FSDP2 makes them: a matrix and a vector, cast to bf16."""
 
-    def __init__(self, up, grouping="matrices first"):
-        self.up, self.mixer, rows = up, Mixer(up, CASES[0]), {}
+    def __init__(self, up, mesh):
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        config = up.config(num_layers=1, hidden_size=HIDDEN, num_attention_heads=1, bf16=True)
+        self.mixer = up.module.MegatronModule(config)
+        self.mixer.tp_group = group()
+        for name, shape in (("matrix", (HIDDEN, TOKENS)), ("vector", (HIDDEN,))):
+            self.mixer.register_parameter(name, up.torch.nn.Parameter(up.torch.randn(shape)))
+        self.wrapped = up.module.Float16Module(config, self.mixer)
+        for name, x in list(self.mixer.named_parameters()):
+            shards = up.torch.nn.Parameter(distribute_tensor(x.detach(), mesh, [Shard(0)]))
+            shards.is_torch_fsdp2_param = True  # as Megatron's own wrapper of FSDP2 says it
+            self.mixer.register_parameter(name, shards)
+
+
+class Optimizer:
+    """The real optimizer for bf16 over a mixer's parameters, by default in two groups as for weight decay.
+
+    Of what is frozen, and of what is put back in fp32 with no mark, either every second parameter is, or the others.
+    """
+
+    def __init__(self, up, grouping="matrices first", *, frozen=None, unmarked=None, shards=None):
+        self.up, self.mixer, rows = up, Shards(up, shards) if shards else Mixer(up, CASES[0]), {}
         for n, x in enumerate(self.mixer.mixer.parameters()):
             rows.setdefault(GROUPINGS[grouping](n, x), []).append(x)
-        adam = up.torch.optim.Adam([{"params": rows[key]} for key in sorted(rows)], lr=RATE)
+            x.requires_grad_(n % 2 != frozen)
+            x.data = x.data.float() if n % 2 == unmarked else x.data
+        adam = up.torch.optim.Adam([{"params": rows[key], "wd_mult": float(key)} for key in sorted(rows)], lr=RATE)
         config = up.optimizer.OptimizerConfig(bf16=True, clip_grad=0.0, lr=RATE)
         with on_host(up.torch):
             self.optimizer = up.optimizer.Float16OptimizerWithFloat16Params(adam, config, None, lambda *_: None)
@@ -593,6 +640,14 @@ class Optimizer:
         parameter = self.mixer.mixer.get_parameter(name)
         return getattr(parameter, "main_param", parameter)
 
+    def trained(self):
+        """Return the parameters that are not frozen, by name."""
+        return [(name, x) for name, x in self.mixer.mixer.named_parameters() if x.requires_grad]
+
+    def model(self):
+        """Return the model's sharded state."""
+        return self.mixer.wrapped.sharded_state_dict(metadata={"dp_cp_group": group()})
+
     def step(self, where="main_grad"):
         """Give gradients of 1 and -1, whose every step is as large as the learning rate, and make one step.
 
@@ -600,7 +655,7 @@ class Optimizer:
         """
         for n, x in enumerate(self.mixer.mixer.parameters()):
             dtype = x.dtype if where == "grad" else self.up.torch.float32
-            setattr(x, where, self.up.torch.full(x.shape, 1.0 - 2 * (n % 2), dtype=dtype))
+            setattr(x, where, self.up.torch.full_like(x.detach(), 1.0 - 2 * (n % 2), dtype=dtype))
         with on_host(self.up.torch):
             self.optimizer.prepare_grads()
             self.optimizer.step_with_ready_grads()
@@ -641,35 +696,106 @@ def own_gradients(up):
     return max(errors.values()) <= STEPPED, {"measured": errors, "tolerance": STEPPED, "unit": "of a step"}
 
 
+def local(x):
+    """Return a tensor, or what a DTensor has of it on this rank."""
+    return x.to_local() if hasattr(x, "to_local") else x
+
+
 def misplaced(trained, hidden=None):
     """Return the entries of the optimizer's sharded state that do not name the parameter to which a tensor belongs.
 
     The model's entry of a hidden parameter holds a copy, which says of what, as one of a parameter in fp8 does.
     """
-    model = trained.mixer.wrapped.sharded_state_dict(metadata={"dp_cp_group": group()})
+    torch, model = trained.up.torch, trained.model()
     keys = {id(entry.data): entry.key for entry in model.values()}
     for entry in [entry for entry in model.values() if entry.data is hidden]:
         entry.data = hidden.detach().clone()
         entry.data._gtp_dequant_src = hidden  # noqa: SLF001 - the link by which upstream finds it
-    with on_host(trained.up.torch):
+    with on_host(torch):
         state = trained.optimizer.sharded_state_dict(model)
     copies = [x for row in state["fp32_from_fp16_params"] for x in row]
     found = {(getattr(x, "key", "no name"), id(getattr(x, "data", x))) for x in copies}
     entries = [row for row in state["optimizer"]["state"].values() if isinstance(row, dict)]
     found |= {(getattr(x, "key", "no name"), id(getattr(x, "data", x))) for row in entries for x in row.values()}
     wanted, adam = set(), trained.optimizer.optimizer.state
-    for name, x in trained.mixer.mixer.named_parameters():
-        main = trained.main(name)
-        wanted |= {(f"optimizer.state.{k}.{keys[id(x)]}", id(adam[main][k])) for k in ("exp_avg", "exp_avg_sq")}
-        wanted |= {(f"optimizer.state.fp32_param.{keys[id(x)]}", id(main))} if main is not x else set()
+    for name, x in trained.trained():
+        main, key = trained.main(name), keys[id(local(x))]
+        wanted |= {(f"optimizer.state.{k}.{key}", id(local(adam[main][k]))) for k in ("exp_avg", "exp_avg_sq")}
+        wanted |= {(f"optimizer.state.fp32_param.{key}", id(local(main)))} if main is not x else set()
     return sorted({key for key, _ in found ^ wanted})
 
 
-def saved(up, grouping):
-    """Judge that the optimizer's sharded state names the parameter to which each tensor belongs."""
-    trained = Optimizer(up, grouping)
-    trained.step()
+def filled(entry, values):
+    """Return a sharded state in whose place of every key there is the value that was saved under it."""
+    if isinstance(entry, dict):
+        return {key: filled(x, values) for key, x in entry.items()}
+    if isinstance(entry, list):
+        return [filled(x, values) for x in entry]
+    return values[entry.key] if hasattr(entry, "key") else entry.unwrap() if hasattr(entry, "unwrap") else entry
+
+
+def misread(trained, other):
+    """Return the names of the parameters whose fp32 values, moments or step differ where another optimizer loads them.
+
+    Both have the same parameters in the same groups; the other has made one step more.
+    """
+    torch, states = trained.up.torch, []
+    for each, loads in ((trained, False), (other, True)):
+        with on_host(torch):
+            states.append(each.optimizer.sharded_state_dict(each.model(), is_loading=loads))
+    rows = [*states[0]["fp32_from_fp16_params"]]
+    rows += [row.values() for row in states[0]["optimizer"]["state"].values() if isinstance(row, dict)]
+    values = {x.key: x.data.clone() for row in rows for x in row}
+    states[1]["optimizer"]["state"]["common_step"] = states[0]["optimizer"]["state"]["common_step"].clone()
+    with on_host(torch):
+        other.optimizer.load_state_dict(filled(states[1], values))
+    wrong = []
+    for name, x in trained.trained():
+        pairs = [(trained.main(name), other.main(name))] if trained.main(name) is not x else []
+        ours, theirs = (each.optimizer.optimizer.state[each.main(name)] for each in (trained, other))
+        pairs += [(value, theirs[key]) for key, value in ours.items()]
+        wrong += [] if all(torch.equal(local(a), local(b)) for a, b in pairs) else [name]
+    return wrong
+
+
+def saved(up, grouping, **options):
+    """Judge that the optimizer's sharded state names the parameter to which each tensor belongs, and is read back."""
+    trained, other = (Optimizer(up, grouping, **options) for _ in range(2))
+    for each in (trained, other, other):
+        each.step()
     wrong = misplaced(trained)
+    wrong += misread(trained, other) if not wrong else []
+    return not wrong, {"measured": wrong, "tolerance": [], "unit": "entries that are wrong, or parameters"}
+
+
+def saved_by_halves(up, what):
+    """Judge the same in every grouping, with every second parameter frozen or in fp32 unmarked, or with the others."""
+    wrong = []
+    for grouping in GROUPINGS:
+        for half in (0, 1):
+            ok, values = saved(up, grouping, **{what: half})
+            wrong += [] if ok else [f"{grouping}, {half}: {each}" for each in values["measured"]]
+    return not wrong, {"measured": wrong, "tolerance": [], "unit": "entries that are wrong, or parameters"}
+
+
+def saved_shards(up):
+    """Judge what is written of parameters that are DTensors, on a mesh of one rank.
+
+    Upstream finds them by their local tensors, which PyTorch 2.8 gives out as themselves, and 2.13 as new parameters.
+    """
+    from torch.distributed.tensor import DTensor
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    distributed = up.torch.distributed
+    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        mesh = distributed.init_device_mesh("cpu", (1,))
+        with mock.patch.object(DTensor, "to_local", lambda x: x._local_tensor):  # noqa: SLF001 - as in PyTorch 2.8
+            trained = Optimizer(up, "one group", shards=mesh)
+            trained.step()
+            wrong = misplaced(trained)
+    finally:
+        distributed.destroy_process_group()
     return not wrong, {"measured": wrong, "tolerance": [], "unit": "entries that are wrong"}
 
 
@@ -775,6 +901,7 @@ def judge(probe, target):
         for way, training in (("training", True), ("evaluation", False)):
             probe.judge(f"settings.{half}.{way}", "defect", settings, up, half, training)
         probe.judge(f"types.{half}", "control", cast_types, up, half)
+        probe.judge(f"marked.{half}", "control", marked, up, half)
     probe.judge("context_parallel", "defect", context_parallel, up)
     probe.judge("refused", "control", refused, up)
     probe.judge("optimizer.begins", "defect", master, up)
@@ -784,6 +911,9 @@ def judge(probe, target):
         name = grouping.replace(" ", "_")
         probe.judge(f"optimizer.saved.{name}", "control", saved, up, grouping)
         probe.judge(f"optimizer.backfilled.{name}", "control", backfilled, up, grouping)
+    probe.judge("optimizer.frozen", "defect", saved_by_halves, up, "frozen")
+    probe.judge("optimizer.unmarked", "defect", saved_by_halves, up, "unmarked")
+    probe.judge("optimizer.saved.shards", "control", saved_shards, up)
     probe.judge("gated_delta_product", "defect", product, up)
 
 
