@@ -28,8 +28,8 @@ The contract of what the patch touches, of which CASES has a covering set:
                                              size, or of as many other ranks
     output weight                            its own, tied to the embedding, and tied on a last stage of its own: that
                                              stage's copy, with MTP the embedding's and not the layer's own beside it
-    MTP                                      off, 1 and 2 depths; heads detached; with labels and without (RL), where
-                                             MuP multiplies the logits once
+    MTP                                      off, 1 and 2 depths; heads detached, also with MuP; with labels and
+                                             without (RL), where MuP multiplies the logits once
     sequence, batch                          odd lengths, one token, batches of 1, 2 and 3
     labels                                   any, and some that are ignored (-100); a loss mask, or none
     dtype                                    fp32 and bf16
@@ -39,6 +39,12 @@ The contract of what the patch touches, of which CASES has a covering set:
                                              batches, all tokens' and the last ones', in the order of the requests; with
                                              MTP also the hidden states kept for speculation, which MuP leaves alone
     construction of the output layer         initialisation, dtype, attributes of layer and weight: as GPTModel's
+    a model changed after it is built        every module of a generated subclass and with new parameters, as FSDP2
+                                             leaves them; an output layer that is replaced by a module which hands all
+                                             it is given to another. Copied or pickled it cannot be, nor can GPTModel:
+                                             it holds process groups
+    parameters of functions                  process_mtp_loss, forward of HybridModel and of the layer: in the release's
+                                             order, for who gives them by position, and no more that have to be given
     names                                    HybridModel, and MambaModel for it; the keys of its state dict
 
 How it is run: this process starts one rank for each GPU (on the CPU: four), which talk through NCCL (gloo, on the
@@ -155,6 +161,7 @@ import datetime as dt
 import faulthandler
 import functools
 import importlib
+import inspect
 import multiprocessing.connection
 import signal
 import tempfile
@@ -194,6 +201,7 @@ class Case:
     fusion: bool = True
     implementation: str = "linear"
     model: str = "HybridModel"
+    altered: str = ""  # what becomes of a model that is built: "sharded", or "replaced"
     default: int = 0  # the size of parallel_state's groups, where the caller gives a collection of its own
 
     @property
@@ -244,6 +252,13 @@ CASES = {
     "sequence_parallel.mtp.four_ranks": Case(4, depths=1, shape=(8, 3), sequence_parallel=True, mask=True),
     "group": Case(ranks=2, depths=1, shape=(6, 2), sequence_parallel=True, mask=True, default=1),
     "group.crossed": Case(ranks=2, tied=True, shape=(5, 3), default=2),
+    "mup.detached": Case(
+        2, depths=2, shape=(6, 1), mask=True, sequence_parallel=True, detached=True, per_token=True, mup=2.0
+    ),
+    "mup.tied.detached": Case(2, True, 1, mode="eval", detached=True, mup=0.5, last_stage=True, default=1),
+    "sharded": Case(2, True, 1, (6, 1), "bfloat16", "some ignored", gathered=True, per_token=True, altered="sharded"),
+    "mtp.no_grad": Case(tied=True, depths=1, labels="some ignored", mask=True, mode="no_grad"),
+    "replaced": Case(depths=1, altered="replaced"),
 }
 # fmt: on
 WITHOUT_LABELS = {
@@ -289,6 +304,24 @@ LAYERS = {
     "group.crossed": Case(ranks=2, tied=True, last_stage=True, sequence_parallel=True, default=2),
     "group.off": Case(ranks=2, fusion=False, default=1),
 }
+
+
+# The parameters of what callers reach; "=" has a default. Upstream's own check of compatibility refuses to move one.
+# fmt: off
+PARAMETERS = {
+    "process_mtp_loss": (
+        "hidden_states labels loss_mask output_layer output_weight runtime_gather_output is_training "
+        "compute_language_model_loss config cp_group= tp_group= packed_seq_params= scale_logits_fn= input_ids= "
+        "sequence_roll_context="
+    ),
+    "HybridModel.forward": (
+        "self input_ids position_ids attention_mask decoder_input= labels= inference_context= runtime_gather_output="
+    ),
+    "LinearCrossEntropyModule.forward": (
+        "self input_ weight= runtime_gather_output= output_cross_entropy_loss= labels= reduction= ignore_index="
+    ),
+}
+# fmt: on
 
 
 @dataclasses.dataclass(frozen=True)
@@ -535,6 +568,10 @@ class Upstream:
             spec = self.spec(module=self.stack.HybridStack, params={"post_layer_norm": False}, submodules=stack)
             kind = getattr(self.mamba, case.model)
             model = kind(config, spec, CLASSES, 16, hybrid_layer_pattern="-" + "/-" * case.depths, **named)
+        if case.altered == "sharded":
+            sharded(self.torch, model)
+        if case.altered == "replaced":
+            model.output_layer = replaced(self.torch, self.build(case.other(altered="")).output_layer)
         model.to(self.device, getattr(self.torch, case.dtype)).train(case.mode == "train")
         if state is not None:
             own = {neutral(name): tensor for name, tensor in model.state_dict().items() if tensor is not None}
@@ -594,6 +631,39 @@ class Upstream:
         random = self.torch.Generator().manual_seed(5 + self.replica)
         hidden = self.torch.randn(*case.shape, HIDDEN, generator=random)
         return hidden.to(self.device, getattr(self.torch, case.dtype))
+
+
+def sharded(torch, model):
+    """Give every module a generated subclass and new parameters, as FSDP2's fully_shard does."""
+    renewed = {}
+    for module in model.modules():
+        module.__class__ = type(f"Sharded{type(module).__name__}", (type(module),), {})
+        for name, weight in module.named_parameters(recurse=False):
+            if id(weight) not in renewed:
+                renewed[id(weight)] = torch.nn.Parameter(weight.detach().clone())
+                vars(renewed[id(weight)]).update(vars(weight))  # what Megatron has marked it with
+            setattr(module, name, renewed[id(weight)])
+
+
+def replaced(torch, layer):
+    """Return a module that hands everything to this layer, whose weights it has doubled."""
+
+    class Handing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = layer
+
+        def forward(self, *given, **named):
+            return self.inner(*given, **named)
+
+        def __getattr__(self, name):
+            own = super().__getattr__
+            return getattr(own("inner"), name) if name != "inner" and name not in self._modules else own(name)
+
+    with torch.no_grad():
+        for weight in layer.parameters():
+            weight.mul_(2)
+    return Handing()
 
 
 def neutral(name):
@@ -702,6 +772,16 @@ def keys(upstream, case):
     """List the keys of both models' state dicts."""
     models = {"mine": case, "gpt": case.other(model="GPTModel")}
     return {name: sorted(map(neutral, upstream.build(one).state_dict())) for name, one in models.items()}
+
+
+def parameters(upstream, _case, name):
+    """List the parameters that can be given by position, and those that have to be given."""
+    module = upstream.mtp if name == "process_mtp_loss" else upstream.hybrid
+    module = upstream.module if name.startswith("Linear") else module
+    signature = inspect.signature(functools.reduce(getattr, name.split("."), module))
+    every = signature.parameters.values()
+    by_position = [each.name for each in every if each.kind is each.POSITIONAL_OR_KEYWORD]
+    return {"by_position": by_position, "required": [each.name for each in every if each.default is each.empty]}
 
 
 def ramp(start, tensor):
@@ -1235,6 +1315,14 @@ def differing(mine, wanted):
     return {key: differing(mine.get(key), each) for key, each in wanted.items() if mine.get(key) != each}
 
 
+def judge_parameters(found, _upstream, _case, name):
+    """Judge that what is given by position arrives as the release has it, and that no more has to be given."""
+    wanted = PARAMETERS[name].replace("=", "").split()
+    required = [each for each in PARAMETERS[name].split() if "=" not in each]
+    ok = all(each["by_position"][: len(wanted)] == wanted and {*each["required"]} <= {*required} for each in found)
+    return ok, {"measured": found[0], "tolerance": {"by_position": wanted, "required": required}}
+
+
 def judge_layers(found, _upstream, _case):
     """Judge that the output layer is built as GPTModel's, on every rank."""
     pairs = [(each["mine"], each["gpt"]) for each in found]
@@ -1322,6 +1410,9 @@ def checks():
     found += [(f"keys.{name}", "control", keys, CASES[name], judge_keys) for name in TWINS]
     found.append(("first_stage", "control", first_stage, Case(), judge_first_stage))
     found += [(f"layer.{name}", "control", layers, case, judge_layers) for name, case in LAYERS.items()]
+    for name in PARAMETERS:
+        measure, judge_it = (functools.partial(function, name=name) for function in (parameters, judge_parameters))
+        found.append((f"parameters.{name}", "control", measure, Case(), judge_it))
     for name, (case, serving) in SERVED.items():
         measure, judge_it = (functools.partial(function, serving=serving) for function in (serve, judge_serve))
         found.append((f"serve.{name}", "control", measure, case, judge_it))
