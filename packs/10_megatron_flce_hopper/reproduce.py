@@ -41,8 +41,20 @@ have it. It is a vocabulary-parallel cross entropy's in general: measure_impleme
     tokens                     [sequence, batch, hidden] or [tokens, hidden]; one token, one a rank, odd numbers
     memory                     no tensor, and not all that live together, of the size of half of the logits
     what is frozen             a weight or hidden states without a gradient
+                               more tokens, or a larger hidden size, than any one tile: 65537 tokens, a size of 8193
     calls                      a second call, and a second backward, come to the same, in tensors of their own; inputs
                                and the gradient from above stay as they are
+    in flight                  other losses and gradients, computed between any two operators of one, as on a second
+                               stream, change nothing
+    changed in place           the loss, by its caller before backward (loss *= mask): its gradients follow. Hidden
+                               states, weight or labels: PyTorch's error that a saved tensor was modified, or no
+                               difference
+    second-order gradients     right, or refused by an error of PyTorch's, as a product into out= is: never left out
+    deterministic algorithms   torch.use_deterministic_algorithms(True), which fills new memory with nan, raises nothing
+    what outlives a loss       nothing of it, and no input, without a collection of cycles: after a backward or without
+                               one. A loss that is held after its backward keeps no input and no gradient
+    size of a split            whatever LCE_FWD_VOCAB_SPLIT_SIZE and LCE_BWD_VOCAB_SPLIT_SIZE say, which Blackwell's
+                               entry reads and which need not agree: they may be ignored, not half followed
     waits                      none of the host for the GPU, forward or backward: "full_iteration" captures both
     compute capability         9 gets a loss; 10.x gets Blackwell's kernels; 7, 8, 11 and 12 are refused by a ValueError
                                with the number, as without the patch and in #3345: of those nothing was measured
@@ -170,6 +182,7 @@ import datetime as dt
 import faulthandler
 import fnmatch as patterns
 import functools
+import gc
 import importlib
 import multiprocessing
 import signal
@@ -262,6 +275,8 @@ CASES = {
     "function.without_group": Case(entry="function, no group", shape=(13,), reduction="mean", labels="some ignored"),
     "expanded": Case(entry="function", above="expanded", shape=(7,)),
     "ones.two": Case(ranks=2, above="ones", dtype="bfloat16", shape=(5, 3), hidden=64, classes=1000),
+    "many_tokens": Case(entry="function", shape=(65537,), classes=4, hidden=4, above="ones"),
+    "wide": Case(entry="function", shape=(3,), hidden=8193),
     "one_token": Case(shape=(1, 1)),
     "one_token.two": Case(ranks=2, shape=(1, 1), reduction="mean"),
     "one_token.each_of_four": Case(ranks=4, shape=(4, 1), sequence_parallel=True),
@@ -319,6 +334,22 @@ WAITS = {
     "one": Case(classes=7001, shape=(9,), hidden=8, labels="some ignored", reduction="mean", entry="function"),
     "two": Case(2, (4, 2), 13000, hidden=8, labels="some ignored", sequence_parallel=True, entry="function"),
 }
+FUNCTION = Case(entry="function", shape=(13,), labels="some ignored")
+DETERMINISTIC = {
+    "bfloat16": Case(dtype="bfloat16", shape=(9, 2), hidden=64, classes=1000),
+    "mean.two": Case(2, (12,), 7000, reduction="mean", labels="some ignored", entry="function", sequence_parallel=True),
+}
+HALVED = {
+    "none": FUNCTION,
+    "mean": dataclasses.replace(FUNCTION, reduction="mean"),
+    "two": Case(2, (12,), sequence_parallel=True, entry="function"),
+}
+CHANGED = {"none": FUNCTION, "mean.two": Case(2, (12,), reduction="mean", sequence_parallel=True, entry="function")}
+FREED = {"none": FUNCTION, "mean": HALVED["mean"]}  # of one rank: a collective may hold a tensor for a moment
+SPLIT_SIZES = {"LCE_FWD_VOCAB_SPLIT_SIZE": (1024, 2048), "LCE_BWD_VOCAB_SPLIT_SIZE": (2048, 1024)}
+SPLIT = Case(entry="function", classes=5001, shape=(9,), hidden=8)
+IN_PLACE = "modified by an inplace operation"  # what PyTorch says of a saved tensor that was changed
+SECOND_ORDER = ("automatic differentiation", "once_differentiable", "is not implemented", IN_PLACE)
 WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim", "bincount")
 MEMORY = Case(shape=(1024, 2), classes=24576, hidden=8, dtype="bfloat16", reduction="mean", labels="some ignored")
 SLAB_PART = 0.5  # of the elements, or in fp32 the bytes, of all logits
@@ -526,9 +557,7 @@ def loss(upstream, case):
     given = above.reshape(found.shape)
     with reductions(upstream.torch.distributed) as backward:
         once = upstream.torch.autograd.grad(found, wanted, given, retain_graph=case.entry != "native")
-    record = {"loss": found.detach(), "dtypes": [str(each.dtype) for each in (found, *once)]}
-    names = [name for name in ("hidden", "weight") if case.frozen != name]
-    record |= {f"towards_{name}": each for name, each in zip(names, once, strict=True)}
+    record = recorded(case, found, once)
     if case.entry != "native":  # which overwrites what it saved
         twice = upstream.torch.autograd.grad(found, wanted, given)
         with enter:
@@ -540,6 +569,13 @@ def loss(upstream, case):
     if case.entry != "native":
         record["said"]["kernel"] = upstream.fused.Platform().forward_func.__module__
     return record
+
+
+def recorded(case, found, gradients):
+    """Return what is judged of a loss and its gradients."""
+    record = {"loss": found.detach(), "dtypes": [str(each.dtype) for each in (found, *gradients)]}
+    names = [name for name in ("hidden", "weight") if case.frozen != name]
+    return record | {f"towards_{name}": each for name, each in zip(names, gradients, strict=True)}
 
 
 @contextlib.contextmanager
@@ -563,6 +599,152 @@ def no_grad(upstream, case):
     hidden, weight, labels, _ = upstream.parts(case)
     with upstream.torch.no_grad():
         return {"loss": upstream.losses(case, hidden, weight, labels)}
+
+
+def deterministic(upstream, case):
+    """Compute losses and gradients where what is not deterministic raises."""
+    upstream.torch.use_deterministic_algorithms(True)
+    try:
+        return loss(upstream, case)
+    finally:
+        upstream.torch.use_deterministic_algorithms(False)
+
+
+def halved(upstream, case):
+    """Halve a loss in place, and give twice the gradient from above: both are exact, and gradients are the same."""
+    hidden, weight, labels, above = upstream.parts(case)
+    found = upstream.losses(case, hidden, weight, labels)
+    try:
+        found.mul_(0.5)
+    except RuntimeError as error:  # the loss is upstream's: so is what PyTorch refuses of it
+        return {"error": f"it raised {type(error).__name__}: {error}"[:400], "upstream": True}
+    given = 2 * above.reshape(found.shape)
+    return recorded(case, 2 * found, upstream.torch.autograd.grad(found, (hidden, weight), given))
+
+
+def changed(upstream, case):
+    """Change each input in place between forward and backward: that is refused, or gradients stay as they were."""
+    right, gradients = {}, upstream.torch.autograd.grad
+    for index, name in enumerate(("hidden", "weight", "labels")):
+        hidden, weight, labels, above = given = upstream.parts(case)
+        found = upstream.losses(case, hidden, weight, labels)
+        above = above.reshape(found.shape)
+        before = gradients(found, (hidden, weight), above, retain_graph=True)
+        with upstream.torch.no_grad():
+            given[index].mul_(0)
+        try:
+            after = gradients(found, (hidden, weight), above)
+        except RuntimeError as error:
+            if IN_PLACE not in str(error):
+                raise
+            right[name] = "refused"
+        else:
+            right[name] = all(same(x, y) for x, y in zip(before, after, strict=True))
+    return {"right": right}
+
+
+def second_order(upstream, case):
+    """Differentiate the sum of losses and of the square of their gradient."""
+    torch, (hidden, weight, labels, above) = upstream.torch, upstream.parts(case)
+
+    def penalized(hidden, weight, function):
+        found = function(hidden, weight)
+        (gradient,) = torch.autograd.grad(found, hidden, above.to(found.dtype), create_graph=True)
+        return torch.autograd.grad((found * above).sum() + gradient.square().sum(), (hidden, weight))
+
+    def eager(hidden, weight):
+        return torch.nn.functional.cross_entropy(hidden @ weight.t(), labels, reduction="none")
+
+    try:
+        found = penalized(hidden, weight, lambda *given: upstream.losses(case, *given, labels))
+    except RuntimeError as error:
+        if not any(text in str(error) for text in SECOND_ORDER):
+            raise
+        return {"right": {"refused": True}}
+    wanted = penalized(*(each.detach().double().requires_grad_() for each in (hidden, weight)), eager)
+    limit = 2 * FLOAT32_GRADIENT  # the rounding of two gradients
+    right = [norm_error(x, y) <= limit for x, y in zip(found, wanted, strict=True)]
+    return {"right": dict(zip(("hidden", "weight"), right, strict=True))}
+
+
+def freed(upstream, case):
+    """Drop a loss without a backward, and after one; return whether all is freed by then that was made for it."""
+    weak = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef
+    right = {}
+    gc.disable()
+    try:
+        for name in ("no backward", "backward"):
+            hidden, weight, labels, above = upstream.parts(case)
+            given = [hidden.clone(), weight.clone(), labels.clone()]  # a graph keeps its leaves, not these
+            found = upstream.losses(case, *given)
+            kept, mine = [weak(each.untyped_storage()) for each in given], weak(found.untyped_storage())
+            if name == "backward":
+                made = upstream.torch.autograd.grad(found, given[:2], above.reshape(found.shape))
+                kept += [weak(each.untyped_storage()) for each in made]
+                del given, made
+                right["loss held after backward"] = all(each.expired() for each in kept)
+            given = found = None
+            right[name] = mine.expired() and all(each.expired() for each in kept)
+    finally:
+        gc.enable()
+    return {"right": right}
+
+
+def in_flight(upstream, case):
+    """Compute a loss and gradients, and others of the same shapes whole between any two operators of these."""
+    torch, (hidden, weight, labels, above) = upstream.torch, upstream.parts(case)
+    cuda = upstream.device.type == "cuda"
+    other = [-hidden.detach(), weight.detach()]  # of both with the other sign logits are the same
+    aside = torch.cuda.stream(torch.cuda.Stream()) if cuda else contextlib.nullcontext()
+    wait = torch.cuda.synchronize if cuda else lambda: None  # the order is the host's, on two streams
+
+    def gradients(found, hidden, weight):
+        return torch.autograd.grad(found, (hidden, weight), above.reshape(found.shape))
+
+    class Between(importlib.import_module("torch.overrides").TorchFunctionMode):
+        def __torch_function__(self, function, _types, given=(), named=None):
+            made = function(*given, **(named or {}))
+            if function.__name__ != "__get__":  # a shape, a dtype
+                wait()
+                with aside, torch.enable_grad():
+                    inputs = [each.clone().requires_grad_() for each in other]
+                    gradients(upstream.losses(case, *inputs, labels), *inputs)
+                wait()
+            return made
+
+    between = Between()
+    with between:
+        found = upstream.losses(case, hidden, weight, labels)
+    # Autograd leaves modes behind: this one is entered again in the thread that runs the backward, around it alone.
+    found.grad_fn.register_prehook(lambda _: between.__enter__() and None)
+    found.grad_fn.register_hook(lambda *_: between.__exit__(None, None, None))
+    return recorded(case, found, gradients(found, hidden, weight))
+
+
+def split_sizes(upstream, case):
+    """Compute losses and gradients where the environment sets the sizes of splits, when modules are loaded."""
+    before, seen = {name: os.environ.get(name) for name in SPLIT_SIZES}, upstream.fused.torch
+    records = []
+    try:
+        for values in zip(*SPLIT_SIZES.values(), strict=True):
+            os.environ.update(zip(SPLIT_SIZES, map(str, values), strict=True))
+            load_again(upstream, seen)
+            records.append(loss(upstream, case))
+    finally:
+        for name, value in before.items():
+            os.environ.pop(name)
+            if value is not None:
+                os.environ[name] = value
+        load_again(upstream, seen)
+    return {"each": records}
+
+
+def load_again(upstream, seen):
+    """Load the fusion's modules again; the one that asks for the device sees the torch it saw."""
+    for name in [name for name in sys.modules if name.startswith(FUSIONS)]:
+        del sys.modules[name]
+    importlib.reload(upstream.fused)
+    upstream.fused.torch = seen
 
 
 def waits(upstream, case):
@@ -887,6 +1069,7 @@ def speak(work, rank, count, folder):
     os.environ["GLOO_SOCKET_IFNAME"] = "lo"
     distributed = torch.distributed
     if device.type == "cuda":
+        os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # without it deterministic algorithms refuse every product
         torch.cuda.set_device(device)
     backend = "gloo" if device.type == "cpu" else "nccl"
     store = distributed.FileStore(f"{folder}/store", count)
@@ -1105,9 +1288,16 @@ def judge_waits(found, _upstream, _case):
     return not any(each["waits"] for each in found), {"measured": [each["waits"] for each in found]}
 
 
-def judge_platform(found, _upstream, _case):
-    """Judge that each compute capability gets what it should."""
-    return all(found[0]["right"].values()), {"measured": found[0]["right"]}
+def judge_right(found, _upstream, _case):
+    """Judge what every rank has compared by itself."""
+    return all(all(each["right"].values()) for each in found), {"measured": found[0]["right"]}
+
+
+def judge_each(found, upstream, case):
+    """Judge several losses of one check."""
+    told = [judge_loss(records, upstream, case) for records in zip(*(each["each"] for each in found), strict=True)]
+    values = told[0][1] | {"measured": [values["measured"] for _, values in told]}
+    return all(ok for ok, _ in told), values
 
 
 def judge_train(found, _upstream, model):
@@ -1145,11 +1335,20 @@ def checks(size):
     """Return each check: name, role, what is measured on which case, how that is judged; GPTModel on `size` ranks."""
     found = [(f"loss.{name}", "defect", loss, case, judge_loss) for name, case in CASES.items()]
     found += [(f"no_grad.{name}", "defect", no_grad, case, judge_loss) for name, case in FORWARD.items()]
+    found += [
+        (f"deterministic.{name}", "defect", deterministic, case, judge_loss) for name, case in DETERMINISTIC.items()
+    ]
+    found += [(f"halved.{name}", "defect", halved, case, judge_loss) for name, case in HALVED.items()]
+    found += [(f"changed.{name}", "defect", changed, case, judge_right) for name, case in CHANGED.items()]
+    found += [(f"freed.{name}", "defect", freed, case, judge_right) for name, case in FREED.items()]
+    found.append(("second_order", "defect", second_order, Case(entry="function", shape=(13,)), judge_right))
+    found.append(("in_flight", "defect", in_flight, FUNCTION, judge_loss))
+    found.append(("split_sizes", "defect", split_sizes, SPLIT, judge_each))
     found += [(f"waits.{name}", "defect", waits, case, judge_waits) for name, case in WAITS.items()]
     found.append(("memory", "defect", memory, MEMORY, judge_memory))
     found += [(name, "control", loss, case, judge_loss) for name, case in NEIGHBOURS.items()]
-    found.append(("blackwell", "control", blackwell, Case(), judge_platform))
-    found.append(("others_refused", "control", others, Case(), judge_platform))
+    found.append(("blackwell", "control", blackwell, Case(), judge_right))
+    found.append(("others_refused", "control", others, Case(), judge_right))
     models = [(name, "defect", model) for name, model in MODELS.items()]
     models += [(name, "control", model) for name, model in WITHOUT.items()]
     models.append(("gpt.logits", "control", Model(labels=False)))
