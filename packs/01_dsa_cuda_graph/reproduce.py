@@ -27,19 +27,22 @@ needs no GPU is right with tensors on the host. The contract that is covered:
     FusedDSAIndexerLoss, with its backward     batch, heads, floats, strides, causal, additive, [start, end) masks,
                                                keys in another order, real rows, mean or sum, sparse, relu, frozen
                                                inputs, gradient of the loss; heads of the attention on two ranks
-    DSAIndexerLossAutoScaler                   unset, set, set again, set after a capture; shapes and floats
+    DSAIndexerLossAutoScaler                   unset, set, set again, set after a capture, then also in another type or
+                                               shape or from the host; shapes and floats
     _run_sparse_attention_backward             rows with, without and promised to have keys; batch, padded heads, floats
     build_packed_allgather_cp_local_positions, 1 to 4 ranks, empty sequences, padded tails, int32 and int64, queries
     ..._query_positions_and_key_reorder,       and keys of other lengths, with and without the size that the caller
-    build_packed_cp_indexer_layout,            knows, batches of empty sequences, lengths that are refused
-    generate_varlen_mask_params
-    get_cp_positions_from_layout,              uneven and even ranks, two and four of them, with and without their
-    _validate_nonpacked_cp_uniform_length      group, lengths that are refused
+    build_packed_cp_indexer_layout,            knows, batches of empty sequences, no rows, lengths and sizes that are
+    generate_varlen_mask_params                refused
+    get_cp_positions_from_layout,              uneven, empty and even ranks, two and four of them, with and without
+    _validate_nonpacked_cp_uniform_length      their group, lengths that are refused
     apply_rotary_pos_emb on packed sequences   table of one sequence, of all, or longer; halves, pairs, MLA's order;
                                                mscale, some or all columns, ranks, floats, strides; fewer rows
     DSAttention                                forward and backward, plain and packed, one and two ranks
 
-A function that the tree lacks, or that needs more GPUs than there are, is not judged.
+A function that the tree lacks, or that needs more GPUs than there are, is not judged. Cumulative lengths that step back
+are no batch that DSA takes, and are not covered: build_packed_allgather_cp_local_positions alone drops such a sequence,
+eager RoPE and build_packed_cp_indexer_layout raise, and the order of the keys holds some positions twice.
 "reported." marks the sites of the public report: they were wrong in commit da482cf5c8 and right from d1cab16a01 on; the
 bounds of an additive mask, on which releases do not agree, are compared between eager mode and replay alone.
 Stand-ins: for cuDNN's backward of sparse attention its formula, which gives not-a-number for a row without keys;
@@ -340,6 +343,9 @@ def packed_positions(up, _):
             wanted.append(numbers(up, positions(empty, size, rank, count)))
             yield Call(step, [sets[-1]], [numbers(up, [])], captures=False)
         yield Call(step, sets, wanted, replayed=int(not cover and size > 1))
+        if size > 1:
+            step = build and (lambda cu, options=options | {"output_size": 0}: build(cu, device=up.device, **options))
+            yield Call(step, [[cumulative(up, case, cu)] for cu in (lists[0], empty)], [numbers(up, [])] * 2)
         unsized = options | {"output_size": None}
         step = build and (lambda cu, options=unsized: build(cu, device=up.device, **options))
         full = [numbers(up, positions(cu, size, rank) if size > 1 else range(cu[-1])) for cu in lists]
@@ -380,7 +386,7 @@ def indexer_layout(up, _):
         def wanted(queries, keys, local, size=size, rank=rank):
             both = [[b - a for a, b in itertools.pairwise(cu)] for cu in (queries, keys)]
             halves = [[x // (2 * size) for x in each] for each in both]
-            if local:
+            if local is not None:
                 halves, q = [[local // 2]], [local // 2] * 2
                 k, starts = [local // 2, local], [0, 0]
             else:
@@ -393,15 +399,15 @@ def indexer_layout(up, _):
 
         if size == 1:
             continue
-        lists = batches(case, size)
-        local = lists[0][-1] // size if len(case.lengths) == 1 else 0
-        for rows in {0, local}:
-            options = {"cp_size": size, "cp_rank": rank, "key_size": rows or lists[0][-1]}
-            options |= {"local_key_layout": bool(rows)}
+        kinds = (False, True) if len(case.lengths) == 1 else (False,)
+        empty = [[0] * (len(case.lengths) + 1)]
+        for lists, local in itertools.product((batches(case, size), empty), kinds):
+            rows = lists[0][-1] // (size if local else 1)
+            options = {"cp_size": size, "cp_rank": rank, "key_size": rows, "local_key_layout": local}
             step = build and (lambda q, kv, options=options: build(q, kv, **options))
             pairs = list(zip(lists, lists[::-1], strict=True))
             sets = [[cumulative(up, case, cu) for cu in pair] for pair in pairs]
-            yield Call(step, sets, [wanted(*pair, rows) for pair in pairs])
+            yield Call(step, sets, [wanted(*pair, rows if local else None) for pair in pairs])
 
 
 def varlen_whole(up, _):
@@ -415,6 +421,7 @@ def varlen_whole(up, _):
         wanted = [numbers(up, x, range(1, len(x) + 1)) for x in starts]
         yield Call(told, sets, wanted)
         yield Call(plain, sets, wanted, captures=False)
+        yield Call(plain, [[cumulative(up, case, [0, 0])]], [numbers(up, [], [])], captures=False)
 
 
 def varlen_positions(up, _):
@@ -594,11 +601,19 @@ def loss_of(up, case, parts, names):
     return differentiated(up.torch, loss, 3, case.frozen)
 
 
+def losses(*factors):
+    """List cases of the scaler: its loss is a number, several, or several of which there is only one."""
+    ones = cases(*factors)
+    for case in ones:
+        case.loss = 1
+    return cases("loss", *factors) + ones
+
+
 def loss_scale(up, _, *, first):
     """Scale the loss's gradient: by what was set, twice, or by 1 as long as nothing was set."""
     scaler, torch = up.dsa.DSAIndexerLossAutoScaler, up.torch
     backward = functools.partial(scaled, up)
-    for case in cases("loss", "scale", "floats", "batch"):
+    for case in losses("scale", "floats", "batch"):
 
         def given(output, loss, gradient, one, two):
             scaler.main_loss_backward_scale = None
@@ -636,24 +651,30 @@ def scaled(up, output, loss, gradient, *_):
 
 
 def scale_after_capture(up, *, first):
-    """Set the scale after the capture: replays read it, unless none was set then; eager mode reads it afterwards."""
-    scaler = up.dsa.DSAIndexerLossAutoScaler
+    """Set the scale after the capture: replays read it, unless none was set then; eager mode reads it afterwards.
 
-    def settle(*tensors):
-        scaler.set_loss_scale(tensors[-1].clone())
+    It is copied into the one that was set before, also from the host, from another type, or as a number into a [1].
+    """
+    scaler, torch = up.dsa.DSAIndexerLossAutoScaler, up.torch
+    renewals = (torch.Tensor.double, torch.Tensor.bfloat16, lambda x: x.reshape(()), lambda x: x.cpu())
 
     def prepare(*tensors):
         scaler.main_loss_backward_scale = None
-        _ = None if first else settle(*tensors)
+        _ = None if first else scaler.set_loss_scale(tensors[-1].clone())
 
-    for case in cases("loss", "scale", "floats"):
+    renewed = [(case, renew) for case in cases("scale") for renew in renewals]
+    for case, renew in [*((case, torch.clone) for case in losses("scale", "floats")), *renewed]:
+
+        def settle(*tensors, renew=renew):
+            scaler.set_loss_scale(renew(tensors[-1].clone()))
+
         sets, wanted = [], []
-        for scale in (0.3, 5.0):
+        for scale in (0.375, 5.0):  # exact in bfloat16
             output, gradient = (drawn(up, case, 7, 2) for _ in "ab")
             loss = drawn(up, case, *([case.loss] if case.loss else []))
-            sets.append([output, loss, gradient, up.torch.full((1,) if case.scale and not first else (), scale)])
+            sets.append([output, loss, gradient, torch.full((1,) if case.scale and not first else (), scale)])
             both = (1 if first else scale, scale)
-            found = [y for x in both for y in (output, gradient, up.torch.full_like(loss, x))]
+            found = [y for x in both for y in (output, gradient, torch.full_like(loss, x))]
             wanted.append(lambda _, x=found: x)
         hooks = {"prepare": prepare, "settle": settle, "after": functools.partial(scaled, up)}
         yield Call(functools.partial(scaled, up), sets, wanted, TOLERANCES[case.floats], **hooks)
@@ -834,7 +855,7 @@ def uneven(up, group):
     """List the rows of a rank; it has as many as it likes, after those of the ranks before it."""
     place = need(up.dsa_layout, "get_cp_positions_from_layout")
     n, rank, ends = group.size(), group.rank(), up.torch.arange(1, S + 1)
-    for lengths in ((16, 8, 3, 1)[:n], (8, 16, 2, 5)[:n], (1, 10, 6, 10)[:n]):
+    for lengths in ((16, 8, 3, 1)[:n], (8, 16, 2, 5)[:n], (1, 10, 6, 10)[:n], (0, 8, 0, 5)[:n]):
         sq, skv = lengths[rank], sum(lengths)
         for size, others in ((n, group), (n, None), (n + 1, group)):
             first = sum(lengths[:rank]) if size == n and others else rank * sq
@@ -886,6 +907,34 @@ HOST = ("packed_positions", "packed_reorder", "indexer_layout", "varlen.whole", 
 RANKS = {name: {"two_ranks": 2, "four_ranks": 4}.get(name.partition(".")[0], 1) for name in SITES}
 
 
+def hosted(up, **given):
+    """Put cumulative lengths on the host; on a GPU repeat_interleave ends the process where a size is not their sum."""
+    return {x: up.torch.tensor(y, dtype=up.torch.int32) for x, y in given.items()}
+
+
+def misfits(up, name):
+    """List calls with lengths that no ranks can share, and with sizes that are not those of the rows; as refusals()."""
+    fixed = {"device": up.torch.device("cpu"), "cp_size": 2, "cp_rank": 1}
+    if name == "packed_positions":
+        function = need(up.dsa_layout, "build_packed_allgather_cp_local_positions", **fixed)
+        calls = [(hosted(up, cu_seqlens=[0, x]), False) for x in (6, 7)]
+        sizes = [{"output_size": x, "cu_seqlens_cover_output": cover} for x, cover in ((3, 0), (3, 1), (5, 1))]
+        given = hosted(up, cu_seqlens=[0, 0, 8])  # 4 rows a rank
+    else:
+        function = need(up.dsa_layout, "build_packed_allgather_cp_query_positions_and_key_reorder", **fixed)
+        calls = []
+        sizes = [
+            {"local_output_size": 3},
+            {"local_output_size": 4, "key_local_output_size": 3},
+            {"local_output_size": 5, "query_cu_seqlens_cover_output": True},
+            {"local_output_size": 5, "key_cu_seqlens_cover_output": True},
+            {"local_output_size": 4, "global_output_size": 10},
+        ]
+        given = hosted(up, cu_seqlens_q=[0, 0, 8], cu_seqlens_kv=[0, 0, 8])
+    calls += [(given | x, told) for x in sizes for told in (False, True)]
+    return [(functools.partial(function, **x), told) for x, told in calls] if function else []
+
+
 def refusals(up, group, name):
     """List calls with wrong input, and whether they are told that they are captured; each has to raise."""
     layout, n, odd = up.dsa_layout, group.size(), group.rank() % 2
@@ -894,11 +943,9 @@ def refusals(up, group, name):
     def tensor(rows):
         return up.put([up.torch.tensor(rows, dtype=up.torch.int32)])[0]
 
-    if name == "packed_positions":  # looks at lengths that lie on the host
-        function = need(layout, "build_packed_allgather_cp_local_positions", cp_size=2, cp_rank=1)
-        given = [up.torch.tensor([0, x], dtype=up.torch.int32) for x in (6, 7)]
-        calls = [({"cu_seqlens": x, "device": up.torch.device("cpu")}, False) for x in given]
-    elif name == "rope" and not need(up.rope_utils, "apply_rotary_pos_emb", max_seqlen=8):
+    if name in {"packed_positions", "packed_reorder"}:
+        return misfits(up, name)
+    if name == "rope" and not need(up.rope_utils, "apply_rotary_pos_emb", max_seqlen=8):
         # Rows that are in no sequence, and a table that ends before the sequence. What takes max_seqlen pads instead.
         config = types.SimpleNamespace(apply_rope_fusion=False, rotary_interleaved=False, mrope_section=None)
         function = need(up.rope_utils, "apply_rotary_pos_emb", config=config, cp_group=ranks(1))
@@ -909,6 +956,8 @@ def refusals(up, group, name):
         function = need(layout, "build_packed_cp_indexer_layout", **given)
         wrong = {"cp_size": 1, "key_size": 8}, {"cp_size": 2, "key_size": 6}
         wrong += ({"cp_size": 2, "key_size": 3, "local_key_layout": True},)
+        both = hosted(up, cu_seqlens_q=[0, 8], cu_seqlens_kv=[0, 8])
+        wrong += tuple(both | {"cp_size": 2, "key_size": x} for x in (4, 12))
         calls = [(x, told) for x in wrong for told in (False, True)]
     elif name == "varlen.whole":
         function, calls = up.dsa_masking.generate_varlen_mask_params, [({"cu_seqlens": tensor([0])}, False)]
@@ -1336,7 +1385,10 @@ def blamed(error):
     frames = [frame.filename for x in chain for frame in traceback.extract_tb(x.__traceback__)]
     host = isinstance(error, (ImportError, MemoryError)) or "out of memory" in str(error)
     launched = any(x in str(error) for x in ("captur", "device-side assert"))  # and told where somebody waits
-    if host or not (launched or any("/megatron/" in x for x in frames)):
+    # Autograd itself refuses what upstream's functions gave it: a gradient of another shape, a result without one.
+    last = traceback.extract_tb(error.__traceback__)[-1].filename
+    unfit = "/torch/autograd/" in last and "CUDA error" not in str(error)
+    if host or not (launched or unfit or any("/megatron/" in x for x in frames)):
         raise error
     traceback.print_exception(error)
     return error
