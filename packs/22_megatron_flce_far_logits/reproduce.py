@@ -731,10 +731,15 @@ def launch_tp(upstream, logits, labels, width, spoiled):
 def judge_launch(upstream, launch, tokens, width=8, spoiled=slice(0)):
     """Judge the losses of a launch by float64, and that what backward reads is the sum, above the maximum.
 
-    Rows that are `spoiled` have a sum of nan in one split, as a weight of nan gives: so they have a loss of nan.
+    Rows that are `spoiled` have a sum of nan in one split, as a weight of nan gives: so they have a loss of nan. What
+    is raised inside the kernel is its fault, though no frame of it has the name of upstream's file.
     """
     logits, labels = tokens()
-    loss, maximum, total, written = launch(upstream, logits, labels, width, spoiled)
+    try:
+        loss, maximum, total, written = launch(upstream, logits, labels, width, spoiled)
+    except importlib.import_module("triton.runtime.errors").InterpreterError as error:  # inside the kernel
+        traceback.print_exc()
+        return False, {"reason": f"it raised {type(error).__name__}: {error}"[:400]}
     sums = logits.double().logsumexp(dim=1)
     sums[spoiled] = float("nan")
     wanted = sums - logits.double().gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
