@@ -72,7 +72,7 @@ def _checks(receipts: list[Receipt], *, measured: bool) -> str:
 
     Without `measured`, one for all that came out alike: hundreds of checks leave no room for what they measured.
     """
-    rows, alike = [], dict[tuple[str, ...], list[str]]()
+    rows = []
     for one in receipts:
         lanes = [
             {check.name: check for check in one.lanes[name].checks} if name in one.lanes else {} for name in LaneName
@@ -81,9 +81,11 @@ def _checks(receipts: list[Receipt], *, measured: bool) -> str:
             check = next(lane[name] for lane in lanes if name in lane)
             said = [_said(lane[name], measured=measured) if name in lane else "-" for lane in lanes]
             rows.append([one.target, name, check.role, *said, _limit(check)])
-            alike.setdefault((one.target, check.role, *said), []).append(name)
     if measured:
         return markdown.table(["target", "check", "role", *LaneName, "tolerance"], rows)
+    alike: dict[tuple[str, ...], list[str]] = {}
+    for target, name, role, *said, _ in rows:
+        alike.setdefault((target, role, *said), []).append(name)
     together = [[*key, "; ".join(names)] for key, names in alike.items()]
     return markdown.table(["target", "role", *LaneName, "checks"], together)
 
