@@ -28,6 +28,7 @@ from harness.verdict.cell import Cell
 @options.packs_option
 @options.cache_option
 @options.offline_option
+@options.mirrors_option
 @click.option("--target", default="auto", show_default=True, help="cpu, sm_90a, ..., all, or auto (GPU, else cpu).")
 @click.option(
     "--generated", type=click.IntRange(0), metavar="N", help="Make N mutants of the patch (default: pack.toml's)."
@@ -43,6 +44,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     packs: Path,
     cache_root: Path | None,
     offline: bool,  # noqa: FBT001 - click passes options by name
+    mirrors: Path | None,
     target: str,
     generated: int | None,
     seed: int | None,
@@ -76,7 +78,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     if record:
         campaign.refuse(order, chosen)
     with Progress(sys.stderr) as progress, gpu_pool() as pool:
-        cache, here = options.the_cache(cache_root, offline=offline, tell=progress.tell), host.detect(pool)
+        cache = options.the_cache(cache_root, offline=offline, tell=progress.tell, mirrors=mirrors)
+        here = host.detect(pool)
         cells = _listed(cells_of(chosen, target, Request(timeout=timeout), here, cache), target)
         words = (packs.resolve(), target, *(one.name for one in chosen), order)
         with cache.guard(), state.opened(cache, *words) as kept, FileJournal(kept.journal) as journal:

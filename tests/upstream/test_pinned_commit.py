@@ -14,9 +14,9 @@ from testing.workbench import Workbench
 RELEASE = 'version = "1.0"\nfile = "toykernel-1.0.zip"\n'
 
 
-def _pinned(workbench: Workbench) -> tuple[Path, str]:
-    """Lay the sound pack, pinned to a commit that a mirror has."""
-    pack = workbench.lay("01_confirmed")
+def _pinned(workbench: Workbench, behaviour: str = "01_confirmed") -> tuple[Path, str]:
+    """Lay a sound pack, pinned to a commit that a mirror has."""
+    pack = workbench.lay(behaviour)
     source = workbench.folder / "source"
     commit = mirrors.repository(source, {"README": "no release holds this\n"})
     mirrors.mirror(workbench.folder / "mirrors", source, [commit])
@@ -54,6 +54,15 @@ def test_every_verb_knows_a_pinned_commit(workbench: Workbench) -> None:
     filled = workbench.run("fetch", "--dest", str(workbench.folder / "filled"), *places)
     assert filled.returncode == 0, filled.stderr
     assert workbench.rows("--cache", str(workbench.folder / "filled"))[0] == 0
+
+
+def test_wrong_fixes_are_judged_on_a_commit_that_only_a_mirror_has(workbench: Workbench) -> None:
+    _pinned(workbench, "42_refuses_wrong_fixes")
+    wanted = ("mutate", "--target", "cpu", "--only-own")
+    assert workbench.run(*wanted).returncode == 1, "no cache has it yet"
+    ended = workbench.run(*wanted, "--mirrors", str(workbench.folder / "mirrors"))
+    assert ended.returncode == 0, ended.stderr
+    assert "strength: killed 3 of 3" in ended.stdout
 
 
 def test_releases_are_judged_beside_a_pinned_commit(workbench: Workbench) -> None:
