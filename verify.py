@@ -1265,6 +1265,15 @@ class Report:
         )
         return killed, of, elsewhere, record["date"], stale
 
+    def first_sight(self, receipt: dict[str, Any]) -> str:
+        """Say how many wrong fixes were killed, of how many, that the probe had not met before."""
+        place = self.pack.folder / "receipts" / f"first_sight.{receipt['target']}.{receipt['evidence']}.json"
+        if not place.is_file():
+            return ""
+        record = json.loads(place.read_text("utf-8"))
+        killed, of = (sum(record[who][name] for who in ("own", "made")) for name in ("killed", "of"))
+        return f"; {killed}/{of} at first sight"
+
     def strengths(self) -> str:
         """Say how many wrong fixes the probe refused, target by target."""
         found = []
@@ -1275,7 +1284,8 @@ class Report:
                 killed, of, elsewhere, date, stale = strength
                 more = f" ({elsewhere} more in code that only another target runs)" if elsewhere else ""
                 text = f"{target} ({receipt['evidence']}): killed {killed} of {of} wrong fixes{more}, {date}"
-                found.append(text + (", STALE" if stale else ""))
+                first = self.first_sight(receipt).replace(";", ",")
+                found.append(text + (", STALE" if stale else "") + first)
         return f"Strength: {'; '.join(found) or self.pack.unmeasured}."
 
     def verdicts(self) -> str:
@@ -1296,7 +1306,7 @@ class Report:
             killed, of, elsewhere, date, stale = strength or (0, 0, 0, "", False)
             more = f" (+{elsewhere} elsewhere)" if elsewhere else ""
             strong = f"{killed}/{of}{more}, {date}{' STALE' if stale else ''}" if strength else self.pack.unmeasured
-            rows.append([target, one["evidence"], gpu_of(one) or "CPU", *cells, strong])
+            rows.append([target, one["evidence"], gpu_of(one) or "CPU", *cells, strong + self.first_sight(one)])
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
     def cell(self, receipt: dict[str, Any] | None, of_row: str) -> str:

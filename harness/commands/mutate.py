@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from harness.commands import options, running
+from harness.core.errors import HarnessError
 from harness.core.progress import Progress
 from harness.core.words import Exit
 from harness.host import host
@@ -35,6 +36,7 @@ from harness.verdict.cell import Cell
 )
 @click.option("--seed", type=int, metavar="S", help="Of the sample (default: pack.toml's).")
 @click.option("--only-own", is_flag=True, help="Only those in the packs' mutants/.")
+@click.option("--unseen", is_flag=True, help="Those in the packs' unseen/ alone, whose authors had not read the probe.")
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Lanes at once (default: cores, as memory allows).")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Seconds per lane at most.")
 @click.option("--record", is_flag=True, help="Put the strength into the packs' receipts/.")
@@ -49,6 +51,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     generated: int | None,
     seed: int | None,
     only_own: bool,  # noqa: FBT001 - likewise
+    unseen: bool,  # noqa: FBT001 - likewise
     jobs: int | None,
     timeout: float | None,
     record: bool,  # noqa: FBT001 - likewise
@@ -67,6 +70,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
       runner.py mutate 9 --target cpu
       runner.py mutate 9 --generated 200 --seed 7
       runner.py mutate 5 9 14 --only-own
+      runner.py mutate 9 --unseen --record
 
     Exit status 0: every mutant is killed or equivalent; 1: one survived or is unjudged; 2: the call is wrong;
     5: nothing was judged; 130: interrupted.
@@ -74,13 +78,17 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     chosen, broken = options.sound_packs(packs, wanted)
     if broken:
         raise broken[0]
-    order = Order(generated, seed, only_own)
-    if record:
+    if unseen and (only_own or generated is not None or seed is not None):
+        raise HarnessError("--unseen takes no other wrong fixes. Next: leave out --generated, --seed and --only-own")
+    order = Order(generated, seed, only_own, unseen)
+    if record and not unseen:
         campaign.refuse(order, chosen)
     with Progress(sys.stderr) as progress, gpu_pool() as pool:
         cache = options.the_cache(cache_root, offline=offline, tell=progress.tell, mirrors=mirrors)
         here = host.detect(pool)
         cells = _listed(cells_of(chosen, target, Request(timeout=timeout), here, cache), target)
+        if record and unseen:
+            campaign.refuse_second_sight(cells)
         words = (packs.resolve(), target, *(one.name for one in chosen), order)
         with cache.guard(), state.opened(cache, *words) as kept, FileJournal(kept.journal) as journal:
             if kept.resumed:

@@ -21,6 +21,7 @@ from harness.mutate.mutants import Listed, Mutant, Origin
 from harness.mutate.state import State
 from harness.pack.model import Pack
 from harness.receipt import receipt, strength
+from harness.receipt.receipt import FIRST_SIGHT
 from harness.receipt.strength import Fate, MutantRecord, Strength
 from harness.schedule.estimates import Estimates
 from harness.schedule.journal import LaneEnd
@@ -46,12 +47,14 @@ class Order:
         generated: how many mutants are made of a pack's patch; None: as many as pack.toml says.
         seed: of the sample; None: pack.toml's.
         own_only: none are made.
+        unseen: those of the packs' unseen/ alone.
 
     """
 
     generated: int | None = None
     seed: int | None = None
     own_only: bool = False
+    unseen: bool = False
 
     def seed_of(self, pack: Pack) -> int:
         """Return the seed of a pack's sample."""
@@ -59,7 +62,7 @@ class Order:
 
     def number_of(self, pack: Pack) -> int:
         """Return how many mutants are made of a pack's patch."""
-        if self.own_only:
+        if self.own_only or self.unseen:
             return 0
         return pack.definition.strength.generated if self.generated is None else self.generated
 
@@ -179,7 +182,7 @@ class Campaign:
         """Choose the mutants of a cell, write those that are made, and give each a cell of its own."""
         pack = subject.cell.pack
         subject.first = self._survivors(subject.cell)
-        chosen = mutants.own(pack)
+        chosen = mutants.own(pack, Origin.UNSEEN if self.order.unseen else Origin.OWN)
         pristine = tree.materialize(self.session.cache, pack.definition.upstream, subject.cell.source)
         fix = generated.fix_of(pack, pristine)
         if self.choose is not None:
@@ -187,15 +190,16 @@ class Campaign:
         else:
             made = generated.candidates(fix, subject.cell.stated.loads)
             number, seed = self.order.number_of(pack), self.order.seed_of(pack)
-            first = () if self.order.own_only else subject.first
+            first = () if number == 0 else subject.first
             chosen += generated.sample(fix, made, number, seed, first)
         stated = subject.cell.timeout or subject.cell.stated.timeout_s
         timeout = min(stated, LONGEST_FACTOR * subject.seconds + LONGEST_BESIDES)
         for mutant in chosen:
-            file = pack.folder / "mutants" / f"{mutant.name}.patch"
             if mutant.origin == Origin.GENERATED:
                 file = self.state.patch(pack.name, mutant.slug)
                 files.write_atomic(file, mutant.patch)
+            else:
+                file = pack.folder / mutants.FOLDERS[mutant.origin] / f"{mutant.name}.patch"
             cell = replace(
                 subject.cell,
                 lanes=(LaneName.PATCHED,),
@@ -282,7 +286,7 @@ class Campaign:
             date=dt.datetime.now(dt.UTC).date().isoformat(),
             seed=self.order.seed_of(pack),
             generated=self.order.number_of(pack),
-            own=strength.count(one for one in records if one.origin == Origin.OWN),
+            own=strength.count(one for one in records if one.origin != Origin.GENERATED),
             made=strength.count(one for one in records if one.origin == Origin.GENERATED),
             probe=receipt.hashed(pack.probe),
             patch=receipt.hashed(pack.patch),
@@ -309,8 +313,8 @@ def wrongly_listed(result: Result) -> list[str]:
 
 
 def names(pack: Pack, fix: generated.Fix) -> set[str]:
-    """Return the names of every mutant that a pack has, its own and those that can be made, on any target."""
-    found = {one.name for one in mutants.own(pack)}
+    """Return the names of every mutant that a pack has: its own, the unseen, those that can be made on any target."""
+    found = {one.name for origin in mutants.FOLDERS for one in mutants.own(pack, origin)}
     for target in pack.definition.targets.values():
         found |= {one.name for one in generated.candidates(fix, target.loads)}
     return found
@@ -324,4 +328,23 @@ def refuse(order: Order, packs: list[Pack]) -> None:
             raise HarnessError(
                 f"--record: {pack.name}/pack.toml states seed {stated.seed} and {stated.generated} generated mutants. "
                 "Next: --record without --seed, --generated and --only-own, or change [strength]"
+            )
+
+
+def refuse_second_sight(cells: Iterable[Cell]) -> None:
+    """Raise HarnessError where wrong fixes that are to be recorded as unseen are not: a first sight is had once."""
+    for cell in cells:
+        pack = cell.pack
+        unseen = {one.meaning: one.name for one in mutants.own(pack, Origin.UNSEEN)}
+        if not unseen:
+            raise HarnessError(
+                f"{pack.name}: no unseen/*.patch. Next: let somebody who has not read the probe write some"
+            )
+        before = strength.find(pack, cell.target, str(cell.evidence or ""), FIRST_SIGHT)
+        known = {one.sha256: f"recorded on {before.date}" for one in before.mutants} if before else {}
+        known |= {sha256: f"mutants/{name}.patch" for name, sha256 in strength.own_hashes(pack).items()}
+        if met := [f"{unseen[one]} ({known[one]})" for one in unseen if one in known]:
+            raise HarnessError(
+                f"--record: {pack.name}/unseen: the probe was shown {', '.join(met)}. "
+                "Next: --unseen without --record, or a set of others"
             )

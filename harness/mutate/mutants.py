@@ -18,10 +18,15 @@ SLUG = re.compile(r"[^\w.-]+")
 
 
 class Origin(StrEnum):
-    """Who made it: a person, into the pack's mutants/, or the operators."""
+    """Who made it: a person, into the pack's mutants/, or into its unseen/ without sight of the probe; operators."""
 
     OWN = "own"
+    UNSEEN = "unseen"
     GENERATED = "generated"
+
+
+#: Where those lie that persons wrote.
+FOLDERS = {Origin.OWN: "mutants", Origin.UNSEEN: "unseen"}
 
 
 @dataclass(frozen=True)
@@ -56,8 +61,8 @@ class Mutant:
     @property
     def slug(self) -> str:
         """A short name for files."""
-        if self.origin == Origin.OWN:
-            return f"own-{SLUG.sub('_', self.name)}"
+        if self.origin in FOLDERS:
+            return f"{self.origin}-{SLUG.sub('_', self.name)}"
         where = SLUG.sub("_", self.name.partition(": ")[0].rpartition("/")[2])
         return f"{where}-{files.key_of(self.name)[:8]}"
 
@@ -97,14 +102,14 @@ class _File:
     elsewhere: tuple[_Entry, ...] = ()
 
 
-def own(pack: Pack) -> list[Mutant]:
-    """Read the pack's own mutants, in the order of their names."""
+def own(pack: Pack, origin: Origin = Origin.OWN) -> list[Mutant]:
+    """Read the mutants that persons wrote for a pack, in the order of their names."""
     found = []
-    for path in sorted((pack.folder / "mutants").glob("*.patch")):
+    for path in sorted((pack.folder / FOLDERS[origin]).glob("*.patch")):
         try:
-            found.append(Mutant(path.stem, Origin.OWN, "", path.read_text(encoding="utf-8")))
+            found.append(Mutant(path.stem, origin, "", path.read_text(encoding="utf-8")))
         except UnicodeDecodeError as error:
-            raise HarnessError(f"{pack.name}/mutants/{path.name}: not UTF-8: {error.reason}") from None
+            raise HarnessError(f"{pack.name}/{FOLDERS[origin]}/{path.name}: not UTF-8: {error.reason}") from None
     return found
 
 

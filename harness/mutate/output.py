@@ -22,8 +22,9 @@ def _shown(console: Console, result: Result, found: Strength) -> None:
     table = Table("fate", "mutant", "by", box=None)
     order = list(Fate)
     for one in sorted(found.mutants, key=lambda one: (order.index(one.fate), one.origin != "own")):
-        table.add_row(one.fate, f"{one.name}" if one.origin != "own" else f"{one.name} (own)", _by(one))
-    console.print(f"{found.pack} {found.target} ({found.evidence}), seed {found.seed}")
+        table.add_row(one.fate, one.name if one.origin == "generated" else f"{one.name} ({one.origin})", _by(one))
+    seed = "" if found.is_first_sight else f", seed {found.seed}"
+    console.print(f"{found.pack} {found.target} ({found.evidence}){seed}")
     console.print(table)
     checks = Counter(name for one in found.mutants for name in one.by)
     if checks:
@@ -58,6 +59,8 @@ def line(found: Strength) -> str:
         (whole.elsewhere, strength.NOT_RUN_HERE),
     ]
     rest = "".join(f"; {number} {word}" for number, word in numbers if number)
+    if found.is_first_sight:
+        return f"unseen wrong fixes: killed {_counted(whole)}{rest}"
     return f"strength: killed {_counted(whole)} ({', '.join(parts)}){rest}"
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 
 from harness.core.errors import HarnessError
-from harness.core.words import Evidence
 from harness.mutate import campaign, changes, generated, mutants
-from harness.mutate.mutants import Listed, Mutant
+from harness.mutate.mutants import Listed, Mutant, Origin
 from harness.pack.model import Pack
 from harness.receipt import strength
+from harness.receipt.receipt import FIRST_SIGHT
 from harness.receipt.strength import NOT_JUDGED_HERE, Fate, Strength
 from harness.upstream.tree import Tree
 
@@ -23,10 +23,16 @@ def errors(pack: Pack, pristine: Tree | None) -> tuple[list[str], list[str]]:
 
     """
     try:
-        listed, own = mutants.listed(pack), mutants.own(pack)
+        listed = mutants.listed(pack)
+        written = {folder: mutants.own(pack, origin) for origin, folder in mutants.FOLDERS.items()}
     except HarnessError as error:
         return [str(error)], []
-    wrong = [f"mutants/{one.name}.patch: {said}" for one in own for said in _own_errors(pack, one, pristine)]
+    wrong = [
+        f"{folder}/{one.name}.patch: {said}"
+        for folder, own in written.items()
+        for one in own
+        for said in _own_errors(pack, one, pristine)
+    ]
     wrong += _unknown(pack, pristine, listed)
     warnings: list[str] = []
     for path in strength.files_of(pack):
@@ -40,6 +46,36 @@ def errors(pack: Pack, pristine: Tree | None) -> tuple[list[str], list[str]]:
         warnings += (
             [f"{path.name}: STALE: {'; '.join(why)}. Next: runner.py mutate {pack.name} --record"] if why else []
         )
+    of_unseen = _unseen(pack, written[mutants.FOLDERS[Origin.UNSEEN]], listed)
+    return wrong + of_unseen[0], warnings + of_unseen[1]
+
+
+def _unseen(pack: Pack, unseen: list[Mutant], listed: list[Listed]) -> tuple[list[str], list[str]]:
+    """List what is wrong with the records of a first sight, and which wrong fixes still pass or wait to be judged."""
+    wrong, warnings = [], []
+    there = {one.meaning for one in unseen}
+    judged: set[str] = set()
+    for path in strength.files_of(pack, FIRST_SIGHT):
+        try:
+            found = strength.load(path)
+        except HarnessError as error:
+            wrong.append(str(error))
+            continue
+        wrong += _of_its_place(pack, path.name, found)
+        judged |= {one.sha256 for one in found.mutants}
+        left = strength.still_open(pack, found, (one.name for one in listed if one.covers(found.target)))
+        wrong += [
+            f"{path.name}: {one.name} passed, and its patch is neither in unseen/ nor in mutants/"
+            for one in left
+            if one.sha256 not in there
+        ]
+        if left:
+            names = ", ".join(one.name for one in left)
+            warnings.append(f"{path.name}: still open: {names}. Next: a check that refuses them, and then mutants/")
+    waiting = [one.name for one in unseen if one.meaning not in judged]
+    if waiting:
+        names = f"unseen/: not judged yet: {', '.join(waiting)}"
+        warnings.append(f"{names}. Next: runner.py mutate {pack.name} --unseen --record")
     return wrong, warnings
 
 
@@ -77,11 +113,17 @@ def _of_record(pack: Pack, name: str, found: Strength, listed: list[Listed]) -> 
     ]
     kept = {one.name for one in found.mutants if one.fate in NOT_JUDGED_HERE and one.listed} - covered
     wrong += [f"{name}: {one}: mutants/equivalent.toml lists it no more" for one in sorted(kept)]
-    if (pack.name, strength.file_name(found.target, Evidence(found.evidence))) != (found.pack, name):
+    return wrong + _of_its_place(pack, name, found)
+
+
+def _of_its_place(pack: Pack, name: str, found: Strength) -> list[str]:
+    """List what a record says otherwise than its name, its folder and its own mutants do."""
+    wrong = []
+    if (pack.name, found.name) != (found.pack, name):
         wrong.append(f"{name} speaks of {found.pack} {found.target} ({found.evidence})")
     counts = (
-        strength.count(one for one in found.mutants if one.origin == "own"),
-        strength.count(one for one in found.mutants if one.origin != "own"),
+        strength.count(one for one in found.mutants if one.origin != "generated"),
+        strength.count(one for one in found.mutants if one.origin == "generated"),
     )
     if counts != (found.own, found.made):
         wrong.append(f"{name}: its numbers are not those of its mutants")

@@ -22,6 +22,8 @@ LONGEST_MESSAGE = 1000
 SUITE = "upstream_tests.json"
 #: How the name of a record of wrong fixes begins, which lies beside the receipt of its target.
 STRENGTH = "strength."
+#: Likewise of a record of wrong fixes that the probe had not met before.
+FIRST_SIGHT = "first_sight."
 
 
 @dataclass(frozen=True)
@@ -308,7 +310,7 @@ def paths(folder: Path) -> list[Path]:
 
 def is_receipt(path: Path) -> bool:
     """Whether a JSON file in a folder of receipts is one: upstream's own tests and strengths have other shapes."""
-    return path.name != SUITE and not path.name.startswith(STRENGTH)
+    return path.name != SUITE and not path.name.startswith((STRENGTH, FIRST_SIGHT))
 
 
 def load_all(folder: Path, *, lanes: bool = True) -> list[Receipt]:

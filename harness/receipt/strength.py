@@ -2,6 +2,10 @@
 
 It is a file of its own beside the receipt of its target, ``receipts/strength.TARGET.EVIDENCE.json``: it is made at
 another time than the receipt, by another command, and a new receipt must not lose it.
+
+Those of mutants/ are refused because checks were written until they were. What the probe does with wrong fixes that it
+has not met is another figure, and has a file of its own, ``receipts/first_sight.TARGET.EVIDENCE.json``. It is of that
+day's probe, so that it is never stale; a later set replaces it.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ from harness.core.errors import HarnessError
 from harness.core.words import Evidence
 from harness.pack import meaning
 from harness.pack.model import Pack
-from harness.receipt.receipt import STRENGTH, Hashed, to_json
+from harness.receipt.receipt import FIRST_SIGHT, STRENGTH, Hashed, to_json
 
 SCHEMA = 1
 #: Said of wrong fixes in code that a target does not run.
@@ -45,7 +49,7 @@ class MutantRecord:
 
     Attributes:
         name: of the mutant.
-        origin: ``own`` (written by a person) or ``generated``.
+        origin: ``own`` (written by a person), ``generated`` or ``unseen`` (by a person who had not read the probe).
         operator: of a generated one; empty of others.
         why: the line before its diff.
         sha256: of its diff.
@@ -118,7 +122,12 @@ class Strength:
     @property
     def name(self) -> str:
         """The file's name."""
-        return file_name(self.target, self.evidence)
+        return file_name(self.target, self.evidence, FIRST_SIGHT if self.is_first_sight else STRENGTH)
+
+    @property
+    def is_first_sight(self) -> bool:
+        """Whether it is of wrong fixes that the probe had not met before."""
+        return bool(self.mutants) and all(one.origin == "unseen" for one in self.mutants)
 
 
 def _numbers(count: Count) -> tuple[int, ...]:
@@ -140,9 +149,9 @@ def count(found: Iterable[MutantRecord]) -> Count:
     )
 
 
-def file_name(target: str, evidence: Evidence) -> str:
-    """Return the name of the file of one target."""
-    return f"{STRENGTH}{target}.{evidence}.json"
+def file_name(target: str, evidence: Evidence, kind: str = STRENGTH) -> str:
+    """Return the name of the file of one target; `kind` is its beginning."""
+    return f"{kind}{target}.{evidence}.json"
 
 
 def load(path: Path) -> Strength:
@@ -172,16 +181,16 @@ def text_of_document(document: object) -> str:
     return to_json(document)
 
 
-def files_of(pack: Pack) -> list[Path]:
-    """List the files of a pack's records."""
-    return sorted((pack.folder / "receipts").glob(f"{STRENGTH}*.json"))
+def files_of(pack: Pack, kind: str = STRENGTH) -> list[Path]:
+    """List the files of a pack's records; `kind` is their beginning."""
+    return sorted((pack.folder / "receipts").glob(f"{kind}*.json"))
 
 
-def find(pack: Pack, target: str, evidence: str) -> Strength | None:
+def find(pack: Pack, target: str, evidence: str, kind: str = STRENGTH) -> Strength | None:
     """Return the record of one target of a pack, seen in that way; None where there is none that can be read."""
     if not evidence:
         return None
-    path = pack.folder / "receipts" / file_name(target, Evidence(evidence))
+    path = pack.folder / "receipts" / file_name(target, Evidence(evidence), kind)
     try:
         return load(path) if path.exists() else None
     except HarnessError:  # `check` says why
@@ -221,6 +230,13 @@ def stale(pack: Pack, strength: Strength) -> list[str]:
     return found
 
 
+def still_open(pack: Pack, first: Strength, covered: Iterable[str] = ()) -> list[MutantRecord]:
+    """List the wrong fixes that passed at first sight and stand neither in mutants/ nor among the `covered` names."""
+    closed, names = set(own_hashes(pack).values()), set(covered)
+    passed = (one for one in first.mutants if one.fate in (Fate.SURVIVED, Fate.UNJUDGED))
+    return [one for one in passed if one.sha256 not in closed and one.name not in names]
+
+
 def in_a_table(pack: Pack, target: str, evidence: str) -> str:
     """Write the strength of a verdict shortly: ``strength 38/40``, STALE where it is; empty where there is none."""
     found = find(pack, target, evidence)
@@ -233,8 +249,15 @@ def in_a_table(pack: Pack, target: str, evidence: str) -> str:
 def text(pack: Pack, target: str, evidence: str) -> str:
     """Write the strength of a verdict for tables and reports; empty where none was measured.
 
-    ``strength: killed 38 of 40 wrong fixes (1 survived, 1 unjudged), 2026-11-21``, with STALE and why where it is.
+    ``strength: killed 38 of 40 wrong fixes (1 survived, 1 unjudged), 2026-11-21``, with STALE and why where it is, and
+    behind it ``; 7 of 10 at first sight, 2026-11-20``.
     """
+    first = find(pack, target, evidence, FIRST_SIGHT)
+    seen = f"{first.whole.killed} of {first.whole.of} at first sight, {first.date}" if first else ""
+    return "; ".join(part for part in (_recorded(pack, target, evidence), seen) if part)
+
+
+def _recorded(pack: Pack, target: str, evidence: str) -> str:
     found = find(pack, target, evidence)
     if found is None:
         return ""

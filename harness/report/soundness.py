@@ -136,7 +136,11 @@ class Checker:
 
     def _patch_text(self) -> list[str]:
         if not self.pack.definition.has_patch:
-            beside = (*self.pack.folder.glob("*.patch"), *self.pack.folder.glob("mutants/*"))
+            beside = (
+                *self.pack.folder.glob("*.patch"),
+                *self.pack.folder.glob("mutants/*"),
+                *self.pack.folder.glob("unseen/*"),
+            )
             places = sorted(path.relative_to(self.pack.folder).as_posix() for path in beside)
             return [f'{place}: pack.toml says fix = "none"' for place in places]
         errors = []

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from harness.pack.model import Pack
 from harness.receipt import strength
+from harness.receipt.receipt import FIRST_SIGHT
 
 NOT_MEASURED, NO_PATCH = "not measured", "no patch"
 #: What a reader of a report can see for himself, and verify.py looks at: its own wrong fixes are no part of a bundle.
@@ -34,6 +35,12 @@ def find(pack: Pack, target: str, evidence: str) -> Strength | None:
         return None
     stale = bool(SEEN.intersection(strength.stale(pack, found)))
     return Strength(found.whole.killed, found.whole.of, found.whole.elsewhere, found.date, stale)
+
+
+def first_sight(pack: Pack, target: str, evidence: str) -> str:
+    """Return ``; 7/10 at first sight``: of wrong fixes that the probe had not met; empty where there are none."""
+    found = strength.find(pack, target, evidence, FIRST_SIGHT)
+    return f"; {found.whole.killed}/{found.whole.of} at first sight" if found else ""
 
 
 def nothing(pack: Pack) -> str:

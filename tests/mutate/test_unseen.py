@@ -1,0 +1,120 @@
+"""`runner.py mutate --unseen`: wrong fixes that the probe had not met; their figure is had once, and stays."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from testing.workbench import Workbench
+
+RECORD = "receipts/first_sight.cpu.traced.json"
+
+
+@pytest.fixture
+def pack(workbench: Workbench) -> Path:
+    """Lay a pack whose unseen wrong fixes are two that its probe lets pass and one that it refuses."""
+    folder = workbench.lay("43_lets_wrong_fixes_pass")
+    (folder / "mutants").rename(folder / "unseen")
+    (folder / "mutants").mkdir()
+    workbench.recorded()
+    return folder
+
+
+def _mutate(workbench: Workbench, *arguments: str) -> tuple[int, str]:
+    ended = workbench.run("mutate", "--target", "cpu", "--unseen", *arguments)
+    assert "Traceback" not in ended.stderr, ended.stderr
+    return ended.returncode, ended.stdout + ended.stderr
+
+
+def _checked(workbench: Workbench) -> str:
+    ended = workbench.run("check")
+    return ended.stdout + ended.stderr
+
+
+def test_the_figure_of_a_first_sight_stands_beside_the_strength(workbench: Workbench, pack: Path) -> None:
+    assert "unseen/: not judged yet: adds_the_weight, loses_an_empty_total, rounds_the_total" in _checked(workbench)
+    status, shown = _mutate(workbench, "--record")
+    assert status == 1, "two pass"
+    assert "unseen wrong fixes: killed 1 of 3; 2 survived" in shown
+    found = json.loads((pack / RECORD).read_text())
+    assert {one["name"]: (one["origin"], one["fate"]) for one in found["mutants"]} == {
+        "adds_the_weight": ("unseen", "killed"),
+        "loses_an_empty_total": ("unseen", "survived"),
+        "rounds_the_total": ("unseen", "survived"),
+    }
+    assert not list((pack / "receipts").glob("strength.*")), "the strength is of the pack's own and generated ones"
+    assert "fresh CONFIRMED; 1 of 3 at first sight, 20" in workbench.run("list").stdout
+    assert "not measured; 1/3 at first sight |" in workbench.run("report", pack.name).stdout
+    assert json.loads(workbench.run("table", "--format", "json").stdout)[0]["strength"] == ""
+
+
+def test_what_passed_is_open_until_a_check_refuses_it(workbench: Workbench, pack: Path) -> None:
+    _mutate(workbench, "--record")
+    said = _checked(workbench)
+    assert "first_sight.cpu.traced.json: still open: loses_an_empty_total, rounds_the_total." in said
+    assert "not judged yet" not in said
+    (pack / "unseen/rounds_the_total.patch").rename(pack / "mutants/rounds.patch")
+    assert "still open: loses_an_empty_total." in _checked(workbench)
+    reason = '[[equivalent]]\nname = "loses_an_empty_total"\nreason = "Nobody asks for the total of nothing."\n'
+    (pack / "mutants/equivalent.toml").write_text(reason)
+    assert "still open" not in _checked(workbench)
+    (pack / "mutants/equivalent.toml").unlink()
+    (pack / "unseen/loses_an_empty_total.patch").unlink()
+    assert "loses_an_empty_total passed, and its patch is neither in unseen/ nor in mutants/" in _checked(workbench)
+
+
+def test_a_first_sight_is_had_once(workbench: Workbench, pack: Path) -> None:
+    _mutate(workbench, "--record")
+    before = (pack / RECORD).read_bytes()
+    status, said = _mutate(workbench, "--record")
+    assert (status, (pack / RECORD).read_bytes()) == (2, before)
+    assert "unseen: the probe was shown adds_the_weight (recorded on 20" in said
+    (pack / RECORD).unlink()
+    shutil.copy(pack / "unseen/adds_the_weight.patch", pack / "mutants/another_name.patch")
+    status, said = _mutate(workbench, "--record")
+    assert status == 2
+    assert "adds_the_weight (mutants/another_name.patch)" in said
+
+
+def test_a_probe_of_another_day_keeps_the_figure(workbench: Workbench, pack: Path) -> None:
+    _mutate(workbench, "--record")
+    with (pack / "reproduce.py").open("a") as stream:
+        stream.write("\nANOTHER = 1\n")
+    assert "1 of 3 at first sight" in workbench.run("list").stdout
+    assert "first_sight.cpu.traced.json: STALE" not in _checked(workbench)
+
+
+@pytest.mark.parametrize("option", [("--only-own",), ("--seed", "3"), ("--generated", "2")])
+def test_no_other_wrong_fixes_are_mixed_in(workbench: Workbench, pack: Path, option: tuple[str, ...]) -> None:
+    status, said = _mutate(workbench, *option)
+    assert status == 2
+    assert "--unseen takes no other wrong fixes" in said
+    assert not (pack / RECORD).exists()
+
+
+def test_a_pack_without_unseen_ones_is_refused(workbench: Workbench, pack: Path) -> None:
+    shutil.rmtree(pack / "unseen")
+    status, said = _mutate(workbench, "--record")
+    assert status == 2
+    assert "no unseen/*.patch. Next: let somebody who has not read the probe write some" in said
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ('"killed": 1', '"killed": 3', "its numbers are not those of its mutants"),
+        ('"target": "cpu"', '"target": "sm_90a"', "speaks of 43_lets_wrong_fixes_pass sm_90a"),
+        ('"fate": "killed"', '"fate": "refused"', "first_sight.cpu.traced.json"),
+    ],
+)
+def test_a_record_that_was_edited_is_unsound(workbench: Workbench, pack: Path, old: str, new: str, reason: str) -> None:
+    _mutate(workbench, "--record")
+    text = (pack / RECORD).read_text()
+    assert old in text
+    (pack / RECORD).write_text(text.replace(old, new, 1))
+    checked = workbench.run("check")
+    assert checked.returncode != 0
+    assert reason in checked.stdout + checked.stderr
