@@ -34,10 +34,12 @@ has its twin through the unfused function, a control:
     tp_group                                        1, 2 and 4 ranks, beside others of the same size; also {0, 2} and
         {1, 3}, as initialize_model_parallel makes them with order="dp-tp"
     the gradient that comes from above              1, one number expanded, any weights, a loss mask, a loss scale; of
-        any strides: transposed, one row for all, every second of a batch
+        any strides: transposed, one row for all, every second of a batch; or none at all, for which the logits' is 0
     entry                                           the function, and LanguageModule.compute_language_model_loss
     what comes back                                 fp32 losses [sequence, batch], which the caller may change in
         place; a gradient of the logits' dtype, also when targets, or logits that are not fp32, change after forward
+    what was given                                  targets and the gradient from above stay as they are, in shape,
+        strides and values; so do the logits, but for the values of fp32 ones
 
 The function has no label smoothing. Besides: what backward itself returns, how many copies of the gradient are made and
 how many bytes are held for it; a second backward, which autograd refuses; logits that another term uses, too; losses of
@@ -138,6 +140,7 @@ class Probe:  # prints the lines that a runner reads, and draws the verdict from
 # --- protocol: end
 # fmt: on
 
+import copy
 import datetime as dt
 import faulthandler
 import functools
@@ -290,26 +293,38 @@ class Case:
         return "control" if self["dtype"] == "bfloat16" else "defect"
 
 
+class WrongShapeError(Exception):
+    """The release returned losses of another shape than the targets: it is at fault, though it did not raise."""
+
+
 class Doors:
     """The entries of the release, called alike."""
 
     def __init__(self, fused, unfused, module, state):
         self.fused_module, self.unfused_module, self.language, self.state = fused, unfused, module, state
         self.replica = 0  # of the data-parallel ones, counted from the one that is judged
+        self.handed = []  # to the release: the names, the tensors, their layouts, and the values that they are to keep
 
     def loss(self, logits, targets, group, *, fused=True, entry="function"):
-        """Return the losses of a rank's logits."""
+        """Return the losses of a rank's logits; the release gets a copy of the targets."""
         self.state._TENSOR_MODEL_PARALLEL_GROUP = group  # noqa: SLF001 - where older releases look for it
+        self.handed.append(("the logits", logits, layout(logits), None))  # forward may overwrite fp32 ones
+        labels = self.hand("the targets", targets.t() if entry == "model" else targets)
         if entry == "model":
             config = types.SimpleNamespace(cross_entropy_loss_fusion=fused, cross_entropy_fusion_impl="native")
             groups = types.SimpleNamespace(tp=group)
             model = types.SimpleNamespace(config=config, pg_collection=groups, tp_group=group)
             model.model_comm_pgs = groups  # the name in 0.14.0
-            return self.language.LanguageModule.compute_language_model_loss(model, targets.t(), logits).t()
-        module = self.fused_module if fused else self.unfused_module
-        function = getattr(module, "fused_" * fused + "vocab_parallel_cross_entropy")
-        named = {"tp_group": group} if "tp_group" in inspect.signature(function).parameters else {}
-        return function(logits, targets, **named)
+            loss = self.language.LanguageModule.compute_language_model_loss(model, labels, logits)
+        else:
+            module = self.fused_module if fused else self.unfused_module
+            function = getattr(module, "fused_" * fused + "vocab_parallel_cross_entropy")
+            named = {"tp_group": group} if "tp_group" in inspect.signature(function).parameters else {}
+            loss = function(logits, labels, **named)
+        shape, wanted = getattr(loss, "shape", None), targets.t().shape if entry == "model" else targets.shape
+        if shape != wanted:
+            raise WrongShapeError(f"losses of shape {shape}, not {wanted}")
+        return loss.t() if entry == "model" else loss
 
     def step(self, case, rank, group, *, fused=True):
         """Go forward and backward; return the logits as they were, the losses, and the gradients."""
@@ -317,18 +332,34 @@ class Doors:
         given = logits.detach().clone()
         loss = self.loss(logits, case.targets, group, fused=fused, entry=case["entry"])
         leaves = (logits,) if case["producer"] == "leaf" else (logits, hidden, weight)
-        gradients = gradients_of(loss, leaves, case.above)
+        gradients = self.gradients_of(loss, leaves, case.above)
         return {"logits": given, "loss": loss.detach(), "gradients": gradients}
 
+    def gradients_of(self, loss, leaves, above, **named):
+        """Return the gradients of the leaves: zeros where there is none, which is wrong almost everywhere."""
+        if not loss.requires_grad:
+            return [self.torch.zeros_like(leaf) for leaf in leaves]
+        if above is not None and not above.requires_grad:
+            above = self.hand("the gradient from above", above)
+        found = self.torch.autograd.grad(loss, leaves, above, allow_unused=True, **named)
+        return [self.torch.zeros_like(leaf) if x is None else x for x, leaf in zip(found, leaves, strict=True)]
 
-def gradients_of(loss, leaves, above, **named):
-    """Return the gradients of the leaves: zeros where there is none, which is wrong everywhere."""
-    import torch
+    def hand(self, name, tensor):
+        """Return a copy for the release, of the same strides: it has no business to change what is the caller's."""
+        given = copy.deepcopy(tensor.detach())
+        self.handed.append((name, given, layout(given), tensor.detach().clone()))
+        return given
 
-    if not loss.requires_grad:
-        return [torch.zeros_like(leaf) for leaf in leaves]
-    found = torch.autograd.grad(loss, leaves, above, allow_unused=True, **named)
-    return [torch.zeros_like(leaf) if x is None else x for x, leaf in zip(found, leaves, strict=True)]
+    def altered(self):
+        """Name what the release was given and has changed since the last time that this was asked."""
+        handed, self.handed = self.handed, []
+        moved = [name for name, given, before, _ in handed if layout(given) != before]
+        return moved + [name for name, given, _, values in handed if values is not None and not given.equal(values)]
+
+
+def layout(tensor):
+    """Return how the elements of a tensor lie in memory."""
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
 
 
 def norm_error(found, wanted):
@@ -362,8 +393,8 @@ def returned(doors, dtype, rank, group):
     """Return the dtype that backward itself returns, before autograd casts it to that of the logits."""
     above = []
     _, logits, loss = started(doors, dtype, rank, group)
-    function_node(loss).register_prehook(above.extend)
-    gradients_of(loss, [logits], small(doors.torch, dtype, doors.replica).above)
+    function_node(loss).register_prehook(lambda given: above.extend(copy.deepcopy(given)))
+    doors.gradients_of(loss, [logits], small(doors.torch, dtype, doors.replica).above)
     node = function_node(started(doors, dtype, rank, group)[2])
     return {"dtype": str(getattr(node.apply(*above)[0], "dtype", None)).removeprefix("torch.")}
 
@@ -394,7 +425,7 @@ def copies(doors, dtype, rank, group):
             return found
 
     with Mode():
-        gradients_of(loss, [logits], case.above)
+        doors.gradients_of(loss, [logits], case.above)
     return {"bytes": sum(made), "limit": logits.nbytes}
 
 
@@ -410,10 +441,10 @@ def held(doors, dtype, rank, group):
 def second(doors, dtype, rank, group):
     """Go backward a second time; return what came of it, and the first gradient before and after."""
     case, logits, loss = started(doors, dtype, rank, group)
-    (first,) = gradients_of(loss, [logits], case.above, retain_graph=True)
+    (first,) = doors.gradients_of(loss, [logits], case.above, retain_graph=True)
     before, refused = first.clone(), ""
     try:
-        gradients_of(loss, [logits], case.above)
+        doors.gradients_of(loss, [logits], case.above)
     except RuntimeError as error:
         refused = str(error)
     return {"refused": IN_PLACE in refused, "same": case.torch.equal(first, before)}
@@ -423,7 +454,7 @@ def kept(doors, dtype, rank, group):
     """Say whether forward and backward leave the logits as they were."""
     case, logits, loss = started(doors, dtype, rank, group)
     before = case.leaves(rank)[2]
-    gradients_of(loss, [logits], case.above)
+    doors.gradients_of(loss, [logits], case.above)
     return {"same": case.torch.equal(before, logits)}
 
 
@@ -434,7 +465,7 @@ def shared(doors, dtype, rank, group):
     logits.register_hook(lambda x: x.mul_(2))
     term = (logits * 0.25).sum()  # before forward overwrites fp32 logits
     loss = doors.loss(logits, case.targets, group)
-    (gradient,) = gradients_of((loss * case.above).sum() + term, [logits], None)
+    (gradient,) = doors.gradients_of((loss * case.above).sum() + term, [logits], None)
     return {"logits": given, "gradient": gradient}
 
 
@@ -446,17 +477,17 @@ def along(case, logits):
 def weighted(doors, dtype, rank, group):
     """Return how the logits' gradient, along one direction, depends on the gradient that comes from above."""
     case = small(doors.torch, dtype, doors.replica)
-    logits, above = case.leaves(rank)[2], case.above.clone().requires_grad_()
+    logits, above = case.leaves(rank)[2], doors.hand("the gradient from above", case.above).requires_grad_()
     given = logits.detach().clone()
-    (gradient,) = gradients_of(doors.loss(logits, case.targets, group), [logits], above, create_graph=True)
-    (derivative,) = gradients_of(gradient, [above], along(case, given))
+    (gradient,) = doors.gradients_of(doors.loss(logits, case.targets, group), [logits], above, create_graph=True)
+    (derivative,) = doors.gradients_of(gradient, [above], along(case, given))
     return {"logits": given, "derivative": derivative}
 
 
 def interleaved(doors, dtypes, rank, group):
     """Go forward with each dtype, then backward with each; name the gradients that differ from one at a time."""
     pairs = [started(doors, dtype, rank, group) for dtype in dtypes]
-    found = [gradients_of(loss, [logits], case.above)[0] for case, logits, loss in pairs]
+    found = [doors.gradients_of(loss, [logits], case.above)[0] for case, logits, loss in pairs]
     alone = [doors.step(case, rank, group)["gradients"][0] for case, _, _ in pairs]
     differ = [dtype for dtype, x, y in zip(dtypes, found, alone, strict=True) if not doors.torch.equal(x, y)]
     return {"differ": ", ".join(differ)}
@@ -472,7 +503,7 @@ def evaluated(doors, dtype, rank, group):
 
 
 def layouts(doors, dtype, rank, group):
-    """Go backward with gradients from above of several strides; name those that give other bits than a dense copy."""
+    """Go backward with gradients from above of several strides, or with none; name those that give other bits."""
     case = small(doors.torch, dtype, doors.replica)
     above = case.above
     given = {
@@ -486,9 +517,20 @@ def layouts(doors, dtype, rank, group):
         found = []
         for each in (strided, strided.clone(memory_format=case.torch.contiguous_format)):
             _, logits, loss = started(doors, dtype, rank, group)
-            found += gradients_of(loss, [logits], each)
+            found += doors.gradients_of(loss, [logits], each)
         differ += [] if case.torch.equal(*found) else [name]
+    differ += ["undefined"] if undefined(doors, dtype, rank, group).any() else []
     return {"differ": ", ".join(differ)}
+
+
+def undefined(doors, dtype, rank, group):
+    """Return the gradient where none comes from above: autograd then hands over zeros, or None to who asks for it."""
+
+    class Stop(doors.torch.autograd.Function):
+        forward, backward = staticmethod(lambda _, loss: loss.clone()), staticmethod(lambda *_: None)
+
+    case, logits, loss = started(doors, dtype, rank, group)
+    return doors.gradients_of(Stop.apply(loss), [logits], case.above)[0]
 
 
 def sliced(doors, dtype, rank, group):
@@ -506,7 +548,7 @@ def sliced(doors, dtype, rank, group):
         leaf = larger.clone().requires_grad_()
         labels = case.targets.repeat_interleave(2, 1)[:, ::2]
         loss = doors.loss(leaf[at], labels, group)
-        (gradient,) = gradients_of(loss, [leaf], case.above)
+        (gradient,) = doors.gradients_of(loss, [leaf], case.above)
         beside, rest = gradient.clone(), leaf.detach() != larger
         beside[at], rest[at] = 0, False
         stray = int(beside.count_nonzero()) + int(rest.sum())
@@ -519,26 +561,26 @@ def loss_changed(doors, dtype, rank, group):
     case, logits, loss = started(doors, dtype, rank, group)
     mask = (case.torch.arange(loss.numel()).view_as(loss) % 3 != 1).float()
     wanted = loss * mask / 3
-    (gradient,) = gradients_of(wanted, [logits], case.above)
+    (gradient,) = doors.gradients_of(wanted, [logits], case.above)
     _, logits, loss = started(doors, dtype, rank, group)
     loss.mul_(mask).div_(3)
-    return loss.equal(wanted) and gradients_of(loss, [logits], case.above)[0].equal(gradient)
+    return loss.equal(wanted) and doors.gradients_of(loss, [logits], case.above)[0].equal(gradient)
 
 
 def targets_changed(doors, dtype, rank, group):
     """Change the targets in place after forward; return whether the gradient is that of forward's."""
     case, logits = small(doors.torch, dtype, doors.replica), small(doors.torch, dtype, doors.replica).leaves(rank)[2]
-    targets = case.targets.clone()
-    loss = doors.loss(logits, targets, group)
+    loss = doors.loss(logits, case.targets, group)
+    _, targets, *_ = doors.handed.pop()  # what the release was given, which is to change here
     targets.add_(1).remainder_(case.classes)
-    return gradients_of(loss, [logits], case.above)[0].equal(doors.step(case, rank, group)["gradients"][0])
+    return doors.gradients_of(loss, [logits], case.above)[0].equal(doors.step(case, rank, group)["gradients"][0])
 
 
 def logits_changed(doors, dtype, rank, group):
     """Clear the logits after forward, which made fp32 ones of its own; return whether the gradient is the same."""
     case, logits, loss = started(doors, dtype, rank, group)
     logits.detach().zero_()
-    return gradients_of(loss, [logits], case.above)[0].equal(doors.step(case, rank, group)["gradients"][0])
+    return doors.gradients_of(loss, [logits], case.above)[0].equal(doors.step(case, rank, group)["gradients"][0])
 
 
 def changed(doors, dtype, rank, group):
@@ -573,7 +615,7 @@ def autocast(doors, dtype, rank, group):
     given = logits.detach().clone()
     other = case.torch.float16 if dtype == "bfloat16" else case.torch.bfloat16
     with case.torch.autocast("cpu", other):
-        (gradient,) = gradients_of(doors.loss(logits, case.targets, group), [logits], case.above)
+        (gradient,) = doors.gradients_of(doors.loss(logits, case.targets, group), [logits], case.above)
     return {"logits": given, "gradient": gradient}
 
 
@@ -581,7 +623,7 @@ def overflowing(doors, scale, rank, group):
     """Go backward in fp16 with a loss scale that is beyond its range."""
     case, logits, loss = started(doors, "float16", rank, group)
     given = logits.detach().clone()
-    (gradient,) = gradients_of(loss, [logits], case.torch.full(loss.shape, scale))
+    (gradient,) = doors.gradients_of(loss, [logits], case.torch.full(loss.shape, scale))
     return {"logits": given, "gradient": gradient}
 
 
@@ -598,9 +640,9 @@ def attempt(function, tested):
         host = isinstance(error, (ImportError, MemoryError, OSError, distributed.DistError))
         host = host or "out of memory" in str(error)
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        upstream = not host and any(file.startswith(tuple(tested)) for file in files)
+        fault = isinstance(error, WrongShapeError) or any(file.startswith(tuple(tested)) for file in files)
         told = f"it raised {type(error).__name__}: {error}"[:400]
-        return {"error": told, "upstream": upstream, "traceback": traceback.format_exc()}
+        return {"error": told, "upstream": fault and not host, "traceback": traceback.format_exc()}
 
 
 def speak(work, rank, folder):
@@ -629,6 +671,8 @@ def speak(work, rank, folder):
         doors.replica = len(beside) - 1 - mine
         measure = functools.partial(function, doors, given, beside[mine].index(rank), groups[kind])
         measured = attempt(measure, work.tested)
+        altered = doors.altered()  # no error: ranks may differ in it
+        measured |= {"altered": ", ".join(sorted({*altered}))} if altered else {}
         found[name] = measured if "error" in measured or doors.replica == 0 else {}
     doors.torch.save(found, f"{folder}/{work.count}.{rank}.unfinished")
     Path(f"{folder}/{work.count}.{rank}.unfinished").rename(f"{folder}/{work.count}.{rank}")
@@ -907,13 +951,15 @@ def judge_all(probe, results, name, role, function, *given):
 
     def measure():
         found = [each[name.removeprefix("unfused.")] for each in results]
+        altered = [each["altered"] for each in found if "altered" in each]
         failed = [each for each in found if "error" in each]
         for each in failed[:1]:
             print(each["traceback"], file=sys.stderr)
         for rank, each in enumerate(found):
-            if "error" in each and not each["upstream"]:
+            if "error" in each and not each["upstream"] and not altered:
                 raise RuntimeError(f"rank {rank} of {len(found)}, in {name}: {each['error']}")
-        return (False, {"reason": failed[0]["error"]}) if failed else function(found, *given)
+        reasons = [each["error"] for each in failed] + [f"it altered {each}" for each in altered]
+        return (False, {"reason": reasons[0]}) if reasons else function(found, *given)
 
     probe.judge(name, role, measure)
 
