@@ -32,6 +32,12 @@ The contract of what the patch touches, of which CASES has a covering set:
                                              without (RL), where MuP multiplies the logits once
     sequence, batch                          odd lengths, one token, batches of 1, 2 and 3
     labels                                   any, and some that are ignored (-100); a loss mask, or none
+    memory of what is given                  tokens, positions, labels, mask and the gradient of the losses: dense, a
+                                             slice of a longer batch, or sequence first; all is left as it was
+    after a step                             nothing of what was given or made in it outlives it, nor of a forward
+                                             without backward: fused and not, MTP, train, eval, no_grad, logits
+    whose factor multiplies logits           that of an overridden _scale_logits; in process_mtp_loss its caller's
+                                             (fused, as the release has it, or none at all), never the configuration's
     dtype                                    fp32 and bf16
     mode                                     train, eval, no_grad; calculate_per_token_loss
     configuration                            "linear", "native", and fusion off with either; MuP
@@ -160,6 +166,7 @@ import dataclasses
 import datetime as dt
 import faulthandler
 import functools
+import gc
 import importlib
 import inspect
 import multiprocessing.connection
@@ -177,6 +184,7 @@ SIZES = (1, 2, 4)  # of tensor-parallel groups
 CPU_RANKS = 4
 SECONDS = {"cpu": 90, "gpu": 200}  # for all ranks together; the CPU's take four
 LAST = 30  # lines of a rank that are shown
+LINGERS = 3  # seconds in which a thread of a process group may let go of what it has sent
 PATIENCE = 10  # seconds in which no rank ends a check, after which one that raised holds that the others wait for it
 
 
@@ -201,7 +209,8 @@ class Case:
     fusion: bool = True
     implementation: str = "linear"
     model: str = "HybridModel"
-    altered: str = ""  # what becomes of a model that is built: "sharded", or "replaced"
+    altered: str = ""  # what becomes of a model that is built: "sharded", "replaced", or "rescaled"
+    laid: str = "dense"  # in memory, what is given for each token: or "sliced", or "sequence first"
     default: int = 0  # the size of parallel_state's groups, where the caller gives a collection of its own
 
     @property
@@ -224,21 +233,21 @@ CASES = {
     "plain": Case(),
     "plain.two_ranks": Case(ranks=2),
     "tied": Case(tied=True, shape=(7, 1)),
-    "tied.two_ranks": Case(ranks=2, tied=True, shape=(4, 3), labels="some ignored"),
-    "mtp": Case(depths=1, shape=(7, 2), mask=True),
+    "tied.two_ranks": Case(ranks=2, tied=True, shape=(4, 3), labels="some ignored", laid="sliced"),
+    "mtp": Case(depths=1, shape=(7, 2), mask=True, laid="sliced"),
     "mtp.two_ranks": Case(ranks=2, depths=2, shape=(7, 2)),
-    "mtp.tied": Case(tied=True, depths=2, shape=(8, 3), per_token=True, mask=True),
+    "mtp.tied": Case(tied=True, depths=2, shape=(8, 3), per_token=True, mask=True, laid="sequence first"),
     "mtp.tied.two_ranks": Case(ranks=2, tied=True, depths=1, labels="some ignored", mask=True),
     "mtp.detached": Case(depths=1, detached=True, per_token=True),
     "mtp.tied.detached": Case(ranks=2, tied=True, depths=1, detached=True),
-    "mtp.eval": Case(depths=1, mode="eval"),
+    "mtp.eval": Case(depths=1, mode="eval", laid="sliced"),
     "mtp.bfloat16": Case(ranks=2, depths=1, dtype="bfloat16", mask=True),
     "bfloat16": Case(tied=True, dtype="bfloat16", labels="some ignored"),
     "one_token": Case(shape=(1, 1), labels="any"),
-    "eval": Case(mode="eval", mask=True, shape=(3, 3)),
-    "no_grad": Case(ranks=2, mode="no_grad"),
+    "eval": Case(mode="eval", mask=True, shape=(3, 3), laid="sequence first"),
+    "no_grad": Case(ranks=2, mode="no_grad", laid="sliced"),
     "gathered": Case(ranks=2, gathered=True),
-    "sequence_parallel": Case(ranks=2, shape=(6, 2), sequence_parallel=True),
+    "sequence_parallel": Case(ranks=2, shape=(6, 2), sequence_parallel=True, laid="sliced"),
     "sequence_parallel.mtp.tied": Case(2, tied=True, depths=2, shape=(6, 1), sequence_parallel=True),
     "last_stage": Case(tied=True, last_stage=True, shape=(5, 1)),
     "last_stage.two_ranks": Case(ranks=2, tied=True, last_stage=True),
@@ -255,6 +264,7 @@ CASES = {
     "mup.detached": Case(
         2, depths=2, shape=(6, 1), mask=True, sequence_parallel=True, detached=True, per_token=True, mup=2.0
     ),
+    "mup.overridden": Case(depths=1, shape=(4, 2), mup=0.5, altered="rescaled"),
     "mup.tied.detached": Case(2, True, 1, mode="eval", detached=True, mup=0.5, last_stage=True, default=1),
     "sharded": Case(2, True, 1, (6, 1), "bfloat16", "some ignored", gathered=True, per_token=True, altered="sharded"),
     "mtp.no_grad": Case(tied=True, depths=1, labels="some ignored", mask=True, mode="no_grad"),
@@ -266,9 +276,31 @@ WITHOUT_LABELS = {
     "logits.tied.two_ranks": Case(ranks=2, tied=True, labels="none", shape=(3, 2)),
     "logits.gathered": Case(ranks=2, gathered=True, labels="none", mup=0.5),
     "logits.group": Case(ranks=2, labels="none", shape=(3, 1), default=1),
-    "rl": Case(depths=1, labels="none", mask=True),
-    "rl.two_ranks": Case(ranks=2, tied=True, depths=2, labels="none", shape=(7, 1)),
+    "rl": Case(depths=1, labels="none", mask=True, laid="sliced"),
+    "rl.two_ranks": Case(ranks=2, tied=True, depths=2, labels="none", shape=(7, 1), laid="sequence first"),
     "rl.mup.last_stage": Case(2, tied=True, depths=1, labels="none", shape=(4, 2), mup=0.5, last_stage=True),
+}
+
+
+# Of these, nothing outlives a forward and, while training, a backward.
+FREED = {
+    "train": Case(2, depths=1, shape=(6, 2), mask=True, sequence_parallel=True, mup=0.5, laid="sliced"),
+    "eval": Case(tied=True, depths=1, labels="some ignored", mode="eval"),
+    "no_grad": Case(mode="no_grad"),
+    "logits": Case(labels="none"),
+    "off": Case(mask=True, fusion=False),
+}
+
+
+OWN_SCALE = 3.0  # what a caller's own function, or an overridden method, multiplies by: no configuration's
+
+# process_mtp_loss called as GPTModel does, which has its layer in the release, with such a function or with None.
+SCALED = {
+    "none": (Case(2, depths=2, shape=(7, 2), mask=True, mup=0.5, model="GPTModel"), None),
+    "own": (Case(tied=True, depths=1, shape=(6, 1), mup=0.25, model="GPTModel"), OWN_SCALE),
+    "own.without_mup": (Case(2, depths=1, mask=True, model="GPTModel"), OWN_SCALE),
+    "off": (Case(depths=2, mask=True, mup=0.5, model="GPTModel", fusion=False), OWN_SCALE),
+    "off.none": (Case(2, tied=True, depths=1, mup=0.5, model="GPTModel", fusion=False), None),
 }
 
 
@@ -570,6 +602,9 @@ class Upstream:
             model = kind(config, spec, CLASSES, 16, hybrid_layer_pattern="-" + "/-" * case.depths, **named)
         if case.altered == "sharded":
             sharded(self.torch, model)
+        if case.altered == "rescaled":
+            scaled = {"_scale_logits": lambda _, logits: logits * OWN_SCALE}
+            model.__class__ = type(f"Rescaled{type(model).__name__}", (type(model),), scaled)
         if case.altered == "replaced":
             model.output_layer = replaced(self.torch, self.build(case.other(altered="")).output_layer)
         model.to(self.device, getattr(self.torch, case.dtype)).train(case.mode == "train")
@@ -592,24 +627,32 @@ class Upstream:
         mask = (self.torch.arange(labels.numel()).view(size) % 3 != 1).float() if case.mask else None
         return ids, None if case.labels == "none" else labels, mask, above
 
+    def given_laid(self, case):
+        """Return the same where the ranks compute, in memory as the case has it."""
+        return [None if each is None else laid(each.to(self.device), case.laid) for each in self.given(case)]
+
+    def positions(self, case):
+        """Return the positions of tokens, in memory as the case has it: dense, one row is all rows."""
+        whole = self.torch.arange(case.shape[0], device=self.device).expand(case.shape[::-1])
+        return whole if case.laid == "dense" else laid(whole, case.laid)
+
     def step(self, case, state=None, **named):
         """Go forward and backward through a model; return what went into and came out of its output layer."""
         model = self.build(case, state)
-        given = self.given(case)
-        ids, labels, mask, above = (None if each is None else each.to(self.device) for each in given)
+        ids, labels, mask, above = given = self.given_laid(case)
         entered = watch(model.output_layer)
         tracker = self.mtp.MTPLossLoggingHelper.tracker = {}
         self.kernels.clear()
-        positions = self.torch.arange(case.shape[0], device=self.device).expand_as(ids)
         if case.last_stage:
             model.set_input_tensor(self.hidden_states(case))
         with self.torch.set_grad_enabled(case.mode != "no_grad"):
-            found = model(ids, positions, None, labels=labels, loss_mask=mask, **named)
+            found = model(ids, self.positions(case), None, labels=labels, loss_mask=mask, **named)
         if not isinstance(found, self.torch.Tensor):
             raise NoTensorError(f"the model returned {type(found).__name__}")
-        above = above if labels is not None else self.torch.ones_like(found)
-        if found.requires_grad and found.shape == above.shape:  # else there are no gradients, which is wrong
-            found.backward(above)
+        towards = above if labels is not None else self.torch.ones_like(found)
+        if found.requires_grad and found.shape == towards.shape:  # else there are no gradients, which is wrong
+            found.backward(towards)
+        pairs = zip(given, self.given(case), strict=True)
         weight = model.shared_embedding_or_output_weight() if case.tied else model.output_layer.weight
         gradients = {neutral(name): each.grad for name, each in model.named_parameters() if each.grad is not None}
         return {
@@ -623,6 +666,7 @@ class Upstream:
             "towards_weight": None if weight is None else weight.grad,
             "gradients": gradients,
             "logged": tracker.get("loss_sums"),
+            "untouched": all(own is None or own.cpu().equal(each) for own, each in pairs),
             "state": {neutral(name): each.detach() for name, each in model.named_parameters()},
         }
 
@@ -631,6 +675,18 @@ class Upstream:
         random = self.torch.Generator().manual_seed(5 + self.replica)
         hidden = self.torch.randn(*case.shape, HIDDEN, generator=random)
         return hidden.to(self.device, getattr(self.torch, case.dtype))
+
+
+def laid(tensor, how):
+    """Return a copy of a tensor [batch, sequence] of some layout; what lies around it are tokens, too."""
+    batch, sequence = tensor.shape
+    if how == "dense":
+        return tensor.clone()
+    if how == "sliced":  # tokens[1:, 1:-1] of a longer batch
+        found = tensor.new_ones(batch + 1, sequence + 2)[1:, 1:-1]
+    else:
+        found = tensor.new_ones(sequence + 2, batch + 1)[1:-1, 1:].t()
+    return found.copy_(tensor)
 
 
 def sharded(torch, model):
@@ -740,6 +796,78 @@ def logits(upstream, case):
     whole = upstream.step(case, mine["state"], runtime_gather_output=True)
     found = {"from_unfused": difference(mine, unfused), "whole": whole["found"], "unfused": unfused["found"]}
     return found | {"mine": told(mine)}
+
+
+def recorder(made):
+    """Return a mode that appends to a list, for each tensor that is made in it, shape and a weak reference."""
+    import torch
+    from torch.multiprocessing.reductions import StorageWeakRef
+    from torch.utils import _python_dispatch, _pytree
+
+    class Recorder(_python_dispatch.TorchDispatchMode):
+        def __torch_dispatch__(self, function, _types, given=(), named=None):
+            returned = function(*given, **named or {})
+            before, after = (
+                [(each, StorageWeakRef(each.untyped_storage())) for each in leaves if isinstance(each, torch.Tensor)]
+                for leaves in (_pytree.tree_leaves((given, named)), _pytree.tree_leaves(returned))
+            )
+            old = {storage.cdata for _, storage in before}  # views, and what is written into
+            made.extend((list(each.shape), storage) for each, storage in after if storage.cdata not in old)
+            return returned
+
+    return Recorder()
+
+
+def outlives(upstream, case):
+    """List the shapes of what was given or made in a step and is in memory after it.
+
+    It is the second step: what the first one makes for all that follow may stay. What the backward makes is not asked.
+    """
+    model = upstream.build(case)
+    upstream.mtp.MTPLossLoggingHelper.tracker = {}
+    made = []
+    for recorded in (contextlib.nullcontext(), recorder(made)):
+        with recorded, upstream.torch.set_grad_enabled(case.mode != "no_grad"):
+            ids, labels, mask, above = upstream.given_laid(case)
+            found = model(ids, upstream.positions(case), None, labels=labels, loss_mask=mask)
+        if case.mode == "train":
+            found.backward(above if labels is not None else upstream.torch.ones_like(found))
+        del ids, labels, mask, above, found
+    until = time.monotonic() + LINGERS
+    while any(not storage.expired() for _, storage in made):
+        if time.monotonic() > until:
+            gc.collect()  # what refers to itself is no leak
+            break
+        time.sleep(0.01)
+    return {"made": len(made), "kept": [shape for shape, storage in made if not storage.expired()]}
+
+
+def scaled(upstream, case, factor):
+    """Call process_mtp_loss with a function that multiplies by a number, or with None; and go backward.
+
+    Hidden states of all depths are [(depths + 1) * sequence, batch, hidden].
+    """
+    torch, model = upstream.torch, upstream.build(case)
+    shape = ((case.depths + 1) * case.shape[0], case.shape[1], HIDDEN)
+    hidden = torch.randn(shape, generator=torch.Generator().manual_seed(3)).to(upstream.device).requires_grad_()
+    entering, (_, labels, mask, _) = hidden.detach().clone(), upstream.given_laid(case)
+    weight = model.shared_embedding_or_output_weight() if case.tied else model.output_layer.weight
+    part, tracker = weight.detach().clone(), {}
+    upstream.mtp.MTPLossLoggingHelper.tracker = tracker
+    given = (labels, mask, model.output_layer, weight if case.tied else None, None, True)
+    named = {"scale_logits_fn": None, "tp_group": upstream.state.get_tensor_model_parallel_group()}
+    if factor is not None:
+        named["scale_logits_fn"] = lambda logits: logits * factor
+    found = upstream.mtp.process_mtp_loss(hidden, *given, model.compute_language_model_loss, model.config, **named)
+    found.backward(torch.full_like(found, 2.0))
+    return {
+        "found": found.detach(),
+        "hidden": entering,
+        "towards_hidden": hidden.grad,
+        "weight": part,
+        "towards_weight": weight.grad,
+        "logged": tracker.get("loss_sums"),
+    }
 
 
 def norm_error(found, wanted):
@@ -1190,7 +1318,7 @@ def judge_step(found, upstream, case):
     if shapes != [[CLASSES // case.ranks, HIDDEN]] * case.ranks:
         return False, {"measured": measured | {"weight": shapes}, "reason": "it is not a rank's part of the weight"}
     weight = cat([each["weight"] for each in found], 0)
-    measured["ranks_agree"] = agree(found, case)
+    measured |= {"ranks_agree": agree(found, case), "untouched": all(each["untouched"] for each in found)}
     errors, towards_weight = {}, 0.0
     for number, (labels, above, kept) in enumerate(wanted):
         hidden = entered(case, found, number, "hidden")
@@ -1215,7 +1343,7 @@ def judge_step(found, upstream, case):
         whole = None if any(each is None for each in weights) else cat(weights, 0)
         errors["towards_weight"] = norm_error(whole, towards_weight)
     limits = {key: limits[key] for key in errors}
-    ok = measured["ranks_agree"] and all(errors[key] <= limits[key] for key in errors)
+    ok = measured["ranks_agree"] and measured["untouched"] and all(errors[key] <= limits[key] for key in errors)
     return ok, {"measured": measured | errors, "tolerance": limits, "unit": "relative error"}
 
 
@@ -1363,6 +1491,34 @@ def judge_first_stage(found, _upstream, case):
     return ok, {"measured": found[0]}
 
 
+def judge_outlives(found, _upstream, _case):
+    """Judge that nothing outlives a step."""
+    ok = all(each["made"] and not each["kept"] for each in found)
+    return ok, {"measured": [each["kept"] for each in found], "tolerance": []}
+
+
+def judge_scaled(found, upstream, case, factor):
+    """Judge what process_mtp_loss logs, returns and gives back, by the function's factor."""
+    weight, hidden = cat([each["weight"] for each in found], 0), found[0]["hidden"].chunk(case.depths + 1)
+    # The release does not ask the function for the fused loss; a fix that scales for HybridModel alone may leave that.
+    factors = {1.0 if factor is None else factor} | ({1.0} if case.fusion else set())
+    errors = {}
+    for each in sorted(factors):
+        logged, towards, towards_weight = [], [found[0]["hidden"].new_full((*case.shape, HIDDEN), 2.0).double()], 0.0
+        for (labels, above, kept), entering in zip(targets(upstream, case), hidden[1:], strict=False):
+            losses, gradient, product = reference(entering.double() * each, weight, labels, above)
+            logged.append((losses * kept).sum() / kept.sum().clamp(min=1))
+            towards.append(gradient * each)
+            towards_weight = towards_weight + product
+        wanted = {"found": hidden[0], "logged": cat([one.view(1) for one in logged], 0)}
+        wanted |= {"towards_hidden": cat(towards, 0)}
+        own = [norm_error(rank[key], tensor) for rank in found for key, tensor in wanted.items()]
+        parts = [rank["towards_weight"] for rank in found]
+        whole = None if any(part is None for part in parts) else cat(parts, 0)
+        errors[str(each)] = max(*own, norm_error(whole, towards_weight))
+    return min(errors.values()) <= FLOAT32, {"measured": errors, "tolerance": FLOAT32, "unit": "relative error"}
+
+
 def judge_one(probe, found, check, upstream):
     """Judge one check by what the ranks found; what a rank could not do is wrong, or a fault of this probe."""
     name, role, _, case, function = check
@@ -1413,6 +1569,12 @@ def checks():
     for name in PARAMETERS:
         measure, judge_it = (functools.partial(function, name=name) for function in (parameters, judge_parameters))
         found.append((f"parameters.{name}", "control", measure, Case(), judge_it))
+    for name, case in FREED.items():
+        role = "defect" if case.fusion and (case.depths or case.labels != "none") else "control"
+        found.append((f"freed.{name}", role, outlives, case, judge_outlives))
+    for name, (case, factor) in SCALED.items():
+        measure, judge_it = (functools.partial(function, factor=factor) for function in (scaled, judge_scaled))
+        found.append((f"mtp_scale.{name}", "control", measure, case, judge_it))
     for name, (case, serving) in SERVED.items():
         measure, judge_it = (functools.partial(function, serving=serving) for function in (serve, judge_serve))
         found.append((f"serve.{name}", "control", measure, case, judge_it))
