@@ -21,31 +21,37 @@ The contract, of which CASES has a covering set, as the docstrings of LinearCros
 have it. It is a vocabulary-parallel cross entropy's in general: measure_implementations.py holds others against it.
 
     tensor parallel ranks      1, 2 and 4; sequence parallel or not, where each rank gives its part of the tokens; those
-                               of a group need not follow one another in the world: 0 and 2, 1 and 3
+                               of a group need not follow one another in the world: 0 and 2, 1 and 3. Without a group
+                               it is one rank, sequence parallel or not, whether torch.distributed has a default group
+                               or is not set up
     vocabulary                 smaller and larger than a split, no multiple of one; padded: the rows of the padding are
                                classes, as for "native", which no label names
     labels                     on any rank, on the first or last rank alone, ignored (-100, or a class), all ignored
     ignored hidden states      inf or nan too, as of padding: a loss is replaced by 0, as by Blackwell's kernels and
                                torch, not multiplied. Gradients are not judged there: the weight's has 0 times nan
-    denominator of the mean    tokens that are not ignored, of all ranks: also when one has 8 times as many as another.
-                               Of none it is nan: Blackwell's kernels and torch divide 0 by 0. Its gradients are 0 (in
-                               torch) or nan (there, by their code), and nothing else
+    denominator of the mean    tokens that are not ignored, of all ranks: also when one has 8 times as many as another;
+                               257 in bf16 and 2049 in fp16, which have no such numbers. Of none it is nan: Blackwell's
+                               kernels and torch divide 0 by 0. Its gradients are 0 (in torch) or nan (there, by their
+                               code), and nothing else
     reduction                  none, sum and mean; a gradient from above that differs for each token, or is expanded
     gradient from above        fp32, as the loss: neither it, nor it over the number of tokens, is rounded to bf16
-    dtype                      fp32 and bf16: the loss is fp32, logits are not rounded, gradients are in their input's
+    dtype                      fp32, bf16, fp16: the loss is fp32, logits are not rounded, gradients in their input's
     logits                     finite, of any size: the maximum is one over all ranks; all of a token's far below zero
                                or far above it, those of a rank or of a split far from another's; ten thousands.
                                Gradients are as exact about a level of 131072 as about 0: a softmax is of differences
     accumulators               the sum over splits is rounded once
     autocast                   bf16 inputs come to the same under torch.autocast, which enable_autocast enters
-    tokens                     [sequence, batch, hidden] or [tokens, hidden]; one token, one a rank, odd numbers
-    memory                     no tensor, and not all that live together, of the size of half of the logits
-    what is frozen             a weight or hidden states without a gradient
+    tokens                     [sequence, batch, hidden] or [tokens, hidden]; one token, one a rank, odd numbers;
                                more tokens, or a larger hidden size, than any one tile: 65537 tokens, a size of 8193
+    memory                     no tensor, and not all that live together, of the size of half of the logits
+    what is frozen             a weight or hidden states without a gradient: the other still has its own
+    where it lies              all that is given lies within a larger storage, as a weight in a flat buffer of DDP's
     calls                      a second call, and a second backward, come to the same, in tensors of their own; inputs
-                               and the gradient from above stay as they are
+                               and the gradient from above stay as they are, and so does what DDP keeps on a weight:
+                               gradients are returned, and its hook adds them to main_grad
     in flight                  other losses and gradients, computed between any two operators of one, as on a second
-                               stream, change nothing
+                               stream, change nothing; with sequence parallelism between forward and backward. Nor does
+                               one that was begun before and goes back first, as microbatches do
     changed in place           the loss, by its caller before backward (loss *= mask): its gradients follow. Hidden
                                states, weight or labels: PyTorch's error that a saved tensor was modified, or no
                                difference
@@ -57,7 +63,8 @@ have it. It is a vocabulary-parallel cross entropy's in general: measure_impleme
                                entry reads and which need not agree: they may be ignored, not half followed
     waits                      none of the host for the GPU, forward or backward: "full_iteration" captures both
     compute capability         9 gets a loss; 10.x gets Blackwell's kernels; 7, 8, 11 and 12 are refused by a ValueError
-                               with the number, as without the patch and in #3345: of those nothing was measured
+                               with the number, at every call, as without the patch and in #3345: of those nothing was
+                               measured
 
 Logits far below zero are judged by the docstring of LinearCrossEntropy, which says cross_entropy. Blackwell's kernels
 are no measure there: their epilogues, and those of #3345, take the maximum from zero on, so that the sum of a token
@@ -85,11 +92,11 @@ CPU says nothing about code that wants a GPU: kernels for Hopper are wrong there
 Errors are norms of the difference over norms of the reference, which is computed in float64 from the same rounded
 inputs. Tolerances: losses 2^-17, 64 roundings of fp32, for fp32 products and sums. Gradients in fp32 2^-16, where the
 error of a difference of losses comes on top; in bf16 2^-8 besides: one rounding of the logits' gradient and one of the
-result, each of at most 2^-8 of a number, and below 2^-9 in the norm of many. Where logits lie about a level, a loss is
-a difference of numbers of that size, of which each of at most four roundings is 2^-24 of them: 2^-22 of the level
-besides, as a loss is more than 1 there. Not so gradients: the logits are 64ths below 2^18, which fp32 has, as it has
-their differences from the maximum. The column of the hidden states' gradient that is the level times a sum of zero
-is left out: it is nothing but rounding.
+result, each of at most 2^-8 of a number, and below 2^-9 in the norm of many. In fp16 it is the same: its roundings are
+smaller, but for the smallest numbers. Where logits lie about a level, a loss is a difference of numbers of that size,
+of which each of at most four roundings is 2^-24 of them: 2^-22 of the level besides, as a loss is more than 1 there.
+Not so gradients: the logits are 64ths below 2^18, which fp32 has, as it has their differences from the maximum. The
+column of the hidden states' gradient that is the level times a sum of zero is left out: it is nothing but rounding.
 
 In bf16 these roundings hide one more, of a factor of the logits' gradient: the gradient from above, or the softmax. So
 in the cases "unrounded" bf16 holds every number that enters a product, and every gradient: exact() chooses them, and
@@ -266,6 +273,7 @@ CASES = {
     "mean.two.uneven": Case(ranks=2, reduction="mean", labels="uneven", shape=(18, 1), sequence_parallel=True),
     "mean.four.uneven": Case(ranks=4, reduction="mean", labels="uneven", shape=(36, 2), sequence_parallel=True),
     "mean.bfloat16.four": Case(4, reduction="mean", labels="uneven", shape=(36,), dtype="bfloat16", entry="function"),
+    "mean.float16": Case(shape=(2049,), classes=4, hidden=4, dtype="float16", reduction="mean", entry="function"),
     "mean.of_none": Case(reduction="mean", labels="all ignored"),
     "mean.of_none.two": Case(ranks=2, reduction="mean", labels="all ignored", sequence_parallel=True, shape=(4, 3)),
     "sum": Case(reduction="sum", labels="some ignored"),
@@ -273,6 +281,7 @@ CASES = {
     "function.flat": Case(entry="function", shape=(13,)),
     "function.flat.four": Case(ranks=4, entry="function", shape=(12,), sequence_parallel=True, labels="some ignored"),
     "function.without_group": Case(entry="function, no group", shape=(13,), reduction="mean", labels="some ignored"),
+    "function.without_group.sequence_parallel": Case(entry="function, no group", shape=(13,), sequence_parallel=True),
     "expanded": Case(entry="function", above="expanded", shape=(7,)),
     "ones.two": Case(ranks=2, above="ones", dtype="bfloat16", shape=(5, 3), hidden=64, classes=1000),
     "many_tokens": Case(entry="function", shape=(65537,), classes=4, hidden=4, above="ones"),
@@ -309,7 +318,7 @@ CASES = {
     "splits.bfloat16": Case(classes=40000, bias=3.0, shape=(3, 2), hidden=8, dtype="bfloat16", above="ones"),
     "unrounded": Case(1, (12, 2), 8, 5, 32, "bfloat16", exact=True),
     "unrounded.function": Case(1, (24,), 8, 5, 32, "bfloat16", "some ignored", exact=True, entry="function"),
-    "unrounded.mean": Case(1, (12, 2), 8, 3, 32, "bfloat16", "some ignored", reduction="mean", exact=True),
+    "unrounded.mean": Case(1, (49, 7), 8, 3, 351, "bfloat16", "some ignored", reduction="mean", exact=True),  # of 257
     "unrounded.sum.two": Case(2, (24,), 16, 3, 40, "bfloat16", reduction="sum", exact=True, entry="function"),
     "unrounded.two": Case(2, (24, 1), 16, 3, 40, "bfloat16", exact=True, sequence_parallel=True),
     "autocast": Case(dtype="bfloat16", shape=(9, 2), hidden=64, classes=1000, autocast=True),
@@ -346,10 +355,19 @@ HALVED = {
 }
 CHANGED = {"none": FUNCTION, "mean.two": Case(2, (12,), reduction="mean", sequence_parallel=True, entry="function")}
 FREED = {"none": FUNCTION, "mean": HALVED["mean"]}  # of one rank: a collective may hold a tensor for a moment
+IN_FLIGHT = {"one": FUNCTION, "two": CHANGED["mean.two"]}
+UNGROUPED = {name: CASES[f"function.{name}"] for name in ("without_group", "without_group.sequence_parallel")}
 SPLIT_SIZES = {"LCE_FWD_VOCAB_SPLIT_SIZE": (1024, 2048), "LCE_BWD_VOCAB_SPLIT_SIZE": (2048, 1024)}
 SPLIT = Case(entry="function", classes=5001, shape=(9,), hidden=8)
 IN_PLACE = "modified by an inplace operation"  # what PyTorch says of a saved tensor that was changed
 SECOND_ORDER = ("automatic differentiation", "once_differentiable", "is not implemented", IN_PLACE)
+REFUSED = (  # what PyTorch says of a loss or a gradient that has another shape or dtype, or that is none
+    "returned an in",
+    "does not require grad",
+    "to not have been used in the graph",
+    "is invalid for input of size",
+    "Mismatch in shape",
+)
 WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim", "bincount")
 MEMORY = Case(shape=(1024, 2), classes=24576, hidden=8, dtype="bfloat16", reduction="mean", labels="some ignored")
 SLAB_PART = 0.5  # of the elements, or in fp32 the bytes, of all logits
@@ -486,14 +504,21 @@ class Upstream:
     def parts(self, case):
         """Return what this rank gives: its hidden states, its rows of the weight, labels and gradient from above."""
         hidden, weight, labels, above = (each.to(self.device) for each in self.given(case))
-        rank = self.torch.distributed.get_rank(self.groups[case.group])
+        rank = self.torch.distributed.get_rank(self.groups[case.group]) if case.ranks > 1 else 0
         if case.sequence_parallel:
             hidden = hidden.chunk(case.ranks)[rank]
-        hidden = hidden.clone().requires_grad_(case.frozen != "hidden")
-        weight = weight.chunk(case.ranks)[rank].clone().requires_grad_(case.frozen != "weight")
+        hidden, weight, labels, above = map(within, (hidden, weight.chunk(case.ranks)[rank], labels, above))
+        hidden.requires_grad_(case.frozen != "hidden")
+        weight.requires_grad_(case.frozen != "weight")
         if case.above == "expanded":
             above = self.torch.ones((), device=self.device).expand(above.shape)
         return hidden, weight, labels, above
+
+
+def within(tensor):
+    """Return a copy that lies within a larger storage, of 64 elements more before it and behind it."""
+    room = tensor.new_ones(tensor.numel() + 128)  # 1 is a class, too: who reads a label here is wrong, and no worse
+    return room[64:-64].view(tensor.shape).copy_(tensor)
 
 
 def about(torch, case, hidden, weight):
@@ -550,6 +575,10 @@ def loss(upstream, case):
     hidden, weight, labels, above = upstream.parts(case)
     wanted = [each for each in (hidden, weight) if each.requires_grad]
     before = [each.detach().clone() for each in (hidden, weight, labels, above)]
+    # As Megatron's DDP has it: its hook adds the gradient that is returned to main_grad, and nobody else does.
+    noted = {"main_grad": upstream.torch.ones_like(before[1], dtype=upstream.torch.float32)}
+    noted["grad_added_to_main_grad"] = False
+    vars(weight).update(noted)
     with reductions(upstream.torch.distributed) as forward:
         enter = upstream.torch.autocast(upstream.device.type, upstream.torch.bfloat16, enabled=case.autocast)
         with enter:
@@ -565,6 +594,8 @@ def loss(upstream, case):
         pairs = [(again, found), *zip(once, twice, strict=True)]
         record["again"] = all(same(x, y) and apart(x, y) for x, y in pairs)
     record["kept"] = all(x.equal(y) for x, y in zip(before, (hidden, weight, labels, above), strict=True))
+    record["kept"] &= vars(weight).keys() == noted.keys() and bool((noted["main_grad"] == 1).all())
+    record["kept"] &= all(vars(weight).get(name) is each for name, each in noted.items())
     record["said"] = {"shard": list(weight.shape), "forward": forward, "backward": backward}
     if case.entry != "native":
         record["said"]["kernel"] = upstream.fused.Platform().forward_func.__module__
@@ -599,6 +630,16 @@ def no_grad(upstream, case):
     hidden, weight, labels, _ = upstream.parts(case)
     with upstream.torch.no_grad():
         return {"loss": upstream.losses(case, hidden, weight, labels)}
+
+
+def no_distributed(upstream, case):
+    """Compute losses and gradients where torch.distributed is not set up: who gives no group need not have one."""
+    group = upstream.torch.distributed.group
+    default, group.WORLD = group.WORLD, None
+    try:
+        return loss(upstream, case)
+    finally:
+        group.WORLD = default
 
 
 def deterministic(upstream, case):
@@ -691,7 +732,11 @@ def freed(upstream, case):
 
 
 def in_flight(upstream, case):
-    """Compute a loss and gradients, and others of the same shapes whole between any two operators of these."""
+    """Compute a loss and gradients, and others of the same shapes whole between any two operators of these.
+
+    One more loss is begun before, and goes back first: its bits are those that it has alone. Several ranks compute the
+    others between forward and backward alone: their operators need not be the same, and their reductions have to meet.
+    """
     torch, (hidden, weight, labels, above) = upstream.torch, upstream.parts(case)
     cuda = upstream.device.type == "cuda"
     other = [-hidden.detach(), weight.detach()]  # of both with the other sign logits are the same
@@ -701,24 +746,34 @@ def in_flight(upstream, case):
     def gradients(found, hidden, weight):
         return torch.autograd.grad(found, (hidden, weight), above.reshape(found.shape))
 
+    def whole():
+        inputs = [each.clone().requires_grad_() for each in other]
+        gradients(upstream.losses(case, *inputs, labels), *inputs)
+
     class Between(importlib.import_module("torch.overrides").TorchFunctionMode):
         def __torch_function__(self, function, _types, given=(), named=None):
             made = function(*given, **(named or {}))
             if function.__name__ != "__get__":  # a shape, a dtype
                 wait()
                 with aside, torch.enable_grad():
-                    inputs = [each.clone().requires_grad_() for each in other]
-                    gradients(upstream.losses(case, *inputs, labels), *inputs)
+                    whole()
                 wait()
             return made
 
-    between = Between()
+    first = [each.clone().requires_grad_() for each in (hidden.detach() / 2, weight.detach())]
+    begun = upstream.losses(case, *first, labels)
+    alone = [each.detach().clone() for each in (begun, *gradients(begun, *first))]
+    begun = upstream.losses(case, *first, labels)
+    between = Between() if case.ranks == 1 else contextlib.nullcontext()
     with between:
         found = upstream.losses(case, hidden, weight, labels)
+    whole()
     # Autograd leaves modes behind: this one is entered again in the thread that runs the backward, around it alone.
     found.grad_fn.register_prehook(lambda _: between.__enter__() and None)
     found.grad_fn.register_hook(lambda *_: between.__exit__(None, None, None))
-    return recorded(case, found, gradients(found, hidden, weight))
+    made = [begun, *gradients(begun, *first)]
+    again = all(same(x, y) for x, y in zip(alone, made, strict=True))
+    return recorded(case, found, gradients(found, hidden, weight)) | {"again": again}
 
 
 def split_sizes(upstream, case):
@@ -835,22 +890,16 @@ def follow(torch, given, function):
 
 @contextlib.contextmanager
 def another_gpu(upstream, capability):
-    """Let the platform see a GPU of this compute capability; the module of Blackwell's kernels, given, stands in."""
-    name = "megatron.core.fusions.linear_cross_entropy.blackwell"
-    package = importlib.import_module(name)
+    """Let the platform, loaded anew, see a GPU of this compute capability; give a stand-in for Blackwell's kernels."""
+    name, seen = f"{FUSIONS}.blackwell", upstream.fused.torch
     entry = types.ModuleType(f"{name}.entry")
     entry.forward, entry.backward = object(), object()
-    before = sys.modules.get(f"{name}.entry"), getattr(package, "entry", None), upstream.fused.torch
-    sys.modules[f"{name}.entry"] = package.entry = entry
-    upstream.fused.torch = seen_from(upstream.torch, capability)
-    upstream.fused.Platform._instance = None  # noqa: SLF001
+    load_again(upstream, seen_from(upstream.torch, capability))
     try:
+        sys.modules[entry.__name__] = importlib.import_module(name).entry = entry
         yield entry
     finally:
-        sys.modules[f"{name}.entry"], package.entry, upstream.fused.torch = before
-        upstream.fused.Platform._instance = None  # noqa: SLF001
-        if before[0] is None:
-            del sys.modules[f"{name}.entry"], package.entry
+        load_again(upstream, seen)
 
 
 def blackwell(upstream, _case):
@@ -864,17 +913,25 @@ def blackwell(upstream, _case):
     return {"right": same}
 
 
-def others(upstream, _case):
-    """Ask the platform whether it refuses the GPUs that nothing is there for, and names them."""
+def others(upstream, case):
+    """Ask twice for the platform and for a loss: whether the GPUs that nothing is there for are refused, and named."""
+    hidden, weight, labels, _ = upstream.parts(case)
     refused = {}
     for capability in OTHERS:
         with another_gpu(upstream, capability):
-            try:
-                right = upstream.fused.Platform() is None
-            except ValueError as error:
-                right = str(capability[0]) in str(error)
-        refused["{}.{}".format(*capability)] = right
+            calls = [upstream.fused.Platform, lambda: upstream.losses(case, hidden, weight, labels)] * 2
+            told = [refusal(call) for call in calls]
+        refused["{}.{}".format(*capability)] = all(str(capability[0]) in each for each in told)
     return {"right": refused}
+
+
+def refusal(call):
+    """Return with what a GPU is refused: nothing where it is not."""
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 # GPTModel, as small as reaches its output layer: an MLP layer of 16 hidden units, without a final norm.
@@ -1043,7 +1100,8 @@ def attempt(function, tested):
     except Exception as error:  # the process that judges reports it
         traceback.print_exc()
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        upstream = any(file.startswith(tuple(tested)) for file in files)
+        refused = any(text in str(error) for text in REFUSED)  # by PyTorch, of what the code under test has returned
+        upstream = refused or any(file.startswith(tuple(tested)) for file in files)
         return {"error": f"it raised {type(error).__name__}: {error}"[:400], "upstream": upstream}
 
 
@@ -1238,7 +1296,7 @@ def judged_part(gradient, name, case):
 def judge_loss(found, upstream, case):
     """Judge the losses of every rank, and the gradients."""
     losses, towards_hidden, towards_weight = reference(upstream.given(case), case)
-    rounding = BFLOAT16 if case.dtype == "bfloat16" and not case.exact else 0.0
+    rounding = BFLOAT16 if case.dtype != "float32" and not case.exact else 0.0
     level = FLOAT32_LEVEL * max(map(abs, case.levels), default=0.0)
     limits, errors = {"loss": FLOAT32_LOSS + level}, {"loss": max(norm_error(each["loss"], losses) for each in found)}
     for name, wanted in (("hidden", towards_hidden), ("weight", towards_weight)):
@@ -1342,13 +1400,16 @@ def checks(size):
     found += [(f"changed.{name}", "defect", changed, case, judge_right) for name, case in CHANGED.items()]
     found += [(f"freed.{name}", "defect", freed, case, judge_right) for name, case in FREED.items()]
     found.append(("second_order", "defect", second_order, Case(entry="function", shape=(13,)), judge_right))
-    found.append(("in_flight", "defect", in_flight, FUNCTION, judge_loss))
+    found += [(f"in_flight.{name}", "defect", in_flight, case, judge_loss) for name, case in IN_FLIGHT.items()]
+    found += [
+        (f"no_distributed.{name}", "defect", no_distributed, case, judge_loss) for name, case in UNGROUPED.items()
+    ]
     found.append(("split_sizes", "defect", split_sizes, SPLIT, judge_each))
     found += [(f"waits.{name}", "defect", waits, case, judge_waits) for name, case in WAITS.items()]
     found.append(("memory", "defect", memory, MEMORY, judge_memory))
     found += [(name, "control", loss, case, judge_loss) for name, case in NEIGHBOURS.items()]
     found.append(("blackwell", "control", blackwell, Case(), judge_right))
-    found.append(("others_refused", "control", others, Case(), judge_right))
+    found.append(("others_refused", "control", others, UNGROUPED["without_group"], judge_right))
     models = [(name, "defect", model) for name, model in MODELS.items()]
     models += [(name, "control", model) for name, model in WITHOUT.items()]
     models.append(("gpt.logits", "control", Model(labels=False)))
