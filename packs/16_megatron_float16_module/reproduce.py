@@ -36,15 +36,18 @@ static decode; and what the real optimizer for bf16 makes of the parameters, and
     all else                is cast as module.bfloat16() or half() did, from every floating-point type, parameters and
                             buffers, frozen, tied, empty or in a child; complex and integer ones, identities and
                             attributes stay (controls); so do all fp32 ones that are marked, buffers too, where the
-                            tree has mark_keep_in_fp32 (a control)
+                            tree has mark_keep_in_fp32, also in a module that was written and read whole (a control)
     cast by PyTorch         a mixer in 16 bits throughout computes its rates in fp32 (a control)
     state dicts             every way in which Float16Module hands its parameters out (WAYS): A_log and D in fp32
-    optimizer               what it begins with, what the forward sees of five steps; a step without DDP, where no
-                            parameter has a main_grad (a control); its sharded state, written, and read back by
+    optimizer               what it begins with, what the forward sees of five steps; whole steps with other gradients
+                            each, without DDP, where no parameter has a main_grad, and with a loss scale, with DDP and
+                            without: unscaled, clipped, left out for inf and nan (controls); its state, sharded and
+                            plain, whose numbers are those of the parameters as given, written, and read back by
                             another optimizer (a control), with the fp32 parameters before, between and behind the
                             others, and in groups of their own (GROUPINGS), and where only the backfill for
                             generalized tensor parallelism (GTP) can match one of the others; with frozen parameters
                             in the groups, and with fp32 ones that nobody marked; DTensors, written (a control)
+    memory                  what is deleted, model and optimizer, is freed (a control)
 
 dt_bias is a control: the mixer makes it in params_dtype, so nothing says that it is kept; a figure tells what its
 rounding costs. Where the tree has a gated delta product, whose A_log bears the same comment, that is judged, too.
@@ -132,7 +135,7 @@ class Probe:  # prints the lines that a runner reads, and draws the verdict from
 # --- protocol: end
 # fmt: on
 
-import copy, importlib.util, math, types
+import copy, gc, importlib.util, io, math, pickle, types
 from unittest import mock
 
 # One row: the 16-bit type, a D for each channel, groups, gated norm, the type in which parameters are made.
@@ -174,6 +177,11 @@ GROUPINGS = {
     "one group": lambda *_: 0,
     "a group each": lambda n, _: n,
 }
+# By the 16-bit type: the row of CASES, and the loss scale of a training.
+SCALES = {
+    "bfloat16": (CASES[0], lambda scalers: scalers.ConstantGradScaler(2.0**12)),
+    "float16": (CASES[3], lambda scalers: scalers.DynamicGradScaler(2.0**12, 1.0, 2.0, 0.5, 2, 1)),
+}
 FROZEN = ("no number", "two kernels")  # of SETTINGS: with a D for each channel, and without
 HEADS, CHANNELS, STATE, HIDDEN, TOKENS, BATCH = 6, 4, 5, 16, 12, 2
 TYPES = ("float64", "float32", "float16", "bfloat16", "float8_e5m2", "complex64", "int64", "bool")
@@ -191,6 +199,8 @@ GRADIENT = 8 * 2**-23 * math.sqrt(TOKENS * BATCH * CHANNELS * STATE)
 # Adam in fp32: a step rounds the value, which is below 4, by 2**-23 at most, and the exponential follows.
 UPDATED = STEPS * 2**-22 + EXACT
 STEPPED = 2**-4  # of a step of RATE: the values are below 16, whose fp32 has 2**-20; a step that was not made is 1
+CLIP = 1.0  # of the gradients, whose norm is above 10
+SUMMED = 2**-16  # of a norm or a moment in fp32, which some hundred roundings by 2**-24 have made
 
 
 def recurrence(torch, x, dt, rates, b, c, skip):  # noqa: PLR0913, PLR0917
@@ -536,10 +546,22 @@ def of_all_types(torch):
     return module
 
 
-def cast_types(up, half, mark=None):
+def reread(torch, module):
+    """Return a module that was written whole, and read, or None where what it bears cannot be written."""
+    file = io.BytesIO()
+    try:
+        torch.save(module, file)
+    except (pickle.PicklingError, AttributeError, TypeError):
+        return None
+    file.seek(0)
+    return torch.load(file, weights_only=False)
+
+
+def cast_types(up, half, mark=None, *, whole=False):
     """Judge that a module is cast as PyTorch casts it: names, values, types, strides, and what stays itself.
 
-    With a mark, which each fp32 tensor is given, these stay as they are.
+    With a mark, which each fp32 tensor is given, these stay as they are, also where the module is written and read
+    before the cast: what a tensor bears as an attribute is kept then. (A deep copy of a parameter has no attributes.)
     """
     ours = of_all_types(up.torch)
     theirs = copy.deepcopy(ours)
@@ -554,6 +576,10 @@ def cast_types(up, half, mark=None):
     marked = [n for n, x in old.items() if mark and x.dtype == up.torch.float32]
     for name in marked:
         mark(old[name])
+    ours = reread(up.torch, ours) if whole else ours
+    if ours is None:
+        return False, {"measured": "the marked module cannot be saved"}
+    old = tensors(ours)
     halves = {"bf16": half == "bfloat16", "fp16": half == "float16"}
     config = up.config(num_layers=1, hidden_size=HIDDEN, num_attention_heads=1, **halves)
     up.module.Float16Module(config, ours)
@@ -573,7 +599,8 @@ def marked(up, half):
     """Judge the cast of a module whose fp32 tensors are marked, where the tree has a mark."""
     if not hasattr(up.module, "mark_keep_in_fp32"):
         return None, {"reason": "this tree has no mark"}
-    return cast_types(up, half, up.module.mark_keep_in_fp32)
+    ok, values = cast_types(up, half, up.module.mark_keep_in_fp32)
+    return cast_types(up, half, up.module.mark_keep_in_fp32, whole=True) if ok else (ok, values)
 
 
 def refused(up):
@@ -624,16 +651,21 @@ class Optimizer:
     Of what is frozen, and of what is put back in fp32 with no mark, either every second parameter is, or the others.
     """
 
-    def __init__(self, up, grouping="matrices first", *, frozen=None, unmarked=None, shards=None):
-        self.up, self.mixer, rows = up, Shards(up, shards) if shards else Mixer(up, CASES[0]), {}
+    def __init__(self, up, grouping="matrices first", *, scale=None, frozen=None, unmarked=None, shards=None):  # noqa: PLR0913
+        case, scaler = SCALES[scale] if scale else (CASES[0], None)
+        self.up, self.mixer, rows = up, Shards(up, shards) if shards else Mixer(up, case), {}
         for n, x in enumerate(self.mixer.mixer.parameters()):
             rows.setdefault(GROUPINGS[grouping](n, x), []).append(x)
             x.requires_grad_(n % 2 != frozen)
             x.data = x.data.float() if n % 2 == unmarked else x.data
         adam = up.torch.optim.Adam([{"params": rows[key], "wd_mult": float(key)} for key in sorted(rows)], lr=RATE)
-        config = up.optimizer.OptimizerConfig(bf16=True, clip_grad=0.0, lr=RATE)
+        self.given = [[*rows[key]] for key in sorted(rows)]  # the optimizer puts its copies into Adam's own lists
+        halves = {"bf16": case[0] == "bfloat16", "fp16": case[0] == "float16"}
+        config = up.optimizer.OptimizerConfig(clip_grad=CLIP, log_num_zeros_in_grad=True, lr=RATE, **halves)
         with on_host(up.torch):
-            self.optimizer = up.optimizer.Float16OptimizerWithFloat16Params(adam, config, None, lambda *_: None)
+            given = adam, config, scaler(up.scalers) if scaler else None, lambda *_: None
+            self.optimizer = up.optimizer.Float16OptimizerWithFloat16Params(*given)
+        self.optimizer.grad_stats_parallel_group, self.optimizer.tp_group = None, group()
 
     def main(self, name):
         """Return the fp32 values that the optimizer keeps of a parameter."""
@@ -648,23 +680,40 @@ class Optimizer:
         """Return the model's sharded state."""
         return self.mixer.wrapped.sharded_state_dict(metadata={"dp_cp_group": group()})
 
-    def step(self, where="main_grad"):
-        """Give gradients of 1 and -1, whose every step is as large as the learning rate, and make one step.
-
-        DDP keeps them in main_grad; without it they are the parameters' own.
-        """
+    def step(self):
+        """Give gradients of 1 and -1, whose every step is as large as the learning rate, and make one step."""
         for n, x in enumerate(self.mixer.mixer.parameters()):
-            dtype = x.dtype if where == "grad" else self.up.torch.float32
-            setattr(x, where, self.up.torch.full_like(x.detach(), 1.0 - 2 * (n % 2), dtype=dtype))
+            x.main_grad = self.up.torch.full_like(x.detach(), 1.0 - 2 * (n % 2), dtype=self.up.torch.float32)
         with on_host(self.up.torch):
             self.optimizer.prepare_grads()
             self.optimizer.step_with_ready_grads()
 
+    def whole_step(self, gradients, where):
+        """Make a step as a training does, from gradients in float64 by name; return what the optimizer says of it.
+
+        DDP keeps them in main_grad, a buffer; without it they are added to the parameters' own.
+        """
+        torch = self.up.torch
+        with on_host(torch):
+            self.optimizer.zero_grad()
+            scale = self.optimizer.get_loss_scale().double()
+            for name, x in self.mixer.mixer.named_parameters():
+                scaled = (gradients[name] * scale).to(x.dtype if where == "grad" else torch.float32)
+                if where == "main_grad":
+                    x.main_grad = x.main_grad.copy_(scaled) if hasattr(x, "main_grad") else scaled
+                else:
+                    x.grad = scaled if x.grad is None else x.grad + scaled
+            return self.optimizer.step()
+
 
 def master(up):
-    """Judge the fp32 values with which the optimizer begins."""
+    """Judge the fp32 values with which the optimizer begins: as made, and from a checkpoint of the model in fp32."""
     trained = Optimizer(up)
     errors = {n: off(trained.main(n).detach().double(), trained.mixer.made[n]) for n in ("A_log", "D")}
+    loaded = trained.mixer.load(up.torch.float32)
+    with on_host(up.torch):
+        trained.optimizer.reload_model_params()
+    errors |= {f"{n}, loaded": off(trained.main(n).detach().double(), x) for n, x in loaded.items()}
     return not any(errors.values()), {"measured": errors, "tolerance": 0, "unit": "relative error"}
 
 
@@ -684,16 +733,77 @@ def updates(probe, up):
     return max(errors.values()) <= UPDATED, {"measured": errors, "tolerance": UPDATED, "unit": "relative error"}
 
 
+@contextlib.contextmanager
+def one_rank(torch):
+    """Initialise torch.distributed with PyTorch's fake process group, of one rank, which leaves tensors as they are."""
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
+    try:
+        yield torch.distributed
+    finally:
+        torch.distributed.destroy_process_group()
+
+
+def far(found, wanted, scale):
+    """Return the largest error, in a scale."""
+    return ((found.detach().double() - wanted).abs().max() / scale).item()
+
+
+def followed(trained, where):
+    """Return where whole steps differ from those of Adam in float64, with gradients that are clipped by their norm.
+
+    Gradients are small integers, which scaled by a power of 2 are exact in 16 bits, and differ from step to step. With
+    a loss scale each parameter in turn has an inf or a nan before that, and these steps are left out.
+    """
+    torch, wrong = trained.up.torch, []
+    named = dict(trained.mixer.mixer.named_parameters())
+    leaves = {name: trained.main(name).detach().double().clone().requires_grad_() for name in named}
+    adam = torch.optim.Adam(leaves.values(), lr=RATE)
+
+    def integers():
+        return {name: torch.randint(-4, 5, x.shape).double() for name, x in leaves.items()}
+
+    for n, name in enumerate(named if trained.optimizer.grad_scaler else ()):
+        gradients = integers()
+        gradients[name].view(-1)[-1] = (math.inf, math.nan, -math.inf)[n % 3]
+        wrong += [f"{name}: a step with {gradients[name].view(-1)[-1]}"] * bool(trained.whole_step(gradients, where)[0])
+    for n in range(STEPS):
+        gradients = integers()
+        made, norm, zeros = trained.whole_step(gradients, where)
+        flat = torch.cat([x.flatten() for x in gradients.values()])
+        for name, x in leaves.items():
+            x.grad = gradients[name] * min(1.0, CLIP / (flat.norm().item() + 1e-6))
+        adam.step()
+        wrong += [] if made else [f"step {n} is left out"]
+        wrong += [] if made and abs(norm / flat.norm().item() - 1) <= SUMMED else [f"norm of step {n}: {norm}"]
+        wrong += [] if made and zeros == (flat == 0).sum() else [f"zeros of step {n}: {zeros}"]
+    for name, x in named.items():
+        main = trained.main(name)
+        wrong += [] if far(main, leaves[name].detach(), RATE) <= STEPPED else [name]
+        wrong += [] if torch.equal(x, main.to(x.dtype)) else [f"{name}: the model's"]
+        for key in ("exp_avg", "exp_avg_sq"):
+            found, wanted = trained.optimizer.optimizer.state[main].get(key), adam.state[leaves[name]][key]
+            right = found is not None and far(found, wanted, wanted.abs().max()) <= SUMMED
+            wrong += [] if right else [f"{name}: {key}"]
+    return wrong
+
+
 def own_gradients(up):
-    """Judge a step without DDP: every fp32 value moves against the gradient that its parameter has itself."""
-    trained = Optimizer(up)
-    names = [name for name, _ in trained.mixer.mixer.named_parameters()]
-    before = {name: trained.main(name).detach().clone() for name in names}
-    trained.step("grad")
-    moved = {name: (trained.main(name).detach() - before[name]).double() for name in names}
-    wanted = {name: -RATE * (1.0 - 2 * (n % 2)) for n, name in enumerate(names)}
-    errors = {name: (moved[name] - wanted[name]).abs().max().item() / RATE for name in names}
-    return max(errors.values()) <= STEPPED, {"measured": errors, "tolerance": STEPPED, "unit": "of a step"}
+    """Judge whole steps without DDP: the gradients are those that each parameter has itself, in each step."""
+    with one_rank(up.torch):
+        wrong = followed(Optimizer(up), "grad")
+    return not wrong, {"measured": wrong, "tolerance": [], "unit": "what differs from Adam in float64"}
+
+
+def scaled(up, half):
+    """Judge whole steps with a loss scale: with DDP, also where fp32 parameters have no mark, and without DDP."""
+    rows, wrong = (("main_grad", None), ("main_grad", 0), ("main_grad", 1), ("grad", None)), []
+    with one_rank(up.torch):
+        for where, unmarked in rows:
+            found = followed(Optimizer(up, scale=half, unmarked=unmarked), where)
+            wrong += [f"{where}, {unmarked}: {each}" for each in found]
+    return not wrong, {"measured": wrong, "tolerance": [], "unit": "what differs from Adam in float64"}
 
 
 def local(x):
@@ -749,12 +859,48 @@ def misread(trained, other):
     states[1]["optimizer"]["state"]["common_step"] = states[0]["optimizer"]["state"]["common_step"].clone()
     with on_host(torch):
         other.optimizer.load_state_dict(filled(states[1], values))
+    return different(trained, other)
+
+
+def same(found, wanted):
+    """Return whether two lists hold tensors, or DTensors, of the same types and values."""
+    pairs = [(local(a), local(b)) for a, b in zip(found, wanted, strict=False)]
+    return len(found) == len(wanted) and all(a.dtype == b.dtype and a.equal(b) for a, b in pairs)
+
+
+def renumbered(trained, other):
+    """Return what is not at its place in the optimizer's plain state, and what differs where another one loads it.
+
+    Adam numbers parameters as they were given to it, and the fp32 copies are listed in that order in each group: by
+    this alone a plain checkpoint, of a release as well, says what is whose.
+    """
+    state, adam = trained.optimizer.state_dict(), trained.optimizer.optimizer.state
+    names = {id(x): name for name, x in trained.mixer.mixer.named_parameters()}
+    given, wrong = [x for row in trained.given for x in row], []
+    for n, x in enumerate(given):
+        found, wanted = state["optimizer"]["state"].get(n, {}), adam.get(trained.main(names[id(x)]), {})
+        right = found.keys() == wanted.keys() and same([found[key] for key in wanted], [*wanted.values()])
+        wrong += [] if right else [f"state {n} is not of {names[id(x)]}"]
+    kept = {id(x) for x in given if trained.main(names[id(x)]) is x}
+    copies = state["fp32_from_fp16_params"]
+    wrong += [] if len(copies) == len(trained.given) else ["number of groups"]
+    for n, (row, found) in enumerate(zip(trained.given, copies, strict=False)):
+        wanted = [trained.main(names[id(x)]) for x in row if id(x) not in kept and x.requires_grad]
+        found = [x for x in found if id(x) not in kept]  # noqa: PLW2901 - to list what is in fp32 itself is no mistake
+        wrong += [] if same(found, wanted) else [f"copies of group {n}"]
+    with on_host(trained.up.torch):
+        other.optimizer.load_state_dict(copy.deepcopy(state))
+    return wrong + different(trained, other)
+
+
+def different(trained, other):
+    """Return the names of the parameters whose fp32 values, moments or step two optimizers have differently."""
     wrong = []
     for name, x in trained.trained():
-        pairs = [(trained.main(name), other.main(name))] if trained.main(name) is not x else []
         ours, theirs = (each.optimizer.optimizer.state[each.main(name)] for each in (trained, other))
-        pairs += [(value, theirs[key]) for key, value in ours.items()]
-        wrong += [] if all(torch.equal(local(a), local(b)) for a, b in pairs) else [name]
+        right = trained.main(name) is x or same([trained.main(name)], [other.main(name)])
+        right = right and ours.keys() == theirs.keys() and same([*ours.values()], [theirs[key] for key in ours])
+        wrong += [] if right else [name]
     return wrong
 
 
@@ -765,6 +911,8 @@ def saved(up, grouping, **options):
         each.step()
     wrong = misplaced(trained)
     wrong += misread(trained, other) if not wrong else []
+    other.step()
+    wrong += [f"plain: {each}" for each in renumbered(trained, other)]
     return not wrong, {"measured": wrong, "tolerance": [], "unit": "entries that are wrong, or parameters"}
 
 
@@ -784,18 +932,13 @@ def saved_shards(up):
     Upstream finds them by their local tensors, which PyTorch 2.8 gives out as themselves, and 2.13 as new parameters.
     """
     from torch.distributed.tensor import DTensor
-    from torch.testing._internal.distributed.fake_pg import FakeStore
 
-    distributed = up.torch.distributed
-    distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
-    try:
+    with one_rank(up.torch) as distributed:
         mesh = distributed.init_device_mesh("cpu", (1,))
         with mock.patch.object(DTensor, "to_local", lambda x: x._local_tensor):  # noqa: SLF001 - as in PyTorch 2.8
             trained = Optimizer(up, "one group", shards=mesh)
             trained.step()
             wrong = misplaced(trained)
-    finally:
-        distributed.destroy_process_group()
     return not wrong, {"measured": wrong, "tolerance": [], "unit": "entries that are wrong"}
 
 
@@ -810,6 +953,27 @@ def backfilled(up, grouping):
             with mock.patch.object(up.gtp, "is_gtp_param", lambda other, x=x: other is x):
                 wrong += [f"{name}: {key}" for key in misplaced(trained, x)]
     return not wrong, {"measured": wrong, "tolerance": [], "unit": "entries that are wrong"}
+
+
+def in_use(up):
+    """Return weak references to the storages of a model and its optimizer, by name, after a step and a save."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    trained = Optimizer(up)
+    trained.mixer.train().sum().backward()
+    trained.step()
+    misplaced(trained)
+    tensors = {f"{name}'s fp32 copy": trained.main(name) for name in trained.mixer.original}
+    tensors |= {**dict(trained.mixer.mixer.named_buffers()), **trained.mixer.original}
+    return {name: StorageWeakRef(x.untyped_storage()) for name, x in tensors.items()}
+
+
+def freed(up):
+    """Judge that a model and its optimizer are freed when they are deleted."""
+    used = in_use(up)
+    gc.collect()
+    wrong = [name for name, storage in used.items() if not storage.expired()]
+    return not wrong, {"measured": wrong, "tolerance": [], "unit": "what is not freed"}
 
 
 def product(up):
@@ -851,7 +1015,8 @@ def load(probe, torch):
     torch.cuda.current_device = lambda: torch.device("cpu")
     from megatron.core.inference.contexts.static_context import StaticInferenceContext
     from megatron.core.inference.utils import InferenceMode
-    from megatron.core.optimizer import optimizer
+    from megatron.core import utils
+    from megatron.core.optimizer import clip_grads, grad_scaler, optimizer
     from megatron.core.process_groups_config import ProcessGroupCollection
     from megatron.core.ssm import mamba_context_parallel, mamba_mixer
     from megatron.core.transformer import module
@@ -864,6 +1029,11 @@ def load(probe, torch):
     for each in (module, mamba_mixer, mamba_context_parallel, optimizer, product):
         if each:
             probe.upstream(each)
+    for each in (clip_grads, optimizer):  # what they use where neither Transformer Engine nor Apex is installed
+        each.multi_tensor_applier = utils.local_multi_tensor_applier
+        each.l2_norm_impl = utils.local_multi_tensor_l2_norm
+        each.multi_tensor_scale_impl = utils.local_multi_tensor_scale
+        each.multi_tensor_scale_tensor_impl = None
     tracker = types.SimpleNamespace(fork=contextlib.nullcontext)
     for each in filter(None, (mamba_mixer, product)):
         each.get_cuda_rng_tracker = lambda: tracker
@@ -874,8 +1044,8 @@ def load(probe, torch):
     mamba_mixer.selective_state_update = kernels.decode
     return types.SimpleNamespace(
         torch=torch, kernels=kernels, module=module, mixer=mamba_mixer, optimizer=optimizer, product=product,
-        config=TransformerConfig, gtp=gtp, groups=ProcessGroupCollection, linear=linear(torch), inference=InferenceMode,
-        context=StaticInferenceContext,
+        scalers=grad_scaler, config=TransformerConfig, gtp=gtp, groups=ProcessGroupCollection, linear=linear(torch),
+        inference=InferenceMode, context=StaticInferenceContext,
     )  # fmt: skip
 
 
@@ -907,6 +1077,8 @@ def judge(probe, target):
     probe.judge("optimizer.begins", "defect", master, up)
     probe.judge("optimizer.updates", "defect", updates, probe, up)
     probe.judge("optimizer.own_gradients", "control", own_gradients, up)
+    for half in SCALES:
+        probe.judge(f"optimizer.scaled.{half}", "control", scaled, up, half)
     for grouping in GROUPINGS:
         name = grouping.replace(" ", "_")
         probe.judge(f"optimizer.saved.{name}", "control", saved, up, grouping)
@@ -914,6 +1086,7 @@ def judge(probe, target):
     probe.judge("optimizer.frozen", "defect", saved_by_halves, up, "frozen")
     probe.judge("optimizer.unmarked", "defect", saved_by_halves, up, "unmarked")
     probe.judge("optimizer.saved.shards", "control", saved_shards, up)
+    probe.judge("freed", "control", freed, up)
     probe.judge("gated_delta_product", "defect", product, up)
 
 
