@@ -33,7 +33,9 @@ step; the default split; bf16 and fp16; logits below zero down to -2^96 (the mai
 mixed over tokens, splits, steps and ranks; ranks and splits about -50 beside some about -300; one logit to 60 above up
 to 133,119 equal ones, which each add little and together percents; a split, a step or a rank whose logits are all -inf;
 ranks 1, 2 and 4, sequence parallel or not; and the kernels by themselves on tensors with any strides, where nothing
-else is written, to 531 splits, where a sum of nan is no number afterwards either.
+else is written, to 531 splits, where a sum of nan is no number afterwards either. Forward and backward read nothing on
+the host, which would wait for the GPU and end the capture of a graph; their buffers are fp32 where the kernels read so,
+and lie on the GPU, whatever PyTorch's default dtype and device are; and new memory may hold nan.
 Where each token's maximum over the first 64 splits is not below zero, the bits are those of the tree without the
 patch.
 
@@ -138,6 +140,9 @@ COLUMNS = 2  # of the hidden size, that carry the level of the logits
 WIDTH = 256  # classes in a split: the main loop's tile
 BLOCK = 64  # splits in a step of the epilogues
 PATIENCE = 60  # seconds that a rank waits for the others
+WAITING = ("_local_scalar_dense", "nonzero", "masked_select", "equal", "allclose", "_unique2", "unique_dim", "bincount")
+READERS = ("cpu", "numpy", "tolist", "__array__")
+MAKERS = ("arange", "empty", "empty_strided", "full", "linspace", "ones", "tensor", "zeros")  # on the default device
 LOSS = 2.0**-19
 LEVEL = 2.0**-22
 GRADIENT = 2.0**-7
@@ -162,6 +167,7 @@ class Case:
     sequence_parallel: bool = False
     group: bool = False  # a group of one rank
     gradients: bool = True
+    default: str = "float32"  # PyTorch's default dtype
 
 
 FAR = (-150.0,)
@@ -211,6 +217,10 @@ DEFECTS = {
                               shape=(3,)),
     "peak": Case(PEAK, classes=len(PEAK), shape=(1,), spread=0.0, gradients=False),
     "ranks.two.peak": Case(PEAK, ranks=2, classes=len(PEAK), shape=(1,), spread=0.0, gradients=False),
+    "default.bfloat16": Case(FAR, shape=(5,), default="bfloat16"),
+    "default.float64": Case(FAR, shape=(5,), default="float64", reduction="mean"),
+    "ranks.two.default.bfloat16": Case(FAR, ranks=2, shape=(5,), default="bfloat16", reduction="sum"),
+    "ranks.two.default.float64": Case(FAR, ranks=2, shape=(4, 1), default="float64", sequence_parallel=True),
     "ranks.one": Case(FAR, group=True),
     "ranks.two": Case(FAR, ranks=2, classes=1200),
     "ranks.two.sum": Case(FAR, ranks=2, classes=1200, reduction="sum", labels="first part"),
@@ -250,6 +260,11 @@ EXACT = {  # in each token the first 64 splits reach 0: the same bits with the p
     "above.splits": Case((150.0, -300.0, 120.0)),
     "above.blocks": Case((120.0, 400.0), classes=128 * WIDTH, shape=(3,)),
     "above.ranks.two": Case((-400.0, 120.0), ranks=2, classes=1200),
+    "above.default.bfloat16": Case((150.0,), shape=(5,), default="bfloat16", reduction="mean"),
+    "above.default.float64": Case((150.0,), shape=(5,), default="float64"),
+    "above.ranks.two.default.bfloat16": Case((150.0,), ranks=2, shape=(4, 1), default="bfloat16",
+                                             sequence_parallel=True),
+    "above.ranks.two.default.float64": Case((150.0,), ranks=2, shape=(5,), default="float64", reduction="sum"),
     "one_split_above": Case((-150.0, -150.0, 5.0), classes=768),
     "empty_split.normal": Case((0.0, -float("inf")), classes=512, labels="first part", gradients=False),
 }
@@ -283,6 +298,14 @@ class Packed:
         return self
 
 
+def fp32_of(*packed):
+    """Return tensors that a kernel copies with an atom for fp32: it takes no others."""
+    for each in packed:
+        if str(each.tensor.dtype) != "torch.float32":
+            raise TypeError(f"the kernel copies fp32, and was given {each.tensor.dtype}")
+    return [each.tensor for each in packed]
+
+
 class ForwardMainLoop:
     """FwdMainLoop in torch: of each split the maximum, the sum of exponentials below it, and the label's logit."""
 
@@ -290,14 +313,14 @@ class ForwardMainLoop:
         self.width = vocab_per_split
 
     def __call__(self, hidden, weight, labels, *given):
-        label_logits, maximum, total, ignore_index, rank, _ = given
-        labels, label_logits = labels.tensor, label_logits.tensor
+        *outputs, ignore_index, rank, _ = given
+        labels, (label_logits, maximum, total) = labels.tensor, fp32_of(*outputs)
         logits = hidden.tensor.float() @ weight.tensor.float().t()
         classes = logits.shape[1]
         for split, part in enumerate(logits.split(self.width, dim=1)):
             largest = part.amax(dim=1).clamp(min=FLOOR)
-            maximum.tensor[:, split] = largest
-            total.tensor[:, split] = (part - largest.unsqueeze(1)).exp().sum(dim=1)
+            maximum[:, split] = largest
+            total[:, split] = (part - largest.unsqueeze(1)).exp().sum(dim=1)
             columns = labels - rank * classes - split * self.width
             here = (columns >= 0) & (columns < part.shape[1])
             found = part.gather(1, columns.clamp(0, part.shape[1] - 1).unsqueeze(1)).squeeze(1)
@@ -313,13 +336,13 @@ class BackwardPartialLogits:
 
     def __call__(self, split, hidden, weight, labels, *given):
         above, maximum, total, towards_logits, valid, ignore_index, rank, _ = given
-        labels, above = labels.tensor, above.tensor
+        labels, (above, maximum, total) = labels.tensor, fp32_of(above, maximum, total)
         if self.reduction == 2:
             above = above / ctypes.c_int64.from_address(valid).value
         above = above.expand(labels.shape) * (labels != ignore_index)
         rows = weight.tensor[split * self.width : (split + 1) * self.width]
-        exponentials = (hidden.tensor.float() @ rows.float().t() - maximum.tensor.unsqueeze(1)).exp()
-        gradient = exponentials * (above * total.tensor.reciprocal()).unsqueeze(1)
+        exponentials = (hidden.tensor.float() @ rows.float().t() - maximum.unsqueeze(1)).exp()
+        gradient = exponentials * (above * total.reciprocal()).unsqueeze(1)
         columns = labels - rank * weight.tensor.shape[0] - split * self.width
         here = (columns >= 0) & (columns < rows.shape[0]) & (labels != ignore_index)
         gradient.scatter_add_(
@@ -388,6 +411,61 @@ def all_gather_into_tensor(output, tensor, group):
     import torch
 
     output.copy_(torch.cat(group.team.gather(group.rank, tensor)))
+
+
+def is_masked(torch, given):
+    """Return whether an index is a mask, which has to be counted: unless it takes one number, which fills it."""
+    masks = any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in given[1])
+    return masks and not (len(given) > 2 and given[2].numel() == 1)
+
+
+def is_host(*given):
+    """Return whether a device is asked for by the name of the host, and not as that of another tensor."""
+    return any(isinstance(each, str) and each == "cpu" for each in given)
+
+
+@contexts.contextmanager
+def apart(torch):
+    """Keep host and GPU apart in this thread, though here both are the host.
+
+    No operator may need a value on the host. What is made without a device does not lie where the other tensors do: it
+    has no memory at all. A tensor without dimensions is left where it is: PyTorch's operators take it from the host.
+    """
+
+    class Operators(importlib.import_module("torch.utils._python_dispatch").TorchDispatchMode):
+        def __torch_dispatch__(self, operator, _types, given=(), named=None):
+            name = operator.overloadpacket.__name__
+            if name in WAITING or (name in ("index", "index_put", "index_put_") and is_masked(torch, given)):
+                raise RuntimeError(f"the host waits for the GPU: {operator}")
+            return operator(*given, **(named or {}))
+
+    class Functions(importlib.import_module("torch.overrides").TorchFunctionMode):
+        def __torch_function__(self, function, _types, given=(), named=None):
+            named = named or {}
+            if function in readers or (function is torch.Tensor.to and is_host(*given[1:], *named.values())):
+                raise RuntimeError(f"the host waits for the GPU: {function}")
+            found = function(*given, **named)
+            if function in makers and named.get("device") is None and "out" not in named and found.dim():
+                return found.to("meta")
+            return found
+
+    makers = [getattr(torch, name) for name in MAKERS]
+    readers = [getattr(torch.Tensor, name) for name in READERS]
+    with Operators(), Functions():
+        yield
+
+
+@contexts.contextmanager
+def defaults(torch, dtype):
+    """Set PyTorch's default dtype, and let new memory hold nan, as it does with deterministic algorithms."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, dtype))
+    torch.set_deterministic_debug_mode("warn")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode("default")
+        torch.set_default_dtype(before)
 
 
 def stand_ins(torch, choosing=False):
@@ -487,13 +565,13 @@ def given(torch, case):
     """Return hidden states, the whole weight, and labels: all logits are numbers that fp32 holds."""
     random = torch.Generator().manual_seed(3)
     dtype = getattr(torch, case.dtype)
-    hidden = torch.randint(-16, 17, (*case.shape, HIDDEN), generator=random) / 8 * case.spread
-    weight = torch.randint(-4, 5, (case.classes, HIDDEN), generator=random) / 8
+    hidden = torch.randint(-16, 17, (*case.shape, HIDDEN), generator=random).float() / 8 * case.spread
+    weight = torch.randint(-4, 5, (case.classes, HIDDEN), generator=random).float() / 8
     count = hidden.numel() // HIDDEN
-    signs = torch.tensor(case.signs).repeat(count)[:count].view(case.shape)
+    signs = torch.tensor(case.signs, dtype=torch.float32).repeat(count)[:count].view(case.shape)
     hidden[..., 0], hidden[..., 1] = signs, 0.0
     parts = torch.arange(case.classes) * len(case.levels) // case.classes
-    weight[:, 0] = torch.tensor(case.levels)[parts]
+    weight[:, 0] = torch.tensor(case.levels, dtype=torch.float32)[parts]
     labels = torch.randint(case.classes, case.shape, generator=random)
     flat, part = labels.view(-1), -(-case.classes // len(case.levels) // max(case.ranks, 2))
     if case.labels == "first part":
@@ -508,11 +586,11 @@ def given(torch, case):
 
 
 def above(torch, case):
-    """Return the gradient from above."""
+    """Return the gradient from above, in fp32."""
     if case.reduction != "none":
-        return torch.tensor(case.above)
+        return torch.tensor(case.above, dtype=torch.float32)
     count = functools.reduce(int.__mul__, case.shape)
-    return torch.randn(count, generator=torch.Generator().manual_seed(9)) * case.above
+    return torch.randn(count, generator=torch.Generator().manual_seed(9), dtype=torch.float32) * case.above
 
 
 def on_rank(upstream, case, member, found):
@@ -524,11 +602,13 @@ def on_rank(upstream, case, member, found):
     if case.sequence_parallel:
         hidden = hidden.chunk(size)[rank].contiguous()
     hidden.requires_grad_(case.gradients)
-    loss = upstream.fused.linear_cross_entropy(
-        hidden, weight, labels, member, case.reduction, case.ignore_index, case.sequence_parallel
-    )
-    if case.gradients:
-        loss.backward(above(torch, case))
+    gradient = above(torch, case)
+    with apart(torch):
+        loss = upstream.fused.linear_cross_entropy(
+            hidden, weight, labels, member, case.reduction, case.ignore_index, case.sequence_parallel
+        )
+        if case.gradients:
+            loss.backward(gradient)
     found[rank] = {"loss": loss.detach(), "towards_hidden": hidden.grad, "towards_weight": weight.grad}
 
 
@@ -548,7 +628,7 @@ def losses(upstream, case):
     """Return what each rank of a case computes."""
     upstream.split(case.width)
     found, errors = [None] * case.ranks, []
-    with stand_ins(upstream.torch):
+    with stand_ins(upstream.torch), defaults(upstream.torch, case.default):
         if case.ranks == 1:
             on_rank(upstream, case, Member(Team(1), 0) if case.group else None, found)
             return found
