@@ -34,20 +34,23 @@ mamba_mimo_bwd_combined passes. The claim is about the pinned tilelang: with ano
 
 The contract of mamba_mimo_bwd_combined; FACTORS has the values, CASES a pairwise set, BUILDS what is compiled in:
 
-    q, k [B, S, R, G, N]; G is 1 or H       R 2, 4; N 64, 128; bfloat16, float16; contiguous, as for every kernel of it
+    q, k [B, S, R, G, N]; G is 1 or H       R 2, 4; N 16, 64, 128; bfloat16, float16; contiguous, as for every kernel
     v [B, S, H, P]; dout alike              S a multiple of chunk_size; B 2, 3; H 4, 5; P 64
     z and mimo_z, D, mimo_o                 given, or None: without mimo_o dout is [B, S, R, H, P]
-    dA_cs, dA_cs_rev, dt, trap [B, H, S]; segsum; angles [B, S, H, N / divisor], divisor 2, 4; chunk_size 64 / R
+    dA_cs, dA_cs_rev, dt, trap [B, H, S]; segsum; angles [B, S, H, N / divisor], divisor 2, 4
+    chunk_size 64 / R, or 8 where N is 16   all of it by name or by position; the gradients can be changed in place
 
 `compiled`: with TMA on, the kernels of the build "full" (the module Mamba3's default sizes) are lowered and compiled by
-nvcc, and reach Q and K through a TMA descriptor and through no pointer; they get the elements of Q and K in order, also
-of a slice and after a change in place; each of nine builds gets kernels of its own, with the options (`made_for_each`).
-`executed` does so for the builds "full" and "bare", and runs them: all gradients against float64, and with TMA on
-against TMA off; of slices, after a change, and with no argument overwritten. The others are bwd_fwd alone with TMA off:
-it has code of its own for z without mimo_o, and for mimo_o without z. The checks `exact` are of inputs for which a few
-gradients are rounded once or not at all, so that a float32 which became bfloat16 shows. The release raises where S is
-no multiple of chunk_size or 1 < G < H: `unsupported` is still refused, or right. What tracing, lowering, compiling and
-launching the kernels of the tree raises is a failed check.
+nvcc, and reach Q and K through a TMA descriptor and through no pointer; they get the elements of every argument in
+order, also of a slice and after a change in place; each of nine builds gets kernels of its own, with the options
+(`made_for_each`). Three kernels of two more builds are traced, and compiled only if the file has TMA on for everybody:
+then they must compile too (`as_it_is`). `executed` compiles the builds "full" and "bare", and runs them: all gradients
+against float64, and with TMA on against TMA off; of slices, after a change, and with no argument overwritten. The build
+"least" is run with TMA off. The others are bwd_fwd alone with TMA off: it has code of its own for z without mimo_o, and
+for mimo_o without z. The checks `exact` are of inputs for which a few gradients are rounded once or not at all, so that
+a float32 which became bfloat16 shows. The release raises where S is no multiple of chunk_size or 1 < G < H:
+`unsupported` is still refused, or right. What tracing, lowering, compiling and launching the kernels of the tree raises
+is a failed check.
 
 Upstream: https://github.com/state-spaces/mamba, mamba_ssm/ops/tilelang/mamba3/mamba3_mimo_bwd.py; the refusal is in
 https://github.com/tile-ai/tilelang/blob/v0.1.8/src/op/copy.cc. mamba-ssm has no wheel: PYTHONPATH=CHECKOUT uv run
@@ -140,20 +143,24 @@ class Build:
 
     @property
     def chunk(self):
-        """Steps of a chunk, as the module Mamba3 has it."""
-        return 64 // self.R
+        """Steps of a chunk, as the module Mamba3 has it, and as upstream's tests have it for N=16."""
+        return 8 if self.N == LEAST_N else 64 // self.R
 
 
 P = 64  # headdim
+LEAST_N = 16  # of those that mamba3_mimo takes without a warning
 OPTIONAL = ("mimo_z", "mimo_o", "D", "z")
 BUILDS = {
     "full": Build(128, 4, 4, "bfloat16", OPTIONAL),
     "bare": Build(64, 2, 2, "float16", ()),
+    "least": Build(LEAST_N, 4, 4, "bfloat16", OPTIONAL),  # with TMA off: tilelang makes no TMA load of it
     "gated": Build(64, 2, 2, "float16", OPTIONAL),  # this and those below: bwd_fwd alone, with TMA off
     "gated_rows": Build(64, 2, 2, "float16", ("mimo_z", "D", "z")),
     "ungated": Build(64, 2, 2, "float16", ("mimo_o", "D")),
 }
 WHOLE = ("full", "bare")
+BOTH = (*WHOLE, "least")  # of which bwd_bwd is run too
+TRACED = (("least", "bwd_bwd"), ("least", "bwd_fwd"), ("gated_rows", "bwd_fwd"))
 KERNELS = ("bwd_bwd", "bwd_fwd")  # the slower one to compile first
 FACTORS = {
     "build": ("full", "bare"),  # of BUILDS
@@ -193,6 +200,8 @@ SERVED += [
 # What mamba_mimo_bwd_combined takes besides and hands on, and to which kernel: values that are not the defaults.
 HANDED_ON = {"bf_threads": ("bwd_fwd", 256), "bf_num_stages": ("bwd_fwd", 1)}
 HANDED_ON |= {"bb_threads": ("bwd_bwd", 128), "bb_num_stages": ("bwd_bwd", 1)}
+PARAMETERS = ("dout", "q", "k", "v", "q_bias", "k_bias", "mimo_v", "mimo_o", "z", "mimo_z", "angles", "dA_cs")
+PARAMETERS += ("dA_cs_rev", "dt", "trap", "D", "segsum", "chunk_size", "rotary_dim_divisor", "dtype", *HANDED_ON)
 SIZES = {name: (3, 192, 4) if name == "full" else (3, 128, 4) for name in BUILDS}  # of CASES: Triton compiles them
 LARGE = Case("full", 4, 2048, 16, "one", None)  # to be timed: a line of the grid in mamba-ssm's own tests
 VARIABLES = ("q", "k", "v", "dA", "dt", "trap", "q_bias", "k_bias", "mimo_v", "mimo_z", "mimo_o", "angles", "D", "z")
@@ -207,6 +216,7 @@ SINGLE, ONCE = 2**-13, 2**-9
 EXACT = {
     "full": {"mimo_z": SINGLE},
     "bare": {"q": ONCE, "k": ONCE},
+    "least": {"mimo_z": SINGLE},
     "gated": {"mimo_z": SINGLE},
     "gated_rows": {"mimo_z": SINGLE},
     "ungated": {"mimo_o": SINGLE},  # with z a tanh stands in it, which is approximate
@@ -242,10 +252,13 @@ def load():
 
 @functools.cache
 def variant(module, kernel, target, tma):
-    """Return a jit function with other options, given from outside. It has a cache of kernels of its own."""
+    """Return a jit function with other options, given from outside, or with those of the file, where tma is None.
+
+    It has a cache of kernels of its own.
+    """
     key, arch = module.tilelang.PassConfigKey, module.tilelang.tvm.target.Target({"kind": "cuda", "arch": target})
     function = getattr(module, f"mamba_mimo_{kernel}")
-    options = {key.TL_DISABLE_TMA_LOWER: not tma, key.TL_DISABLE_WARP_SPECIALIZED: not tma}
+    options = {} if tma is None else {key.TL_DISABLE_TMA_LOWER: not tma, key.TL_DISABLE_WARP_SPECIALIZED: not tma}
     return dataclasses.replace(function, pass_configs={**function.pass_configs, **options}, target=arch)
 
 
@@ -287,11 +300,11 @@ def decays(torch, dA, chunk):
     return {**sums, "segsum": (total[..., None] - total[..., None, :]).tril()}
 
 
-def example(torch, case, device, build=None):
+def example(torch, case, device, build=None, seed=7):
     """Make arguments of mamba_mimo_bwd_combined, distributed as in mamba-ssm's own tests, and the decay behind them."""
     build, B, S, H = build or BUILDS[case.build], case.batch, case.length, case.heads
     N, R, G, low = build.N, build.R, GROUPS[case.groups](H), getattr(torch, build.dtype)
-    random = torch.Generator(device).manual_seed(7)
+    random = torch.Generator(device).manual_seed(seed)
     normal = functools.partial(torch.randn, generator=random, device=device)
     uniform = functools.partial(torch.rand, generator=random, device=device)
     dt = torch.nn.functional.softplus(normal(B, H, S) - 3)
@@ -305,6 +318,8 @@ def example(torch, case, device, build=None):
     arguments |= {"angles": uniform(B, S, H, N // build.divisor), "trap": uniform(B, H, S).to(low)}
     arguments |= dict.fromkeys(name for name in OPTIONAL if name not in build.given)
     arguments |= {"chunk_size": build.chunk, "dtype": low}
+    if build.N == LEAST_N:  # as in upstream's tests
+        arguments |= {"bf_threads": 128, "bf_num_stages": 0, "bb_threads": 128, "bb_num_stages": 0}
     return {**arguments, "rotary_dim_divisor": build.divisor}, dA
 
 
@@ -363,6 +378,7 @@ def reference(torch, arguments, dA):
 def requested(module, several):
     """Return what mamba-ssm's own entry point gives each jit function and its kernel, for each of several arguments.
 
+    Arguments are given by name, or by position where they are a tuple.
     What a kernel was made for is told by the call that made it, be it of these arguments or of some before.
     """
     calls = []
@@ -380,8 +396,14 @@ def requested(module, several):
         for arguments in several:
             calls.append({})
             with contextlib.suppress(StopIteration):
-                module.mamba_mimo_bwd_combined(**arguments)
+                by_name, by_position = ({}, arguments) if isinstance(arguments, tuple) else (arguments, ())
+                module.mamba_mimo_bwd_combined(*by_position, **by_name)
     return calls
+
+
+def placed(arguments):
+    """Return arguments by position, as mamba-ssm's own autograd function gives them."""
+    return tuple(arguments[name] for name in PARAMETERS if name in arguments)
 
 
 def sliced(torch, arguments):
@@ -390,28 +412,37 @@ def sliced(torch, arguments):
     return {**arguments, **{name: torch.stack((x + 1, x))[1] for name, x in parts.items()}}
 
 
-def negated(arguments):
-    """Change Q and K in place."""
-    for name in "qk":
-        arguments[name].neg_()
-    return arguments
+def changed(torch, arguments, case):
+    """Change every tensor in place, to the values of another example. Return the decay behind these."""
+    other, dA = example(torch, case, arguments["q"].device, seed=8)
+    for name, x in arguments.items():
+        if isinstance(x, torch.Tensor):
+            x.copy_(other[name])
+    return dA
 
 
-def given_kinds(torch, arguments, own):
+def given_kinds(torch, case, arguments, own):
     """Yield arguments: whole tensors, parts of larger ones, and the same tensors before and after a change in them."""
-    yield arguments
-    yield sliced(torch, arguments)
-    yield own
-    yield negated(own)
+    yield placed(arguments)
+    yield placed(sliced(torch, arguments))
+    yield placed(own)
+    changed(torch, own, case)
+    yield placed(own)
 
 
 def misgiven(torch, program, tensors, arguments):
-    """Name the arguments of a rank that the kernel does not declare, and Q and K if their elements come otherwise."""
+    """Name the arguments of a rank that the kernel does not declare, and those whose elements are not the caller's.
+
+    And the inference tensors that the kernel is to fill: a gradient can be changed in place, and these cannot.
+    """
     buffers = [program.buffer_map[parameter] for parameter in program.params]
     pairs = [(tensor, buffer) for tensor, buffer in zip(tensors, buffers, strict=True) if tensor is not None]
     wrong = {buffer.name for tensor, buffer in pairs if tensor.dim() != len(buffer.shape)}
-    given = {buffer.name: tensor for tensor, buffer in pairs}
-    return sorted(wrong | {x for x in "QK" if not torch.equal(given[x].flatten(), arguments[x.lower()].flatten())})
+    given = {buffer.name: tensor.flatten() for tensor, buffer in pairs}
+    wanted = {name.upper(): x.flatten() for name, x in arguments.items() if isinstance(x, torch.Tensor)}
+    differ = {name for name, x in wanted.items() if name not in given or not torch.equal(given[name], x)}
+    frozen = {buffer.name for tensor, buffer in pairs if buffer.name not in wanted and tensor.is_inference()}
+    return sorted(wrong | differ | frozen)
 
 
 def ways(source):
@@ -423,13 +454,17 @@ def ways(source):
 
 
 def build(name, kernel, tma, target):
-    """In a process of its own: trace a kernel, lower and compile it. Return what say_builds unpacks."""
+    """In a process of its own: trace a kernel, lower and compile it. Return what say_builds unpacks.
+
+    With None for tma, it is traced alone, unless the file has other options than the release, which has TMA off.
+    """
     module = load()
-    function = variant(module, kernel, target, tma)
-    arguments, _ = example(module.torch, Case(name, 2, 128, 4, "each", None), "cpu")
+    function, off = (variant(module, kernel, target, one) for one in (tma, False))
+    case = Case(name, 2, 128, 4, "each", None)
+    arguments, _ = example(module.torch, case, "cpu")
     own = {name: x.clone() if isinstance(x, module.torch.Tensor) else x for name, x in arguments.items()}
     try:
-        whole, part, _, again = requested(module, given_kinds(module.torch, arguments, own))
+        whole, part, _, again = requested(module, given_kinds(module.torch, case, arguments, own))
         args, kwargs, _ = whole[kernel]
         program = function.get_tir(*args, **kwargs)
         kinds = (("", whole, arguments), (" of a slice", part, arguments), (" after a change", again, own))
@@ -443,6 +478,8 @@ def build(name, kernel, tma, target):
             raise
         traceback.print_exc()
         return [None, False, False, None, said(error)]
+    if tma is None and function.pass_configs == off.pass_configs:
+        return [wrong, None, None, None, ""]
     identity = repr((module.tilelang.__version__, function.pass_configs, target, wrong, program.script())).encode()
     refused = Path(module.tilelang.env.TILELANG_CACHE_DIR, f"refused-{hashlib.sha256(identity).hexdigest()}.json")
     if refused.exists():
@@ -469,13 +506,15 @@ def plain(args, kwargs):
 def made_for_each():
     """In a process of its own: whether each of SERVED gets kernels that were made for it, and for none before.
 
-    Likewise each of HANDED_ON; a dtype by its name is that dtype.
+    Likewise each of HANDED_ON, which by position are the same; a dtype by its name is that dtype.
     """
     module = load()
     case = Case(None, 2, 128, 4, "each", None)
     given = [{**example(module.torch, case, "cpu", one)[0], "chunk_size": steps} for one, steps in SERVED]
     given += [{**given[0], "dtype": FIRST_BUILD.dtype}]
     given += [{**given[0], name: value} for name, (_, value) in HANDED_ON.items()]
+    every = {**given[0], **{name: value for name, (_, value) in HANDED_ON.items()}}
+    given += [every, placed(every)]
     try:
         made = [{kernel: plain(*each[kernel][:2]) for kernel in KERNELS} for each in requested(module, given)]
     except Exception as error:
@@ -483,7 +522,7 @@ def made_for_each():
             raise
         traceback.print_exc()
         return False, {"reason": said(error)}
-    first, (by_name, *options) = made[0], made[len(SERVED) :]
+    first, (by_name, *options, named, by_position) = made[0], made[len(SERVED) :]
     different = {kernel: len({each[kernel] for each in made[: len(SERVED)]}) for kernel in KERNELS}
     lost = [
         name
@@ -491,7 +530,8 @@ def made_for_each():
         if each[kernel] == first[kernel]
     ]
     measured = {"builds": different, "options not handed on": lost, "dtype by its name": by_name == first}
-    ok = set(different.values()) == {len(SERVED)} and not lost and by_name == first
+    measured |= {"options by position": named == by_position}
+    ok = set(different.values()) == {len(SERVED)} and not lost and by_name == first and named == by_position
     return ok, {"measured": measured, "unit": f"kernels for {len(SERVED)} builds"}
 
 
@@ -500,14 +540,19 @@ def say_builds(probe, tasks, built):
     compiled = {name: 0 for name, *_ in tasks}
     for (name, kernel, tma), (wrong, lowers, compiles, found, reason) in zip(tasks, built, strict=True):
         label = f"{kernel}" if name == "full" else f"{name}.{kernel}"
-        if not tma:
-            probe.check(f"{label}.tma_off", "control", compiles and not found["tma"], measured=found, reason=reason)
+        if tma is False:
+            right = found == {"tma": False, "Q": ["pointer"], "K": ["pointer"]}
+            probe.check(f"{label}.tma_off", "control", right, measured=found, reason=reason)
+            continue
+        values = {"reason": reason} if wrong is None else {"measured": wrong, "unit": "of another rank or elements"}
+        probe.check(f"{label}.arguments", "control", wrong == [], **values)
+        if tma is None:
+            if lowers is not None:
+                probe.check(f"{label}.as_it_is", "control", compiles, measured=found, reason=reason)
             continue
         by_tma = found and {x: found[x] for x in "QK"}
         right = by_tma == {"Q": ["TMA"], "K": ["TMA"]}
         compiled[name] += right
-        values = {"reason": reason} if wrong is None else {"measured": wrong, "unit": "of another rank or order"}
-        probe.check(f"{label}.arguments", "control", wrong == [], **values)
         probe.check(f"{label}.lowers", "defect", lowers, measured="lowers" if lowers else reason)
         probe.check(f"{label}.compiles", "defect", compiles if lowers else None, reason=reason)
         probe.check(f"{label}.tma_load", "defect", right if compiles else None, measured=by_tma, reason=reason)
@@ -516,12 +561,17 @@ def say_builds(probe, tasks, built):
 
 
 def distance(got, wanted):
-    """Return the largest error of each gradient over its largest value; infinity where None or another shape stands."""
+    """Return the largest error of each gradient over its largest value.
+
+    Infinity where None or another shape stands, or a tensor that nobody can change in place.
+    """
     result = {}
     for name, x in got.items():
         y = wanted.get(name)
         if x is None or y is None or x.shape != y.shape:
             result[f"d{name}"] = 0.0 if x is y is None else float("inf")
+        elif x.is_inference():
+            result[f"d{name}"] = float("inf")
         else:
             result[f"d{name}"] = float((x - y).abs().max() / y.abs().max())
     return result
@@ -544,13 +594,13 @@ def judge_case(torch, module, target, case):
 
 
 def judge_again(torch, module, target, case, kind):
-    """Run one backward on parts of larger tensors, or again after a change in Q and K: against float64."""
+    """Run one backward on parts of larger tensors, or again after a change in every tensor: against float64."""
     arguments, dA = example(torch, case, "cuda")
     if kind == "sliced":
         arguments = sliced(torch, arguments)
     else:
         ended(module, target, arguments, fwd=case.tma, bwd=case.tma)
-        negated(arguments)
+        dA = changed(torch, arguments, case)
     got = ended(module, target, arguments, fwd=case.tma, bwd=case.tma)
     return within(case, distance(got, reference(torch, arguments, dA)))
 
@@ -575,10 +625,11 @@ def within(case, errors):
 
 
 def judge_some(torch, module, target, name, make):
-    """Run one backward with TMA off, of bwd_fwd alone where the build is that: a few gradients against float64."""
-    limits = EXACT[name] if make is exact else dict.fromkeys(FIRST, TOLERANCE[BUILDS[name].dtype])
+    """Run one backward with TMA off, of bwd_fwd alone where the build is that: some gradients against float64."""
+    made = VARIABLES if name in BOTH else FIRST
+    limits = EXACT[name] if make is exact else dict.fromkeys(made, TOLERANCE[BUILDS[name].dtype])
     arguments, dA = make(torch, Case(name, *SIZES[name], "each", False), "cuda")
-    got = ended(module, target, arguments, fwd=False, bwd=False if name in WHOLE else None)
+    got = ended(module, target, arguments, fwd=False, bwd=False if name in BOTH else None)
     errors = distance({each: got[each] for each in limits}, reference(torch, arguments, dA))
     limits = {f"d{each}": limit for each, limit in limits.items()}
     ok = all(errors[each] <= limit for each, limit in limits.items())
@@ -612,13 +663,13 @@ def checks(given, compiled):
         yield name, role, None if case.tma and case.build not in compiled else judge_case, (case,)
     for name in BUILDS:
         if name not in WHOLE:
-            yield f"gradients.{name}.bwd_fwd", "control", judge_some, (name, example)
+            yield f"gradients.{name}{'' if name in BOTH else '.bwd_fwd'}", "control", judge_some, (name, example)
         yield f"exact.{name}", "control", judge_some, (name, exact)
     yield "rerun.tma_off", "control", repeated, (given,)
-    plain, fast = (Case._make(row) for row in CASES[:2])
-    yield "sliced.tma_off", "control", judge_again, (plain, "sliced")
+    slow, fast = (Case._make(row) for row in CASES[:2])
+    yield "sliced.tma_off", "control", judge_again, (slow, "sliced")
     yield "sliced.tma_on", "defect", judge_again if fast.build in compiled else None, (fast, "sliced")
-    yield "changed_in_place.tma_off", "control", judge_again, (plain, "changed")
+    yield "changed_in_place.tma_off", "control", judge_again, (slow, "changed")
     for name, case in UNSUPPORTED.items():
         yield f"unsupported.{name}", "control", judge_unsupported, (case,)
 
@@ -687,7 +738,10 @@ def judge(probe, target):
     probe.upstream(module)
     names, options = (WHOLE, (True, False)) if executed else (["full"], (True,))
     tasks = list(itertools.product(names, KERNELS, options))
-    tasks += [(name, "bwd_fwd", False) for name in BUILDS if executed and name not in WHOLE]
+    if executed:
+        tasks += [(name, kernel, False) for name in BOTH if name not in WHOLE for kernel in KERNELS]
+        tasks += [(name, "bwd_fwd", False) for name in BUILDS if name not in BOTH]
+    tasks += [(*traced, None) for traced in TRACED]
     context = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")  # CUDA survives no fork
     processes = int(os.environ.get("REPRODUCER_PROCESSES") or os.cpu_count())  # the runner shares the cores out
     with concurrent.futures.ProcessPoolExecutor(min(len(tasks), processes), mp_context=context) as pool:
