@@ -35,7 +35,7 @@ def measure(kernel, target, options):
     module = reproduce.load()
     tilelang = module.tilelang
     arguments, _ = reproduce.example(module.torch, EXAMPLE, "cpu")
-    args, kwargs, _ = reproduce.requested(module, arguments)[kernel]
+    args, kwargs, _ = reproduce.requested(module, [arguments])[0][kernel]
     function = getattr(module, f"mamba_mimo_{kernel}")
     no_tma, no_specialisation = OPTIONS[options]
     key = tilelang.PassConfigKey
