@@ -34,7 +34,7 @@ without a loss, and in the loss's forward and backward; of the attention's heads
                                   differentiated by autograd
     FusedDSAIndexerLoss           these, and attention heads, a key of one head expanded to all, sparse, real rows as
                                   [sq], [1, sq] and [b, sq], none of them, mean or sum, frozen inputs, the gradient of
-                                  the loss, its coefficient; a second backward; heads split over two ranks
+                                  the loss, its coefficient; a second backward; heads split over two ranks; autocast
     compute_dsa_indexer_loss      the same loss, differentiated by autograd, by query and key, too
 
 The checks `values.*` and `large.*` are controls: what is right in the release has to stay right. The reference is
@@ -132,7 +132,7 @@ class Probe:  # prints the lines that a runner reads, and draws the verdict from
 # --- protocol: end
 # fmt: on
 
-import importlib, inspect, itertools, math, random, statistics, types, weakref
+import functools, importlib, inspect, itertools, math, random, statistics, types, weakref
 from unittest import mock
 
 DSA = "megatron.core.transformer.experimental_attention_variant.dsa"
@@ -592,6 +592,33 @@ def under_autocast(up):
     return error <= AUTOCAST, {"measured": error, "tolerance": AUTOCAST, "unit": "relative error"}
 
 
+def loss_under_autocast(up, *, sparse):
+    """Judge the loss of whole numbers under autocast: products in bf16 are exact then, and the softmax is float32's.
+
+    The backward is called outside, as PyTorch advises, and multiplies in float32.
+    """
+    torch, factors = up.torch, {"size": (33, 29), "batch": 2, "bounds": "mask", "floats": "float32", "topk": 9}
+    factors |= {"heads": 5, "attention": 3, "numbers": "whole", "sparse": sparse}
+    case = Case(torch, 5, USUAL | factors)
+    inputs, options, _ = up.trained(case)
+    with torch.autocast(up.device, dtype=torch.bfloat16):
+        chosen, loss = up.loss(case, inputs, options)
+        scores = up.scores(case, inputs, options)[0].detach()
+        given = {"index_scores": scores.where(scores.isfinite(), 0.0), "query": inputs["query"], "key": inputs["key"]}
+        alone = up.loss(case, given, options, chosen)
+    if math.isinf(topk_error(case, index_scores(case), chosen.cpu())):  # nothing can be said of a loss over these
+        return False, {"measured": "the top-k are wrong"}
+    support, leaf = supported(case, chosen.cpu()), index_scores(case).requires_grad_()
+    target = probabilities(case, support, *(case.inputs[name].double() for name in ("query", "key")))
+    wanted = loss_of(case, leaf, target, support)
+    (above,) = torch.autograd.grad(wanted, [leaf])
+    errors = {"loss": distance(loss, wanted), "loss, differentiated by autograd": distance(alone, wanted)}
+    found = gradients(torch, loss, inputs, torch.ones((), device=up.device))
+    errors |= by_name(case, found, back_to_inputs(case, above))
+    right = all(x <= ROUNDINGS for x in errors.values())
+    return right, {"measured": errors, "tolerance": ROUNDINGS, "unit": "relative error"}
+
+
 def small_cases(torch):
     """Draw cases of a few rows: of some, that one in which most values meet that had not; all pairs do in the end."""
     draw, met, cases = random.Random(12), set(), []  # noqa: S311
@@ -853,6 +880,10 @@ def judge(probe, target):
         probe.judge(f"values.{bounds}.autograd", "control", compare, up, whole, [errors_of_autograd])
     probe.judge("values.no_keys", "control", without_keys, up)
     probe.judge("values.autocast", "control", under_autocast, up)
+    for name, sparse in {"dense": False, "sparse": True}.items():
+        probe.judge(
+            f"values.autocast.loss.{name}", "control", functools.partial(loss_under_autocast, sparse=sparse), up
+        )
     if target != "cpu":
         torch.zeros(8, 8, device=device) @ torch.zeros(8, 8, device=device)  # the workspace of products, once
     known = {}
