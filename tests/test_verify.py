@@ -18,7 +18,8 @@ from typing import Any
 
 import pytest
 
-from harness.receipt import receipt
+from harness.pack import load
+from harness.receipt import receipt, staleness
 from testing import forgeries, toys
 from testing.forgeries import Bundle, Sent
 from testing.workbench import REPOSITORY, Workbench, confirmed, empty
@@ -366,13 +367,19 @@ def test_the_two_lines_of_a_bundle_show_both_sentinels(sent: Path, tmp_path: Pat
 @pytest.mark.packs
 @pytest.mark.parametrize("name", sorted(path.parent.name for path in (REPOSITORY / "packs").glob("*/receipts")))
 def test_the_runners_bundle_of_every_pack_is_accepted(name: str, tmp_path: Path) -> None:
-    """As if its probe had just been run; where its report asks for figures that it lacks, there is no bundle yet."""
+    """As if its probe had just been run; where its report asks for figures that it lacks, there is no bundle yet.
+
+    Nor is there where a receipt is of an older patch: the tree that it saw is not the one that others saw.
+    """
     shutil.copy(REPOSITORY / "verify.py", tmp_path)
     shutil.copytree(REPOSITORY / "harness" / "report", tmp_path / "harness" / "report")
     shutil.copytree(REPOSITORY / "packs" / name, tmp_path / "packs" / name)
     receipts = tmp_path / "packs" / name / "receipts"
     shutil.rmtree(receipts)
+    pack = load.load_pack(REPOSITORY / "packs" / name)
     for path in filter(receipt.is_receipt, sorted((REPOSITORY / "packs" / name / "receipts").rglob("*.json"))):
+        if "the patch changed" in staleness.reasons(pack, receipt.load(path)):
+            pytest.skip(f"{path.name} is of an older patch")
         folder = receipts / path.relative_to(REPOSITORY / "packs" / name / "receipts").parent
         folder.mkdir(parents=True, exist_ok=True)
         forgeries.honest(path).write(folder)
