@@ -1272,7 +1272,7 @@ class Report:
             return ""
         record = json.loads(place.read_text("utf-8"))
         killed, of = (sum(record[who][name] for who in ("own", "made")) for name in ("killed", "of"))
-        return f"; {killed}/{of} at first sight"
+        return f"{killed}/{of} at first sight"
 
     def strengths(self) -> str:
         """Say how many wrong fixes the probe refused, target by target."""
@@ -1284,8 +1284,7 @@ class Report:
                 killed, of, elsewhere, date, stale = strength
                 more = f" ({elsewhere} more in code that only another target runs)" if elsewhere else ""
                 text = f"{target} ({receipt['evidence']}): killed {killed} of {of} wrong fixes{more}, {date}"
-                first = self.first_sight(receipt).replace(";", ",")
-                found.append(text + (", STALE" if stale else "") + first)
+                found.append(", ".join(filter(None, (text, "STALE" if stale else "", self.first_sight(receipt)))))
         return f"Strength: {'; '.join(found) or self.pack.unmeasured}."
 
     def verdicts(self) -> str:
@@ -1306,7 +1305,8 @@ class Report:
             killed, of, elsewhere, date, stale = strength or (0, 0, 0, "", False)
             more = f" (+{elsewhere} elsewhere)" if elsewhere else ""
             strong = f"{killed}/{of}{more}, {date}{' STALE' if stale else ''}" if strength else self.pack.unmeasured
-            rows.append([target, one["evidence"], gpu_of(one) or "CPU", *cells, strong + self.first_sight(one)])
+            strong = "; ".join(filter(None, (strong, self.first_sight(one))))
+            rows.append([target, one["evidence"], gpu_of(one) or "CPU", *cells, strong])
         return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
     def cell(self, receipt: dict[str, Any] | None, of_row: str) -> str:

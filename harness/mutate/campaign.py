@@ -56,13 +56,18 @@ class Order:
     own_only: bool = False
     unseen: bool = False
 
+    @property
+    def makes_none(self) -> bool:
+        """Whether no mutants are made, not even those that survived last time."""
+        return self.own_only or self.unseen
+
     def seed_of(self, pack: Pack) -> int:
         """Return the seed of a pack's sample."""
         return pack.definition.strength.seed if self.seed is None else self.seed
 
     def number_of(self, pack: Pack) -> int:
         """Return how many mutants are made of a pack's patch."""
-        if self.own_only or self.unseen:
+        if self.makes_none:
             return 0
         return pack.definition.strength.generated if self.generated is None else self.generated
 
@@ -190,7 +195,7 @@ class Campaign:
         else:
             made = generated.candidates(fix, subject.cell.stated.loads)
             number, seed = self.order.number_of(pack), self.order.seed_of(pack)
-            first = () if number == 0 else subject.first
+            first = () if self.order.makes_none else subject.first
             chosen += generated.sample(fix, made, number, seed, first)
         stated = subject.cell.timeout or subject.cell.stated.timeout_s
         timeout = min(stated, LONGEST_FACTOR * subject.seconds + LONGEST_BESIDES)

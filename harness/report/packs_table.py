@@ -148,7 +148,7 @@ def _strength(pack: Pack) -> str:
     records = {one.target: strong.find(pack, one.target, one.evidence) for one in receipt.load_all(pack.receipts)}
     known = {target: one for target, one in records.items() if one is not None}
     first = {strong.first_sight(pack, one.target, one.evidence): None for one in receipt.load_all(pack.receipts)}
-    return (of_targets(known) if known else strong.nothing(pack)) + "".join(first)
+    return "; ".join(filter(None, (of_targets(known) if known else strong.nothing(pack), *first)))
 
 
 def of_targets(known: Mapping[str, Strength]) -> str:

@@ -116,8 +116,8 @@ class Sections:
         one = self.receipts[target]
         found = strong.find(self.pack, target, one.evidence)
         cells = [self._cell(self.receipts.get(prefix + target), one.evidence) for prefix in prefixes]
-        killed = f"{found or strong.nothing(self.pack)}{strong.first_sight(self.pack, target, one.evidence)}"
-        return [target, one.evidence, one.host.gpu or "CPU", *cells, killed]
+        parts = (str(found or strong.nothing(self.pack)), strong.first_sight(self.pack, target, one.evidence))
+        return [target, one.evidence, one.host.gpu or "CPU", *cells, "; ".join(filter(None, parts))]
 
     def _cell(self, one: Receipt | None, of_row: Evidence) -> str:
         """Write a verdict, with its evidence where that is not the row's."""
@@ -220,8 +220,8 @@ class Sections:
                 more = f" ({found.elsewhere} {NOT_RUN_HERE})" if found.elsewhere else ""
                 stale = ", STALE" if found.stale else ""
                 killed = f"killed {found.killed} of {found.of} wrong fixes{more}"
-                first = strong.first_sight(self.pack, target, one.evidence).replace(";", ",")
-                measured.append(f"{target} ({one.evidence}): {killed}, {found.date}{stale}{first}")
+                parts = (f"{killed}, {found.date}{stale}", strong.first_sight(self.pack, target, one.evidence))
+                measured.append(f"{target} ({one.evidence}): {', '.join(filter(None, parts))}")
         return f"Strength: {'; '.join(measured) or strong.nothing(self.pack)}."
 
     def searched(self) -> str:

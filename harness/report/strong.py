@@ -38,9 +38,9 @@ def find(pack: Pack, target: str, evidence: str) -> Strength | None:
 
 
 def first_sight(pack: Pack, target: str, evidence: str) -> str:
-    """Return ``; 7/10 at first sight``: of wrong fixes that the probe had not met; empty where there are none."""
+    """Return ``7/10 at first sight``: of wrong fixes that the probe had not met; empty where there are none."""
     found = strength.find(pack, target, evidence, FIRST_SIGHT)
-    return f"; {found.whole.killed}/{found.whole.of} at first sight" if found else ""
+    return f"{found.whole.killed}/{found.whole.of} at first sight" if found else ""
 
 
 def nothing(pack: Pack) -> str:
