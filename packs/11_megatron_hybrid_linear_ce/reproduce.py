@@ -871,8 +871,11 @@ def scaled(upstream, case, factor):
 
 
 def norm_error(found, wanted):
-    """Return the norm of the difference over the norm of what is wanted: infinite where nothing of that shape is."""
-    if found is None or found.shape != wanted.shape:
+    """Return the norm of the difference over the norm of what is wanted: infinite where nothing of that shape is.
+
+    Also where a NaN is found: the largest of several errors would lose it.
+    """
+    if found is None or found.shape != wanted.shape or bool(found.isnan().any()):
         return float("inf")
     wanted = wanted.double()
     return float((found.double() - wanted).norm() / wanted.norm().clamp(min=1e-30))

@@ -47,7 +47,11 @@ for products of 20 numbers, sums over at most 61 heads and 2111 rows or keys (wh
 of their number), and a softmax. A gradient is rounded to the dtype of its input besides, once and at the end: it may be
 as far from the reference as the reference rounded to that dtype, and 2^-15 more, which is twice 256 roundings (a number
 that they move by e may be rounded the other way, and is then 2 e farther). A fix that rounds anything else to half
-precision adds to that. Top-k scores: 2^-15 of the largest. A gradient that is absent is infinitely wrong.
+precision adds to that. Top-k scores: 2^-15 of the largest. A gradient that is absent, or NaN, is infinitely wrong.
+
+More controls: PyTorch's default dtype is another one; training follows an evaluation in inference mode, and no call
+leaves tensors behind; 61 query rows, fewer than a fix may take at a time, need no more than 8 times the scores of all
+heads for them (the release: 4.3).
 
 `traced` (--target cpu): the bytes of tensors on device "meta", which have sizes and no numbers, are added up operator
 by operator, and subtracted when a storage dies; the values are computed on CPU tensors. `executed` is torch.cuda's
@@ -132,7 +136,7 @@ class Probe:  # prints the lines that a runner reads, and draws the verdict from
 # --- protocol: end
 # fmt: on
 
-import functools, importlib, inspect, itertools, math, random, statistics, types, weakref
+import functools, gc, importlib, inspect, itertools, math, random, statistics, types, weakref
 from unittest import mock
 
 DSA = "megatron.core.transformer.experimental_attention_variant.dsa"
@@ -191,6 +195,7 @@ SCALE = {"any": 0.3, "whole": 0.25}
 # 1/4 or 1/32; 1e5 is infinite in fp16, and float32 holds the whole numbers and quarters beside it.
 OFFSET = {"any": 37.0, "whole": 1e5}
 PER_HEAD = 0.25  # of one head's float32 scores: a tensor of one byte for each
+FEW, FEW_LIMIT = 61, 8.0
 SMALLER, LARGER, LENGTH, BATCH = 8, 40, 8192, 2  # heads, tokens, and batch where memory is measured
 FIGURES = {"4096": (2, 4096), "16384": (1, 16384)}
 
@@ -324,9 +329,14 @@ def supported(case, chosen):
 
 
 def distance(found, wanted):
-    """Return the norm of the difference over that of what is wanted, or over one if that is nothing."""
+    """Return the norm of the difference over that of what is wanted, or over one if that is nothing.
+
+    Infinity, and never NaN, where shapes differ or a NaN is found: the largest of several errors would lose a NaN.
+    """
     found, wanted = found.detach().cpu().double(), wanted.detach().double()
-    return float((found - wanted).norm() / (wanted.norm() or 1.0)) if found.shape == wanted.shape else math.inf
+    if found.shape != wanted.shape or found.isnan().any():
+        return math.inf
+    return float((found - wanted).norm() / (wanted.norm() or 1.0))
 
 
 def beyond(found, wanted):
@@ -619,6 +629,46 @@ def loss_under_autocast(up, *, sparse):
     return right, {"measured": errors, "tolerance": ROUNDINGS, "unit": "relative error"}
 
 
+def usual_cases(torch):
+    """Draw two cases that no setting of PyTorch must change; in the first, a row sees no key."""
+    factors = USUAL | {"size": (33, 29), "batch": 2, "heads": 5, "attention": 3, "topk": 9}
+    return [Case(torch, 6, factors | other) for other in ({"bounds": "masks"}, {"rows": "each", "sparse": True})]
+
+
+def other_default(up, dtype):
+    """Judge all results where PyTorch makes tensors of another dtype than float32 when it is told none."""
+    torch, cases = up.torch, usual_cases(up.torch)
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, dtype))
+    try:
+        return compare(up, cases, [errors_of_scores, errors_of_loss, errors_of_autograd])
+    finally:
+        torch.set_default_dtype(before)
+
+
+def alive(torch):
+    """Count the bytes of the storages of all tensors that Python holds."""
+    gc.collect()
+    storages = (x.untyped_storage() for x in gc.get_objects() if type(x) is torch.Tensor)
+    return sum({x._cdata: x.nbytes() for x in storages}.values())  # noqa: SLF001 - their identity
+
+
+def after_inference(up):
+    """Judge training after an evaluation in inference mode, and that no call leaves tensors behind."""
+    torch, cases = up.torch, usual_cases(up.torch)
+    given = [case.on(up.device) for case in cases]
+    before = alive(torch)
+    with torch.inference_mode():
+        for case, (inputs, options) in zip(cases, given, strict=True):
+            up.scores(case, inputs, options)
+            up.loss(case, inputs, options)
+    kept = alive(torch) - before
+    ok, values = compare(up, cases, [errors_of_scores, errors_of_loss, errors_of_autograd])
+    left = alive(torch) - before
+    more = {"measured": values["measured"] | {"bytes kept": kept, "bytes kept, in training": left}}
+    return ok and kept == left == 0, values | more
+
+
 def small_cases(torch):
     """Draw cases of a few rows: of some, that one in which most values meet that had not; all pairs do in the end."""
     draw, met, cases = random.Random(12), set(), []  # noqa: S311
@@ -723,9 +773,8 @@ def setting(torch, device, shape, how, widths=(32, 32)):
     return case, inputs, options
 
 
-def peaks(up, meter, shape, how, widths=(32, 32)):
+def peaks(up, meter, case, inputs, options):
     """Return the peaks of the top-k without a loss, of the loss, and of its backward, over what lived before each."""
-    case, inputs, options = setting(up.torch, up.device, shape, how, widths)
     with meter.mode():
         found = {}
         meter.start(*inputs.values(), *options.values())
@@ -747,7 +796,7 @@ def growth(up, meter, how, attention):
     """Return by how much of one head's scores the peaks grow with a head of the indexer, or of the attention."""
     unit = 4 * BATCH * LENGTH * LENGTH
     shapes = [(BATCH, LENGTH, 1, n) if attention else (BATCH, LENGTH, n, 1) for n in (SMALLER, LARGER)]
-    few, many = (peaks(up, meter(up.torch), shape, how) for shape in shapes)
+    few, many = (peaks(up, meter(up.torch), *setting(up.torch, up.device, shape, how)) for shape in shapes)
     return {name: (many[name][0] - few[name][0]) / unit / (LARGER - SMALLER) for name in few}
 
 
@@ -762,6 +811,19 @@ def grows(up, meter, part, attention, known):
         "tolerance": PER_HEAD,
         "unit": "scores of one head, for each head",
     }
+
+
+def few_rows(up, meter):
+    """Judge the peaks of fewer query rows than a fix may take at a time: they need what these rows need."""
+    case, inputs, _ = setting(up.torch, up.device, (BATCH, LENGTH, LARGER, LARGER), ("default", True, True, "any"))
+    inputs |= {name: inputs[name].detach()[:FEW] for name in ("q", "weights", "query")}
+    for name in ("q", "weights"):
+        inputs[name].requires_grad_()
+    unit = 4 * BATCH * FEW * LENGTH * LARGER
+    found = peaks(up, meter(up.torch), case, inputs, {})
+    measured = {name: round(peak / unit, 4) for name, (peak, _) in found.items()}
+    ok = all(x < FEW_LIMIT for x in measured.values())
+    return ok, {"measured": measured, "tolerance": FEW_LIMIT, "unit": "scores of all heads for these rows"}
 
 
 def ruler(up, meter):
@@ -799,7 +861,7 @@ def ruler(up, meter):
 def largest(probe, up):
     """Print the largest tensors and peaks on device "meta", in units of the scores of all heads."""
     b, s = FIGURES["4096"]
-    found = peaks(up, Meter(up.torch), (b, s, 32, 16), MEMORY[0], (128, 192))
+    found = peaks(up, Meter(up.torch), *setting(up.torch, up.device, (b, s, 32, 16), MEMORY[0], (128, 192)))
     for name, (peak, biggest) in found.items():
         for what, x in (("peak", peak), ("largest", biggest)) if math.isfinite(peak) else ():
             probe.say("FIGURE", name=f"{name}.{what}", value=x / (4 * b * s * s * 32), unit="units", spread=None)
@@ -857,6 +919,19 @@ def on_gpu(probe, up):
         torch.cuda.empty_cache()
 
 
+def judge_settings(probe, up):
+    """Walk the checks of no keys, and of what PyTorch is told beside the call."""
+    probe.judge("values.no_keys", "control", without_keys, up)
+    probe.judge("values.autocast", "control", under_autocast, up)
+    for name, sparse in {"dense": False, "sparse": True}.items():
+        probe.judge(
+            f"values.autocast.loss.{name}", "control", functools.partial(loss_under_autocast, sparse=sparse), up
+        )
+    for dtype in ("bfloat16", "float64"):
+        probe.judge(f"values.default_dtype.{dtype}", "control", other_default, up, dtype)
+    probe.judge("values.after_inference", "control", after_inference, up)
+
+
 def judge(probe, target):
     """Walk all checks."""
     torch = importlib.import_module("torch")
@@ -878,18 +953,14 @@ def judge(probe, target):
         probe.judge(f"values.{bounds}.loss", "control", compare, up, some, [errors_of_loss])
         whole = [x for x in some if x.ranks == 1]
         probe.judge(f"values.{bounds}.autograd", "control", compare, up, whole, [errors_of_autograd])
-    probe.judge("values.no_keys", "control", without_keys, up)
-    probe.judge("values.autocast", "control", under_autocast, up)
-    for name, sparse in {"dense": False, "sparse": True}.items():
-        probe.judge(
-            f"values.autocast.loss.{name}", "control", functools.partial(loss_under_autocast, sparse=sparse), up
-        )
+    judge_settings(probe, up)
     if target != "cpu":
         torch.zeros(8, 8, device=device) @ torch.zeros(8, 8, device=device)  # the workspace of products, once
     known = {}
     for name in ("indexer.topk", "indexer.forward", "indexer.backward", "attention.forward", "attention.backward"):
         kind, part = name.split(".")
         probe.judge(f"memory.{name}", "defect", grows, metered, sensor, part, kind == "attention", known)
+    probe.judge("memory.few_rows", "control", few_rows, metered, sensor)
     for number, (name, (heads, attention, other)) in enumerate(LARGE.items()):
         factors = USUAL | {"heads": heads, "attention": attention} | other
         measures = [errors_of_loss]
