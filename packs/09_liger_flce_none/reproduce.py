@@ -40,7 +40,8 @@ covering set; a row that the pinned release gets wrong is a defect check, every 
 Besides: a weight is not rounded to the 16 bits of the logits before the product with it (a finer rounding is less than
 the product's, and passes); accum_dtype=float32 is as precise as it is meant to be; [BT, V] logits are neither made nor
 held at once; create_graph=True gives the same gradients; and a tensor that is changed in place between forward and
-backward makes no difference or is an error, as in PyTorch.
+backward makes no difference or is an error, as in PyTorch. Gradients of two backwards are kept side by side;
+torch.utils.checkpoint gives out once what was saved; the gradient from above stays as it was.
 
 Upstream: https://github.com/linkedin/Liger-Kernel/issues/968 reports it; fixed by
 https://github.com/linkedin/Liger-Kernel/pull/1298, first released in 0.8.2; pack.toml has the other threads.
@@ -403,12 +404,12 @@ class Case:
 
     def measure(self):
         """Return what the code under test gives: its outputs, the gradients, and how many elements it changed."""
-        leaves, labels = self.leaves(), self.labels.clone()
+        leaves, labels, weights = self.leaves(), self.labels.clone(), self.weights.clone()
         if self["layout"] == "strided labels":
             labels = self.torch.stack((labels, labels), -1)[:, 0]
         outputs = self.forward(leaves, labels)
         found = dict(zip(GRADIENTS, self.gradients(outputs[0], leaves), strict=False))
-        pairs = zip((*leaves, labels), (*self.tensors, self.labels), strict=True)
+        pairs = zip((*leaves, labels, self.weights), (*self.tensors, self.labels, weights), strict=True)
         return [x if x is None else x.detach() for x in outputs], found, sum(int((x != y).sum()) for x, y in pairs)
 
     def formula(self, logits, labels):
@@ -463,8 +464,8 @@ class Case:
         return {name: self.error(x, want, peak=peak) for name, (x, want) in pairs.items()}
 
     def error(self, x, want, *, peak=False):
-        """Return one error; infinite where there is no tensor, or one of another shape."""
-        if x is None or x.shape != want.shape:
+        """Return one error; infinite where there is no tensor, one of another shape, or a NaN: max() would lose it."""
+        if x is None or x.shape != want.shape or bool(x.isnan().any()):
             return float("inf")
         error = x.double() - want
         norm = want.norm()  # zero where every row is ignored or weighted by 0: then so is the gradient, exactly
@@ -594,6 +595,36 @@ def changed_in_place(case):
             errors[name] = max(case.errors([outputs[0].detach()], found).values())
     tolerance = case.tolerances()["loss"]
     return all(x == "refused" or x <= tolerance for x in errors.values()), {"measured": errors, "tolerance": tolerance}
+
+
+def kept_gradients(case):
+    """Judge two backwards through one graph, with other weights, whose gradients are both kept to the end."""
+    leaves, other = case.leaves(), case.weights.flip(0).contiguous()
+    outputs = case.forward(leaves, case.labels.clone())
+    first = case.torch.autograd.grad(outputs[0], leaves, case.weights, retain_graph=True)
+    second = case.torch.autograd.grad(outputs[0], leaves, other)
+    errors = {"first": case.errors([outputs[0].detach()], dict(zip(GRADIENTS, first, strict=False)))}
+    case.weights = other
+    errors["second"] = case.errors([outputs[0].detach()], dict(zip(GRADIENTS, second, strict=False)))
+    errors, tolerances = {name: max(x.values()) for name, x in errors.items()}, case.tolerances()
+    tolerance = tolerances["loss"]
+    return all(x <= tolerance for x in errors.values()), {"measured": errors, "tolerance": tolerance}
+
+
+def checkpointed(case):
+    """Judge a call within torch.utils.checkpoint, which makes what was saved again, and gives it out once."""
+    from torch.utils.checkpoint import checkpoint
+
+    leaves = case.leaves()
+
+    def call(*leaves):
+        return case.forward(leaves, case.labels.clone())[0]
+
+    loss = checkpoint(call, *leaves, use_reentrant=False)
+    found = dict(zip(GRADIENTS, case.gradients(loss, leaves), strict=False))
+    errors, tolerances = case.errors([loss.detach()], found), case.tolerances()
+    ok = all(error <= tolerances[name] for name, error in errors.items())
+    return ok, {"measured": errors, "tolerance": tolerances["loss"], "unit": "relative error"}
 
 
 def largest_tensor(case):
@@ -784,6 +815,8 @@ def judge(probe, target):
         probe.judge(f"none_weighted_once_{dtype}", "defect", weighted_once, alike)
     probe.judge("none_create_graph", "defect", with_graph, Case(api))
     probe.judge("none_in_place", "control", changed_in_place, Case(api))
+    probe.judge("none_kept_gradients", "defect", kept_gradients, Case(api, weights="signed"))
+    probe.judge("none_checkpoint", "defect", checkpointed, Case(api, weights="signed"))
     probe.judge("none_largest_tensor", "control", largest_tensor, Case(api, shape=(48, 2, 48)))
 
 

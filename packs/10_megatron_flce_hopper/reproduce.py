@@ -708,6 +708,14 @@ def second_order(upstream, case):
     return {"right": dict(zip(("hidden", "weight"), right, strict=True))}
 
 
+def expired(storages):
+    """Whether storages are freed; on a GPU the thread that ran the backward may be some time behind the caller."""
+    until = time.monotonic() + 10
+    while not all(each.expired() for each in storages) and time.monotonic() < until:
+        time.sleep(0.01)
+    return all(each.expired() for each in storages)
+
+
 def freed(upstream, case):
     """Drop a loss without a backward, and after one; return whether all is freed by then that was made for it."""
     weak = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef
@@ -723,9 +731,9 @@ def freed(upstream, case):
                 made = upstream.torch.autograd.grad(found, given[:2], above.reshape(found.shape))
                 kept += [weak(each.untyped_storage()) for each in made]
                 del given, made
-                right["loss held after backward"] = all(each.expired() for each in kept)
+                right["loss held after backward"] = expired(kept)
             given = found = None
-            right[name] = mine.expired() and all(each.expired() for each in kept)
+            right[name] = expired([mine, *kept])
     finally:
         gc.enable()
     return {"right": right}
@@ -1109,6 +1117,8 @@ def to_cpu(found):
     """Return what was found with its tensors on the CPU."""
     if isinstance(found, dict):
         return {key: to_cpu(each) for key, each in found.items()}
+    if isinstance(found, list):
+        return [to_cpu(each) for each in found]
     return found.cpu().contiguous() if hasattr(found, "cpu") else found
 
 

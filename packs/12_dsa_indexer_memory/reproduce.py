@@ -929,7 +929,6 @@ def judge_settings(probe, up):
         )
     for dtype in ("bfloat16", "float64"):
         probe.judge(f"values.default_dtype.{dtype}", "control", other_default, up, dtype)
-    probe.judge("values.after_inference", "control", after_inference, up)
 
 
 def judge(probe, target):
@@ -946,6 +945,7 @@ def judge(probe, target):
     probe.upstream(up.module)
     metered, sensor = (Upstream(torch, "meta"), Meter) if target == "cpu" else (up, Allocator)
     probe.judge("memory.ruler", "control", ruler, metered, sensor)
+    probe.judge("values.after_inference", "control", after_inference, up)  # before any call has left anything behind
     cases = small_cases(torch)
     for bounds in SMALL["bounds"]:
         some = [x for x in cases if x.bounds == bounds]

@@ -35,8 +35,10 @@ gets wrong is a defect check, every other a control):
     return_z_loss, return_token_accuracy, return_predicted_tokens    what comes beside the loss
     chunk_mem_const                                    how many logits are made at once
 
-Besides: a Liger RMSNorm before the loss, which writes into the gradient that it is given; a loss scale of 65536 in
-fp16; a PyTorch that does not say whether the graph is retained; second-order gradients, which are right or refused.
+Besides: labels that are all ignored, whose gradients are 0; the function with no more arguments than it needs; losses
+in inference mode; gradients with a graph of their own; 65541 columns; a Liger RMSNorm before the loss, which writes
+into the gradient that it is given; a loss scale of 65536 in fp16; a PyTorch that does not say whether the graph is
+retained; second-order gradients, which are right or refused.
 `ce_impl`, which chooses another vendor's kernel for the loss, is left at its default.
 
 What is kept for backward, in each reduction, with a trained and with a frozen hidden:
@@ -143,7 +145,9 @@ import functools
 import gc
 import importlib.util
 import inspect
+import itertools
 import math
+import time
 
 FACTORS = {
     "reduction": ("mean", "sum", "none"),
@@ -332,6 +336,7 @@ IN_PLACE = "modified by an inplace operation"  # what PyTorch says of a saved te
 FREED = "backward through the graph a second time"  # of saved tensors that are freed
 CHANGED = ("hidden", "weight", "bias", "labels")
 KEPT = [(reduction, trained) for reduction in ("mean", "sum", "none") for trained in ("all", "no input")]
+WIDE = 65541  # more columns than a block of any kernel here holds
 SECOND_ORDER = ("does not require grad", "once_differentiable")
 
 
@@ -704,6 +709,84 @@ def second_order(case):
     return max(errors) <= tolerance, {"measured": errors, "tolerance": tolerance, "unit": "relative error"}
 
 
+def squared(case, trained):
+    """Return the gradients of the sum of the squares of the trained leaves' gradients, in float64."""
+    torch = case.torch
+    leaves = [x.double().requires_grad_(on) for x, on in zip(case.tensors, case.trained, strict=True)]
+    loss, _ = case.formula(torch.nn.functional.linear(*leaves), case.labels)
+    found = torch.autograd.grad((loss * case.weights).sum(), trained(leaves), create_graph=True)
+    return torch.autograd.grad(sum(x.square().sum() for x in found), trained(leaves))
+
+
+def with_graph(make):
+    """Judge gradients that are asked for with a graph of their own: they are right, and it is right or refused."""
+    measured, tolerance = {}, 2 * make().tolerances()["loss"]  # the rounding of two gradients
+
+    def trained(leaves):
+        return [x for x in leaves if x.requires_grad]
+
+    for (reduction, kind), bias in itertools.product(KEPT, (True, False)):
+        case = make(reduction=reduction, trained=kind, bias=bias)
+        leaves = case.leaves()
+        loss = case.forward(leaves, case.labels)[0]
+        names = [name for name, x in zip(GRADIENTS, leaves, strict=False) if x.requires_grad]
+        above = case.weights if reduction == "none" else None
+        found = case.torch.autograd.grad(loss, trained(leaves), above, create_graph=True, allow_unused=True)
+        errors = case.errors([loss.detach()], [(1.0, dict(zip(names, found, strict=True)))])
+        try:
+            squares = [x.square().sum() for x in found if x is not None]
+            again = case.torch.autograd.grad(sum(squares, case.torch.zeros(())), trained(leaves))
+        except RuntimeError as error:
+            if not any(text in str(error) for text in SECOND_ORDER):
+                raise
+        else:
+            errors["second order"] = max(map(case.error, again, squared(case, trained)))
+        measured[f"{reduction}, {kind}{', bias' * bias}"] = max(errors.values())
+    return max(measured.values()) <= tolerance, {"measured": measured, "tolerance": tolerance, "unit": "relative error"}
+
+
+def no_labels(make):
+    """Judge a batch whose labels are all ignored: each gradient is 0, of a frozen hidden, too."""
+    measured = {}
+    for reduction, kind in KEPT:
+        case = make(reduction=reduction, trained=kind, labels="all ignored")
+        leaves = case.leaves()
+        loss = case.forward(leaves, case.labels)[0]
+        found = case.backward(loss, [x for x in leaves if x.requires_grad], 2.0, retain=True)
+        nonzero = [math.inf if x is None else int((x != 0).sum()) for x in found]
+        measured[f"{reduction}, {kind}"] = max(nonzero)
+    return not any(measured.values()), {"measured": measured, "tolerance": 0, "unit": "elements that are not 0"}
+
+
+def by_position(make):
+    """Judge the autograd function with the arguments that it needs, alone: hidden, weight, labels, and a bias."""
+    measured, tolerance = {}, make().tolerances()["loss"]
+    for reduction, kind, bias in (("mean", "all", False), ("mean", "no input", False), ("mean", "no input", True)):
+        case = make(reduction=reduction, trained=kind, bias=bias)
+        leaves = case.leaves()
+        hidden, weight, *rest = leaves
+        loss = case.api.function.apply(hidden, weight, case.labels, *rest)[0]
+        names = [name for name, x in zip(GRADIENTS, leaves, strict=False) if x.requires_grad]
+        found = case.backward(loss, [x for x in leaves if x.requires_grad], 2.0, retain=False)
+        errors = case.errors([loss.detach()], [(2.0, dict(zip(names, found, strict=True)))])
+        measured[f"{kind}{', bias' * bias}"] = max(errors.values())
+    return max(measured.values()) <= tolerance, {"measured": measured, "tolerance": tolerance, "unit": "relative error"}
+
+
+def evaluated(make):
+    """Judge the loss in inference mode, whose tensors have no versions, and without gradients."""
+    torch, measured, tolerance = make().torch, {}, make().tolerances()["loss"]
+    for (reduction, kind), mode in itertools.product(KEPT, (torch.inference_mode, torch.no_grad)):
+        case = make(reduction=reduction, trained=kind)
+        for made in ("outside", "inside"):
+            leaves = case.leaves()
+            with mode():
+                given = leaves if made == "outside" else [x.clone() for x in leaves]
+                loss = case.forward(given, case.labels)[0]
+            measured[f"{reduction}, {kind}, {mode.__name__}, made {made}"] = max(case.errors([loss], []).values())
+    return max(measured.values()) <= tolerance, {"measured": measured, "tolerance": tolerance, "unit": "relative error"}
+
+
 def changed(case, names):
     """Change tensors in place after forward; count the refused ones of two backwards, and take the others' error."""
     leaves, labels = case.leaves(), case.labels.clone()
@@ -769,6 +852,9 @@ def freed(make):
             refused[name] = True
     del labels, given, outputs, found
     gc.collect()  # Triton's interpreter keeps the arguments of a launch in a cycle of references
+    until = time.monotonic() + 10  # on a GPU the thread that ran the backward may be some time behind this one
+    while any(not x.expired() for each in kept.values() for x in each) and time.monotonic() < until:
+        time.sleep(0.01)
     alive = {name: sum(not x.expired() for x in each) for name, each in kept.items()}
     ok = all(refused.values()) and not any(alive.values())
     return ok, {"measured": {"refused": refused, "alive": alive}, "unit": "tensors"}
@@ -947,6 +1033,9 @@ def judge(probe, target):
     probe.judge("loss_scale_frozen_input", "defect", close, scaled, scaled.tolerances())
     probe.judge("after_norm", "defect", after_norm, Case(api, shape=(13, 5, 45)))
     probe.judge("second_order", "control", second_order, Case(api))
+    wide = Case(api, shape=(2, WIDE, 3), backward="twice", scales=(2.0, -0.7))
+    longest = 8 * torch.finfo(torch.float32).eps * WIDE**0.5  # its longest sums are those over hidden's columns
+    probe.judge("wide", "defect", close, wide, dict.fromkeys(wide.tolerances(), longest))
     make = functools.partial(Case, api, shape=(4, 3, 7))  # two chunks, the second with an ignored row
     # Twice with 1 the release is right; with a frozen input it gives gradients with "none" alone.
     right = [x for x in KEPT if x[0] == "none" or x[1] == "all"]
@@ -954,6 +1043,10 @@ def judge(probe, target):
     probe.judge("in_place", "control", changed_in_place, functools.partial(make, scales=(1.0, 1.0)), right)
     probe.judge("in_place_scaled", "defect", changed_in_place, functools.partial(make, scales=(2.0, -0.7)), wrong)
     probe.judge("freed", "control", freed, make)
+    probe.judge("with_graph", "defect", with_graph, make)
+    probe.judge("no_labels", "defect", no_labels, make)
+    probe.judge("by_position", "defect", by_position, make)
+    probe.judge("evaluated", "control", evaluated, make)
     probe.judge("cost", "control", cost, functools.partial(Case, api, shape=(8, 40, 80), bias=False))
     probe.judge("held", "control", held, Case(api))
 
