@@ -36,8 +36,8 @@ The contract of the dispatcher and of both interfaces, of which CASES is a pairw
                 changed in place; no scale at all is 1 / sqrt(latent + RoPE)
 
 Besides: what is declined (DECLINED, other operands), where a shape starts to fit into shared memory (ROOM), that what a
-kernel raises reaches the caller, two groups of heads, two layers in one graph, no tilelang at all, and other tilelang
-releases (RELEASES).
+kernel raises reaches the caller, two groups of heads, two layers in one graph, the autograd function by itself, blocks
+of as many heads as the environment asks for, no tilelang at all, and other tilelang releases (RELEASES).
 
 Scope: dimension plumbing, compilation, launch, and gradients at the shapes below, with tilelang 0.1.8, which upstream's
 lock file pins; not convergence. From 0.1.11 on the forward needs a barrier below 64 heads that tilelang does not put
@@ -137,6 +137,7 @@ SHAPES = (DEEPSEEK, (64, 64, 16), (192, 32, 64))  # the second and the third fal
 SCALE, TOP_K, LENGTH, LONG = 0.1, 128, 256, 4096
 TOLERANCE = 0.01  # relative, Frobenius norm: P, dP and the results are rounded to bf16, 2**-9 each; a wrong row is 0.06
 BUCKET, LOG2_E = "MCORE_DSA_TILELANG_SEQ_BUCKET", 1.44269504
+BLOCK = "MCORE_DSA_TILELANG_BWD_MAX_BLOCK_H"
 H200, BLACKWELL = 232448, 101376  # bytes of shared memory that a block can have there; the second: sm_120
 FACTORS = {
     "kernel": (
@@ -837,6 +838,43 @@ def judge_default(lab):
     return error <= TOLERANCE, {"measured": error, "tolerance": TOLERANCE}
 
 
+def judge_function(lab, *, batched):
+    """Judge SparseMLA.apply by itself, with and without a batch dimension: all results, and dO as it was.
+
+    What the dispatcher gives it is laid out anew. Here dO is contiguous: it is the caller's own tensor.
+    """
+    case = Case((*DEEPSEEK, 64, SCALE), "dispatch", 1, (3, 70), "rows of -1", "dense", "none", "strided", 16)
+    query, key, indices, d_out = draw(lab, case)
+    given = [x.transpose(0, 1).contiguous() for x in (query, key, d_out)]
+    given = [x if batched else x[0].contiguous() for x in (*given, indices[:, :, None].contiguous())]
+    pair, d_out, before = [x.requires_grad_() for x in given[:2]], given[2], given[2].clone()
+    with kernels(lab, lambda *_: None, stand_in):
+        try:
+            out = lab.modules.function.SparseMLA.apply(*pair, given[3], SCALE)[0]
+        except TypeError as error:  # an argument is missing: the call does not get as far as upstream's own lines
+            return False, {"reason": f"it raised {error}"}
+        found = [out.detach(), *lab.torch.autograd.grad(out, pair, d_out)]
+    wanted = exactly(lab, case, draw(lab, case))[:3]
+    found = [x.transpose(0, 1) if batched else x[:, None] for x in found]
+    errors = [distance(x, y) if x.shape == y.shape else math.inf for x, y in zip(found, wanted, strict=True)]
+    kept = lab.torch.equal(d_out, before)
+    ok = kept and all(error <= TOLERANCE for error in errors)  # a nan is not
+    return ok, {"measured": {"errors": errors, "dO is as it was": kept}, "tolerance": TOLERANCE}
+
+
+def judge_block(lab):
+    """Judge that the backward's kernel has blocks of as many heads as the environment asks for, or 32."""
+    found, rest = {}, ("dispatch", 1, (3, 70), "int64", "dense", "none", "strided", 16)
+    for value in (None, 16, 64):
+        asked = {}
+        setting = {} if value is None else {BLOCK: str(value)}
+        case = Case((*DEEPSEEK, 64, SCALE), *rest)
+        with unittest.mock.patch.dict(os.environ, setting), kernels(lab, asked.__setitem__, stand_in):
+            run_door(lab, case, draw(lab, case))
+        found[str(value)] = asked["bwd"].get("max_block_h", 32) if "bwd" in asked else None
+    return found == {"None": 32, "16": 16, "64": 64}, {"measured": found, "unit": "heads"}
+
+
 def judge_release(lab, version, shape, *, safe):
     """Judge what is asked for where tilelang says it is another release.
 
@@ -1001,6 +1039,9 @@ def judge_guard(probe, lab):
     probe.judge("cached.448+128", "defect", judge_cached, lab)
     probe.judge("layers.512+64.448+128", "defect", judge_layers, lab)
     probe.judge("default.512+64", "control", judge_default, lab)
+    for name, batched in {"batched": True, "unbatched": False}.items():
+        probe.judge(f"function.512+64.{name}", "control", functools.partial(judge_function, batched=batched), lab)
+    probe.judge("block.512+64", "control", judge_block, lab)
     probe.judge("without_tilelang.64+64", "control", judge_missing, lab)
     for version, shape, role, safe in RELEASES:
         name = "release.{}.{}+{}.{}".format(version, *shape)

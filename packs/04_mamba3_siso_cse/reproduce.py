@@ -30,7 +30,8 @@ for autograd has saved it and a graph may be walked twice. A result is the same 
 the launches of autotuning, and no float is summed by atomics. A V or dO cut out of a wider tensor, with rows and an
 offset that are no multiple of 16 bytes, comes to the kernel's descriptors as a block that they may describe. Every
 launch and every compilation is pinned to one of the kernel's 27 autotune configurations: nothing is said of the others.
-Time on a GPU is a figure.
+A result has memory of its own, which the next call leaves alone. D may be in 16 bits, and its gradient is in float32;
+the size of V's heads may be no power of two. Time on a GPU is a figure.
 
 Upstream: https://github.com/state-spaces/mamba, mamba_ssm/ops/triton/mamba3/mamba3_siso_bwd.py; of this kernel speak
 https://github.com/state-spaces/mamba/issues/904 and pull/905 (registers and spills), pull/869 and pull/877 (dtypes).
@@ -127,9 +128,11 @@ KERNEL = "mamba3_siso_bwd_kernel_dqkv"
 PINNED = {"num_warps": 8, "num_stages": 1}  # one of the kernel's own configurations; its shared memory suffices
 INPUTS = ("q", "k", "v", "da_cs", "da_cs_sum", "qk_dot", "SSM_States", "do")
 RESULTS = ("dQ", "dK", "dV", "dADT", "dQK_dot", "dD", "d_issm_state")
+WIDE = ("dADT", "dQK_dot", "dD")  # float32, whatever the inputs are
 # Tokens of each sequence, heads, heads of Q and K and their size, size of V's heads, chunk.
 # "bare": no D, no gradient of the last state, none asked of the first; "d_ov_state": a gradient of the last V; "fused":
-# V and dO are cut out of wider tensors, as in sliced().
+# V and dO are cut out of wider tensors, as in sliced(); "16-bit D": D is in bf16; "padded": the rows of da_cs and of
+# qk_dot are cut out of longer ones, of different lengths.
 SMALL = {
     "dense B=2 S=40": ((40, 40), 2, 1, 16, 32, 16),
     "varlen S=16+0+7+17": ((16, 0, 7, 17), 2, 1, 16, 32, 16),
@@ -138,6 +141,8 @@ SMALL = {
     "dense B=1 S=37 bare": ((37,), 3, 3, 16, 16, 16),
     "varlen S=3+19 bare": ((3, 19), 1, 1, 16, 16, 16),
     "varlen S=11+5 strong decay": ((11, 5), 2, 1, 16, 16, 16),
+    "dense B=2 S=19 DV=24 16-bit D padded": ((19, 19), 2, 1, 16, 24, 16),
+    "varlen S=7+20 DV=24 16-bit D padded": ((7, 20), 2, 2, 16, 24, 16),
 }
 PUBLIC = {
     "dense B=2 S=256 NH=8 D=64": ((256, 256), 8, 1, 64, 64, 64),
@@ -147,6 +152,7 @@ PUBLIC = {
     "dense B=3 S=200 NH=6 D=64 d_ov_state": ((200,) * 3, 6, 2, 64, 64, 64),
     "varlen S=100+1+155 NH=6 D=64 bare": ((100, 1, 155), 6, 3, 64, 64, 64),
     "varlen S=75+0+21 NH=2 D=64 strong decay": ((75, 0, 21), 2, 2, 64, 64, 64),
+    "dense B=2 S=200 NH=4 DV=96 16-bit D padded": ((200, 200), 4, 2, 64, 96, 64),
 }
 # What is compiled: a case, and RECOMPUTE_MASK, of which compute_dqkv passes False always.
 VARIANTS = {
@@ -202,6 +208,13 @@ def sliced(x):
     return wide[..., 1:].unflatten(-1, x.shape[2:])
 
 
+def padded(x, more):
+    """Cut what equals x out of a tensor with longer rows."""
+    wide = x.new_zeros(*x.shape[:-1], x.shape[-1] + more)
+    wide[..., :-more] = x
+    return wide[..., :-more]
+
+
 def describable(x):
     """Tell whether a tensor's blocks may be described to the TMA unit: rows of one stride, all at 16 bytes."""
     rows = [stride for stride, size in zip(x.stride()[:-1], x.shape, strict=False) if size > 1]
@@ -217,6 +230,7 @@ def problem(case, shape, device):
     sizes = [(G, T, DQK)] * 2 + [(H, T, DV)] * 2 + [(H, T)] * 2 + [(H,)] + [(N, H, DV, DQK)] * 2 + [(N, H, DV)]
     q, k, v, do, adt, qk_dot, D, first, d_last, d_v = (torch.randn(x, generator=random).to(device) for x in sizes)
     D, d_last = (torch.zeros_like(x) if "bare" in case else x for x in (D, d_last))
+    D = D.bfloat16().to(D.dtype) if "16-bit D" in case else D
     dtype = torch.float32 if shape in SMALL.values() else torch.bfloat16
     q, k, v, do, adt = *(x.to(dtype) * x.shape[-1] ** -0.5 for x in (q, k, v, do)), -0.1 * adt.abs()
     if "strong" in case:
@@ -247,12 +261,16 @@ def problem(case, shape, device):
     passed = [*map(rows, (q, k, v, da_cs, sums, qk_dot)), states, rows(do)]
     if "fused" in case:
         passed[2], passed[7] = sliced(passed[2]), sliced(passed[7])
+    if "padded" in case:
+        passed[3], passed[5] = padded(passed[3], 1), padded(passed[5], 3)
     lasts = (0, torch.tensor(ends[1:]) - 1) if varlen else (slice(None), -1)
     ends = torch.tensor(ends, dtype=torch.int32, device=device) if varlen else None
     named = {"d_ossm_state": d_last, "D": D, "chunk_size": chunk, "has_input_state": True, "Cu_Seqlens": ends}
     if "d_ov_state" in case:
         named["d_ov_state"] = d_v
         wants[2][lasts] += d_v
+    if "16-bit D" in case:
+        named["D"] = D.bfloat16()
     if "bare" in case:
         named |= {"d_ossm_state": None, "D": None, "has_input_state": False}
         wants[5:] = None, None
@@ -281,6 +299,9 @@ def gradients(probe, case, call, given, wants):
     finally:
         torch.set_deterministic_debug_mode("default")
     for name, result, want in zip(RESULTS, results, wants, strict=True):
+        if result is not None and name in WIDE and result.dtype != torch.float32:
+            errors[name] = math.inf
+            continue
         if want is None or result is None:
             errors[name] = 0.0 if want is result else math.inf
             continue
@@ -298,13 +319,18 @@ def launched_once(launch, quantiles):
 
 
 def tuned(kernel, call):
-    """Judge that behind the launches of autotuning the results are, bit for bit, those of the call after it."""
+    """Judge that behind the launches of autotuning the results are, bit for bit, those of the call after it.
+
+    That call has them in memory of its own: the caller holds the first ones still.
+    """
     import torch
 
     with mock.patch.multiple(kernel, configs=2 * kernel.configs, cache={}):
         calls = zip(RESULTS, call(), call(), strict=True)
-    differ = [name for name, *two in calls if two[0] is not two[1] and not torch.equal(*two)]
-    return not differ, {"measured": differ, "tolerance": []}
+    pairs = [(name, x, y) for name, x, y in calls if x is not None or y is not None]
+    differ = [name for name, x, y in pairs if x is None or y is None or not torch.equal(x, y)]
+    shared = [name for name, x, y in pairs if name not in differ and x.data_ptr() == y.data_ptr()]
+    return not differ + shared, {"measured": {"differ": differ, "in one memory": shared}, "tolerance": []}
 
 
 def judge_gradients(probe, module, cases, device):

@@ -41,12 +41,15 @@ Scope: the sum that is missing, not the kernels, which compute the right per-hea
   where the real kernels have one of that name. Then the output of the public function, and all gradients, against
   those of the recurrence in float64 and against a G == H run whose Q and K are repeated per head; every run twice.
   And (late_streams) all gradients where every stream that a wrapper enters begins late and freed memory is written to.
+- On a GPU, too: 16384 steps of 4 rows, more than a launch has in its second dimension.
 - On a CPU (traced): the wrappers and no kernel of TileLang. The kernel factories are replaced by ones whose kernels
   write small whole numbers into what they are given to fill, so that every sum is known, and refuse other shapes than
   the real ones declare, which is a failed check; half of the numbers of groups take float16 and a rotary divisor of 2.
   Triton's small kernels, from which the rest of dADT, dDT, dTrap and the public function's dAngles come, are
   interpreted for the two packed cases of that function, with 6 and 2 heads, and left out in the others: on a CPU
-  nothing is said of the dense ones. The forward, which asks for a GPU by name, is left out.
+  nothing is said of the dense ones. The forward, which asks for a GPU by name, is left out. Then calls as a user may
+  make them: the dtype by its name, each input frozen, threads and stages by position; gradients below the normal
+  numbers of float16; and no operator of the dense wrapper waits for the device.
 
 Upstream: https://github.com/state-spaces/mamba, release 2.3.2.post1. Pull request 967 has fixed the default branch.
 
@@ -175,8 +178,9 @@ ENDS = {
 #: Where R is 2, packed, with the wrapper called: this case, once more with one sequence that ends as a chunk does, for
 #: which the packed kernels have a chunk more than the dense ones, and which takes no kernels of its own.
 ONE_SEQUENCE = 6
+OPTIONS = (96, 7, 160, 5)  # threads and stages of both kernels, none of them a size of a case
 SLEEP = 2 * 10**8  # cycles: a tenth of a second, in which a host gets through a call
-COUNTS = {"differing": 0, "changed": 0, "dtypes": 0}
+COUNTS = {"differing": 0, "changed": 0, "dtypes": 0, "in one memory": 0}
 #: Error over largest value. 0.10 is upstream's own; repeated: one rounding to bfloat16. Traced: whole sums, which
 #: float32 holds, rounded once; then float32 sums of a chunk; and dTrap in 16 bits, which the interpreter cuts off, at
 #: most twice.
@@ -282,21 +286,30 @@ def chunks(case):
             yield start // case.chunk + index + n, begin, min(begin + case.chunk, stop)
 
 
-def call(case, x, dout):
-    """Call upstream; return the gradients by name, and beside them what the public function returned as "out"."""
+def call(case, x, dout, *options, frozen=()):
+    """Call upstream; return the gradients by name, and beside them what the public function returned as "out".
+
+    The wrapper may be given options beyond the dtype by position; of the public function's inputs some may be frozen.
+    """
     utilities, _ = load(UTILITIES), load(ANGLES)
     given = {"cu_seqlens": torch.tensor([0, *case.ends], device=case.device).int()} if case.layout == "varlen" else {}
     if case.entry == "mamba3_mimo":
-        leaves = {name: one if one is None else one.detach().requires_grad_() for name, one in x.items()}
+        leaves = {
+            name: one if one is None else one.detach().requires_grad_(name not in frozen) for name, one in x.items()
+        }
         given |= {"chunk_size": case.chunk, "rotary_dim_divisor": case.divisor, "dtype": case.dtype}
         out = load(FOLDER).mamba3_mimo(**leaves, **given)
         out.backward(dout)
-        return {name: one.grad for name, one in leaves.items() if one is not None} | {"out": out.detach()}
+        found = {name: one.grad for name, one in leaves.items() if one is not None and name not in frozen}
+        return found | {"out": out.detach()}
     on_gpu, decay = case.device == "cuda", utilities.compute_dacs_segsum_triton_varlen
     total, left, pairs = decay(x["ADT"], case.chunk, **given) if on_gpu else sums(x, case)
     others = [total, left, x["DT"], x["Trap"], x["D"], pairs, case.chunk, case.divisor, case.dtype]
     combined = getattr(backward_module(case), "mamba_mimo_bwd_combined" + "_varlen" * bool(given))
-    result = combined(dout, *(x[name] for name in ARGUMENTS), *others, **given)
+    if options:  # behind the dtype; the packed wrapper has the ends of its sequences there
+        options = (*given.values(), *options)
+        given = {}
+    result = combined(dout, *(x[name] for name in ARGUMENTS), *others, *options, **given)
     return {name: one for name, one in zip(GRADIENTS, result, strict=False) if one is not None}
 
 
@@ -363,7 +376,9 @@ def called(case, x, dout, *, again=True):
     second = call(case, x, dout) if again else copies
     changed = differing(inputs, x | {"dout": dout}) + differing(copies, first)
     wrong = [name for name in x if name in first and "bias" not in name and first[name].dtype != x[name].dtype]
-    return copies, {"differing": differing(copies, second), "changed": changed, "dtypes": len(wrong)}
+    shared = [name for name, one in first.items() if again and one.data_ptr() == second[name].data_ptr()]
+    counts = {"differing": differing(copies, second), "changed": changed, "dtypes": len(wrong)}
+    return copies, counts | {"in one memory": len(shared)}  # the first results are held still
 
 
 def executed(case, G, H):
@@ -434,12 +449,13 @@ def declared(case, which, arguments):
     return found
 
 
-def filling(case, which, x, written, spoilt):
+def filling(case, which, x, written, numbers):
     """Make a kernel factory; its kernels fill what is new, or zero, with small whole numbers, and note it by name.
 
     Of "decay", [B, H, chunks, steps, steps], they fill what lies within the sequences.
     dQ and dK of the heads get larger ones: bfloat16 does not hold the sums of a group, only what these are rounded to.
-    A launch may be for some of the heads: the rows of Q_bias say for which. The first head's are not finite if spoilt.
+    A launch may be for some of the heads: the rows of Q_bias say for which. If numbers are "spoilt", those of the first
+    head are not finite; "tiny" ones are multiples of the smallest number of float16, whose sums it holds.
     """
     names, biases = [each for each in FILLED[which] if each not in x or x[each] is not None], x["Q_bias"]
 
@@ -455,8 +471,10 @@ def filling(case, which, x, written, spoilt):
             one.random_(-largest, largest + 1, generator=generator)
             if name == "decay":
                 one.mul_((sums({"ADT": torch.ones_like(x["ADT"])}, case)[2][0, 0] > 0).mT)
-            if spoilt and name in ("Q", "K") and heads[0] == 0:
-                one.select(axis, 0).fill_(math.inf)
+            if numbers == "spoilt" and name in ("Q", "K") and heads[0] == 0:
+                one.select(axis, 0).fill_(math.nan if name == "Q" else math.inf)
+            if numbers == "tiny" and name in ("Q", "K"):
+                one.mul_(2.0**-24)
             shape = [len(biases) if n == axis else size for n, size in enumerate(one.shape)]
             written.setdefault(name, one.new_full(shape, math.nan)).index_copy_(axis, heads, one)
 
@@ -504,10 +522,10 @@ def decayed(written, x, case):
     return {name: one.grad for name, one in y.items() if name != "Angles" or case.entry == "mamba3_mimo"}
 
 
-def prepared(case, G, H, *, spoilt=False):
+def prepared(case, G, H, numbers="usual"):
     """Make a case for the CPU; return it, its arguments, what its kernels will write, and if small ones run at all.
 
-    If spoilt, the first head's dQ and dK are not finite.
+    What numbers they write: "usual" ones, or see filling().
     """
     case, written = replace(case, N=case.N // 4, P=12), {}  # a CPU takes its time
     if H % 6 == 0:
@@ -517,7 +535,8 @@ def prepared(case, G, H, *, spoilt=False):
     for layout in FACTORS["layout"]:  # packed steps may be sent to the dense kernels
         called_as = replace(case, layout=layout)
         for which, name in enumerate(("mamba_mimo_bwd_fwd", "mamba_mimo_bwd_bwd")):
-            setattr(backward_module(called_as), name, filling(called_as, which, x, written, spoilt))
+            factory = filling(called_as, which, x, written, numbers)
+            setattr(backward_module(called_as), name, factory)
     for kernel in (*vars(load(UTILITIES)).values(), *vars(load(ANGLES)).values()):
         if type(kernel).__name__ == "Autotuner":
             kernel.run = functools.partial(type(kernel).run, kernel) if interpreted else left_out
@@ -526,13 +545,14 @@ def prepared(case, G, H, *, spoilt=False):
 
 def reached(case, G, H, actual):
     """Count what differs beyond a group with a head whose dQ and dK are not finite, where autocast is on, too."""
-    case, x, dout, *_ = prepared(case, G, H, spoilt=True)
+    case, x, dout, *_ = prepared(case, G, H, "spoilt")
     with torch.autocast("cpu", dtype=case.dtype):
         spoilt = call(case, x, dout)
     beyond = {"Q": (..., slice(1, None), slice(None)), "Q_bias": slice(1, None)}
     beyond |= {"K": beyond["Q"], "K_bias": beyond["Q_bias"]}
     pairs = [(one[beyond.get(name, ...)], spoilt[name][beyond.get(name, ...)]) for name, one in actual.items()]
-    return sum(int((one != other.to(one.dtype)).sum()) for one, other in pairs)  # as autograd casts it
+    lost = sum(int(spoilt[name][..., 0, :].isfinite().sum()) for name in "QK")  # its group's sums are no numbers
+    return lost + sum(int((one != other.to(one.dtype)).sum()) for one, other in pairs)  # as autograd casts it
 
 
 def traced(case, G, H):
@@ -549,6 +569,127 @@ def traced(case, G, H):
     error, worst = max((distance(actual.get(name), exact[name]), name) for name in exact.keys() - rounded.keys())
     errors["reached"] = reached(given, G, H, actual) if given.entry == "wrapper" and H <= SMALL else 0
     return actual, {"reference": error, "worst": worst} | errors
+
+
+def same(case, G, H, *options, frozen=(), **named):
+    """Count what differs from the gradients of a call with nothing frozen and the dtype itself."""
+    case, x, dout, *_ = prepared(case, G, H)
+    expected = call(case, x, dout)
+    found = call(replace(case, **named), x, dout, *options, frozen=frozen)
+    missing = {*expected} - {*found} - {*frozen} | ({*found} & {*frozen})
+    kept = {name: one for name, one in expected.items() if found.get(name) is not None}
+    none = [name for name, one in found.items() if one is None]
+    return len(missing) + len(none) + differing(kept, found)
+
+
+def dtype_by_name(cases):
+    """Judge a dtype that is given by its name, which the kernels' factories are given, too."""
+    measured = {}
+    for case, (G, H) in itertools.product(cases, ((2, 6), (1, 2))):
+        name = str(prepared(case, G, H)[0].dtype).removeprefix("torch.")
+        measured[f"{case.layout} G={G} H={H}"] = same(case, G, H, dtype=name)
+    return not any(measured.values()), {"measured": measured, "tolerance": 0}
+
+
+def with_frozen(case):
+    """Judge the public function where one of its inputs is frozen: all others get what they get otherwise."""
+    x = make(case, 2, SMALL)[0]
+    measured = {name: same(case, 2, SMALL, frozen=(name,)) for name, one in x.items() if one is not None}
+    return not any(measured.values()), {"measured": measured, "tolerance": 0}
+
+
+def tiny_gradients(case):
+    """Judge sums of gradients below the normal numbers of float16, which holds them as they are."""
+    case, x, dout, written, _ = prepared(case, 2, SMALL, "tiny")
+    found, exact = call(case, x, dout), summed(written, case, 2)
+    wrong = {name: int((found[name].double() != exact[name]).sum()) for name in "QK"}
+    return case.dtype == torch.float16 and not any(wrong.values()), {"measured": wrong, "tolerance": 0}
+
+
+def noted(module, name, given):
+    """Let a kernel factory note which of OPTIONS it is given, in their order."""
+    factory = getattr(module, name)
+
+    def noting(*passed, **named):
+        given[name] = [each for each in (*passed, *named.values()) if each in OPTIONS]
+        return factory(*passed, **named)
+
+    setattr(module, name, noting)
+
+
+def by_position(cases):
+    """Judge what the kernels' factories are given where threads and stages are given by position, in their old places.
+
+    The packed wrapper without sequences hands them on to the dense one so.
+    """
+    measured = {}
+    for case in cases:
+        for ends in (case.ends, None) if case.layout == "varlen" else (case.ends,):
+            given = measured[f"{case.layout}{', no sequences' * (ends is None)}"] = {}
+            single = replace(case, layout="dense", ends=(2 * case.chunk,))
+            one, x, dout, *_ = prepared(single if ends is None else case, 1, 2)
+            modules = [backward_module(replace(one, layout=layout)) for layout in {"dense", case.layout}]
+            for module, name in itertools.product(modules, KERNELS[:2]):
+                noted(module, name, given)
+            if ends is not None:
+                call(one, x, dout, *OPTIONS)
+                continue
+            total, left, pairs = sums(x, one)
+            others = [total, left, x["DT"], x["Trap"], x["D"], pairs, one.chunk, one.divisor, one.dtype]
+            packed = backward_module(case).mamba_mimo_bwd_combined_varlen
+            packed(dout, *(x[name] for name in ARGUMENTS), *others, None, *OPTIONS)
+    wanted = {KERNELS[1]: [*OPTIONS[:2]], KERNELS[0]: [*OPTIONS[2:]]}
+    return all(each == wanted for each in measured.values()), {"measured": measured, "tolerance": wanted}
+
+
+def waits(case):
+    """Count the operators that wait for the device in a dense call: those whose result has a size that it must tell."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen, waiting = [], ("nonzero", "_local_scalar_dense", "masked_select", "unique", "item")
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            frame = sys._getframe(1)  # noqa: SLF001 - the documented way to a caller
+            while frame is not None and f"{os.sep}torch{os.sep}" in frame.f_code.co_filename:
+                frame = frame.f_back
+            upstream = frame is not None and "mamba_ssm" in frame.f_code.co_filename
+            chosen = [x for each in args if isinstance(each, list | tuple) for x in each]  # of index and index_put
+            masks = any(isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in chosen)
+            if upstream and (masks or any(name in str(function) for name in waiting)):
+                seen.append(str(function))
+            return function(*args, **(kwargs or {}))
+
+    for G, H in ((2, 6), (3, 15), (1, 2)):
+        one, x, dout, *_ = prepared(case, G, H)
+        with Mode():
+            call(one, x, dout)
+    return not seen, {"measured": sorted({*seen}), "tolerance": []}
+
+
+def judge_calls(probe, ending=""):
+    """Judge on a CPU what a call may be given, and what it must not do."""
+    cases = cases_of("traced")
+    wrappers = [next(x for x in cases if (x.layout, x.entry) == (layout, "wrapper")) for layout in FACTORS["layout"]]
+    dense, _ = wrappers
+    public = next(x for x in cases if x.entry == "mamba3_mimo" and x.layout == "dense" and x.R == 2)
+    probe.judge(f"dtype_by_name{ending}", "defect", dtype_by_name, wrappers)
+    probe.judge(f"frozen{ending}", "defect", with_frozen, public)
+    probe.judge(f"tiny{ending}", "defect", tiny_gradients, dense)
+    probe.judge(f"by_position{ending}", "control", by_position, wrappers)
+    probe.judge(f"waits{ending}", "defect", waits, dense)
+
+
+def long(case):
+    """Judge as many steps and rows as no second dimension of a launch holds: each group's sums, and no error."""
+    case = replace(case, ends=(16384,))
+    x, dout = make(case, 2, SMALL)
+    actual = call(case, x, dout)
+    repeated = call(case, x | {name: x[name].repeat_interleave(SMALL // 2, 3) for name in "QK"}, dout)
+    found = {name: repeated[name].double().unflatten(3, (2, -1)).sum(4) for name in "QK"}
+    errors = {name: distance(actual[name], one) for name, one in found.items()}
+    tolerance = TOLERANCE["executed"]["repeated"]
+    return all(x <= tolerance for x in errors.values()), {"measured": errors, "tolerance": tolerance}
 
 
 def prepare_cpu():
@@ -637,6 +778,7 @@ def judge_traced(probe, figures, ending=""):
         for role, kind in (("defect", "grouped"), ("control", "g1_and_gh")):
             probe.judge(f"{case.name}_{kind}{ending}", role, judged, probe, case, kind, figures, ending)
         probe.judge(f"{case.name}_refused", "control", refused, case, REFUSED)
+    judge_calls(probe, ending)
     return probe.judged
 
 
@@ -654,6 +796,8 @@ def judge_executed(probe, figures):
                 probe.judge(f"{case.name}_{kind}", role, judged, probe, case, kind, figures)
             if case.entry == "wrapper":
                 probe.judge(f"{case.name}_late_streams", "defect", late, case, *GROUPED[0])
+            if case.entry == "wrapper" and case.layout == "dense" and case.R == 4:
+                probe.judge(f"{case.name}_long", "defect", long, case)
 
 
 def judge_apart(probe):

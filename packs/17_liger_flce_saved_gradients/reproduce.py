@@ -779,10 +779,11 @@ def evaluated(make):
     for (reduction, kind), mode in itertools.product(KEPT, (torch.inference_mode, torch.no_grad)):
         case = make(reduction=reduction, trained=kind)
         for made in ("outside", "inside"):
-            leaves = case.leaves()
+            (hidden, *head), labels = case.leaves(), case.labels
             with mode():
-                given = leaves if made == "outside" else [x.clone() for x in leaves]
-                loss = case.forward(given, case.labels)[0]
+                if made == "inside":  # as a model makes hidden there; its head is from before
+                    hidden, labels = hidden.clone(), labels.clone()
+                loss = case.forward([hidden, *head], labels)[0]
             measured[f"{reduction}, {kind}, {mode.__name__}, made {made}"] = max(case.errors([loss], []).values())
     return max(measured.values()) <= tolerance, {"measured": measured, "tolerance": tolerance, "unit": "relative error"}
 
