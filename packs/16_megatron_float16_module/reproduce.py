@@ -366,8 +366,8 @@ class Mixer:
 
 
 def off(found, wanted):
-    """Return the largest relative error."""
-    return ((found - wanted).abs() / wanted.abs()).max().item()
+    """Return the largest relative error; infinity for a NaN, which the largest of several errors would lose."""
+    return ((found - wanted).abs() / wanted.abs()).max().nan_to_num(nan=math.inf).item()
 
 
 def kept(up, case, path):
@@ -412,7 +412,7 @@ def gradients(up, case):
     reference = recurrence(torch, x, step, -leaves[0].exp(), b, c, leaves[1])
     right = torch.autograd.grad(reference, leaves, run["gradient"])
     pairs = zip((mixer.mixer.A_log, mixer.mixer.D), right, strict=True)
-    errors = [((x.grad.double() - y).norm() / y.norm()).item() for x, y in pairs]
+    errors = [((x.grad.double() - y).norm() / y.norm()).nan_to_num(nan=math.inf).item() for x, y in pairs]
     return max(errors) <= GRADIENT, {"measured": errors, "tolerance": GRADIENT, "unit": "relative error in the norm"}
 
 

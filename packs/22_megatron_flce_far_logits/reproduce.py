@@ -128,6 +128,7 @@ import dataclasses
 import functools
 import importlib
 import logging
+import math
 import threading
 import types
 from unittest import mock
@@ -663,14 +664,14 @@ def reference(torch, case):
 
 
 def furthest(found, wanted, near):
-    """Return the largest error of a loss, in what it may be off; nan where both are nan is none."""
+    """Return the largest error of a loss, in what it may be off; nan where both are nan is none, and infinite else."""
     error = (found.double() - wanted).abs() / near.clamp(min=LOSS)
-    return float(error.where(~(found.isnan() & wanted.isnan()), 0.0).max())
+    return float(error.where(~(found.isnan() & wanted.isnan()), 0.0).max().nan_to_num(nan=math.inf))
 
 
 def norm_error(found, wanted):
-    """Return the norm of the difference, over that of the reference where it is not 0."""
-    return float((found.double() - wanted).norm() / (wanted.norm() or 1.0))
+    """Return the norm of the difference, over that of the reference where it is not 0; infinity for a nan."""
+    return float(((found.double() - wanted).norm() / (wanted.norm() or 1.0)).nan_to_num(nan=math.inf))
 
 
 def gradient_errors(torch, found, towards_hidden, towards_weight):
