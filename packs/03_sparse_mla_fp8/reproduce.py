@@ -41,9 +41,12 @@ The contract, of which CASES is a pairwise cover (one value of each factor):
     frozen      which of query and key needs no gradient
     layout      dense, or strided below the wrapper
 
-Besides: what forward read is overwritten before backward; a second call finds other values in the same tensors;
-Transformer Engine is not installed; query and key are faint, but parallel, so that their logits are the largest that
-the scales allow. A Float8Tensor that holds its transpose alone is not asked for: 2.12.0 does not dequantize it.
+Besides: what forward read is overwritten before backward; a second call finds other values in the same tensors, and
+one of the same shape comes before the first one's backward; the caller's tensors stay as they are, and where each is
+copied or dequantized are not kept; warnings obey the caller's filters; the forward kernel's options are given by
+position; Transformer Engine is not installed; query and key are faint, but parallel, so that their logits are the
+largest that the scales allow. A Float8Tensor that holds its transpose alone is not asked for: 2.12.0 does not
+dequantize it.
 
 All stand for bf16, as the kernels' results are. Of a wrapper that stands for another dtype the dispatcher declines, and
 SparseMLA.apply refuses, tells the caller, or gives that dtype.
@@ -135,7 +138,7 @@ class Probe:  # prints the lines that a runner reads, and draws the verdict from
 # --- protocol: end
 # fmt: on
 
-import collections, enum, functools, importlib.util, inspect, itertools, logging, math, types, typing
+import collections, enum, functools, gc, importlib.util, inspect, itertools, logging, math, types, typing
 import unittest.mock, warnings
 
 OPS = "megatron.core.transformer.experimental_attention_variant.ops"
@@ -250,6 +253,7 @@ CASES = [
     ("float8", "dispatch", 3, (5, 30), (16, 128, 0.0416), (0.05, 4.0), "rows of -1", "key", "strided", 64),
     ("float8", "dispatch", 3, (64, 64), (32, 192, 0.1), (1.0, 0.3), "int64", "both", "dense", 64),
     ("float8", "apply_3d", 1, (64, 64), (16, 128, 0.0416), (0.05, 4.0), "some -1", "none", "dense", None),
+    ("float8", "apply", 3, (17, 70), (16, 128, 0.0416), (1.0, 0.3), "some -1", "none", "strided", 64),
 ]
 Case = collections.namedtuple("Case", FACTORS)  # noqa: PYI024 - its fields are the factors
 
@@ -268,7 +272,7 @@ class Lab(typing.NamedTuple):
 
 
 class Outcome(typing.NamedTuple):
-    """What a case gave: results, operands of the first kernel, and what autograd kept, was said, and came back."""
+    """What a case gave: results, operands of the first kernel, what was kept, said, came back, and broke."""
 
     pair: list
     results: list
@@ -276,6 +280,7 @@ class Outcome(typing.NamedTuple):
     kept: list
     told: list
     gradients: list
+    broken: list
 
 
 def storage(x):
@@ -386,8 +391,9 @@ def attention(torch, query, key, counts, scale):
 
 
 def distance(x, y):
-    """Return the norm of the difference over the norm of the second."""
-    return float((x.detach().double() - y).norm() / y.norm().clamp(min=sys.float_info.min))
+    """Return the norm of the difference over the norm of the second; infinity for nan, which max() would lose."""
+    error = float((x.detach().double() - y).norm() / y.norm().clamp(min=sys.float_info.min))
+    return math.inf if math.isnan(error) else error
 
 
 # What stands in for the kernels where none can run. Operands and results are as theirs, and so is fp32.
@@ -587,35 +593,55 @@ def upstream_gradient(torch, result):
     return given.bfloat16().permute(*reversed(range(result.ndim)))
 
 
+def sizes_in_memory(tensors):
+    """Return the bytes of the memory behind each tensor of a list, of which none is a wrapper."""
+    return [x.untyped_storage().nbytes() for x in tensors]
+
+
+def gradients_of(torch, result, pair):
+    """Return the gradients of those of a pair that require them: None for one that is none; None where refused."""
+    wanted = [x for x in pair if x.requires_grad]
+    if not result.requires_grad:
+        return [None] * len(wanted)
+    given = upstream_gradient(torch, result)
+    try:
+        return torch.autograd.grad(result, wanted, given, retain_graph=True, allow_unused=True)
+    except RuntimeError as error:  # autograd's own, which has several texts for it: no line of upstream is in it
+        if "inplace" in str(error):
+            return None
+        if "returned an invalid gradient" not in str(error):
+            raise
+        traceback.print_exc()
+        return [None] * len(wanted)  # which is no gradient for judge_result
+
+
 def run(lab, case, pair=None):
     """Run a case forward, and twice backward; return the Outcome. What the code under test raises is not caught."""
-    torch, (plain, indices), kept = lab.torch, draw(lab, case), []
+    torch, (plain, indices), kept, held, broken = lab.torch, draw(lab, case), [], [], []
     pair, bucket = pair or leaves(lab, case, plain), {} if case.bucket is None else {BUCKET: str(case.bucket)}
+    mine = [x.detach() for one in pair for x in storage(one)]
+    before, sizes = [x.clone() for x in mine], sizes_in_memory(mine)
 
     def keep(x):
         kept.append((x.numel(), width(x), x.is_floating_point()))
+        held.extend((one, *sizes_in_memory([one])) for one in storage(x))
         return x
 
     lab.launches.clear()
     hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x)
     with unittest.mock.patch.dict(os.environ, bucket), listening() as told, hooks:
-        results = enter(lab, case, pair, indices)
-        wanted, gradients = [x for x in pair if x.requires_grad], []
+        results, gradients = enter(lab, case, pair, indices), []
         turns = 2 if case.frozen == "none" else 1  # the second shows that nothing was used up
-        for _ in range(turns if wanted and results else 0):
-            if not results[0].requires_grad:
-                gradients.append([None] * len(wanted))
-                continue
-            given = upstream_gradient(torch, results[0])
-            try:
-                found = torch.autograd.grad(results[0], wanted, given, retain_graph=True, allow_unused=True)
-            except RuntimeError as error:  # autograd's own: no line of upstream is in its traceback
-                if "returned an invalid gradient" not in str(error):
-                    raise
-                traceback.print_exc()
-                found = [None] * len(wanted)  # which is no gradient for judge_result
-            gradients.append(found)
-    return Outcome(pair, results, lab.launches[0] if lab.launches else [], kept, told, gradients)
+        for _ in range(turns if results and any(x.requires_grad for x in pair) else 0):
+            gradients.append(gradients_of(torch, results[0], pair))
+            if any(sizes_in_memory([one]) != [size] for one, size in held):
+                broken.append("backward freed what was saved for it")
+                break  # what reads it again reads no memory
+    if sizes_in_memory(mine) != sizes:
+        broken.append("the caller's memory was freed")
+    elif not all(map(torch.equal, mine, before)):
+        broken.append("the caller's tensors were altered")
+    return Outcome(pair, results, lab.launches[0] if lab.launches else [], kept, told, gradients, broken)
 
 
 def judge_handed(attempt, case):
@@ -655,8 +681,8 @@ def expected(lab, case):
 def judge_result(lab, attempt, case):
     """Judge output, log of the sum, and both backwards, against the formula."""
     outcome, (output, sums, wanted) = attempt(case), expected(lab, case)
-    if not outcome.results:
-        return False, {"reason": "the call was declined"}
+    if not outcome.results or outcome.broken:
+        return False, {"reason": ", ".join(outcome.broken) or "the call was declined"}
 
     def error(found, wanted, dtype, rounding):
         plain = type(found) is lab.torch.Tensor and found.dtype == dtype and found.shape == wanted.shape
@@ -666,7 +692,7 @@ def judge_result(lab, attempt, case):
     if len(outcome.results) > 1:
         errors["sum"] = error(outcome.results[1], sums, lab.torch.float32, ROUNDING)
     for turn, found in enumerate(outcome.gradients):
-        for index, (x, y) in enumerate(zip(found, wanted, strict=True)):
+        for index, (x, y) in enumerate(zip(found or [None] * len(wanted), wanted, strict=True)):
             errors[f"gradient {index}, backward {turn}"] = error(x, y, lab.torch.bfloat16, GRADIENT_ROUNDING)
     ok = all(one <= 1 for one in errors.values())  # a nan is not
     return ok, {"measured": errors, "tolerance": 1, "unit": "of the error that rounding explains"}
@@ -792,16 +818,94 @@ def overwriting(lab, case, operand, place):
         tensor = storage(pair[operand])[place]
         with torch.no_grad():
             tensor.mul_(2) if tensor.is_floating_point() else tensor.bitwise_xor_(128)  # 128 is E4M3's sign
-        if not result.requires_grad:
-            return [None] * len(pair)
-        try:
-            return torch.autograd.grad(result, pair, upstream_gradient(torch, result), allow_unused=True)
-        except RuntimeError as error:  # autograd's own, which has several texts for it
-            if "inplace" in str(error):
-                return None
-            if "returned an invalid gradient" in str(error):
-                return [None] * len(pair)
-            raise
+        return gradients_of(torch, result, pair)
+
+
+def judge_in_flight(lab, kind, entry):
+    """Judge both backwards of two calls of one shape, as two layers make them: forward, forward, backward, backward."""
+    batch = 2 if entry == "dispatch" else 1
+    first = Case(kind, entry, batch, (17, 70), (16, 128, SCALE), (1.0, 0.3), "some -1", "none", "dense", 64)
+    made, errors = [], {}
+    with unittest.mock.patch.dict(os.environ, {BUCKET: "64"}), listening():
+        for case in (first, first._replace(magnitude=(0.5, 2.0))):
+            plain, indices = draw(lab, case)
+            pair = leaves(lab, case, plain)
+            made.append((case, pair, enter(lab, case, pair, indices)[0]))
+        for turn, (case, pair, result) in enumerate(made):
+            found, (output, _, wanted) = gradients_of(lab.torch, result, pair) or (None, None), expected(lab, case)
+            errors[f"output {turn}"] = distance(result, output) / ROUNDING
+            for index, (x, y) in enumerate(zip(found, wanted, strict=True)):
+                error = math.inf if x is None else distance(x, y) / GRADIENT_ROUNDING
+                errors[f"gradient {index} of call {turn}"] = error
+    ok = all(one <= 1 for one in errors.values())
+    return ok, {"measured": errors, "tolerance": 1, "unit": "of the error that rounding explains"}
+
+
+def judge_kept(lab, kind):
+    """Judge that no more of the caller's query and key is kept for backward than is read there.
+
+    The dispatcher makes batch the first dimension, for which three batches are copied, and dequantizes what no kernel
+    reads: nothing needs what the caller gave any more, which no leaf of the graph is.
+    """
+    torch = lab.torch
+    case = Case(kind, "dispatch", 3, (17, 70), (16, 128, SCALE), (1.0, 0.3), "some -1", "none", "dense", 64)
+
+    class Quantize(torch.autograd.Function):
+        @staticmethod
+        def forward(_, x):
+            return wrap(lab.tensors, kind, x.clone())
+
+        @staticmethod
+        def backward(_, gradient):
+            return gradient
+
+    plain, indices = draw(lab, case)
+    pair = [Quantize.apply(x.transpose(0, 1).contiguous().requires_grad_()) for x in plain]
+    data = [max(storage(x), key=lambda one: one.numel()) for x in pair]
+    watched = [torch.multiprocessing.reductions.StorageWeakRef(x.untyped_storage()) for x in data]
+    with unittest.mock.patch.dict(os.environ, {BUCKET: "64"}), listening():
+        results = enter(lab, case, pair, indices)
+    del pair, data
+    gc.collect()
+    kept = [name for name, one in zip(("query", "key"), watched, strict=True) if not one.expired()]
+    return bool(results) and not kept, {"measured": kept, "unit": "of the caller's tensors, kept besides a copy"}
+
+
+def judge_filters(lab, kind, entry):
+    """Judge that the caller's filters decide what becomes of a warning: it is shown, is not, or is an error."""
+    case = Case(kind, entry, 1, (64, 64), (16, 128, SCALE), (1, 1), "some -1", "both", "dense", 64)
+    (plain, indices), found = draw(lab, case), {}
+    for action in ("always", "ignore", "error"):
+        pair = leaves(lab, case, plain)
+        with unittest.mock.patch.dict(os.environ, {BUCKET: "64"}), warnings.catch_warnings(record=True) as caught:
+            warnings.filterwarnings(action, module=r"megatron\.")
+            try:
+                enter(lab, case, pair, indices)
+                found[action] = [str(one.message) for one in caught if f"{os.sep}megatron{os.sep}" in one.filename]
+            except Warning as error:
+                found[action] = f"raises {type(error).__name__}"
+    raised = isinstance(found["error"], str)
+    ok = found["ignore"] == [] and (raised if found["always"] else found["error"] == [])
+    return ok, {"measured": found, "unit": "what is shown, by the filter's action"}
+
+
+def judge_by_position(lab):
+    """Judge the forward kernel and its builder with every option of the release by position, on plain bf16."""
+    interface = importlib.import_module(MODULES[2])
+    case = Case("bf16", "apply", 2, (64, 64), (16, 128, SCALE), (1.0, 0.3), "some -1", "both", "dense", 64)
+    (query, key), indices = draw(lab, case)
+    output, sums, _ = expected(lab, case)
+    given, options = (query, key, indices.unsqueeze(2)), (64, 2, 256)
+    with unittest.mock.patch.dict(os.environ, {BUCKET: "64"}):
+        found = {"interface": interface.sparse_mla_fwd_interface(*given, SCALE, DV, *options)}
+    found["builder"] = interface.sparse_mla_fwd(16, DV, D - DV, 128, 1, SCALE, *options)(*given)
+    errors = {
+        f"{name} {index}": distance(x, y) / ROUNDING
+        for name, pair in found.items()
+        for index, (x, y) in enumerate(zip(pair, (output, sums), strict=True))
+    }
+    ok = all(one <= 1 for one in errors.values())
+    return ok, {"measured": errors, "tolerance": 1, "unit": "of the error that rounding explains"}
 
 
 def judge_refilled(lab, kind, entry):
@@ -812,7 +916,8 @@ def judge_refilled(lab, kind, entry):
     first = Case(kind, entry, 1, (64, 64), (16, 128, SCALE), (1, 1), "some -1", "none", "dense", 64)
     second = first._replace(magnitude=(2.5, 0.7))
     pair, others = (leaves(lab, case, draw(lab, case)[0]) for case in (first, second))
-    run(lab, first, pair)
+    if broken := run(lab, first, pair).broken:
+        return False, {"reason": ", ".join(broken)}
     for old, new in zip(pair, others, strict=True):
         for x, y in zip(storage(old), storage(new), strict=True):
             x.data.copy_(y)
@@ -950,6 +1055,14 @@ def judge_besides(probe, lab):
         probe.judge(f"{kind}.{entry}.refilled", "control", judge_refilled, lab, kind, entry)
     for entry in ("dispatch", "apply_3d"):
         probe.judge(f"bf16.{entry}.uninstalled", "control", judge_uninstalled, lab, entry)
+    read = ("bf16", "dispatch"), ("float8", "dispatch"), ("float8", "apply_3d"), ("blockwise", "dispatch")
+    for kind, entry in read:
+        probe.judge(f"{kind}.{entry}.in_flight", "control", judge_in_flight, lab, kind, entry)
+    for kind in ("bf16", "float8", "blockwise"):
+        probe.judge(f"{kind}.dispatch.kept", "control", judge_kept, lab, kind)
+    for kind, entry in (("blockwise", "dispatch"), ("mixed_formats", "apply_3d")):
+        probe.judge(f"{kind}.{entry}.filters", "control", judge_filters, lab, kind, entry)
+    probe.judge("bf16.by_position", "control", judge_by_position, lab)
     probe.judge("float8.scales", "control", judge_scales, lab)
     probe.judge("float8.other_dtypes", "control", judge_other_dtypes, lab)
 

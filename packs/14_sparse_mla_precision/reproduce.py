@@ -43,12 +43,14 @@ The contract of sparse_mla_bwd, of SparseMLA.apply and of fused_sparse_mla_absor
     returns dq, dkv: bf16, of the shapes of q and kv; 0 for queries without keys and for keys that no query chose
 
 FACTORS are these, CASES a pairwise covering set. `executed` runs all of them through autograd, nothing replaced: the
-reported example first. `compiled` lowers the backward and
+reported example first. DIRECT are calls of sparse_mla_bwd with every argument by position: a large dO, under autocast,
+two scales close to each other, 128 RoPE columns; what it is given stays as it is, nothing waits for the device, and no
+memory is kept. `compiled` lowers the backward and
 postprocess kernels for the target and runs their CUDA source on the CPU: g++ compiles it as it stands behind a header
 that gives it threads, shared memory and the warp instructions that it uses. Of these, mma_sync is a model (exact
 products, summed in float64, rounded to float32 after every instruction); what is bf16 and what is float32, and every
 rounding between, is the kernel's. It goes through sparse_mla_bwd with the float64 lse and the delta of the float64
-output rounded to bf16: a smaller example, and the first of CASES, which has the same kernel.
+output rounded to bf16, by position: a smaller example, and the first of CASES, which has the same kernel.
 
 Bare packages stand in for megatron.core and megatron.core.transformer, whose __init__ would import all of Megatron.
 
@@ -126,8 +128,8 @@ class Probe:  # prints the lines that a runner reads, and draws the verdict from
 # --- protocol: end
 # fmt: on
 
-import concurrent.futures, functools, importlib, importlib.util, itertools, math, multiprocessing, re, subprocess
-import types, typing, unittest.mock
+import concurrent.futures, functools, gc, importlib, importlib.util, itertools, math, multiprocessing, re, subprocess
+import types, typing, unittest.mock, warnings
 
 WIDTH, VALUES, LOG2E = 576, 512, 1 / math.log(2)  # a key's first 512 columns are its value, the others are RoPE's
 LIMIT = 2**-11  # the release has five times as much; float32 sums of both parts leave a third
@@ -181,6 +183,18 @@ LEADING = {  # queries, and the reported example: heads 64, top-k 512; a CPU get
     "compiled": (2, Case(64, 2, 144, 11, None, 1, "2", 1024, False, "normal", "contiguous", "nothing", 1, "function")),
 }
 QUERIES = {"executed": 70, "compiled": 2}  # of the other cases
+ROWS = 256  # queries of DIRECT: the default bucket, so that nothing is padded, and what is read is the caller's
+DIRECT = {  # what differs from the reported example, with 512 keys; columns
+    "direct": ({}, WIDTH),
+    "large": ({"gradient": "large"}, WIDTH),
+    "autocast": ({"door": "autocast"}, WIDTH),
+    "close_scale": ({"divisor": 23}, WIDTH),  # the example's is 24
+    "tail_128": ({}, VALUES + 128),
+}
+LATER = "close_scale", "tail_128"  # these have kernels of their own
+INTERPRETED = "on a GPU only: minutes of interpreting"
+ARGUMENTS = "Q", "KV", "dO", "Indices", "Lse", "Delta"  # of sparse_mla_bwd and of its kernel
+KEPT = 2**16  # bytes that a call may keep; a float32 dKV of its 1024 keys has 36 times as many
 MACROS = "__global__= __shared__= __align__(n)= __launch_bounds__(...)= CUDART_INF_F=INFINITY make_float2=float2"
 MACROS += " make_float4=float4 make_int2=int2 ptx_stmatrix_x2=stmatrix ptx_stmatrix_x4=stmatrix"
 INTERPRETER = r"""#include <algorithm>
@@ -285,14 +299,14 @@ def scale_of(case):
     return case.divisor and 1 / case.divisor
 
 
-def example(torch, case, queries, device):
-    """Make bf16 q [B, S, H, 576], kv [B, Sk, G, 576], dO [B, S, H, 512], and int32 indices [B, S, G, topk]."""
+def example(torch, case, queries, device, width=WIDTH):
+    """Make bf16 q [B, S, H, width], kv [B, Sk, G, width], dO [B, S, H, 512], and int32 indices [B, S, G, topk]."""
     random = torch.Generator(device).manual_seed(14)
     normal = functools.partial(torch.randn, generator=random, device=device)
     uniform = functools.partial(torch.rand, generator=random, device=device)
     heads = 12 if (case.heads, case.door) == (16, "fused") else case.heads * case.groups
-    q, kv = normal(case.batch, queries, heads, WIDTH), normal(case.batch, case.keys, case.groups, WIDTH)
-    grad = normal(case.batch, queries, heads, VALUES) * {"normal": 1, "tiny": 2**-30}[case.gradient]
+    q, kv = normal(case.batch, queries, heads, width), normal(case.batch, case.keys, case.groups, width)
+    grad = normal(case.batch, queries, heads, VALUES) * {"normal": 1, "tiny": 2**-30, "large": 2**14}[case.gradient]
     index = uniform(case.batch, queries, case.groups, case.keys).topk(case.topk).indices.int()
     if case.masked:
         index[uniform(index.shape) < 1 / 3] = -1
@@ -391,24 +405,46 @@ def environment(case):
 
 def on_cpu(world, case, given, exact):
     """Run the backward kernels on the CPU, with what float64 would have given them. Return out, no lse, dq, dkv."""
-    names = ("Q", "KV", "dO", "Indices", "Lse", "Delta", "dKV")
+    names = (*ARGUMENTS, "dKV")
     builders = {"bwd": (names, "dQ"), "postprocess": (("dKV",), "dKV_out")}
     builders = {
         name: functools.partial(interpreted, world, getattr(world.backward, name), *rest)
         for name, rest in builders.items()
     }
-    out, lse = exact.out.bfloat16(), exact.lse.float()
-    delta = (out.float() * given.grad.float()).sum(-1)
-    tensors = given.q, given.kv, given.grad, given.index, lse, delta
-    q, kv, grad, index, lse, delta = (x[0] if case.layout == "unbatched" else x for x in tensors)
     with unittest.mock.patch.multiple(world.backward, **builders):
-        dq, dkv = world.backward.sparse_mla_bwd(q, kv, None, grad, index, lse, sm_scale=scale_of(case), delta=delta)
-    return out, None, dq, dkv
+        return direct(world, case, given, exact)
 
 
-def on_gpu(world, case, given):
+def arguments(case, given, exact):
+    """Return the six tensors that sparse_mla_bwd reads, lse and delta by float64: that of the output in bf16."""
+    delta = (exact.out.bfloat16().float() * given.grad.float()).sum(-1)
+    tensors = given.q, given.kv, given.grad, given.index, exact.lse.float(), delta
+    return [x[0] if case.layout == "unbatched" else x for x in tensors]
+
+
+def called(world, case, tensors):
+    """Call sparse_mla_bwd with every argument by position, and no output, which a delta stands for."""
+    q, kv, grad, index, lse, delta = tensors
+    under = world.torch.autocast("cuda", world.torch.bfloat16) if case.door == "autocast" else contextlib.nullcontext()
+    with under:
+        return world.backward.sparse_mla_bwd(q, kv, None, grad, index, lse, scale_of(case), delta)
+
+
+def direct(world, case, given, exact):
+    """Call sparse_mla_bwd as such; note which of its arguments are not what they were. Return out, no lse, dq, dkv."""
+    tensors = arguments(case, given, exact)
+    before = [x.clone() for x in tensors]
+    dq, dkv = called(world, case, tensors)
+    pairs = zip(ARGUMENTS, tensors, before, strict=True)
+    given.altered = [name for name, x, y in pairs if not world.torch.equal(x, y)]
+    return exact.out.bfloat16(), None, dq, dkv
+
+
+def on_gpu(world, case, given, exact):
     """Go through the case's door, and autograd where it has that. Return out, lse (None from "fused"), dq, dkv."""
     torch, scale = world.torch, scale_of(case)
+    if case.door in ("direct", "autocast"):
+        return direct(world, case, given, exact)
     laid = {"contiguous": lambda x: x, "strided": lambda x: x.mT.contiguous().mT, "unbatched": lambda x: x[0]}
     q, kv, grad, index = map(laid[case.layout], (given.q, given.kv, given.grad, given.index))
     if case.door == "function":
@@ -427,15 +463,16 @@ def on_gpu(world, case, given):
 
 
 @functools.cache
-def result(world, case, queries):
+def result(world, case, queries, width=WIDTH):
     """Run a case once. Return what upstream made, what is exact, and dKV with the delta of the output that it made."""
-    given = example(world.torch, case, queries, world.device)
+    given = example(world.torch, case, queries, world.device, width)
     scale = scale_of(case) or WIDTH**-0.5
     exact = reference(world.torch, given, scale)
     with environment(case):
-        out, lse, dq, dkv = on_gpu(world, case, given) if world.executed else on_cpu(world, case, given, exact)
+        out, lse, dq, dkv = (on_gpu if world.executed else on_cpu)(world, case, given, exact)
     delta = (out.double().reshape(given.grad.shape) * given.grad.double()).sum(-1)
-    return types.SimpleNamespace(out=out, lse=lse, dq=dq, dkv=dkv), exact, reference(world.torch, given, scale, delta)
+    made = types.SimpleNamespace(out=out, lse=lse, dq=dq, dkv=dkv, altered=vars(given).get("altered"))
+    return made, exact, reference(world.torch, given, scale, delta)
 
 
 def fault(found, wanted, case):
@@ -450,9 +487,9 @@ def error(found, wanted):
     return float((found.double() - wanted).norm() / wanted.norm())
 
 
-def dkv_is_exact(world, case, queries, columns):
+def dkv_is_exact(world, case, queries, columns, width=WIDTH):
     """Judge the returned dKV in some of its columns: it is to be a float64 dKV, rounded once to bf16."""
-    found, exact, given_delta = result(world, case, queries)
+    found, exact, given_delta = result(world, case, queries, width)
     if reason := fault(found.dkv, exact.dkv, case):
         return False, {"measured": math.inf, "reason": reason}
     dkv = found.dkv.double().reshape(exact.dkv.shape)[..., columns]
@@ -461,15 +498,15 @@ def dkv_is_exact(world, case, queries, columns):
     return measured <= LIMIT, {"measured": measured, "tolerance": LIMIT, "unit": "relative distance"}
 
 
-def both_are_exact(world, case, queries):
+def both_are_exact(world, case, queries, width=WIDTH):
     """Judge the returned dKV of a case in its value columns and in those of RoPE, by the worse of them."""
-    ends = [dkv_is_exact(world, case, queries, columns) for columns in (slice(VALUES), slice(VALUES, None))]
+    ends = [dkv_is_exact(world, case, queries, columns, width) for columns in (slice(VALUES), slice(VALUES, None))]
     return all(ok for ok, _ in ends), max((values for _, values in ends), key=lambda values: values["measured"])
 
 
-def is_right(world, case, queries, name):
+def is_right(world, case, queries, name, width=WIDTH):
     """Judge what upstream returned as `name` by its error."""
-    found, exact, given_delta = result(world, case, queries)
+    found, exact, given_delta = result(world, case, queries, width)
     if name == "lse":
         measured = float((found.lse.detach() - exact.lse.reshape(found.lse.shape)).abs().max())
     else:
@@ -485,6 +522,73 @@ def forward_and_dq_are_right(world, case, queries):
     names = ["out", "dq"][: 1 if case.frozen == "q" and world.executed else 2]
     ends = [is_right(world, case, queries, name) for name in names]
     return all(ok for ok, _ in ends), max((values for _, values in ends), key=lambda values: values["measured"])
+
+
+def arguments_stay(world, case, queries):
+    """Judge that sparse_mla_bwd altered nothing that it was given."""
+    altered = result(world, case, queries)[0].altered
+    return not altered, {"measured": altered, "unit": "arguments that were altered"}
+
+
+def nothing_waits(world, case, queries):
+    """Judge that no operator of a call waits for the device, by what PyTorch warns of."""
+    torch = world.torch
+    given = example(torch, case, queries, world.device)
+    tensors = arguments(case, given, reference(torch, given, scale_of(case)))
+    with environment(case), warnings.catch_warnings(record=True, action="always") as caught:
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            called(world, case, tensors)
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+    waits = [text for one in caught if "called a synchronizing" in (text := str(one.message))]
+    return not waits, {"measured": waits, "unit": "what waited"}
+
+
+def nothing_is_kept(world, case, queries):
+    """Judge the memory that a call leaves behind when what it returned is gone; the first call of these sizes."""
+    torch = world.torch
+    given = example(torch, case, queries, world.device)
+    tensors = arguments(case, given, reference(torch, given, scale_of(case)))
+    gc.collect()
+    start = torch.cuda.memory_allocated()
+    with environment(case):
+        called(world, case, tensors)
+    gc.collect()
+    kept = torch.cuda.memory_allocated() - start
+    return kept <= KEPT, {"measured": kept, "tolerance": KEPT, "unit": "bytes"}
+
+
+def directly(case, name):
+    """Return the case and width of one of DIRECT, which differs from the reported example."""
+    changed, width = DIRECT[name]
+    return case._replace(**({"door": "direct", "keys": 512} | changed)), width
+
+
+def judge_direct(probe, world, names):
+    """Judge sparse_mla_bwd as such."""
+    _, example_case = LEADING["executed"]
+    for name in names:
+        case, width = directly(example_case, name)
+        if world.executed:
+            probe.judge(f"{name}.dkv", "defect", both_are_exact, world, case, ROWS, width)
+            probe.judge(f"{name}.dq", "control", is_right, world, case, ROWS, "dq", width)
+        else:
+            for of, role in (("dkv", "defect"), ("dq", "control")):
+                probe.check(f"{name}.{of}", role, None, reason=INTERPRETED)
+
+
+def judge_manners(probe, world):
+    """Judge what a call of sparse_mla_bwd does besides its results."""
+    queries, case = LEADING["compiled"]
+    if world.executed:
+        queries, (case, _) = ROWS, directly(LEADING["executed"][1], "direct")
+    probe.judge("direct.arguments", "control", arguments_stay, world, case, queries)
+    for name, measure, keys in (("waits", nothing_waits, 512), ("kept", nothing_is_kept, 1024)):
+        if world.executed:
+            probe.judge(f"direct.{name}", "control", measure, world, case._replace(keys=keys), queries)
+        else:
+            probe.check(f"direct.{name}", "control", None, reason="there is a device on a GPU only")
 
 
 def judge_leading(probe, world):
@@ -527,14 +631,18 @@ def load(target):
     return World(**fields)
 
 
-def run_ahead(target, case, queries):
+def run_ahead(target, case, queries, width=WIDTH):
     """Run a case in a process of its own: tilelang keeps the kernels on disk. What fails here will fail again."""
     with contextlib.suppress(Exception):
-        result(load(target), case, queries)
+        result(load(target), case, queries, width)
 
 
-def compile_ahead(target, cases):
-    """Compile the kernels of all cases at once: nvcc takes many seconds for each."""
+def compile_ahead(target):
+    """Compile the kernels of all cases but the reported one at once: nvcc takes many seconds for each."""
+    cases = [(Case(*row), QUERIES["executed"]) for row in CASES]
+    for name in LATER:
+        case, width = directly(LEADING["executed"][1], name)
+        cases.append((case, ROWS, width))
     processes = int(os.environ.get("REPRODUCER_PROCESSES") or os.cpu_count())  # the runner shares the cores out
     with concurrent.futures.ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         concurrent.futures.wait([pool.submit(run_ahead, target, *case) for case in cases])
@@ -547,10 +655,12 @@ def judge(probe, target):
     gpu = world.torch.cuda.get_device_name() if world.executed else "none"
     probe.say("TARGET", target=target, evidence=evidence, device=gpu)
     probe.upstream(world.backward)
+    judge_leading(probe, world)  # before the others are compiled: most patches that are wrong are so here
+    judge_direct(probe, world, [name for name in DIRECT if name not in LATER])
+    judge_manners(probe, world)
     if world.executed and not probe.only:
-        queries, case = LEADING[evidence]
-        compile_ahead(target, [(case, queries), *((Case(*row), QUERIES[evidence]) for row in CASES)])
-    judge_leading(probe, world)
+        compile_ahead(target)
+    judge_direct(probe, world, LATER)
     for number, case in enumerate(itertools.starmap(Case, CASES)):
         name = f"case_{number:02}"
         if world.executed or number == 0:
@@ -559,7 +669,7 @@ def judge(probe, target):
             probe.judge(f"{name}.dq", "control", forward_and_dq_are_right, *given)
         else:
             for of, role in (("dkv", "defect"), ("dq", "control")):
-                probe.check(f"{name}.{of}", role, None, reason="on a GPU only: minutes of interpreting")
+                probe.check(f"{name}.{of}", role, None, reason=INTERPRETED)
 
 
 if __name__ == "__main__":

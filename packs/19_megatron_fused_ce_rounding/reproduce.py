@@ -363,9 +363,10 @@ def layout(tensor):
 
 
 def norm_error(found, wanted):
-    """Return the norm of the difference over the norm of what is wanted."""
+    """Return the norm of the difference over the norm of what is wanted; infinity for nan, which max() would lose."""
     wanted = wanted.double()
-    return float((found.double() - wanted).norm() / wanted.norm())
+    error = float((found.double() - wanted).norm() / wanted.norm())
+    return math.inf if math.isnan(error) else error
 
 
 # What the ranks measure. Each function runs on every rank of its group.
