@@ -197,6 +197,20 @@ def find(pack: Pack, target: str, evidence: str, kind: str = STRENGTH) -> Streng
         return None
 
 
+def at_first_sight(pack: Pack, target: str, evidence: str) -> Strength | None:
+    """Return what a probe did on one target with wrong fixes that it had not met; None where nobody recorded it.
+
+    Seen in that way, or else in the strongest other: it cannot be measured again, and is said wherever there is one.
+    """
+    ways = [Evidence(evidence), *(one for one in Evidence if one != evidence)] if evidence else []
+    return next((found for one in ways if (found := find(pack, target, one, FIRST_SIGHT))), None)
+
+
+def in_another_way(found: Strength, evidence: str) -> str:
+    """Name the evidence of a record in brackets where that is not the one that is spoken of."""
+    return "" if found.evidence == evidence else f" ({found.evidence})"
+
+
 @functools.lru_cache(maxsize=64)
 def _meaning(path: Path, _: tuple[int, int]) -> str:
     return meaning.meaning(path)
@@ -252,8 +266,10 @@ def text(pack: Pack, target: str, evidence: str) -> str:
     ``strength: killed 38 of 40 wrong fixes (1 survived, 1 unjudged), 2026-11-21``, with STALE and why where it is, and
     behind it ``; 7 of 10 at first sight, 2026-11-20``.
     """
-    first = find(pack, target, evidence, FIRST_SIGHT)
-    seen = f"{first.whole.killed} of {first.whole.of} at first sight, {first.date}" if first else ""
+    first, seen = at_first_sight(pack, target, evidence), ""
+    if first:
+        way = in_another_way(first, evidence)
+        seen = f"{first.whole.killed} of {first.whole.of} at first sight{way}, {first.date}"
     return "; ".join(part for part in (_recorded(pack, target, evidence), seen) if part)
 
 

@@ -145,9 +145,11 @@ def _rank(one: Receipt) -> int:
 
 def _strength(pack: Pack) -> str:
     """Return a pack's strength, or why it has none."""
-    records = {one.target: strong.find(pack, one.target, one.evidence) for one in receipt.load_all(pack.receipts)}
+    receipts = sorted(receipt.load_all(pack.receipts), key=_rank, reverse=True)
+    records = {one.target: strong.find(pack, one.target, one.evidence) for one in receipts}
     known = {target: one for target, one in records.items() if one is not None}
-    first = {strong.first_sight(pack, one.target, one.evidence): None for one in receipt.load_all(pack.receipts)}
+    strongest = {one.target: one.evidence for one in receipts}
+    first = {strong.first_sight(pack, target, evidence): None for target, evidence in strongest.items()}
     return "; ".join(filter(None, (of_targets(known) if known else strong.nothing(pack), *first)))
 
 

@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from harness.pack.model import Pack
 from harness.receipt import strength
-from harness.receipt.receipt import FIRST_SIGHT
 
 NOT_MEASURED, NO_PATCH = "not measured", "no patch"
 #: What a reader of a report can see for himself, and verify.py looks at: its own wrong fixes are no part of a bundle.
@@ -39,8 +38,10 @@ def find(pack: Pack, target: str, evidence: str) -> Strength | None:
 
 def first_sight(pack: Pack, target: str, evidence: str) -> str:
     """Return ``7/10 at first sight``: of wrong fixes that the probe had not met; empty where there are none."""
-    found = strength.find(pack, target, evidence, FIRST_SIGHT)
-    return f"{found.whole.killed}/{found.whole.of} at first sight" if found else ""
+    found = strength.at_first_sight(pack, target, evidence)
+    if found is None:
+        return ""
+    return f"{found.whole.killed}/{found.whole.of} at first sight{strength.in_another_way(found, evidence)}"
 
 
 def nothing(pack: Pack) -> str:

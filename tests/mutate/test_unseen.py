@@ -87,6 +87,17 @@ def test_a_probe_of_another_day_keeps_the_figure(workbench: Workbench, pack: Pat
     assert "first_sight.cpu.traced.json: STALE" not in _checked(workbench)
 
 
+def test_what_was_seen_in_a_weaker_way_is_said_beside_the_stronger_one(workbench: Workbench, pack: Path) -> None:
+    _mutate(workbench, "--record")
+    found = json.loads((pack / RECORD).read_text())
+    weaker = pack / "receipts/first_sight.cpu.compiled.json"
+    weaker.write_text(json.dumps(found | {"evidence": "compiled"}))
+    assert "1 of 3 at first sight, 20" in workbench.run("list").stdout, "the same way goes before another one"
+    (pack / RECORD).unlink()
+    assert "1 of 3 at first sight (compiled), 20" in workbench.run("list").stdout
+    assert "1/3 at first sight (compiled) |" in workbench.run("report", pack.name).stdout
+
+
 @pytest.mark.parametrize("option", [("--only-own",), ("--seed", "3"), ("--generated", "2")])
 def test_no_other_wrong_fixes_are_mixed_in(workbench: Workbench, pack: Path, option: tuple[str, ...]) -> None:
     status, said = _mutate(workbench, *option)
