@@ -21,7 +21,7 @@ from harness.mutate.mutants import Listed, Mutant, Origin
 from harness.mutate.state import State
 from harness.pack.model import Pack
 from harness.receipt import receipt, strength
-from harness.receipt.receipt import FIRST_SIGHT
+from harness.receipt.receipt import FIRST_SIGHT, Hashed
 from harness.receipt.strength import Fate, MutantRecord, Strength
 from harness.schedule.estimates import Estimates
 from harness.schedule.journal import LaneEnd
@@ -37,6 +37,10 @@ LONGEST_FACTOR, LONGEST_BESIDES = 10.0, 60.0
 MOST_SAID = 200
 #: Verdicts on a pack itself that this host or the outside is to blame for; None: it cannot show the target.
 NEUTRAL = {None, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
+
+
+#: Why nothing is recorded of a pack that was edited meanwhile.
+CHANGED = "the probe or fix.patch changed while the wrong fixes were judged. Next: the same command again"
 
 
 @dataclass(frozen=True)
@@ -106,6 +110,7 @@ class _Subject:
     pristine: LaneRecord
     seconds: float
     gpu: str
+    judged: tuple[Hashed, Hashed]
     chosen: list[tuple[Mutant, Cell]] = field(default_factory=list)
     found: dict[str, tuple[Found, float]] = field(default_factory=dict)
     logs: dict[str, Path] = field(default_factory=dict)
@@ -168,6 +173,7 @@ class Campaign:
                 problem = f"pack.toml expects {cell.stated.verdict}: no fix of it is right, so that none is wrong"
                 results[cell.name] = Result(cell, None, problem)
         judged = [cell for cell in cells if cell.name not in results]
+        judged_by = {cell.name: _judged_by(cell.pack) for cell in judged}
         failed = self._lanes(self.session, judged)
         subjects = []
         for cell in judged if not self.interrupted else []:
@@ -175,7 +181,8 @@ class Campaign:
             outcome = found.outcome if found else None
             if outcome and outcome.judgement.verdict == Verdict.CONFIRMED and outcome.pristine and outcome.patched:
                 gpu = outcome.gpus[0].name if outcome.gpus else ""
-                subjects.append(_Subject(cell, outcome.pristine, outcome.patched.seconds, gpu))
+                seconds = outcome.patched.seconds
+                subjects.append(_Subject(cell, outcome.pristine, seconds, gpu, judged_by[cell.name]))
                 continue
             verdict = outcome.judgement.verdict if outcome else Verdict.ERROR
             why = failed.get(cell.name) or (outcome.judgement.reason if outcome else "it was not judged")
@@ -278,6 +285,8 @@ class Campaign:
     def _result(self, subject: _Subject) -> Result:
         cell, host = subject.cell, self.session.host
         pack = cell.pack
+        if subject.judged != _judged_by(pack):  # lanes are found by what they ran: a record would name another probe
+            return Result(cell, None, CHANGED, Verdict.CONFIRMED)
         listed: dict[str, Listed] = {one.name: one for one in mutants.listed(pack) if one.covers(cell.target)}
         records = [
             fates.recorded(mutant, found, listed.get(mutant.name), seconds)
@@ -293,8 +302,8 @@ class Campaign:
             generated=self.order.number_of(pack),
             own=strength.count(one for one in records if one.origin != Origin.GENERATED),
             made=strength.count(one for one in records if one.origin == Origin.GENERATED),
-            probe=receipt.hashed(pack.probe),
-            patch=receipt.hashed(pack.patch),
+            probe=subject.judged[0],
+            patch=subject.judged[1],
             upstream=pack.definition.upstream.sha256,
             python=host.python,
             torch=host.torch or "",
@@ -309,6 +318,11 @@ class Campaign:
             for mutant, own in subject.chosen
         }
         return Result(cell, measured, verdict=Verdict.CONFIRMED, files=places)
+
+
+def _judged_by(pack: Pack) -> tuple[Hashed, Hashed]:
+    """Return the probe and the patch of a pack, as they are now."""
+    return receipt.hashed(pack.probe), receipt.hashed(pack.patch)
 
 
 def wrongly_listed(result: Result) -> list[str]:

@@ -190,14 +190,35 @@ def test_a_killed_command_goes_on_and_runs_nothing_twice(workbench: Workbench) -
     assert not list((workbench.cache / "work").iterdir())
 
 
+@pytest.mark.slow
+def test_nothing_is_recorded_of_a_probe_that_was_edited_meanwhile(workbench: Workbench) -> None:
+    pack = workbench.lay("40_runs_for_a_while")
+    (pack / "seconds").write_text("0.4", encoding="utf-8")
+    command = workbench.command("mutate", "--target", "cpu", "--jobs", "2", "--record")
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as running:
+        _wait_for(workbench, running, ends=3)
+        with (pack / "reproduce.py").open("a", encoding="utf-8") as probe:
+            probe.write("\n# edited\n")
+        said, _ = running.communicate(timeout=120)
+    assert running.returncode == 1
+    assert "the probe or fix.patch changed while the wrong fixes were judged." in said
+    assert not list((pack / "receipts").glob("strength.*"))
+
+
+def _wait_for(workbench: Workbench, running: subprocess.Popen[str], ends: int) -> Path:
+    """Wait until so many lanes of a command have ended; return its journal."""
+    end = time.monotonic() + 60
+    while time.monotonic() < end and running.poll() is None:
+        found = list(workbench.cache.glob("mutate/*/journal.jsonl"))
+        if found and found[0].read_bytes().count(b"\n") >= ends:
+            return found[0]
+        time.sleep(0.02)
+    raise AssertionError("it ended, or ran no lanes")
+
+
 def _killed_with(command: list[str], workbench: Workbench, ends: int) -> Path:
     """Kill a command once so many lanes have ended; return its journal."""
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as running:
-        end = time.monotonic() + 60
-        while time.monotonic() < end and running.poll() is None:
-            found = list(workbench.cache.glob("mutate/*/journal.jsonl"))
-            if found and found[0].read_bytes().count(b"\n") >= ends:
-                running.send_signal(signal.SIGKILL)
-                return found[0]
-            time.sleep(0.02)
-    raise AssertionError("it ended, or ran no lanes")
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True) as running:
+        journal = _wait_for(workbench, running, ends)
+        running.send_signal(signal.SIGKILL)
+    return journal
