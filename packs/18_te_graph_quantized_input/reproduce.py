@@ -34,7 +34,8 @@ are right already and have to remain so. A float8 tensor stands for the classes 
     capture    training, inference; num_warmup_iters, pool, retain_graph_in_backward, allow_unused_input, warm-up hooks,
                enabled; several callables, chains, _order, _num_layers_per_chunk, _reuse_graph_input_output_buffers
     call       cuda_graph_stream, cuda_graph_event; in FP8 regions: is_first_microbatch (cache_quantized_params), the
-               update of backward's scales; in the mode that was not captured; after reset()
+               update of backward's scales; in the mode that was not captured, also between a call and its backward;
+               without an operator whose answer the host waits for; after reset(), which frees what was captured
 
 Not judged: capture_time_hooks, calibrating, groups of ranks, delayed gradients of weights, modules of upstream's own.
 
@@ -123,7 +124,7 @@ class Probe:  # prints the lines that a runner reads, and draws the verdict from
 # --- protocol: end
 # fmt: on
 
-import enum, functools, importlib.util, inspect, math, types, typing, unittest.mock
+import enum, functools, gc, importlib.util, inspect, math, types, typing, unittest.mock
 
 TE = "transformer_engine.pytorch"
 SHAPE = (2, 64, 160)  # three dimensions, rows and columns that no tile of 128 divides
@@ -1009,6 +1010,55 @@ def judge_missing(lab):
     return all(found), {"measured": found, "tolerance": [True, True], "unit": "refused"}
 
 
+def judge_other_mode(lab, kind):
+    """Call the module in the mode that was not captured, between a captured call and its backward pass."""
+    module, call = capture(lab, (wrap(lab, kind, draw(lab, 0, 1.0), grad=True),))
+    errors = {}
+    for seed, size in ((1, 3.0), (2, 0.25)):
+        plain, upstream = draw(lab, seed, size), draw(lab, 10 + seed, 2.0)
+        x, module.weight.grad = wrap(lab, kind, plain, grad=True), None
+        got = call(x)
+        module.eval()
+        for shape in (SHAPE, (3, 5)):
+            other = draw(lab, 20 + seed, 5.0, shape)
+            errors[f"eager {seed} {shape}"] = error(call(wrap(lab, kind, other)), 2 * other.double())
+        module.train()
+        got.backward(upstream)
+        products = plain.double() * upstream.double()
+        errors[f"input {seed}"] = error(x.grad, 2 * upstream.double())
+        errors[f"weight {seed}"] = error(module.weight.grad, products.sum(), products.abs().sum())
+    return verdict(errors)
+
+
+def judge_waits(lab, kind):
+    """See that a call and its backward pass ask the host for no value of a tensor."""
+    aten = lab.torch.ops.aten
+    answered = aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.nonzero.default  # noqa: SLF001
+    _, call = capture(lab, (wrap(lab, kind, draw(lab, 0, 1.0), grad=True),), finish=quantizer(lab, kind))
+    given = [wrap(lab, kind, draw(lab, seed, 3.0), grad=True) for seed in (1, 2)]
+    upstream = [wrap(lab, kind, draw(lab, 10 + seed, 2.0)) for seed in (1, 2)]
+    waits = []
+    for x, back in zip(given, upstream, strict=True):
+        got, seen = operators(lab, call, x)
+        seen += operators(lab, got.backward, back)[1]
+        waits += [str(one) for one in seen if one in answered]
+    return not waits, {"measured": waits, "unit": "operators whose answer the host waits for"}
+
+
+def judge_freed(lab, kind):
+    """See that reset() frees what the graph read, when nobody else has it."""
+    weak = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef
+    sample = wrap(lab, kind, draw(lab, 0, 1.0), grad=True)
+    _, call = capture(lab, (sample,))
+    call(wrap(lab, kind, draw(lab, 1, 3.0), grad=True)).backward(draw(lab, 2, 2.0))
+    watched = [weak(x.untyped_storage()) for x in buffers(sample)]
+    call.reset()
+    del sample
+    gc.collect()
+    kept = sum(not one.expired() for one in watched)
+    return not kept, {"measured": kept, "tolerance": 0, "unit": f"of {len(watched)} tensors kept after reset()"}
+
+
 def judge_reset(lab):
     """Reset a callable between a call and its backward pass: nothing of it can be replayed."""
     _, call = capture(lab, (draw(lab, 0, 1.0).requires_grad_(),))
@@ -1137,21 +1187,23 @@ def judge_scaling(lab):
     return steps == expected, {"measured": steps, "tolerance": expected, "unit": "largest values of updated scales"}
 
 
-def copies(lab, call, *given):
-    """Return what a call gives, and how often it copies into a tensor."""
-    from torch.utils._python_dispatch import TorchDispatchMode
-
+def operators(lab, call, *given):
+    """Return what a call gives, and the operators that it calls, also of quantized tensors as a whole."""
     seen = []
 
-    class Counter(TorchDispatchMode):
-        """Count copies, also of quantized tensors as a whole."""
-
+    class Watch(lab.torch.utils._python_dispatch.TorchDispatchMode):  # noqa: SLF001
         def __torch_dispatch__(self, function, classes, args=(), kwargs=None):
             seen.append(function)
             return function(*args, **(kwargs or {}))
 
-    with Counter():
+    with Watch():
         got = call(*given)
+    return got, seen
+
+
+def copies(lab, call, *given):
+    """Return what a call gives, and how often it copies into a tensor."""
+    got, seen = operators(lab, call, *given)
     return got, seen.count(lab.torch.ops.aten.copy_.default)
 
 
@@ -1270,11 +1322,17 @@ def judge_contract(probe, lab):
         "captured_once": (judge_capture, 1, once),
         "captured_twice": (judge_capture, 2, twice),
         "other_shape": (judge_other_shape,),
+        "other_mode": (judge_other_mode,),
     }
     for kind, role in (("plain", "control"), ("float8", "defect")):
         for name, (function, *given) in functions.items():
             probe.judge(f"{name}.{kind}", role, function, lab, kind, *given)
         judge_newer(probe, lab, kind, role)
+        probe.judge(f"waits.{kind}", "control", judge_waits, lab, kind)
+        if "release_static_state" in inspect.getsource(lab.graph):
+            probe.judge(f"freed.{kind}", "control", judge_freed, lab, kind)
+        else:
+            probe.check(f"freed.{kind}", "control", None, reason="this release's reset() frees the graphs alone")
     probe.judge("missing", "control", judge_missing, lab)
     probe.judge("reset", "control", judge_reset, lab)
     probe.judge("scaling", "control", judge_scaling, lab)
