@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,12 @@ from testing.workbench import Workbench
 
 #: Fixtures that run the real runner, or another program, as a child process.
 CHILD_PROCESSES = {"workbench", "runs", "sent", "judged", "page", "found", "folders", "bench", "odd", "nights"}
+
+
+def pytest_configure() -> None:
+    """Let Ctrl-C reach what the tests start, also where a shell started them in the background and ignores it there."""
+    if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture
