@@ -37,8 +37,6 @@ LONGEST_FACTOR, LONGEST_BESIDES = 10.0, 60.0
 MOST_SAID = 200
 #: Verdicts on a pack itself that this host or the outside is to blame for; None: it cannot show the target.
 NEUTRAL = {None, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
-
-
 #: Why nothing is recorded of a pack that was edited meanwhile.
 CHANGED = "the probe or fix.patch changed while the wrong fixes were judged. Next: the same command again"
 
