@@ -829,7 +829,9 @@ def judge_in_flight(lab, kind, entry):
         for case in (first, first._replace(magnitude=(0.5, 2.0))):
             plain, indices = draw(lab, case)
             pair = leaves(lab, case, plain)
-            made.append((case, pair, enter(lab, case, pair, indices)[0]))
+            if not (results := enter(lab, case, pair, indices)):
+                return False, {"reason": "the call was declined"}
+            made.append((case, pair, results[0]))
         for turn, (case, pair, result) in enumerate(made):
             found, (output, _, wanted) = gradients_of(lab.torch, result, pair) or (None, None), expected(lab, case)
             errors[f"output {turn}"] = distance(result, output) / ROUNDING
