@@ -567,6 +567,15 @@ def judge_forward(lab, kind, shape=SHAPE, dtype="float32", training=True):
     return verdict(errors, dtype)
 
 
+def gradient_errors(module, x, plain, upstream, seed):
+    """Return, by name, the errors of the gradients of the input and of the weight after a backward pass."""
+    products = plain.double() * upstream.double()
+    return {
+        f"input {seed}": error(x.grad, 2 * upstream.double()),
+        f"weight {seed}": error(module.weight.grad, products.sum(), products.abs().sum()),
+    }
+
+
 def judge_backward(lab, kind):
     """Compare the gradients of the input and of the weight, whose gradient is the input's product with another."""
     module, call = capture(lab, (wrap(lab, kind, draw(lab, 0, 1.0), grad=True),))
@@ -575,9 +584,7 @@ def judge_backward(lab, kind):
         plain, upstream = draw(lab, seed, size), draw(lab, 10 + seed, 2.0)
         x, module.weight.grad = wrap(lab, kind, plain, grad=True), None
         call(x).backward(upstream)
-        products = plain.double() * upstream.double()
-        errors[f"input {seed}"] = error(x.grad, 2 * upstream.double())
-        errors[f"weight {seed}"] = error(module.weight.grad, products.sum(), products.abs().sum())
+        errors |= gradient_errors(module, x, plain, upstream, seed)
     return verdict(errors)
 
 
@@ -1024,9 +1031,7 @@ def judge_other_mode(lab, kind):
             errors[f"eager {seed} {shape}"] = error(call(wrap(lab, kind, other)), 2 * other.double())
         module.train()
         got.backward(upstream)
-        products = plain.double() * upstream.double()
-        errors[f"input {seed}"] = error(x.grad, 2 * upstream.double())
-        errors[f"weight {seed}"] = error(module.weight.grad, products.sum(), products.abs().sum())
+        errors |= gradient_errors(module, x, plain, upstream, seed)
     return verdict(errors)
 
 
