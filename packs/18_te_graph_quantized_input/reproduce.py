@@ -567,12 +567,12 @@ def judge_forward(lab, kind, shape=SHAPE, dtype="float32", training=True):
     return verdict(errors, dtype)
 
 
-def gradient_errors(module, x, plain, upstream, seed):
+def gradient_errors(module, x, plain, upstream, number):
     """Return, by name, the errors of the gradients of the input and of the weight after a backward pass."""
     products = plain.double() * upstream.double()
     return {
-        f"input {seed}": error(x.grad, 2 * upstream.double()),
-        f"weight {seed}": error(module.weight.grad, products.sum(), products.abs().sum()),
+        f"input {number}": error(x.grad, 2 * upstream.double()),
+        f"weight {number}": error(module.weight.grad, products.sum(), products.abs().sum()),
     }
 
 
@@ -622,9 +622,7 @@ def judge_gradient(lab, kind, given):
         got = call(x)
         errors[f"output {seed}"] = error(got, 2 * plain.double())
         lab.torch.autograd.backward((got,), (wrap(lab, given, upstream),))
-        products = plain.double() * upstream.double()
-        errors[f"input {seed}"] = error(x.grad, 2 * upstream.double())
-        errors[f"weight {seed}"] = error(module.weight.grad, products.sum(), products.abs().sum())
+        errors |= gradient_errors(module, x, plain, upstream, seed)
     return verdict(errors)
 
 
@@ -658,9 +656,7 @@ def judge_microbatches(lab, kind, order, reuse):
             plain, x, got = waiting.pop(0)
             upstream, module.weight.grad = draw(lab, 20 + step, 2.0), None
             got.backward(upstream)
-            products = plain.double() * upstream.double()
-            errors[f"input {step}"] = error(x.grad, 2 * upstream.double())
-            errors[f"weight {step}"] = error(module.weight.grad, products.sum(), products.abs().sum())
+            errors |= gradient_errors(module, x, plain, upstream, step)
     return verdict(errors)
 
 
