@@ -813,11 +813,12 @@ def overwriting(lab, case, operand, place):
     torch, (plain, indices) = lab.torch, draw(lab, case)
     pair = leaves(lab, case, plain)
     with unittest.mock.patch.dict(os.environ, {BUCKET: str(case.bucket)}), listening():
-        result = enter(lab, case, pair, indices)[0]
+        if not (results := enter(lab, case, pair, indices)):
+            return [None, None]  # the call was declined: there are no gradients, which is wrong, and not "refused"
         tensor = storage(pair[operand])[place]
         with torch.no_grad():
             tensor.mul_(2) if tensor.is_floating_point() else tensor.bitwise_xor_(128)  # 128 is E4M3's sign
-        return gradients_of(torch, result, pair)
+        return gradients_of(torch, results[0], pair)
 
 
 def judge_in_flight(lab, kind, entry):
@@ -1002,7 +1003,9 @@ def weigh(probe, lab):
 
     start = torch.cuda.memory_allocated()
     torch.cuda.reset_peak_memory_stats()
-    (result,) = enter(lab, case, pair, indices)
+    if not (results := enter(lab, case, pair, indices)):
+        return  # the call was declined, and the checks say so
+    (result,) = results
     found = {"forward_peak": peak(), "kept": torch.cuda.memory_allocated() - start - result.nbytes}
     torch.cuda.reset_peak_memory_stats()
     gradients = torch.autograd.grad(result, pair, given)
