@@ -63,7 +63,9 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     on a line that it adds or a function that it touches. It is KILLED by the first check that fails, which ends its
     lane (or by UNSUPPORTED, where the pristine tree is judged), SURVIVED, UNJUDGED (a crash, a time-out, out of memory,
     also when run again alone), EQUIVALENT (listed in mutants/equivalent.toml, or the same code) or ELSEWHERE (listed
-    there: only another target runs its code). Killed at any moment, the same command goes on where it was.
+    there: only another target runs its code). The fix itself is judged first; its pristine lane is not run again where
+    the pack has a fresh receipt, made with the same Python, torch, triton and GPU. Killed at any moment, the same
+    command goes on where it was.
 
     \b
     Examples:
