@@ -44,13 +44,16 @@ The contract of mamba_mimo_bwd_combined; FACTORS has the values, CASES a pairwis
 nvcc, and reach Q and K through a TMA descriptor and through no pointer; they get the elements of every argument in
 order, also of a slice and after a change in place; each of nine builds gets kernels of its own, with the options
 (`made_for_each`). Three kernels of two more builds are traced, and compiled only if the file has TMA on for everybody:
-then they must compile too (`as_it_is`). `executed` compiles the builds "full" and "bare", and runs them: all gradients
-against float64, and with TMA on against TMA off; of slices, after a change, and with no argument overwritten. The build
-"least" is run with TMA off. The others are bwd_fwd alone with TMA off: it has code of its own for z without mimo_o, and
-for mimo_o without z. The checks `exact` are of inputs for which a few gradients are rounded once or not at all, so that
-a float32 which became bfloat16 shows. The release raises where S is no multiple of chunk_size or 1 < G < H:
-`unsupported` is still refused, or right. What tracing, lowering, compiling and launching the kernels of the tree raises
-is a failed check.
+then they must compile too (`as_it_is`). What is not about TMA stays: fast math, shared memory that a block can have, no
+layouts where upstream says that the kernel hangs with them (`annotated`: P 128 is traced there), and the gradients'
+shapes (`returned`). Whether the kernels compute the right numbers only `executed` judges.
+
+`executed` compiles the builds "full" and "bare", and runs them: all gradients against float64, and with TMA on against
+TMA off; of slices, after a change, and with no argument overwritten. The build "least" is run with TMA off. The others
+are bwd_fwd alone with TMA off: it has code of its own for z without mimo_o, and for mimo_o without z. The checks
+`exact` are of inputs for which a few gradients are rounded once or not at all, so that a float32 which became bfloat16
+shows. The release raises where S is no multiple of chunk_size or 1 < G < H: `unsupported` is still refused, or right.
+What tracing, lowering, compiling and launching the kernels of the tree raises is a failed check.
 
 Upstream: https://github.com/state-spaces/mamba, mamba_ssm/ops/tilelang/mamba3/mamba3_mimo_bwd.py; the refusal is in
 https://github.com/tile-ai/tilelang/blob/v0.1.8/src/op/copy.cc. mamba-ssm has no wheel: PYTHONPATH=CHECKOUT uv run
@@ -140,6 +143,7 @@ class Build:
     divisor: int  # of N: the angles
     dtype: str
     given: tuple  # of OPTIONAL; the others are None, and without mimo_o the gradient of the output has R rows a step
+    P: int = 64  # headdim
 
     @property
     def chunk(self):
@@ -147,7 +151,6 @@ class Build:
         return 8 if self.N == LEAST_N else 64 // self.R
 
 
-P = 64  # headdim
 LEAST_N = 16  # of those that mamba3_mimo takes without a warning
 OPTIONAL = ("mimo_z", "mimo_o", "D", "z")
 BUILDS = {
@@ -187,6 +190,8 @@ UNSUPPORTED = {  # the release raises: at the end, where its kernels have run
     "two_groups": Case("bare", 2, 128, 4, "two", False),
     "short": Case("full", 2, 8, 4, "one", False),  # half a chunk
 }
+# Bytes of shared memory that a block may have: the CUDA C++ Programming Guide's table of compute capabilities.
+SHARED_MEMORY = {"sm_90a": 227 * 2**10, "sm_100a": 227 * 2**10}
 REFUSALS = (AssertionError, NotImplementedError, ValueError)
 # A kernel serves one of these alone: each differs from the first in one thing. With it, the steps of a chunk.
 FIRST_BUILD = BUILDS["gated"]
@@ -197,6 +202,9 @@ WITHOUT = (("D",), ("mimo_o",), ("z", "mimo_z"))
 SERVED += [
     (dataclasses.replace(FIRST_BUILD, given=tuple(x for x in OPTIONAL if x not in names)), 16) for names in WITHOUT
 ]
+# With so many threads upstream annotates no layouts for such a build: it says that bwd_bwd hangs with them.
+HANGING = {"N=16": BUILDS["least"], "P=128": dataclasses.replace(BUILDS["full"], P=128)}
+HANGING_THREADS = 256
 # What mamba_mimo_bwd_combined takes besides and hands on, and to which kernel: values that are not the defaults.
 HANDED_ON = {"bf_threads": ("bwd_fwd", 256), "bf_num_stages": ("bwd_fwd", 1)}
 HANDED_ON |= {"bb_threads": ("bwd_bwd", 128), "bb_num_stages": ("bwd_bwd", 1)}
@@ -303,7 +311,7 @@ def decays(torch, dA, chunk):
 def example(torch, case, device, build=None, seed=7):
     """Make arguments of mamba_mimo_bwd_combined, distributed as in mamba-ssm's own tests, and the decay behind them."""
     build, B, S, H = build or BUILDS[case.build], case.batch, case.length, case.heads
-    N, R, G, low = build.N, build.R, GROUPS[case.groups](H), getattr(torch, build.dtype)
+    N, R, P, G, low = build.N, build.R, build.P, GROUPS[case.groups](H), getattr(torch, build.dtype)
     random = torch.Generator(device).manual_seed(seed)
     normal = functools.partial(torch.randn, generator=random, device=device)
     uniform = functools.partial(torch.rand, generator=random, device=device)
@@ -445,12 +453,18 @@ def misgiven(torch, program, tensors, arguments):
     return sorted(wrong | differ | frozen)
 
 
-def ways(source):
-    """Tell from a kernel's CUDA how it reaches Q and K, and whether it loads anything by TMA."""
+def ways(kernel):
+    """Tell from a kernel's CUDA how it reaches Q and K, and whether it loads anything by TMA.
+
+    And from the code that launches it the shared memory that it asks for, in bytes: the last argument of the launch.
+    """
+    source, launch = kernel.get_kernel_source(), kernel.get_host_source()
     loaded = re.findall(r"\btl::tma_load\((\w+)_desc\b", source)
     pointers = re.findall(r"(\w+)[,)]", source.partition("__global__")[2].partition("{")[0])
     both = (("TMA", loaded), ("pointer", pointers))
-    return {"tma": "tl::tma_load" in source, **{x: [way for way, names in both if x in names] for x in "QK"}}
+    bytes_asked_for = re.findall(r"stack_ffi_any\)\[\d+\]\.v_int64\) = \(\(int64_t\)(\d+)\)", launch)[-1]
+    found = {x: [way for way, names in both if x in names] for x in "QK"}
+    return {"tma": "tl::tma_load" in source, **found, "shared": int(bytes_asked_for)}
 
 
 def build(name, kernel, tma, target):
@@ -485,7 +499,7 @@ def build(name, kernel, tma, target):
     if refused.exists():
         return json.loads(refused.read_text())
     try:
-        source = function.compile(*args, **kwargs).get_kernel_source()
+        compiled = function.compile(*args, **kwargs)
     except Exception as error:
         if is_of_host(error):
             raise
@@ -495,7 +509,7 @@ def build(name, kernel, tma, target):
         partial.write_text(json.dumps(found))
         partial.replace(refused)
         return found
-    return [wrong, True, True, ways(source), ""]
+    return [wrong, True, True, ways(compiled), ""]
 
 
 def plain(args, kwargs):
@@ -535,11 +549,68 @@ def made_for_each():
     return ok, {"measured": measured, "unit": f"kernels for {len(SERVED)} builds"}
 
 
-def say_builds(probe, tasks, built):
+def annotated():
+    """In a process of its own: count the layouts that bwd_bwd annotates where upstream annotates none."""
+    module = load()
+    found = {}
+    try:
+        for name, of in HANGING.items():
+            arguments, _ = example(module.torch, Case(None, 2, 128, 4, "each", None), "cpu", of)
+            calls = requested(module, [{**arguments, "bb_threads": HANGING_THREADS}])
+            args, kwargs, _ = calls[0]["bwd_bwd"]
+            layouts = []
+
+            def visit(node, layouts=layouts):
+                layouts.extend(getattr(node, "annotations", {}).get("layout_map", ()))
+
+            program = module.mamba_mimo_bwd_bwd.get_tir(*args, **kwargs)
+            module.tilelang.tvm.tir.stmt_functor.post_order_visit(program.body, visit)
+            found[name] = len(layouts)
+    except Exception as error:
+        if is_of_host(error):
+            raise
+        traceback.print_exc()
+        return False, {"reason": said(error)}
+    return not any(found.values()), {"measured": found, "tolerance": 0, "unit": "layouts annotated"}
+
+
+def returned():
+    """In a process of its own: name the gradients that are not of the shape of what they are gradients of.
+
+    No kernel runs for it: tilelang's and Triton's are left out.
+    """
+    module = load()
+    torch = module.torch
+    instead = {f"mamba_mimo_{kernel}": left_out for kernel in KERNELS}
+    instead["bwd_dtrap_ddt_triton"] = lambda trap, dt, *_, **__: (torch.zeros_like(dt), torch.zeros_like(trap))
+    instead["bwd_dadt_fused_triton"] = lambda *_, **__: 0.0
+    wrong = []
+    try:
+        for name, groups in itertools.product(WHOLE, ("one", "each")):
+            arguments, dA = example(torch, Case(name, 2, 128, 4, groups, None), "cpu")
+            with unittest.mock.patch.multiple(module, **instead):
+                made = dict(zip(VARIABLES, module.mamba_mimo_bwd_combined(**arguments), strict=False))
+            for each, x in {**arguments, "dA": dA}.items():
+                if each in made and getattr(made[each], "shape", None) != getattr(x, "shape", None):
+                    wrong.append(f"{name}, G is {groups}: d{each}")
+    except Exception as error:
+        if is_of_host(error):
+            raise
+        traceback.print_exc()
+        return False, {"reason": said(error)}
+    return not wrong, {"measured": wrong, "unit": "gradients of another shape"}
+
+
+def say_builds(probe, tasks, built, target):
     """Make the checks of what is built, as it comes. Return the names of the builds that compile with TMA on."""
     compiled = {name: 0 for name, *_ in tasks}
     for (name, kernel, tma), (wrong, lowers, compiles, found, reason) in zip(tasks, built, strict=True):
         label = f"{kernel}" if name == "full" else f"{name}.{kernel}"
+        asked_for, limit = found and found.pop("shared"), SHARED_MEMORY.get(target)
+        if tma is not None:
+            values = {"measured": asked_for, "tolerance": limit, "unit": "bytes"}
+            ok = asked_for <= limit if asked_for and limit else None
+            probe.check(f"{label}.shared_memory.tma_{'on' if tma else 'off'}", "control", ok, **values)
         if tma is False:
             right = found == {"tma": False, "Q": ["pointer"], "K": ["pointer"]}
             probe.check(f"{label}.tma_off", "control", right, measured=found, reason=reason)
@@ -732,10 +803,14 @@ def judge(probe, target):
         raise NotImplementedError(f"tilelang is {tilelang.__version__}; the claim is about 0.1.8, which mamba-ssm pins")
     if not Path(tilelang.env.CUDA_HOME or "/", "bin", "nvcc").exists():
         raise NotImplementedError("no nvcc: neither on PATH nor in CUDA_HOME")
+    fast = tilelang.PassConfigKey.TL_ENABLE_FAST_MATH
     executed = torch.cuda.is_available() and target == "sm_{}{}a".format(*torch.cuda.get_device_capability())
     device, evidence = (torch.cuda.get_device_name(), "executed") if executed else ("none", "compiled")
     probe.say("TARGET", target=target, evidence=evidence, device=device)
     probe.upstream(module)
+    for kernel in KERNELS:
+        is_fast = getattr(module, f"mamba_mimo_{kernel}").pass_configs.get(fast)
+        probe.check(f"{kernel}.fast_math", "control", is_fast is True, measured=is_fast)
     names, options = (WHOLE, (True, False)) if executed else (["full"], (True,))
     tasks = list(itertools.product(names, KERNELS, options))
     if executed:
@@ -745,9 +820,11 @@ def judge(probe, target):
     context = multiprocessing.get_context("spawn" if torch.cuda.is_initialized() else "fork")  # CUDA survives no fork
     processes = int(os.environ.get("REPRODUCER_PROCESSES") or os.cpu_count())  # the runner shares the cores out
     with concurrent.futures.ProcessPoolExecutor(min(len(tasks), processes), mp_context=context) as pool:
-        made = pool.submit(made_for_each)
-        compiled = say_builds(probe, tasks, pool.map(build, *zip(*tasks, strict=True), itertools.repeat(target)))
-        probe.judge("made_for_each", "control", made.result)
+        others = {each.__name__: pool.submit(each) for each in (made_for_each, annotated, returned)}
+        built = pool.map(build, *zip(*tasks, strict=True), itertools.repeat(target))
+        compiled = say_builds(probe, tasks, built, target)
+        for name, judged in others.items():
+            probe.judge(name, "control", judged.result)
     if executed:
         judge_runs(probe, torch, module, target, compiled=compiled)
 
