@@ -185,7 +185,7 @@ def time_all(trees, output):
     document |= {"torch": first.torch.__version__, "cuda": first.torch.version.cuda}
     document |= {"python": platform.python_version(), "tilelang": first.tilelang.__version__, "shapes": {}}
     build = reproduce.BUILDS["full"]
-    document["sizes"] = {"N": build.N, "P": reproduce.P, "R": build.R, "chunk": build.chunk}
+    document["sizes"] = {"N": build.N, "P": build.P, "R": build.R, "chunk": build.chunk}
     output.write_text(json.dumps(document, indent=1) + "\n")
     for name, shape in SHAPES.items():
         document["shapes"][name] = measure(modules, target, shape)

@@ -133,7 +133,7 @@ def main():
     release = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
     document["nvcc"] = re.search(r"release \S+, V(\S+)", release)[1]
     build = reproduce.BUILDS[EXAMPLE.build]
-    sizes = {"N": build.N, "P": reproduce.P, "R": build.R, "chunk": build.chunk}
+    sizes = {"N": build.N, "P": build.P, "R": build.R, "chunk": build.chunk}
     document["sizes"] = sizes
     trees = dict(tree.split("=", 1) for tree in arguments.tree)
     for site in arguments.dependencies:

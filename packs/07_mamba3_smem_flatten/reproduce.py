@@ -453,18 +453,17 @@ def misgiven(torch, program, tensors, arguments):
     return sorted(wrong | differ | frozen)
 
 
-def ways(kernel):
-    """Tell from a kernel's CUDA how it reaches Q and K, and whether it loads anything by TMA.
-
-    And from the code that launches it the shared memory that it asks for, in bytes: the last argument of the launch.
-    """
-    source, launch = kernel.get_kernel_source(), kernel.get_host_source()
+def ways(source):
+    """Tell from a kernel's CUDA how it reaches Q and K, and whether it loads anything by TMA."""
     loaded = re.findall(r"\btl::tma_load\((\w+)_desc\b", source)
     pointers = re.findall(r"(\w+)[,)]", source.partition("__global__")[2].partition("{")[0])
     both = (("TMA", loaded), ("pointer", pointers))
-    bytes_asked_for = re.findall(r"stack_ffi_any\)\[\d+\]\.v_int64\) = \(\(int64_t\)(\d+)\)", launch)[-1]
-    found = {x: [way for way, names in both if x in names] for x in "QK"}
-    return {"tma": "tl::tma_load" in source, **found, "shared": int(bytes_asked_for)}
+    return {"tma": "tl::tma_load" in source, **{x: [way for way, names in both if x in names] for x in "QK"}}
+
+
+def shared_memory(launch):
+    """Tell from the C that launches a kernel how many bytes of shared memory it asks for: the last argument."""
+    return int(re.findall(r"stack_ffi_any\)\[\d+\]\.v_int64\) = \(\(int64_t\)(\d+)\)", launch)[-1])
 
 
 def build(name, kernel, tma, target):
@@ -509,7 +508,8 @@ def build(name, kernel, tma, target):
         partial.write_text(json.dumps(found))
         partial.replace(refused)
         return found
-    return [wrong, True, True, ways(compiled), ""]
+    found = {**ways(compiled.get_kernel_source()), "shared": shared_memory(compiled.get_host_source())}
+    return [wrong, True, True, found, ""]
 
 
 def plain(args, kwargs):

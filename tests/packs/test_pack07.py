@@ -51,6 +51,7 @@ found = torch.autograd.grad(torch.stack(outs, 1), list(free.values()), x["dout"]
 print(json.dumps(reproduce.distance(dict(zip(free, found)), made)))
 """
 WAYS = "import json, sys, reproduce; print(json.dumps(reproduce.ways(sys.stdin.read())))"
+SHARED_MEMORY = "import sys, reproduce; print(reproduce.shared_memory(sys.stdin.read()))"
 TABLE = """
 import json, measure_time
 print(measure_time.table(json.loads(open("data/time.json").read())["shapes"]), end="")
@@ -109,6 +110,16 @@ def test_every_pair_of_values_is_in_a_case() -> None:
 
 def test_the_table_of_times_is_its_data() -> None:
     assert _asked(TABLE) == (FOLDER / "data/time.md").read_text()
+
+
+def test_the_shared_memory_is_the_last_argument_of_the_launch() -> None:
+    launch = """
+  (((TVMFFIAny*)stack_ffi_any)[38].v_int64) = ((int64_t)256);
+  (((TVMFFIAny*)stack_ffi_any)[40].zero_padding) = 0;
+  (((TVMFFIAny*)stack_ffi_any)[40].v_int64) = ((int64_t)223904);
+  (((TVMFFIAny*)stack_ffi_any)[41].v_int64) = (int64_t)0;
+"""
+    assert _asked(SHARED_MEMORY, text=launch) == "223904\n"
 
 
 def test_the_wrong_fixes_say_why() -> None:
