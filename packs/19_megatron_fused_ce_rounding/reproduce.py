@@ -28,7 +28,8 @@ has its twin through the unfused function, a control:
 
     logits [sequence, batch, vocabulary / ranks]    fp32, fp16, bf16, fp64; a leaf, or made by a linear layer; also
         large, shifted by 100, and -inf for classes that are masked out; contiguous, or a slice of more classes, of a
-        longer sequence, of a larger batch; up to 8209 tokens, or classes of a rank: a prime that no block divides
+        longer sequence, of a larger batch; up to 8209 tokens, or classes of a rank: a prime that no block divides; and
+        65521 and 131101 classes, whose numbers do not fit into 15 and 16 bits
     target [sequence, batch] int64                  any class; all on one rank; some of no rank (-100, or too large);
         contiguous, or a slice; [batch, sequence] is refused, where these are not equal
     tp_group                                        1, 2 and 4 ranks, beside others of the same size; also {0, 2} and
@@ -43,9 +44,9 @@ has its twin through the unfused function, a control:
 
 The function has no label smoothing. Besides: what backward itself returns, how many copies of the gradient are made and
 how many bytes are held for it; a second backward, which autograd refuses; logits that another term uses, too; losses of
-several dtypes whose backwards come later; the derivative by the loss's weights; no_grad; autocast to another dtype; a
-loss scale beyond fp16; and the functions compiled by jit_fuser. Second derivatives by the logits are not: both
-functions take the softmax for a constant.
+several dtypes whose backwards come later; the derivative by the loss's weights; no_grad, inference_mode, and logits
+that need no gradient; arguments by name; autocast to another dtype; a loss scale beyond fp16; and the functions
+compiled by jit_fuser. Second derivatives by the logits are not: both functions take the softmax for a constant.
 fp32 logits are overwritten by forward in both implementations (https://github.com/NVIDIA/Megatron-LM/pull/1594).
 
 How it is run: this process imports Megatron and forks four ranks that talk through gloo on the loopback device. Each
@@ -56,7 +57,7 @@ there, as Megatron's disable_jit_fuser does it, since inductor compiles for a mi
 torch.compile's backend aot_eager: traced and functionalized, not lowered. Nothing is stubbed.
 
 Errors are norms of the difference over norms of the reference: softmax minus one-hot, times the gradient from above, in
-float64 on the same logits. Tolerances: 2^-17, which is 64 roundings of float32, for exp, two sums of 16418 terms at
+float64 on the same logits. Tolerances: 2^-17, which is 64 roundings of float32, for exp, two sums of 131101 terms at
 most, which PyTorch adds up in parts, a division and a product; and for fp16 and bf16 the unit roundoff of the dtype
 besides, since every element is rounded once. On one and two ranks, where a sum has one order, the gradient is that of
 the unfused function bit for bit.
@@ -201,7 +202,12 @@ EXAMPLES = [  # dtype, ranks, and how many times larger than the rest what all o
 ]
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 MANY = 8209  # a prime, so that no block of tokens or of classes divides it, and beyond the usual sizes of blocks
-LARGE = {"long": (1, (MANY, 1, 3)), "wide": (2, (3, 1, MANY))}  # ranks, shape
+LARGE = {  # ranks, shape; the number of a class fits into 16 bits, but for a sign, and does not fit
+    "long": (1, (MANY, 1, 3)),
+    "wide": (2, (3, 1, MANY)),
+    "wider": (1, (5, 1, 65521)),
+    "widest": (1, (5, 1, 131101)),
+}
 HIDDEN = 6
 FLOAT32 = 2.0**-17
 PRODUCTS = 2.0**-15
@@ -495,12 +501,28 @@ def interleaved(doors, dtypes, rank, group):
 
 
 def evaluated(doors, dtype, rank, group):
-    """Return the losses under no_grad."""
-    case = small(doors.torch, dtype, doors.replica)
-    logits = case.leaves(rank)[2]
-    given = logits.detach().clone()
-    with case.torch.no_grad():
-        return {"logits": given, "loss": doors.loss(logits, case.targets, group)}
+    """Return the losses where no gradient is asked for: under no_grad, of logits without one, in inference_mode."""
+    case, found = small(doors.torch, dtype, doors.replica), {}
+    torch, given = case.torch, case.leaves(rank)[2].detach().clone()
+    for name, mode in (("leaf", torch.no_grad), ("no leaf", torch.no_grad), ("inference", torch.inference_mode)):
+        logits = case.leaves(rank)[2]
+        with mode():
+            found[name] = doors.loss(logits if name == "leaf" else logits.detach(), case.targets, group).clone()
+    return {"logits": given, "losses": found | {"grad mode": doors.loss(given.clone(), case.targets, group)}}
+
+
+def by_name(doors, dtype, rank, group):
+    """Go forward and backward with arguments by name; return whether this gives the bits that it gives by position."""
+    case, logits, loss = started(doors, dtype, rank, group)
+    wanted = (loss.detach(), *doors.gradients_of(loss, [logits], case.above))
+    logits, function = case.leaves(rank)[2], doors.fused_module.fused_vocab_parallel_cross_entropy
+    named = {"tp_group": group} if "tp_group" in inspect.signature(function).parameters else {}
+    try:
+        loss = function(vocab_parallel_logits=logits, target=case.targets.clone(), **named)
+    except TypeError as error:  # of the call itself, which is here
+        return {"same": False, "refused": str(error)}
+    found = (loss.detach(), *doors.gradients_of(loss, [logits], case.above))
+    return {"same": all(map(case.torch.equal, found, wanted))}
 
 
 def layouts(doors, dtype, rank, group):
@@ -834,7 +856,7 @@ def judge_second(found):
 
 
 def judge_kept(found):
-    """Judge that the logits are unchanged."""
+    """Judge that something is unchanged."""
     return found[0]["same"], {"measured": found[0]}
 
 
@@ -884,9 +906,12 @@ def judge_weighted(found, case):
 
 
 def judge_evaluated(found, case):
-    """Judge the losses under no_grad."""
-    error = norm_error(found[0]["loss"], case.reference(found[0]["logits"])[0])
-    return error <= FLOAT32, {"measured": error, "tolerance": FLOAT32, "unit": "relative error"}
+    """Judge the losses of an evaluation, each in fp32."""
+    wanted = case.reference(found[0]["logits"])[0]
+    errors = {name: norm_error(loss, wanted) for name, loss in found[0]["losses"].items()}
+    ok = all(error <= FLOAT32 for error in errors.values())
+    ok = ok and all(loss.dtype == case.torch.float32 for loss in found[0]["losses"].values())
+    return ok, {"measured": errors, "tolerance": FLOAT32, "unit": "relative error"}
 
 
 def judge_overflowing(found, case, scale):
@@ -927,6 +952,7 @@ def checks(torch):
             (f"shared.{dtype}", 1, role, shared, dtype, (judge_shared, case)),
             (f"weighted.{dtype}", 1, role, weighted, dtype, (judge_weighted, case)),
             (f"evaluated.{dtype}", 1, "control", evaluated, dtype, (judge_evaluated, case)),
+            (f"by_name.{dtype}", 1, "control", by_name, dtype, (judge_kept,)),
             (f"layouts.{dtype}", 1, "control", layouts, dtype, (judge_interleaved,)),
             (f"sliced.{dtype}", 1, role, sliced, dtype, (judge_sliced, case)),
             (f"changed.{dtype}", 1, "control", changed, dtype, (judge_interleaved,)),
