@@ -22,20 +22,24 @@ underflows to 0 where the second is 0; the loss is maximum + log(sum) - logit, a
 Scope: the dev branch of Megatron-LM; no release and not main have "linear". What is real: linear_cross_entropy, its
 autograd function, Platform, the host code of blackwell/entry.py, and the Triton kernels, under Triton's interpreter.
 What stands in: the two kernels in the CuTe DSL, by torch with the semantics that their source has (FwdMainLoop: the
-maximum of a split from -1e30 on, the sum of exponentials below it, the label's logit; BwdPartialDlogits: the gradient
-of a split's logits from the saved maximum and sum, rounded to the input's dtype); the collectives of tensor-parallel
-ranks, which are threads that take turns; streams, is_cuda and the compute capability; torch.mm with out_dtype. Nothing
-was run on a Blackwell GPU, and nothing is said about time. Infinite losses are judged where the reference has none.
+maximum of a split from -1e30 on, which passes over nan, the sum of exponentials below it, the label's logit;
+BwdPartialDlogits: the gradient of a split's logits from the saved maximum and sum, rounded to the input's dtype); the
+collectives of tensor-parallel ranks, which are threads that take turns; streams, is_cuda and the compute capability;
+torch.mm with out_dtype; CPU's autocast for CUDA's. Nothing was run on a Blackwell GPU, and nothing is said about time.
+Infinite losses are judged where the reference has none.
 
 The contract: reductions none, sum and mean, with a gradient from above; labels ignored by -100, by a class, or all; a
 mean of none is nan, as in torch; one token, odd numbers of them, batches; 1 to 131 splits, also more than the 64 of a
-step; the default split; bf16 and fp16; logits below zero down to -2^96 (the main loop goes to -1e30), far above,
-mixed over tokens, splits, steps and ranks; ranks and splits about -50 beside some about -300; one logit to 60 above up
-to 133,119 equal ones, which each add little and together percents; a split, a step or a rank whose logits are all -inf;
-ranks 1, 2 and 4, sequence parallel or not; and the kernels by themselves on tensors with any strides, where nothing
-else is written, to 531 splits, where a sum of nan is no number afterwards either. Forward and backward read nothing on
-the host, which would wait for the GPU and end the capture of a graph; their buffers are fp32 where the kernels read so,
-and lie on the GPU, whatever PyTorch's default dtype and device are; and new memory may hold nan.
+step; the default split; bf16 and fp16; logits below zero down to -2^96 (the main loop goes to -1e30), far above, mixed
+over tokens, splits, steps and ranks; ranks and splits about -50 beside some about -300; one logit to 60 above up to
+133,119 equal ones, which each add little and together percents; a split, a step or a rank whose logits are all -inf;
+ranks 1, 2 and 4, sequence parallel or not; forward under autocast, as Megatron's schedules run it where enable_autocast
+is set, whose loss is as exact; another batch of the same shape between forward and backward, as with microbatches in
+flight; a split or a rank whose logits are all nan, where the loss is nan; an ignored token whose hidden state is nan or
+infinite, which adds 0 to the loss; and the kernels by themselves on tensors with any strides, where nothing else is
+written, to 531 splits, where a sum of nan is no number afterwards either. Forward and backward read nothing on the
+host, which would wait for the GPU and end the capture of a graph; their buffers are fp32 where the kernels read so, and
+lie on the GPU, whatever PyTorch's default dtype and device are; and new memory may hold nan.
 Where each token's maximum over the first 64 splits is not below zero, the bits are those of the tree without the
 patch.
 
@@ -169,6 +173,9 @@ class Case:
     group: bool = False  # a group of one rank
     gradients: bool = True
     default: str = "float32"  # PyTorch's default dtype
+    autocast: bool = False  # forward is under torch.autocast, to bf16
+    in_flight: bool = False  # another batch's forward comes before backward
+    padding: float = 0.0  # added to the hidden states of ignored tokens: nan and infinity stay there
 
 
 FAR = (-150.0,)
@@ -222,6 +229,13 @@ DEFECTS = {
     "default.float64": Case(FAR, shape=(5,), default="float64", reduction="mean"),
     "ranks.two.default.bfloat16": Case(FAR, ranks=2, shape=(5,), default="bfloat16", reduction="sum"),
     "ranks.two.default.float64": Case(FAR, ranks=2, shape=(4, 1), default="float64", sequence_parallel=True),
+    "autocast": Case(FAR, shape=(5,), autocast=True),
+    "ranks.two.autocast": Case(FAR, ranks=2, classes=1200, shape=(5,), reduction="mean", autocast=True),
+    "in_flight": Case(FAR, shape=(5,), in_flight=True),
+    "ranks.two.in_flight": Case(FAR, ranks=2, shape=(5,), reduction="mean", in_flight=True),
+    "padding.nan": Case(FAR, shape=(5,), labels="some ignored", gradients=False, padding=float("nan")),
+    "ranks.two.padding.nan": Case(FAR, ranks=2, shape=(5,), reduction="mean", labels="some ignored", gradients=False,
+                                  padding=float("nan")),
     "ranks.one": Case(FAR, group=True),
     "ranks.two": Case(FAR, ranks=2, classes=1200),
     "ranks.two.sum": Case(FAR, ranks=2, classes=1200, reduction="sum", labels="first part"),
@@ -268,8 +282,12 @@ EXACT = {  # in each token the first 64 splits reach 0: the same bits with the p
     "above.ranks.two.default.float64": Case((150.0,), ranks=2, shape=(5,), default="float64", reduction="sum"),
     "one_split_above": Case((-150.0, -150.0, 5.0), classes=768),
     "empty_split.normal": Case((0.0, -float("inf")), classes=512, labels="first part", gradients=False),
+    "normal.autocast": Case(shape=(5,), reduction="sum", autocast=True),
+    "normal.ranks.two.autocast": Case(ranks=2, classes=1200, shape=(5,), autocast=True),
+    "normal.in_flight": Case(shape=(5,), reduction="mean", in_flight=True),
+    "normal.ranks.two.in_flight": Case(ranks=2, shape=(4, 1), sequence_parallel=True, in_flight=True),
 }
-NEAR = {  # below 0, and no sum underflows: right, but not the same bits
+NEAR = {  # below 0, and no sum underflows: right, but not the same bits; and what is nan, or has nan beside it
     "below.-4": Case((-4.0,), spread=0.0, reduction="mean"),
     "below.-48": Case((-48.0,)),
     "below.-64.ranks.two": Case((-64.0,), ranks=2, classes=1200),
@@ -280,6 +298,22 @@ NEAR = {  # below 0, and no sum underflows: right, but not the same bits
     "below.ranks.two.near": Case((-4.0, -300.0), ranks=2, shape=(5,), spread=0.0, labels="first part"),
     "below.blocks": Case((-16.0, 16.0), classes=128 * WIDTH, shape=(3,)),
     "ignored.all.mean": Case(reduction="mean", labels="all ignored", gradients=False),
+    "nan_split": Case((0.0, float("nan")), classes=512, shape=(5,), labels="first part", gradients=False),
+    "nan_split.far": Case((float("nan"), *FAR), classes=512, shape=(5,), labels="last part", gradients=False),
+    "nan_block": Case((0.0, float("nan")), classes=128 * WIDTH, shape=(3,), labels="first part", gradients=False),
+    "ranks.two.nan_split": Case((0.0, 0.0, float("nan"), 0.0), ranks=2, classes=4 * WIDTH, shape=(5,),
+                                labels="first part", gradients=False),
+    "ranks.two.nan_rank": Case((0.0, float("nan")), ranks=2, shape=(5,), reduction="mean", labels="first part",
+                               gradients=False),
+    "padding.nan.normal": Case(shape=(5,), reduction="mean", labels="some ignored", gradients=False,
+                               padding=float("nan")),
+    "padding.inf": Case(shape=(5,), reduction="sum", labels="some ignored", gradients=False, padding=float("inf")),
+    "ranks.two.padding.nan.none": Case(ranks=2, shape=(5,), labels="some ignored", gradients=False,
+                                       padding=float("nan")),
+    "ranks.two.padding.nan.mean": Case(ranks=2, shape=(5,), reduction="mean", labels="some ignored", gradients=False,
+                                       padding=float("nan")),
+    "ranks.two.padding.inf": Case(ranks=2, shape=(4, 1), reduction="sum", labels="some ignored", gradients=False,
+                                  padding=float("inf"), sequence_parallel=True),
 }
 # fmt: on
 
@@ -307,6 +341,14 @@ def fp32_of(*packed):
     return [each.tensor for each in packed]
 
 
+def products(hidden, rows):
+    """Return logits in fp32, as a kernel does that autocast does not reach."""
+    import torch
+
+    with torch.autocast("cpu", enabled=False):
+        return hidden.float() @ rows.float().t()
+
+
 class ForwardMainLoop:
     """FwdMainLoop in torch: of each split the maximum, the sum of exponentials below it, and the label's logit."""
 
@@ -316,10 +358,10 @@ class ForwardMainLoop:
     def __call__(self, hidden, weight, labels, *given):
         *outputs, ignore_index, rank, _ = given
         labels, (label_logits, maximum, total) = labels.tensor, fp32_of(*outputs)
-        logits = hidden.tensor.float() @ weight.tensor.float().t()
+        logits = products(hidden.tensor, weight.tensor)
         classes = logits.shape[1]
         for split, part in enumerate(logits.split(self.width, dim=1)):
-            largest = part.amax(dim=1).clamp(min=FLOOR)
+            largest = part.where(~part.isnan(), FLOOR).amax(dim=1).clamp(min=FLOOR)  # as the kernel's fmax
             maximum[:, split] = largest
             total[:, split] = (part - largest.unsqueeze(1)).exp().sum(dim=1)
             columns = labels - rank * classes - split * self.width
@@ -342,7 +384,7 @@ class BackwardPartialLogits:
             above = above / ctypes.c_int64.from_address(valid).value
         above = above.expand(labels.shape) * (labels != ignore_index)
         rows = weight.tensor[split * self.width : (split + 1) * self.width]
-        exponentials = (hidden.tensor.float() @ rows.float().t() - maximum.unsqueeze(1)).exp()
+        exponentials = (products(hidden.tensor, rows) - maximum.unsqueeze(1)).exp()
         gradient = exponentials * (above * total.reciprocal()).unsqueeze(1)
         columns = labels - rank * weight.tensor.shape[0] - split * self.width
         here = (columns >= 0) & (columns < rows.shape[0]) & (labels != ignore_index)
@@ -583,6 +625,8 @@ def given(torch, case):
         flat[1::3] = case.ignore_index
     elif case.labels == "all ignored":
         flat.fill_(case.ignore_index)
+    if case.padding:
+        hidden[labels == case.ignore_index] += case.padding
     return hidden.to(dtype), weight.to(dtype), labels
 
 
@@ -592,6 +636,14 @@ def above(torch, case):
         return torch.tensor(case.above, dtype=torch.float32)
     count = functools.reduce(int.__mul__, case.shape)
     return torch.randn(count, generator=torch.Generator().manual_seed(9), dtype=torch.float32) * case.above
+
+
+def forward(upstream, case, member, *tensors):
+    """Compute the loss, under autocast where the case says so: on this host it is the CPU's."""
+    with upstream.torch.autocast("cpu", upstream.torch.bfloat16, enabled=case.autocast):
+        return upstream.fused.linear_cross_entropy(
+            *tensors, member, case.reduction, case.ignore_index, case.sequence_parallel
+        )
 
 
 def on_rank(upstream, case, member, found):
@@ -605,9 +657,10 @@ def on_rank(upstream, case, member, found):
     hidden.requires_grad_(case.gradients)
     gradient = above(torch, case)
     with apart(torch):
-        loss = upstream.fused.linear_cross_entropy(
-            hidden, weight, labels, member, case.reduction, case.ignore_index, case.sequence_parallel
-        )
+        loss = forward(upstream, case, member, hidden, weight, labels)
+        if case.in_flight:
+            another = hidden.detach().neg().requires_grad_(case.gradients)
+            forward(upstream, case, member, another, weight, labels)
         if case.gradients:
             loss.backward(gradient)
     found[rank] = {"loss": loss.detach(), "towards_hidden": hidden.grad, "towards_weight": weight.grad}
