@@ -34,19 +34,24 @@ static decode; and what the real optimizer for bf16 makes of the parameters, and
                             in fp32 before the cast, and after it. The meta device is none of them: the mixer itself
                             names the device of its parameters
     all else                is cast as module.bfloat16() or half() did, from every floating-point type, parameters and
-                            buffers, frozen, tied, empty or in a child; complex and integer ones, identities and
-                            attributes stay (controls); so do all fp32 ones that are marked, buffers too, where the
-                            tree has mark_keep_in_fp32, also in a module that was written and read whole (a control)
+                            their gradients, and buffers, frozen, tied, empty or in a child; complex and integer ones,
+                            identities and attributes stay (controls); so do all fp32 ones that are marked, buffers too,
+                            where the tree has mark_keep_in_fp32, also in a module that was written and read whole; not
+                            those whose mark is taken back: main's attribute keep_in_fp32, set to False (a control).
+                            What becomes of a gradient that a marked parameter has at the cast is not judged
     cast by PyTorch         a mixer in 16 bits throughout computes its rates in fp32 (a control)
     state dicts             every way in which Float16Module hands its parameters out (WAYS): A_log and D in fp32
     optimizer               what it begins with, what the forward sees of five steps; whole steps with other gradients
-                            each, without DDP, where no parameter has a main_grad, and with a loss scale, with DDP and
-                            without: unscaled, clipped, left out for inf and nan (controls); its state, sharded and
-                            plain, whose numbers are those of the parameters as given, written, and read back by
-                            another optimizer (a control), with the fp32 parameters before, between and behind the
-                            others, and in groups of their own (GROUPINGS), and where only the backfill for
-                            generalized tensor parallelism (GTP) can match one of the others; with frozen parameters
-                            in the groups, and with fp32 ones that nobody marked; DTensors, written (a control)
+                            each, without DDP, where no parameter has a main_grad, also with no gradient for half of
+                            them, and with half of them outside DDP; with a loss scale, with DDP, without and for half:
+                            unscaled, clipped, left out for inf and nan (controls); its state, sharded and plain, whose
+                            numbers are those of the parameters as given, written, and read back by another optimizer,
+                            also where a second one was made over the same parameters (controls), with the fp32
+                            parameters before, between and behind the others, and in groups of their own (GROUPINGS),
+                            and where only the backfill for generalized tensor parallelism (GTP) can match one of the
+                            others; with frozen parameters in the groups, and with fp32 ones that nobody marked;
+                            DTensors, written (a control); and the plain state has no tensor more once a sharded one was
+                            made (a control)
     memory                  what is deleted, model and optimizer, is freed (a control)
 
 dt_bias is a control: the mixer makes it in params_dtype, so nothing says that it is kept; a figure tells what its
@@ -135,7 +140,7 @@ class Probe:  # prints the lines that a runner reads, and draws the verdict from
 # --- protocol: end
 # fmt: on
 
-import copy, gc, importlib.util, io, math, pickle, types
+import copy, gc, importlib.util, io, math, pickle, types, zipfile
 from unittest import mock
 
 # One row: the 16-bit type, a D for each channel, groups, gated norm, the type in which parameters are made.
@@ -181,6 +186,14 @@ GROUPINGS = {
 SCALES = {
     "bfloat16": (CASES[0], lambda scalers: scalers.ConstantGradScaler(2.0**12)),
     "float16": (CASES[3], lambda scalers: scalers.DynamicGradScaler(2.0**12, 1.0, 2.0, 0.5, 2, 1)),
+}
+# Where the n-th parameter has its gradient in a step: in the buffer of DDP, in its own, or nowhere.
+PLACES = {
+    "main_grad": lambda _n, _step: "main_grad",
+    "grad": lambda _n, _step: "grad",
+    "grad, or none": lambda n, step: "grad" if (n + step) % 2 else None,
+    "even ones in main_grad": lambda n, _step: "grad" if n % 2 else "main_grad",
+    "odd ones in main_grad": lambda n, _step: "main_grad" if n % 2 else "grad",
 }
 FROZEN = ("no number", "two kernels")  # of SETTINGS: with a D for each channel, and without
 HEADS, CHANNELS, STATE, HIDDEN, TOKENS, BATCH = 6, 4, 5, 16, 12, 2
@@ -557,11 +570,12 @@ def reread(torch, module):
     return torch.load(file, weights_only=False)
 
 
-def cast_types(up, half, mark=None, *, whole=False):
+def cast_types(up, half, mark=None, *, whole=False, back=False):
     """Judge that a module is cast as PyTorch casts it: names, values, types, strides, and what stays itself.
 
     With a mark, which each fp32 tensor is given, these stay as they are, also where the module is written and read
     before the cast: what a tensor bears as an attribute is kept then. (A deep copy of a parameter has no attributes.)
+    Where it is taken back, all is cast: the mark of main is an attribute, which is then False.
     """
     ours = of_all_types(up.torch)
     theirs = copy.deepcopy(ours)
@@ -576,10 +590,16 @@ def cast_types(up, half, mark=None, *, whole=False):
     marked = [n for n, x in old.items() if mark and x.dtype == up.torch.float32]
     for name in marked:
         mark(old[name])
+        if back and hasattr(old[name], "keep_in_fp32"):
+            old[name].keep_in_fp32 = False
+    marked = [n for n in marked if getattr(old[n], "keep_in_fp32", True)]
     ours = reread(up.torch, ours) if whole else ours
     if ours is None:
         return False, {"measured": "the marked module cannot be saved"}
     old = tensors(ours)
+    learning = [n for n, x in old.items() if x.requires_grad and n not in marked]
+    for each, name in ((each, name) for each in (old, theirs_old) for name in learning):
+        each[name].grad = each[name].detach() / 2 if each[name].element_size() > 1 else each[name].detach().clone()
     halves = {"bf16": half == "bfloat16", "fp16": half == "float16"}
     config = up.config(num_layers=1, hidden_size=HIDDEN, num_attention_heads=1, **halves)
     up.module.Float16Module(config, ours)
@@ -592,6 +612,10 @@ def cast_types(up, half, mark=None, *, whole=False):
     wrong += [n for n, x in theirs_new.items() if (new[n].dtype, new[n].stride()) != (x.dtype, x.stride())]
     wrong += [n for n, x in theirs_new.items() if new[n].requires_grad != x.requires_grad]
     wrong += [n for n, x in theirs_new.items() if (new[n] is old[n]) != (x is theirs_old[n])]
+    for name in learning:
+        found, wanted = new[name].grad, theirs_new[name].grad
+        right = found is not None and found.dtype == wanted.dtype and data(found) == data(wanted)
+        wrong += [] if right else [f"{name}: its gradient"]
     return not wrong, {"measured": sorted(set(wrong)), "tolerance": [], "unit": "what is not as PyTorch casts it"}
 
 
@@ -599,8 +623,11 @@ def marked(up, half):
     """Judge the cast of a module whose fp32 tensors are marked, where the tree has a mark."""
     if not hasattr(up.module, "mark_keep_in_fp32"):
         return None, {"reason": "this tree has no mark"}
-    ok, values = cast_types(up, half, up.module.mark_keep_in_fp32)
-    return cast_types(up, half, up.module.mark_keep_in_fp32, whole=True) if ok else (ok, values)
+    for ways in ({}, {"whole": True}, {"back": True}):
+        ok, values = cast_types(up, half, up.module.mark_keep_in_fp32, **ways)
+        if not ok:
+            break
+    return ok, values
 
 
 def refused(up):
@@ -649,28 +676,37 @@ class Optimizer:
     """The real optimizer for bf16 over a mixer's parameters, by default in two groups as for weight decay.
 
     Of what is frozen, and of what is put back in fp32 with no mark, either every second parameter is, or the others.
+    Beside it there can be another one, made later over the same parameters.
     """
 
-    def __init__(self, up, grouping="matrices first", *, scale=None, frozen=None, unmarked=None, shards=None):  # noqa: PLR0913
+    def __init__(  # noqa: PLR0913
+        self, up, grouping="matrices first", *, scale=None, frozen=None, unmarked=None, shards=None, beside=False
+    ):
         case, scaler = SCALES[scale] if scale else (CASES[0], None)
         self.up, self.mixer, rows = up, Shards(up, shards) if shards else Mixer(up, case), {}
         for n, x in enumerate(self.mixer.mixer.parameters()):
             rows.setdefault(GROUPINGS[grouping](n, x), []).append(x)
             x.requires_grad_(n % 2 != frozen)
             x.data = x.data.float() if n % 2 == unmarked else x.data
-        adam = up.torch.optim.Adam([{"params": rows[key], "wd_mult": float(key)} for key in sorted(rows)], lr=RATE)
         self.given = [[*rows[key]] for key in sorted(rows)]  # the optimizer puts its copies into Adam's own lists
         halves = {"bf16": case[0] == "bfloat16", "fp16": case[0] == "float16"}
         config = up.optimizer.OptimizerConfig(clip_grad=CLIP, log_num_zeros_in_grad=True, lr=RATE, **halves)
-        with on_host(up.torch):
-            given = adam, config, scaler(up.scalers) if scaler else None, lambda *_: None
-            self.optimizer = up.optimizer.Float16OptimizerWithFloat16Params(*given)
+
+        def made():
+            groups = [{"params": [*rows[key]], "wd_mult": float(key)} for key in sorted(rows)]
+            adam = up.torch.optim.Adam(groups, lr=RATE)
+            with on_host(up.torch):
+                given = adam, config, scaler(up.scalers) if scaler else None, lambda *_: None
+                return up.optimizer.Float16OptimizerWithFloat16Params(*given)
+
+        self.optimizer = made()
         self.optimizer.grad_stats_parallel_group, self.optimizer.tp_group = None, group()
+        self.mains = {name: getattr(x, "main_param", x) for name, x in self.mixer.mixer.named_parameters()}
+        self.beside = made() if beside else None
 
     def main(self, name):
         """Return the fp32 values that the optimizer keeps of a parameter."""
-        parameter = self.mixer.mixer.get_parameter(name)
-        return getattr(parameter, "main_param", parameter)
+        return self.mains[name]
 
     def trained(self):
         """Return the parameters that are not frozen, by name."""
@@ -691,15 +727,18 @@ class Optimizer:
     def whole_step(self, gradients, where):
         """Make a step as a training does, from gradients in float64 by name; return what the optimizer says of it.
 
-        DDP keeps them in main_grad, a buffer; without it they are added to the parameters' own.
+        DDP keeps them in main_grad, a buffer; without it they are added to the parameters' own. Where says which of
+        both each parameter has; those that have neither have no gradient.
         """
         torch = self.up.torch
         with on_host(torch):
             self.optimizer.zero_grad()
             scale = self.optimizer.get_loss_scale().double()
             for name, x in self.mixer.mixer.named_parameters():
-                scaled = (gradients[name] * scale).to(x.dtype if where == "grad" else torch.float32)
-                if where == "main_grad":
+                if where[name] is None:
+                    continue
+                scaled = (gradients[name] * scale).to(x.dtype if where[name] == "grad" else torch.float32)
+                if where[name] == "main_grad":
                     x.main_grad = x.main_grad.copy_(scaled) if hasattr(x, "main_grad") else scaled
                 else:
                     x.grad = scaled if x.grad is None else x.grad + scaled
@@ -750,7 +789,7 @@ def far(found, wanted, scale):
     return ((found.detach().double() - wanted).abs().max() / scale).item()
 
 
-def followed(trained, where):
+def followed(trained, place):
     """Return where whole steps differ from those of Adam in float64, with gradients that are clipped by their norm.
 
     Gradients are small integers, which scaled by a power of 2 are exact in 16 bits, and differ from step to step. With
@@ -764,16 +803,20 @@ def followed(trained, where):
     def integers():
         return {name: torch.randint(-4, 5, x.shape).double() for name, x in leaves.items()}
 
+    def where(step):
+        return {name: PLACES[place](n, step) for n, name in enumerate(named)}
+
     for n, name in enumerate(named if trained.optimizer.grad_scaler else ()):
         gradients = integers()
         gradients[name].view(-1)[-1] = (math.inf, math.nan, -math.inf)[n % 3]
-        wrong += [f"{name}: a step with {gradients[name].view(-1)[-1]}"] * bool(trained.whole_step(gradients, where)[0])
+        made = trained.whole_step(gradients, where(n + 1))[0]  # in which the n-th parameter has a gradient
+        wrong += [f"{name}: a step with {gradients[name].view(-1)[-1]}"] * bool(made)
     for n in range(STEPS):
-        gradients = integers()
-        made, norm, zeros = trained.whole_step(gradients, where)
-        flat = torch.cat([x.flatten() for x in gradients.values()])
+        gradients, places = integers(), where(n)
+        made, norm, zeros = trained.whole_step(gradients, places)
+        flat = torch.cat([x.flatten() for name, x in gradients.items() if places[name]])
         for name, x in leaves.items():
-            x.grad = gradients[name] * min(1.0, CLIP / (flat.norm().item() + 1e-6))
+            x.grad = gradients[name] * min(1.0, CLIP / (flat.norm().item() + 1e-6)) if places[name] else None
         adam.step()
         wrong += [] if made else [f"step {n} is left out"]
         wrong += [] if made and abs(norm / flat.norm().item() - 1) <= SUMMED else [f"norm of step {n}: {norm}"]
@@ -790,19 +833,25 @@ def followed(trained, where):
 
 
 def own_gradients(up):
-    """Judge whole steps without DDP: the gradients are those that each parameter has itself, in each step."""
+    """Judge whole steps without DDP: the gradients are those that each parameter has itself, in each step.
+
+    So they are where in each step half of the parameters have none, as those of a layer that was skipped; and where
+    half of the parameters are outside DDP, as those of a head beside the model.
+    """
+    wrong = []
     with one_rank(up.torch):
-        wrong = followed(Optimizer(up), "grad")
+        for place in [place for place in PLACES if place != "main_grad"]:
+            wrong += [f"{place}: {each}" for each in followed(Optimizer(up), place)]
     return not wrong, {"measured": wrong, "tolerance": [], "unit": "what differs from Adam in float64"}
 
 
 def scaled(up, half):
-    """Judge whole steps with a loss scale: with DDP, also where fp32 parameters have no mark, and without DDP."""
-    rows, wrong = (("main_grad", None), ("main_grad", 0), ("main_grad", 1), ("grad", None)), []
+    """Judge whole steps with a loss scale: in all places, and with DDP also where fp32 parameters have no mark."""
+    rows, wrong = [*((place, None) for place in PLACES), ("main_grad", 0), ("main_grad", 1)], []
     with one_rank(up.torch):
-        for where, unmarked in rows:
-            found = followed(Optimizer(up, scale=half, unmarked=unmarked), where)
-            wrong += [f"{where}, {unmarked}: {each}" for each in found]
+        for place, unmarked in rows:
+            found = followed(Optimizer(up, scale=half, unmarked=unmarked), place)
+            wrong += [f"{place}, {unmarked}: {each}" for each in found]
     return not wrong, {"measured": wrong, "tolerance": [], "unit": "what differs from Adam in float64"}
 
 
@@ -914,6 +963,33 @@ def saved(up, grouping, **options):
     other.step()
     wrong += [f"plain: {each}" for each in renumbered(trained, other)]
     return not wrong, {"measured": wrong, "tolerance": [], "unit": "entries that are wrong, or parameters"}
+
+
+def saved_beside(up):
+    """Judge the same of an optimizer beside which another one was made, over the same parameters."""
+    return saved(up, "matrices first", beside=True)
+
+
+def tensors_written(torch, state):
+    """Return how many tensors a file has to which a state is written."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    return sum("/data/" in name for name in zipfile.ZipFile(file).namelist())
+
+
+def saved_alone(up):
+    """Judge that the optimizer's plain state is written with as many tensors after a sharded one was made as before.
+
+    What a tensor bears as an attribute is written with it, so that the copies could take the model along.
+    """
+    trained = Optimizer(up)
+    trained.step()
+    before = tensors_written(up.torch, trained.optimizer.state_dict())
+    with on_host(up.torch):
+        trained.optimizer.sharded_state_dict(trained.model())
+    after = tensors_written(up.torch, trained.optimizer.state_dict())
+    more = after - before if before else math.inf  # a state of a step has tensors
+    return more == 0, {"measured": more, "tolerance": 0, "unit": "tensors more in the file"}
 
 
 def saved_by_halves(up, what):
@@ -1086,6 +1162,8 @@ def judge(probe, target):
     probe.judge("optimizer.frozen", "defect", saved_by_halves, up, "frozen")
     probe.judge("optimizer.unmarked", "defect", saved_by_halves, up, "unmarked")
     probe.judge("optimizer.saved.shards", "control", saved_shards, up)
+    probe.judge("optimizer.saved.beside_another", "control", saved_beside, up)
+    probe.judge("optimizer.saved.alone", "control", saved_alone, up)
     probe.judge("freed", "control", freed, up)
     probe.judge("gated_delta_product", "defect", product, up)
 
