@@ -267,7 +267,7 @@ def variant(module, kernel, target, tma):
     key, arch = module.tilelang.PassConfigKey, module.tilelang.tvm.target.Target({"kind": "cuda", "arch": target})
     function = getattr(module, f"mamba_mimo_{kernel}")
     options = {} if tma is None else {key.TL_DISABLE_TMA_LOWER: not tma, key.TL_DISABLE_WARP_SPECIALIZED: not tma}
-    return dataclasses.replace(function, pass_configs={**function.pass_configs, **options}, target=arch)
+    return dataclasses.replace(function, pass_configs={**(function.pass_configs or {}), **options}, target=arch)
 
 
 def left_out(*_, **__):
@@ -813,7 +813,7 @@ def judge(probe, target):
     probe.say("TARGET", target=target, evidence=evidence, device=device)
     probe.upstream(module)
     for kernel in KERNELS:
-        is_fast = getattr(module, f"mamba_mimo_{kernel}").pass_configs.get(fast)
+        is_fast = (getattr(module, f"mamba_mimo_{kernel}").pass_configs or {}).get(fast)
         probe.check(f"{kernel}.fast_math", "control", is_fast is True, measured=is_fast)
     names, options = (WHOLE, (True, False)) if executed else (["full"], (True,))
     tasks = list(itertools.product(names, KERNELS, options))

@@ -202,7 +202,7 @@ EXAMPLES = [  # dtype, ranks, and how many times larger than the rest what all o
 ]
 DTYPES = ("float32", "float16", "bfloat16", "float64")
 MANY = 8209  # a prime, so that no block of tokens or of classes divides it, and beyond the usual sizes of blocks
-LARGE = {  # ranks, shape; the number of a class fits into 16 bits, but for a sign, and does not fit
+LARGE = {  # ranks, shape; "wider" has classes beyond 2^15, "widest" beyond 2^16
     "long": (1, (MANY, 1, 3)),
     "wide": (2, (3, 1, MANY)),
     "wider": (1, (5, 1, 65521)),
