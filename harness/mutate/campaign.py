@@ -30,7 +30,7 @@ from harness.schedule.session import Session
 from harness.schedule.task import tasks
 from harness.upstream import tree
 from harness.verdict import judge
-from harness.verdict.cell import BOTH_LANES, Cell
+from harness.verdict.cell import Cell
 
 #: A mutant's lane may take so many times the seconds of the fix's own lane, and so many seconds besides: that one may
 #: have found its kernels compiled, and fewer lanes beside it.
@@ -197,16 +197,15 @@ class Campaign:
     def _with_known_pristine(self, cells: list[Cell], judged_by: Mapping[str, tuple[Hashed, Hashed]]) -> list[_Subject]:
         """Run the fix's lane alone where a receipt has the pristine one; return those that confirm the fix together."""
         known = {cell.name: lane for cell in cells if (lane := self._recorded_pristine(cell)) is not None}
-        fixes = [replace(cell, lanes=(LaneName.PATCHED,)) for cell in cells if cell.name in known]
+        fixes = [(cell, replace(cell, lanes=(LaneName.PATCHED,))) for cell in cells if cell.name in known]
         if not fixes:
             return []
-        self._lanes(self.session, fixes)
+        self._lanes(self.session, [fix for _, fix in fixes])
         subjects = []
-        for fix in fixes if not self.interrupted else []:
-            end, pristine = self._end(fix), known[fix.name]
+        for cell, fix in fixes if not self.interrupted else []:
+            end, pristine = self._end(fix), known[cell.name]
             if end is None or end.record is None or judge.pair(pristine, end.record).verdict != Verdict.CONFIRMED:
                 continue
-            cell = replace(fix, lanes=BOTH_LANES)
             gpu = end.gpus[0].name if end.gpus else ""
             subjects.append(_Subject(cell, pristine, end.record.seconds, gpu, judged_by[cell.name]))
         return subjects

@@ -61,7 +61,7 @@ def test_the_pristine_lane_of_a_fresh_receipt_is_not_run_again(workbench: Workbe
     assert " pristine: BUG_REPRODUCED" in told, "the receipt is of another probe"
 
 
-@pytest.mark.parametrize("field", ["python", "torch", "outputs"])
+@pytest.mark.parametrize("field", ["python", "torch", "triton", "gpus", "outputs"])
 def test_a_receipt_that_says_nothing_of_this_host_stands_for_no_lane(workbench: Workbench, field: str) -> None:
     path = workbench.lay("43_lets_wrong_fixes_pass") / "receipts" / "cpu.traced.json"
     assert workbench.run("run", "--target", "cpu", "--record").returncode == 0
@@ -69,6 +69,8 @@ def test_a_receipt_that_says_nothing_of_this_host_stands_for_no_lane(workbench: 
     if field == "outputs":  # another processor: what the two lanes compute is not the same
         for output in recorded["lanes"]["pristine"]["outputs"]:
             output["sha256"] = "0" * 64
+    elif field == "gpus":
+        recorded["host"]["gpus"] = [{"name": "Toy H200", "compute_capability": "9.0"}]
     else:
         recorded["host"][field] = "0.1"
     path.write_text(json.dumps(recorded), encoding="utf-8")
