@@ -210,7 +210,7 @@ class Runner:
             claims=cell.pack.definition.claims,
             timeout=timeout,
             cancel=self.cancel,
-            share=Share(self.threads, min(cell.stated.processes, len(this_host.cores()))),
+            share=Share(self.threads, min(task.processes, len(this_host.cores()))),
             environment=cell.environment,
             is_wrong_fix=cell.is_wrong_fix and task.lane == LaneName.PATCHED,
         )

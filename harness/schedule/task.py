@@ -12,6 +12,10 @@ from harness.lane import built_environment
 from harness.upstream import dependencies
 from harness.verdict.cell import BOTH_LANES, Cell
 
+#: In how many processes a wrong fix's probe may compile, or run cases, at once: its lane is over with the first check
+#: that fails, and what other processes have begun by then is thrown away.
+WRONG_FIX_PROCESSES = 2
+
 
 @dataclass(frozen=True)
 class Task:
@@ -60,14 +64,22 @@ class Task:
         return self.cell.stated.gpus if self.cell.gpu else 0
 
     @property
+    def processes(self) -> int:
+        """In how many processes its probe may compile, or run cases, at once, where the host has as many cores.
+
+        As many as pack.toml states; a wrong fix that others run beside has fewer.
+        """
+        stated = self.cell.stated.processes
+        return min(stated, WRONG_FIX_PROCESSES) if self.cell.is_wrong_fix and not self.cell.alone else stated
+
+    @property
     def cores(self) -> int:
         """As how many of the lanes that run at once it counts: one for each of its ranks.
 
         Lanes of wrong fixes are many of one kind, and count the processes that they compile in, too: as many lanes as
         cores would be several processes a core. Other lanes compile while their neighbours do something else.
         """
-        stated = self.cell.stated
-        return max(stated.ranks, stated.processes) if self.cell.is_wrong_fix else stated.ranks
+        return max(self.cell.stated.ranks, self.processes) if self.cell.is_wrong_fix else self.cell.stated.ranks
 
     @property
     def log(self) -> str:

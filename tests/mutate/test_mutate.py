@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from harness.host.host import cores
 from testing import sweeps
 from testing.workbench import REPOSITORY, Workbench
 
@@ -101,6 +102,21 @@ def test_a_lane_is_over_with_its_first_failed_check(workbench: Workbench) -> Non
     (killed,) = [one for one in found["strength"]["mutants"] if one["name"] == "adds_the_weight"]
     assert (status, killed["fate"], killed["by"]) == (0, "killed", ["ones"])
     assert killed["seconds"] < 10
+
+
+def test_wrong_fixes_compile_in_few_processes(workbench: Workbench) -> None:
+    pack = workbench.lay("42_refuses_wrong_fixes")
+    probe, definition = pack / "reproduce.py", pack / "pack.toml"
+    shown = '    import os\n    print("PROCESSES", os.environ["REPRODUCER_PROCESSES"])\n    probe.check("total"'
+    probe.write_text(probe.read_text(encoding="utf-8").replace('    probe.check("total"', shown, 1), encoding="utf-8")
+    stated = definition.read_text(encoding="utf-8").replace("[targets.cpu]\n", "[targets.cpu]\nprocesses = 1000\n")
+    definition.write_text(stated, encoding="utf-8")
+    assert _mutate(workbench, "--only-own")[0] == 0
+    said: dict[bool, set[int]] = {False: set(), True: set()}
+    for log in (workbench.cache / "mutate").rglob("*.log"):
+        lines = log.read_text(encoding="utf-8").splitlines()
+        said[".own-" in log.name] |= {int(line.split()[1]) for line in lines if line.startswith("PROCESSES")}
+    assert said == {False: {len(cores())}, True: {min(2, len(cores()))}}
 
 
 @pytest.mark.slow

@@ -138,12 +138,16 @@ def test_a_lane_of_several_ranks_counts_as_many_and_is_not_passed(toy: Cell) -> 
     assert _started(queue, places) == ["two ranks", "long", "short"], "the fourth core is the last"
 
 
-def test_a_wrong_fix_counts_the_processes_that_its_probe_compiles_in(toy: Cell) -> None:
-    lanes = [_task(toy, f"lane {number}", 9.0, gpus=1, processes=3) for number in range(3)]
-    assert len(_started(_queue(*lanes), _places(7, 140.0))) == 3
+def test_a_wrong_fix_counts_the_few_processes_that_its_probe_may_compile_in(toy: Cell) -> None:
+    lanes = [_task(toy, f"lane {number}", 9.0, gpus=1, processes=8) for number in range(3)]
+    assert len(_started(_queue(*lanes), _places(5, 140.0))) == 3
     wrong = [replace(lane, cell=replace(lane.cell, is_wrong_fix=True)) for lane in lanes]
-    assert len(_started(_queue(*wrong), _places(7, 140.0))) == 2
-    assert len(_started(_queue(*wrong), _places(2, 140.0))) == 1, "one that wants more than there is runs alone"
+    assert [lane.processes for lane in (lanes[0], wrong[0])] == [8, 2], "it is over with the first failed check"
+    assert len(_started(_queue(*wrong), _places(5, 140.0))) == 2
+    assert len(_started(_queue(*wrong), _places(1, 140.0))) == 1, "one that wants more than there is runs alone"
+    again = replace(wrong[0], cell=replace(wrong[0].cell, alone=True))
+    assert again.processes == 8, "nobody else wants the cores"
+    assert _task(toy, "one", 9.0, processes=1).processes == 1
 
 
 def test_wrong_fixes_share_the_gpu_that_the_right_one_has_alone(toy: Cell) -> None:
