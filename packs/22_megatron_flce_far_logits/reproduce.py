@@ -37,7 +37,8 @@ ranks 1, 2 and 4, sequence parallel or not; forward under autocast, as Megatron'
 is set, whose loss is as exact; another batch of the same shape between forward and backward, as with microbatches in
 flight; a split or a rank whose logits are all nan, where the loss is nan; an ignored token whose hidden state is nan or
 infinite, which adds 0 to the loss; and the kernels by themselves on tensors with any strides, where nothing else is
-written, to 531 splits, where a sum of nan is no number afterwards either. Forward and backward read nothing on the
+accessed, to 531 splits, where a sum of nan is no number afterwards either; backward twice; the caller's tensors, the
+gradient from above among them, stay as they are. Forward and backward read nothing on the
 host, which would wait for the GPU and end the capture of a graph; their buffers are fp32 where the kernels read so, and
 lie on the GPU, whatever PyTorch's default dtype and device are; and new memory may hold nan.
 Where each token's maximum over the first 64 splits is not below zero, the bits are those of the tree without the
@@ -175,6 +176,7 @@ class Case:
     default: str = "float32"  # PyTorch's default dtype
     autocast: bool = False  # forward is under torch.autocast, to bf16
     in_flight: bool = False  # another batch's forward comes before backward
+    twice: bool = False  # backward comes twice
     padding: float = 0.0  # added to the hidden states of ignored tokens: nan and infinity stay there
 
 
@@ -233,6 +235,9 @@ DEFECTS = {
     "ranks.two.autocast": Case(FAR, ranks=2, classes=1200, shape=(5,), reduction="mean", autocast=True),
     "in_flight": Case(FAR, shape=(5,), in_flight=True),
     "ranks.two.in_flight": Case(FAR, ranks=2, shape=(5,), reduction="mean", in_flight=True),
+    "twice": Case(FAR, shape=(5,), labels="some ignored", twice=True),
+    "twice.mean": Case(FAR, shape=(4, 3), reduction="mean", labels="some ignored", twice=True),
+    "ranks.two.twice": Case(FAR, ranks=2, shape=(5,), reduction="sum", labels="some ignored", twice=True),
     "padding.nan": Case(FAR, shape=(5,), labels="some ignored", gradients=False, padding=float("nan")),
     "ranks.two.padding.nan": Case(FAR, ranks=2, shape=(5,), reduction="mean", labels="some ignored", gradients=False,
                                   padding=float("nan")),
@@ -646,8 +651,13 @@ def forward(upstream, case, member, *tensors):
         )
 
 
+def same(one, other):
+    """Return whether two tensors hold the same numbers; a nan is one."""
+    return bool(((one == other) | (one.isnan() & other.isnan())).all())
+
+
 def on_rank(upstream, case, member, found):
-    """Compute the loss and its gradients on one rank."""
+    """Compute the loss and its gradients on one rank, and name the caller's tensors that are no longer as they were."""
     torch = upstream.torch
     hidden, weight, labels = given(torch, case)
     rank, size = (member.rank, member.team.size) if member else (0, 1)
@@ -656,14 +666,21 @@ def on_rank(upstream, case, member, found):
         hidden = hidden.chunk(size)[rank].contiguous()
     hidden.requires_grad_(case.gradients)
     gradient = above(torch, case)
+    mine = {"hidden": hidden, "weight": weight, "labels": labels, "gradient": gradient}
+    before = {name: tensor.detach().clone() for name, tensor in mine.items()}
     with apart(torch):
         loss = forward(upstream, case, member, hidden, weight, labels)
         if case.in_flight:
             another = hidden.detach().neg().requires_grad_(case.gradients)
             forward(upstream, case, member, another, weight, labels)
         if case.gradients:
+            loss.backward(gradient, retain_graph=case.twice)
+        if case.twice:
             loss.backward(gradient)
+            hidden.grad /= 2  # exact, as the sum of two like numbers was
+            weight.grad /= 2
     found[rank] = {"loss": loss.detach(), "towards_hidden": hidden.grad, "towards_weight": weight.grad}
+    found[rank]["altered"] = [name for name, tensor in mine.items() if not same(tensor.detach(), before[name])]
 
 
 def run_rank(upstream, case, member, found, errors):
@@ -742,7 +759,7 @@ def gradient_errors(torch, found, towards_hidden, towards_weight):
 
 
 def judge_case(upstream, case, kept):
-    """Judge the losses and gradients of a case by float64."""
+    """Judge the losses and gradients of a case by float64, and that the caller's tensors are as they were."""
     torch = upstream.torch
     found = losses(upstream, case)
     kept.extend(found)
@@ -753,7 +770,9 @@ def judge_case(upstream, case, kept):
         errors = gradient_errors(torch, found, towards_hidden, towards_weight)
         measured |= errors
         tolerance |= dict.fromkeys(errors, GRADIENT)
-    ok = all(measured[name] <= tolerance[name] for name in measured)
+    altered = sorted({name for each in found for name in each["altered"]})
+    ok = all(measured[name] <= tolerance[name] for name in measured) and not altered
+    measured["altered"], tolerance["altered"] = altered, []
     first = {"first_loss": float(found[0]["loss"].view(-1)[0]), "wanted": float(loss.view(-1)[0])}
     return ok, {"measured": measured | first, "tolerance": tolerance, "unit": "of what it may be off; of the norm"}
 
@@ -773,9 +792,10 @@ def spaced(torch, tensor, first, second=1):
     return (view if tensor.dim() == 2 else view[:, 0]), memory
 
 
-def transposed(tensor):
-    """Return the same numbers, a column after the other in memory."""
-    return tensor.t().contiguous().t()
+def transposed(torch, tensor):
+    """Return a view of the same numbers, a column after the other in memory, with room behind each."""
+    memory = torch.full((tensor.shape[1], tensor.shape[0] + MARGIN), -7.0, dtype=tensor.dtype)
+    return memory[:, : tensor.shape[0]].copy_(tensor.t()).t()
 
 
 def statistics(logits, width):
@@ -818,12 +838,39 @@ def untouched(torch, memory, first):
     return bool((memory[(rows % first != 0) | (rows < MARGIN * first)] == -7.0).all())
 
 
+@contexts.contextmanager
+def watched(torch, outside):
+    """Note how many elements the kernels access outside of the tensors that they are given, where others may lie."""
+    numpy, interpreter = importlib.import_module("numpy"), importlib.import_module("triton.runtime.interpreter")
+    builder, pointer, known = interpreter.InterpreterBuilder, torch.Tensor.data_ptr, []
+
+    def data_ptr(tensor):
+        places = torch.zeros(1, dtype=torch.int64)
+        for size, step in zip(tensor.shape, tensor.stride(), strict=True):
+            places = (places.unsqueeze(1) + torch.arange(size) * step).flatten()
+        known.append((pointer(tensor) + places * tensor.element_size()).numpy().astype(numpy.uint64))
+        return pointer(tensor)
+
+    def access(method, mask_at):
+        def watching(self, pointers, *given):
+            wanted = pointers.data[given[mask_at].data.astype(bool)]
+            outside.append(int((~numpy.isin(wanted, numpy.concatenate(known))).sum()))
+            return method(self, pointers, *given)
+
+        return watching
+
+    load, store = access(builder.create_masked_load, 0), access(builder.create_masked_store, 1)
+    accesses = mock.patch.multiple(builder, create_masked_load=load, create_masked_store=store)
+    with mock.patch.object(torch.Tensor, "data_ptr", data_ptr), accesses:
+        yield
+
+
 def launch_dp(upstream, logits, labels, width, spoiled):
     """Launch the epilogue without tensor parallelism on tensors that are not contiguous."""
     torch, splits = upstream.torch, logits.shape[1] // width
     maximum, total = statistics(logits, width)
     total[spoiled, -1] = float("nan")
-    maximum, (total, _) = transposed(maximum), spaced(torch, total, 3, 2)
+    maximum, (total, _) = transposed(torch, maximum), spaced(torch, total, 3, 2)
     label_logits = logits.gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
     (loss, loss_in), (wide_labels, _) = spaced(torch, label_logits, 2), spaced(torch, labels, 4)
     (found_max, max_in), (found_sum, sum_in) = (spaced(torch, torch.zeros(21), step) for step in (3, 5))
@@ -840,7 +887,7 @@ def launch_tp(upstream, logits, labels, width, spoiled):
     torch, splits = upstream.torch, logits.shape[1] // width // 2
     ranks = [statistics(part, width) for part in logits.chunk(2, dim=1)]
     ranks[1][1][spoiled, -1] = float("nan")
-    reduced = transposed(torch.maximum(ranks[0][0], ranks[1][0]))
+    reduced = transposed(torch, torch.maximum(ranks[0][0], ranks[1][0]))
     found_max, max_in = spaced(torch, torch.zeros(21), 3)
     sums = []
     for rank in ranks:
@@ -863,14 +910,15 @@ def launch_tp(upstream, logits, labels, width, spoiled):
 
 
 def judge_launch(upstream, launch, tokens, width=8, spoiled=slice(0)):
-    """Judge the losses of a launch by float64, and that what backward reads is the sum, above the maximum.
+    """Judge the losses of a launch by float64, what it accesses, and that backward gets the sum above the maximum.
 
     Rows that are `spoiled` have a sum of nan in one split, as a weight of nan gives: so they have a loss of nan. What
     is raised inside the kernel is its fault, though no frame of it has the name of upstream's file.
     """
-    logits, labels = tokens()
+    (logits, labels), outside = tokens(), []
     try:
-        loss, maximum, total, written = launch(upstream, logits, labels, width, spoiled)
+        with watched(upstream.torch, outside):
+            loss, maximum, total, written = launch(upstream, logits, labels, width, spoiled)
     except importlib.import_module("triton.runtime.errors").InterpreterError as error:  # inside the kernel
         traceback.print_exc()
         return False, {"reason": f"it raised {type(error).__name__}: {error}"[:400]}
@@ -883,8 +931,9 @@ def judge_launch(upstream, launch, tokens, width=8, spoiled=slice(0)):
         "saved": furthest(maximum.double() + total.double().log(), sums, near),
         "sum": furthest(total.double().log(), sums - maximum.double(), torch.full_like(near, LOSS)),
     }
-    ok = all(each <= 1.0 for each in measured.values()) and written
+    ok = all(each <= 1.0 for each in measured.values()) and written and bool(outside) and not sum(outside)
     told = {"first_loss": float(loss[1]), "wanted": float(wanted[1]), "nothing_else_written": written}
+    told["accessed_outside"] = sum(outside)
     return ok, {"measured": measured | told, "tolerance": 1.0, "unit": "of what it may be off"}
 
 
@@ -913,9 +962,9 @@ def judge_launches(probe, upstream, name, launch, ranks):
 def say_outputs(probe, name, found):
     """Say what every rank computed: the bits have to be those of the other lane."""
     for rank, each in enumerate(found):
-        for key, tensor in each.items():
-            if tensor is not None:
-                probe.output(f"{name}.{key}.{rank}", tensor)
+        for key in ("loss", "towards_hidden", "towards_weight"):
+            if each[key] is not None:
+                probe.output(f"{name}.{key}.{rank}", each[key])
 
 
 def judge(probe, target):
