@@ -40,11 +40,14 @@ has its twin through the unfused function, a control:
     what comes back                                 fp32 losses [sequence, batch], which the caller may change in
         place; a gradient of the logits' dtype, also when targets, or logits that are not fp32, change after forward
     what was given                                  targets and the gradient from above stay as they are, in shape,
-        strides and values; so do the logits, but for the values of fp32 ones
+        strides, values and version; so do the logits, but for the values and the version of fp32 ones; nothing of
+        their size is kept after backward, and forward keeps neither their object nor what it saved on an object
 
 The function has no label smoothing. Besides: what backward itself returns, how many copies of the gradient are made and
-how many bytes are held for it; a second backward, which autograd refuses; logits that another term uses, too; losses of
-several dtypes whose backwards come later; the derivative by the loss's weights; no_grad, inference_mode, and logits
+how many bytes are held for it, and how it lies in memory; how often and with how many bytes ranks talk; what is made
+or waited for on the host; logits that nobody keeps, or that a checkpoint computes again, and saved tensors that
+come back as copies; a second backward, which autograd refuses; logits that another term uses, too; losses of several
+dtypes whose backwards come later; the derivative by the loss's weights; no_grad, inference_mode, and logits
 that need no gradient; arguments by name; autocast to another dtype; a loss scale beyond fp16; and the functions
 compiled by jit_fuser. Second derivatives by the logits are not: both functions take the softmax for a constant.
 fp32 logits are overwritten by forward in both implementations (https://github.com/NVIDIA/Megatron-LM/pull/1594).
@@ -213,6 +216,10 @@ FLOAT32 = 2.0**-17
 PRODUCTS = 2.0**-15
 UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 IN_PLACE = "modified by an inplace operation"  # what PyTorch says of a saved tensor that was changed
+WAITING = {"_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "equal", "_unique2"}  # for the GPU
+HOST = {"cpu", "item", "tolist", "numpy"}  # methods that take a tensor from the GPU
+TALKING = {"c10d", "c10d_functional", "_c10d_functional"}  # the namespaces of PyTorch's collectives
+REDUCED = 2  # calls of a forward: the largest logits; and the targets' logits and the sums, which go together
 RANKS = 4
 SIZES = (1, 2, 4)  # of tensor-parallel groups whose ranks follow one another in the world
 APART = "apart"  # groups of two whose ranks do not, as initialize_model_parallel makes with order="dp-tp"
@@ -309,12 +316,13 @@ class Doors:
     def __init__(self, fused, unfused, module, state):
         self.fused_module, self.unfused_module, self.language, self.state = fused, unfused, module, state
         self.replica = 0  # of the data-parallel ones, counted from the one that is judged
-        self.handed = []  # to the release: the names, the tensors, their layouts, and the values that they are to keep
+        self.handed = []  # to the release: names, tensors, layouts, and the values and versions that they are to keep
 
     def loss(self, logits, targets, group, *, fused=True, entry="function"):
         """Return the losses of a rank's logits; the release gets a copy of the targets."""
         self.state._TENSOR_MODEL_PARALLEL_GROUP = group  # noqa: SLF001 - where older releases look for it
-        self.handed.append(("the logits", logits, layout(logits), None))  # forward may overwrite fp32 ones
+        kept = None if logits.dtype == self.torch.float32 else version(logits)  # forward may overwrite fp32 ones
+        self.handed.append(("the logits", logits, layout(logits), None, kept))
         labels = self.hand("the targets", targets.t() if entry == "model" else targets)
         if entry == "model":
             config = types.SimpleNamespace(cross_entropy_loss_fusion=fused, cross_entropy_fusion_impl="native")
@@ -353,19 +361,29 @@ class Doors:
     def hand(self, name, tensor):
         """Return a copy for the release, of the same strides: it has no business to change what is the caller's."""
         given = copy.deepcopy(tensor.detach())
-        self.handed.append((name, given, layout(given), tensor.detach().clone()))
+        self.handed.append((name, given, layout(given), tensor.detach().clone(), version(given)))
         return given
 
     def altered(self):
         """Name what the release was given and has changed since the last time that this was asked."""
         handed, self.handed = self.handed, []
-        moved = [name for name, given, before, _ in handed if layout(given) != before]
-        return moved + [name for name, given, _, values in handed if values is not None and not given.equal(values)]
+        moved = [name for name, given, before, *_ in handed if layout(given) != before]
+        moved += [f"the version of {name}" for name, given, *_, kept in handed if kept not in (None, version(given))]
+        return moved + [name for name, given, _, values, _ in handed if values is not None and not given.equal(values)]
+
+    def forget(self, *tensors):
+        """Ask no more of these that they stay as they are, and keep none of them alive."""
+        self.handed = [each for each in self.handed if all(each[1] is not x for x in tensors)]
 
 
 def layout(tensor):
     """Return how the elements of a tensor lie in memory."""
     return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+def version(tensor):
+    """Return how often a tensor counts as changed in place; autograd refuses a saved one whose number has changed."""
+    return None if tensor.is_inference() else tensor._version  # noqa: SLF001 - PyTorch's documented name
 
 
 def norm_error(found, wanted):
@@ -602,6 +620,7 @@ def targets_changed(doors, dtype, rank, group):
 def logits_changed(doors, dtype, rank, group):
     """Clear the logits after forward, which made fp32 ones of its own; return whether the gradient is the same."""
     case, logits, loss = started(doors, dtype, rank, group)
+    doors.forget(logits)
     logits.detach().zero_()
     return doors.gradients_of(loss, [logits], case.above)[0].equal(doors.step(case, rank, group)["gradients"][0])
 
@@ -619,6 +638,205 @@ def changed(doors, dtype, rank, group):
             same = False
         differ += [] if same else [change.__name__]
     return {"differ": ", ".join(differ)}
+
+
+def released(doors, dtype, rank, group):
+    """Go forward and backward and keep the losses alone; count the bytes as large as the logits that live on.
+
+    A caller keeps the losses of many steps to report them. Copies made on the way are counted, too.
+    """
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    case, made = small(doors.torch, dtype, doors.replica), {}
+    logits = case.leaves(rank)[2]
+
+    def note(_, found):
+        for each in tensors_in(found):
+            storage = each.untyped_storage()
+            if storage.nbytes() >= 2 * case.classes * case.targets.numel():  # the smallest gradient
+                made[StorageWeakRef(storage)] = storage.nbytes()
+
+    with watching(note):
+        loss = doors.loss(logits, case.targets, group)
+        gradients = doors.gradients_of(loss, [logits], case.above)
+    doors.handed.clear()
+    del logits, gradients
+    living = {reference.cdata: count for reference, count in made.items() if not reference.expired()}
+    return {"bytes": sum(living.values()), "limit": 0, "losses": loss.numel(), "made": len(made)}
+
+
+def tensors_in(given):
+    """Return the tensors anywhere in what an operator is given or returns."""
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    return [each for each in tree_leaves(given) if isinstance(each, torch.Tensor)]
+
+
+@contextlib.contextmanager
+def watching(note):
+    """Call `note` with each operator and its arguments and result, those of backward among them."""
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    class Mode(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            found = function(*args, **(kwargs or {}))
+            note((function, args), found)
+            return found
+
+    with Mode():
+        yield
+
+
+def compact(doors, dtype, rank, group):
+    """Return how the gradient lies in memory that a hook on the logits of a linear layer sees: by itself, and dense.
+
+    Else the products that take it copy it, or it holds memory that nobody reads.
+    """
+    case, logits, loss = started(doors, dtype, rank, group)
+    seen = []
+    logits.register_hook(lambda x: seen.append((x.is_contiguous(), x.untyped_storage().nbytes())))
+    doors.gradients_of(loss, [logits], case.above)
+    return {"same": seen == [(True, logits.nbytes)], "contiguous, bytes": str(seen)}
+
+
+def of_temporary(doors, case, rank, group, run=lambda function: function()):
+    """Compute losses of logits that nobody keeps, and let `run` do it; return the logits as they were, their gradient.
+
+    A hook catches the gradient, since there are no logits to ask it for: so it is in a model, whose output layer makes
+    them and whose backward asks for the weights' gradients.
+    """
+    hidden, weight, given = case.leaves(rank)
+    given, caught = given.detach().clone(), []
+
+    def losses():
+        logits = hidden @ weight.t() + case.offset[: case.classes]
+        logits.register_hook(caught.append)
+        loss = doors.loss(logits, case.targets, group)
+        doors.forget(logits)
+        return loss
+
+    loss = run(losses)
+    doors.gradients_of(loss, [hidden, weight], case.above)
+    return {"logits": given, "gradient": caught[0] if caught else case.torch.zeros_like(given)}
+
+
+def temporary(doors, dtype, rank, group):
+    """Go backward when the logits are gone: nothing about them can be looked up any more."""
+    return of_temporary(doors, small(doors.torch, dtype, doors.replica), rank, group)
+
+
+def unpacked(doors, dtype, rank, group):
+    """Go backward with copies of what forward saved, as offloading makes them: what was tied to the objects is gone."""
+
+    def run(function):
+        hooks = doors.torch.autograd.graph.saved_tensors_hooks
+        with hooks(lambda x: x.detach().clone(), lambda x: x.clone()):
+            return function()
+
+    return of_temporary(doors, small(doors.torch, dtype, doors.replica), rank, group, run)
+
+
+def recomputed(doors, dtype, rank, group):
+    """Go backward through a checkpoint, which computes again what forward saved."""
+    checkpoint = importlib.import_module("torch.utils.checkpoint").checkpoint
+    run = functools.partial(checkpoint, use_reentrant=False, preserve_rng_state=False)
+    return of_temporary(doors, small(doors.torch, dtype, doors.replica), rank, group, run)
+
+
+def collectives(doors, case, rank, group):
+    """Count the collectives of a forward and a backward, and the bytes that they are given.
+
+    One of the largest logits and one of the rest, three numbers of float32 a token: the fusion is there for that, and
+    whoever asks for it gets it for every dtype.
+    """
+    called = []
+
+    def note(call, _):
+        if call[0].namespace in TALKING and "wait" not in call[0].name():
+            called.append(sum(each.nbytes for each in tensors_in(call[1])))
+
+    with watching(note):
+        doors.step(case.replica(replica=doors.replica), rank, group)
+    limit = {"calls": REDUCED, "bytes": 3 * 4 * case.targets.numel()}
+    return {"calls": len(called), "bytes": sum(called), "limit": limit}
+
+
+def on_device(doors, dtype, rank, group):
+    """Keep the host and the logits' device apart, though here both are the host; return whether the bits are the same.
+
+    What is made of no tensor and without a device has no memory here: on a GPU it would lie on the host, and to copy it
+    or to wait for the GPU is refused while a CUDA graph is captured. A number without dimensions may come from there.
+    """
+    case = small(doors.torch, dtype, doors.replica)
+    wanted = doors.step(case, rank, group)
+    logits, above = case.leaves(rank)[2], case.above.clone()
+    labels, function = case.targets.clone(), doors.fused_module.fused_vocab_parallel_cross_entropy
+    named = {"tp_group": group} if "tp_group" in inspect.signature(function).parameters else {}
+    try:
+        with apart_from_host(doors.torch):
+            loss = function(logits, labels, **named)
+            doors.torch.autograd.backward([loss], [above], inputs=[logits])
+    except (RuntimeError, NotImplementedError) as error:  # autograd may raise it, and not the code under test
+        traceback.print_exc()
+        return {"same": False, "refused": str(error)[:200]}
+    same = loss.equal(wanted["loss"]) and logits.grad.equal(wanted["gradients"][0])
+    return {"same": same}
+
+
+@contextlib.contextmanager
+def apart_from_host(torch):
+    """Refuse what waits for a GPU, and give no memory to what is made without the device of another tensor."""
+    overrides = importlib.import_module("torch.overrides")
+    methods = {getattr(torch.Tensor, name) for name in HOST}
+
+    def on_host(given):
+        return any(isinstance(each, str) and each.startswith("cpu") for each in given)
+
+    def note(call, _):
+        name = call[0].overloadpacket.__name__
+        if name in WAITING or (name.startswith("index") and counts_mask(torch, call[1])):
+            raise RuntimeError(f"the host waits for the GPU: {name}")
+
+    class Functions(overrides.TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            kwargs = kwargs or {}
+            if function in methods or (function is torch.Tensor.to and on_host((*args[1:], *kwargs.values()))):
+                raise RuntimeError(f"the host waits for the GPU: {function}")
+            found = function(*args, **kwargs)
+            made = isinstance(found, torch.Tensor) and found.dim() and not tensors_in((args, kwargs))
+            lost = made or on_host([kwargs.get("device")])
+            device = kwargs.get("device")
+            return found.to("meta") if lost and (device is None or on_host([device])) else found
+
+    with watching(note), Functions():
+        yield
+
+
+def counts_mask(torch, given):
+    """Return whether an index is a mask, which has to be counted: unless it takes one number, which fills it."""
+    indices = given[1] if len(given) > 1 and isinstance(given[1], list | tuple) else []
+    masks = any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in indices)
+    return masks and not (len(given) > 2 and given[2].numel() == 1)
+
+
+def read(doors, dtype, rank, group):
+    """Let a term of the caller's save the logits before forward; return whether it can go backward after that.
+
+    Logits that are not fp32 are only read, and so may not count as changed.
+    """
+    case = small(doors.torch, dtype, doors.replica)
+    logits = case.leaves(rank)[2]
+    term = logits.square().sum()
+    loss = doors.loss(logits, case.targets, group)
+    (wanted,) = doors.gradients_of(loss, [logits], case.above)
+    try:
+        (gradient,) = case.torch.autograd.grad(term, [logits])
+    except RuntimeError as error:
+        if IN_PLACE not in str(error):
+            raise
+        return {"same": False, "refused": str(error)[:200]}
+    return {"same": gradient.equal(2 * logits) and wanted.shape == gradient.shape}
 
 
 def mismatched(doors, dtype, rank, group):
@@ -850,6 +1068,14 @@ def judge_bytes(found):
     return measured <= limit, {"measured": measured, "tolerance": limit, "unit": "bytes"}
 
 
+def judge_collectives(found):
+    """Judge how often each rank talks to the others, and with how many bytes."""
+    limit = found[0]["limit"]
+    measured = {name: max(each[name] for each in found) for name in limit}
+    ok = all(0 < measured[name] <= limit[name] for name in limit)
+    return ok, {"measured": measured, "tolerance": limit, "unit": "calls, bytes"}
+
+
 def judge_second(found):
     """Judge that a second backward is refused, and leaves the first gradient alone."""
     return found[0] == {"refused": True, "same": True}, {"measured": found[0]}
@@ -948,6 +1174,12 @@ def checks(torch):
             (f"returned.{dtype}", 1, role, returned, dtype, (judge_returned, dtype)),
             (f"copies.{dtype}", 1, role, copies, dtype, (judge_bytes,)),
             (f"held.{dtype}", 1, "control", held, dtype, (judge_bytes,)),
+            (f"released.{dtype}", 1, "control", released, dtype, (judge_bytes,)),
+            (f"compact.{dtype}", 1, "control", compact, dtype, (judge_kept,)),
+            (f"temporary.{dtype}", 1, role, temporary, dtype, (judge_autocast, case)),
+            (f"unpacked.{dtype}", 1, role, unpacked, dtype, (judge_autocast, case)),
+            (f"recomputed.{dtype}", 1, role, recomputed, dtype, (judge_autocast, case)),
+            (f"on_device.{dtype}", 1, "control", on_device, dtype, (judge_kept,)),
             (f"second.{dtype}", 1, "control", second, dtype, (judge_second,)),
             (f"shared.{dtype}", 1, role, shared, dtype, (judge_shared, case)),
             (f"weighted.{dtype}", 1, role, weighted, dtype, (judge_weighted, case)),
@@ -961,6 +1193,10 @@ def checks(torch):
         ]
         if dtype != "float32":
             found.append((f"kept.{dtype}", 1, "control", kept, dtype, (judge_kept,)))
+            found.append((f"read.{dtype}", 1, "control", read, dtype, (judge_kept,)))
+        for count in SIZES:
+            case = Case(torch, dtype, count, (5, 2, 7), "any", "weights", "normal", "linear", "function")
+            found.append((f"collectives.{dtype}.{count}", count, "control", collectives, case, (judge_collectives,)))
     case, scale = small(torch, "float16"), 2.0**17
     found.append(("overflow", 1, "control", overflowing, scale, (judge_overflowing, case, scale)))
     order = ("float32", "bfloat16", "float64", "float16")  # the last is too narrow for the first
