@@ -44,8 +44,8 @@ has its twin through the unfused function, a control:
         their size is kept after backward, and forward keeps neither their object nor what it saved on an object
 
 The function has no label smoothing. Besides: what backward itself returns, how many copies of the gradient are made and
-how many bytes are held for it, and how it lies in memory; how often and with how many bytes ranks talk; what is made
-or waited for on the host; logits that nobody keeps, or that a checkpoint computes again, and saved tensors that
+how many bytes are held for it, and how it lies in memory; how often and with how many bytes ranks talk; what the
+host waits for; logits that nobody keeps, or that a checkpoint computes again, and saved tensors that
 come back as copies; a second backward, which autograd refuses; logits that another term uses, too; losses of several
 dtypes whose backwards come later; the derivative by the loss's weights; no_grad, inference_mode, and logits
 that need no gradient; arguments by name; autocast to another dtype; a loss scale beyond fp16; and the functions
