@@ -44,8 +44,8 @@ has its twin through the unfused function, a control:
         their size is kept after backward, and forward keeps neither their object nor what it saved on an object
 
 The function has no label smoothing. Besides: what backward itself returns, how many copies of the gradient are made and
-how many bytes are held for it, and how it lies in memory; how often and with how many bytes ranks talk; what the
-host waits for; logits that nobody keeps, or that a checkpoint computes again, and saved tensors that
+how many bytes are held for it, and how it lies in memory; how often and with how many bytes ranks talk; what is
+made or waited for on the host; logits that nobody keeps, or that a checkpoint computes again, and saved tensors that
 come back as copies; a second backward, which autograd refuses; logits that another term uses, too; losses of several
 dtypes whose backwards come later; the derivative by the loss's weights; no_grad, inference_mode, and logits
 that need no gradient; arguments by name; autocast to another dtype; a loss scale beyond fp16; and the functions
@@ -216,8 +216,6 @@ FLOAT32 = 2.0**-17
 PRODUCTS = 2.0**-15
 UNIT_ROUNDOFF = {"float16": 2.0**-11, "bfloat16": 2.0**-8}
 IN_PLACE = "modified by an inplace operation"  # what PyTorch says of a saved tensor that was changed
-WAITING = {"_local_scalar_dense", "is_nonzero", "nonzero", "masked_select", "equal", "_unique2"}  # for the GPU
-HOST = {"cpu", "item", "tolist", "numpy"}  # methods that take a tensor from the GPU
 TALKING = {"c10d", "c10d_functional", "_c10d_functional"}  # the namespaces of PyTorch's collectives
 REDUCED = 2  # calls of a forward: the largest logits; and the targets' logits and the sums, which go together
 RANKS = 4
@@ -763,61 +761,28 @@ def collectives(doors, case, rank, group):
 
 
 def on_device(doors, dtype, rank, group):
-    """Keep the host and the logits' device apart, though here both are the host; return whether the bits are the same.
+    """Go forward and backward on tensors without memory; name what needs a number of theirs, or is made elsewhere.
 
-    What is made of no tensor and without a device has no memory here: on a GPU it would lie on the host, and to copy it
-    or to wait for the GPU is refused while a CUDA graph is captured. A number without dimensions may come from there.
+    On a GPU the host would wait for the one and copy the other, which are refused while a CUDA graph is captured. A
+    number without dimensions may come from the host.
     """
-    case = small(doors.torch, dtype, doors.replica)
-    wanted = doors.step(case, rank, group)
-    logits, above = case.leaves(rank)[2], case.above.clone()
-    labels, function = case.targets.clone(), doors.fused_module.fused_vocab_parallel_cross_entropy
+    case, made = small(doors.torch, dtype, doors.replica), []
+    logits, labels, above = (x.detach().to("meta") for x in (case.leaves(rank)[2], case.targets, case.above))
+    logits.requires_grad_()
+    function = doors.fused_module.fused_vocab_parallel_cross_entropy
     named = {"tp_group": group} if "tp_group" in inspect.signature(function).parameters else {}
+
+    def note(call, found):
+        made.extend(call[0].name() for each in tensors_in(found) if each.dim() and not each.is_meta)
+
     try:
-        with apart_from_host(doors.torch):
-            loss = function(logits, labels, **named)
-            doors.torch.autograd.backward([loss], [above], inputs=[logits])
-    except (RuntimeError, NotImplementedError) as error:  # autograd may raise it, and not the code under test
+        with watching(note):
+            function(logits, labels, **named).backward(above)
+    except (RuntimeError, NotImplementedError) as error:  # PyTorch raises it, and not the code under test
         traceback.print_exc()
         return {"same": False, "refused": str(error)[:200]}
-    same = loss.equal(wanted["loss"]) and logits.grad.equal(wanted["gradients"][0])
-    return {"same": same}
-
-
-@contextlib.contextmanager
-def apart_from_host(torch):
-    """Refuse what waits for a GPU, and give no memory to what is made without the device of another tensor."""
-    overrides = importlib.import_module("torch.overrides")
-    methods = {getattr(torch.Tensor, name) for name in HOST}
-
-    def on_host(given):
-        return any(isinstance(each, str) and each.startswith("cpu") for each in given)
-
-    def note(call, _):
-        name = call[0].overloadpacket.__name__
-        if name in WAITING or (name.startswith("index") and counts_mask(torch, call[1])):
-            raise RuntimeError(f"the host waits for the GPU: {name}")
-
-    class Functions(overrides.TorchFunctionMode):
-        def __torch_function__(self, function, types, args=(), kwargs=None):
-            kwargs = kwargs or {}
-            if function in methods or (function is torch.Tensor.to and on_host((*args[1:], *kwargs.values()))):
-                raise RuntimeError(f"the host waits for the GPU: {function}")
-            found = function(*args, **kwargs)
-            made = isinstance(found, torch.Tensor) and found.dim() and not tensors_in((args, kwargs))
-            lost = made or on_host([kwargs.get("device")])
-            device = kwargs.get("device")
-            return found.to("meta") if lost and (device is None or on_host([device])) else found
-
-    with watching(note), Functions():
-        yield
-
-
-def counts_mask(torch, given):
-    """Return whether an index is a mask, which has to be counted: unless it takes one number, which fills it."""
-    indices = given[1] if len(given) > 1 and isinstance(given[1], list | tuple) else []
-    masks = any(each is not None and each.dtype in (torch.bool, torch.uint8) for each in indices)
-    return masks and not (len(given) > 2 and given[2].numel() == 1)
+    wanted = (logits.dtype, logits.shape)
+    return {"same": not made and (logits.grad.dtype, logits.grad.shape) == wanted, "made elsewhere": ", ".join(made)}
 
 
 def read(doors, dtype, rank, group):
@@ -1082,7 +1047,7 @@ def judge_second(found):
 
 
 def judge_kept(found):
-    """Judge that something is unchanged."""
+    """Judge what a job found to be as it has to be."""
     return found[0]["same"], {"measured": found[0]}
 
 

@@ -37,10 +37,10 @@ ranks 1, 2 and 4, sequence parallel or not; forward under autocast, as Megatron'
 is set, whose loss is as exact; another batch of the same shape between forward and backward, as with microbatches in
 flight; a split or a rank whose logits are all nan, where the loss is nan; an ignored token whose hidden state is nan or
 infinite, which adds 0 to the loss; and the kernels by themselves on tensors with any strides, where nothing else is
-accessed, to 531 splits, where a sum of nan is no number afterwards either; backward twice; the caller's tensors, the
-gradient from above among them, stay as they are. Forward and backward read nothing on the
-host, which would wait for the GPU and end the capture of a graph; their buffers are fp32 where the kernels read so, and
-lie on the GPU, whatever PyTorch's default dtype and device are; and new memory may hold nan.
+accessed, to 531 splits, where a sum of nan is no number afterwards either; backward twice through one graph. What the
+caller gives stays as it is, the gradient from above included. Forward and backward read nothing on the host, which
+would wait for the GPU and end the capture of a graph; their buffers are fp32 where the kernels read so, and lie on the
+GPU, whatever PyTorch's default dtype and device are; and new memory may hold nan.
 Where each token's maximum over the first 64 splits is not below zero, the bits are those of the tree without the
 patch.
 
@@ -499,8 +499,25 @@ def apart(torch):
 
     makers = [getattr(torch, name) for name in MAKERS]
     readers = [getattr(torch.Tensor, name) for name in READERS]
-    with Operators(), Functions():
-        yield
+    functions = Functions()
+
+    def follow(loss):
+        """Keep them apart inside backward, too, where PyTorch turns off the modes that functions are seen by."""
+
+        def enter(_):
+            functions.__enter__()
+
+        def leave(*_):
+            functions.__exit__(None, None, None)
+
+        nodes = [loss.grad_fn]
+        for node in nodes:
+            node.register_prehook(enter)
+            node.register_hook(leave)
+            nodes += [each for each, _ in node.next_functions if each is not None and each.next_functions]
+
+    with Operators(), functions:
+        yield follow
 
 
 @contexts.contextmanager
@@ -668,12 +685,13 @@ def on_rank(upstream, case, member, found):
     gradient = above(torch, case)
     mine = {"hidden": hidden, "weight": weight, "labels": labels, "gradient": gradient}
     before = {name: tensor.detach().clone() for name, tensor in mine.items()}
-    with apart(torch):
+    with apart(torch) as follow:
         loss = forward(upstream, case, member, hidden, weight, labels)
         if case.in_flight:
             another = hidden.detach().neg().requires_grad_(case.gradients)
             forward(upstream, case, member, another, weight, labels)
         if case.gradients:
+            follow(loss)
             loss.backward(gradient, retain_graph=case.twice)
         if case.twice:
             loss.backward(gradient)
