@@ -217,6 +217,20 @@ def test_code_that_only_another_target_runs_is_counted_apart(workbench: Workbenc
     assert found["strength"]["own"] == own
 
 
+def test_what_is_listed_goes_first_since_it_runs_to_the_end(workbench: Workbench) -> None:
+    pack = workbench.lay("42_refuses_wrong_fixes")
+    _, found, _ = _mutate(workbench, "--jobs", "1")
+    last = found["strength"]["mutants"][-1]["name"]
+    assert len(found["strength"]["mutants"]) > 9
+    entry = f'[[equivalent]]\nname = "{last}"\nreason = "The last."\n'
+    (pack / "mutants/equivalent.toml").write_text(entry, encoding="utf-8")
+    _, _, told = _mutate(workbench, "--jobs", "1")
+    ends = [line for line in told.splitlines() if " patched: " in line]
+    assert "FIX_VALIDATED" in ends[0], "the fix's own lane"
+    where = last.partition(": ")[0].rpartition("/")[2].replace(":", "_").replace(" ", "_")
+    assert any(where in line for line in ends[1:4]), f"a few are laid out at a time: {ends[:6]}"
+
+
 @pytest.mark.slow
 def test_a_killed_command_goes_on_and_runs_nothing_twice(workbench: Workbench) -> None:
     pack = workbench.lay("40_runs_for_a_while")
