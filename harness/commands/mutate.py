@@ -37,6 +37,7 @@ from harness.verdict.cell import Cell
 @click.option("--seed", type=int, metavar="S", help="Of the sample (default: pack.toml's).")
 @click.option("--only-own", is_flag=True, help="Only those in the packs' mutants/.")
 @click.option("--unseen", is_flag=True, help="Those in the packs' unseen/ alone, whose authors had not read the probe.")
+@click.option("--skip-listed", is_flag=True, help="Do not run again what is listed and passed for the last record.")
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Lanes at once (default: cores, as memory allows).")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Seconds per lane at most.")
 @click.option("--record", is_flag=True, help="Put the strength into the packs' receipts/.")
@@ -52,6 +53,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     seed: int | None,
     only_own: bool,  # noqa: FBT001 - likewise
     unseen: bool,  # noqa: FBT001 - likewise
+    skip_listed: bool,  # noqa: FBT001 - likewise
     jobs: int | None,
     timeout: float | None,
     record: bool,  # noqa: FBT001 - likewise
@@ -63,9 +65,10 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     on a line that it adds or a function that it touches. It is KILLED by the first check that fails, which ends its
     lane (or by UNSUPPORTED, where the pristine tree is judged), SURVIVED, UNJUDGED (a crash, a time-out, out of memory,
     also when run again alone), EQUIVALENT (listed in mutants/equivalent.toml, or the same code) or ELSEWHERE (listed
-    there: only another target runs its code). The fix itself is judged first; its pristine lane is not run again where
-    the pack has a fresh receipt, made with the same Python, torch, triton and GPU. Killed at any moment, the same
-    command goes on where it was.
+    there: only another target runs its code). What is listed runs from beginning to end, as the fix does; with
+    --skip-listed those keep the date of the lane that the last record of this target speaks of. The fix itself is
+    judged first; its pristine lane is not run again where the pack has a fresh receipt, made with the same Python,
+    torch, triton and GPU. Killed at any moment, the same command goes on where it was.
 
     \b
     Examples:
@@ -82,7 +85,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         raise broken[0]
     if unseen and (only_own or generated is not None or seed is not None):
         raise HarnessError("--unseen takes no other wrong fixes. Next: leave out --generated, --seed and --only-own")
-    order = Order(generated, seed, only_own, unseen)
+    order = Order(generated, seed, only_own, unseen, skip_listed)
     if record and not unseen:
         campaign.refuse(order, chosen)
     with Progress(sys.stderr) as progress, gpu_pool() as pool:

@@ -23,7 +23,7 @@ from harness.mutate.state import State
 from harness.pack.model import Pack
 from harness.receipt import receipt, staleness, strength
 from harness.receipt.receipt import FIRST_SIGHT, Hashed
-from harness.receipt.strength import Fate, MutantRecord, Strength
+from harness.receipt.strength import NOT_JUDGED_HERE, Fate, MutantRecord, Strength
 from harness.schedule.estimates import Estimates
 from harness.schedule.journal import LaneEnd
 from harness.schedule.session import Session
@@ -55,6 +55,7 @@ class Order:
         seed: of the sample; None: pack.toml's.
         own_only: none are made.
         unseen: those of the packs' unseen/ alone.
+        skip_listed: what mutants/equivalent.toml lists, and the last record shows to have passed, is not run again.
 
     """
 
@@ -62,6 +63,7 @@ class Order:
     seed: int | None = None
     own_only: bool = False
     unseen: bool = False
+    skip_listed: bool = False
 
     @property
     def makes_none(self) -> bool:
@@ -116,6 +118,7 @@ class _Subject:
     judged: tuple[Hashed, Hashed]
     chosen: list[tuple[Mutant, Cell]] = field(default_factory=list)
     found: dict[str, tuple[Found, float]] = field(default_factory=dict)
+    known: dict[str, MutantRecord] = field(default_factory=dict)
     logs: dict[str, Path] = field(default_factory=dict)
     first: tuple[str, ...] = ()
 
@@ -275,15 +278,35 @@ class Campaign:
         seconds: dict[tuple[str, str, str], float] = {}
         for subject in subjects:
             listed = _listed(subject.cell)
+            passed = self._passed_before(subject.cell, listed)
             for mutant, cell in subject.chosen:
                 if mutant.same:
                     subject.found[mutant.name] = (Found(Fate.EQUIVALENT, reason=mutant.same), 0.0)
+                    continue
+                if (known := passed.get(mutant.name)) is not None and known.sha256 == mutant.meaning:
+                    subject.known[mutant.name] = known
                     continue
                 cells.append(cell)
                 share = 1.0 if mutant.name in listed else KILLED_SHARE
                 seconds[cell.name, str(cell.evidence), LaneName.PATCHED] = share * subject.seconds
                 urgent += [cell.name] if mutant.name in subject.first else []
         self._run(subjects, cells, Estimates(seconds, urgent))
+
+    def _passed_before(self, cell: Cell, listed: Mapping[str, Listed]) -> dict[str, MutantRecord]:
+        """Return the records of the listed mutants that need not be run again; none where that was not asked for."""
+        before = strength.find(cell.pack, cell.target, str(cell.evidence or "")) if self.order.skip_listed else None
+        if before is None:
+            return {}
+        passed = [one for one in before.mutants if one.fate in NOT_JUDGED_HERE and one.seconds and one.name in listed]
+        return {
+            one.name: replace(
+                one,
+                fate=listed[one.name].fate,
+                reason=listed[one.name].reason,
+                date=one.date or before.date,
+            )
+            for one in passed
+        }
 
     def _again(self, subjects: list[_Subject]) -> None:
         """Run again what said nothing, each alone and with twice the time."""
@@ -331,10 +354,12 @@ class Campaign:
         if subject.judged != _judged_by(pack):  # lanes are found by what they ran: a record would name another probe
             return Result(cell, None, CHANGED, Verdict.CONFIRMED)
         listed = _listed(cell)
-        records = [
-            fates.recorded(mutant, found, listed.get(mutant.name), seconds)
-            for mutant, (found, seconds) in ((one, subject.found[one.name]) for one, _ in subject.chosen)
-        ]
+        records = []
+        for mutant, _ in subject.chosen:
+            if (known := subject.known.get(mutant.name)) is None:
+                found, seconds = subject.found[mutant.name]
+                known = fates.recorded(mutant, found, listed.get(mutant.name), seconds)
+            records.append(known)
         measured = Strength(
             schema=strength.SCHEMA,
             pack=pack.name,

@@ -39,7 +39,7 @@ def _shown(console: Console, result: Result, found: Strength) -> None:
 
 
 def _by(one: MutantRecord) -> str:
-    said = ", ".join(one.by) or one.reason
+    said = ", ".join(one.by) or one.reason + (f" (run on {one.date})" if one.date else "")
     return f"refused by the runner's comparison alone: {one.refused}" if one.refused else said
 
 

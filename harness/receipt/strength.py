@@ -59,6 +59,7 @@ class MutantRecord:
         refused: a survivor of the probe alone: why the runner's comparison of the lanes refuses it; empty where not.
         listed: it stands in mutants/equivalent.toml, as equivalent or as judged elsewhere.
         seconds: of its lane.
+        date: of its lane, where that ran for an earlier record and was not run again; else empty.
 
     """
 
@@ -73,6 +74,7 @@ class MutantRecord:
     refused: str = ""
     listed: bool = False
     seconds: float = 0.0
+    date: str = ""
 
 
 @dataclass(frozen=True)

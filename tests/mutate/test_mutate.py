@@ -231,6 +231,31 @@ def test_what_is_listed_goes_first_since_it_runs_to_the_end(workbench: Workbench
     assert any(where in line for line in ends[1:4]), f"a few are laid out at a time: {ends[:6]}"
 
 
+def test_what_is_listed_and_passed_before_can_be_left_out(workbench: Workbench) -> None:
+    pack = workbench.lay("42_refuses_wrong_fixes")
+    listed = "multiplies_the_other_way_round"
+    _, _, told = _mutate(workbench, "--skip-listed")
+    assert f"own-{listed} patched: FIX_VALIDATED" in told, "no record says that it passed"
+    _mutate(workbench, "--record")
+    path = pack / "receipts" / "strength.cpu.traced.json"
+    before = json.loads(path.read_text(encoding="utf-8"))
+    before["date"] = "2026-01-02"
+    path.write_text(json.dumps(before), encoding="utf-8")
+    for _ in range(2):  # the second time the record that says so is itself one of a lane that was left out
+        _, _, told = _mutate(workbench, "--skip-listed", "--record")
+        mutants = {one["name"]: one for one in json.loads(path.read_text(encoding="utf-8"))["mutants"]}
+        assert listed not in told
+        assert (mutants[listed]["fate"], mutants[listed]["date"]) == ("equivalent", "2026-01-02")
+        assert {one["date"] for one in mutants.values() if one["fate"] == "killed"} == {""}
+    assert "(run on 2026-01-02)" in workbench.run("mutate", "--target", "cpu", "--skip-listed").stdout
+    patch = pack / "mutants" / f"{listed}.patch"
+    patch.write_text(
+        patch.read_text(encoding="utf-8").replace("weight * value", "weight * value * 1"), encoding="utf-8"
+    )
+    _, _, told = _mutate(workbench, "--skip-listed")
+    assert f"own-{listed} patched: " in told, "another patch is another wrong fix"
+
+
 @pytest.mark.slow
 def test_a_killed_command_goes_on_and_runs_nothing_twice(workbench: Workbench) -> None:
     pack = workbench.lay("40_runs_for_a_while")
