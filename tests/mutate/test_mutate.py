@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -277,6 +278,24 @@ def test_a_killed_command_goes_on_and_runs_nothing_twice(workbench: Workbench) -
     assert [one["key"] for one in lines][: len(known)] == known
     assert sum(sweeps.starts(pack).values()) - before <= 2 + 6 - len(known) + alone
     assert not list((workbench.cache / "work").iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("with_logs", [True, False])
+def test_a_campaign_goes_on_in_another_cache_with_the_lanes_whose_logs_came_along(
+    workbench: Workbench, *, with_logs: bool
+) -> None:
+    pack = workbench.lay("40_runs_for_a_while")
+    (pack / "seconds").write_text("0.4", encoding="utf-8")
+    words = ("mutate", "--target", "cpu", "--only-own", "--jobs", "2")
+    journal = _killed_with(workbench.command(*words), workbench, ends=2)
+    known = len(journal.read_text(encoding="utf-8").splitlines())
+    elsewhere = workbench.folder / "elsewhere"
+    left_out = shutil.ignore_patterns("locks", *([] if with_logs else ["logs"]))
+    shutil.copytree(workbench.cache / "downloads", elsewhere / "downloads")
+    shutil.copytree(workbench.cache / "mutate", elsewhere / "mutate", ignore=left_out)
+    told = workbench.run(*words, "--cache", str(elsewhere)).stderr
+    assert f"going on: {known if with_logs else 0} lanes ended before" in told
 
 
 @pytest.mark.slow
