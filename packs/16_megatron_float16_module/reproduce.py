@@ -40,18 +40,23 @@ static decode; and what the real optimizer for bf16 makes of the parameters, and
                             those whose mark is taken back: main's attribute keep_in_fp32, set to False (a control).
                             What becomes of a gradient that a marked parameter has at the cast is not judged
     cast by PyTorch         a mixer in 16 bits throughout computes its rates in fp32 (a control)
+    static decode           the rates that the first one was given are up to date at later ones, after training, loading
+                            and another cast, and no parameter has moved: what a captured CUDA graph reads (a control)
     state dicts             every way in which Float16Module hands its parameters out (WAYS): A_log and D in fp32
     optimizer               what it begins with, what the forward sees of five steps; whole steps with other gradients
                             each, without DDP, where no parameter has a main_grad, also with no gradient for half of
                             them, and with half of them outside DDP; with a loss scale, with DDP, without and for half:
                             unscaled, clipped, left out for inf and nan (controls); its state, sharded and plain, whose
                             numbers are those of the parameters as given, written, and read back by another optimizer,
-                            also where a second one was made over the same parameters (controls), with the fp32
-                            parameters before, between and behind the others, and in groups of their own (GROUPINGS),
-                            and where only the backfill for generalized tensor parallelism (GTP) can match one of the
-                            others; with frozen parameters in the groups, and with fp32 ones that nobody marked;
-                            DTensors, written (a control); and the plain state has no tensor more once a sharded one was
-                            made (a control)
+                            also where a second one was made over the same parameters, and where model and optimizer
+                            were copied in one call (controls), with the fp32 parameters before, between and behind the
+                            others, and in groups of their own (GROUPINGS), and where only the backfill for generalized
+                            tensor parallelism (GTP) can match one of the others; with frozen parameters in the groups,
+                            and with fp32 ones that nobody marked; DTensors, written (a control); under the keys and as
+                            the parts that the model's state has at each call (GIVEN), with nothing written once for two
+                            pipeline ranks that differs between them (controls); the plain state has no tensor more once
+                            a sharded one was made, and parameters keep what they bear in a mixer that is written and
+                            read whole (controls)
     memory                  what is deleted, model and optimizer, is freed (a control)
 
 dt_bias is a control: the mixer makes it in params_dtype, so nothing says that it is kept; a figure tells what its
@@ -140,7 +145,7 @@ class Probe:  # prints the lines that a runner reads, and draws the verdict from
 # --- protocol: end
 # fmt: on
 
-import copy, gc, importlib.util, io, math, pickle, types, zipfile
+import copy, dataclasses, functools, gc, importlib.util, io, math, pickle, types, zipfile
 from unittest import mock
 
 # One row: the 16-bit type, a D for each channel, groups, gated norm, the type in which parameters are made.
@@ -195,6 +200,22 @@ PLACES = {
     "even ones in main_grad": lambda n, _step: "grad" if n % 2 else "main_grad",
     "odd ones in main_grad": lambda n, _step: "main_grad" if n % 2 else "grad",
 }
+# How the model's sharded state can be when it is given to the optimizer, call by call.
+GIVEN = {
+    "prefixed": lambda trained: trained.model("a."),
+    "the second of three layers": lambda trained: trained.model(sharded_offsets=((0, 1, 3),)),
+    "the last of three layers": lambda trained: trained.model(sharded_offsets=((0, 2, 3),)),
+    "another replica": lambda trained: replica(trained.model()),
+    "nested, in another order": lambda trained: {"a": [], "b": [dict(reversed([*trained.model().items()]))]},
+}
+# What happens to a mixer between two decodes.
+CHANGES = {
+    "loaded": lambda mixer: mixer.load(mixer.up.torch.float32),
+    "loaded in 16 bits": lambda mixer: mixer.load(getattr(mixer.up.torch, mixer.half)),
+    "trained": lambda mixer: mixer.learn(),
+    "wrapped again": lambda mixer: mixer.up.module.Float16Module(mixer.config, mixer.mixer),
+    "loaded once more": lambda mixer: mixer.load(mixer.up.torch.float32),
+}
 FROZEN = ("no number", "two kernels")  # of SETTINGS: with a D for each channel, and without
 HEADS, CHANNELS, STATE, HIDDEN, TOKENS, BATCH = 6, 4, 5, 16, 12, 2
 TYPES = ("float64", "float32", "float16", "bfloat16", "float8_e5m2", "complex64", "int64", "bool")
@@ -233,12 +254,13 @@ class Kernels:
 
     Attributes:
         given: the rates, D and dt_bias of the last call, in float64.
+        rates: those of the last decode, the tensor itself.
         run: what the last scan computed from, in float64, and the gradient of its result.
 
     """
 
     def __init__(self, torch):
-        self.torch, self.given, self.run = torch, {}, {}
+        self.torch, self.given, self.rates, self.run = torch, {}, None, {}
 
     def note(self, rates, skip, bias):
         """Note one value a head of A and dt_bias, and all of D."""
@@ -277,8 +299,16 @@ class Kernels:
 
     def decode(self, _state, x, _dt, A, _b, _c, D, *, dt_bias, **_):
         """Stand for selective_state_update, whose A, D and dt_bias are repeated for each channel."""
+        self.rates = A
         self.note(A[:, 0, 0], D[:, 0], dt_bias[:, 0])
         return self.torch.zeros_like(x)
+
+
+def findable(made):
+    """Let pickle find a class that a function has made, by its name in this file."""
+    made.__qualname__ = made.__name__
+    globals()[made.__name__] = made
+    return made
 
 
 def gated_norm(torch):
@@ -295,7 +325,7 @@ def gated_norm(torch):
             normal = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + self.eps)
             return (normal.flatten(-2) * self.weight).to(x.dtype)
 
-    return Norm
+    return findable(Norm)
 
 
 def linear(torch):
@@ -312,12 +342,12 @@ def linear(torch):
         def forward(self, x):
             return torch.nn.functional.linear(x, self.weight), None
 
-    return Linear
+    return findable(Linear)
 
 
 def group(size=1, rank=0):
     """Stand for a process group of which only size and rank are read."""
-    return types.SimpleNamespace(size=lambda: size, rank=lambda: rank)
+    return types.SimpleNamespace(size=functools.partial(int, size), rank=functools.partial(int, rank))
 
 
 class Mixer:
@@ -355,6 +385,11 @@ class Mixer:
     def train(self):
         """Go forward; return the result."""
         return self.wrapped(self.up.torch.randn(TOKENS, BATCH, HIDDEN))[0]
+
+    def learn(self):
+        """Go forward and back, and make a step of gradient descent."""
+        self.train().sum().backward()
+        self.up.torch.optim.SGD(self.mixer.parameters(), lr=2.0**-10).step()
 
     def infer(self, *, decode):
         """Run the prompt, and one token after it if that is asked for."""
@@ -411,6 +446,30 @@ def older(up, case, path):
         mixer.mixer.to(half)
     errors["parameters of another type"] = len(changed)
     return max(errors.values()) <= EXACT, {"measured": errors, "tolerance": EXACT, "unit": "relative error"}
+
+
+def decodes_in_place(up, half):
+    """Judge that what the first decode was given is up to date at each later one, and that parameters stay in place.
+
+    A CUDA graph that has captured a decode reads the storages which it was given then. For it upstream keeps the rates
+    in a cache that is written in its place ("its address [...] stays valid across every graph capture and replay,
+    including across RL train/eval cycles") and expanded with strides of 0, by which the kernel takes its fast path.
+    To compute them anew for every token, which the cache is there to avoid, is refused as well. No graph is captured.
+    """
+    mixer, errors = Mixer(up, SCALES[half][0]), {}
+    mixer.run("decode")
+    rates, old = up.kernels.rates, {name: x.detach() for name, x in mixer.mixer.named_parameters()}
+    for step, change in CHANGES.items():
+        change(mixer)
+        mixer.run("decode")
+        right = -mixer.mixer.A_log.detach().double().exp()
+        errors[f"{step}: first A"] = off(rates[:, 0, 0].double(), right)
+        errors[f"{step}: A"] = off(up.kernels.rates.double(), right[:, None, None])
+        errors[f"{step}: strides"] = sum(up.kernels.rates.stride()[1:])
+        found = dict(mixer.mixer.named_parameters())
+        errors[f"{step}: moved"] = sum(found[name].data_ptr() != x.data_ptr() for name, x in old.items())
+    wrong = {name: error for name, error in errors.items() if not error <= EXACT}
+    return not wrong, {"measured": wrong, "tolerance": EXACT, "unit": "relative error, stride or number, if more"}
 
 
 def gradients(up, case):
@@ -564,7 +623,7 @@ def reread(torch, module):
     file = io.BytesIO()
     try:
         torch.save(module, file)
-    except (pickle.PicklingError, AttributeError, TypeError):
+    except (pickle.PicklingError, AttributeError, RecursionError, TypeError):
         return None
     file.seek(0)
     return torch.load(file, weights_only=False)
@@ -701,7 +760,8 @@ class Optimizer:
 
         self.optimizer = made()
         self.optimizer.grad_stats_parallel_group, self.optimizer.tp_group = None, group()
-        self.mains = {name: getattr(x, "main_param", x) for name, x in self.mixer.mixer.named_parameters()}
+        mains = [(name, x, getattr(x, "main_param", x)) for name, x in self.mixer.mixer.named_parameters()]
+        self.mains = {name: main if isinstance(main, up.torch.Tensor) else x for name, x, main in mains}
         self.beside = made() if beside else None
 
     def main(self, name):
@@ -712,9 +772,14 @@ class Optimizer:
         """Return the parameters that are not frozen, by name."""
         return [(name, x) for name, x in self.mixer.mixer.named_parameters() if x.requires_grad]
 
-    def model(self):
+    def model(self, prefix="", **options):
         """Return the model's sharded state."""
-        return self.mixer.wrapped.sharded_state_dict(metadata={"dp_cp_group": group()})
+        return self.mixer.wrapped.sharded_state_dict(prefix, metadata={"dp_cp_group": group()}, **options)
+
+    def sharded(self, model, *, loading=False):
+        """Return the optimizer's sharded state, for such a one of the model."""
+        with on_host(self.up.torch):
+            return self.optimizer.sharded_state_dict(model, is_loading=loading)
 
     def step(self):
         """Give gradients of 1 and -1, whose every step is as large as the learning rate, and make one step."""
@@ -860,28 +925,54 @@ def local(x):
     return x.to_local() if hasattr(x, "to_local") else x
 
 
-def misplaced(trained, hidden=None):
+def leaves(x):
+    """Return what lies in nested dictionaries and lists."""
+    x = [*x.values()] if isinstance(x, dict) else x
+    return [y for each in x for y in leaves(each)] if isinstance(x, list) else [x]
+
+
+def replica(model):
+    """Return a model's sharded state as the entries of another replica."""
+    for entry in model.values():
+        entry.replica_id = (0, 0, 1)
+    return model
+
+
+def placed(entry):
+    """Return of which whole an entry of a sharded state is which part, by which rank it is written, and under what."""
+    if not hasattr(entry, "key"):
+        return "no entry"
+    parts = leaves(entry.build()) if hasattr(entry, "build") else [entry]
+    names = [field.name for field in dataclasses.fields(parts[0]) if field.name not in {"data", "dtype", "key"}]
+    return str([(x.key.removeprefix(entry.key), *(getattr(x, name) for name in names)) for x in parts])
+
+
+def described(state):
+    """Return what each entry of a sharded state is called, whose values it holds, and where they lie."""
+    return {(getattr(x, "key", "no name"), id(x.data if hasattr(x, "key") else x), placed(x)) for x in leaves(state)}
+
+
+def misplaced(trained, hidden=None, model=None, *, loading=False):
     """Return the entries of the optimizer's sharded state that do not name the parameter to which a tensor belongs.
 
-    The model's entry of a hidden parameter holds a copy, which says of what, as one of a parameter in fp8 does.
+    Nor its part in the whole, as the given state of the model has it, which stays as it is. The model's entry of a
+    hidden parameter holds a copy, which says of what, as one of a parameter in fp8 does.
     """
-    torch, model = trained.up.torch, trained.model()
-    keys = {id(entry.data): entry.key for entry in model.values()}
-    for entry in [entry for entry in model.values() if entry.data is hidden]:
+    model = trained.model() if model is None else model
+    of, wanted, adam = {id(x.data): x for x in leaves(model)}, set(), trained.optimizer.optimizer.state
+    for name, x in trained.trained():
+        main, entry = trained.main(name), of[id(local(x))]
+        values = {key: adam[main][key] for key in ("exp_avg", "exp_avg_sq")}
+        values |= {"fp32_param": main} if main is not x else {}
+        wanted |= {(f"optimizer.state.{k}.{entry.key}", id(local(y)), placed(entry)) for k, y in values.items()}
+    for entry in [entry for entry in leaves(model) if entry.data is hidden]:
         entry.data = hidden.detach().clone()
         entry.data._gtp_dequant_src = hidden  # noqa: SLF001 - the link by which upstream finds it
-    with on_host(torch):
-        state = trained.optimizer.sharded_state_dict(model)
-    copies = [x for row in state["fp32_from_fp16_params"] for x in row]
-    found = {(getattr(x, "key", "no name"), id(getattr(x, "data", x))) for x in copies}
-    entries = [row for row in state["optimizer"]["state"].values() if isinstance(row, dict)]
-    found |= {(getattr(x, "key", "no name"), id(getattr(x, "data", x))) for row in entries for x in row.values()}
-    wanted, adam = set(), trained.optimizer.optimizer.state
-    for name, x in trained.trained():
-        main, key = trained.main(name), keys[id(local(x))]
-        wanted |= {(f"optimizer.state.{k}.{key}", id(local(adam[main][k]))) for k in ("exp_avg", "exp_avg_sq")}
-        wanted |= {(f"optimizer.state.fp32_param.{key}", id(local(main)))} if main is not x else set()
-    return sorted({key for key, _ in found ^ wanted})
+    given = described(model)
+    state = trained.sharded(model, loading=loading)
+    rows = [row for row in state["optimizer"]["state"].values() if isinstance(row, dict)]
+    found = described(state["fp32_from_fp16_params"]) | described(rows)
+    return sorted({key for key, *_ in found ^ wanted} | {f"the model's {key}" for key, *_ in described(model) ^ given})
 
 
 def filled(entry, values):
@@ -890,18 +981,19 @@ def filled(entry, values):
         return {key: filled(x, values) for key, x in entry.items()}
     if isinstance(entry, list):
         return [filled(x, values) for x in entry]
-    return values[entry.key] if hasattr(entry, "key") else entry.unwrap() if hasattr(entry, "unwrap") else entry
+    if hasattr(entry, "key"):
+        return values.get(entry.key, entry.data)  # what is of no parameter stays as it is
+    return entry.unwrap() if hasattr(entry, "unwrap") else entry
 
 
 def misread(trained, other):
     """Return the names of the parameters whose fp32 values, moments or step differ where another optimizer loads them.
 
-    Both have the same parameters in the same groups; the other has made one step more.
+    Both have the same parameters in the same groups; the other has made another number of steps.
     """
     torch, states = trained.up.torch, []
     for each, loads in ((trained, False), (other, True)):
-        with on_host(torch):
-            states.append(each.optimizer.sharded_state_dict(each.model(), is_loading=loads))
+        states.append(each.sharded(each.model(), loading=loads))
     rows = [*states[0]["fp32_from_fp16_params"]]
     rows += [row.values() for row in states[0]["optimizer"]["state"].values() if isinstance(row, dict)]
     values = {x.key: x.data.clone() for row in rows for x in row}
@@ -985,11 +1077,117 @@ def saved_alone(up):
     trained = Optimizer(up)
     trained.step()
     before = tensors_written(up.torch, trained.optimizer.state_dict())
-    with on_host(up.torch):
-        trained.optimizer.sharded_state_dict(trained.model())
+    trained.sharded(trained.model())
     after = tensors_written(up.torch, trained.optimizer.state_dict())
     more = after - before if before else math.inf  # a state of a step has tensors
     return more == 0, {"measured": more, "tolerance": 0, "unit": "tensors more in the file"}
+
+
+def saved_as_given(up):
+    """Judge that each call follows the model's state that it is given, whatever earlier ones were given.
+
+    A model may be written under other keys or as another part than it was read. States of earlier calls, which may be
+    on their way to a file, stay as they are.
+    """
+    trained = Optimizer(up)
+    trained.step()
+    first, wrong = trained.sharded(trained.model()), []
+    before = described(first)
+    for way, give in GIVEN.items():
+        for loading in (True, False):
+            wrong += [f"{way}: {each}" for each in misplaced(trained, model=give(trained), loading=loading)]
+    wrong += [f"the first state: {key}" for key in sorted({key for key, *_ in described(first) ^ before})]
+    return not wrong, {"measured": wrong, "tolerance": [], "unit": "entries that are wrong"}
+
+
+def differing(a, b, where="", depth=9):
+    """Return where two nested values differ: tensors by type, values and attributes, which may refer to each other."""
+    if type(a) is not type(b) or not depth:
+        return [where] if depth else []
+    if isinstance(a, dict):
+        if a.keys() != b.keys():
+            return [f"{where}: {key}" for key in sorted(map(str, a.keys() ^ b.keys()))]
+        return [each for key in a for each in differing(a[key], b[key], f"{where}.{key}", depth - 1)]
+    if isinstance(a, (list, tuple)):
+        rows = [differing(*pair, f"{where}.{n}", depth - 1) for n, pair in enumerate(zip(a, b, strict=False))]
+        return [where] * (len(a) != len(b)) + [each for row in rows for each in row]
+    if hasattr(a, "tolist"):  # a tensor or an array
+        wrong = [where] * ((a.dtype, a.tolist()) != (b.dtype, b.tolist()))
+        return wrong + differing(getattr(a, "__dict__", {}), getattr(b, "__dict__", {}), where, depth - 1)
+    return [] if a == b else [where]
+
+
+def written_by(up, stage):
+    """Return what a rank gives to a checkpoint, of which only the first rank's is written, and its shards.
+
+    The rank has one of two layers, in which all values are other ones.
+    """
+    from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
+
+    trained = Optimizer(up)
+    trained.step()
+    moments = leaves([[*row.values()] for row in trained.optimizer.optimizer.state.values()])
+    for x in [*trained.mains.values(), *trained.mixer.original.values(), *moments]:
+        x.data.add_(stage if x.dim() else 0)  # the number of steps is the same
+    state = trained.sharded(trained.model(sharded_offsets=((0, stage, 2),)))
+    return save_preprocess(state, validate_access_integrity=False)
+
+
+def saved_in_common(up):
+    """Judge that nothing which differs between ranks is written of one rank alone.
+
+    Upstream writes what is not sharded once ("We save the common state dict only on rank 0"), and every rank reads it.
+    """
+    (ours, common), (theirs, other) = (written_by(up, stage) for stage in (0, 1))
+    shards = [{(x.key, tuple(x.global_offset)) for x in leaves(each)} for each in (ours, theirs)]
+    wrong = [f"in common{each}" for each in differing(common, other)]
+    wrong += [f"written by both: {key}" for key, _ in sorted(shards[0] & shards[1])]
+    wrong += [] if all(shards) else ["no shards"]
+    return not wrong, {"measured": wrong, "tolerance": [], "unit": "what differs, or is written twice"}
+
+
+def copied_together(up):
+    """Judge a model and an optimizer that were copied in one call: what is written and read of them, and their steps.
+
+    (The copy's parameters have no attributes, as PyTorch copies parameters; main_param is one of them.)
+    """
+    trained = Optimizer(up)
+    trained.step()
+    copied = copy.deepcopy(trained, {id(up): up})
+    wrong = [f"written: {each}" for each in misplaced(copied)]
+    copied.step()
+    names, moved = {name for name, _ in trained.trained()}, set(different(trained, copied))
+    wrong += [f"stepped with the copy, or not at all: {name}" for name in sorted(names - moved)]
+    trained.step()
+    wrong += [f"another step: {name}" for name in different(trained, copied)]
+    given = dict(copied.mixer.mixer.named_parameters())
+    wrong += [f"the model's: {name}" for name, x in trained.trained() if not same([x], [given[name]])]
+    other = Optimizer(up)
+    other.step()
+    for one, two in ((copied, other), (other, copied)) if not wrong else ():
+        wrong += [f"read by {'the copy' if two is copied else 'another'}: {each}" for each in misread(one, two)]
+        other.step()
+    return not wrong, {"measured": wrong, "tolerance": [], "unit": "entries that are wrong, or parameters"}
+
+
+def written_whole(up):
+    """Judge that a model is written and read whole when an optimizer has its parameters, with all that these bear.
+
+    It is the mixer: Float16Module, which wraps it, has a function that pickle refuses. What is read is wrapped again.
+    """
+    trained = Optimizer(up)
+    trained.mixer.train().sum().backward()
+    trained.step()
+    wrong = misplaced(trained)
+    read = reread(up.torch, trained.mixer.mixer)
+    if read is None:
+        return False, {"measured": "the model cannot be saved"}
+    states = [{n: (x, x.requires_grad) for n, x in each.named_parameters()} for each in (trained.mixer.mixer, read)]
+    wrong += differing(*states)
+    types = {name: x.dtype for name, x in read.named_parameters()}
+    up.module.Float16Module(trained.mixer.config, read)
+    wrong += [f"cast again: {name}" for name, x in read.named_parameters() if x.dtype != types[name]]
+    return not wrong, {"measured": wrong, "tolerance": [], "unit": "what differs from what was written"}
 
 
 def saved_by_halves(up, what):
@@ -1146,6 +1344,7 @@ def judge(probe, target):
         rounded_bias(probe, torch, half)
         for way, training in (("training", True), ("evaluation", False)):
             probe.judge(f"settings.{half}.{way}", "defect", settings, up, half, training)
+        probe.judge(f"decode.in_place.{half}", "control", decodes_in_place, up, half)
         probe.judge(f"types.{half}", "control", cast_types, up, half)
         probe.judge(f"marked.{half}", "control", marked, up, half)
     probe.judge("context_parallel", "defect", context_parallel, up)
@@ -1164,6 +1363,10 @@ def judge(probe, target):
     probe.judge("optimizer.saved.shards", "control", saved_shards, up)
     probe.judge("optimizer.saved.beside_another", "control", saved_beside, up)
     probe.judge("optimizer.saved.alone", "control", saved_alone, up)
+    probe.judge("optimizer.saved.as_given", "control", saved_as_given, up)
+    probe.judge("optimizer.saved.in_common", "control", saved_in_common, up)
+    probe.judge("optimizer.copied_together", "control", copied_together, up)
+    probe.judge("optimizer.model_written_whole", "control", written_whole, up)
     probe.judge("freed", "control", freed, up)
     probe.judge("gated_delta_product", "defect", product, up)
 
