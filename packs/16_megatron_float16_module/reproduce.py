@@ -40,8 +40,8 @@ static decode; and what the real optimizer for bf16 makes of the parameters, and
                             those whose mark is taken back: main's attribute keep_in_fp32, set to False (a control).
                             What becomes of a gradient that a marked parameter has at the cast is not judged
     cast by PyTorch         a mixer in 16 bits throughout computes its rates in fp32 (a control)
-    static decode           the rates that the first one was given are up to date at later ones, after training, loading
-                            and another cast, and no parameter has moved: what a captured CUDA graph reads (a control)
+    static decode           rates that are kept from one to the next are up to date where they lie, after training,
+                            loading and another cast, and no parameter has moved: what a CUDA graph reads (a control)
     state dicts             every way in which Float16Module hands its parameters out (WAYS): A_log and D in fp32
     optimizer               what it begins with, what the forward sees of five steps; whole steps with other gradients
                             each, without DDP, where no parameter has a main_grad, also with no gradient for half of
@@ -254,13 +254,13 @@ class Kernels:
 
     Attributes:
         given: the rates, D and dt_bias of the last call, in float64.
-        rates: those of the last decode, the tensor itself.
+        rates: those of the last two decodes, the tensors themselves.
         run: what the last scan computed from, in float64, and the gradient of its result.
 
     """
 
     def __init__(self, torch):
-        self.torch, self.given, self.rates, self.run = torch, {}, None, {}
+        self.torch, self.given, self.rates, self.run = torch, {}, [], {}
 
     def note(self, rates, skip, bias):
         """Note one value a head of A and dt_bias, and all of D."""
@@ -299,7 +299,7 @@ class Kernels:
 
     def decode(self, _state, x, _dt, A, _b, _c, D, *, dt_bias, **_):
         """Stand for selective_state_update, whose A, D and dt_bias are repeated for each channel."""
-        self.rates = A
+        self.rates = [*self.rates[-1:], A]
         self.note(A[:, 0, 0], D[:, 0], dt_bias[:, 0])
         return self.torch.zeros_like(x)
 
@@ -392,14 +392,14 @@ class Mixer:
         self.up.torch.optim.SGD(self.mixer.parameters(), lr=2.0**-10).step()
 
     def infer(self, *, decode):
-        """Run the prompt, and one token after it if that is asked for."""
-        context = self.up.context(max_batch_size=BATCH, max_sequence_length=TOKENS + 1)
+        """Run the prompt, and as many tokens after it, one by one."""
+        context = self.up.context(max_batch_size=BATCH, max_sequence_length=TOKENS + decode)
         context.seqlen_offset = 0
         self.wrapped.eval()
         with self.up.torch.no_grad(), self.up.inference.active():
             self.wrapped(self.up.torch.randn(TOKENS, BATCH, HIDDEN), inference_context=context)
-            if decode:
-                context.sequence_len_offset = context.seqlen_offset = TOKENS
+            for token in range(decode):
+                context.sequence_len_offset = context.seqlen_offset = TOKENS + token
                 self.wrapped(self.up.torch.randn(1, BATCH, HIDDEN), inference_context=context)
         self.wrapped.train()
 
@@ -409,7 +409,7 @@ class Mixer:
         if path == "training":
             self.train()
         else:
-            self.infer(decode=path == "decode")
+            self.infer(decode=int(path == "decode"))
         return self.up.kernels.given
 
 
@@ -449,23 +449,26 @@ def older(up, case, path):
 
 
 def decodes_in_place(up, half):
-    """Judge that what the first decode was given is up to date at each later one, and that parameters stay in place.
+    """Judge that rates which are kept from one decode to the next are brought up to date where they lie.
 
     A CUDA graph that has captured a decode reads the storages which it was given then. For it upstream keeps the rates
     in a cache that is written in its place ("its address [...] stays valid across every graph capture and replay,
     including across RL train/eval cycles") and expanded with strides of 0, by which the kernel takes its fast path.
-    To compute them anew for every token, which the cache is there to avoid, is refused as well. No graph is captured.
+    Rates that are computed anew for every token need not stay: a graph computes them, too, from parameters that have
+    not moved. No graph is captured.
     """
     mixer, errors = Mixer(up, SCALES[half][0]), {}
-    mixer.run("decode")
-    rates, old = up.kernels.rates, {name: x.detach() for name, x in mixer.mixer.named_parameters()}
+    mixer.infer(decode=2)
+    rates, again = up.kernels.rates
+    kept = rates.data_ptr() == again.data_ptr()  # both are alive, so that others would lie elsewhere
+    old = {name: x.detach() for name, x in mixer.mixer.named_parameters()}
     for step, change in CHANGES.items():
         change(mixer)
         mixer.run("decode")
         right = -mixer.mixer.A_log.detach().double().exp()
-        errors[f"{step}: first A"] = off(rates[:, 0, 0].double(), right)
-        errors[f"{step}: A"] = off(up.kernels.rates.double(), right[:, None, None])
-        errors[f"{step}: strides"] = sum(up.kernels.rates.stride()[1:])
+        errors[f"{step}: first A"] = off(rates[:, 0, 0].double(), right) if kept else 0.0
+        errors[f"{step}: A"] = off(up.kernels.rates[-1].double(), right[:, None, None])
+        errors[f"{step}: strides"] = sum(up.kernels.rates[-1].stride()[1:])
         found = dict(mixer.mixer.named_parameters())
         errors[f"{step}: moved"] = sum(found[name].data_ptr() != x.data_ptr() for name, x in old.items())
     wrong = {name: error for name, error in errors.items() if not error <= EXACT}
