@@ -36,7 +36,8 @@ from harness.verdict.cell import Cell
 #: have found its kernels compiled, and fewer lanes beside it.
 LONGEST_FACTOR, LONGEST_BESIDES = 10.0, 60.0
 #: A mutant that is not listed is expected to take this share of the fix's seconds, since a failed check ends its lane.
-#: (Medians of killed lanes on H200s: 0.06 to 0.7 of them.) Those that are listed run to the end, so that they go first.
+#: (Medians of killed lanes on H200s: 0.06 to 0.7 of them for nine packs, more for two that had more lanes beside.)
+#: Those that are listed run to the end, so that they go first.
 KILLED_SHARE = 0.5
 #: Characters of an exception that a reason quotes.
 MOST_SAID = 200
