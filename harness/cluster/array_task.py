@@ -112,7 +112,7 @@ def _published(base: Published, array: Array, session: Session, account: Account
 
 def _clean(reason: str, cache: Cache) -> str:
     """Take what is private to this node out of a text, or leave it out."""
-    scrub = redaction.of_host({cache.root: "$CACHE"})
+    scrub = redaction.of_host(cache.places)
     text = scrub.scrub(reason)
     return "[left out: it names something private]" if any(scrub.findings(text)) else text
 

@@ -106,7 +106,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             pairs, refused = _pairs(session, copies, target, trees)
             found, interrupted = two_trees.compared(session, pairs)
     options.complain(refused)
-    scrub = redaction.of_host({cache.root: "$CACHE", options.REPOSITORY: "$REPOSITORY"})
+    scrub = redaction.of_host({**cache.places, options.REPOSITORY: "$REPOSITORY"})
     _print(found, pr_comment.text(found, trees, commits_at, scrub))
     if interrupted:
         raise KeyboardInterrupt

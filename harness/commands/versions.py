@@ -117,7 +117,7 @@ def _judged(judging: Judging, listed: list[Candidate], vary: str | None, *, bise
 
 
 def _end(judging: Judging, shown: Shown, *, save: bool, as_json: bool) -> int:
-    scrub = redaction.of_host({judging.session.cache.root: "$CACHE", options.REPOSITORY: "$REPOSITORY"})
+    scrub = redaction.of_host({**judging.session.cache.places, options.REPOSITORY: "$REPOSITORY"})
     shown = Shown(shown.what, [output.scrubbed(row, scrub) for row in shown.rows], shown.line)
     found = output.document(shown, judging, running.command_line())
     click.echo(receipt.to_json(found) if as_json else output.as_text(shown), nl=False)

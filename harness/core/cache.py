@@ -46,6 +46,11 @@ class Cache:
     tell: Callable[[str], None] = field(default=_nothing, compare=False, repr=False)
     mirrors: Path | None = None
 
+    @property
+    def places(self) -> dict[Path, str]:
+        """The folders of this machine that it knows, and what a receipt calls them."""
+        return {self.root: "$CACHE"} | ({self.mirrors: "$MIRRORS"} if self.mirrors else {})
+
     def entry(self, kind: str, key: str) -> Path:
         """Return the folder of one entry, whether or not it is there."""
         return self.root / kind / key

@@ -56,14 +56,14 @@ def scrubber(
 
     Args:
         pack: the pack.
-        cache: its root is ``$CACHE``.
+        cache: its root is ``$CACHE``, its mirrors are ``$MIRRORS``.
         host: where the lanes run.
         dependency_set: what they import.
         trees: folders of trees, with their names.
 
     """
     own = {folder: f"$PACKS/{pack.name}" for folder in (pack.folder, pack.inputs) if folder is not None}
-    places = {REPOSITORY: "$REPOSITORY", **own, cache.root: "$CACHE", **trees}
+    places = {REPOSITORY: "$REPOSITORY", **own, **cache.places, **trees}
     versions = dependency_set.versions.values() if dependency_set else ()
     return redaction.of_host(places, (*versions, host.cudnn, host.nccl))
 

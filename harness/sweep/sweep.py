@@ -164,7 +164,7 @@ class Sweep:
                 )
                 account = self.engine.run(session, cells)
                 night = self._mutants(session, cells, account)
-                places = {self.cache.root: "$CACHE", order.folder.absolute(): "$PACKS", order.runs: "$RUNS"}
+                places = {**self.cache.places, order.folder.absolute(): "$PACKS", order.runs: "$RUNS"}
                 judge = replace(session.judge, elsewhere=account.elsewhere)
                 collector = Collector(judge, account, compared, redaction.of_host(places), night.killed)
                 rows = list(collector.rows(cells))

@@ -34,6 +34,7 @@ def test_every_verb_knows_a_pinned_commit(workbench: Workbench) -> None:
     status, (row,) = workbench.rows(*places, "--record")
     assert (status, row["verdict"]) == (0, "CONFIRMED"), row
     found = json.loads((pack / "receipts/cpu.traced.json").read_text())
+    assert "--mirrors $MIRRORS" in found["command"].replace("'", ""), found["command"]
     assert found["upstream"] | {"sha256": ""} == {
         "package": "toykernel",
         "version": f"commit {commit}",
