@@ -287,8 +287,8 @@ def test_a_campaign_goes_on_in_another_cache_with_the_lanes_whose_logs_came_alon
 ) -> None:
     pack = workbench.lay("40_runs_for_a_while")
     (pack / "seconds").write_text("0.4", encoding="utf-8")
-    words = ("mutate", "--target", "cpu", "--only-own", "--jobs", "2")
-    journal = _killed_with(workbench.command(*words), workbench, ends=2)
+    words = ("mutate", "--target", "cpu", "--generated", "6", "--jobs", "2")
+    journal = _killed_with(workbench.command(*words), workbench, ends=4)
     known = len(journal.read_text(encoding="utf-8").splitlines())
     elsewhere = workbench.folder / "elsewhere"
     left_out = shutil.ignore_patterns("locks", *([] if with_logs else ["logs"]))
