@@ -37,7 +37,9 @@ from harness.verdict.cell import Cell
 @click.option("--seed", type=int, metavar="S", help="Of the sample (default: pack.toml's).")
 @click.option("--only-own", is_flag=True, help="Only those in the packs' mutants/.")
 @click.option("--unseen", is_flag=True, help="Those in the packs' unseen/ alone, whose authors had not read the probe.")
-@click.option("--skip-listed", is_flag=True, help="Do not run again what is listed and passed for the last record.")
+@click.option(
+    "--skip-listed", is_flag=True, help="Do not run again what is listed and was not killed for the last record."
+)
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Lanes at once (default: cores, as memory allows).")
 @click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Seconds per lane at most.")
 @click.option("--record", is_flag=True, help="Put the strength into the packs' receipts/.")
@@ -66,9 +68,9 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     lane (or by UNSUPPORTED, where the pristine tree is judged), SURVIVED, UNJUDGED (a crash, a time-out, out of memory,
     also when run again alone), EQUIVALENT (listed in mutants/equivalent.toml, or the same code) or ELSEWHERE (listed
     there: only another target runs its code). What is listed runs from beginning to end, as the fix does; with
-    --skip-listed those keep the date of the lane that the last record of this target speaks of. The fix itself is
-    judged first; its pristine lane is not run again where the pack has a fresh receipt, made with the same Python,
-    torch, triton and GPU. Killed at any moment, the same command goes on where it was.
+    --skip-listed those that no check killed for the last record of this target, by the probe of that day, keep its
+    date. The fix itself is judged first; its pristine lane is not run again where the pack has a fresh receipt, made
+    with the same Python, torch, triton and GPU. Killed at any moment, the same command goes on where it was.
 
     \b
     Examples:

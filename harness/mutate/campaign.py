@@ -36,7 +36,7 @@ from harness.verdict.cell import Cell
 #: have found its kernels compiled, and fewer lanes beside it.
 LONGEST_FACTOR, LONGEST_BESIDES = 10.0, 60.0
 #: A mutant that is not listed is expected to take this share of the fix's seconds, since a failed check ends its lane.
-#: (Medians of killed lanes on H200s: 0.06 to 0.7 of them for nine packs, more for two that had more lanes beside.)
+#: (Medians of killed lanes on H200s: 0.06 to 0.7 of them for nine packs, 1.4 and 2.7 times them for two.)
 #: Those that are listed run to the end, so that they go first.
 KILLED_SHARE = 0.5
 #: Characters of an exception that a reason quotes.
@@ -56,7 +56,7 @@ class Order:
         seed: of the sample; None: pack.toml's.
         own_only: none are made.
         unseen: those of the packs' unseen/ alone.
-        skip_listed: what mutants/equivalent.toml lists, and the last record shows to have passed, is not run again.
+        skip_listed: what mutants/equivalent.toml lists, and no check killed for the last record, is not run again.
 
     """
 
@@ -279,12 +279,12 @@ class Campaign:
         seconds: dict[tuple[str, str, str], float] = {}
         for subject in subjects:
             listed = _listed(subject.cell)
-            passed = self._passed_before(subject.cell, listed)
+            skipped = self._not_killed_before(subject.cell, listed)
             for mutant, cell in subject.chosen:
                 if mutant.same:
                     subject.found[mutant.name] = (Found(Fate.EQUIVALENT, reason=mutant.same), 0.0)
                     continue
-                if (known := passed.get(mutant.name)) is not None and known.sha256 == mutant.meaning:
+                if (known := skipped.get(mutant.name)) is not None and known.sha256 == mutant.meaning:
                     subject.known[mutant.name] = known
                     continue
                 cells.append(cell)
@@ -293,12 +293,16 @@ class Campaign:
                 urgent += [cell.name] if mutant.name in subject.first else []
         self._run(subjects, cells, Estimates(seconds, urgent))
 
-    def _passed_before(self, cell: Cell, listed: Mapping[str, Listed]) -> dict[str, MutantRecord]:
-        """Return the records of the listed mutants that need not be run again; none where that was not asked for."""
+    def _not_killed_before(self, cell: Cell, listed: Mapping[str, Listed]) -> dict[str, MutantRecord]:
+        """Return the records of the listed mutants that need not be run again; none where that was not asked for.
+
+        Their lanes ran for the last record of the target, or one before it, by the probe of that day, and passed or
+        said nothing.
+        """
         before = strength.find(cell.pack, cell.target, str(cell.evidence or "")) if self.order.skip_listed else None
         if before is None:
             return {}
-        passed = [one for one in before.mutants if one.fate in NOT_JUDGED_HERE and one.seconds and one.name in listed]
+        ran = [one for one in before.mutants if one.fate in NOT_JUDGED_HERE and one.seconds and one.name in listed]
         return {
             one.name: replace(
                 one,
@@ -306,7 +310,7 @@ class Campaign:
                 reason=listed[one.name].reason,
                 date=one.date or before.date,
             )
-            for one in passed
+            for one in ran
         }
 
     def _again(self, subjects: list[_Subject]) -> None:

@@ -232,7 +232,7 @@ def test_what_is_listed_goes_first_since_it_runs_to_the_end(workbench: Workbench
     assert any(where in line for line in ends[1:4]), f"a few are laid out at a time: {ends[:6]}"
 
 
-def test_what_is_listed_and_passed_before_can_be_left_out(workbench: Workbench) -> None:
+def test_what_is_listed_and_was_not_killed_before_can_be_left_out(workbench: Workbench) -> None:
     pack = workbench.lay("42_refuses_wrong_fixes")
     listed = "multiplies_the_other_way_round"
     _, _, told = _mutate(workbench, "--skip-listed")
