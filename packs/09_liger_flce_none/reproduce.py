@@ -41,7 +41,8 @@ Besides: a weight is not rounded to the 16 bits of the logits before the product
 the product's, and passes); accum_dtype=float32 is as precise as it is meant to be; [BT, V] logits are neither made nor
 held at once; create_graph=True gives the same gradients; and a tensor that is changed in place between forward and
 backward makes no difference or is an error, as in PyTorch. Gradients of two backwards are kept side by side;
-torch.utils.checkpoint gives out once what was saved; the gradient from above stays as it was.
+torch.utils.checkpoint gives out once what was saved; the gradient from above stays as it was. Of several losses that
+wait for their backward at once, each keeps its own options, labels and inputs, whichever goes backward first.
 
 Upstream: https://github.com/linkedin/Liger-Kernel/issues/968 reports it; fixed by
 https://github.com/linkedin/Liger-Kernel/pull/1298, first released in 0.8.2; pack.toml has the other threads.
@@ -277,6 +278,25 @@ DEFAULTS = {name: values[0] for name, values in FACTORS.items()}
 OPTIONS = ("ignore_index", "lse_square_scale", "label_smoothing", "softcap", "use_token_scaling")
 RETURNS = {"return_z_loss": "z loss", "return_token_accuracy": "accuracy", "return_predicted_tokens": "tokens"}
 GRADIENTS = ("grad_input", "grad_weight", "grad_bias")
+# Losses that wait for their backward at once, in the order of their forwards. Those of equal dtype, shape and training
+# share hidden, weight and bias, and those in LIVE_SHAPE the labels. Each option has other values before and behind it.
+LIVE_SHAPE = (3, 3, 50)
+ALIKE = {"dtype": "bfloat16", "shape": (12, 2, 24), "labels": "none ignored"}  # see `alike`
+LIVE = [
+    {"weights": "random"},
+    ALIKE,
+    {"ignore_index": 2, "label_smoothing": 0.2, "softcap": 16.0, "ce_weight": "given", "use_token_scaling": True},
+    ALIKE | {"accum_dtype": "float32"},
+    {"ignore_index": 5, "lse_square_scale": 0.03, "ce_weight": "flipped", "weights": "signed", "layout": "flipped"},
+    {"reduction": "mean", "lse_square_scale": 0.1},
+    {"softcap": 32.0, "use_token_scaling": True, "weights": "mask", "bias": False, "entry": "function"},
+    {"trained": "no weight", "label_smoothing": 0.1, "weights": "signed", "entry": "functional"},
+    {"trained": "no input", "softcap": 16.0, "ce_weight": "given", "weights": "random"},
+    {"dtype": "autocast", "ignore_index": 2, "weights": "random"},
+    {"dtype": "float16", "lse_square_scale": 0.1, "ce_weight": "given", "weights": "signed"},
+    ALIKE,
+    {"label_smoothing": 0.3, "weights": "signed", "layout": "flipped", "returns": "all"},
+]
 IN_PLACE = "modified by an inplace operation"  # what PyTorch says of a saved tensor that was changed
 
 
@@ -554,17 +574,65 @@ def workaround(case, reference, tolerances, *, wrong=False):
     return ok, {"measured": errors, "tolerance": tolerances, "unit": unit}
 
 
-def accumulated(case):
-    """Judge accum_dtype=float32, where eager PyTorch that accumulates in bf16 loses what later chunks add."""
-    # All rows are the first one, and it weighs 512: what later chunks add is below half an ulp of the sum, in bf16.
+def alike(case):
+    """Make all rows the first one, which weighs 512; return the limits of the sums that accum_dtype=float32 makes."""
+    # What later chunks add is below half an ulp of the sum, in bf16.
     case.tensors[0][:], case.labels[:] = case.tensors[0][0].clone(), case.labels[0].clone()
     case.weights = case.weights.clone()
     case.weights[0] = 512
+    loss, _, _, found = case.eager()
+    coarse = case.errors([loss], found)
+    return {name: coarse[name] / 2 for name in GRADIENTS[1:]}  # rounded logits err by less than a quarter of that
+
+
+def accumulated(case):
+    """Judge accum_dtype=float32, where eager PyTorch that accumulates in bf16 loses what later chunks add."""
+    limits = alike(case)
     outputs, found, _ = case.measure()
     errors = case.errors(outputs, found)
-    coarse = case.errors(outputs, case.eager()[3])
-    limits = {name: coarse[name] / 2 for name in GRADIENTS[1:]}  # rounded logits err by less than a quarter of that
     return all(errors[name] <= limit for name, limit in limits.items()), {"measured": errors, "tolerance": limits}
+
+
+def live_cases(api):
+    """Make the cases of LIVE, each with its tolerances."""
+    labels, found = api.torch.tensor([31, 2, 5], device=api.device), []  # who ignores 2 counts 5, and the reverse
+    for number, factors in enumerate(LIVE):
+        case, limits = Case(api, **{"shape": LIVE_SHAPE} | factors), {}
+        if set(case.options) - set(api.parameters):
+            continue  # this release has no such option
+        if case["shape"] == LIVE_SHAPE:
+            case.labels = labels.flip(0) if case["layout"] == "flipped" else labels
+            case.valid = case.labels != case["ignore_index"]
+            if case["ce_weight"] == "flipped":
+                case.class_weights = case.class_weights.flip(0)
+        elif case["accum_dtype"]:
+            limits = alike(case)
+        else:  # one row is enough of it
+            case.tensors[0] = case.tensors[0][:1]
+            case.labels, case.valid, case.weights = case.labels[:1], case.valid[:1], case.weights[:1]
+        found.append((number, case, case.tolerances(floor=4) | limits))
+    return found
+
+
+def live_losses(api):
+    """Judge losses that wait for their backward at once: each keeps what is its own, first come and last first."""
+    shared, calls, measured = {}, [], {}
+    for number, case, tolerances in live_cases(api):
+        leaves = [
+            shared.setdefault((index, x.shape, case["dtype"], case["trained"]), x)
+            for index, x in enumerate(case.leaves())
+        ]
+        calls.append((number, case, tolerances, leaves, case.forward(leaves, case.labels)))
+    for turn, each in (("first", calls), ("last", calls[::-1])):
+        for number, case, tolerances, leaves, outputs in each:
+            trained = [x for x in leaves if x.requires_grad]
+            names = [name for name, x in zip(GRADIENTS, leaves, strict=False) if x.requires_grad]
+            above = case.weights if case["reduction"] == "none" else case.weights[0]
+            given = case.torch.autograd.grad(outputs[0], trained, above, retain_graph=True, allow_unused=True)
+            found = dict(zip(names, given, strict=True))
+            errors = case.errors([x if x is None else x.detach() for x in outputs], found)
+            measured[f"{number}, {turn} first"] = max(error / tolerances[name] for name, error in errors.items())
+    return max(measured.values()) <= 1, {"measured": measured, "tolerance": 1, "unit": "errors over their tolerances"}
 
 
 def with_graph(case):
@@ -817,6 +885,7 @@ def judge(probe, target):
     probe.judge("none_in_place", "control", changed_in_place, Case(api))
     probe.judge("none_kept_gradients", "defect", kept_gradients, Case(api, weights="signed"))
     probe.judge("none_checkpoint", "defect", checkpointed, Case(api, weights="signed"))
+    probe.judge("none_live_losses", "defect", live_losses, api)
     probe.judge("none_largest_tensor", "control", largest_tensor, Case(api, shape=(48, 2, 48)))
 
 
