@@ -39,6 +39,8 @@ Besides: labels that are all ignored, whose gradients are 0; the function with n
 in inference mode; gradients with a graph of their own; 65541 columns; a Liger RMSNorm before the loss, which writes
 into the gradient that it is given; a loss scale of 65536 in fp16; a PyTorch that does not say whether the graph is
 retained; second-order gradients, which are right or refused.
+Around the loss may stand torch.utils.checkpoint, of either kind, and hooks on what is saved, as
+torch.autograd.graph.save_on_cpu has them: a backward asks for each saved tensor once.
 `ce_impl`, which chooses another vendor's kernel for the loss, is left at its default.
 
 What is kept for backward, in each reduction, with a trained and with a frozen hidden:
@@ -336,6 +338,7 @@ IN_PLACE = "modified by an inplace operation"  # what PyTorch says of a saved te
 FREED = "backward through the graph a second time"  # of saved tensors that are freed
 CHANGED = ("hidden", "weight", "bias", "labels")
 KEPT = [(reduction, trained) for reduction in ("mean", "sum", "none") for trained in ("all", "no input")]
+AROUND = ("on the CPU", "checkpointed", "reentrant")  # what stands around a loss
 WIDE = 65541  # more columns than a block of any kernel here holds
 SECOND_ORDER = ("does not require grad", "once_differentiable")
 
@@ -828,6 +831,52 @@ def changed_in_place(make, wanted):
     return ok, {"measured": measured, "tolerance": tolerance, "unit": "relative error, refused backwards"}
 
 
+def around(case, how):
+    """Go backward twice through a loss with something around it; return its errors, and how often hooks are asked."""
+    from torch.utils.checkpoint import checkpoint
+
+    torch, leaves, asked = case.torch, case.leaves(), []
+    on_cpu = torch.autograd.graph.save_on_cpu()
+
+    def pack(x):
+        asked.append(0)
+        return len(asked) - 1, on_cpu.pack_hook(x)
+
+    def unpack(packed):
+        asked[packed[0]] += 1
+        return on_cpu.unpack_hook(packed[1])
+
+    def call(*leaves):
+        return case.forward(leaves, case.labels)[0]
+
+    if how == "on the CPU":
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            loss = call(*leaves)
+    else:
+        loss = checkpoint(call, *leaves, use_reentrant=how == "reentrant")
+    names = [name for name, x in zip(GRADIENTS, leaves, strict=False) if x.requires_grad]
+    trained, found, too_often = [x for x in leaves if x.requires_grad], [], 0
+    for number, scale in enumerate(case["scales"], 1):
+        for x in trained:
+            x.grad = None
+        above = case.weights * scale if case["reduction"] == "none" else loss.new_full((), scale)
+        loss.backward(above, retain_graph=number < len(case["scales"]))  # a reentrant checkpoint refuses autograd.grad
+        found.append((scale, dict(zip(names, [x.grad for x in trained], strict=True))))
+        too_often = max(too_often, *(count - number for count in asked), 0)
+    return max(case.errors([loss.detach()], found).values()), too_often
+
+
+def hooked(make, wanted):
+    """Judge losses with something around them, whose gradients are those that they have without."""
+    measured, tolerance = {}, make().tolerances()["loss"]
+    for (reduction, trained), how in itertools.product(wanted, AROUND):
+        case = make(reduction=reduction, trained=trained)
+        error, too_often = around(case, how)
+        measured[f"{reduction}, {trained}, {how}"] = {"error": error, "too_often": too_often}
+    ok = all(x["error"] <= tolerance and not x["too_often"] for x in measured.values())
+    return ok, {"measured": measured, "tolerance": tolerance, "unit": "relative error, times too often"}
+
+
 def freed(make):
     """Judge graphs that are freed: another backward is refused, and their losses keep no tensor alive."""
     from torch.multiprocessing.reductions import StorageWeakRef
@@ -1043,6 +1092,11 @@ def judge(probe, target):
     wrong = [("mean", "all"), ("mean", "no input"), ("sum", "no input")]
     probe.judge("in_place", "control", changed_in_place, functools.partial(make, scales=(1.0, 1.0)), right)
     probe.judge("in_place_scaled", "defect", changed_in_place, functools.partial(make, scales=(2.0, -0.7)), wrong)
+    few = functools.partial(Case, api, shape=(2, 3, 5))  # two chunks
+    right = [("sum", "all"), ("mean", "no weight"), ("none", "all")]
+    wrong = [("mean", "all"), ("mean", "hidden"), ("mean", "no input"), ("sum", "weight"), ("mean", "bias")]
+    probe.judge("hooked", "control", hooked, functools.partial(few, scales=(1.0, 1.0)), right)
+    probe.judge("hooked_scaled", "defect", hooked, functools.partial(few, scales=(2.0, -0.7)), wrong)
     probe.judge("freed", "control", freed, make)
     probe.judge("with_graph", "defect", with_graph, make)
     probe.judge("no_labels", "defect", no_labels, make)
