@@ -36,9 +36,11 @@ over tokens, splits, steps and ranks; ranks and splits about -50 beside some abo
 ranks 1, 2 and 4, sequence parallel or not; forward under autocast, as Megatron's schedules run it where enable_autocast
 is set, whose loss is as exact; another batch of the same shape between forward and backward, as with microbatches in
 flight; a split or a rank whose logits are all nan, where the loss is nan; an ignored token whose hidden state is nan or
-infinite, which adds 0 to the loss; and the kernels by themselves on tensors with any strides, where nothing else is
-accessed, to 531 splits, where a sum of nan is no number afterwards either; backward twice through one graph. What the
-caller gives stays as it is, the gradient from above included. Forward and backward read nothing on the host, which
+infinite, which adds 0 to the loss; and the kernels by themselves on tensors with any strides, of 1 to 47 tokens (3001
+where labels are counted) and 2 to 531 splits, where a sum of nan is no number afterwards either; backward twice through
+one graph. No kernel, in any case, reads or writes outside of the tensor that an access is about, or needs what a mask
+leaves out without another value; by themselves they are given larger memory with nan around. What the caller gives
+stays as it is, the gradient from above included. Forward and backward read nothing on the host, which
 would wait for the GPU and end the capture of a graph; their buffers are fp32 where the kernels read so, and lie on the
 GPU, whatever PyTorch's default dtype and device are; and new memory may hold nan.
 Where each token's maximum over the first 64 splits is not below zero, the bits are those of the tree without the
@@ -152,6 +154,7 @@ MAKERS = ("arange", "empty", "empty_strided", "full", "linspace", "ones", "tenso
 LOSS = 2.0**-19
 LEVEL = 2.0**-22
 GRADIENT = 2.0**-7
+NONE, SUM, MEAN = range(3)  # reductions, as the kernels are told them
 
 
 @dataclasses.dataclass(frozen=True)
@@ -777,9 +780,10 @@ def gradient_errors(torch, found, towards_hidden, towards_weight):
 
 
 def judge_case(upstream, case, kept):
-    """Judge the losses and gradients of a case by float64, and that the caller's tensors are as they were."""
-    torch = upstream.torch
-    found = losses(upstream, case)
+    """Judge the losses and gradients of a case by float64, that the caller's tensors are as they were, and accesses."""
+    torch, watch = upstream.torch, Watch(upstream.torch)
+    with watch.on():
+        found = losses(upstream, case)
     kept.extend(found)
     loss, towards_hidden, towards_weight, near = reference(torch, case)
     measured = {"loss": max(furthest(each["loss"], loss, near) for each in found)}
@@ -789,31 +793,44 @@ def judge_case(upstream, case, kept):
         measured |= errors
         tolerance |= dict.fromkeys(errors, GRADIENT)
     altered = sorted({name for each in found for name in each["altered"]})
-    ok = all(measured[name] <= tolerance[name] for name in measured) and not altered
-    measured["altered"], tolerance["altered"] = altered, []
+    ok = all(measured[name] <= tolerance[name] for name in measured) and not altered and not sum(watch.outside)
+    measured |= {"altered": altered, "accessed_outside": sum(watch.outside)}
+    tolerance |= {"altered": [], "accessed_outside": 0}
     first = {"first_loss": float(found[0]["loss"].view(-1)[0]), "wanted": float(loss.view(-1)[0])}
     return ok, {"measured": measured | first, "tolerance": tolerance, "unit": "of what it may be off; of the norm"}
 
 
-MARGIN = 32  # rows: more than the 21 tokens of a launch
+MARGIN = 64  # rows: more than a block of tokens, or of splits
+HUGE = 2**40  # neither a label nor a number of tokens
 
 
-def spaced(torch, tensor, first, second=1):
-    """Return a view of the same numbers with these steps between them, and the memory that it lies in.
+class Guarded:
+    """Copies of tensors within larger memory, which is full of nan or of HUGE: neither to be read nor to be written."""
 
-    Before them is room for as many: what a kernel writes there is seen, and harms nothing else.
-    """
-    shape = tensor.shape if tensor.dim() == 2 else (*tensor.shape, 1)
-    memory = torch.full(((MARGIN + shape[0]) * first, shape[1] * second), -7.0, dtype=tensor.dtype)
-    view = memory[MARGIN * first :: first, ::second]
-    view.copy_(tensor.view(shape))
-    return (view if tensor.dim() == 2 else view[:, 0]), memory
+    def __init__(self, torch):
+        self.torch, self.kept = torch, []
 
+    def put(self, tensor, first, second=1, written=False):
+        """Return a view of the same numbers with these steps between them; one that is not `written` stays as it is."""
+        shape = tensor.shape if tensor.dim() == 2 else (*tensor.shape, 1)
+        columns = (shape[1] + (MARGIN if tensor.dim() == 2 else 0)) * second
+        fill = math.nan if tensor.is_floating_point() else HUGE
+        memory = self.torch.full(((2 * MARGIN + shape[0]) * first, columns), fill, dtype=tensor.dtype)
+        view = memory[MARGIN * first : (MARGIN + shape[0]) * first : first, : shape[1] * second : second]
+        view.copy_(tensor.view(shape) if tensor.dim() == 1 else tensor)
+        self.kept.append((memory, memory.clone(), view, written))
+        return view if tensor.dim() == 2 else view[:, 0]
 
-def transposed(torch, tensor):
-    """Return a view of the same numbers, a column after the other in memory, with room behind each."""
-    memory = torch.full((tensor.shape[1], tensor.shape[0] + MARGIN), -7.0, dtype=tensor.dtype)
-    return memory[:, : tensor.shape[0]].copy_(tensor.t()).t()
+    def transposed(self, tensor):
+        """Return a view of the same numbers, a column after the other in memory, with room behind each."""
+        return self.put(tensor.t(), 1).t()
+
+    def untouched(self):
+        """Return whether all is as it was but for the views that are written."""
+        for _, before, view, written in self.kept:
+            if written:
+                before.as_strided(view.shape, view.stride(), view.storage_offset()).copy_(view)
+        return all(same(memory, before) for memory, before, *_ in self.kept)
 
 
 def statistics(logits, width):
@@ -824,14 +841,14 @@ def statistics(logits, width):
     return maximum, total
 
 
-def tokens_of(level, splits):
-    """Return the logits of 21 tokens, and labels of which a third is ignored."""
+def tokens_of(level, splits, count=21):
+    """Return the logits of so many tokens, and labels of which a third is ignored, but not that of a single one."""
     import torch
 
     random = torch.Generator().manual_seed(11)
-    logits = torch.randint(-24, 25, (21, splits * 8), generator=random) / 8 + level
-    labels = torch.randint(logits.shape[1], (21,), generator=random)
-    labels[::3] = -100
+    logits = torch.randint(-24, 25, (count, splits * 8), generator=random) / 8 + level
+    labels = torch.randint(logits.shape[1], (count,), generator=random)
+    labels[0 if count > 1 else 1 :: 3] = -100
     return logits, labels
 
 
@@ -850,109 +867,207 @@ def peaks(level, column):
     return logits, labels
 
 
-def untouched(torch, memory, first):
-    """Return whether nothing but what a view with that step shows was written."""
-    rows = torch.arange(memory.shape[0])
-    return bool((memory[(rows % first != 0) | (rows < MARGIN * first)] == -7.0).all())
+class Watch:
+    """Of each access of a kernel, notes how many elements lie outside of the tensor that it is about, and prevents it.
 
-
-@contexts.contextmanager
-def watched(torch, outside):
-    """Note how many elements the kernels access outside of the tensors that they are given, where others may lie."""
-    numpy, interpreter = importlib.import_module("numpy"), importlib.import_module("triton.runtime.interpreter")
-    builder, pointer, known = interpreter.InterpreterBuilder, torch.Tensor.data_ptr, []
-
-    def data_ptr(tensor):
-        places = torch.zeros(1, dtype=torch.int64)
-        for size, step in zip(tensor.shape, tensor.stride(), strict=True):
-            places = (places.unsqueeze(1) + torch.arange(size) * step).flatten()
-        known.append((pointer(tensor) + places * tensor.element_size()).numpy().astype(numpy.uint64))
-        return pointer(tensor)
-
-    def access(method, mask_at):
-        def watching(self, pointers, *given):
-            wanted = pointers.data[given[mask_at].data.astype(bool)]
-            outside.append(int((~numpy.isin(wanted, numpy.concatenate(known))).sum()))
-            return method(self, pointers, *given)
-
-        return watching
-
-    load, store = access(builder.create_masked_load, 0), access(builder.create_masked_store, 1)
-    accesses = mock.patch.multiple(builder, create_masked_load=load, create_masked_store=store)
-    with mock.patch.object(torch.Tensor, "data_ptr", data_ptr), accesses:
-        yield
-
-
-def launch_dp(upstream, logits, labels, width, spoiled):
-    """Launch the epilogue without tensor parallelism on tensors that are not contiguous."""
-    torch, splits = upstream.torch, logits.shape[1] // width
-    maximum, total = statistics(logits, width)
-    total[spoiled, -1] = float("nan")
-    maximum, (total, _) = transposed(torch, maximum), spaced(torch, total, 3, 2)
-    label_logits = logits.gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
-    (loss, loss_in), (wide_labels, _) = spaced(torch, label_logits, 2), spaced(torch, labels, 4)
-    (found_max, max_in), (found_sum, sum_in) = (spaced(torch, torch.zeros(21), step) for step in (3, 5))
-    upstream.kernels.forward_dp_epilogue[lambda meta: (-(-21 // meta["BLOCK_SIZE_M"]),)](
-        21, splits, -100, wide_labels, 4, torch.zeros((), dtype=torch.int64), maximum, *maximum.stride(),
-        total, *total.stride(), found_max, 3, found_sum, 5, loss, 2, torch.zeros(()), REDUCTION=0,
-    )  # fmt: skip
-    written = untouched(torch, max_in, 3) and untouched(torch, sum_in, 5) and untouched(torch, loss_in, 2)
-    return loss, found_max, found_sum, written
-
-
-def launch_tp(upstream, logits, labels, width, spoiled):
-    """Launch the epilogues of two tensor-parallel ranks on tensors that are not contiguous; return the first's."""
-    torch, splits = upstream.torch, logits.shape[1] // width // 2
-    ranks = [statistics(part, width) for part in logits.chunk(2, dim=1)]
-    ranks[1][1][spoiled, -1] = float("nan")
-    reduced = transposed(torch, torch.maximum(ranks[0][0], ranks[1][0]))
-    found_max, max_in = spaced(torch, torch.zeros(21), 3)
-    sums = []
-    for rank in ranks:
-        maximum, total = spaced(torch, rank[0], 2, 3)[0], spaced(torch, rank[1], 3, 2)[0]
-        found_sum, sum_in = spaced(torch, torch.zeros(21), 5)
-        upstream.kernels.forward_tp_epilogue[lambda meta: (-(-21 // meta["BLOCK_SIZE_M"]),)](
-            21, splits, reduced, *reduced.stride(), maximum, *maximum.stride(), total, *total.stride(),
-            found_max, 3, found_sum, 5,
-        )  # fmt: skip
-        sums.append((found_sum, sum_in))
-    label_logits = logits.gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
-    (loss, loss_in), (wide_labels, _) = spaced(torch, label_logits, 2), spaced(torch, labels, 4)
-    found_sum = sums[0][0] + sums[1][0]
-    upstream.kernels.forward_tp_epilogue_update_logprobs[lambda meta: (-(-21 // meta["BLOCK_SIZE_M"]),)](
-        21, -100, torch.zeros((), dtype=torch.int64), wide_labels, 4, loss, 2, found_max, 3,
-        found_sum, found_sum.stride(0), torch.zeros(()), REDUCTION=0,
-    )  # fmt: skip
-    written = untouched(torch, max_in, 3) and untouched(torch, loss_in, 2)
-    return loss, found_max, found_sum, written and all(untouched(torch, each, 5) for _, each in sums)
-
-
-def judge_launch(upstream, launch, tokens, width=8, spoiled=slice(0)):
-    """Judge the losses of a launch by float64, what it accesses, and that backward gets the sum above the maximum.
-
-    Rows that are `spoiled` have a sum of nan in one split, as a weight of nan gives: so they have a loss of nan. What
-    is raised inside the kernel is its fault, though no frame of it has the name of upstream's file.
+    It is about the tensor of that launch that has most of them. What is written elsewhere would end this process, and
+    only later. What a mask leaves out, and no other value is given for, is undefined: here it is nan, or the largest.
     """
-    (logits, labels), outside = tokens(), []
+
+    def __init__(self, torch):
+        self.torch, self.numpy = torch, importlib.import_module("numpy")
+        self.interpreter = importlib.import_module("triton.runtime.interpreter")
+        names = ("_interpreter", "_implicit_cvt", "_get_np_dtype")
+        self.raw, self.convert, self.dtype_of = (vars(self.interpreter)[name] for name in names)
+        self.outside, self.places = [], []
+
+    def take(self, argument):
+        """Hand an argument to a kernel, and keep where a tensor's elements lie."""
+        numpy, found, tensor = self.numpy, self.convert(argument), getattr(argument, "base", argument)
+        if isinstance(tensor, self.torch.Tensor) and tensor.numel():
+            places = numpy.array([tensor.data_ptr()], dtype=numpy.uint64)
+            for size, step in zip(tensor.shape, tensor.stride(), strict=True):
+                steps = numpy.arange(size, dtype=numpy.int64) * step * tensor.element_size()
+                places = numpy.add.outer(places, steps.astype(numpy.uint64)).ravel()
+            self.places.append((tensor.element_size(), numpy.sort(places)))
+        return found
+
+    def inside(self, pointers, mask, size):
+        """Return the mask without what lies outside."""
+        best, least = mask & False, int(mask.sum())
+        for places in (each for element, each in self.places if least and element == size):
+            found = mask & (places[places.searchsorted(pointers).clip(max=places.size - 1)] == pointers)
+            strays = int((mask & ~found).sum())
+            best, least = (found, strays) if strays < least else (best, least)
+        self.outside.append(least)
+        return best
+
+    def load(self, pointers, mask, other, dtype):
+        """Load what lies inside."""
+        return self.raw.load(pointers, self.inside(pointers, mask, self.numpy.dtype(dtype).itemsize), other, dtype)
+
+    def store(self, pointers, value, mask):
+        """Store what lies inside."""
+        return self.raw.store(pointers, value, self.inside(pointers, mask, value.dtype.itemsize))
+
+    def atomic_rmw(self, operation, pointers, value, mask, order):
+        """Change what lies inside."""
+        mask = self.inside(pointers, mask, value.dtype.itemsize)
+        return self.raw.atomic_rmw(operation, pointers, value, mask, order)
+
+    def atomic_cas(self, pointers, wanted, value, order):
+        """Exchange what lies inside, if all of it does: there is no mask."""
+        every = self.inside(pointers, self.numpy.ones_like(pointers, dtype=bool), value.dtype.itemsize).all()
+        return self.raw.atomic_cas(pointers, wanted, value, order) if every else wanted
+
+    def undefined(self, pointers):
+        """Return what stands for elements that a mask leaves out."""
+        numpy, dtype = self.numpy, self.numpy.dtype(self.dtype_of(pointers.get_element_ty()))
+        most = math.nan if dtype.kind == "f" else numpy.iinfo(dtype).max if dtype.kind in "iu" else 1
+        return self.interpreter.TensorHandle(numpy.full(pointers.data.shape, most, dtype), pointers.get_element_ty())
+
+    @contexts.contextmanager
+    def on(self):
+        """Watch the kernels that are launched."""
+        builder, executor = self.interpreter.InterpreterBuilder, self.interpreter.GridExecutor
+        launch, masked_load = executor.__call__, builder.create_masked_load
+
+        def launching(this, *given, **named):
+            self.places.clear()
+            return launch(this, *given, **named)
+
+        def loading(this, pointers, mask, other, *given):
+            return masked_load(this, pointers, mask, self.undefined(pointers) if other is None else other, *given)
+
+        with (
+            mock.patch.multiple(self.interpreter, _interpreter=self, _implicit_cvt=self.take),
+            mock.patch.object(executor, "__call__", launching),
+            mock.patch.object(builder, "create_masked_load", loading),
+        ):
+            yield
+
+
+@dataclasses.dataclass(frozen=True)
+class Launch:
+    """What the kernels of a launch are given: `tokens` makes logits and labels, and with `spoiled` a sum is nan.
+
+    Such a sum of one split is what a weight of nan gives: so a third of the rows has a loss of nan.
+    """
+
+    tokens: functools.partial
+    width: int = 8
+    spoiled: bool = False
+    reduction: int = NONE
+
+    def rows(self):
+        """Return the rows that have a loss of nan."""
+        return slice(1 if self.spoiled else None, None if self.spoiled else 0, 3)
+
+
+def given_to_launch(guarded, logits, labels, reduction):
+    """Return the labels' logits, labels, their number for a mean, and the sum, as the last kernel is given them."""
+    torch = guarded.torch
+    label_logits = logits.gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
+    valid = int((labels != -100).sum()) if reduction == MEAN else HUGE
+    return (
+        guarded.put(label_logits, 2, written=True),
+        guarded.put(labels, 4),
+        guarded.put(torch.tensor([valid]), 3),
+        guarded.put(torch.zeros(1), 3, written=reduction != NONE),
+    )
+
+
+def launch_dp(upstream, how):
+    """Launch the epilogue without tensor parallelism on tensors that are not contiguous."""
+    torch, (logits, labels), reduction = upstream.torch, how.tokens(), how.reduction
+    count, splits, guarded = logits.shape[0], logits.shape[1] // how.width, Guarded(torch)
+    maximum, total = statistics(logits, how.width)
+    total[how.rows(), -1] = float("nan")
+    maximum, total = guarded.transposed(maximum), guarded.put(total, 3, 2)
+    loss, labels, valid, scalar = given_to_launch(guarded, logits, labels, reduction)
+    found_max, found_sum = (guarded.put(torch.zeros(count), step, written=True) for step in (3, 5))
+    upstream.kernels.forward_dp_epilogue[lambda meta: (-(-count // meta["BLOCK_SIZE_M"]),)](
+        count, splits, -100, labels, labels.stride(0), valid, maximum, *maximum.stride(), total, *total.stride(),
+        found_max, found_max.stride(0), found_sum, found_sum.stride(0), loss, loss.stride(0), scalar,
+        REDUCTION=reduction,
+    )  # fmt: skip
+    return loss if reduction == NONE else scalar, found_max, found_sum, guarded.untouched()
+
+
+def launch_tp(upstream, how):
+    """Launch the epilogues of two tensor-parallel ranks on tensors that are not contiguous; return the first's."""
+    torch, (logits, labels), reduction = upstream.torch, how.tokens(), how.reduction
+    count, splits, guarded = logits.shape[0], logits.shape[1] // how.width // 2, Guarded(torch)
+    ranks = [statistics(part, how.width) for part in logits.chunk(2, dim=1)]
+    ranks[1][1][how.rows(), -1] = float("nan")
+    reduced = guarded.transposed(torch.maximum(ranks[0][0], ranks[1][0]))
+    found_max, sums = guarded.put(torch.zeros(count), 3, written=True), []
+    for rank in ranks:
+        maximum, total = guarded.put(rank[0], 2, 3), guarded.put(rank[1], 3, 2)
+        found_sum = guarded.put(torch.zeros(count), 5, written=True)
+        upstream.kernels.forward_tp_epilogue[lambda meta: (-(-count // meta["BLOCK_SIZE_M"]),)](
+            count, splits, reduced, *reduced.stride(), maximum, *maximum.stride(), total, *total.stride(),
+            found_max, found_max.stride(0), found_sum, found_sum.stride(0),
+        )  # fmt: skip
+        sums.append(found_sum)
+    loss, labels, valid, scalar = given_to_launch(guarded, logits, labels, reduction)
+    kept_max, kept_sum = guarded.put(found_max, 2), guarded.put(sums[0] + sums[1], 3)
+    upstream.kernels.forward_tp_epilogue_update_logprobs[lambda meta: (-(-count // meta["BLOCK_SIZE_M"]),)](
+        count, -100, valid, labels, labels.stride(0), loss, loss.stride(0), kept_max, kept_max.stride(0),
+        kept_sum, kept_sum.stride(0), scalar, REDUCTION=reduction,
+    )  # fmt: skip
+    return loss if reduction == NONE else scalar, kept_max, kept_sum, guarded.untouched()
+
+
+def inside_kernel(measure, *given):
+    """Return what is measured; what is raised inside a kernel is its fault, though no frame has upstream's file."""
     try:
-        with watched(upstream.torch, outside):
-            loss, maximum, total, written = launch(upstream, logits, labels, width, spoiled)
-    except importlib.import_module("triton.runtime.errors").InterpreterError as error:  # inside the kernel
+        return measure(*given)
+    except importlib.import_module("triton.runtime.errors").InterpreterError as error:
         traceback.print_exc()
         return False, {"reason": f"it raised {type(error).__name__}: {error}"[:400]}
-    sums = logits.double().logsumexp(dim=1)
-    sums[spoiled] = float("nan")
+
+
+def judge_launch(upstream, launch, how):
+    """Judge the losses of a launch by float64, what it accesses, and that backward gets the sum above the maximum."""
+    (logits, labels), watch, torch = how.tokens(), Watch(upstream.torch), upstream.torch
+    with watch.on():
+        loss, maximum, total, written = launch(upstream, how)
+    sums, counts = logits.double().logsumexp(dim=1), labels != -100
+    sums[how.rows()] = float("nan")
     wanted = sums - logits.double().gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
-    near, torch = LOSS + LEVEL * logits.abs().amax(dim=1), upstream.torch
+    near = LOSS + LEVEL * logits.abs().amax(dim=1)
+    wanted, near_loss = wanted.where(counts, 0.0), near
+    if how.reduction != NONE:
+        number = int(counts.sum()) if how.reduction == MEAN else 1
+        wanted, near_loss = wanted.sum(0, True) / number, (near * counts).sum(0, True) / number
     measured = {
-        "loss": furthest(loss, wanted.where(labels != -100, 0.0), near),
+        "loss": furthest(loss, wanted, near_loss),
         "saved": furthest(maximum.double() + total.double().log(), sums, near),
         "sum": furthest(total.double().log(), sums - maximum.double(), torch.full_like(near, LOSS)),
     }
-    ok = all(each <= 1.0 for each in measured.values()) and written and bool(outside) and not sum(outside)
-    told = {"first_loss": float(loss[1]), "wanted": float(wanted[1]), "nothing_else_written": written}
-    told["accessed_outside"] = sum(outside)
+    ok = all(each <= 1.0 for each in measured.values()) and written and bool(watch.outside) and not sum(watch.outside)
+    told = {"first_loss": float(loss[-1]), "wanted": float(wanted[-1]), "nothing_else_written": written}
+    told["accessed_outside"] = sum(watch.outside)
     return ok, {"measured": measured | told, "tolerance": 1.0, "unit": "of what it may be off"}
+
+
+def judge_count(upstream):
+    """Judge the number of labels that are not ignored, of tokens that are no multiple of a block and that are."""
+    torch, watch, measured, wanted, written = upstream.torch, Watch(upstream.torch), {}, {}, True
+    for count in (1, 21, 1024, 1025, 3001):
+        for ignored in (-100, 4):
+            labels, guarded = torch.arange(count) % 7, Guarded(torch)
+            labels[::3] = ignored
+            found = guarded.put(torch.full((1,), HUGE), 2, written=True)
+            strided, name = guarded.put(labels, 3), f"{count}, {ignored}"
+            with watch.on():
+                upstream.kernels.get_num_valid_tokens[(1,)](count, ignored, strided, strided.stride(0), found)
+            measured[name], wanted[name] = int(found), int((labels != ignored).sum())
+            written = written and guarded.untouched()
+    ok = measured == wanted and written and bool(watch.outside) and not sum(watch.outside)
+    told = {"nothing_else_written": written, "accessed_outside": sum(watch.outside)}
+    return ok, {"measured": measured | told, "tolerance": wanted, "unit": "tokens"}
 
 
 LAUNCHES = (("dp", launch_dp, 1), ("tp", launch_tp, 2))  # and how many ranks it has
@@ -960,21 +1075,25 @@ LAUNCHES = (("dp", launch_dp, 1), ("tp", launch_tp, 2))  # and how many ranks it
 
 def judge_launches(probe, upstream, name, launch, ranks):
     """Judge the kernels of one of the launches on tokens far below zero, and on others."""
+
+    def judge_one(suffix, role, tokens, **how):
+        probe.judge(f"{name}.{suffix}", role, inside_kernel, judge_launch, upstream, launch, Launch(tokens, **how))
+
+    def both(suffix, splits, *count, **how):
+        judge_one(suffix, "defect", functools.partial(tokens_of, -150.0, ranks * splits, *count), **how)
+        judge_one(f"{suffix}.normal", "control", functools.partial(tokens_of, 0.0, ranks * splits, *count), **how)
+
     for splits in (3, 67, 531):  # a vocabulary of 271,872 in splits of 512
-        far, normal = (
-            functools.partial(tokens_of, -150.0, ranks * splits),
-            functools.partial(tokens_of, 0.0, ranks * splits),
-        )
-        probe.judge(f"{name}.{splits}", "defect", judge_launch, upstream, launch, far)
-        probe.judge(f"{name}.{splits}.normal", "control", judge_launch, upstream, launch, normal)
-    far, above = functools.partial(tokens_of, -131072.0, ranks * 67), functools.partial(tokens_of, 131072.0, ranks * 67)
-    probe.judge(f"{name}.far_below", "defect", judge_launch, upstream, launch, far)
-    probe.judge(f"{name}.far_above", "control", judge_launch, upstream, launch, above)
-    normal, spoiled = functools.partial(tokens_of, 0.0, ranks * 67), slice(1, None, 3)
-    probe.judge(f"{name}.nan", "control", judge_launch, upstream, launch, normal, 8, spoiled)
-    far, normal = functools.partial(peaks, -150.0, 0), functools.partial(peaks, 0.0, -1)
-    probe.judge(f"{name}.peak.first", "defect", judge_launch, upstream, launch, far, 1024)
-    probe.judge(f"{name}.peak.last", "control", judge_launch, upstream, launch, normal, 1024)
+        both(f"{splits}", splits)
+    for count, splits in ((1, 2), (16, 65), (47, 5)):
+        both(f"tokens.{count}", splits, count)
+    both("sum", 3, 37, reduction=SUM)
+    both("mean", 3, 37, reduction=MEAN)
+    judge_one("far_below", "defect", functools.partial(tokens_of, -131072.0, ranks * 67))
+    judge_one("far_above", "control", functools.partial(tokens_of, 131072.0, ranks * 67))
+    judge_one("nan", "control", functools.partial(tokens_of, 0.0, ranks * 67), spoiled=True)
+    judge_one("peak.first", "defect", functools.partial(peaks, -150.0, 0), width=1024)
+    judge_one("peak.last", "control", functools.partial(peaks, 0.0, -1), width=1024)
 
 
 def say_outputs(probe, name, found):
@@ -1000,7 +1119,8 @@ def judge(probe, target):
     kept = {name: [] for name in (*DEFECTS, *EXACT)}
     example, *others = DEFECTS
     probe.judge(f"loss.{example}", "defect", judge_case, upstream, DEFECTS[example], kept[example])
-    for name, launch, ranks in LAUNCHES:  # early: what is written elsewhere ends the process only later
+    probe.judge("kernels.count", "control", inside_kernel, judge_count, upstream)
+    for name, launch, ranks in LAUNCHES:
         judge_launches(probe, upstream, f"kernels.{name}", launch, ranks)
     for name in others:
         probe.judge(f"loss.{name}", "defect", judge_case, upstream, DEFECTS[name], kept[name])
