@@ -29,9 +29,10 @@ has its twin through the unfused function, a control:
     logits [sequence, batch, vocabulary / ranks]    fp32, fp16, bf16, fp64; a leaf, or made by a linear layer; also
         large, shifted by 100, and -inf for classes that are masked out; contiguous, or a slice of more classes, of a
         longer sequence, of a larger batch; up to 8209 tokens, or classes of a rank: a prime that no block divides; and
-        65521 and 131101 classes, whose numbers do not fit into 15 and 16 bits
+        65521 and 131101 classes, whose numbers do not fit into 15 and 16 bits; the tokens in one dimension to four
     target [sequence, batch] int64                  any class; all on one rank; some of no rank (-100, or too large);
-        contiguous, or a slice; [batch, sequence] is refused, where these are not equal
+        contiguous, sliced or expanded, or int32; transposed ones may be refused; [batch, sequence] is, where these are
+        not equal; its logit up to 1e30 (fp16: 1.2e5), or infinitely far, below the largest
     tp_group                                        1, 2 and 4 ranks, beside others of the same size; also {0, 2} and
         {1, 3}, as initialize_model_parallel makes them with order="dp-tp"
     the gradient that comes from above              1, one number expanded, any weights, a loss mask, a loss scale; of
@@ -41,7 +42,9 @@ has its twin through the unfused function, a control:
         place; a gradient of the logits' dtype, also when targets, or logits that are not fp32, change after forward
     what was given                                  targets and the gradient from above stay as they are, in shape,
         strides, values and version; so do the logits, but for the values and the version of fp32 ones; nothing of
-        their size is kept after backward, and forward keeps neither their object nor what it saved on an object
+        their size is kept after backward, and forward keeps neither their object nor what it saved on an object; a loss
+        that is dropped leaves nothing, with Python's collector of cycles off; after a change in place of fp32 logits or
+        of what is saved, backward raises or is right
 
 The function has no label smoothing. Besides: what backward itself returns, how many copies of the gradient are made and
 how many bytes are held for it, and how it lies in memory; how often and with how many bytes ranks talk; what is
@@ -148,6 +151,7 @@ import copy
 import datetime as dt
 import faulthandler
 import functools
+import gc
 import importlib
 import inspect
 import math
@@ -156,6 +160,7 @@ import signal
 import tempfile
 import time
 import types
+import weakref
 
 FACTORS = {
     "dtype": ("float32", "float16", "bfloat16", "float64"),
@@ -211,6 +216,8 @@ LARGE = {  # ranks, shape; "wider" has classes beyond 2^15, "widest" beyond 2^16
     "wider": (1, (5, 1, 65521)),
     "widest": (1, (5, 1, 131101)),
 }
+SHAPES = ((10,), (2, 2, 3), (3, 3, 3), (2, 1, 2, 2), (2, 0))  # of labels: one dimension to four; and no label
+DISTANCES = (0.0, 1.0, 20.0, 86.0, 88.0, 95.0, 103.0, 104.0, 110.0, 300.0, 4e4, 1.2e5, 1e6, 1e30, math.inf)
 HIDDEN = 6
 FLOAT32 = 2.0**-17
 PRODUCTS = 2.0**-15
@@ -833,6 +840,188 @@ def overflowing(doors, scale, rank, group):
     return {"logits": given, "gradient": gradient}
 
 
+class Distant(Case):
+    """Labels whose logits lie this far below the largest of their rows, where an exponential of them is 0."""
+
+    def __init__(self, torch, dtype, count, replica=0):
+        widest = 1.2e5 if dtype == "float16" else 1e30  # which reach from its largest number to the smallest
+        distances = [each for each in DISTANCES if each <= widest] + [math.inf]
+        super().__init__(
+            torch, dtype, count, (len(distances), 1, 5), "any", "weights", "normal", "leaf", "function", replica=replica
+        )
+        self.replica = functools.partial(Distant, torch, dtype, count)
+        rows = torch.arange(len(distances)).unsqueeze(1)
+        self.targets = (3 * rows + replica) % self.classes
+        place = (torch.arange(self.classes) - self.targets) % self.classes / (self.classes - 1)  # 0: the label
+        far = torch.tensor(distances, dtype=torch.float64).unsqueeze(1)
+        finite = far.where(far.isfinite(), 1.0)
+        self.rows = ((place - 0.5) * finite).masked_fill(far.isinf() & (place == 0), -math.inf).to(self.dtype)
+
+    def leaves(self, rank):
+        """Return the rank's logits, after nothing that makes them."""
+        part = self["shape"][2]
+        return None, None, self.rows[:, rank * part : (rank + 1) * part].unsqueeze(1).clone().requires_grad_()
+
+
+def distant(doors, case, rank, group):
+    """Go forward and backward with labels far below the largest logit."""
+    return doors.step(case.replica(replica=doors.replica), rank, group)
+
+
+def reshaped(doors, case, rank, group):
+    """Go forward and backward with tokens in one dimension to four; name those whose bits are not those of two."""
+    case, differ = case.replica(replica=doors.replica), []
+    given = case.leaves(rank)[2].detach().flatten(0, 1)
+    flat, above = case.targets.flatten(), case.above.flatten()
+    for shape in SHAPES:
+        count, found = math.prod(shape), []
+        for each in (shape, (1, count)):
+            cut = [x.repeat(3, *[1] * (x.dim() - 1))[:count].reshape(*each, *x.shape[1:]) for x in (given, flat, above)]
+            logits = cut[0].clone().requires_grad_()
+            loss = doors.loss(logits, cut[1], group)
+            found.append((loss.detach().flatten(), *(x.flatten() for x in doors.gradients_of(loss, [logits], cut[2]))))
+        differ += [] if all(map(case.torch.equal, *found)) else [str(shape)]
+    return {"differ": ", ".join(differ)}
+
+
+def labelled(doors, case, rank, group):
+    """Go forward and backward with labels of several strides and of int32; name those that give other bits.
+
+    Transposed ones may be refused, as the release does, whose copy of them keeps their strides.
+    """
+    torch, case = doors.torch, case.replica(replica=doors.replica)
+    labels, (length, batch) = case.targets, case.targets.shape
+    wide = torch.full((length + 2, 3 * batch + 1), -1)
+    wide[1:-1, 1:-batch:2] = labels
+    given = {
+        "transposed": labels.t().contiguous().t(),
+        "a slice of columns": torch.cat((labels[:, :1] * 0 - 1, labels, labels), 1)[:, 1 : batch + 1],
+        "every second of a batch": wide[1:-1, 1:-batch:2],
+        "every second of a sequence": labels.repeat_interleave(2, 0)[1::2],
+        "one row": labels[:1].expand(length, batch),
+        "one column": labels[:, :1].expand(length, batch),
+        "one label": labels[:1, :1].expand(length, batch),
+        "int32": labels.int(),
+        "int32, transposed": labels.int().t().contiguous().t(),
+    }
+    differ = []
+    for name, strided in given.items():
+        found = []
+        for each in (strided, strided.long().clone(memory_format=torch.contiguous_format)):
+            logits = case.leaves(rank)[2]
+            try:
+                loss = doors.loss(logits, each, group)
+            except RuntimeError as error:
+                if "transposed" not in name or "view" not in str(error):
+                    raise
+                break
+            found.append((loss.detach(), *doors.gradients_of(loss, [logits], case.above)))
+        differ += [] if not found or all(map(torch.equal, *found)) else [name]
+    return {"differ": ", ".join(differ)}
+
+
+def unnoticed(doors, dtype, rank, group):
+    """Change in place what backward needs; name each change after which it neither raises nor is right.
+
+    What forward saved counts, and fp32 logits, in whose memory that lies; and what another term saved of fp32 logits
+    before forward overwrote them.
+    """
+    case, torch = small(doors.torch, dtype, doors.replica), doors.torch
+    (wanted,) = doors.step(case, rank, group)["gradients"][:1]
+    changes = {
+        "cleared": lambda logits, _: logits.detach().zero_(),
+        "divided": lambda logits, _: logits.detach().div_(2.0),
+        "one row": lambda logits, _: logits.detach()[1].add_(1.0),
+        "clamped without gradients": lambda logits, _: logits.detach().clamp_(0.1, 0.2),
+    }
+    saved = function_node(started(doors, dtype, rank, group)[2]).saved_tensors
+    for number in range(len(saved)):
+        changes[f"saved {number}"] = lambda _, loss, at=number: function_node(loss).saved_tensors[at].logical_not_()
+    differ = []
+    for name, change in changes.items():
+        _, logits, loss = started(doors, dtype, rank, group)
+        doors.forget(logits)
+        change(logits, loss)
+        backward = functools.partial(doors.gradients_of, loss, [logits], case.above)
+        differ += [] if raises_or_is(torch, backward, wanted) else [name]
+    logits = case.leaves(rank)[2]
+    term, right = logits.square().sum(), 2 * logits.detach()
+    doors.loss(logits, case.targets, group)
+    backward = functools.partial(torch.autograd.grad, term, [logits])
+    differ += [] if raises_or_is(torch, backward, right) else ["another term"]
+    return {"differ": ", ".join(differ)}
+
+
+def raises_or_is(torch, backward, wanted):
+    """Return whether a backward is refused because of a change in place, or gives what is wanted."""
+    try:
+        (found,) = backward()
+    except RuntimeError as error:
+        if IN_PLACE not in str(error):
+            raise
+        return True
+    return torch.equal(found, wanted)
+
+
+class Witness:
+    """Something that the graph behind the logits refers to."""
+
+
+def dropped(doors, case, rank, group):
+    """Drop losses without a backward, after one and after one that keeps the graph; name what then lives on.
+
+    Python's collector of cycles is off, as --manual-gc switches it off: what waits for it holds a GPU's memory.
+    """
+    case, left = case.replica(replica=doors.replica), []
+    gc.disable()
+    try:
+        for how in ("without backward", "evaluated", "after backward", "after backward that keeps the graph"):
+            left += [f"{name} {how}" for name in left_of(doors, case, (rank, group), how)]
+    finally:
+        gc.enable()
+    return {"differ": ", ".join(left)}
+
+
+def left_of(doors, case, at, how):
+    """Name what is alive after a loss was dropped, of which its numbers alone are kept."""
+    from torch.multiprocessing.reductions import StorageWeakRef
+
+    torch, made, (rank, group) = doors.torch, {}, at
+
+    class Behind(torch.autograd.Function):
+        @staticmethod
+        def forward(ctx, logits):
+            ctx.witness = Witness()
+            watched["the graph of the model"] = weakref.ref(ctx.witness)
+            return logits.clone()
+
+        backward = staticmethod(lambda _, above: above)
+
+    def note(_, found):
+        for each in tensors_in(found):
+            made[StorageWeakRef(each.untyped_storage())] = each.shape
+
+    def run():
+        logits = Behind.apply(leaf)
+        watched["the logits"] = weakref.ref(logits)
+        loss = doors.loss(logits, case.targets, group)
+        watched["the losses"] = weakref.ref(loss)
+        if loss.requires_grad:
+            watched["forward's node"] = weakref.ref(function_node(loss))
+        if how.startswith("after"):
+            doors.gradients_of(loss, [leaf], case.above, retain_graph="keeps" in how)
+        return loss.detach().clone()
+
+    watched, leaf = {}, case.leaves(rank)[2].detach().requires_grad_()
+    with watching(note), torch.set_grad_enabled(how != "evaluated"):
+        numbers = run()
+    doors.handed.clear()
+    living = [name for name, reference in watched.items() if reference() is not None]
+    mine = {StorageWeakRef(each.untyped_storage()).cdata for each in (numbers, leaf, case.targets, case.above)}
+    kept = [list(shape) for each, shape in made.items() if each.cdata not in mine and not each.expired()]
+    return living + [f"tensors {kept}"] * bool(kept)
+
+
 # The ranks.
 
 
@@ -1068,6 +1257,19 @@ def judge_sliced(found, case):
     return ok, {"measured": errors | {"loss": lost, "stray": stray}, "tolerance": limits, "unit": "relative error"}
 
 
+def judge_distant(found, case, control):
+    """Judge each loss by itself, and as a control that gradients are about right; else that they are."""
+    losses, gradient = case.reference(whole(found, "logits"))
+    within = [each["loss"].double() for each in found]
+    off = [((x - losses).abs() / losses.abs().clamp(min=1.0)).where(x != losses, 0.0) for x in within]
+    errors = {"loss": max(float(x.nan_to_num(nan=math.inf).max()) for x in off)}
+    errors["gradient"] = norm_error(whole(found, "gradients", 0), gradient)
+    rough = FLOAT32 + UNIT_ROUNDOFF["bfloat16"] + UNIT_ROUNDOFF.get(case["dtype"], 0.0)
+    limits = {"loss": FLOAT32, "gradient": rough if control else case.tolerance()}
+    ok = all(errors[key] <= limit for key, limit in limits.items())
+    return ok, {"measured": errors, "tolerance": limits, "unit": "relative error"}
+
+
 def judge_mismatched(found):
     """Judge that targets of another shape are refused."""
     return found[0]["refused"], {"measured": found[0]}
@@ -1153,6 +1355,8 @@ def checks(torch):
             (f"layouts.{dtype}", 1, "control", layouts, dtype, (judge_interleaved,)),
             (f"sliced.{dtype}", 1, role, sliced, dtype, (judge_sliced, case)),
             (f"changed.{dtype}", 1, "control", changed, dtype, (judge_interleaved,)),
+            (f"unnoticed.{dtype}", 1, "control", unnoticed, dtype, (judge_interleaved,)),
+            (f"dropped.{dtype}", 1, "control", dropped, case, (judge_interleaved,)),
             (f"mismatched.{dtype}", 1, "control", mismatched, dtype, (judge_mismatched,)),
             (f"autocast.{dtype}", 1, role, autocast, dtype, (judge_autocast, case)),
         ]
@@ -1162,6 +1366,13 @@ def checks(torch):
         for count in SIZES:
             case = Case(torch, dtype, count, (5, 2, 7), "any", "weights", "normal", "linear", "function")
             found.append((f"collectives.{dtype}.{count}", count, "control", collectives, case, (judge_collectives,)))
+            if count == 1 or (dtype, count) in {("float32", 2), ("bfloat16", 4)}:
+                for function in (reshaped, labelled):
+                    name = f"{function.__name__}.{dtype}.{count}"
+                    found.append((name, count, "control", function, case, (judge_interleaved,)))
+            name, case = f"distant.{dtype}.{count}", Distant(torch, dtype, count)
+            found.append((name, count, "control", distant, case, (judge_distant, case, True)))
+            found.append((f"{name}.gradient", count, role, distant, case, (judge_distant, case, False)))
     case, scale = small(torch, "float16"), 2.0**17
     found.append(("overflow", 1, "control", overflowing, scale, (judge_overflowing, case, scale)))
     order = ("float32", "bfloat16", "float64", "float16")  # the last is too narrow for the first
@@ -1222,6 +1433,7 @@ def judge(probe, target):
     values = [(dtype, 1, (5, 2, 7), "any", "weights", "normal", "linear", "function") for dtype in DTYPES[:3]]
     cases = {f"compiled.{each[0]}": Case(torch, *each) for each in values}
     compiled = [(name, 1, both, case) for name, case in cases.items()]
+    compiled.append(("compiled.dropped", 1, dropped, cases["compiled.float32"]))
     fuser = functools.partial(torch.compile, backend="aot_eager")
     work = functools.partial(types.SimpleNamespace, doors=doors, tested=probe.tested, seconds=SECONDS)
     plain, traced = work(count=RANKS, jobs=jobs, fuser=lambda x: x), work(count=1, jobs=compiled, fuser=fuser)
@@ -1238,6 +1450,7 @@ def judge(probe, target):
             judge_all(probe, results, name, role, function, *on)
     for name, case in cases.items():
         judge_all(probe, written[1], name, case.role(), judge_case, probe, name, case, "fused")
+    judge_all(probe, written[1], "compiled.dropped", "control", judge_interleaved)
 
 
 if __name__ == "__main__":
