@@ -37,11 +37,16 @@ static decode; and what the real optimizer for bf16 makes of the parameters, and
                             their gradients, and buffers, frozen, tied, empty or in a child; complex and integer ones,
                             identities and attributes stay (controls); so do all fp32 ones that are marked, buffers too,
                             where the tree has mark_keep_in_fp32, also in a module that was written and read whole; not
-                            those whose mark is taken back: main's attribute keep_in_fp32, set to False (a control).
-                            What becomes of a gradient that a marked parameter has at the cast is not judged
+                            those whose mark is taken back: main's attribute keep_in_fp32, set to False, nor their
+                            namesakes in another module (controls). Training and evaluation stay (a control). What
+                            becomes of a gradient that a marked parameter has at the cast is not judged
+    arguments, results      those in fp32 get 16 bits on a pipeline's first stage, these fp32 on its last, also where
+                            the model begins with a marked parameter (controls)
+    loading                 leaves what is given as it is; a missing entry, and one more, are refused (controls)
     cast by PyTorch         a mixer in 16 bits throughout computes its rates in fp32 (a control)
     static decode           rates that are kept from one to the next are up to date where they lie, after training,
-                            loading and another cast, and no parameter has moved: what a CUDA graph reads (a control)
+                            loading and another cast, and no parameter has moved: what a CUDA graph reads (a control);
+                            without mamba_ssm and causal_conv1d it gives 16 bits, near float64 (a control)
     state dicts             every way in which Float16Module hands its parameters out (WAYS): A_log and D in fp32
     optimizer               what it begins with, what the forward sees of five steps; whole steps with other gradients
                             each, without DDP, where no parameter has a main_grad, also with no gradient for half of
@@ -52,11 +57,11 @@ static decode; and what the real optimizer for bf16 makes of the parameters, and
                             were copied in one call (controls), with the fp32 parameters before, between and behind the
                             others, and in groups of their own (GROUPINGS), and where only the backfill for generalized
                             tensor parallelism (GTP) can match one of the others; with frozen parameters in the groups,
-                            and with fp32 ones that nobody marked; DTensors, written (a control); under the keys and as
-                            the parts that the model's state has at each call (GIVEN), with nothing written once for two
-                            pipeline ranks that differs between them (controls); the plain state has no tensor more once
-                            a sharded one was made, and parameters keep what they bear in a mixer that is written and
-                            read whole (controls)
+                            and with fp32 ones that nobody marked; where parameters have no moments, and DTensors,
+                            written (controls); under the keys and as the parts that the model's state has at each call
+                            (GIVEN), with nothing written once for two pipeline ranks that differs between them
+                            (controls); the plain state has no tensor more once a sharded one was made, and parameters
+                            keep what they bear in a mixer that is written and read whole (controls)
     memory                  what is deleted, model and optimizer, is freed (a control)
 
 dt_bias is a control: the mixer makes it in params_dtype, so nothing says that it is kept; a figure tells what its
@@ -145,7 +150,7 @@ class Probe:  # prints the lines that a runner reads, and draws the verdict from
 # --- protocol: end
 # fmt: on
 
-import copy, dataclasses, functools, gc, importlib.util, io, math, pickle, types, zipfile
+import copy, dataclasses, functools, gc, importlib.util, io, itertools, math, pickle, types, zipfile
 from unittest import mock
 
 # One row: the 16-bit type, a D for each channel, groups, gated norm, the type in which parameters are made.
@@ -216,6 +221,24 @@ CHANGES = {
     "wrapped again": lambda mixer: mixer.up.module.Float16Module(mixer.config, mixer.mixer),
     "loaded once more": lambda mixer: mixer.load(mixer.up.torch.float32),
 }
+# By what a mixer says that a parameter is split over tensor-parallel ranks: all are, but those of the linear layers,
+# which say it themselves. Of what does not say it, the first rank's gradient alone counts in the norm.
+PARALLEL = {"tensor_model_parallel": True, "partition_dim": 0}
+# Which of the fp32 tensors of a module are marked, by name; a child has tensors of the same names, one of them tied.
+MARKED = {
+    "all": lambda _: True,
+    "its own": lambda name: not name.startswith("child."),
+    "the child's": lambda name: name.startswith("child."),
+    "parameters": lambda name: "buffer" not in name,
+    "buffers": lambda name: "buffer" in name,
+}
+# Stages of a pipeline: its ranks, the rank, the parts of the model that a rank has in turn, and which of them this is.
+STAGES = (
+    (1, 0, None, None), (2, 0, None, None), (2, 1, None, None), (3, 1, None, None), (1, 0, 1, 0),
+    (2, 0, 2, 0), (2, 0, 2, 1), (2, 1, 2, 0), (2, 1, 2, 1),
+)  # fmt: skip
+# How a state is given to be loaded.
+GIVEN_STATES = {"as it was made": lambda x: x, "a plain dictionary": dict, "read-only": types.MappingProxyType}
 FROZEN = ("no number", "two kernels")  # of SETTINGS: with a D for each channel, and without
 HEADS, CHANNELS, STATE, HIDDEN, TOKENS, BATCH = 6, 4, 5, 16, 12, 2
 TYPES = ("float64", "float32", "float16", "bfloat16", "float8_e5m2", "complex64", "int64", "bool")
@@ -233,6 +256,7 @@ GRADIENT = 8 * 2**-23 * math.sqrt(TOKENS * BATCH * CHANNELS * STATE)
 # Adam in fp32: a step rounds the value, which is below 4, by 2**-23 at most, and the exponential follows.
 UPDATED = STEPS * 2**-22 + EXACT
 STEPPED = 2**-4  # of a step of RATE: the values are below 16, whose fp32 has 2**-20; a step that was not made is 1
+DECODED = 4  # units in the last place of 16 bits, of the largest value: one was measured
 CLIP = 1.0  # of the gradients, whose norm is above 10
 SUMMED = 2**-16  # of a norm or a moment in fp32, which some hundred roundings by 2**-24 have made
 
@@ -458,7 +482,7 @@ def decodes_in_place(up, half):
     not moved. No graph is captured.
     """
     mixer, errors = Mixer(up, SCALES[half][0]), {}
-    mixer.infer(decode=2)
+    mixer.infer(decode=3)  # of which the last two are noted: the first may compute what it then keeps
     rates, again = up.kernels.rates
     kept = rates.data_ptr() == again.data_ptr()  # both are alive, so that others would lie elsewhere
     old = {name: x.detach() for name, x in mixer.mixer.named_parameters()}
@@ -571,6 +595,8 @@ def cast(up, case):
     wrong += [name for name, x in found.items() if x is not mixer.original[name] or not x.requires_grad]
     wrong += [n for n, x in found.items() if not mixer.attributes[n].items() <= vars(x).items()]
     wrong += [n for n, x in found.items() if n not in {"A_log", "D"} and off(x.double(), mixer.made[n].to(half)) != 0]
+    split = ((x, [getattr(found[x], name, None) for name in PARALLEL]) for x in found if "_proj" not in x)
+    wrong += [f"{name}: {values}, of {[*PARALLEL]}" for name, values in split if values != [*PARALLEL.values()]]
     wrong += ["conv1d_bias"] * (not 0.25 < mixer.made["conv1d_bias"].abs().max() <= 0.5)  # 1 / sqrt(4), of its width
     wrong += ["floats"] * (mixer.mixer.floats.dtype != half) + ["integers"] * (mixer.mixer.integers[2].item() != 2)
     wrong += ["integers' type"] * (mixer.mixer.integers.dtype != up.torch.int64)
@@ -632,12 +658,12 @@ def reread(torch, module):
     return torch.load(file, weights_only=False)
 
 
-def cast_types(up, half, mark=None, *, whole=False, back=False):
-    """Judge that a module is cast as PyTorch casts it: names, values, types, strides, and what stays itself.
+def cast_types(up, half, mark=None, *, which="all", whole=False, back=False):  # noqa: PLR0913
+    """Judge that a module is cast as PyTorch casts it: names, values, types, strides, modes, and what stays itself.
 
-    With a mark, which each fp32 tensor is given, these stay as they are, also where the module is written and read
-    before the cast: what a tensor bears as an attribute is kept then. (A deep copy of a parameter has no attributes.)
-    Where it is taken back, all is cast: the mark of main is an attribute, which is then False.
+    With a mark, which fp32 tensors are given (MARKED), these alone stay as they are, also where the module is written
+    and read before the cast: what a tensor bears as an attribute is kept then. (A deep copy of a parameter has no
+    attributes.) Where it is taken back, all is cast: the mark of main is an attribute, which is then False.
     """
     ours = of_all_types(up.torch)
     theirs = copy.deepcopy(ours)
@@ -649,7 +675,8 @@ def cast_types(up, half, mark=None, *, whole=False, back=False):
         return dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
 
     old, theirs_old, before = tensors(ours), tensors(theirs), tensors(copy.deepcopy(theirs))
-    marked = [n for n, x in old.items() if mark and x.dtype == up.torch.float32]
+    chosen = {id(x) for n, x in old.items() if mark and x.dtype == up.torch.float32 and MARKED[which](n)}
+    marked = [n for n, x in old.items() if id(x) in chosen]
     for name in marked:
         mark(old[name])
         if back and hasattr(old[name], "keep_in_fp32"):
@@ -664,13 +691,16 @@ def cast_types(up, half, mark=None, *, whole=False, back=False):
         each[name].grad = each[name].detach() / 2 if each[name].element_size() > 1 else each[name].detach().clone()
     halves = {"bf16": half == "bfloat16", "fp16": half == "float16"}
     config = up.config(num_layers=1, hidden_size=HIDDEN, num_attention_heads=1, **halves)
+    ours.train(halves["bf16"]).child.train(halves["fp16"])
     up.module.Float16Module(config, ours)
+    modes = (ours.training, ours.child.training)
     new, theirs_new = tensors(ours), tensors(theirs.bfloat16() if halves["bf16"] else theirs.half())
     stays = {name: before[name] for name in marked}
     theirs_new, theirs_old = theirs_new | stays, theirs_old | stays
     if [*new, *ours.state_dict()] != [*theirs_new, *theirs.state_dict()]:
         return False, {"measured": [*new, *ours.state_dict()], "tolerance": [], "unit": "names, or their order"}
-    wrong = [n for n, x in theirs_new.items() if data(new[n]) != data(x)]
+    wrong = [] if modes == (halves["bf16"], halves["fp16"]) else ["training or evaluation"]
+    wrong += [n for n, x in theirs_new.items() if data(new[n]) != data(x)]
     wrong += [n for n, x in theirs_new.items() if (new[n].dtype, new[n].stride()) != (x.dtype, x.stride())]
     wrong += [n for n, x in theirs_new.items() if new[n].requires_grad != x.requires_grad]
     wrong += [n for n, x in theirs_new.items() if (new[n] is old[n]) != (x is theirs_old[n])]
@@ -685,11 +715,150 @@ def marked(up, half):
     """Judge the cast of a module whose fp32 tensors are marked, where the tree has a mark."""
     if not hasattr(up.module, "mark_keep_in_fp32"):
         return None, {"reason": "this tree has no mark"}
-    for ways in ({}, {"whole": True}, {"back": True}):
+    for ways in ({"whole": True}, {"back": True}, *({"which": which} for which in MARKED)):
         ok, values = cast_types(up, half, up.module.mark_keep_in_fp32, **ways)
         if not ok:
             break
     return ok, values
+
+
+def converted(up, half):
+    """Judge what Float16Module makes of a model's arguments and results, on each stage of a pipeline.
+
+    On the first stage fp32 tensors among the positional arguments become 16-bit ones, also in lists and tuples; on the
+    last, 16-bit results become fp32, if fp32_output is not False. All else stays. The model begins with a parameter
+    that is marked, where the tree has a mark, or has none.
+    """
+    torch, dtype, wrong = up.torch, getattr(up.torch, half), []
+    halves = {"bf16": half == "bfloat16", "fp16": half == "float16"}
+    tensors = [(torch.arange(6) / 3).to(getattr(torch, name)) for name in ("float32", "float64", half, "int64", "bool")]
+    nested = (tensors[0], [tensors, (None, 2.5)], torch.nn.Parameter(tensors[0]), "text")
+
+    class Model(torch.nn.Module):
+        def forward(self, *given, **named):
+            self.given = given, named
+            return nested
+
+        def set_input_tensor(self, tensor):
+            self.set = tensor
+
+    def shown(x, change):
+        """Return a nested value with its tensors' values and types, where a type is changed to another."""
+        if isinstance(x, (list, tuple)):
+            return type(x)(shown(each, change) for each in x)
+        if not hasattr(x, "dtype"):
+            return x
+        wanted = change.get(x.dtype, x.dtype)
+        return x.detach().to(wanted).tolist(), wanted
+
+    for stage, marks in itertools.product(STAGES, (True, False)):
+        ranks, rank, parts, part = stage
+        config = up.config(num_layers=1, hidden_size=HIDDEN, num_attention_heads=1, **halves)
+        config.virtual_pipeline_model_parallel_size = parts
+        model = Model()
+        model.vp_stage, model.pg_collection = part, up.groups(pp=group(ranks, rank))
+        if marks:
+            model.first, model.second = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+            getattr(up.module, "mark_keep_in_fp32", id)(model.first)
+        wrapped = up.module.Float16Module(config, model)
+        stages = mock.patch.object(torch.distributed, "is_initialized", return_value=True)  # else all is one stage
+        narrow = {torch.float32: dtype} if not rank and not part else {}
+        widen = {dtype: torch.float32} if rank == ranks - 1 and part in {None, (parts or 1) - 1} else {}
+        for options in ({}, {"fp32_output": True}, {"fp32_output": False}):
+            with stages:
+                found = shown(wrapped(*nested, named=tensors[0], **options), {})
+            wanted = shown(nested, {} if options.get("fp32_output") is False else widen)
+            wrong += [] if found == wanted else [f"{stage}, {marks}: results, {options}"]
+            given, named = model.given
+            wrong += [] if shown(given, {}) == shown(nested, narrow) else [f"{stage}, {marks}: arguments"]
+            wrong += [] if [*named] == ["named"] and named["named"] is tensors[0] else [f"{stage}, {marks}: named ones"]
+        wrapped.set_input_tensor(tensors[0])
+        wrong += [] if model.set is tensors[0] else [f"{stage}, {marks}: set_input_tensor"]
+    return not wrong, {"measured": wrong, "tolerance": [], "unit": "what is of another type or value"}
+
+
+def unlike(mixer, state):
+    """Return the names of a mixer's tensors that have other values than a state gives them."""
+    found = mixer.mixer.state_dict()
+    return [name for name, x in found.items() if name in state and not x.equal(state[name].to(x.dtype))]
+
+
+def loads(up, half):
+    """Judge that a state is read as it is, and stays so; and that what lacks an entry, or has one more, is refused."""
+    torch, wrong = up.torch, []
+    mixer = Mixer(up, SCALES[half][0])
+    for dtype, (way, give) in itertools.product((half, "float32", "float64"), GIVEN_STATES.items()):
+        state = mixer.wrapped.state_dict()
+        for name in [name for name, x in state.items() if x.is_floating_point()]:
+            state[name] = torch.randn(state[name].shape).to(getattr(torch, dtype))
+        before = {name: (x, x.dtype, x.clone()) for name, x in state.items()}
+        mixer.wrapped.load_state_dict(give(state))
+        place = f"{dtype}, {way}"
+        wrong += [] if [*state] == [*before] else [f"{place}: the names"]
+        same = [state[n] is x and x.dtype == kind and x.equal(y) for n, (x, kind, y) in before.items() if n in state]
+        wrong += [] if all(same) else [f"{place}: what was given has changed"]
+        wrong += [f"{place}: {name}" for name in unlike(mixer, {name: x for name, (*_, x) in before.items()})]
+    for strict, (what, change) in itertools.product((True, False), (("A_log", dict.pop), ("more", dict.setdefault))):
+        state = {name: x + 1 for name, x in mixer.wrapped.state_dict().items()}
+        change(state, what, torch.ones(1))
+        try:
+            mixer.wrapped.load_state_dict(state, strict=strict)
+        except RuntimeError as error:
+            wrong += [] if strict and what in str(error) else [f"{what}, {strict}: {error}"]
+        else:
+            wrong += [f"{what}: not refused"] * strict
+            wrong += [f"{what}, {strict}: {name}" for name in unlike(mixer, state)]
+    return not wrong, {"measured": wrong, "tolerance": [], "unit": "what is wrong"}
+
+
+def decodes_without_kernels(up, half):
+    """Judge static decode where mamba_ssm and causal_conv1d are not installed: upstream then computes it in PyTorch.
+
+    The result has the 16-bit type, as the linear layer behind it takes it; it and the state are near float64's.
+    """
+    torch, errors, wrong = up.torch, {}, []
+    half_type, roundings = getattr(torch, half), DECODED * torch.finfo(getattr(torch, half)).eps
+    for groups, kept_in in itertools.product((1, 2), (half, "float32")):
+        mixer = Mixer(up, (half, False, groups, False, half))  # the gated norm is mamba_ssm's
+        wanted, module = mixer.load(torch.float32), mixer.mixer
+        decode = getattr(module, "ssm_decode", None) or module._ssm_decode  # noqa: SLF001 - its name until 0.19
+        state = torch.randn(BATCH, HEADS, CHANNELS, STATE).to(getattr(torch, kept_in))
+        convolved = torch.randn(BATCH, *module.conv1d_weight[:, 0].shape).to(half_type)
+        for token in range(2):
+            given = torch.randn(BATCH, 1, module.in_proj.weight.shape[0]).to(half_type)
+            right, after = decoded(torch, mixer, wanted, [x.double() for x in (given, convolved, state)])
+            absent = {"selective_state_update": None, "causal_conv1d_update": None}
+            with mock.patch.multiple(up.mixer, **absent), torch.no_grad():
+                found = decode(given, conv_state=convolved, ssm_state=state)
+            name = f"{groups} group(s), state in {kept_in}, token {token}"
+            wrong += [] if found.dtype == half_type and found.shape == right.shape else [f"{name}: {found.dtype}"]
+            errors[name] = far(found, right, right.abs().max())
+            errors[f"{name}: state"] = far(state, after, after.abs().max())
+    wrong += [f"{name}: {error}" for name, error in errors.items() if not error <= roundings]
+    measured = wrong or max(errors.values())
+    return not wrong, {"measured": measured, "tolerance": roundings, "unit": "of the largest value"}
+
+
+def decoded(torch, mixer, wanted, before):
+    """Return the result of one token's decode and the state behind it, in float64, from what was there before.
+
+    Before are the projected input, [batch, 1, all], the convolution's state, [batch, channels, width], and the state,
+    [batch, heads, channels of a head, size].
+    """
+    silu, module, (given, conv, state) = torch.nn.functional.silu, mixer.mixer, before
+    heads, groups = len(wanted["A_log"]), mixer.config.mamba_num_groups
+    width = heads * CHANNELS
+    z, xbc, dt = given[:, 0].split([width, width + 2 * groups * STATE, heads], -1)
+    conv = torch.cat([conv[..., 1:], xbc[..., None]], -1)
+    xbc = silu((conv * module.conv1d_weight.detach().double()[:, 0]).sum(-1) + module.conv1d_bias.detach().double())
+    x, b, c = xbc.split([width, groups * STATE, groups * STATE], -1)
+    x = x.unflatten(-1, (heads, CHANNELS))
+    b, c = (each.unflatten(-1, (groups, STATE)).repeat_interleave(heads // groups, 1) for each in (b, c))
+    dt = torch.nn.functional.softplus(dt + module.dt_bias.detach().double())
+    left = (-dt * wanted["A_log"].exp())[..., None, None].exp()
+    state = state * left + (dt[..., None] * x)[..., None] * b[:, :, None]
+    y = (state * c[:, :, None]).sum(-1) + wanted["D"][:, None] * x
+    return (y.flatten(1) * silu(z))[:, None], state
 
 
 def refused(up):
@@ -738,11 +907,20 @@ class Optimizer:
     """The real optimizer for bf16 over a mixer's parameters, by default in two groups as for weight decay.
 
     Of what is frozen, and of what is put back in fp32 with no mark, either every second parameter is, or the others.
-    Beside it there can be another one, made later over the same parameters.
+    Beside it there can be another one, made later over the same parameters. A plain one is SGD, which keeps nothing.
     """
 
     def __init__(  # noqa: PLR0913
-        self, up, grouping="matrices first", *, scale=None, frozen=None, unmarked=None, shards=None, beside=False
+        self,
+        up,
+        grouping="matrices first",
+        *,
+        scale=None,
+        frozen=None,
+        unmarked=None,
+        shards=None,
+        beside=False,
+        plain=False,
     ):
         case, scaler = SCALES[scale] if scale else (CASES[0], None)
         self.up, self.mixer, rows = up, Shards(up, shards) if shards else Mixer(up, case), {}
@@ -756,7 +934,7 @@ class Optimizer:
 
         def made():
             groups = [{"params": [*rows[key]], "wd_mult": float(key)} for key in sorted(rows)]
-            adam = up.torch.optim.Adam(groups, lr=RATE)
+            adam = (up.torch.optim.SGD if plain else up.torch.optim.Adam)(groups, lr=RATE)
             with on_host(up.torch):
                 given = adam, config, scaler(up.scalers) if scaler else None, lambda *_: None
                 return up.optimizer.Float16OptimizerWithFloat16Params(*given)
@@ -784,9 +962,14 @@ class Optimizer:
         with on_host(self.up.torch):
             return self.optimizer.sharded_state_dict(model, is_loading=loading)
 
-    def step(self):
-        """Give gradients of 1 and -1, whose every step is as large as the learning rate, and make one step."""
+    def step(self, *, without=()):
+        """Give gradients of 1 and -1, whose every step is as large as the learning rate, and make one step.
+
+        Without are the numbers of the parameters that get none.
+        """
         for n, x in enumerate(self.mixer.mixer.parameters()):
+            if n in without:
+                continue
             x.main_grad = self.up.torch.full_like(x.detach(), 1.0 - 2 * (n % 2), dtype=self.up.torch.float32)
         with on_host(self.up.torch):
             self.optimizer.prepare_grads()
@@ -955,17 +1138,18 @@ def described(state):
     return {(getattr(x, "key", "no name"), id(x.data if hasattr(x, "key") else x), placed(x)) for x in leaves(state)}
 
 
-def misplaced(trained, hidden=None, model=None, *, loading=False):
+def misplaced(trained, hidden=None, model=None, *, loading=False, bare=()):
     """Return the entries of the optimizer's sharded state that do not name the parameter to which a tensor belongs.
 
     Nor its part in the whole, as the given state of the model has it, which stays as it is. The model's entry of a
-    hidden parameter holds a copy, which says of what, as one of a parameter in fp8 does.
+    hidden parameter holds a copy, which says of what, as one of a parameter in fp8 does. Bare are the names of
+    parameters that have no moments.
     """
     model = trained.model() if model is None else model
     of, wanted, adam = {id(x.data): x for x in leaves(model)}, set(), trained.optimizer.optimizer.state
     for name, x in trained.trained():
         main, entry = trained.main(name), of[id(local(x))]
-        values = {key: adam[main][key] for key in ("exp_avg", "exp_avg_sq")}
+        values = {key: adam[main][key] for key in ("exp_avg", "exp_avg_sq")} if name not in bare else {}
         values |= {"fp32_param": main} if main is not x else {}
         wanted |= {(f"optimizer.state.{k}.{entry.key}", id(local(y)), placed(entry)) for k, y in values.items()}
     for entry in [entry for entry in leaves(model) if entry.data is hidden]:
@@ -1058,6 +1242,22 @@ def saved(up, grouping, **options):
     other.step()
     wrong += [f"plain: {each}" for each in renumbered(trained, other)]
     return not wrong, {"measured": wrong, "tolerance": [], "unit": "entries that are wrong, or parameters"}
+
+
+def saved_without(up):
+    """Judge the same where parameters have no moments: before a step, without a gradient, and with a plain SGD."""
+    wrong = []
+    for grouping in GROUPINGS:
+        names = [*Optimizer(up, grouping).mains]
+        rows = {"before a step": (None, names), "SGD": ((), names), "no gradient": ([*range(len(names))], names)}
+        rows |= {f"no gradient of {name}": ([n], [name]) for n, name in enumerate(names)}
+        rows["no gradient of every second"] = ([*range(0, len(names), 2)], names[::2])
+        for row, (without, bare) in rows.items():
+            trained = Optimizer(up, grouping, plain=row == "SGD")
+            if without is not None:
+                trained.step(without=without)
+            wrong += [f"{grouping}, {row}: {each}" for each in misplaced(trained, bare=bare)]
+    return not wrong, {"measured": wrong, "tolerance": [], "unit": "entries that are wrong"}
 
 
 def saved_beside(up):
@@ -1348,6 +1548,9 @@ def judge(probe, target):
         for way, training in (("training", True), ("evaluation", False)):
             probe.judge(f"settings.{half}.{way}", "defect", settings, up, half, training)
         probe.judge(f"decode.in_place.{half}", "control", decodes_in_place, up, half)
+        probe.judge(f"decode.without_kernels.{half}", "control", decodes_without_kernels, up, half)
+        probe.judge(f"converted.{half}", "control", converted, up, half)
+        probe.judge(f"loads.{half}", "control", loads, up, half)
         probe.judge(f"types.{half}", "control", cast_types, up, half)
         probe.judge(f"marked.{half}", "control", marked, up, half)
     probe.judge("context_parallel", "defect", context_parallel, up)
@@ -1364,6 +1567,7 @@ def judge(probe, target):
     probe.judge("optimizer.frozen", "defect", saved_by_halves, up, "frozen")
     probe.judge("optimizer.unmarked", "defect", saved_by_halves, up, "unmarked")
     probe.judge("optimizer.saved.shards", "control", saved_shards, up)
+    probe.judge("optimizer.saved.without_moments", "control", saved_without, up)
     probe.judge("optimizer.saved.beside_another", "control", saved_beside, up)
     probe.judge("optimizer.saved.alone", "control", saved_alone, up)
     probe.judge("optimizer.saved.as_given", "control", saved_as_given, up)
