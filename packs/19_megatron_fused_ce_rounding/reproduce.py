@@ -29,10 +29,12 @@ has its twin through the unfused function, a control:
     logits [sequence, batch, vocabulary / ranks]    fp32, fp16, bf16, fp64; a leaf, or made by a linear layer; also
         large, shifted by 100, and -inf for classes that are masked out; contiguous, or a slice of more classes, of a
         longer sequence, of a larger batch; up to 8209 tokens, or classes of a rank: a prime that no block divides; and
-        65521 and 131101 classes, whose numbers do not fit into 15 and 16 bits; the tokens in one dimension to four
+        65521 and 131101 classes, whose numbers do not fit into 15 and 16 bits; on one rank also
+        tokens in one dimension to four
     target [sequence, batch] int64                  any class; all on one rank; some of no rank (-100, or too large);
-        contiguous, sliced or expanded, or int32; transposed ones may be refused; [batch, sequence] is, where these are
-        not equal; its logit up to 1e30 (fp16: 1.2e5), or infinitely far, below the largest
+        contiguous, or a slice; [batch, sequence] is refused, where these are not equal; on one rank also expanded, or
+        int32, where transposed ones may be refused, and its logit up to 1e30 (fp16: 1.2e5), or infinitely far, below
+        the largest
     tp_group                                        1, 2 and 4 ranks, beside others of the same size; also {0, 2} and
         {1, 3}, as initialize_model_parallel makes them with order="dp-tp"
     the gradient that comes from above              1, one number expanded, any weights, a loss mask, a loss scale; of
@@ -843,13 +845,13 @@ def overflowing(doors, scale, rank, group):
 class Distant(Case):
     """Labels whose logits lie this far below the largest of their rows, where an exponential of them is 0."""
 
-    def __init__(self, torch, dtype, count, replica=0):
+    def __init__(self, torch, dtype, replica=0):
         widest = 1.2e5 if dtype == "float16" else 1e30  # which reach from its largest number to the smallest
         distances = [each for each in DISTANCES if each <= widest] + [math.inf]
         super().__init__(
-            torch, dtype, count, (len(distances), 1, 5), "any", "weights", "normal", "leaf", "function", replica=replica
+            torch, dtype, 1, (len(distances), 1, 5), "any", "weights", "normal", "leaf", "function", replica=replica
         )
-        self.replica = functools.partial(Distant, torch, dtype, count)
+        self.replica = functools.partial(Distant, torch, dtype)
         rows = torch.arange(len(distances)).unsqueeze(1)
         self.targets = (3 * rows + replica) % self.classes
         place = (torch.arange(self.classes) - self.targets) % self.classes / (self.classes - 1)  # 0: the label
@@ -1370,7 +1372,7 @@ def checks(torch):
                 continue  # a rank that raises alone in what follows leaves the others in another collective
             for function in (reshaped, labelled):
                 found.append((f"{function.__name__}.{dtype}.1", 1, "control", function, case, (judge_interleaved,)))
-            case = Distant(torch, dtype, 1)
+            case = Distant(torch, dtype)
             found.append((f"distant.{dtype}.1", 1, "control", distant, case, (judge_distant, case, True)))
             found.append((f"distant.{dtype}.1.gradient", 1, role, distant, case, (judge_distant, case, False)))
     case, scale = small(torch, "float16"), 2.0**17
