@@ -25,9 +25,10 @@ data in inner tensors, and its own data_ptr() is 0, as is that of every other: n
 Scope: make_graphed_callables with each class of quantized tensors that a release has (KINDS), and with plain ones, that
 are right already and have to remain so. A float8 tensor stands for the classes in what follows:
 
-    given      new, without the transpose that the sample has, the same filled anew, also within itself, the sample or
-               its alias (never copied onto itself), its neighbour in storage, another argument's sample, what a
-               callable gave; of another class, dtype or scale; of a shape: refused
+    given      new, without the transpose that the sample has, the same filled anew, also within itself and before its
+               backward, the sample or its alias (never copied onto itself), its neighbour in storage, that of another
+               argument, what a callable gave; columns of a larger one, parameters; of another class, dtype or scale; of
+               one row (plain), of another shape: refused. It stays as it was, and is let go
     arguments  by place, by name, in containers; with numbers and None (inference); one left out: refused
     learning   sample and argument trained or frozen, unused; gradients of several outputs, some None or frozen, twice
     gradients  plain and quantized, of the caller's own, cloned for parameters (clone_param_grads_on_return) or not
@@ -787,26 +788,45 @@ def judge_outputs(lab, kind):
 
 
 def judge_refilled(lab, kind, *, within=False):
-    """Give the same tensors each time, filled anew, as arguments and as a gradient.
+    """Give the same tensors each time, filled anew, as arguments and as a gradient; and the arguments before backward.
 
     What is filled within a quantized tensor is its data and scale, as quantize_() does: its version stays as it was.
     """
+
+    def fill(x, values):
+        new = wrap(lab, kind if x is not one else "plain", values)
+        with lab.torch.no_grad():
+            for old, filled in zip(*map(buffers, (x, new)), strict=True) if within else [(x, values)]:
+                old.copy_(filled)
+
     samples = draw(lab, 0, 1.0).requires_grad_(), wrap(lab, kind, draw(lab, 0, 1.0))
-    module, call = capture(lab, samples, finish=quantizer(lab, kind))
+    made = quantizer(lab, kind) or (lambda x: x)
+
+    class ReadAgain(lab.torch.autograd.Function):
+        """Multiply by the second argument, which backward reads again."""
+
+        @staticmethod
+        def forward(_context, total):
+            return total * (samples[1] * 1)
+
+        @staticmethod
+        def backward(_context, upstream):
+            return upstream * (samples[1] * 1)
+
+    module, call = capture(lab, samples, finish=lambda total: made(ReadAgain.apply(total)))
     one, two, back = draw(lab, 1, 1.0).requires_grad_(), *(wrap(lab, kind, draw(lab, 1, 1.0)) for _ in range(2))
     errors = {}
     for seed, size in ((2, 3.0), (3, 0.25), (4, 20.0)):
         plain, upstream = draw(lab, seed, size), draw(lab, 10 + seed, size)
-        with lab.torch.no_grad():
-            for x, values in ((one, plain), (two, plain), (back, upstream)):
-                new = wrap(lab, kind if x is not one else "plain", values)
-                for old, filled in zip(*map(buffers, (x, new)), strict=True) if within else [(x, values)]:
-                    old.copy_(filled)
+        for x, values in ((one, plain), (two, plain), (back, upstream)):
+            fill(x, values)
         got = call(one, two)
-        errors[f"output {seed}"] = error(got, 2 * 3 * plain.double())
+        errors[f"output {seed}"] = error(got, 2 * 3 * plain.double() ** 2)
+        for x in (one, two):  # they are the caller's again
+            fill(x, draw(lab, 20 + seed, 50.0))
         grad, weight = lab.torch.autograd.grad(got, (one, module.weight), back)
-        errors[f"input {seed}"] = error(grad, 2 * upstream.double())
-        products = 3 * plain.double() * upstream.double()
+        errors[f"input {seed}"] = error(grad, 2 * plain.double() * upstream.double())
+        products = 3 * plain.double() ** 2 * upstream.double()
         errors[f"weight {seed}"] = error(weight, products.sum(), products.abs().sum())
     return verdict(errors)
 
@@ -928,6 +948,77 @@ def judge_dtype(lab, kind):
     for seed, size in ((1, 3.0), (2, 0.25)):
         plain = draw(lab, seed, size, SHAPE, "bfloat16")
         errors[f"call {seed}"] = error(call(wrap(lab, kind, plain)), 2 * plain.double())
+    return verdict(errors)
+
+
+def judge_nominal(lab):
+    """Give a plain float32 sample's place to values that bf16, which the quantized tensor calls its dtype, lacks."""
+    _, call = capture(lab, (draw(lab, 0, 1.0),))
+    errors = {}
+    for seed, size in ((1, 3.0), (2, 0.25)):
+        plain, more = draw(lab, seed, size), 1 + 2.0**-10
+        x = wrap(lab, "float8", plain.bfloat16())
+        x = changed(x, fp8_scale_inv=more * x.get_metadata()["fp8_scale_inv"])
+        errors[f"call {seed}"] = error(call(x), 2 * more * plain.double())
+    return verdict(errors)
+
+
+def judge_strided(lab, kind):
+    """Capture with columns of a larger tensor, call with such and with others, and give an expanded gradient."""
+    columns = SHAPE[-1]
+    wide = (*SHAPE[:-1], 2 * columns)
+    module, call = capture(lab, (wrap(lab, kind, draw(lab, 0, 1.0, wide))[..., :columns],))
+    errors = {}
+    for seed, size in ((1, 3.0), (2, 0.25), (3, 20.0)):
+        plain = draw(lab, seed, size, wide)
+        plain, x = plain[..., columns:], wrap(lab, kind, plain)[..., columns:]
+        if seed == 1:
+            x = wrap(lab, kind, plain.contiguous())
+        got, module.weight.grad = call(x), None
+        errors[f"call {seed}"] = error(got, 2 * plain.double())
+        got.sum().backward()
+        errors[f"weight {seed}"] = error(module.weight.grad, plain.double().sum(), plain.double().abs().sum())
+    return verdict(errors)
+
+
+def judge_parameters(lab, kind):
+    """Give parameters where the samples were parameters, frozen and trained: a weight may be an argument."""
+
+    def parameter(plain, *, grad):
+        return lab.torch.nn.Parameter(wrap(lab, kind, plain), requires_grad=grad)
+
+    samples = (parameter(draw(lab, seed, 1.0), grad=bool(seed)) for seed in range(2))
+    module, call = capture(lab, tuple(samples))
+    errors = {}
+    for seed, size in ((2, 3.0), (4, 0.25)):
+        plains, upstream = [draw(lab, seed + more, size) for more in range(2)], draw(lab, 10 + seed, 2.0)
+        given = [parameter(plain, grad=bool(place)) for place, plain in enumerate(plains)]
+        got, total = call(*given), plains[0].double() + 2 * plains[1].double()
+        errors[f"output {seed}"] = error(got, 2 * total)
+        (frozen, trained), weight = gradients(module, got, given, upstream)
+        products = total * upstream.double()
+        errors[f"weight {seed}"] = error(weight, products.sum(), products.abs().sum())
+        errors[f"trained {seed}"] = error(trained, 4 * upstream.double())
+        errors[f"no frozen {seed}"] = float(frozen is not None)
+    return verdict(errors)
+
+
+def judge_broadcast(lab):
+    """Give plain tensors of one row, and of one value, where the sample has many: each is repeated."""
+    sample = draw(lab, 0, 1.0).requires_grad_()
+    module, call = capture(lab, (sample,))
+    errors = {}
+    for seed, shape in enumerate(((1, *SHAPE[1:]), SHAPE[-1:], ()), 1):
+        plain, upstream = draw(lab, seed, 3.0, SHAPE)[tuple(slice(0, 1) for _ in SHAPE)], draw(lab, 10 + seed, 2.0)
+        plain = draw(lab, seed, 3.0, shape) if shape else plain.reshape(())
+        x, module.weight.grad = plain.clone().requires_grad_(), None
+        got = call(x)
+        errors[f"output {seed}"] = error(got, 2 * plain.double().expand(SHAPE))
+        got.backward(upstream)
+        back = upstream.double()
+        errors[f"input {seed}"] = error(x.grad, 2 * back.sum_to_size(shape), 2 * back.abs().sum_to_size(shape).max())
+        products = plain.double() * back
+        errors[f"weight {seed}"] = error(module.weight.grad, products.sum(), products.abs().sum())
     return verdict(errors)
 
 
@@ -1229,16 +1320,43 @@ def judge_filled(lab, kind, *, alias):
     return ok and (free or not counted), values
 
 
-def judge_kept(lab, kind):
-    """See that a call leaves what it is given as it was."""
+def judge_kept(lab, kind, given=None):
+    """See that a call leaves what it is given as it was: its values, and all that a quantized tensor keeps."""
     _, call = capture(lab, (wrap(lab, kind, draw(lab, 0, 1.0)),))
     errors = {}
     for seed, size in ((1, 3.0), (2, 0.25)):
         plain = draw(lab, seed, size)
-        x = wrap(lab, kind, plain)
+        x = wrap(lab, given or kind, plain)
+        before = {name: value.clone() if lab.torch.is_tensor(value) else value for name, value in vars(x).items()}
         call(x)
         errors[f"given {seed}"] = error(x, plain.double())
+        errors[f"fields {seed}"] = float(before.keys() != vars(x).keys())
+        for name, value in before.items():
+            now = vars(x).get(name)
+            same = (
+                lab.torch.is_tensor(now) and lab.torch.equal(value, now) if lab.torch.is_tensor(value) else value == now
+            )
+            errors[f"{name} {seed}"] = float(not same)
     return verdict(errors)
+
+
+def judge_let_go(lab, kind):
+    """See that a call keeps nothing of its argument for backward, nor backward of its gradient."""
+    weak = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef
+    _, call = capture(lab, (wrap(lab, kind, draw(lab, 0, 1.0)),), finish=quantizer(lab, kind))
+    kept = {}
+    for seed, size in ((1, 3.0), (2, 0.25)):
+        x, back = wrap(lab, kind, draw(lab, seed, size)), wrap(lab, kind, draw(lab, 10 + seed, size))
+        watched = [[weak(each.untyped_storage()) for each in buffers(one)] for one in (x, back)]
+        got = call(x)
+        del x
+        gc.collect()
+        kept[f"argument {seed}"] = sum(not one.expired() for one in watched[0])
+        got.backward(back)
+        del back
+        gc.collect()
+        kept[f"gradient {seed}"] = sum(not one.expired() for one in watched[1])
+    return not any(kept.values()), {"measured": kept, "tolerance": 0, "unit": "tensors kept"}
 
 
 def judge_empty(lab):
@@ -1300,6 +1418,10 @@ def judge_options(probe, lab):
     probe.judge("other_scale", "defect", judge_scale, lab)
     probe.judge("rescaled", "defect", judge_rescaled, lab)
     probe.judge("empty", "control", judge_empty, lab)
+    probe.judge("nominal", "control", judge_nominal, lab)
+    probe.judge("broadcast", "control", judge_broadcast, lab)
+    probe.judge("kept.columnwise_given", "control", judge_kept, lab, "float8", "float8_columnwise")
+    probe.judge("kept.columnwise_sample", "control", judge_kept, lab, "float8_columnwise", "float8")
 
 
 def judge_contract(probe, lab):
@@ -1317,6 +1439,8 @@ def judge_contract(probe, lab):
         "shared": (judge_shared,),
         "neighbour": (judge_neighbour,),
         "other_dtype": (judge_dtype,),
+        "strided": (judge_strided,),
+        "parameters": (judge_parameters,),
         "chain": (judge_chain, {}),
         "chain_in_order": (judge_chain, in_order),
         "again": (judge_again,),
@@ -1330,6 +1454,7 @@ def judge_contract(probe, lab):
             probe.judge(f"{name}.{kind}", role, function, lab, kind, *given)
         judge_newer(probe, lab, kind, role)
         probe.judge(f"waits.{kind}", "control", judge_waits, lab, kind)
+        probe.judge(f"let_go.{kind}", "control", judge_let_go, lab, kind)
         if "release_static_state" in inspect.getsource(lab.graph):
             probe.judge(f"freed.{kind}", "control", judge_freed, lab, kind)
         else:
