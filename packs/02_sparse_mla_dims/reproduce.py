@@ -35,9 +35,10 @@ The contract of the dispatcher and of both interfaces, of which CASES is a pairw
                 or one number expanded; backward runs twice, with what it saved moved by hooks, and after the output was
                 changed in place; no scale at all is 1 / sqrt(latent + RoPE)
 
-Besides: what is declined (DECLINED, other operands), where a shape starts to fit into shared memory (ROOM), that what a
-kernel raises reaches the caller, two groups of heads, two layers in one graph, the autograd function by itself, blocks
-of as many heads as the environment asks for, no tilelang at all, and other tilelang releases (RELEASES).
+Besides: calls without gradients, in inference and in checkpoints; no value that the host waits for; arguments left to
+their defaults; what is declined (DECLINED, other operands), where a shape starts to fit into shared memory (ROOM), that
+what a kernel raises reaches the caller, two groups of heads, two layers in one graph, the autograd function by itself,
+blocks of as many heads as the environment asks for, no tilelang at all, and other tilelang releases (RELEASES).
 
 Scope: dimension plumbing, compilation, launch, and gradients at the shapes below, with tilelang 0.1.8, which upstream's
 lock file pins; not convergence. From 0.1.11 on the forward needs a barrier below 64 heads that tilelang does not put
@@ -150,6 +151,7 @@ FACTORS = {
         (512, 96, 5, 64, 0.0405),
         (64, 32, 128, 192, 0.125),
         (576, 64, 16, 64, 0.0395),
+        (64, 96, 16, 64, 0.079),  # a RoPE dimension above the latent one
     ),
     "entry": ("dispatch", "hook", "interface", "interface_3d"),
     "batch": (1, 2),
@@ -228,6 +230,11 @@ CASES = [
     ((576, 64, 16, 64, 0.0395), "hook", 2, (6, 33), "rows of -1", "strided", "query", "strided", None),
     ((576, 64, 16, 64, 0.0395), "interface", 2, (6, 33), "some -1", "dense", "none", "strided", None),
     ((576, 64, 16, 64, 0.0395), "interface_3d", 1, (6, 33), "some -1", "dense", "none", "strided", 16),
+    ((64, 96, 16, 64, 0.079), "dispatch", 2, (3, 70), "int64", "strided", "both", "strided", 16),
+    ((64, 96, 16, 64, 0.079), "dispatch", 2, (6, 33), "some -1", "strided", "query", "expanded", None),
+    ((64, 96, 16, 64, 0.079), "hook", 1, (4, 4), "rows of -1", "dense", "key", "expanded", None),
+    ((64, 96, 16, 64, 0.079), "interface", 2, (3, 70), "some -1", "dense", "none", "strided", 16),
+    ((64, 96, 16, 64, 0.079), "interface_3d", 1, (6, 33), "rows of -1", "dense", "none", "strided", None),
 ]
 Case = collections.namedtuple("Case", FACTORS)  # noqa: PYI024 - its fields are the factors
 # Shapes that cannot be had: tilelang 0.1.8 does not lower one of the kernels with these heads (data/dims.md), the
@@ -281,6 +288,10 @@ ROOM = (
     ("forward", 512, 96, 40, 1, H200, False),
     ("forward", 256, 64, 20, 1, BLACKWELL, False),
     ("forward", 64, 64, 5, 1, 40959, False),
+    ("forward_3d", 192, 32, 64, 1, 96256, True),
+    ("forward_3d", 192, 32, 64, 1, 96255, False),
+    ("backward_3d", 192, 32, 64, 1, 96256, True),
+    ("backward_3d", 192, 32, 64, 1, 96255, False),
 )
 
 
@@ -655,16 +666,16 @@ def judge_operands(lab):
 
 def interface(lab, entry, shape, groups, device="cpu"):
     """Call an interface of the kernels with tensors of a shape, and return what it does."""
-    torch, (latent, rope, heads) = lab.torch, shape
+    torch, (latent, rope, heads), size = lab.torch, shape, (LENGTH,) if entry.endswith("_3d") else (1, LENGTH)
     query, key, d_out = (
-        torch.zeros(1, LENGTH, count, width, dtype=torch.bfloat16, device=device)
+        torch.zeros(*size, count, width, dtype=torch.bfloat16, device=device)
         for count, width in ((heads, latent + rope), (groups, latent + rope), (heads, latent))
     )
-    indices = torch.zeros(1, LENGTH, groups, 64, dtype=torch.int32, device=device)
-    row = torch.zeros(1, LENGTH, heads, device=device)
+    indices = torch.zeros(*size, groups, 64, dtype=torch.int32, device=device)
+    row = torch.zeros(*size, heads, device=device)
     with kernels(lab, refuse, refuse):
         try:
-            if entry == "forward":
+            if entry.startswith("forward"):
                 lab.modules.forward.sparse_mla_fwd_interface(query, key, indices, SCALE, latent)
             else:
                 lab.modules.backward.sparse_mla_bwd(query, key, None, d_out, indices, row, SCALE, row)
@@ -824,18 +835,85 @@ def judge_missing(lab):
     return all(one.startswith("missing: TileLang") for one in found.values()), {"measured": found, "unit": "said"}
 
 
-def judge_default(lab):
-    """Judge that SparseMLA.apply still takes four arguments, and has 512 values then."""
-    case = Case((*DEEPSEEK, 64, SCALE), "dispatch", 2, (3, 70), "int64", "dense", "both", "strided", 16)
+def judge_default(lab, rope):
+    """Judge that SparseMLA.apply takes four arguments, and the forward's interface three: 512 values then."""
+    case = Case((DEEPSEEK[0], rope, 64, 64, SCALE), "dispatch", 2, (3, 70), "int64", "dense", "both", "strided", 16)
     query, key, indices, _ = draw(lab, case)
     given = [x.transpose(0, 1).contiguous() for x in (query, key)]
+    given.append(indices[:, :, None].int().contiguous())
     with kernels(lab, lambda *_: None, stand_in):
         try:
-            found = lab.modules.function.SparseMLA.apply(*given, indices[:, :, None].int().contiguous(), SCALE)[0]
+            found = lab.modules.function.SparseMLA.apply(*given, SCALE)[0]
         except TypeError as error:  # an argument is missing: the call does not get as far as upstream's own lines
             return False, {"reason": f"it raised {error}"}
-    error = distance(found.transpose(0, 1), exactly(lab, case, [query, key, indices, query[..., :512]])[0])
-    return error <= TOLERANCE, {"measured": error, "tolerance": TOLERANCE}
+        other = lab.modules.forward.sparse_mla_fwd_interface(*given, sm_scale=SCALE)[0]
+    exact = exactly(lab, case, [query, key, indices, query[..., : DEEPSEEK[0]]])[0]
+    found = [x.transpose(0, 1) for x in (found, other)]
+    errors = [distance(x, exact) if x.shape == exact.shape else math.inf for x in found]
+    return all(error <= TOLERANCE for error in errors), {"measured": errors, "tolerance": TOLERANCE}
+
+
+def judge_modes(lab, shape):
+    """Judge a call without gradients, in inference, and in both kinds of checkpoint, which calls again in backward."""
+    checkpoint = importlib.import_module("torch.utils.checkpoint").checkpoint
+    case = Case((*shape, 64, SCALE), "dispatch", 2, (3, 70), "some -1", "dense", "none", "strided", 16)
+    query, key, indices, d_out = draw(lab, case)
+    wanted, errors = exactly(lab, case, draw(lab, case))[:3], {}
+
+    def attend(*pair):
+        return enter(lab, case, *pair, indices)
+
+    with kernels(lab, lambda *_: None, stand_in):
+        for mode in (lab.torch.no_grad, lab.torch.inference_mode):
+            with mode():
+                errors[mode.__name__] = [attend(query, key)]
+        for reentrant in (True, False):
+            pair = [x.detach().requires_grad_() for x in (query, key)]
+            out = checkpoint(attend, *pair, use_reentrant=reentrant)
+            if out is not None:
+                out.backward(d_out)
+                errors[f"checkpoint, reentrant {reentrant}"] = [out.detach(), *(x.grad for x in pair)]
+    for name, found in errors.items():
+        fits = [x is not None and x.shape == y.shape for x, y in zip(found, wanted, strict=False)]
+        errors[name] = [distance(x, y) if ok else math.inf for x, y, ok in zip(found, wanted, fits, strict=False)]
+    ok = len(errors) == 4 and all(error <= TOLERANCE for one in errors.values() for error in one)
+    return ok, {"measured": errors, "tolerance": TOLERANCE}
+
+
+def judge_waits(lab, shape):
+    """Judge that neither pass asks the host for a value, or moves one of its own to the device.
+
+    The kernels give zeros here: what runs besides them would run between them on a GPU, where such an answer or a copy
+    from pageable memory makes the host wait, and a CUDA graph cannot capture it.
+    """
+    torch, seen = lab.torch, []
+    case = Case((*shape, 64, SCALE), "dispatch", 1, (3, 70), "int64", "dense", "none", "strided", 16)
+    query, key, indices, d_out = draw(lab, case)
+    aten = torch.ops.aten
+    waits = {aten._local_scalar_dense.default, aten.equal.default, aten.is_nonzero.default, aten.nonzero.default}  # noqa: SLF001
+    waits |= {aten.lift_fresh.default, aten.masked_select.default}
+
+    class Watch(torch.utils._python_dispatch.TorchDispatchMode):  # noqa: SLF001
+        def __torch_dispatch__(self, function, classes, args=(), kwargs=None):
+            seen.extend([str(function)] * (function in waits))
+            return function(*args, **(kwargs or {}))
+
+    def launch(name, _torch, given, *operands):
+        first = operands[0]
+        if name == "sparse_mla_fwd":
+            return first.new_zeros(*first.shape[:3], given["dim"]), first.new_zeros(
+                *first.shape[:3], dtype=torch.float32
+            )
+        if name == "preprocess":
+            return first.new_zeros(first.shape[:3], dtype=torch.float32)
+        return first.bfloat16() if name == "postprocess" else torch.zeros_like(first)
+
+    pair = [x.detach().requires_grad_() for x in (query, key)]
+    with kernels(lab, lambda *_: None, launch), Watch():
+        out = enter(lab, case, *pair, indices)
+        if out is not None:
+            out.backward(d_out)
+    return out is not None and not seen, {"measured": {"waits": seen, "answers": out is not None}}
 
 
 def judge_function(lab, *, batched):
@@ -895,6 +973,14 @@ def judge_release(lab, version, shape, *, safe):
         return bool(asked) == safe, {"measured": "asked" if asked else "declined"}
     waits = "storage_sync" in str(lab.modules.forward.sparse_mla_fwd.get_tir(**asked["sparse_mla_fwd"]))
     return waits, {"measured": "it waits" if waits else "it does not wait"}
+
+
+def judge_release_interfaces(lab, version, heads):
+    """Judge that the interfaces ask for kernels where tilelang says it is another release, with and without a batch."""
+    with unittest.mock.patch.object(lab.modules.tilelang, "__version__", version):
+        entries = "forward", "forward_3d", "backward", "backward_3d"
+        found = {entry: interface(lab, entry, (192, 32, heads), 1) for entry in entries}
+    return {*found.values()} == {"asked"}, {"measured": found}
 
 
 def build(key, arguments, target, executed):
@@ -1019,6 +1105,14 @@ def judge_cases(probe, lab):
         probe.judge(name, "control" if case.kernel[:2] == DEEPSEEK[:2] else "defect", judge_case, lab, case)
 
 
+def judge_calls(probe, lab):
+    """Judge how an answer is got: without gradients, in checkpoints, and without the host waiting."""
+    for shape in SHAPES:
+        name, role = "{}+{}".format(*shape[:2]), "control" if shape == DEEPSEEK else "defect"
+        probe.judge(f"modes.{name}", role, judge_modes, lab, shape)
+        probe.judge(f"waits.{name}", role, judge_waits, lab, shape)
+
+
 def judge_guard(probe, lab):
     """Judge which shapes get to the kernels, and what becomes of an error there."""
     for name, shape in DECLINED.items():
@@ -1038,14 +1132,18 @@ def judge_guard(probe, lab):
     probe.judge("groups.64+64", "defect", judge_groups, lab)
     probe.judge("cached.448+128", "defect", judge_cached, lab)
     probe.judge("layers.512+64.448+128", "defect", judge_layers, lab)
-    probe.judge("default.512+64", "control", judge_default, lab)
     for name, batched in {"batched": True, "unbatched": False}.items():
         probe.judge(f"function.512+64.{name}", "control", functools.partial(judge_function, batched=batched), lab)
     probe.judge("block.512+64", "control", judge_block, lab)
+    for rope, role in ((DEEPSEEK[1], "control"), (32, "defect"), (128, "defect")):
+        probe.judge(f"default.512+{rope}", role, judge_default, lab, rope)
     probe.judge("without_tilelang.64+64", "control", judge_missing, lab)
     for version, shape, role, safe in RELEASES:
         name = "release.{}.{}+{}.{}".format(version, *shape)
         probe.judge(name, role, functools.partial(judge_release, safe=safe), lab, version, shape)
+    for version, heads in (("0.1.9", 32), ("0.1.15", 64)):
+        name = f"release.{version}.192+32.{heads}.interfaces"
+        probe.judge(name, "defect", judge_release_interfaces, lab, version, heads)
 
 
 def judge(probe, target):
@@ -1067,6 +1165,7 @@ def judge(probe, target):
     fused = sum("bwd" in lab.asked.get((*shape, TOP_K, SCALE), {}) for shape in SHAPES[1:])
     probe.say("FIGURE", name="other_dimensions_fused", value=fused, unit="of 2")
     judge_cases(probe, lab)
+    judge_calls(probe, lab)
     judge_guard(probe, lab)
     if target == "cpu":  # on the other targets they are lowered
         for kernel in {one[:2]: one for one in FACTORS["kernel"]}.values():
