@@ -41,11 +41,13 @@ The contract, of which CASES is a pairwise cover (one value of each factor):
     frozen      which of query and key needs no gradient
     layout      dense, or strided below the wrapper
 
-Besides: what forward read is overwritten before backward; a second call finds other values in the same tensors, and
-one of the same shape comes before the first one's backward; the caller's tensors stay as they are, and are not kept
-beside a copy of them; warnings obey the caller's filters; the forward kernel's options are given by position;
-Transformer Engine is not installed; query and key are faint, but parallel, so that their logits are the largest that
-the scales allow. A Float8Tensor that holds its transpose alone is not asked for: 2.12.0 does not dequantize it.
+Besides: without gradients, in inference, in checkpoints, and with what is saved moved away; what forward read is
+overwritten before backward, which leaves nothing behind; a second call finds other values in the same tensors, and one
+of the same shape comes before the first one's backward; the caller's tensors stay as they are, and are not kept beside
+a copy of them; warnings obey the caller's filters, and other ranks than the first are warned; the forward kernel's
+options are given by position; Transformer Engine is not installed; scales have no dimension; query and key are faint,
+but parallel, so that their logits are the largest that the scales allow, or such that bf16 has not their values. A
+Float8Tensor that holds its transpose alone is not asked for: 2.12.0 does not dequantize it.
 
 All stand for bf16, as the kernels' results are. Of a wrapper that stands for another dtype the dispatcher declines, and
 SparseMLA.apply refuses, tells the caller, or gives that dtype.
@@ -444,16 +446,19 @@ STAND_INS = {
 def recording(jit, launches, builds):
     """Stand before tilelang.jit, or in its place where it is None: note what is built, and what each is handed.
 
-    In its place it refuses what tilelang refuses: a null pointer, and operands of other dtypes than those with which
-    the kernel that these arguments build was launched first, for it has one signature.
+    In its place it refuses what tilelang refuses: a null pointer, the stride of a batch of one that is not what it
+    would be in a larger one, and operands of other dtypes or numbers of dimensions than those with which the kernel
+    that these arguments build was launched first, for it has one signature.
     """
     signatures = {}
 
     def launch(kernel, name, sizes, *given):
         launches.append([(str(x.dtype), x.nbytes, x.dtype.itemsize, not x.data_ptr()) for x in given])
-        dtypes = [one[0] for one in launches[-1]]
+        dtypes = [(one[0], x.ndim) for one, x in zip(launches[-1], given, strict=True)]
         if jit is None and any(null for *_, null in launches[-1]):
             raise RuntimeError(f"kernel {name}: data pointer expected non-NULL, but got NULL")
+        if jit is None and any(x.stride() != x.new_empty(x.shape, device="meta").stride() for x in given):
+            raise RuntimeError(f"kernel {name}: strides expected compact, but got {[x.stride() for x in given]}")
         if jit is None and (first := signatures.setdefault(f"{name} {sizes}", dtypes)) != dtypes:
             raise RuntimeError(f"kernel {name}: operands expected {first}, but got {dtypes}")
         return kernel(*given)
@@ -883,6 +888,167 @@ def judge_kept(lab, kind):
     return bool(results) and not kept, {"measured": kept, "unit": "of the caller's tensors, kept besides a copy"}
 
 
+def judge_not_copied(lab, kind, entry):
+    """Judge that of one batch, which needs no other layout, what is as wide as it was given is kept where it lies."""
+    torch, saved = lab.torch, []
+    case = Case(kind, entry, 1, (17, 70), (16, 128, SCALE), (1.0, 0.3), "some -1", "none", "dense", 64)
+    plain, indices = draw(lab, case)
+    pair = leaves(lab, case, plain)
+    given = [max(storage(x), key=lambda one: one.numel()) for x in pair]
+
+    def keep(x):
+        saved.extend((one.nbytes, one.data_ptr()) for one in storage(x))
+        return x
+
+    hooks = torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x)
+    with unittest.mock.patch.dict(os.environ, {BUCKET: "64"}), listening(), hooks:
+        results = enter(lab, case, pair, indices)
+    copied = [
+        name
+        for name, x in zip(("query", "key"), given, strict=True)
+        if any(size == x.nbytes and place != x.data_ptr() for size, place in saved)
+    ]
+    return bool(results) and not copied, {"measured": copied, "unit": "copied, though it is kept as it was given"}
+
+
+def large(lab, least):
+    """Return the places of the tensors that somebody holds, of so many bytes and more."""
+    gc.collect()
+    with warnings.catch_warnings(action="ignore"):  # some modules warn of what they are asked for
+        found = [x for x in gc.get_objects() if issubclass(type(x), lab.torch.Tensor)]
+    return {one.data_ptr() for x in found for one in storage(x) if one.nbytes >= least}
+
+
+def judge_let_go(lab, kind, entry):
+    """Judge that backward leaves nothing behind, where the output and its graph are held on."""
+    case = Case(kind, entry, 1, (5, 30), (16, 128, SCALE), (1.0, 0.3), "some -1", "none", "dense", 64)
+    plain, indices = draw(lab, case)
+    pair = leaves(lab, case, plain)
+    with unittest.mock.patch.dict(os.environ, {BUCKET: "64"}), listening():
+        if not (results := enter(lab, case, pair, indices)):
+            return False, {"reason": "the call was declined"}
+        before = large(lab, plain[1].numel())
+        if None in (gradients_of(lab.torch, results[0], pair) or [None]):
+            return False, {"reason": "there is a gradient missing"}
+        left = len(large(lab, plain[1].numel()) - before)
+    return not left, {"measured": left, "tolerance": 0, "unit": "tensors of a key's size or more, left behind"}
+
+
+def judge_modes(lab, kind, entry):
+    """Judge calls without gradients, in inference, in both kinds of checkpoint, and with what is saved moved away.
+
+    A checkpoint of the newer kind, and a hook that moves tensors, give back what was saved once for each backward.
+    """
+    torch, checkpoint = lab.torch, importlib.import_module("torch.utils.checkpoint").checkpoint
+    case = Case(kind, entry, 1, (5, 30), (16, 128, SCALE), (1.0, 0.3), "some -1", "none", "dense", 64)
+    (plain, indices), (output, _, wanted), errors, packed = draw(lab, case), expected(lab, case), {}, []
+
+    def call(*pair):
+        return (enter(lab, case, pair, indices) or [None])[0]
+
+    def compare(name, result, pair, given=None):
+        errors[name] = math.inf if result is None else distance(result, output) / ROUNDING
+        if result is not None and given is not None:
+            result.backward(given)
+            for operand, (x, y) in enumerate(zip(pair, wanted, strict=True)):
+                error = math.inf if x.grad is None else distance(x.grad, y) / GRADIENT_ROUNDING
+                errors[f"{name}, gradient {operand}"] = error
+
+    def pack(x):
+        packed.append([x, 0])
+        return len(packed) - 1
+
+    def unpack(place):
+        packed[place][1] += 1
+        return packed[place][0].clone()
+
+    with unittest.mock.patch.dict(os.environ, {BUCKET: "64"}), listening():
+        for mode in (torch.no_grad, torch.inference_mode):
+            with mode():
+                compare(mode.__name__, call(*leaves(lab, case, plain)), ())
+        given = upstream_gradient(torch, output)
+        for reentrant in (True, False):
+            pair = leaves(lab, case, plain)
+            compare(f"checkpoint, reentrant {reentrant}", checkpoint(call, *pair, use_reentrant=reentrant), pair, given)
+        pair = leaves(lab, case, plain)
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            result = call(*pair)
+        compare("moved", result, pair, given)
+    often = max((times for _, times in packed), default=0)
+    ok = often <= 1 and all(one <= 1 for one in errors.values())
+    measured = {"errors": errors, "given back": often}
+    return ok, {"measured": measured, "tolerance": 1, "unit": "of the error that rounding explains; times a backward"}
+
+
+def judge_steep(lab, kind, entry):
+    """Judge the gradient of a key that has all the probability, by logits that bf16 cannot tell from others.
+
+    All values of query and key are one size, which lies between two of bf16; the other keys lie against the queries.
+    Whatever is rounded, the probabilities of backward have to be those of its own logits.
+    """
+    torch = lab.torch
+    case = Case(kind, entry, 1, (5, 30), (16, 128, SCALE), (1.0, 1.0), "int64", "query", "dense", None)
+    indices, errors = draw(lab, case)[1], {}
+    if entry == "apply_3d":
+        indices = indices.int()
+    indices[..., 0] = 0
+    ones = torch.ones(1, 5, 16, D, dtype=torch.bfloat16, device=lab.device)
+    sides = torch.full((1, 30, 1, 1), -1, dtype=torch.bfloat16, device=lab.device)
+    sides[:, 0] = 1
+    for size in (1.7, 3.5):
+        query, key = leaves(lab, case, [ones * size, sides * size * ones[:, :1, :1]])
+        for x in storage(query.detach()) + storage(key.detach()):
+            if x.numel() == 1:  # the scales
+                x.mul_(1 + 0.75 * 2**-8)
+        exact = [values(x.detach()) for x in (query, key)]
+        exact = [{"dispatch": x.transpose(0, 1), "apply_3d": x[None]}.get(entry, x).contiguous() for x in exact]
+        exact[1].requires_grad_()
+        with listening():
+            results = enter(lab, case, [query, key], indices)
+        if not results:
+            return False, {"reason": "the call was declined"}
+        output, _ = attention(torch, exact[0], exact[1][:, :, 0], named(indices, 30), SCALE)
+        given = torch.ones_like(results[0])
+        (found,) = torch.autograd.grad(results[0], key, given)
+        (wanted,) = torch.autograd.grad(output, exact[1], given.double())
+        wanted = {"dispatch": wanted.transpose(0, 1), "apply_3d": wanted.squeeze(0)}.get(entry, wanted)
+        errors[f"output {size}"] = distance(results[0], output) / ROUNDING
+        errors[f"key {size}"] = distance(found, wanted) / GRADIENT_ROUNDING
+    ok = all(one <= 1 for one in errors.values())
+    return ok, {"measured": errors, "tolerance": 1, "unit": "of the error that rounding explains"}
+
+
+def judge_told_by_rank(lab, kind, entry):
+    """Judge that every rank of three is told: with pipeline parallelism none of them has every layer."""
+    case, found = example(kind, entry)._replace(indices="one row"), {}
+    for rank in range(3):
+        answers = {
+            "is_initialized": lambda: True,
+            "get_rank": lambda *_, rank=rank: rank,
+            "get_world_size": lambda *_: 3,
+        }
+        with unittest.mock.patch.multiple(lab.torch.distributed, **answers):
+            ok, measured = judge_handed(functools.partial(run, lab), case)
+        found[rank] = ok, measured["measured"]["told"]
+    return all(ok for ok, _ in found.values()), {"measured": found, "unit": "right, and what a rank is told"}
+
+
+def judge_one_element(lab, entry):
+    """Judge scales that are one element without a dimension, after a call whose scales have one."""
+    case = Case("float8", entry, 1, (5, 30), (16, 128, SCALE), (1.0, 0.3), "some -1", "none", "dense", None)
+    run(lab, case)
+    pair = leaves(lab, case, draw(lab, case)[0])
+    with lab.torch.no_grad():
+        pair = [
+            type(x)(
+                shape=x.shape, dtype=x.dtype, **x.get_metadata() | {"fp8_scale_inv": vars(x)["_scale_inv"].view(())}
+            )
+            for x in pair
+        ]
+    pair = [x.requires_grad_() for x in pair]
+    return judge_result(lab, functools.partial(run, lab, pair=pair), case)
+
+
 def judge_filters(lab, kind, entry):
     """Judge that the caller's filters decide what becomes of a warning: it is shown, is not, or is an error."""
     case = Case(kind, entry, 1, (64, 64), (16, 128, SCALE), (1, 1), "some -1", "both", "dense", 64)
@@ -1078,6 +1244,20 @@ def judge_besides(probe, lab):
     probe.judge("float8.other_dtypes", "control", judge_other_dtypes, lab)
 
 
+def judge_holding(probe, lab):
+    """Judge what is kept, let go and given back, how often, and who is told."""
+    read = ("bf16", "dispatch"), ("float8", "dispatch"), ("float8", "apply_3d"), ("blockwise", "apply_3d")
+    for kind, entry in read:
+        probe.judge(f"{kind}.{entry}.not_copied", "control", judge_not_copied, lab, kind, entry)
+        probe.judge(f"{kind}.{entry}.let_go", "control", judge_let_go, lab, kind, entry)
+        probe.judge(f"{kind}.{entry}.modes", "control", judge_modes, lab, kind, entry)
+    for entry in ("dispatch", "apply_3d"):
+        probe.judge(f"float8.{entry}.steep", "control", judge_steep, lab, "float8", entry)
+        probe.judge(f"float8.{entry}.one_element", "control", judge_one_element, lab, entry)
+    for kind, entry in itertools.product(("float8", "blockwise", "mixed_formats"), ("dispatch", "apply")):
+        probe.judge(f"{kind}.{entry}.second_rank", "defect", judge_told_by_rank, lab, kind, entry)
+
+
 def judge(probe, target):
     """Judge every kind of input on one target."""
     import torch
@@ -1099,6 +1279,7 @@ def judge(probe, target):
         else:
             judge_kind(probe, lab, attempt, kind)
     judge_besides(probe, lab)
+    judge_holding(probe, lab)
     for index, case in enumerate(itertools.starmap(Case, CASES)):
         judge_case(probe, lab, attempt, f"case_{index:02}.{case.kind}.{case.entry}", case)
     for kind in ("bf16", "float8"):  # a block of the forward kernel has at most 64 heads
