@@ -49,9 +49,11 @@ as far from the reference as the reference rounded to that dtype, and 2^-15 more
 that they move by e may be rounded the other way, and is then 2 e farther). A fix that rounds anything else to half
 precision adds to that. Top-k scores: 2^-15 of the largest. A gradient that is absent, or NaN, is infinitely wrong.
 
-More controls: PyTorch's default dtype is another one; training follows an evaluation in inference mode, and no call
-leaves tensors behind; 61 query rows, fewer than a fix may take at a time, need no more than 8 times the scores of all
-heads for them (the release: 4.3).
+More controls: PyTorch's default dtype is another one, and what a process told PyTorch holds; inputs of two dtypes;
+masks of keys alone (top-k); gradients of the gradients; checkpoints, and hooks that move what is saved away; training
+follows an evaluation in inference mode, and no call leaves tensors behind, nor forward more than the top-k for
+backward; 61 query rows, fewer than a fix may take at a time, need no more than 8 times the scores of all heads for them
+(the release: 4.3).
 
 `traced` (--target cpu): the bytes of tensors on device "meta", which have sizes and no numbers, are added up operator
 by operator, and subtracted when a storage dies; the values are computed on CPU tensors. `executed` is torch.cuda's
@@ -175,6 +177,9 @@ LARGE = {
     "target.default": (1, 61, {"size": (2048, 13), "topk": 7, "bounds": "default", "shared_key": True,
                                "per_token": True, "above": -3.7}),
     "keys": (13, 2, {"size": (41, 2111), "batch": 2}),
+    # Later keys than rows, too: bounds need not be causal, and keys may be in another order.
+    "square.keys": (2, 3, {"size": (1100, 1100), "bounds": "keys"}),
+    "square.ends": (2, 3, {"size": (1100, 1100), "sparse": True, "rows": "row"}),
 }
 USUAL = {
     "size": (587, 89), "batch": 1, "floats": "bfloat16", "bounds": "ends", "rows": "any", "topk": 50, "relu": True,
@@ -209,7 +214,7 @@ class Case:
         (sq, sk), b, n = self.size, self.batch, self.attention * self.ranks
         self.inputs = {
             "q": self.draw(sq, b, self.heads, INDEX_WIDTH),
-            "weights": self.draw(sq, b, self.heads),
+            "weights": self.draw(sq, b, self.heads, floats=factors.get("weights_floats")),
             "k": self.draw(sk, b, INDEX_WIDTH),
             "query": self.draw(sq, b, n, WIDTH),
             "key": self.draw(sk, b, 1 if self.shared_key else n, WIDTH).expand(sk, b, n, WIDTH),
@@ -219,13 +224,13 @@ class Case:
         kinds = {"any": None, "row": some[0], "one row": some[:1], "each": some, "none": some[0] & False}
         self.real = kinds[self.rows]
 
-    def draw(self, *shape):
+    def draw(self, *shape, floats=None):
         """Draw a tensor of the case's dtype; of whole numbers most are 0, and so are some rows of them."""
         found = self.torch.randn(shape, generator=self.random)
         if self.numbers == "whole":
             found = (found * 0.6).round()
             found[self.torch.rand(shape[0], generator=self.random) < 0.2] = 0.0
-        return self.laid_out(found.to(getattr(self.torch, self.floats)))
+        return self.laid_out(found.to(getattr(self.torch, floats or self.floats)))
 
     def laid_out(self, tensor):
         """Return a tensor contiguous or not."""
@@ -244,6 +249,9 @@ class Case:
         nothing = torch.zeros(1, sq, sk)
         if self.bounds == "default":
             return {}, (keys <= rows).expand(b, sq, sk), nothing
+        if self.bounds in ("padding", "paddings"):  # one row of keys for all query rows
+            seen = torch.rand((1, sk) if self.bounds == "padding" else (b, 1, sk), generator=self.random) < 0.7
+            return {"mask": torch.zeros(seen.shape).masked_fill(~seen, DROP)}, seen.expand(b, sq, sk), nothing
         if self.bounds in ("mask", "masks", "bias", "biases"):
             shape = (sq, sk) if self.bounds in ("mask", "bias") else (b, sq, sk)
             seen = (torch.rand(shape, generator=self.random) < 0.7) & (rows != 3)  # the third row sees no key
@@ -550,7 +558,8 @@ def errors_of_autograd(up, case):
             return {"topk": math.inf}
         scores = scores.where(scores.isfinite(), 0.0)
     leaves = [x.detach().requires_grad_() for x in (scores, inputs["query"], inputs["key"])]
-    given = dict(zip(("index_scores", "query", "key"), (leaves[0] + 0, *leaves[1:]), strict=True))  # it overwrites them
+    own = leaves[0] if case.bounds in ("ends", "keys") else leaves[0] + 0  # under other masks it overwrites them
+    given = dict(zip(("index_scores", "query", "key"), (own, *leaves[1:]), strict=True))
     loss = up.loss(case, given, options, chosen)
     above = torch.tensor(case.above, device=up.device)
     found = derivatives(torch, loss, leaves, above)
@@ -559,7 +568,8 @@ def errors_of_autograd(up, case):
     target = probabilities(case, support, *exact[1:])
     wanted = loss_of(case, exact[0], target, support)
     reference = torch.autograd.grad(wanted, exact, above.cpu().double())
-    answer = {"loss": distance(loss, wanted), "changed": changed(inputs | options, copies)}
+    altered = changed(inputs | options, copies) + (own is leaves[0] and not same(torch, own, scores))
+    answer = {"loss": distance(loss, wanted), "changed": altered}
     return answer | {
         f"grad_{name}": math.inf if x is None or x.dtype != leaf.dtype else beyond(x, y)
         for name, x, y, leaf in zip(("scores", "query", "key"), found, reference, leaves, strict=True)
@@ -627,6 +637,144 @@ def loss_under_autocast(up, *, sparse):
     errors |= by_name(case, found, back_to_inputs(case, above))
     right = all(x <= ROUNDINGS for x in errors.values())
     return right, {"measured": errors, "tolerance": ROUNDINGS, "unit": "relative error"}
+
+
+def second_derivatives(up):
+    """Judge what autograd makes of the gradients themselves, as a penalty on them needs: float64's, of all at once."""
+    torch, names = up.torch, ("q", "weights", "k")
+    factors = {"size": (530, 23), "batch": 2, "bounds": "masks", "floats": "float32", "topk": 9, "heads": 3}
+    case = Case(torch, 8, USUAL | factors | {"attention": 2, "sparse": True})
+    inputs, options, _ = up.trained(case)
+    chosen, loss = up.loss(case, inputs, options)
+    leaves = [inputs[name] for name in names]
+    first = derivatives(torch, loss, leaves, torch.ones((), device=up.device), create_graph=True)
+    if any(x is None for x in first):
+        return False, {"measured": "no gradient"}
+    penalty = sum(x.square().sum() for x in first)
+    found = derivatives(torch, penalty, leaves, torch.ones((), device=up.device))
+    support, exact = supported(case, chosen.cpu()), [case.inputs[name].double().requires_grad_() for name in names]
+    q, weights, k = exact
+    scores = torch.einsum("sbhd,tbd->sbht", q, k)
+    scores = ((scores.relu() if case.relu else scores) * weights.unsqueeze(-1)).sum(2).transpose(0, 1)
+    target = probabilities(case, support, *(case.inputs[name].double() for name in ("query", "key")))
+    wanted = torch.autograd.grad(loss_of(case, scores, target, support), exact, create_graph=True)
+    wanted = torch.autograd.grad(sum(x.square().sum() for x in wanted), exact)
+    errors = {name: math.inf if x is None else beyond(x, y) for name, x, y in zip(names, found, wanted, strict=True)}
+    ok = all(x <= ROUNDINGS for x in errors.values())
+    return ok, {"measured": errors, "tolerance": ROUNDINGS, "unit": "relative error"}
+
+
+def given_back(up):
+    """Judge the loss in both kinds of checkpoint, and with what is saved moved away: it is given back once a backward.
+
+    The newer kind of checkpoint refuses to give a tensor back twice.
+    """
+    torch, case, packed = up.torch, usual_cases(up.torch)[1], []
+    checkpoint, names = importlib.import_module("torch.utils.checkpoint").checkpoint, ("q", "weights", "k")
+
+    def call(*leaves):
+        inputs, options, _ = up.trained(case)
+        return up.loss(case, inputs | dict(zip(names, leaves, strict=True)), options)[1]
+
+    def pack(x):
+        packed.append([x, 0])
+        return len(packed) - 1
+
+    def unpack(place):
+        packed[place][1] += 1
+        return packed[place][0].clone()
+
+    def moved(*leaves):
+        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+            return call(*leaves)
+
+    ways = {"plain": call, "moved": moved}
+    for reentrant in (True, False):
+        ways[f"reentrant {reentrant}"] = functools.partial(checkpoint, call, use_reentrant=reentrant)
+    found = {}
+    for way, run in ways.items():
+        leaves = [up.trained(case)[0][name] for name in names]
+        loss = run(*leaves)
+        loss.backward(torch.tensor(case.above, device=up.device))
+        found[way] = [loss.detach(), *(x.grad for x in leaves)]
+    errors = {
+        way: max(math.inf if x is None else distance(x, y.cpu()) for x, y in zip(answer, found["plain"], strict=True))
+        for way, answer in found.items()
+    }
+    often = max((times for _, times in packed), default=0)
+    ok = often == 1 and all(x <= ROUNDINGS for x in errors.values())
+    measured = {"errors": errors, "given back": often}
+    return ok, {"measured": measured, "tolerance": ROUNDINGS, "unit": "relative to a plain call; times a backward"}
+
+
+def mixed_dtypes(up):
+    """Judge weights in float32 beside inputs in bf16 or fp16, and the other way round: each keeps its own precision."""
+    factors = USUAL | {"size": (530, 29), "batch": 2, "heads": 5, "attention": 2, "topk": 9, "bounds": "masks"}
+    pairs = ("bfloat16", "float32"), ("float16", "float32"), ("float32", "bfloat16")
+    given = [{"floats": floats, "weights_floats": weights} for floats, weights in pairs]
+    cases = [Case(up.torch, 20 + seed, factors | one) for seed, one in enumerate(given)]
+    return compare(up, cases, [errors_of_scores, errors_of_loss])
+
+
+def masks_of_keys(up):
+    """Judge the top-k under an additive mask of keys alone, [1, sk] or [b, 1, sk], which is added to every row."""
+    factors = USUAL | {"batch": 2, "heads": 3, "attention": 1, "topk": 9}
+    cases = [Case(up.torch, 30, factors | {"bounds": bounds}) for bounds in ("padding", "paddings")]
+    return compare(up, cases, [errors_of_scores])
+
+
+def asked(question):
+    """Return what PyTorch answers, or that it refuses: it does where its two ways to set precision were mixed."""
+    try:
+        return question()
+    except RuntimeError as error:
+        return f"refused: {error}"[:80]
+
+
+def told_to_torch(torch):
+    """Return what a process may have told PyTorch, and a call must leave as it is."""
+    matmul, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    questions = {
+        "precision": torch.get_float32_matmul_precision,
+        "TF32": lambda: matmul.allow_tf32,
+        "TF32 in cuDNN": lambda: cudnn.allow_tf32,
+        "sums in bf16": lambda: matmul.allow_bf16_reduced_precision_reduction,
+        "default dtype": torch.get_default_dtype,
+        "deterministic": torch.are_deterministic_algorithms_enabled,
+        "gradients": torch.is_grad_enabled,
+        "threads": torch.get_num_threads,
+        "random": lambda: torch.get_rng_state().tolist(),
+    }
+    return {name: asked(question) for name, question in questions.items()}
+
+
+def settings_kept(up):
+    """Judge that a process's settings hold within each call, for every product, and after it."""
+    torch, case, found = up.torch, usual_cases(up.torch)[0], {}
+    precision = torch.get_float32_matmul_precision()
+
+    class Products(torch.utils._python_dispatch.TorchDispatchMode):  # noqa: SLF001
+        def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
+            if any(name in str(function) for name in ("mm", "matmul", "einsum")):
+                seen.add(asked(torch.get_float32_matmul_precision))
+            return function(*args, **(kwargs or {}))
+
+    try:
+        for wanted in ("medium", "high", "highest"):
+            torch.set_float32_matmul_precision(wanted)
+            before, seen = told_to_torch(torch), set()
+            inputs, options, _ = up.trained(case)
+            with Products():
+                up.scores(case, inputs, options)
+                loss = up.loss(case, inputs, options)[1]
+                gradients(torch, loss, inputs, torch.ones((), device=up.device))
+            after = told_to_torch(torch)
+            found[wanted] = [name for name in before if before[name] != after[name]]
+            found[wanted] += sorted(seen - {wanted}) or ([] if seen else ["no products"])
+    finally:
+        with contextlib.suppress(RuntimeError):
+            torch.set_float32_matmul_precision(precision)
+    return not any(found.values()), {"measured": found, "unit": "settings that did not hold"}
 
 
 def usual_cases(torch):
@@ -725,6 +873,10 @@ class Meter:
         self.peak = self.before = self.now
         self.largest = 0
 
+    def kept(self):
+        """Return what lives of what was made since then."""
+        return self.now - self.before
+
     def end(self):
         """Return the peak since then, and the largest tensor that was made."""
         return self.peak - self.before, self.largest
@@ -741,6 +893,11 @@ class Allocator:
         self.torch.cuda.synchronize()
         self.torch.cuda.reset_peak_memory_stats()
         self.before = self.torch.cuda.memory_allocated()
+
+    def kept(self):
+        """Return what lives of what was made since then."""
+        self.torch.cuda.synchronize()
+        return self.torch.cuda.memory_allocated() - self.before
 
     def end(self):
         """Return the peak since then."""
@@ -784,6 +941,7 @@ def peaks(up, meter, case, inputs, options):
         meter.start()
         chosen, loss = up.loss(case, inputs, options)
         found["forward"] = meter.end()
+        found["kept"] = meter.kept(), None
         leaves = [inputs[name] for name in ("q", "weights", "k")]
         meter.start()
         kept = derivatives(up.torch, loss, leaves, up.torch.ones((), device=up.device))
@@ -813,6 +971,19 @@ def grows(up, meter, part, attention, known):
     }
 
 
+def kept_for_backward(up, meter):
+    """Judge what lives between forward and backward beside the inputs: the top-k, and not what is made of scores."""
+    unit, measured = 4 * BATCH * LENGTH * LENGTH, {}
+    for how in MEMORY:
+        found = peaks(up, meter(up.torch), *setting(up.torch, up.device, (BATCH, LENGTH, SMALLER, SMALLER), how))
+        measured["_".join(map(str, how))] = round(found["kept"][0] / unit, 4)
+    return all(x < PER_HEAD for x in measured.values()), {
+        "measured": measured,
+        "tolerance": PER_HEAD,
+        "unit": "float32 [b, sq, sk]",
+    }
+
+
 def few_rows(up, meter):
     """Judge the peaks of fewer query rows than a fix may take at a time: they need what these rows need."""
     case, inputs, _ = setting(up.torch, up.device, (BATCH, LENGTH, LARGER, LARGER), ("default", True, True, "any"))
@@ -821,7 +992,7 @@ def few_rows(up, meter):
         inputs[name].requires_grad_()
     unit = 4 * BATCH * FEW * LENGTH * LARGER
     found = peaks(up, meter(up.torch), case, inputs, {})
-    measured = {name: round(peak / unit, 4) for name, (peak, _) in found.items()}
+    measured = {name: round(peak / unit, 4) for name, (peak, _) in found.items() if name != "kept"}
     ok = all(x < FEW_LIMIT for x in measured.values())
     return ok, {"measured": measured, "tolerance": FEW_LIMIT, "unit": "scores of all heads for these rows"}
 
@@ -858,13 +1029,24 @@ def ruler(up, meter):
 # Figures.
 
 
-def largest(probe, up):
-    """Print the largest tensors and peaks on device "meta", in units of the scores of all heads."""
+def without_numbers(probe, up):
+    """Judge that every setting runs on device "meta", where nothing can be asked of a value: on a GPU the host waits.
+
+    Print the largest tensors and peaks of the first one, in units of the scores of all heads.
+    """
     b, s = FIGURES["4096"]
-    found = peaks(up, Meter(up.torch), *setting(up.torch, up.device, (b, s, 32, 16), MEMORY[0], (128, 192)))
-    for name, (peak, biggest) in found.items():
-        for what, x in (("peak", peak), ("largest", biggest)) if math.isfinite(peak) else ():
-            probe.say("FIGURE", name=f"{name}.{what}", value=x / (4 * b * s * s * 32), unit="units", spread=None)
+    ran = []
+    for how in MEMORY:
+        found = peaks(up, Meter(up.torch), *setting(up.torch, up.device, (b, s, 32, 16), how, (128, 192)))
+        if how == MEMORY[0]:
+            del found["kept"]
+            for name, (peak, biggest) in found.items():
+                for what, x in (("peak", peak), ("largest", biggest)) if math.isfinite(peak) else ():
+                    probe.say(
+                        "FIGURE", name=f"{name}.{what}", value=x / (4 * b * s * s * 32), unit="units", spread=None
+                    )
+        ran.append("_".join(map(str, how)))
+    return len(ran) == len(MEMORY), {"measured": ran, "unit": "settings that ran without numbers"}
 
 
 def times(torch, run):
@@ -929,6 +1111,10 @@ def judge_settings(probe, up):
         )
     for dtype in ("bfloat16", "float64"):
         probe.judge(f"values.default_dtype.{dtype}", "control", other_default, up, dtype)
+    functions = {"second_derivatives": second_derivatives, "mixed_dtypes": mixed_dtypes}
+    functions |= {"masks_of_keys": masks_of_keys, "settings": settings_kept, "given_back": given_back}
+    for name, function in functions.items():
+        probe.judge(f"values.{name}", "control", function, up)
 
 
 def judge(probe, target):
@@ -960,17 +1146,17 @@ def judge(probe, target):
     for name in ("indexer.topk", "indexer.forward", "indexer.backward", "attention.forward", "attention.backward"):
         kind, part = name.split(".")
         probe.judge(f"memory.{name}", "defect", grows, metered, sensor, part, kind == "attention", known)
+    probe.judge("memory.without_numbers", "control", without_numbers, probe, Upstream(torch, "meta"))
     probe.judge("memory.few_rows", "control", few_rows, metered, sensor)
+    probe.judge("memory.kept", "control", kept_for_backward, metered, sensor)
     for number, (name, (heads, attention, other)) in enumerate(LARGE.items()):
         factors = USUAL | {"heads": heads, "attention": attention} | other
         measures = [errors_of_loss]
         measures += [errors_of_scores] * (name in ("scores.masks", "keys"))
         measures += [errors_of_autograd] * (name == "target.default")
         probe.judge(f"large.{name}", "control", large, up, 1000 + number, factors, measures)
-    if probe.only is None:
-        largest(probe, Upstream(torch, "meta"))
-        if target != "cpu":
-            on_gpu(probe, up)
+    if probe.only is None and target != "cpu":
+        on_gpu(probe, up)
 
 
 def large(up, seed, factors, measures):
