@@ -54,10 +54,12 @@ SparseMLA.apply refuses, tells the caller, or gives that dtype.
 
 `traced` (cpu): launches are recorded, and a plain stand-in in fp32, with operands and results of its dtypes, takes each
 kernel's place: it is handed what the kernel would be, and refuses a null pointer as tilelang does, and the operands of
-a kernel that was built with the same arguments for other dtypes. It takes the scales of FP8 operands as one fp32
-element each, behind the others, query first. Transformer Engine's Python is real; transformer_engine.pytorch is a bare
-package object, its compiled part a mock but for the enum DType and dequantize, and torch.cuda.current_device() says
-cpu. Megatron is imported before it; its fp8_utils are told of the class afterwards.
+a kernel that was built with the same arguments for other dtypes or numbers of dimensions, or that are not compact: for
+that Megatron normalizes the stride of a batch of one; that tilelang refuses such a stride, or a scale without a
+dimension, was not seen on a GPU. It takes the scales of FP8 operands as one fp32 element each, query first, at the end.
+Transformer Engine's Python is real; transformer_engine.pytorch is a bare package object, its compiled part a mock but
+for the enum DType and dequantize, and torch.cuda.current_device() says cpu. Megatron is imported before it; its
+fp8_utils are told of the class afterwards.
 `executed`: everything is real but the wrappers' contents, which wrap() computes; what MXFP8 and NVFP4 store cannot be
 dequantized before sm_100, and is judged on the CPU alone.
 

@@ -51,9 +51,10 @@ precision adds to that. Top-k scores: 2^-15 of the largest. A gradient that is a
 
 More controls: PyTorch's default dtype is another one, and what a process told PyTorch holds; inputs of two dtypes;
 masks of keys alone (top-k); gradients of the gradients; checkpoints, and hooks that move what is saved away; training
-follows an evaluation in inference mode, and no call leaves tensors behind, nor forward more than the top-k for
-backward; 61 query rows, fewer than a fix may take at a time, need no more than 8 times the scores of all heads for them
-(the release: 4.3).
+follows an evaluation in inference mode, and no call leaves tensors behind, nor forward a quarter of float32 [b, sq, sk]
+for backward (the release: a sixteenth, the top-k); every setting of MEMORY runs on device "meta", where no value can be
+asked for, whatever the target; 61 query rows, fewer than a fix may take at a time, need no more than 8 times the scores
+of all heads for them (the release: 4.3).
 
 `traced` (--target cpu): the bytes of tensors on device "meta", which have sizes and no numbers, are added up operator
 by operator, and subtracted when a storage dies; the values are computed on CPU tensors. `executed` is torch.cuda's

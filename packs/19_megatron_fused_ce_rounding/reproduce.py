@@ -29,8 +29,8 @@ has its twin through the unfused function, a control:
     logits [sequence, batch, vocabulary / ranks]    fp32, fp16, bf16, fp64; a leaf, or made by a linear layer; also
         large, shifted by 100, and -inf for classes that are masked out; contiguous, or a slice of more classes, of a
         longer sequence, of a larger batch; up to 8209 tokens, or classes of a rank: a prime that no block divides; and
-        65521 and 131101 classes, whose numbers do not fit into 15 and 16 bits; on one rank also
-        tokens in one dimension to four
+        65521 and 131101 classes, whose numbers do not fit into 15 and 16 bits; on one rank also tokens in one dimension
+        to four
     target [sequence, batch] int64                  any class; all on one rank; some of no rank (-100, or too large);
         contiguous, or a slice; [batch, sequence] is refused, where these are not equal; on one rank also expanded, or
         int32, where transposed ones may be refused, and its logit up to 1e30 (fp16: 1.2e5), or infinitely far, below
