@@ -25,7 +25,7 @@ have it. It is a vocabulary-parallel cross entropy's in general: measure_impleme
                                it is one rank, sequence parallel or not, whether torch.distributed has a default group
                                or is not set up
     vocabulary                 smaller and larger than a split, no multiple of one; padded: the rows of the padding are
-                               classes, as for "native", which no label names
+                               classes, as for "native", which no label names; of 140000 classes, and 75000 a rank
     labels                     on any rank, on the first or last rank alone, ignored (-100, or a class), all ignored
     ignored hidden states      inf or nan too, as of padding: a loss is replaced by 0, as by Blackwell's kernels and
                                torch, not multiplied. Gradients are not judged there: the weight's has 0 times nan
@@ -33,7 +33,10 @@ have it. It is a vocabulary-parallel cross entropy's in general: measure_impleme
                                257 in bf16 and 2049 in fp16, which have no such numbers. Of none it is nan: Blackwell's
                                kernels and torch divide 0 by 0. Its gradients are 0 (in torch) or nan (there, by their
                                code), and nothing else
-    reduction                  none, sum and mean; a gradient from above that differs for each token, or is expanded
+    nan and infinite numbers   in the hidden state of a token that counts, or in the weight: losses and gradients that
+                               float64 has not finite are not, on any rank; one token's change no other token's
+    reduction                  none, sum and mean; any other name, or None, is refused by a ValueError that names it, as
+                               by Blackwell's entry; a gradient from above that differs for each token, or is expanded
     gradient from above        fp32, as the loss: neither it, nor it over the number of tokens, is rounded to bf16
     dtype                      fp32, bf16, fp16: the loss is fp32, logits are not rounded, gradients in their input's
     logits                     finite, of any size: the maximum is one over all ranks; all of a token's far below zero
@@ -55,6 +58,10 @@ have it. It is a vocabulary-parallel cross entropy's in general: measure_impleme
     changed in place           the loss, by its caller before backward (loss *= mask): its gradients follow. Hidden
                                states, weight or labels: PyTorch's error that a saved tensor was modified, or no
                                difference
+    settings of the process    as they were, after forward, backward and a refusal, whichever way they are set: those of
+                               matrix products (TF32, reductions in half precision) and cudnn, determinism, default
+                               dtype, random numbers, the environment. Under another default dtype losses and gradients
+                               are the same, in inference mode losses
     second-order gradients     right, or refused by an error of PyTorch's, as a product into out= is: never left out
     deterministic algorithms   torch.use_deterministic_algorithms(True), which fills new memory with nan, raises nothing
     what outlives a loss       nothing of it, and no input, without a collection of cycles: after a backward or without
@@ -62,16 +69,17 @@ have it. It is a vocabulary-parallel cross entropy's in general: measure_impleme
     size of a split            whatever LCE_FWD_VOCAB_SPLIT_SIZE and LCE_BWD_VOCAB_SPLIT_SIZE say, which Blackwell's
                                entry reads and which need not agree: they may be ignored, not half followed
     waits                      none of the host for the GPU, forward or backward: "full_iteration" captures both
-    compute capability         9 gets a loss; 10.x gets Blackwell's kernels; 7, 8, 11 and 12 are refused by a ValueError
-                               with the number, at every call, as without the patch and in #3345: of those nothing was
-                               measured
+    compute capability         of the current device, whatever GPUs are beside it: 9 gets a loss; 10.x gets Blackwell's
+                               kernels; 7, 8, 11 and 12 are refused by a ValueError with the number, at every call, as
+                               without the patch and in #3345: of those nothing was measured
 
 Logits far below zero are judged by the docstring of LinearCrossEntropy, which says cross_entropy. Blackwell's kernels
 are no measure there: their epilogues, and those of #3345, take the maximum from zero on, so that the sum of a token
-whose logits all lie below about -104 underflows, and its loss is -inf. Infinite logits of a token that counts are not
-judged: finite inputs make none short of an overflow. Nor is it in which dtype the ranks' parts of the hidden states'
-gradient are summed: Blackwell's kernels sum them in fp32, Megatron's own linear layers in bf16. Nor are fp32 inputs
-under autocast, which is there to round them: Blackwell's kernels take none.
+whose logits all lie below about -104 underflows, and its loss is -inf. A loss that is finite though a logit is infinite
+is not judged: finite inputs make none short of an overflow. Nor is a current device that changes after the first loss,
+as the release asks once; nor a loss where TF32 or the like is allowed; nor in which dtype the ranks' parts of the
+hidden states' gradient are summed: Blackwell's kernels sum them in fp32, Megatron's own linear layers in bf16. Nor are
+fp32 inputs under autocast, which is there to round them: Blackwell's kernels take none.
 
 How it is run: this process starts one rank for each GPU (on the CPU: four), which talk through NCCL (gloo, on the
 loopback device). Groups of 1, 2 and 4 of them are the tensor-parallel ranks of a case; the groups of a size run it side
@@ -81,13 +89,14 @@ not end in time, or comes to other checks than the rest of its group is an error
 rank outlives this process. Losses that differ between ranks are a wrong result, of the check. The sha256 of each rank's
 results is printed.
 
-What is real and what stands in. On a GPU of compute capability 9 all is real, but for two controls that ask what
-other GPUs get. On the CPU, for the module that asks for the device alone: torch.cuda.is_available is True,
-get_device_capability is (9, 0), current_device is 0, nvtx.range does nothing; torch.mm and its like, which take
-out_dtype on a GPU only, compute in that dtype on the CPU, where autocast leaves them alone as it does on a GPU;
-torch.autocast of any device is the CPU's; and for GPTModel torch.cuda.current_device is the CPU. What waits is known
-there by the names of operators, and on a GPU by PyTorch's warnings: a copy to the host is seen on a GPU alone. So the
-CPU says nothing about code that wants a GPU: kernels for Hopper are wrong there by that alone.
+What is real and what stands in. On a GPU of compute capability 9 all is real, but for three checks that ask what
+other GPUs get, and a Hopper beside them: there the answers about devices stand in. On the CPU, for the module that asks
+for the device alone: torch.cuda.is_available is True, get_device_capability is (9, 0), current_device is 0 of 1,
+nvtx.range does nothing; torch.mm and its like, which take out_dtype on a GPU only, compute in that dtype on the CPU,
+where autocast leaves them alone as it does on a GPU; torch.autocast of any device is the CPU's; and for GPTModel
+torch.cuda.current_device is the CPU. What waits is known there by the names of operators, and on a GPU by PyTorch's
+warnings: a copy to the host is seen on a GPU alone. So the CPU says nothing about code that wants a GPU: kernels for
+Hopper are wrong there by that alone. Nor does it of what a switch of TF32 does: that it is kept is seen there, too.
 
 Errors are norms of the difference over norms of the reference, which is computed in float64 from the same rounded
 inputs. Tolerances: losses 2^-17, 64 roundings of fp32, for fp32 products and sums. Gradients in fp32 2^-16, where the
@@ -205,6 +214,12 @@ BFLOAT16 = 2.0**-8
 IGNORED = -100
 BLACKWELL = ((10, 0), (10, 1), (10, 3))  # compute capabilities
 OTHERS = ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (11, 0), (12, 0), (12, 1))
+HOPPER_BESIDE = (  # the compute capabilities of a host's GPUs, and which one is the current device: a Hopper
+    (((8, 0), (9, 0), (12, 0)), 1),
+    (((10, 0), (9, 0), (8, 9)), 1),
+    (((9, 0), (10, 0)), 0),
+    (((7, 5), (10, 3), (9, 0)), 2),
+)
 SECONDS = {"cpu": 90, "gpu": 200}  # for all ranks together: they take a tenth of that
 CPU_RANKS = 4
 FUSIONS = "megatron.core.fusions.linear_cross_entropy"
@@ -235,6 +250,7 @@ class Case:
     exact: bool = False  # numbers of which bf16 holds all gradients; hidden is the tokens and the classes
     frozen: str = ""  # hidden or weight
     entry: str = "module"  # or function, or native: what is called
+    broken: tuple[str, float] | None = None  # in one token's hidden state, or one class's weight, stands that number
 
     @property
     def world(self):
@@ -323,6 +339,8 @@ CASES = {
     "unrounded.two": Case(2, (24, 1), 16, 3, 40, "bfloat16", exact=True, sequence_parallel=True),
     "autocast": Case(dtype="bfloat16", shape=(9, 2), hidden=64, classes=1000, autocast=True),
     "autocast.two": Case(2, (12,), 1000, 0, 64, "bfloat16", reduction="mean", entry="function", autocast=True),
+    "many_classes": Case(entry="function", classes=140000, hidden=4, shape=(9,)),
+    "many_classes.two": Case(ranks=2, classes=150000, hidden=4, shape=(5, 2)),
     "frozen.weight": Case(frozen="weight"),
     "frozen.hidden.two": Case(ranks=2, frozen="hidden"),
 }
@@ -359,6 +377,27 @@ IN_FLIGHT = {"one": FUNCTION, "two": CHANGED["mean.two"]}
 UNGROUPED = {name: CASES[f"function.{name}"] for name in ("without_group", "without_group.sequence_parallel")}
 SPLIT_SIZES = {"LCE_FWD_VOCAB_SPLIT_SIZE": (1024, 2048), "LCE_BWD_VOCAB_SPLIT_SIZE": (2048, 1024)}
 SPLIT = Case(entry="function", classes=5001, shape=(9,), hidden=8)
+BROKEN = tuple((name, float(text)) for name in ("hidden", "weight") for text in ("nan", "inf", "-inf"))
+NOT_FINITE = {
+    "none": FUNCTION,
+    "mean": HALVED["mean"],
+    "sum.two": Case(2, (12,), reduction="sum", labels="some ignored", entry="function"),
+    "bfloat16": Case(dtype="bfloat16", shape=(9, 2), hidden=8, classes=1000),
+    "bfloat16.two": Case(2, (12,), 7000, 0, 8, "bfloat16", reduction="mean", sequence_parallel=True, entry="function"),
+}
+SETTINGS = {"one": FUNCTION, "two": CHANGED["mean.two"]}
+SWITCHES = (  # of torch.backends; on the CPU they do nothing, but are kept as on a GPU
+    "cuda.matmul.allow_tf32",
+    "cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "cuda.matmul.allow_fp16_accumulation",
+    "cudnn.allow_tf32",
+    "cudnn.benchmark",
+    "cudnn.deterministic",
+)
+MODES = {"none": FUNCTION, "mean.two": CHANGED["mean.two"]}
+INVALID = {"function": FUNCTION, "module": Case(), "function.two": CHANGED["mean.two"]}
+NO_REDUCTIONS = ("Mean", "avg", "batchmean", "", None)
 IN_PLACE = "modified by an inplace operation"  # what PyTorch says of a saved tensor that was changed
 SECOND_ORDER = ("automatic differentiation", "once_differentiable", "is not implemented", IN_PLACE)
 REFUSED = (  # what PyTorch says of a loss or a gradient that has another shape or dtype, or that is none
@@ -436,10 +475,7 @@ class Upstream:
         above = torch.randn((count,) if case.reduction == "none" else (), generator=random)
         if case.above != "random":
             above = torch.ones_like(above)
-        if case.spoilt:
-            bad = torch.tensor((float("nan"), float("inf"), -float("inf")))
-            rows = (flat == case.ignore_index).nonzero()[:, 0]
-            hidden.view(-1, case.hidden)[rows] = bad[torch.arange(len(rows)) % 3].unsqueeze(-1)
+        not_numbers(torch, case, hidden, weight, flat)
         if case.exact:
             hidden, weight, above = exact(torch, case, flat)
         return hidden.to(dtype), weight.to(dtype), labels, above
@@ -513,6 +549,21 @@ class Upstream:
         if case.above == "expanded":
             above = self.torch.ones((), device=self.device).expand(above.shape)
         return hidden, weight, labels, above
+
+
+def not_numbers(torch, case, hidden, weight, labels):
+    """Put nan or an infinite number where a case wants it."""
+    kept = labels != case.ignore_index
+    if case.spoilt:
+        bad = torch.tensor((float("nan"), float("inf"), -float("inf")))
+        spoilt = (~kept).nonzero()[:, 0]
+        hidden.view(-1, case.hidden)[spoilt] = bad[torch.arange(len(spoilt)) % 3].unsqueeze(-1)
+    if case.broken:
+        name, value = case.broken
+        if name == "hidden":  # the last token that counts
+            hidden.view(-1, case.hidden)[kept.nonzero()[-1], 0] = value
+        else:  # a class of the last rank, in the midst of a split
+            weight[case.classes * 3 // 4, 0] = value
 
 
 def within(tensor):
@@ -786,20 +837,29 @@ def in_flight(upstream, case):
 
 def split_sizes(upstream, case):
     """Compute losses and gradients where the environment sets the sizes of splits, when modules are loaded."""
-    before, seen = {name: os.environ.get(name) for name in SPLIT_SIZES}, upstream.fused.torch
-    records = []
+    seen, records = upstream.fused.torch, []
     try:
         for values in zip(*SPLIT_SIZES.values(), strict=True):
-            os.environ.update(zip(SPLIT_SIZES, map(str, values), strict=True))
-            load_again(upstream, seen)
-            records.append(loss(upstream, case))
+            with environment(zip(SPLIT_SIZES, map(str, values), strict=True)):
+                load_again(upstream, seen)
+                records.append(loss(upstream, case))
     finally:
-        for name, value in before.items():
-            os.environ.pop(name)
-            if value is not None:
-                os.environ[name] = value
         load_again(upstream, seen)
     return {"each": records}
+
+
+@contextlib.contextmanager
+def environment(values):
+    """Set variables of the environment meanwhile."""
+    values = dict(values)
+    before = {name: os.environ[name] for name in values if name in os.environ}
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        for name in values:
+            os.environ.pop(name, None)
+        os.environ.update(before)
 
 
 def load_again(upstream, seen):
@@ -897,24 +957,29 @@ def follow(torch, given, function):
 
 
 @contextlib.contextmanager
-def another_gpu(upstream, capability):
-    """Let the platform, loaded anew, see a GPU of this compute capability; give a stand-in for Blackwell's kernels."""
+def another_gpu(upstream, capabilities, current):
+    """Let the platform, loaded anew, see GPUs of these compute capabilities, and which one is the current device.
+
+    A launcher's LOCAL_RANK names another one, as it does where a process sees fewer GPUs than its host has. There is a
+    stand-in for Blackwell's kernels.
+    """
     name, seen = f"{FUSIONS}.blackwell", upstream.fused.torch
     entry = types.ModuleType(f"{name}.entry")
     entry.forward, entry.backward = object(), object()
-    load_again(upstream, seen_from(upstream.torch, capability))
-    try:
-        sys.modules[entry.__name__] = importlib.import_module(name).entry = entry
-        yield entry
-    finally:
-        load_again(upstream, seen)
+    with environment({"LOCAL_RANK": str((current + 1) % len(capabilities))}):
+        load_again(upstream, seen_from(upstream, capabilities, current))
+        try:
+            sys.modules[entry.__name__] = importlib.import_module(name).entry = entry
+            yield entry
+        finally:
+            load_again(upstream, seen)
 
 
 def blackwell(upstream, _case):
-    """Ask the platform what GPUs of compute capability 10 compute with."""
+    """Ask the platform what GPUs of compute capability 10 compute with, beside others."""
     same = {}
     for capability in BLACKWELL:
-        with another_gpu(upstream, capability) as entry:
+        with another_gpu(upstream, ((9, 0), capability, (8, 0)), 1) as entry:
             found = upstream.fused.Platform()
             right = found.forward_func is entry.forward and found.backward_func is entry.backward
         same["{}.{}".format(*capability)] = right
@@ -922,15 +987,151 @@ def blackwell(upstream, _case):
 
 
 def others(upstream, case):
-    """Ask twice for the platform and for a loss: whether the GPUs that nothing is there for are refused, and named."""
+    """Ask twice for the platform and for a loss: whether the GPUs that nothing is there for are refused, and named.
+
+    The first GPU of such a host is a Hopper, its last one a Blackwell.
+    """
     hidden, weight, labels, _ = upstream.parts(case)
     refused = {}
     for capability in OTHERS:
-        with another_gpu(upstream, capability):
+        with another_gpu(upstream, ((9, 0), capability, (10, 0)), 1):
             calls = [upstream.fused.Platform, lambda: upstream.losses(case, hidden, weight, labels)] * 2
             told = [refusal(call) for call in calls]
         refused["{}.{}".format(*capability)] = all(str(capability[0]) in each for each in told)
     return {"right": refused}
+
+
+def hopper_beside(upstream, case):
+    """Compute losses and gradients on hosts of unlike GPUs, of which the current device is a Hopper."""
+    records = []
+    for capabilities, current in HOPPER_BESIDE:
+        hidden, weight, labels, above = upstream.parts(case)
+        with another_gpu(upstream, capabilities, current):
+            found = upstream.losses(case, hidden, weight, labels)
+            gradients = upstream.torch.autograd.grad(found, (hidden, weight), above.reshape(found.shape))
+        records.append(recorded(case, found, gradients))
+    return {"each": records}
+
+
+def not_finite(upstream, case):
+    """Compute losses and gradients where a number of the hidden states, or of the weight, is nan or infinite."""
+    records = []
+    for broken in BROKEN:
+        hidden, weight, labels, above = upstream.parts(dataclasses.replace(case, broken=broken))
+        found = upstream.losses(case, hidden, weight, labels)
+        gradients = upstream.torch.autograd.grad(found, (hidden, weight), above.reshape(found.shape))
+        records.append(recorded(case, found, gradients))
+    return {"each": records}
+
+
+def switch(torch, name):
+    """Return the object that has a switch of torch.backends, and what it is called there."""
+    *path, last = name.split(".")
+    return functools.reduce(getattr, path, torch.backends), last
+
+
+def settings_now(upstream):
+    """Return what the process has set, by name."""
+    torch = upstream.torch
+    read = {name: functools.partial(getattr, *switch(torch, name)) for name in SWITCHES}
+    read |= {
+        "float32 products": torch.get_float32_matmul_precision,
+        "float32 products on a GPU": lambda: getattr(torch.backends.cuda.matmul, "fp32_precision", None),
+        "BLAS library": torch.backends.cuda.preferred_blas_library,
+        "default dtype": torch.get_default_dtype,
+        "deterministic": torch.get_deterministic_debug_mode,
+        "memory is filled": lambda: torch.utils.deterministic.fill_uninitialized_memory,
+        "gradients": torch.is_grad_enabled,
+        "autocast": lambda: torch.is_autocast_enabled(upstream.device.type),
+        "threads": torch.get_num_threads,
+        "random numbers": lambda: torch.get_rng_state().tolist(),
+        "environment": lambda: dict(os.environ),
+    }
+    if upstream.device.type == "cuda":
+        read["random numbers of the GPU"] = lambda: torch.cuda.get_rng_state().tolist()
+        read["GPU"] = torch.cuda.current_device
+        read["stream"] = torch.cuda.current_stream
+    return {name: readable(function) for name, function in read.items()}
+
+
+def readable(function):
+    """Return a setting; PyTorch refuses to tell some that were set in two ways, which is a change as well."""
+    try:
+        return function()
+    except RuntimeError as error:
+        return str(error)
+
+
+@contextlib.contextmanager
+def settings_otherwise(torch):
+    """Turn every switch, and what else has two ways, the other way meanwhile."""
+    owners = [switch(torch, name) for name in SWITCHES]
+    before = [getattr(owner, name) for owner, name in owners]
+    try:
+        for (owner, name), value in zip(owners, before, strict=True):
+            setattr(owner, name, not value)
+        torch.use_deterministic_algorithms(True)
+        torch.set_default_dtype(torch.float64)
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(False)
+        for (owner, name), value in zip(owners, before, strict=True):
+            setattr(owner, name, value)
+
+
+def settings(upstream, case):
+    """Compute a loss and gradients, and be refused one: what the process has set is as it was, after each of these."""
+    right, refused = {}, dataclasses.replace(case, reduction="avg")
+    hidden, weight, labels, above = upstream.parts(case)
+    for way, entered in (("usual", contextlib.nullcontext()), ("other", settings_otherwise(upstream.torch))):
+        with entered:
+            before, after = settings_now(upstream), {}
+            found = upstream.losses(case, hidden, weight, labels)
+            after["forward"] = settings_now(upstream)
+            upstream.torch.autograd.grad(found, (hidden, weight), above.reshape(found.shape))
+            after["backward"] = settings_now(upstream)
+            refusal(functools.partial(upstream.losses, refused, hidden, weight, labels))
+            after["refusal"] = settings_now(upstream)
+        for when, now in after.items():
+            right[f"{way}, {when}"] = now == before
+            right |= {f"{way}, {when}: {name}": False for name in before if now[name] != before[name]}
+    return {"right": right}
+
+
+def modes(upstream, case):
+    """Compute losses and gradients where other dtypes are the default, and losses in inference mode: as usual."""
+    torch, (hidden, weight, labels, above) = upstream.torch, upstream.parts(case)
+
+    def whole():
+        found = upstream.losses(case, hidden, weight, labels)
+        return (found.detach(), *torch.autograd.grad(found, (hidden, weight), above.reshape(found.shape)))
+
+    def alike(found):
+        return all(same(x, y) and x.dtype == y.dtype for x, y in zip(usual, found, strict=False))
+
+    usual, right = whole(), {}
+    for dtype in (torch.float64, torch.bfloat16):
+        torch.set_default_dtype(dtype)
+        try:
+            right[str(dtype)] = alike(whole())
+        finally:
+            torch.set_default_dtype(torch.float32)
+    with torch.inference_mode():
+        right["inference"] = alike([upstream.losses(case, hidden, weight, labels)])
+    return {"right": right}
+
+
+def invalid(upstream, case):
+    """Ask for a loss of each reduction, and for reductions that there are not: those are refused, and named."""
+    hidden, weight, labels, _ = upstream.parts(case)
+
+    def ask(reduction):
+        return upstream.losses(dataclasses.replace(case, reduction=reduction), hidden, weight, labels)
+
+    right = {reduction: ask(reduction).numel() == count for reduction, count in (("none", labels.numel()), ("mean", 1))}
+    told = {str(reduction): refusal(functools.partial(ask, reduction)) for reduction in NO_REDUCTIONS}
+    return {"right": right | {repr(name): bool(text) and name in text for name, text in told.items()}}
 
 
 def refusal(call):
@@ -1063,21 +1264,34 @@ class View:
         return getattr(self._module, name)
 
 
-def seen_from(torch, capability):
-    """Return torch, as it answers on a host whose GPU has this compute capability."""
+def seen_from(upstream, capabilities, current=0):
+    """Return torch, as it answers on a host whose GPUs have these compute capabilities."""
+
+    def capability(device=None):
+        index = device
+        if device is not None and not isinstance(device, int):
+            device = upstream.torch.device(device)
+            index = None if device == upstream.device else device.index  # where tensors lie is the current device
+        return capabilities[current if index is None else index]
+
+    def properties(device=None):
+        return types.SimpleNamespace(**dict(zip(("major", "minor"), capability(device), strict=True)))
+
     answers = {
         "is_available": lambda: True,
-        "current_device": lambda: 0,
-        "get_device_capability": lambda *_: capability,
+        "device_count": lambda: len(capabilities),
+        "current_device": lambda: current,
+        "get_device_capability": capability,
+        "get_device_properties": properties,
         "nvtx": types.SimpleNamespace(range=lambda _: contextlib.nullcontext()),
     }
-    return View(torch, cuda=View(torch.cuda, **answers))
+    return View(upstream.torch, cuda=View(upstream.torch.cuda, **answers))
 
 
 def stand_in(upstream):
     """Let one module see a GPU of compute capability 9, and let the CPU compute what takes out_dtype."""
     torch = upstream.torch
-    upstream.fused.torch = seen_from(torch, (9, 0))
+    upstream.fused.torch = seen_from(upstream, ((9, 0),))
     torch.cuda.current_device = lambda: "cpu"
     for name in ("mm", "addmm", "bmm", "baddbmm"):
         setattr(torch, name, functools.partial(widened, torch, getattr(torch, name)))
@@ -1368,6 +1582,50 @@ def judge_each(found, upstream, case):
     return all(ok for ok, _ in told), values
 
 
+def judge_not_finite(found, upstream, case):
+    """Judge that what is not finite by float64 is not, and that a token's numbers change no other token's.
+
+    Of a weight that is infinite a token's loss may be finite, and is not judged then; nor is the gradient of the hidden
+    states of ignored tokens.
+    """
+    rounding = BFLOAT16 if case.dtype != "float32" else 0.0
+    right = {}
+    for broken, *records in zip(BROKEN, *(each["each"] for each in found), strict=True):
+        mine = dataclasses.replace(case, broken=broken)
+        given = upstream.given(mine)
+        losses, towards_hidden, towards_weight = reference(given, mine)
+        counted = given[2].flatten() != case.ignore_index
+        told = [(each["loss"], losses, FLOAT32_LOSS) for each in records]
+        told += [
+            (rows(each)[counted], rows(towards_hidden)[counted], FLOAT32_GRADIENT + rounding)
+            for each in gradients(records, "hidden", case)
+        ]
+        told += [(each, towards_weight, None) for each in gradients(records, "weight", case)]
+        name, value = broken
+        right[f"{value} in {name}"] = all(
+            shows(x, y) and (limit is None or name != "hidden" or finite_error(x, y) <= limit) for x, y, limit in told
+        )
+    return all(right.values()), {"measured": right}
+
+
+def rows(tensor):
+    """Return a tensor of one row for each token."""
+    return tensor.flatten(0, -2)
+
+
+def shows(found, wanted):
+    """Return whether nothing is finite where it should not be; it is a fault of the probe where all should be."""
+    if bool(wanted.isfinite().all()):
+        raise RuntimeError("the reference has lost what is not finite")
+    return found.shape == wanted.shape and not bool((found.isfinite() & ~wanted.isfinite()).any())
+
+
+def finite_error(found, wanted):
+    """Return the error of what should be finite."""
+    kept = wanted.isfinite()
+    return norm_error(found[kept], wanted[kept])
+
+
 def judge_train(found, _upstream, model):
     """Judge losses by float64 at the output layer, or logits; and with the fusion all gradients by those without."""
     import torch
@@ -1415,6 +1673,11 @@ def checks(size):
         (f"no_distributed.{name}", "defect", no_distributed, case, judge_loss) for name, case in UNGROUPED.items()
     ]
     found.append(("split_sizes", "defect", split_sizes, SPLIT, judge_each))
+    found.append(("hopper_beside_others", "defect", hopper_beside, UNGROUPED["without_group"], judge_each))
+    found += [(f"not_finite.{name}", "defect", not_finite, case, judge_not_finite) for name, case in NOT_FINITE.items()]
+    found += [(f"modes.{name}", "defect", modes, case, judge_right) for name, case in MODES.items()]
+    found += [(f"settings.{name}", "defect", settings, case, judge_right) for name, case in SETTINGS.items()]
+    found += [(f"invalid.{name}", "defect", invalid, case, judge_right) for name, case in INVALID.items()]
     found += [(f"waits.{name}", "defect", waits, case, judge_waits) for name, case in WAITS.items()]
     found.append(("memory", "defect", memory, MEMORY, judge_memory))
     found += [(name, "control", loss, case, judge_loss) for name, case in NEIGHBOURS.items()]
