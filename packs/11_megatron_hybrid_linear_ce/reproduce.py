@@ -31,14 +31,23 @@ The contract of what the patch touches, of which CASES has a covering set:
     MTP                                      off, 1 and 2 depths; heads detached, also with MuP; with labels and
                                              without (RL), where MuP multiplies the logits once
     sequence, batch                          odd lengths, one token, batches of 1, 2 and 3
-    labels                                   any, and some that are ignored (-100); a loss mask, or none
+    labels                                   any, and some or all that are ignored (-100), which leave a graph and
+                                             gradients of zero; a loss mask, none, or one of zeros
+    token ids                                given, or none beside decoder_input and on a last stage without MTP; what
+                                             is given in their place gets its gradient
     memory of what is given                  tokens, positions, labels, mask and the gradient of the losses: dense, a
-                                             slice of a longer batch, or sequence first; all is left as it was
+                                             slice of a longer batch, or sequence first
+    what is left as it was                   all that is given; what embedding, decoder and MTP returned, as a hook
+                                             keeps it; parameters; the configuration, which stages of a rank share
+    what the kernel returns or raises        is the caller's: losses that are NaN or infinite (MTP's are logged so), and
+                                             an error, the very object, of its door and of each call forward; what
+                                             becomes of one that backward raises is not judged
     after a step                             nothing of what was given or made in it outlives it, nor of a forward
                                              without backward: fused and not, MTP, train, eval, no_grad, logits
     whose factor multiplies logits           that of an overridden _scale_logits; in process_mtp_loss its caller's
                                              (fused, as the release has it, or none at all), never the configuration's
-    dtype                                    fp32 and bf16
+    dtype                                    fp32 and bf16: of hidden states and weight that the kernel is given, with
+                                             MuP too; losses are fp32
     mode                                     train, eval, no_grad; calculate_per_token_loss
     configuration                            "linear", "native", and fusion off with either; MuP
     forward without labels                   logits, of a rank and gathered; of an inference engine: static and dynamic
@@ -72,8 +81,9 @@ of data parallelism gather its weight there.
 
 Stubs, on every device: the fused kernel's two entries, which need an NVIDIA Blackwell GPU, are replaced by a
 vocab-parallel cross entropy in plain torch with the same arguments, results and demands (contiguous, as many tokens as
-labels); it computes in float32 and returns gradients in the dtype of its inputs, as they do. So a Hopper GPU, on which
-the entries' own platform raises "Unsupported architecture: 9" with this patch or without it, says nothing of them.
+labels); it computes in float32 and returns gradients in the dtype of its inputs, as they do. Losses that are not finite
+and errors are put into it. So a Hopper GPU, on which the entries' own platform raises "Unsupported architecture: 9"
+with this patch or without it, says nothing of them, nor is it known which pairs of dtypes they would take.
 Where an inference engine asks for logits, its context is a stand-in that chooses tokens, and the decoder is one that
 returns what it gets; model, embedding and output layer are real. Where the construction of the output layer is judged,
 the configuration's initialisations count up from numbers of their own, which tells whose a weight is.
@@ -84,7 +94,8 @@ Errors are norms of the difference over norms of the reference: losses and gradi
 the hidden states that entered it and the whole output weight. Tolerances: 2^-17, which is 64 roundings of float32, for
 sums of at most 28 classes, 24 tokens and 8 hidden units; where gradients are rounded to bf16 2^-6 besides, for each of
 three terms and their sum, a unit roundoff of 2^-8 each. GPTModel has to have the same losses and gradients within the
-same, and so has HybridModel without the fusion in fp32: with MuP, where GPTModel fails, that alone decides.
+same, and so has HybridModel without the fusion in fp32: with MuP, where GPTModel fails, that alone decides. There it
+is asked in bf16 as well, within 2^-4: it rounds logits and their gradients to bf16, a unit roundoff of 2^-8 each.
 
 Upstream: https://github.com/NVIDIA/Megatron-LM, branch dev, megatron/core/models/hybrid/hybrid_model.py
 
@@ -178,6 +189,7 @@ import types
 HIDDEN, CLASSES = 8, 28
 FLOAT32 = 2.0**-17
 BFLOAT16 = 2.0**-6
+UNFUSED_BFLOAT16 = 2.0**-4  # where logits and their gradients are rounded to bf16, which the fusion does not make
 MTP_SCALE = 0.1  # mtp_loss_scaling_factor, as it is by default
 IGNORED = -100
 SIZES = (1, 2, 4)  # of tensor-parallel groups
@@ -197,7 +209,7 @@ class Case:
     depths: int = 0
     shape: tuple[int, int] = (5, 2)  # sequence, batch
     dtype: str = "float32"
-    labels: str = "any"  # or "some ignored", or "none" as in reinforcement learning
+    labels: str = "any"  # or "some ignored", or "all ignored", or "none" as in reinforcement learning
     mask: bool = False
     mode: str = "train"  # or "eval", or "no_grad"
     gathered: bool = False
@@ -212,6 +224,7 @@ class Case:
     altered: str = ""  # what becomes of a model that is built: "sharded", "replaced", or "rescaled"
     laid: str = "dense"  # in memory, what is given for each token: or "sliced", or "sequence first"
     default: int = 0  # the size of parallel_state's groups, where the caller gives a collection of its own
+    embedded: bool = False  # decoder_input is given, and no token ids, as by a multimodal model
 
     @property
     def initialized(self):
@@ -269,6 +282,13 @@ CASES = {
     "sharded": Case(2, True, 1, (6, 1), "bfloat16", "some ignored", gathered=True, per_token=True, altered="sharded"),
     "mtp.no_grad": Case(tied=True, depths=1, labels="some ignored", mask=True, mode="no_grad"),
     "replaced": Case(depths=1, altered="replaced"),
+    "all_ignored": Case(ranks=2, labels="all ignored"),
+    "all_ignored.mtp": Case(tied=True, depths=1, shape=(4, 2), labels="all ignored", mask=True),
+    "embedded": Case(ranks=2, embedded=True, shape=(4, 3)),
+    "embedded.mup": Case(tied=True, embedded=True, mode="eval", mup=0.5),
+    "mup.bfloat16": Case(ranks=2, depths=1, dtype="bfloat16", mup=0.5),
+    "mup.no_grad": Case(tied=True, mode="no_grad", mup=2.0),
+    "mup.mtp.no_grad": Case(depths=2, shape=(4, 1), mode="no_grad", mup=2.0),
 }
 # fmt: on
 WITHOUT_LABELS = {
@@ -289,6 +309,19 @@ FREED = {
     "no_grad": Case(mode="no_grad"),
     "logits": Case(labels="none"),
     "off": Case(mask=True, fusion=False),
+}
+
+
+# What the fused kernel returns or raises is what the caller gets.
+NONFINITE = {
+    "nonfinite": Case(ranks=2, last_stage=True),
+    "nonfinite.mtp": Case(tied=True, depths=1, last_stage=True, shape=(6, 2)),
+}
+REFUSED = {
+    "refused": Case(),
+    "refused.eval": Case(ranks=2, tied=True, mode="eval"),
+    "refused.mtp": Case(ranks=2, depths=1),
+    "refused.mtp.no_grad": Case(tied=True, depths=2, mode="no_grad"),
 }
 
 
@@ -396,6 +429,19 @@ class NoTensorError(Exception):
     """A model of the tree returns something else than losses or logits."""
 
 
+class OtherError(Exception):
+    """A model of the tree raises something else than what the fused kernel raised."""
+
+
+class KernelError(Exception):
+    """Of the fused kernel, and of a type that nothing else can know of."""
+
+
+# "Unsupported architecture" and "CUDA is not available" are a ValueError and an AssertionError.
+KERNEL_ERRORS = (ValueError, AssertionError, ImportError, RuntimeError, NotImplementedError, KernelError)
+NOT_A_NUMBER, INFINITE, NEGATIVE = 2, 3, 4  # the places of losses that are not finite, sequence first
+
+
 # The fused kernel's entries, in plain torch.
 
 
@@ -428,7 +474,7 @@ def kernel_forward(seen, *given):
     torch.distributed.all_reduce(chosen, group=tp_group)
     valid = labels.view(-1) != ignore_index
     losses = (total.log() + maximum - chosen) * valid
-    seen.append(reduction)
+    seen.append((reduction, f"{hidden.dtype} {weight.dtype}"))
     losses = {"none": losses, "sum": losses.sum(), "mean": losses.sum() / valid.sum()}[reduction]
     return losses, maximum, total, valid.sum(), rank, group, wide
 
@@ -498,13 +544,25 @@ class Upstream:
 
     def stand_in(self):
         """Put the kernels' stand-ins in their place, and on the CPU keep what needs a GPU from being reached."""
-        forward = functools.partial(kernel_forward, self.kernels)
-        platform = types.SimpleNamespace(forward_func=forward, backward_func=kernel_backward)
-        self.fused._get_platform = lambda: platform  # noqa: SLF001 - the one door to the kernels
+        self.enter(functools.partial(kernel_forward, self.kernels), kernel_backward)
         if self.device.type == "cpu":
             self.torch.cuda.nvtx.range = lambda _: contextlib.nullcontext()
             self.torch.cuda.current_device = lambda: "cpu"
             self.random.get_cuda_rng_tracker().fork = contextlib.nullcontext  # nothing is drawn: dropout is 0
+
+    def enter(self, forward, backward):
+        """Put these in the place of the kernels' entries."""
+        platform = types.SimpleNamespace(forward_func=forward, backward_func=backward)
+        self.fused._get_platform = lambda: platform  # noqa: SLF001 - the one door to the kernels
+
+    @contextlib.contextmanager
+    def entries(self):
+        """Let a measurement put others in the place of the stand-ins."""
+        before = self.fused._get_platform  # noqa: SLF001 - as above
+        try:
+            yield
+        finally:
+            self.fused._get_platform = before  # noqa: SLF001 - as above
 
     @contextlib.contextmanager
     def parallel(self, size, cases, rank, count):
@@ -625,6 +683,9 @@ class Upstream:
         if case.labels == "some ignored":
             labels.view(-1)[1::4] = IGNORED
         mask = (self.torch.arange(labels.numel()).view(size) % 3 != 1).float() if case.mask else None
+        if case.labels == "all ignored":
+            labels.fill_(IGNORED)
+            mask = None if mask is None else mask.zero_()  # as a batch of padding has it
         return ids, None if case.labels == "none" else labels, mask, above
 
     def given_laid(self, case):
@@ -636,37 +697,68 @@ class Upstream:
         whole = self.torch.arange(case.shape[0], device=self.device).expand(case.shape[::-1])
         return whole if case.laid == "dense" else laid(whole, case.laid)
 
+    def stage(self, case, config=None, *, first=True):
+        """Return a stage of a pipeline that has no output layer."""
+        stack = self.stack.HybridStackSubmodules(mlp_layer=self.spec(module=self.mlp, submodules=self.layers(case)))
+        spec = self.spec(module=self.stack.HybridStack, params={"post_layer_norm": False}, submodules=stack)
+        named = {"hybrid_layer_pattern": "-", "pre_process": first, "post_process": False}
+        config = config or self.configure(case)
+        return self.hybrid.HybridModel(config, spec, CLASSES, 16, **named).to(self.device)
+
     def step(self, case, state=None, **named):
         """Go forward and backward through a model; return what went into and came out of its output layer."""
-        model = self.build(case, state)
+        config = self.configure(case)
+        settings = set_to(config)
+        staged = case.last_stage and not case.depths and not case.default and case.model != "GPTModel"
+        if staged:  # as with a virtual pipeline, of which a rank has several stages, of one configuration
+            self.stage(case, config)
+        model = self.build(case, state, config)
+        if staged:
+            self.stage(case, config, first=False)
         ids, labels, mask, above = given = self.given_laid(case)
-        entered = watch(model.output_layer)
+        entered, kept = watch(model.output_layer), keep(model)
+        weights = {name: each.detach().clone() for name, each in model.named_parameters()}
         tracker = self.mtp.MTPLossLoggingHelper.tracker = {}
         self.kernels.clear()
+        hidden = None
+        if case.last_stage or case.embedded:
+            hidden = self.hidden_states(case).requires_grad_(case.mode != "no_grad")
+            kept["given"] = (hidden, hidden.detach().clone())
         if case.last_stage:
-            model.set_input_tensor(self.hidden_states(case))
+            model.set_input_tensor(hidden)
+        if case.embedded:
+            named["decoder_input"] = hidden
+        # Who embeds tokens himself has none to give, nor has a last stage that is not to embed them for MTP.
+        tokens = (None, None) if hidden is not None and not case.depths else (ids, self.positions(case))
         with self.torch.set_grad_enabled(case.mode != "no_grad"):
-            found = model(ids, self.positions(case), None, labels=labels, loss_mask=mask, **named)
+            found = model(*tokens, None, labels=labels, loss_mask=mask, **named)
         if not isinstance(found, self.torch.Tensor):
             raise NoTensorError(f"the model returned {type(found).__name__}")
         towards = above if labels is not None else self.torch.ones_like(found)
         if found.requires_grad and found.shape == towards.shape:  # else there are no gradients, which is wrong
             found.backward(towards)
-        pairs = zip(given, self.given(case), strict=True)
+        kept |= {name: (each, weights.get(name)) for name, each in model.named_parameters()}
+        pairs = zip(("ids", "labels", "mask", "above"), given, self.given(case), strict=True)
+        kept |= {name: (own.cpu(), each) for name, own, each in pairs if own is not None}
+        touched = [name for name, (own, each) in kept.items() if not identical(own, each)]
+        touched += [f"config.{name}" for name, each in set_to(config).items() if settings.get(name) != each]
         weight = model.shared_embedding_or_output_weight() if case.tied else model.output_layer.weight
         gradients = {neutral(name): each.grad for name, each in model.named_parameters() if each.grad is not None}
+        if hidden is not None and hidden.grad is not None:
+            gradients["given"] = hidden.grad
         return {
             "found": found.detach(),
             "hidden": [each["hidden"] for each in entered],
             "towards_hidden": [each.get("gradient") for each in entered],
             "towards_given": [each.get("towards_given") for each in entered],
             "made": [each["made"] for each in entered],
-            "kernels": list(self.kernels),
+            "kernels": [reduction for reduction, _ in self.kernels],
+            "dtypes": sorted({dtypes for _, dtypes in self.kernels}),
             "weight": None if weight is None else weight.detach(),
             "towards_weight": None if weight is None else weight.grad,
             "gradients": gradients,
             "logged": tracker.get("loss_sums"),
-            "untouched": all(own is None or own.cpu().equal(each) for own, each in pairs),
+            "touched": touched,
             "state": {neutral(name): each.detach() for name, each in model.named_parameters()},
         }
 
@@ -727,6 +819,34 @@ def neutral(name):
     return name.replace("mtp_model_layer.layers.0.", "mtp_model_layer.")
 
 
+def identical(tensor, other):
+    """Return whether one tensor is another's twin: torch.equal refuses those of two dtypes, or devices."""
+    same = other is not None and (tensor.dtype, tensor.device) == (other.dtype, other.device)
+    return same and tensor.equal(other)
+
+
+def set_to(config):
+    """Return what each attribute of a configuration is, in words, which tell of a list that was changed as well.
+
+    What begins with an underscore is not its caller's: a block of GPTModel keeps a context there.
+    """
+    return {name: repr(each) for name, each in vars(config).items() if not name.startswith("_")}
+
+
+def keep(model):
+    """Keep what a model's parts return, as a hook does that is there for distillation, each with a copy of it."""
+    kept = {}
+
+    def after(name, _, __, made):
+        if hasattr(made, "detach"):
+            kept[name] = (made, made.detach().clone())
+
+    for name in ("embedding", "decoder", "mtp"):
+        if hasattr(model, name):
+            getattr(model, name).register_forward_hook(functools.partial(after, name))
+    return kept
+
+
 def watch(layer):
     """Record, for every call of an output layer, what enters, its gradient, and the shape of what is made.
 
@@ -780,8 +900,13 @@ def has_twin(case):
     return case.mup == 1
 
 
+def has_unfused(case):
+    """Return whether HybridModel unfused has such losses: in bf16, where it rounds logits, it is asked with MuP."""
+    return case.labels == "any" and not case.gathered and (case.dtype == "float32" or not has_twin(case))
+
+
 def compare(upstream, case):
-    """Go through HybridModel, through GPTModel with the same weights, and in fp32 through HybridModel unfused."""
+    """Go through HybridModel, through GPTModel with the same weights, and through HybridModel unfused."""
     mine = upstream.step(case)
     found = {"from_unfused": difference(mine, upstream.step(case.other(fusion=False), mine["state"]))}
     if has_twin(case):
@@ -1020,15 +1145,76 @@ def serve(upstream, case, serving):
 
 def first_stage(upstream, case):
     """Go through a stage without an output layer."""
-    stack = upstream.stack.HybridStackSubmodules(
-        mlp_layer=upstream.spec(module=upstream.mlp, submodules=upstream.layers(case))
-    )
-    spec = upstream.spec(module=upstream.stack.HybridStack, params={"post_layer_norm": False}, submodules=stack)
-    ids, labels = (each.to(upstream.device) for each in upstream.given(case)[:2])
-    named = {"hybrid_layer_pattern": "-", "post_process": False}
-    model = upstream.hybrid.HybridModel(upstream.configure(case), spec, CLASSES, 16, **named).to(upstream.device)
+    config = upstream.configure(case)
+    settings, (ids, labels) = set_to(config), (each.to(upstream.device) for each in upstream.given(case)[:2])
+    model = upstream.stage(case, config)
     found = model(ids, ids, None, labels=labels)
-    return {"shape": list(found.shape), "output_layer": hasattr(model, "output_layer")}
+    changed = [name for name, each in set_to(config).items() if settings.get(name) != each]
+    return {"shape": list(found.shape), "output_layer": hasattr(model, "output_layer"), "changed": changed}
+
+
+def nonfinite(upstream, case):
+    """Go through a model that is given a NaN, and whose kernel returns infinite losses besides."""
+    model, hidden = upstream.build(case), upstream.hidden_states(case)
+    ids, labels, mask, above = upstream.given_laid(case)
+    hidden.flatten(0, 1)[NOT_A_NUMBER] = float("nan")
+    made, arrived = [], []
+    tracker = upstream.mtp.MTPLossLoggingHelper.tracker = {}
+
+    def forward(*given):
+        losses, *others = kernel_forward([], *given)
+        losses[INFINITE], losses[NEGATIVE] = float("inf"), -float("inf")
+        made.append(losses.clone())
+        return losses, *others
+
+    def backward(gradient, *given):
+        arrived.append(gradient.clone())
+        return kernel_backward(gradient, *given)
+
+    model.set_input_tensor(hidden)
+    with upstream.entries():
+        upstream.enter(forward, backward)
+        found = model(ids, upstream.positions(case), None, labels=labels, loss_mask=mask)
+        if found.requires_grad and found.shape == above.shape:
+            found.backward(above)
+    return {"found": found.detach(), "made": made, "arrived": arrived, "logged": tracker.get("loss_sums")}
+
+
+def refused(upstream, case):
+    """Count what reaches the caller where the door to the kernels raises, or a call of theirs after others."""
+    ids, labels, mask = upstream.given_laid(case)[:3]
+    reached, missed = [], []
+
+    def go(name, error):
+        upstream.mtp.MTPLossLoggingHelper.tracker = {}
+        try:
+            with upstream.torch.set_grad_enabled(case.mode != "no_grad"):
+                model(ids, upstream.positions(case), None, labels=labels, loss_mask=mask)
+        except Exception as found:
+            if found is not error:  # be it on this rank alone, while the others wait for it: then nothing more is done
+                raise OtherError(f"{type(found).__name__}: {found}, for {error!r}") from found
+            reached.append(name)
+        else:
+            missed.append(f"{type(error).__name__}, {name}")
+
+    def fail(error, *_):
+        raise error
+
+    def call(left, error, *given):
+        left.append(len(left))
+        return fail(error) if left[-1] == number else kernel_forward([], *given)
+
+    errors = [kind("of the fused kernel") for kind in KERNEL_ERRORS]
+    with upstream.entries():
+        upstream.fused._get_platform = functools.partial(fail, errors[0])  # noqa: SLF001 - the door to the kernels
+        model = upstream.build(case)  # where there is no kernel, there is a model
+        for error in errors:
+            upstream.fused._get_platform = functools.partial(fail, error)  # noqa: SLF001 - as above
+            go("door", error)
+            for number in range(case.depths + 1):
+                upstream.enter(functools.partial(call, [], error), kernel_backward)
+                go(f"call {number}", error)
+    return {"reached": len(reached), "missed": missed}
 
 
 # The ranks.
@@ -1048,7 +1234,7 @@ def attempt(function, tested, torch, device):
         host = host or "out of memory" in str(error)
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         inside = any(file.startswith(tuple(tested)) for file in files)
-        upstream = not host and (inside or isinstance(error, NoTensorError))
+        upstream = not host and (inside or isinstance(error, (NoTensorError, OtherError)))
         # It is raised where the GPU is asked next, be that by the probe, or not before what else raises.
         upstream = upstream or "device-side assert" in f"{error} {lost}"
         told = f"it raised {type(error).__name__}: {error}"[:400]
@@ -1321,7 +1507,7 @@ def judge_step(found, upstream, case):
     if shapes != [[CLASSES // case.ranks, HIDDEN]] * case.ranks:
         return False, {"measured": measured | {"weight": shapes}, "reason": "it is not a rank's part of the weight"}
     weight = cat([each["weight"] for each in found], 0)
-    measured |= {"ranks_agree": agree(found, case), "untouched": all(each["untouched"] for each in found)}
+    measured["ranks_agree"] = agree(found, case)
     errors, towards_weight = {}, 0.0
     for number, (labels, above, kept) in enumerate(wanted):
         hidden = entered(case, found, number, "hidden")
@@ -1346,8 +1532,16 @@ def judge_step(found, upstream, case):
         whole = None if any(each is None for each in weights) else cat(weights, 0)
         errors["towards_weight"] = norm_error(whole, towards_weight)
     limits = {key: limits[key] for key in errors}
-    ok = measured["ranks_agree"] and measured["untouched"] and all(errors[key] <= limits[key] for key in errors)
-    return ok, {"measured": measured | errors, "tolerance": limits, "unit": "relative error"}
+    ok, left = judge_left(found, case)
+    ok = ok and measured["ranks_agree"] and all(errors[key] <= limits[key] for key in errors)
+    return ok, {"measured": measured | left | errors, "tolerance": limits, "unit": "relative error"}
+
+
+def judge_left(found, case):
+    """Judge that nothing of a caller's is changed, and that the kernel is given what is of the model's dtype."""
+    touched = sorted({name for each in found for name in each["touched"]})
+    dtypes = sorted({pair for each in found for pair in each["dtypes"]})
+    return not touched and {*dtypes} <= {" ".join([f"torch.{case.dtype}"] * 2)}, {"touched": touched, "dtypes": dtypes}
 
 
 def agree(found, case):
@@ -1376,15 +1570,18 @@ def judge_compare(found, upstream, case):
     # With MuP a fix may scale what enters the output layer or the scores: only the unfused model is asked.
     ok, values = judge_step(mine, upstream, case) if case.mup == 1 else (True, judge_step(mine, upstream, case)[1])
     measured, limits = values["measured"], values.get("tolerance", {})
+    kept, left = judge_left(mine, case)
+    measured |= left | {"returned": str(mine[0]["found"].dtype)}
+    ok = ok and kept and measured["returned"] == "torch.float32"
     if has_twin(case):
         limits["from_gpt"] = FLOAT32 + (BFLOAT16 if case.dtype == "bfloat16" else 0.0)
         measured["from_gpt"] = max(each["from_gpt"] for each in found)
         ok = ok and measured["from_gpt"] <= limits["from_gpt"]
     # Unfused, labels are not ignored, and gathered logits are not what the vocab-parallel loss expects.
-    if case.dtype == "float32" and case.labels == "any" and not case.gathered:
-        limits["from_unfused"] = FLOAT32
+    if has_unfused(case):
+        limits["from_unfused"] = FLOAT32 if case.dtype == "float32" else UNFUSED_BFLOAT16
         measured["from_unfused"] = max(each["from_unfused"] for each in found)
-        ok = ok and measured["from_unfused"] <= FLOAT32
+        ok = ok and measured["from_unfused"] <= limits["from_unfused"]
     losses = case.depths + 1
     ok = ok and measured["kernels"] == ["none"] * losses and measured["made"] == [list(case.shape[::-1])] * losses
     return ok, values | {"measured": measured, "tolerance": limits}
@@ -1395,6 +1592,7 @@ def judge_logits(found, upstream, case):
     mine = [each["mine"] for each in found]
     ok, values = judge_step(mine, upstream, case) if case.depths else (True, {"measured": {}})
     ok = ok or case.mup != 1  # a fix may scale what enters for the losses of MTP: only the unfused model is asked
+    kept, left = judge_left(mine, case)
     same = all(each["mine"]["found"].equal(each["unfused"]) for each in found)
     whole = cat([each["unfused"] for each in found], -1) if not case.gathered else mine[0]["found"]
     same_whole = all(each["whole"].equal(whole) for each in found)
@@ -1404,8 +1602,8 @@ def judge_logits(found, upstream, case):
     kernels = all(each["kernels"] == ["none"] * case.depths for each in mine)
     error = logits_error(case, mine)
     measured = values["measured"] | {"same": same, "gathered": same_whole, "shape": shape}
-    measured |= {"from_unfused": near, "logits": error}
-    ok = ok and same and same_whole and shape and kernels and max(near, error) <= FLOAT32
+    measured |= {"from_unfused": near, "logits": error} | left
+    ok = ok and kept and same and same_whole and shape and kernels and max(near, error) <= FLOAT32
     limits = values.get("tolerance", {}) | {"from_unfused": FLOAT32, "logits": FLOAT32}
     return ok, values | {"measured": measured, "tolerance": limits}
 
@@ -1490,8 +1688,35 @@ def judge_serve(found, upstream, case, serving):
 
 def judge_first_stage(found, _upstream, case):
     """Judge a stage without an output layer: hidden states come out of it."""
-    ok = all(each == {"shape": [*case.shape, HIDDEN], "output_layer": False} for each in found)
+    ok = all(each == {"shape": [*case.shape, HIDDEN], "output_layer": False, "changed": []} for each in found)
     return ok, {"measured": found[0]}
+
+
+def judge_nonfinite(found, upstream, case):
+    """Judge that the caller gets the kernel's losses, and its backward what comes from above, whatever they are."""
+    above, places = upstream.given(case)[3].t().flatten(), [NOT_A_NUMBER, INFINITE, NEGATIVE]
+    shapes = [list(each["found"].shape) for each in found]
+    if shapes != [list(case.shape[::-1])] * len(found):
+        return False, {"measured": shapes, "reason": "it is not one loss for each token"}
+    wanted = {"calls": case.depths + 1, "returned": ["nan", "inf", "-inf"], "same": True, "arrived": True}
+    wanted |= {"finite": above.numel() - len(places), "logged": ["nan"] * case.depths}
+    measured = []
+    for each in found:
+        returned, made = each["found"].t().flatten(), [losses.flatten() for losses in each["made"]]
+        seen = {"calls": len(made), "returned": [str(float(one)) for one in returned[places]]}
+        # A NaN equals nothing: where they are is told by those that are finite, which equal what was made.
+        seen["same"] = bool(made) and identical(returned.nan_to_num(), made[-1].nan_to_num())
+        seen["arrived"] = any(identical(one.flatten(), above) for one in each["arrived"])
+        seen["finite"] = int(returned.isfinite().sum())
+        seen["logged"] = [] if each["logged"] is None else [str(float(one)) for one in each["logged"]][: case.depths]
+        measured.append(seen)
+    return all(each == wanted for each in measured), {"measured": measured, "tolerance": wanted}
+
+
+def judge_refused(found, _upstream, case):
+    """Judge that each error of the kernel reached the caller: of the door, and of each call."""
+    wanted = {"reached": len(KERNEL_ERRORS) * (case.depths + 2), "missed": []}
+    return all(each == wanted for each in found), {"measured": found[0], "tolerance": wanted}
 
 
 def judge_outlives(found, _upstream, _case):
@@ -1550,6 +1775,17 @@ def say_outputs(probe, name, found):
                 probe.output(f"{name}.{key}.{rank}", tensor)
 
 
+def kernel_checks():
+    """Return the checks of what a caller gets of the kernel, as checks() does: and GPTModel's as its controls."""
+    every = [(name, nonfinite, case, judge_nonfinite) for name, case in NONFINITE.items()]
+    every += [(name, refused, case, judge_refused) for name, case in REFUSED.items()]
+    found = []
+    for name, measure, case, judge_it in every:
+        found.append((f"train.{name}", "defect", measure, case, judge_it))
+        found.append((f"gpt.{name}", "control", measure, case.other(model="GPTModel"), judge_it))
+    return found
+
+
 def checks():
     """Return each check: its name, role, what is measured on which case, and how that is judged."""
     found = []
@@ -1572,6 +1808,7 @@ def checks():
     for name in PARAMETERS:
         measure, judge_it = (functools.partial(function, name=name) for function in (parameters, judge_parameters))
         found.append((f"parameters.{name}", "control", measure, Case(), judge_it))
+    found += kernel_checks()
     for name, case in FREED.items():
         role = "defect" if case.fusion and (case.depths or case.labels != "none") else "control"
         found.append((f"freed.{name}", role, outlives, case, judge_outlives))
