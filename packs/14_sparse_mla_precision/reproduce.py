@@ -38,19 +38,25 @@ The contract of sparse_mla_bwd, of SparseMLA.apply and of fused_sparse_mla_absor
 
     q [B, S, H, 576], kv [B, Sk, G, 576], dO [B, S, H, 512] bf16; indices [B, S, G, topk] int32, -1 for none; without B
         too; any strides in autograd's doors. H / G a power of two, 16 at least (G = 1 alone: fewer are padded)
-    scale: a float, or None for 576^-0.5                        delta: given, or made from the output
+    scale: a float, or None for 576^-0.5      delta: used where it is given, else made from the output; a ValueError
+        where there is neither
     MCORE_DSA_TILELANG_SEQ_BUCKET, _TOPK_BUCKET: S, Sk and topk are padded to multiples; _BWD_MAX_BLOCK_H: 16, 32
-    returns dq, dkv: bf16, of the shapes of q and kv; 0 for queries without keys and for keys that no query chose
+    returns dq, dkv: bf16, of the shapes of q and kv, contiguous, and of a batch of two without the padding's memory; 0
+        for queries without keys and for keys that no query chose; a dP that is no finite number reaches both; dq is
+        that of dP rounded to the nearest bf16, as in the release
+    what it is given is not written to, not even with the same values; MCORE_DSA_TILELANG_KERNEL_CACHE_MAX kernels of
+        a kind are kept at most, and twelve decimals of a scale tell them apart
 
 FACTORS are these, CASES a pairwise covering set. `executed` runs all of them through autograd, nothing replaced: the
 reported example first. DIRECT are calls of sparse_mla_bwd with every argument by position: a large dO, under autocast,
 two scales close to each other, 128 RoPE columns; what it is given stays as it is, nothing waits for the device, and no
-memory is kept. `compiled` lowers the backward and
-postprocess kernels for the target and runs their CUDA source on the CPU: g++ compiles it as it stands behind a header
-that gives it threads, shared memory and the warp instructions that it uses. Of these, mma_sync is a model (exact
-products, summed in float64, rounded to float32 after every instruction); what is bf16 and what is float32, and every
-rounding between, is the kernel's. It goes through sparse_mla_bwd with the float64 lse and the delta of the float64
-output rounded to bf16, by position: a smaller example, and the first of CASES, which has the same kernel.
+memory is kept. `compiled` lowers the backward and postprocess kernels for the target and runs their CUDA source on the
+CPU: g++ compiles it as it stands behind a header that gives it threads, shared memory and the warp instructions that it
+uses. Of these, mma_sync is a model (exact products, summed in float64, rounded to float32 after every instruction);
+what is bf16 and what is float32, and every rounding between, is the kernel's. It goes through sparse_mla_bwd with the
+float64 lse and the delta of the float64 output rounded to bf16, by position: a smaller example, and the first of CASES,
+which has the same kernel. PADDED, 24 and 8 heads with an output (NaN) besides the delta, is judged by both. Builders
+that build nothing stand in where kernels are counted and where a ValueError is wanted.
 
 Bare packages stand in for megatron.core and megatron.core.transformer, whose __init__ would import all of Megatron.
 
@@ -128,12 +134,13 @@ class Probe:  # prints the lines that a runner reads, and draws the verdict from
 # --- protocol: end
 # fmt: on
 
-import concurrent.futures, functools, gc, importlib, importlib.util, itertools, math, multiprocessing, re, subprocess
-import types, typing, unittest.mock, warnings
+import concurrent.futures, functools, gc, importlib, importlib.util, itertools, math, multiprocessing, operator
+import re, subprocess, types, typing, unittest.mock, warnings, weakref
 
 WIDTH, VALUES, LOG2E = 576, 512, 1 / math.log(2)  # a key's first 512 columns are its value, the others are RoPE's
 LIMIT = 2**-11  # the release has five times as much; float32 sums of both parts leave a third
 TOLERANCE = {"out": 2**-8, "dq": 2**-8, "lse": 1e-4}  # rounded to bf16 (2^-9) twice; float32
+ROUNDED = 3 * 2**-11  # of dQ from that of dP rounded to nearest: float32 leaves a sixth, another rounding 1.6 times it
 SWITCH = {"MCORE_DSA_TILELANG_BWD_SPLIT_P": "1"}  # ask.patch's; fix.patch needs none
 BUCKET, BLOCK = "MCORE_DSA_TILELANG_SEQ_BUCKET", "MCORE_DSA_TILELANG_BWD_MAX_BLOCK_H"
 FACTORS = {
@@ -192,10 +199,16 @@ DIRECT = {  # what differs from the reported example, with 512 keys; columns
     "tail_128": ({}, VALUES + 128),
 }
 LATER = "close_scale", "tail_128"  # these have kernels of their own
+PADDED = {  # heads that fill no block, judged by both evidences: two queries; 24 heads fill the buckets, 8 do not
+    f"heads_{heads}": Case(heads, 1, 64, 24, None, 1, bucket, 128, False, "normal", "contiguous", "nothing", 1, "both")
+    for heads, bucket in ((24, "2"), (8, "3"))
+}
+CACHE, KERNELS = "MCORE_DSA_TILELANG_KERNEL_CACHE_MAX", 32  # read at import; more than the cases have
 INTERPRETED = "on a GPU only: minutes of interpreting"
 ARGUMENTS = "Q", "KV", "dO", "Indices", "Lse", "Delta"  # of sparse_mla_bwd and of its kernel
 KEPT = 2**16  # bytes that a call may keep; a float32 dKV of its 1024 keys has 36 times as many
 MACROS = "__global__= __shared__= __align__(n)= __launch_bounds__(...)= CUDART_INF_F=INFINITY make_float2=float2"
+MACROS += " __pack_nv_bfloat162=__pack_half2 make_uint4=uint4"
 MACROS += " make_float4=float4 make_int2=int2 ptx_stmatrix_x2=stmatrix ptx_stmatrix_x4=stmatrix"
 INTERPRETER = r"""#include <algorithm>
 #include <bit>
@@ -212,7 +225,9 @@ using float2 = Two<float>; using float4 = Four<float>; using int2 = Two<int>; us
 using uint4 = Four<u32>; using ulonglong4 = Four<uint64_t>; using char2 = Two<signed char>; using ushort2 = Two<u16>;
 struct bfloat16_t {  // rounds to nearest, ties to even
   u16 bits; bfloat16_t() = default; operator float() const { return std::bit_cast<float>(u32(bits) << 16); }
-  explicit bfloat16_t(float f) { u32 u = std::bit_cast<u32>(f); bits = (u + 0x7fff + (u >> 16 & 1)) >> 16; }
+  explicit bfloat16_t(float f) {
+    u32 u = std::bit_cast<u32>(f); bits = f == f ? (u + 0x7fff + (u >> 16 & 1)) >> 16 : 0x7fff;
+  }
 };
 using __nv_bfloat162 = Two<bfloat16_t>; float2 __bfloat1622float2(__nv_bfloat162 v) { return {v.x, v.y}; }
 __nv_bfloat162 __float22bfloat162_rn(float2 v) { return {bfloat16_t(v.x), bfloat16_t(v.y)}; }
@@ -319,7 +334,11 @@ def reference(torch, given, scale, delta=None):
     (batch, queries, heads, _), groups = given.q.shape, given.kv.shape[2]
     double = functools.partial(torch.zeros, dtype=torch.float64, device=given.q.device)
     made = types.SimpleNamespace(out=double(given.grad.shape), dq=double(given.q.shape), dkv=double(given.kv.shape))
-    made.lse, made.delta = double(given.q.shape[:3]), double(given.q.shape[:3])
+    made.lse, made.delta, made.dq_of_rounded = (
+        double(given.q.shape[:3]),
+        double(given.q.shape[:3]),
+        double(given.q.shape),
+    )
     for b, g, start in itertools.product(range(batch), range(groups), range(0, queries, 16)):
         part = b, slice(start, start + 16), slice(g * heads // groups, (g + 1) * heads // groups)
         index = given.index[b, part[1], g].long()
@@ -332,6 +351,7 @@ def reference(torch, given, scale, delta=None):
         made.lse[part], made.delta[part] = lse, (p * inner).sum(-1) if delta is None else delta[part]
         dp = p * (inner - made.delta[part][..., None]) * scale
         made.out[part], made.dq[part] = p @ key[..., :VALUES], dp @ key
+        made.dq_of_rounded[part] = dp.bfloat16().double() @ key
         products = dp.mT @ query
         products[..., :VALUES] += p.mT @ up
         products *= chosen[..., None]
@@ -403,15 +423,23 @@ def environment(case):
         yield
 
 
-def on_cpu(world, case, given, exact):
-    """Run the backward kernels on the CPU, with what float64 would have given them. Return out, no lse, dq, dkv."""
+@contextlib.contextmanager
+def interpreter(world):
+    """Run what is called within on the CPU where there is no GPU; delta is then made by PyTorch."""
     names = (*ARGUMENTS, "dKV")
     builders = {"bwd": (names, "dQ"), "postprocess": (("dKV",), "dKV_out")}
     builders = {
         name: functools.partial(interpreted, world, getattr(world.backward, name), *rest)
         for name, rest in builders.items()
     }
-    with unittest.mock.patch.multiple(world.backward, **builders):
+    builders["preprocess"] = lambda *_: lambda out, grad: (out.float() * grad.float()).sum(-1)
+    with contextlib.nullcontext() if world.executed else unittest.mock.patch.multiple(world.backward, **builders):
+        yield
+
+
+def on_cpu(world, case, given, exact):
+    """Run the backward kernels on the CPU, with what float64 would have given them. Return out, no lse, dq, dkv."""
+    with interpreter(world):
         return direct(world, case, given, exact)
 
 
@@ -423,27 +451,37 @@ def arguments(case, given, exact):
 
 
 def called(world, case, tensors):
-    """Call sparse_mla_bwd with every argument by position, and no output, which a delta stands for."""
+    """Call sparse_mla_bwd with every argument by position. The delta counts, whether there is an output or none."""
     q, kv, grad, index, lse, delta = tensors
+    out = world.torch.full_like(grad, math.nan) if case.door == "both" else None
     under = world.torch.autocast("cuda", world.torch.bfloat16) if case.door == "autocast" else contextlib.nullcontext()
     with under:
-        return world.backward.sparse_mla_bwd(q, kv, None, grad, index, lse, scale_of(case), delta)
+        return world.backward.sparse_mla_bwd(q, kv, out, grad, index, lse, scale_of(case), delta)
 
 
 def direct(world, case, given, exact):
     """Call sparse_mla_bwd as such; note which of its arguments are not what they were. Return out, no lse, dq, dkv."""
     tensors = arguments(case, given, exact)
-    before = [x.clone() for x in tensors]
-    dq, dkv = called(world, case, tensors)
-    pairs = zip(ARGUMENTS, tensors, before, strict=True)
-    given.altered = [name for name, x, y in pairs if not world.torch.equal(x, y)]
+    with watched(world, dict(zip(ARGUMENTS, tensors, strict=True))) as given.altered:
+        dq, dkv = called(world, case, tensors)
     return exact.out.bfloat16(), None, dq, dkv
+
+
+@contextlib.contextmanager
+def watched(world, tensors):
+    """Yield a list that gets the names of those tensors that are other ones afterwards, or were written to."""
+    version = operator.attrgetter("_version")  # autograd refuses a saved tensor of another one
+    altered, before = [], {name: (x.clone(), version(x)) for name, x in tensors.items()}
+    yield altered
+    for name, (values, first) in before.items():
+        if version(tensors[name]) != first or not world.torch.equal(tensors[name], values):
+            altered.append(name)
 
 
 def on_gpu(world, case, given, exact):
     """Go through the case's door, and autograd where it has that. Return out, lse (None from "fused"), dq, dkv."""
     torch, scale = world.torch, scale_of(case)
-    if case.door in ("direct", "autocast"):
+    if case.door in ("direct", "autocast", "both"):
         return direct(world, case, given, exact)
     laid = {"contiguous": lambda x: x, "strided": lambda x: x.mT.contiguous().mT, "unbatched": lambda x: x[0]}
     q, kv, grad, index = map(laid[case.layout], (given.q, given.kv, given.grad, given.index))
@@ -468,18 +506,25 @@ def result(world, case, queries, width=WIDTH):
     given = example(world.torch, case, queries, world.device, width)
     scale = scale_of(case) or WIDTH**-0.5
     exact = reference(world.torch, given, scale)
-    with environment(case):
+    with environment(case), watched(world, dict(vars(given))) as altered:
         out, lse, dq, dkv = (on_gpu if world.executed else on_cpu)(world, case, given, exact)
+    altered += vars(given).get("altered", [])
     delta = (out.double().reshape(given.grad.shape) * given.grad.double()).sum(-1)
-    made = types.SimpleNamespace(out=out, lse=lse, dq=dq, dkv=dkv, altered=vars(given).get("altered"))
+    made = types.SimpleNamespace(out=out, lse=lse, dq=dq, dkv=dkv, altered=altered)
     return made, exact, reference(world.torch, given, scale, delta)
 
 
 def fault(found, wanted, case):
-    """Say in what a tensor of upstream's has not the shape or the type that the caller was promised."""
+    """Say in what a tensor of upstream's has not the shape, type or layout that the caller was promised."""
     promised = wanted.shape[1:] if case.layout == "unbatched" else wanted.shape
     right = found.shape == promised and str(found.dtype) == "torch.bfloat16"
-    return "" if right else f"{found.dtype} {[*found.shape]}, but promised was bf16 {[*promised]}"
+    if not right:
+        return f"{found.dtype} {[*found.shape]}, but promised was bf16 {[*promised]}"
+    if case.door not in ("function", "direct", "both"):  # autograd may lay out what it returns
+        return ""
+    held = found.untyped_storage().nbytes()  # a batch of one is contiguous in its bucket, which the release keeps
+    alone = found.is_contiguous() and (case.batch == 1 or held == found.nbytes)
+    return "" if alone else f"strides {[*found.stride()]} in {held} bytes, but promised was a contiguous copy"
 
 
 def error(found, wanted):
@@ -514,13 +559,25 @@ def is_right(world, case, queries, name, width=WIDTH):
         if reason := fault(getattr(found, name), wanted, case):
             return False, {"measured": math.inf, "reason": reason}
         measured = error(getattr(found, name).reshape(wanted.shape), wanted)
-    return measured <= TOLERANCE[name], {"measured": measured, "tolerance": TOLERANCE[name]}
+    if name != "dq":
+        return measured <= TOLERANCE[name], {"measured": measured, "tolerance": TOLERANCE[name]}
+    if (distance := dq_distance(found, given_delta)) <= ROUNDED:
+        return measured <= TOLERANCE[name], {"measured": measured, "tolerance": TOLERANCE[name]}
+    return False, {"measured": distance, "tolerance": ROUNDED, "unit": "distance from dP rounded to nearest"}
+
+
+def dq_distance(found, wanted):
+    """Return the relative distance of dq from the one of dP rounded to the nearest bf16, which no fix changes."""
+    rounded = wanted.dq_of_rounded.bfloat16().double()
+    return float((found.dq.double().reshape(rounded.shape) - rounded).norm() / rounded.norm())
 
 
 def forward_and_dq_are_right(world, case, queries):
     """Judge out and dq of a case, by the worse of them; a frozen q has no dq."""
     names = ["out", "dq"][: 1 if case.frozen == "q" and world.executed else 2]
     ends = [is_right(world, case, queries, name) for name in names]
+    if altered := result(world, case, queries)[0].altered:
+        return False, {"measured": math.inf, "reason": f"altered {altered}"}
     return all(ok for ok, _ in ends), max((values for _, values in ends), key=lambda values: values["measured"])
 
 
@@ -559,6 +616,91 @@ def nothing_is_kept(world, case, queries):
     return kept <= KEPT, {"measured": kept, "tolerance": KEPT, "unit": "bytes"}
 
 
+def what_is_not_finite_stays(world, case, queries):
+    """Judge that an infinite and a NaN dP reach dQ and dKV, where a loss scaler looks for them, and nothing else."""
+    given = example(world.torch, case, queries, world.device)
+    tensors = arguments(case, given, reference(world.torch, given, scale_of(case)))
+    (q, kv, grad, index, *_), where = tensors, {(0, case.heads - 1): math.nan, (1, 3): math.inf}
+    finite_dq, finite_dkv = q.isfinite().all(-1), kv.isfinite()
+    for (query, head), value in where.items():
+        grad[0, query, head, 5] = value  # every key has a value there: its dP is no number, nor finite
+        finite_dq[0, query, head] = False
+        finite_dkv[0, index[0, query, 0].long()] = False
+    with environment(case), interpreter(world):
+        dq, dkv = called(world, case, tensors)
+    pairs = (dq.isfinite(), finite_dq[..., None].expand_as(dq)), (dkv.isfinite(), finite_dkv)
+    measured = [int((found != wanted).sum()) for found, wanted in pairs]
+    return not any(measured), {"measured": measured, "unit": "elements of dQ and dKV that should be finite or are not"}
+
+
+@contextlib.contextmanager
+def counted(world):
+    """Replace the builders of kernels by ones that build nothing. Yield by name what they made, weakly."""
+    made, torch = {"preprocess": [], "bwd": [], "postprocess": []}, world.torch
+    kernels = {
+        "preprocess": lambda out, _: out.new_zeros(out.shape[:3], dtype=torch.float32),
+        "bwd": lambda q, *_: torch.zeros_like(q),
+        "postprocess": lambda dkv: dkv.bfloat16(),
+    }
+
+    def build(name, *_, **__):
+        kernel = functools.partial(kernels[name])  # another one each time
+        made[name].append(weakref.ref(kernel))
+        return kernel
+
+    builders = {name: functools.partial(build, name) for name in kernels}
+    with unittest.mock.patch.multiple(world.backward, **builders), unittest.mock.patch.dict(os.environ):
+        os.environ.update({BUCKET: "1", CACHE: str(KERNELS)})
+        yield made
+
+
+def backward_of_zeros(world, heads, scale, tail=64, **changed):
+    """Call sparse_mla_bwd with one query and one key."""
+    torch, of = world.torch, {"device": world.device, "dtype": world.torch.bfloat16}
+    q, kv = torch.zeros(1, 1, heads, VALUES + tail, **of), torch.zeros(1, 1, 1, VALUES + tail, **of)
+    index = torch.zeros(1, 1, 1, 32, device=world.device, dtype=torch.int32)
+    given = {"o": q[..., :VALUES].contiguous(), "do": q[..., :VALUES].contiguous(), "lse": q[..., 0].float()}
+    given |= {"q": q, "kv": kv, "indices": index} | changed
+    return world.backward.sparse_mla_bwd(**given, sm_scale=scale)
+
+
+def kernels_are_bounded(world):
+    """Judge how many kernels are kept, and for what another is built; the builders are replaced."""
+    with counted(world) as made:
+        for i in range(2 * KERNELS):  # of other heads, RoPE columns and scales each
+            backward_of_zeros(world, 1 + i, 0.1 + i / 1000, 64 + i)
+            backward_of_zeros(world, 1, 0.1)  # is used all the time: the others go before it
+        gc.collect()
+        kept = {name: sum(ref() is not None for ref in refs) for name, refs in made.items()}
+        built = [len(made["bwd"])]
+        for scale in (0.1, 0.1 + 1e-15, 0.1 + 1e-10):  # twelve decimals count
+            backward_of_zeros(world, 1, scale)
+            built.append(len(made["bwd"]))
+    wanted = [2 * KERNELS] * 3 + [2 * KERNELS + 1]
+    ok = all(0 < count <= KERNELS for count in kept.values()) and built == wanted
+    return ok, {"measured": [*kept.values(), *built], "unit": f"kernels kept, {KERNELS} at most; built, {wanted}"}
+
+
+def delta_is_asked_for(world):
+    """Judge that a call without an output and a delta is refused; the builders are replaced."""
+    found = []
+    with counted(world):
+        for unbatched in (False, True):
+            tensors = {"o": None}
+            if unbatched:
+                of = {"device": world.device, "dtype": world.torch.bfloat16}
+                tensors |= {"q": world.torch.zeros(1, 16, WIDTH, **of), "kv": world.torch.zeros(1, 1, WIDTH, **of)}
+                tensors |= {"do": world.torch.zeros(1, 16, VALUES, **of)}
+                tensors |= {"indices": world.torch.zeros(1, 1, 32, device=world.device, dtype=world.torch.int32)}
+                tensors |= {"lse": world.torch.zeros(1, 16, device=world.device)}
+            try:
+                backward_of_zeros(world, 16, 0.1, **tensors)
+                found.append("nothing")
+            except ValueError:
+                found.append("ValueError")
+    return found == ["ValueError"] * 2, {"measured": found, "unit": "what is raised, batched and not"}
+
+
 def directly(case, name):
     """Return the case and width of one of DIRECT, which differs from the reported example."""
     changed, width = DIRECT[name]
@@ -591,6 +733,16 @@ def judge_manners(probe, world):
             probe.check(f"direct.{name}", "control", None, reason="there is a device on a GPU only")
 
 
+def judge_padded(probe, world):
+    """Judge heads that fill no block, with an output besides the delta, and what is not finite."""
+    for name, case in PADDED.items():
+        probe.judge(f"{name}.dkv", "defect", both_are_exact, world, case, 2)
+        probe.judge(f"{name}.dq", "control", forward_and_dq_are_right, world, case, 2)
+    name, case = next(iter(PADDED.items()))
+    probe.judge(f"{name}.arguments", "control", arguments_stay, world, case, 2)
+    probe.judge(f"{name}.nonfinite", "control", what_is_not_finite_stays, world, case, 2)
+
+
 def judge_leading(probe, world):
     """Judge the reported example, and state what the report shows of it."""
     queries, case = LEADING["executed" if world.executed else "compiled"]
@@ -621,6 +773,7 @@ def load(target):
         raise NotImplementedError("these are GPU kernels; without a GPU: --target sm_90a")
     for name in ("megatron.core", "megatron.core.transformer"):  # left bare: theirs would import all of Megatron
         sys.modules.setdefault(name, importlib.util.module_from_spec(importlib.util.find_spec(name)))
+    os.environ[CACHE] = str(KERNELS)
     importlib.import_module("megatron.core.parallel_state")  # before megatron.core.utils: each imports the other
     folder = "megatron.core.transformer.experimental_attention_variant.ops."
     names = ("tilelang_dsa", "sparse_mla", "tilelang_sparse_mla_bwd")
@@ -643,6 +796,7 @@ def compile_ahead(target):
     for name in LATER:
         case, width = directly(LEADING["executed"][1], name)
         cases.append((case, ROWS, width))
+    cases += [(case, 2) for case in PADDED.values()]
     processes = int(os.environ.get("REPRODUCER_PROCESSES") or os.cpu_count())  # the runner shares the cores out
     with concurrent.futures.ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
         concurrent.futures.wait([pool.submit(run_ahead, target, *case) for case in cases])
@@ -661,6 +815,7 @@ def judge(probe, target):
     if world.executed and not probe.only:
         compile_ahead(target)
     judge_direct(probe, world, LATER)
+    judge_padded(probe, world)
     for number, case in enumerate(itertools.starmap(Case, CASES)):
         name = f"case_{number:02}"
         if world.executed or number == 0:
@@ -670,6 +825,8 @@ def judge(probe, target):
         else:
             for of, role in (("dkv", "defect"), ("dq", "control")):
                 probe.check(f"{name}.{of}", role, None, reason=INTERPRETED)
+    probe.judge("direct.without_delta", "control", delta_is_asked_for, world)
+    probe.judge("direct.kernels", "control", kernels_are_bounded, world)  # the last: others lose their kernels by it
 
 
 if __name__ == "__main__":
