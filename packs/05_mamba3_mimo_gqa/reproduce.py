@@ -34,6 +34,9 @@ pairwise covering set; GROUPED and EVEN are judged in each case):
     Z and MIMO_Z, D [H]                         given or None
     ADT, DT, Trap [B, H, S]; Angles [B, S, H, N / 4]
     a head whose dQ and dK are not finite       the groups without it get what they get otherwise, under autocast, too
+    inputs that are not contiguous              the public function takes them; the kernels get contiguous ones
+    MIMO_Z without Z; D or MIMO_Out None        the gradient is None, in the public function, too
+    a gradient's memory                         as much as it fills, contiguous but for the biases'; no buffer is kept
 
 Scope: the sum that is missing, not the kernels, which compute the right per-head gradients.
 - On a GPU (executed, bfloat16): first all that is checked on a CPU, in a process that sees no GPU, since the real
@@ -44,12 +47,14 @@ Scope: the sum that is missing, not the kernels, which compute the right per-hea
 - On a GPU, too: 16384 steps of 4 rows, more than a launch has in its second dimension.
 - On a CPU (traced): the wrappers and no kernel of TileLang. The kernel factories are replaced by ones whose kernels
   write small whole numbers into what they are given to fill, so that every sum is known, and refuse other shapes than
-  the real ones declare, which is a failed check; half of the numbers of groups take float16 and a rotary divisor of 2.
+  the real ones declare, and what is not contiguous (that the real ones do was not seen), which is a failed check; half
+  of the numbers of groups take float16 and a rotary divisor of 2.
   Triton's small kernels, from which the rest of dADT, dDT, dTrap and the public function's dAngles come, are
   interpreted for the two packed cases of that function, with 6 and 2 heads, and left out in the others: on a CPU
   nothing is said of the dense ones. The forward, which asks for a GPU by name, is left out. Then calls as a user may
-  make them: the dtype by its name, each input frozen, threads and stages by position; gradients below the normal
-  numbers of float16; and no operator of the dense wrapper waits for the device.
+  make them: the dtype by its name, each input frozen, none contiguous, a MIMO_Z that is not used, threads and stages by
+  position; gradients below the normal numbers of float16; no memory that the kernels were given outlives the gradients;
+  and no operator of the dense wrapper waits for the device.
 
 Upstream: https://github.com/state-spaces/mamba, release 2.3.2.post1. Pull request 967 has fixed the default branch.
 
@@ -180,7 +185,7 @@ ENDS = {
 ONE_SEQUENCE = 6
 OPTIONS = (96, 7, 160, 5)  # threads and stages of both kernels, none of them a size of a case
 SLEEP = 2 * 10**8  # cycles: a tenth of a second, in which a host gets through a call
-COUNTS = {"differing": 0, "changed": 0, "dtypes": 0, "in one memory": 0}
+COUNTS = {"differing": 0, "changed": 0, "dtypes": 0, "in one memory": 0, "of the absent": 0, "no memory of its own": 0}
 #: Error over largest value. 0.10 is upstream's own; repeated: one rounding to bfloat16. Traced: whole sums, which
 #: float32 holds, rounded once; then float32 sums of a chunk; and dTrap in 16 bits, which the interpreter cuts off, at
 #: most twice.
@@ -299,9 +304,14 @@ def call(case, x, dout, *options, frozen=()):
         }
         given |= {"chunk_size": case.chunk, "rotary_dim_divisor": case.divisor, "dtype": case.dtype}
         out = load(FOLDER).mamba3_mimo(**leaves, **given)
-        out.backward(dout)
+        try:
+            out.backward(dout)
+        except RuntimeError as error:  # raised by autograd itself, of what upstream's backward gave it
+            if "returned a gradient different" not in str(error):  # from None, or "than None", by torch's version
+                raise
+            raise RuntimeError(f"the backward returned an invalid gradient: {error}") from error
         found = {name: one.grad for name, one in leaves.items() if one is not None and name not in frozen}
-        return found | {"out": out.detach()}
+        return {name: one for name, one in found.items() if one is not None} | {"out": out.detach()}
     on_gpu, decay = case.device == "cuda", utilities.compute_dacs_segsum_triton_varlen
     total, left, pairs = decay(x["ADT"], case.chunk, **given) if on_gpu else sums(x, case)
     others = [total, left, x["DT"], x["Trap"], x["D"], pairs, case.chunk, case.divisor, case.dtype]
@@ -364,8 +374,23 @@ def rounded_once(actual, exact, dtype):
 
 
 def differing(ours, others):
-    """Count the elements of ours that are not the same bit for bit in the others."""
-    return sum(int((one != others[name]).sum()) for name, one in ours.items() if one is not None)
+    """Count the elements of ours that are not the same bit for bit in the others, or have no place there."""
+    count = 0
+    for name, one in ours.items():
+        other = others.get(name)
+        alike = one is None or (other is not None and other.shape == one.shape)
+        count += 0 if one is None else int((one != other).sum()) if alike else one.numel()
+    return count
+
+
+def not_own(case, gradients):
+    """Name the gradients that are views into more memory than they fill, or, but for those of the biases, strided.
+
+    Of the public function's, which autograd may have copied, dQ and dK alone.
+    """
+    chosen = gradients if case.entry == "wrapper" else {name: gradients[name] for name in {*"QK"} & {*gradients}}
+    wider = {name for name, one in chosen.items() if one.untyped_storage().nbytes() != one.nbytes}
+    return sorted(wider | {name for name, one in chosen.items() if "bias" not in name and not one.is_contiguous()})
 
 
 def called(case, x, dout, *, again=True):
@@ -375,10 +400,14 @@ def called(case, x, dout, *, again=True):
     copies = {name: one.clone() for name, one in first.items()}
     second = call(case, x, dout) if again else copies
     changed = differing(inputs, x | {"dout": dout}) + differing(copies, first)
-    wrong = [name for name in x if name in first and "bias" not in name and first[name].dtype != x[name].dtype]
-    shared = [name for name, one in first.items() if again and one.data_ptr() == second[name].data_ptr()]
+    absent = [name for name in x if name in first and x[name] is None]
+    typed = [name for name in x if name in first and "bias" not in name and name not in absent]
+    wrong = [name for name in typed if first[name].dtype != x[name].dtype]
+    both = first.keys() & second.keys()
+    shared = [name for name in both if again and first[name].data_ptr() == second[name].data_ptr()]
     counts = {"differing": differing(copies, second), "changed": changed, "dtypes": len(wrong)}
-    return copies, counts | {"in one memory": len(shared)}  # the first results are held still
+    counts |= {"in one memory": len(shared), "of the absent": len(absent)}  # the first results are held still
+    return copies, counts | {"no memory of its own": len(not_own(case, first))}
 
 
 def executed(case, G, H):
@@ -440,6 +469,8 @@ def declared(case, which, arguments):
     sizes |= {"rotary_dim_divisor": case.divisor, "NS": len(case.ends)}
     found = [[each.strip() for each in one] for one in signature(backward_module(case).__file__, which)]
     for index, (names, one) in enumerate(zip(found, arguments, strict=False)):
+        if one is not None and not one.is_contiguous():  # declared by a shape alone, and so without gaps
+            raise TypeError(f"operand {index} of the kernel is {names}, but it is given strides of {one.stride()}")
         known = names and set(re.findall(r"[a-zA-Z]\w*", " ".join(names))) <= sizes.keys()
         if one is None or not known:
             continue
@@ -550,9 +581,10 @@ def reached(case, G, H, actual):
         spoilt = call(case, x, dout)
     beyond = {"Q": (..., slice(1, None), slice(None)), "Q_bias": slice(1, None)}
     beyond |= {"K": beyond["Q"], "K_bias": beyond["Q_bias"]}
-    pairs = [(one[beyond.get(name, ...)], spoilt[name][beyond.get(name, ...)]) for name, one in actual.items()]
-    lost = sum(int(spoilt[name][..., 0, :].isfinite().sum()) for name in "QK")  # its group's sums are no numbers
-    return lost + sum(int((one != other.to(one.dtype)).sum()) for one, other in pairs)  # as autograd casts it
+    lost = sum(int(spoilt[name][..., 0, :].isfinite().sum()) for name in {*"QK"} & {*spoilt})  # sums of no numbers
+    cast = {name: one.to(actual[name].dtype) for name, one in spoilt.items() if name in actual}  # as autograd does
+    ours, others = ({name: one[beyond.get(name, ...)] for name, one in each.items()} for each in (actual, cast))
+    return lost + differing(ours, others)
 
 
 def traced(case, G, H):
@@ -576,10 +608,8 @@ def same(case, G, H, *options, frozen=(), **named):
     case, x, dout, *_ = prepared(case, G, H)
     expected = call(case, x, dout)
     found = call(replace(case, **named), x, dout, *options, frozen=frozen)
-    missing = {*expected} - {*found} - {*frozen} | ({*found} & {*frozen})
-    kept = {name: one for name, one in expected.items() if found.get(name) is not None}
-    none = [name for name, one in found.items() if one is None]
-    return len(missing) + len(none) + differing(kept, found)
+    wanted = {name: one for name, one in expected.items() if name not in frozen}
+    return len({*found} & {*frozen}) + differing(wanted, found)
 
 
 def dtype_by_name(cases):
@@ -601,9 +631,64 @@ def with_frozen(case):
 def tiny_gradients(case):
     """Judge sums of gradients below the normal numbers of float16, which holds them as they are."""
     case, x, dout, written, _ = prepared(case, 2, SMALL, "tiny")
-    found, exact = call(case, x, dout), summed(written, case, 2)
-    wrong = {name: int((found[name].double() != exact[name]).sum()) for name in "QK"}
+    found = {name: one.double() for name, one in call(case, x, dout).items()}
+    exact = summed(written, case, 2)
+    wrong = {name: differing({name: exact[name]}, found) for name in "QK"}
     return case.dtype == torch.float16 and not any(wrong.values()), {"measured": wrong, "tolerance": 0}
+
+
+def strided(case):
+    """Judge the public function where no input is contiguous: all get what they get otherwise."""
+    case, x, dout, *_ = prepared(case, 2, SMALL)
+    apart = {name: one if one is None else torch.stack([one, one], -1)[..., 0] for name, one in x.items()}
+    expected, found = call(case, x, dout), call(case, apart, torch.stack([dout, dout], -1)[..., 0])
+    wrong = differing(expected, found)
+    return wrong == 0, {"measured": wrong, "tolerance": 0}
+
+
+def unused(cases):
+    """Judge a MIMO_Z that is given without Z: it has no gradient, and the others are what they are without it."""
+    measured = {}
+    for case, (G, H) in itertools.product(cases, ((2, SMALL), (1, 2))):
+        one, x, dout, *_ = prepared(case, G, H)
+        expected, found = call(one, x, dout), call(one, x | {"MIMO_Z": torch.ones_like(x["MIMO_V"])}, dout)
+        more = sorted({*found} - {*expected})
+        measured[f"{case.name} G={G} H={H}"] = [*more, *["others"] * (differing(expected, found) > 0)]
+    return not any(measured.values()), {"measured": measured, "tolerance": []}
+
+
+def kept(cases):
+    """Judge what outlives a call of the memory that its kernels were given: the gradients, and what the caller has."""
+    weak, measured = importlib.import_module("torch.multiprocessing.reductions").StorageWeakRef, {}
+    for case, (G, H) in itertools.product(cases, ((2, SMALL), (1, 2))):
+        one, x, dout, *_ = prepared(case, G, H)
+        module, given = backward_module(one), []
+        for name in KERNELS[:2]:
+            setattr(module, name, remembering(getattr(module, name), given, weak))
+        found = call(one, x, dout)
+        held = [each for each in (*found.values(), *x.values(), dout) if each is not None]
+        alive = {each.untyped_storage().data_ptr() for each in held}
+        more = [(name, nbytes) for name, pointer, nbytes, each in given if pointer not in alive and not each.expired()]
+        measured[f"{case.layout} G={G} H={H}"] = more
+    return not any(measured.values()), {"measured": measured, "tolerance": []}
+
+
+def remembering(factory, given, weak):
+    """Let the kernels of a factory remember the memory of what they are given, and hold none of it."""
+
+    def made(*options, **named):
+        kernel = factory(*options, **named)
+
+        def run(*arguments):
+            for index, one in enumerate(arguments):
+                if one is not None:
+                    storage = one.untyped_storage()
+                    given.append((f"operand {index}", storage.data_ptr(), storage.nbytes(), weak(storage)))
+            return kernel(*arguments)
+
+        return run
+
+    return made
 
 
 def noted(module, name, given):
@@ -675,6 +760,9 @@ def judge_calls(probe, ending=""):
     public = next(x for x in cases if x.entry == "mamba3_mimo" and x.layout == "dense" and x.R == 2)
     probe.judge(f"dtype_by_name{ending}", "defect", dtype_by_name, wrappers)
     probe.judge(f"frozen{ending}", "defect", with_frozen, public)
+    probe.judge(f"strided{ending}", "defect", strided, public)
+    probe.judge(f"unused{ending}", "defect", unused, [*wrappers, public])
+    probe.judge(f"kept{ending}", "defect", kept, wrappers)
     probe.judge(f"tiny{ending}", "defect", tiny_gradients, dense)
     probe.judge(f"by_position{ending}", "control", by_position, wrappers)
     probe.judge(f"waits{ending}", "defect", waits, dense)
@@ -686,8 +774,8 @@ def long(case):
     x, dout = make(case, 2, SMALL)
     actual = call(case, x, dout)
     repeated = call(case, x | {name: x[name].repeat_interleave(SMALL // 2, 3) for name in "QK"}, dout)
-    found = {name: repeated[name].double().unflatten(3, (2, -1)).sum(4) for name in "QK"}
-    errors = {name: distance(actual[name], one) for name, one in found.items()}
+    found = {name: repeated[name].double().unflatten(3, (2, -1)).sum(4) for name in {*"QK"} & {*repeated}}
+    errors = {name: distance(actual.get(name), found.get(name)) for name in "QK"}
     tolerance = TOLERANCE["executed"]["repeated"]
     return all(x <= tolerance for x in errors.values()), {"measured": errors, "tolerance": tolerance}
 
