@@ -30,8 +30,11 @@ for autograd has saved it and a graph may be walked twice. A result is the same 
 the launches of autotuning, and no float is summed by atomics. A V or dO cut out of a wider tensor, with rows and an
 offset that are no multiple of 16 bytes, comes to the kernel's descriptors as a block that they may describe. Every
 launch and every compilation is pinned to one of the kernel's 27 autotune configurations: nothing is said of the others.
-A result has memory of its own, which the next call leaves alone. D may be in 16 bits, and its gradient is in float32;
-the size of V's heads may be no power of two. Time on a GPU is a figure.
+A result has memory of its own and no more than it fills, which the next call leaves alone. D may be in 16 bits, and its
+gradient is in float32; the size of V's heads may be no power of two; cu_seqlens may be a column of a table; the first
+state has a gradient where the last one has none. No line of compute_dqkv waits for the device; shapes that do not agree
+are refused before the launch; the autotuner keeps one entry for all lengths, batches and heads. Time on a GPU is a
+figure.
 
 Upstream: https://github.com/state-spaces/mamba, mamba_ssm/ops/triton/mamba3/mamba3_siso_bwd.py; of this kernel speak
 https://github.com/state-spaces/mamba/issues/904 and pull/905 (registers and spills), pull/869 and pull/877 (dtypes).
@@ -132,7 +135,8 @@ WIDE = ("dADT", "dQK_dot", "dD")  # float32, whatever the inputs are
 # Tokens of each sequence, heads, heads of Q and K and their size, size of V's heads, chunk.
 # "bare": no D, no gradient of the last state, none asked of the first; "d_ov_state": a gradient of the last V; "fused":
 # V and dO are cut out of wider tensors, as in sliced(); "16-bit D": D is in bf16; "padded": the rows of da_cs and of
-# qk_dot are cut out of longer ones, of different lengths.
+# qk_dot are cut out of longer ones, of different lengths; "no last": no gradient of the last state, though one is asked
+# of the first; "strong decay": packed, cu_seqlens is a column of a table, too.
 SMALL = {
     "dense B=2 S=40": ((40, 40), 2, 1, 16, 32, 16),
     "varlen S=16+0+7+17": ((16, 0, 7, 17), 2, 1, 16, 32, 16),
@@ -143,6 +147,8 @@ SMALL = {
     "varlen S=11+5 strong decay": ((11, 5), 2, 1, 16, 16, 16),
     "dense B=2 S=19 DV=24 16-bit D padded": ((19, 19), 2, 1, 16, 24, 16),
     "varlen S=7+20 DV=24 16-bit D padded": ((7, 20), 2, 2, 16, 24, 16),
+    "dense B=1 S=18 no last": ((18,), 1, 1, 16, 16, 16),
+    "varlen S=5+0+17 no last": ((5, 0, 17), 1, 1, 16, 16, 16),
 }
 PUBLIC = {
     "dense B=2 S=256 NH=8 D=64": ((256, 256), 8, 1, 64, 64, 64),
@@ -153,6 +159,8 @@ PUBLIC = {
     "varlen S=100+1+155 NH=6 D=64 bare": ((100, 1, 155), 6, 3, 64, 64, 64),
     "varlen S=75+0+21 NH=2 D=64 strong decay": ((75, 0, 21), 2, 2, 64, 64, 64),
     "dense B=2 S=200 NH=4 DV=96 16-bit D padded": ((200, 200), 4, 2, 64, 96, 64),
+    "dense B=2 S=90 NH=2 D=64 no last": ((90, 90), 2, 1, 64, 64, 64),
+    "varlen S=70+0+33 NH=2 D=64 no last": ((70, 0, 33), 2, 1, 64, 64, 64),
 }
 # What is compiled: a case, and RECOMPUTE_MASK, of which compute_dqkv passes False always.
 VARIANTS = {
@@ -167,6 +175,20 @@ RECOMPUTED |= {"varlen S=75+0+21 NH=2 D=64 strong decay"}
 # Cases called behind the launches of autotuning, and once more: without D, and on a GPU with D and three batches too.
 TUNED = {"varlen S=3+19 bare"}
 TUNED |= {"dense B=3 S=200 NH=6 D=64 d_ov_state", "varlen S=100+1+155 NH=6 D=64 bare"}
+# What waits for the device: functions of tensors as they are called, and operators, whose result the host must know.
+WAITING = {
+    "tolist",
+    "item",
+    "cpu",
+    "numpy",
+    "__array__",
+    "__bool__",
+    "__int__",
+    "__index__",
+    "__float__",
+    "__contains__",
+}
+WAITING |= {"nonzero", "_local_scalar_dense", "masked_select", "equal", "_unique2", "unique_dim", "unique_consecutive"}
 # Values rounded to 16 bits of which the release makes each result: what a dot takes, and what is stored in 16 bits.
 ROUNDINGS = {"dQ": 2, "dK": 4, "dV": 4, "dADT": 2, "dQK_Dot": 1, "dD": 1, "d_ISSM_State": 1}
 # Largest error over largest value; the inputs are exact in the reference, too. In float32 the sums have a few hundred
@@ -221,6 +243,26 @@ def describable(x):
     return x.stride(-1) == 1 and not any(n % 16 for n in [x.data_ptr(), *(n * x.itemsize for n in rows)])
 
 
+def varied(case, passed, named):
+    """Give the arguments of compute_dqkv as the name of the case asks for: cut out of others, in 16 bits, or None."""
+    import torch
+
+    if "fused" in case:
+        passed[2], passed[7] = sliced(passed[2]), sliced(passed[7])
+    if "padded" in case:
+        passed[3], passed[5] = padded(passed[3], 1), padded(passed[5], 3)
+    if "varlen" in case and "strong" in case:
+        ends = named["Cu_Seqlens"]
+        named["Cu_Seqlens"] = torch.stack([ends, torch.zeros_like(ends)], 1)[:, 0]
+    if "16-bit D" in case:
+        named["D"] = named["D"].bfloat16()
+    if "no last" in case:
+        named["d_ossm_state"] = None
+    if "bare" in case:
+        named |= {"d_ossm_state": None, "D": None, "has_input_state": False}
+    return passed, named
+
+
 def problem(case, shape, device):
     """Make what compute_dqkv takes, and what it has to give: the derivatives of the recurrence in float64."""
     import torch
@@ -229,7 +271,8 @@ def problem(case, shape, device):
     varlen, N, T = "varlen" in case, len(lengths), sum(lengths)
     sizes = [(G, T, DQK)] * 2 + [(H, T, DV)] * 2 + [(H, T)] * 2 + [(H,)] + [(N, H, DV, DQK)] * 2 + [(N, H, DV)]
     q, k, v, do, adt, qk_dot, D, first, d_last, d_v = (torch.randn(x, generator=random).to(device) for x in sizes)
-    D, d_last = (torch.zeros_like(x) if "bare" in case else x for x in (D, d_last))
+    absent = ["bare" in case, "bare" in case or "no last" in case]
+    D, d_last = (torch.zeros_like(x) if none else x for x, none in zip((D, d_last), absent, strict=True))
     D = D.bfloat16().to(D.dtype) if "16-bit D" in case else D
     dtype = torch.float32 if shape in SMALL.values() else torch.bfloat16
     q, k, v, do, adt = *(x.to(dtype) * x.shape[-1] ** -0.5 for x in (q, k, v, do)), -0.1 * adt.abs()
@@ -259,22 +302,15 @@ def problem(case, shape, device):
     wants = [*(rows(torch.cat(x, 1)) for x in per_token), sum(d_D), torch.stack(d_first)]
     states = states.to(dtype).unflatten(0, (1 if varlen else N, -1)).permute(0, 2, 3, 1, 4).flatten(3)
     passed = [*map(rows, (q, k, v, da_cs, sums, qk_dot)), states, rows(do)]
-    if "fused" in case:
-        passed[2], passed[7] = sliced(passed[2]), sliced(passed[7])
-    if "padded" in case:
-        passed[3], passed[5] = padded(passed[3], 1), padded(passed[5], 3)
     lasts = (0, torch.tensor(ends[1:]) - 1) if varlen else (slice(None), -1)
     ends = torch.tensor(ends, dtype=torch.int32, device=device) if varlen else None
     named = {"d_ossm_state": d_last, "D": D, "chunk_size": chunk, "has_input_state": True, "Cu_Seqlens": ends}
     if "d_ov_state" in case:
         named["d_ov_state"] = d_v
         wants[2][lasts] += d_v
-    if "16-bit D" in case:
-        named["D"] = D.bfloat16()
     if "bare" in case:
-        named |= {"d_ossm_state": None, "D": None, "has_input_state": False}
         wants[5:] = None, None
-    return passed, named, wants
+    return *varied(case, passed, named), wants
 
 
 def recomputing(module, call):
@@ -307,6 +343,8 @@ def gradients(probe, case, call, given, wants):
             continue
         probe.output(f"{name}, {case}", result)
         errors[name] = float(f"{(result.double() - want).abs().max() / want.abs().max():.2g}")
+    own = {name: x for name, x in zip(RESULTS, results, strict=True) if x is not None}
+    errors |= {f"{name} keeps more": math.inf for name, x in own.items() if x.untyped_storage().nbytes() != x.nbytes}
     errors |= {f"{name} was changed": math.inf for name, x in given.items() if not torch.equal(x, before[name])}
     tolerance, unit = TOLERANCES[given["q"].device.type], "largest error over largest value"
     return all(x <= tolerance for x in errors.values()), {"measured": errors, "tolerance": tolerance, "unit": unit}
@@ -333,6 +371,87 @@ def tuned(kernel, call):
     return not differ + shared, {"measured": {"differ": differ, "in one memory": shared}, "tolerance": []}
 
 
+def caller_from(file):
+    """Tell whether the nearest frame outside of torch and of this probe is one of a file."""
+    frame = sys._getframe(2)  # noqa: SLF001 - the documented way to a caller
+    passed_by = (f"{os.sep}torch{os.sep}", __file__)
+    while frame is not None and any(each in frame.f_code.co_filename for each in passed_by):
+        frame = frame.f_back  # one mode's function calls what the other one sees
+    return frame is not None and frame.f_code.co_filename == file
+
+
+def waits(module, device):
+    """Judge that no line of the module waits for the device, by a function of a tensor or by an operator.
+
+    The kernel is left out; d_ov_state is what is added behind it.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._python_dispatch import TorchDispatchMode
+
+    seen = set()
+
+    def note(name, args):
+        chosen = [x for each in args if isinstance(each, list | tuple) for x in each]  # of index and index_put
+        masks = any(isinstance(x, torch.Tensor) and x.dtype in (torch.bool, torch.uint8) for x in chosen)
+        seen.update({name} & WAITING | ({f"{name} by a mask"} if masks and name.startswith("index") else set()))
+
+    class Functions(TorchFunctionMode):
+        def __torch_function__(self, function, types, args=(), kwargs=None):
+            if caller_from(module.__file__):
+                note(getattr(function, "__name__", ""), args)
+                moved = (*args[1:], *(kwargs or {}).values()) if getattr(function, "__name__", "") == "to" else ()
+                seen.update({"to cpu"} if "cpu" in [x for x in moved if isinstance(x, str)] else ())
+            return function(*args, **(kwargs or {}))
+
+    class Operators(TorchDispatchMode):
+        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
+            if caller_from(module.__file__):
+                note(function.overloadpacket.__name__, args)
+            return function(*args, **(kwargs or {}))
+
+    for case in ("varlen d_ov_state", "varlen strong d_ov_state padded", "dense d_ov_state fused"):
+        passed, named, _ = problem(case, ((18,) if "dense" in case else (18, 5), 4, 2, 16, 16, 16), device)
+        with mock.patch.object(module, KERNEL), Functions(), Operators():
+            module.compute_dqkv(*passed, **named)
+    return not seen, {"measured": sorted(seen), "tolerance": []}
+
+
+def tuned_again(module, device):
+    """Count what the autotuner keeps of calls whose lengths, batches and heads differ, and no size of its blocks."""
+    kernel, measured = getattr(module, KERNEL), {}
+    for layout, others in (("dense", ((18,), (18, 18), (40,))), ("varlen", ((18,), (3, 30), (40,)))):
+        patched = {"configs": 2 * kernel.configs, "cache": {}, "do_bench": lambda *_, **__: [1.0] * 3}
+        with mock.patch.multiple(kernel, **patched), mock.patch.object(kernel.fn, "run"):
+            for lengths, heads in zip(others, (2, 4, 6), strict=True):
+                passed, named, _ = problem(layout, (lengths, heads, 2, 16, 16, 16), device)
+                module.compute_dqkv(*passed, **named)
+            measured[layout] = len(kernel.cache)
+    return all(x == 1 for x in measured.values()), {"measured": measured, "tolerance": 1}
+
+
+def refused(module, device):
+    """Judge that shapes which do not agree are refused before a launch, each in a call that is right otherwise."""
+    import torch
+
+    passed, named, _ = problem("varlen d_ov_state", ((18, 5), 4, 2, 16, 16, 16), device)
+    given = dict(zip(INPUTS, passed, strict=True)) | named
+    tensors = {name: x for name, x in given.items() if isinstance(x, torch.Tensor) and name != "Cu_Seqlens"}
+    calls = {f"{name} longer": {name: torch.cat([x, x[:1]])} for name, x in tensors.items()}
+    calls["two batches beside cu_seqlens"] = {name: torch.cat([given[name]] * 2) for name in INPUTS}
+    calls["3 heads of Q and K for 4"] = {name: torch.cat([given[name], given[name][:, :, :1]], 2) for name in "qk"}
+    taken = []
+    for what, changed in calls.items():
+        with mock.patch.object(module, KERNEL) as launched:
+            try:
+                module.compute_dqkv(**given | changed)
+            except (AssertionError, ValueError):
+                taken += [what] * bool(launched.mock_calls)
+            else:
+                taken.append(what)
+    return not taken, {"measured": taken, "tolerance": []}
+
+
 def judge_gradients(probe, module, cases, device):
     """Compare the seven gradients with float64 and, bit for bit, between the trees; on a GPU tell the time."""
     import torch
@@ -340,6 +459,9 @@ def judge_gradients(probe, module, cases, device):
     kernel = getattr(module, KERNEL)
     kernel.configs = [next(one for one in kernel.configs if PINNED.items() <= one.all_kwargs().items())]
     kernel.do_bench = launched_once
+    probe.judge("tuned once for all lengths", "control", tuned_again, module, device)
+    probe.judge("waits for the device", "control", waits, module, device)
+    probe.judge("shapes that do not agree are refused", "control", refused, module, device)
     for case, shape in cases.items():
         passed, named, wants = problem(case, shape, device)
         call = partial(module.compute_dqkv, *passed, **named)
