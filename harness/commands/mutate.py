@@ -70,7 +70,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     there: only another target runs its code). What is listed runs from beginning to end, as the fix does; with
     --skip-listed those that no check killed for the last record of this target, by the probe of that day, keep its
     date. The fix itself is judged first; its pristine lane is not run again where the pack has a fresh receipt, made
-    with the same Python, torch, triton and GPU. Killed at any moment, the same command goes on where it was.
+    with the same Python, torch, triton and GPU. Killed at any moment, or ended with survivors that are still to be
+    listed, the same command goes on where it was.
 
     \b
     Examples:
@@ -121,7 +122,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             results = judging.run(cells)
             if judging.interrupted:
                 raise KeyboardInterrupt
-            kept.finish(_survivors(results))
+            kept.finish(_survivors(results), is_settled=not _is_waiting(results))
     click.echo(output.as_json(results) if as_json else output.as_text(results), nl=False)
     for one in results if record else ():
         if one.strength is not None:
@@ -149,6 +150,12 @@ def _survivors(results: list[Result]) -> dict[str, list[str]]:
         for one in results
         if one.strength is not None
     }
+
+
+def _is_waiting(results: list[Result]) -> bool:
+    """Say whether all is judged and survivors wait for a check or a reason; what is unjudged has to be run again."""
+    fates = {one.fate for result in results for one in result.open}
+    return fates == {Fate.SURVIVED} and not any(result.problem for result in results)
 
 
 def _status(results: list[Result]) -> Exit:

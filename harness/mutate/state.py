@@ -25,7 +25,7 @@ class State:
 
     Attributes:
         path: the folder.
-        resumed: whether an earlier command of the same words was killed before it ended.
+        resumed: whether an earlier command of the same words was killed before it ended, or ended with survivors.
 
     """
 
@@ -49,10 +49,14 @@ class State:
         except (OSError, ValueError, AttributeError):
             return ()
 
-    def finish(self, survivors: dict[str, list[str]]) -> None:
-        """Mark it finished: the same command begins anew from now on, with these mutants."""
+    def finish(self, survivors: dict[str, list[str]], *, is_settled: bool) -> None:
+        """Note which mutants come first from now on, and if it is settled, let the same command begin anew.
+
+        Else it goes on from what has been judged: a survivor that is listed now, with a reason, costs no lane.
+        """
         files.write_atomic(self.path / RESULTS, json.dumps(survivors))
-        files.write_atomic(self.path / FINISHED, "")
+        if is_settled:
+            files.write_atomic(self.path / FINISHED, "")
 
 
 @contextmanager

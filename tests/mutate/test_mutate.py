@@ -94,6 +94,23 @@ def test_survivors_and_what_only_the_comparison_refuses(workbench: Workbench) ->
     assert "killed by check: ones 1" in shown
 
 
+def test_a_survivor_that_is_listed_afterwards_costs_no_lane(workbench: Workbench) -> None:
+    pack = workbench.lay("43_lets_wrong_fixes_pass")
+    status, found, _ = _mutate(workbench, "--only-own")
+    entries = [
+        f'[[equivalent]]\nname = "{name}"\nreason = "The total of nothing is not asked for."\n'
+        for name in found["open"]
+    ]
+    (pack / "mutants/equivalent.toml").write_text("\n".join(entries), encoding="utf-8")
+    assert (status, len(entries)) == (1, 2)
+    status, found, told = _mutate(workbench, "--only-own")
+    assert (status, found["open"]) == (0, [])
+    assert "going on: 5 lanes ended before" in told, "both trees and three wrong fixes"
+    assert " patched: " not in told
+    _, _, told = _mutate(workbench, "--only-own")
+    assert "going on" not in told, "now it is settled, and the same command judges anew"
+
+
 def test_a_lane_is_over_with_its_first_failed_check(workbench: Workbench) -> None:
     probe = workbench.lay("42_refuses_wrong_fixes") / "reproduce.py"
     text = probe.read_text(encoding="utf-8")
