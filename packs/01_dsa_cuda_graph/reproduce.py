@@ -984,7 +984,9 @@ def uneven(up, group):
             given = {"sq": sq, "skv": skv + (sq * size == skv), "cp_size": size, "cp_rank": rank, "cp_group": others}
             yield placed(up, place, given, rows, ends)
     for pair in up.pairs:
-        sizes, mine = (3 + min(up.torch.distributed.get_process_group_ranks(pair)), 8), pair.rank()
+        # No rank has such a length elsewhere: one that remembers lengths would let the others wait for ever.
+        length, mine = 20 + sum(up.torch.distributed.get_process_group_ranks(pair)), pair.rank()
+        sizes = (length, length + 10)
         given = {"sq": sizes[mine], "skv": sum(sizes), "cp_size": 2, "cp_rank": mine, "cp_group": pair}
         first = sum(sizes[:mine])
         yield placed(up, place, given, range(first, first + sizes[mine]), ends)
