@@ -187,8 +187,9 @@ OPTIONS = (96, 7, 160, 5)  # threads and stages of both kernels, none of them a 
 SLEEP = 2 * 10**8  # cycles: a tenth of a second, in which a host gets through a call
 COUNTS = {"differing": 0, "changed": 0, "dtypes": 0, "in one memory": 0, "of the absent": 0, "no memory of its own": 0}
 #: Error over largest value. 0.10 is upstream's own; repeated: one rounding to bfloat16. Traced: whole sums, which
-#: float32 holds, rounded once; then float32 sums of a chunk; and dTrap in 16 bits, which the interpreter cuts off, at
-#: most twice.
+#: float32 holds, within a unit in the last place, where one that is cut off lies, and one rounded to nearest twice (a
+#: mean, then times the heads): these are not told apart; then float32 sums of a chunk; and dTrap in 16 bits, which the
+#: interpreter cuts off, at most twice.
 TOLERANCE = {
     "executed": {"reference": 0.10, "repeated": 2**-8} | COUNTS,
     "traced": {"reference": 0, "small kernels": 2**-16, "dTrap": 2**-7, "reached": 0} | COUNTS,
