@@ -660,6 +660,13 @@ def recorded(case, found, gradients):
     return record | {f"towards_{name}": each for name, each in zip(names, gradients, strict=True)}
 
 
+def computed(upstream, case, parts):
+    """Compute a loss and both of its gradients, of what a rank gives."""
+    hidden, weight, labels, above = parts
+    found = upstream.losses(case, hidden, weight, labels)
+    return found, upstream.torch.autograd.grad(found, (hidden, weight), above.reshape(found.shape))
+
+
 @contextlib.contextmanager
 def reductions(distributed):
     """List the reductions that are made meanwhile: of what kind, and of how many elements."""
@@ -872,15 +879,10 @@ def load_again(upstream, seen):
 
 def waits(upstream, case):
     """Follow a loss and its backward; return what lets the host wait for the GPU."""
-    hidden, weight, labels, above = upstream.parts(case)
-
-    def go():
-        found = upstream.losses(case, hidden, weight, labels)
-        upstream.torch.autograd.grad(found, (hidden, weight), above.reshape(found.shape))
-
-    go()  # what is set up once may wait
+    parts = upstream.parts(case)
+    computed(upstream, case, parts)  # what is set up once may wait
     with waiting(upstream) as seen:
-        go()
+        computed(upstream, case, parts)
     return {"waits": seen}
 
 
@@ -1005,23 +1007,16 @@ def hopper_beside(upstream, case):
     """Compute losses and gradients on hosts of unlike GPUs, of which the current device is a Hopper."""
     records = []
     for capabilities, current in HOPPER_BESIDE:
-        hidden, weight, labels, above = upstream.parts(case)
+        parts = upstream.parts(case)
         with another_gpu(upstream, capabilities, current):
-            found = upstream.losses(case, hidden, weight, labels)
-            gradients = upstream.torch.autograd.grad(found, (hidden, weight), above.reshape(found.shape))
-        records.append(recorded(case, found, gradients))
+            records.append(recorded(case, *computed(upstream, case, parts)))
     return {"each": records}
 
 
 def not_finite(upstream, case):
     """Compute losses and gradients where a number of the hidden states, or of the weight, is nan or infinite."""
-    records = []
-    for broken in BROKEN:
-        hidden, weight, labels, above = upstream.parts(dataclasses.replace(case, broken=broken))
-        found = upstream.losses(case, hidden, weight, labels)
-        gradients = upstream.torch.autograd.grad(found, (hidden, weight), above.reshape(found.shape))
-        records.append(recorded(case, found, gradients))
-    return {"each": records}
+    parts = [upstream.parts(dataclasses.replace(case, broken=broken)) for broken in BROKEN]
+    return {"each": [recorded(case, *computed(upstream, case, each)) for each in parts]}
 
 
 def switch(torch, name):
@@ -1101,24 +1096,24 @@ def settings(upstream, case):
 
 def modes(upstream, case):
     """Compute losses and gradients where other dtypes are the default, and losses in inference mode: as usual."""
-    torch, (hidden, weight, labels, above) = upstream.torch, upstream.parts(case)
+    torch, parts = upstream.torch, upstream.parts(case)
 
-    def whole():
-        found = upstream.losses(case, hidden, weight, labels)
-        return (found.detach(), *torch.autograd.grad(found, (hidden, weight), above.reshape(found.shape)))
+    def again():
+        loss, gradients = computed(upstream, case, parts)
+        return (loss.detach(), *gradients)
 
     def alike(found):
         return all(same(x, y) and x.dtype == y.dtype for x, y in zip(usual, found, strict=False))
 
-    usual, right = whole(), {}
+    usual, right = again(), {}
     for dtype in (torch.float64, torch.bfloat16):
         torch.set_default_dtype(dtype)
         try:
-            right[str(dtype)] = alike(whole())
+            right[str(dtype)] = alike(again())
         finally:
             torch.set_default_dtype(torch.float32)
     with torch.inference_mode():
-        right["inference"] = alike([upstream.losses(case, hidden, weight, labels)])
+        right["inference"] = alike([upstream.losses(case, *parts[:3])])
     return {"right": right}
 
 
