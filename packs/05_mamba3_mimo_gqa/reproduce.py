@@ -187,8 +187,8 @@ OPTIONS = (96, 7, 160, 5)  # threads and stages of both kernels, none of them a 
 SLEEP = 2 * 10**8  # cycles: a tenth of a second, in which a host gets through a call
 COUNTS = {"differing": 0, "changed": 0, "dtypes": 0, "in one memory": 0, "of the absent": 0, "no memory of its own": 0}
 #: Error over largest value. 0.10 is upstream's own; repeated: one rounding to bfloat16. Traced: whole sums, which
-#: float32 holds, rounded once, to nearest but for the interpreter, which cuts off; then float32 sums of a chunk; and
-#: dTrap in 16 bits, which the interpreter cuts off, at most twice.
+#: float32 holds, rounded once; then float32 sums of a chunk; and dTrap in 16 bits, which the interpreter cuts off, at
+#: most twice.
 TOLERANCE = {
     "executed": {"reference": 0.10, "repeated": 2**-8} | COUNTS,
     "traced": {"reference": 0, "small kernels": 2**-16, "dTrap": 2**-7, "reached": 0} | COUNTS,
@@ -366,12 +366,11 @@ def distance(actual, expected):
     return ((actual - expected).abs().max() / expected.abs().max().clamp(1e-9)).nan_to_num(math.inf).item()
 
 
-def rounded_once(actual, exact, dtype, *, interpreted):
-    """Return whether all are exact numbers, rounded once to 16 bits: to nearest, or, where interpreted, all cut off."""
+def rounded_once(actual, exact, dtype):
+    """Return whether all are the exact numbers, rounded once to 16 bits: to nearest, or all cut off, as interpreted."""
     nearest = exact.to(dtype)
     cut_off = (nearest.view(torch.int16) - (nearest.double().abs() > exact.abs()).short()).view(dtype)
-    allowed = (nearest, cut_off) if interpreted else (nearest,)
-    return any(torch.equal(actual.double(), each.double()) for each in allowed)
+    return any(torch.equal(actual.double(), each.double()) for each in (nearest, cut_off))
 
 
 def differing(ours, others):
@@ -597,7 +596,7 @@ def traced(case, G, H):
     errors |= {"dTrap": distance(actual.get("Trap"), rounded.pop("Trap")) if rounded else 0}
     errors |= {"small kernels": max([distance(actual.get(name), rounded[name]) for name in rounded], default=0)}
     for name in {*"QK", "Q_bias", "K_bias"} & actual.keys():  # the kernels' dtype does not hold these sums
-        if rounded_once(actual[name], exact[name], case.dtype, interpreted=interpreted):
+        if rounded_once(actual[name], exact[name], case.dtype):
             exact[name] = actual[name]
     error, worst = max((distance(actual.get(name), exact[name]), name) for name in exact.keys() - rounded.keys())
     errors["reached"] = reached(given, G, H, actual) if given.entry == "wrapper" and H <= SMALL else 0
