@@ -187,8 +187,8 @@ OPTIONS = (96, 7, 160, 5)  # threads and stages of both kernels, none of them a 
 SLEEP = 2 * 10**8  # cycles: a tenth of a second, in which a host gets through a call
 COUNTS = {"differing": 0, "changed": 0, "dtypes": 0, "in one memory": 0, "of the absent": 0, "no memory of its own": 0}
 #: Error over largest value. 0.10 is upstream's own; repeated: one rounding to bfloat16. Traced: whole sums, which
-#: float32 holds, rounded once; then float32 sums of a chunk; and dTrap in 16 bits, which the interpreter cuts off, at
-#: most twice.
+#: float32 holds, rounded once, to nearest but where the interpreter cuts off; then float32 sums of a chunk; and dTrap
+#: in 16 bits, which it cuts off, at most twice.
 TOLERANCE = {
     "executed": {"reference": 0.10, "repeated": 2**-8} | COUNTS,
     "traced": {"reference": 0, "small kernels": 2**-16, "dTrap": 2**-7, "reached": 0} | COUNTS,
@@ -366,11 +366,26 @@ def distance(actual, expected):
     return ((actual - expected).abs().max() / expected.abs().max().clamp(1e-9)).nan_to_num(math.inf).item()
 
 
-def rounded_once(actual, exact, dtype):
-    """Return whether all are the exact numbers, rounded once to 16 bits: to nearest, or all cut off, as interpreted."""
+def rounded_once(actual, exact, dtype, *, interpreted):
+    """Return whether all are exact numbers, rounded once to 16 bits: to nearest, or, where interpreted, all cut off."""
     nearest = exact.to(dtype)
     cut_off = (nearest.view(torch.int16) - (nearest.double().abs() > exact.abs()).short()).view(dtype)
-    return any(torch.equal(actual.double(), each.double()) for each in (nearest, cut_off))
+    allowed = (nearest, cut_off) if interpreted else (nearest,)
+    return any(torch.equal(actual.double(), each.double()) for each in allowed)
+
+
+@contextlib.contextmanager
+def launches():
+    """Give the names of the Triton kernels that the interpreter runs meanwhile."""
+    executor, names = importlib.import_module("triton.runtime.interpreter").GridExecutor, []
+    run = executor.__call__
+
+    def named(self, *given, **options):
+        names.append(self.fn.__name__)
+        return run(self, *given, **options)
+
+    with unittest.mock.patch.object(executor, "__call__", named):
+        yield names
 
 
 def differing(ours, others):
@@ -590,13 +605,14 @@ def reached(case, G, H, actual):
 def traced(case, G, H):
     """Run the wrapper on a CPU, with kernels that fill every tensor they are given to fill with small whole numbers."""
     given, (case, x, dout, written, interpreted) = case, prepared(case, G, H)
-    actual, errors = called(case, x, dout, again=not interpreted)
+    with launches() as kernels:  # a fix may sum in one
+        actual, errors = called(case, x, dout, again=not interpreted)
     exact, rounded = summed(written, case, G), decayed(written, x, case) if interpreted else {}
     errors["dtypes"] += sum(one.dtype != torch.float32 for name, one in written.items() if name not in OF_THE_INPUTS)
     errors |= {"dTrap": distance(actual.get("Trap"), rounded.pop("Trap")) if rounded else 0}
     errors |= {"small kernels": max([distance(actual.get(name), rounded[name]) for name in rounded], default=0)}
     for name in {*"QK", "Q_bias", "K_bias"} & actual.keys():  # the kernels' dtype does not hold these sums
-        if rounded_once(actual[name], exact[name], case.dtype):
+        if rounded_once(actual[name], exact[name], case.dtype, interpreted=bool(kernels)):
             exact[name] = actual[name]
     error, worst = max((distance(actual.get(name), exact[name]), name) for name in exact.keys() - rounded.keys())
     errors["reached"] = reached(given, G, H, actual) if given.entry == "wrapper" and H <= SMALL else 0
