@@ -43,7 +43,8 @@ static decode; and what the real optimizer for bf16 makes of the parameters, and
     arguments, results      those in fp32 get 16 bits on a pipeline's first stage, these fp32 on its last, also where
                             the model begins with a marked parameter (controls)
     loading                 leaves what is given as it is; a missing entry, and one more, are refused (controls)
-    cast by PyTorch         a mixer in 16 bits throughout computes its rates in fp32 (a control)
+    cast by PyTorch         a mixer in 16 bits throughout computes its rates in fp32; double() makes all float64, and
+                            to(device, type) moves all (controls)
     static decode           rates that are kept from one to the next are up to date where they lie, after training,
                             loading and another cast, and no parameter has moved: what a CUDA graph reads (a control);
                             without mamba_ssm and causal_conv1d it gives 16 bits, near float64 (a control)
@@ -622,13 +623,19 @@ def handed_out(up, case):
 def moved(up, case):
     """Judge that what is done to every tensor of a module, such as a move to a device, is done to these, too.
 
-    This host has one device: all is multiplied by 2 in its place.
+    This host has one device: all is multiplied by 2 in its place. Then all is made float64, and last it is moved to the
+    meta device and cast in one call.
     """
     mixer = Mixer(up, case)
     wanted = {name: x.detach() * 2 for name, x in mixer.mixer.state_dict().items()}
     mixer.wrapped._apply(lambda tensor: tensor * 2)  # noqa: SLF001 - what cuda() and to() call
     found = mixer.mixer.state_dict()
     wrong = [name for name, x in wanted.items() if not up.torch.equal(found[name], x)]
+    doubled = mixer.wrapped.double().state_dict()
+    narrow = [name for name, x in doubled.items() if x.is_floating_point() and x.dtype != up.torch.float64]
+    away = mixer.wrapped.to("meta", getattr(up.torch, mixer.half)).state_dict()
+    wrong += [f"{name}: not float64" for name in narrow]
+    wrong += [f"{name}: not on the device" for name, x in away.items() if x.device.type != "meta"]
     return not wrong, {"measured": wrong, "tolerance": [], "unit": "what was left where it was"}
 
 
