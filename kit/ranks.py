@@ -158,12 +158,16 @@ class RankGroup:
         worst = next(kind for kind in ("died", "tree", "fault", "skip", "peer", "hangs") if kind in kinds)
         named = [number for number, kind in enumerate(kinds) if kind == worst]
         alone = len(named) < self.count
-        told = "; ".join(f"rank {number} of {self.count} {outcomes[number].text}" for number in named)
+        texts = {outcomes[number].text: [] for number in named}
+        for number in named:
+            texts[outcomes[number].text].append(number)
+        told = "; ".join(f"rank {', '.join(map(str, at))} of {self.count} {text}" for text, at in texts.items())
         if alone and worst not in {"died", "hangs"}:
             told = f"the ranks disagree in {job}: {told}; the others: {', '.join(sorted({*kinds} - {worst}))}"
         if "hangs" in kinds:
             time.sleep(0.3)  # for what SIGUSR1 asked for
-        text = "\n".join([told, *(line for number in named for line in self._last_lines(number))])
+        shown = named if worst in {"died", "hangs"} else named[:1]
+        text = "\n".join([told, *(line for number in shown for line in self._last_lines(number))])
         if alone or worst in {"died", "hangs", "peer"} or "CUDA error" in told:
             self.close()  # these ranks do not meet any more, or can do nothing on their GPUs
             self._partings.append(f"{job}: {told}")

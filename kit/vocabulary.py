@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import inspect
-from collections.abc import Callable, Iterator
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
+
+from kit.errors import relative_error
 
 JOBS: dict[tuple[str, str], Callable[..., Any]] = {}
 
@@ -39,8 +44,8 @@ def on_ranks(job: Callable[..., None]) -> Callable[..., None]:
 
 
 def perform(context: Any, module: str, name: str, given: dict[str, Any]) -> object:  # noqa: ANN401
-    """Run one job of `on_ranks` on this rank."""
-    job = JOBS[module, name]
+    """Run a job of `on_ranks`, or another function of the contract, on this rank."""
+    job = JOBS.get((module, name)) or getattr(sys.modules[module], name)
     return context.perform(job, **given) if hasattr(context, "perform") else job(context, **given)
 
 
@@ -81,3 +86,81 @@ class Storages:
         own = {StorageWeakRef(each.untyped_storage()).cdata for each in expected}
         alive = [each for key, each in self.made.items() if key not in own and not each[0].expired()]
         return [(size, list(shape)) for _, size, shape in alive]
+
+
+@dataclass(frozen=True)
+class _Kept:
+    name: str
+    tensor: torch.Tensor
+    layout: tuple[Any, ...]
+    values: torch.Tensor | None
+    version: int | None
+
+
+class Handed:
+    """What the code under test was handed, and has to leave as it was: shape, strides, values and version."""
+
+    def __init__(self) -> None:
+        self._kept: list[_Kept] = []
+
+    def watch(self, name: str, tensor: torch.Tensor, *, values: bool = False, version: bool = True) -> None:
+        """Keep the layout of a tensor in mind, and on request its values and its version."""
+        before = tensor.detach().clone() if values else None
+        self._kept.append(_Kept(name, tensor, _layout(tensor), before, _version(tensor) if version else None))
+
+    def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a copy with the same strides, of which nothing may change."""
+        given = copy.deepcopy(tensor.detach())
+        self.watch(name, given, values=True)
+        return given
+
+    def last(self) -> torch.Tensor:
+        """Return what was handed last, and watch it no longer."""
+        return self._kept.pop().tensor
+
+    def forget(self, tensor: torch.Tensor) -> None:
+        """Watch a tensor no longer, and keep it alive no longer."""
+        self._kept = [each for each in self._kept if each.tensor is not tensor]
+
+    def clear(self) -> None:
+        """Watch nothing any more."""
+        self._kept.clear()
+
+    def assert_unaltered(self) -> None:
+        """Assert that all that is watched is as it was."""
+        for each in self._kept:
+            assert _layout(each.tensor) == each.layout, f"it altered the layout of {each.name}"
+            assert each.version in (None, _version(each.tensor)), f"it altered the version of {each.name}"
+            assert each.values is None or each.tensor.equal(each.values), f"it altered {each.name}"
+
+
+def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
+    return tensor.dtype, tensor.shape, tensor.stride(), tensor.storage_offset()
+
+
+def _version(tensor: torch.Tensor) -> int | None:
+    """Return how often a tensor was changed in place; autograd refuses a saved one whose number has changed."""
+    return None if tensor.is_inference() else tensor._version
+
+
+def function_node(loss: torch.Tensor) -> Any:
+    """Return the node of the autograd function written in Python: the losses may be made from what it returns."""
+    nodes = [loss.grad_fn]
+    while not isinstance(nodes[-1], torch.autograd.function.BackwardCFunction):
+        nodes += [each for each, _ in nodes.pop().next_functions if each is not None]
+    return nodes[-1]
+
+
+def assert_close(found: torch.Tensor, reference: torch.Tensor, tolerance: float, what: str, least: float = 0.0) -> None:
+    """Assert that the norm of the difference is at most `tolerance` times the reference's, which counts as `least`."""
+    assert found.shape == reference.shape, f"{what}: shape {tuple(found.shape)}, not {tuple(reference.shape)}"
+    norm = float(reference.norm())
+    error = relative_error(found, reference) * (norm / max(norm, least) if norm else 1.0)
+    assert error <= tolerance, f"{what}: relative error {error:.2e}, tolerance {tolerance:.2e}"
+
+
+def assert_same(found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor], what: str) -> None:
+    """Assert that tensors have the same bits, one by one; nan is nan."""
+    for one, other in zip(found, expected, strict=True):
+        same = one.shape == other.shape and bool(((one == other) | (one.isnan() & other.isnan())).all())
+        assert same, f"other bits: {what}"
