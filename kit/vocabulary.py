@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import inspect
+import math
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -15,7 +16,8 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from kit.errors import relative_error
+from kit.capture import host_waits as seen_by_pytorch
+from kit.capture import waits
 
 JOBS: dict[tuple[str, str], Callable[..., Any]] = {}
 
@@ -66,6 +68,25 @@ def watching(note: Callable[[Any, tuple[Any, ...], object], None]) -> Iterator[N
 
     with Mode():
         yield
+
+
+@contextlib.contextmanager
+def host_waits(device: str) -> Iterator[list[str]]:
+    """Collect what makes the host wait for the GPU, as kit.capture does; a mask that takes one number is filled."""
+    if device == "cuda":
+        with seen_by_pytorch(device) as seen:
+            yield seen
+        return
+    seen = []
+
+    def note(operator: Any, given: tuple[Any, ...], _found: object) -> None:
+        name = operator.overloadpacket.__name__
+        fills = name.startswith("index_put") and given[2].numel() == 1
+        if not fills and waits(name, given, {}):
+            seen.append(str(operator))
+
+    with watching(note):
+        yield seen
 
 
 class Storages:
@@ -152,10 +173,15 @@ def function_node(loss: torch.Tensor) -> Any:
 
 
 def assert_close(found: torch.Tensor, reference: torch.Tensor, tolerance: float, what: str, least: float = 0.0) -> None:
-    """Assert that the norm of the difference is at most `tolerance` times the reference's, which counts as `least`."""
+    """Assert that the norm of the difference is at most `tolerance` times the reference's, which counts as `least`.
+
+    nan is right where the reference is nan, and nowhere else. Where the reference is zero, the norm itself is compared.
+    """
     assert found.shape == reference.shape, f"{what}: shape {tuple(found.shape)}, not {tuple(reference.shape)}"
-    norm = float(reference.norm())
-    error = relative_error(found, reference) * (norm / max(norm, least) if norm else 1.0)
+    assert torch.equal(found.isnan(), reference.isnan()), f"{what}: nan where a number is right, or the reverse"
+    exact = reference.double().nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf)
+    off = float((found.double().nan_to_num(nan=0.0, posinf=math.inf, neginf=-math.inf) - exact).norm())
+    error = off / (max(float(exact.norm()), least) or 1.0)
     assert error <= tolerance, f"{what}: relative error {error:.2e}, tolerance {tolerance:.2e}"
 
 
