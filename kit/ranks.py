@@ -110,7 +110,7 @@ class RankGroup:
     def _start(self, function: Callable[..., Any]) -> None:
         """Start the ranks; `function` names the module that spawned ones load."""
         self._folder = Path(tempfile.mkdtemp(dir=self._folder.parent if self._folder.name else None))
-        first = self.setup or function
+        first = getattr(self.setup, "func", self.setup) or function  # of a functools.partial
         context: Any = multiprocessing.get_context("fork" if self.device == "cpu" else "spawn")
         setup = pickle.dumps(self.setup)
         for number in range(self.count):

@@ -62,8 +62,9 @@ def watching(note: Callable[[Any, tuple[Any, ...], object], None]) -> Iterator[N
 
     class Mode(TorchDispatchMode):
         def __torch_dispatch__(self, operator: Any, _types: object, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
-            found = operator(*args, **(kwargs or {}))
-            note(operator, args, found)
+            kwargs = kwargs or {}
+            found = operator(*args, **kwargs)
+            note(operator, (*args, *kwargs.values()), found)
             return found
 
     with Mode():
@@ -101,6 +102,12 @@ class Storages:
             storage = each.untyped_storage()
             reference = StorageWeakRef(storage)
             self.made[reference.cdata] = (reference, storage.nbytes(), each.shape)
+
+    def note_new(self, operator: object, arguments: object, found: object) -> None:
+        """Take down what an operator made, and neither views of its arguments nor what it wrote into."""
+        given = {StorageWeakRef(each.untyped_storage()).cdata for each in tensors_in(arguments)}
+        new = [each for each in tensors_in(found) if StorageWeakRef(each.untyped_storage()).cdata not in given]
+        self.note(operator, arguments, new)
 
     def living(self, *expected: torch.Tensor) -> list[tuple[int, list[int]]]:
         """Return bytes and shape of each that lives on and is none of these tensors'."""

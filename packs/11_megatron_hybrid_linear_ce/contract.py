@@ -217,7 +217,7 @@ SCALED = {
 }
 
 TWINS = (  # of these, GPTModel is judged itself
-"plain",
+    "plain",
     "tied-two_ranks",
     "mtp-two_ranks",
     "mtp-tied",
@@ -320,6 +320,7 @@ def kernel_backward(above, hidden, weight, labels, *given):
     if sequence_parallel and size > 1:
         towards_hidden = towards_hidden.chunk(size)[rank].clone()
     return towards_hidden.type_as(hidden), (gradient.t() @ flat).type_as(weight)
+
 
 # The models.
 
@@ -1139,18 +1140,18 @@ def test_nothing_outlives_a_step(up, case):
     """It is the second step: what the first one makes for all that follow may stay. What backward makes is not asked."""
     model, storages = up.build(case), Storages()
     mtp.MTPLossLoggingHelper.tracker = {}
-    for note in (lambda *_: None, storages.note):
+    for note in (lambda *_: None, storages.note_new):
         with watching(note), torch.set_grad_enabled(case.mode != "no_grad"):
             ids, labels, mask, above = up.given_laid(case)
             found = model(ids, up.positions(case), None, labels=labels, loss_mask=mask)
         if case.mode == "train":
             found.backward(above if labels is not None else torch.ones_like(found))
         del ids, labels, mask, above, found
-    until, own = time.monotonic() + LINGERS_S, [*model.parameters(), *model.buffers()]
-    while storages.living(*own) and time.monotonic() < until:
+    until = time.monotonic() + LINGERS_S
+    while storages.living() and time.monotonic() < until:
         time.sleep(0.01)
     gc.collect()  # what refers to itself is no leak
-    living = storages.living(*own)
+    living = storages.living()
     assert storages.made, "nothing was seen"
     assert not living, f"there live on {[shape for _, shape in living]}"
 
