@@ -7,6 +7,7 @@ import copy
 import inspect
 import math
 import sys
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -109,11 +110,17 @@ class Storages:
         new = [each for each in tensors_in(found) if StorageWeakRef(each.untyped_storage()).cdata not in given]
         self.note(operator, arguments, new)
 
-    def living(self, *expected: torch.Tensor) -> list[tuple[int, list[int]]]:
-        """Return bytes and shape of each that lives on and is none of these tensors'."""
+    def living(self, *expected: torch.Tensor, seconds: float = 0.0) -> list[tuple[int, list[int]]]:
+        """Return bytes and shape of each that lives on after `seconds` and is none of these tensors'.
+
+        A thread of a process group may let go of what it has sent a moment later.
+        """
         own = {StorageWeakRef(each.untyped_storage()).cdata for each in expected}
-        alive = [each for key, each in self.made.items() if key not in own and not each[0].expired()]
-        return [(size, list(shape)) for _, size, shape in alive]
+        others = [each for key, each in self.made.items() if key not in own]
+        until = time.monotonic() + seconds
+        while not all(each[0].expired() for each in others) and time.monotonic() < until:
+            time.sleep(0.01)
+        return [(size, list(shape)) for reference, size, shape in others if not reference.expired()]
 
 
 @dataclass(frozen=True)

@@ -36,7 +36,6 @@ import functools
 import gc
 import inspect
 import os
-import time
 import types
 from dataclasses import dataclass
 
@@ -82,7 +81,6 @@ UNFUSED_BFLOAT16 = 2.0**-4  # where logits and their gradients are rounded to bf
 MTP_SCALE = 0.1  # mtp_loss_scaling_factor, as it is by default
 IGNORED = -100
 SIZES = (1, 2, 4)  # of tensor-parallel groups
-LINGERS_S = 3  # in which a thread of a process group may let go of what it has sent
 
 
 @dataclass(frozen=True)
@@ -1147,9 +1145,7 @@ def test_nothing_outlives_a_step(up, case):
         if case.mode == "train":
             found.backward(above if labels is not None else torch.ones_like(found))
         del ids, labels, mask, above, found
-    until = time.monotonic() + LINGERS_S
-    while storages.living() and time.monotonic() < until:
-        time.sleep(0.01)
+    storages.living(seconds=3.0)
     gc.collect()  # what refers to itself is no leak
     living = storages.living()
     assert storages.made, "nothing was seen"
