@@ -158,10 +158,8 @@ class RankGroup:
         worst = next(kind for kind in ("died", "tree", "fault", "skip", "peer", "hangs") if kind in kinds)
         named = [number for number, kind in enumerate(kinds) if kind == worst]
         alone = len(named) < self.count
-        texts = {outcomes[number].text: [] for number in named}
-        for number in named:
-            texts[outcomes[number].text].append(number)
-        told = "; ".join(f"rank {', '.join(map(str, at))} of {self.count} {text}" for text, at in texts.items())
+        texts = {text: [str(at) for at in named if outcomes[at].text == text] for text in (x.text for x in outcomes)}
+        told = "; ".join(f"rank {', '.join(at)} of {self.count} {text}" for text, at in texts.items() if at)
         if alone and worst not in {"died", "hangs"}:
             told = f"the ranks disagree in {job}: {told}; the others: {', '.join(sorted({*kinds} - {worst}))}"
         if "hangs" in kinds:
@@ -226,13 +224,10 @@ def assert_ranks_agree(tensors: Sequence[torch.Tensor], what: str) -> None:
 
 def _load(name: str, file: str) -> None:
     """Load a module by its path under the name that pytest gave it, where it is not loaded."""
-    if name in sys.modules:
-        return
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise RankError(f"cannot load {file}")
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
+    if name not in sys.modules:
+        spec: Any = importlib.util.spec_from_file_location(name, file)
+        sys.modules[name] = importlib.util.module_from_spec(spec)
+        spec.loader.exec_module(sys.modules[name])
 
 
 def _serve(rank: Rank, folder: str, seconds: float, pipe: Any, module: tuple[str, str], setup: bytes) -> None:  # noqa: ANN401, PLR0913, PLR0917

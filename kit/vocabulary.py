@@ -1,3 +1,4 @@
+# ruff: noqa: S101 - contracts assert through these
 """What contracts of vocabulary-parallel cross entropies share: tests that run on ranks, and what is watched there."""
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -20,6 +20,7 @@ from torch.utils._pytree import tree_leaves
 from kit.capture import host_waits as seen_by_pytorch
 from kit.capture import waits
 
+_weak: Any = StorageWeakRef  # without types
 JOBS: dict[tuple[str, str], Callable[..., Any]] = {}
 
 
@@ -61,14 +62,14 @@ def tensors_in(given: object) -> list[torch.Tensor]:
 def watching(note: Callable[[Any, tuple[Any, ...], object], None]) -> Iterator[None]:
     """Call note(operator, arguments, result) after each operator, those of backward among them."""
 
-    class Mode(TorchDispatchMode):
+    class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
         def __torch_dispatch__(self, operator: Any, _types: object, args: Any = (), kwargs: Any = None) -> Any:  # noqa: ANN401
             kwargs = kwargs or {}
             found = operator(*args, **kwargs)
             note(operator, (*args, *kwargs.values()), found)
             return found
 
-    with Mode():
+    with Mode():  # type: ignore[no-untyped-call]
         yield
 
 
@@ -81,7 +82,7 @@ def host_waits(device: str) -> Iterator[list[str]]:
         return
     seen = []
 
-    def note(operator: Any, given: tuple[Any, ...], _found: object) -> None:
+    def note(operator: Any, given: tuple[Any, ...], _found: object) -> None:  # noqa: ANN401 - of PyTorch
         name = operator.overloadpacket.__name__
         fills = name.startswith("index_put") and given[2].numel() == 1
         if not fills and waits(name, given, {}):
@@ -95,19 +96,19 @@ class Storages:
     """The memory that operators made, which may be freed since."""
 
     def __init__(self) -> None:
-        self.made: dict[int, tuple[StorageWeakRef, int, torch.Size]] = {}
+        self.made: dict[int, tuple[Any, int, torch.Size]] = {}
 
     def note(self, _operator: object, _arguments: object, found: object) -> None:
         """Take down the result of an operator; see `watching`."""
         for each in tensors_in(found):
             storage = each.untyped_storage()
-            reference = StorageWeakRef(storage)
+            reference = _weak(storage)
             self.made[reference.cdata] = (reference, storage.nbytes(), each.shape)
 
     def note_new(self, operator: object, arguments: object, found: object) -> None:
         """Take down what an operator made, and neither views of its arguments nor what it wrote into."""
-        given = {StorageWeakRef(each.untyped_storage()).cdata for each in tensors_in(arguments)}
-        new = [each for each in tensors_in(found) if StorageWeakRef(each.untyped_storage()).cdata not in given]
+        given = {_weak(each.untyped_storage()).cdata for each in tensors_in(arguments)}
+        new = [each for each in tensors_in(found) if _weak(each.untyped_storage()).cdata not in given]
         self.note(operator, arguments, new)
 
     def living(self, *expected: torch.Tensor, seconds: float = 0.0) -> list[tuple[int, list[int]]]:
@@ -115,7 +116,7 @@ class Storages:
 
         A thread of a process group may let go of what it has sent a moment later.
         """
-        own = {StorageWeakRef(each.untyped_storage()).cdata for each in expected}
+        own = {_weak(each.untyped_storage()).cdata for each in expected}
         others = [each for key, each in self.made.items() if key not in own]
         until = time.monotonic() + seconds
         while not all(each[0].expired() for each in others) and time.monotonic() < until:
@@ -123,25 +124,16 @@ class Storages:
         return [(size, list(shape)) for reference, size, shape in others if not reference.expired()]
 
 
-@dataclass(frozen=True)
-class _Kept:
-    name: str
-    tensor: torch.Tensor
-    layout: tuple[Any, ...]
-    values: torch.Tensor | None
-    version: int | None
-
-
 class Handed:
     """What the code under test was handed, and has to leave as it was: shape, strides, values and version."""
 
     def __init__(self) -> None:
-        self._kept: list[_Kept] = []
+        self._kept: list[tuple[str, torch.Tensor, tuple[Any, ...], torch.Tensor | None, int | None]] = []
 
     def watch(self, name: str, tensor: torch.Tensor, *, values: bool = False, version: bool = True) -> None:
         """Keep the layout of a tensor in mind, and on request its values and its version."""
         before = tensor.detach().clone() if values else None
-        self._kept.append(_Kept(name, tensor, _layout(tensor), before, _version(tensor) if version else None))
+        self._kept.append((name, tensor, _layout(tensor), before, _version(tensor) if version else None))
 
     def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
         """Return a copy with the same strides, of which nothing may change."""
@@ -151,11 +143,11 @@ class Handed:
 
     def last(self) -> torch.Tensor:
         """Return what was handed last, and watch it no longer."""
-        return self._kept.pop().tensor
+        return self._kept.pop()[1]
 
     def forget(self, tensor: torch.Tensor) -> None:
         """Watch a tensor no longer, and keep it alive no longer."""
-        self._kept = [each for each in self._kept if each.tensor is not tensor]
+        self._kept = [each for each in self._kept if each[1] is not tensor]
 
     def clear(self) -> None:
         """Watch nothing any more."""
@@ -163,10 +155,10 @@ class Handed:
 
     def assert_unaltered(self) -> None:
         """Assert that all that is watched is as it was."""
-        for each in self._kept:
-            assert _layout(each.tensor) == each.layout, f"it altered the layout of {each.name}"
-            assert each.version in (None, _version(each.tensor)), f"it altered the version of {each.name}"
-            assert each.values is None or each.tensor.equal(each.values), f"it altered {each.name}"
+        for name, tensor, layout, values, version in self._kept:
+            assert _layout(tensor) == layout, f"it altered the layout of {name}"
+            assert version in (None, _version(tensor)), f"it altered the version of {name}"
+            assert values is None or tensor.equal(values), f"it altered {name}"
 
 
 def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
@@ -175,12 +167,12 @@ def _layout(tensor: torch.Tensor) -> tuple[Any, ...]:
 
 def _version(tensor: torch.Tensor) -> int | None:
     """Return how often a tensor was changed in place; autograd refuses a saved one whose number has changed."""
-    return None if tensor.is_inference() else tensor._version
+    return None if tensor.is_inference() else tensor._version  # noqa: SLF001 - PyTorch's documented name
 
 
-def function_node(loss: torch.Tensor) -> Any:
+def function_node(loss: torch.Tensor) -> Any:  # noqa: ANN401 - a node of autograd
     """Return the node of the autograd function written in Python: the losses may be made from what it returns."""
-    nodes = [loss.grad_fn]
+    nodes: list[Any] = [loss.grad_fn]
     while not isinstance(nodes[-1], torch.autograd.function.BackwardCFunction):
         nodes += [each for each, _ in nodes.pop().next_functions if each is not None]
     return nodes[-1]

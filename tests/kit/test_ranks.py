@@ -44,6 +44,23 @@ def refuse(rank: Rank, who: tuple[int, ...], kind: type[BaseException]) -> int:
     return rank.number
 
 
+class DeviceSideError(Exception):
+    """What CUDA says when an assertion on the device fails."""
+
+    def __str__(self) -> str:
+        return "CUDA error: device-side assert triggered"
+
+
+def meet_or_raise(rank: Rank, who: int, text: str) -> None:
+    if rank.number == who:
+        raise ValueError(text)
+    torch.distributed.barrier()
+
+
+def process_id(rank: Rank) -> int:
+    return os.getpid() + 0 * rank.number
+
+
 def product(rank: Rank) -> torch.Tensor:
     return torch.ones(3, requires_grad=True) * rank.number
 
@@ -94,7 +111,7 @@ def test_a_rank_that_hangs_is_named_with_where_it_is_and_ends_with_the_group(tmp
 
 @pytest.mark.usefixtures("under_test")
 def test_what_the_code_under_test_raises_is_an_assertion_error(pair: RankGroup) -> None:
-    with pytest.raises(AssertionError, match="rank 0 of 2 it raised ValueError: not this"):
+    with pytest.raises(AssertionError, match="rank 0, 1 of 2 it raised ValueError: not this"):
         pair.run(refuse, (0, 1), ValueError)
     assert len(pair.run(product)) == 2  # these ranks are still together
 
@@ -106,6 +123,23 @@ def test_ranks_that_disagree_are_started_again_thrice(pair: RankGroup) -> None:
             pair.run(refuse, (1,), ValueError)
     with pytest.raises(pytest.skip.Exception, match="parted 3 times"):
         pair.run(product)
+
+
+@pytest.mark.usefixtures("under_test")
+def test_what_one_rank_alone_raised_is_told_while_the_others_wait_for_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("kit.ranks.GRACE_S", 0.5)
+    with ranks(3, seconds=30.0) as group:
+        with pytest.raises(AssertionError, match="rank 1 of 3 it raised ValueError: alone; the others: hangs"):
+            group.run(meet_or_raise, 1, "alone")
+        assert len(group.run(product)) == 3  # on ranks that were started again
+
+
+@pytest.mark.usefixtures("under_test")
+def test_ranks_whose_gpu_is_lost_are_started_again(pair: RankGroup) -> None:
+    before = pair.run(process_id)
+    with pytest.raises(AssertionError, match="device-side assert"):
+        pair.run(refuse, (0, 1), DeviceSideError)
+    assert not {*before} & {*pair.run(process_id)}
 
 
 def test_what_neither_the_code_under_test_nor_the_host_did_is_an_error(pair: RankGroup) -> None:
