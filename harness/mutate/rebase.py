@@ -33,7 +33,8 @@ class Rebased:
         lines: of that file before.
         became: the name of its file now.
         lines_now: of that.
-        why: why it was left as it is; empty where it was not.
+        why: why it could not be put on the fix, and was left as it is; empty where it was.
+        is_kept: whether nothing had to be done.
 
     """
 
@@ -42,11 +43,7 @@ class Rebased:
     became: str
     lines_now: int
     why: str = ""
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether nothing had to be done."""
-        return not self.why and (self.name, self.lines) == (self.became, self.lines_now)
+    is_kept: bool = False
 
 
 def rebase(pack: Pack, pristine: Tree) -> Iterator[Rebased]:
@@ -102,7 +99,8 @@ def _rebased(pack: Pack, pristine: Tree, fix: Fix, earlier: list[Fix], one: Muta
         files.write_atomic(target, text)
     if target != path:
         path.unlink()
-    return Rebased(name, lines, target.relative_to(pack.folder).as_posix(), len(text.splitlines()))
+    became, is_kept = target.relative_to(pack.folder).as_posix(), (text, target) == (one.patch, path)
+    return Rebased(name, lines, became, len(text.splitlines()), is_kept=is_kept)
 
 
 def nothing_wrong(made: Fix, fix: Fix) -> str:

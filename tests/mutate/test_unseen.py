@@ -36,7 +36,9 @@ def _checked(workbench: Workbench) -> str:
 
 
 def test_the_figure_of_a_first_sight_stands_beside_the_strength(workbench: Workbench, pack: Path) -> None:
-    assert "mutants/unseen/: not judged yet: adds_the_weight, loses_an_empty_total, rounds_the_total" in _checked(workbench)
+    assert "mutants/unseen/: not judged yet: adds_the_weight, loses_an_empty_total, rounds_the_total" in _checked(
+        workbench
+    )
     status, shown = _mutate(workbench, "--record")
     assert status == 1, "two pass"
     assert "unseen wrong fixes: killed 1 of 3; 2 survived" in shown
@@ -64,7 +66,9 @@ def test_what_passed_is_open_until_a_check_refuses_it(workbench: Workbench, pack
     assert "still open" not in _checked(workbench)
     (pack / "mutants/equivalent.toml").unlink()
     (pack / "mutants/unseen/loses_an_empty_total.patch").unlink()
-    assert "loses_an_empty_total passed, and its patch is neither in mutants/unseen/ nor in mutants/" in _checked(workbench)
+    assert "loses_an_empty_total passed, and its patch is neither in mutants/unseen/ nor in mutants/" in _checked(
+        workbench
+    )
 
 
 def test_a_first_sight_is_had_once(workbench: Workbench, pack: Path) -> None:
