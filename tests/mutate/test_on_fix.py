@@ -234,3 +234,24 @@ def test_rebase_judges_nothing(workbench: Workbench) -> None:
     refused = workbench.run("mutate", "--rebase")
     assert refused.returncode == 2
     assert "42_refuses_wrong_fixes/fix.patch does not fit the pinned release: src/toykernel/scale.py" in refused.stderr
+
+
+def test_without_blob_hashes_git_finds_the_place(workbench: Workbench) -> None:
+    """Lines that are added alone fit anywhere by what they take away; the context says where they belong."""
+    pack = workbench.lay("43_lets_wrong_fixes_pass")
+    moved = FIXED.replace("    return sum", "    values = list(values)[1:]\n    return sum")
+    bare = "".join(line for line in _patch(FIXED, moved).splitlines(keepends=True) if not line.startswith("index "))
+    path = _put(pack, "drops_the_first", bare)
+    ended = workbench.run("mutate", "--target", "cpu", "--only-own")
+    assert "its patch does not apply: its index line is abbreviated. Next: runner.py mutate --rebase" in ended.stdout
+    _another_fix(workbench, pack, in_history=False)
+    assert "drops_the_first.patch: 10 lines -> mutants/drops_the_first.patch, 11" in _rebased(workbench)[1]
+    made = changes.applied(OTHER_FIX, changes.parse(path.read_text(encoding="utf-8"))[FILE])
+    assert made == OTHER_FIX.replace("    return sum", "    values = list(values)[1:]\n    return sum")
+
+
+def test_a_whole_one_of_another_release_is_left(workbench: Workbench) -> None:
+    pack = workbench.lay("42_refuses_wrong_fixes")
+    _put(pack, "whole/x", _patch("another\n", "release\n"))
+    status, said = _rebased(workbench)
+    assert (status, "x.patch: left: it does not fit the pinned release: src/toykernel/scale.py" in said) == (1, True)
