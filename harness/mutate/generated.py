@@ -100,6 +100,8 @@ def on_release(one: Mutant, pack: Pack, pristine: Tree, fix: Fix) -> Mutant:
     """Return a mutant with the patch that takes fix.patch's place in a lane, or with why there is none."""
     if one.on_release:
         return one
+    if not patch.outcome(one.patch):  # its context would not be compared with the tree
+        return replace(one, misfit="its index line is abbreviated. Next: runner.py mutate --rebase")
     try:
         made = read(one.patch, pack, pristine, None if one.is_whole else fix)
     except ValueError as error:

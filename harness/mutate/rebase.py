@@ -18,6 +18,8 @@ from harness.upstream.tree import Tree
 
 #: How many earlier versions of fix.patch are looked at.
 EARLIER = 50
+#: What lies under a whole patch.
+NOTHING = Fix({}, {}, {})
 
 
 class ConflictError(Exception):
@@ -33,7 +35,8 @@ class Rebased:
         lines: of that file before.
         became: the name of its file now.
         lines_now: of that.
-        why: why it was left as it is; empty where it was not.
+        why: why it could not be put on the fix, and was left as it is; empty where it was.
+        is_kept: whether nothing had to be done.
 
     """
 
@@ -42,11 +45,7 @@ class Rebased:
     became: str
     lines_now: int
     why: str = ""
-
-    @property
-    def is_kept(self) -> bool:
-        """Whether nothing had to be done."""
-        return not self.why and (self.name, self.lines) == (self.became, self.lines_now)
+    is_kept: bool = False
 
 
 def rebase(pack: Pack, pristine: Tree) -> Iterator[Rebased]:
@@ -102,7 +101,8 @@ def _rebased(pack: Pack, pristine: Tree, fix: Fix, earlier: list[Fix], one: Muta
         files.write_atomic(target, text)
     if target != path:
         path.unlink()
-    return Rebased(name, lines, target.relative_to(pack.folder).as_posix(), len(text.splitlines()))
+    became, is_kept = target.relative_to(pack.folder).as_posix(), (text, target) == (one.patch, path)
+    return Rebased(name, lines, became, len(text.splitlines()), is_kept=is_kept)
 
 
 def nothing_wrong(made: Fix, fix: Fix) -> str:
@@ -122,18 +122,14 @@ def forms(one: Mutant, made: Fix, fix: Fix) -> tuple[str, str]:
 
 def _made(pack: Pack, pristine: Tree, fix: Fix, earlier: list[Fix], one: Mutant) -> Fix:
     """Return what a wrong fix makes of the release once it is on the fix."""
-    try:
-        return generated.read(one.patch, pack, pristine, None if one.is_whole else fix)
-    except ValueError as error:
-        if one.is_whole:
-            raise ConflictError(f"it does not fit the pinned release: {error}") from None
-    for base in earlier:
+    under = NOTHING if one.is_whole else fix
+    for base in [under, *([] if one.is_whole else earlier)] if patch.outcome(one.patch) else []:
         try:
             theirs = generated.read(one.patch, pack, pristine, base)
         except ValueError:
             continue
-        return _merged(base, theirs, fix)
-    return _applied(pack, pristine, fix, one)
+        return theirs if base is under else _merged(base, theirs, fix)
+    return _applied(pack, pristine, under, one)
 
 
 def _merged(base: Fix, theirs: Fix, fix: Fix) -> Fix:
@@ -159,17 +155,17 @@ def _merged_file(path: str, ours: str | None, before: str | None, text: str | No
         return (folder / "ours").read_bytes().decode()
 
 
-def _applied(pack: Pack, pristine: Tree, fix: Fix, one: Mutant) -> Fix:
-    """Apply a wrong fix whose earlier fix.patch is not known, at other lines where git finds them."""
+def _applied(pack: Pack, pristine: Tree, under: Fix, one: Mutant) -> Fix:
+    """Apply a wrong fix of which only the text is known, at other lines where git finds them."""
     paths = list(changes.parse(one.patch))
     if not paths:
         raise ConflictError("it changes nothing")
-    old = {**fix.old}
+    old = dict(under.old)
     for path in paths:
         file = pristine.folder / pristine.path_here(path, pack.definition.upstream.source_root)
         if path not in old:
             old[path] = file.read_bytes().decode() if file.is_file() else None
-    new = {**old, **fix.new}
+    new = {**old, **under.new}
     with tempfile.TemporaryDirectory(prefix="rebase-") as name:
         folder = Path(name)
         tree = folder / "tree"
@@ -178,7 +174,8 @@ def _applied(pack: Pack, pristine: Tree, fix: Fix, one: Mutant) -> Fix:
         applied = git.run(["apply", "--whitespace=nowarn", "../wrong.patch"], tree, plain=True)
         if applied.returncode:
             why = git.last_line(applied.stderr).removeprefix("error: ")
-            raise ConflictError(f"it does not fit the release with fix.patch: {why}")
+            where = "the pinned release" if one.is_whole else "the release with fix.patch"
+            raise ConflictError(f"it does not fit {where}: {why}")
         for path in paths:
             new[path] = (tree / path).read_bytes().decode() if (tree / path).is_file() else None
     return Fix(old, new, {})

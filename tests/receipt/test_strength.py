@@ -52,10 +52,7 @@ def test_a_record_is_stale_when_what_it_speaks_of_changed(workbench: Workbench) 
     assert "STALE: the script or the contract changed" in workbench.run("list").stdout
     _edit(pack / "reproduce.py", "2.0, 4.0]", "2.0, 3.0]")
     _edit(pack / "mutants/adds_the_weight.patch", "value + weight", "value - weight")
-    assert (
-        "adds_the_weight.patch: it does not fit the release with fix.patch: src/toykernel/scale.py: its index line "
-        in (_check(workbench))
-    )
+    assert "adds_the_weight.patch: it does not fit the release with fix.patch: " in _check(workbench)
     assert workbench.run("mutate", "--rebase").returncode == 0
     assert "STALE: its own wrong fixes changed" in _check(workbench)
     _edit(pack / "mutants/adds_the_weight.patch", "value - weight", "value + weight")
