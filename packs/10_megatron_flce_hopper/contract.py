@@ -18,23 +18,23 @@ What the docstrings of LinearCrossEntropy and of the kernels for Blackwell promi
 - inputs, main_grad and all settings of the process stay as they are, and nothing outlives a loss that is dropped;
 - LCE_FWD_VOCAB_SPLIT_SIZE and LCE_BWD_VOCAB_SPLIT_SIZE may be ignored, not half followed;
 - the host waits for the GPU nowhere: "full_iteration" captures forward and backward;
-- the compute capability of the current device decides, whatever GPUs are beside it. 10.x gets Blackwell's kernels;
-  7, 8, 11 and 12 are a ValueError with the number, at every call.
+- the compute capability of the current device decides, whatever GPUs are beside it. 10.x gets Blackwell's kernels; 7,
+  8, 11 and 12 are a ValueError with the number, at every call.
 
-On a Hopper all is real, but the answers about other devices. On the CPU these stand in: torch.cuda says that a Hopper is
-there, to the one module that asks; products with out_dtype, which only a GPU has; autocast of any device is the CPU's.
-Waits are known there by the names of operators. So the CPU says nothing about code that needs a GPU.
+On a Hopper all is real, but the answers about other devices. On the CPU these stand in: torch.cuda says that a Hopper
+is there, to the one module that asks; products with out_dtype, which only a GPU has; autocast of any device is the
+CPU's. Waits are known there by the names of operators. So the CPU says nothing about code that needs a GPU.
 
 Not judged: Blackwell's kernels, time, losses that are finite though a logit is infinite, a current device that changes
 after the first loss, TF32 where it is allowed, in which dtype ranks sum the hidden states' gradient, and fp32 inputs
 under autocast.
 
-Tolerances: norms of the difference over norms of the reference in float64 from the same rounded inputs. Losses 2^-17, 64
-roundings of fp32. fp32 gradients 2^-16, where the error of a difference of losses comes on top; bf16 and fp16 ones 2^-8
-besides: one rounding of the logits' gradient and one of the result. Where logits lie about a level, a loss is off by four
-roundings of numbers of that size at most: 2^-22 of the level. The column of the hidden states' gradient that is the level
-times a sum of zero is nothing but rounding and is left out. In `unrounded` cases bf16 holds the gradients exactly, so
-that any further rounding to bf16 shows.
+Tolerances: norms of the difference over norms of the reference in float64 from the same rounded inputs. Losses 2^-17,
+64 roundings of fp32. fp32 gradients 2^-16, where the error of a difference of losses comes on top; bf16 and fp16 ones
+2^-8 besides: one rounding of the logits' gradient and one of the result. Where logits lie about a level, a loss is off
+by four roundings of numbers of that size at most: 2^-22 of the level. The column of the hidden states' gradient that is
+the level times a sum of zero is nothing but rounding and is left out. In `unrounded` cases bf16 holds the gradients
+exactly, so that any further rounding to bf16 shows.
 """
 
 from __future__ import annotations

@@ -1,3 +1,4 @@
+# ruff: noqa: SLF001 - the door to the kernels is a private name
 """HybridModel (MambaModel) trains with cross_entropy_fusion_impl="linear" (branch dev), as GPTModel does.
 
 What upstream promises of it, and of process_mtp_loss, which both models share:
@@ -11,14 +12,15 @@ What upstream promises of it, and of process_mtp_loss, which both models share:
 - without labels logits, also of an inference engine: static and dynamic batches, all tokens' or the last ones';
 - what the kernel returns (NaN, infinity) or raises reaches the caller, at each call;
 - all that is given stays as it is, the configuration too, and nothing outlives a step;
-- the output layer is built as GPTModel's is, and can be sharded (FSDP2) or replaced; an overridden _scale_logits counts;
+- the output layer is built as GPTModel's is, and can be sharded (FSDP2) or replaced; an overridden _scale_logits
+  counts;
 - parameters in the order of the release, the names HybridModel and MambaModel, the keys of the state dict.
 
 The models are real and small: one MLP layer of 8 hidden units in the decoder and in each depth of MTP, without a final
 norm. Stand-ins on every device: the two entries of the fused kernel, by a vocab-parallel cross entropy in plain torch
 with the same arguments, results and demands (contiguous, as many tokens as labels); where an inference engine asks, its
-context and a decoder that returns what it gets. On the CPU besides: nvtx.range, current_device and the fork of the GPU's
-random numbers. So nothing is said of the kernel, of speed, of memory, or of Mamba layers.
+context and a decoder that returns what it gets. On the CPU besides: nvtx.range, current_device and the fork of the
+GPU's random numbers. So nothing is said of the kernel, of speed, of memory, or of Mamba layers.
 
 Not judged: what becomes of an error that backward raises; pickled or copied models, which hold process groups.
 
@@ -1135,7 +1137,7 @@ def test_error_of_the_kernel_reaches_the_caller(up, case):
 @cases(FREED, lambda case: DEFECT if case.fusion and (case.depths or case.labels != "none") else CONTROL)
 @on_ranks
 def test_nothing_outlives_a_step(up, case):
-    """It is the second step: what the first one makes for all that follow may stay. What backward makes is not asked."""
+    """It is the second step: what the first makes for all that follow may stay. What backward makes is not asked."""
     model, storages = up.build(case), Storages()
     mtp.MTPLossLoggingHelper.tracker = {}
     for note in (lambda *_: None, storages.note_new):

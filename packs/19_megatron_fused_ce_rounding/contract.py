@@ -8,9 +8,10 @@ What upstream promises of fused_vocab_parallel_cross_entropy(vocab_parallel_logi
   strides; [batch, sequence] is refused;
 - tp_group: 1, 2 or 4 ranks, beside other groups of the same size; also {0, 2} and {1, 3}, as order="dp-tp" makes them;
 - any gradient from above: ones, one number expanded, weights, a loss mask, a loss scale, of any strides, or none;
-- it returns fp32 losses and gives a gradient of the logits' dtype; what the caller gave stays as it is, but fp32 logits,
-  which both implementations overwrite (https://github.com/NVIDIA/Megatron-LM/pull/1594);
-- nothing of the logits' size outlives backward; a change in place of what backward needs is refused, or changes nothing;
+- it returns fp32 losses and gives a gradient of the logits' dtype; what the caller gave stays as it is, but fp32
+  logits, which both implementations overwrite (https://github.com/NVIDIA/Megatron-LM/pull/1594);
+- nothing of the logits' size outlives backward; a change in place of what backward needs is refused, or changes
+  nothing;
 - few copies, few bytes held, two collectives a forward, nothing that the host reads or makes.
 
 Every statement is judged for each dtype: bf16 is right in the release. The unfused function is a control throughout.
@@ -19,11 +20,11 @@ Not judged: second derivatives by the logits, for which both functions take the 
 inductor's code (jit_fuser is judged up to AOTAutograd); the implementations "te" and "linear"; label smoothing, which
 the function does not have.
 
-Tolerances are norms of the difference over norms of the reference: softmax minus one-hot, times the gradient from above,
-in float64 on the same logits. 2^-17 is 64 roundings of float32: exp, two sums of 131101 terms at most, which PyTorch
-adds up in parts, a division and a product. For fp16 and bf16 one rounding to the dtype comes on top. On one and two
-ranks, where a sum has one order, the gradient has the bits of the unfused function. The gradients of hidden states and
-weights are sums of at most 1024 products, where much can cancel: 2^-15.
+Tolerances are norms of the difference over norms of the reference: softmax minus one-hot, times the gradient from
+above, in float64 on the same logits. 2^-17 is 64 roundings of float32: exp, two sums of 131101 terms at most, which
+PyTorch adds up in parts, a division and a product. For fp16 and bf16 one rounding to the dtype comes on top. On one and
+two ranks, where a sum has one order, the gradient has the bits of the unfused function. The gradients of hidden states
+and weights are sums of at most 1024 products, where much can cancel: 2^-15.
 """
 
 from __future__ import annotations
@@ -244,7 +245,7 @@ class Functions:
         self.groups = {each: own_group(partition(self.world, each[0], apart=each[1])) for each in layouts}
 
     def perform(self, job, **given):
-        """Run a job on the groups of a case; what the last group comes to is returned, whose ranks are not the first."""
+        """Run a job on every group of a case; return what the last group found, whose ranks are others in the world."""
         case = given.get("case", Case())
         members = partition(self.world, case.ranks, apart=case.apart)
         mine = next(number for number, each in enumerate(members) if self.number in each)

@@ -17,6 +17,7 @@ import importlib.util
 import math
 import os
 import sys
+from pathlib import Path
 
 import torch
 
@@ -27,8 +28,8 @@ if device == "cpu":
 import megatron.core
 
 # The kernel's file by itself: the package around it needs the CuTe DSL and a Blackwell GPU.
-path = f"{megatron.core.__path__[0]}/fusions/linear_cross_entropy/blackwell/triton.py"
-if not os.path.exists(path):
+path = Path(megatron.core.__path__[0], "fusions/linear_cross_entropy/blackwell/triton.py")
+if not path.exists():
     print("UNSUPPORTED: this Megatron-LM has no linear cross entropy fusion")
     sys.exit(125)
 spec = importlib.util.spec_from_file_location("epilogue", path)
