@@ -59,6 +59,6 @@ for name, before in made.items():
     print(f"{name} is made in {before.dtype}; in Float16Module it is {after.dtype}")
     wrong |= after.dtype != before.dtype or not torch.equal(after, before)
 error = (mixer.A_log.double().exp() / made["A_log"].double().exp() - 1).abs()
-print(f"decay rates exp(A_log): {int((error > 0).sum())} of {len(error)} are off, by up to {error.max():.2%}; right: 0 are off")
+print(f"decay rates exp(A_log): {int((error > 0).sum())} of {len(error)} are off, by up to {error.max():.2%}; right: 0")
 print("BUG_REPRODUCED" if wrong else "FIX_VALIDATED")
 sys.exit(10 if wrong else 0)
