@@ -1,182 +1,215 @@
-# /// script
-# requires-python = ">=3.12"
-# dependencies = [
-#   "einops==0.8.1",
-#   "megatron-core==0.19.2",
-#   "numpy==2.3.5",
-#   "packaging==26.3",
-#   "torch==2.13.0",
-#   "triton==3.6.0",
-# ]
-# ///
-"""Float16Module rounds the parameters of Mamba mixers that the mixer says are kept in fp32.
+"""A_log and D of Mamba mixers stay in fp32 inside Float16Module, as the mixer's comments say.
 
-Symptom: MambaMixer makes A_log and D in fp32, with "Keep A_log in fp32" and "Keep in fp32" beside them. In a bf16 or
-fp16 model Float16Module casts them all the same. Each head's rate of decay, exp(A_log), is then wrong by up to 0.8 %
-in bf16, with one sign for the whole sequence. The optimizer's fp32 copies start from the rounded values, and a step
-that is smaller than half a unit of bf16 in the last place is not seen by the next forward. A checkpoint in fp32 is
-rounded when it is loaded.
+MambaMixer makes both in fp32, with "Keep A_log in fp32" and "Keep in fp32" beside them. In a bf16 or fp16 model each
+head's rate of decay, exp(A_log), has to be the one that was made or loaded, for the kernels, the optimizer and in
+checkpoints. All else is cast as module.bfloat16() or half() did: parameters, their gradients and buffers, frozen,
+tied, empty or in a child; complex numbers and integers, identities, attributes and modes stay. Where the tree has
+mark_keep_in_fp32, what is marked stays in fp32, also after the module was written and read whole, but not where the
+mark's attribute is set to False, nor a namesake in another module. Once fp32 parameters stand between 16-bit ones, the
+optimizer for bf16 and fp16 has to step them, and to write and read the state of each under its own name.
 
-Cause: Float16Module calls module.bfloat16() or module.half(), which spare nothing.
+Judged is what the real mixer in the real Float16Module hands to its kernels in training, static prefill and static
+decode. No CUDA kernel runs: the kernels and mamba_ssm's gated norm are their formulas in PyTorch, in fp32,
+differentiable. Linear layers are torch's. Process groups of one rank are an object with a rank and a size, or PyTorch's
+fake group. The optimizer is the real one on CPU tensors.
 
-Scope: what the real mixer hands to its kernels from inside the real Float16Module, in training, static prefill and
-static decode; and what the real optimizer for bf16 makes of the parameters, and saves. Contract (rows: CASES):
+Not judged: GPUs; mamba_ssm's kernels; dynamic batching; several ranks; speed; loss; what becomes of a gradient that a
+marked parameter has at the cast; the meta device, for the mixer itself names its parameters' device. dt_bias is made in
+params_dtype, so nothing says that it is kept; a figure tells what its rounding costs. Gated delta nets make A_log in
+params_dtype and are left alone; a gated delta product, whose A_log bears the comment, is judged where the tree has one.
 
-    16-bit type             bf16, fp16
-    D                       a value a head, or one a channel (D_has_hdim; decode does not take that)
-    groups, norm            1 and 2; with the gated norm and without
-    params_dtype            the 16-bit type, or fp32 (Float16Module then casts every other parameter)
-    values                  as they are made; from a checkpoint in fp32; from one in 16 bits, which changes no type
-                            (a control); moved with the module (a control)
-    context parallelism     one rank, and the second of two
-    settings                SETTINGS: uninitialised weights, other options, the second of two tensor-parallel ranks,
-                            frozen layers; in a model of several, cast while it trains and in evaluation; a checkpoint
-                            in fp32 before the cast, and after it. The meta device is none of them: the mixer itself
-                            names the device of its parameters
-    all else                is cast as module.bfloat16() or half() did, from every floating-point type, parameters and
-                            their gradients, and buffers, frozen, tied, empty or in a child; complex and integer ones,
-                            identities and attributes stay (controls); so do all fp32 ones that are marked, buffers too,
-                            where the tree has mark_keep_in_fp32, also in a module that was written and read whole; not
-                            those whose mark is taken back: main's attribute keep_in_fp32, set to False, nor their
-                            namesakes in another module (controls). Training and evaluation stay (a control). What
-                            becomes of a gradient that a marked parameter has at the cast is not judged
-    arguments, results      those in fp32 get 16 bits on a pipeline's first stage, these fp32 on its last, also where
-                            the model begins with a marked parameter (controls)
-    loading                 leaves what is given as it is; a missing entry, and one more, are refused (controls)
-    cast by PyTorch         a mixer in 16 bits throughout computes its rates in fp32; double() makes all float64, and
-                            to(device, type) moves all (controls)
-    static decode           rates that are kept from one to the next are up to date where they lie, after training,
-                            loading and another cast, and no parameter has moved: what a CUDA graph reads (a control);
-                            without mamba_ssm and causal_conv1d it gives 16 bits, near float64 (a control)
-    state dicts             every way in which Float16Module hands its parameters out (WAYS): A_log and D in fp32
-    optimizer               what it begins with, what the forward sees of five steps; whole steps with other gradients
-                            each, without DDP, where no parameter has a main_grad, also with no gradient for half of
-                            them, and with half of them outside DDP; with a loss scale, with DDP, without and for half:
-                            unscaled, clipped, left out for inf and nan (controls); its state, sharded and plain, whose
-                            numbers are those of the parameters as given, written, and read back by another optimizer,
-                            also where a second one was made over the same parameters, and where model and optimizer
-                            were copied in one call (controls), with the fp32 parameters before, between and behind the
-                            others, and in groups of their own (GROUPINGS), and where only the backfill for generalized
-                            tensor parallelism (GTP) can match one of the others; with frozen parameters in the groups,
-                            and with fp32 ones that nobody marked; where parameters have no moments, and DTensors,
-                            written (controls); under the keys and as the parts that the model's state has at each call
-                            (GIVEN), with nothing written once for two pipeline ranks that differs between them
-                            (controls); the plain state has no tensor more once a sharded one was made, and parameters
-                            keep what they bear in a mixer that is written and read whole (controls)
-    memory                  what is deleted, model and optimizer, is freed (a control)
-
-dt_bias is a control: the mixer makes it in params_dtype, so nothing says that it is kept; a figure tells what its
-rounding costs. Where the tree has a gated delta product, whose A_log bears the same comment, that is judged, too.
-Gated delta nets make A_log in params_dtype and are left alone.
-
-Stand-ins: no CUDA kernel runs. mamba_ssm's gated norm, its two scans and its decode step, and the causal convolution
-are the formulas in PyTorch, in fp32, differentiable; the linear layers are torch's; process groups of one rank are an
-object with a rank and a size, or PyTorch's fake one, for DTensors; their to_local is PyTorch 2.8's. `traced`: the
-tensors which the mixer hands to its kernels are noted.
-
-Upstream: https://github.com/NVIDIA/Megatron-LM/pull/5929 gave main a mark for such parameters, and marked none of
-Mamba's. For a checkout: PYTHONPATH=CHECKOUT uv run reproduce.py
-
-Both sentinels without the runner, from a folder that holds the release's own megatron_core-0.19.2.tar.gz, with PACK set
-to the absolute path of this file's folder and with torch, triton, numpy, einops and packaging installed:
-
-    tar xzf megatron_core-0.19.2.tar.gz
-    PYTHONPATH=megatron_core-0.19.2 python "$PACK/reproduce.py"
-    GIT_CEILING_DIRECTORIES="$PWD" git -C megatron_core-0.19.2 apply -p1 "$PACK/fix.patch"
-    PYTHONPATH=megatron_core-0.19.2 python "$PACK/reproduce.py"
+Tolerances: a kept A_log is exact, and the exponential of fp32 errs by two units in the last place at most (EXACT). What
+is left of a state is exp(-x) for x = rate * time: an error e of the rate changes it by e * x * exp(-x), which is e / e^1
+at most (DECAY). Gradients are sums in fp32 of TOKENS * BATCH * CHANNELS * STATE terms, whose errors grow like the root
+of their number; 8 is room for the exponentials (GRADIENT). Adam's steps in fp32 round values below 4 by 2^-23 each.
 """
 
-# fmt: off
-# --- protocol: begin (the same in every probe; the original is harness/protocol.py)
-import argparse, contextlib, ctypes, fnmatch, hashlib, json, os, sys, traceback
-from pathlib import Path
-class Probe:  # prints the lines that a runner reads, and draws the verdict from the checks among them
-    def __init__(self):
-        self.judged, self.tested, self.only = {}, [], None  # judged: (role, ok) -> the names of these checks
-    def say(self, word, **fields):  # JSON has neither NaN nor infinity: they become strings
-        print(word, json.dumps(json.loads(json.dumps(fields), parse_constant=str)), flush=True)
-    def upstream(self, module):  # a module under test, as it was really loaded
-        name, file, package = module.__name__, Path(module.__file__), module.__name__.partition(".")[0]
-        self.tested.append(next((str(folder) for folder in file.parents if folder.name == package), str(file)))
-        self.say("UPSTREAM", module=name, file=str(file), sha256=hashlib.sha256(file.read_bytes()).hexdigest())
-    def check(self, name, role, ok, **values):  # ok is None where this cannot be judged here
-        self.judged.setdefault((role, ok), []).append(name)
-        self.say("CHECK", name=name, role=role, ok=ok, **values)
-    def judge(self, name, role, measure, *given):  # measure(*given) returns ok, and by name what it measured
-        try:
-            wanted = fnmatch.fnmatchcase(name, self.only or "*")
-            ok, values = measure(*given) if wanted else (None, {"reason": "--only leaves it out"})
-        except Exception as error:  # code under test that raises is wrong; a fault of the probe or the host is not
-            files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-            host = isinstance(error, (ImportError, MemoryError, OSError)) or "out of memory" in str(error)
-            refused = "returned an in" in str(error)  # autograd says: an invalid gradient, an incorrect number of them
-            if host or not (refused or any(file.startswith(tuple(self.tested)) for file in files)):
-                raise
-            traceback.print_exc()
-            ok, values = False, {"reason": f"it raised {type(error).__name__}: {error}"[:400]}
-        self.check(name, role, ok, **values)
-    def output(self, name, tensor, must_match=True):  # the runner compares the two lanes'
-        data = tensor.detach().cpu().contiguous()
-        sha256 = hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest()
-        self.say("OUTPUT", name=name, dtype=str(data.dtype), shape=[*data.shape], sha256=sha256, must_match=must_match)
-    @contextlib.contextmanager
-    def alone(self):  # around launches that are timed: no other lane of the runner uses this GPU meanwhile
-        gate = Path(os.environ.get("REPRODUCER_GPU_GATE", os.devnull))  # a named pipe, where lanes share a GPU
-        try:
-            yield gate.read_text()  # ends when the other lanes are off it
-        finally:
-            gate.read_text()  # ends when they may use it again
-    def run(self, judge):  # judge(probe, target) loads upstream and makes the checks
-        parser = argparse.ArgumentParser(description="Judge one bug; the last line is the verdict.")
-        parser.add_argument("--target", help="cpu, sm_90a, ... (default: this host's GPU, else cpu)")
-        parser.add_argument("--only", metavar="CHECK", help="run this check alone (a name or a glob): no verdict")
-        target, self.only = vars(parser.parse_args()).values()
-        reason = f"only {self.only} was run" if self.only else "no defect check could be judged here"
-        try:
-            if target is None:
-                import torch
-                arch = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
-                target = "sm_{}{}".format(*arch) + "a" * (arch >= (9, 0)) if arch else "cpu"
-            judge(self, target)
-        except (ImportError, NotImplementedError) as error:  # a package or a mode cannot be had
-            self.judged, reason = {}, f"{type(error).__name__}: {error}"
-        except Exception:
-            traceback.print_exc()
-            sys.exit(125)
-        ends = {("control", False): ("CONTROL_FAILED", 125), ("defect", False): ("BUG_REPRODUCED", 10),
-                ("defect", True): ("FIX_VALIDATED", 0), None: ("UNSUPPORTED", 125)}
-        key = next((key for key in ends if key in self.judged and not self.only), None)
-        self.say(ends[key][0], reason=", ".join(self.judged.get(key, [reason])))
-        sys.exit(ends[key][1])
-# --- protocol: end
-# fmt: on
-
-import copy, dataclasses, functools, gc, importlib.util, io, itertools, math, pickle, types, zipfile
+import contextlib
+import copy
+import dataclasses
+import functools
+import gc
+import importlib
+import importlib.util
+import io
+import itertools
+import math
+import pickle
+import sys
+import types
+import zipfile
 from unittest import mock
 
-# One row: the 16-bit type, a D for each channel, groups, gated norm, the type in which parameters are made.
-CASES = (
-    ("bfloat16", False, 1, True, "bfloat16"),
-    ("bfloat16", True, 2, False, "float32"),
-    ("bfloat16", False, 2, False, "float32"),
-    ("float16", False, 2, True, "float16"),
-    ("float16", True, 1, True, "float32"),
-    ("float16", True, 1, False, "float16"),
-)
-# One row: options of the configuration and arguments of the mixer, for one layer of a model. With tensor parallelism it
+import pytest
+import torch
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.testing._internal.distributed.fake_pg import FakeStore
+
+from kit import pairwise
+
+EVIDENCE_WITHOUT_GPU = {"cpu": "traced"}
+silu, softplus = torch.nn.functional.silu, torch.nn.functional.softplus
+NOTED = types.SimpleNamespace(given={}, rates=[], run={})  # of the last call of a kernel
+
+
+def recurrence(x, dt, rates, b, c, skip):  # noqa: PLR0917
+    """Run Mamba-2's recurrence; x is [batch, tokens, heads, channels], dt the step after softplus."""
+    heads = x.shape[2]
+    b, c = (each.repeat_interleave(heads // each.shape[2], 2) for each in (b, c))
+    state, outputs = 0, []
+    for n in range(x.shape[1]):
+        left = (dt[:, n] * rates).exp()[..., None, None]
+        state = state * left + (dt[:, n, :, None] * x[:, n])[..., None] * b[:, n, :, None]
+        outputs.append((state * c[:, n, :, None]).sum(-1))
+    return torch.stack(outputs, 1) + x * skip.view(heads, -1)
+
+
+def note(rates, skip, bias):
+    """Note what a kernel is given: one value a head of A and dt_bias, and all of D, in float64."""
+    given = {"A": rates, "D": skip, "dt_bias": bias}
+    NOTED.given = {name: x.detach().double().flatten() for name, x in given.items()}
+
+
+def convolve(x, weight, bias, **_):
+    """Stand for causal_conv1d_fn: convolve [batch, channels, tokens] with what came before, and apply SiLU."""
+    padded = torch.nn.functional.pad(x, (weight.shape[-1] - 1, 0))
+    return silu(torch.nn.functional.conv1d(padded, weight[:, None], bias, groups=len(weight)))
+
+
+def scan(x, dt, A, B, C, *_, D, z=None, dt_bias, return_final_states=False, state_dtype=None, **_options):  # noqa: ARG001
+    """Stand for mamba_chunk_scan_combined; note in float64 what it computes from, and its result's gradient."""
+    note(A, D, dt_bias)
+    inputs = [x.float(), softplus(dt.float() + dt_bias), B.float(), C.float()]
+    result = recurrence(*inputs[:2], A, *inputs[2:], D.float())
+    NOTED.run = {"inputs": [each.detach().double() for each in inputs]}
+    if result.requires_grad:
+        result.register_hook(lambda gradient: NOTED.run.update(gradient=gradient.double()))
+    result = (result if z is None else result * silu(z.float())).to(x.dtype)
+    state = x.new_zeros(x.shape[0], x.shape[2], x.shape[3], B.shape[-1])
+    return (result, state) if return_final_states else result
+
+
+def whole_scan(zxbcdt, weight, bias, dt_bias, A, D, chunk_size, *, ngroups, headdim, state_dtype=None, **_):  # noqa: ARG001, PLR0917
+    """Stand for mamba_split_conv1d_scan_combined."""
+    heads, width = len(A), len(A) * (headdim or D.shape[-1])
+    state = (zxbcdt.shape[-1] - 2 * width - heads) // (2 * ngroups)
+    z, xbc, dt = zxbcdt.split([width, width + 2 * ngroups * state, heads], -1)
+    xbc = convolve(xbc.transpose(1, 2), weight, bias).transpose(1, 2)
+    x, b, c = xbc.split([width, ngroups * state, ngroups * state], -1)
+    x, b, c = x.unflatten(-1, (heads, -1)), b.unflatten(-1, (ngroups, -1)), c.unflatten(-1, (ngroups, -1))
+    return scan(x, dt, A, b, c, chunk_size, D=D, dt_bias=dt_bias, z=z.unflatten(-1, (heads, -1))).flatten(-2)
+
+
+def decode_step(_state, x, _dt, A, _b, _c, D, *, dt_bias, **_):
+    """Stand for selective_state_update, whose A, D and dt_bias are repeated for each channel; keep the last two A."""
+    NOTED.rates = [*NOTED.rates[-1:], A]
+    note(A[:, 0, 0], D[:, 0], dt_bias[:, 0])
+    return torch.zeros_like(x)
+
+
+class GatedNorm(torch.nn.Module):
+    """Stands for mamba_ssm's RMSNorm with a gate."""
+
+    def __init__(self, size, *, eps, group_size, dtype, **_):
+        super().__init__()
+        self.weight, self.eps, self.group = torch.nn.Parameter(torch.ones(size, dtype=dtype)), eps, group_size
+
+    def forward(self, x, z=None):
+        gated = x.float() if z is None else x.float() * silu(z.float())
+        grouped = gated.unflatten(-1, (-1, self.group))
+        normal = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + self.eps)
+        return (normal.flatten(-2) * self.weight).to(x.dtype)
+
+
+class Linear(torch.nn.Module):
+    """Stands for Megatron's parallel linear layers: the first is cut by its outputs, the second by its inputs."""
+
+    def __init__(self, inputs, outputs, *, config, input_is_parallel=False, **_):
+        super().__init__()
+        ranks = config.tensor_model_parallel_size
+        inputs, outputs = (inputs // ranks, outputs) if input_is_parallel else (inputs, outputs // ranks)
+        self.weight = torch.nn.Parameter(torch.randn(outputs, inputs, dtype=config.params_dtype) / 4)
+        self.register_parameter("bias", None)
+
+    def forward(self, x):
+        return torch.nn.functional.linear(x, self.weight), None
+
+
+# Upstream imports these compiled packages.
+STAND_INS = {
+    "mamba_ssm": {}, "mamba_ssm.ops": {}, "mamba_ssm.ops.triton": {},
+    "mamba_ssm.ops.triton.layernorm_gated": {"RMSNorm": GatedNorm},
+    "mamba_ssm.ops.triton.ssd_combined": {
+        "mamba_chunk_scan_combined": scan, "mamba_split_conv1d_scan_combined": whole_scan,
+    },
+    "fla": {}, "fla.modules": {}, "fla.modules.l2norm": {"l2_norm": None},
+    "fla.ops": {}, "fla.ops.gated_delta_product": {"chunk_gated_delta_product": None},
+}  # fmt: skip
+for package, attributes in STAND_INS.items():
+    sys.modules[package] = types.ModuleType(package)
+    vars(sys.modules[package]).update(attributes)
+torch.cuda.current_device = lambda: torch.device("cpu")
+
+from megatron.core import utils
+from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
+from megatron.core.inference.contexts.static_context import StaticInferenceContext
+from megatron.core.inference.utils import InferenceMode
+from megatron.core.optimizer import clip_grads, grad_scaler, optimizer
+from megatron.core.process_groups_config import ProcessGroupCollection
+from megatron.core.ssm import mamba_mixer
+from megatron.core.transformer import module
+from megatron.core.transformer.module import Float16Module
+from megatron.core.transformer.transformer_config import TransformerConfig
+
+
+def optional(name):
+    """Return a module of megatron.core that only some releases have, or None."""
+    name = f"megatron.core.{name}"
+    return importlib.import_module(name) if importlib.util.find_spec(name) else None
+
+
+gtp_api, gated_delta_product = optional("tensor_parallel.gtp_api"), optional("ssm.gated_delta_product")
+for user in (clip_grads, optimizer):  # what they use where neither Transformer Engine nor Apex is installed
+    user.multi_tensor_applier, user.multi_tensor_scale_tensor_impl = utils.local_multi_tensor_applier, None
+    user.l2_norm_impl, user.multi_tensor_scale_impl = utils.local_multi_tensor_l2_norm, utils.local_multi_tensor_scale
+for user in filter(None, (mamba_mixer, gated_delta_product)):
+    user.get_cuda_rng_tracker = lambda: types.SimpleNamespace(fork=contextlib.nullcontext)
+if gated_delta_product:
+    gated_delta_product.check_fla_sequence_packing_support = lambda: (True, None)
+mamba_mixer.causal_conv1d_fn, mamba_mixer.causal_conv1d_update = convolve, lambda x, *_, **_options: x
+mamba_mixer.selective_state_update = decode_step
+
+HALVES = ("bfloat16", "float16")
+FACTORS = {
+    "half": ["bfloat16", "float16"],
+    "d_has_hdim": [False, True],  # a D for each channel, which decode does not take
+    "groups": [1, 2],
+    "norm": [True, False],  # the gated norm
+    "params": ["half", "float32"],  # params_dtype; where it is fp32 Float16Module casts every other parameter
+}
+USUAL = {"half": "bfloat16", "d_has_hdim": False, "groups": 1, "norm": True, "params": "half"}
+CASES = {
+    "-".join(
+        [row["half"], *["hdim"] * row["d_has_hdim"], f"{row['groups']}groups", *["norm"] * row["norm"], row["params"]]
+    ): row
+    for row in pairwise(FACTORS)
+}
+# Options of the configuration and arguments of the mixer, for one layer of a model. With tensor parallelism the layer
 # is the second rank's, with half of the heads.
 SETTINGS = {
     "from a checkpoint": ({"perform_initialization": False}, {}),
     "initialised on the CPU": ({"use_cpu_initialization": True}, {"conv_init": 0.5}),
     "heads by width": ({"mamba_num_heads": None}, {"expand": 3}),
     "two kernels": ({"use_mamba_mem_eff_path": False}, {"rmsnorm": False}),
-    "states in fp32": ({"mamba_training_ssm_states_dtype": "float32"}, {"chunk_size": 4}),
+    "states in fp32": ({"mamba_training_ssm_states_dtype": torch.float32}, {"chunk_size": 4}),
     "a later layer": ({"num_layers": 9}, {"layer_number": 7, "pp_layer_offset": 4, "name": "layers.6.mixer"}),
     "no number": ({}, {"layer_number": None, "D_has_hdim": True}),
     "one rate": ({}, {"A_init_range": (3, 3), "dt_min": 0.01, "dt_max": 0.02, "dt_init_floor": 0.015}),
     "tensor parallel": ({"tensor_model_parallel_size": 2}, {}),
     "from a checkpoint, a D for each channel": ({"perform_initialization": False}, {"D_has_hdim": True}),
 }
+FROZEN = ("no number", "two kernels")  # of SETTINGS: with a D for each channel, and without
 # How the state of a Float16Module is asked for.
 WAYS = {
     "state_dict": lambda module: module.state_dict(),
@@ -186,17 +219,16 @@ WAYS = {
     "to be saved, prefixed variables": lambda module: module.state_dict_for_save_checkpoint("a.", keep_vars=True),
     "sharded": lambda module: module.sharded_state_dict("a.", metadata={"dp_cp_group": group()}),
 }
-# By what the optimizer groups the n-th parameter x.
+# By what the optimizer groups the n-th parameter x: fp32 ones stand before, between and after the others, or alone.
 GROUPINGS = {
-    "matrices first": lambda _, x: x.dim() < 2,
-    "matrices last": lambda _, x: x.dim() > 1,
-    "one group": lambda *_: 0,
-    "a group each": lambda n, _: n,
+    "matrices_first": lambda _, x: x.dim() < 2,
+    "matrices_last": lambda _, x: x.dim() > 1,
+    "one_group": lambda *_: 0,
+    "a_group_each": lambda n, _: n,
 }
-# By the 16-bit type: the row of CASES, and the loss scale of a training.
-SCALES = {
-    "bfloat16": (CASES[0], lambda scalers: scalers.ConstantGradScaler(2.0**12)),
-    "float16": (CASES[3], lambda scalers: scalers.DynamicGradScaler(2.0**12, 1.0, 2.0, 0.5, 2, 1)),
+SCALERS = {
+    "bfloat16": lambda: grad_scaler.ConstantGradScaler(2.0**12),
+    "float16": lambda: grad_scaler.DynamicGradScaler(2.0**12, 1.0, 2.0, 0.5, 2, 1),
 }
 # Where the n-th parameter has its gradient in a step: in the buffer of DDP, in its own, or nowhere.
 PLACES = {
@@ -216,11 +248,11 @@ GIVEN = {
 }
 # What happens to a mixer between two decodes.
 CHANGES = {
-    "loaded": lambda mixer: mixer.load(mixer.up.torch.float32),
-    "loaded in 16 bits": lambda mixer: mixer.load(getattr(mixer.up.torch, mixer.half)),
+    "loaded": lambda mixer: mixer.load(torch.float32),
+    "loaded in 16 bits": lambda mixer: mixer.load(mixer.half),
     "trained": lambda mixer: mixer.learn(),
-    "wrapped again": lambda mixer: mixer.up.module.Float16Module(mixer.config, mixer.mixer),
-    "loaded once more": lambda mixer: mixer.load(mixer.up.torch.float32),
+    "wrapped again": lambda mixer: Float16Module(mixer.config, mixer.mixer),
+    "loaded once more": lambda mixer: mixer.load(torch.float32),
 }
 # By what a mixer says that a parameter is split over tensor-parallel ranks: all are, but those of the linear layers,
 # which say it themselves. Of what does not say it, the first rank's gradient alone counts in the norm.
@@ -240,21 +272,14 @@ STAGES = (
 )  # fmt: skip
 # How a state is given to be loaded.
 GIVEN_STATES = {"as it was made": lambda x: x, "a plain dictionary": dict, "read-only": types.MappingProxyType}
-FROZEN = ("no number", "two kernels")  # of SETTINGS: with a D for each channel, and without
 HEADS, CHANNELS, STATE, HIDDEN, TOKENS, BATCH = 6, 4, 5, 16, 12, 2
 TYPES = ("float64", "float32", "float16", "bfloat16", "float8_e5m2", "complex64", "int64", "bool")
 MANY = 128  # heads of the mixer whose decay is measured
 LENGTHS = [2**n for n in range(18)]  # up to 131072 tokens
 RATE, STEPS = 1e-4, 5  # of the optimizer
-# A kept A_log is exact; the exponential of fp32 errs by two units in the last place at most.
 EXACT = 2 * 2**-23
-# What is left of a state is exp(-x) for x = rate * time, so that an error e of the rate changes it by e * x * exp(-x),
-# which is e / exp(1) at most.
 DECAY = EXACT / math.e
-# Of fp32 in a recurrence: errors of TOKENS * BATCH * CHANNELS * STATE terms grow like the root of their number; 8 is
-# room for the exponentials.
 GRADIENT = 8 * 2**-23 * math.sqrt(TOKENS * BATCH * CHANNELS * STATE)
-# Adam in fp32: a step rounds the value, which is below 4, by 2**-23 at most, and the exponential follows.
 UPDATED = STEPS * 2**-22 + EXACT
 STEPPED = 2**-4  # of a step of RATE: the values are below 16, whose fp32 has 2**-20; a step that was not made is 1
 DECODED = 4  # units in the last place of 16 bits, of the largest value: one was measured
@@ -262,145 +287,47 @@ CLIP = 1.0  # of the gradients, whose norm is above 10
 SUMMED = 2**-16  # of a norm or a moment in fp32, which some hundred roundings by 2**-24 have made
 
 
-def recurrence(torch, x, dt, rates, b, c, skip):  # noqa: PLR0913, PLR0917
-    """Run Mamba-2's recurrence; x is [batch, tokens, heads, channels], dt the step after softplus."""
-    heads = x.shape[2]
-    b, c = (each.repeat_interleave(heads // each.shape[2], 2) for each in (b, c))
-    state, found = 0, []
-    for n in range(x.shape[1]):
-        left = (dt[:, n] * rates).exp()[..., None, None]
-        state = state * left + (dt[:, n, :, None] * x[:, n])[..., None] * b[:, n, :, None]
-        found.append((state * c[:, n, :, None]).sum(-1))
-    return torch.stack(found, 1) + x * skip.view(heads, -1)
-
-
-class Kernels:
-    """Stand for the kernels, and note what they are given.
-
-    Attributes:
-        given: the rates, D and dt_bias of the last call, in float64.
-        rates: those of the last two decodes, the tensors themselves.
-        run: what the last scan computed from, in float64, and the gradient of its result.
-
-    """
-
-    def __init__(self, torch):
-        self.torch, self.given, self.rates, self.run = torch, {}, [], {}
-
-    def note(self, rates, skip, bias):
-        """Note one value a head of A and dt_bias, and all of D."""
-        self.given = {"A": rates, "D": skip, "dt_bias": bias}
-        self.given = {name: x.detach().double().flatten() for name, x in self.given.items()}
-
-    def convolve(self, x, weight, bias, **_):
-        """Convolve [batch, channels, tokens] with what came before, and apply SiLU."""
-        silu, size = self.torch.nn.functional.silu, weight.shape[-1]
-        padded = self.torch.nn.functional.pad(x, (size - 1, 0))
-        found = self.torch.nn.functional.conv1d(padded, weight[:, None], bias, groups=len(weight))
-        return silu(found)
-
-    def scan(self, x, dt, A, B, C, *_, D, z=None, dt_bias, return_final_states=False, state_dtype=None, **_options):  # noqa: ARG002, PLR0913
-        """Stand for mamba_chunk_scan_combined."""
-        self.note(A, D, dt_bias)
-        step = self.torch.nn.functional.softplus(dt.float() + dt_bias)
-        inputs = [x.float(), step, B.float(), C.float()]
-        found = recurrence(self.torch, *inputs[:2], A, *inputs[2:], D.float())
-        self.run = {"inputs": [each.detach().double() for each in inputs]}
-        if found.requires_grad:
-            found.register_hook(lambda gradient: self.run.update(gradient=gradient.double()))
-        found = found if z is None else found * self.torch.nn.functional.silu(z.float())
-        state = x.new_zeros(x.shape[0], x.shape[2], x.shape[3], B.shape[-1])
-        return (found.to(x.dtype), state) if return_final_states else found.to(x.dtype)
-
-    def whole(self, zxbcdt, weight, bias, dt_bias, A, D, chunk_size, *, ngroups, headdim, state_dtype=None, **_):  # noqa: ARG002, PLR0913, PLR0917
-        """Stand for mamba_split_conv1d_scan_combined."""
-        heads, width = len(A), len(A) * (headdim or D.shape[-1])
-        state = (zxbcdt.shape[-1] - 2 * width - heads) // (2 * ngroups)
-        z, xbc, dt = zxbcdt.split([width, width + 2 * ngroups * state, heads], -1)
-        xbc = self.convolve(xbc.transpose(1, 2), weight, bias).transpose(1, 2)
-        x, b, c = xbc.split([width, ngroups * state, ngroups * state], -1)
-        x, b, c = x.unflatten(-1, (heads, -1)), b.unflatten(-1, (ngroups, -1)), c.unflatten(-1, (ngroups, -1))
-        return self.scan(x, dt, A, b, c, chunk_size, D=D, dt_bias=dt_bias, z=z.unflatten(-1, (heads, -1))).flatten(-2)
-
-    def decode(self, _state, x, _dt, A, _b, _c, D, *, dt_bias, **_):
-        """Stand for selective_state_update, whose A, D and dt_bias are repeated for each channel."""
-        self.rates = [*self.rates[-1:], A]
-        self.note(A[:, 0, 0], D[:, 0], dt_bias[:, 0])
-        return self.torch.zeros_like(x)
-
-
-def findable(made):
-    """Let pickle find a class that a function has made, by its name in this file."""
-    made.__qualname__ = made.__name__
-    globals()[made.__name__] = made
-    return made
-
-
-def gated_norm(torch):
-    """Make a class for mamba_ssm's RMSNorm with a gate."""
-
-    class Norm(torch.nn.Module):
-        def __init__(self, size, *, eps, group_size, dtype, **_):
-            super().__init__()
-            self.weight, self.eps, self.group = torch.nn.Parameter(torch.ones(size, dtype=dtype)), eps, group_size
-
-        def forward(self, x, z=None):
-            gated = x.float() if z is None else x.float() * torch.nn.functional.silu(z.float())
-            grouped = gated.unflatten(-1, (-1, self.group))
-            normal = grouped * torch.rsqrt(grouped.square().mean(-1, keepdim=True) + self.eps)
-            return (normal.flatten(-2) * self.weight).to(x.dtype)
-
-    return findable(Norm)
-
-
-def linear(torch):
-    """Make a class for Megatron's parallel linear layers: the first is cut by its outputs, the second by its inputs."""
-
-    class Linear(torch.nn.Module):
-        def __init__(self, inputs, outputs, *, config, input_is_parallel=False, **_):
-            super().__init__()
-            ranks = config.tensor_model_parallel_size
-            inputs, outputs = (inputs // ranks, outputs) if input_is_parallel else (inputs, outputs // ranks)
-            self.weight = torch.nn.Parameter(torch.randn(outputs, inputs, dtype=config.params_dtype) / 4)
-            self.register_parameter("bias", None)
-
-        def forward(self, x):
-            return torch.nn.functional.linear(x, self.weight), None
-
-    return findable(Linear)
-
-
 def group(size=1, rank=0):
     """Stand for a process group of which only size and rank are read."""
     return types.SimpleNamespace(size=functools.partial(int, size), rank=functools.partial(int, rank))
 
 
+def groups_of(**groups):
+    """Return process groups, of one rank each where nothing else is given."""
+    return ProcessGroupCollection(**{"tp": group(), "cp": group(), "pp": group()} | groups)
+
+
+def config_of(half=None, **options):
+    """Return a configuration for parameters in 16 bits; half names their type."""
+    fixed = {"num_layers": 1, "hidden_size": HIDDEN, "num_attention_heads": 1}
+    return TransformerConfig(**fixed | options, bf16=half == "bfloat16", fp16=half == "float16")
+
+
+MAMBA = {"mamba_num_heads": HEADS, "mamba_head_dim": CHANNELS, "mamba_state_dim": STATE}
+PARTS = {"in_proj": Linear, "out_proj": Linear}
+
+
 class Mixer:
     """A real mixer in a real Float16Module, and its parameters in float64 as they were before that."""
 
-    def __init__(self, up, case, *, heads=HEADS, context=(1, 0)):
-        torch, self.up = up.torch, up
-        self.half, hdim, groups, norm, params = case
-        self.config = up.config(
-            num_layers=1, hidden_size=HIDDEN, num_attention_heads=1, params_dtype=getattr(torch, params),
-            bf16=self.half == "bfloat16", fp16=self.half == "float16", mamba_num_heads=heads,
-            mamba_head_dim=CHANNELS, mamba_state_dim=STATE, mamba_num_groups=groups,
-        )  # fmt: skip
+    def __init__(self, case, *, heads=HEADS, context=(1, 0)):
+        self.half, params = getattr(torch, case["half"]), case["params"].replace("half", case["half"])
+        options = MAMBA | {"mamba_num_heads": heads, "mamba_num_groups": case["groups"]}
+        self.config = config_of(case["half"], params_dtype=getattr(torch, params), **options)
         torch.manual_seed(heads)
-        self.mixer = up.mixer.MambaMixer(
-            self.config, up.mixer.MambaMixerSubmodules(in_proj=up.linear, out_proj=up.linear), HIDDEN, rmsnorm=norm,
-            D_has_hdim=hdim, layer_number=1, pg_collection=up.groups(tp=group(), cp=group(*context), pp=group()),
+        self.mixer = mamba_mixer.MambaMixer(
+            self.config, mamba_mixer.MambaMixerSubmodules(**PARTS), HIDDEN, rmsnorm=case["norm"],
+            D_has_hdim=case["d_has_hdim"], layer_number=1, pg_collection=groups_of(cp=group(*context)),
         )  # fmt: skip
         self.mixer.register_buffer("floats", torch.randn(3))
         self.mixer.register_buffer("integers", torch.arange(3))
         self.original = dict(self.mixer.named_parameters())
         self.attributes = {name: dict(vars(x)) for name, x in self.original.items()}
         self.made = {name: x.detach().double() for name, x in self.original.items()}
-        self.wrapped = up.module.Float16Module(self.config, self.mixer)
+        self.wrapped = Float16Module(self.config, self.mixer)
 
     def load(self, dtype):
         """Load a checkpoint in which A_log and D are of this dtype; return both in float64."""
-        torch = self.up.torch
         state = {name: x.detach().clone() for name, x in self.wrapped.state_dict().items()}
         state["A_log"] = (torch.rand(state["A_log"].shape) * 4 - 1).to(dtype)
         state["D"] = (1 + torch.randn(state["D"].shape) / 4).to(dtype)
@@ -409,82 +336,239 @@ class Mixer:
 
     def train(self):
         """Go forward; return the result."""
-        return self.wrapped(self.up.torch.randn(TOKENS, BATCH, HIDDEN))[0]
+        return self.wrapped(torch.randn(TOKENS, BATCH, HIDDEN))[0]
 
     def learn(self):
         """Go forward and back, and make a step of gradient descent."""
         self.train().sum().backward()
-        self.up.torch.optim.SGD(self.mixer.parameters(), lr=2.0**-10).step()
+        torch.optim.SGD(self.mixer.parameters(), lr=2.0**-10).step()
 
     def infer(self, *, decode):
         """Run the prompt, and as many tokens after it, one by one."""
-        context = self.up.context(max_batch_size=BATCH, max_sequence_length=TOKENS + decode)
+        context = StaticInferenceContext(max_batch_size=BATCH, max_sequence_length=TOKENS + decode)
         context.seqlen_offset = 0
         self.wrapped.eval()
-        with self.up.torch.no_grad(), self.up.inference.active():
-            self.wrapped(self.up.torch.randn(TOKENS, BATCH, HIDDEN), inference_context=context)
+        with torch.no_grad(), InferenceMode.active():
+            self.wrapped(torch.randn(TOKENS, BATCH, HIDDEN), inference_context=context)
             for token in range(decode):
                 context.sequence_len_offset = context.seqlen_offset = TOKENS + token
-                self.wrapped(self.up.torch.randn(1, BATCH, HIDDEN), inference_context=context)
+                self.wrapped(torch.randn(1, BATCH, HIDDEN), inference_context=context)
         self.wrapped.train()
 
     def run(self, path):
         """Run a path; return what its kernel was given."""
-        self.up.kernels.given = {}
+        NOTED.given = {}
         if path == "training":
             self.train()
         else:
             self.infer(decode=int(path == "decode"))
-        return self.up.kernels.given
+        return NOTED.given
 
 
-def off(found, wanted):
-    """Return the largest relative error; infinity for a NaN, which the largest of several errors would lose."""
-    return ((found - wanted).abs() / wanted.abs()).max().nan_to_num(nan=math.inf).item()
+def off(found, exact):
+    """Return the largest relative error."""
+    return ((found - exact).abs() / exact.abs()).max().item()
 
 
-def kept(up, case, path):
-    """Judge what a kernel is given: as the mixer was made, and from a checkpoint in fp32."""
-    mixer, errors = Mixer(up, case), {}
-    for name in ("made", "loaded"):
-        wanted = mixer.made if name == "made" else mixer.load(up.torch.float32)
-        given = mixer.run(path)
-        errors |= {f"{name} A": off(given["A"], -wanted["A_log"].exp()), f"{name} D": off(given["D"], wanted["D"])}
-    return max(errors.values()) <= EXACT, {"measured": errors, "tolerance": EXACT, "unit": "relative error"}
+def assert_off(errors, tolerance=EXACT):
+    """Assert that no error is above the tolerance."""
+    wrong = {name: error for name, error in errors.items() if not error <= tolerance}
+    assert not wrong, f"relative errors {wrong}, tolerance {tolerance:.2e}"
 
 
-def older(up, case, path):
-    """Judge what a kernel is given from a checkpoint in the 16-bit type, and dt_bias, which is made in params_dtype.
+def assert_given(given, exact, what=""):
+    """Assert the rates and D that a kernel was given, by A_log and D in float64."""
+    assert_off({f"{what} A": off(given["A"], -exact["A_log"].exp()), f"{what} D": off(given["D"], exact["D"])})
 
-    A checkpoint gives values, and no types: what is trained on has the precision that it had. Then the mixer is cast
-    by PyTorch, which spares nothing: the rates are computed in fp32 all the same.
-    """
-    mixer = Mixer(up, case)
-    half, types = getattr(up.torch, mixer.half), {name: x.dtype for name, x in mixer.mixer.named_parameters()}
-    wanted = mixer.load(half)
-    changed, errors = [name for name, x in mixer.mixer.named_parameters() if x.dtype != types[name]], {}
+
+every_case = pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+every_path = pytest.mark.parametrize(
+    ("case", "path"),
+    [
+        pytest.param(case, path, id=f"{path}-{name}")
+        for name, case in CASES.items()
+        for path in ("training", "prefill", "decode")
+        if not (case["d_has_hdim"] and path == "decode")
+    ],
+)
+every_half = pytest.mark.parametrize("half", HALVES)
+
+
+@pytest.mark.defect
+@every_path
+def test_kernels_are_given_the_rates_that_were_made_or_loaded_in_fp32(case, path):
+    mixer = Mixer(case)
+    assert_given(mixer.run(path), mixer.made, "made")
+    exact = mixer.load(torch.float32)
+    assert_given(mixer.run(path), exact, "loaded")
+
+
+@pytest.mark.control
+@every_path
+def test_a_checkpoint_in_16_bits_gives_values_and_no_types(case, path):
+    """Then PyTorch casts the mixer, and spares nothing: the rates are computed in fp32 all the same."""
+    mixer = Mixer(case)
+    kinds = {name: x.dtype for name, x in mixer.mixer.named_parameters()}
+    exact = mixer.load(mixer.half)
+    changed = [name for name, x in mixer.mixer.named_parameters() if x.dtype != kinds[name]]
+    assert not changed, f"loading changed the types of {changed}"
     for step in ("loaded", "cast by PyTorch"):
         given = mixer.run(path)
-        errors[f"{step}: A"] = off(given["A"], -wanted["A_log"].exp())
-        errors[f"{step}: D"] = off(given["D"], wanted["D"])
-        errors[f"{step}: dt_bias"] = off(given["dt_bias"], mixer.made["dt_bias"].to(half).double())
-        mixer.mixer.to(half)
-    errors["parameters of another type"] = len(changed)
-    return max(errors.values()) <= EXACT, {"measured": errors, "tolerance": EXACT, "unit": "relative error"}
+        assert_given(given, exact, step)
+        assert_off({f"{step}: dt_bias": off(given["dt_bias"], mixer.made["dt_bias"].to(mixer.half).double())})
+        mixer.mixer.to(mixer.half)
 
 
-def decodes_in_place(up, half):
-    """Judge that rates which are kept from one decode to the next are brought up to date where they lie.
+@pytest.mark.defect
+@every_case
+def test_gradients_of_both_are_those_of_fp32(case):
+    mixer = Mixer(case)
+    exact = mixer.load(torch.float32)
+    result = mixer.train()
+    (result * torch.randn(result.shape)).sum().backward()
+    leaves = [exact[name].clone().requires_grad_() for name in ("A_log", "D")]
+    x, step, b, c = NOTED.run["inputs"]
+    reference = recurrence(x, step, -leaves[0].exp(), b, c, leaves[1])
+    right = torch.autograd.grad(reference, leaves, NOTED.run["gradient"])
+    found = {"A_log": mixer.mixer.A_log.grad, "D": mixer.mixer.D.grad}
+    errors = {n: ((x.double() - y).norm() / y.norm()).item() for (n, x), y in zip(found.items(), right, strict=True)}
+    assert_off(errors, GRADIENT)
 
-    A CUDA graph that has captured a decode reads the storages which it was given then. For it upstream keeps the rates
-    in a cache that is written in its place ("its address [...] stays valid across every graph capture and replay,
-    including across RL train/eval cycles") and expanded with strides of 0, by which the kernel takes its fast path.
-    Rates that are computed anew for every token need not stay: a graph computes them, too, from parameters that have
-    not moved. No graph is captured.
+
+@pytest.mark.control
+@every_case
+def test_all_else_is_cast_and_stays_itself(case):
+    mixer = Mixer(case)
+    found, kept = dict(mixer.mixer.named_parameters()), {"A_log", "D"}
+    wrong = [name for name, x in found.items() if name not in kept and x.dtype != mixer.half]
+    wrong += [name for name, x in found.items() if x is not mixer.original[name] or not x.requires_grad]
+    wrong += [n for n, x in found.items() if not mixer.attributes[n].items() <= vars(x).items()]
+    wrong += [n for n, x in found.items() if n not in kept and off(x.double(), mixer.made[n].to(mixer.half)) != 0]
+    split = {x: [getattr(found[x], name, None) for name in PARALLEL] for x in found if "_proj" not in x}
+    wrong += [f"{name}: {values}, of {[*PARALLEL]}" for name, values in split.items() if values != [*PARALLEL.values()]]
+    assert not wrong, f"not cast, or not itself: {wrong}"
+    assert 0.25 < mixer.made["conv1d_bias"].abs().max() <= 0.5  # 1 / sqrt(4), of its width
+    assert (mixer.mixer.floats.dtype, mixer.mixer.integers.dtype) == (mixer.half, torch.int64)
+    assert mixer.mixer.integers.tolist() == [0, 1, 2]
+    assert mixer.wrapped.module is mixer.mixer
+    assert mixer.train().dtype == torch.float32
+
+
+@pytest.mark.control
+@every_case
+def test_what_is_done_to_every_tensor_is_done_to_these(case):
+    """This host has one device: all is multiplied by 2, then made float64, then moved to "meta" and cast in one call."""
+    mixer = Mixer(case)
+    exact = {name: x.detach() * 2 for name, x in mixer.mixer.state_dict().items()}
+    mixer.wrapped._apply(lambda tensor: tensor * 2)  # noqa: SLF001 - what cuda() and to() call
+    found = mixer.mixer.state_dict()
+    wrong = [name for name, x in exact.items() if not torch.equal(found[name], x)]
+    doubled = mixer.wrapped.double().state_dict()
+    wrong += [f"{n}: not float64" for n, x in doubled.items() if x.is_floating_point() and x.dtype != torch.float64]
+    away = mixer.wrapped.to("meta", mixer.half).state_dict()
+    wrong += [f"{name}: not on the device" for name, x in away.items() if x.device.type != "meta"]
+    assert not wrong, f"left as it was: {wrong}"
+
+
+@pytest.mark.defect
+@every_case
+def test_state_dicts_hand_both_out_in_fp32(case):
+    mixer, wrong = Mixer(case), []
+    kinds = {name: torch.float32 if name in {"A_log", "D"} else mixer.half for name in mixer.made}
+    for way, give in WAYS.items():
+        state = {key.removeprefix("a."): getattr(x, "data", x) for key, x in give(mixer.wrapped).items()}
+        for name, dtype in kinds.items():
+            found, exact = state.get(name), mixer.made[name].to(dtype)
+            right = found is not None and found.dtype == dtype and torch.equal(found, exact)
+            wrong += [] if right else [f"{way}: {name}"]
+    assert not wrong, f"missing, of another type or value: {wrong}"
+
+
+@pytest.mark.defect
+@every_half
+def test_what_is_left_of_a_state_after_many_tokens(half, figure):
+    """With the step sizes with which training begins. Figures: the rates, and what rounding dt_bias costs."""
+    mixer = Mixer(USUAL | {"half": half}, heads=MANY)
+    given, right = mixer.run("training"), -mixer.made["A_log"].exp()
+    times = softplus(given["dt_bias"]) * torch.tensor(LENGTHS, dtype=torch.float64)[:, None]
+    error = ((given["A"] * times).exp() - (right * times).exp()).abs().max().item()
+    wrong = ((given["A"] / right - 1).abs() > EXACT).sum().item()
+    figure(f"{half}.heads", wrong, f"of {MANY} heads decay at another rate")
+    figure(f"{half}.rate", 100 * off(given["A"], right), "% of a head's rate of decay")
+    figure(f"{half}.left", 100 * error, "% of a state, over all heads and lengths")
+    steps = torch.linspace(math.log(0.001), math.log(0.1), 100_000, dtype=torch.float64).exp()
+    bias = steps + (-(-steps).expm1()).log()  # the mixer's formula
+    rounded = softplus(bias.to(getattr(torch, half)).double())
+    figure(f"{half}.dt_bias", 100 * off(rounded, steps), "% of a step, by rounding dt_bias")
+    assert error <= DECAY, f"what is left is off by {error:.2e} of a state, tolerance {DECAY:.2e}"
+
+
+@pytest.mark.defect
+@pytest.mark.parametrize("mode", ["training", "evaluation"])
+@every_half
+def test_layers_with_other_settings_keep_a_checkpoint_in_fp32(half, mode):
+    """The layers of one model, cast in training or in evaluation; loaded before the cast, and again after it."""
+    dtype = getattr(torch, half)
+    common = {"num_attention_heads": 2, "params_dtype": dtype, "mamba_num_groups": 2} | MAMBA
+    torch.manual_seed(HEADS)
+    layers, errors = torch.nn.ModuleDict(), {}
+    for name, (options, arguments) in SETTINGS.items():
+        config = config_of(half, **common | options)
+        ranks = config.tensor_model_parallel_size
+        given = {"layer_number": 1, "pg_collection": groups_of(tp=group(ranks, ranks - 1))} | arguments
+        layer = mamba_mixer.MambaMixer(config, mamba_mixer.MambaMixerSubmodules(**PARTS), HIDDEN, **given)
+        layers[name] = layer.requires_grad_(name not in FROZEN)
+    for step in ("before", "after"):
+        state = {name: torch.ones_like(x, dtype=torch.float32) / 3 for name, x in layers.state_dict().items()}
+        for name in [name for name in state if name.endswith((".A_log", ".D"))]:
+            state[name] += torch.rand(state[name].shape)
+        layers.load_state_dict(state)
+        if step == "before":
+            Float16Module(config_of(half, **common), layers.train(mode == "training"))
+            layers.train()
+        for name, layer in layers.items():
+            NOTED.given = {}
+            layer(torch.randn(TOKENS, BATCH, HIDDEN).to(dtype))
+            errors[f"{name}, {step}: A"] = off(NOTED.given["A"], -state[f"{name}.A_log"].double().exp())
+            errors[f"{name}, {step}: D"] = off(NOTED.given["D"], state[f"{name}.D"].double())
+    assert_off(errors)
+
+
+@pytest.mark.defect
+@pytest.mark.parametrize(("half", "d_has_hdim"), [("bfloat16", True), ("float16", False)], ids=HALVES)
+def test_the_second_of_two_context_parallel_ranks_has_its_half(half, d_has_hdim):
+    mixer = Mixer(USUAL | {"half": half, "d_has_hdim": d_has_hdim, "groups": 2}, context=(2, 1))
+    exact = mixer.load(torch.float32)
+    pairs = {"A_log": mixer.mixer.cp.get_A_log(), "D": mixer.mixer.cp.get_D()}
+    assert_off({n: off(x.detach().double(), exact[n][len(exact[n]) // 2 :]) for n, x in pairs.items()}, 0.0)
+
+
+@pytest.mark.defect
+def test_gated_delta_product_keeps_A_log_in_fp32():  # noqa: N802
+    if gated_delta_product is None:
+        pytest.skip("this tree has no gated delta product")
+    config = config_of("bfloat16", params_dtype=torch.bfloat16, mamba_num_groups=2, **MAMBA)
+    parts = gated_delta_product.GatedDeltaProductMixerSubmodules(**PARTS)
+    mixer = gated_delta_product.GatedDeltaProductMixer(
+        config, parts, HIDDEN, A_init_range=(1, 16), layer_number=1, pg_collection=groups_of()
+    )
+    exact = mixer.A_log.detach().double()
+    Float16Module(config, mixer)
+    assert_off({"A_log": off(mixer.cp.get_A_log().detach().double(), exact)}, 0.0)
+
+
+@pytest.mark.control
+@every_half
+def test_rates_kept_between_decodes_are_brought_up_to_date_where_they_lie(half):
+    """A CUDA graph that has captured a decode reads the storages which it was given then; no graph is captured here.
+
+    Upstream keeps the rates in a cache that is written in its place ("its address [...] stays valid across every graph
+    capture and replay, including across RL train/eval cycles") and expanded with strides of 0, by which the kernel
+    takes its fast path. Rates that are computed anew for every token need not stay: a graph computes them, too.
     """
-    mixer, errors = Mixer(up, SCALES[half][0]), {}
+    mixer, errors = Mixer(USUAL | {"half": half}), {}
     mixer.infer(decode=3)  # of which the last two are noted: the first may compute what it then keeps
-    rates, again = up.kernels.rates
+    rates, again = NOTED.rates
     kept = rates.data_ptr() == again.data_ptr()  # both are alive, so that others would lie elsewhere
     old = {name: x.detach() for name, x in mixer.mixer.named_parameters()}
     for step, change in CHANGES.items():
@@ -492,252 +576,76 @@ def decodes_in_place(up, half):
         mixer.run("decode")
         right = -mixer.mixer.A_log.detach().double().exp()
         errors[f"{step}: first A"] = off(rates[:, 0, 0].double(), right) if kept else 0.0
-        errors[f"{step}: A"] = off(up.kernels.rates[-1].double(), right[:, None, None])
-        errors[f"{step}: strides"] = sum(up.kernels.rates[-1].stride()[1:])
+        errors[f"{step}: A"] = off(NOTED.rates[-1].double(), right[:, None, None])
+        errors[f"{step}: strides"] = sum(NOTED.rates[-1].stride()[1:])
         found = dict(mixer.mixer.named_parameters())
         errors[f"{step}: moved"] = sum(found[name].data_ptr() != x.data_ptr() for name, x in old.items())
-    wrong = {name: error for name, error in errors.items() if not error <= EXACT}
-    return not wrong, {"measured": wrong, "tolerance": EXACT, "unit": "relative error, stride or number, if more"}
+    assert_off(errors)
 
 
-def gradients(up, case):
-    """Judge the gradients of A_log and D against float64, given the scan's inputs and its gradient."""
-    torch, mixer = up.torch, Mixer(up, case)
-    wanted = mixer.load(torch.float32)
-    found = mixer.train()
-    (found * torch.randn(found.shape)).sum().backward()
-    run = up.kernels.run
-    leaves = [wanted[name].clone().requires_grad_() for name in ("A_log", "D")]
-    x, step, b, c = run["inputs"]
-    reference = recurrence(torch, x, step, -leaves[0].exp(), b, c, leaves[1])
-    right = torch.autograd.grad(reference, leaves, run["gradient"])
-    pairs = zip((mixer.mixer.A_log, mixer.mixer.D), right, strict=True)
-    errors = [((x.grad.double() - y).norm() / y.norm()).nan_to_num(nan=math.inf).item() for x, y in pairs]
-    return max(errors) <= GRADIENT, {"measured": errors, "tolerance": GRADIENT, "unit": "relative error in the norm"}
+def decoded(mixer, exact, before):
+    """Return the result of one token's decode and the state after it, in float64, from what was there before.
 
-
-def decay(probe, up, half):
-    """Judge what is left of a state after many tokens, with the step sizes with which training begins."""
-    mixer = Mixer(up, (half, False, 1, True, half), heads=MANY)
-    given = mixer.run("training")
-    steps = up.torch.nn.functional.softplus(given["dt_bias"])
-    times = steps * up.torch.tensor(LENGTHS, dtype=up.torch.float64)[:, None]
-    right = -mixer.made["A_log"].exp()
-    error = ((given["A"] * times).exp() - (right * times).exp()).abs().max().item()
-    wrong = ((given["A"] / right - 1).abs() > EXACT).sum().item()
-    probe.say("FIGURE", name=f"{half}.heads", value=wrong, unit=f"of {MANY} heads decay at another rate")
-    probe.say("FIGURE", name=f"{half}.rate", value=100 * off(given["A"], right), unit="% of a head's rate of decay")
-    probe.say("FIGURE", name=f"{half}.left", value=100 * error, unit="% of a state, over all heads and lengths")
-    return error <= DECAY, {"measured": error, "tolerance": DECAY, "unit": "of a state"}
-
-
-def rounded_bias(probe, torch, half):
-    """Measure what it costs that dt_bias is made in 16 bits: the mixer's formula in float64, rounded at the end."""
-    steps = (torch.linspace(math.log(0.001), math.log(0.1), 100_000, dtype=torch.float64)).exp()
-    bias = steps + (-(-steps).expm1()).log()
-    found = torch.nn.functional.softplus(bias.to(getattr(torch, half)).double())
-    probe.say("FIGURE", name=f"{half}.dt_bias", value=100 * off(found, steps), unit="% of a step, by rounding dt_bias")
-
-
-def context_parallel(up):
-    """Judge the parameters of the second of two context-parallel ranks."""
-    errors = []
-    for half, hdim in (("bfloat16", True), ("float16", False)):
-        mixer = Mixer(up, (half, hdim, 2, True, half), context=(2, 1))
-        wanted = mixer.load(up.torch.float32)
-        pairs = ((mixer.mixer.cp.get_A_log(), wanted["A_log"]), (mixer.mixer.cp.get_D(), wanted["D"]))
-        errors += [off(x.detach().double(), y[len(y) // 2 :]) for x, y in pairs]
-    return not any(errors), {"measured": errors, "tolerance": 0, "unit": "relative error"}
-
-
-def settings(up, half, training):
-    """Judge what the kernels of a model's layers are given, each made with other settings, from a checkpoint in fp32.
-
-    The checkpoint is loaded before the model is cast, and another after that. The cast is in training or in evaluation.
+    Before are the projected input, [batch, 1, all], the convolution's state, [batch, channels, width], and the state,
+    [batch, heads, channels of a head, size].
     """
-    torch, dtype = up.torch, getattr(up.torch, half)
-    halves = {"bf16": half == "bfloat16", "fp16": half == "float16"}
-    common = {"num_layers": 1, "hidden_size": HIDDEN, "num_attention_heads": 2, "params_dtype": dtype} | halves
-    common |= {"mamba_num_heads": HEADS, "mamba_head_dim": CHANNELS, "mamba_state_dim": STATE, "mamba_num_groups": 2}
-    parts = up.mixer.MambaMixerSubmodules(in_proj=up.linear, out_proj=up.linear)
-    torch.manual_seed(HEADS)
-    layers, errors = torch.nn.ModuleDict(), {}
-    for name, (options, arguments) in SETTINGS.items():
-        options = {key: getattr(torch, x) if isinstance(x, str) else x for key, x in options.items()}  # noqa: PLW2901
-        config = up.config(**(common | options))
-        ranks = config.tensor_model_parallel_size
-        groups = up.groups(tp=group(ranks, ranks - 1), cp=group(), pp=group())
-        arguments = {"layer_number": 1, "pg_collection": groups} | arguments  # noqa: PLW2901
-        layers[name] = up.mixer.MambaMixer(config, parts, HIDDEN, **arguments).requires_grad_(name not in FROZEN)
-    for step in ("before", "after"):
-        state = {name: torch.ones_like(x, dtype=torch.float32) / 3 for name, x in layers.state_dict().items()}
-        for name in [name for name in state if name.endswith((".A_log", ".D"))]:
-            state[name] += torch.rand(state[name].shape)
-        layers.load_state_dict(state)
-        if step == "before":
-            up.module.Float16Module(up.config(**common), layers.train(training))
-            layers.train()
-        for name, layer in layers.items():
-            up.kernels.given = {}
-            layer(torch.randn(TOKENS, BATCH, HIDDEN).to(dtype))
-            given = up.kernels.given
-            errors[f"{name}, {step}: A"] = off(given["A"], -state[f"{name}.A_log"].double().exp())
-            errors[f"{name}, {step}: D"] = off(given["D"], state[f"{name}.D"].double())
-    wrong = {name: error for name, error in errors.items() if not error <= EXACT}
-    return not wrong, {"measured": wrong, "tolerance": EXACT, "unit": "relative error, where it is more"}
+    layer, (given, conv, state) = mixer.mixer, before
+    heads, groups = len(exact["A_log"]), mixer.config.mamba_num_groups
+    width = heads * CHANNELS
+    z, xbc, dt = given[:, 0].split([width, width + 2 * groups * STATE, heads], -1)
+    conv = torch.cat([conv[..., 1:], xbc[..., None]], -1)
+    xbc = silu((conv * layer.conv1d_weight.detach().double()[:, 0]).sum(-1) + layer.conv1d_bias.detach().double())
+    x, b, c = xbc.split([width, groups * STATE, groups * STATE], -1)
+    x = x.unflatten(-1, (heads, CHANNELS))
+    b, c = (each.unflatten(-1, (groups, STATE)).repeat_interleave(heads // groups, 1) for each in (b, c))
+    dt = softplus(dt + layer.dt_bias.detach().double())
+    left = (-dt * exact["A_log"].exp())[..., None, None].exp()
+    state = state * left + (dt[..., None] * x)[..., None] * b[:, :, None]
+    y = (state * c[:, :, None]).sum(-1) + exact["D"][:, None] * x
+    return (y.flatten(1) * silu(z))[:, None], state
 
 
-def cast(up, case):
-    """Judge everything that is to be cast, and what is not: integers, identities, attributes and gradients."""
-    mixer = Mixer(up, case)
-    half = getattr(up.torch, mixer.half)
-    found = dict(mixer.mixer.named_parameters())
-    wrong = [name for name, x in found.items() if name not in {"A_log", "D"} and x.dtype != half]
-    wrong += [name for name, x in found.items() if x is not mixer.original[name] or not x.requires_grad]
-    wrong += [n for n, x in found.items() if not mixer.attributes[n].items() <= vars(x).items()]
-    wrong += [n for n, x in found.items() if n not in {"A_log", "D"} and off(x.double(), mixer.made[n].to(half)) != 0]
-    split = ((x, [getattr(found[x], name, None) for name in PARALLEL]) for x in found if "_proj" not in x)
-    wrong += [f"{name}: {values}, of {[*PARALLEL]}" for name, values in split if values != [*PARALLEL.values()]]
-    wrong += ["conv1d_bias"] * (not 0.25 < mixer.made["conv1d_bias"].abs().max() <= 0.5)  # 1 / sqrt(4), of its width
-    wrong += ["floats"] * (mixer.mixer.floats.dtype != half) + ["integers"] * (mixer.mixer.integers[2].item() != 2)
-    wrong += ["integers' type"] * (mixer.mixer.integers.dtype != up.torch.int64)
-    wrong += ["module"] * (mixer.wrapped.module is not mixer.mixer) + ["result"] * (
-        mixer.train().dtype != up.torch.float32
-    )
-    return not wrong, {"measured": wrong, "tolerance": [], "unit": "what is wrong"}
+def far(found, exact, scale):
+    """Return the largest error, in a scale."""
+    return ((found.detach().double() - exact).abs().max() / scale).item()
 
 
-def handed_out(up, case):
-    """Judge the parameters in the state dicts of the wrapped mixer: the two in fp32, the others in 16 bits."""
-    mixer, wrong = Mixer(up, case), []
-    types = {n: up.torch.float32 if n in {"A_log", "D"} else getattr(up.torch, mixer.half) for n in mixer.made}
-    for way, give in WAYS.items():
-        state = {key.removeprefix("a."): getattr(x, "data", x) for key, x in give(mixer.wrapped).items()}
-        for name, dtype in types.items():
-            found, wanted = state.get(name), mixer.made[name].to(dtype)
-            right = found is not None and found.dtype == dtype and up.torch.equal(found, wanted)
-            wrong += [] if right else [f"{way}: {name}"]
-    return not wrong, {"measured": wrong, "tolerance": [], "unit": "what is missing, of another type or value"}
+@pytest.mark.control
+@every_half
+def test_decode_without_compiled_packages_is_near_float64(half):
+    """Upstream computes it in PyTorch then. The result has 16 bits, as the linear layer after it takes it."""
+    dtype, errors, wrong = getattr(torch, half), {}, []
+    for groups, state_dtype in itertools.product((1, 2), (dtype, torch.float32)):
+        mixer = Mixer(USUAL | {"half": half, "groups": groups, "norm": False})  # the gated norm is mamba_ssm's
+        exact, layer = mixer.load(torch.float32), mixer.mixer
+        decode = getattr(layer, "ssm_decode", None) or layer._ssm_decode  # noqa: SLF001 - its name until 0.19
+        state = torch.randn(BATCH, HEADS, CHANNELS, STATE).to(state_dtype)
+        convolved = torch.randn(BATCH, *layer.conv1d_weight[:, 0].shape).to(dtype)
+        for token in range(2):
+            given = torch.randn(BATCH, 1, layer.in_proj.weight.shape[0]).to(dtype)
+            right, after = decoded(mixer, exact, [x.double() for x in (given, convolved, state)])
+            absent = {"selective_state_update": None, "causal_conv1d_update": None}
+            with mock.patch.multiple(mamba_mixer, **absent), torch.no_grad():
+                found = decode(given, conv_state=convolved, ssm_state=state)
+            name = f"{groups} group(s), state in {state_dtype}, token {token}"
+            wrong += [] if found.dtype == dtype and found.shape == right.shape else [f"{name}: {found.dtype}"]
+            errors[name] = far(found, right, right.abs().max())
+            errors[f"{name}: state"] = far(state, after, after.abs().max())
+    assert not wrong, f"results of another type or shape: {wrong}"
+    assert_off(errors, DECODED * torch.finfo(dtype).eps)
 
 
-def moved(up, case):
-    """Judge that what is done to every tensor of a module, such as a move to a device, is done to these, too.
+@pytest.mark.control
+@every_half
+@pytest.mark.parametrize("stage", STAGES, ids=lambda stage: "-".join(map(str, stage)).replace("None", "x"))
+@pytest.mark.parametrize("marks", [True, False], ids=["marked", "bare"])
+def test_arguments_and_results_are_converted_on_a_pipelines_ends(half, stage, marks):
+    """On the first stage fp32 tensors among the positional arguments become 16-bit ones, also in lists and tuples.
 
-    This host has one device: all is multiplied by 2 in its place. Then all is made float64, and last it is moved to the
-    meta device and cast in one call.
+    On the last, 16-bit results become fp32, if fp32_output is not False. All else stays. The model begins with a
+    parameter that is marked, where the tree has a mark, or has none.
     """
-    mixer = Mixer(up, case)
-    wanted = {name: x.detach() * 2 for name, x in mixer.mixer.state_dict().items()}
-    mixer.wrapped._apply(lambda tensor: tensor * 2)  # noqa: SLF001 - what cuda() and to() call
-    found = mixer.mixer.state_dict()
-    wrong = [name for name, x in wanted.items() if not up.torch.equal(found[name], x)]
-    doubled = mixer.wrapped.double().state_dict()
-    narrow = [name for name, x in doubled.items() if x.is_floating_point() and x.dtype != up.torch.float64]
-    away = mixer.wrapped.to("meta", getattr(up.torch, mixer.half)).state_dict()
-    wrong += [f"{name}: not float64" for name in narrow]
-    wrong += [f"{name}: not on the device" for name, x in away.items() if x.device.type != "meta"]
-    return not wrong, {"measured": wrong, "tolerance": [], "unit": "what was left where it was"}
-
-
-def of_all_types(torch):
-    """Make a module with a parameter and a buffer of each type, also in a child, where they are frozen and empty."""
-    module, random = torch.nn.Module(), torch.Generator().manual_seed(16)
-    values = torch.randn(3, 4, dtype=torch.float64, generator=random).mT * 1e4  # their strides are not the usual ones
-    module.child = torch.nn.Module()
-    for each, made in ((module, values), (module.child, values), (module.child, values[:0])):
-        for name in TYPES:
-            dtype, size = getattr(torch, name), f"{name}_{made.numel()}"
-            learns = each is module and (dtype.is_floating_point or dtype.is_complex)
-            each.register_parameter(f"{size}_parameter", torch.nn.Parameter(made.to(dtype), requires_grad=learns))
-            each.register_buffer(f"{size}_buffer", made.to(dtype), persistent=each is module)
-    module.child.register_parameter("tied", module.float32_12_parameter)
-    return module
-
-
-def reread(torch, module):
-    """Return a module that was written whole, and read, or None where what it bears cannot be written."""
-    file = io.BytesIO()
-    try:
-        torch.save(module, file)
-    except (pickle.PicklingError, AttributeError, RecursionError, TypeError):
-        return None
-    file.seek(0)
-    return torch.load(file, weights_only=False)
-
-
-def cast_types(up, half, mark=None, *, which="all", whole=False, back=False):  # noqa: PLR0913
-    """Judge that a module is cast as PyTorch casts it: names, values, types, strides, modes, and what stays itself.
-
-    With a mark, which fp32 tensors are given (MARKED), these alone stay as they are, also where the module is written
-    and read before the cast: what a tensor bears as an attribute is kept then. (A deep copy of a parameter has no
-    attributes.) Where it is taken back, all is cast: the mark of main is an attribute, which is then False.
-    """
-    ours = of_all_types(up.torch)
-    theirs = copy.deepcopy(ours)
-
-    def data(tensor):
-        return tensor.detach().contiguous().clone().untyped_storage().tolist()
-
-    def tensors(module):
-        return dict([*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)])
-
-    old, theirs_old, before = tensors(ours), tensors(theirs), tensors(copy.deepcopy(theirs))
-    chosen = {id(x) for n, x in old.items() if mark and x.dtype == up.torch.float32 and MARKED[which](n)}
-    marked = [n for n, x in old.items() if id(x) in chosen]
-    for name in marked:
-        mark(old[name])
-        if back and hasattr(old[name], "keep_in_fp32"):
-            old[name].keep_in_fp32 = False
-    marked = [n for n in marked if getattr(old[n], "keep_in_fp32", True)]
-    ours = reread(up.torch, ours) if whole else ours
-    if ours is None:
-        return False, {"measured": "the marked module cannot be saved"}
-    old = tensors(ours)
-    learning = [n for n, x in old.items() if x.requires_grad and n not in marked]
-    for each, name in ((each, name) for each in (old, theirs_old) for name in learning):
-        each[name].grad = each[name].detach() / 2 if each[name].element_size() > 1 else each[name].detach().clone()
-    halves = {"bf16": half == "bfloat16", "fp16": half == "float16"}
-    config = up.config(num_layers=1, hidden_size=HIDDEN, num_attention_heads=1, **halves)
-    ours.train(halves["bf16"]).child.train(halves["fp16"])
-    up.module.Float16Module(config, ours)
-    modes = (ours.training, ours.child.training)
-    new, theirs_new = tensors(ours), tensors(theirs.bfloat16() if halves["bf16"] else theirs.half())
-    stays = {name: before[name] for name in marked}
-    theirs_new, theirs_old = theirs_new | stays, theirs_old | stays
-    if [*new, *ours.state_dict()] != [*theirs_new, *theirs.state_dict()]:
-        return False, {"measured": [*new, *ours.state_dict()], "tolerance": [], "unit": "names, or their order"}
-    wrong = [] if modes == (halves["bf16"], halves["fp16"]) else ["training or evaluation"]
-    wrong += [n for n, x in theirs_new.items() if data(new[n]) != data(x)]
-    wrong += [n for n, x in theirs_new.items() if (new[n].dtype, new[n].stride()) != (x.dtype, x.stride())]
-    wrong += [n for n, x in theirs_new.items() if new[n].requires_grad != x.requires_grad]
-    wrong += [n for n, x in theirs_new.items() if (new[n] is old[n]) != (x is theirs_old[n])]
-    for name in learning:
-        found, wanted = new[name].grad, theirs_new[name].grad
-        right = found is not None and found.dtype == wanted.dtype and data(found) == data(wanted)
-        wrong += [] if right else [f"{name}: its gradient"]
-    return not wrong, {"measured": sorted(set(wrong)), "tolerance": [], "unit": "what is not as PyTorch casts it"}
-
-
-def marked(up, half):
-    """Judge the cast of a module whose fp32 tensors are marked, where the tree has a mark."""
-    if not hasattr(up.module, "mark_keep_in_fp32"):
-        return None, {"reason": "this tree has no mark"}
-    for ways in ({"whole": True}, {"back": True}, *({"which": which} for which in MARKED)):
-        ok, values = cast_types(up, half, up.module.mark_keep_in_fp32, **ways)
-        if not ok:
-            break
-    return ok, values
-
-
-def converted(up, half):
-    """Judge what Float16Module makes of a model's arguments and results, on each stage of a pipeline.
-
-    On the first stage fp32 tensors among the positional arguments become 16-bit ones, also in lists and tuples; on the
-    last, 16-bit results become fp32, if fp32_output is not False. All else stays. The model begins with a parameter
-    that is marked, where the tree has a mark, or has none.
-    """
-    torch, dtype, wrong = up.torch, getattr(up.torch, half), []
-    halves = {"bf16": half == "bfloat16", "fp16": half == "float16"}
+    dtype, wrong, (ranks, rank, parts, part) = getattr(torch, half), [], stage
     tensors = [(torch.arange(6) / 3).to(getattr(torch, name)) for name in ("float32", "float64", half, "int64", "bool")]
     nested = (tensors[0], [tensors, (None, 2.5)], torch.nn.Parameter(tensors[0]), "text")
 
@@ -755,157 +663,198 @@ def converted(up, half):
             return type(x)(shown(each, change) for each in x)
         if not hasattr(x, "dtype"):
             return x
-        wanted = change.get(x.dtype, x.dtype)
-        return x.detach().to(wanted).tolist(), wanted
+        kind = change.get(x.dtype, x.dtype)
+        return x.detach().to(kind).tolist(), kind
 
-    for stage, marks in itertools.product(STAGES, (True, False)):
-        ranks, rank, parts, part = stage
-        config = up.config(num_layers=1, hidden_size=HIDDEN, num_attention_heads=1, **halves)
-        config.virtual_pipeline_model_parallel_size = parts
-        model = Model()
-        model.vp_stage, model.pg_collection = part, up.groups(pp=group(ranks, rank))
-        if marks:
-            model.first, model.second = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
-            getattr(up.module, "mark_keep_in_fp32", id)(model.first)
-        wrapped = up.module.Float16Module(config, model)
-        stages = mock.patch.object(torch.distributed, "is_initialized", return_value=True)  # else all is one stage
-        narrow = {torch.float32: dtype} if not rank and not part else {}
-        widen = {dtype: torch.float32} if rank == ranks - 1 and part in {None, (parts or 1) - 1} else {}
-        for options in ({}, {"fp32_output": True}, {"fp32_output": False}):
-            with stages:
-                found = shown(wrapped(*nested, named=tensors[0], **options), {})
-            wanted = shown(nested, {} if options.get("fp32_output") is False else widen)
-            wrong += [] if found == wanted else [f"{stage}, {marks}: results, {options}"]
-            given, named = model.given
-            wrong += [] if shown(given, {}) == shown(nested, narrow) else [f"{stage}, {marks}: arguments"]
-            wrong += [] if [*named] == ["named"] and named["named"] is tensors[0] else [f"{stage}, {marks}: named ones"]
-        wrapped.set_input_tensor(tensors[0])
-        wrong += [] if model.set is tensors[0] else [f"{stage}, {marks}: set_input_tensor"]
-    return not wrong, {"measured": wrong, "tolerance": [], "unit": "what is of another type or value"}
+    config = config_of(half)
+    config.virtual_pipeline_model_parallel_size = parts
+    model = Model()
+    model.vp_stage, model.pg_collection = part, ProcessGroupCollection(pp=group(ranks, rank))
+    if marks:
+        model.first, model.second = (torch.nn.Parameter(torch.ones(2)) for _ in range(2))
+        getattr(module, "mark_keep_in_fp32", id)(model.first)
+    wrapped = Float16Module(config, model)
+    narrow = {torch.float32: dtype} if not rank and not part else {}
+    widen = {dtype: torch.float32} if rank == ranks - 1 and part in {None, (parts or 1) - 1} else {}
+    for options in ({}, {"fp32_output": True}, {"fp32_output": False}):
+        with mock.patch.object(torch.distributed, "is_initialized", return_value=True):  # else all is one stage
+            found = shown(wrapped(*nested, named=tensors[0], **options), {})
+        right = shown(nested, {} if options.get("fp32_output") is False else widen)
+        wrong += [] if found == right else [f"results, {options}"]
+        given, named = model.given
+        wrong += [] if shown(given, {}) == shown(nested, narrow) else ["arguments"]
+        wrong += [] if [*named] == ["named"] and named["named"] is tensors[0] else ["named ones"]
+    wrapped.set_input_tensor(tensors[0])
+    wrong += [] if model.set is tensors[0] else ["set_input_tensor"]
+    assert not wrong, f"of another type or value: {wrong}"
 
 
-def unlike(mixer, state):
-    """Return the names of a mixer's tensors that have other values than a state gives them."""
+def assert_loaded(mixer, state, what):
+    """Assert that a mixer's tensors have the values that a state gives them."""
     found = mixer.mixer.state_dict()
-    return [name for name, x in found.items() if name in state and not x.equal(state[name].to(x.dtype))]
+    wrong = [name for name, x in found.items() if name in state and not x.equal(state[name].to(x.dtype))]
+    assert not wrong, f"{what}: loaded with other values: {wrong}"
 
 
-def loads(up, half):
-    """Judge that a state is read as it is, and stays so; and that what lacks an entry, or has one more, is refused."""
-    torch, wrong = up.torch, []
-    mixer = Mixer(up, SCALES[half][0])
-    for dtype, (way, give) in itertools.product((half, "float32", "float64"), GIVEN_STATES.items()):
+@pytest.mark.control
+@pytest.mark.parametrize("way", GIVEN_STATES)
+@every_half
+def test_loading_leaves_the_state_as_it_is(half, way):
+    mixer = Mixer(USUAL | {"half": half})
+    for dtype in (mixer.half, torch.float32, torch.float64):
         state = mixer.wrapped.state_dict()
         for name in [name for name, x in state.items() if x.is_floating_point()]:
-            state[name] = torch.randn(state[name].shape).to(getattr(torch, dtype))
+            state[name] = torch.randn(state[name].shape).to(dtype)
         before = {name: (x, x.dtype, x.clone()) for name, x in state.items()}
-        mixer.wrapped.load_state_dict(give(state))
-        place = f"{dtype}, {way}"
-        wrong += [] if [*state] == [*before] else [f"{place}: the names"]
-        same = [state[n] is x and x.dtype == kind and x.equal(y) for n, (x, kind, y) in before.items() if n in state]
-        wrong += [] if all(same) else [f"{place}: what was given has changed"]
-        wrong += [f"{place}: {name}" for name in unlike(mixer, {name: x for name, (*_, x) in before.items()})]
-    for strict, (what, change) in itertools.product((True, False), (("A_log", dict.pop), ("more", dict.setdefault))):
-        state = {name: x + 1 for name, x in mixer.wrapped.state_dict().items()}
-        change(state, what, torch.ones(1))
-        try:
-            mixer.wrapped.load_state_dict(state, strict=strict)
-        except RuntimeError as error:
-            wrong += [] if strict and what in str(error) else [f"{what}, {strict}: {error}"]
-        else:
-            wrong += [f"{what}: not refused"] * strict
-            wrong += [f"{what}, {strict}: {name}" for name in unlike(mixer, state)]
-    return not wrong, {"measured": wrong, "tolerance": [], "unit": "what is wrong"}
+        mixer.wrapped.load_state_dict(GIVEN_STATES[way](state))
+        assert [*state] == [*before], f"{dtype}: the names have changed"
+        changed = [n for n, (x, kind, y) in before.items() if state[n] is not x or x.dtype != kind or not x.equal(y)]
+        assert not changed, f"{dtype}: loading changed {changed} of what was given"
+        assert_loaded(mixer, {name: x for name, (*_, x) in before.items()}, dtype)
 
 
-def decodes_without_kernels(up, half):
-    """Judge static decode where mamba_ssm and causal_conv1d are not installed: upstream then computes it in PyTorch.
-
-    The result has the 16-bit type, as the linear layer behind it takes it; it and the state are near float64's.
-    """
-    torch, errors, wrong = up.torch, {}, []
-    half_type, roundings = getattr(torch, half), DECODED * torch.finfo(getattr(torch, half)).eps
-    for groups, kept_in in itertools.product((1, 2), (half, "float32")):
-        mixer = Mixer(up, (half, False, groups, False, half))  # the gated norm is mamba_ssm's
-        wanted, module = mixer.load(torch.float32), mixer.mixer
-        decode = getattr(module, "ssm_decode", None) or module._ssm_decode  # noqa: SLF001 - its name until 0.19
-        state = torch.randn(BATCH, HEADS, CHANNELS, STATE).to(getattr(torch, kept_in))
-        convolved = torch.randn(BATCH, *module.conv1d_weight[:, 0].shape).to(half_type)
-        for token in range(2):
-            given = torch.randn(BATCH, 1, module.in_proj.weight.shape[0]).to(half_type)
-            right, after = decoded(torch, mixer, wanted, [x.double() for x in (given, convolved, state)])
-            absent = {"selective_state_update": None, "causal_conv1d_update": None}
-            with mock.patch.multiple(up.mixer, **absent), torch.no_grad():
-                found = decode(given, conv_state=convolved, ssm_state=state)
-            name = f"{groups} group(s), state in {kept_in}, token {token}"
-            wrong += [] if found.dtype == half_type and found.shape == right.shape else [f"{name}: {found.dtype}"]
-            errors[name] = far(found, right, right.abs().max())
-            errors[f"{name}: state"] = far(state, after, after.abs().max())
-    wrong += [f"{name}: {error}" for name, error in errors.items() if not error <= roundings]
-    measured = wrong or max(errors.values())
-    return not wrong, {"measured": measured, "tolerance": roundings, "unit": "of the largest value"}
+@pytest.mark.control
+@pytest.mark.parametrize("strict", [True, False], ids=["strict", "lenient"])
+@pytest.mark.parametrize(("entry", "change"), [("A_log", dict.pop), ("more", dict.setdefault)], ids=["missing", "more"])
+@every_half
+def test_loading_refuses_a_missing_entry_and_one_more(half, entry, change, strict):
+    mixer = Mixer(USUAL | {"half": half})
+    state = {name: x + 1 for name, x in mixer.wrapped.state_dict().items()}
+    change(state, entry, torch.ones(1))
+    with pytest.raises(RuntimeError, match=entry) if strict else contextlib.nullcontext():
+        mixer.wrapped.load_state_dict(state, strict=strict)
+    if not strict:
+        assert_loaded(mixer, state, "with another entry")
 
 
-def decoded(torch, mixer, wanted, before):
-    """Return the result of one token's decode and the state behind it, in float64, from what was there before.
-
-    Before are the projected input, [batch, 1, all], the convolution's state, [batch, channels, width], and the state,
-    [batch, heads, channels of a head, size].
-    """
-    silu, module, (given, conv, state) = torch.nn.functional.silu, mixer.mixer, before
-    heads, groups = len(wanted["A_log"]), mixer.config.mamba_num_groups
-    width = heads * CHANNELS
-    z, xbc, dt = given[:, 0].split([width, width + 2 * groups * STATE, heads], -1)
-    conv = torch.cat([conv[..., 1:], xbc[..., None]], -1)
-    xbc = silu((conv * module.conv1d_weight.detach().double()[:, 0]).sum(-1) + module.conv1d_bias.detach().double())
-    x, b, c = xbc.split([width, groups * STATE, groups * STATE], -1)
-    x = x.unflatten(-1, (heads, CHANNELS))
-    b, c = (each.unflatten(-1, (groups, STATE)).repeat_interleave(heads // groups, 1) for each in (b, c))
-    dt = torch.nn.functional.softplus(dt + module.dt_bias.detach().double())
-    left = (-dt * wanted["A_log"].exp())[..., None, None].exp()
-    state = state * left + (dt[..., None] * x)[..., None] * b[:, :, None]
-    y = (state * c[:, :, None]).sum(-1) + wanted["D"][:, None] * x
-    return (y.flatten(1) * silu(z))[:, None], state
+@pytest.mark.control
+def test_a_configuration_with_neither_type_is_refused():
+    with pytest.raises(Exception, match="should be True"):
+        Float16Module(config_of(), torch.nn.Linear(2, 2))
 
 
-def refused(up):
-    """Judge that a configuration with neither type is refused."""
-    config = up.config(num_layers=1, hidden_size=HIDDEN, num_attention_heads=1)
+# The cast of any module.
+
+
+def of_all_types():
+    """Make a module with a parameter and a buffer of each type, also in a child, where they are frozen and empty."""
+    made, random = torch.nn.Module(), torch.Generator().manual_seed(16)
+    values = torch.randn(3, 4, dtype=torch.float64, generator=random).mT * 1e4  # their strides are not the usual ones
+    made.child = torch.nn.Module()
+    for each, numbers in ((made, values), (made.child, values), (made.child, values[:0])):
+        for name in TYPES:
+            dtype, size = getattr(torch, name), f"{name}_{numbers.numel()}"
+            learns = each is made and (dtype.is_floating_point or dtype.is_complex)
+            each.register_parameter(f"{size}_parameter", torch.nn.Parameter(numbers.to(dtype), requires_grad=learns))
+            each.register_buffer(f"{size}_buffer", numbers.to(dtype), persistent=each is made)
+    made.child.register_parameter("tied", made.float32_12_parameter)
+    return made
+
+
+def reread(value):
+    """Return a module that was written whole, and read."""
+    file = io.BytesIO()
     try:
-        up.module.Float16Module(config, up.torch.nn.Linear(2, 2))
-    except Exception as error:
-        return "should be True" in str(error), {"measured": str(error)}
-    return False, {"measured": "no exception"}
+        torch.save(value, file)
+    except (pickle.PicklingError, AttributeError, RecursionError, TypeError) as error:
+        raise AssertionError(f"what the module bears cannot be written: {error}") from error
+    file.seek(0)
+    return torch.load(file, weights_only=False)
 
 
-def on_host(torch):
-    """Make a context in which CPU tensors say that they are on a GPU, which the optimizer asks for."""
+def bytes_of(tensor):
+    """Return the bytes of a tensor's elements in order."""
+    return tensor.detach().contiguous().clone().untyped_storage().tolist()
 
-    class OnHost(torch.overrides.TorchFunctionMode):
-        def __torch_function__(self, function, _types, given=(), named=None):
-            named = dict(named or {})
-            if named.get("device") == "cuda":
-                named["device"] = "cpu"
-            found = function(*given, **named)
-            return found.replace("torch.", "torch.cuda.") if isinstance(found, str) and "Tensor" in found else found
 
-    return OnHost()
+def tensors_of(value):
+    """Return parameters and buffers by name, tied ones under each."""
+    return dict([*value.named_parameters(remove_duplicate=False), *value.named_buffers(remove_duplicate=False)])
+
+
+def assert_cast_as_by_pytorch(half, mark=None, which="all", *, whole=False, back=False):
+    """Assert that a module is cast as PyTorch casts it: names, values, types, strides, modes, and what stays itself.
+
+    With a mark, which fp32 tensors are given (MARKED), these alone stay as they are, also where the module is written
+    and read before the cast: what a tensor bears as an attribute is kept then. (A deep copy of a parameter has no
+    attributes.) Where it is taken back, all is cast: the mark of main is an attribute, which is then False.
+    """
+    ours = of_all_types()
+    theirs = copy.deepcopy(ours)
+    old, theirs_old, before = tensors_of(ours), tensors_of(theirs), tensors_of(copy.deepcopy(theirs))
+    chosen = {id(x) for n, x in old.items() if mark and x.dtype == torch.float32 and MARKED[which](n)}
+    marked = [n for n, x in old.items() if id(x) in chosen]
+    for name in marked:
+        mark(old[name])
+        if back and hasattr(old[name], "keep_in_fp32"):
+            old[name].keep_in_fp32 = False
+    marked = [n for n in marked if getattr(old[n], "keep_in_fp32", True)]
+    ours = reread(ours) if whole else ours
+    old = tensors_of(ours)
+    learning = [n for n, x in old.items() if x.requires_grad and n not in marked]
+    for each, name in itertools.product((old, theirs_old), learning):
+        each[name].grad = each[name].detach() / 2 if each[name].element_size() > 1 else each[name].detach().clone()
+    bf16 = half == "bfloat16"
+    ours.train(bf16).child.train(not bf16)
+    Float16Module(config_of(half), ours)
+    assert (ours.training, ours.child.training) == (bf16, not bf16), "training or evaluation has changed"
+    new, theirs_new = tensors_of(ours), tensors_of(theirs.bfloat16() if bf16 else theirs.half())
+    stays = {name: before[name] for name in marked}
+    theirs_new, theirs_old = theirs_new | stays, theirs_old | stays
+    assert [*new, *ours.state_dict()] == [*theirs_new, *theirs.state_dict()], "other names, or another order"
+    wrong = [n for n, x in theirs_new.items() if bytes_of(new[n]) != bytes_of(x)]
+    for attribute in (lambda x: x.dtype, lambda x: x.stride(), lambda x: x.requires_grad):
+        wrong += [n for n, x in theirs_new.items() if attribute(new[n]) != attribute(x)]
+    wrong += [n for n, x in theirs_new.items() if (new[n] is old[n]) != (x is theirs_old[n])]
+    for name in learning:
+        found, exact = new[name].grad, theirs_new[name].grad
+        right = found is not None and found.dtype == exact.dtype and bytes_of(found) == bytes_of(exact)
+        wrong += [] if right else [f"{name}: its gradient"]
+    assert not wrong, f"not as PyTorch casts it: {sorted(set(wrong))}"
+
+
+@pytest.mark.control
+@every_half
+def test_every_type_is_cast_as_by_pytorch(half):
+    assert_cast_as_by_pytorch(half)
+
+
+@pytest.mark.control
+@pytest.mark.parametrize("way", ["whole", "back", *MARKED])
+@every_half
+def test_what_is_marked_stays_in_fp32(half, way):
+    if not hasattr(module, "mark_keep_in_fp32"):
+        pytest.skip("this tree has no mark")
+    which = way if way in MARKED else "all"
+    assert_cast_as_by_pytorch(half, module.mark_keep_in_fp32, which, whole=way == "whole", back=way == "back")
+
+
+# The optimizer.
+
+
+class OnHost(torch.overrides.TorchFunctionMode):
+    """Lets CPU tensors say that they are on a GPU, which the optimizer asks for."""
+
+    def __torch_function__(self, function, _types, given=(), named=None):
+        named = dict(named or {})
+        if named.get("device") == "cuda":
+            named["device"] = "cpu"
+        result = function(*given, **named)
+        return result.replace("torch.", "torch.cuda.") if isinstance(result, str) and "Tensor" in result else result
 
 
 class Shards:
     """A model whose parameters are DTensors, as PyTorch's FSDP2 makes them: a matrix and a vector, cast to bf16."""
 
-    def __init__(self, up, mesh):
-        from torch.distributed.tensor import Shard, distribute_tensor
-
-        config = up.config(num_layers=1, hidden_size=HIDDEN, num_attention_heads=1, bf16=True)
-        self.mixer = up.module.MegatronModule(config)
+    def __init__(self, mesh):
+        config = config_of("bfloat16")
+        self.mixer = module.MegatronModule(config)
         self.mixer.tp_group = group()
         for name, shape in (("matrix", (HIDDEN, TOKENS)), ("vector", (HIDDEN,))):
-            self.mixer.register_parameter(name, up.torch.nn.Parameter(up.torch.randn(shape)))
-        self.wrapped = up.module.Float16Module(config, self.mixer)
+            self.mixer.register_parameter(name, torch.nn.Parameter(torch.randn(shape)))
+        self.wrapped = Float16Module(config, self.mixer)
         for name, x in list(self.mixer.named_parameters()):
-            shards = up.torch.nn.Parameter(distribute_tensor(x.detach(), mesh, [Shard(0)]))
+            shards = torch.nn.Parameter(distribute_tensor(x.detach(), mesh, [Shard(0)]))
             shards.is_torch_fsdp2_param = True  # as Megatron's own wrapper of FSDP2 says it
             self.mixer.register_parameter(name, shards)
 
@@ -913,48 +862,37 @@ class Shards:
 class Optimizer:
     """The real optimizer for bf16 over a mixer's parameters, by default in two groups as for weight decay.
 
-    Of what is frozen, and of what is put back in fp32 with no mark, either every second parameter is, or the others.
-    Beside it there can be another one, made later over the same parameters. A plain one is SGD, which keeps nothing.
+    With a loss scale of a 16-bit type the parameters have that type. Of what is frozen, and of what is put back in fp32
+    with no mark, either every second parameter is, or the others. Beside it there can be another optimizer, made later
+    over the same parameters. A plain one is SGD, which keeps nothing.
     """
 
-    def __init__(  # noqa: PLR0913
-        self,
-        up,
-        grouping="matrices first",
-        *,
-        scale=None,
-        frozen=None,
-        unmarked=None,
-        shards=None,
-        beside=False,
+    def __init__(
+        self, grouping="matrices_first", *, scale=None, frozen=None, unmarked=None, shards=None, beside=False,
         plain=False,
-    ):
-        case, scaler = SCALES[scale] if scale else (CASES[0], None)
-        self.up, self.mixer, rows = up, Shards(up, shards) if shards else Mixer(up, case), {}
+    ):  # fmt: skip
+        half, rows = scale or "bfloat16", {}
+        self.mixer = Shards(shards) if shards else Mixer(USUAL | {"half": half, "groups": 1 + (half == "float16")})
         for n, x in enumerate(self.mixer.mixer.parameters()):
             rows.setdefault(GROUPINGS[grouping](n, x), []).append(x)
             x.requires_grad_(n % 2 != frozen)
             x.data = x.data.float() if n % 2 == unmarked else x.data
         self.given = [[*rows[key]] for key in sorted(rows)]  # the optimizer puts its copies into Adam's own lists
-        halves = {"bf16": case[0] == "bfloat16", "fp16": case[0] == "float16"}
-        config = up.optimizer.OptimizerConfig(clip_grad=CLIP, log_num_zeros_in_grad=True, lr=RATE, **halves)
+        halves = {"bf16": half == "bfloat16", "fp16": half == "float16"}
+        config = optimizer.OptimizerConfig(clip_grad=CLIP, log_num_zeros_in_grad=True, lr=RATE, **halves)
 
         def made():
             groups = [{"params": [*rows[key]], "wd_mult": float(key)} for key in sorted(rows)]
-            adam = (up.torch.optim.SGD if plain else up.torch.optim.Adam)(groups, lr=RATE)
-            with on_host(up.torch):
-                given = adam, config, scaler(up.scalers) if scaler else None, lambda *_: None
-                return up.optimizer.Float16OptimizerWithFloat16Params(*given)
+            adam = (torch.optim.SGD if plain else torch.optim.Adam)(groups, lr=RATE)
+            with OnHost():
+                given = adam, config, SCALERS[scale]() if scale else None, lambda *_: None
+                return optimizer.Float16OptimizerWithFloat16Params(*given)
 
         self.optimizer = made()
         self.optimizer.grad_stats_parallel_group, self.optimizer.tp_group = None, group()
         mains = [(name, x, getattr(x, "main_param", x)) for name, x in self.mixer.mixer.named_parameters()]
-        self.mains = {name: main if isinstance(main, up.torch.Tensor) else x for name, x, main in mains}
+        self.mains = {name: main if isinstance(main, torch.Tensor) else x for name, x, main in mains}  # the fp32 values
         self.beside = made() if beside else None
-
-    def main(self, name):
-        """Return the fp32 values that the optimizer keeps of a parameter."""
-        return self.mains[name]
 
     def trained(self):
         """Return the parameters that are not frozen, by name."""
@@ -966,7 +904,7 @@ class Optimizer:
 
     def sharded(self, model, *, loading=False):
         """Return the optimizer's sharded state, for such a one of the model."""
-        with on_host(self.up.torch):
+        with OnHost():
             return self.optimizer.sharded_state_dict(model, is_loading=loading)
 
     def step(self, *, without=()):
@@ -975,10 +913,9 @@ class Optimizer:
         Without are the numbers of the parameters that get none.
         """
         for n, x in enumerate(self.mixer.mixer.parameters()):
-            if n in without:
-                continue
-            x.main_grad = self.up.torch.full_like(x.detach(), 1.0 - 2 * (n % 2), dtype=self.up.torch.float32)
-        with on_host(self.up.torch):
+            if n not in without:
+                x.main_grad = torch.full_like(x.detach(), 1.0 - 2 * (n % 2), dtype=torch.float32)
+        with OnHost():
             self.optimizer.prepare_grads()
             self.optimizer.step_with_ready_grads()
 
@@ -988,8 +925,7 @@ class Optimizer:
         DDP keeps them in main_grad, a buffer; without it they are added to the parameters' own. Where says which of
         both each parameter has; those that have neither have no gradient.
         """
-        torch = self.up.torch
-        with on_host(torch):
+        with OnHost():
             self.optimizer.zero_grad()
             scale = self.optimizer.get_loss_scale().double()
             for name, x in self.mixer.mixer.named_parameters():
@@ -1003,59 +939,47 @@ class Optimizer:
             return self.optimizer.step()
 
 
-def master(up):
-    """Judge the fp32 values with which the optimizer begins: as made, and from a checkpoint of the model in fp32."""
-    trained = Optimizer(up)
-    errors = {n: off(trained.main(n).detach().double(), trained.mixer.made[n]) for n in ("A_log", "D")}
-    loaded = trained.mixer.load(up.torch.float32)
-    with on_host(up.torch):
+@pytest.mark.defect
+def test_optimizer_begins_with_the_fp32_values():
+    """As they were made, and from a checkpoint of the model in fp32."""
+    trained = Optimizer()
+    errors = {n: off(trained.mains[n].detach().double(), trained.mixer.made[n]) for n in ("A_log", "D")}
+    loaded = trained.mixer.load(torch.float32)
+    with OnHost():
         trained.optimizer.reload_model_params()
-    errors |= {f"{n}, loaded": off(trained.main(n).detach().double(), x) for n, x in loaded.items()}
-    return not any(errors.values()), {"measured": errors, "tolerance": 0, "unit": "relative error"}
+    errors |= {f"{n}, loaded": off(trained.mains[n].detach().double(), x) for n, x in loaded.items()}
+    assert_off(errors, 0.0)
 
 
-def updates(probe, up):
-    """Judge what the forward sees of some steps of Adam."""
-    trained = Optimizer(up)
+@pytest.mark.defect
+def test_the_forward_sees_every_step(figure):
+    trained = Optimizer()
     before = trained.mixer.run("training")
     for _ in range(STEPS):
         trained.step()
-    given = trained.mixer.run("training")
-    sign = trained.main("A_log").grad.sign().double()
-    skip = trained.main("D").grad.sign().double()
-    moved = (given["A"] != before["A"]).sum().item()
-    probe.say("FIGURE", name="moved", value=moved, unit=f"of {HEADS} rates that {STEPS} steps of {RATE} changed")
-    errors = {"A": off(given["A"], -(trained.mixer.made["A_log"] - STEPS * RATE * sign).exp())}
-    errors["D"] = off(given["D"], trained.mixer.made["D"] - STEPS * RATE * skip)
-    return max(errors.values()) <= UPDATED, {"measured": errors, "tolerance": UPDATED, "unit": "relative error"}
+    given, moved = trained.mixer.run("training"), {}
+    for name in ("A_log", "D"):
+        moved[name] = trained.mixer.made[name] - STEPS * RATE * trained.mains[name].grad.sign().double()
+    figure("moved", (given["A"] != before["A"]).sum().item(), f"of {HEADS} rates that {STEPS} steps of {RATE} changed")
+    assert_off({"A": off(given["A"], -moved["A_log"].exp()), "D": off(given["D"], moved["D"])}, UPDATED)
 
 
-@contextlib.contextmanager
-def one_rank(torch):
-    """Initialise torch.distributed with PyTorch's fake process group, of one rank, which leaves tensors as they are."""
-    from torch.testing._internal.distributed.fake_pg import FakeStore
-
+@pytest.fixture
+def one_rank():
+    """Initialise torch.distributed with PyTorch's fake process group of one rank, which leaves tensors as they are."""
     torch.distributed.init_process_group("fake", store=FakeStore(), rank=0, world_size=1)
-    try:
-        yield torch.distributed
-    finally:
-        torch.distributed.destroy_process_group()
+    yield torch.distributed
+    torch.distributed.destroy_process_group()
 
 
-def far(found, wanted, scale):
-    """Return the largest error, in a scale."""
-    return ((found.detach().double() - wanted).abs().max() / scale).item()
-
-
-def followed(trained, place):
-    """Return where whole steps differ from those of Adam in float64, with gradients that are clipped by their norm.
+def assert_steps_as_adam(trained, place):
+    """Assert that whole steps are those of Adam in float64, with gradients that are clipped by their norm.
 
     Gradients are small integers, which scaled by a power of 2 are exact in 16 bits, and differ from step to step. With
     a loss scale each parameter in turn has an inf or a nan before that, and these steps are left out.
     """
-    torch, wrong = trained.up.torch, []
-    named = dict(trained.mixer.mixer.named_parameters())
-    leaves = {name: trained.main(name).detach().double().clone().requires_grad_() for name in named}
+    wrong, named = [], dict(trained.mixer.mixer.named_parameters())
+    leaves = {name: trained.mains[name].detach().double().clone().requires_grad_() for name in named}
     adam = torch.optim.Adam(leaves.values(), lr=RATE)
 
     def integers():
@@ -1068,49 +992,51 @@ def followed(trained, place):
         gradients = integers()
         gradients[name].view(-1)[-1] = (math.inf, math.nan, -math.inf)[n % 3]
         made = trained.whole_step(gradients, where(n + 1))[0]  # in which the n-th parameter has a gradient
-        wrong += [f"{name}: a step with {gradients[name].view(-1)[-1]}"] * bool(made)
+        assert not made, f"{name}: a step with {gradients[name].view(-1)[-1]} is made"
     for n in range(STEPS):
         gradients, places = integers(), where(n)
         made, norm, zeros = trained.whole_step(gradients, places)
+        assert made, f"step {n} is left out"
         flat = torch.cat([x.flatten() for name, x in gradients.items() if places[name]])
+        assert norm == pytest.approx(flat.norm().item(), rel=SUMMED), f"norm of step {n}"
+        assert zeros == (flat == 0).sum(), f"zeros of step {n}"
         for name, x in leaves.items():
             x.grad = gradients[name] * min(1.0, CLIP / (flat.norm().item() + 1e-6)) if places[name] else None
         adam.step()
-        wrong += [] if made else [f"step {n} is left out"]
-        wrong += [] if made and abs(norm / flat.norm().item() - 1) <= SUMMED else [f"norm of step {n}: {norm}"]
-        wrong += [] if made and zeros == (flat == 0).sum() else [f"zeros of step {n}: {zeros}"]
     for name, x in named.items():
-        main = trained.main(name)
+        main = trained.mains[name]
         wrong += [] if far(main, leaves[name].detach(), RATE) <= STEPPED else [name]
         wrong += [] if torch.equal(x, main.to(x.dtype)) else [f"{name}: the model's"]
         for key in ("exp_avg", "exp_avg_sq"):
-            found, wanted = trained.optimizer.optimizer.state[main].get(key), adam.state[leaves[name]][key]
-            right = found is not None and far(found, wanted, wanted.abs().max()) <= SUMMED
+            found, exact = trained.optimizer.optimizer.state[main].get(key), adam.state[leaves[name]][key]
+            right = found is not None and far(found, exact, exact.abs().max()) <= SUMMED
             wrong += [] if right else [f"{name}: {key}"]
-    return wrong
+    assert not wrong, f"other than Adam in float64: {wrong}"
 
 
-def own_gradients(up):
-    """Judge whole steps without DDP: the gradients are those that each parameter has itself, in each step.
+@pytest.mark.control
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize("place", [place for place in PLACES if place != "main_grad"])
+def test_steps_without_ddp_take_each_parameters_own_gradient(place):
+    """Also where in each step half of the parameters have none, as those of a layer that was skipped.
 
-    So they are where in each step half of the parameters have none, as those of a layer that was skipped; and where
-    half of the parameters are outside DDP, as those of a head beside the model.
+    And where half of the parameters are outside DDP, as those of a head beside the model.
     """
-    wrong = []
-    with one_rank(up.torch):
-        for place in [place for place in PLACES if place != "main_grad"]:
-            wrong += [f"{place}: {each}" for each in followed(Optimizer(up), place)]
-    return not wrong, {"measured": wrong, "tolerance": [], "unit": "what differs from Adam in float64"}
+    assert_steps_as_adam(Optimizer(), place)
 
 
-def scaled(up, half):
-    """Judge whole steps with a loss scale: in all places, and with DDP also where fp32 parameters have no mark."""
-    rows, wrong = [*((place, None) for place in PLACES), ("main_grad", 0), ("main_grad", 1)], []
-    with one_rank(up.torch):
-        for place, unmarked in rows:
-            found = followed(Optimizer(up, scale=half, unmarked=unmarked), place)
-            wrong += [f"{place}, {unmarked}: {each}" for each in found]
-    return not wrong, {"measured": wrong, "tolerance": [], "unit": "what differs from Adam in float64"}
+@pytest.mark.control
+@pytest.mark.usefixtures("one_rank")
+@pytest.mark.parametrize(
+    ("place", "unmarked"), [*((place, None) for place in PLACES), ("main_grad", 0), ("main_grad", 1)]
+)
+@every_half
+def test_steps_with_a_loss_scale_are_unscaled_clipped_and_left_out(half, place, unmarked):
+    """In all places, and with DDP also where fp32 parameters have no mark."""
+    assert_steps_as_adam(Optimizer(scale=half, unmarked=unmarked), place)
+
+
+# What the optimizer writes and reads.
 
 
 def local(x):
@@ -1118,10 +1044,10 @@ def local(x):
     return x.to_local() if hasattr(x, "to_local") else x
 
 
-def leaves(x):
+def leaves_of(x):
     """Return what lies in nested dictionaries and lists."""
     x = [*x.values()] if isinstance(x, dict) else x
-    return [y for each in x for y in leaves(each)] if isinstance(x, list) else [x]
+    return [y for each in x for y in leaves_of(each)] if isinstance(x, list) else [x]
 
 
 def replica(model):
@@ -1135,14 +1061,20 @@ def placed(entry):
     """Return of which whole an entry of a sharded state is which part, by which rank it is written, and under what."""
     if not hasattr(entry, "key"):
         return "no entry"
-    parts = leaves(entry.build()) if hasattr(entry, "build") else [entry]
+    parts = leaves_of(entry.build()) if hasattr(entry, "build") else [entry]
     names = [field.name for field in dataclasses.fields(parts[0]) if field.name not in {"data", "dtype", "key"}]
     return str([(x.key.removeprefix(entry.key), *(getattr(x, name) for name in names)) for x in parts])
 
 
 def described(state):
     """Return what each entry of a sharded state is called, whose values it holds, and where they lie."""
-    return {(getattr(x, "key", "no name"), id(x.data if hasattr(x, "key") else x), placed(x)) for x in leaves(state)}
+    return {(getattr(x, "key", "no name"), id(x.data if hasattr(x, "key") else x), placed(x)) for x in leaves_of(state)}
+
+
+def rows_of(state):
+    """Return the entries of a sharded state: fp32 values, and the moments of each parameter."""
+    moments = [[*row.values()] for row in state["optimizer"]["state"].values() if isinstance(row, dict)]
+    return [*state["fp32_from_fp16_params"], *moments]
 
 
 def misplaced(trained, hidden=None, model=None, *, loading=False, bare=()):
@@ -1153,20 +1085,18 @@ def misplaced(trained, hidden=None, model=None, *, loading=False, bare=()):
     parameters that have no moments.
     """
     model = trained.model() if model is None else model
-    of, wanted, adam = {id(x.data): x for x in leaves(model)}, set(), trained.optimizer.optimizer.state
+    of, right, adam = {id(x.data): x for x in leaves_of(model)}, set(), trained.optimizer.optimizer.state
     for name, x in trained.trained():
-        main, entry = trained.main(name), of[id(local(x))]
+        main, entry = trained.mains[name], of[id(local(x))]
         values = {key: adam[main][key] for key in ("exp_avg", "exp_avg_sq")} if name not in bare else {}
         values |= {"fp32_param": main} if main is not x else {}
-        wanted |= {(f"optimizer.state.{k}.{entry.key}", id(local(y)), placed(entry)) for k, y in values.items()}
-    for entry in [entry for entry in leaves(model) if entry.data is hidden]:
+        right |= {(f"optimizer.state.{k}.{entry.key}", id(local(y)), placed(entry)) for k, y in values.items()}
+    for entry in [entry for entry in leaves_of(model) if entry.data is hidden]:
         entry.data = hidden.detach().clone()
         entry.data._gtp_dequant_src = hidden  # noqa: SLF001 - the link by which upstream finds it
     given = described(model)
-    state = trained.sharded(model, loading=loading)
-    rows = [row for row in state["optimizer"]["state"].values() if isinstance(row, dict)]
-    found = described(state["fp32_from_fp16_params"]) | described(rows)
-    return sorted({key for key, *_ in found ^ wanted} | {f"the model's {key}" for key, *_ in described(model) ^ given})
+    found = described(rows_of(trained.sharded(model, loading=loading)))
+    return sorted({key for key, *_ in found ^ right} | {f"the model's {key}" for key, *_ in described(model) ^ given})
 
 
 def filled(entry, values):
@@ -1185,22 +1115,30 @@ def misread(trained, other):
 
     Both have the same parameters in the same groups; the other has made another number of steps.
     """
-    torch, states = trained.up.torch, []
-    for each, loads in ((trained, False), (other, True)):
-        states.append(each.sharded(each.model(), loading=loads))
-    rows = [*states[0]["fp32_from_fp16_params"]]
-    rows += [row.values() for row in states[0]["optimizer"]["state"].values() if isinstance(row, dict)]
-    values = {x.key: x.data.clone() for row in rows for x in row}
-    states[1]["optimizer"]["state"]["common_step"] = states[0]["optimizer"]["state"]["common_step"].clone()
-    with on_host(torch):
-        other.optimizer.load_state_dict(filled(states[1], values))
+    ours = trained.sharded(trained.model())
+    theirs = other.sharded(other.model(), loading=True)
+    values = {x.key: x.data.clone() for row in rows_of(ours) for x in row}
+    theirs["optimizer"]["state"]["common_step"] = ours["optimizer"]["state"]["common_step"].clone()
+    with OnHost():
+        other.optimizer.load_state_dict(filled(theirs, values))
     return different(trained, other)
 
 
-def same(found, wanted):
+def same(found, exact):
     """Return whether two lists hold tensors, or DTensors, of the same types and values."""
-    pairs = [(local(a), local(b)) for a, b in zip(found, wanted, strict=False)]
-    return len(found) == len(wanted) and all(a.dtype == b.dtype and a.equal(b) for a, b in pairs)
+    pairs = [(local(a), local(b)) for a, b in zip(found, exact, strict=False)]
+    return len(found) == len(exact) and all(a.dtype == b.dtype and a.equal(b) for a, b in pairs)
+
+
+def different(trained, other):
+    """Return the names of the parameters whose fp32 values, moments or step two optimizers have differently."""
+    wrong = []
+    for name, x in trained.trained():
+        ours, theirs = (each.optimizer.optimizer.state[each.mains[name]] for each in (trained, other))
+        right = trained.mains[name] is x or same([trained.mains[name]], [other.mains[name]])
+        right = right and ours.keys() == theirs.keys() and same([*ours.values()], [theirs[key] for key in ours])
+        wrong += [] if right else [name]
+    return wrong
 
 
 def renumbered(trained, other):
@@ -1210,104 +1148,134 @@ def renumbered(trained, other):
     this alone a plain checkpoint, of a release as well, says what is whose.
     """
     state, adam = trained.optimizer.state_dict(), trained.optimizer.optimizer.state
-    names = {id(x): name for name, x in trained.mixer.mixer.named_parameters()}
-    given, wrong = [x for row in trained.given for x in row], []
-    for n, x in enumerate(given):
-        found, wanted = state["optimizer"]["state"].get(n, {}), adam.get(trained.main(names[id(x)]), {})
-        right = found.keys() == wanted.keys() and same([found[key] for key in wanted], [*wanted.values()])
-        wrong += [] if right else [f"state {n} is not of {names[id(x)]}"]
-    kept = {id(x) for x in given if trained.main(names[id(x)]) is x}
+    names, wrong = {id(x): name for name, x in trained.mixer.mixer.named_parameters()}, []
+    for n, x in enumerate(x for row in trained.given for x in row):
+        found, right = state["optimizer"]["state"].get(n, {}), adam.get(trained.mains[names[id(x)]], {})
+        if found.keys() != right.keys() or not same([found[key] for key in right], [*right.values()]):
+            wrong += [f"state {n} is not of {names[id(x)]}"]
+    kept = {id(x) for row in trained.given for x in row if trained.mains[names[id(x)]] is x}
     copies = state["fp32_from_fp16_params"]
     wrong += [] if len(copies) == len(trained.given) else ["number of groups"]
-    for n, (row, found) in enumerate(zip(trained.given, copies, strict=False)):
-        wanted = [trained.main(names[id(x)]) for x in row if id(x) not in kept and x.requires_grad]
-        found = [x for x in found if id(x) not in kept]  # noqa: PLW2901 - to list what is in fp32 itself is no mistake
-        wrong += [] if same(found, wanted) else [f"copies of group {n}"]
-    with on_host(trained.up.torch):
+    for n, (row, listed) in enumerate(zip(trained.given, copies, strict=False)):
+        right = [trained.mains[names[id(x)]] for x in row if id(x) not in kept and x.requires_grad]
+        found = [x for x in listed if id(x) not in kept]  # to list what is in fp32 itself is no mistake
+        wrong += [] if same(found, right) else [f"copies of group {n}"]
+    with OnHost():
         other.optimizer.load_state_dict(copy.deepcopy(state))
     return wrong + different(trained, other)
 
 
-def different(trained, other):
-    """Return the names of the parameters whose fp32 values, moments or step two optimizers have differently."""
-    wrong = []
-    for name, x in trained.trained():
-        ours, theirs = (each.optimizer.optimizer.state[each.main(name)] for each in (trained, other))
-        right = trained.main(name) is x or same([trained.main(name)], [other.main(name)])
-        right = right and ours.keys() == theirs.keys() and same([*ours.values()], [theirs[key] for key in ours])
-        wrong += [] if right else [name]
-    return wrong
-
-
-def saved(up, grouping, **options):
-    """Judge that the optimizer's sharded state names the parameter to which each tensor belongs, and is read back."""
-    trained, other = (Optimizer(up, grouping, **options) for _ in range(2))
+def assert_saved(grouping, **options):
+    """Assert that the optimizer's state, sharded and plain, names whose each tensor is, and is read back."""
+    trained, other = (Optimizer(grouping, **options) for _ in range(2))
     for each in (trained, other, other):
         each.step()
     wrong = misplaced(trained)
-    wrong += misread(trained, other) if not wrong else []
+    assert not wrong, f"entries that are wrong: {wrong}"
+    wrong = misread(trained, other)
+    assert not wrong, f"read back with other values: {wrong}"
     other.step()
-    wrong += [f"plain: {each}" for each in renumbered(trained, other)]
-    return not wrong, {"measured": wrong, "tolerance": [], "unit": "entries that are wrong, or parameters"}
+    wrong = renumbered(trained, other)
+    assert not wrong, f"plain state: {wrong}"
 
 
-def saved_without(up):
-    """Judge the same where parameters have no moments: before a step, without a gradient, and with a plain SGD."""
-    wrong = []
-    for grouping in GROUPINGS:
-        names = [*Optimizer(up, grouping).mains]
-        rows = {"before a step": (None, names), "SGD": ((), names), "no gradient": ([*range(len(names))], names)}
-        rows |= {f"no gradient of {name}": ([n], [name]) for n, name in enumerate(names)}
-        rows["no gradient of every second"] = ([*range(0, len(names), 2)], names[::2])
-        for row, (without, bare) in rows.items():
-            trained = Optimizer(up, grouping, plain=row == "SGD")
-            if without is not None:
-                trained.step(without=without)
-            wrong += [f"{grouping}, {row}: {each}" for each in misplaced(trained, bare=bare)]
-    return not wrong, {"measured": wrong, "tolerance": [], "unit": "entries that are wrong"}
+every_grouping = pytest.mark.parametrize("grouping", GROUPINGS)
 
 
-def saved_beside(up):
-    """Judge the same of an optimizer beside which another one was made, over the same parameters."""
-    return saved(up, "matrices first", beside=True)
+@pytest.mark.control
+@every_grouping
+def test_saved_states_name_their_parameters(grouping):
+    assert_saved(grouping)
 
 
-def tensors_written(torch, state):
+@pytest.mark.defect
+@pytest.mark.parametrize("which", [0, 1], ids=["even", "odd"])
+@pytest.mark.parametrize("what", ["frozen", "unmarked"])
+@every_grouping
+def test_saved_states_name_their_parameters_beside_others(grouping, what, which):
+    """With every second parameter frozen, or in fp32 without a mark."""
+    assert_saved(grouping, **{what: which})
+
+
+@pytest.mark.control
+def test_saved_states_are_right_beside_another_optimizer():
+    assert_saved("matrices_first", beside=True)
+
+
+@pytest.mark.control
+@every_grouping
+def test_saved_states_are_right_where_the_backfill_alone_can_match(grouping):
+    """The backfill for generalized tensor parallelism, of each of the 16-bit parameters in turn."""
+    if not (hasattr(optimizer, "_backfill_gtp_sharded_param_map") and hasattr(gtp_api, "is_gtp_param")):
+        pytest.skip("this tree has no backfill")
+    trained = Optimizer(grouping)
+    trained.step()
+    for name, x in trained.mixer.mixer.named_parameters():
+        if trained.mains[name] is not x:
+            with mock.patch.object(gtp_api, "is_gtp_param", lambda other, x=x: other is x):
+                wrong = misplaced(trained, x)
+            assert not wrong, f"{name}: entries that are wrong: {wrong}"
+
+
+@pytest.mark.control
+@every_grouping
+def test_saved_states_are_right_where_parameters_have_no_moments(grouping):
+    """Before a step, without a gradient, and with a plain SGD."""
+    names = [*Optimizer(grouping).mains]
+    rows = {"before a step": (None, names), "SGD": ((), names), "no gradient": ([*range(len(names))], names)}
+    rows |= {f"no gradient of {name}": ([n], [name]) for n, name in enumerate(names)}
+    rows["no gradient of every second"] = ([*range(0, len(names), 2)], names[::2])
+    for row, (without, bare) in rows.items():
+        trained = Optimizer(grouping, plain=row == "SGD")
+        if without is not None:
+            trained.step(without=without)
+        wrong = misplaced(trained, bare=bare)
+        assert not wrong, f"{row}: entries that are wrong: {wrong}"
+
+
+@pytest.mark.control
+def test_saved_states_of_dtensors_are_right(one_rank):
+    """Upstream finds them by their local tensors, which PyTorch 2.8 gives out as themselves, and 2.13 as new ones."""
+    mesh = one_rank.init_device_mesh("cpu", (1,))
+    with mock.patch.object(DTensor, "to_local", lambda x: x._local_tensor):  # noqa: SLF001 - as in PyTorch 2.8
+        trained = Optimizer("one_group", shards=mesh)
+        trained.step()
+        wrong = misplaced(trained)
+    assert not wrong, f"entries that are wrong: {wrong}"
+
+
+def tensors_written(state):
     """Return how many tensors a file has to which a state is written."""
     file = io.BytesIO()
     torch.save(state, file)
     return sum("/data/" in name for name in zipfile.ZipFile(file).namelist())
 
 
-def saved_alone(up):
-    """Judge that the optimizer's plain state is written with as many tensors after a sharded one was made as before.
-
-    What a tensor bears as an attribute is written with it, so that the copies could take the model along.
-    """
-    trained = Optimizer(up)
+@pytest.mark.control
+def test_a_plain_state_is_written_with_no_tensor_more_after_a_sharded_one():
+    """What a tensor bears as an attribute is written with it, so that the copies could take the model along."""
+    trained = Optimizer()
     trained.step()
-    before = tensors_written(up.torch, trained.optimizer.state_dict())
+    before = tensors_written(trained.optimizer.state_dict())
     trained.sharded(trained.model())
-    after = tensors_written(up.torch, trained.optimizer.state_dict())
-    more = after - before if before else math.inf  # a state of a step has tensors
-    return more == 0, {"measured": more, "tolerance": 0, "unit": "tensors more in the file"}
+    assert tensors_written(trained.optimizer.state_dict()) == before > 0
 
 
-def saved_as_given(up):
-    """Judge that each call follows the model's state that it is given, whatever earlier ones were given.
+@pytest.mark.control
+def test_each_call_follows_the_models_state_that_it_is_given():
+    """A model may be written under other keys or as another part than it was read.
 
-    A model may be written under other keys or as another part than it was read. States of earlier calls, which may be
-    on their way to a file, stay as they are.
+    States of earlier calls, which may be on their way to a file, stay as they are.
     """
-    trained = Optimizer(up)
+    trained = Optimizer()
     trained.step()
-    first, wrong = trained.sharded(trained.model()), []
+    first = trained.sharded(trained.model())
     before = described(first)
-    for way, give in GIVEN.items():
-        for loading in (True, False):
-            wrong += [f"{way}: {each}" for each in misplaced(trained, model=give(trained), loading=loading)]
-    wrong += [f"the first state: {key}" for key in sorted({key for key, *_ in described(first) ^ before})]
-    return not wrong, {"measured": wrong, "tolerance": [], "unit": "entries that are wrong"}
+    for (way, give), loading in itertools.product(GIVEN.items(), (True, False)):
+        wrong = misplaced(trained, model=give(trained), loading=loading)
+        assert not wrong, f"{way}: entries that are wrong: {wrong}"
+    changed = sorted({key for key, *_ in described(first) ^ before})
+    assert not changed, f"the first state has changed: {changed}"
 
 
 def differing(a, b, where="", depth=9):
@@ -1327,263 +1295,94 @@ def differing(a, b, where="", depth=9):
     return [] if a == b else [where]
 
 
-def written_by(up, stage):
-    """Return what a rank gives to a checkpoint, of which only the first rank's is written, and its shards.
+def written_by(stage):
+    """Return the shards that a rank gives to a checkpoint, and the rest, of which only the first rank's is written.
 
     The rank has one of two layers, in which all values are other ones.
     """
-    from megatron.core.dist_checkpointing.state_dict_utils import save_preprocess
-
-    trained = Optimizer(up)
+    trained = Optimizer()
     trained.step()
-    moments = leaves([[*row.values()] for row in trained.optimizer.optimizer.state.values()])
+    moments = leaves_of([[*row.values()] for row in trained.optimizer.optimizer.state.values()])
     for x in [*trained.mains.values(), *trained.mixer.original.values(), *moments]:
         x.data.add_(stage if x.dim() else 0)  # the number of steps is the same
     state = trained.sharded(trained.model(sharded_offsets=((0, stage, 2),)))
     return save_preprocess(state, validate_access_integrity=False)
 
 
-def saved_in_common(up):
-    """Judge that nothing which differs between ranks is written of one rank alone.
-
-    Upstream writes what is not sharded once ("We save the common state dict only on rank 0"), and every rank reads it.
-    """
-    (ours, common), (theirs, other) = (written_by(up, stage) for stage in (0, 1))
-    shards = [{(x.key, tuple(x.global_offset)) for x in leaves(each)} for each in (ours, theirs)]
-    wrong = [f"in common{each}" for each in differing(common, other)]
-    wrong += [f"written by both: {key}" for key, _ in sorted(shards[0] & shards[1])]
-    wrong += [] if all(shards) else ["no shards"]
-    return not wrong, {"measured": wrong, "tolerance": [], "unit": "what differs, or is written twice"}
+@pytest.mark.control
+def test_nothing_that_differs_between_ranks_is_written_of_one_alone():
+    """Upstream writes what is not sharded once ("We save the common state dict only on rank 0"); every rank reads it."""
+    (ours, common), (theirs, other) = (written_by(stage) for stage in (0, 1))
+    differ = differing(common, other)
+    assert not differ, f"differs in what is written once: {differ}"
+    shards = [{(x.key, tuple(x.global_offset)) for x in leaves_of(each)} for each in (ours, theirs)]
+    assert all(shards), "no shards"
+    assert not shards[0] & shards[1], f"written by both: {sorted(shards[0] & shards[1])}"
 
 
-def copied_together(up):
-    """Judge a model and an optimizer that were copied in one call: what is written and read of them, and their steps.
+@pytest.mark.control
+def test_model_and_optimizer_copied_in_one_call_are_a_pair():
+    """What is written and read of them, and their steps.
 
     (The copy's parameters have no attributes, as PyTorch copies parameters; main_param is one of them.)
     """
-    trained = Optimizer(up)
+    trained = Optimizer()
     trained.step()
-    copied = copy.deepcopy(trained, {id(up): up})
-    wrong = [f"written: {each}" for each in misplaced(copied)]
+    copied = copy.deepcopy(trained)
+    wrong = misplaced(copied)
+    assert not wrong, f"written: {wrong}"
     copied.step()
     names, moved = {name for name, _ in trained.trained()}, set(different(trained, copied))
-    wrong += [f"stepped with the copy, or not at all: {name}" for name in sorted(names - moved)]
+    assert moved == names, f"stepped with the copy, or not at all: {names - moved}"
     trained.step()
-    wrong += [f"another step: {name}" for name in different(trained, copied)]
+    wrong = different(trained, copied)
+    assert not wrong, f"another step: {wrong}"
     given = dict(copied.mixer.mixer.named_parameters())
-    wrong += [f"the model's: {name}" for name, x in trained.trained() if not same([x], [given[name]])]
-    other = Optimizer(up)
+    wrong = [name for name, x in trained.trained() if not same([x], [given[name]])]
+    assert not wrong, f"the model's: {wrong}"
+    other = Optimizer()
     other.step()
-    for one, two in ((copied, other), (other, copied)) if not wrong else ():
-        wrong += [f"read by {'the copy' if two is copied else 'another'}: {each}" for each in misread(one, two)]
+    for one, two in ((copied, other), (other, copied)):
+        wrong = misread(one, two)
+        assert not wrong, f"read by {'the copy' if two is copied else 'another'}: {wrong}"
         other.step()
-    return not wrong, {"measured": wrong, "tolerance": [], "unit": "entries that are wrong, or parameters"}
 
 
-def written_whole(up):
-    """Judge that a model is written and read whole when an optimizer has its parameters, with all that these bear.
+@pytest.mark.control
+def test_a_model_under_an_optimizer_is_written_and_read_whole():
+    """The mixer, with all that its parameters bear. Float16Module, which wraps it, has a function that pickle refuses.
 
-    It is the mixer: Float16Module, which wraps it, has a function that pickle refuses. What is read is wrapped again.
+    What is read is wrapped again.
     """
-    trained = Optimizer(up)
+    trained = Optimizer()
     trained.mixer.train().sum().backward()
     trained.step()
     wrong = misplaced(trained)
-    read = reread(up.torch, trained.mixer.mixer)
-    if read is None:
-        return False, {"measured": "the model cannot be saved"}
+    assert not wrong, f"entries that are wrong: {wrong}"
+    read = reread(trained.mixer.mixer)
     states = [{n: (x, x.requires_grad) for n, x in each.named_parameters()} for each in (trained.mixer.mixer, read)]
-    wrong += differing(*states)
-    types = {name: x.dtype for name, x in read.named_parameters()}
-    up.module.Float16Module(trained.mixer.config, read)
-    wrong += [f"cast again: {name}" for name, x in read.named_parameters() if x.dtype != types[name]]
-    return not wrong, {"measured": wrong, "tolerance": [], "unit": "what differs from what was written"}
+    wrong = differing(*states)
+    assert not wrong, f"differs from what was written: {wrong}"
+    kinds = {name: x.dtype for name, x in read.named_parameters()}
+    Float16Module(trained.mixer.config, read)
+    wrong = [name for name, x in read.named_parameters() if x.dtype != kinds[name]]
+    assert not wrong, f"cast again: {wrong}"
 
 
-def saved_by_halves(up, what):
-    """Judge the same in every grouping, with every second parameter frozen or in fp32 unmarked, or with the others."""
-    wrong = []
-    for grouping in GROUPINGS:
-        for half in (0, 1):
-            ok, values = saved(up, grouping, **{what: half})
-            wrong += [] if ok else [f"{grouping}, {half}: {each}" for each in values["measured"]]
-    return not wrong, {"measured": wrong, "tolerance": [], "unit": "entries that are wrong, or parameters"}
-
-
-def saved_shards(up):
-    """Judge what is written of parameters that are DTensors, on a mesh of one rank.
-
-    Upstream finds them by their local tensors, which PyTorch 2.8 gives out as themselves, and 2.13 as new parameters.
-    """
-    from torch.distributed.tensor import DTensor
-
-    with one_rank(up.torch) as distributed:
-        mesh = distributed.init_device_mesh("cpu", (1,))
-        with mock.patch.object(DTensor, "to_local", lambda x: x._local_tensor):  # noqa: SLF001 - as in PyTorch 2.8
-            trained = Optimizer(up, "one group", shards=mesh)
-            trained.step()
-            wrong = misplaced(trained)
-    return not wrong, {"measured": wrong, "tolerance": [], "unit": "entries that are wrong"}
-
-
-def backfilled(up, grouping):
-    """Judge the same where the optimizer's backfill alone can match one of the 16-bit parameters, each in turn."""
-    if not (hasattr(up.optimizer, "_backfill_gtp_sharded_param_map") and hasattr(up.gtp, "is_gtp_param")):
-        return None, {"reason": "this tree has no backfill"}
-    trained, wrong = Optimizer(up, grouping), []
-    trained.step()
-    for name, x in trained.mixer.mixer.named_parameters():
-        if trained.main(name) is not x:
-            with mock.patch.object(up.gtp, "is_gtp_param", lambda other, x=x: other is x):
-                wrong += [f"{name}: {key}" for key in misplaced(trained, x)]
-    return not wrong, {"measured": wrong, "tolerance": [], "unit": "entries that are wrong"}
-
-
-def in_use(up):
+def storages_in_use():
     """Return weak references to the storages of a model and its optimizer, by name, after a step and a save."""
-    from torch.multiprocessing.reductions import StorageWeakRef
-
-    trained = Optimizer(up)
+    trained = Optimizer()
     trained.mixer.train().sum().backward()
     trained.step()
     misplaced(trained)
-    tensors = {f"{name}'s fp32 copy": trained.main(name) for name in trained.mixer.original}
+    tensors = {f"{name}'s fp32 copy": trained.mains[name] for name in trained.mixer.original}
     tensors |= {**dict(trained.mixer.mixer.named_buffers()), **trained.mixer.original}
     return {name: StorageWeakRef(x.untyped_storage()) for name, x in tensors.items()}
 
 
-def freed(up):
-    """Judge that a model and its optimizer are freed when they are deleted."""
-    used = in_use(up)
+@pytest.mark.control
+def test_a_deleted_model_and_its_optimizer_are_freed():
+    used = storages_in_use()
     gc.collect()
-    wrong = [name for name, storage in used.items() if not storage.expired()]
-    return not wrong, {"measured": wrong, "tolerance": [], "unit": "what is not freed"}
-
-
-def product(up):
-    """Judge A_log of a gated delta product, where the tree has one."""
-    if up.product is None:
-        return None, {"reason": "this tree has no gated delta product"}
-    config = up.config(
-        num_layers=1, hidden_size=HIDDEN, num_attention_heads=1, params_dtype=up.torch.bfloat16, bf16=True,
-        mamba_num_heads=HEADS, mamba_head_dim=CHANNELS, mamba_state_dim=STATE, mamba_num_groups=2,
-    )  # fmt: skip
-    parts = up.product.GatedDeltaProductMixerSubmodules(in_proj=up.linear, out_proj=up.linear)
-    groups = up.groups(tp=group(), cp=group(), pp=group())
-    mixer = up.product.GatedDeltaProductMixer(
-        config, parts, HIDDEN, A_init_range=(1, 16), layer_number=1, pg_collection=groups
-    )
-    wanted = mixer.A_log.detach().double()
-    up.module.Float16Module(config, mixer)
-    error = off(mixer.cp.get_A_log().detach().double(), wanted)
-    return error == 0, {"measured": error, "tolerance": 0, "unit": "relative error"}
-
-
-def stand_in(torch, kernels):
-    """Put stand-ins where upstream imports compiled packages from."""
-    parts = {"layernorm_gated": {"RMSNorm": gated_norm(torch)}}
-    scans = {"mamba_chunk_scan_combined": kernels.scan, "mamba_split_conv1d_scan_combined": kernels.whole}
-    parts["ssd_combined"] = scans
-    names = ["mamba_ssm", "mamba_ssm.ops", "mamba_ssm.ops.triton", *(f"mamba_ssm.ops.triton.{x}" for x in parts)]
-    names += ["fla", "fla.modules", "fla.modules.l2norm", "fla.ops", "fla.ops.gated_delta_product"]
-    parts |= {"l2norm": {"l2_norm": None}, "gated_delta_product": {"chunk_gated_delta_product": None}}
-    for name in names:
-        sys.modules[name] = types.ModuleType(name)
-        vars(sys.modules[name]).update(parts.get(name.rpartition(".")[2], {}))
-
-
-def load(probe, torch):
-    """Load the release that is on the path; return what the checks use."""
-    kernels = Kernels(torch)
-    stand_in(torch, kernels)
-    torch.cuda.current_device = lambda: torch.device("cpu")
-    from megatron.core.inference.contexts.static_context import StaticInferenceContext
-    from megatron.core.inference.utils import InferenceMode
-    from megatron.core import utils
-    from megatron.core.optimizer import clip_grads, grad_scaler, optimizer
-    from megatron.core.process_groups_config import ProcessGroupCollection
-    from megatron.core.ssm import mamba_context_parallel, mamba_mixer
-    from megatron.core.transformer import module
-    from megatron.core.transformer.transformer_config import TransformerConfig
-
-    name = "megatron.core.tensor_parallel.gtp_api"
-    gtp = importlib.import_module(name) if importlib.util.find_spec(name) else None
-    name = "megatron.core.ssm.gated_delta_product"
-    product = importlib.import_module(name) if importlib.util.find_spec(name) else None
-    for each in (module, mamba_mixer, mamba_context_parallel, optimizer, product):
-        if each:
-            probe.upstream(each)
-    for each in (clip_grads, optimizer):  # what they use where neither Transformer Engine nor Apex is installed
-        each.multi_tensor_applier = utils.local_multi_tensor_applier
-        each.l2_norm_impl = utils.local_multi_tensor_l2_norm
-        each.multi_tensor_scale_impl = utils.local_multi_tensor_scale
-        each.multi_tensor_scale_tensor_impl = None
-    tracker = types.SimpleNamespace(fork=contextlib.nullcontext)
-    for each in filter(None, (mamba_mixer, product)):
-        each.get_cuda_rng_tracker = lambda: tracker
-    if product:
-        product.check_fla_sequence_packing_support = lambda: (True, None)
-    mamba_mixer.causal_conv1d_fn = kernels.convolve
-    mamba_mixer.causal_conv1d_update = lambda x, *_, **_options: x
-    mamba_mixer.selective_state_update = kernels.decode
-    return types.SimpleNamespace(
-        torch=torch, kernels=kernels, module=module, mixer=mamba_mixer, optimizer=optimizer, product=product,
-        scalers=grad_scaler, config=TransformerConfig, gtp=gtp, groups=ProcessGroupCollection, linear=linear(torch),
-        inference=InferenceMode, context=StaticInferenceContext,
-    )  # fmt: skip
-
-
-def judge(probe, target):
-    """Judge the release that is on the path."""
-    if target != "cpu":
-        raise NotImplementedError("only what the mixer hands to its kernels is judged, on the CPU: --target cpu")
-    import torch
-
-    probe.say("TARGET", target=target, evidence="traced", device="cpu")
-    up = load(probe, torch)
-    for number, case in enumerate(CASES):
-        for path in ("training", "prefill", "decode")[: 2 if case[1] else 3]:
-            probe.judge(f"case{number}.{path}", "defect", kept, up, case, path)
-            probe.judge(f"case{number}.{path}.older", "control", older, up, case, path)
-        probe.judge(f"case{number}.gradients", "defect", gradients, up, case)
-        probe.judge(f"case{number}.cast", "control", cast, up, case)
-        probe.judge(f"case{number}.moved", "control", moved, up, case)
-        probe.judge(f"case{number}.handed_out", "defect", handed_out, up, case)
-    for half in ("bfloat16", "float16"):
-        probe.judge(f"decay.{half}", "defect", decay, probe, up, half)
-        rounded_bias(probe, torch, half)
-        for way, training in (("training", True), ("evaluation", False)):
-            probe.judge(f"settings.{half}.{way}", "defect", settings, up, half, training)
-        probe.judge(f"decode.in_place.{half}", "control", decodes_in_place, up, half)
-        probe.judge(f"decode.without_kernels.{half}", "control", decodes_without_kernels, up, half)
-        probe.judge(f"converted.{half}", "control", converted, up, half)
-        probe.judge(f"loads.{half}", "control", loads, up, half)
-        probe.judge(f"types.{half}", "control", cast_types, up, half)
-        probe.judge(f"marked.{half}", "control", marked, up, half)
-    probe.judge("context_parallel", "defect", context_parallel, up)
-    probe.judge("refused", "control", refused, up)
-    probe.judge("optimizer.begins", "defect", master, up)
-    probe.judge("optimizer.updates", "defect", updates, probe, up)
-    probe.judge("optimizer.own_gradients", "control", own_gradients, up)
-    for half in SCALES:
-        probe.judge(f"optimizer.scaled.{half}", "control", scaled, up, half)
-    for grouping in GROUPINGS:
-        name = grouping.replace(" ", "_")
-        probe.judge(f"optimizer.saved.{name}", "control", saved, up, grouping)
-        probe.judge(f"optimizer.backfilled.{name}", "control", backfilled, up, grouping)
-    probe.judge("optimizer.frozen", "defect", saved_by_halves, up, "frozen")
-    probe.judge("optimizer.unmarked", "defect", saved_by_halves, up, "unmarked")
-    probe.judge("optimizer.saved.shards", "control", saved_shards, up)
-    probe.judge("optimizer.saved.without_moments", "control", saved_without, up)
-    probe.judge("optimizer.saved.beside_another", "control", saved_beside, up)
-    probe.judge("optimizer.saved.alone", "control", saved_alone, up)
-    probe.judge("optimizer.saved.as_given", "control", saved_as_given, up)
-    probe.judge("optimizer.saved.in_common", "control", saved_in_common, up)
-    probe.judge("optimizer.copied_together", "control", copied_together, up)
-    probe.judge("optimizer.model_written_whole", "control", written_whole, up)
-    probe.judge("freed", "control", freed, up)
-    probe.judge("gated_delta_product", "defect", product, up)
-
-
-if __name__ == "__main__":
-    Probe().run(judge)
+    kept = [name for name, storage in used.items() if not storage.expired()]
+    assert not kept, f"not freed: {kept}"
