@@ -1,212 +1,122 @@
-# /// script
-# requires-python = ">=3.11"
-# dependencies = [
-#   "apache-tvm-ffi==0.1.9",
-#   "cloudpickle==3.1.2",
-#   "megatron-core==0.19.2",
-#   "ml-dtypes==0.6.0",
-#   "numpy==2.3.5",
-#   "packaging==26.0",
-#   "psutil==7.2.2",
-#   "tilelang==0.1.8",
-#   "torch==2.13.0",
-#   "torch-c-dlpack-ext==0.1.5",
-#   "tqdm==4.70.1",
-#   "triton==3.6.0",
-#   "typing-extensions==4.16.0",
-#   "z3-solver==4.15.4.0",
-# ]
-# ///
-"""Megatron's SparseMLA backward rounds P and dP to bf16 before the products that make dKV.
+"""The dKV that SparseMLA's backward returns is the exact gradient, rounded once to bf16.
 
-Symptom: the bf16 dKV that a caller gets is not the exact gradient rounded once; its error against float64 is larger.
-
-Cause: tilelang_sparse_mla_bwd.py copies P and dP, which it has in float32, into the bf16 buffers P_shared_cast and
-dP_shared_cast, and only these are operands of dKV = dP^T Q + P^T dO. fix.patch keeps what the rounding cut off in two
-more bf16 buffers and adds their products; ask.patch does so where MCORE_DSA_TILELANG_BWD_SPLIT_P=1, which is set here
-and which nothing else reads.
-
-Scope: the size of one rounding error, which every flash attention in bf16 has too (REPORT.md has the comparison): a
-measured option. Nothing is said about a training run, and nothing about time.
-
-How it is judged: by the distance of the returned dKV from the bf16 rounding of a float64 dKV, in units of that dKV's
-norm. Where P and dP keep both parts hardly an element differs; with one of them rounded about a third do. The float64
-dKV has the exact lse and either the exact delta or that of the output which the caller got (O is bf16; what dKV loses
-by that is not the subject). The limit is a fifth of what the release has, and several times what float32 sums leave.
-
-The contract of sparse_mla_bwd, of SparseMLA.apply and of fused_sparse_mla_absorbed, the doors to it:
+P and dP are float32 in the kernel. Where both of their bf16 parts reach dKV = dP^T Q + P^T dO, hardly an element of the
+bf16 dKV differs from the float64 dKV rounded once; with one of them rounded about a third do. The float64 dKV has the
+exact lse, and the exact delta or that of the output which the caller got (O is bf16; what dKV loses by that is not
+judged). The distance is in units of that dKV's norm, and the limit a fifth of what the release has. All else is a
+control: out, lse and dq; what the caller gave stays as it was; nothing waits for the device, and no memory is kept.
 
     q [B, S, H, 576], kv [B, Sk, G, 576], dO [B, S, H, 512] bf16; indices [B, S, G, topk] int32, -1 for none; without B
         too; any strides in autograd's doors. H / G a power of two, 16 at least (G = 1 alone: fewer are padded)
-    scale: a float, or None for 576^-0.5      delta: used where it is given, else made from the output; a ValueError
+    scale: a float, or None for 576^-0.5. delta: used where it is given, else made from the output; a ValueError
         where there is neither
     MCORE_DSA_TILELANG_SEQ_BUCKET, _TOPK_BUCKET: S, Sk and topk are padded to multiples; _BWD_MAX_BLOCK_H: 16, 32
     returns dq, dkv: bf16, of the shapes of q and kv, contiguous, and of a batch of two without the padding's memory; 0
         for queries without keys and for keys that no query chose; a dP that is no finite number reaches both; dq is
         that of dP rounded to the nearest bf16, as in the release
-    what it is given is not written to, not even with the same values; MCORE_DSA_TILELANG_KERNEL_CACHE_MAX kernels of
-        a kind are kept at most, and twelve decimals of a scale tell them apart
 
-FACTORS are these, CASES a pairwise covering set. `executed` runs all of them through autograd, nothing replaced: the
-reported example first. DIRECT are calls of sparse_mla_bwd with every argument by position: a large dO, under autocast,
-two scales close to each other, 128 RoPE columns; what it is given stays as it is, nothing waits for the device, and no
-memory is kept. `compiled` lowers the backward and postprocess kernels for the target and runs their CUDA source on the
-CPU: g++ compiles it as it stands behind a header that gives it threads, shared memory and the warp instructions that it
-uses. Of these, mma_sync is a model (exact products, summed in float64, rounded to float32 after every instruction);
-what is bf16 and what is float32, and every rounding between, is the kernel's. It goes through sparse_mla_bwd with the
-float64 lse and the delta of the float64 output rounded to bf16, by position: a smaller example, and the first of CASES,
-which has the same kernel. PADDED, 24 and 8 heads with an output (NaN) besides the delta, is judged by both. Builders
-that build nothing stand in where kernels are counted and where a ValueError is wanted.
+On a GPU SparseMLA.apply, fused_sparse_mla_absorbed and sparse_mla_bwd run as they are. Without one the backward and
+postprocess kernels are lowered for the target, and their CUDA source runs on the CPU: g++ compiles it as it stands
+after a header that gives it threads, shared memory and the warp instructions that it uses. Of these, mma_sync is a
+model (exact products, summed in float64, rounded to float32 after every instruction); what is bf16 and what float32,
+and every rounding between, is the kernel's. It gets the float64 lse, and the delta of the float64 output rounded to
+bf16. Builders that build nothing stand in where kernels are counted and where a ValueError is promised.
 
-Bare packages stand in for megatron.core and megatron.core.transformer, whose __init__ would import all of Megatron.
-
-Upstream: https://github.com/NVIDIA/Megatron-LM, megatron/core/transformer/experimental_attention_variant/ops; the same
-kernel is tilelang's examples/deepseek_v32/sparse_mla_bwd.py. By hand, with g++ and no GPU:
-
-    tar xzf megatron_core-0.19.2.tar.gz
-    PYTHONPATH=megatron_core-0.19.2 python "$PACK/reproduce.py" --target sm_90a
-    git -C megatron_core-0.19.2 apply -p1 "$PACK/fix.patch"
-    PYTHONPATH=megatron_core-0.19.2 python "$PACK/reproduce.py" --target sm_90a
+Not judged: a training run; time. MCORE_DSA_TILELANG_BWD_SPLIT_P=1 is set for ask.patch, whose option it is.
 """
 
-# fmt: off
-# --- protocol: begin (the same in every probe; the original is harness/protocol.py)
-import argparse, contextlib, ctypes, fnmatch, hashlib, json, os, sys, traceback
-from pathlib import Path
-class Probe:  # prints the lines that a runner reads, and draws the verdict from the checks among them
-    def __init__(self):
-        self.judged, self.tested, self.only = {}, [], None  # judged: (role, ok) -> the names of these checks
-    def say(self, word, **fields):  # JSON has neither NaN nor infinity: they become strings
-        print(word, json.dumps(json.loads(json.dumps(fields), parse_constant=str)), flush=True)
-    def upstream(self, module):  # a module under test, as it was really loaded
-        name, file, package = module.__name__, Path(module.__file__), module.__name__.partition(".")[0]
-        self.tested.append(next((str(folder) for folder in file.parents if folder.name == package), str(file)))
-        self.say("UPSTREAM", module=name, file=str(file), sha256=hashlib.sha256(file.read_bytes()).hexdigest())
-    def check(self, name, role, ok, **values):  # ok is None where this cannot be judged here
-        self.judged.setdefault((role, ok), []).append(name)
-        self.say("CHECK", name=name, role=role, ok=ok, **values)
-    def judge(self, name, role, measure, *given):  # measure(*given) returns ok, and by name what it measured
-        try:
-            wanted = fnmatch.fnmatchcase(name, self.only or "*")
-            ok, values = measure(*given) if wanted else (None, {"reason": "--only leaves it out"})
-        except Exception as error:  # code under test that raises is wrong; a fault of the probe or the host is not
-            files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-            host = isinstance(error, (ImportError, MemoryError, OSError)) or "out of memory" in str(error)
-            refused = "returned an in" in str(error)  # autograd says: an invalid gradient, an incorrect number of them
-            if host or not (refused or any(file.startswith(tuple(self.tested)) for file in files)):
-                raise
-            traceback.print_exc()
-            ok, values = False, {"reason": f"it raised {type(error).__name__}: {error}"[:400]}
-        self.check(name, role, ok, **values)
-    def output(self, name, tensor, must_match=True):  # the runner compares the two lanes'
-        data = tensor.detach().cpu().contiguous()
-        sha256 = hashlib.sha256(ctypes.string_at(data.data_ptr(), data.nbytes)).hexdigest()
-        self.say("OUTPUT", name=name, dtype=str(data.dtype), shape=[*data.shape], sha256=sha256, must_match=must_match)
-    @contextlib.contextmanager
-    def alone(self):  # around launches that are timed: no other lane of the runner uses this GPU meanwhile
-        gate = Path(os.environ.get("REPRODUCER_GPU_GATE", os.devnull))  # a named pipe, where lanes share a GPU
-        try:
-            yield gate.read_text()  # ends when the other lanes are off it
-        finally:
-            gate.read_text()  # ends when they may use it again
-    def run(self, judge):  # judge(probe, target) loads upstream and makes the checks
-        parser = argparse.ArgumentParser(description="Judge one bug; the last line is the verdict.")
-        parser.add_argument("--target", help="cpu, sm_90a, ... (default: this host's GPU, else cpu)")
-        parser.add_argument("--only", metavar="CHECK", help="run this check alone (a name or a glob): no verdict")
-        target, self.only = vars(parser.parse_args()).values()
-        reason = f"only {self.only} was run" if self.only else "no defect check could be judged here"
-        try:
-            if target is None:
-                import torch
-                arch = torch.cuda.get_device_capability() if torch.cuda.is_available() else None
-                target = "sm_{}{}".format(*arch) + "a" * (arch >= (9, 0)) if arch else "cpu"
-            judge(self, target)
-        except (ImportError, NotImplementedError) as error:  # a package or a mode cannot be had
-            self.judged, reason = {}, f"{type(error).__name__}: {error}"
-        except Exception:
-            traceback.print_exc()
-            sys.exit(125)
-        ends = {("control", False): ("CONTROL_FAILED", 125), ("defect", False): ("BUG_REPRODUCED", 10),
-                ("defect", True): ("FIX_VALIDATED", 0), None: ("UNSUPPORTED", 125)}
-        key = next((key for key in ends if key in self.judged and not self.only), None)
-        self.say(ends[key][0], reason=", ".join(self.judged.get(key, [reason])))
-        sys.exit(ends[key][1])
-# --- protocol: end
-# fmt: on
+import contextlib
+import ctypes
+import functools
+import gc
+import itertools
+import math
+import operator
+import os
+import re
+import subprocess
+import types
+import typing
+import unittest.mock
+import weakref
 
-import concurrent.futures, functools, gc, importlib, importlib.util, itertools, math, multiprocessing, operator
-import re, subprocess, types, typing, unittest.mock, warnings, weakref
+import pytest
+import torch
 
+CACHE, KERNELS = "MCORE_DSA_TILELANG_KERNEL_CACHE_MAX", 32  # kernels kept; more than the cases have
+os.environ[CACHE] = str(KERNELS)  # read at import
+from megatron.core.transformer.experimental_attention_variant.ops import sparse_mla, tilelang_dsa
+from megatron.core.transformer.experimental_attention_variant.ops import tilelang_sparse_mla_bwd as under_test
+
+from kit import current_target, pairwise
+from kit.capture import host_waits
+from kit.cuda_source import in_processes, index_value, lower, options_of, remembered_file
+from kit.errors import relative_error
+
+EVIDENCE_WITHOUT_GPU = {"sm_90a": "compiled", "sm_100a": "compiled", "sm_120a": "compiled"}
+TARGET = current_target()
 WIDTH, VALUES, LOG2E = 576, 512, 1 / math.log(2)  # a key's first 512 columns are its value, the others are RoPE's
 LIMIT = 2**-11  # the release has five times as much; float32 sums of both parts leave a third
-TOLERANCE = {"out": 2**-8, "dq": 2**-8, "lse": 1e-4}  # rounded to bf16 (2^-9) twice; float32
-ROUNDED = 3 * 2**-11  # of dQ from that of dP rounded to nearest: float32 leaves a sixth, another rounding 1.6 times it
-SWITCH = {"MCORE_DSA_TILELANG_BWD_SPLIT_P": "1"}  # ask.patch's; fix.patch needs none
+TOLERANCE = 2**-8  # of out and dq, which are rounded to bf16 (2^-9) twice
+ROUNDED = 3 * 2**-11  # of dq from that of dP rounded to nearest: float32 leaves a sixth, another rounding 1.6 times it
 BUCKET, BLOCK = "MCORE_DSA_TILELANG_SEQ_BUCKET", "MCORE_DSA_TILELANG_BWD_MAX_BLOCK_H"
-FACTORS = {
-    "heads": (16, 64, 128),  # of a key group; with door "fused" 16 means 12, which it pads
-    "groups": (1, 2),
-    "topk": (144, 512),
-    "divisor": (None, 11),  # the scale is its inverse; None: not given
-    "block": (None, "16"),  # the environment's; None: not set
-    "batch": (1, 2),
-    "bucket": (None, "3"),  # the environment's; None: not set
-    "keys": (700, 512),
-    "masked": (False, True),  # a third of the indices and all of the first query are -1
-    "gradient": ("normal", "tiny"),  # tiny: 2^-30 of it
-    "layout": ("contiguous", "strided", "unbatched"),
-    "frozen": ("nothing", "q"),
-    "backwards": (1, 2),  # through the same graph
-    "door": ("apply", "fused", "function"),
+FACTORS = {  # in an order in which allpairspy leaves no pair out
+    "masked": [False, True],  # a third of the indices and all of the first query are -1
+    "layout": ["contiguous", "strided", "unbatched"],
+    "door": ["apply", "fused", "function"],
+    "gradient": ["normal", "tiny"],  # tiny: 2^-30 of it
+    "topk": [144, 512],
+    "groups": [1, 2],
+    "backwards": [1, 2],  # through the same graph
+    "frozen": ["nothing", "q"],
+    "heads": [16, 64, 128],  # of a key group; with door "fused" 16 means 12, which it pads
+    "block": [None, "16"],  # the environment's; None: not set
+    "divisor": [None, 11],  # the scale is its inverse; None: not given
+    "bucket": [None, "3"],  # the environment's; None: not set
+    "keys": [700, 512],
+    "batch": [1, 2],
 }
 EXCLUDED = [
-    ("layout", "unbatched", "batch", 2),  # no dimension for it
-    ("layout", "unbatched", "door", "fused"),  # takes four dimensions
-    ("groups", 2, "door", "fused"),  # declines
-    ("topk", 144, "door", "fused"),  # declines what is no multiple of 64
-    ("layout", "strided", "door", "function"),  # asserts contiguous tensors
-    ("frozen", "q", "door", "function"),  # is not differentiated
-    ("backwards", 2, "door", "function"),  # has no graph
+    {"layout": "unbatched", "batch": 2},  # no dimension for it
+    {"layout": "unbatched", "door": "fused"},  # takes four dimensions
+    {"groups": 2, "door": "fused"},  # declines
+    {"topk": 144, "door": "fused"},  # declines what is no multiple of 64
+    {"layout": "strided", "door": "function"},  # asserts contiguous tensors
+    {"frozen": "q", "door": "function"},  # is not differentiated
+    {"backwards": 2, "door": "function"},  # has no graph
 ]
-Case = typing.NamedTuple("Case", [(name, object) for name in FACTORS])
-CASES = [
-    (64, 2, 144, 11, None, 2, "3", 700, True, "tiny", "contiguous", "nothing", 1, "function"),
-    (64, 2, 144, 11, None, 1, None, 512, False, "normal", "unbatched", "nothing", 2, "apply"),
-    (16, 1, 512, None, None, 2, "3", 512, True, "normal", "contiguous", "nothing", 2, "fused"),
-    (16, 1, 512, None, None, 2, "3", 700, True, "tiny", "strided", "nothing", 2, "apply"),
-    (16, 2, 512, 11, "16", 2, None, 512, False, "tiny", "contiguous", "nothing", 2, "apply"),
-    (128, 1, 512, 11, None, 2, "3", 512, True, "normal", "contiguous", "nothing", 1, "function"),
-    (128, 2, 144, None, "16", 2, None, 700, False, "normal", "strided", "q", 1, "apply"),
-    (64, 1, 512, None, "16", 1, None, 512, True, "normal", "unbatched", "nothing", 1, "function"),
-    (64, 1, 512, None, "16", 1, None, 700, False, "normal", "strided", "q", 2, "fused"),
-    (16, 1, 144, 11, "16", 1, "3", 512, True, "tiny", "unbatched", "q", 1, "apply"),
-    (16, 2, 512, 11, "16", 2, "3", 512, False, "tiny", "contiguous", "nothing", 1, "function"),
-    (128, 1, 512, 11, None, 1, "3", 512, False, "tiny", "strided", "nothing", 1, "fused"),
-    (128, 1, 512, 11, None, 1, "3", 700, False, "tiny", "unbatched", "q", 2, "apply"),
-    (128, 2, 144, None, "16", 1, None, 700, True, "normal", "contiguous", "q", 2, "apply"),
-]
-LEADING = {  # queries, and the reported example: heads 64, top-k 512; a CPU gets the kernel of the first of CASES
-    "executed": (512, Case(64, 1, 512, 24, None, 1, None, 2048, False, "normal", "contiguous", "nothing", 1, "apply")),
-    "compiled": (2, Case(64, 2, 144, 11, None, 1, "2", 1024, False, "normal", "contiguous", "nothing", 1, "function")),
+Case = typing.NamedTuple("Case", [(name, object) for name in (*FACTORS, "queries", "width")])
+# The reported example has 64 heads and 512 of 2048 keys; interpreted, it has the kernel of the first case.
+REPORTED = Case(
+    masked=False, layout="contiguous", door="apply", gradient="normal", topk=512, groups=1, backwards=1,
+    frozen="nothing", heads=64, block=None, divisor=24, bucket=None, keys=2048, batch=1, queries=512, width=WIDTH,
+)  # fmt: skip
+SMALLER = REPORTED._replace(door="function", topk=144, groups=2, divisor=11, bucket="2", keys=1024, queries=2)
+FIRST = SMALLER._replace(batch=2, bucket="3", keys=700, masked=True, gradient="tiny")
+# sparse_mla_bwd with every argument by position; 256 queries are the default bucket: what is read is the caller's.
+DIRECT = REPORTED._replace(door="direct", keys=512, queries=256)
+PADDED = REPORTED._replace(door="both", heads=24, topk=64, bucket="2", keys=128, queries=2)
+CASES = {
+    "reported": REPORTED if TARGET.executed else SMALLER,
+    "direct": DIRECT,
+    "large": DIRECT._replace(gradient="large"),
+    "autocast": DIRECT._replace(door="autocast"),
+    "close_scale": DIRECT._replace(divisor=23),  # the example's is 24
+    "tail_128": DIRECT._replace(width=VALUES + 128),  # RoPE columns
+    # Heads that fill no block, with an output (NaN) besides the delta; 24 heads fill the buckets, 8 do not.
+    "heads_24": PADDED,
+    "heads_8": PADDED._replace(heads=8, bucket="3"),
 }
-QUERIES = {"executed": 70, "compiled": 2}  # of the other cases
-ROWS = 256  # queries of DIRECT: the default bucket, so that nothing is padded, and what is read is the caller's
-DIRECT = {  # what differs from the reported example, with 512 keys; columns
-    "direct": ({}, WIDTH),
-    "large": ({"gradient": "large"}, WIDTH),
-    "autocast": ({"door": "autocast"}, WIDTH),
-    "close_scale": ({"divisor": 23}, WIDTH),  # the example's is 24
-    "tail_128": ({}, VALUES + 128),
-}
-LATER = "close_scale", "tail_128"  # these have kernels of their own
-PADDED = {  # heads that fill no block, judged by both evidences: two queries; 24 heads fill the buckets, 8 do not
-    f"heads_{heads}": Case(heads, 1, 64, 24, None, 1, bucket, 128, False, "normal", "contiguous", "nothing", 1, "both")
-    for heads, bucket in ((24, "2"), (8, "3"))
-}
-CACHE, KERNELS = "MCORE_DSA_TILELANG_KERNEL_CACHE_MAX", 32  # read at import; more than the cases have
-INTERPRETED = "on a GPU only: minutes of interpreting"
-ARGUMENTS = "Q", "KV", "dO", "Indices", "Lse", "Delta"  # of sparse_mla_bwd and of its kernel
+ROWS = pairwise(
+    FACTORS,
+    excluded=lambda row: any(all(row.get(name) == x for name, x in pair.items()) for pair in EXCLUDED),
+    also=[{name: getattr(FIRST, name) for name in FACTORS}],
+)
+CASES |= {f"case_{n:02}": Case(**row, queries=70 if TARGET.executed else 2, width=WIDTH) for n, row in enumerate(ROWS)}
+INTERPRETED = "reported", "heads_24", "heads_8", "case_00"  # the others take minutes
 KEPT = 2**16  # bytes that a call may keep; a float32 dKV of its 1024 keys has 36 times as many
+ARGUMENTS = "Q", "KV", "dO", "Indices", "Lse", "Delta"  # of sparse_mla_bwd and of its kernel
+SHARED = []  # bytes of shared memory of the kernels that were interpreted
 MACROS = "__global__= __shared__= __align__(n)= __launch_bounds__(...)= CUDART_INF_F=INFINITY make_float2=float2"
 MACROS += " __pack_nv_bfloat162=__pack_half2 make_uint4=uint4"
 MACROS += " make_float4=float4 make_int2=int2 ptx_stmatrix_x2=stmatrix ptx_stmatrix_x4=stmatrix"
@@ -301,44 +211,31 @@ template <class... U> void stmatrix(void* s, U... u) { u32 l[]{u...}; matrices<s
 template <int N> void cp_async_gs_conditional(void* a, const void* b, bool c) { c ? memcpy(a, b, N) : memset(a, 0, N); }
 }"""
 
-
-class World:
-    """What the checks run in: torch, tilelang, upstream's modules, the target, and where it is."""
-
-    def __init__(self, **fields):
-        vars(self).update(fields)
+# Inputs and their float64 reference.
 
 
-def scale_of(case):
-    """Return the scale that the case gives to upstream, None where it gives none."""
-    return case.divisor and 1 / case.divisor
-
-
-def example(torch, case, queries, device, width=WIDTH):
+def example(case, device):
     """Make bf16 q [B, S, H, width], kv [B, Sk, G, width], dO [B, S, H, 512], and int32 indices [B, S, G, topk]."""
     random = torch.Generator(device).manual_seed(14)
     normal = functools.partial(torch.randn, generator=random, device=device)
     uniform = functools.partial(torch.rand, generator=random, device=device)
     heads = 12 if (case.heads, case.door) == (16, "fused") else case.heads * case.groups
-    q, kv = normal(case.batch, queries, heads, width), normal(case.batch, case.keys, case.groups, width)
-    grad = normal(case.batch, queries, heads, VALUES) * {"normal": 1, "tiny": 2**-30, "large": 2**14}[case.gradient]
-    index = uniform(case.batch, queries, case.groups, case.keys).topk(case.topk).indices.int()
+    q, kv = normal(case.batch, case.queries, heads, case.width), normal(case.batch, case.keys, case.groups, case.width)
+    grad = normal(case.batch, case.queries, heads, VALUES)
+    grad *= {"normal": 1, "tiny": 2**-30, "large": 2**14}[case.gradient]
+    index = uniform(case.batch, case.queries, case.groups, case.keys).topk(case.topk).indices.int()
     if case.masked:
         index[uniform(index.shape) < 1 / 3] = -1
         index[:, 0] = -1
     return types.SimpleNamespace(q=q.bfloat16(), kv=kv.bfloat16(), grad=grad.bfloat16(), index=index)
 
 
-def reference(torch, given, scale, delta=None):
+def reference(given, scale, delta=None):
     """Compute out, lse (base 2), delta, dq and dkv in float64, shaped as upstream's; delta is exact unless given."""
     (batch, queries, heads, _), groups = given.q.shape, given.kv.shape[2]
-    double = functools.partial(torch.zeros, dtype=torch.float64, device=given.q.device)
-    made = types.SimpleNamespace(out=double(given.grad.shape), dq=double(given.q.shape), dkv=double(given.kv.shape))
-    made.lse, made.delta, made.dq_of_rounded = (
-        double(given.q.shape[:3]),
-        double(given.q.shape[:3]),
-        double(given.q.shape),
-    )
+    shapes = {"out": given.grad, "dq": given.q, "dq_of_rounded": given.q, "dkv": given.kv}
+    shapes |= {"lse": given.q[..., 0], "delta": given.q[..., 0]}
+    made = types.SimpleNamespace(**{name: torch.zeros_like(x, dtype=torch.float64) for name, x in shapes.items()})
     for b, g, start in itertools.product(range(batch), range(groups), range(0, queries, 16)):
         part = b, slice(start, start + 16), slice(g * heads // groups, (g + 1) * heads // groups)
         index = given.index[b, part[1], g].long()
@@ -359,54 +256,46 @@ def reference(torch, given, scale, delta=None):
     return made
 
 
-def source_of(tilelang, target, function, *args, **kwargs):
-    """Lower upstream's kernel for the target. Return its program, CUDA source and bytes of shared memory."""
-    program = function.get_tir(*args, **kwargs)
-    options = {tilelang.PassConfigKey(name).value: value for name, value in (function.pass_configs or {}).items()}
-    arch = tilelang.tvm.target.Target({"kind": "cuda", "arch": target}, host="c")
-    identity = repr((tilelang.__version__, options, target, program.script(), MACROS, INTERPRETER)).encode()
-    library = Path(tilelang.env.TILELANG_CACHE_DIR, f"cpu-{hashlib.sha256(identity).hexdigest()}.so")
-    if not library.exists():
-        with tilelang.tvm.transform.PassContext(opt_level=3, config=options), arch:
-            lowered = tilelang.lower(program, target=arch, enable_device_compile=False)
-        shared = re.search(r'"dyn_shared_memory_buf": (\d+)', lowered.device_mod.script())
-        compile_for_cpu(lowered.kernel_source, int(shared[1]) if shared else 0, library)
-    return program, library
+# The kernels on the CPU.
 
 
-def compile_for_cpu(source, shared, library):
+def compiled_for_cpu(lowered, library):
     """Make a library of a kernel's CUDA source, with `launch`, the names of its parameters and its shared memory."""
+    assert not lowered.error, f"the kernel does not lower: {lowered.error}"
     waits = r"^#(include|ifdef|endif).*|tl::cp_async_(commit|wait<\d>)\(\);"  # the copies are done by then
-    source = re.sub(waits, "", source, flags=re.MULTILINE)
+    source = re.sub(waits, "", lowered.source, flags=re.MULTILINE)
     size, name, parameters = re.search(r"__launch_bounds__\((\d+), \d+\) (\w+)\(([^)]*)\) {", source).groups()
     names = ", ".join(parameter.split()[-1] for parameter in parameters.split(","))
-    source += f'extern "C" {{ int shared = {shared}; char names[] = "{names}"; void launch(int x, int y, int z, '
-    source += f"{parameters}) {{ run({{x, y, z}}, {size}, [=] {{ {name}({names}); }}); }} }}"
-    partial = library.with_suffix(f".{os.getpid()}")
-    partial.parent.mkdir(parents=True, exist_ok=True)
+    source += f'extern "C" {{ int shared = {lowered.shared_bytes}; char names[] = "{names}"; void launch(int x, int y, '
+    source += f"int z, {parameters}) {{ run({{x, y, z}}, {size}, [=] {{ {name}({names}); }}); }} }}"
     options = ["-std=c++20", "-O1", "-w", "-U_FORTIFY_SOURCE", "-shared", "-fPIC"]  # fortified, longjmp refuses
-    command = ["g++", *options, *(f"-D{macro}" for macro in MACROS.split()), "-xc++", "-", "-o", partial]
+    command = ["g++", *options, *(f"-D{macro}" for macro in MACROS.split()), "-xc++", "-", "-o", library]
     ended = subprocess.run(command, input=INTERPRETER + source, text=True, capture_output=True, check=False)
-    if ended.returncode:  # no verdict on the kernel
+    if ended.returncode:  # says nothing of the kernel
         raise OSError(f"the header for the CPU lacks something that this kernel uses:\n{ended.stderr[:2000]}")
-    partial.replace(library)
 
 
-def interpreted(world, function, inputs, output, *args, **kwargs):
+def interpreted(function, inputs, output, *args, **kwargs):
     """Stand in for a builder of upstream's: build what runs its kernel on the CPU and returns `output`."""
-    program, library = source_of(world.tilelang, world.target, function, *args, **kwargs)
-    code, script = ctypes.CDLL(str(library)), program.script()
-    world.shared.append(ctypes.c_int.in_dll(code, "shared").value)
+    program, options = function.get_tir(*args, **kwargs), options_of(function)
+    script = program.script()
+    library = remembered_file(
+        (TARGET.name, options, script, MACROS, INTERPRETER),
+        ".so",
+        lambda file: compiled_for_cpu(lower(program, TARGET.name, options), file),
+    )
+    code = ctypes.CDLL(str(library))
+    SHARED.append(ctypes.c_int.in_dll(code, "shared").value)
     grid = [re.search(rf'"blockIdx.{axis}", (.*)\)$', script, re.MULTILINE)[1] for axis in "xyz"]
 
     def launch(*tensors):
         values = dict(zip(inputs, tensors, strict=True))
         like = values["Q" if output == "dQ" else "dKV"]
-        made = values[output] = like.new_zeros(like.shape, dtype=world.torch.bfloat16)
+        made = values[output] = torch.zeros_like(like, dtype=torch.bfloat16)
         sizes = {"batch": like.shape[0], "seq_len": like.shape[1], "seq_len_kv": values["dKV"].shape[1]}
-        blocks = (eval(extent, {"T": None}, sizes) for extent in grid)  # noqa: S307 - tilelang's own arithmetic
         given = ({**values, **sizes}[name] for name in ctypes.string_at(code.names).decode().split(", "))
-        code.launch(*blocks, *(x if isinstance(x, int) else ctypes.c_void_p(x.data_ptr()) for x in given))
+        pointers = (x if isinstance(x, int) else ctypes.c_void_p(x.data_ptr()) for x in given)
+        code.launch(*(index_value(extent, **sizes) for extent in grid), *pointers)
         return made
 
     return launch
@@ -414,33 +303,31 @@ def interpreted(world, function, inputs, output, *args, **kwargs):
 
 @contextlib.contextmanager
 def environment(case):
-    """Set the environment that upstream reads as the case wants it, and nothing else of it."""
-    with unittest.mock.patch.dict(os.environ):
+    """Set the environment that upstream reads as the case says; without a GPU, run the kernels on the CPU within.
+
+    Delta is made by PyTorch there.
+    """
+    names = (*ARGUMENTS, "dKV")
+    builders = {
+        "bwd": functools.partial(interpreted, under_test.bwd, names, "dQ"),
+        "postprocess": functools.partial(interpreted, under_test.postprocess, ("dKV",), "dKV_out"),
+        "preprocess": lambda *_: lambda out, grad: (out.float() * grad.float()).sum(-1),
+    }
+    kernels = contextlib.nullcontext() if TARGET.executed else unittest.mock.patch.multiple(under_test, **builders)
+    with unittest.mock.patch.dict(os.environ), kernels:
         for name in [name for name in os.environ if name.startswith("MCORE_DSA_TILELANG_")]:
             del os.environ[name]
-        os.environ.update(SWITCH)
+        os.environ["MCORE_DSA_TILELANG_BWD_SPLIT_P"] = "1"
         os.environ.update({name: value for name, value in ((BUCKET, case.bucket), (BLOCK, case.block)) if value})
         yield
 
 
-@contextlib.contextmanager
-def interpreter(world):
-    """Run what is called within on the CPU where there is no GPU; delta is then made by PyTorch."""
-    names = (*ARGUMENTS, "dKV")
-    builders = {"bwd": (names, "dQ"), "postprocess": (("dKV",), "dKV_out")}
-    builders = {
-        name: functools.partial(interpreted, world, getattr(world.backward, name), *rest)
-        for name, rest in builders.items()
-    }
-    builders["preprocess"] = lambda *_: lambda out, grad: (out.float() * grad.float()).sum(-1)
-    with contextlib.nullcontext() if world.executed else unittest.mock.patch.multiple(world.backward, **builders):
-        yield
+# A case, run once.
 
 
-def on_cpu(world, case, given, exact):
-    """Run the backward kernels on the CPU, with what float64 would have given them. Return out, no lse, dq, dkv."""
-    with interpreter(world):
-        return direct(world, case, given, exact)
+def scale_of(case):
+    """Return the scale that the case gives to upstream, None where it gives none."""
+    return case.divisor and 1 / case.divisor
 
 
 def arguments(case, given, exact):
@@ -450,193 +337,200 @@ def arguments(case, given, exact):
     return [x[0] if case.layout == "unbatched" else x for x in tensors]
 
 
-def called(world, case, tensors):
+def called(case, tensors):
     """Call sparse_mla_bwd with every argument by position. The delta counts, whether there is an output or none."""
     q, kv, grad, index, lse, delta = tensors
-    out = world.torch.full_like(grad, math.nan) if case.door == "both" else None
-    under = world.torch.autocast("cuda", world.torch.bfloat16) if case.door == "autocast" else contextlib.nullcontext()
+    out = torch.full_like(grad, math.nan) if case.door == "both" else None
+    under = torch.autocast("cuda", torch.bfloat16) if case.door == "autocast" else contextlib.nullcontext()
     with under:
-        return world.backward.sparse_mla_bwd(q, kv, out, grad, index, lse, scale_of(case), delta)
-
-
-def direct(world, case, given, exact):
-    """Call sparse_mla_bwd as such; note which of its arguments are not what they were. Return out, no lse, dq, dkv."""
-    tensors = arguments(case, given, exact)
-    with watched(world, dict(zip(ARGUMENTS, tensors, strict=True))) as given.altered:
-        dq, dkv = called(world, case, tensors)
-    return exact.out.bfloat16(), None, dq, dkv
+        return under_test.sparse_mla_bwd(q, kv, out, grad, index, lse, scale_of(case), delta)
 
 
 @contextlib.contextmanager
-def watched(world, tensors):
+def watched(tensors):
     """Yield a list that gets the names of those tensors that are other ones afterwards, or were written to."""
     version = operator.attrgetter("_version")  # autograd refuses a saved tensor of another one
     altered, before = [], {name: (x.clone(), version(x)) for name, x in tensors.items()}
     yield altered
     for name, (values, first) in before.items():
-        if version(tensors[name]) != first or not world.torch.equal(tensors[name], values):
+        if version(tensors[name]) != first or not torch.equal(tensors[name], values):
             altered.append(name)
 
 
-def on_gpu(world, case, given, exact):
-    """Go through the case's door, and autograd where it has that. Return out, lse (None from "fused"), dq, dkv."""
-    torch, scale = world.torch, scale_of(case)
-    if case.door in ("direct", "autocast", "both"):
-        return direct(world, case, given, exact)
+def through_its_door(case, given):
+    """Go through the case's door on a GPU, and autograd where it has that. Return out, lse or None, dq or None, dkv."""
     laid = {"contiguous": lambda x: x, "strided": lambda x: x.mT.contiguous().mT, "unbatched": lambda x: x[0]}
     q, kv, grad, index = map(laid[case.layout], (given.q, given.kv, given.grad, given.index))
+    scale = scale_of(case)
     if case.door == "function":
-        out, lse = world.sparse.SparseMLA.apply(q, kv, index, scale)
-        return out, lse, *world.backward.sparse_mla_bwd(q, kv, out, grad, index, lse, sm_scale=scale)
+        out, lse = sparse_mla.SparseMLA.apply(q, kv, index, scale)
+        return out, lse, *under_test.sparse_mla_bwd(q, kv, out, grad, index, lse, sm_scale=scale)
     leaves = [x.clone().requires_grad_() for x in (q, kv)[case.frozen == "q" :]]
     q = leaves[0] if case.frozen == "nothing" else q
     if case.door == "apply":
-        out, lse = world.sparse.SparseMLA.apply(q, leaves[-1], index, scale)
+        out, lse = sparse_mla.SparseMLA.apply(q, leaves[-1], index, scale)
     else:  # sequence first
         turned = q.transpose(0, 1), leaves[-1].transpose(0, 1), index[:, :, 0]
-        out, lse = world.fused.fused_sparse_mla_absorbed(*turned, scale, VALUES).transpose(0, 1), None
+        out, lse = tilelang_dsa.fused_sparse_mla_absorbed(*turned, scale, VALUES).transpose(0, 1), None
     for _ in range(case.backwards):
         found = torch.autograd.grad(out, leaves, grad, retain_graph=True)
     return out.detach(), lse, found[0] if len(found) == 2 else None, found[-1]
 
 
 @functools.cache
-def result(world, case, queries, width=WIDTH):
-    """Run a case once. Return what upstream made, what is exact, and dKV with the delta of the output that it made."""
-    given = example(world.torch, case, queries, world.device, width)
-    scale = scale_of(case) or WIDTH**-0.5
-    exact = reference(world.torch, given, scale)
-    with environment(case), watched(world, dict(vars(given))) as altered:
-        out, lse, dq, dkv = (on_gpu if world.executed else on_cpu)(world, case, given, exact)
-    altered += vars(given).get("altered", [])
+def result(case):
+    """Run a case. Return what upstream made, what is exact, and that with the delta of the output which it made."""
+    given, scale = example(case, TARGET.device), scale_of(case) or WIDTH**-0.5
+    exact = reference(given, scale)
+    positional = not TARGET.executed or case.door in ("direct", "autocast", "both")
+    tensors = dict(zip(ARGUMENTS, arguments(case, given, exact), strict=True)) if positional else vars(given)
+    with environment(case), watched(tensors) as altered:
+        if positional:
+            out, lse, (dq, dkv) = exact.out.bfloat16(), None, called(case, tensors.values())
+        else:
+            out, lse, dq, dkv = through_its_door(case, given)
     delta = (out.double().reshape(given.grad.shape) * given.grad.double()).sum(-1)
-    made = types.SimpleNamespace(out=out, lse=lse, dq=dq, dkv=dkv, altered=altered)
-    return made, exact, reference(world.torch, given, scale, delta)
+    found = types.SimpleNamespace(out=out, lse=lse, dq=dq, dkv=dkv, altered=altered)
+    return found, exact, reference(given, scale, delta)
 
 
-def fault(found, wanted, case):
-    """Say in what a tensor of upstream's has not the shape, type or layout that the caller was promised."""
-    promised = wanted.shape[1:] if case.layout == "unbatched" else wanted.shape
-    right = found.shape == promised and str(found.dtype) == "torch.bfloat16"
-    if not right:
-        return f"{found.dtype} {[*found.shape]}, but promised was bf16 {[*promised]}"
-    if case.door not in ("function", "direct", "both"):  # autograd may lay out what it returns
-        return ""
-    held = found.untyped_storage().nbytes()  # a batch of one is contiguous in its bucket, which the release keeps
-    alone = found.is_contiguous() and (case.batch == 1 or held == found.nbytes)
-    return "" if alone else f"strides {[*found.stride()]} in {held} bytes, but promised was a contiguous copy"
+def run_ahead(name):
+    """Run a case in a process of its own: tilelang keeps the kernels on disk. What fails here will fail again."""
+    with contextlib.suppress(Exception):
+        result(CASES[name])
 
 
-def error(found, wanted):
-    """Return the norm of the difference over that of the float64 reference."""
-    return float((found.double() - wanted).norm() / wanted.norm())
+@pytest.fixture(scope="session")
+def kernels():
+    """Compile the kernels of all cases but the reported one at once: nvcc takes many seconds for each."""
+    if TARGET.executed:
+        in_processes(run_ahead, [(name,) for name in CASES if name not in ("reported", "direct", "large", "autocast")])
 
 
-def dkv_is_exact(world, case, queries, columns, width=WIDTH):
-    """Judge the returned dKV in some of its columns: it is to be a float64 dKV, rounded once to bf16."""
-    found, exact, given_delta = result(world, case, queries, width)
-    if reason := fault(found.dkv, exact.dkv, case):
-        return False, {"measured": math.inf, "reason": reason}
-    dkv = found.dkv.double().reshape(exact.dkv.shape)[..., columns]
-    wanted = [x.dkv[..., columns] for x in (given_delta, exact)]
-    measured = min(float((dkv - x.bfloat16().double()).norm() / x.norm()) for x in wanted)
-    return measured <= LIMIT, {"measured": measured, "tolerance": LIMIT, "unit": "relative distance"}
+def found_of(name):
+    """Return what `result` does; leave the check out where it would take minutes of interpreting."""
+    if not TARGET.executed and name not in INTERPRETED:
+        pytest.skip("needs a GPU: minutes of interpreting")
+    return result(CASES[name])
 
 
-def both_are_exact(world, case, queries, width=WIDTH):
-    """Judge the returned dKV of a case in its value columns and in those of RoPE, by the worse of them."""
-    ends = [dkv_is_exact(world, case, queries, columns, width) for columns in (slice(VALUES), slice(VALUES, None))]
-    return all(ok for ok, _ in ends), max((values for _, values in ends), key=lambda values: values["measured"])
+def assert_promised(found, exact, case):
+    """Assert the shape, type and layout that the caller was promised."""
+    shape = exact.shape[1:] if case.layout == "unbatched" else exact.shape
+    assert (found.shape, found.dtype) == (shape, torch.bfloat16)
+    if case.door in ("function", "direct", "both"):  # autograd may lay out what it returns
+        held = found.untyped_storage().nbytes()  # a batch of one is contiguous in its bucket, which the release keeps
+        alone = found.is_contiguous() and (case.batch == 1 or held == found.nbytes)
+        assert alone, f"strides {[*found.stride()]} in {held} bytes, but promised was a contiguous copy"
 
 
-def is_right(world, case, queries, name, width=WIDTH):
-    """Judge what upstream returned as `name` by its error."""
-    found, exact, given_delta = result(world, case, queries, width)
-    if name == "lse":
-        measured = float((found.lse.detach() - exact.lse.reshape(found.lse.shape)).abs().max())
-    else:
-        wanted = exact.out if name == "out" else given_delta.dq
-        if reason := fault(getattr(found, name), wanted, case):
-            return False, {"measured": math.inf, "reason": reason}
-        measured = error(getattr(found, name).reshape(wanted.shape), wanted)
-    if name != "dq":
-        return measured <= TOLERANCE[name], {"measured": measured, "tolerance": TOLERANCE[name]}
-    if (distance := dq_distance(found, given_delta)) <= ROUNDED:
-        return measured <= TOLERANCE[name], {"measured": measured, "tolerance": TOLERANCE[name]}
-    return False, {"measured": distance, "tolerance": ROUNDED, "unit": "distance from dP rounded to nearest"}
+every_case = pytest.mark.parametrize("name", CASES)
 
 
-def dq_distance(found, wanted):
-    """Return the relative distance of dq from the one of dP rounded to the nearest bf16, which no fix changes."""
-    rounded = wanted.dq_of_rounded.bfloat16().double()
-    return float((found.dq.double().reshape(rounded.shape) - rounded).norm() / rounded.norm())
+@pytest.mark.defect
+@every_case
+@pytest.mark.usefixtures("kernels")
+def test_dkv_is_the_exact_gradient_rounded_once(name):
+    found, exact, given_delta = found_of(name)
+    assert_promised(found.dkv, exact.dkv, CASES[name])
+    for columns in (slice(VALUES), slice(VALUES, None)):  # those of values, and of RoPE
+        dkv = found.dkv.double().reshape(exact.dkv.shape)[..., columns]
+        right = [x.dkv[..., columns] for x in (given_delta, exact)]
+        distance = min(float((dkv - x.bfloat16().double()).norm() / x.norm()) for x in right)
+        assert distance <= LIMIT, f"distance {distance:.2e} from the exact dKV rounded once, limit {LIMIT:.2e}"
 
 
-def forward_and_dq_are_right(world, case, queries):
-    """Judge out and dq of a case, by the worse of them; a frozen q has no dq."""
-    names = ["out", "dq"][: 1 if case.frozen == "q" and world.executed else 2]
-    ends = [is_right(world, case, queries, name) for name in names]
-    if altered := result(world, case, queries)[0].altered:
-        return False, {"measured": math.inf, "reason": f"altered {altered}"}
-    return all(ok for ok, _ in ends), max((values for _, values in ends), key=lambda values: values["measured"])
+@pytest.mark.control
+@every_case
+@pytest.mark.usefixtures("kernels")
+def test_out_and_dq_are_right_and_arguments_stay(name):
+    found, exact, given_delta = found_of(name)
+    for what, x, right in (("out", found.out, exact.out), ("dq", found.dq, given_delta.dq)):
+        if what == "dq" and TARGET.executed and CASES[name].frozen == "q":
+            assert x is None
+            continue
+        assert_promised(x, right, CASES[name])
+        error = relative_error(x.reshape(right.shape), right)
+        assert error <= TOLERANCE, f"relative error of {what} {error:.2e}, tolerance {TOLERANCE:.2e}"
+    if found.dq is not None:
+        rounded = given_delta.dq_of_rounded.bfloat16().double()
+        distance = relative_error(found.dq.reshape(rounded.shape), rounded)
+        assert distance <= ROUNDED, f"dq is {distance:.2e} from that of dP rounded to nearest, limit {ROUNDED:.2e}"
+    assert not found.altered, f"the call altered {found.altered}"
 
 
-def arguments_stay(world, case, queries):
-    """Judge that sparse_mla_bwd altered nothing that it was given."""
-    altered = result(world, case, queries)[0].altered
-    return not altered, {"measured": altered, "unit": "arguments that were altered"}
+@pytest.mark.control
+def test_lse_is_right():
+    found, exact, _ = result(CASES["reported"])
+    if found.lse is None:
+        pytest.skip("the forward needs a GPU")
+    error = float((found.lse.detach() - exact.lse).abs().max())
+    assert error <= 1e-4, f"lse is off by {error:.2e}"  # float32
 
 
-def nothing_waits(world, case, queries):
-    """Judge that no operator of a call waits for the device, by what PyTorch warns of."""
-    torch = world.torch
-    given = example(torch, case, queries, world.device)
-    tensors = arguments(case, given, reference(torch, given, scale_of(case)))
-    with environment(case), warnings.catch_warnings(record=True, action="always") as caught:
-        torch.cuda.set_sync_debug_mode("warn")
-        try:
-            called(world, case, tensors)
-        finally:
-            torch.cuda.set_sync_debug_mode("default")
-    waits = [text for one in caught if "called a synchronizing" in (text := str(one.message))]
-    return not waits, {"measured": waits, "unit": "what waited"}
+@pytest.mark.control
+def test_dq_is_the_releases_bit_for_bit(figure, output):
+    """The runner compares both lanes' dq. Figures: errors of dKV, returned and exact but rounded once."""
+    found, exact, given_delta = result(CASES["reported"])
+    for name, columns in (("dkv", slice(WIDTH)), ("dkv_tail", slice(VALUES, WIDTH))):
+        right = exact.dkv[..., columns]
+        figure(f"{name}_as_bf16", relative_error(found.dkv[..., columns].reshape(right.shape), right), "relative error")
+        once = relative_error(given_delta.dkv[..., columns].bfloat16(), right)
+        figure(f"{name}_rounded_once", once, "relative error")
+    if SHARED:
+        figure("shared_memory", max(SHARED), "bytes per block")
+    output("dq", found.dq)
 
 
-def nothing_is_kept(world, case, queries):
-    """Judge the memory that a call leaves behind when what it returned is gone; the first call of these sizes."""
-    torch = world.torch
-    given = example(torch, case, queries, world.device)
-    tensors = arguments(case, given, reference(torch, given, scale_of(case)))
+@pytest.mark.control
+def test_nothing_waits_for_the_device():
+    if not TARGET.executed:
+        pytest.skip("there is a device on a GPU only")
+    given = example(DIRECT, TARGET.device)
+    tensors = arguments(DIRECT, given, reference(given, scale_of(DIRECT)))
+    with environment(DIRECT), host_waits("cuda") as waits:
+        called(DIRECT, tensors)
+    assert not waits, f"the host waits: {waits}"
+
+
+@pytest.mark.control
+def test_no_memory_is_kept():
+    """The first call of these sizes, when what it returned is gone."""
+    if not TARGET.executed:
+        pytest.skip("there is a device on a GPU only")
+    case = DIRECT._replace(keys=1024)
+    given = example(case, TARGET.device)
+    tensors = arguments(case, given, reference(given, scale_of(case)))
     gc.collect()
     start = torch.cuda.memory_allocated()
     with environment(case):
-        called(world, case, tensors)
+        called(case, tensors)
     gc.collect()
     kept = torch.cuda.memory_allocated() - start
-    return kept <= KEPT, {"measured": kept, "tolerance": KEPT, "unit": "bytes"}
+    assert kept <= KEPT, f"{kept} bytes are kept, limit {KEPT}"
 
 
-def what_is_not_finite_stays(world, case, queries):
-    """Judge that an infinite and a NaN dP reach dQ and dKV, where a loss scaler looks for them, and nothing else."""
-    given = example(world.torch, case, queries, world.device)
-    tensors = arguments(case, given, reference(world.torch, given, scale_of(case)))
-    (q, kv, grad, index, *_), where = tensors, {(0, case.heads - 1): math.nan, (1, 3): math.inf}
+@pytest.mark.control
+def test_what_is_not_finite_reaches_both_gradients_and_nothing_else():
+    """A loss scaler looks for an infinite and a NaN dP there."""
+    given = example(PADDED, TARGET.device)
+    tensors = arguments(PADDED, given, reference(given, scale_of(PADDED)))
+    q, kv, grad, index, *_ = tensors
     finite_dq, finite_dkv = q.isfinite().all(-1), kv.isfinite()
-    for (query, head), value in where.items():
+    for (query, head), value in {(0, PADDED.heads - 1): math.nan, (1, 3): math.inf}.items():
         grad[0, query, head, 5] = value  # every key has a value there: its dP is no number, nor finite
         finite_dq[0, query, head] = False
         finite_dkv[0, index[0, query, 0].long()] = False
-    with environment(case), interpreter(world):
-        dq, dkv = called(world, case, tensors)
-    pairs = (dq.isfinite(), finite_dq[..., None].expand_as(dq)), (dkv.isfinite(), finite_dkv)
-    measured = [int((found != wanted).sum()) for found, wanted in pairs]
-    return not any(measured), {"measured": measured, "unit": "elements of dQ and dKV that should be finite or are not"}
+    with environment(PADDED):
+        dq, dkv = called(PADDED, tensors)
+    wrong = [int((dq.isfinite() != finite_dq[..., None]).sum()), int((dkv.isfinite() != finite_dkv).sum())]
+    assert wrong == [0, 0], f"elements of dq and dKV that should be finite or are not: {wrong}"
 
 
-@contextlib.contextmanager
-def counted(world):
-    """Replace the builders of kernels by ones that build nothing. Yield by name what they made, weakly."""
-    made, torch = {"preprocess": [], "bwd": [], "postprocess": []}, world.torch
+@pytest.fixture
+def built():
+    """Replace the builders of kernels by ones that build nothing; give by name what they made, weakly."""
+    made = {"preprocess": [], "bwd": [], "postprocess": []}
     kernels = {
         "preprocess": lambda out, _: out.new_zeros(out.shape[:3], dtype=torch.float32),
         "bwd": lambda q, *_: torch.zeros_like(q),
@@ -649,185 +543,40 @@ def counted(world):
         return kernel
 
     builders = {name: functools.partial(build, name) for name in kernels}
-    with unittest.mock.patch.multiple(world.backward, **builders), unittest.mock.patch.dict(os.environ):
+    with unittest.mock.patch.multiple(under_test, **builders), unittest.mock.patch.dict(os.environ):
         os.environ.update({BUCKET: "1", CACHE: str(KERNELS)})
         yield made
 
 
-def backward_of_zeros(world, heads, scale, tail=64, **changed):
-    """Call sparse_mla_bwd with one query and one key."""
-    torch, of = world.torch, {"device": world.device, "dtype": world.torch.bfloat16}
+def backward_of_zeros(heads, scale, tail=64, *, output=True, batched=True):
+    """Call sparse_mla_bwd with one query and one key, with an output or without."""
+    of = {"device": TARGET.device, "dtype": torch.bfloat16}
     q, kv = torch.zeros(1, 1, heads, VALUES + tail, **of), torch.zeros(1, 1, 1, VALUES + tail, **of)
-    index = torch.zeros(1, 1, 1, 32, device=world.device, dtype=torch.int32)
-    given = {"o": q[..., :VALUES].contiguous(), "do": q[..., :VALUES].contiguous(), "lse": q[..., 0].float()}
-    given |= {"q": q, "kv": kv, "indices": index} | changed
-    return world.backward.sparse_mla_bwd(**given, sm_scale=scale)
+    given = {"q": q, "kv": kv, "do": q[..., :VALUES].contiguous(), "lse": q[..., 0].float()}
+    given |= {"indices": torch.zeros(1, 1, 1, 32, device=TARGET.device, dtype=torch.int32)}
+    given |= {"o": given["do"].clone()} if output else {}
+    given = {"o": None} | {name: x if batched else x[0] for name, x in given.items()}
+    return under_test.sparse_mla_bwd(**given, sm_scale=scale)
 
 
-def kernels_are_bounded(world):
-    """Judge how many kernels are kept, and for what another is built; the builders are replaced."""
-    with counted(world) as made:
-        for i in range(2 * KERNELS):  # of other heads, RoPE columns and scales each
-            backward_of_zeros(world, 1 + i, 0.1 + i / 1000, 64 + i)
-            backward_of_zeros(world, 1, 0.1)  # is used all the time: the others go before it
-        gc.collect()
-        kept = {name: sum(ref() is not None for ref in refs) for name, refs in made.items()}
-        built = [len(made["bwd"])]
-        for scale in (0.1, 0.1 + 1e-15, 0.1 + 1e-10):  # twelve decimals count
-            backward_of_zeros(world, 1, scale)
-            built.append(len(made["bwd"]))
-    wanted = [2 * KERNELS] * 3 + [2 * KERNELS + 1]
-    ok = all(0 < count <= KERNELS for count in kept.values()) and built == wanted
-    return ok, {"measured": [*kept.values(), *built], "unit": f"kernels kept, {KERNELS} at most; built, {wanted}"}
+@pytest.mark.control
+@pytest.mark.usefixtures("built")
+@pytest.mark.parametrize("batched", [True, False], ids=["batched", "unbatched"])
+def test_a_call_without_output_and_delta_is_refused(batched):
+    with pytest.raises(ValueError, match="delta"):
+        backward_of_zeros(16, 0.1, output=False, batched=batched)
 
 
-def delta_is_asked_for(world):
-    """Judge that a call without an output and a delta is refused; the builders are replaced."""
-    found = []
-    with counted(world):
-        for unbatched in (False, True):
-            tensors = {"o": None}
-            if unbatched:
-                of = {"device": world.device, "dtype": world.torch.bfloat16}
-                tensors |= {"q": world.torch.zeros(1, 16, WIDTH, **of), "kv": world.torch.zeros(1, 1, WIDTH, **of)}
-                tensors |= {"do": world.torch.zeros(1, 16, VALUES, **of)}
-                tensors |= {"indices": world.torch.zeros(1, 1, 32, device=world.device, dtype=world.torch.int32)}
-                tensors |= {"lse": world.torch.zeros(1, 16, device=world.device)}
-            try:
-                backward_of_zeros(world, 16, 0.1, **tensors)
-                found.append("nothing")
-            except ValueError:
-                found.append("ValueError")
-    return found == ["ValueError"] * 2, {"measured": found, "unit": "what is raised, batched and not"}
-
-
-def directly(case, name):
-    """Return the case and width of one of DIRECT, which differs from the reported example."""
-    changed, width = DIRECT[name]
-    return case._replace(**({"door": "direct", "keys": 512} | changed)), width
-
-
-def judge_direct(probe, world, names):
-    """Judge sparse_mla_bwd as such."""
-    _, example_case = LEADING["executed"]
-    for name in names:
-        case, width = directly(example_case, name)
-        if world.executed:
-            probe.judge(f"{name}.dkv", "defect", both_are_exact, world, case, ROWS, width)
-            probe.judge(f"{name}.dq", "control", is_right, world, case, ROWS, "dq", width)
-        else:
-            for of, role in (("dkv", "defect"), ("dq", "control")):
-                probe.check(f"{name}.{of}", role, None, reason=INTERPRETED)
-
-
-def judge_manners(probe, world):
-    """Judge what a call of sparse_mla_bwd does besides its results."""
-    queries, case = LEADING["compiled"]
-    if world.executed:
-        queries, (case, _) = ROWS, directly(LEADING["executed"][1], "direct")
-    probe.judge("direct.arguments", "control", arguments_stay, world, case, queries)
-    for name, measure, keys in (("waits", nothing_waits, 512), ("kept", nothing_is_kept, 1024)):
-        if world.executed:
-            probe.judge(f"direct.{name}", "control", measure, world, case._replace(keys=keys), queries)
-        else:
-            probe.check(f"direct.{name}", "control", None, reason="there is a device on a GPU only")
-
-
-def judge_padded(probe, world):
-    """Judge heads that fill no block, with an output besides the delta, and what is not finite."""
-    for name, case in PADDED.items():
-        probe.judge(f"{name}.dkv", "defect", both_are_exact, world, case, 2)
-        probe.judge(f"{name}.dq", "control", forward_and_dq_are_right, world, case, 2)
-    name, case = next(iter(PADDED.items()))
-    probe.judge(f"{name}.arguments", "control", arguments_stay, world, case, 2)
-    probe.judge(f"{name}.nonfinite", "control", what_is_not_finite_stays, world, case, 2)
-
-
-def judge_leading(probe, world):
-    """Judge the reported example, and state what the report shows of it."""
-    queries, case = LEADING["executed" if world.executed else "compiled"]
-    for name in ("out", "lse", "dq") if world.executed else ("dq",):
-        probe.judge(name, "control", is_right, world, case, queries, name)
-    for name, columns in (("dkv", slice(WIDTH)), ("dkv_tail", slice(VALUES, WIDTH))):
-        probe.judge(name, "defect", dkv_is_exact, world, case, queries, columns)
-    if probe.only:
-        return
-    found, exact, given_delta = result(world, case, queries)
-    for name, columns in (("dkv", slice(WIDTH)), ("dkv_tail", slice(VALUES, WIDTH))):
-        wanted = exact.dkv[..., columns]
-        made = {"as_bf16": found.dkv[..., columns], "rounded_once": given_delta.dkv[..., columns].bfloat16()}
-        for which, tensor in made.items():
-            value = error(tensor.reshape(wanted.shape), wanted)
-            probe.say("FIGURE", name=f"{name}_{which}", value=value, unit="relative error")
-    probe.output("dq", found.dq)
-    if world.shared:
-        probe.say("FIGURE", name="shared_memory", value=max(world.shared), unit="bytes per block")
-
-
-@functools.cache
-def load(target):
-    """Import upstream; return what the checks run in, once in each process."""
-    import tilelang, torch
-
-    if not target.startswith("sm_"):
-        raise NotImplementedError("these are GPU kernels; without a GPU: --target sm_90a")
-    for name in ("megatron.core", "megatron.core.transformer"):  # left bare: theirs would import all of Megatron
-        sys.modules.setdefault(name, importlib.util.module_from_spec(importlib.util.find_spec(name)))
-    os.environ[CACHE] = str(KERNELS)
-    importlib.import_module("megatron.core.parallel_state")  # before megatron.core.utils: each imports the other
-    folder = "megatron.core.transformer.experimental_attention_variant.ops."
-    names = ("tilelang_dsa", "sparse_mla", "tilelang_sparse_mla_bwd")
-    fused, sparse, backward = (importlib.import_module(folder + name) for name in names)
-    executed = torch.cuda.is_available() and target == "sm_{}{}a".format(*torch.cuda.get_device_capability())
-    fields = {"torch": torch, "tilelang": tilelang, "fused": fused, "sparse": sparse, "backward": backward}
-    fields |= {"target": target, "executed": executed, "device": "cuda" if executed else "cpu", "shared": []}
-    return World(**fields)
-
-
-def run_ahead(target, case, queries, width=WIDTH):
-    """Run a case in a process of its own: tilelang keeps the kernels on disk. What fails here will fail again."""
-    with contextlib.suppress(Exception):
-        result(load(target), case, queries, width)
-
-
-def compile_ahead(target):
-    """Compile the kernels of all cases but the reported one at once: nvcc takes many seconds for each."""
-    cases = [(Case(*row), QUERIES["executed"]) for row in CASES]
-    for name in LATER:
-        case, width = directly(LEADING["executed"][1], name)
-        cases.append((case, ROWS, width))
-    cases += [(case, 2) for case in PADDED.values()]
-    processes = int(os.environ.get("REPRODUCER_PROCESSES") or os.cpu_count())  # the runner shares the cores out
-    with concurrent.futures.ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool:
-        concurrent.futures.wait([pool.submit(run_ahead, target, *case) for case in cases])
-
-
-def judge(probe, target):
-    """Run the backward through every door, and compare the dKV that it returns with float64."""
-    world = load(target)
-    evidence = "executed" if world.executed else "compiled"
-    gpu = world.torch.cuda.get_device_name() if world.executed else "none"
-    probe.say("TARGET", target=target, evidence=evidence, device=gpu)
-    probe.upstream(world.backward)
-    judge_leading(probe, world)  # before the others are compiled: most patches that are wrong are so here
-    judge_direct(probe, world, [name for name in DIRECT if name not in LATER])
-    judge_manners(probe, world)
-    if world.executed and not probe.only:
-        compile_ahead(target)
-    judge_direct(probe, world, LATER)
-    judge_padded(probe, world)
-    for number, case in enumerate(itertools.starmap(Case, CASES)):
-        name = f"case_{number:02}"
-        if world.executed or number == 0:
-            given = world, case, QUERIES[evidence]
-            probe.judge(f"{name}.dkv", "defect", both_are_exact, *given)
-            probe.judge(f"{name}.dq", "control", forward_and_dq_are_right, *given)
-        else:
-            for of, role in (("dkv", "defect"), ("dq", "control")):
-                probe.check(f"{name}.{of}", role, None, reason=INTERPRETED)
-    probe.judge("direct.without_delta", "control", delta_is_asked_for, world)
-    probe.judge("direct.kernels", "control", kernels_are_bounded, world)  # the last: others lose their kernels by it
-
-
-if __name__ == "__main__":
-    Probe().run(judge)
+@pytest.mark.control  # the last: others lose their kernels by it
+def test_kernels_are_bounded_and_told_apart(built):
+    for i in range(2 * KERNELS):  # of other heads, RoPE columns and scales each
+        backward_of_zeros(1 + i, 0.1 + i / 1000, 64 + i)
+        backward_of_zeros(1, 0.1)  # is used all the time: the others go before it
+    gc.collect()
+    kept = {name: sum(kernel() is not None for kernel in kernels) for name, kernels in built.items()}
+    assert all(0 < count <= KERNELS for count in kept.values()), f"kernels kept: {kept}, at most {KERNELS}"
+    counts = [len(built["bwd"])]
+    for scale in (0.1, 0.1 + 1e-15, 0.1 + 1e-10):  # twelve decimals count
+        backward_of_zeros(1, scale)
+        counts.append(len(built["bwd"]))
+    assert counts == [2 * KERNELS] * 3 + [2 * KERNELS + 1], f"kernels built: {counts}"
