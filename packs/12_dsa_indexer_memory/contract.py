@@ -9,9 +9,9 @@ head's fp32 scores, 4 * batch * queries * keys bytes. A tensor with a byte or mo
 streams. That a part of the peak does not grow with heads is no defect. Without a GPU the bytes of tensors on device
 "meta", which have sizes and no numbers, are added up operator by operator. On a GPU the allocator counts.
 
-Values are controls: what is right in the release stays right. The reference is float64, one head at a time, and each
-derivative comes from autograd on tensors of one head. Top-k are compared by their scores; the reference of the sparse
-loss takes the keys that upstream took. Two ranks are played one after the other.
+Values are controls: what is right in the release stays right. The reference is float64, differentiated by autograd.
+Top-k are compared by their scores; the reference of the sparse loss takes the keys that upstream took. Two ranks are
+played one after the other.
 
 Tolerances are relative, in the norm. Everything is computed in fp32: 2^-15 is 512 roundings one after another, for
 products of 20 numbers, sums over at most 61 heads and 2111 rows or keys (whose errors grow like the root of their
@@ -41,6 +41,8 @@ from torch.utils._pytree import tree_leaves
 from torch.utils.checkpoint import checkpoint
 
 from kit import alone, current_target, pairwise
+from kit.autograd import offloaded
+from kit.capture import peak_memory
 from kit.errors import relative_error
 
 EVIDENCE_WITHOUT_GPU = {"cpu": "traced"}
@@ -49,6 +51,8 @@ TARGET = current_target()
 DEVICE, METERED = TARGET.device, "cuda" if TARGET.executed else "meta"
 DROP = -math.inf
 LEAVES = ("q", "weights", "k")
+if TARGET.executed:  # cuBLAS takes its workspace before memory is measured
+    torch.zeros(8, 8, device=DEVICE) @ torch.zeros(8, 8, device=DEVICE)
 FACTORS = {
     "size": [(5, 5), (7, 12), (1, 9), (12, 7), (0, 4)],  # query rows, keys
     "batch": [1, 2, 3],
@@ -73,6 +77,7 @@ USUAL = {
     "size": (587, 89), "batch": 1, "heads": 1, "attention": 1, "floats": "bfloat16", "weights_floats": None,
     "bounds": "ends", "rows": "any", "topk": 50, "relu": True, "sparse": False, "per_token": False, "frozen": None,
     "shared_key": False, "strided": False, "ranks": 1, "above": 1.0, "coefficient": 0.7, "numbers": "any",
+    "widths": (20, 12),  # of the indexer's heads and the attention's
 }  # fmt: skip
 FEW = {"size": (33, 29), "batch": 2, "heads": 5, "attention": 3, "topk": 9}
 USUAL_CASES = [{**FEW, "bounds": "masks"}, {**FEW, "rows": "each", "sparse": True}]  # in the first a row sees no key
@@ -98,43 +103,43 @@ SPECIAL = {
                                                            "floats": floats, "weights_floats": weights})
        for floats, weights in (("bfloat16", "float32"), ("float16", "float32"), ("float32", "bfloat16"))},
 }  # fmt: skip
-INDEX_WIDTH, WIDTH = 20, 12  # of the indexer's heads and the attention's, where values are judged
 ROUNDINGS = 2.0**-15
 AUTOCAST = 2.0**-6  # both factors and each product are rounded by 2^-9
-SCALE = {"any": 0.3, "whole": 0.25}  # of the softmax, and not WIDTH ** -0.5; sums of whole numbers are exact
+SCALE = {"any": 0.3, "whole": 0.25}  # of the softmax, and not 12 ** -0.5; sums of whole numbers are exact
 # What a finite bias adds to all keys of a row, or takes off: no softmax sees it. A half rounds the bias beside it to
 # 1/4 or 1/32; 1e5 is infinite in fp16, and float32 holds the whole numbers and quarters beside it.
 OFFSET = {"any": 37.0, "whole": 1e5}
 
 PER_HEAD = 0.25  # of one head's fp32 scores: a tensor of one byte for each
 FEWER, MORE, LENGTH, BATCH = 8, 40, 8192, 2  # heads, tokens and batch where memory is measured
-MEMORY = {  # bounds, relu, sparse, which query rows are real
-    "ends": ("ends", True, False, "any"),
-    "default-each": ("default", True, True, "each"),
-    "mask": ("mask", False, True, "any"),
-    "masks-row": ("masks", False, False, "row"),
-    "keys": ("keys", True, True, "any"),
+MEMORY = {
+    "ends": {},
+    "default-each": {"bounds": "default", "sparse": True, "rows": "each"},
+    "mask": {"bounds": "mask", "relu": False, "sparse": True},
+    "masks-row": {"bounds": "masks", "relu": False, "rows": "row"},
+    "keys": {"bounds": "keys", "sparse": True},
 }
 STEPS = {"4096": (2, 4096), "16384": (1, 16384)}  # batch, tokens
 
 
 class Case:
-    """Inputs of one call on the CPU: q, weights, k, query, key, options; the mask `seen` and `bias`, [b, sq, sk]."""
+    """Inputs of one call: q, weights, k, query, key, options; the mask `seen` and `bias`, [b, sq, sk]."""
 
-    def __init__(self, seed, **factors):
+    def __init__(self, seed, device="cpu", **factors):
         vars(self).update(USUAL | factors)
-        self.seed, self.random = seed, torch.Generator().manual_seed(seed)
+        self.seed, random = seed, None if device == "meta" else torch.Generator(device).manual_seed(seed)
+        self.made = {"generator": random, "device": device}
         (sq, sk), b, n = self.size, self.batch, self.attention * self.ranks
         self.inputs = {
-            "q": self.draw(sq, b, self.heads, INDEX_WIDTH),
+            "q": self.draw(sq, b, self.heads, self.widths[0]),
             "weights": self.draw(sq, b, self.heads, floats=self.weights_floats),
-            "k": self.draw(sk, b, INDEX_WIDTH),
-            "query": self.draw(sq, b, n, WIDTH),
-            "key": self.draw(sk, b, 1 if self.shared_key else n, WIDTH).expand(sk, b, n, WIDTH),
+            "k": self.draw(sk, b, self.widths[0]),
+            "query": self.draw(sq, b, n, self.widths[1]),
+            "key": self.draw(sk, b, 1 if self.shared_key else n, self.widths[1]).expand(sk, b, n, self.widths[1]),
         }
-        self.bias = torch.zeros(1, sq, sk)
+        self.bias = torch.zeros(1, device=device).expand(1, sq, sk)
         self.options = self.bound(sq, sk, b)
-        some = torch.rand(b, sq, generator=self.random) < 0.6
+        some = torch.rand(b, sq, **self.made) < 0.6
         kinds = {"any": None, "row": some[0], "one row": some[:1], "each": some, "none": some[0] & False}
         self.real = kinds[self.rows]
         self.options |= {} if self.real is None else {"query_valid_rows": self.real}
@@ -146,10 +151,10 @@ class Case:
 
     def draw(self, *shape, floats=None):
         """Draw a tensor of the case's dtype; of whole numbers most are 0, and so are some rows of them."""
-        tensor = torch.randn(shape, generator=self.random)
+        tensor = torch.randn(shape, **self.made)
         if self.numbers == "whole":
             tensor = (tensor * 0.6).round()
-            tensor[torch.rand(shape[0], generator=self.random) < 0.2] = 0.0
+            tensor[torch.rand(shape[0], **self.made) < 0.2] = 0.0
         return self.laid_out(tensor.to(getattr(torch, floats or self.floats)))
 
     def laid_out(self, tensor):
@@ -158,27 +163,28 @@ class Case:
 
     def bound(self, sq, sk, b):
         """Draw which keys a row sees, and what is added to its scores; return upstream's arguments."""
-        rows, keys = torch.arange(sq)[:, None], torch.arange(sk)
+        device = self.made["device"]
+        rows, keys = torch.arange(sq, device=device)[:, None], torch.arange(sk, device=device)
         if self.bounds == "default":
             self.seen = (keys <= rows).expand(b, sq, sk)
             return {}
         if self.bounds in ("padding", "paddings"):  # one row of keys for all query rows
-            seen = torch.rand((1, sk) if self.bounds == "padding" else (b, 1, sk), generator=self.random) < 0.7
+            seen = torch.rand((1, sk) if self.bounds == "padding" else (b, 1, sk), **self.made) < 0.7
             self.seen = seen.expand(b, sq, sk)
-            return {"mask": torch.zeros(seen.shape).masked_fill(~seen, DROP)}
+            return {"mask": torch.zeros(seen.shape, device=device).masked_fill(~seen, DROP)}
         if self.bounds in ("mask", "masks", "bias", "biases"):
             shape = (sq, sk) if self.bounds in ("mask", "bias") else (b, sq, sk)
-            seen = (torch.rand(shape, generator=self.random) < 0.7) & (rows != 3)  # the third row sees no key
-            bias = torch.zeros(shape)
+            seen = (torch.rand(shape, **self.made) < 0.7) & (rows != 3)  # the third row sees no key
+            bias = torch.zeros(shape, device=device)
             if self.bounds in ("bias", "biases"):  # fp32 numbers that no half holds, or halves, and an offset a row
-                bias = torch.randn(shape, generator=self.random)
+                bias = torch.randn(shape, **self.made)
                 bias = (bias * 2).round() / 2 if self.numbers == "whole" else bias
-                bias += OFFSET[self.numbers] * torch.randint(-1, 2, (sq, 1), generator=self.random)
+                bias += OFFSET[self.numbers] * torch.randint(-1, 2, (sq, 1), **self.made)
             self.seen, self.bias = seen.expand(b, sq, sk), bias.expand(b, sq, sk)
             return {"mask": self.laid_out(bias.masked_fill(~seen, DROP))}
-        starts = torch.randint(0, max(1, sk // 2), (sq,), generator=self.random)
-        ends = starts + torch.randint(0, sk, (sq,), generator=self.random)
-        places = torch.randperm(sk, generator=self.random) if self.bounds == "keys" else keys
+        starts = torch.randint(0, max(1, sk // 2), (sq,), **self.made)
+        ends = starts + torch.randint(0, sk, (sq,), **self.made)
+        places = torch.randperm(sk, **self.made) if self.bounds == "keys" else keys
         self.seen = ((places >= starts[:, None]) & (places < ends[:, None])).expand(b, sq, sk)
         options = {"varlen_starts": starts, "varlen_ends": ends.int()}
         return options | ({"key_positions": places} if self.bounds == "keys" else {})
@@ -198,47 +204,27 @@ class Case:
 # The reference, in float64.
 
 
-def weighted_scores(case, head):
-    """Return a head's weighted scores [b, sq, sk], and the leaves that they are made of."""
-    q, weights, k = (case.inputs[name].double() for name in LEAVES)
-    leaves = q[:, :, head].clone().requires_grad_(), weights[:, :, head].clone().requires_grad_(), k.requires_grad_()
-    scores = leaves[0].transpose(0, 1) @ leaves[2].permute(1, 2, 0)
-    return (scores.relu() if case.relu else scores) * leaves[1].t().unsqueeze(-1), leaves
+def exact_inputs(case):
+    """Return q, weights and k."""
+    return [case.inputs[name].double().requires_grad_() for name in LEAVES]
 
 
-def exact_scores(case):
-    """Return the scores summed over heads, without any mask."""
-    return sum(weighted_scores(case, head)[0].detach() for head in range(case.heads))
-
-
-def exact_gradients(case, above):
-    """Return the gradients of q, weights and k, given that of the scores summed over heads."""
-    grad_q, grad_weights, grad_k = (torch.zeros(case.inputs[name].shape, dtype=torch.float64) for name in LEAVES)
-    for head in range(case.heads):
-        scores, leaves = weighted_scores(case, head)
-        grad_q[:, :, head], grad_weights[:, :, head], of_head = torch.autograd.grad(scores, leaves, above)
-        grad_k += of_head
-    return grad_q, grad_weights, grad_k
-
-
-def exact_target(case, support, query, key):
-    """Return the attention's probabilities, summed over the heads of all ranks and normalized."""
-    total = 0
-    for head in range(query.shape[2]):
-        scores = query[:, :, head].transpose(0, 1) @ key[:, :, head].permute(1, 2, 0) * SCALE[case.numbers] + case.bias
-        total = total + scores.masked_fill(~support, DROP).softmax(-1).nan_to_num(0.0)
-    return total / total.sum(-1, keepdim=True).clamp_min(1e-10)
+def exact_scores(case, q, weights, k):
+    """Return the scores summed over heads, [b, sq, sk], without any mask."""
+    scores = torch.einsum("sbhd,tbd->sbht", q, k)
+    return ((scores.relu() if case.relu else scores) * weights.unsqueeze(-1)).sum(2).transpose(0, 1)
 
 
 def exact_loss(case, chosen, scores, query=None, key=None):
-    """Return the loss and which keys take part, given the top-k that upstream chose and the summed scores."""
-    support = case.seen
+    """Return the loss, given the top-k that upstream chose and the summed scores; the target is of all ranks' heads."""
+    support, keys = case.seen, case.seen.shape[2]
     if case.sparse:  # of the keys that are seen, those among the top-k
-        keys = case.seen.shape[2]
-        among = torch.zeros(*case.seen.shape[:2], keys + 1, dtype=torch.bool)
-        support = case.seen & among.scatter(-1, chosen.where(chosen >= 0, keys), value=True)[..., :-1]
-    given = [case.inputs[name].double() if x is None else x for name, x in (("query", query), ("key", key))]
-    target = exact_target(case, support, *given)
+        among = torch.zeros(*support.shape[:2], keys + 1, dtype=torch.bool)
+        support = support & among.scatter(-1, chosen.where(chosen >= 0, keys), value=True)[..., :-1]
+    query, key = (case.inputs[n].double() if x is None else x for n, x in (("query", query), ("key", key)))
+    attention = torch.einsum("sbnd,tbnd->bnst", query, key) * SCALE[case.numbers] + case.bias[:, None]
+    target = attention.masked_fill(~support[:, None], DROP).softmax(-1).nan_to_num(0.0).sum(1)
+    target = target / target.sum(-1, keepdim=True).clamp_min(1e-10)
     logits = (scores + case.bias).masked_fill(~support, -1e300)  # a row without keys has no NaN in its derivative
     terms = target * (target.clamp_min(1e-10).log() - logits.log_softmax(-1))
     rows = terms.masked_fill(~support, 0.0).sum(-1)
@@ -337,7 +323,7 @@ def assert_unchanged(case, given, copies):
 
 def assert_topk(case, chosen):
     """Assert that the chosen keys have the largest scores, by their scores, and are -1 where too few are seen."""
-    scores, chosen = exact_scores(case), chosen.cpu()
+    scores, chosen = exact_scores(case, *exact_inputs(case)).detach(), chosen.cpu()
     (b, sq, sk), k = scores.shape, min(case.topk, scores.shape[-1])
     masked = (scores + case.bias).masked_fill(~case.chosen_among, DROP)
     exact = masked.topk(k, dim=-1).values
@@ -363,18 +349,19 @@ def assert_scores(case):
     assert plain.shape == seen.shape, f"{case}: scores of shape {[*plain.shape]}"
     assert plain.dtype == torch.float32, f"{case}: scores of {plain.dtype}"
     assert (plain[~seen] == DROP).all(), f"{case}: a key that must not be seen has a score"
-    above = torch.randn(seen.shape, generator=case.random).where(seen, 0.0)
+    above = torch.randn(seen.shape, **case.made).where(seen, 0.0)
     found = gradients(scores, inputs, above.to(DEVICE))
     with torch.no_grad():
         again, chosen_again = topk_of(case, inputs, options)
-    bare = (plain.double() - case.bias).where(seen, 0.0)
-    assert_near(f"{case}, scores", bare, exact_scores(case).where(seen, 0.0))
+    leaves = exact_inputs(case)
+    exact = exact_scores(case, *leaves)
+    assert_near(f"{case}, scores", (plain.double() - case.bias).where(seen, 0.0), exact.where(seen, 0.0))
     assert_topk(case, chosen)
     assert_topk(case, chosen_again)
     assert_unchanged(case, inputs | options, copies)
     assert torch.equal(again, scores), f"{case}: a second call gives other scores"
     assert case.numbers == "whole" or torch.equal(chosen_again, chosen), f"{case}: a second call gives another top-k"
-    assert_gradients(case, found, exact_gradients(case, above.double()))
+    assert_gradients(case, found, torch.autograd.grad(exact, leaves, above.double()))
 
 
 def assert_loss(case):
@@ -394,12 +381,11 @@ def assert_loss(case):
 
     for chosen, loss, found in on_each_rank(case, run):
         assert_topk(case, chosen)
-        leaf = exact_scores(case).requires_grad_()
-        exact = exact_loss(case, chosen, leaf)
+        leaves = exact_inputs(case)
+        exact = exact_loss(case, chosen, exact_scores(case, *leaves))
         if case.bounds not in ("bias", "biases"):  # which upstream's forward adds twice to the indexer's scores
             assert_near(f"{case}, loss", loss, exact)
-        (of_scores,) = torch.autograd.grad(exact, [leaf], above.cpu().double())
-        assert_gradients(case, found, exact_gradients(case, of_scores))
+        assert_gradients(case, found, torch.autograd.grad(exact, leaves, above.cpu().double()))
 
 
 def assert_autograd(case):
@@ -488,7 +474,8 @@ def test_scores_under_autocast_are_float32():
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
         scores, _ = topk_of(case, *case.on_device()[:2])
     assert scores.dtype == torch.float32
-    assert_near("scores", scores.cpu().where(case.seen, 0.0), exact_scores(case).where(case.seen, 0.0), AUTOCAST)
+    exact = exact_scores(case, *exact_inputs(case)).where(case.seen, 0.0)
+    assert_near("scores", scores.cpu().where(case.seen, 0.0), exact, AUTOCAST)
 
 
 @pytest.mark.parametrize("kind", ["dense", "sparse"])
@@ -503,15 +490,15 @@ def test_loss_under_autocast_has_a_softmax_in_float32(kind):
         scores = scores.where(scores.isfinite(), 0.0)
         alone = loss_of(case, inputs, options, index_scores=scores, topk_indices=chosen)
     assert_topk(case, chosen)
-    leaf = exact_scores(case).requires_grad_()
-    exact = exact_loss(case, chosen.cpu(), leaf)
+    leaves = exact_inputs(case)
+    exact = exact_loss(case, chosen.cpu(), exact_scores(case, *leaves))
     assert_near("loss", loss, exact)
     assert_near("loss, differentiated by autograd", alone, exact)
-    assert_gradients(case, gradients(loss, inputs), exact_gradients(case, *torch.autograd.grad(exact, [leaf])))
+    assert_gradients(case, gradients(loss, inputs), torch.autograd.grad(exact, leaves))
 
 
 def test_second_derivatives_are_right():
-    """A penalty on the gradients differentiates them; the reference is float64's, of all heads at once."""
+    """A penalty on the gradients differentiates them."""
     factors = FEW | {"size": (530, 23), "bounds": "masks", "floats": "float32", "heads": 3, "attention": 2}
     case = Case(8, **factors, sparse=True)
     inputs, options, _ = case.on_device()
@@ -519,49 +506,38 @@ def test_second_derivatives_are_right():
     first = gradients(loss, inputs, create_graph=True)
     assert all(x is not None for x in first.values()), "no gradient"
     found = gradients(sum(x.square().sum() for x in first.values()), inputs)
-    q, weights, k = exact = [case.inputs[name].double().requires_grad_() for name in LEAVES]
-    scores = (torch.einsum("sbhd,tbd->sbht", q, k).relu() * weights.unsqueeze(-1)).sum(2).transpose(0, 1)
-    first = torch.autograd.grad(exact_loss(case, chosen.cpu(), scores), exact, create_graph=True)
-    second = torch.autograd.grad(sum(x.square().sum() for x in first), exact)
+    leaves = exact_inputs(case)
+    exact = exact_loss(case, chosen.cpu(), exact_scores(case, *leaves))
+    first = torch.autograd.grad(exact, leaves, create_graph=True)
+    second = torch.autograd.grad(sum(x.square().sum() for x in first), leaves)
     for name, x in zip(LEAVES, second, strict=True):
         assert_near(f"gradient of {name}", found[name], x)
 
 
-@pytest.mark.parametrize("way", ["moved", "reentrant", "checkpoint"])
-def test_loss_is_the_same_where_saved_tensors_are_moved_or_made_again(way):
-    """What is moved is given back once a backward: the newer kind of checkpoint refuses to give it twice."""
-    case, packed = Case(6, **USUAL_CASES[1]), []
+@pytest.mark.parametrize("way", ["offloaded", "reentrant", "checkpoint"])
+def test_loss_is_the_same_where_saved_tensors_are_offloaded_or_made_again(way):
+    """Each is asked for once a backward: the newer kind of checkpoint refuses to give it twice."""
+    case = Case(6, **USUAL_CASES[1])
 
     def call(*leaves):
         inputs, options, _ = case.on_device()
         return loss_of(case, inputs | dict(zip(LEAVES, leaves, strict=True)), options)[1]
 
-    def pack(x):
-        packed.append([x, 0])
-        return len(packed) - 1
-
-    def unpack(place):
-        packed[place][1] += 1
-        return packed[place][0].clone()
-
-    def moved(*leaves):
-        with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
-            return call(*leaves)
-
-    def checkpointed(*leaves):
-        return checkpoint(call, *leaves, use_reentrant=way == "reentrant")
-
-    results = []
-    for run in (call, moved if way == "moved" else checkpointed):
+    def results(run):
         leaves = [case.on_device()[0][name] for name in LEAVES]
         loss = run(*leaves)
         loss.backward()
-        results.append({"loss": loss, **{name: x.grad for name, x in zip(LEAVES, leaves, strict=True)}})
-    for name, x in results[0].items():
-        assert_near(name, results[1][name], x.cpu())
-    if way == "moved":
-        often = max((times for _, times in packed), default=0)
-        assert often == 1, f"a saved tensor is given back {often} times"
+        return [loss, *(x.grad for x in leaves)]
+
+    plain = results(call)
+    if way == "offloaded":
+        with offloaded() as asked:
+            found = results(call)
+        assert max(asked) == 1, f"saved tensors are asked for {max(asked)} times"
+    else:
+        found = results(functools.partial(checkpoint, call, use_reentrant=way == "reentrant"))
+    for name, x, y in zip(("loss", *LEAVES), found, plain, strict=True):
+        assert_near(name, x, y.cpu())
 
 
 def answer(question):
@@ -670,56 +646,46 @@ class Allocator(contextlib.nullcontext):
         return torch.cuda.max_memory_allocated() - self.before
 
 
-def setting(device, shape, how, widths=(32, 32), topk=256):
-    """Return a call with tensors of bf16 that are not filled, or with random ones on a GPU.
-
-    Shape is batch, tokens, indexer heads, attention heads; widths are those of both kinds of heads.
-    """
-    (b, s, heads, attention), (bounds, relu, sparse, rows) = shape, MEMORY[how]
-    make = functools.partial(torch.empty if device == "meta" else torch.randn, dtype=torch.bfloat16, device=device)
-    inputs = {"q": make(s, b, heads, widths[0]), "weights": make(s, b, heads), "k": make(s, b, widths[0])}
-    inputs = {name: x.requires_grad_() for name, x in inputs.items()}
-    inputs |= {name: make(s, b, attention, widths[1]) for name in ("query", "key")}
-    options, ends = {}, torch.arange(1, s + 1, device=device)
-    if bounds in ("ends", "keys"):
-        options = {"varlen_starts": torch.zeros_like(ends), "varlen_ends": ends}
-        options |= {"key_positions": ends - 1} if bounds == "keys" else {}
-    if bounds in ("mask", "masks"):
-        mask = torch.full((s, s), DROP, device=device).triu(1)
-        options = {"mask": mask if bounds == "mask" else mask.expand(b, s, s).contiguous()}
-    if rows != "any":
-        options["query_valid_rows"] = ends > 3 if rows == "row" else (ends > 3).expand(b, s).contiguous()
-    case = {"topk": topk, "relu": relu, "sparse": sparse, "coefficient": 1.0, "per_token": False, "ranks": 1}
-    return types.SimpleNamespace(**case, numbers="any"), inputs, options
-
-
-def peaks(device, case, inputs, options, record=lambda *_: None):
+def peaks(case, record=lambda *_: None):
     """Return the peaks of the top-k without a loss, the loss and its backward, and what forward keeps for backward."""
-    found = {}
+    found, device = {}, case.made["device"]
+    inputs = {name: x.requires_grad_(name in LEAVES) for name, x in case.inputs.items()}
     with Meter() if device == "meta" else Allocator() as meter:
-        meter.start(*inputs.values(), *options.values())
+        meter.start(*inputs.values(), *case.options.values())
         with torch.no_grad():
-            topk_of(case, inputs, options)
+            topk_of(case, inputs, case.options)
         found["topk"] = meter.end()
         record("topk", meter)
         meter.start()
-        chosen, loss = loss_of(case, inputs, options)
+        chosen, loss = loss_of(case, inputs, case.options)
         found["forward"], found["kept"] = meter.end(), meter.kept()
         record("forward", meter)
         meter.start()
-        found_gradients = gradients(loss, inputs)
+        results = gradients(loss, inputs)
         found["backward"] = meter.end()
         record("backward", meter)
-        assert all(x is not None for x in found_gradients.values()), "no gradient"
-        del chosen, found_gradients
+        assert all(x is not None for x in results.values()), "no gradient"
+        del chosen, results
     return found
+
+
+def long_case(how, device=METERED, **factors):
+    """Return a case of many tokens."""
+    usual = {"size": (LENGTH, LENGTH), "batch": BATCH, "topk": 256, "widths": (32, 32)}
+    return Case(0, device, **usual | MEMORY[how] | factors)
+
+
+def realistic_case(name, how, device, topk):
+    """Return a case of a training step, by its number of tokens."""
+    batch, tokens = STEPS[name]
+    factors = {"size": (tokens, tokens), "batch": batch, "heads": 32, "attention": 16, "topk": topk}
+    return long_case(how, device, widths=(128, 192), **factors)
 
 
 @functools.cache
 def growth(how, heads_of):
     """Return by how much of one head's scores the peaks grow with a head of the indexer, or of the attention."""
-    shapes = [(BATCH, LENGTH, n, 1) if heads_of == "indexer" else (BATCH, LENGTH, 1, n) for n in (FEWER, MORE)]
-    few, many = (peaks(METERED, *setting(METERED, shape, how)) for shape in shapes)
+    few, many = (peaks(long_case(how, **{heads_of: n})) for n in (FEWER, MORE))
     return {part: (many[part] - few[part]) / (4 * BATCH * LENGTH * LENGTH) / (MORE - FEWER) for part in few}
 
 
@@ -727,13 +693,6 @@ def skip_with_little_memory():
     """Leave a check out where the release cannot make its tensors: 104 GiB in a step of 16384 tokens."""
     if TARGET.executed and torch.cuda.get_device_properties(0).total_memory < 105 * 2**30:
         pytest.skip("needs 105 GiB of GPU memory")
-
-
-@pytest.fixture(scope="module", autouse=True)
-def workspace():
-    """Let cuBLAS take its workspace before memory is measured."""
-    if TARGET.executed:
-        torch.zeros(8, 8, device=DEVICE) @ torch.zeros(8, 8, device=DEVICE)
 
 
 def test_the_meter_measures_what_is_known():
@@ -757,7 +716,7 @@ def test_the_meter_measures_what_is_known():
 @pytest.mark.parametrize(
     ("heads_of", "part"),
     [
-        ("indexer", "topk"), ("indexer", "forward"), ("indexer", "backward"),
+        ("heads", "topk"), ("heads", "forward"), ("heads", "backward"),
         ("attention", "forward"), ("attention", "backward"),
     ],
 )  # fmt: skip
@@ -772,33 +731,28 @@ def test_peak_memory_does_not_grow_with_heads(heads_of, part):
 @pytest.mark.parametrize("how", MEMORY)
 def test_a_step_asks_for_no_value_of_a_tensor(how, figure):
     """On device "meta" there is none to ask for; on a GPU the host would wait for it."""
-    batch, tokens = STEPS["4096"]
+    case = realistic_case("4096", how, "meta", 256)
 
     def record(part, meter):
-        if how == "ends":
-            unit = 4 * batch * tokens * tokens * 32
-            figure(f"{part}.peak", meter.end() / unit, "units")
-            figure(f"{part}.largest", meter.largest / unit, "units")
+        unit = 4 * case.batch * case.size[0] * case.size[1] * case.heads
+        figure(f"{part}.peak", meter.end() / unit, "units")
+        figure(f"{part}.largest", meter.largest / unit, "units")
 
-    peaks("meta", *setting("meta", (batch, tokens, 32, 16), how, (128, 192)), record)
+    peaks(case, *[record] * (how == "ends"))
 
 
 def test_few_rows_need_what_these_rows_need():
     """61 query rows, fewer than a fix may take at a time: 8 times the scores of all heads at most; the release: 4.3."""
-    case, inputs, _ = setting(METERED, (BATCH, LENGTH, MORE, MORE), "default-each")
-    inputs |= {name: inputs[name].detach()[:61] for name in ("q", "weights", "query")}
-    inputs |= {name: inputs[name].requires_grad_() for name in ("q", "weights")}
-    found = peaks(METERED, case, inputs, {})
-    for part in ("topk", "forward", "backward"):
-        need = found[part] / (4 * BATCH * 61 * LENGTH * MORE)
+    case = long_case("default-each", size=(61, LENGTH), heads=MORE, attention=MORE)
+    for part, peak in peaks(case).items():
+        need = peak / (4 * BATCH * 61 * LENGTH * MORE)
         assert need < 8.0, f"{part} needs {need:.1f} times the scores of all heads for these rows, limit 8"
 
 
 @pytest.mark.parametrize("how", MEMORY)
 def test_forward_keeps_nothing_made_of_scores_for_backward(how):
     """The release keeps a sixteenth of fp32 [batch, queries, keys], the top-k; the limit is a quarter."""
-    found = peaks(METERED, *setting(METERED, (BATCH, LENGTH, FEWER, FEWER), how))
-    kept = found["kept"] / (4 * BATCH * LENGTH * LENGTH)
+    kept = peaks(long_case(how, heads=FEWER, attention=FEWER))["kept"] / (4 * BATCH * LENGTH * LENGTH)
     assert kept < 0.25, f"{kept:.3f} of fp32 [batch, queries, keys] is kept, limit 0.25"
 
 
@@ -810,33 +764,23 @@ def test_a_realistic_step_runs_on_a_gpu(part, name, figure):
         pytest.skip("needs a GPU")
     if (part, name) == ("step", "16384"):
         skip_with_little_memory()
-    case, inputs, options = setting(DEVICE, (*STEPS[name], 32, 16), "ends", (128, 192), topk=2048)
+    case = realistic_case(name, "ends", DEVICE, 2048)
+    inputs = {name: x.requires_grad_(name in LEAVES) for name, x in case.inputs.items()}
 
     def run():
-        with contextlib.nullcontext() if part == "step" else torch.no_grad():
-            if part == "topk":
-                topk_of(case, inputs, options)
-            elif part == "forward":
-                loss_of(case, inputs, options)
-            else:
-                gradients(loss_of(case, inputs, options)[1], inputs)
+        with torch.set_grad_enabled(part == "step"):
+            result = (topk_of if part == "topk" else loss_of)(case, inputs, case.options)
+        if part == "step":
+            gradients(result[1], inputs)
 
     torch.cuda.empty_cache()
-    meter = Allocator()
-    meter.start()
-    run()
-    figure(f"{part}.{name}.peak", meter.end() / 2**30, "GiB")
+    figure(f"{part}.{name}.peak", peak_memory(run) / 2**30, "GiB")
+    times, begin, end = [], *(torch.cuda.Event(enable_timing=True) for _ in range(2))
     with alone():
-        times = [timed(run) for _ in range(7)][2:]
-    figure(f"{part}.{name}.time", statistics.median(times), "ms", max(times) - min(times))
-
-
-def timed(run):
-    """Return the milliseconds that a run takes."""
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    torch.cuda.synchronize()
-    begin.record()
-    run()
-    end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end)
+        for _ in range(7):
+            begin.record()
+            run()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end))
+    figure(f"{part}.{name}.time", statistics.median(times[2:]), "ms", max(times[2:]) - min(times[2:]))
