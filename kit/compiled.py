@@ -15,7 +15,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
-from functools import cache
 from multiprocessing import get_context
 from pathlib import Path
 from types import ModuleType
@@ -37,40 +36,45 @@ def import_below(name: str) -> ModuleType:
     return importlib.import_module(name)
 
 
-@cache
-def _contract(file: str) -> ModuleType:
-    spec = importlib.util.spec_from_file_location("contract_in_a_worker", file)
+def _load(name: str, file: str) -> None:
+    """Load a contract under the name that it has in the parent, so that its classes can be unpickled."""
+    for end in (place for place, letter in enumerate(name) if letter == "."):
+        sys.modules.setdefault(name[:end], ModuleType(name[:end]))
+    spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
         raise ImportError(f"{file} is no Python file")
-    module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    sys.modules[name] = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(sys.modules[name])
 
 
-def _answer(file: str, function: str, arguments: tuple[Any, ...]) -> tuple[type[Exception] | None, Any]:
+def _answer(name: str, function: str, arguments: Any, named: Any) -> tuple[type[Exception] | None, Any]:
     try:
-        return None, getattr(_contract(file), function)(*arguments)
-    except (ImportError, MemoryError, NotImplementedError, OSError):
-        raise
-    except Exception as error:  # noqa: BLE001 - the parent may not know its class
-        text = "".join(traceback.format_exception(error))[-4000:]
+        return None, getattr(sys.modules[name], function)(*arguments, **named)
+    except Exception as error:
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
         tested = isinstance(error, AssertionError) or any(each.startswith(tuple(_FOLDERS)) for each in files)
+        if isinstance(error, (ImportError, MemoryError, OSError)) or (
+            isinstance(error, NotImplementedError) and not tested
+        ):
+            raise
+        text = "".join(traceback.format_exception(error))[-4000:]  # the parent may not know the class
         return AssertionError if tested and "out of memory" not in text else RuntimeError, text
 
 
 @contextmanager
-def workers(file: str, processes: int = 1, **environment: str) -> Iterator[Callable[..., Callable[[], Any]]]:
-    """Give submit(function, *arguments), which runs a function of the contract `file`, by its name, in a new process.
+def workers(name: str, processes: int = 1, **environment: str) -> Iterator[Callable[..., Callable[[], Any]]]:
+    """Give submit(function, *arguments, **named), which calls a function of a contract, by its name, in a new process.
 
-    submit returns a function that waits for the result. That function raises AssertionError where the code under test
-    raised, RuntimeError where the contract did. Arguments and results are pickled. Workers have `environment`.
+    The contract is given by its __name__. submit returns a function that waits for the result; it raises AssertionError
+    where the code under test raised, RuntimeError where the contract did. Arguments and results are pickled. The
+    processes have `environment` from their beginning.
     """
-    with ProcessPoolExecutor(processes, get_context("spawn")) as pool:
+    file = str(sys.modules[name].__file__)
+    with ProcessPoolExecutor(processes, get_context("spawn"), _load, (name, file)) as pool:
 
-        def submit(function: str, *arguments: Any) -> Callable[[], Any]:
+        def submit(function: str, *arguments: Any, **named: Any) -> Callable[[], Any]:
             with mock.patch.dict(os.environ, environment):  # to submit starts the process
-                future = pool.submit(_answer, file, function, arguments)
+                future = pool.submit(_answer, name, function, arguments, named)
 
             def result() -> Any:
                 failure, value = future.result()

@@ -187,7 +187,7 @@ def compiling():
     """Compile beside the tests that compute; the function given waits for the counts."""
     architecture = "sm_90a" if TARGET.name == "cpu" else TARGET.name
     variables = {"TRITON_INTERPRET": "0", "TRITON_DISABLE_LINE_INFO": "1"}  # code that no line number changes
-    with workers(__file__, REPRODUCER_TARGET=architecture, **variables) as submit:
+    with workers(__name__, REPRODUCER_TARGET=architecture, **variables) as submit:
         yield submit("compiled", architecture)
 
 

@@ -3,7 +3,7 @@
 # dependencies = ["apache-tvm-ffi==0.1.9", "einops==0.8.2", "numpy==2.3.5", "tilelang==0.1.8", "torch==2.11.0"]
 # ///
 # mamba-ssm has no wheel, so it is not a dependency: PYTHONPATH=CHECKOUT is an unpacked sdist or a clone.
-"""tilelang 0.1.8 refuses both kernels of Mamba-3's MIMO backward with TMA on: "Cannot detect TMA layout."
+"""With TMA on, tilelang 0.1.8 refuses both kernels of Mamba-3's MIMO backward: "Cannot detect TMA layout".
 
 mamba-ssm switches TMA and warp specialisation off in this file, so nobody meets the error today. With both on, the
 copies of Q and K from global memory go into a rank-3 T.view of a shared buffer that has a swizzled layout, and tilelang
@@ -19,7 +19,7 @@ import re
 import sys
 
 import tilelang
-from tilelang import language as T
+import tilelang.language as T  # noqa: N812 - its usual name
 
 # The package's own __init__ imports compiled extensions, and this file needs none: leave the __init__ out.
 sys.modules["mamba_ssm"] = importlib.util.module_from_spec(importlib.util.find_spec("mamba_ssm"))
