@@ -77,16 +77,16 @@ PUBLIC = {
 }
 CASES = PUBLIC if TARGET.executed else SMALL
 # Cases in which the kernel is launched with RECOMPUTE_MASK=True, too, which compute_dqkv never passes.
-RECOMPUTED = " mask recomputed"
+RECOMPUTED = " RECOMPUTE_MASK=True"
 RECOMPUTING = ("dense B=2 S=40", "varlen S=11+5 strong decay", "dense B=2 S=256 NH=8 D=64")
 RECOMPUTING += ("varlen S=100+1+155 NH=6 D=64 bare", "varlen S=75+0+21 NH=2 D=64 strong decay")
 TUNED = ("varlen S=3+19 bare", "dense B=3 S=200 NH=6 D=64 d_ov_state", "varlen S=100+1+155 NH=6 D=64 bare")
 WAITED = ("varlen d_ov_state", "varlen strong d_ov_state padded", "dense d_ov_state fused")
 # What is compiled: a case, and RECOMPUTE_MASK.
 COMPILED = {
-    "mask-saved": ("dense B=2 S=256 NH=8 D=64", False),
-    "mask-recomputed": ("dense B=2 S=256 NH=8 D=64", True),
-    "varlen-bare": ("varlen S=100+1+155 NH=6 D=64 bare", False),
+    "RECOMPUTE_MASK=False": ("dense B=2 S=256 NH=8 D=64", False),
+    "RECOMPUTE_MASK=True": ("dense B=2 S=256 NH=8 D=64", True),
+    "varlen bare": ("varlen S=100+1+155 NH=6 D=64 bare", False),
 }
 MMA = ("mma.sync", "wgmma.mma_async", "tcgen05.mma")  # PTX
 # Values rounded to 16 bits of which the release makes each result: what a dot takes, and what is stored in 16 bits.
@@ -105,6 +105,11 @@ MOVES = {"load", "descriptor_load", "make_tensor_descriptor", "addptr", "splat",
 EXACT = {f"tt.{name}" for name in MOVES | {"expand_dims", "reshape"}} | {"arith.select", "arith.negf"}
 ELEMENTWISE = {"arith.mulf", "arith.select", "arith.truncf", "arith.extf", "tt.trans", "tt.broadcast"}
 LOADS = {"tt.load", "tt.descriptor_load"}
+
+
+def short(name):
+    """Return an id: "dense B=2 S=40" becomes dense-B2-S40."""
+    return re.sub(r"=(?=\d)", "", name).replace("=", "-").replace(" ", "-")
 
 
 # What Triton's frontend emits
@@ -191,7 +196,7 @@ def compiling():
         yield submit("compiled", architecture)
 
 
-@pytest.fixture(params=COMPILED)
+@pytest.fixture(params=COMPILED, ids=short)
 def mode(request):
     return request.param
 
@@ -303,10 +308,6 @@ def bwd():
         yield module
 
 
-def short(case):
-    return case.replace(" ", "-").replace("=", "")
-
-
 @pytest.mark.control
 @pytest.mark.parametrize("case", [*CASES, *(case + RECOMPUTED for case in RECOMPUTING if case in CASES)], ids=short)
 def test_gradients_agree_with_float64(bwd, case, figure, output):
@@ -323,7 +324,7 @@ def test_gradients_agree_with_float64(bwd, case, figure, output):
     for name, (x, _) in pairs.items():
         output(f"{name}, {case}", x)
     errors = {name: float((x.double() - y).abs().max() / y.abs().max()) for name, (x, y) in pairs.items()}
-    figure(f"largest error, {case}", max(errors.values()), "of the largest value")
+    figure(f"largest error, {case}", max(errors.values()))
     assert all(x <= TOLERANCE for x in errors.values()), f"tolerance {TOLERANCE:.1e}, errors {errors}"
     assert [name for name, (x, _) in pairs.items() if name in FLOAT32 and x.dtype != torch.float32] == []
     assert [name for name, (x, _) in pairs.items() if x.untyped_storage().nbytes() != x.nbytes] == []
@@ -403,14 +404,15 @@ def test_kernel_compiles(compiling, mode):
 
 @pytest.mark.defect
 def test_product_of_v_and_do_is_computed_once(emitted, mode, figure, output):
-    figure(f"products before CSE, {mode}", emitted["products"])
+    figures = {"products before CSE": emitted["products"]}
     if TARGET.name != "cpu":
         left, assembly = emitted["left"], emitted["assembly"]
-        for what in ("products", "dots"):
-            figure(f"{what} after CSE, {mode}", left[what])
-        figure(f"MMA instructions, {mode}", sum(map(assembly["ptx"].count, MMA)))
-        figure(f"shared memory, {mode}", emitted["shared"], "bytes")
-        output(f"cubin, {mode}", torch.frombuffer(bytearray(assembly["cubin"]), dtype=torch.uint8))
+        figures |= {"products after CSE": left["products"], "dots after CSE": left["dots"]}
+        figures["MMA instructions"] = sum(map(assembly["ptx"].count, MMA))
+        figures["bytes of shared memory"] = emitted["shared"]
+        output(f"{mode} cubin", torch.frombuffer(bytearray(assembly["cubin"]), dtype=torch.uint8))
+    for name, value in figures.items():
+        figure(f"{mode} {name}", value)
     assert emitted["products"] <= 1, f"{emitted['products']} products of V and dO"
 
 

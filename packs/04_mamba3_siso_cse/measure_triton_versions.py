@@ -24,7 +24,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 TARGETS = ("sm_80", "sm_90a", "sm_100a", "sm_120a")
-MODES = {"RECOMPUTE_MASK=False": "mask-saved", "RECOMPUTE_MASK=True": "mask-recomputed"}  # names in the contract
+MODES = ("RECOMPUTE_MASK=False", "RECOMPUTE_MASK=True")
 RECEIPTS = "3.6.0"  # the Triton that the receipts were made with
 USED = re.compile(
     r"(\d+) bytes stack frame, (\d+) bytes spill stores, (\d+) bytes spill loads.*?Used (\d+) registers", re.DOTALL
@@ -44,11 +44,9 @@ def one(target):
         log.seek(0)
         used = USED.findall(log.read())
     result = {"triton": triton.__version__, "torch": torch.__version__}
-    texts = dict(zip(found, used, strict=True))
-    for name, mode in MODES.items():
-        emitted, left, assembly = found[mode], found[mode]["left"], found[mode]["assembly"]
-        stack, stores, loads, registers = texts[mode]
-        result[name] = {
+    for (mode, emitted), (stack, stores, loads, registers) in zip(found.items(), used, strict=True):
+        left, assembly = emitted["left"], emitted["assembly"]
+        result[mode] = {
             "products": emitted["products"],
             "products after CSE": left["products"],
             "dots": emitted["dots"],
@@ -58,7 +56,7 @@ def one(target):
             "stack frame": int(stack),
             "spill stores": int(stores),
             "spill loads": int(loads),
-            "shared memory": found[mode]["shared"],
+            "shared memory": emitted["shared"],
             "cubin": hashlib.sha256(assembly["cubin"]).hexdigest(),
         }
     print(json.dumps(result))

@@ -11,8 +11,8 @@ on; fast math stays; shared memory suffices; no layouts are annotated where upst
 them; gradients have the shapes of their inputs. Three kernels of two more builds are traced, and must compile where the
 file has TMA on for everybody.
 
-Executed: all gradients of "full" and "bare" against float64, and with TMA on against TMA off; of slices, after a change,
-with no argument overwritten. The other builds run with TMA off; those for which bwd_fwd has code of its own, bwd_fwd
+Executed: all gradients of "full" and "bare" against float64, and with TMA on against TMA off; of slices, after a
+change, with no argument overwritten. The other builds run with TMA off, and where bwd_fwd has code of its own, bwd_fwd
 alone. The release refuses a length of no whole chunks and 1 < G < H: still refused, or right.
 
 Tolerances, of the largest error over the largest value: 8 roundings to the dtype, where an H200 measured 3.7 at most in
@@ -180,7 +180,7 @@ def decays(dA, chunk):
 
 
 def example(case, device, build=None, seed=7):
-    """Make arguments of mamba_mimo_bwd_combined, distributed as in mamba-ssm's own tests, and the decay of each step."""
+    """Make arguments of mamba_mimo_bwd_combined, distributed as in upstream's tests, and the decay of each step."""
     build, B, S, H = build or BUILDS[case.build], case.batch, case.length, case.heads
     N, R, P, G, low = build.N, build.R, build.P, GROUPS[case.groups](H), getattr(torch, build.dtype)
     random = torch.Generator(device).manual_seed(seed)
@@ -395,7 +395,7 @@ def bwd():
 
 
 @pytest.fixture(scope="module")
-def built(bwd, figure):
+def built(figure):
     """Give what became of each kernel, by build, kernel and TMA."""
     tasks = [*WITH_TMA, *WITHOUT_TMA, *AS_IT_IS]
     found = dict(zip(tasks, in_processes(build, [(*task, TARGET.name) for task in tasks]), strict=True))
@@ -583,6 +583,7 @@ def milliseconds(module, figure, name, **tma):
     figure(name, middle, "ms", spread=high - low)
 
 
+@pytest.mark.usefixtures("built")  # which has compiled them side by side
 class TestKernels:
     __test__ = TARGET.executed
 
@@ -634,21 +635,21 @@ class TestKernels:
 
     @pytest.mark.control
     @pytest.mark.parametrize("name", [name for name in BUILDS if name not in WHOLE])
-    def test_gradients_of_other_builds_agree_with_float64(self, bwd, built, name):
+    def test_gradients_of_other_builds_agree_with_float64(self, bwd, name):
         arguments, dA = example(Case(name, 3, 128, 4, "each"), "cuda")
         got = ended(bwd, arguments, fwd=False, bwd=False if name in BOTH else None)
         near_float64(got, arguments, dA, name)
 
     @pytest.mark.control
     @pytest.mark.parametrize("name", BUILDS)
-    def test_gradients_that_round_little_are_float32(self, bwd, built, name):
+    def test_gradients_that_round_little_are_float32(self, bwd, name):
         arguments, dA = exact(Case(name, 3, 192 if name == "full" else 128, 4, "each"), "cuda")
         got = ended(bwd, arguments, fwd=False, bwd=False if name in BOTH else None)
         errors = distances({each: got[each] for each in EXACT[name]}, reference(arguments, dA))
         assert_near(errors, EXACT[name], "float64")
 
     @pytest.mark.control
-    def test_second_run_gives_the_same_bits(self, bwd, built, output, figure):
+    def test_second_run_gives_the_same_bits(self, bwd, output, figure):
         arguments, _ = example(OFF, "cuda")
         first, second = (ended(bwd, arguments, fwd=False, bwd=False) for _ in range(2))
         for name, gradient in first.items():
@@ -663,7 +664,7 @@ class TestKernels:
         near_float64(ended(bwd, arguments, **tma), arguments, dA, case.build)
 
     @pytest.mark.control
-    def test_gradients_after_a_change_in_place_agree_with_float64(self, bwd, built):
+    def test_gradients_after_a_change_in_place_agree_with_float64(self, bwd):
         arguments, _ = example(OFF, "cuda")
         ended(bwd, arguments, fwd=False, bwd=False)
         dA = change(arguments, OFF)
@@ -671,7 +672,7 @@ class TestKernels:
 
     @pytest.mark.control
     @pytest.mark.parametrize("case", UNSUPPORTED.values(), ids=UNSUPPORTED)
-    def test_sizes_that_the_release_refuses_are_refused_or_right(self, bwd, built, case):
+    def test_sizes_that_the_release_refuses_are_refused_or_right(self, bwd, case):
         arguments, dA = example(case, "cuda")
         try:
             got = ended(bwd, arguments, fwd=False, bwd=False)
