@@ -297,8 +297,6 @@ def problem(case, shape, device):  # noqa: C901 - each word of a name is a line
 @pytest.fixture(scope="module")
 def bwd():
     """Give the module under test. Its kernel has one configuration, and CPU tensors pass for a GPU's."""
-    if not RUNS:
-        pytest.skip("compiled only: the kernel does not run here")
     torch.set_num_threads(1)  # the matrices are too small for more
     module = import_below(MODULE)
     kernel = getattr(module, KERNEL)
@@ -308,90 +306,89 @@ def bwd():
         yield module
 
 
-@pytest.mark.control
-@pytest.mark.parametrize("case", [*CASES, *(case + RECOMPUTED for case in RECOMPUTING if case in CASES)], ids=short)
-def test_gradients_agree_with_float64(bwd, case, figure, output):
-    passed, named, right = problem(case, CASES[case.removesuffix(RECOMPUTED)], TARGET.device)
-    before = [(x, x.clone()) for x in (*passed, *named.values()) if torch.is_tensor(x)]
-    call, run = partial(bwd.compute_dqkv, *passed, **named), getattr(bwd, KERNEL).run
-    mask = {"RECOMPUTE_MASK": True} if RECOMPUTED in case else {}
-    torch.set_deterministic_debug_mode("warn")  # fills what torch.empty returns with NaN
-    with mock.patch.object(getattr(bwd, KERNEL), "run", lambda *given, **options: run(*given, **options | mask)):
-        results = call()
-    torch.set_deterministic_debug_mode("default")
-    assert [x if x is None else x.shape for x in results] == [x if x is None else x.shape for x in right]
-    pairs = {name: (x, y) for name, x, y in zip(RESULTS, results, right, strict=True) if x is not None}
-    for name, (x, _) in pairs.items():
-        output(f"{name}, {case}", x)
-    errors = {name: float((x.double() - y).abs().max() / y.abs().max()) for name, (x, y) in pairs.items()}
-    figure(f"largest error, {case}", max(errors.values()))
-    assert all(x <= TOLERANCE for x in errors.values()), f"tolerance {TOLERANCE:.1e}, errors {errors}"
-    assert [name for name, (x, _) in pairs.items() if name in FLOAT32 and x.dtype != torch.float32] == []
-    assert [name for name, (x, _) in pairs.items() if x.untyped_storage().nbytes() != x.nbytes] == []
-    assert all(torch.equal(x, y) for x, y in before), "an input was changed"
-    if TARGET.executed and not mask:
-        with alone():
-            low, median, high = bwd.triton.testing.do_bench_cudagraph(call, rep=100, quantiles=(0.25, 0.5, 0.75))
-        figure(f"time, {case}", median, "ms", spread=high - low)
-
-
-@pytest.mark.control
-@pytest.mark.parametrize("case", [case for case in CASES if case in TUNED], ids=short)
-def test_second_call_and_autotuning_change_no_bit(bwd, case):
-    passed, named, _ = problem(case, CASES[case], TARGET.device)
-    kernel = getattr(bwd, KERNEL)
-    with mock.patch.multiple(kernel, configs=2 * kernel.configs, cache={}):
-        tuned, again = bwd.compute_dqkv(*passed, **named), bwd.compute_dqkv(*passed, **named)
-    assert [x is None for x in tuned] == [x is None for x in again]
-    pairs = {name: (x, y) for name, x, y in zip(RESULTS, tuned, again, strict=True) if x is not None}
-    assert [name for name, (x, y) in pairs.items() if not torch.equal(x, y)] == []
-    assert [name for name, (x, y) in pairs.items() if x.data_ptr() == y.data_ptr()] == []  # the caller holds both
-
-
-@pytest.mark.control
-@pytest.mark.parametrize("layout", ["dense", "varlen"])
-def test_autotuner_keeps_one_entry(bwd, layout):
-    kernel, two = getattr(bwd, KERNEL), (18, 18) if layout == "dense" else (3, 30)
-    with mock.patch.multiple(kernel, configs=2 * kernel.configs, cache={}), mock.patch.object(kernel.fn, "run"):
-        for lengths, heads in (((18,), 2), (two, 4), ((40,), 6)):
-            passed, named, _ = problem(layout, (lengths, heads, 2, 16, 16, 16), TARGET.device)
-            bwd.compute_dqkv(*passed, **named)
-        assert len(kernel.cache) == 1, f"{len(kernel.cache)} entries for three lengths, batches and heads"
-
-
 def not_to_the_host(x, to, *where, **named):
     assert "cpu" not in [each for each in (*where, *named.values()) if isinstance(each, str)], "a copy to the host"
     return to(x, *where, **named)
 
 
-@pytest.mark.control
-@pytest.mark.parametrize("case", WAITED, ids=short)
-def test_no_line_waits_for_the_device(bwd, case):
-    passed, named, _ = problem(case, ((18,) if "dense" in case else (18, 5), 4, 2, 16, 16, 16), "cpu")
-    with FakeTensorMode() as mode, mock.patch.object(bwd, KERNEL):  # a fake has no values, which the host waits for
-        passed = [mode.from_tensor(x) for x in passed]
-        named = {name: mode.from_tensor(x) if torch.is_tensor(x) else x for name, x in named.items()}
-        to = partialmethod(not_to_the_host, torch.Tensor.to)
-        with mock.patch.multiple(torch.Tensor, cpu=partialmethod(not_to_the_host, None, "cpu"), to=to):
-            bwd.compute_dqkv(*passed, **named)
+class TestGradients:
+    __test__ = RUNS  # where the kernel is compiled only, no gradient is judged
 
+    @pytest.mark.control
+    @pytest.mark.parametrize("case", [*CASES, *(case + RECOMPUTED for case in RECOMPUTING if case in CASES)], ids=short)
+    def test_gradients_agree_with_float64(self, bwd, case, figure, output):
+        passed, named, right = problem(case, CASES[case.removesuffix(RECOMPUTED)], TARGET.device)
+        before = [(x, x.clone()) for x in (*passed, *named.values()) if torch.is_tensor(x)]
+        call, run = partial(bwd.compute_dqkv, *passed, **named), getattr(bwd, KERNEL).run
+        mask = {"RECOMPUTE_MASK": True} if RECOMPUTED in case else {}
+        torch.set_deterministic_debug_mode("warn")  # fills what torch.empty returns with NaN
+        with mock.patch.object(getattr(bwd, KERNEL), "run", lambda *given, **options: run(*given, **options | mask)):
+            results = call()
+        torch.set_deterministic_debug_mode("default")
+        assert [x if x is None else x.shape for x in results] == [x if x is None else x.shape for x in right]
+        pairs = {name: (x, y) for name, x, y in zip(RESULTS, results, right, strict=True) if x is not None}
+        for name, (x, _) in pairs.items():
+            output(f"{name}, {case}", x)
+        errors = {name: float((x.double() - y).abs().max() / y.abs().max()) for name, (x, y) in pairs.items()}
+        figure(f"largest error, {case}", max(errors.values()))
+        assert all(x <= TOLERANCE for x in errors.values()), f"tolerance {TOLERANCE:.1e}, errors {errors}"
+        assert [name for name, (x, _) in pairs.items() if name in FLOAT32 and x.dtype != torch.float32] == []
+        assert [name for name, (x, _) in pairs.items() if x.untyped_storage().nbytes() != x.nbytes] == []
+        assert all(torch.equal(x, y) for x, y in before), "an input was changed"
+        if TARGET.executed and not mask:
+            with alone():
+                low, median, high = bwd.triton.testing.do_bench_cudagraph(call, rep=100, quantiles=(0.25, 0.5, 0.75))
+            figure(f"time, {case}", median, "ms", spread=high - low)
 
-@pytest.mark.control
-@pytest.mark.parametrize(
-    "wrong", [*INPUTS, "d_ossm_state", "d_ov_state", "D", "two batches", "3 heads of q and k for 4"], ids=short
-)
-def test_shapes_that_do_not_agree_are_refused(bwd, wrong):
-    passed, named, _ = problem("varlen d_ov_state", ((18, 5), 4, 2, 16, 16, 16), TARGET.device)
-    given = dict(zip(INPUTS, passed, strict=True)) | named
-    if wrong == "two batches":
-        given |= {name: torch.cat([given[name]] * 2) for name in INPUTS}
-    elif wrong in given:
-        given[wrong] = torch.cat([given[wrong], given[wrong][:1]])
-    else:
-        given |= {name: torch.cat([given[name], given[name][:, :, :1]], 2) for name in "qk"}
-    with mock.patch.object(bwd, KERNEL) as launched, pytest.raises((AssertionError, ValueError)):
-        bwd.compute_dqkv(**given)
-    assert not launched.mock_calls
+    @pytest.mark.control
+    @pytest.mark.parametrize("case", [case for case in CASES if case in TUNED], ids=short)
+    def test_second_call_and_autotuning_change_no_bit(self, bwd, case):
+        passed, named, _ = problem(case, CASES[case], TARGET.device)
+        kernel = getattr(bwd, KERNEL)
+        with mock.patch.multiple(kernel, configs=2 * kernel.configs, cache={}):
+            tuned, again = bwd.compute_dqkv(*passed, **named), bwd.compute_dqkv(*passed, **named)
+        assert [x is None for x in tuned] == [x is None for x in again]
+        pairs = {name: (x, y) for name, x, y in zip(RESULTS, tuned, again, strict=True) if x is not None}
+        assert [name for name, (x, y) in pairs.items() if not torch.equal(x, y)] == []
+        assert [name for name, (x, y) in pairs.items() if x.data_ptr() == y.data_ptr()] == []  # the caller holds both
+
+    @pytest.mark.control
+    @pytest.mark.parametrize("layout", ["dense", "varlen"])
+    def test_autotuner_keeps_one_entry(self, bwd, layout):
+        kernel, two = getattr(bwd, KERNEL), (18, 18) if layout == "dense" else (3, 30)
+        with mock.patch.multiple(kernel, configs=2 * kernel.configs, cache={}), mock.patch.object(kernel.fn, "run"):
+            for lengths, heads in (((18,), 2), (two, 4), ((40,), 6)):
+                passed, named, _ = problem(layout, (lengths, heads, 2, 16, 16, 16), TARGET.device)
+                bwd.compute_dqkv(*passed, **named)
+            assert len(kernel.cache) == 1, f"{len(kernel.cache)} entries for three lengths, batches and heads"
+
+    @pytest.mark.control
+    @pytest.mark.parametrize("case", WAITED, ids=short)
+    def test_no_line_waits_for_the_device(self, bwd, case):
+        passed, named, _ = problem(case, ((18,) if "dense" in case else (18, 5), 4, 2, 16, 16, 16), "cpu")
+        with FakeTensorMode() as mode, mock.patch.object(bwd, KERNEL):  # a fake has no values, which the host waits for
+            passed = [mode.from_tensor(x) for x in passed]
+            named = {name: mode.from_tensor(x) if torch.is_tensor(x) else x for name, x in named.items()}
+            to = partialmethod(not_to_the_host, torch.Tensor.to)
+            with mock.patch.multiple(torch.Tensor, cpu=partialmethod(not_to_the_host, None, "cpu"), to=to):
+                bwd.compute_dqkv(*passed, **named)
+
+    @pytest.mark.control
+    @pytest.mark.parametrize(
+        "wrong", [*INPUTS, "d_ossm_state", "d_ov_state", "D", "two batches", "3 heads of q and k for 4"], ids=short
+    )
+    def test_shapes_that_do_not_agree_are_refused(self, bwd, wrong):
+        passed, named, _ = problem("varlen d_ov_state", ((18, 5), 4, 2, 16, 16, 16), TARGET.device)
+        given = dict(zip(INPUTS, passed, strict=True)) | named
+        if wrong == "two batches":
+            given |= {name: torch.cat([given[name]] * 2) for name in INPUTS}
+        elif wrong in given:
+            given[wrong] = torch.cat([given[wrong], given[wrong][:1]])
+        else:
+            given |= {name: torch.cat([given[name], given[name][:, :, :1]], 2) for name in "qk"}
+        with mock.patch.object(bwd, KERNEL) as launched, pytest.raises((AssertionError, ValueError)):
+            bwd.compute_dqkv(**given)
+        assert not launched.mock_calls
 
 
 # What the IR says

@@ -24,7 +24,6 @@ import dataclasses
 import functools
 import importlib
 import re
-import statistics
 import typing
 from contextlib import suppress
 from pathlib import Path
@@ -33,6 +32,7 @@ from unittest import mock
 import pytest
 import torch
 from torch.nn.functional import pad, silu, softplus
+from triton.testing import do_bench
 
 from kit import alone, current_target, pairwise
 from kit.compiled import import_below
@@ -373,14 +373,11 @@ def build(name, kernel, tma, target):
         except Exception as error:  # nvcc's, with its output, is a RuntimeError; tilelang's own are of other types
             return {"lowers": type(error) is RuntimeError, "compiles": False, "error": said(error)}
         found = {"shared": shared_memory(made.get_host_source()), **ways(made.get_kernel_source())}
+        found["loads_by_tma"] = found["Q"] == found["K"] == ["TMA"]
         return {"lowers": True, "compiles": True, "error": "", **found}
 
     identity = function.pass_configs, target, program.script()
     return {"misgiven": wrong, **remembered(identity, compiled)}
-
-
-def reaches_by_tma(found):
-    return found["compiles"] and found["Q"] == found["K"] == ["TMA"]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -399,7 +396,9 @@ def built(figure):
     """Give what became of each kernel, by build, kernel and TMA."""
     tasks = [*WITH_TMA, *WITHOUT_TMA, *AS_IT_IS]
     found = dict(zip(tasks, in_processes(build, [(*task, TARGET.name) for task in tasks]), strict=True))
-    figure("kernels_with_tma", sum(reaches_by_tma(found["full", kernel, True]) for kernel in KERNELS), "of 2")
+    figure(
+        "kernels_with_tma", sum(found["full", kernel, True].get("loads_by_tma", False) for kernel in KERNELS), "of 2"
+    )
     return found
 
 
@@ -441,25 +440,14 @@ def test_shared_memory_suffices(built, task):
 
 
 @pytest.mark.defect
+@pytest.mark.parametrize("stage", ["lowers", "compiles", "loads_by_tma"])  # by tilelang, by nvcc, Q and K alone
 @each_task(WITH_TMA)
-def test_tilelang_lowers_the_kernel_with_tma(built, task):
-    assert built[task]["lowers"], built[task]["error"]
-
-
-@pytest.mark.defect
-@each_task(WITH_TMA)
-def test_nvcc_compiles_the_kernel_with_tma(built, task):
-    if not built[task]["lowers"]:
-        pytest.skip(built[task]["error"])
-    assert built[task]["compiles"], built[task]["error"]
-
-
-@pytest.mark.defect
-@each_task(WITH_TMA)
-def test_q_and_k_are_loaded_by_tma_alone(built, task):
-    if not built[task]["compiles"]:
-        pytest.skip(built[task]["error"])
-    assert reaches_by_tma(built[task]), {x: built[task][x] for x in "QK"}
+def test_kernel_with_tma(built, task, stage):
+    found = built[task]
+    before = {"compiles": "lowers", "loads_by_tma": "compiles"}.get(stage)
+    if before and not found[before]:
+        pytest.skip(found["error"])
+    assert found[stage], found["error"] or f"Q by {found['Q']}, K by {found['K']}"
 
 
 def plain(call):
@@ -572,14 +560,9 @@ def named(case):
 def milliseconds(module, figure, name, **tma):
     """Time one whole backward."""
     large, _ = example(LARGE, "cuda")
-    events = [[torch.cuda.Event(enable_timing=True) for _ in range(2)] for _ in range(53)]
     with alone():
-        for begin, end in events:
-            begin.record()
-            backward(module, TARGET.name, large, **tma)
-            end.record()
-        torch.cuda.synchronize()
-    low, middle, high = statistics.quantiles([begin.elapsed_time(end) for begin, end in events[3:]], n=4)
+        call = functools.partial(backward, module, TARGET.name, large, **tma)
+        low, middle, high = do_bench(call, quantiles=(0.25, 0.5, 0.75))
     figure(name, middle, "ms", spread=high - low)
 
 
@@ -602,13 +585,10 @@ class TestKernels:
             yield
 
     @pytest.fixture
-    def ready(self, built):
-        def of(case):
-            if case.tma and not all(reaches_by_tma(built[case.build, kernel, True]) for kernel in KERNELS):
-                pytest.skip("the kernels do not compile with TMA on, or do not load by it")
-            return {"fwd": case.tma, "bwd": case.tma}
-
-        return of
+    def tma(self, built, case):
+        if case.tma and not all(built[case.build, kernel, True].get("loads_by_tma") for kernel in KERNELS):
+            pytest.skip("the kernels do not compile with TMA on, or do not load by it")
+        return {"fwd": case.tma, "bwd": case.tma}
 
     @pytest.mark.control
     @each_task(WITHOUT_TMA)
@@ -618,8 +598,7 @@ class TestKernels:
         assert {x: found[x] for x in ("tma", "Q", "K")} == {"tma": False, "Q": ["pointer"], "K": ["pointer"]}
 
     @pytest.mark.parametrize("case", map(named, CASES))
-    def test_gradients_agree_with_float64_and_with_tma_off(self, bwd, ready, case, figure):
-        tma = ready(case)
+    def test_gradients_agree_with_float64_and_with_tma_off(self, bwd, case, tma, figure):
         arguments, dA = example(case, "cuda")
         before = {name: x.clone() for name, x in arguments.items() if torch.is_tensor(x)}
         got = ended(bwd, arguments, **tma)
@@ -658,9 +637,9 @@ class TestKernels:
         milliseconds(bwd, figure, "tma_off_ms", fwd=False, bwd=False)
 
     @pytest.mark.parametrize("case", map(named, (OFF, ON)))
-    def test_gradients_of_slices_agree_with_float64(self, bwd, ready, case):
+    def test_gradients_of_slices_agree_with_float64(self, bwd, case, tma):
         arguments, dA = example(case, "cuda")
-        arguments, tma = sliced(arguments), ready(case)
+        arguments = sliced(arguments)
         near_float64(ended(bwd, arguments, **tma), arguments, dA, case.build)
 
     @pytest.mark.control
