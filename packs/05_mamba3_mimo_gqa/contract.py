@@ -40,8 +40,9 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.nn.functional import pad, silu, softplus
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from kit import current_target, pairwise, processes
+from kit import current_target, pairwise
 from kit.compiled import import_below, workers
+from kit.cuda_source import in_processes
 from kit.interpreter import interpret
 
 EVIDENCE_WITHOUT_GPU = {"cpu": "traced"}
@@ -333,10 +334,12 @@ def declared(case, kernel, arguments):
     sizes |= {"rotary_dim_divisor": case.divisor, "NS": len(case.ends)}
     found = signature(backward_module(case).__file__, kernel)
     for index, (names, y) in enumerate(zip(found, arguments, strict=False)):
-        assert y is None or y.is_contiguous(), f"operand {index} of {kernel} has strides {y.stride()}"
+        if y is not None and not y.is_contiguous():
+            raise TypeError(f"operand {index} of {kernel} has strides {y.stride()}")
         if y is not None and names and set(re.findall(r"[a-zA-Z]\w*", " ".join(names))) <= sizes.keys():
             right = [eval(each.strip(), {}, sizes) for each in names]  # noqa: S307 - upstream's own arithmetic
-            assert [*y.shape] == right, f"operand {index} of {kernel} is {names}, {right}, and was given {[*y.shape]}"
+            if [*y.shape] != right:
+                raise TypeError(f"operand {index} of {kernel} is {names}, {right}, and was given {[*y.shape]}")
     return found
 
 
@@ -663,7 +666,7 @@ def test_no_operator_waits_for_the_device(on_cpu, G, H):
 
 
 def compile_one(kernel, case):
-    """Compile one kernel of a case into the cache on disk, in a worker; the other kernels are left out."""
+    """In a process of its own: compile one kernel of a case into the cache on disk; the others are left out."""
     forward, backward = load(f"{PUBLIC}_fwd" + "_varlen" * (case.layout == "varlen")), backward_module(case)
     with ExitStack() as stack:
         for module, name in zip((backward, backward, forward), KERNELS, strict=True):
@@ -673,18 +676,13 @@ def compile_one(kernel, case):
             call(case, *make(case, 16, 16))
 
 
-@pytest.fixture(scope="module")
-def compiling():
-    """Compile all kernels, those of the first case first, then the slow ones; give what each case waits for."""
+@pytest.fixture(scope="class")
+def compiled():
+    """Compile all kernels side by side, before the first of them is launched."""
     language = load(f"{PUBLIC}_bwd").T
     language.dynamic = functools.cache(language.dynamic)  # else the release traces its kernels anew in every call
-    jobs = [(kernel, case) for kernel in KERNELS for case in EXECUTED[:-1]]  # the last case has another one's kernels
-    jobs = [(kernel, case) for kernel, case in jobs if kernel != "mamba_mimo_fwd" or case.entry == "public"]
-    with workers(__name__, processes()) as submit:
-        started = defaultdict(list)
-        for kernel, case in sorted(jobs, key=lambda job: job[1] != EXECUTED[0]):
-            started[case].append(submit("compile_one", kernel, case))
-        yield started
+    jobs = itertools.product(KERNELS, EXECUTED[:-1])  # the last case has the kernels of another one
+    in_processes(compile_one, [job for job in jobs if job[0] != "mamba_mimo_fwd" or job[1].entry == "public"])
 
 
 def repeated(case, x, dout, G):
@@ -721,14 +719,13 @@ def late_streams(x):
         yield
 
 
+@pytest.mark.usefixtures("compiled")
 class TestKernels:
     __test__ = TARGET.executed
 
     @pytest.mark.parametrize("kind", KIND)
     @pytest.mark.parametrize("case", EXECUTED, ids=short)
-    def test_gradients_agree(self, compiling, case, kind, largest, output):
-        for wait in compiling[case]:
-            wait()
+    def test_gradients_agree(self, case, kind, largest, output):
         for G, H in KINDS[kind]:
             x, dout = make(case, G, H)
             (actual, errors), exact, others = (
@@ -748,9 +745,7 @@ class TestKernels:
 
     @pytest.mark.defect
     @pytest.mark.parametrize("case", [case for case in EXECUTED if case.entry == "wrapper"], ids=short)
-    def test_late_streams_change_no_bit(self, compiling, case):
-        for wait in compiling[case]:
-            wait()
+    def test_late_streams_change_no_bit(self, case):
         x, dout = make(case, *KINDS["grouped"][0])  # at larger sizes the small kernels' results would take that memory
         expected = call(case, x, dout)
         with late_streams(x):
