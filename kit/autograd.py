@@ -46,22 +46,13 @@ def unless_refused(call: Callable[[], Result], *messages: str) -> Result | None:
 def backward(
     loss: torch.Tensor, leaves: Sequence[torch.Tensor], incoming: Sequence[torch.Tensor], way: str
 ) -> list[tuple[torch.Tensor, Gradients]]:
-    """Go backward in one of WAYS.
+    """Go backward in one of WAYS, with incoming gradients of the loss's shape.
 
-    Args:
-        loss: what the function under test gave, of any shape.
-        leaves: what is trained.
-        incoming: gradients of the loss, each of its shape; all of them, or the first one or two, are used.
-        way: "once" frees the graph, "retained once" does not; "twice" uses every incoming gradient and retains the
-            graph to the end, "freed by the last" does not; "each alone" asks for one leaf at a time; "summed"
-            accumulates two backwards in the leaves' `grad`; "written into" sets the first results to 0 before the
-            second backward.
+    "once", "retained once" and "each alone", one leaf at a time, use the first of them. "twice" uses all and retains
+    the graph to the end; "freed by the last" does not. "summed" accumulates the first and the last in the leaves'
+    `grad`. "written into" sets the first results to 0 before the last backward.
 
-    Returns:
-        Pairs of an incoming gradient and the leaves' gradients that belong to it, None where a leaf has none.
-
-    Raises:
-        ValueError: `way` is none of WAYS.
+    Returns pairs of an incoming gradient and the leaves' gradients that belong to it, None where a leaf has none.
     """
 
     def grad(gradient: torch.Tensor, *, retain: bool, of: Sequence[torch.Tensor] = leaves) -> Gradients:
