@@ -344,17 +344,13 @@ def case(request):
     return Case(**request.param)
 
 
-def cases(*parameters):
-    """Parametrise the fixture `case`."""
-    return pytest.mark.parametrize("case", parameters, indirect=True)
-
-
-def param(*words, **factors):
+def param(*words, role=None, **factors):
     """Return a parameter that carries its role; it is named by these words, or by its factors that are words."""
     named = words or [x for x in factors.values() if isinstance(x, str)] + ["no bias"] * (not factors.get("bias", True))
-    return pytest.param(factors, id="-".join(named).replace(" ", "-"), marks=Case(**factors).role)
+    return pytest.param(factors, id="-".join(named).replace(" ", "-"), marks=role or Case(**factors).role)
 
 
+cases = functools.partial(pytest.mark.parametrize, "case", indirect=True)
 # V >> H makes several chunks, 13 rows no multiple of a chunk's 2; H and V are no powers of two.
 FORMS = {"fp32": {"shape": (13, 5, 45)}}
 if current_target().executed:
@@ -365,8 +361,7 @@ SCALED = {"way": "freed by the last", "scales": (2.0, -0.7)}
 BY_ONE = {"way": "freed by the last", "scales": (1.0, 1.0)}
 KEPT = [
     {"reduction": reduction, "trained": trained}
-    for reduction in ("mean", "sum", "none")
-    for trained in ("all", "frozen input")
+    for reduction, trained in itertools.product(FACTORS["reduction"], ("all", "frozen input"))
 ]
 BACKWARDS = {
     "sum twice": {"reduction": "sum", "way": "twice"},
@@ -415,31 +410,37 @@ def test_second_backward_in_a_torch_that_does_not_tell_whether_the_graph_is_reta
 
 
 @cases(
-    *(param(form, name, **FORMS[form], **factors) for form in FORMS for name, factors in BACKWARDS.items()),
-    param("fp16 scaled by 65536", dtype="float16", shape=(13, 5, 45), trained="frozen input", scales=(65536.0,)),
-    param("65541 columns", shape=(2, 65541, 3), **SCALED | {"way": "twice"}),  # more than a block of any kernel holds
-)
+    [
+        *(param(form, name, **FORMS[form], **factors) for form in FORMS for name, factors in BACKWARDS.items()),
+        param("fp16 scaled by 65536", dtype="float16", shape=(13, 5, 45), trained="frozen input", scales=(65536.0,)),
+        param("65541 columns", shape=(2, 65541, 3), **SCALED | {"way": "twice"}),
+    ]
+)  # more columns than a block of any kernel holds
 def test_backward_gives_the_gradients_of_plain_autograd(case):
     case.check(*case.run())
 
 
 @cases(
-    *(
-        param(f"{number:02}", row["reduction"], row["dtype"], row["trained"], row["way"], **row)
-        for number, row in enumerate(pairwise(FACTORS, excluded))
-    ),
-    param(reduction="sum", dtype="bfloat16", trained="frozen weight", shape=(5, 4, 11), **FIVE_TIMES),
-    param(reduction="mean", dtype="float16", trained="frozen input", shape=(5, 4, 11), **FIVE_TIMES),
-    param(reduction="none", dtype="float16", trained="frozen bias", shape=(5, 4, 11), **FIVE_TIMES),
+    [
+        *(
+            param(f"{number:02}", row["reduction"], row["dtype"], row["trained"], row["way"], **row)
+            for number, row in enumerate(pairwise(FACTORS, excluded))
+        ),
+        param(reduction="sum", dtype="bfloat16", trained="frozen weight", shape=(5, 4, 11), **FIVE_TIMES),
+        param(reduction="mean", dtype="float16", trained="frozen input", shape=(5, 4, 11), **FIVE_TIMES),
+        param(reduction="none", dtype="float16", trained="frozen bias", shape=(5, 4, 11), **FIVE_TIMES),
+    ]
 )
 def test_each_two_options_together(case):
     case.check(*case.run(), least=4)
 
 
 @cases(
-    param(trained="all", bias=False),
-    param(trained="frozen input", bias=False),
-    param(trained="frozen input"),
+    [
+        param(trained="all", bias=False),
+        param(trained="frozen input", bias=False),
+        param(trained="frozen input"),
+    ]
 )
 def test_function_takes_the_arguments_that_it_needs_alone(case):
     leaves = case.leaves()
@@ -477,7 +478,7 @@ def test_layer_before_the_loss_may_write_into_its_incoming_gradient():
             case.close(f"gradient of {name}", x, y, 2 * case.tolerance(name))  # two layers
 
 
-@cases(*(param(**factors, labels="all ignored") for factors in KEPT))
+@cases([param(**factors, labels="all ignored") for factors in KEPT])
 def test_ignored_labels_alone_give_gradients_of_zero(case):
     leaves = case.leaves()
     [(_, found)] = case.backward(case.forward(leaves)["loss"], leaves, "retained once", 2.0)
@@ -486,7 +487,7 @@ def test_ignored_labels_alone_give_gradients_of_zero(case):
         assert not x.any(), f"{int((x != 0).sum())} elements of the gradient of {name} are not 0"
 
 
-@cases(*(param(**factors, bias=bias, scales=(1.0,), **SMALL) for factors in KEPT for bias in (True, False)))
+@cases([param(**factors, bias=bias, scales=(1.0,), **SMALL) for factors in KEPT for bias in (True, False)])
 def test_gradients_with_a_graph_are_right_and_their_second_order_is_right_or_refused(case):
     def squared(gradients, of):
         return torch.autograd.grad(sum(x.square().sum() for x in gradients), of, allow_unused=True)
@@ -507,11 +508,9 @@ def test_gradients_with_a_graph_are_right_and_their_second_order_is_right_or_ref
         case.close(f"second order of {name}", x, y, 2 * case.tolerance("input"))  # the rounding of two gradients
 
 
-@pytest.mark.control
 @pytest.mark.parametrize("mode", [torch.inference_mode, torch.no_grad])
-@pytest.mark.parametrize("kept", KEPT, ids=lambda kept: "-".join(kept.values()).replace(" ", "-"))
-def test_losses_without_gradients(kept, mode):
-    case = Case(**SMALL, **kept)
+@cases([param(**kept, **SMALL, role=pytest.mark.control) for kept in KEPT])
+def test_losses_without_gradients(case, mode):
     for made_inside in (False, True):
         leaves, labels = case.leaves(), case.target
         with mode():
@@ -532,7 +531,7 @@ def changes():
             yield param(*words, "ce_weight", **factors, **SMALL, ce_weight="given", changed=["ce_weight"])
 
 
-@cases(*changes())
+@cases([*changes()])
 def test_change_in_place_is_refused_or_makes_no_difference(case):
     leaves, _ = case.leaves(), case.exact  # the reference is made before the change
     loss = case.forward(leaves)["loss"]
@@ -556,11 +555,10 @@ def wrapped():
         # A checkpoint makes anew what was saved, and so does a GPU with what is kept on the CPU.
         same = around == "on the CPU" and DEVICE == "cpu"
         role = Case(**factors, saved="plain" if same else "copied at each use").role
-        words = f"{reduction}-{trained}-{around}".replace(" ", "-")
-        yield pytest.param(factors | {"shape": (2, 3, 5), "around": around}, id=words, marks=role)
+        yield param(**factors, around=around, shape=(2, 3, 5), role=role)
 
 
-@cases(*wrapped())
+@cases([*wrapped()])
 def test_hooks_and_checkpoints_around_the_loss(case):
     leaves, asked = case.leaves(), []
 
@@ -576,10 +574,8 @@ def test_hooks_and_checkpoints_around_the_loss(case):
     assert max(asked, default=0) <= len(case.scales), f"in two backwards saved tensors were asked for {asked} times"
 
 
-@pytest.mark.control
-@pytest.mark.parametrize("kept", KEPT, ids=lambda kept: "-".join(kept.values()).replace(" ", "-"))
-def test_freed_graph_keeps_nothing_alive_and_refuses_another_backward(kept):
-    case = Case(**SMALL, **kept)
+@cases([param(**kept, **SMALL, role=pytest.mark.control) for kept in KEPT])
+def test_freed_graph_keeps_nothing_alive_and_refuses_another_backward(case):
     labels, given = case.target.clone(), {name: x.clone() for name, x in case.leaves().items()}  # a graph keeps leaves
     loss = case.forward(given, labels)["loss"]
     edges = {name: torch.autograd.graph.get_gradient_edge(given[name]) for name in case.is_trained}
@@ -598,32 +594,25 @@ def test_freed_graph_keeps_nothing_alive_and_refuses_another_backward(kept):
     [
         ("all", torch.enable_grad, 3),
         ("frozen weight", torch.enable_grad, 2),
-        ("frozen input", torch.enable_grad, 4),  # those of reduction="none"
+        ("frozen input", torch.enable_grad, 4),  # as with reduction="none", which keeps the inputs for backward
         ("nothing", torch.enable_grad, 1),
         ("frozen input", torch.no_grad, 1),  # an evaluation: its weight is a parameter
     ],
 )
-def test_step_makes_no_product_and_no_copy_more(trained, mode, products):
+def test_step_makes_no_product_and_no_copy_more_and_keeps_the_gradients_alone(trained, mode, products):
     from torch.utils.flop_counter import FlopCounterMode  # it imports triton, which reads what interpret() sets
 
     for scale in (1.0, 2.0):
         case = Case(shape=(8, 40, 80), bias=False, trained=trained)
-        leaves, limit = case.leaves(), case.inputs["weight"].nbytes // 2
-        with FlopCounterMode(display=False) as counter, mode(), autograd.NewTensors() as new:
+        leaves, new, limit = case.leaves(), autograd.NewTensors(), case.inputs["weight"].nbytes // 2
+        with FlopCounterMode(display=False) as counter, mode(), autograd.saved_sizes() as kept, new:
             loss = case.forward(leaves)["loss"]
             if loss.requires_grad:
                 new.total = 0  # what forward makes is due
                 loss.backward(case.incoming(scale))
         count = counter.get_total_flops() / (2 * case.BT * case.H * case.V)
         assert count <= products, f"{count} products of input and weight, expected {products}"
-        assert products == 4 or new.total <= limit, f"{new.total} bytes are made, half a weight has {limit}"
-
-
-@pytest.mark.control
-def test_step_holds_the_gradients_alone():
-    case = Case()
-    leaves = case.leaves()
-    with autograd.saved_sizes() as sizes:
-        case.forward(leaves)
-    limit = sum(x.nbytes for x in leaves.values())
-    assert sum(sizes) <= limit, f"{sum(sizes)} bytes are held for backward, the gradients have {limit}"
+        if products != 4:
+            assert new.total <= limit, f"{new.total} bytes are made, half a weight has {limit}"
+            size = sum(x.nbytes for x in leaves.values())
+            assert sum(kept) <= size, f"{sum(kept)} bytes are kept for backward, the gradients have {size}"
