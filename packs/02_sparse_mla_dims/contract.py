@@ -12,7 +12,7 @@ The cases are a pairwise cover of:
     layout, frozen, gradient   strided inputs, which of query and key needs no gradient, a gradient that is strided or
                 one number expanded; backward runs twice, with saved tensors moved by hooks
 
-Without a GPU a stand-in in float32 takes the place of each kernel; it refuses shapes, dtypes and layouts that the kernel
+Without a GPU a stand-in in float32 takes each kernel's place; it refuses shapes, dtypes and layouts that the kernel
 does not take. The builders run as far as tilelang's program ("cpu"), or are lowered for the target ("compiled"). Where
 the GPU is here, all are compiled, launched and compared with float64, and the memory of the user's path is measured.
 
