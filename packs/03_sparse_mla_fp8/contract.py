@@ -70,13 +70,13 @@ KINDS = {one: (one, one) for one in ("bf16", "float8", "float8_e5m2", "blockwise
 KINDS |= {"mixed": ("bf16", "float8"), "mixed_key": ("float8", "bf16")}  # query and key
 KINDS |= {"mixed_formats": ("float8", "float8_e5m2"), "mixed_scaling": ("float8", "blockwise")}
 CPU_ONLY = {"mxfp8", "nvfp4"}  # not dequantized before sm_100
+DENSE = {"blockwise", "blockwise_1d", *CPU_ONLY}  # contiguous() of these classes refuses strided data
 ROUNDING, GRADIENT_ROUNDING = 2**-7, 2**-6
 LEADING = ("bf16", "float8", "float8_e5m2", "blockwise", "mxfp8", "mixed")  # kinds of the example that was reported
 FAINT = (0.003, 0.003)  # a magnitude at which draw() makes query and key parallel
 SIZES = (2, (256, 256), (16, 128, SCALE))  # its batch, lengths and kernel: both lengths are multiples of the bucket
 FACTORS = {
     "kind": tuple(KINDS),
-    "entry": ("dispatch", "apply", "apply_3d"),
     "batch": (1, 3),
     "lengths": ((64, 64), (5, 30), (17, 70)),
     "kernel": ((16, 128, SCALE), (5, 128, SCALE), (32, 192, 0.1)),
@@ -103,20 +103,13 @@ class Case(NamedTuple):
     bucket: int | None = 64
 
 
-def impossible(row) -> bool:
-    """Say whether a case cannot be."""
-    case = Case(**{"kind": "", "entry": "dispatch", "frozen": "both"} | row)
-    flat = case.entry == "apply_3d" and case.batch > 1
-    padded = case.entry != "dispatch" and (case.kernel[0] == 5 or case.indices == "int64")  # the dispatcher's work
-    blocks = {*KINDS.get(case.kind, ())} & {"blockwise", "blockwise_1d", "mxfp8", "nvfp4"}
-    refused = bool(blocks) and case.layout == "strided"  # contiguous() of these classes refuses strided data
-    third = (
-        case.kernel[0] == 32 and case.frozen != "both"
-    )  # a third backward kernel costs more to compile than it shows
-    return flat or padded or refused or third
-
-
-CASES = [Case(**row) for row in pairwise(FACTORS, impossible)]
+CASES = [Case(entry="dispatch", **row) for row in pairwise(FACTORS)]
+# SparseMLA.apply pads no heads and takes int32; without a batch dimension there is no batch.
+DIRECT = FACTORS | {"kernel": (FACTORS["kernel"][0], FACTORS["kernel"][2]), "indices": ("some", "rows")}
+DIRECT |= {"batch": (("apply", 1), ("apply", 3), ("apply_3d", 1))}
+for row in pairwise(DIRECT):
+    entry, batch = row.pop("batch")
+    CASES.append(Case(entry=entry, batch=batch, **row))
 CASES += [  # every way that FP8 is read as it is stored, besides
     Case("float8", "dispatch", 3, (17, 70), layout="strided", bucket=None),
     Case("float8", "dispatch", 1, (64, 64), magnitude=(3.0, 1e-06), indices="int64", frozen="query"),
@@ -384,7 +377,8 @@ def leaves(lab, case, plain=None):
     """Return query and key as the entry point takes them, stored as the case says, and requiring gradients."""
     made = []
     for name, kind, x in zip(("query", "key"), KINDS[case.kind], plain or draw(case)[0], strict=True):
-        one = wrap(lab.tensors, kind, laid_out(case, x), apart=case.layout == "strided").detach()
+        apart = case.layout == "strided" and kind not in DENSE
+        one = wrap(lab.tensors, kind, laid_out(case, x), apart=apart).detach()
         made.append(one.requires_grad_(case.frozen not in (name, "both")))
     return made
 
