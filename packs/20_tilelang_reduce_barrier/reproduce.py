@@ -1,0 +1,83 @@
+# /// script
+# requires-python = ">=3.11,<3.13"
+# dependencies = ["tilelang==0.1.15", "apache-tvm-ffi==0.1.11", "numpy==2.3.5", "torch==2.13.0", "z3-solver==4.15.4.0"]
+# ///
+"""tilelang >= 0.1.10: T.reduce_sum over several warps gives wrong sums, since no barrier keeps the next store off it.
+
+The workspace of the reduction (float32) and p (float16) get the same address. Both of float16, a barrier is there.
+Cause: PointerAccessIsDisjoint (src/transform/thread_storage_sync.cc) compares ranges in elements of each side's type,
+not in bytes: float32 [2560, 2688) and float16 [5120, 6144) are taken for disjoint, and both begin at byte 10240.
+
+https://github.com/tile-ai/tilelang/pull/2293 is near. Launches from Hopper on; elsewhere reads the CUDA, without nvcc.
+    uv run reproduce.py                        # the release 0.1.15: BUG_REPRODUCED
+    PYTHONPATH=CHECKOUT python reproduce.py    # a checkout, patched and built: FIX_VALIDATED
+"""
+
+import re
+import sys
+
+import tilelang
+import torch
+
+T = tilelang.language
+BLOCKS, F16, F32 = 8448, "float16", "float32"
+
+
+def kernel(dtype):
+    """Sum the rows of scores = q @ k.T, and store the scores to p, which is needed later, as q and k are."""
+
+    @T.prim_func
+    def main(
+        Q: T.Tensor((16, 64), F16),
+        K: T.Tensor((64, 64), F16),
+        Row: T.Tensor((BLOCKS, 16), dtype),
+        Out: T.Tensor((16, 64), F32),
+    ):
+        with T.Kernel(BLOCKS, threads=128) as block:
+            q, k, p = T.alloc_shared((16, 64), F16), T.alloc_shared((64, 64), F16), T.alloc_shared((16, 64), F16)
+            scores, row = T.alloc_fragment((16, 64), dtype), T.alloc_fragment((16,), dtype)
+            out = T.alloc_fragment((16, 64), F32)
+            T.copy(Q, q)
+            T.copy(K, k)
+            T.gemm(q, k, scores, transpose_B=True, clear_accum=True)
+            T.reduce_sum(scores, row, dim=1)
+            T.copy(scores, p)  # slower warps may still read partial sums from the same bytes
+            T.gemm(q, k, out, clear_accum=True)
+            T.gemm(p, k, out)
+            T.copy(row, Row[block, :])
+            T.copy(out, Out)
+
+    return main
+
+
+def launched(dtype):
+    """Launch the kernel 50 times on -1, 0 and 1, of which every sum is exact."""
+    q, k = (torch.randint(-1, 2, (rows, 64), device="cuda").half() for rows in (16, 64))
+    right = (q.double() @ k.double().T).sum(1)
+    run = tilelang.compile(kernel(dtype), out_idx=[2, 3])
+    wrong = sum((run(q, k)[0] != right).any(1).sum().item() for _ in range(50))
+    return wrong > 0, f"{wrong} of {50 * BLOCKS} blocks have a wrong sum (right: 0)"
+
+
+def lowered(dtype):
+    """Read in the CUDA source where both buffers begin, and what stands between the last read and the store."""
+    with tilelang.tvm.target.Target({"kind": "cuda", "arch": "sm_90a"}, host="c") as target:
+        made = tilelang.lower(kernel(dtype), target, enable_host_codegen=False, enable_device_compile=False)
+    begin = dict(re.findall(r"void\* (\w+) = .*buf_dyn_shmem \+ (\d+)\)", made.kernel_source))
+    if "workspace" not in begin:
+        print("UNSUPPORTED: the CUDA source does not name its shared buffers, as before 0.1.10")
+        sys.exit(125)
+    barrier = "__syncthreads" in made.kernel_source.rpartition("*)workspace)")[2].partition("*)p)")[0]
+    text = f"workspace at byte {begin['workspace']}, p at byte {begin['p']}, barrier between: {barrier} (right: True)"
+    return begin["workspace"] == begin["p"] and not barrier, text
+
+
+on_gpu = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)  # older ones have no stmatrix
+one_size, two_sizes = map(launched if on_gpu else lowered, (F16, F32))
+print("scores and p of float16:        ", one_size[1])
+print("scores of float32, p of float16:", two_sizes[1])
+if one_size[0]:
+    print("UNSUPPORTED: buffers of one element size are wrong, too")
+    sys.exit(125)
+print("BUG_REPRODUCED" if two_sizes[0] else "FIX_VALIDATED")
+sys.exit(10 if two_sizes[0] else 0)
