@@ -7,8 +7,8 @@
 The workspace of the reduction (float32) and p (float16) get the same address. Both of float16, a barrier is there.
 Cause: PointerAccessIsDisjoint (src/transform/thread_storage_sync.cc) compares ranges in elements of each side's type,
 not in bytes: float32 [2560, 2688) and float16 [5120, 6144) are taken for disjoint, and both begin at byte 10240.
+Near: https://github.com/tile-ai/tilelang/pull/2293. Launches from Hopper on; elsewhere reads the CUDA, without nvcc.
 
-https://github.com/tile-ai/tilelang/pull/2293 is near. Launches from Hopper on; elsewhere reads the CUDA, without nvcc.
     uv run reproduce.py                        # the release 0.1.15: BUG_REPRODUCED
     PYTHONPATH=CHECKOUT python reproduce.py    # a checkout, patched and built: FIX_VALIDATED
 """
@@ -20,7 +20,7 @@ import tilelang
 import torch
 
 T = tilelang.language
-BLOCKS, F16, F32 = 8448, "float16", "float32"
+GRID, F16, F32 = 8448, "float16", "float32"
 
 
 def kernel(dtype):
@@ -30,10 +30,10 @@ def kernel(dtype):
     def main(
         Q: T.Tensor((16, 64), F16),
         K: T.Tensor((64, 64), F16),
-        Row: T.Tensor((BLOCKS, 16), dtype),
+        Row: T.Tensor((GRID, 16), dtype),
         Out: T.Tensor((16, 64), F32),
     ):
-        with T.Kernel(BLOCKS, threads=128) as block:
+        with T.Kernel(GRID, threads=128) as block:
             q, k, p = T.alloc_shared((16, 64), F16), T.alloc_shared((64, 64), F16), T.alloc_shared((16, 64), F16)
             scores, row = T.alloc_fragment((16, 64), dtype), T.alloc_fragment((16,), dtype)
             out = T.alloc_fragment((16, 64), F32)
@@ -56,7 +56,7 @@ def launches_wrong(dtype):
     right = (q.double() @ k.double().T).sum(1)
     run = tilelang.compile(kernel(dtype), out_idx=[2, 3])
     wrong = sum((run(q, k)[0] != right).any(1).sum().item() for _ in range(50))
-    print(f"scores of {dtype}, p of float16: {wrong} of {50 * BLOCKS} blocks have a wrong sum (right: 0)")
+    print(f"scores of {dtype}, p of float16: {wrong} of {50 * GRID} blocks have a wrong sum (right: 0)")
     return wrong > 0
 
 
@@ -64,12 +64,10 @@ def lowers_wrong(dtype):
     """Read in the CUDA source where both buffers begin, and what stands between the read of one and the store."""
     with tilelang.tvm.target.Target({"kind": "cuda", "arch": "sm_90a"}, host="c") as target:
         lowered = tilelang.lower(kernel(dtype), target, enable_host_codegen=False, enable_device_compile=False)
-    source = lowered.kernel_source
-    byte = dict(re.findall(r"void\* (\w+) = .*buf_dyn_shmem \+ (\d+)\)", source))
-    workspace, p = byte.get("workspace"), byte.get("p")
-    barrier = "__syncthreads" in source.partition("*)workspace)")[2].partition("*)p)")[0]
-    print(f"scores of {dtype}, p of float16: workspace at byte {workspace}, p at {p}, barrier {barrier} (right: True)")
-    return workspace == p and not barrier
+    byte = dict(re.findall(r"void\* (\w+) = .*buf_dyn_shmem \+ (\d+)\)", lowered.kernel_source))
+    barrier = "__syncthreads" in lowered.kernel_source.partition("*)workspace)")[2].partition("*)p)")[0]
+    print(f"scores of {dtype}, p of float16: first bytes are {byte}; barrier between: {barrier} (right: True)")
+    return byte.get("workspace") == byte.get("p") and not barrier
 
 
 on_gpu = torch.cuda.is_available() and torch.cuda.get_device_capability() >= (9, 0)  # older ones have no stmatrix
