@@ -74,8 +74,9 @@ class Recorder:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         modules = {item.path: item.module for item in session.items if _is_contract(item)}  # type: ignore[attr-defined]
         for module in modules.values():
-            target = current_target()
-            evidence, device = evidence_of(module), "cpu"
+            target, evidence, device = current_target(), evidence_of(module), "cpu"
+            if not evidence:
+                continue  # nothing can be judged here
             if target.executed:
                 import torch  # noqa: PLC0415 - it is here, since a GPU was seen
 

@@ -400,7 +400,7 @@ def _listed(cell: Cell) -> dict[str, Listed]:
 
 def _judged_by(pack: Pack) -> tuple[Hashed, Hashed]:
     """Return the probe and the patch of a pack, as they are now."""
-    return receipt.hashed(pack.probe), receipt.hashed(pack.patch)
+    return receipt.judged_by(pack), receipt.hashed(pack.patch)
 
 
 def wrongly_listed(result: Result) -> list[str]:

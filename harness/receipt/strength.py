@@ -20,7 +20,7 @@ from pathlib import Path
 from harness.core import structure
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence
-from harness.pack import meaning
+from harness.pack import judges, meaning
 from harness.pack.model import Pack
 from harness.receipt.receipt import FIRST_SIGHT, STRENGTH, Hashed, to_json
 
@@ -93,7 +93,8 @@ class Count:
 class Strength:
     """A pack's strength on one target.
 
-    `generated` and `seed` are those of the sample; `upstream` is the sha256 of the release.
+    `measured_at` is the commit whose checks refused them, where these were moved since; `generated` and `seed` are
+    those of the sample; `upstream` is the sha256 of the release.
     """
 
     schema: int
@@ -115,6 +116,7 @@ class Strength:
     seconds: float
     command: str
     mutants: tuple[MutantRecord, ...]
+    measured_at: str = ""
 
     @property
     def whole(self) -> Count:
@@ -225,6 +227,14 @@ def _changed(path: Path, recorded: Hashed) -> bool:
     return _meaning(path, (stat.st_mtime_ns, stat.st_size)) != recorded.meaning
 
 
+def _judge_reason(pack: Pack, strength: Strength) -> list[str]:
+    """Say whether script or contract changed since; what was carried forward from a commit speaks of that day's."""
+    if strength.measured_at:
+        return []
+    same = pack.probe.exists() and judges.meaning_of(pack) == strength.probe.meaning
+    return [] if same else ["the script or the contract changed"]
+
+
 def own_hashes(pack: Pack) -> dict[str, str]:
     """Map the names of the pack's own wrong fixes to the sha256 of what they mean."""
     return {path.stem: meaning.meaning(path) for path in sorted((pack.folder / "mutants").glob("*.patch"))}
@@ -232,7 +242,7 @@ def own_hashes(pack: Pack) -> dict[str, str]:
 
 def stale(pack: Pack, strength: Strength) -> list[str]:
     """Say why a record is STALE; nothing where it is fresh."""
-    found = ["the probe changed"] if _changed(pack.probe, strength.probe) else []
+    found = _judge_reason(pack, strength)
     found += ["the patch changed"] if _changed(pack.patch, strength.patch) else []
     found += ["the pinned release changed"] if strength.upstream != pack.definition.upstream.sha256 else []
     recorded = {one.name: one.sha256 for one in strength.mutants if one.origin == "own"}

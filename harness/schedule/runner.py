@@ -200,6 +200,7 @@ class Runner:
         return Lane(
             name=task.lane,
             probe=cell.pack.probe,
+            contract=cell.pack.contract if cell.pack.contract.exists() else None,
             tree=source,
             dependency_set=prepared.dependency_set,
             dependencies=prepared.dependencies,
@@ -207,6 +208,7 @@ class Runner:
             evidence=cell.known_evidence,
             modules=cell.pack.definition.upstream.modules,
             must_load=prepared.must_load if task.lane == LaneName.PATCHED else (),
+            changed=prepared.must_load,
             claims=cell.pack.definition.claims,
             timeout=timeout,
             cancel=self.cancel,

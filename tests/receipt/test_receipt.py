@@ -36,10 +36,10 @@ def test_a_sound_pack_is_sound_and_each_change_makes_it_stale(workbench: Workben
     probe, patch = pack / "reproduce.py", pack / "fix.patch"
     original = probe.read_text()
     probe.write_text(original.replace("Compare `scale`", "Now compare `scale`").replace("Cause:", "The cause:"))
-    assert "STALE: the probe changed" in _check(workbench)[1], "a function's docstring is code"
+    assert "STALE: the script or the contract changed" in _check(workbench)[1], "a function's docstring is code"
     bundle = workbench.run("bundle", "1", "-o", str(workbench.folder / "sent.zip"))
     assert (bundle.returncode, (workbench.folder / "sent.zip").exists()) == (1, False)
-    said = "cpu.traced is STALE: the probe changed. Next: runner.py run 01_confirmed --target cpu --record"
+    said = "STALE: the script or the contract changed. Next: runner.py run 01_confirmed --target cpu --record"
     assert said in bundle.stderr
     probe.write_text(original.replace("Cause:", "The cause:"))
     assert _check(workbench)[0] == 0
