@@ -1,11 +1,9 @@
-"""A pack without a patch, from `run` to `verify.py`: one lane, REPRODUCED, and nothing that only a patch could give."""
+"""A pack without a patch, from `run` to its bundle: one lane, REPRODUCED, and nothing that only a patch could give."""
 
 from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -114,16 +112,11 @@ def test_a_sweep_judges_it(judged: Workbench) -> None:
     assert "REPRODUCED" in ended.stdout
 
 
-def test_the_bundle_is_what_verify_expects(judged: Workbench) -> None:
-    copy = judged.folder / "repository"
-    shutil.copytree(REPOSITORY / "harness/report", copy / "harness/report")
-    shutil.copy(REPOSITORY / "verify.py", copy)
-    shutil.copytree(judged.packs, copy / "packs")
+def test_its_bundle_holds(judged: Workbench) -> None:
     bundle = judged.folder / f"{NAME}.zip"
     made = judged.run("bundle", NAME, "--output", str(bundle))
     assert made.returncode == 0, made.stderr
-    command = [sys.executable, "-I", str(copy / "verify.py"), str(bundle)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = judged.run("check", "--bundle", str(bundle))
     assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
