@@ -113,3 +113,12 @@ def replace(file: Path, old: str, new: str) -> None:
     text = file.read_text(encoding="utf-8")
     assert old in text, (file, old)
     file.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def blind(pack: Path, *, blind: bool = True) -> None:
+    """Let the script and the contract of a toy see no bug any more, or see it again."""
+    for file, sees, sees_none in (
+        ("reproduce.py", "if scaled == right else", "if True else"),
+        ("contract.py", "assert error == 0.0,", "assert True,"),
+    ):
+        replace(pack / file, *((sees, sees_none) if blind else (sees_none, sees)))
