@@ -25,8 +25,7 @@ import kit
 T = typing.TypeVar("T")
 Untyped: typing.TypeAlias = typing.Any  # what tilelang or multiprocessing hands out
 Number: typing.TypeAlias = typing.Any  # an int, or an integer tensor
-#: Exceptions for which the host or the test is to blame, and never the tree under test.
-HOST_ERRORS = (ImportError, MemoryError, NotImplementedError, OSError)
+HOST_ERRORS = (ImportError, MemoryError, NotImplementedError, OSError)  # never the fault of the tree under test
 OPERATORS: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
     ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
     ast.Mod: operator.mod, ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor,
@@ -134,12 +133,13 @@ def index_value(text: str, **names: Number) -> Number:
             return OPERATORS[type(node.op)](value(node.left), value(node.right))
         if isinstance(node, ast.Constant):
             return node.value
-        if isinstance(node, ast.Name) and node.id in names:
-            return names[node.id]
-        raise NotImplementedError(f"this index is of another form: {text}")
+        return names[typing.cast("ast.Name", node).id]
 
-    python = re.sub(r"(?<!/)/(?!/)", "//", text.replace("((int)threadIdx.x)", "thread"))
-    return value(ast.parse(python.strip(), mode="eval").body)
+    python = re.sub(r"(?<!/)/(?!/)", "//", text.strip().replace("((int)threadIdx.x)", "thread"))
+    try:
+        return value(ast.parse(python, mode="eval").body)
+    except (AttributeError, KeyError, SyntaxError) as error:
+        raise NotImplementedError(f"this index is of another form: {text}") from error
 
 
 def only_match(pattern: str, source: str, begin: int = 0) -> re.Match[str]:
