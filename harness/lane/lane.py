@@ -188,7 +188,8 @@ def _together(first: Ended, second: Ended) -> Ended:
 
 
 def _command(lane: Lane, folders: environment.Folders, arguments: tuple[str, ...], timeout: float) -> process.Command:
-    python, gate = built_environment.interpreter(lane.environment), folders.work / "gate"
+    python = built_environment.interpreter(lane.environment)
+    gate = folders.work / f"gate-{len(list(folders.work.glob('gate-*')))}"  # each supervisor makes its own
     witness = Witness(lane.tree.folder, lane.modules, folders.work / LOADED)
     paths = [loaded.WITNESS, lane.tree.import_root, lane.dependencies.folder, REPOSITORY]
     return process.Command(
