@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import inspect
+import os
 import warnings
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -33,10 +37,19 @@ def waits(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     return name in WAITING or masked or counted
 
 
+def line_of(package: str) -> str:
+    """Return the innermost line of a package that is running, as "file.py:12 function"; empty if none is."""
+    part = f"{os.sep}{package}{os.sep}"
+    frame = inspect.currentframe()
+    while frame and part not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}" if frame else ""
+
+
 class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Note the operators for which the host waits, if all tensors lie on a GPU."""
 
-    seen: list[str]
+    note: Callable[[str], None]
 
     def __torch_dispatch__(
         self,
@@ -47,34 +60,43 @@ class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
     ) -> object:
         name = func.overloadpacket.__name__
         if name in FROM_HOST or waits(name, args, kwargs or {}):
-            self.seen.append(str(func))
+            self.note(str(func))
         return func(*args, **(kwargs or {}))
 
 
 @contextlib.contextmanager
-def host_waits(device: str) -> Iterator[list[str]]:
-    """Collect what makes the host wait for the device; the list is complete when the context ends.
+def host_waits(device: str, package: str = "") -> Iterator[list[str]]:
+    """Collect what makes the host wait for the device.
 
     Args:
         device: "cuda" asks PyTorch's sync debug mode. "cpu" takes all tensors for those of a GPU and looks at the
             operators; what passes in `unseen()` is not looked at.
+        package: where it is named, the list has its innermost lines, as `line_of`, in place of operators or messages.
 
     """
     seen: list[str] = []
+
+    def note(text: str) -> None:
+        found = line_of(package) if package else text
+        seen.extend([found] if found else [])
+
+    def show(message: object, *_: object, **__: object) -> None:
+        if "called a synchronizing" in str(message):
+            note(str(message))
+
     if device == "cpu":
         watch = _Watch()  # type: ignore[no-untyped-call]
-        watch.seen = seen
+        watch.note = note
         with watch:
             yield seen
         return
-    with warnings.catch_warnings(record=True) as caught:
+    with warnings.catch_warnings(), mock.patch("warnings.showwarning", show):
         warnings.simplefilter("always")
         torch.cuda.set_sync_debug_mode("warn")
         try:
             yield seen
         finally:
             torch.cuda.set_sync_debug_mode("default")
-    seen += [text for one in caught if "called a synchronizing" in (text := str(one.message))]
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from harness.core import strict_json, structure
+from harness.core.words import BITWISE_IDENTICAL
 from harness.lane.transcript import CheckLine, FigureLine, OutputLine, TargetLine
 
 Line = TypeVar("Line")
@@ -119,6 +120,11 @@ def read(file: Path, status: int, claims: tuple[str, ...]) -> Results:
         f"the contract claims {event.word}, which pack.toml does not list"
         for event in _of(events, _Claim)
         if event.word not in claims
+    ]
+    problems += [
+        f"the contract claims {BITWISE_IDENTICAL}, which is the runner's to state"
+        for event in _of(events, _Claim)
+        if event.word == BITWISE_IDENTICAL
     ]
     problems += [f"the contract has two tests named {name}" for name in _doubled([check.name for check in checks])]
     problems += _ending(events, status, running)

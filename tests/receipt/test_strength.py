@@ -47,10 +47,10 @@ def test_every_table_shows_the_strength_and_no_reader_takes_it_for_a_receipt(wor
 
 def test_a_record_is_stale_when_what_it_speaks_of_changed(workbench: Workbench) -> None:
     pack = _lay(workbench, "42_refuses_wrong_fixes")
-    _edit(pack / "reproduce.py", "2.0, 3.0]", "2.0, 4.0]")
+    _edit(pack / "contract.py", "2.0, 3.0]", "2.0, 4.0]")
     assert "strength 3/3 STALE" in workbench.run("table").stdout
     assert "STALE: the script or the contract changed" in workbench.run("list").stdout
-    _edit(pack / "reproduce.py", "2.0, 4.0]", "2.0, 3.0]")
+    _edit(pack / "contract.py", "2.0, 4.0]", "2.0, 3.0]")
     _edit(pack / "mutants/adds_the_weight.patch", "value + weight", "value - weight")
     assert "adds_the_weight.patch: it does not fit the release with fix.patch: " in _check(workbench)
     assert workbench.run("mutate", "--rebase").returncode == 0
