@@ -37,7 +37,8 @@ import torch
 from kit.plugin import ContractError, judged
 
 LAST_LINES = 20  # of a rank's log, in the text of an exception
-GRACE_S = 5.0  # after the code under test raised on one rank, the others have so long to raise, too
+GRACE_S = 15.0  # after the code under test raised on one rank, the others have so long to raise, too
+STARTING_S = {"cpu": 10.0, "cuda": 120.0}  # until ranks are there: spawned ones import everything anew
 PARTINGS = 3  # so often a group is started again after an exception that only some ranks had
 
 
@@ -89,21 +90,21 @@ class RankGroup:
             raise RankError(f"an earlier job broke these ranks: {self._broken}")
         if len(self._partings) >= PARTINGS:
             pytest.skip(f"the ranks parted {PARTINGS} times before: {self._partings[0]}"[:400])
+        until = time.monotonic() + self.seconds
         if not self._processes:
             self._start(function)
+            until += STARTING_S[self.device]
         job = pickle.dumps((function, arguments))
         for pipe in self._pipes:
             with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it died, as its outcome tells
                 pipe.send((function.__module__, inspect.getfile(function), job))
-        return self._judge(function.__name__, self._outcomes())
+        return self._judge(function.__name__, self._outcomes(until))
 
     def close(self) -> None:
         """End every rank."""
-        for process in self._processes:
+        for process, pipe in zip(self._processes, self._pipes, strict=True):
             process.kill()
-        for process in self._processes:
             process.join()
-        for pipe in self._pipes:
             pipe.close()
         self._processes, self._pipes = [], []
 
@@ -125,10 +126,9 @@ class RankGroup:
             self._processes.append(process)
             self._pipes.append(mine)
 
-    def _outcomes(self) -> list[_Outcome]:
+    def _outcomes(self, until: float) -> list[_Outcome]:
         """Wait for every rank's answer, or until one died, or until time is up."""
         found: dict[int, _Outcome] = {}
-        until = time.monotonic() + self.seconds
         while len(found) < self.count and time.monotonic() < until:
             waiting = [pipe for number, pipe in enumerate(self._pipes) if number not in found]
             for pipe in multiprocessing.connection.wait(waiting, max(0.0, until - time.monotonic())):

@@ -676,7 +676,7 @@ def world(figure):
     if target.executed and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("the claim is about GPUs of compute capability 9: this is none")
     count = max(size for size in (1, 2, 4) if size <= torch.cuda.device_count()) if target.executed else CPU_RANKS
-    with ranks(count, Calls, device=target.device, seconds=60.0) as group:
+    with ranks(count, Calls, device=target.device) as group:
         counting = World(group)
         yield counting
     figure("defect_checks_that_raise", counting.raised)

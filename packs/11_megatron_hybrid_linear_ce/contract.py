@@ -819,7 +819,7 @@ class World:
 
     def __init__(self, stack, count, device):
         self.groups = {
-            size: stack.enter_context(ranks(count, functools.partial(Models, size), device=device, seconds=60.0))
+            size: stack.enter_context(ranks(count, functools.partial(Models, size), device=device))
             for size in SIZES
             if size <= count
         }

@@ -14,7 +14,7 @@ pytest.importorskip("torch")
 
 import torch
 
-from kit.ranks import Rank, RankError, RankGroup, assert_ranks_agree, own_group, partition, ranks
+from kit.ranks import STARTING_S, Rank, RankError, RankGroup, assert_ranks_agree, own_group, partition, ranks
 
 
 def set_up(rank: Rank) -> tuple[Rank, torch.distributed.ProcessGroup]:
@@ -98,7 +98,10 @@ def test_a_rank_that_died_is_named_with_its_last_lines(pair: RankGroup, tmp_path
         pair.run(product)
 
 
-def test_a_rank_that_hangs_is_named_with_where_it_is_and_ends_with_the_group(tmp_path: Path) -> None:
+def test_a_rank_that_hangs_is_named_with_where_it_is_and_ends_with_the_group(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(STARTING_S, "cpu", 1.0)
     file = tmp_path / "hangs"
     with (
         ranks(2, seconds=2.0) as group,
