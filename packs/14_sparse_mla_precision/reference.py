@@ -1,6 +1,6 @@
 """What the measure_*.py scripts share: inputs, a float64 reference, and both trees' kernels beside each other.
 
-The probe has its own, shorter copy of the formulas: it may import nothing from here.
+The contract has its own, shorter copy of the formulas: it imports nothing from here.
 """
 
 import importlib

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,11 +22,20 @@ both = {"context": lambda: measure_context.left(rows, ("pristine", "patched"))}
 both["flash_norm"] = lambda: measure_flash_norm.left(rows)
 print(json.dumps(list(both[sys.argv[2]]())))
 """
+# The contract imports upstream, which its reference does not need.
+CONTRACT = """
+import json, math, sys, unittest.mock
+import torch
+package = ["megatron", "core", "transformer", "experimental_attention_variant", "ops"]
+for depth in range(1, len(package) + 1):
+    sys.modules[".".join(package[:depth])] = unittest.mock.MagicMock()
+import contract
+from kit.errors import relative_error
+"""
 AUTOGRAD = """
-import json, math, torch, reproduce
-case = reproduce.Case(2, 2, 3, 11, None, 2, None, 5, True, "normal", "contiguous", "nothing", 1, "apply")
-given = reproduce.example(torch, case, 4, "cpu")
-made = reproduce.reference(torch, given, 1 / 11)
+case = contract.SMALLER._replace(heads=2, topk=3, batch=2, keys=5, masked=True, queries=4)
+given = contract.example(case, "cpu")
+made = contract.reference(given, 1 / 11)
 q, kv = (x.double().requires_grad_() for x in (given.q, given.kv))
 one_key = lambda b, s, g, j: kv[b, given.index[b, s, g, j], g]
 out, lse = torch.zeros_like(made.out), torch.zeros_like(made.lse)
@@ -38,7 +48,15 @@ for b, s, h in torch.cartesian_prod(*map(torch.arange, q.shape[:3])).tolist():
         lse[b, s, h] = torch.logsumexp(scores, 0) / math.log(2)
 dq, dkv = torch.autograd.grad(out, (q, kv), given.grad.double())
 found = {"out": out, "lse": lse, "dq": dq, "dkv": dkv}
-print(json.dumps({name: reproduce.error(getattr(made, name), x.detach()) for name, x in found.items()}))
+print(json.dumps({name: relative_error(getattr(made, name), x.detach()) for name, x in found.items()}))
+"""
+MISSING = """
+met = {frozenset(pair) for row in contract.ROWS for pair in itertools.combinations(row.items(), 2)}
+values = [(name, x) for name, factor in contract.FACTORS.items() for x in factor]
+for one, other in itertools.combinations(values, 2):
+    allowed = one[0] != other[0] and not any(pair.items() <= {one, other} for pair in contract.EXCLUDED)
+    if allowed and frozenset((one, other)) not in met:
+        print(one, other)
 """
 
 
@@ -73,13 +91,23 @@ def test_the_sweep_of_the_norm_goes_on_too(tmp_path: Path) -> None:
     assert (case["score"], case["seed"]) == (float(last["score"]), int(last["seed"]))
 
 
+def _asked_of_the_contract(script: str) -> str:
+    command = [sys.executable, "-c", CONTRACT + script]
+    environment = {**os.environ, "PYTHONPATH": str(REPOSITORY), "REPRODUCER_TARGET": "cpu"}
+    ended = subprocess.run(command, cwd=FOLDER, capture_output=True, text=True, check=False, env=environment)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stdout
+
+
 def test_the_reference_is_what_autograd_gives() -> None:
     """Masked keys, a query without any, two sequences and two key groups, in float64."""
-    ended = subprocess.run([sys.executable, "-c", AUTOGRAD], cwd=FOLDER, capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr
-    distances = json.loads(ended.stdout)
+    distances = json.loads(_asked_of_the_contract(AUTOGRAD))
     assert set(distances) == {"out", "lse", "dq", "dkv"}
     assert max(distances.values()) < 1e-12
+
+
+def test_every_pair_of_values_that_can_be_is_in_a_case() -> None:
+    assert _asked_of_the_contract(f"import itertools{MISSING}") == ""
 
 
 def test_the_wrong_fixes_say_why() -> None:
