@@ -66,14 +66,12 @@ def workers(name: str, processes: int = 1, **environment: str) -> Iterator[Calla
     """Give submit(function, *arguments, **named), which calls a function of a contract, by its name, in a new process.
 
     The contract is given by its __name__. submit returns a function that waits for the result; it raises AssertionError
-    where the code under test raised, RuntimeError where the contract did. Arguments and results are pickled. The
-    processes have `environment` from their beginning.
+    where the code under test raised, RuntimeError where the contract did. Arguments and results are pickled.
     """
-    file = str(sys.modules[name].__file__)
-    with ProcessPoolExecutor(processes, get_context("spawn"), _load, (name, file)) as pool:
+    with ProcessPoolExecutor(processes, get_context("spawn"), _load, (name, str(sys.modules[name].__file__))) as pool:
 
         def submit(function: str, *arguments: Any, **named: Any) -> Callable[[], Any]:
-            with mock.patch.dict(os.environ, environment):  # to submit starts the process
+            with mock.patch.dict(os.environ, environment):  # to submit starts the process, which keeps it
                 future = pool.submit(_answer, name, function, arguments, named)
 
             def result() -> Any:

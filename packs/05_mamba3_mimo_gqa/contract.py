@@ -575,7 +575,7 @@ def largest(figure):
     found = defaultdict(float)
     yield found
     for name, value in found.items():
-        figure(name, value, "largest error over largest value")
+        figure(name, value)
 
 
 @pytest.mark.parametrize("kind", KIND)

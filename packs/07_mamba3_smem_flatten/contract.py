@@ -388,6 +388,11 @@ def bwd():
         pytest.skip(f"tilelang is {module.tilelang.__version__}; the claim is about 0.1.8, which mamba-ssm pins")
     if not Path(module.tilelang.env.CUDA_HOME or "/", "bin", "nvcc").exists():
         pytest.skip("no nvcc: neither on PATH nor in CUDA_HOME")
+    if TARGET.executed:
+        module.T.dynamic = functools.cache(module.T.dynamic)  # or each call would trace both kernels anew, for seconds
+        for kernel in vars(importlib.import_module(module.bwd_dtrap_ddt_triton.__module__)).values():
+            if hasattr(kernel, "configs"):
+                kernel.configs = kernel.configs[:1]  # autotuning costs time, and may choose otherwise in another run
     return module
 
 
@@ -571,18 +576,11 @@ class TestKernels:
     __test__ = TARGET.executed
 
     @pytest.fixture(autouse=True)
-    def _gpu(self, bwd):
-        with mock.patch.object(
-            bwd.T, "dynamic", functools.cache(bwd.T.dynamic)
-        ):  # or each call traces both, for seconds
-            for kernel in vars(importlib.import_module(bwd.bwd_dtrap_ddt_triton.__module__)).values():
-                if hasattr(kernel, "configs"):
-                    kernel.configs = kernel.configs[:1]  # autotuning costs time, and may choose otherwise elsewhere
-            try:
-                torch.cuda.synchronize()
-            except RuntimeError:
-                pytest.skip("the GPU takes no more calls from this process, as after an illegal access")
-            yield
+    def _gpu(self):
+        try:
+            torch.cuda.synchronize()
+        except RuntimeError:
+            pytest.skip("the GPU takes no more calls from this process, as after an illegal access")
 
     @pytest.fixture
     def tma(self, built, case):
