@@ -23,7 +23,7 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import Any
 
@@ -74,8 +74,9 @@ class Recorder:
     def pytest_collection_finish(self, session: pytest.Session) -> None:
         modules = {item.path: item.module for item in session.items if _is_contract(item)}  # type: ignore[attr-defined]
         for module in modules.values():
-            target = current_target()
-            evidence, device = evidence_of(module), "cpu"
+            target, evidence, device = current_target(), evidence_of(module), "cpu"
+            if not evidence:
+                continue  # nothing can be judged here
             if target.executed:
                 import torch  # noqa: PLC0415 - it is here, since a GPU was seen
 
@@ -91,11 +92,17 @@ class Recorder:
         self.write("begin", name=self._began)
 
     @pytest.hookimpl(wrapper=True)
-    def pytest_runtest_makereport(self, item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
+    def pytest_runtest_makereport(
+        self, item: pytest.Item, call: pytest.CallInfo[None]
+    ) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+        report = yield
         self._seconds += call.duration
         if call.excinfo is not None and (self._judged is None or self._judged[0] is not False):
             try:
                 self._judged = judged(call.excinfo.value, [str(entry.path) for entry in call.excinfo.traceback])
+                if self._judged[0] is None:  # pytest has failed it, or skips it already
+                    report.outcome = "skipped"
+                    report.longrepr = (str(item.path), item.location[1] or 0, f"Skipped: {self._judged[1]}")
             except ContractError as error:
                 self._judged = (None, str(error))
                 self.write("problem", reason=f"{name_of(item.nodeid)}: {error}")
@@ -103,7 +110,7 @@ class Recorder:
             ok, reason = self._judged or (True, "")
             fields = {"name": name_of(item.nodeid), "role": role_of(item), "ok": ok, "reason": reason}
             self.write("check", **fields, seconds=round(self._seconds, 3))
-        return (yield)
+        return report
 
     def pytest_sessionfinish(self, exitstatus: int) -> None:
         self.write("end", status=int(exitstatus))

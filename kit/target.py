@@ -42,8 +42,11 @@ def architecture() -> str:
 @functools.cache
 def current_target() -> Target:
     """Return the target that REPRODUCER_TARGET names; without it, the GPU that is here, or else the CPU."""
+    stated = os.environ.get("REPRODUCER_TARGET")
+    if stated == "cpu":
+        return Target("cpu", executed=False)  # without importing torch, which takes seconds
     here = architecture()
-    name = os.environ.get("REPRODUCER_TARGET") or here or "cpu"
+    name = stated or here or "cpu"
     return Target(name, executed=name == here)
 
 

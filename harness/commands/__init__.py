@@ -34,7 +34,6 @@ VERBS = (
     "report",
     "pr",
     "bundle",
-    "verify",
     "audit",
     "advisories",
     "prune",
