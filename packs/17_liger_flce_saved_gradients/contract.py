@@ -68,22 +68,11 @@ FACTORS = {
     "accum_dtype": (None, torch.float32),
     "use_token_scaling": (False, True),
     "returns": ("loss", "z_loss", "token_accuracy", "predicted_tokens", "all"),
-    "chunk_mem_const": (1, 3),  # how many logits are made at once
+    "chunk_mem_const": (1, 3),  # how many logits are made at once; the module has no such argument
 }
 NAMES = ("input", "weight", "bias")
 OUTPUTS = ("loss", "z_loss", "token_accuracy", "predicted_tokens")
 OPTIONS = ("ignore_index", "lse_square_scale", "label_smoothing", "softcap", "accum_dtype", "use_token_scaling")
-
-
-def excluded(row):
-    """Whether a row of factors, or the beginning of one, makes no sense."""
-    no_rows = row.get("labels") == "all ignored"  # they have no mean and no accuracy
-    return (
-        (no_rows and (row.get("reduction") == "mean" or row.get("returns") in ("token_accuracy", "all")))
-        or (row.get("trained") == "nothing" and row.get("way", "once") != "once")
-        or (row.get("trained") in ("bias", "frozen bias") and row.get("bias") is False)
-        or (row.get("entry") == "module" and row.get("chunk_mem_const") == 3)  # it has no such argument
-    )
 
 
 @functools.cache
@@ -111,6 +100,7 @@ class Case(SimpleNamespace):
         super().__init__(**{name: values[0] for name, values in FACTORS.items()} | factors)
         self.BT, self.H, self.V = self.shape
         self.autocast = self.dtype == "autocast"
+        self.chunk_mem_const = 1 if self.entry == "module" else self.chunk_mem_const
         self.torch_dtype = torch.bfloat16 if self.autocast else getattr(torch, self.dtype)
 
     @functools.cached_property
@@ -139,7 +129,7 @@ class Case(SimpleNamespace):
 
     @functools.cached_property
     def is_trained(self):
-        """Names of what is trained."""
+        """Names of what is trained; without a bias, "bias" and "frozen bias" are "all"."""
         given = NAMES if self.bias else NAMES[:2]
         if self.trained in given:
             return [self.trained]
@@ -152,6 +142,8 @@ class Case(SimpleNamespace):
             return pytest.mark.control
         if "input" not in self.is_trained:
             return pytest.mark.defect  # weight and bias get no gradient
+        if self.way == "written into" and self.saved == "plain":
+            return pytest.mark.defect  # what is written into is what was saved, and autograd refuses it
         if self.labels == "all ignored" or self.saved == "copied at each use":
             return pytest.mark.control  # every gradient is 0, or every backward starts from what was saved
         first, last, product = self.scales[0], self.scales[-1], math.prod(self.scales)
@@ -249,7 +241,7 @@ class Case(SimpleNamespace):
         loss = loss - self.label_smoothing / self.V * (log_p * classes).sum(-1)
         z_loss = self.lse_square_scale * logits.logsumexp(-1) ** 2
         if self.reduction == "mean":
-            loss, z_loss = loss / classes[self.target[every]].sum(), z_loss / every.sum()
+            loss, z_loss = loss / classes[self.target[every]].sum().clamp(min=1e-9), z_loss / every.sum().clamp(min=1)
         loss = loss + z_loss
         if self.use_token_scaling:
             loss, z_loss = (x * log_p_label.exp().detach() for x in (loss, z_loss))
@@ -315,8 +307,10 @@ class Case(SimpleNamespace):
 
     def check(self, outputs, found, *, least=0):
         """Check the losses, the gradients against those of their incoming gradients, and what comes beside them."""
-        self.close("loss", outputs["loss"], self.exact.loss, self.tolerance("loss", least))
-        if "return_z_loss" in self.options:
+        no_rows = self.labels == "all ignored"  # they have no mean and no accuracy
+        if not (no_rows and self.reduction == "mean"):
+            self.close("loss", outputs["loss"], self.exact.loss, self.tolerance("loss", least))
+        if "return_z_loss" in self.options and not (no_rows and self.reduction == "mean"):
             self.close("z loss", outputs["z_loss"], self.exact.z_loss, self.tolerance("z_loss", least))
         for incoming, gradients in found:
             right = self.gradients(incoming)
@@ -329,7 +323,7 @@ class Case(SimpleNamespace):
             tokens = outputs["predicted_tokens"]
             assert possible.gather(1, tokens.where(valid, 0)[:, None])[:, 0][valid].all(), f"predicted tokens {tokens}"
             assert (tokens[~valid] == -1).all(), f"predicted tokens {tokens} of ignored rows"
-        if "return_token_accuracy" in self.options:
+        if "return_token_accuracy" in self.options and not no_rows:
             may = possible.gather(1, self.target.where(valid, 0)[:, None])[:, 0] & valid
             must = may & (possible.sum(-1) == 1)
             low, high = (
@@ -424,7 +418,7 @@ def test_backward_gives_the_gradients_of_plain_autograd(case):
     [
         *(
             param(f"{number:02}", row["reduction"], row["dtype"], row["trained"], row["way"], **row)
-            for number, row in enumerate(pairwise(FACTORS, excluded))
+            for number, row in enumerate(pairwise(FACTORS))
         ),
         param(reduction="sum", dtype="bfloat16", trained="frozen weight", shape=(5, 4, 11), **FIVE_TIMES),
         param(reduction="mean", dtype="float16", trained="frozen input", shape=(5, 4, 11), **FIVE_TIMES),
