@@ -300,6 +300,11 @@ def wrappers(*, stub):
 
 @pytest.fixture(scope="module")
 def lab():
+    """Give upstream's modules."""
+    return load()
+
+
+def load():
     """Import all that is judged; Megatron first where Transformer Engine's compiled part is a mock."""
     torch.set_num_threads(1)  # what runs on the CPU is small, and other lanes want the other cores
     launches, builds = [], []
