@@ -1287,7 +1287,8 @@ def answers(request, figure):
             }
             asked = {name: one.submit(ask[name], observe, name) for name in names}
         yield lambda site: asked[site].result()
-        found = {name: future.result() for name, future in asked.items() if not future.exception()}
+        done = {name: future for name, future in asked.items() if not future.cancel()}  # -x leaves some that wait
+        found = {name: future.result() for name, future in done.items() if not future.exception()}
     found = {name: x for name, x in found.items() if all(y.get("calls") for y in x)}
     stopped = {name: x for name, x in found.items() if any(y["stuck"] for y in x)}
     lines = {line for x in stopped.values() for y in x for line in y["waits"]}
