@@ -2,11 +2,13 @@
 
     python measure_sites.py
 
-Each site is a call of the probe. Its lines are those at which eager mode waits: on the CPU by the probe's tracer, on
-the GPU by PyTorch's own sync debug mode. A site that captured on one of them and not on the other is named.
+Each site is a function that the contract calls. Its lines are those at which eager mode waits: on the CPU by
+kit.pretended_gpu, on the GPU by PyTorch's own sync debug mode. A site that captured on one of them and not on the
+other is named.
 """
 
 import json
+import re
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -16,30 +18,30 @@ DSA, LAYOUT, MASKING = "DSAttention.forward", "dsa_layout.", "dsa_masking."
 CP, FUSED = "with context parallelism", "with a fused backend"
 DOORS = {  # the call that users make, and what has to be on for it to pass there
     "indexer_loss": (f"{DSA}, backward", "training, indexer loss as a mean over all rows, no fused backend"),
-    "loss_scale.given": (f"{DSA}, backward", "training"),
-    "loss_scale.first": (f"{DSA}, backward", "first backward of a process in which no loss scale was set"),
+    "loss_scale-given": (f"{DSA}, backward", "training"),
+    "loss_scale-first": (f"{DSA}, backward", "first backward of a process in which no loss scale was set"),
     "cudnn_backward": (f"{DSA}, backward", "cuDNN backend, rows without keys possible"),
     "packed_positions": (DSA, f"packed, {CP}"),
     "packed_reorder": (DSA, f"packed, {CP}"),
     "indexer_layout": (DSA, f"{FUSED}, packed, {CP}; stops where there is one sequence"),
-    "varlen.whole": (f"{MASKING}generate_varlen_mask_params", "nothing in megatron.core calls it"),
-    "varlen.positions": (DSA, "packed"),
+    "varlen-whole": (f"{MASKING}generate_varlen_mask_params", "nothing in megatron.core calls it"),
+    "varlen-positions": (DSA, "packed"),
     "rope": ("DSAIndexer.forward_before_topk and MLA", "packed, unfused RoPE"),
-    "rope.slice": ("RotaryEmbedding.forward", f"not packed, {CP}; once per length"),
-    "attention.plain": (DSA, "forward and backward"),
-    "attention.packed": (DSA, "forward and backward, packed"),
-    "reported.scatter_topk": (DSA, "any"),
-    "reported.bounds_of_rows": (DSA, FUSED),
-    "reported.bounds_of_mask": (DSA, f"{FUSED} and a mask"),
-    "reported.bounds_of_masks": (DSA, f"{FUSED} and a mask per batch"),
-    "reported.position_ids": (DSA, f"{CP} or sequence parallelism, not packed, with position_ids"),
-    "two_ranks.equal_lengths": (DSA, f"not packed, {CP}"),
-    "two_ranks.uneven": (f"{LAYOUT}get_cp_positions_from_layout", "key rows are not query rows times ranks"),
-    "two_ranks.indexer_loss": (f"{DSA}, backward", "as indexer_loss, with tensor parallelism"),
-    "two_ranks.attention.plain": (DSA, f"forward and backward, {CP}"),
-    "two_ranks.attention.packed": (DSA, f"forward and backward, packed, {CP}"),
-    "four_ranks.equal_lengths": (DSA, f"not packed, {CP}"),
-    "four_ranks.uneven": (f"{LAYOUT}get_cp_positions_from_layout", "key rows are not query rows times ranks"),
+    "rope-slice": ("RotaryEmbedding.forward", f"not packed, {CP}; once per length"),
+    "attention-plain": (DSA, "forward and backward"),
+    "attention-packed": (DSA, "forward and backward, packed"),
+    "reported-scatter_topk": (DSA, "any"),
+    "reported-bounds_of_rows": (DSA, FUSED),
+    "reported-bounds_of_mask": (DSA, f"{FUSED} and a mask"),
+    "reported-bounds_of_masks": (DSA, f"{FUSED} and a mask per batch"),
+    "reported-position_ids": (DSA, f"{CP} or sequence parallelism, not packed, with position_ids"),
+    "two_ranks-equal_lengths": (DSA, f"not packed, {CP}"),
+    "two_ranks-uneven": (f"{LAYOUT}get_cp_positions_from_layout", "key rows are not query rows times ranks"),
+    "two_ranks-indexer_loss": (f"{DSA}, backward", "as indexer_loss, with tensor parallelism"),
+    "two_ranks-attention-plain": (DSA, f"forward and backward, {CP}"),
+    "two_ranks-attention-packed": (DSA, f"forward and backward, packed, {CP}"),
+    "four_ranks-equal_lengths": (DSA, f"not packed, {CP}"),
+    "four_ranks-uneven": (f"{LAYOUT}get_cp_positions_from_layout", "key rows are not query rows times ranks"),
 }
 
 
@@ -48,10 +50,13 @@ def checks(path: Path, lane: str) -> dict:
     if not path.exists():
         return {}
     record = json.loads(path.read_text(encoding="utf-8"))["lanes"][lane]
-    found = {line["name"].removesuffix(".capture"): {"captures": line["ok"]} for line in record["checks"]}
+    found = {}
+    for line in record["checks"]:
+        if match := re.fullmatch(r"test_every_call_is_captured\w*\[(.+)\]|(.+)\.capture", line["name"]):
+            found[(match[1] or match[2]).replace(".", "-")] = {"captures": line["ok"]}  # the second: of older receipts
     for figure in record["figures"]:
         if figure["name"].startswith("waits."):
-            found[figure["name"].removeprefix("waits.")]["waits"] = figure["value"]
+            found[figure["name"].removeprefix("waits.").replace(".", "-")]["waits"] = figure["value"]
     return found
 
 
@@ -68,7 +73,7 @@ def main() -> None:
             "call": door,
             "when": when,
             "waits_in_eager_mode": lines,
-            "ranks": {"two_ranks": 2, "four_ranks": 4}.get(name.partition(".")[0], 1),
+            "ranks": {"two_ranks": 2, "four_ranks": 4}.get(name.partition("-")[0], 1),
             "captures": one,
             "mended_by_patch": one["cpu.pristine"] is False and one["cpu.patched"] is True,
             "agree": None if None in both else both[0] == both[1] and both[2] == both[3],
@@ -98,7 +103,7 @@ def main() -> None:
     disagreeing = [name for name, x in sites.items() if x["agree"] is False or x["same_lines"] is False]
     stopped = [x for x in sites.values() if x["captures"]["cpu.pristine"] is False]
     lines = sorted({line for x in stopped for line in x["waits_in_eager_mode"]["cpu"]})
-    reported = [x["history"] for name, x in sites.items() if name.startswith("reported.")]
+    reported = [x["history"] for name, x in sites.items() if name.startswith("reported-")]
     total = {
         "history": COMMITS,
         "disagreeing": ", ".join(disagreeing) or "none",

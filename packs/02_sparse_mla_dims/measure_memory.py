@@ -1,6 +1,6 @@
 """Peak memory and time of fused sparse MLA against the unfused path that it replaces, over the sequence length.
 
-    PYTHONPATH=PATCHED_TREE:COMPANIONS python measure_memory.py --output data/memory.json
+    PYTHONPATH=PATCHED_TREE:COMPANIONS:REPOSITORY python measure_memory.py --output data/memory.json
     python measure_memory.py --draw
 
 Measured, never judged. The tree has fix.patch applied, since without it the dispatcher answers None at this shape.
@@ -19,7 +19,7 @@ import platform
 import statistics
 from pathlib import Path
 
-import reproduce
+import contract
 
 HERE = Path(__file__).parent
 LENGTHS = [1024 * 2**power for power in range(6)]
@@ -49,7 +49,7 @@ def measure(torch, attend, inputs):
             before = torch.cuda.memory_allocated()
             begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
             begin.record()
-            reproduce.gradients(torch, attend, inputs)
+            contract.trained(attend, inputs)
             end.record()
             torch.cuda.synchronize()
             times.append(begin.elapsed_time(end))
@@ -126,8 +126,8 @@ def main():
         output.with_suffix(".svg").write_text(drawing(document))
         return
     torch = importlib.import_module("torch")
-    modules = reproduce.load(executed=True)
-    unfused = importlib.import_module(f"{reproduce.VARIANT}.dsa")._unfused_absorbed_dsa_fn  # noqa: SLF001 - not public
+    modules = contract.load()
+    unfused = importlib.import_module(f"{contract.VARIANT}.dsa")._unfused_absorbed_dsa_fn  # noqa: SLF001 - not public
     doors = dict(zip(PATHS, (modules.dispatcher.fused_sparse_mla_absorbed, unfused), strict=True))
     document = {"gpu": torch.cuda.get_device_name(), "memory_bytes": torch.cuda.get_device_properties(0).total_memory}
     document |= {"torch": torch.__version__, "python": platform.python_version(), "peaks": {}}

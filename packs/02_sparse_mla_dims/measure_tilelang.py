@@ -1,6 +1,6 @@
 """Whether tilelang's own example of the two kernels works at other dimensions. Measured, never judged.
 
-    PYTHONPATH=COMPANIONS python measure_tilelang.py --examples FOLDER --tree patched --target sm_90a [--launch]
+    PYTHONPATH=COMPANIONS:REPOSITORY python measure_tilelang.py --examples FOLDER --tree NAME --target sm_90a [--launch]
 
 FOLDER is examples/deepseek_v32 of a checkout of tile-ai/tilelang, as it is or with fix.tilelang.patch; --tree is what
 to call it. No GPU is needed. The kernels are asked for with tensors of the named shapes; what the example's interfaces
@@ -16,8 +16,8 @@ import sys
 import unittest.mock
 from pathlib import Path
 
+import contract
 import measure_dims
-import reproduce
 
 HERE = Path(__file__).parent
 SHAPES = (
@@ -71,14 +71,12 @@ def measure(torch, target, shape):
 def launched(torch, shape):
     """Launch both kernels through their interfaces; return the errors of what they give, or what they raise."""
     forward, backward = (importlib.import_module(f"sparse_mla_{way}") for way in ("fwd", "bwd"))
-    inputs = reproduce.example(torch, shape, "cuda", reproduce.LENGTH)
-    exact = reproduce.gradients(
-        torch, reproduce.reference, [x.double() if x.is_floating_point() else x for x in inputs]
-    )
+    inputs = contract.example(shape, contract.LENGTH)
+    exact = contract.trained(contract.gathered, [x.double() if x.is_floating_point() else x for x in inputs])
     turned = (inputs[place].transpose(0, 1) for place in (0, 1, 3))
     query, key, d_out = (torch.empty(x.shape, dtype=x.dtype, device=x.device).copy_(x) for x in turned)  # own strides
     later = inputs[2].masked_fill(inputs[2] < 0, key.shape[1] - 1)  # the example has no -1; it masks what comes later
-    indices, scale = later[:, :, None].int(), {"sm_scale": reproduce.SCALE}
+    indices, scale = later[:, :, None].int(), {"sm_scale": contract.SCALE}
 
     def error(found, wanted):
         return float((found.transpose(0, 1).double() - wanted).norm() / wanted.norm())

@@ -1,6 +1,7 @@
 """Time and memory of the fused dispatch, with bf16 and with FP8 inputs, by tree. Never judged; needs a GPU.
 
-    python measure_speed.py --tree pristine=FOLDER --tree patched=FOLDER --dependencies FOLDER [--out FOLDER]
+    PYTHONPATH=REPOSITORY python measure_speed.py --tree pristine=FOLDER --tree patched=FOLDER \
+        --dependencies FOLDER [--out FOLDER]
 
 --dependencies is the merged folder of pack.toml's set `library`. Each tree is measured in a process of its own, at
 sizes of DeepSeek V3.2's sparse attention. A time is the median of 20 calls of fused_sparse_mla_absorbed, without
@@ -13,7 +14,7 @@ import json
 import statistics
 from pathlib import Path
 
-import reproduce
+import contract
 import trees
 
 HERE = Path(__file__).resolve().parent
@@ -34,7 +35,7 @@ def training(torch, dsa, pair, indices):
     pair = [x.detach().requires_grad_() for x in pair]
     torch.cuda.synchronize()
     start = torch.cuda.memory_allocated()
-    output = dsa.fused_sparse_mla_absorbed(*pair, indices, reproduce.SCALE, reproduce.DV)
+    output = dsa.fused_sparse_mla_absorbed(*pair, indices, contract.SCALE, contract.DV)
     torch.cuda.synchronize()
     kept = torch.cuda.memory_allocated() - start - output.nbytes
     gradient = torch.ones_like(output)
@@ -48,20 +49,21 @@ def measure():
     """Return one row for each size and kind of input. Runs in a child."""
     import torch
 
-    tensors, dsa, *_ = reproduce.load([], stub=False)
+    lab = contract.load()
+    tensors, dsa = lab.tensors, lab.dsa
     rows = []
     for batch, queries, keys, heads, top in SIZES:
         random = torch.Generator("cuda").manual_seed(5)
         plain = [
-            torch.randn(length, batch, count, reproduce.D, generator=random, device="cuda").bfloat16()
+            torch.randn(length, batch, count, contract.D, generator=random, device="cuda").bfloat16()
             for length, count in ((queries, heads), (keys, 1))
         ]
         indices = torch.randint(keys, (batch, queries, top), generator=random, device="cuda", dtype=torch.int32)
         for kind in ("bf16", "float8", "blockwise"):
-            pair = [reproduce.wrap(tensors, kind, x) for x in plain]
+            pair = [contract.wrap(tensors, kind, x) for x in plain]
 
             def call(pair=pair, indices=indices):
-                return dsa.fused_sparse_mla_absorbed(*pair, indices, reproduce.SCALE, reproduce.DV)
+                return dsa.fused_sparse_mla_absorbed(*pair, indices, contract.SCALE, contract.DV)
 
             call()
             torch.cuda.synchronize()

@@ -1,10 +1,10 @@
 """What each method of each of Transformer Engine's FP8 wrappers returns, by release. Never judged.
 
-    python measure_wrappers.py --releases 2.9.0 2.10.0 ... [--cache DIR] [--below FOLDER]
-    python measure_wrappers.py --real NAME [--out FOLDER]
+    PYTHONPATH=REPOSITORY python measure_wrappers.py --releases 2.9.0 2.10.0 ... [--cache DIR] [--below FOLDER]
+    PYTHONPATH=REPOSITORY python measure_wrappers.py --real NAME [--out FOLDER]
 
 The first measures releases on the CPU, the second the library that is installed here, on a GPU. A release's wheel is
-fetched and unpacked, not installed; its Python is real, its compiled part the stub of reproduce.py, and each release is
+fetched and unpacked, not installed; its Python is real, its compiled part the stub of contract.py, and each release is
 measured in a process of its own. With --real, tensors come from the library's own quantizers. --below is a folder with
 pydantic. Results go to data/wrappers.json, one entry for each release; at the end data/wrappers.md is written anew from
 it. An entry is the type of the result, its logical dtype, whether its pointer is 0, and whether the call warns.
@@ -21,11 +21,11 @@ import unittest.mock
 import warnings
 from pathlib import Path
 
-import reproduce
+import contract
 import torch
 
 HERE = Path(__file__).resolve().parent
-SHAPE = 128, 4, 4, reproduce.D
+SHAPE = 128, 4, 4, contract.D
 METHODS = {
     "itself": lambda x: x,
     "contiguous()": lambda x: x.contiguous(),
@@ -81,7 +81,7 @@ def measure(*, real):
         torch.cuda.current_device = lambda: torch.device("cpu")  # where releases up to 2.12 put what they make
         torch.cuda.get_device_properties = unittest.mock.MagicMock()
         package.torch_version = lambda: tuple(int(part) for part in torch.__version__.split(".")[:2])
-    tensors = reproduce.wrappers(stub=not real)
+    tensors = contract.wrappers(stub=not real)
     device = "cuda" if real else "cpu"
     x = torch.randn(SHAPE, generator=torch.Generator(device).manual_seed(0), device=device).bfloat16()
     found = {}
@@ -94,7 +94,7 @@ def measure(*, real):
                 e4m3 = sys.modules["transformer_engine_torch"].DType.kFloat8E4M3
                 wrapped = QUANTIZERS[kind](tensors, e4m3)(x)
             else:
-                wrapped = reproduce.wrap(made, kind, x)
+                wrapped = contract.wrap(made, kind, x)
             found[name] = {method: outcome(call, wrapped) for method, call in METHODS.items()}
         except Exception as error:  # a class that cannot be made is an entry too
             found[name] = {"error": f"{type(error).__name__}: {str(error).splitlines()[0][:200]}"}
@@ -184,7 +184,7 @@ def main():
     if options.real:
         results[options.real] = measure(real=True)
     for release in options.releases:
-        folders = os.pathsep.join([str(unpacked(options.cache, release)), options.below])
+        folders = os.pathsep.join([str(unpacked(options.cache, release)), options.below, str(HERE.parents[1])])
         command = [sys.executable, __file__, "--one"]
         environment = os.environ | {"PYTHONPATH": folders, "CUDA_VISIBLE_DEVICES": ""}
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

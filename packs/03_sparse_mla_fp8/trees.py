@@ -5,6 +5,9 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
+
+REPOSITORY = str(Path(__file__).resolve().parents[2])  # contracts import its kit
 
 
 def parser(title):
@@ -20,7 +23,7 @@ def results(script, options):
     """Run the script with --one for each tree; map its name to the JSON in the last line that it prints."""
     found = {}
     for name, folder in (text.split("=", 1) for text in options.tree):
-        environment = os.environ | {"PYTHONPATH": os.pathsep.join([folder, options.dependencies])}
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([folder, options.dependencies, REPOSITORY])}
         command = [sys.executable, script, "--one"]
         ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
         if ended.returncode:

@@ -1,23 +1,25 @@
-"""Pack 02 never takes a tilelang that does not work for the bug: Megatron swallows that, and answers None for all."""
+"""Pack 02 takes no tilelang that does not work for the bug; the cases of packs 01, 02 and 03 cover every pair."""
 
 from __future__ import annotations
 
-import ast
 import itertools
 import json
 import os
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from harness.pack import load
 from testing.workbench import REPOSITORY, installed, unpacked
 
-BROKEN = {  # what the module is, and what the reason of the verdict has to name
-    "missing": ("raise ModuleNotFoundError(\"No module named 'tilelang'\")", "No module named 'tilelang'"),
+PACK = REPOSITORY / "packs/02_sparse_mla_dims"
+BROKEN = {  # what the module is, and what the reason of each check has to name
+    "missing": (
+        "raise ModuleNotFoundError(\"No module named 'tilelang'\", name='tilelang')",
+        "No module named 'tilelang'",
+    ),
     "no library": ("raise OSError('libtvm.so: cannot open shared object file')", "libtvm.so"),
     "another API": ("__version__ = '9'", "tilelang"),
 }
@@ -26,44 +28,68 @@ BROKEN = {  # what the module is, and what the reason of the verdict has to name
 @pytest.fixture(scope="module")
 def folders() -> tuple[Path, Path]:
     """Return the folders of the release's tree and of the dependencies."""
-    one = load.load_pack(REPOSITORY / "packs/02_sparse_mla_dims")
+    one = load.load_pack(PACK)
     return unpacked(one).import_root, installed(one)
 
 
+def ended(arguments: list[str], folders: tuple[Path, ...], **more: str) -> subprocess.CompletedProcess[str]:
+    """Run Python on the CPU with these folders on its path."""
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(map(str, folders)), "CUDA_VISIBLE_DEVICES": ""} | more
+    command = [sys.executable, "-P", *arguments]
+    return subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+
+
 @pytest.mark.parametrize("how", BROKEN)
-def test_a_tilelang_that_does_not_work_is_no_verdict(how: str, folders: tuple[Path, Path], tmp_path: Path) -> None:
+def test_contract_judges_nothing_with_a_tilelang_that_does_not_work(
+    how: str, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
     source, reason = BROKEN[how]
     (tmp_path / "tilelang.py").write_text(source + "\n")
-    paths = os.pathsep.join(map(str, (tmp_path, *folders)))
-    command = [sys.executable, str(REPOSITORY / "packs/02_sparse_mla_dims/reproduce.py"), "--target", "cpu"]
-    environment = os.environ | {"PYTHONPATH": paths, "CUDA_VISIBLE_DEVICES": ""}
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    word, _, content = ended.stdout.strip().splitlines()[-1].partition(" ")
-    last: dict[str, Any] = json.loads(content)
-    assert (word, ended.returncode) == ("UNSUPPORTED", 125), ended.stderr[-2000:]
-    assert reason in last["reason"]
+    results = tmp_path / "results.jsonl"
+    arguments = ["-m", "pytest", "-c", os.devnull, "-p", "kit.plugin", "-p", "no:cacheprovider"]
+    arguments += [
+        "--import-mode=importlib",
+        "-k",
+        "hands_its_dimensions or DECLINED or apply_alone",
+        str(PACK / "contract.py"),
+    ]
+    told = {"REPRODUCER_RESULTS": str(results), "REPRODUCER_TARGET": "cpu", "REPRODUCER_MODULES": "megatron"}
+    told["REPRODUCER_TREE"] = str(folders[0])
+    ended(arguments, (tmp_path, *folders, REPOSITORY), **told)
+    lines = [json.loads(line) for line in results.read_text().splitlines()]
+    checks = [line for line in lines if line["kind"] == "check"]
+    assert len(checks) >= 5
+    assert {check["ok"] for check in checks} == {None}
+    assert all(reason in check["reason"] for check in checks)
+    assert not [line for line in lines if line["kind"] == "problem"]
 
 
-def _literals() -> dict[str, Any]:
-    tree = ast.parse((REPOSITORY / "packs/02_sparse_mla_dims/reproduce.py").read_text(encoding="utf-8"))
-    found = {
-        target.id: node.value
-        for node in tree.body
-        if isinstance(node, ast.Assign)
-        for target in node.targets
-        if isinstance(target, ast.Name)
-    }
-    return {name: ast.literal_eval(found[name]) for name in ("FACTORS", "CASES", "EXCLUDED")}
+def test_script_says_unsupported_without_tilelang(folders: tuple[Path, Path], tmp_path: Path) -> None:
+    (tmp_path / "tilelang.py").write_text(BROKEN["missing"][0] + "\n")
+    found = ended([str(PACK / "reproduce.py")], (tmp_path, *folders))
+    assert found.returncode == 125, found.stderr[-2000:]
+    assert found.stdout.splitlines()[-1] == "UNSUPPORTED: needs tilelang 0.1.8"
 
 
-def test_every_possible_pair_of_values_is_in_a_case() -> None:
-    given = _literals()
-    factors, excluded = given["FACTORS"], given["EXCLUDED"]
-    rows = [dict(zip(factors, case, strict=True)) for case in given["CASES"]]
-    for row in rows:
-        assert not [rule for rule in excluded if row[rule[0]] == rule[1] and row[rule[2]] == rule[3]], row
-    for one, other in itertools.combinations(factors, 2):
-        have = {(row[one], row[other]) for row in rows}
-        never = {(x, y) for a, x, b, y in excluded if (a, b) == (one, other)}
-        never |= {(y, x) for a, x, b, y in excluded if (b, a) == (one, other)}
-        assert set(itertools.product(factors[one], factors[other])) - never == have, (one, other)
+@pytest.mark.parametrize(
+    ("pack", "factors", "cases"),
+    [
+        ("01_dsa_cuda_graph", "FACTORS", "CASES"),
+        (
+            "02_sparse_mla_dims",
+            "FACTORS",
+            "[case._asdict() for case in CASES if not case.entry.startswith('interface')]",
+        ),
+        ("03_sparse_mla_fp8", "FACTORS", "[case._asdict() for case in CASES if case.entry == 'dispatch']"),
+    ],
+)
+def test_every_pair_of_values_is_in_a_case(pack: str, factors: str, cases: str) -> None:
+    pytest.importorskip("torch")
+    printed = f"import json; from contract import *; print(json.dumps([{factors}, {cases}]))"
+    found = ended(["-c", printed], (PACK.parent / pack, REPOSITORY), REPRODUCER_TARGET="cpu")
+    assert found.returncode == 0, found.stderr[-2000:]
+    values, rows = json.loads(found.stdout)
+    for one, other in itertools.combinations(values, 2):
+        have = {(str(row[one]), str(row[other])) for row in rows}
+        wanted = itertools.product(map(str, values[one]), map(str, values[other]))
+        assert set(wanted) <= have, (one, other)
