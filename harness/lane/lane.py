@@ -58,8 +58,8 @@ class Lane:
         cancel: a file descriptor; once it can be read, the lane is abandoned.
         share: of the host's cores.
         environment: whose interpreter runs it; None: the runner's own.
-        is_wrong_fix: whether it is to be refused: it is over with the first check that fails, and its times mean
-            nothing, so that it waits for no GPU to be its own.
+        is_wrong_fix: whether it is to be refused: its times mean nothing, so that it waits for no GPU to be its own.
+        stops: whether it is over with the first check that fails.
 
     """
 
@@ -82,6 +82,7 @@ class Lane:
     share: environment.Share = environment.ONE_CORE
     environment: Path | None = None
     is_wrong_fix: bool = False
+    stops: bool = False
 
 
 @dataclass(frozen=True)
@@ -157,10 +158,10 @@ def _run_files(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
     command = _command(lane, folders, ("-P", str(lane.probe)), lane.timeout)
     ended = process.run(command, line, log)
     said = script.read(line.text, ended.status) if ended.reason == "exited" and ended.status >= 0 else none
-    refused = lane.is_wrong_fix and said.verdict == LaneVerdict.BUG_REPRODUCED
+    refused = lane.stops and said.verdict == LaneVerdict.BUG_REPRODUCED
     found = None
     if lane.contract is not None and said.verdict != LaneVerdict.ERROR and not refused:
-        stop = ("-x",) if lane.is_wrong_fix else ()
+        stop = ("-x",) if lane.stops else ()
         pytest = ("-P", *PYTEST, "--rootdir", str(lane.contract.parent), *stop, str(lane.contract))
         command = _command(lane, folders, pytest, lane.timeout - ended.seconds)
         second = process.run(command, LastLine(), log)
@@ -219,7 +220,7 @@ def _run_probe(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
         cancel=lane.cancel,
         gate=gate,
         locks=lane.locks,
-        enough=(lambda: transcript.has_failed_check(lines)) if lane.is_wrong_fix else None,
+        enough=(lambda: transcript.has_failed_check(lines)) if lane.stops else None,
     )
     ended = process.run(command, lines, log)
     return LaneRun(ended, transcript.read(lines, ended.status), log.path)

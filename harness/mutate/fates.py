@@ -79,7 +79,7 @@ def recorded(mutant: Mutant, found: Found, listed: Listed | None, seconds: float
         origin=mutant.origin,
         operator=mutant.operator,
         why=mutant.why,
-        sha256=mutant.meaning,
+        sha256=mutant.sha256,
         fate=found.fate,
         by=found.by,
         reason=found.reason,

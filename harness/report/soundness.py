@@ -143,8 +143,7 @@ class Checker:
         if not self.pack.definition.has_patch:
             beside = (
                 *self.pack.folder.glob("*.patch"),
-                *self.pack.folder.glob("mutants/*"),
-                *self.pack.folder.glob("unseen/*"),
+                *(path for path in self.pack.folder.glob("mutants/**/*") if path.is_file()),
             )
             places = sorted(path.relative_to(self.pack.folder).as_posix() for path in beside)
             return [f'{place}: pack.toml says fix = "none"' for place in places]

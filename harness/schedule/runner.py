@@ -215,6 +215,7 @@ class Runner:
             share=Share(self.threads, min(task.processes, len(this_host.cores()))),
             environment=cell.environment,
             is_wrong_fix=cell.is_wrong_fix and task.lane == LaneName.PATCHED,
+            stops=cell.is_wrong_fix and not cell.judges_all and task.lane == LaneName.PATCHED,
         )
 
     def _blank(self, task: Task, prepared: Prepared, placement: Placement, started: dt.datetime) -> LaneEnd:

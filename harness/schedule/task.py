@@ -109,6 +109,7 @@ def _key_base(cell: Cell, host: Host) -> tuple[str, ...]:
         *definition.upstream.modules,
         built_environment.prefix(cell.environment),
         *(["alone"] if cell.alone else []),
+        *(["all checks"] if cell.judges_all else []),
         host.python,
         str(host.torch),
         str(host.triton),

@@ -268,6 +268,7 @@ def test_what_is_listed_and_was_not_killed_before_can_be_left_out(workbench: Wor
     patch.write_text(
         patch.read_text(encoding="utf-8").replace("weight * value", "weight * value * 1"), encoding="utf-8"
     )
+    assert workbench.run("mutate", "--rebase").returncode == 0
     _, _, told = _mutate(workbench, "--skip-listed")
     assert f"own-{listed} patched: " in told, "another patch is another wrong fix"
 
