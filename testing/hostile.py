@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.pack import judges, load
 from testing import package_index, tampering, toys
 from testing import workbench as benches
 from testing.workbench import Workbench
@@ -359,7 +360,7 @@ def edited_while_it_runs(folder: Path) -> None:
     bench = bench_of(folder)
     pack = bench.lay("42_waits_for_a_word")
     probe, patch = pack / "reproduce.py", pack / "fix.patch"
-    ran = [hashlib.sha256(path.read_bytes()).hexdigest() for path in (probe, patch)]
+    ran = [judges.sha256(load.load_pack(pack)), hashlib.sha256(patch.read_bytes()).hexdigest()]
     with subprocess.Popen(bench.command("run", "--jobs", "1"), stdout=-1, stderr=-1, text=True) as runner:
         end = time.monotonic() + 60
         while not (pack / "began").exists() and time.monotonic() < end:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from pathlib import Path
 
+from harness.pack import judges, load
 from testing import tampering
 from testing.workbench import Workbench
 
@@ -48,11 +48,11 @@ def test_what_runs_is_what_the_receipt_states(workbench: Workbench) -> None:
     line = "from toykernel import scale\n"
     edit = f'with open({str(probe)!r}, "a") as stream: stream.write("# edited\\n")\n'
     probe.write_text(probe.read_text().replace(line, line + edit))
-    before = probe.read_bytes()
+    before, judged = probe.read_bytes(), judges.sha256(load.load_pack(pack))
     workbench.rows("--receipts", str(workbench.folder / "out"))
     assert probe.read_bytes() != before
     (receipt,) = (workbench.folder / "out").rglob("*.json")
-    assert json.loads(receipt.read_text())["probe"]["sha256"] == hashlib.sha256(before).hexdigest()
+    assert json.loads(receipt.read_text())["probe"]["sha256"] == judged
 
 
 def test_a_lane_cannot_tell_which_one_it_is_by_its_paths(workbench: Workbench) -> None:

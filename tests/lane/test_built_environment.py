@@ -34,7 +34,7 @@ def test_lanes_run_in_the_environment_of_their_target_once_it_is_there(workbench
     assert not marker.exists()
     ended = workbench.run("run", "1")
     assert ended.returncode == 0, ended.stderr
-    assert marker.read_text().splitlines() == ["lane"] * 2
+    assert marker.read_text().splitlines() == ["lane"] * 4, "the script and the contract of both lanes"
 
 
 def test_an_environment_belongs_to_one_interpreter_and_one_torch() -> None:

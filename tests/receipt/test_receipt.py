@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 
 from harness.core import files
+from harness.pack import judges, load
 from testing.workbench import Workbench
 
 
@@ -21,7 +22,7 @@ def test_a_receipt_names_places_and_hashes_its_log(workbench: Workbench) -> None
     assert receipt["log"] == {"file": log.name, "sha256": files.sha256_file(log)}
     assert log.name == f"cpu.traced.{files.sha256_file(log)[:12]}.log"
     assert str(workbench.folder) not in log.read_text()
-    assert receipt["probe"]["sha256"] == files.sha256_file(pack / "reproduce.py")
+    assert receipt["probe"]["sha256"] == judges.sha256(load.load_pack(pack))
 
 
 def _check(workbench: Workbench) -> tuple[int, str]:

@@ -83,7 +83,7 @@ def test_verdicts_threads_ask_and_search_stand_as_pack_toml_and_receipts_have_th
     _state(folder)
     text = _rendered(folder, "{{verdicts}}\n\n{{threads}}\n\n{{ask}}\n\n{{searched}}\n\n{{strength}}\n")
     assert f"toykernel 1.0 | default branch, {'2' * 12} of 2026-08-22 | strength |" in text
-    assert "| cpu | traced | CPU | CONFIRMED | not judged | not measured |" in text
+    assert "| cpu | traced | cpu | CONFIRMED | not judged | not measured |" in text
     assert "CONFIRMED: the tree is wrong, and right with the patch. Fixed in toykernel 2.0." in text
     assert (
         "**Already there**\n"

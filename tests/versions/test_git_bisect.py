@@ -59,7 +59,6 @@ def _bisect(workbench: Workbench, block: str, **places: str) -> str:
     commits = _history(folder)
     for word, name in places.items():
         block = re.sub(rf"\b{word}\b", commits[name], block)
-    block = block.replace("reproduce.py", "reproduce.py --target cpu")
     environment = os.environ | {
         "PACK": str(pack),
         "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
