@@ -369,6 +369,20 @@ class Pack:
         found: dict[str, Any] = self.definition.get("ask", {})
         return found
 
+    def requirements(self, name: str) -> dict[str, tuple[str, str, str]] | None:
+        """Map each package of a set to its version, its marker and its hashes; None: there is no such set."""
+        file = "requirements.txt" if name == "default" else f"requirements.{Path(name).name}.txt"
+        if not (self.folder / file).is_file():
+            return None
+        text = re.sub(r"(?m)(?:^|\s)#.*$", "", (self.folder / file).read_text("utf-8")).replace("\\\n", " ")
+        found = {}
+        for line in filter(str.strip, text.splitlines()):
+            stated, *hashes = re.split(r"\s+--hash=", line.strip())
+            pinned, _, marker = stated.partition(";")
+            package, _, version = pinned.strip().partition("==")
+            found[package] = (version, marker.strip(), " ".join(f"--hash={one}" for one in sorted(hashes)))
+        return found
+
     def target(self, name: str) -> dict[str, Any]:
         """Return what pack.toml says of a target; nothing where it lists no such target."""
         found: dict[str, Any] = self.definition["targets"].get(name, {})
@@ -822,22 +836,24 @@ def release(version: str) -> tuple[int, ...]:
 
 
 def wrong_dependencies(case: Case) -> Errors:
-    """The dependency set is one of pack.toml, with its versions and the hash of its wheels for that Python."""
-    stated, found = case.pack.definition.get("dependencies", {}), case.receipt["dependencies"]
+    """The dependency set is one of the pack's, with its versions and the hash of the requirements that hold there."""
+    found = case.receipt["dependencies"]
     name, _, singles = found["name"].partition("+")
-    if name not in {*stated, "default"}:
-        yield f"dependencies.name: pack.toml has no set {short(name)}"
+    members = case.pack.requirements(name)
+    if members is None and name != "default":
+        yield f"dependencies.name: the pack has no set {short(name)}"
         return
-    members = stated.get(name, {})
+    members = members or {}
     if singles:  # wheels that somebody chose himself: only the rest of the set can be compared
         members = {one: its for one, its in members.items() if f"{one}==" not in singles}
-    theirs = {one: found["packages"].get(one) for one in members} if singles else found["packages"]
-    if theirs != {one: its["version"] for one, its in members.items()}:
-        yield f"dependencies.packages: not the versions of the set {name} of pack.toml"
-    tag = "cp" + "".join(case.receipt["host"]["python"].split(".")[:2])
-    wheels = [str(its["sha256"].get(tag, its["sha256"].get("any", ""))) for its in members.values()]
-    if not singles and found["sha256"] != sha256("\n".join(sorted(wheels)).encode()):
-        yield f"dependencies.sha256: not that of the set {name} of pack.toml for {tag}"
+    theirs = {one: version for one, version in found["packages"].items() if not singles or one in members}
+    always = {one for one, its in members.items() if not its[1]}
+    if not always <= theirs.keys() or any(members.get(one, ("",))[0] != version for one, version in theirs.items()):
+        yield f"dependencies.packages: not the versions of the set {name}"
+        return
+    lines = sorted(f"{one}=={members[one][0]} {members[one][2]}\n" for one in theirs)
+    if not singles and found["sha256"] != sha256("".join(lines).encode()):
+        yield f"dependencies.sha256: not that of the set {name}"
 
 
 # --- one check each: the receipt against the probe, the patches and the committed receipts
@@ -1539,13 +1555,14 @@ def wrong_manifest(content: dict[str, bytes], top: str) -> Errors:
 
 def other_files_of_pack(pack: Pack, content: dict[str, bytes]) -> Errors:
     """The pack's own files are there, byte for byte, and nothing that a bundle does not hold."""
-    for name in FILES:
+    files = (*FILES, *sorted(path.name for path in pack.folder.glob("requirements*")))
+    for name in files:
         ours = pack.folder / name
         if content.get(name) != (ours.read_bytes() if ours.is_file() else None):
             yield f"{name}: not the one in this repository"
     for name in content:
         report = re.fullmatch(r"REPORT(?:\.[a-z0-9-]+)?\.md", name)
-        if not (name in (*FILES, "MANIFEST.json", "README.md") or report or MEMBER.fullmatch(name)):
+        if not (name in (*files, "MANIFEST.json", "README.md") or report or MEMBER.fullmatch(name)):
             yield f"{short(name)}: bundles hold no such file"
     yield from (f"{name}: missing" for name in sorted(report_names(pack) - {*content}))
 
