@@ -57,14 +57,14 @@ class Toolchain:
     seen: dt.date
 
     def unmet(self, pinned: DependencySet) -> str:
-        """Say which wheel of a set, which stays as pack.toml pins it, is not what this requires; empty: none."""
+        """Say which wheel of a set, which stays as the pack pins it, is not what this requires; empty: none."""
         versions = {canonicalize_name(package): version for package, version in pinned.versions.items()}
         for line in self.requires:
             requirement = Requirement(line)
             version = versions.get(canonicalize_name(requirement.name))
             if version and not requirement.specifier.contains(version, prereleases=True):
                 wanted = f"{requirement.name}{requirement.specifier}"
-                return f"{self.package} {self.version} requires {wanted}, and pack.toml pins {version}"
+                return f"{self.package} {self.version} requires {wanted}, and the pack pins {version}"
         return ""
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import re
 import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,7 +21,7 @@ from harness.upstream import package_index
 CONFIGURATION = Path(__file__).resolve().parents[2] / "packs/uv.toml"
 #: What stands between a child and its work: the user's own settings of uv and of Python.
 FOREIGN = re.compile(r"UV_.*|VIRTUAL_ENV|CONDA_PREFIX|PYTHON.*|PYC_.*")
-URL = re.compile(r"(?:https?|file)://\S+")
+URL = re.compile(r"(?:https?|file)://[^\s)]+")
 
 
 class UvError(Exception):
@@ -53,15 +54,12 @@ def run(arguments: Sequence[str], **variables: str) -> None:
     ended = subprocess.run(command, env=kept | variables, capture_output=True, text=True, errors="replace", check=False)
     if ended.returncode != 0:
         said = " ".join(line.strip() for line in ended.stderr.splitlines() if not line.startswith("warning:"))
-        raise UvError(URL.sub("the index", said.removeprefix("error: ")) or f"uv ended with status {ended.returncode}")
+        said = said.removeprefix("error: ").replace(" cause: ", ": ")
+        raise UvError(URL.sub("the index", said) or f"uv ended with status {ended.returncode}")
 
 
-def compiled(requirements: str, *, before: str = "") -> str:
+def compiled(requirements: str) -> str:
     """Resolve what a pack asks for into the lines that pin it, as an author would by CONTRIBUTING.md.
-
-    Args:
-        requirements: of requirements.in.
-        before: a day such as ``2026-01-31``: nothing newer is taken; empty: the newest.
 
     Raises:
         UvError: nothing meets them.
@@ -73,8 +71,7 @@ def compiled(requirements: str, *, before: str = "") -> str:
         given, made = Path(folder) / "requirements.in", Path(folder) / "requirements.txt"
         given.write_text(requirements, encoding="utf-8")
         command = ["pip", "compile", "--config-file", str(CONFIGURATION), given.name, "--output-file", made.name]
-        dated = ["--exclude-newer", before] if before else []
-        run([*command, *dated, "--directory", folder], **indexes)
+        run([*command, "--directory", folder, "--python", sys.executable], **indexes)
         return made.read_text(encoding="utf-8")
 
 

@@ -165,7 +165,7 @@ def test_a_cache_without_a_look_up_says_how_to_have_one(bench: Workbench) -> Non
         assert "Next: runner.py fetch --latest --head --pre" in cells[f"01_confirmed/cpu@{column}"]["reason"]
 
 
-@pytest.mark.parametrize(("pinned", "said"), [("1.0", "requires numpy>=2, and pack.toml pins 1.0"), ("2.1", "")])
+@pytest.mark.parametrize(("pinned", "said"), [("1.0", "requires numpy>=2, and the pack pins 1.0"), ("2.1", "")])
 def test_a_pinned_wheel_that_is_not_what_the_pre_release_requires_is_named(pinned: str, said: str) -> None:
     found = Toolchain("torch", "99.0rc1", (), ('numpy>=2; python_version >= "3.9"', "sympy"), dt.date(2026, 1, 2))
     of_pack = DependencySet("default", (Member("NumPy", pinned, ("0" * 64,)),))
