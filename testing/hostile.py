@@ -25,8 +25,8 @@ from testing import workbench as benches
 from testing.workbench import Workbench
 
 SOUND = "01_confirmed"
-#: Where a toy probe says what a case wants it to say: before its verdict.
-LAST_LINE = "shape=[], sha256=digest, must_match=True)\n"
+#: Behind this line a toy contract writes what a case wants it to write, into the file of its results.
+LAST_LINE = '    figure("max_error", error)\n'
 
 
 @dataclass(frozen=True)
@@ -52,16 +52,12 @@ def bench_of(folder: Path, *behaviours: str) -> Workbench:
 
 
 def lay_hostile(bench: Workbench, number: int, said: bytes = b"") -> Path:
-    """Lay a pack whose probe is sound but for the bytes that it says before its verdict."""
+    """Lay a pack whose contract is sound but for the bytes that it writes between its results."""
     pack = toys.lay(bench.packs, SOUND, bench.sha256, hostile(number))
     (pack / "said").write_bytes(said)
-    probe = pack / "reproduce.py"
-    text = probe.read_text(encoding="utf-8")
-    assert LAST_LINE in text
-    said_by = (
-        f"{LAST_LINE}    sys.stdout.buffer.write(Path({str(pack / 'said')!r}).read_bytes())\n    sys.stdout.flush()\n"
-    )
-    probe.write_text(text.replace(LAST_LINE, said_by), encoding="utf-8")
+    writes = f"stream.write(open({str(pack / 'said')!r}, 'rb').read())"
+    said_by = f"    import os\n    with open(os.environ['REPRODUCER_RESULTS'], 'ab') as stream:\n        {writes}\n"
+    toys.replace(pack / "contract.py", LAST_LINE, LAST_LINE + said_by)
     return pack
 
 
@@ -79,38 +75,33 @@ def one_line(ended: subprocess.CompletedProcess[str], status: int, *words: str) 
         assert word in said, (word, said)
 
 
-# --- what a probe says
+# --- what a contract writes
 
 
-CHECK = b'CHECK {"name": "more", "role": "control", "ok": true, "measured": %s}\n'
+CHECK = b'{"number": 9, "kind": "check", "name": "more", "role": "control", "ok": true, "measured": %s}\n'
+OUTPUT = b'{"number": 9, "kind": "output", "name": "o", "dtype": "f", "shape": %s, "sha256": "x", "must_match": true}\n'
 #: By what it is: the bytes, and what the reason has to say.
 SAID: dict[str, tuple[bytes, str]] = {
-    "a figure of 1e999": (b'FIGURE {"name": "f", "value": 1e999}\n', "1e999 is too large"),
+    "a figure of 1e999": (b'{"number": 9, "kind": "figure", "name": "f", "value": 1e999}\n', "1e999 is too large"),
     "a number of 400 digits": (CHECK % (b"7" * 400), "more than 64 bits"),
     "a lone surrogate": (CHECK % b'"\\ud800"', "half a character"),
     "NUL in a text": (CHECK % b'"a\\u0000b"', "NUL"),
     "900 brackets": (CHECK % (b"[" * 900 + b"]" * 900), "brackets inside each other"),
     "100000 brackets": (CHECK % (b"[" * 100_000 + b"]" * 100_000), "brackets inside each other"),
     "NaN": (CHECK % b"NaN", "NaN is no JSON"),
-    "a line of 5 MB": (CHECK % (b'"' + b"x" * 5_000_000 + b'"'), "more than 1048576 bytes"),
+    "40 MB": (CHECK % (b'"' + b"x" * 40_000_000 + b'"'), "more than 33554432 bytes"),
     "bytes that are not UTF-8": (CHECK % b'"\xff\xfe"', "not UTF-8"),
-    "a NUL byte before the word": (b"\0" + CHECK % b"1", "no terminal shows"),
-    "a line behind a bare carriage return": (b"50%\r" + CHECK % b"1", "no terminal shows"),
-    "lines that end in carriage returns alone": ((CHECK % b"1").replace(b"\n", b"\r") * 2, "not JSON"),
-    "a byte order mark before the word": (b"\xef\xbb\xbf" + CHECK % b"1", "no terminal shows"),
-    "one key twice": (b'CHECK {"name": "more", "role": "control", "ok": false, "ok": true}\n', "stands there twice"),
-    "one check twice": (b'CHECK {"name": "ones", "role": "control", "ok": true}\n', "a second CHECK line"),
-    "one figure twice": (b'FIGURE {"name": "max_error", "value": 0}\n', "a second FIGURE line"),
-    "one output twice": (
-        b'OUTPUT {"name": "total", "dtype": "f", "shape": [], "sha256": "x", "must_match": true}\n',
-        "a second OUTPUT line",
-    ),
-    "a shape that is a text": (
-        b'OUTPUT {"name": "o", "dtype": "f", "shape": "", "sha256": "x", "must_match": true}\n',
-        "expected a list",
-    ),
-    "a claim that is none": (b"CHECK{} {}\n", "have to follow the word"),
-    "a name of two lines": (b'FIGURE {"name": "a\\nb", "value": 1}\n', "is no name"),
+    "a NUL byte before the object": (b"\0" + CHECK % b"1", "not JSON"),
+    "a line behind a bare carriage return": (b"50%\r" + CHECK % b"1", "not JSON"),
+    "a byte order mark before the object": (b"\xef\xbb\xbf" + CHECK % b"1", "not JSON"),
+    "one key twice": (CHECK.replace(b'"ok"', b'"ok": false, "ok"') % b"1", "stands there twice"),
+    "a line beside those of the plugin": (CHECK % b"1", "a line is lost, or written twice"),
+    "a number that was left out": (CHECK.replace(b"9", b"10") % b"1", "a line is lost, or written twice"),
+    "a line without a number": (b'{"kind": "end", "status": 0}\n', "a line is lost, or written twice"),
+    "a kind that is none": (b'{"number": 9, "kind": "verdict"}\n', "is not known"),
+    "a list": (b"[9]\n", "it is no JSON object"),
+    "a shape that is a text": (OUTPUT % b'""', "expected a list"),
+    "a name of two lines": (b'{"number": 9, "kind": "figure", "name": "a\\nb", "value": 1}\n', "is no name"),
 }
 
 
@@ -127,13 +118,12 @@ def _said() -> tuple[int, dict[str, tuple[dict[str, Any], bytes]]]:
 
 
 def say(_: Path, name: str) -> None:
-    """Run a probe that says it: its lane is an error that names the line, and the other packs' rows are there."""
+    """Run a contract that writes it: its lane is an error that says so, and the other packs' rows are there."""
     status, rows = _said()
     assert (status, len(rows)) == (1, len(SAID) + 1)
     assert rows[SOUND][0]["verdict"] == "REPRODUCED", rows[SOUND]
     row, receipt = rows[hostile(list(SAID).index(name))]
     assert row["verdict"] == "ERROR", row
-    assert "line " in row["reason"], row
     assert SAID[name][1] in row["reason"], row
     assert json.loads(receipt)["verdict"] == "ERROR"
 

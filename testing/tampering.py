@@ -23,7 +23,7 @@ from testing.package_index import Shelf
 from testing.workbench import Workbench
 
 SOUND = "01_confirmed"
-LOADS = "    from toykernel import scale\n"
+LOADS = "from toykernel import scale\n"
 #: A wheel whose one module the toy probe imports.
 WHEEL = "beside-1.0-py3-none-any.whl"
 
@@ -35,7 +35,7 @@ def with_a_dependency(folder: Path) -> Workbench:
     wheel, sha256 = toys.wheel(folder, WHEEL, {"beside/__init__.py": "VALUE = 1\n"})
     toys.seed(bench.cache, wheel, sha256)
     toys.pin(pack, "beside", "1.0", sha256)
-    edit_probe(bench, "    import beside\n")
+    edit_probe(bench, "import beside\n")
     return bench
 
 
@@ -144,9 +144,9 @@ def flipped_download(folder: Path) -> None:
 
 #: What a probe does to what it imports.
 WRITES = {
-    "its tree": 'Path(scale.__file__).with_name("new.py").write_text("x = 1")',
-    "its dependencies": 'import beside; Path(beside.__file__).write_text("VALUE = 1\\n")',
-    "a file, and back": "text = Path(scale.__file__).read_text(); Path(scale.__file__).write_text(text)",
+    "its tree": 'import pathlib; pathlib.Path(scale.__file__).with_name("new.py").write_text("x = 1")',
+    "its dependencies": 'import beside, pathlib; pathlib.Path(beside.__file__).write_text("VALUE = 1\\n")',
+    "a file, and back": "import pathlib; file = pathlib.Path(scale.__file__); file.write_text(file.read_text())",
 }
 
 
@@ -155,7 +155,7 @@ def writes(folder: Path, where: str) -> None:
     bench = with_a_dependency(folder)
     probe = bench.packs / SOUND / "reproduce.py"
     text = probe.read_text()
-    edit_probe(bench, f"    {WRITES[where]}\n")
+    edit_probe(bench, f"{WRITES[where]}\n")
     verdict(bench, "ERROR", "while it ran")
     probe.write_text(text)
     verdict(bench, "CONFIRMED")
@@ -298,29 +298,32 @@ def _gone(pids: list[int]) -> None:
 # --- the two lanes
 
 
-#: What a probe does in its patched lane instead of judging what it judged in the pristine one.
+#: What a contract does in its patched lane instead of judging what it judged in the pristine one.
 UNLIKE = {
-    "leaves its defect out": ("", "weights is gone"),
+    "leaves its defect out": ("del test_weights", "test_weights is gone"),
     "does not judge its defect": (
-        '        probe.check("weights", "defect", None, reason="no")\n',
-        "weights was judged and is not",
+        "test_weights = pytest.mark.defect(lambda: pytest.skip('no'))",
+        "test_weights was judged and is not",
     ),
     "calls its defect a control": (
-        '        probe.check("weights", "control", True)\n',
-        "weights was a defect and is a control",
+        "test_weights = pytest.mark.control(lambda: None)",
+        "test_weights was a defect and is a control",
     ),
 }
-DEFECT = '    probe.check("weights", "defect", error == 0.0, measured=error, tolerance=0.0, unit="1")\n'
+KNOWS_ITS_LANE = """
+
+import importlib.util, pathlib
+
+if "zip(" in pathlib.Path(importlib.util.find_spec("toykernel.scale").origin).read_text():
+    {}
+    test_other = pytest.mark.defect(lambda: None)
+"""
 
 
 def unlike(folder: Path, how: str) -> None:
-    """Let a probe that knows its lane judge less in the patched one."""
+    """Let a contract that knows its lane judge less in the patched one."""
     bench = benches.empty(folder)
-    bench.lay(SOUND)
-    probe = bench.packs / SOUND / "reproduce.py"
-    text = probe.read_text()
-    assert DEFECT in text
     less, why = UNLIKE[how]
-    judged = f"    if error:\n    {DEFECT}    else:\n        probe.check('other', 'defect', True)\n{less}"
-    probe.write_text(text.replace(DEFECT, judged))
+    with (bench.lay(SOUND) / "contract.py").open("a") as stream:
+        stream.write(KNOWS_ITS_LANE.format(less))
     verdict(bench, "ERROR", "the lanes made other checks", why)

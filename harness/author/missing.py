@@ -131,7 +131,7 @@ def _definition(pack: Pack) -> Iterator[str]:
 
 
 def _mutants(pack: Pack) -> Iterator[str]:
-    own = {path.name for path in (pack.folder / "mutants").glob("*.patch")}
+    own = {path.name for path in (pack.folder / "mutants").rglob("*.patch")}
     if pack.definition.has_patch and own <= {"changes_nothing.patch"}:
         yield f"mutants/: wrong fixes that a tired engineer could write. Next: runner.py mutate {pack.name}"
 

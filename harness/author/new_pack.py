@@ -82,7 +82,7 @@ def write(
             "pack.toml": pack_text.definition(draft, title, loads),
             "report.in.md": pack_text.report(draft, title, asked),
             "fix.patch": pack_text.fix(draft, diff) if diff else "",
-            "mutants/changes_nothing.patch": pack_text.wrong_fix(mutant) if mutant else "",
+            "mutants/whole/changes_nothing.patch": pack_text.wrong_fix(mutant) if mutant else "",
         }
         rules.parse(written["pack.toml"])  # a mistake of ours, or of the release's metadata, is found here
         for name, content in written.items():

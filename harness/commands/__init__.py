@@ -33,7 +33,6 @@ VERBS = (
     "report",
     "pr",
     "bundle",
-    "verify",
     "audit",
     "advisories",
     "prune",

@@ -36,7 +36,7 @@ def command(wanted: str, output: Path | None, run: str | None, packs: Path, cach
     """Write one zip to attach: probe, patch, pack.toml, receipts with logs, the filled report, and how to rerun it.
 
     The same pack gives the same bytes. Nothing is written where something in it looks private, or a receipt is STALE.
-    Whoever gets it checks it with `runner.py verify FILE`, or with verify.py alone.
+    Whoever gets it checks it with `runner.py check --bundle FILE`.
     """
     subject = options.one_pack(packs, wanted, "bundle")
     if run is not None:

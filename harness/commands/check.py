@@ -8,10 +8,24 @@ import click
 
 from harness.author import missing
 from harness.commands import options
+from harness.core.errors import HarnessError
 from harness.core.words import Exit
 from harness.host import host
-from harness.report import soundness
+from harness.report import bundle_check, soundness
 from harness.report.soundness import Checker
+
+
+def _check_bundle(sent: Path, packs: Path) -> int:
+    """Say what of a bundle does not hold, a line each."""
+    try:
+        data = sent.read_bytes()
+    except OSError as error:
+        raise HarnessError(f"{sent} cannot be read ({error.strerror}). Next: --bundle FILE.zip") from None
+    found = bundle_check.errors(data, options.sound_packs(packs, ())[0])
+    for line in found:
+        click.echo(f"refuted: {line}")
+    click.echo(f"{sent.name}: {f'{len(found)} error(s)' if found else 'it holds'}")
+    return int(Exit.DEVIATES if found else Exit.AS_EXPECTED)
 
 
 @click.command("check")
@@ -20,12 +34,14 @@ from harness.report.soundness import Checker
 @options.cache_option
 @options.offline_option
 @options.mirrors_option
-def command(
+@click.option("--bundle", "sent", type=click.Path(path_type=Path), help="Check a bundle that somebody sent, instead.")
+def command(  # noqa: PLR0913, PLR0917 - click passes each option
     wanted: tuple[str, ...],
     packs: Path,
     cache_root: Path | None,
     offline: bool,  # noqa: FBT001 - click passes it by name
     mirrors: Path | None,
+    sent: Path | None,
 ) -> int:
     """Check that packs are sound.
 
@@ -37,8 +53,13 @@ def command(
     Of a half-written pack it says first what is missing, one line each, the next step first: what an issue needs (`to
     file an issue`), apart from what this repository asks of a pack besides (`to be admitted here`).
 
+    With --bundle it judges a bundle that `runner.py bundle` made: its zip, each receipt from what it says of the lanes,
+    and its texts against what this repository would send with them. It cannot show that a run took place.
+
     Exit status 0: sound; 1: something is not; 2: a pack.toml cannot be read.
     """
+    if sent is not None:
+        return _check_bundle(sent, packs)
     cache, here = options.the_cache(cache_root, offline=offline, mirrors=mirrors), host.detect()
     chosen, broken = options.sound_packs(packs, wanted)
     findings, half = soundness.duplicate_numbers(chosen), [pack for pack in chosen if missing.is_half_written(pack)]

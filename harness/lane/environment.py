@@ -73,6 +73,30 @@ NO_GPU = Gpus("")
 
 
 @dataclass(frozen=True)
+class Witness:
+    """What the witness of a lane looks for, and where it notes what it saw.
+
+    Attributes:
+        tree: the folder of the tree.
+        modules: the import names of the modules under test.
+        loaded: the file that it writes.
+
+    """
+
+    tree: Path
+    modules: tuple[str, ...]
+    loaded: Path
+
+    def variables(self) -> dict[str, str]:
+        """Return the variables that say so."""
+        return {
+            "REPRODUCER_TREE": str(self.tree),
+            "REPRODUCER_MODULES": ",".join(self.modules),
+            "REPRODUCER_LOADED": str(self.loaded),
+        }
+
+
+@dataclass(frozen=True)
 class Share:
     """A lane's share of the host's cores: lanes run beside each other.
 

@@ -1,4 +1,4 @@
-"""A lane: one probe, one tree, one dependency set, one target, in a process group of its own."""
+"""A lane: a script and a contract, one tree, one dependency set, one target, in a process group of its own."""
 
 from __future__ import annotations
 
@@ -11,13 +11,15 @@ from pathlib import Path
 from harness.core import files, seal
 from harness.core.cache import Cache
 from harness.core.seal import ChangedError, Layout
-from harness.core.words import Evidence, LaneName
+from harness.core.words import Evidence, LaneName, LaneVerdict
 from harness.host.host import Host
-from harness.lane import built_environment, environment, process, transcript
-from harness.lane.environment import NO_GPU, Gpus
+from harness.lane import built_environment, environment, loaded, process, results, script, transcript, two_files
+from harness.lane.environment import NO_GPU, Gpus, Witness
 from harness.lane.output import Lines, Log
 from harness.lane.process import Ended
+from harness.lane.script import LastLine, Script
 from harness.lane.transcript import Transcript
+from harness.pack.probe import BEGIN
 from harness.upstream.dependencies import DependencySet
 from harness.upstream.tree import Tree
 
@@ -25,6 +27,12 @@ from harness.upstream.tree import Tree
 ABANDONED = "abandoned"
 #: Of one that was stopped at the first check that failed.
 STOPPED = "stopped"
+#: What contracts import lies here: it is the last folder of their PYTHONPATH.
+REPOSITORY = Path(__file__).parents[2]
+#: The files of a lane's folder that its processes write.
+RESULTS, LOADED = "results.jsonl", "loaded.jsonl"
+#: pytest as a contract sees it: no configuration, no plugin but the kit's, no cache in the pack.
+PYTEST = ("-m", "pytest", "-c", os.devnull, "-p", "kit.plugin", "-p", "no:cacheprovider", "--import-mode=importlib")
 
 
 @dataclass(frozen=True)
@@ -33,14 +41,16 @@ class Lane:
 
     Attributes:
         name: which of the two trees it is.
-        probe: the probe's file.
+        probe: the script's file, or that of a probe.
+        contract: the contract's file; None where the pack has none.
         tree: the tree, patched or not.
         dependency_set: its name and members.
         dependencies: the folder that the set is merged into, laid out and checked.
         target: what the verdict is about.
         evidence: how it has to be seen on this host.
         modules: the import names of the modules under test.
-        must_load: files of the tree that the probe has to load, or its verdict is about something else.
+        must_load: files of the tree that the lane has to load, or its verdict is about something else.
+        changed: files of the tree that the patch changes and the target runs: which tree they are of is recorded.
         claims: the words that a probe may print besides the fixed ones.
         timeout: in seconds.
         devices: the GPUs it sees where it executes, as CUDA_VISIBLE_DEVICES names them; None: what the host shows.
@@ -48,13 +58,14 @@ class Lane:
         cancel: a file descriptor; once it can be read, the lane is abandoned.
         share: of the host's cores.
         environment: whose interpreter runs it; None: the runner's own.
-        is_wrong_fix: whether it is to be refused: it is over with the first check that fails, and its times mean
-            nothing, so that it waits for no GPU to be its own.
+        is_wrong_fix: whether it is to be refused: its times mean nothing, so that it waits for no GPU to be its own.
+        stops: whether it is over with the first check that fails.
 
     """
 
     name: LaneName
     probe: Path
+    contract: Path | None
     tree: Tree
     dependency_set: DependencySet
     dependencies: Layout
@@ -62,6 +73,7 @@ class Lane:
     evidence: Evidence
     modules: tuple[str, ...]
     must_load: tuple[str, ...]
+    changed: tuple[str, ...]
     claims: tuple[str, ...]
     timeout: float
     devices: str | None = None
@@ -70,6 +82,7 @@ class Lane:
     share: environment.Share = environment.ONE_CORE
     environment: Path | None = None
     is_wrong_fix: bool = False
+    stops: bool = False
 
 
 @dataclass(frozen=True)
@@ -80,6 +93,7 @@ class LaneRun:
         ended: how.
         transcript: what it printed.
         log: the file of its whole output.
+        running: the test of the contract that had begun and did not end.
         changed: what it, or somebody else meanwhile, changed of its tree or dependencies; then it says nothing.
 
     """
@@ -88,6 +102,7 @@ class LaneRun:
     transcript: Transcript
     log: Path
     changed: str = ""
+    running: str = ""
 
 
 def kept_key(lane: Lane, host: Host) -> str:
@@ -128,10 +143,75 @@ def gpus_of(lane: Lane, gate: Path) -> Gpus:
     return Gpus(lane.devices, gate if lane.locks and not lane.is_wrong_fix else None)
 
 
-def _run(lane: Lane, folders: environment.Folders, log: Path) -> LaneRun:
+def _run(lane: Lane, folders: environment.Folders, file: Path) -> LaneRun:
     folders.create()
+    with Log(file) as log:
+        text = lane.probe.read_text("utf-8", errors="replace")
+        if BEGIN in text or "TARGET {" in text:  # of the old protocol: nothing but toy packs, until they are moved
+            return _run_probe(lane, folders, log)
+        return _run_files(lane, folders, log)
+
+
+def _run_files(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
+    """Run the script, and then the contract: not where the script failed, or has refused a wrong fix already."""
+    line, none = LastLine(), Script(LaneVerdict.ERROR, "")
+    command = _command(lane, folders, ("-P", str(lane.probe)), lane.timeout)
+    ended = process.run(command, line, log)
+    said = script.read(line.text, ended.status) if ended.reason == "exited" and ended.status >= 0 else none
+    refused = lane.stops and said.verdict == LaneVerdict.BUG_REPRODUCED
+    found = None
+    if lane.contract is not None and said.verdict != LaneVerdict.ERROR and not refused:
+        stop = ("-x",) if lane.stops else ()
+        pytest = ("-P", *PYTEST, "--rootdir", str(lane.contract.parent), *stop, str(lane.contract))
+        command = _command(lane, folders, pytest, lane.timeout - ended.seconds)
+        second = process.run(command, LastLine(), log)
+        found = results.read(folders.work / RESULTS, second.status, lane.claims)
+        ended = _together(ended, second)
+    try:
+        seen = loaded.read(folders.work / LOADED)
+    except (ValueError, TypeError) as error:
+        return LaneRun(ended, Transcript(problems=(f"what the witness noted cannot be read: {error}",)), log.path)
+    return LaneRun(ended, two_files.transcript(said, found, seen), log.path, running=found.running if found else "")
+
+
+def _together(first: Ended, second: Ended) -> Ended:
+    """Put together how script and contract ended; a contract that pytest ended leaves the script's exit status."""
+    normal = second.reason == "exited" and second.status in (results.PASSED, results.FAILED, results.NOTHING)
+    return replace(
+        second,
+        status=first.status if normal else second.status,
+        seconds=first.seconds + second.seconds,
+        waited=first.waited + second.waited,
+        peak_memory=max(first.peak_memory, second.peak_memory),
+        left_behind=first.left_behind + second.left_behind,
+    )
+
+
+def _command(lane: Lane, folders: environment.Folders, arguments: tuple[str, ...], timeout: float) -> process.Command:
+    python, gate = built_environment.interpreter(lane.environment), folders.work / "gate"
+    witness = Witness(lane.tree.folder, lane.modules, folders.work / LOADED)
+    paths = [loaded.WITNESS, lane.tree.import_root, lane.dependencies.folder, REPOSITORY]
+    return process.Command(
+        arguments=(str(python), *arguments),
+        environment={
+            **environment.build(os.environ, folders, paths, gpus_of(lane, gate), lane.share),
+            **witness.variables(),
+            "REPRODUCER_RESULTS": str(folders.work / RESULTS),
+            "REPRODUCER_TARGET": lane.target,
+            "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+        },
+        folder=folders.current,
+        timeout=max(0.1, timeout),
+        cancel=lane.cancel,
+        gate=gate,
+        locks=lane.locks,
+    )
+
+
+def _run_probe(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
     python, gate = built_environment.interpreter(lane.environment), folders.work / "gate"
     paths = [lane.tree.import_root, lane.dependencies.folder]
+    lines = Lines(lane.claims)
     command = process.Command(
         arguments=(str(python), "-P", str(lane.probe), "--target", lane.target),
         environment=environment.build(os.environ, folders, paths, gpus_of(lane, gate), lane.share),
@@ -140,11 +220,10 @@ def _run(lane: Lane, folders: environment.Folders, log: Path) -> LaneRun:
         cancel=lane.cancel,
         gate=gate,
         locks=lane.locks,
-        enough=transcript.has_failed_check if lane.is_wrong_fix else None,
+        enough=(lambda: transcript.has_failed_check(lines)) if lane.stops else None,
     )
-    lines = Lines(lane.claims)
-    ended = process.run(command, lines, Log(log))
-    return LaneRun(ended, transcript.read(lines, ended.status), log)
+    ended = process.run(command, lines, log)
+    return LaneRun(ended, transcript.read(lines, ended.status), log.path)
 
 
 @contextmanager

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 from harness.core.words import BITWISE_IDENTICAL, PROBE_STATUS
 
@@ -141,6 +142,12 @@ class Log:
             whole, newline, rest = whole + newline + rest, b"", b""
         self._rest[source] = rest
         self._write(whole + newline)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_exception: object) -> None:
+        self.finish()
 
     def finish(self) -> None:
         """Write what waits, a note on what was dropped, and the tail."""

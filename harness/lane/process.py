@@ -12,8 +12,9 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
-from harness.lane.output import Lines, Log
+from harness.lane.output import Log
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 CHUNK = 1 << 16
@@ -48,7 +49,7 @@ class Command:
     cancel: int | None = None
     gate: Path = Path(os.devnull)
     locks: tuple[Path, ...] = ()
-    enough: Callable[[Lines], bool] | None = None
+    enough: Callable[[], bool] | None = None
 
     @property
     def longest(self) -> float:
@@ -84,13 +85,23 @@ ABANDONED = Ended("abandoned", -9, 0.0, 0, 0)
 STOPPED = Ended("stopped", -9, 0.0, 0, 0)
 
 
-def run(command: Command, lines: Lines, log: Log) -> Ended:
+class Reader(Protocol):
+    """Takes standard output."""
+
+    def feed(self, data: bytes) -> None:
+        """Take the next piece."""
+
+    def finish(self) -> None:
+        """Take the end."""
+
+
+def run(command: Command, lines: Reader, log: Log) -> Ended:
     """Run a command until it and everything it started is gone.
 
     Args:
         command: what to run, and where.
         lines: takes standard output as it comes.
-        log: takes both streams as they come.
+        log: takes both streams as they come; the caller finishes it.
 
     """
     report, report_end = os.pipe()
@@ -117,7 +128,7 @@ def run(command: Command, lines: Lines, log: Log) -> Ended:
 
 
 def _read(
-    supervisor: subprocess.Popen[bytes], report: int, taking: tuple[Lines, Log], deadline: float, command: Command
+    supervisor: subprocess.Popen[bytes], report: int, taking: tuple[Reader, Log], deadline: float, command: Command
 ) -> Ended:
     assert supervisor.stdout is not None  # noqa: S101 - for the type checker: both are pipes
     assert supervisor.stderr is not None  # noqa: S101 - likewise
@@ -144,10 +155,9 @@ def _read(
                     log.feed(key.fd, data)
                     if key.fileobj is supervisor.stdout:
                         lines.feed(data)
-                        if command.enough is not None and command.enough(lines):
+                        if command.enough is not None and command.enough():
                             ended, deadline = STOPPED, 0.0
                             break
-    log.finish()
     lines.finish()
     return ended
 

@@ -26,6 +26,7 @@ class LaneRecord:
         figures: likewise.
         outputs: likewise.
         claims: likewise, each once.
+        script: what reproduce.py said; empty of a probe.
         waited: seconds in which it waited until no other lane used its GPU.
 
     """
@@ -44,6 +45,7 @@ class LaneRecord:
     outputs: tuple[OutputLine, ...] = ()
     claims: tuple[str, ...] = ()
     waited: float = 0.0
+    script: str = ""
 
     def figure(self, name: str) -> FigureLine | None:
         """Return a figure by its name; None where the lane printed none."""

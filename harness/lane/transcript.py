@@ -88,6 +88,7 @@ class Transcript:
     outputs: tuple[OutputLine, ...] = ()
     claims: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
+    script: str = ""
 
 
 @dataclass

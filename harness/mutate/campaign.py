@@ -21,7 +21,7 @@ from harness.mutate.fates import Found
 from harness.mutate.mutants import Listed, Mutant, Origin
 from harness.mutate.state import State
 from harness.pack.model import Pack
-from harness.receipt import receipt, staleness, strength
+from harness.receipt import receipt, staleness, strength, wrong_fixes
 from harness.receipt.receipt import FIRST_SIGHT, Hashed
 from harness.receipt.strength import NOT_JUDGED_HERE, Fate, MutantRecord, Strength
 from harness.schedule.estimates import Estimates
@@ -55,7 +55,7 @@ class Order:
         generated: how many mutants are made of a pack's patch; None: as many as pack.toml says.
         seed: of the sample; None: pack.toml's.
         own_only: none are made.
-        unseen: those of the packs' unseen/ alone.
+        unseen: those of the packs' mutants/unseen/ alone.
         skip_listed: what mutants/equivalent.toml lists, and no check killed for the last record, is not run again.
 
     """
@@ -65,6 +65,7 @@ class Order:
     own_only: bool = False
     unseen: bool = False
     skip_listed: bool = False
+    matrix: bool = False
 
     @property
     def makes_none(self) -> bool:
@@ -251,17 +252,20 @@ class Campaign:
             chosen += generated.sample(fix, made, number, seed, first)
         stated = subject.cell.timeout or subject.cell.stated.timeout_s
         timeout = min(stated, LONGEST_FACTOR * subject.seconds + LONGEST_BESIDES)
-        for mutant in chosen:
-            if mutant.origin == Origin.GENERATED:
-                file = self.state.patch(pack.name, mutant.slug)
-                files.write_atomic(file, mutant.patch)
-            else:
-                file = pack.folder / mutants.FOLDERS[mutant.origin] / f"{mutant.name}.patch"
+        for one in chosen:
+            mutant = generated.on_release(one, pack, pristine, fix)
+            file = self.state.patch_on_release(pack.name, mutant.slug)
+            files.write_atomic(file, mutant.on_release)
+            if mutant.path is None:
+                path = self.state.patch(pack.name, mutant.slug)
+                files.write_atomic(path, mutant.patch)
+                mutant = replace(mutant, path=path)
             cell = replace(
                 subject.cell,
                 lanes=(LaneName.PATCHED,),
                 patch=file,
                 is_wrong_fix=True,
+                judges_all=self.order.matrix,
                 column=mutant.slug,
                 timeout=timeout,
             )
@@ -284,7 +288,11 @@ class Campaign:
                 if mutant.same:
                     subject.found[mutant.name] = (Found(Fate.EQUIVALENT, reason=mutant.same), 0.0)
                     continue
-                if (known := skipped.get(mutant.name)) is not None and known.sha256 == mutant.meaning:
+                if mutant.misfit:
+                    why = f"its patch does not apply: {mutant.misfit}"
+                    subject.found[mutant.name] = (Found(Fate.UNJUDGED, reason=why), 0.0)
+                    continue
+                if (known := skipped.get(mutant.name)) is not None and known.sha256 == mutant.sha256:
                     subject.known[mutant.name] = known
                     continue
                 cells.append(cell)
@@ -319,7 +327,7 @@ class Campaign:
         for subject in subjects:
             stated = subject.cell.timeout or subject.cell.stated.timeout_s
             for index, (mutant, cell) in enumerate(subject.chosen):
-                end = None if mutant.same else self._end(cell)
+                end = None if mutant.same or mutant.misfit else self._end(cell)
                 if end is not None and fates.says_nothing(end.record):
                     longer = min(stated, 2 * (cell.timeout or stated))
                     again = replace(cell, alone=True, column=f"{cell.column}.alone", timeout=longer)
@@ -387,8 +395,8 @@ class Campaign:
             mutants=tuple(records),
         )
         places = {
-            mutant.name: tuple(path for path in (own.patch, subject.logs.get(mutant.name)) if path is not None)
-            for mutant, own in subject.chosen
+            mutant.name: tuple(path for path in (mutant.path, subject.logs.get(mutant.name)) if path is not None)
+            for mutant, _ in subject.chosen
         }
         return Result(cell, measured, verdict=Verdict.CONFIRMED, files=places)
 
@@ -400,7 +408,7 @@ def _listed(cell: Cell) -> dict[str, Listed]:
 
 def _judged_by(pack: Pack) -> tuple[Hashed, Hashed]:
     """Return the probe and the patch of a pack, as they are now."""
-    return receipt.hashed(pack.probe), receipt.hashed(pack.patch)
+    return receipt.judged_by(pack), receipt.hashed(pack.patch)
 
 
 def wrongly_listed(result: Result) -> list[str]:
@@ -432,16 +440,20 @@ def refuse_second_sight(cells: Iterable[Cell]) -> None:
     """Raise HarnessError where wrong fixes that are to be recorded as unseen are not: a first sight is had once."""
     for cell in cells:
         pack = cell.pack
-        unseen = {one.meaning: one.name for one in mutants.own(pack, Origin.UNSEEN)}
+        unseen = mutants.own(pack, Origin.UNSEEN)
         if not unseen:
             raise HarnessError(
-                f"{pack.name}: no unseen/*.patch. Next: let somebody who has not read the probe write some"
+                f"{pack.name}: no {wrong_fixes.UNSEEN}/*.patch. "
+                "Next: let somebody who has not read the probe write some"
             )
-        before = strength.find(pack, cell.target, str(cell.evidence or ""), FIRST_SIGHT)
-        known = {one.sha256: f"recorded on {before.date}" for one in before.mutants} if before else {}
-        known |= {sha256: f"mutants/{name}.patch" for name, sha256 in strength.own_hashes(pack).items()}
-        if met := [f"{unseen[one]} ({known[one]})" for one in unseen if one in known]:
+        own = {sha256: f"mutants/{name}.patch" for name, sha256 in wrong_fixes.identities(pack).items()}
+        said = {one.name: own[one.sha256] for one in unseen if one.sha256 in own}
+        if before := strength.find(pack, cell.target, str(cell.evidence or ""), FIRST_SIGHT):
+            pairs = strength.found_again(pack, before, wrong_fixes.UNSEEN)
+            said |= {name: f"recorded on {before.date}" for _, name in pairs}
+        if said:
+            shown = ", ".join(f"{name} ({where})" for name, where in said.items())
             raise HarnessError(
-                f"--record: {pack.name}/unseen: the probe was shown {', '.join(met)}. "
+                f"--record: {pack.name}/{wrong_fixes.UNSEEN}: the probe was shown {shown}. "
                 "Next: --unseen without --record, or a set of others"
             )

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import difflib
-import hashlib
 import io
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from harness.upstream.patch import NO_BLOB
+from harness.upstream.patch import blob
 
 FILE_HEADER = re.compile(r"diff --git a/(?P<path>\S+) b/(?P=path)")
 HUNK_HEADER = re.compile(r"@@ -(?P<start>\d+)(?:,(?P<count>\d+))? \+\d+(?:,\d+)? @@")
@@ -139,17 +138,10 @@ def lines_in_new(changes: Iterable[Change]) -> set[int]:
     return found
 
 
-def _blob(text: str | None) -> str:
-    if text is None:
-        return NO_BLOB
-    data = text.encode()
-    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
-
-
 def _diff(path: str, old: str | None, new: str | None) -> str:
     """Write the change of one file as git does; None is a file that is not there."""
     mode = "new file mode 100644\n" if old is None else "deleted file mode 100644\n" if new is None else ""
-    index = f"index {_blob(old)}..{_blob(new)}" + ("\n" if mode else " 100644\n")
+    index = f"index {blob(old)}..{blob(new)}" + ("\n" if mode else " 100644\n")
     names = ("/dev/null" if old is None else f"a/{path}", "/dev/null" if new is None else f"b/{path}")
     before, after = (_lines(text or "") for text in (old, new))
     body = "".join(

@@ -14,6 +14,8 @@ from harness.verdict.lane_judge import STOPPED_AT_FAILED_CHECK
 
 #: Exit statuses with which a probe ends that came to a verdict.
 CONCLUDED = set(PROBE_STATUS.values())
+#: What kills a mutant that shows the reported bug.
+SCRIPT = "reproduce.py"
 #: The reason of a mutant whose lane the budget left out.
 NOT_RUN = "it was not run"
 
@@ -51,10 +53,16 @@ def of_lane(pristine: LaneRecord, end: LaneEnd | None) -> Found:
     if record is None:
         return Found(Fate.UNJUDGED, reason=f"its patch does not apply: {end.stale}")
     wrong = tuple(check.name for check in record.checks if check.ok is False)
-    if record.verdict in (LaneVerdict.BUG_REPRODUCED, LaneVerdict.CONTROL_FAILED):
+    if not wrong and record.script == LaneVerdict.BUG_REPRODUCED:
+        return Found(Fate.KILLED, (SCRIPT,))
+    if record.verdict in (LaneVerdict.BUG_REPRODUCED, LaneVerdict.CONTROL_FAILED, LaneVerdict.FIX_INCOMPLETE):
         return Found(Fate.KILLED, wrong[:1] if record.reason == STOPPED_AT_FAILED_CHECK else wrong)
     if record.verdict == LaneVerdict.UNSUPPORTED:
         return Found(Fate.KILLED, reason=f"UNSUPPORTED, which the pristine tree is not: {record.reason}")
+    return _of_pair(pristine, record)
+
+
+def _of_pair(pristine: LaneRecord, record: LaneRecord) -> Found:
     if record.verdict == LaneVerdict.ERROR:
         return Found(Fate.UNJUDGED, reason=record.reason)
     judgement = judge.pair(pristine, record)
@@ -71,7 +79,7 @@ def recorded(mutant: Mutant, found: Found, listed: Listed | None, seconds: float
         origin=mutant.origin,
         operator=mutant.operator,
         why=mutant.why,
-        sha256=mutant.meaning,
+        sha256=mutant.sha256,
         fate=found.fate,
         by=found.by,
         reason=found.reason,

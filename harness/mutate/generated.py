@@ -6,7 +6,7 @@ import ast
 import itertools
 import types
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from harness.core import files, python_ast
 from harness.mutate import changes, operators
@@ -14,6 +14,7 @@ from harness.mutate.changes import Change
 from harness.mutate.mutants import Mutant, Origin
 from harness.mutate.operators import Source
 from harness.pack.model import Pack
+from harness.upstream import patch
 from harness.upstream.tree import Tree
 
 #: Parts of the fix left out: few, and the likeliest mistakes, so that a sample has them all first.
@@ -48,6 +49,11 @@ class Fix:
     new: Mapping[str, str | None]
     runs: Mapping[str, tuple[Change, ...]]
 
+    @property
+    def changed(self) -> dict[str, str | None]:
+        """The files that differ, as they are with it."""
+        return {path: text for path, text in self.new.items() if text != self.old[path]}
+
 
 def fix_of(pack: Pack, pristine: Tree) -> Fix:
     """Read what the pack's patch does to its pinned tree.
@@ -59,22 +65,48 @@ def fix_of(pack: Pack, pristine: Tree) -> Fix:
     return read(pack.patch.read_text(encoding="utf-8"), pack, pristine)
 
 
-def read(patch: str, pack: Pack, pristine: Tree) -> Fix:
-    """Read what a patch does to the pinned tree of a pack.
+def read(text: str, pack: Pack, pristine: Tree, under: Fix | None = None) -> Fix:
+    """Read what a patch makes of the pinned tree of a pack.
+
+    Args:
+        text: the patch.
+        pack: whose upstream it is for.
+        pristine: the pinned tree.
+        under: what the tree has already that the patch is made for; what comes out is both together.
 
     Raises:
-        ValueError: it does not fit the tree.
+        ValueError: it does not fit the tree, or its index lines tell of other files.
 
     """
-    parsed = changes.parse(patch)
-    old: dict[str, str | None] = {}
-    new: dict[str, str | None] = {}
+    parsed, stated = changes.parse(text), {file.path: file for file in patch.parse(text)}
+    old, new = (dict(under.old), dict(under.new)) if under else ({}, {})
     for path, runs in parsed.items():
-        file = pristine.folder / pristine.path_here(path, pack.definition.upstream.source_root)
-        old[path] = file.read_bytes().decode() if file.is_file() else None
-        gone = f"diff --git a/{path} b/{path}\ndeleted file" in patch
-        new[path] = None if gone else changes.applied(old[path] or "", runs)
+        if path not in old:
+            file = pristine.folder / pristine.path_here(path, pack.definition.upstream.source_root)
+            old[path] = new[path] = file.read_bytes().decode() if file.is_file() else None
+        before, header = new[path], f"diff --git a/{path} b/{path}\n"
+        if before is not None and f"{header}new file" in text:
+            raise ValueError(f"{path}: it is there already")
+        after = None if f"{header}deleted file" in text else changes.applied(before or "", runs)
+        said = stated.get(path)
+        if said and said.after and (said.before, said.after) != (patch.blob(before), patch.blob(after)):
+            which = "that it changes" if said.before != patch.blob(before) else "that it makes"
+            raise ValueError(f"{path}: its index line names another file {which}")
+        new[path] = after
     return Fix(old, new, {path: tuple(runs) for path, runs in parsed.items()})
+
+
+def on_release(one: Mutant, pack: Pack, pristine: Tree, fix: Fix) -> Mutant:
+    """Return a mutant with the patch that takes fix.patch's place in a lane, or with why there is none."""
+    if one.on_release:
+        return one
+    if not patch.outcome(one.patch):  # its context would not be compared with the tree
+        return replace(one, misfit="its index line is abbreviated. Next: runner.py mutate --rebase")
+    try:
+        made = read(one.patch, pack, pristine, None if one.is_whole else fix)
+    except ValueError as error:
+        return replace(one, misfit=str(error))
+    return replace(one, on_release=changes.written(one.why, made.old, made.new))
 
 
 def candidates(fix: Fix, loads: tuple[str, ...]) -> list[Candidate]:
@@ -193,7 +225,9 @@ class Maker:
             self._codes[one.path] = _code(one.path, self.fix.new[one.path])
         same = _same(code, self._codes[one.path])
         why = f"{one.name}: generated"
-        return Mutant(one.name, Origin.GENERATED, one.operator, changes.written(why, self.fix.old, new), same)
+        small, whole = (changes.written(why, base, new) for base in (self.fix.new, self.fix.old))
+        sha256 = patch.outcome(whole)
+        return Mutant(one.name, Origin.GENERATED, one.operator, small, sha256, same, on_release=whole)
 
 
 def _code(path: str, text: str | None) -> tuple[str, types.CodeType | None]:

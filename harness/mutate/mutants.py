@@ -1,24 +1,25 @@
-"""Mutants: wrong fixes, each a patch on the pinned release that takes fix.patch's place for one lane."""
+"""Mutants: wrong fixes, each a small patch on the tree that has fix.patch, or a whole one on the pinned release."""
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
 import tomli
 
 from harness.core import files, structure
 from harness.core.errors import HarnessError
-from harness.pack import meaning
 from harness.pack.model import Pack
+from harness.receipt import wrong_fixes
 from harness.receipt.strength import Fate
 
 SLUG = re.compile(r"[^\w.-]+")
 
 
 class Origin(StrEnum):
-    """Who made it: a person, into the pack's mutants/, or into its unseen/ without sight of the probe; operators."""
+    """Who made it: a person, into mutants/, or into mutants/unseen/ without sight of the probe; operators."""
 
     OWN = "own"
     UNSEEN = "unseen"
@@ -26,7 +27,7 @@ class Origin(StrEnum):
 
 
 #: Where those lie that persons wrote.
-FOLDERS = {Origin.OWN: "mutants", Origin.UNSEEN: "unseen"}
+FOLDERS = {Origin.OWN: wrong_fixes.OWN, Origin.UNSEEN: wrong_fixes.UNSEEN}
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,12 @@ class Mutant:
         origin: who made it.
         operator: of a generated one; empty of others.
         patch: the text, from the line that says why it is wrong.
+        sha256: of what it makes of the release.
         same: why it is trivially the fix itself; empty where it is not.
+        path: of its file, where a person wrote it.
+        is_whole: whether it is a patch on the release, and not on fix.patch.
+        on_release: the patch that takes fix.patch's place in a lane; empty until it is known.
+        misfit: why it cannot: it does not apply.
 
     """
 
@@ -46,17 +52,17 @@ class Mutant:
     origin: Origin
     operator: str
     patch: str
+    sha256: str = ""
     same: str = ""
+    path: Path | None = None
+    is_whole: bool = False
+    on_release: str = ""
+    misfit: str = ""
 
     @property
     def why(self) -> str:
         """The line before its diff."""
         return self.patch.partition("diff --git ")[0].strip()
-
-    @property
-    def meaning(self) -> str:
-        """The sha256 of its diff."""
-        return meaning.patch_meaning(self.patch)
 
     @property
     def slug(self) -> str:
@@ -104,12 +110,15 @@ class _File:
 
 def own(pack: Pack, origin: Origin = Origin.OWN) -> list[Mutant]:
     """Read the mutants that persons wrote for a pack, in the order of their names."""
-    found = []
-    for path in sorted((pack.folder / FOLDERS[origin]).glob("*.patch")):
+    found, fix = [], wrong_fixes.fix_text(pack)
+    for one in wrong_fixes.listed(pack, FOLDERS[origin]):
         try:
-            found.append(Mutant(path.stem, origin, "", path.read_text(encoding="utf-8")))
+            text = one.path.read_text(encoding="utf-8")
         except UnicodeDecodeError as error:
-            raise HarnessError(f"{pack.name}/{FOLDERS[origin]}/{path.name}: not UTF-8: {error.reason}") from None
+            where = one.path.relative_to(pack.folder).as_posix()
+            raise HarnessError(f"{pack.name}/{where}: not UTF-8: {error.reason}") from None
+        sha256 = wrong_fixes.identity(fix, text, is_whole=one.is_whole)
+        found.append(Mutant(one.name, origin, "", text, sha256, path=one.path, is_whole=one.is_whole))
     return found
 
 

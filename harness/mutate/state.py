@@ -38,8 +38,12 @@ class State:
         return self.path / JOURNAL
 
     def patch(self, pack: str, slug: str) -> Path:
-        """Return the file of a generated mutant's patch."""
+        """Return the file of a generated mutant's patch, as it would stand in mutants/."""
         return self.path / "patches" / pack / f"{slug}.patch"
+
+    def patch_on_release(self, pack: str, slug: str) -> Path:
+        """Return the file of the patch that takes fix.patch's place in a mutant's lane."""
+        return self.path / "patches" / pack / "on_release" / f"{slug}.patch"
 
     def survivors(self, pack: str, target: str) -> tuple[str, ...]:
         """Return the names of the mutants that survived when this command last ended."""

@@ -348,6 +348,11 @@ class Pack:
         return (self.inputs or self.folder) / "reproduce.py"
 
     @property
+    def contract(self) -> Path:
+        """The thorough checks, a pytest file; a pack may have none yet."""
+        return (self.inputs or self.folder) / "contract.py"
+
+    @property
     def patch(self) -> Path:
         """The patch for the pinned release."""
         return (self.inputs or self.folder) / "fix.patch"

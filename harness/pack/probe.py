@@ -56,7 +56,8 @@ def original_block() -> str:
     return block_of((Path(__file__).parents[1] / "protocol.py").read_text(encoding="utf-8"))
 
 
-def _pins(content: str) -> tuple[dict[str, str], str, list[str]]:
+def pins_of(content: str) -> tuple[dict[str, str], str, list[str]]:
+    """Return the exact pins of a PEP 723 header, its requires-python, and its errors."""
     try:
         document = tomllib.loads("\n".join(line[2:] for line in content.splitlines()))
     except (ValueError, RecursionError) as error:
@@ -94,7 +95,7 @@ def read(text: str, *, has_patch: bool = True) -> Probe:
     The docstring of a pack without a patch has a line that shows the bug, and none that applies a patch.
     """
     header = HEADER.search(text)
-    pins, requires_python, errors = _pins(header["content"]) if header else ({}, "", ["it has no PEP 723 header"])
+    pins, requires_python, errors = pins_of(header["content"]) if header else ({}, "", ["it has no PEP 723 header"])
     docstring, problems = _docstring(text)
     errors += problems
     block = block_of(text)

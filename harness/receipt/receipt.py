@@ -13,6 +13,7 @@ from harness.core.errors import HarnessError
 from harness.core.words import Evidence, Kind, Verdict
 from harness.lane.record import LaneRecord
 from harness.lane.transcript import FigureLine
+from harness.pack.model import Pack
 from harness.receipt import schema_1
 
 SCHEMA = 2
@@ -48,7 +49,7 @@ class UpstreamRecord:
 
 @dataclass(frozen=True)
 class Hashed:
-    """A probe: its bytes' hash, and the hash of what it means."""
+    """Script and contract, or a patch: the hash of the bytes, and the hash of what they mean."""
 
     sha256: str
     meaning: str
@@ -210,8 +211,15 @@ class Receipt:
         return record.figure(name) if record else None
 
 
+def judged_by(pack: Pack) -> Hashed:
+    """Hash what judges a pack, by bytes and by meaning."""
+    from harness.pack import judges  # noqa: PLC0415 - the parser is loaded only where a file changed
+
+    return Hashed(judges.sha256(pack), judges.meaning_of(pack))
+
+
 def hashed(path: Path) -> Hashed:
-    """Hash a probe or a patch, by bytes and by meaning."""
+    """Hash a patch, by bytes and by meaning."""
     from harness.pack import meaning  # noqa: PLC0415 - the parser is loaded only where a file changed
 
     return Hashed(files.sha256_file(path), meaning.meaning(path))

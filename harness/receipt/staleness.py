@@ -8,7 +8,7 @@ from harness.core import files
 from harness.core.errors import HarnessError
 from harness.host.eligibility import evidence_here
 from harness.host.host import Host, python_tag
-from harness.pack import meaning
+from harness.pack import judges, meaning
 from harness.pack.model import Pack, Upstream
 from harness.receipt.receipt import FixKind, FixRecord, Hashed, Receipt, UpstreamRecord
 from harness.upstream import dependencies
@@ -18,6 +18,12 @@ def _changed(path: Path, recorded: Hashed | FixRecord) -> bool:
     if not path.exists():
         return True
     return files.sha256_file(path) != recorded.sha256 and meaning.meaning(path) != recorded.meaning
+
+
+def _judge_changed(pack: Pack, recorded: Hashed) -> bool:
+    if not pack.probe.exists():
+        return True
+    return judges.sha256(pack) != recorded.sha256 and judges.meaning_of(pack) != recorded.meaning
 
 
 def _patch_of(pack: Pack, receipt: Receipt, fix: FixRecord) -> Path:
@@ -35,7 +41,7 @@ def _is_pinned(pinned: Upstream, recorded: UpstreamRecord) -> bool:
 def reasons(pack: Pack, receipt: Receipt) -> list[str]:
     """Say why a receipt is STALE; nothing where it is fresh."""
     definition = pack.definition
-    found = ["the probe changed"] if _changed(pack.probe, receipt.probe) else []
+    found = ["the script or the contract changed"] if _judge_changed(pack, receipt.probe) else []
     fix = receipt.fix
     if fix is not None and fix.kind == FixKind.PATCH and _changed(_patch_of(pack, receipt, fix), fix):
         found.append("the patch changed")

@@ -20,8 +20,9 @@ from pathlib import Path
 from harness.core import structure
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence
-from harness.pack import meaning
+from harness.pack import judges, meaning
 from harness.pack.model import Pack
+from harness.receipt import wrong_fixes
 from harness.receipt.receipt import FIRST_SIGHT, STRENGTH, Hashed, to_json
 
 SCHEMA = 1
@@ -52,7 +53,7 @@ class MutantRecord:
         origin: ``own`` (written by a person), ``generated`` or ``unseen`` (by a person who had not read the probe).
         operator: of a generated one; empty of others.
         why: the line before its diff.
-        sha256: of its diff.
+        sha256: of what it makes of the release, as `wrong_fixes.identity` says.
         fate: what became of it.
         by: the checks that were wrong and killed it.
         reason: why it is unjudged, equivalent or judged elsewhere, or how it was killed where no check says so.
@@ -93,7 +94,8 @@ class Count:
 class Strength:
     """A pack's strength on one target.
 
-    `generated` and `seed` are those of the sample; `upstream` is the sha256 of the release.
+    `measured_at` is the commit whose checks refused them, where these were moved since; `generated` and `seed` are
+    those of the sample; `upstream` is the sha256 of the release.
     """
 
     schema: int
@@ -115,6 +117,7 @@ class Strength:
     seconds: float
     command: str
     mutants: tuple[MutantRecord, ...]
+    measured_at: str = ""
 
     @property
     def whole(self) -> Count:
@@ -225,18 +228,21 @@ def _changed(path: Path, recorded: Hashed) -> bool:
     return _meaning(path, (stat.st_mtime_ns, stat.st_size)) != recorded.meaning
 
 
-def own_hashes(pack: Pack) -> dict[str, str]:
-    """Map the names of the pack's own wrong fixes to the sha256 of what they mean."""
-    return {path.stem: meaning.meaning(path) for path in sorted((pack.folder / "mutants").glob("*.patch"))}
+def _judge_reason(pack: Pack, strength: Strength) -> list[str]:
+    """Say whether script or contract changed since; what was carried forward from a commit speaks of that day's."""
+    if strength.measured_at:
+        return []
+    same = pack.probe.exists() and judges.meaning_of(pack) == strength.probe.meaning
+    return [] if same else ["the script or the contract changed"]
 
 
 def stale(pack: Pack, strength: Strength) -> list[str]:
     """Say why a record is STALE; nothing where it is fresh."""
-    found = ["the probe changed"] if _changed(pack.probe, strength.probe) else []
+    found = _judge_reason(pack, strength)
     found += ["the patch changed"] if _changed(pack.patch, strength.patch) else []
     found += ["the pinned release changed"] if strength.upstream != pack.definition.upstream.sha256 else []
     recorded = {one.name: one.sha256 for one in strength.mutants if one.origin == "own"}
-    found += ["its own wrong fixes changed"] if recorded != own_hashes(pack) else []
+    found += ["its own wrong fixes changed"] if recorded != wrong_fixes.identities(pack) else []
     stated = pack.definition.strength
     wanted, had = (stated.seed, stated.generated), (strength.seed, strength.generated)
     found += ["pack.toml states another sample"] if wanted != had else []
@@ -246,11 +252,26 @@ def stale(pack: Pack, strength: Strength) -> list[str]:
     return found
 
 
+def found_again(pack: Pack, recorded: Strength, folder: str) -> list[tuple[str, str]]:
+    """Pair the names of a record's wrong fixes with those that they have in a folder of the pack.
+
+    Each is found by what it makes of the release. With another fix.patch that is another thing, and its name counts.
+    """
+    there = wrong_fixes.identities(pack, folder)
+    by_name = _changed(pack.patch, recorded.patch)
+    return [
+        (one.name, name)
+        for one in recorded.mutants
+        for name, sha256 in there.items()
+        if one.sha256 == sha256 or (by_name and one.name == name)
+    ]
+
+
 def still_open(pack: Pack, first: Strength, covered: Iterable[str] = ()) -> list[MutantRecord]:
     """List the wrong fixes that passed at first sight and stand neither in mutants/ nor among the `covered` names."""
-    closed, names = set(own_hashes(pack).values()), set(covered)
+    closed = {*covered, *(name for name, _ in found_again(pack, first, wrong_fixes.OWN))}
     passed = (one for one in first.mutants if one.fate in (Fate.SURVIVED, Fate.UNJUDGED))
-    return [one for one in passed if one.sha256 not in closed and one.name not in names]
+    return [one for one in passed if one.name not in closed]
 
 
 def in_a_table(pack: Pack, target: str, evidence: str) -> str:

@@ -140,7 +140,7 @@ def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> Receipt
             sha256=outcome.tree,
             commit=commit_of(outcome.version),
         ),
-        probe=receipt.hashed(pack.probe),
+        probe=receipt.judged_by(pack),
         fix=_fix(outcome),
         dependencies=DependencyRecord(
             name=members.name if members else "",

@@ -24,6 +24,7 @@ from harness.audit.records import ECOSYSTEM, PREFIX, State
 from harness.core import files, strict_json, structure
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, Kind, LaneName, LaneVerdict, Role, Verdict
+from harness.pack import judges
 from harness.pack.model import Pack
 from harness.receipt import receipt, staleness
 from harness.receipt.receipt import FixKind, Receipt
@@ -132,8 +133,8 @@ def _history(path: Path) -> History:
 
 
 def _of_history(pack: Pack, found: History) -> list[Lane]:
-    same = pack.probe.exists() and files.sha256_file(pack.probe) == found.probe
-    outdated = () if same else ("the probe changed",)
+    same = pack.probe.exists() and judges.sha256(pack) == found.probe
+    outdated = () if same else ("the script or the contract changed",)
     return [
         Lane(row.label, row.verdict, found.target, found.evidence, row.reason, outdated=outdated) for row in found.rows
     ]

@@ -20,7 +20,7 @@ from harness.upstream.source import SourceKind
 
 SCHEMA = 1
 MANIFEST = "MANIFEST.json"
-PARTS = ("reproduce.py", "fix.patch", "fix.head.patch", "ask.patch", "upstream_test.patch", "pack.toml")
+PARTS = ("reproduce.py", "contract.py", "fix.patch", "fix.head.patch", "ask.patch", "upstream_test.patch", "pack.toml")
 README = Path(__file__).with_name("bundle_readme.md")
 #: The same of a pack without a patch.
 UNPATCHED_README = Path(__file__).with_name("bundle_readme_unpatched.md")
@@ -31,7 +31,7 @@ DATE = (2026, 1, 1, 0, 0, 0)
 
 
 def readme(pack: Pack, receipts: list[Receipt]) -> str:
-    """Write the bundle's first page; verify.py fills the same template, and compares.
+    """Write the bundle's first page.
 
     CHECKOUT stands there for a checkout of the pinned release, at its tag's commit.
     """
@@ -47,15 +47,13 @@ def readme(pack: Pack, receipts: list[Receipt]) -> str:
         verdicts="\n".join(verdicts),
         root=f"CHECKOUT/{upstream.source_root}".rstrip("/"),
         path="" if upstream.is_compiled else f"PYTHONPATH={f'CHECKOUT/{upstream.source_root}'.rstrip('/')} ",
-        target=receipts[0].target,
     )
 
 
 def report_texts(pack: Pack, receipts: list[Receipt]) -> dict[str, str]:
     """Map the member of each of the pack's reports to its text, filled from the receipts and nothing else.
 
-    The forms of an issue or a pull request are not in it: each of their tables stands in the receipts, and a text that
-    follows from receipts and a template is one that verify.py can write again.
+    The forms of an issue or a pull request are not in it: each of their tables stands in the receipts.
     """
     found = {}
     for report in reports.of_pack(pack).values():
@@ -69,7 +67,7 @@ def report_texts(pack: Pack, receipts: list[Receipt]) -> dict[str, str]:
 
 
 def _refuse_stale(pack: Pack) -> None:
-    """Refuse receipts of another probe or patch than the bundle would hold: verify.py believes none of it then."""
+    """Refuse receipts of another probe or patch than the bundle would hold."""
     for folder, option in FOLDERS.items():
         for one in receipt.load_all(pack.receipts / folder):
             why = staleness.reasons(pack, one)

@@ -161,8 +161,8 @@ def _bundle(pack: Pack) -> str:
         return f"The probe{patch} and the pack's own receipts are in {links.project()}."
     number = pack.name.partition("_")[0]
     return (
-        f"Logs, all figures and receipts: {pack.name}.zip (`runner.py bundle {number}`), which `python verify.py "
-        f"{pack.name}.zip` checks; both in {links.project()}."
+        f"Logs, all figures and receipts: {pack.name}.zip (`runner.py bundle {number}`); `runner.py check --bundle` "
+        f"judges it again. Both are in {links.project()}."
     )
 
 

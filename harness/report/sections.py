@@ -1,6 +1,6 @@
 """The parts of a report that the runner writes whole: verdicts, command lines, patch, threads, ask, strength.
 
-verify.py writes `verdicts`, `threads`, `ask`, `strength` and `searched` again, from a bundle, and compares.
+`runner.py check --bundle` writes them again from the receipts of a bundle, and compares.
 """
 
 from __future__ import annotations

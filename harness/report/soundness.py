@@ -15,7 +15,7 @@ from harness.core.words import SuiteVerdict, Verdict
 from harness.host.eligibility import evidence_here
 from harness.host.host import Host
 from harness.mutate import soundness as wrong_fixes
-from harness.pack import probe
+from harness.pack import probe, script_text
 from harness.pack.model import Pack
 from harness.receipt import receipt, staleness
 from harness.receipt.receipt import Receipt
@@ -130,16 +130,20 @@ class Checker:
         if not self.pack.probe.exists():
             return ["reproduce.py is missing"]
         text = self.pack.probe.read_text(encoding="utf-8", errors="replace")
-        found = probe.read(text, has_patch=self.pack.definition.has_patch)
-        errors = [f"reproduce.py: {error}" for error in found.errors]
-        return errors + _pin_errors(self.pack, found.pins, receipts)
+        has_patch = self.pack.definition.has_patch
+        if probe.BEGIN in text:
+            old = probe.read(text, has_patch=has_patch)
+            pins, found = old.pins, old.errors
+        else:
+            new = script_text.read(text, has_patch=has_patch)
+            pins, found = new.pins, new.errors
+        return [f"reproduce.py: {error}" for error in found] + _pin_errors(self.pack, pins, receipts)
 
     def _patch_text(self) -> list[str]:
         if not self.pack.definition.has_patch:
             beside = (
                 *self.pack.folder.glob("*.patch"),
-                *self.pack.folder.glob("mutants/*"),
-                *self.pack.folder.glob("unseen/*"),
+                *(path for path in self.pack.folder.glob("mutants/**/*") if path.is_file()),
             )
             places = sorted(path.relative_to(self.pack.folder).as_posix() for path in beside)
             return [f'{place}: pack.toml says fix = "none"' for place in places]

@@ -8,8 +8,8 @@ from harness.pack.model import Pack
 from harness.receipt import strength
 
 NOT_MEASURED, NO_PATCH = "not measured", "no patch"
-#: What a reader of a report can see for himself, and verify.py looks at: its own wrong fixes are no part of a bundle.
-SEEN = {"the probe changed", "the patch changed"}
+#: What a reader of a report can see for himself, and a bundle shows: its own wrong fixes are no part of a bundle.
+SEEN = {"the script or the contract changed", "the patch changed"}
 
 
 @dataclass(frozen=True)

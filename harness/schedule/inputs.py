@@ -26,7 +26,7 @@ def taken(cache: Cache, packs: Iterable[Pack]) -> Iterator[list[Pack]]:
 
 def _taken(pack: Pack, folder: Path) -> Pack:
     folder.mkdir()
-    for path in (pack.probe, *pack.folder.glob("*.patch")):
+    for path in (pack.probe, pack.contract, *pack.folder.glob("*.patch")):
         if path.is_file():  # what is missing is told where it is needed
             shutil.copyfile(path, folder / path.name)
     return replace(pack, inputs=folder)

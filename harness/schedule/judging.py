@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from harness.core import files
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError
 from harness.core.words import LaneName, LaneVerdict
 from harness.host.host import Host
+from harness.pack import judges
 from harness.receipt import receipt, writer
 from harness.receipt.receipt import Receipt
 from harness.receipt.writer import MadeBy
@@ -193,6 +193,6 @@ class CellJudge:
         except HarnessError:
             return None
         started = outcome.started.isoformat(timespec="seconds") if outcome.started else ""
-        wanted = (started, round(outcome.seconds, 3), outcome.repeats, files.sha256_file(outcome.cell.pack.probe))
+        wanted = (started, round(outcome.seconds, 3), outcome.repeats, judges.sha256(outcome.cell.pack))
         same = found and (found.started, found.seconds, found.repeats.of, found.probe.sha256) == wanted
         return found if same else None

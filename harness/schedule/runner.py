@@ -200,6 +200,7 @@ class Runner:
         return Lane(
             name=task.lane,
             probe=cell.pack.probe,
+            contract=cell.pack.contract if cell.pack.contract.exists() else None,
             tree=source,
             dependency_set=prepared.dependency_set,
             dependencies=prepared.dependencies,
@@ -207,12 +208,14 @@ class Runner:
             evidence=cell.known_evidence,
             modules=cell.pack.definition.upstream.modules,
             must_load=prepared.must_load if task.lane == LaneName.PATCHED else (),
+            changed=prepared.must_load,
             claims=cell.pack.definition.claims,
             timeout=timeout,
             cancel=self.cancel,
             share=Share(self.threads, min(task.processes, len(this_host.cores()))),
             environment=cell.environment,
             is_wrong_fix=cell.is_wrong_fix and task.lane == LaneName.PATCHED,
+            stops=cell.is_wrong_fix and not cell.judges_all and task.lane == LaneName.PATCHED,
         )
 
     def _blank(self, task: Task, prepared: Prepared, placement: Placement, started: dt.datetime) -> LaneEnd:

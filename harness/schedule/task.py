@@ -9,6 +9,7 @@ from harness.core import files
 from harness.core.words import LaneName
 from harness.host.host import Host
 from harness.lane import built_environment
+from harness.pack import judges
 from harness.upstream import dependencies
 from harness.verdict.cell import BOTH_LANES, Cell
 
@@ -96,7 +97,7 @@ def _key_base(cell: Cell, host: Host) -> tuple[str, ...]:
     gpu = next((gpu.name for gpu in host.gpus if gpu.target == cell.gpu), "")
     return (
         cell.pack.name,
-        files.sha256_file(cell.pack.probe),
+        judges.sha256(cell.pack),
         cell.tree or f"{cell.source.kind} {cell.source.url} {cell.source.value}",
         members.sha256 if members else " ".join(cell.dependencies),
         *(member.requirement for member in cell.toolchain),
@@ -108,6 +109,7 @@ def _key_base(cell: Cell, host: Host) -> tuple[str, ...]:
         *definition.upstream.modules,
         built_environment.prefix(cell.environment),
         *(["alone"] if cell.alone else []),
+        *(["all checks"] if cell.judges_all else []),
         host.python,
         str(host.torch),
         str(host.triton),

@@ -136,7 +136,8 @@ def run(cache: Cache, host: Host, wanted: Wanted, place: Place, log: Path) -> Su
                 gate=gate,
                 locks=place.locks,
             )
-            ended = process.run(command, Lines(()), Log(log))
+            with Log(log) as written_log:
+                ended = process.run(command, Lines(()), written_log)
         prepared.dependencies.check(before, while_it_ran=True)
         found = report.read(written.read_text(encoding="utf-8", errors="replace"))
     why = abnormal_end(ended, wanted.timeout) or report.problem(found, ended.status, listed_only=wanted.list_only)

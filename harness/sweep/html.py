@@ -12,17 +12,33 @@ import jinja2
 from harness.core import markdown
 from harness.core.words import Verdict
 from harness.receipt.figures import number
-from harness.sweep import charts, database, drift, series, text_outputs
-from harness.sweep.charts import PackCharts
-from harness.sweep.database import CellRun
+from harness.sweep import text_outputs
 from harness.sweep.history import History, Mark
-from harness.sweep.results import NOT_HERE, NOT_RUN, CellRow, LaneRow, Results
+from harness.sweep.results import FLAKY, NOT_HERE, NOT_RUN, CellRow, LaneRow, Results
 
 TEMPLATE, STYLE = (Path(__file__).with_name(name) for name in ("index.html.j2", "html.css"))
 #: Of each log, its last bytes go into the page, of many logs fewer of each; the whole ones lie beside it.
 LOG_BYTES, LOGS_BYTES = 8 * 1024, 640 * 1024
 #: Characters: beyond this a patch is cut, of many patches each sooner; packs have minimal ones.
 PATCH_LENGTH, PATCHES_LENGTH = 64 * 1024, 480 * 1024
+#: One character for each verdict, so that it is told apart without colour.
+LETTERS = {
+    "CONFIRMED": "C",
+    "REPRODUCED": "R",
+    "VALIDATED": "V",
+    "FIXED_UPSTREAM": "F",
+    "FIX_INEFFECTIVE": "I",
+    "FIX_INCOMPLETE": "P",
+    "PATCH_BREAKS": "B",
+    "PATCH_STALE": "S",
+    "CONTROL_FAILED": "X",
+    "UNSUPPORTED": "U",
+    "UNAVAILABLE": "N",
+    "ERROR": "E",
+    FLAKY: "~",
+    NOT_RUN: "-",
+    NOT_HERE: ".",
+}
 CALM = {Verdict.CONFIRMED, Verdict.FIXED_UPSTREAM, Verdict.REPRODUCED, Verdict.VALIDATED}
 
 
@@ -35,7 +51,6 @@ class Page:
         history: of the runs before.
         folder: of the run, where the logs lie.
         patches: the patch of each pack.
-        past: the cells of the runs before, with their figures, the oldest run first.
 
     """
 
@@ -43,7 +58,6 @@ class Page:
     history: History
     folder: Path
     patches: dict[str, Path]
-    past: tuple[CellRun, ...] = ()
 
     def pieces(self) -> Iterator[str]:
         """Yield the page piece by piece: a sweep of many packs need not fit into memory."""
@@ -88,30 +102,18 @@ class Page:
         return list(dict.fromkeys(row.verdict for row in self.results.cells))
 
     @property
-    def method(self) -> str:
-        """How a change of a figure is called."""
-        return drift.METHOD
-
-    @property
     def legend(self) -> str:
         """Say what the letters of the matrix stand for."""
-        return series.legend(row.verdict for row in self.results.cells)
+        return ", ".join(f"{LETTERS.get(verdict, '?')} {verdict}" for verdict in sorted(self.verdicts))
 
     def letter(self, row: CellRow) -> str:
         """Return the letter of a cell's verdict."""
-        return series.letters([row.verdict])
+        return LETTERS.get(row.verdict, "?")
 
     def kinds(self, row: CellRow) -> str:
         """Return the classes by which a cell is filtered: its target, its verdict, whether it needs attention."""
         names = f"t{self.targets.index(row.target)} v{self.verdicts.index(row.verdict)}"
         return f"{names} attention" if row.needs_attention else names
-
-    @functools.cached_property
-    def charts(self) -> dict[str, PackCharts]:
-        """The figures of each pack over the runs, this one's last."""
-        now = database.cells_of(self.results.run, self.results)
-        leading = {row.pack: row.figure.partition(" ")[0] for row in self.results.cells if row.figure}
-        return charts.of_packs([*self.past, *now], leading)
 
     @functools.cached_property
     def log_bytes(self) -> int:

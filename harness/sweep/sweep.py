@@ -10,7 +10,6 @@ from typing import Protocol
 
 from harness.core import files, room
 from harness.core.cache import Cache
-from harness.core.errors import HarnessError
 from harness.core.progress import Progress
 from harness.core.words import Exit, Verdict
 from harness.host.gpu_health import GpuWatch
@@ -22,11 +21,10 @@ from harness.schedule import inputs
 from harness.schedule.journal import FileJournal
 from harness.schedule.scheduler import Account, GpuFault, Listener
 from harness.schedule.session import Session
-from harness.sweep import acknowledged, baseline, database, drift, history, mutants, run_folder, selection, writing
+from harness.sweep import acknowledged, baseline, history, mutants, run_folder, selection, writing
 from harness.sweep.bisection import Bisection
 from harness.sweep.collector import Collector
 from harness.sweep.columns import Moving, option
-from harness.sweep.database import CellRun
 from harness.sweep.mutants import Night
 from harness.sweep.results import NOT_HERE, NOT_RUN, SCHEMA, CellRow, GpuRow, HostRow, Results
 from harness.sweep.run_folder import RunFolder, SweepRequest
@@ -174,33 +172,15 @@ class Sweep:
                 account.ran += len(journal) - before
             seconds = (run_folder.now() - folder.started).total_seconds()
             results = self._results(folder, session, account, tuple(rows), compared.text, seconds)
-            recalled = self._recalled(folder)
-            measuring = {cell.name for cell in cells if cell.evidence is not None and cell.measures}
-            noted = tuple(acknowledged.applied(drift.rows(results, recalled, measuring), known))
+            noted = tuple(acknowledged.applied(results.cells, known))
             results = replace(results, cells=noted, notes=(*results.notes, *night.notes))
             results = replace(results, status=int(_status(results)))
             patches = {name: one.patch for name, one in packs.items()}
-            writing.write(results, past, folder.path, patches, recalled)
+            writing.write(results, past, folder.path, patches)
             if results.finished:
                 folder.finish(order.request)
                 self.engine.finished(folder.path)
-                self._remember()
         return results, folder
-
-    def _recalled(self, folder: RunFolder) -> tuple[CellRun, ...]:
-        """Return the cells of the runs before; none where they cannot be had, and no sweep fails for it."""
-        try:
-            return database.read(self.order.runs, before=folder.name).cells
-        except (HarnessError, OSError) as error:
-            self.progress.tell(f"the page has no figures of the runs before: {error}")
-            return ()
-
-    def _remember(self) -> None:
-        """Take the run into the database; it can be made anew at any time, so that no sweep fails for it."""
-        try:
-            database.update(self.order.runs)
-        except (HarnessError, OSError) as error:
-            self.progress.tell(f"the history is not up to date: {error}")
 
     def _mutants(self, session: Session, cells: list[Cell], account: Account) -> Night:
         """Run the wrong fixes that were asked for, behind everything else."""

@@ -8,17 +8,14 @@ from pathlib import Path
 from harness.core import files
 from harness.receipt import receipt
 from harness.sweep import run_folder, text_outputs
-from harness.sweep.database import CellRun
 from harness.sweep.history import History
 from harness.sweep.html import Page
 from harness.sweep.results import Results
 
 
-def write(
-    results: Results, history: History, folder: Path, patches: dict[str, Path], past: tuple[CellRun, ...] = ()
-) -> None:
-    """Write every output of a sweep, each whole or not at all; `past` are the cells of the runs before."""
+def write(results: Results, history: History, folder: Path, patches: dict[str, Path]) -> None:
+    """Write every output of a sweep, each whole or not at all."""
     files.write_atomic(folder / run_folder.RESULTS, receipt.to_json(asdict(results)))
     files.write_atomic(folder / "summary.md", text_outputs.summary(results))
     files.write_atomic(folder / "junit.xml", text_outputs.junit(results))
-    files.write_atomic(folder / "index.html", Page(results, history, folder, patches, past).pieces())
+    files.write_atomic(folder / "index.html", Page(results, history, folder, patches).pieces())

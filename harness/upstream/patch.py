@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import shutil
 from dataclasses import dataclass, replace
@@ -44,6 +45,31 @@ def parse(text: str) -> list[PatchedFile]:
         whole = FULL_BLOB.fullmatch(before) and FULL_BLOB.fullmatch(after)
         found.append(PatchedFile(match["path"], before if whole else "", after if whole else ""))
     return found
+
+
+def blob(text: str | None) -> str:
+    """Return git's blob hash of a file's text; of None, a file that is not there, `NO_BLOB`."""
+    if text is None:
+        return NO_BLOB
+    data = text.encode()
+    return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
+
+
+def outcome(*texts: str) -> str:
+    """Return the sha256 of what patches make of a tree, one applied after the other; empty where they do not say it.
+
+    It hashes the files that differ from the tree, each with its blob hash, so that it is the same however the patches
+    are written and divided. It is read from their index lines, without the tree; `check` compares those with the tree.
+    """
+    before: dict[str, str] = {}
+    after: dict[str, str] = {}
+    for file in (one for text in texts for one in parse(text)):
+        if not file.after:
+            return ""
+        before.setdefault(file.path, file.before)
+        after[file.path] = file.after
+    differ = (f"{path} {after[path]}\n" for path in sorted(after) if after[path] != before[path])
+    return files.sha256_bytes("".join(differ).encode())
 
 
 def _blobs(folder: Path, paths: list[str]) -> dict[str, str]:

@@ -38,6 +38,7 @@ class Cell:
         timeout: of each, in seconds; None is the target's own.
         patch: in place of the pack's own; None is that.
         is_wrong_fix: whether `patch` is one: what is laid out for it is removed behind its lane.
+        judges_all: whether the lane of a wrong fix goes on after a check that fails.
         about: the defect checks that the verdict is about, by name or glob; empty: all of them.
         alone: its lanes run while no other lane does: what they said beside others is not believed.
         environment: the one that its target names, where it has been built here.
@@ -60,6 +61,7 @@ class Cell:
     timeout: float | None = None
     patch: Path | None = None
     is_wrong_fix: bool = False
+    judges_all: bool = False
     about: tuple[str, ...] = ()
     alone: bool = False
     environment: Path | None = None

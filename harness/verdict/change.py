@@ -6,7 +6,7 @@ as they are: UNSUPPORTED and ERROR say nothing of the bug, and a failed control 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from harness.core.words import Exit, LaneVerdict, Role
@@ -51,7 +51,8 @@ class Side:
     record: LaneRecord | None = None
 
 
-BUG, FIXED, CONTROL, UNSUPPORTED, ERROR = LaneVerdict
+BUG, FIXED, CONTROL = LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED, LaneVerdict.CONTROL_FAILED
+INCOMPLETE, UNSUPPORTED, ERROR = LaneVerdict.FIX_INCOMPLETE, LaneVerdict.UNSUPPORTED, LaneVerdict.ERROR
 FIXES = Change(Effect.FIXES, "this change fixes it")
 NO_FIX = Change(Effect.AS_BEFORE, "this change does not fix it; it was there before")
 BRINGS_IT_IN = Change(Effect.WORSE, "this change brings it in")
@@ -140,12 +141,18 @@ def _defects(base: LaneRecord, head: LaneRecord) -> Change:
     return _with(PARTLY_FIXED, mended) if mended else NO_FIX
 
 
+def _as_bug(side: Side) -> Side:
+    """Take a tree that has a part of the bug for one that has it: which part, its checks say."""
+    return replace(side, verdict=BUG) if side.verdict == INCOMPLETE else side
+
+
 def between(base: Side, head: Side) -> Change:
     """Say what a change from `base` to `head` does.
 
     Both lanes made the same checks where it is called right: a check that is gone, or is no longer judged, shows
     nothing (see `judge.unlike_checks`).
     """
+    base, head = _as_bug(base), _as_bug(head)
     said = TABLE[base.verdict][head.verdict]
     if base.record is None or head.record is None:
         return said
@@ -161,7 +168,7 @@ def between(base: Side, head: Side) -> Change:
 
 def status(change: Change, head: LaneVerdict, *, must_fix: bool) -> Exit:
     """Return the exit status that a change stands for; with `must_fix`, a bug that is in head is one that was kept."""
-    if must_fix and head == BUG:
+    if must_fix and head in (BUG, INCOMPLETE):
         return Exit.DEVIATES
     return STATUS[change.effect]
 

@@ -13,6 +13,7 @@ from harness.lane.record import LaneRecord
 ALONE = {
     LaneVerdict.FIX_VALIDATED: Verdict.FIXED_UPSTREAM,
     LaneVerdict.CONTROL_FAILED: Verdict.CONTROL_FAILED,
+    LaneVerdict.FIX_INCOMPLETE: Verdict.FIX_INCOMPLETE,
     LaneVerdict.UNSUPPORTED: Verdict.UNSUPPORTED,
     LaneVerdict.ERROR: Verdict.ERROR,
 }
@@ -20,6 +21,7 @@ ALONE = {
 PATCHED = {
     LaneVerdict.FIX_VALIDATED: Verdict.CONFIRMED,
     LaneVerdict.BUG_REPRODUCED: Verdict.FIX_INEFFECTIVE,
+    LaneVerdict.FIX_INCOMPLETE: Verdict.FIX_INCOMPLETE,
     LaneVerdict.CONTROL_FAILED: Verdict.PATCH_BREAKS,
     LaneVerdict.UNSUPPORTED: Verdict.PATCH_BREAKS,
 }
@@ -114,7 +116,7 @@ def both(pristine: LaneRecord, patched: LaneRecord, about: tuple[str, ...] = ())
     if patched.verdict not in PATCHED:
         return Judgement(Verdict.ERROR, f"patched lane: {patched.verdict}: {patched.reason}")
     verdict, reason = PATCHED[patched.verdict], patched.reason
-    if about and verdict in (Verdict.CONFIRMED, Verdict.FIX_INEFFECTIVE):
+    if about and verdict in (Verdict.CONFIRMED, Verdict.FIX_INEFFECTIVE, Verdict.FIX_INCOMPLETE):
         found = asked(pristine, patched, about)
         verdict, reason = found.verdict, found.reason
     if verdict != Verdict.CONFIRMED:

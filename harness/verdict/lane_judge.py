@@ -11,7 +11,8 @@ from harness.lane import transcript
 from harness.lane.lane import ABANDONED, STOPPED, Lane, LaneRun
 from harness.lane.process import Ended
 from harness.lane.record import LaneRecord
-from harness.lane.transcript import Transcript
+from harness.lane.script import NO_SENTINEL
+from harness.lane.transcript import Transcript, UpstreamLine
 
 #: The reason of a lane whose probe came to no verdict; behind it stands what it raised, if it did.
 NO_VERDICT = "no verdict line"
@@ -26,8 +27,8 @@ STOPPED_AT_FAILED_CHECK = "stopped at its first failed check"
 def record_of(lane: Lane, run: LaneRun) -> LaneRecord:
     """Judge a lane that ended, by the rules of the protocol."""
     ended, said = run.ended, run.transcript
-    verdict, reason = _judged(lane, said, ended, run.changed)
-    if reason == NO_VERDICT and ended.status in RAISED:
+    verdict, reason = _judged(lane, run)
+    if reason in (NO_VERDICT, NO_SENTINEL) and ended.status in RAISED:
         reason += raised(run.log)
     return LaneRecord(
         verdict=verdict,
@@ -38,19 +39,31 @@ def record_of(lane: Lane, run: LaneRun) -> LaneRecord:
         left_behind=ended.left_behind,
         tree=lane.tree.sha256,
         device=said.target.device if said.target else "",
-        upstream=said.upstream,
+        upstream=_kept(lane, said),
         checks=said.checks,
         figures=said.figures,
         outputs=said.outputs,
         claims=said.claims,
         waited=round(ended.waited, 3),
+        script=said.script,
     )
 
 
-def _judged(lane: Lane, said: Transcript, ended: Ended, changed: str) -> tuple[LaneVerdict, str]:
+def _kept(lane: Lane, said: Transcript) -> tuple[UpstreamLine, ...]:
+    """Return what a record keeps of the modules: those of the changed files, and the packages under test themselves."""
+    if not said.script:
+        return said.upstream
+    changed = {str(lane.tree.folder / path) for path in lane.changed}
+    return tuple(line for line in said.upstream if line.module in lane.modules or line.file in changed)
+
+
+def _judged(lane: Lane, run: LaneRun) -> tuple[LaneVerdict, str]:
+    ended, said, changed = run.ended, run.transcript, run.changed
     if ended.reason == STOPPED and not changed:
         return transcript.implied(said.checks), STOPPED_AT_FAILED_CHECK
-    problem = changed or abnormal_end(ended, lane.timeout) or next(iter((*said.problems, *_foreign(lane, said))), "")
+    abnormal = abnormal_end(ended, lane.timeout)
+    abnormal += f" in {run.running}" if abnormal and run.running else ""
+    problem = changed or abnormal or next(iter((*said.problems, *_foreign(lane, said))), "")
     if problem or said.verdict is None:
         return LaneVerdict.ERROR, problem or NO_VERDICT
     return said.verdict, said.reason
@@ -87,11 +100,13 @@ def _foreign(lane: Lane, said: Transcript) -> list[str]:
             f"it judged {said.target.target} ({said.target.evidence}), requested was {lane.target} ({lane.evidence})"
         )
     if not said.upstream:
-        problems.append("no UPSTREAM line: nothing says what was judged")
+        problems.append("nothing of the modules under test was loaded")
     loaded = set()
     for line in said.upstream:
         inside = _inside(Path(line.file), lane.tree.folder)
-        if line.module.split(".")[0] not in lane.modules:
+        if said.script and inside is not None and line.module.split(".")[0] not in lane.modules:
+            loaded.add(inside)  # loaded by its path, under another name
+        elif line.module.split(".")[0] not in lane.modules:
             problems.append(f"{line.module} is none of the modules under test ({', '.join(lane.modules)})")
         elif inside is None:
             problems.append(f"{line.module} was loaded from outside the lane's tree: {line.file}")

@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.core import files
+from harness.pack import judges
 from harness.receipt import receipt
 from harness.receipt.figures import WIDTH
 from harness.receipt.redaction import PrivateTextError, Scrubber
@@ -59,7 +60,7 @@ def document(shown: Shown, judging: Judging, command: str) -> dict[str, object]:
         "evidence": judging.evidence,
         "over": shown.what,
         "line": shown.line,
-        "probe": files.sha256_file(judging.pack.probe),
+        "probe": judges.sha256(judging.pack),
         "python": host.python,
         "torch": host.torch,
         "triton": host.triton,

@@ -2,10 +2,10 @@
 
 Nothing here is judged. Each call is captured many times into one CUDA graph; the graphs of the pristine tree, of the
 pristine tree once more and of the patched tree are replayed by turns, so that a drift of the clock meets all three.
-Every launch has the configuration that reproduce.py pins. PRISTINE is the unpacked sdist, PATCHED a copy of it with
-fix.patch applied; the dependencies of pack.toml must be importable:
+Every launch has the configuration that contract.py pins. PRISTINE is the unpacked sdist, PATCHED a copy of it with
+fix.patch applied; the pack's dependencies must be importable, and `kit`, which is in the root of this repository:
 
-    python measure_time.py PRISTINE PATCHED
+    PYTHONPATH=../.. python measure_time.py PRISTINE PATCHED
 
 Written is data/time.ARCHITECTURE.json: median and quartiles of each, and of the relative difference to the pristine
 tree round by round. It takes about a minute on an H200.
@@ -18,7 +18,7 @@ import sys
 from functools import partial
 from pathlib import Path
 
-import reproduce
+import contract
 import torch
 import triton
 
@@ -31,12 +31,12 @@ def load(tree):
     for name in [name for name in sys.modules if name.split(".")[0] == "mamba_ssm"]:
         del sys.modules[name]
     sys.path.insert(0, str(tree.resolve()))
-    module = reproduce.module_under_test()
+    module = contract.import_below(contract.MODULE)
     sys.path.pop(0)
     if not Path(module.__file__).is_relative_to(tree.resolve()):
         raise SystemExit(f"{tree}: the kernel came from {module.__file__}")
-    kernel = getattr(module, reproduce.KERNEL)
-    kernel.configs = [next(x for x in kernel.configs if reproduce.PINNED.items() <= x.all_kwargs().items())]
+    kernel = getattr(module, contract.KERNEL)
+    kernel.configs = [next(x for x in kernel.configs if contract.PINNED.items() <= x.all_kwargs().items())]
     return module
 
 
@@ -67,7 +67,7 @@ def quartiles(values):
 
 def measure(modules, case, shape):
     """Time one case: milliseconds per call, and the difference to the pristine tree in percent."""
-    passed, named, _ = reproduce.problem(case, shape, "cuda")
+    passed, named, _ = contract.problem(case, shape, "cuda")
     calls = {name: partial(module.compute_dqkv, *passed, **named) for name, module in modules.items()}
     for call in calls.values():
         call()  # compiles
@@ -92,9 +92,9 @@ def main():
     arguments = parser.parse_args()
     pristine, patched = load(arguments.pristine), load(arguments.patched)
     modules = {"pristine": pristine, "pristine again": pristine, "patched": patched}
-    cases = {case: measure(modules, case, shape) for case, shape in reproduce.PUBLIC.items()}
+    cases = {case: measure(modules, case, shape) for case, shape in contract.PUBLIC.items()}
     host = {"GPU": torch.cuda.get_device_name(), "torch": torch.__version__, "triton": triton.__version__}
-    found = {**host, "configuration": reproduce.PINNED, "rounds": ROUNDS, "cases": cases}
+    found = {**host, "configuration": contract.PINNED, "rounds": ROUNDS, "cases": cases}
     lines = ["| case | pristine, ms | pristine again | patched |", "| --- | --- | --- | --- |"]
     for case, result in cases.items():
         time, parts = result["milliseconds"]["pristine"], []

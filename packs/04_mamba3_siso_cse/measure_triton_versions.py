@@ -1,7 +1,7 @@
 """Compile the kernel of both trees with many Triton releases: what the compiler leaves of the three products.
 
 Nothing here is judged. Each (release, tree, target) is compiled in a process of its own, with no GPU and an empty
-cache, by the functions of reproduce.py and in its pinned configuration. Needed are the two trees (the unpacked sdist,
+cache, by the functions of contract.py and in its pinned configuration. Needed are the two trees (the unpacked sdist,
 and a copy with fix.patch applied), the dependencies of pack.toml as one folder, and Triton's wheels for this Python:
 
     python measure_triton_versions.py PRISTINE PATCHED --dependencies DIR --wheels DIR
@@ -33,30 +33,31 @@ USED = re.compile(
 
 def one(target):
     """Compile for one target with the Triton that is on the path; print one JSON object as the last line."""
-    os.environ |= {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_DUMP_PTXAS_LOG": "1"}
-    import reproduce
+    os.environ |= {"TRITON_DISABLE_LINE_INFO": "1", "TRITON_DUMP_PTXAS_LOG": "1", "REPRODUCER_TARGET": target}
+    import contract
     import torch
     import triton
 
     torch.set_num_threads(1)
     with tempfile.TemporaryFile("w+") as log, contextlib.redirect_stdout(log):
-        found = reproduce.compiled(target)
+        found = contract.compiled(target)
         log.seek(0)
         used = USED.findall(log.read())
     result = {"triton": triton.__version__, "torch": torch.__version__}
-    for (mode, (emitted, left, asm)), (stack, stores, loads, registers) in zip(found.items(), used, strict=True):
+    for (mode, emitted), (stack, stores, loads, registers) in zip(found.items(), used, strict=True):
+        left, assembly = emitted["left"], emitted["assembly"]
         result[mode] = {
             "products": emitted["products"],
             "products after CSE": left["products"],
             "dots": emitted["dots"],
             "dots after CSE": left["dots"],
-            "MMA instructions": sum(map(asm["ptx"].count, ("mma.sync", "wgmma.mma_async", "tcgen05.mma"))),
+            "MMA instructions": sum(map(assembly["ptx"].count, contract.MMA)),
             "registers": int(registers),
             "stack frame": int(stack),
             "spill stores": int(stores),
             "spill loads": int(loads),
-            "shared memory": asm["shared"],
-            "cubin": hashlib.sha256(asm["cubin"]).hexdigest(),
+            "shared memory": emitted["shared"],
+            "cubin": hashlib.sha256(assembly["cubin"]).hexdigest(),
         }
     print(json.dumps(result))
 
@@ -87,7 +88,7 @@ def measure(arguments):
                 tool.chmod(0o755)
             for target in TARGETS:
                 for name, tree in trees.items():
-                    paths = [tree.resolve(), site, arguments.dependencies.resolve(), HERE]
+                    paths = [tree.resolve(), site, arguments.dependencies.resolve(), HERE, HERE.parents[1]]
                     result = compile_in_child(target, paths)
                     results.setdefault(version, {}).setdefault(target, {})[name] = result
                     print(version, target, name, result.get("error", "compiled"), file=sys.stderr)

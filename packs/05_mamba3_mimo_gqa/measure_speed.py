@@ -1,12 +1,12 @@
 """The speed of the MIMO backward with grouped heads, and what mamba3_mimo itself does. Measured, never judged.
 
-    PYTHONPATH=COMPANIONS python measure_speed.py --pristine TREE --patched TREE [--head TREE] --output data/speed.json
+    PYTHONPATH=COMPANIONS:../.. python measure_speed.py --pristine TREE --patched TREE [--head TREE] --output X.json
 
 Needs a GPU. Writes the raw numbers, and the table of REPORT.md beside them (speed.md). Each tree has a child process of
 its own, one after the other; its kernels are compiled by several processes at once. The patch leaves the kernels alone,
 so that the patched tree finds the pristine tree's in TileLang's cache. The shape is that of a layer with headdim 64,
 d_state 128, MIMO rank 4 and chunks of 16 steps, with z and D, in bfloat16: B=2, S=4096, 128 heads. Triton's small
-kernels are pinned to one configuration, as in the probe.
+kernels are pinned to one configuration, as in the contract.
 
 The release makes new symbols for B, S, H and G in every call, and TileLang then traces both kernels again, which the
 default branch no longer does (#968). So there are two times: that of a call as it stands (on the clock), and, with the
@@ -57,16 +57,16 @@ def timed(function):
     return {"median": middle, "low": low, "high": high}
 
 
-def whole(reproduce, G, heads):
+def whole(contract, G, heads):
     """Run mamba3_mimo forward and backward, as a user does."""
     import torch
 
-    case = reproduce.Case("dense", "mamba3_mimo", 4, z=True, D=True, MIMO_Out=True, N=N, ends=(128,))
-    x, dout = reproduce.make(case, G, heads)
+    case = contract.Case("dense", "public", 4, z=True, D=True, MIMO_Out=True, N=N, ends=(128,))
+    x, dout = contract.make(case, G, heads)
     wide = x | {name: x[name].repeat_interleave(heads // G, 3) for name in "QK"}
     leaves = {name: value.clone().requires_grad_() for name, value in x.items()}
-    reproduce.load("triton.mamba3.angle_dt")
-    mamba3_mimo = reproduce.load("tilelang.mamba3.mamba3_mimo").mamba3_mimo
+    contract.load(contract.ANGLES)
+    mamba3_mimo = contract.load(contract.PUBLIC).mamba3_mimo
     options = {"chunk_size": CHUNK, "rotary_dim_divisor": 4, "dtype": torch.bfloat16}
     expected, printed = mamba3_mimo(**wide, **options), io.StringIO()  # compiles, before what is said counts
     with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(printed):
@@ -84,9 +84,9 @@ def whole(reproduce, G, heads):
 
 
 @contextlib.contextmanager
-def kept_symbols(reproduce):
+def kept_symbols(contract):
     """Make a symbol of one name once, so that TileLang finds the kernel that it traced before."""
-    language = reproduce.load(f"{reproduce.FOLDER}_bwd").T
+    language = contract.load(f"{contract.PUBLIC}_bwd").T
     original = language.dynamic
     language.dynamic = functools.cache(original)
     try:
@@ -95,22 +95,22 @@ def kept_symbols(reproduce):
         language.dynamic = original
 
 
-def speed(reproduce, G):
+def speed(contract, G):
     """Time the backward wrapper for G groups."""
     import torch
 
-    case = reproduce.Case("dense", "wrapper", 4, z=True, D=True, MIMO_Out=True, N=N, ends=(S,))
-    x, dout = reproduce.make(case, G, H)
+    case = contract.Case("dense", "wrapper", 4, z=True, D=True, MIMO_Out=True, N=N, ends=(S,))
+    x, dout = contract.make(case, G, H)
     seconds = []
     try:
         for _ in range(4):
             torch.cuda.synchronize()
             start = time.perf_counter()
-            reproduce.call(case, x, dout)
+            contract.call(case, x, dout)
             torch.cuda.synchronize()
             seconds.append(time.perf_counter() - start)
-        with kept_symbols(reproduce):
-            milliseconds = timed(lambda: reproduce.call(case, x, dout))
+        with kept_symbols(contract):
+            milliseconds = timed(lambda: contract.call(case, x, dout))
     except ValueError as error:
         return {"raised": f"{type(error).__name__}: {error}"}
     rate = TERA_OPERATIONS / (milliseconds["median"] / 1e3)
@@ -120,17 +120,17 @@ def speed(reproduce, G):
 
 def compile_one(left_out, G):
     """Compile one kernel into the cache on disk, in a process of its own; the other kernel is left out."""
-    import reproduce
+    import contract
 
-    case = reproduce.Case("dense", "wrapper", 4, z=True, D=True, MIMO_Out=True, N=N, ends=(S,))
-    setattr(reproduce.load(f"{reproduce.FOLDER}_bwd"), left_out, lambda *_, **__: lambda *_: None)
+    case = contract.Case("dense", "wrapper", 4, z=True, D=True, MIMO_Out=True, N=N, ends=(S,))
+    setattr(contract.load(f"{contract.PUBLIC}_bwd"), left_out, lambda *_, **__: lambda *_: None)
     with contextlib.suppress(ValueError):
-        reproduce.call(case, *reproduce.make(case, G, H))
+        contract.call(case, *contract.make(case, G, H))
 
 
 def child(*, also_whole):
     """Measure the tree on the path."""
-    import reproduce
+    import contract
     import torch
 
     jobs = itertools.product(("mamba_mimo_bwd_fwd", "mamba_mimo_bwd_bwd"), GROUPS)
@@ -140,10 +140,10 @@ def child(*, also_whole):
     result = {
         "gpu": torch.cuda.get_device_name(),
         "versions": {name: importlib.metadata.version(name) for name in packages},
-        "backward": {f"g{G}": speed(reproduce, G) for G in GROUPS},
+        "backward": {f"g{G}": speed(contract, G) for G in GROUPS},
     }
     if also_whole:
-        result["mamba3_mimo"] = {f"g{G}_h{heads}": whole(reproduce, G, heads) for G, heads in ((2, 16), (8, H))}
+        result["mamba3_mimo"] = {f"g{G}_h{heads}": whole(contract, G, heads) for G, heads in ((2, 16), (8, H))}
     print(json.dumps(result))
 
 

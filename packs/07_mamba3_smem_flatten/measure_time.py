@@ -1,6 +1,6 @@
 """Time of both kernels and of the whole backward on a GPU: the release, and fix.patch with TMA off, on, and in one.
 
-    PYTHONPATH=COMPANIONS python measure_time.py --tree PRISTINE_TREE --output data/time.json
+    PYTHONPATH=COMPANIONS:../.. python measure_time.py --tree PRISTINE_TREE --output data/time.json
 
 COMPANIONS is the dependency set "default", merged into one folder. A copy of the tree gets fix.patch. With --build
 sm_90a it compiles the six kernels and stops, which needs no GPU and takes minutes; where TILELANG_CACHE_DIR is kept,
@@ -34,7 +34,7 @@ import tempfile
 import unittest.mock
 from pathlib import Path
 
-import reproduce
+import contract
 
 HERE = Path(__file__).parent
 SHAPES = {"B=4 S=2048 H=16": (4, 2048, 16), "B=1 S=4096 H=32": (1, 4096, 32), "B=16 S=2048 H=32": (16, 2048, 32)}
@@ -51,17 +51,16 @@ def load(tree):
         del sys.modules[name]
     with unittest.mock.patch.object(sys, "path", [str(tree), *sys.path]):
         importlib.invalidate_caches()
-        module = reproduce.load()
+        module = contract.load()
     if not Path(module.__file__).is_relative_to(tree):
         raise SystemExit(f"{module.__file__} is not of {tree}")
     return module
 
 
 def compile_one(kernel, tree, tma, target):
-    """In a process of its own: compile a kernel into TileLang's cache. Return what the probe found."""
+    """In a process of its own: compile a kernel into TileLang's cache. Return what the contract found."""
     with unittest.mock.patch.object(sys, "path", [str(tree), *sys.path]):
-        wrong, lowers, compiles, found, reason = reproduce.build("full", kernel, tma, target)
-    return {"misgiven": wrong, "lowers": lowers, "compiles": compiles, "reaches": found, "reason": reason}
+        return contract.build("full", kernel, tma, target)
 
 
 def kernels_again(module, target, arguments, tma):
@@ -78,8 +77,8 @@ def kernels_again(module, target, arguments, tma):
         return run
 
     with contextlib.ExitStack() as stack:
-        for kernel in reproduce.KERNELS:
-            wrapped = functools.partial(factory, kernel, reproduce.variant(module, kernel, target, tma))
+        for kernel in contract.KERNELS:
+            wrapped = functools.partial(factory, kernel, contract.variant(module, kernel, target, tma))
             stack.enter_context(unittest.mock.patch.object(module, f"mamba_mimo_{kernel}", wrapped))
         module.mamba_mimo_bwd_combined(**arguments)
     module.torch.cuda.synchronize()
@@ -101,13 +100,13 @@ def measure(modules, target, shape):
     """Time everything at one shape."""
     torch = modules["pristine"].torch
     batch, length, heads = shape
-    case = reproduce.LARGE._replace(batch=batch, length=length, heads=heads)
-    arguments, _ = reproduce.example(torch, case, "cuda")
+    case = contract.LARGE._replace(batch=batch, length=length, heads=heads)
+    arguments, _ = contract.example(case, "cuda")
     runs = {}
     for variant, (tree, fwd, bwd) in VARIANTS.items():
         signal.alarm(300)
         runs["backward", variant] = functools.partial(
-            reproduce.backward, modules[tree], target, arguments, fwd=fwd, bwd=bwd
+            contract.backward, modules[tree], target, arguments, fwd=fwd, bwd=bwd
         )
         if fwd == bwd:
             again = kernels_again(modules[tree], target, arguments, fwd)
@@ -163,7 +162,7 @@ def patched(tree, folder):
 
 def build_all(trees, target):
     """Compile six kernels side by side, into TileLang's cache."""
-    tasks = [(kernel, tree, tma) for kernel in reproduce.KERNELS for tree, tma in BUILDS]
+    tasks = [(kernel, tree, tma) for kernel in contract.KERNELS for tree, tma in BUILDS]
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(min(len(tasks), os.cpu_count()), mp_context=context) as pool:
         built = [pool.submit(compile_one, kernel, trees[tree], tma, target) for kernel, tree, tma in tasks]
@@ -184,7 +183,7 @@ def time_all(trees, output):
     document = {"gpu": first.torch.cuda.get_device_name(), "builds": build_all(trees, target)}
     document |= {"torch": first.torch.__version__, "cuda": first.torch.version.cuda}
     document |= {"python": platform.python_version(), "tilelang": first.tilelang.__version__, "shapes": {}}
-    build = reproduce.BUILDS["full"]
+    build = contract.BUILDS["full"]
     document["sizes"] = {"N": build.N, "P": build.P, "R": build.R, "chunk": build.chunk}
     output.write_text(json.dumps(document, indent=1) + "\n")
     for name, shape in SHAPES.items():

@@ -3,7 +3,7 @@
     python measure_versions.py --tree pristine=FOLDER --tree patched=FOLDER --dependencies FOLDER... [--targets ...]
 
 --dependencies names merged dependency sets of pack.toml. No GPU is needed, nvcc is. A cell is one kernel of one tree,
-lowered by one tilelang for one architecture at the sizes of reproduce.py; it runs in a process of its own, and takes
+lowered by one tilelang for one architecture at the sizes of contract.py; it runs in a process of its own, and takes
 a minute or more. Results go to data/versions.json as they come, and cells that are there already are not run again;
 at the end data/versions.md is written anew from them. data/variants.json was made in the same way from trees with
 other changes than fix.patch, which are data/variant_*.patch.
@@ -18,11 +18,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-import reproduce
+import contract
 
 HERE = Path(__file__).parent
 OPTIONS = {"off": (True, True), "TMA": (False, True), "TMA+WS": (False, False)}  # what is disabled: TMA lowering, WS
-EXAMPLE = reproduce.Case("full", 2, 128, 4, "each", None)
+EXAMPLE = contract.EXAMPLE
 RESOURCES = {
     "registers": r"Used (\d+) registers",
     "spill_stores": r"(\d+) bytes spill stores",
@@ -32,10 +32,10 @@ RESOURCES = {
 
 def measure(kernel, target, options):
     """Lower one kernel, compile it, and return what is known of it. Runs in a child."""
-    module = reproduce.load()
+    module = contract.load()
     tilelang = module.tilelang
-    arguments, _ = reproduce.example(module.torch, EXAMPLE, "cpu")
-    args, kwargs, _ = reproduce.requested(module, [arguments])[0][kernel]
+    arguments, _ = contract.example(EXAMPLE, "cpu")
+    args, kwargs, _ = contract.requested(module, [arguments])[0][kernel]
     function = getattr(module, f"mamba_mimo_{kernel}")
     no_tma, no_specialisation = OPTIONS[options]
     key = tilelang.PassConfigKey
@@ -74,7 +74,7 @@ def compiled(source, target):
 
 def run_child(cell, trees, site):
     """Run one cell in a process of its own; a crash is a result too."""
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join((str(trees[cell["tree"]]), str(site)))}
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(map(str, (trees[cell["tree"]], site, HERE.parents[1])))}
     command = [sys.executable, __file__, "--cell", json.dumps(cell)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     lines = [line for line in done.stdout.splitlines() if line.startswith("RESULT ")]
@@ -132,7 +132,7 @@ def main():
         document = json.loads(arguments.output.read_text())
     release = subprocess.run(["nvcc", "--version"], capture_output=True, text=True, check=True).stdout
     document["nvcc"] = re.search(r"release \S+, V(\S+)", release)[1]
-    build = reproduce.BUILDS[EXAMPLE.build]
+    build = contract.BUILDS[EXAMPLE.build]
     sizes = {"N": build.N, "P": build.P, "R": build.R, "chunk": build.chunk}
     document["sizes"] = sizes
     trees = dict(tree.split("=", 1) for tree in arguments.tree)
@@ -141,7 +141,7 @@ def main():
         for target in arguments.targets.split(","):
             for options in arguments.options.split(","):
                 for tree in trees:
-                    for kernel in reproduce.KERNELS:
+                    for kernel in contract.KERNELS:
                         cell = {"kernel": kernel, "tilelang": version.removesuffix(".dist-info")}
                         cell |= {"target": target, "options": options, "tree": tree}
                         if any({**old, "result": 0} == {**cell, "result": 0} for old in document["cells"]):

@@ -1,11 +1,12 @@
-"""Hold implementations of a vocabulary-parallel cross entropy against the contract of reproduce.py: a table.
+"""Hold implementations of a vocabulary-parallel cross entropy against contract.py: a table.
 
-Nothing here is judged. Every cell is measured, in the ranks of reproduce.py (gloo on the CPU, NCCL with one GPU each):
+Nothing here is judged. Every cell is measured, in ranks (gloo on the CPU, NCCL with one GPU each):
 right, with the largest relative error; wrong, by how much; refused, with the exception's text; or not there, where the
 interface has no such argument. What computes from logits gets those of Megatron's ColumnParallelLinear, so that
-gradients are those of hidden states and weight in every row. The tolerances are those of reproduce.py.
+gradients are those of hidden states and weight in every row. The tolerances are those of contract.py.
 
-    PYTHONPATH=TREE:DEPENDENCIES[:LIGER] TE_SOURCE=DIR python measure_implementations.py TARGET NAME... [--times]
+    export PYTHONPATH=TREE:DEPENDENCIES:REPOSITORY[:LIGER]
+    TE_SOURCE=DIR python measure_implementations.py TARGET NAME... [--times]
 
 TREE is Megatron-LM: dev with fix.patch for most, dev for "linear_dev", the head of #3345 for "pr_3345"; LIGER is an
 unpacked wheel of liger-kernel 0.8.5; TE_SOURCE a checkout of TransformerEngine, of which the Triton kernels and their
@@ -15,25 +16,29 @@ names on TARGET goes into data/implementations.json, and data/implementations.TA
 
 import argparse
 import dataclasses
-import functools
 import importlib
 import json
+import math
 import os
 import statistics
 import sys
-import tempfile
 import types
 from pathlib import Path
 
-import reproduce
-from reproduce import Case
+import contract
+import torch
+from contract import Case
+
+from kit.ranks import ranks
+from kit.vocabulary import Storages, watching
 
 HERE = Path(__file__).resolve().parent
 JSON = HERE / "data" / "implementations.json"
 RIGHT, WRONG, REFUSED, NOT_THERE = "right", "wrong", "refused", "not there"
-LOSS, GRADIENT = reproduce.FLOAT32_LOSS, reproduce.FLOAT32_GRADIENT
+LOSS, GRADIENT = contract.FLOAT32_LOSS, contract.FLOAT32_GRADIENT
 TIMED = Case(shape=(4096, 1), classes=131072, hidden=4096, dtype="bfloat16", above="ones")
-BIG = dataclasses.replace(reproduce.MEMORY, hidden=64, reduction="none", labels="any")
+BIG = Case(shape=(1024, 2), classes=24576, hidden=64, dtype="bfloat16")
+SLAB_PART = 0.5  # of the elements, or in fp32 the bytes, of all logits
 BF16_ALONE, SHARD = ("pr_3345",), 640
 ROUNDS = 11
 MEMORY_ROW = "memory: largest tensor, all together, in parts of the logits in fp32 (right: at most half)"
@@ -48,7 +53,7 @@ class NotThereError(Exception):
 
 def logits_of(upstream, case, hidden, weight):
     """Return the logits [sequence, batch, classes of this rank] of Megatron's output layer."""
-    layer = upstream.build(dataclasses.replace(case, entry="native"), upstream.layers.ColumnParallelLinear)
+    layer = upstream.layer(dataclasses.replace(case, entry="native"), contract.ColumnParallelLinear)
     return layer(hidden, weight=weight)[0]
 
 
@@ -56,20 +61,20 @@ def unreduced(case, *, ignores=True):
     """Refuse what an interface without a reduction, or without an ignored label, cannot be asked for."""
     if case.reduction != "none":
         raise NotThereError("reduction")
-    if not ignores and case.ignore_index != reproduce.IGNORED:
+    if not ignores and case.ignore_index != contract.IGNORED:
         raise NotThereError("ignore_index")
 
 
 def linear(upstream, case, hidden, weight, labels):
     """Call LinearCrossEntropyModule with the implementation "linear" of the tree that is on the path."""
-    return reproduce.Upstream.losses(upstream, dataclasses.replace(case, entry="module"), hidden, weight, labels)
+    return upstream.losses(dataclasses.replace(case, entry="module"), hidden, weight, labels)
 
 
 def native(upstream, case, hidden, weight, labels):
     """Call vocab_parallel_cross_entropy."""
     unreduced(case, ignores=False)
     logits = logits_of(upstream, case, hidden, weight)
-    return upstream.native.vocab_parallel_cross_entropy(logits, labels, tp_group=upstream.groups[case.ranks]).flatten()
+    return contract.vocab_parallel_cross_entropy(logits, labels, tp_group=upstream.group(case)).flatten()
 
 
 def fused_native(upstream, case, hidden, weight, labels):
@@ -77,7 +82,7 @@ def fused_native(upstream, case, hidden, weight, labels):
     unreduced(case, ignores=False)
     logits = logits_of(upstream, case, hidden, weight)
     function = importlib.import_module("megatron.core.fusions.fused_cross_entropy").fused_vocab_parallel_cross_entropy
-    return function(logits, labels, upstream.groups[case.ranks]).flatten()
+    return function(logits, labels, upstream.group(case)).flatten()
 
 
 def transformer_engine(upstream, case, hidden, weight, labels):
@@ -91,7 +96,7 @@ def transformer_engine(upstream, case, hidden, weight, labels):
         raise NotThereError("reduction")
     function = importlib.import_module("transformer_engine.pytorch.cross_entropy").parallel_cross_entropy
     logits = logits_of(upstream, case, hidden, weight)
-    group = upstream.groups[case.ranks]
+    group = upstream.group(case)
     found = function(logits, labels, 0.0, case.reduction == "mean", group, case.ignore_index)
     return found.flatten() if case.reduction == "none" else found.reshape(())  # it has one element
 
@@ -101,14 +106,14 @@ def liger_vocab_parallel(upstream, case, hidden, weight, labels):
     unreduced(case)
     module = importlib.import_module("liger_kernel.transformers.vocab_parallel_cross_entropy")
     layer = module.LigerVocabParallelCrossEntropy(ignore_index=case.ignore_index)
-    return layer(logits_of(upstream, case, hidden, weight), labels, upstream.groups[case.ranks]).flatten()
+    return layer(logits_of(upstream, case, hidden, weight), labels, upstream.group(case)).flatten()
 
 
 def liger_linear(upstream, case, hidden, weight, labels):
     """Call LigerFusedLinearScaledCrossEntropyTPFunction."""
     unreduced(case)
     function = importlib.import_module("liger_kernel.ops").LigerFusedLinearScaledCrossEntropyTPFunction
-    given = (hidden.flatten(0, -2), weight, labels.flatten(), upstream.groups[case.ranks])
+    given = (hidden.flatten(0, -2), weight, labels.flatten(), upstream.group(case))
     return function.apply(*given, 1.0, case.ignore_index)
 
 
@@ -116,7 +121,14 @@ def liger_linear_fallback(upstream, case, hidden, weight, labels):
     """Call the fallback of the same by itself: the public function wants CUDA."""
     unreduced(case)
     module = importlib.import_module("liger_kernel.ops.fused_linear_scaled_cross_entropy")
-    given = (hidden.flatten(0, -2), weight, labels.flatten(), 1.0, case.ignore_index, upstream.groups[case.ranks])
+    given = (
+        hidden.flatten(0, -2),
+        weight,
+        labels.flatten(),
+        1.0,
+        case.ignore_index,
+        upstream.group(case),
+    )
     return module._apply_tp_fallback(*given[:5], False, given[5])  # noqa: SLF001
 
 
@@ -181,7 +193,7 @@ PROPERTIES = {
 
 def keep_layers(upstream):
     """Let every layer be built once: its own weight is not used, and making it is not to be timed."""
-    build, kept = upstream.build, {}
+    build, kept = upstream.layer, {}
 
     def once(case, kind):
         key = (kind, case.ranks, case.hidden, case.classes, case.dtype, case.sequence_parallel, case.entry)
@@ -189,10 +201,10 @@ def keep_layers(upstream):
             kept[key] = build(case, kind)
         return kept[key]
 
-    upstream.build, upstream.keeps_layers = once, True
+    upstream.layer, upstream.keeps_layers = once, True
 
 
-def measure(name, properties, upstream, case):
+def measure(upstream, name, properties, case):
     """Measure one property of one implementation on one rank."""
     if not hasattr(upstream, "keeps_layers"):
         keep_layers(upstream)
@@ -204,15 +216,13 @@ def measure(name, properties, upstream, case):
     before = [each.detach().clone() for each in (hidden, weight, labels)]
     try:
         found = IMPLEMENTATIONS[name][0](upstream, case, hidden, weight, labels)
-        once = upstream.torch.autograd.grad(
-            found, (hidden, weight), above.view_as(found).to(found.dtype), retain_graph=True
-        )
+        once = torch.autograd.grad(found, (hidden, weight), above.view_as(found).to(found.dtype), retain_graph=True)
         record = {"loss": found.detach(), "dtype": str(found.dtype)}
         record |= {"towards_hidden": once[0].clone(), "towards_weight": once[1].clone()}
         record["kept"] = all(x.equal(y) for x, y in zip(before, (hidden, weight, labels), strict=True))
         if "twice" in properties:
-            twice = upstream.torch.autograd.grad(found, (hidden, weight), above.view_as(found).to(found.dtype))
-            record["twice"] = max(reproduce.norm_error(x, y) for x, y in zip(twice, once, strict=True))
+            twice = torch.autograd.grad(found, (hidden, weight), above.view_as(found).to(found.dtype))
+            record["twice"] = max(norm_error(x, y) for x, y in zip(twice, once, strict=True))
     except NotThereError as error:
         return {"status": NOT_THERE, "text": f"no {error}"}
     except Exception as error:
@@ -232,9 +242,9 @@ def memory(name, upstream, case):
         hidden.grad = weight.grad = None
 
     try:
-        seen = reproduce.follow(upstream.torch, (hidden, weight, labels), go)
+        seen = follow((hidden, weight, labels), go)
         if upstream.device.type == "cuda":
-            cuda = upstream.torch.cuda
+            cuda = torch.cuda
             cuda.reset_peak_memory_stats()
             start = cuda.memory_allocated()
             go()
@@ -248,7 +258,7 @@ def memory(name, upstream, case):
 
 def time(name, upstream, case):
     """Time a forward and its backward on a GPU, and its peak memory: the median, in ms and MiB."""
-    torch, device, dtype = upstream.torch, upstream.device, upstream.dtype(case)
+    device, dtype = upstream.device, getattr(torch, case.dtype)
     torch.manual_seed(5)  # the same hidden states on every rank
     hidden = torch.randn(*case.shape, case.hidden, device=device, dtype=dtype).requires_grad_()
     labels = torch.randint(case.classes, case.shape, device=device)
@@ -258,7 +268,7 @@ def time(name, upstream, case):
     spent = []
     try:
         for _ in range(ROUNDS + 2):
-            torch.distributed.barrier(group=upstream.groups[case.ranks])
+            torch.distributed.barrier(group=upstream.group(case))
             hidden.grad = weight.grad = None
             torch.cuda.reset_peak_memory_stats()
             before = torch.cuda.memory_allocated()
@@ -277,10 +287,31 @@ def time(name, upstream, case):
     return {"ms": quartiles[1], "spread": quartiles[2] - quartiles[0], "peak_mib": peak}
 
 
+def follow(given, function):
+    """Call a function; return the most elements of a tensor that it makes, and the most bytes that live together."""
+    storages, most = Storages(), {"largest": 0, "together": 0}
+
+    def note(operator, arguments, found):
+        storages.note(operator, arguments, found)
+        living = storages.living(*given)
+        most["largest"] = max([most["largest"], *(math.prod(shape) for _, shape in living)])
+        most["together"] = max(most["together"], sum(size for size, _ in living))
+
+    with watching(note):
+        function()
+    return most
+
+
 # What is made of it.
 
 
-def cell(found, upstream, case, looked):
+def norm_error(found, wanted):
+    """Return the norm of the difference over the norm of what is wanted: infinite where a nan is found."""
+    error = float((found.double() - wanted).norm() / (wanted.norm() if bool(wanted.count_nonzero()) else 1.0))
+    return math.inf if math.isnan(error) else error
+
+
+def cell(found, case, looked):
     """Return one cell: its status, and the largest error or the text."""
     refused = [each for each in found if "status" in each]
     if refused:  # by one rank, too
@@ -295,28 +326,28 @@ def cell(found, upstream, case, looked):
     if "twice" in looked:
         error = max(each["twice"] for each in found)
         return {"status": RIGHT if error == 0 else WRONG, "error": error}
-    errors = deviations(found, upstream, case, looked)
+    errors = deviations(found, case, looked)
     wrong = [error for error, limit in errors if not error <= limit]
     return {"status": WRONG if wrong else RIGHT, "error": max(wrong or [error for error, _ in errors])}
 
 
-def deviations(found, upstream, case, looked):
+def deviations(found, case, looked):
     """Return the errors of losses and gradients over all ranks, each with its tolerance."""
-    given = upstream.given(case)
-    losses, towards_hidden, towards_weight = reproduce.reference(given, case)
+    given = contract.inputs_of(case)
+    losses, towards_hidden, towards_weight = contract.reference(given, case)
     if "without padding" in looked:
         hidden, weight, labels, above = given
-        losses = reproduce.reference((hidden, weight[: case.labelled], labels, above), case)[0]
+        losses = contract.reference((hidden, weight[: case.labelled], labels, above), case)[0]
     errors = []
     if "loss" in looked or "without padding" in looked:
-        errors.append((max(reproduce.norm_error(each["loss"], losses) for each in found), LOSS))
-    limit = GRADIENT + (reproduce.BFLOAT16 if case.dtype == "bfloat16" else 0.0)
+        errors.append((max(norm_error(each["loss"], losses) for each in found), LOSS))
+    limit = GRADIENT + (contract.BFLOAT16 if case.dtype == "bfloat16" else 0.0)
     for name, wanted in (("hidden", towards_hidden), ("weight", towards_weight)):
         if name in looked:
             split = name == "weight" or case.sequence_parallel
-            groups = [found] if split else [[each] for each in found]
-            parts = [reproduce.joined(group, f"towards_{name}", split) for group in groups]
-            errors.append((max(reproduce.norm_error(part, wanted) for part in parts), limit))
+            parts = [each[f"towards_{name}"] for each in found]
+            parts = [torch.cat(parts)] if split else parts
+            errors.append((max(norm_error(part, wanted) for part in parts), limit))
     return errors
 
 
@@ -325,7 +356,7 @@ def of_the_logits(found, case):
     slab = case.shape[0] * case.shape[1] * case.classes // case.ranks
     together = max(max(each["together"], each.get("allocated", 0)) for each in found) / (4 * slab)
     largest = max(each["largest"] for each in found) / slab
-    status = RIGHT if max(largest, together) <= reproduce.SLAB_PART else WRONG
+    status = RIGHT if max(largest, together) <= SLAB_PART else WRONG
     return {"status": status, "largest": largest, "together": together}
 
 
@@ -398,31 +429,22 @@ def main():
     os.environ["TORCH_COMPILE_DISABLE"] = "1"
     if given.target == "cpu":
         os.environ["TRITON_INTERPRET"] = "1"
-    torch = importlib.import_module("torch")
-    torch.set_num_threads(1)
-    count = reproduce.CPU_RANKS
+    count, kind = contract.CPU_RANKS, "cpu"
     if given.target != "cpu":
-        count = max(size for size in (1, 2, 4) if size <= torch.cuda.device_count())
+        count, kind = max(size for size in (1, 2, 4) if size <= torch.cuda.device_count()), "cuda"
     device = "the CPU" if given.target == "cpu" else f"{count} x {torch.cuda.get_device_name()}"
-    upstream = reproduce.Upstream(torch, torch.device("cpu"))
-    core = Path(upstream.fused.__file__).parents[1]
     asked = {}
     for name in given.names:
         for key, (case, looked) in properties(given.target, count, times=given.times).items():
             asked[name, key] = (suited(name, case, looked), looked)
-    checks = []
-    for (name, key), (case, looked) in asked.items():
-        checks.append((f"{name}: {key}", functools.partial(measure, name, looked), case))
-    work = types.SimpleNamespace(target=given.target, checks=checks, tested=[str(core)], seconds=500)
-    with tempfile.TemporaryDirectory() as folder:
-        results, _ = reproduce.ranks(work, count, folder)
+    with ranks(count, contract.Calls, device=kind, seconds=500.0) as group:
+        results = {key: group.run(measure, key[0], looked, case) for key, (case, looked) in asked.items()}
     everything = json.loads(JSON.read_text()) if JSON.exists() else {}
     measured = everything.setdefault(given.target, {})
     for name in given.names:
         measured[name] = {"device": device, "torch": torch.__version__, "cells": {}}
     for (name, key), (case, looked) in asked.items():
-        found = [each[f"{name}: {key}"] for each in reproduce.of_group(results, case)]
-        measured[name]["cells"][key] = cell(found, upstream, case, looked)
+        measured[name]["cells"][key] = cell(case.of_group(results[name, key]), case, looked)
     JSON.parent.mkdir(exist_ok=True)
     JSON.write_text(json.dumps(everything, indent=1, sort_keys=True) + "\n")
     for target, each in everything.items():

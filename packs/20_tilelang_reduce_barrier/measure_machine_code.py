@@ -1,8 +1,8 @@
-"""What the machine code of the kernel `reduce_sum` has between the last read of the workspace and the store to it.
+"""What the machine code of the kernel `sum` has between the last read of the workspace and the store to it.
 
     python measure_machine_code.py --nvdisasm FILE [--target sm_90a]
 
-Needs nvcc and nvdisasm (Triton's wheel has one), and tilelang on PYTHONPATH; no GPU. Measured, never judged:
+Needs nvcc, nvdisasm (of Triton's wheel), tilelang and this repository on PYTHONPATH; no GPU. Measured, never judged:
 data/machine_code.json has the barriers and the accesses to shared memory, from the last barrier before that read to
 the instruction after the store.
 """
@@ -14,8 +14,10 @@ import subprocess
 import tempfile
 from pathlib import Path
 
-import reproduce
+import contract
 import tilelang
+
+from kit.cuda_source import lower
 
 HERE = Path(__file__).parent
 
@@ -26,7 +28,7 @@ def main():
     parser.add_argument("--nvdisasm", required=True)
     parser.add_argument("--target", default="sm_90a")
     given = parser.parse_args()
-    _, source, error = reproduce.build("reduce_sum", given.target, executed=False)
+    source, error, _ = lower(contract.kernel(tilelang.language, contract.CASES["sum"]), given.target)
     if error:
         raise SystemExit(error)
     folder, number = Path(tilelang.__file__).parent, given.target.removeprefix("sm_")

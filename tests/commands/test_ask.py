@@ -3,36 +3,33 @@
 from __future__ import annotations
 
 import json
-import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from harness.pack import load
 from harness.report import written
-from testing import histories, mirrors
-from testing.workbench import REPOSITORY, Workbench
+from testing import histories, mirrors, toys
+from testing.workbench import Workbench
 
 HEADER = "Subject: Scale each value by its own weight\n\nSPDX-License-Identifier: Apache-2.0\n---\n"
 FILE = "src/toykernel/scale.py"
 #: Mends the weights; that lengths differ still goes unnoticed.
 SMALLER = histories.RIGHT
-SECOND_DEFECT = """    try:
-        scale.scale(values, [1.0])
-        refused = False
-    except ValueError:
-        refused = True
-    probe.check("lengths", "defect", refused)
-    probe.say("FIGURE\""""
+SECOND_DEFECT = """
+
+@pytest.mark.defect
+def test_lengths(scale):
+    with pytest.raises(ValueError):
+        scale.scale(VALUES, [1.0])
+"""
 
 
-def _asks(workbench: Workbench, asked: str = SMALLER, checks: str = '["wei*"]') -> Path:
+def _asks(workbench: Workbench, asked: str = SMALLER, checks: str = '["test_wei*"]') -> Path:
     """Lay the sound pack with a second defect check, and a smaller patch that upstream is asked to merge."""
     pack = workbench.lay("01_confirmed")
-    probe = pack / "reproduce.py"
-    probe.write_text(probe.read_text().replace('    probe.say("FIGURE"', SECOND_DEFECT))
+    with (pack / "contract.py").open("a") as stream:
+        stream.write(SECOND_DEFECT)
     source = workbench.folder / "source"
     commit = mirrors.repository(source, {"README": "where development happens\n"})
     mirrors.mirror(workbench.folder / "mirrors", source, [commit])
@@ -54,9 +51,9 @@ def _run(workbench: Workbench, *arguments: str) -> tuple[int, dict[str, str]]:
 def test_another_defect_may_stay_wrong(workbench: Workbench) -> None:
     pack = _asks(workbench)
     status, row = _run(workbench, "--record")
-    assert (status, row["verdict"], row["patched"]) == (0, "CONFIRMED", "BUG_REPRODUCED"), row
+    assert (status, row["verdict"], row["patched"]) == (0, "CONFIRMED", "FIX_INCOMPLETE"), row
     found = json.loads((pack / "receipts/ask/cpu.traced.json").read_text())
-    assert (found["about"], found["fix"]["name"], found["upstream"]["origin"]) == (["wei*"], "ask.patch", "git")
+    assert (found["about"], found["fix"]["name"], found["upstream"]["origin"]) == (["test_wei*"], "ask.patch", "git")
     assert found["upstream"]["commit"] in (pack / "pack.toml").read_text()
     assert list(pack.glob("receipts/*.json")) == []
     usual = workbench.rows("--record")
@@ -69,9 +66,9 @@ def test_another_defect_may_stay_wrong(workbench: Workbench) -> None:
     assert "1 sound" in checked.stdout, checked.stdout
     assert _verified(workbench, pack) == (0, "")
     for old, new, reason in (
-        ('"wei*"', '"*"', "about: not the checks of pack.toml's [ask]"),
-        ('"CONFIRMED"', '"PATCH_BREAKS"', "verdict: PATCH_BREAKS does not follow from the lanes"),
-        ("wei*", "none", "verdict: CONFIRMED does not follow from the lanes"),
+        ('"test_wei*"', '"*"', "about: not the checks of pack.toml's [ask]"),
+        ('"CONFIRMED"', '"PATCH_BREAKS"', "the lanes say CONFIRMED"),
+        ("test_wei*", "none", "the lanes say ERROR no defect check"),
     ):
         path = pack / "receipts/ask/cpu.traced.json"
         text = path.read_text()
@@ -83,24 +80,21 @@ def test_another_defect_may_stay_wrong(workbench: Workbench) -> None:
 
 
 def _verified(workbench: Workbench, pack: Path) -> tuple[int, str]:
-    """Bundle a pack, and let the verify.py of a repository with that pack check it; return its errors."""
-    shutil.copy(REPOSITORY / "verify.py", workbench.folder)
-    shutil.copytree(REPOSITORY / "harness/report", workbench.folder / "harness/report", dirs_exist_ok=True)
+    """Bundle a pack and check the bundle; return its errors."""
     path = workbench.folder / "sent.zip"
     made = workbench.run("bundle", pack.name, "-o", str(path))
     assert made.returncode == 0, made.stderr
-    command = [sys.executable, "-I", str(workbench.folder / "verify.py"), str(path)]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    ended = workbench.run("check", "--bundle", str(path))
     return ended.returncode, ended.stdout + ended.stderr if ended.returncode else ""
 
 
 @pytest.mark.parametrize(
     ("asked", "checks", "verdict", "reason"),
     [
-        (histories.WRONG + "#\n", '["weights"]', "FIX_INEFFECTIVE", "still wrong: weights"),
-        (SMALLER, '["weights", "lengths"]', "FIX_INEFFECTIVE", "still wrong: lengths"),
+        (histories.WRONG + "#\n", '["test_weights"]', "FIX_INEFFECTIVE", "still wrong: test_weights"),
+        (SMALLER, '["test_weights", "test_lengths"]', "FIX_INEFFECTIVE", "still wrong: test_lengths"),
         (SMALLER, '["nothing"]', "ERROR", "no defect check that was judged matches nothing"),
-        (SMALLER.replace("sum(", "1 + sum("), '["weights"]', "PATCH_BREAKS", "total"),
+        (SMALLER.replace("sum(", "1 + sum("), '["test_weights"]', "PATCH_BREAKS", "test_total"),
     ],
 )
 def test_a_patch_that_does_not_do_what_it_is_for(
@@ -114,25 +108,21 @@ def test_a_patch_that_does_not_do_what_it_is_for(
 
 def test_a_defect_that_the_patch_makes_wrong_is_a_break(workbench: Workbench) -> None:
     pack = _asks(workbench, SMALLER)
-    probe = pack / "reproduce.py"
-    right_before = 'scale.scale([1.0], [3.0, 1.0]) == [3.0] and "zip(" not in open(scale.__file__).read()'
-    probe.write_text(
-        probe.read_text().replace(
-            'probe.check("lengths", "defect", refused)', f'probe.check("l", "defect", {right_before})'
-        )
+    right_before = 'assert scale.scale([1.0], [3.0, 1.0]) == [3.0] and "zip(" not in open(scale.__file__).read()'
+    toys.replace(
+        pack / "contract.py", SECOND_DEFECT, f"\n\n@pytest.mark.defect\ndef test_l(scale):\n    {right_before}\n"
     )
     status, row = _run(workbench)
     assert (status, row["verdict"]) == (1, "PATCH_BREAKS")
-    assert "right without the patch, wrong with it: l" in row["reason"]
+    assert "right without the patch, wrong with it: test_l" in row["reason"]
 
 
 def test_a_check_that_is_right_without_the_patch_is_no_proof(workbench: Workbench) -> None:
-    pack = _asks(workbench, checks='["weights", "lengths"]')
-    probe = pack / "reproduce.py"
-    probe.write_text(probe.read_text().replace('"defect", refused', '"defect", True'))
+    pack = _asks(workbench, checks='["test_weights", "test_lengths"]')
+    toys.replace(pack / "contract.py", "    with pytest.raises(ValueError):\n        scale", "    scale")
     status, row = _run(workbench)
     assert (status, row["verdict"]) == (1, "ERROR")
-    assert "right without the patch already: lengths" in row["reason"]
+    assert "right without the patch already: test_lengths" in row["reason"]
 
 
 def test_a_patch_made_for_another_tree_is_stale(workbench: Workbench) -> None:
@@ -163,7 +153,7 @@ def test_check_names_what_the_ask_lacks(workbench: Workbench) -> None:
     pack = _asks(workbench)
     places = ("--mirrors", str(workbench.folder / "mirrors"))
     assert workbench.run("run", "--record").returncode == 0
-    (pack / "pack.toml").write_text((pack / "pack.toml").read_text().replace('"wei*"', '"wei*", "no such"'))
+    (pack / "pack.toml").write_text((pack / "pack.toml").read_text().replace('"test_wei*"', '"test_wei*", "no such"'))
     said = workbench.run("check", *places).stdout
     assert "ask.checks: no defect check of a receipt matches 'no such'" in said
     (pack / "ask.patch").write_text(

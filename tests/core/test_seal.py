@@ -25,9 +25,10 @@ def test_a_cache_from_elsewhere_is_built_again_and_compared(tmp_path: Path) -> N
 def test_jit_results_that_somebody_touched_are_not_used(workbench: Workbench) -> None:
     pack = workbench.lay("01_confirmed")
     probe = pack / "reproduce.py"
-    line = "    from toykernel import scale\n"
-    jit = '    import os\n    kept = Path(os.environ["TRITON_CACHE_DIR"]) / "x"\n    kept.parent.mkdir(exist_ok=True)\n'
-    jit += '    print("FOUND", kept.read_text() if kept.exists() else None)\n    kept.write_text("made")\n'
+    line = "from toykernel import scale\n"
+    jit = 'import os, pathlib\nkept = pathlib.Path(os.environ["TRITON_CACHE_DIR"], "x")\n'
+    jit += "kept.parent.mkdir(exist_ok=True)\n"
+    jit += 'print("FOUND", kept.read_text() if kept.exists() else None)\nkept.write_text("made")\n'
     probe.write_text(probe.read_text().replace(line, line + jit))
 
     def found() -> list[str]:
@@ -44,8 +45,8 @@ def test_jit_results_that_somebody_touched_are_not_used(workbench: Workbench) ->
 def test_what_runs_is_what_the_receipt_states(workbench: Workbench) -> None:
     pack = workbench.lay("01_confirmed")
     probe = pack / "reproduce.py"
-    line = "    from toykernel import scale\n"
-    edit = f'    with open({str(probe)!r}, "a") as stream: stream.write("# edited\\n")\n'
+    line = "from toykernel import scale\n"
+    edit = f'with open({str(probe)!r}, "a") as stream: stream.write("# edited\\n")\n'
     probe.write_text(probe.read_text().replace(line, line + edit))
     before = probe.read_bytes()
     workbench.rows("--receipts", str(workbench.folder / "out"))
@@ -57,8 +58,8 @@ def test_what_runs_is_what_the_receipt_states(workbench: Workbench) -> None:
 def test_a_lane_cannot_tell_which_one_it_is_by_its_paths(workbench: Workbench) -> None:
     pack = workbench.lay("01_confirmed")
     probe = pack / "reproduce.py"
-    line = "    from toykernel import scale\n"
-    shown = '    print("PATHS", scale.__file__, __file__, sys.path)\n'
+    line = "from toykernel import scale\n"
+    shown = 'print("PATHS", scale.__file__, __file__, sys.path)\n'
     probe.write_text(probe.read_text().replace(line, line + shown))
     status, (row,) = workbench.rows()
     assert status == 0

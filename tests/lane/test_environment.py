@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,6 @@ from pathlib import Path
 from harness.host.host import cores
 from harness.lane import environment
 from harness.lane.environment import NO_GPU, Folders, Gpus, Share
-from harness.pack import probe
 from testing.workbench import Workbench
 
 KEPT = {
@@ -49,8 +49,8 @@ def test_a_lane_keeps_the_switches_of_a_shared_host_and_drops_the_rest(tmp_path:
 def test_a_real_lane_has_its_own_folders_and_the_switches(workbench: Workbench) -> None:
     folder = workbench.lay("01_confirmed")
     probe = folder / "reproduce.py"
-    shown = '    import os\n    print("ENVIRONMENT", sorted(os.environ.items()), os.getcwd())\n    values, weights ='
-    probe.write_text(probe.read_text().replace("    values, weights =", shown))
+    shown = 'import os\nprint("ENVIRONMENT", sorted(os.environ.items()), os.getcwd())\nvalues, weights ='
+    probe.write_text(probe.read_text().replace("values, weights =", shown))
     definition = folder / "pack.toml"
     definition.write_text(definition.read_text().replace("[targets.cpu]\n", "[targets.cpu]\nprocesses = 1000\n"))
     search = os.pathsep.join(["/elsewhere", *filter(None, [os.environ.get("PYTHONPATH")])])
@@ -71,24 +71,17 @@ def test_a_real_lane_has_its_own_folders_and_the_switches(workbench: Workbench) 
         assert "('HOME', '$HOME')" in log, "known places are names"
 
 
-def _run_lines(commands: list[str], folder: Path, pack_folder: Path) -> list[tuple[int, str]]:
-    environment_here = os.environ | {
-        "PACK": str(pack_folder),
-        "PATH": f"{Path(sys.executable).parent}:{os.environ['PATH']}",
-    }
-    ended = [
-        subprocess.run(
-            ["sh", "-c", line], cwd=folder, env=environment_here, capture_output=True, text=True, check=False
-        )
-        for line in commands
-    ]
-    return [(one.returncode, one.stdout + one.stderr) for one in ended]
-
-
-def test_the_four_lines_of_a_docstring_show_both_sentinels(workbench: Workbench) -> None:
+def test_a_script_shows_both_sentinels_without_the_runner(workbench: Workbench) -> None:
     folder = workbench.lay("01_confirmed")
-    commands = probe.read((folder / "reproduce.py").read_text()).commands
-    unpacked, pristine, applied, patched = _run_lines(commands, workbench.folder, folder)
-    assert (unpacked[0], applied[0]) == (0, 0), unpacked[1] + applied[1]
-    assert (pristine[0], "BUG_REPRODUCED" in pristine[1]) == (10, True), pristine[1]
-    assert (patched[0], "FIX_VALIDATED" in patched[1]) == (0, True), patched[1]
+    shutil.unpack_archive(next(workbench.cache.glob("downloads/*/*.zip")), workbench.folder)
+    checkout = workbench.folder / "toykernel-1.0"
+
+    def ended() -> tuple[int, str]:
+        command = [sys.executable, str(folder / "reproduce.py")]
+        environment = os.environ | {"PYTHONPATH": str(checkout / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
+        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return done.returncode, done.stdout.splitlines()[-1]
+
+    assert ended() == (10, "BUG_REPRODUCED")
+    subprocess.run(["git", "apply", "-p1", str(folder / "fix.patch")], cwd=checkout, check=True)
+    assert ended() == (0, "FIX_VALIDATED")

@@ -47,7 +47,8 @@ def _run(folder: Path, name: str, times: tuple[float, float, float], locks: tupl
         gate=gate,
         locks=locks,
     )
-    return process.run(command, Lines(), Log(folder / f"{name}.log"))
+    with Log(folder / f"{name}.log") as log:
+        return process.run(command, Lines(), log)
 
 
 def _together(

@@ -56,4 +56,4 @@ def test_500_megabytes_of_output_cost_neither_memory_nor_the_verdict(workbench: 
     text = log.read_text()
     assert len(text) < 400_000
     assert "bytes are left out here" in text
-    assert text.rstrip().endswith("BUG_REPRODUCED {}")
+    assert text.rstrip().endswith("BUG_REPRODUCED")

@@ -109,7 +109,7 @@ def test_each_file_is_left_out_and_a_target_keeps_to_the_files_it_loads() -> Non
     left_out = next(one for one in found if one.operator == "file")
     mutant = generated.Maker(fix).make(left_out)
     assert mutant is not None
-    assert list(changes.parse(mutant.patch)) == ["a.py"]
+    assert (list(changes.parse(mutant.on_release)), list(changes.parse(mutant.patch))) == (["a.py"], ["b.py"])
     assert {one.path for one in generated.candidates(fix, ())} == {"a.py", "b.py"}
 
 

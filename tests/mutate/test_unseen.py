@@ -19,6 +19,7 @@ def pack(workbench: Workbench) -> Path:
     folder = workbench.lay("43_lets_wrong_fixes_pass")
     (folder / "mutants").rename(folder / "unseen")
     (folder / "mutants").mkdir()
+    (folder / "unseen").rename(folder / "mutants/unseen")
     workbench.recorded()
     return folder
 
@@ -35,7 +36,9 @@ def _checked(workbench: Workbench) -> str:
 
 
 def test_the_figure_of_a_first_sight_stands_beside_the_strength(workbench: Workbench, pack: Path) -> None:
-    assert "unseen/: not judged yet: adds_the_weight, loses_an_empty_total, rounds_the_total" in _checked(workbench)
+    assert "mutants/unseen/: not judged yet: adds_the_weight, loses_an_empty_total, rounds_the_total" in _checked(
+        workbench
+    )
     status, shown = _mutate(workbench, "--record")
     assert status == 1, "two pass"
     assert "unseen wrong fixes: killed 1 of 3; 2 survived" in shown
@@ -56,14 +59,16 @@ def test_what_passed_is_open_until_a_check_refuses_it(workbench: Workbench, pack
     said = _checked(workbench)
     assert "first_sight.cpu.traced.json: still open: loses_an_empty_total, rounds_the_total." in said
     assert "not judged yet" not in said
-    (pack / "unseen/rounds_the_total.patch").rename(pack / "mutants/rounds.patch")
+    (pack / "mutants/unseen/rounds_the_total.patch").rename(pack / "mutants/rounds.patch")
     assert "still open: loses_an_empty_total." in _checked(workbench)
     reason = '[[equivalent]]\nname = "loses_an_empty_total"\nreason = "Nobody asks for the total of nothing."\n'
     (pack / "mutants/equivalent.toml").write_text(reason)
     assert "still open" not in _checked(workbench)
     (pack / "mutants/equivalent.toml").unlink()
-    (pack / "unseen/loses_an_empty_total.patch").unlink()
-    assert "loses_an_empty_total passed, and its patch is neither in unseen/ nor in mutants/" in _checked(workbench)
+    (pack / "mutants/unseen/loses_an_empty_total.patch").unlink()
+    assert "loses_an_empty_total passed, and its patch is neither in mutants/unseen/ nor in mutants/" in _checked(
+        workbench
+    )
 
 
 def test_a_first_sight_is_had_once(workbench: Workbench, pack: Path) -> None:
@@ -71,9 +76,9 @@ def test_a_first_sight_is_had_once(workbench: Workbench, pack: Path) -> None:
     before = (pack / RECORD).read_bytes()
     status, said = _mutate(workbench, "--record")
     assert (status, (pack / RECORD).read_bytes()) == (2, before)
-    assert "unseen: the probe was shown adds_the_weight (recorded on 20" in said
+    assert "mutants/unseen: the probe was shown adds_the_weight (recorded on 20" in said
     (pack / RECORD).unlink()
-    shutil.copy(pack / "unseen/adds_the_weight.patch", pack / "mutants/another_name.patch")
+    shutil.copy(pack / "mutants/unseen/adds_the_weight.patch", pack / "mutants/another_name.patch")
     status, said = _mutate(workbench, "--record")
     assert status == 2
     assert "adds_the_weight (mutants/another_name.patch)" in said
@@ -107,10 +112,10 @@ def test_no_other_wrong_fixes_are_mixed_in(workbench: Workbench, pack: Path, opt
 
 
 def test_a_pack_without_unseen_ones_is_refused(workbench: Workbench, pack: Path) -> None:
-    shutil.rmtree(pack / "unseen")
+    shutil.rmtree(pack / "mutants/unseen")
     status, said = _mutate(workbench, "--record")
     assert status == 2
-    assert "no unseen/*.patch. Next: let somebody who has not read the probe write some" in said
+    assert "no mutants/unseen/*.patch. Next: let somebody who has not read the probe write some" in said
 
 
 @pytest.mark.parametrize(

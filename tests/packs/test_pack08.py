@@ -1,9 +1,10 @@
-"""Pack 08's probe sees a tile that is overwritten too early, and one that is read from elsewhere."""
+"""Pack 08's contract sees a tile that is overwritten too early, and one that is read from elsewhere."""
 
 from __future__ import annotations
 
 import importlib.util
 import re
+import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -13,7 +14,7 @@ from testing.workbench import REPOSITORY
 FOLDER = REPOSITORY / "packs/08_tilelang_bulk_copy_view"
 #: The longest example that a report may have.
 MOST_LINES = 20
-#: What the kernel without a view is lowered to, in as few lines as the probe reads.
+#: What the kernel without a view is lowered to, in as few lines as the contract reads.
 SOURCE = """
     mbarrier[0].init(1);
     for (int i = 0; i < 4; ++i) {
@@ -32,9 +33,9 @@ SOURCE = """
 
 
 @pytest.fixture(scope="module")
-def probe() -> ModuleType:
-    """Load the probe; nothing of tilelang is imported by that."""
-    spec = importlib.util.spec_from_file_location("probe_of_pack_08", FOLDER / "reproduce.py")
+def contract() -> ModuleType:
+    """Load the contract; nothing of tilelang is imported by that."""
+    spec = importlib.util.spec_from_file_location("contract_of_pack_08", FOLDER / "contract.py")
     assert spec
     assert spec.loader
     module = importlib.util.module_from_spec(spec)
@@ -42,46 +43,24 @@ def probe() -> ModuleType:
     return module
 
 
-class InternalError(Exception):
-    """Stands for TVM's."""
-
-
-def judged(probe: ModuleType, monkeypatch: pytest.MonkeyPatch, source: str | Exception) -> tuple[bool | None, dict]:  # type: ignore[type-arg]
-    """Judge a source, or what a kernel was refused with."""
-
-    def lower(*_: object) -> str:
-        if isinstance(source, Exception):
-            raise source
-        return source
-
-    monkeypatch.setattr(probe, "lower", lower)
-    tilelang = SimpleNamespace(tvm=SimpleNamespace(error=SimpleNamespace(InternalError=InternalError)))
-    ok, values = probe.judge_slots(tilelang, "sm_90a", None)
-    return ok, values
-
-
-def test_a_right_source_has_its_slots(probe: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    ok, values = judged(probe, monkeypatch, SOURCE)
-    assert ok
-    assert values["measured"] == {"overwritten": 0, "read elsewhere": 0, "slots": 2, "barriers": 1}
+def test_a_right_source_has_its_slots(contract: ModuleType) -> None:
+    assert contract.fault(SOURCE) == ""
+    assert {tile.written for tile in contract.followed(SOURCE)} == {0, 4096}
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "wrong"),
+    ("old", "new", "overwritten", "elsewhere"),
     [
-        ("((i & 1) * 4096)", "0", (3, 2)),  # one slot is written
-        ("((i_2 & 1) * 8192)", "0", (0, 2)),  # one slot is read
-        ("((i_2 & 1) * 8192)", "((i_2 & 1) * 4096)", (0, 2)),  # half a slot further
-        ("((i & 1) + 2)].wait(((i >> 1) ^ 1))", "(i + 2)].wait(1)", (2, 0)),  # it never waits
+        ("((i & 1) * 4096)", "0", 3, 2),  # one slot is written
+        ("((i_2 & 1) * 8192)", "0", 0, 2),  # one slot is read
+        ("((i_2 & 1) * 8192)", "((i_2 & 1) * 4096)", 0, 2),  # half a slot further
+        ("((i & 1) + 2)].wait(((i >> 1) ^ 1))", "(i + 2)].wait(1)", 2, 0),  # it never waits
     ],
 )
-def test_a_wrong_source_is_seen(
-    probe: ModuleType, monkeypatch: pytest.MonkeyPatch, old: str, new: str, wrong: tuple[int, int]
-) -> None:
+def test_a_wrong_source_is_seen(contract: ModuleType, old: str, new: str, overwritten: int, elsewhere: int) -> None:
     assert old in SOURCE
-    ok, values = judged(probe, monkeypatch, SOURCE.replace(old, new))
-    assert ok is False
-    assert (values["measured"]["overwritten"], values["measured"]["read elsewhere"]) == wrong
+    said = f"of 4 tiles {overwritten} can be overwritten, {elsewhere} are read elsewhere"
+    assert said in contract.fault(SOURCE.replace(old, new))
 
 
 @pytest.mark.parametrize(
@@ -91,21 +70,29 @@ def test_a_wrong_source_is_seen(
         ("((i_2 & 1) + 2)].arrive", "(i_2 * 0 + 2)].arrive"),  # the second barrier is never released
     ],
 )
-def test_a_kernel_that_hangs_is_wrong(probe: ModuleType, monkeypatch: pytest.MonkeyPatch, old: str, new: str) -> None:
+def test_a_kernel_that_hangs_is_wrong(contract: ModuleType, old: str, new: str) -> None:
     assert old in SOURCE
-    ok, values = judged(probe, monkeypatch, SOURCE.replace(old, new))
-    assert (ok, values["measured"]) == (False, "hangs")
+    assert "it hangs" in contract.fault(SOURCE.replace(old, new))
 
 
-def test_only_this_refusal_is_the_bug(probe: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert judged(probe, monkeypatch, InternalError("... rescale_num = 16"))[0] is False
-    assert judged(probe, monkeypatch, InternalError("Cannot detect TMA layout."))[0] is None
+@pytest.mark.parametrize(
+    ("error", "outcome"),
+    [("... rescale_num = 16", pytest.fail.Exception), ("Cannot detect TMA layout.", pytest.skip.Exception)],
+)
+def test_only_this_refusal_is_the_bug(
+    contract: ModuleType, monkeypatch: pytest.MonkeyPatch, error: str, outcome: type[BaseException]
+) -> None:
+    monkeypatch.setitem(sys.modules, "tilelang", ModuleType("tilelang"))
+    monkeypatch.setattr(contract, "current_target", lambda: SimpleNamespace(name="sm_90a"))
+    monkeypatch.setattr(contract, "kernel", lambda *_: None)
+    monkeypatch.setattr(contract, "lower", lambda *_: ("", f"InternalError: {error}", 0))
+    with pytest.raises(outcome):
+        contract.test_each_stage_has_its_slot(contract.Case(), [])
 
 
-def test_other_words_are_not_judged(probe: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
-    ok, values = judged(probe, monkeypatch, SOURCE.replace("tma_load", "cp_async"))
-    assert ok is None
-    assert "0 times" in values["reason"]
+def test_other_words_are_not_judged(contract: ModuleType) -> None:
+    with pytest.raises(NotImplementedError, match="0 times"):
+        contract.fault(SOURCE.replace("tma_load", "cp_async"))
 
 
 def test_the_example_of_the_report_is_short() -> None:

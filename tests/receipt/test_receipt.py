@@ -15,7 +15,8 @@ def test_a_receipt_names_places_and_hashes_its_log(workbench: Workbench) -> None
     path = pack / "receipts/cpu.traced.json"
     receipt = json.loads(path.read_text())
     assert str(workbench.folder) not in path.read_text()
-    assert receipt["lanes"]["pristine"]["upstream"][0]["file"] == "$TREE/src/toykernel/scale.py"
+    loaded = [line["file"] for line in receipt["lanes"]["pristine"]["upstream"]]
+    assert loaded == ["$TREE/src/toykernel/__init__.py", "$TREE/src/toykernel/scale.py"]
     (log,) = path.parent.glob("*.log")
     assert receipt["log"] == {"file": log.name, "sha256": files.sha256_file(log)}
     assert log.name == f"cpu.traced.{files.sha256_file(log)[:12]}.log"
@@ -35,11 +36,11 @@ def test_a_sound_pack_is_sound_and_each_change_makes_it_stale(workbench: Workben
     assert _check(workbench) == (0, "1 pack(s) read, 1 sound\n")
     probe, patch = pack / "reproduce.py", pack / "fix.patch"
     original = probe.read_text()
-    probe.write_text(original.replace("Compare `scale`", "Now compare `scale`").replace("Cause:", "The cause:"))
-    assert "STALE: the probe changed" in _check(workbench)[1], "a function's docstring is code"
+    probe.write_text(original.replace("scaled:", "scaled to:").replace("Cause:", "The cause:"))
+    assert "STALE: the script or the contract changed" in _check(workbench)[1], "what it prints is code"
     bundle = workbench.run("bundle", "1", "-o", str(workbench.folder / "sent.zip"))
     assert (bundle.returncode, (workbench.folder / "sent.zip").exists()) == (1, False)
-    said = "cpu.traced is STALE: the probe changed. Next: runner.py run 01_confirmed --target cpu --record"
+    said = "STALE: the script or the contract changed. Next: runner.py run 01_confirmed --target cpu --record"
     assert said in bundle.stderr
     probe.write_text(original.replace("Cause:", "The cause:"))
     assert _check(workbench)[0] == 0

@@ -47,13 +47,17 @@ def test_every_table_shows_the_strength_and_no_reader_takes_it_for_a_receipt(wor
 
 def test_a_record_is_stale_when_what_it_speaks_of_changed(workbench: Workbench) -> None:
     pack = _lay(workbench, "42_refuses_wrong_fixes")
-    _edit(pack / "reproduce.py", "2.0, 3.0]", "2.0, 4.0]")
+    _edit(pack / "contract.py", "2.0, 3.0]", "2.0, 4.0]")
     assert "strength 3/3 STALE" in workbench.run("table").stdout
-    assert "STALE: the probe changed" in workbench.run("list").stdout
-    _edit(pack / "reproduce.py", "2.0, 4.0]", "2.0, 3.0]")
+    assert "STALE: the script or the contract changed" in workbench.run("list").stdout
+    _edit(pack / "contract.py", "2.0, 4.0]", "2.0, 3.0]")
     _edit(pack / "mutants/adds_the_weight.patch", "value + weight", "value - weight")
+    assert "adds_the_weight.patch: it does not fit the release with fix.patch: " in _check(workbench)
+    assert workbench.run("mutate", "--rebase").returncode == 0
     assert "STALE: its own wrong fixes changed" in _check(workbench)
     _edit(pack / "mutants/adds_the_weight.patch", "value - weight", "value + weight")
+    assert workbench.run("mutate", "--rebase").returncode == 0
+    assert "STALE" not in _check(workbench)
     _edit(pack / "pack.toml", "generated = 0", "generated = 1")
     assert "STALE: pack.toml states another sample" in _check(workbench)
 
@@ -78,7 +82,7 @@ def test_check_refuses_survivors_that_nobody_explains(workbench: Workbench) -> N
         (
             "mutants/x.patch",
             "Why.\ndiff --git a/y.py b/y.py\n--- a/y.py\n+++ b/y.py\n@@ -1 +1 @@\n-old\n+new\n",
-            "it does not fit the pinned release: y.py: line 1 is not what the patch takes away",
+            "it does not fit the release with fix.patch: y.py: line 1 is not what the patch takes away",
         ),
         ("mutants/equivalent.toml", "[[equal]]\n", "equal"),
         ("mutants/equivalent.toml", EQUIVALENT.format("x") + 'targets = ["sm_90a"]\n', "x: no target sm_90a"),

@@ -185,14 +185,14 @@ def test_what_could_not_be_judged_is_kept_with_its_reason(bench: Workbench) -> N
 def test_an_older_probe_is_told_and_gives_way_to_todays(bench: Workbench) -> None:
     _keep(bench, {"0.9": "B", "1.0": "r"}, probe="0" * 64)
     said = _document(bench)["database_specific"]["judged"]
-    assert said["0.9"]["evidence"] == ["traced on cpu (the probe changed since)"]
+    assert said["0.9"]["evidence"] == ["traced on cpu (the script or the contract changed since)"]
     assert said["1.0"]["state"] == "affected"
 
 
 def test_of_one_target_only_the_best_evidence_is_named(bench: Workbench) -> None:
     _keep(bench, {"1.0": "B"}, evidence="interpreted", probe="0" * 64)
     said = _document(bench)["database_specific"]["judged"]["1.0"]
-    assert said["evidence"] == ["interpreted on cpu (the probe changed since)", "traced on cpu"]
+    assert said["evidence"] == ["interpreted on cpu (the script or the contract changed since)", "traced on cpu"]
     _keep(bench, {"1.0": "B"}, evidence="interpreted")
     assert _document(bench)["database_specific"]["judged"]["1.0"]["evidence"] == ["interpreted on cpu"]
     _keep(bench, {"1.0": "B"}, probe="0" * 64)

@@ -30,9 +30,9 @@ def test_markdown_stays_whole_whatever_a_log_contains() -> None:
 def test_a_report_holds_everything_within_60_kib(workbench: Workbench, form: str) -> None:
     pack = workbench.lay("01_confirmed")
     probe = pack / "reproduce.py"
-    noise = f"    print({HOSTILE!r})\n    print('x' * 70 + chr(10), end='') if False else print('y' * 90_000)\n"
+    noise = f"print({HOSTILE!r})\nprint('x' * 70 + chr(10), end='') if False else print('y' * 90_000)\n"
     text = probe.read_text()
-    probe.write_text(text.replace("    values, weights = [1.0", noise + "    values, weights = [1.0"))
+    probe.write_text(text.replace("values, weights = [1.0", noise + "values, weights = [1.0"))
     workbench.recorded()
     ended = workbench.run("report", "1", "--to", form, "--full")
     assert ended.returncode == 0, ended.stderr

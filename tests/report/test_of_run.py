@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from testing import toys
 from testing.workbench import REPOSITORY, Workbench, empty
 
 TEMPLATE = """# A title
@@ -153,12 +154,10 @@ def test_a_gpu_that_is_not_listed_runs_with_no_expectation(workbench: Workbench)
 
 def test_what_is_not_listed_never_deviates_unless_it_says_nothing(workbench: Workbench) -> None:
     pack = workbench.lay("41_executes_on_a_gpu", "01_gpu")
-    probe = pack / "reproduce.py"
-    text = probe.read_text()
-    probe.write_text(text.replace('"weights", "defect", error == 0.0', '"weights", "defect", True'))
+    toys.blind(pack)
     status, (row,) = workbench.rows("1", "--target", "auto", **_gpu(workbench, [10, 0]))
     assert (status, row["verdict"], row["expectation"], row["deviation"]) == (0, "FIXED_UPSTREAM", "no expectation", "")
-    probe.write_text(text.replace('"ones", "control", scale', '"ones", "control", False and scale'))
+    toys.replace(pack / "contract.py", "assert scale.scale(VALUES, [1.0] * 3)", "assert [] and scale.scale(VALUES, [])")
     status, (row,) = workbench.rows("1", "--target", "auto", **_gpu(workbench, [10, 0]))
     assert (status, row["verdict"], row["deviation"]) == (1, "CONTROL_FAILED", "controls are wrong")
 

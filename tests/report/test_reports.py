@@ -281,7 +281,7 @@ def test_the_bundle_is_named_with_how_it_is_checked(folder: Path) -> None:
     (folder / "report.in.md").write_text(TEMPLATE)
     text = issue.build(load.load_pack(folder), "pr-comment")
     (line,) = [line for line in text.splitlines() if "runner.py bundle" in line]
-    assert "01_confirmed.zip (`runner.py bundle 01`), which `python verify.py 01_confirmed.zip` checks" in line
+    assert "01_confirmed.zip (`runner.py bundle 01`); `runner.py check --bundle` judges it again" in line
 
 
 # --- the committed packs

@@ -21,7 +21,9 @@ def _edit(path: Path, old: str, new: str) -> None:
 @pytest.mark.parametrize(
     ("file", "old", "new", "reason"),
     [
-        ("reproduce.py", "self.judged.setdefault", "self.judged.setdefault  ", "its protocol block differs"),
+        ("reproduce.py", "FIX_VALIDATED", "FIX_INVALID", "it never says FIX_VALIDATED"),
+        ("reproduce.py", "import sys\n", "import sys\n" + "\n" * 80, "the rest belongs in contract.py"),
+        ("reproduce.py", "Cause:", "\n" * 12 + "Cause:", "lines; at most 12"),
         ("reproduce.py", "# /// script", "# // script", "it has no PEP 723 header"),
         ("reproduce.py", "toykernel==1.0", "toykernel>=1.0", "does not pin toykernel exactly"),
         ("reproduce.py", "toykernel==1.0", "toykernel==1.1", "its header pins toykernel==1.1, pack.toml says 1.0"),
@@ -31,13 +33,8 @@ def _edit(path: Path, old: str, new: str) -> None:
             'toykernel==1.0", "torch==1.0"]',
             "no receipt was made with its header's torch",
         ),
-        ("reproduce.py", "    git -C", "git -C", "lacks the four indented lines"),
-        (
-            "reproduce.py",
-            "from pathlib import Path\n",
-            "from pathlib import Path\nimport harness\n",
-            "a probe is standalone",
-        ),
+        ("reproduce.py", "reproduce.py", "it", "its docstring does not say how reproduce.py is run"),
+        ("reproduce.py", "import sys\n", "import sys\nimport kit\n", "it imports from this repository"),
         ("fix.patch", "Subject: ", "", "does not open with 'Subject: '"),
         ("fix.patch", "SPDX-License-Identifier: Apache-2.0", "", "has no line 'SPDX-License-Identifier: Apache-2.0'"),
         ("fix.patch", "Subject: ", "Subject: x\nSigned-off-by: a\n", "are a human's (git commit -s)"),

@@ -27,6 +27,7 @@ def _lane(tree: Tree) -> Lane:
     return Lane(
         name=LaneName.PATCHED,
         probe=Path("reproduce.py"),
+        contract=None,
         tree=tree,
         dependency_set=DependencySet("default", ()),
         dependencies=laid_out.nothing("1.0").dependencies,
@@ -34,6 +35,7 @@ def _lane(tree: Tree) -> Lane:
         evidence=Evidence.TRACED,
         modules=(),
         must_load=(),
+        changed=(),
         claims=(),
         timeout=1.0,
     )

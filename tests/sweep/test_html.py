@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.sweep import charts, database
 from harness.sweep.history import History, Mark
 from harness.sweep.html import STYLE, Page
 from harness.sweep.results import CellRow, ChangeRow, FigureRow, GpuRow, HostRow, LaneRow, Results
@@ -113,37 +112,31 @@ def test_the_page_of_many_runs_stays_small(page: Path) -> None:
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
-    """Write the page of 30 packs on 2 targets after 299 nights; return it and the seconds that it took."""
+    """Write the page of 30 packs on 2 targets after 30 sweeps; return it and the seconds that it took."""
     folder = tmp_path_factory.mktemp("large")
-    *before, now = nights.year(30, 300)
+    *before, now = nights.year(30, 31)
     worse = ChangeRow("error", worse=True, text="toykernel 1.0: was CONFIRMED")
     cells = (
         replace(now.cells[0], verdict="ERROR", changes=(worse,)),
         *(replace(cell, verdict="CONFIRMED") for cell in now.cells[1:]),
     )
-    past = tuple(cell for night in before for cell in database.cells_of(night.run, night))
     marks: dict[str, list[Mark]] = {}
-    for cell in past:
-        marks.setdefault(cell.name, []).append(Mark(cell.run, cell.verdict, cell.attention))
-    history = History({name: found[-30:] for name, found in marks.items()})
+    for night in before:
+        for cell in night.cells:
+            marks.setdefault(cell.name, []).append(Mark(night.run, cell.verdict, cell.needs_attention))
     for lane in (lane for row in cells for lane in row.lanes):
         (folder / lane.log).parent.mkdir(parents=True, exist_ok=True)
         (folder / lane.log).write_text("a line of a log that a lane wrote\n" * 300)
     path = folder / "index.html"
     began = time.monotonic()
-    path.write_text("".join(Page(replace(now, cells=cells), history, folder, {}, past).pieces()))
+    path.write_text("".join(Page(replace(now, cells=cells), History(marks), folder, {}).pieces()))
     return path, time.monotonic() - began
 
 
-def test_three_hundred_nights_of_thirty_packs_fit_into_one_page(large: tuple[Path, float]) -> None:
+def test_thirty_packs_fit_into_one_page(large: tuple[Path, float]) -> None:
     page, seconds = large
-    text = page.read_text()
     assert page.stat().st_size <= 3e6
     assert seconds <= 10, "about one second on an idle machine; this test's may be busy"
-    assert text.count("<svg ") == 30 * charts.MOST
-    assert 'aria-label="time_0, pristine, 300 runs from 2026-01-01 to 2026-10-27: lowest ' in text
-    assert "2026-06-01 driver 580.1 -&gt; 590.2; 2026-07-21 torch 2.11.0 -&gt; 2.12.0; 2026-10-27 toykernel 1.0" in text
-    assert "Never changed: max_error pristine 0.4623, max_error patched 1.064e-07." in text
 
 
 def test_the_matrix_comes_first_and_says_each_verdict_by_letter(large: tuple[Path, float]) -> None:
@@ -180,8 +173,7 @@ def test_text_and_lines_have_the_contrast_of_wcag_aa(scheme: int) -> None:
         assert min(contrast(text, "paper"), contrast(text, "card")) >= 4.5, text
     for ground in ("good", "bad", "warn"):
         assert contrast("on", ground) >= 4.5, ground
-    for line in ("line-a", "line-b", "none"):
-        assert contrast(line, "card") >= 3, line
+    assert contrast("none", "card") >= 3
 
 
 def _in_chromium(page: Path, folder: Path, script: str) -> str:
@@ -207,21 +199,21 @@ def test_the_large_page_is_laid_out_in_two_seconds(large: tuple[Path, float], tm
     assert took <= 2000, f"{took} ms from the beginning of the navigation until all is laid out"
 
 
-#: What is chosen in the lists of pack, target and verdict, and the packs, letters, cells and charts that are left.
+#: What is chosen in the lists of pack, target and verdict, and the packs, letters and cells that are left.
 FILTERS = {
-    ("all", "all", "all"): "30 60 60 60",
-    ("3", "all", "all"): "1 2 2 2",
-    ("all", "1", "all"): "30 30 30 30",
-    ("all", "all", "attention"): "1 1 1 1",
-    ("all", "all", "0"): "1 1 1 1",
-    ("all", "0", "1"): "30 29 29 29",
-    ("3", "0", "0"): "0 0 0 0",
+    ("all", "all", "all"): "30 60 60",
+    ("3", "all", "all"): "1 2 2",
+    ("all", "1", "all"): "30 30 30",
+    ("all", "all", "attention"): "1 1 1",
+    ("all", "all", "0"): "1 1 1",
+    ("all", "0", "1"): "30 29 29",
+    ("3", "0", "0"): "0 0 0",
 }
 CHOOSE = """
 const left = what => [...document.querySelectorAll(what)].filter(one => one.checkVisibility()).length;
 document.title = CHOICES.map(choice => {
   ['pack', 'target', 'verdict'].forEach((name, index) => document.getElementById(name).value = choice[index]);
-  return ['section', '.letter', '.cell', '.figures .one'].map(left).join(' ');
+  return ['section', '.letter', '.cell'].map(left).join(' ');
 }).join(', ');
 """
 

@@ -23,13 +23,13 @@ from testing.package_index import Shelf
 from testing.workbench import Workbench
 
 NEWER = Host("3.11.7", "99.0.dev2+cpu", "3.6.0")
-#: What the probe does besides: it imports a torch that is not the interpreter's, and says which one it is.
-ASKS = """    from importlib import metadata, util
+#: What the contract does besides: it imports a torch that is not the interpreter's, and says which one it is.
+ASKS = """def test_ones(scale, figure):
+    from importlib import metadata, util
     if "site-packages" not in util.find_spec("torch").origin:
         import torch
-    major = int(metadata.version("torch").partition(".")[0])
-    probe.say("FIGURE", name="torch", value=major, unit="1", spread=None)
-    probe.check("ones","""
+    figure("torch", int(metadata.version("torch").partition(".")[0]))
+"""
 
 
 def _wheel(folder: Path, name: str, version: str, text: str = "", requires: str = "") -> tuple[str, bytes]:
@@ -59,9 +59,8 @@ def _served(shelf: Shelf) -> Iterator[dict[str, str]]:
 
 @pytest.fixture
 def bench(workbench: Workbench) -> Workbench:
-    """Return a workbench with one sound pack, whose probe says which torch it imports."""
-    probe = workbench.lay("01_confirmed") / "reproduce.py"
-    probe.write_text(probe.read_text().replace('    probe.check("ones",', ASKS, 1))
+    """Return a workbench with one sound pack, whose contract says which torch it imports."""
+    toys.replace(workbench.lay("01_confirmed") / "contract.py", "def test_ones(scale):\n", ASKS)
     return workbench
 
 

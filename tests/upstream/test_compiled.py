@@ -33,8 +33,8 @@ def test_it_finds_what_lies_beside_it(workbench: Workbench, pack: Path) -> None:
     workbench.recorded(NAME)
     found = json.loads((pack / "receipts/cpu.traced.json").read_text())
     assert found["verdict"] == "REPRODUCED"
-    (module,) = found["lanes"]["pristine"]["upstream"]
-    assert module["file"] == "$TREE/toykernel/scale.py"
+    loaded = [line["file"] for line in found["lanes"]["pristine"]["upstream"]]
+    assert loaded == ["$TREE/toykernel/__init__.py"]
     assert found["dependencies"]["packages"] == {"toyhelper": "1.0"}, "the upstream is no dependency of itself"
     assert workbench.run("check").stdout == "1 pack(s) read, 1 sound\n"
     assert "PYTHONPATH" not in (pack / "REPORT.md").read_text(), "its checkout could not be imported"
@@ -52,14 +52,6 @@ def test_a_file_that_was_changed_in_the_cache_is_an_error(workbench: Workbench, 
     assert (status, row["verdict"]) == (1, "ERROR")
     assert "scale.py was edited" in row["reason"]
     assert workbench.rows()[0] == 0, "it has been laid out anew"
-
-
-def test_a_helper_may_not_stand_for_the_module_under_test(workbench: Workbench, pack: Path) -> None:
-    probe = pack / "reproduce.py"
-    probe.write_text(probe.read_text().replace("probe.upstream(scale)", "probe.upstream(sys.modules['json'])"))
-    status, (row,) = workbench.rows()
-    assert (status, row["verdict"]) == (1, "ERROR")
-    assert "json is none of the modules under test" in row["reason"]
 
 
 def test_other_releases_are_judged_by_their_wheels(workbench: Workbench, pack: Path) -> None:

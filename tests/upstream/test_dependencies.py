@@ -35,8 +35,8 @@ def test_a_dependency_set_is_merged_and_another_one_can_be_asked_for(workbench: 
         digest = _dependency(workbench, version)
         toys.pin(folder, "toyhelper", version, digest, name=name)
     probe = folder / "reproduce.py"
-    shown = "    import toyextra, toyhelper\n    print(toyhelper.VERSION, toyextra.HERE)\n    values, weights ="
-    probe.write_text(probe.read_text().replace("    values, weights =", shown))
+    shown = "import toyextra, toyhelper\nprint(toyhelper.VERSION, toyextra.HERE)\nvalues, weights ="
+    probe.write_text(probe.read_text().replace("values, weights =", shown))
     assert workbench.rows()[0] == 0
     status, (row,) = workbench.rows("--with", "newer")
     assert status == 0

@@ -12,9 +12,9 @@ from harness.lane.transcript import CheckLine
 from harness.verdict import change
 from harness.verdict.change import TABLE, Effect, Side, between
 
-BUG, FIXED, CONTROL, UNSUPPORTED, ERROR = LaneVerdict
+BUG, FIXED, CONTROL, INCOMPLETE, UNSUPPORTED, ERROR = LaneVerdict
 SILENT = {UNSUPPORTED, ERROR}
-PAIRS = list(itertools.product(LaneVerdict, LaneVerdict))
+PAIRS = list(itertools.product(TABLE, TABLE))
 
 
 def _side(verdict: LaneVerdict, **checks: bool | None) -> Side:
@@ -57,6 +57,9 @@ def test_only_a_verdict_on_both_trees_says_anything_of_the_bug(base: LaneVerdict
         (_side(FIXED, d=True), _side(FIXED, d=True, e=True), change.BOTH_RIGHT, ()),
         (_side(FIXED, d=True, e=True), _side(BUG, d=True, e=False), change.BRINGS_IT_IN, ("e",)),
         (_side(BUG, d=False), _side(BUG, d=False), change.NO_FIX, ()),
+        (_side(BUG, d=False, e=False), _side(INCOMPLETE, d=True, e=False), change.PARTLY_FIXED, ("d",)),
+        (_side(INCOMPLETE, d=True, e=False), _side(FIXED, d=True, e=True), change.FIXES, ()),
+        (_side(FIXED, d=True, e=True), _side(INCOMPLETE, d=True, e=False), change.BRINGS_IT_IN, ("e",)),
         (_side(BUG, d=False, e=False), _side(BUG, d=True, e=False), change.PARTLY_FIXED, ("d",)),
         (_side(BUG, d=False, e=True), _side(BUG, d=False, e=False), change.PARTLY_WORSE, ("e",)),
         (_side(BUG, d=False, e=True), _side(BUG, d=True, e=False), change.PARTLY_WORSE, ("e",)),

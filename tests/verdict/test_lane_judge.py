@@ -1,4 +1,4 @@
-"""What bad probes and bad patches give: the right verdict, a reason, and nothing left over."""
+"""What bad scripts and bad contracts give: the right verdict, a reason, and nothing left over."""
 
 from __future__ import annotations
 
@@ -8,30 +8,43 @@ import pytest
 
 from testing.workbench import Workbench
 
-PROBES = {
-    "13_prints_both_verdicts": "2 verdict lines: BUG_REPRODUCED, FIX_VALIDATED",
-    "14_prints_no_verdict": "no verdict line",
-    "15_contradicts_its_status": "the exit status is 0, not 10",
-    "16_writes_after_its_verdict": "output after the verdict: 'one more thing'",
+NO_SENTINEL = "the last line of the script is no sentinel"
+BROKEN = {
+    "13_contract_misses_the_bug": "the contract misses the bug",
+    "14_prints_no_verdict": NO_SENTINEL,
+    "15_contradicts_its_status": "the script says BUG_REPRODUCED, its exit status is 0, not 10",
+    "16_writes_after_its_verdict": NO_SENTINEL,
     "17_segfaults": "killed by SIGSEGV",
     "18_killed_for_memory": "killed by SIGKILL (as the out-of-memory killer does)",
-    "19_exits_at_once": "no verdict line",
+    "19_exits_at_once": NO_SENTINEL,
     "24_imports_from_elsewhere": "loaded from outside the lane's tree",
-    "26_raises": "no verdict line",
-    "27_claims_without_checks": "its checks imply UNSUPPORTED",
+    "26_raises": f"{NO_SENTINEL} (RuntimeError: a surprise)",
     "29_states_another_hash": "has another hash",
-    "31_states_bitwise_itself": "(BITWISE_IDENTICAL): it is the runner's to state",
-    "34_malformed_line": "line 3 (CHECK): not JSON",
+    "31_claims_what_the_runner_states": "the contract claims BITWISE_IDENTICAL, which is the runner's to state",
+    "34_results_are_cut_short": "of the contract's results: not JSON",
     "35_judges_another_target": "it judged sm_90a (traced), requested was cpu (traced)",
+    "51_a_rank_prints_a_sentinel": "the script says FIX_VALIDATED, its exit status is 10, not 0",
+    "52_has_an_unmarked_test": "pytest said 4 and ended with exit status 4",
+    "53_has_a_doubled_name": "the contract has two tests named test_ones",
+    "54_results_have_a_malformed_line": "of the contract's results: not JSON",
 }
 
 
-@pytest.mark.parametrize(("behaviour", "reason"), PROBES.items())
-def test_a_broken_probe_is_an_error_and_never_the_bug(workbench: Workbench, behaviour: str, reason: str) -> None:
+@pytest.mark.parametrize(("behaviour", "reason"), BROKEN.items())
+def test_a_broken_script_or_contract_is_an_error_and_never_the_bug(
+    workbench: Workbench, behaviour: str, reason: str
+) -> None:
     workbench.lay(behaviour)
     status, (row,) = workbench.rows()
     assert (status, row["verdict"]) == (1, "ERROR")
     assert reason in row["reason"]
+
+
+def test_a_script_that_misses_the_bug_is_no_fix(workbench: Workbench) -> None:
+    workbench.lay("27_script_misses_the_bug")
+    status, (row,) = workbench.rows()
+    assert (status, row["pristine"], row["verdict"]) == (1, "FIX_INCOMPLETE", "FIX_INCOMPLETE")
+    assert row["reason"] == "test_weights"
 
 
 def test_a_patched_file_that_was_never_loaded_is_an_error(workbench: Workbench) -> None:

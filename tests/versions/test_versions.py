@@ -19,7 +19,7 @@ import pytest
 from harness.core.words import LaneVerdict
 from harness.versions import release_bisect, timeline
 from harness.versions.timeline import Entry
-from testing import histories
+from testing import histories, toys
 from testing.package_index import served
 from testing.workbench import Workbench
 
@@ -143,20 +143,23 @@ def test_a_pack_names_the_checks_that_other_releases_are_judged_by(workbench: Wo
     pack = workbench.lay("01_confirmed") / "pack.toml"
     text = pack.read_text()
     states = {"0.9": "unimportable", "1.0": "wrong", "1.2": "control", "2.0": "right"}
-    pack.write_text(text + '\n[versions]\nchecks = ["ones", "weights"]\n')
+    pack.write_text(text + '\n[versions]\nchecks = ["test_ones", "test_weights"]\n')
     status, found, _ = _versions(workbench, states)
     said = [(row["verdict"], row["reason"]) for row in found["rows"][1:]]
-    beside = "by 2 of 3 checks; controls of other options are wrong: total"
+    beside = "by 2 of 3 checks; controls of other options are wrong: test_total"
     assert said == [("BUG_REPRODUCED", "by 2 of 3 checks"), ("BUG_REPRODUCED", beside), ("FIX_VALIDATED", said[2][1])]
     assert (status, found["line"], found["checks"]) == (
         0,
         "bug from 1.0 or earlier (none of the 1 before it that were tried could be judged), fixed in 2.0",
-        ["ones", "weights"],
+        ["test_ones", "test_weights"],
     )
-    pack.write_text(text + '\n[versions]\nchecks = ["total", "weights"]\n')
+    pack.write_text(text + '\n[versions]\nchecks = ["test_total", "test_weights"]\n')
     found = json.loads(workbench.run("versions", "1", "--json").stdout)
     assert [row["verdict"] for row in found["rows"]][2] == "CONTROL_FAILED", "a control that is named counts"
-    for alone, reason in (("weights", "no control among weights"), ("ones", "no defect check among ones")):
+    for alone, reason in (
+        ("test_weights", "no control among test_weights"),
+        ("test_ones", "no defect check among test_ones"),
+    ):
         pack.write_text(text + f'\n[versions]\nchecks = ["{alone}"]\n')
         found = json.loads(workbench.run("versions", "1", "--json").stdout)
         assert {row["verdict"] for row in found["rows"]} <= {"UNSUPPORTED", "CONTROL_FAILED"}
@@ -246,11 +249,12 @@ def test_dependency_sets_are_varied(workbench: Workbench) -> None:
         wheel, sha256 = histories.toys.wheel(workbench.folder, file, members)
         histories.toys.seed(workbench.cache, wheel, sha256)
         histories.toys.pin(pack, "helper", f"{number}.0", sha256, name=name)
-    probe = (pack / "reproduce.py").read_text()
-    needs = "    import helper\n    if helper.VERSION == 2:\n        raise ImportError('helper 2 has no scale')\n"
-    (pack / "reproduce.py").write_text(
-        probe.replace("    from toykernel import scale\n", needs + "    from toykernel import scale\n")
+    needs = (
+        "import helper\nif helper.VERSION == 2:\n    print('UNSUPPORTED: helper 2 has no scale')\n    sys.exit(125)\n"
     )
+    skips = "    import helper\n    if helper.VERSION == 2:\n        pytest.skip('no scale')\n    return scale\n"
+    toys.replace(pack / "reproduce.py", "from toykernel import scale\n", f"{needs}from toykernel import scale\n")
+    toys.replace(pack / "contract.py", "    return scale\n", skips)
     ended = workbench.run("versions", "1", "--vary", "helper")
     assert ended.returncode == 0, ended.stderr
     assert [line.split()[1] for line in ended.stdout.splitlines()[1:3]] == ["1.0", "2.0"]

@@ -1,11 +1,5 @@
-"""Ends well without a verdict."""
-
-import hashlib
-from pathlib import Path
+"""Ends well without a sentinel."""
 
 from toykernel import scale
 
-SHA256 = hashlib.sha256(Path(scale.__file__).read_bytes()).hexdigest()
-print('TARGET {"target": "cpu", "evidence": "traced", "device": "CPU"}')
-print(f'UPSTREAM {{"module": "toykernel.scale", "file": "{scale.__file__}", "sha256": "{SHA256}"}}')
-print('CHECK {"name": "weights", "role": "defect", "ok": false}')
+print("scaled:", scale.scale([1.0, 2.0], [1.0, 0.5]))

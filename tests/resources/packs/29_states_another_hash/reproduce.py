@@ -1,14 +1,13 @@
-"""States a hash that its module does not have."""
+"""Notes another hash of a module under test where the witness notes what was loaded."""
 
-import hashlib
+import json
+import os
 import sys
-from pathlib import Path
 
 from toykernel import scale
 
-SHA256 = hashlib.sha256(Path(scale.__file__).read_bytes() + b"#").hexdigest()
-print('TARGET {"target": "cpu", "evidence": "traced", "device": "CPU"}')
-print(f'UPSTREAM {{"module": "toykernel.scale", "file": "{scale.__file__}", "sha256": "{SHA256}"}}')
-print('CHECK {"name": "weights", "role": "defect", "ok": false}')
-print("BUG_REPRODUCED {}")
+note = {"module": scale.__name__, "file": scale.__file__, "sha256": "0" * 64}
+with open(os.environ["REPRODUCER_LOADED"], "a", encoding="utf-8") as stream:
+    stream.write(json.dumps(note) + "\n")
+print("BUG_REPRODUCED")
 sys.exit(10)

@@ -1,0 +1,156 @@
+"""What a contract found: the file of results that `kit.plugin` writes, read strictly."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from harness.core import strict_json, structure
+from harness.core.words import BITWISE_IDENTICAL
+from harness.lane.transcript import CheckLine, FigureLine, OutputLine, TargetLine
+
+Line = TypeVar("Line")
+#: Exit statuses of pytest: all passed, some failed, no test collected.
+PASSED, FAILED, NOTHING = 0, 1, 5
+#: Bytes of a file of results.
+MOST_BYTES = 1 << 25
+LONGEST_NAME = 200
+
+
+@dataclass(frozen=True)
+class Results:
+    """What a contract found; `problems` is empty only if the file is whole.
+
+    `running` is the test that had begun and not ended.
+    """
+
+    target: TargetLine | None = None
+    checks: tuple[CheckLine, ...] = ()
+    figures: tuple[FigureLine, ...] = ()
+    outputs: tuple[OutputLine, ...] = ()
+    claims: tuple[str, ...] = ()
+    running: str = ""
+    problems: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class _Begin:
+    name: str
+
+
+@dataclass(frozen=True)
+class _Claim:
+    word: str
+
+
+@dataclass(frozen=True)
+class _Problem:
+    reason: str
+
+
+@dataclass(frozen=True)
+class _End:
+    status: int
+
+
+KINDS: dict[str, type] = {
+    "target": TargetLine,
+    "begin": _Begin,
+    "check": CheckLine,
+    "figure": FigureLine,
+    "output": OutputLine,
+    "claim": _Claim,
+    "problem": _Problem,
+    "end": _End,
+}
+
+
+def _event(number: int, line: bytes) -> object:
+    document = strict_json.loads(line)
+    if not isinstance(document, dict):
+        raise TypeError("it is no JSON object")
+    kind = document.pop("kind", None)
+    if document.pop("number", None) != number:
+        raise ValueError("its number is not the next one: a line is lost, or written twice")
+    if kind not in KINDS:
+        raise ValueError(f"its kind {str(kind)[:40]!r} is not known")
+    if kind == "check":
+        document.pop("seconds", None)
+    name = document.get("name", "-")
+    if not isinstance(name, str) or not name.isprintable() or not 0 < len(name) <= LONGEST_NAME:
+        raise ValueError(f"{str(name)[:40]!r} is no name: 1 to {LONGEST_NAME} characters, all printable")
+    return structure.structure(document, KINDS[kind])
+
+
+def _of(events: Iterable[object], kind: type[Line]) -> tuple[Line, ...]:
+    return tuple(event for event in events if isinstance(event, kind))
+
+
+def _doubled(names: list[str]) -> list[str]:
+    return sorted({name for name in names if names.count(name) > 1}) if len(set(names)) != len(names) else []
+
+
+def read(file: Path, status: int, claims: tuple[str, ...]) -> Results:
+    """Read the results of a contract that pytest ended with `status`.
+
+    Args:
+        file: of the results.
+        status: pytest's exit status; negative for a signal.
+        claims: the words that the contract may claim.
+
+    """
+    data = file.read_bytes() if file.exists() else b""
+    if len(data) > MOST_BYTES:
+        return Results(problems=(f"the contract wrote more than {MOST_BYTES} bytes of results",))
+    events: list[object] = []
+    problems: list[str] = []
+    for number, line in enumerate(data.splitlines(), start=1):
+        try:
+            events.append(_event(number, line))
+        except (ValueError, TypeError) as error:
+            problems.append(f"line {number} of the contract's results: {' '.join(str(error).split())[:300]}")
+            break
+    checks, begun = _of(events, CheckLine), [event.name for event in _of(events, _Begin)]
+    judged = {check.name for check in checks}
+    running = next((name for name in begun if name not in judged), "")
+    problems = [f"contract: {event.reason}" for event in _of(events, _Problem)] + problems
+    problems += [
+        f"the contract claims {event.word}, which pack.toml does not list"
+        for event in _of(events, _Claim)
+        if event.word not in claims
+    ]
+    problems += [
+        f"the contract claims {BITWISE_IDENTICAL}, which is the runner's to state"
+        for event in _of(events, _Claim)
+        if event.word == BITWISE_IDENTICAL
+    ]
+    problems += [f"the contract has two tests named {name}" for name in _doubled([check.name for check in checks])]
+    problems += _ending(events, status, running)
+    wrong = any(check.ok is False for check in checks)
+    if not problems and wrong != (status == FAILED):
+        problems.append(f"pytest's exit status {status} does not fit the checks")
+    targets = _of(events, TargetLine)
+    if len(targets) > 1:
+        problems.append("the contract names its target twice")
+    return Results(
+        target=targets[0] if targets else None,
+        checks=checks,
+        figures=_of(events, FigureLine),
+        outputs=_of(events, OutputLine),
+        claims=tuple(dict.fromkeys(event.word for event in _of(events, _Claim))),
+        running=running,
+        problems=tuple(problems),
+    )
+
+
+def _ending(events: list[object], status: int, running: str) -> list[str]:
+    """Say how a contract's end is not one: it was cut short, or pytest itself failed."""
+    ends = _of(events, _End)
+    if len(ends) != 1 or events[-1] is not ends[0]:
+        where = f" in {running}" if running else ""
+        return [f"the contract's results end{where} without an end: exit status {status}"]
+    if ends[0].status != status or status not in (PASSED, FAILED, NOTHING):
+        return [f"pytest said {ends[0].status} and ended with exit status {status}"]
+    return [f"{running} did not end"] if running else []

@@ -1,0 +1,69 @@
+"""What a script said: the sentinel on its last line, and whether its exit status agrees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from harness.core.words import LaneVerdict
+
+#: The exit status beside each sentinel of a script; ``git bisect run`` reads them as bad, good and skip.
+STATUS = {LaneVerdict.BUG_REPRODUCED: 10, LaneVerdict.FIX_VALIDATED: 0, LaneVerdict.UNSUPPORTED: 125}
+#: The reason of a lane whose script ended without one; after it stands what it raised, if it did.
+NO_SENTINEL = "the last line of the script is no sentinel"
+#: Bytes of the last line that are kept.
+LONGEST_LINE = 4096
+
+
+class LastLine:
+    """Keeps the last line of a stream that is not empty."""
+
+    def __init__(self) -> None:
+        self._line = self._rest = b""
+
+    def feed(self, data: bytes) -> None:
+        """Take the next piece of standard output."""
+        *whole, self._rest = (self._rest + data).split(b"\n")
+        self._line = next((line for line in reversed(whole) if line.strip()), self._line)[:LONGEST_LINE]
+        self._rest = self._rest[:LONGEST_LINE]
+
+    def finish(self) -> None:
+        """Take a last line without a line end."""
+        self.feed(b"\n")
+
+    @property
+    def text(self) -> str:
+        """The line, without spaces at its ends."""
+        return self._line.decode(errors="replace").strip()
+
+
+@dataclass(frozen=True)
+class Script:
+    """What a script said.
+
+    Attributes:
+        verdict: of its sentinel; ERROR where it has none that its exit status agrees with.
+        reason: of UNSUPPORTED and ERROR.
+
+    """
+
+    verdict: LaneVerdict
+    reason: str = ""
+
+    @property
+    def text(self) -> str:
+        """The verdict and its reason, as tables show them."""
+        return f"{self.verdict}: {self.reason}" if self.reason else str(self.verdict)
+
+
+def read(last_line: str, status: int) -> Script:
+    """Read the sentinel of a script that exited by itself with `status`."""
+    word, separator, reason = last_line.partition(":")
+    verdict = next((verdict for verdict in STATUS if verdict == word), None)
+    if verdict is None or bool(separator) != (verdict == LaneVerdict.UNSUPPORTED):
+        return Script(LaneVerdict.ERROR, NO_SENTINEL)
+    if verdict == LaneVerdict.UNSUPPORTED and not reason.strip():
+        return Script(LaneVerdict.ERROR, "the script says UNSUPPORTED without a reason")
+    if status != STATUS[verdict]:
+        text = f"the script says {verdict}, its exit status is {status}, not {STATUS[verdict]}"
+        return Script(LaneVerdict.ERROR, text)
+    return Script(verdict, reason.strip())

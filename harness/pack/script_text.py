@@ -1,0 +1,67 @@
+"""The text of a script: its PEP 723 header, its docstring and its length."""
+
+from __future__ import annotations
+
+import ast
+import re
+from dataclasses import dataclass
+
+from harness.core import python_ast
+from harness.pack import probe
+
+#: Of a script, with its header and its docstring: one screen.
+MOST_LINES = 80
+MOST_DOCSTRING_LINES = 12
+#: What a script has to be able to end with.
+SENTINELS = ("BUG_REPRODUCED", "FIX_VALIDATED", "UNSUPPORTED")
+
+
+@dataclass(frozen=True)
+class ScriptText:
+    """A script's text, taken apart; `errors` says what of it breaks DESIGN's rules."""
+
+    pins: dict[str, str]
+    docstring: str
+    errors: tuple[str, ...]
+
+
+def read(text: str, *, has_patch: bool = True) -> ScriptText:
+    """Take a script apart.
+
+    Args:
+        text: the whole file.
+        has_patch: whether the pack has a fix.patch, so that the script can end with FIX_VALIDATED.
+
+    """
+    header = probe.HEADER.search(text)
+    pins, requires_python, errors = (
+        probe.pins_of(header["content"]) if header else ({}, "", ["it has no PEP 723 header"])
+    )
+    docstring, problem = _docstring(text)
+    length, lines = len(text.splitlines()), len(docstring.splitlines())
+    if not requires_python:
+        errors.append("its header states no requires-python")
+    if problem:
+        errors.append(problem)
+    elif not docstring:
+        errors.append("it has no docstring: the symptom, the cause, the thread and how to run it")
+    elif "reproduce.py" not in docstring:
+        errors.append("its docstring does not say how reproduce.py is run")
+    if length > MOST_LINES:
+        errors.append(f"it has {length} lines; a script has at most {MOST_LINES}, the rest belongs in contract.py")
+    if lines > MOST_DOCSTRING_LINES:
+        errors.append(f"its docstring has {lines} lines; at most {MOST_DOCSTRING_LINES}")
+    wanted = [word for word in SENTINELS if word != "FIX_VALIDATED" or has_patch]
+    errors += [f"it never says {word}" for word in wanted if word not in text]
+    if re.search(r"(?m)^\s*(?:from|import) (?:harness|kit|packs)\b", text):
+        errors.append("it imports from this repository: a script is pasted into an issue as it is")
+    return ScriptText(pins, docstring, tuple(errors))
+
+
+def _docstring(text: str) -> tuple[str, str]:
+    try:
+        return ast.get_docstring(python_ast.parse(text)) or "", ""
+    except SyntaxError as error:
+        return "", f"no Python: {error.msg} in line {error.lineno}"
+    except (ValueError, RecursionError, MemoryError) as error:  # NUL, or brackets without end
+        return "", f"no Python: {error or type(error).__name__}"

@@ -1,0 +1,314 @@
+"""Whether a bundle that somebody sent holds: its zip, its files, its texts, and each receipt, judged anew.
+
+The one judge judges again from what the receipt says of the lanes; the reports are rendered again; every other file is
+compared with this repository. It cannot show that a run took place.
+"""
+
+from __future__ import annotations
+
+import datetime as dt
+import io
+import re
+import stat
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path, PurePosixPath
+
+from harness.core import files, strict_json
+from harness.core.errors import HarnessError
+from harness.core.words import Evidence, LaneName, LaneVerdict, Verdict
+from harness.host.host import python_tag
+from harness.lane import script, transcript, two_files
+from harness.lane.record import LaneRecord
+from harness.pack.model import Pack
+from harness.receipt import receipt, staleness
+from harness.receipt.receipt import Receipt
+from harness.report import bundle
+from harness.upstream import dependencies
+from harness.verdict import judge
+
+MOST_MEMBERS = 500
+#: Bytes of one member, unpacked.
+MOST_BYTES = 1 << 25
+LONGEST_NAME = 200
+#: Verdicts that no two lanes give.
+WITHOUT_LANES = {Verdict.UNAVAILABLE, Verdict.PATCH_STALE, Verdict.ERROR}
+
+
+def _members(data: bytes) -> dict[str, bytes]:
+    """Read a zip as the runner writes it: plain files of bounded size under names that lead nowhere else.
+
+    Raises:
+        HarnessError: it is none.
+
+    """
+    try:
+        with zipfile.ZipFile(io.BytesIO(data)) as opened:
+            infos = opened.infolist()
+            problem = next(_zip_problems(data, opened, infos), "")
+            if problem:
+                raise HarnessError(problem)
+            return {info.filename: opened.read(info) for info in infos}
+    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, ValueError, EOFError, zlib.error) as error:
+        raise HarnessError(f"it is no zip that can be read: {error}") from None
+
+
+def _zip_problems(data: bytes, opened: zipfile.ZipFile, infos: list[zipfile.ZipInfo]) -> Iterator[str]:
+    if opened.comment or not data.startswith(b"PK\x03\x04") or len(infos) > MOST_MEMBERS:
+        yield f"it is no bundle: something stands around the zip, or it has more than {MOST_MEMBERS} members"
+    names = [info.filename.casefold() for info in infos]
+    for info in infos:
+        path = PurePosixPath(info.filename)
+        plain = info.filename.isprintable() and len(info.filename) <= LONGEST_NAME and str(path) == info.filename
+        if not plain or path.is_absolute() or ".." in path.parts or "\\" in info.filename or ":" in info.filename:
+            yield f"member {info.filename[:60]!r}: no name of a file in the pack's folder"
+        elif names.count(info.filename.casefold()) > 1:
+            yield f"member {info.filename}: it stands there twice"
+        elif info.is_dir() or stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
+            yield f"member {info.filename}: it is no plain file"
+        elif info.external_attr >> 16 & 0o111:
+            yield f"member {info.filename}: it can be executed"
+        elif info.flag_bits & 1 or info.compress_type != zipfile.ZIP_DEFLATED or info.file_size > MOST_BYTES:
+            yield f"member {info.filename}: it is encrypted, packed in another way, or larger than {MOST_BYTES} bytes"
+
+
+def _manifest_errors(content: dict[str, bytes], name: str) -> list[str]:
+    try:
+        manifest = strict_json.loads(content.pop(bundle.MANIFEST, b""))
+    except strict_json.StrictJsonError as error:
+        return [f"{bundle.MANIFEST}: {error}"]
+    if not isinstance(manifest, dict) or set(manifest) != {"schema", "pack", "runner", "files"}:
+        return [f"{bundle.MANIFEST}: it has other keys than schema, pack, runner, files"]
+    errors = []
+    if manifest["schema"] != bundle.SCHEMA or type(manifest["schema"]) is not int:
+        errors.append(f"{bundle.MANIFEST}: schema {str(manifest['schema'])[:20]}, not {bundle.SCHEMA}")
+    if manifest["pack"] != name:
+        errors.append(f"{bundle.MANIFEST}: it is of {str(manifest['pack'])[:60]}")
+    hashes = {member: files.sha256_bytes(data) for member, data in content.items()}
+    stated = manifest["files"] if isinstance(manifest["files"], dict) else {}
+    wrong = [member for member in sorted({*hashes, *stated}) if hashes.get(member) != stated.get(member)]
+    return errors + [f"{member}: the zip and {bundle.MANIFEST} do not agree" for member in wrong]
+
+
+def _lane_errors(name: str, lane: LaneRecord) -> list[str]:
+    """Judge a lane again, from its script and its checks."""
+    errors = []
+    for kind, lines in (("check", lane.checks), ("figure", lane.figures), ("output", lane.outputs)):
+        names = [line.name for line in lines]
+        errors += [f"{kind} {one!r} stands there twice" for one in sorted({x for x in names if names.count(x) > 1})]
+    mute = (one.name for one in lane.checks if one.ok is None and not one.reason)
+    errors += [f"check {name!r} is not judged and gives no reason" for name in mute]
+    numbers = (lane.seconds, lane.waited, lane.peak_memory, lane.left_behind)
+    errors += ["a negative time, memory or number of processes"] if min(numbers) < 0 else []
+    if lane.verdict == LaneVerdict.ERROR:
+        return [f"{name} lane: {error}" for error in errors]
+    if lane.script:
+        word, _, reason = lane.script.partition(": ")
+        said = script.read(lane.script, script.STATUS.get(LaneVerdict(word), -1)) if word in script.STATUS else None
+        if said is None or said.reason != reason or said.verdict == LaneVerdict.ERROR:
+            errors.append(f"script: {lane.script[:60]!r} is no sentinel")
+        else:
+            found = two_files.verdict(said, lane.checks)
+            errors += [] if found == (lane.verdict, lane.reason) else [f"script and checks say {found[0]}: {found[1]}"]
+            wanted = script.STATUS[said.verdict]
+            errors += [] if lane.exit_status == wanted else [f"exit_status: {lane.exit_status}, not {wanted}"]
+    elif transcript.implied(lane.checks) != lane.verdict:
+        errors.append(f"verdict: {lane.verdict}; its checks say {transcript.implied(lane.checks)}")
+    if lane.verdict != LaneVerdict.UNSUPPORTED and not lane.upstream:
+        errors.append("upstream: nothing says what was judged")
+    return [f"{name} lane: {error}" for error in errors]
+
+
+def _verdict_errors(one: Receipt, pack: Pack) -> list[str]:
+    """Judge the pack again, from its lanes."""
+    pristine, patched = one.lanes.get(LaneName.PRISTINE), one.lanes.get(LaneName.PATCHED)
+    stale = one.reason if one.verdict == Verdict.PATCH_STALE else ""
+    if pristine is None and patched is None:
+        return [] if one.verdict in WITHOUT_LANES else [f"verdict: {one.verdict} without a lane"]
+    found = judge.pair(pristine, patched, stale, one.about)
+    stated = (one.verdict, one.reason, tuple(one.claims))
+    errors = (
+        []
+        if (found.verdict, found.reason, found.claims) == stated
+        else [
+            f"verdict, reason or claims: the lanes say {found.verdict} {found.reason} {' '.join(found.claims)}".rstrip()
+        ]
+    )
+    if one.verdict != Verdict.ERROR and one.repeats.agreeing != one.repeats.of:
+        errors.append(f"repeats: {one.repeats.agreeing} of {one.repeats.of} runs agree, which is no {one.verdict}")
+    if (patched is not None) != (one.fix is not None):
+        errors.append("fix: a patched lane has one, and no other receipt has")
+    if pristine and patched and pristine.tree == patched.tree:
+        errors.append("lanes: both ran on one tree")
+    unknown = [claim for claim in one.claims if claim not in {*pack.definition.claims, "BITWISE_IDENTICAL"}]
+    return errors + [f"claims: the pack does not know {claim}" for claim in unknown]
+
+
+def _module_errors(one: Receipt, pack: Pack) -> list[str]:
+    """Say where a lane judged something else than the modules under test, or the patched one an unchanged file."""
+    errors: list[str] = []
+    hashes: dict[tuple[str, str], str] = {}
+    for name, lane in one.lanes.items():
+        for line in lane.upstream:
+            inside = line.file.startswith("$TREE/") and ".." not in PurePosixPath(line.file).parts
+            if line.module.partition(".")[0] not in pack.definition.upstream.modules or not inside:
+                errors.append(f"{name} lane: {line.module} ({line.file[:80]}) is no module under test of the tree")
+            if hashes.setdefault((name, line.file), line.sha256) != line.sha256:
+                errors.append(f"{name} lane: {line.file} has two hashes")
+    target = pack.definition.targets.get(one.target)
+    for path in target.loads if target and len(one.lanes) == len(LaneName) else ():
+        files_of = [hashes.get((name, f"$TREE/{path}")) or _by_end(hashes, name, path) for name in LaneName]
+        if None in files_of or files_of[0] == files_of[1]:
+            errors.append(f"{path}: the lanes did not load two versions of it")
+    return errors
+
+
+def _by_end(hashes: dict[tuple[str, str], str], lane: str, path: str) -> str | None:
+    """Find a file of a wheel's layout, where the source root of the repository is missing."""
+    ends = (digest for (name, file), digest in hashes.items() if name == lane and path.endswith(file[len("$TREE") :]))
+    return next(ends, None)
+
+
+def _host_errors(one: Receipt, pack: Pack) -> list[str]:
+    errors, gpus = [], one.host.gpus
+    if (one.evidence == Evidence.EXECUTED) != bool(gpus):
+        errors.append(f"host.gpus: {len(gpus)} with {one.evidence} evidence")
+    for gpu in gpus:
+        name = "sm_" + gpu.compute_capability.replace(".", "")
+        if one.target not in (name, f"{name}a"):
+            errors.append(f"host.gpus: a GPU of compute capability {gpu.compute_capability[:20]} is no {one.target}")
+    devices = {lane.device for lane in one.lanes.values() if lane.device}
+    if gpus and devices - {gpu.name for gpu in gpus}:
+        errors.append(f"device: a lane names {', '.join(sorted(devices))[:80]}, the host {gpus[0].name}")
+    target = pack.definition.targets.get(one.target)
+    if target is None or one.evidence not in target.evidence:
+        errors.append(f"target: the pack lists no {one.evidence} evidence for {one.target}")
+    elif (gpus and len(gpus) != target.gpus) or one.ranks != target.ranks:
+        errors.append(f"host.gpus, ranks: pack.toml states {target.gpus} and {target.ranks}")
+    try:
+        members = dependencies.named(pack.definition, one.dependencies.name, python_tag(one.host.python))
+        if members.versions != one.dependencies.packages:
+            errors.append("dependencies: other versions than the pack pins")
+    except HarnessError as error:
+        errors.append(f"dependencies: {error}")
+    return errors
+
+
+def _time_errors(one: Receipt) -> list[str]:
+    errors = []
+    if one.age > dt.datetime.now(dt.UTC) + dt.timedelta(days=1):
+        errors.append(f"started: {one.started} is in the future")
+    if one.seconds + 1 < sum(lane.seconds for lane in one.lanes.values()):
+        errors.append("seconds: less than its lanes took")
+    return errors
+
+
+def _about_pack(one: Receipt, pack: Pack, place: str) -> list[str]:
+    upstream, definition = pack.definition.upstream, pack.definition
+    stated = {
+        "pack": (one.pack, pack.name),
+        "title": (one.title, definition.title),
+        "kind": (one.kind, definition.kind),
+        "upstream.package": (one.upstream.package, upstream.package),
+        "its name": (PurePosixPath(place).stem, one.name),
+    }
+    if PurePosixPath(place).parent.name == "receipts":
+        stated["upstream.version"] = (one.upstream.version, upstream.pin)
+        stated["upstream.origin"] = (one.upstream.origin, "pinned")
+    errors = [f"{name}: {found}, not {wanted}" for name, (found, wanted) in stated.items() if found != wanted]
+    ask = definition.ask if PurePosixPath(place).parent.name == "ask" else None
+    if one.about != (ask.checks if ask else ()):
+        errors.append("about: not the checks of pack.toml's [ask]")
+    errors += _command_errors(one, pack)
+    pristine = one.lanes.get(LaneName.PRISTINE)
+    if pristine and pristine.tree != one.upstream.sha256:
+        errors.append("lanes: the pristine lane ran on another tree than upstream.sha256")
+    return errors
+
+
+def _command_errors(one: Receipt, pack: Pack) -> list[str]:
+    """Say that a command which names packs or a target names others."""
+    words = one.command.split()
+    named = {word for word in words if re.fullmatch(r"\d+(?:_\w+)?", word)}
+    target = words[words.index("--target") + 1 :][:1] if "--target" in words else ["all"]
+    others = words[:1] != ["runner.py"] or (named and not any(pack.name.startswith(word) for word in named))
+    if others or target[0] not in (one.target, "all", "auto"):
+        return [f"command: {one.command[:80]!r} does not run this pack on {one.target}"]
+    return []
+
+
+def _log_errors(one: Receipt, log: bytes | None) -> list[str]:
+    if log is None or files.sha256_bytes(log) != one.log.sha256:
+        return [f"its log {one.log.file} is missing or has another hash"]
+    if one.log.file != f"{one.name}.{one.log.sha256[:12]}.log":
+        return [f"log: {one.log.file} is named otherwise"]
+    text, errors = log.decode("utf-8", errors="replace"), []
+    for name, lane in one.lanes.items():
+        _, mark, rest = text.partition(f"== {name} lane ==\n")
+        lines = rest.split("\n== ")[0].splitlines()
+        sentinel = lane.script or str(lane.verdict)
+        if not mark or not any(line == sentinel or line.startswith(f"{sentinel} {{") for line in lines):
+            errors.append(f"its log does not say {sentinel[:60]} in the {name} lane")
+    return errors
+
+
+def _receipt_errors(pack: Pack, place: str, content: dict[str, bytes]) -> list[str]:
+    try:
+        one = receipt.parse(content[place], place)
+    except HarnessError as error:
+        return [str(error)]
+    folder = PurePosixPath(place).parent
+    errors = _about_pack(one, pack, place) + _log_errors(one, content.get(str(folder / one.log.file)))
+    errors += _verdict_errors(one, pack) + _module_errors(one, pack) + _host_errors(one, pack) + _time_errors(one)
+    errors += [error for name, lane in one.lanes.items() for error in _lane_errors(name, lane)]
+    if pack.contract.exists():
+        errors += [f"{name} lane: it has no script" for name, lane in one.lanes.items() if not lane.script]
+    errors += [f"it is STALE: {reason}" for reason in staleness.reasons(pack, one)]
+    return [f"{place}: {error}" for error in errors]
+
+
+def _text_errors(pack: Pack, content: dict[str, bytes]) -> list[str]:
+    """Compare each member with what this repository would send with these receipts."""
+    with tempfile.TemporaryDirectory() as folder:
+        for name, data in content.items():
+            if name.startswith("receipts/"):
+                path = Path(folder, name)
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_bytes(data)
+        try:
+            wanted = bundle.members(replace(pack, receipts_elsewhere=Path(folder, "receipts")))
+        except HarnessError as error:
+            return [str(error)]
+    texts = {name: text.encode(errors="surrogateescape") for name, text in wanted.items()}
+    missing = [f"{name}: it is missing" for name in texts if name not in content]
+    strange = [f"{name}: no bundle of this pack has it" for name in content if name not in texts]
+    differing = [
+        f"{name}: it differs from this repository's" for name, text in texts.items() if content.get(name, text) != text
+    ]
+    return missing + strange + differing
+
+
+def errors(data: bytes, packs: list[Pack]) -> list[str]:
+    """Say what of a bundle does not hold; nothing where all of it does.
+
+    Args:
+        data: the zip.
+        packs: those of this repository.
+
+    """
+    try:
+        content = _members(data)
+    except HarnessError as error:
+        return [str(error)]
+    tops = {name.partition("/")[0] for name in content}
+    pack = next((pack for pack in packs if {pack.name} == tops), None)
+    if pack is None:
+        return [f"it is of no pack of this repository: {', '.join(sorted(tops))[:80]}"]
+    content = {name.partition("/")[2]: data for name, data in content.items()}
+    found = _manifest_errors(content, pack.name)
+    places = sorted(name for name in content if name.startswith("receipts/") and name.endswith(".json"))
+    found += [error for place in places for error in _receipt_errors(pack, place, content)]
+    return found + ([] if found else _text_errors(pack, content))

@@ -1,0 +1,131 @@
+"""What makes the host wait for the device, capture in a CUDA graph, and the peak memory of a call."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+import os
+import warnings
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+
+#: Operators whose result the host reads, or whose shape depends on values, so that it waits for the device.
+WAITING = frozenset(
+    "_local_scalar_dense bincount equal is_nonzero masked_select nonzero unique_dim _unique2".split()  # noqa: SIM905 - a list
+)
+#: A tensor made from a number of the host: a copy from pageable memory.
+FROM_HOST = frozenset({"lift_fresh"})
+
+
+def waits(name: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+    """Say whether the host waits for an operator whose tensors lie on a GPU.
+
+    Args:
+        name: of the operator, without namespace and overload.
+        args: its arguments by position.
+        kwargs: its arguments by name.
+
+    """
+    picked = args[1] if name.startswith("index") and len(args) > 1 and isinstance(args[1], (list, tuple)) else ()
+    masked = any(isinstance(x, torch.Tensor) and x.dtype == torch.bool for x in picked)
+    counted = name == "repeat_interleave" and kwargs.get("output_size") is None
+    return name in WAITING or masked or counted
+
+
+def line_of(package: str) -> str:
+    """Return the innermost line of a package that is running, as "file.py:12 function"; empty if none is."""
+    part = f"{os.sep}{package}{os.sep}"
+    frame = inspect.currentframe()
+    while frame and part not in frame.f_code.co_filename:
+        frame = frame.f_back
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno} {frame.f_code.co_name}" if frame else ""
+
+
+class _Watch(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Note the operators for which the host waits, if all tensors lie on a GPU."""
+
+    note: Callable[[str], None]
+
+    def __torch_dispatch__(
+        self,
+        func: torch._ops.OpOverload,
+        _types: object,
+        args: tuple[Any, ...] = (),
+        kwargs: Any = None,  # noqa: ANN401
+    ) -> object:
+        name = func.overloadpacket.__name__
+        if name in FROM_HOST or waits(name, args, kwargs or {}):
+            self.note(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+@contextlib.contextmanager
+def host_waits(device: str, package: str = "") -> Iterator[list[str]]:
+    """Collect what makes the host wait for the device.
+
+    Args:
+        device: "cuda" asks PyTorch's sync debug mode. "cpu" takes all tensors for those of a GPU and looks at the
+            operators; what passes in `unseen()` is not looked at.
+        package: where it is named, the list has its innermost lines, as `line_of`, in place of operators or messages.
+
+    """
+    seen: list[str] = []
+
+    def note(text: str) -> None:
+        found = line_of(package) if package else text
+        seen.extend([found] if found else [])
+
+    def show(message: object, *_: object, **__: object) -> None:
+        if "called a synchronizing" in str(message):
+            note(str(message))
+
+    if device == "cpu":
+        watch = _Watch()  # type: ignore[no-untyped-call]
+        watch.note = note
+        with watch:
+            yield seen
+        return
+    with warnings.catch_warnings(), mock.patch("warnings.showwarning", show):
+        warnings.simplefilter("always")
+        torch.cuda.set_sync_debug_mode("warn")
+        try:
+            yield seen
+        finally:
+            torch.cuda.set_sync_debug_mode("default")
+
+
+@contextlib.contextmanager
+def unseen() -> Iterator[None]:
+    """Let what stands in for a kernel run without gradients, and unseen by dispatch modes."""
+    from torch.utils._python_dispatch import _disable_current_modes  # noqa: PLC0415
+
+    with torch.no_grad(), _disable_current_modes():
+        yield
+
+
+@contextlib.contextmanager
+def graph_capture(mode: str = "global") -> Iterator[Callable[[], None]]:
+    """Capture a CUDA graph; give the function that replays it.
+
+    Args:
+        mode: of capture errors. "thread_local" where NCCL has a thread of its own.
+
+    """
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode=mode):
+        yield graph.replay
+
+
+def peak_memory(call: Callable[[], Any]) -> int:
+    """Return the bytes of GPU memory that a call needs at most, beyond what is allocated before it."""
+    torch.cuda.synchronize()
+    before = torch.cuda.memory_allocated()
+    torch.cuda.reset_peak_memory_stats()
+    call()
+    torch.cuda.synchronize()
+    return torch.cuda.max_memory_allocated() - before

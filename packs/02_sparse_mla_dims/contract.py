@@ -1,0 +1,848 @@
+"""Megatron's fused sparse MLA takes every latent and RoPE dimension that its kernels can have.
+
+`fused_sparse_mla_absorbed`, the hook before it and the interfaces of forward and backward hand both dimensions to the
+kernels; what the kernels cannot have is declined (None) or refused (an exception) before a kernel is asked for.
+
+The cases are a pairwise cover of:
+
+    kernel      (latent, RoPE, heads, top-k, softmax scale); 5 heads are padded to 16, 128 are two blocks of 64
+    entry       the dispatcher, the hook, or the interfaces, with and without a batch dimension
+    batch, lengths, bucket   (queries, keys), multiples or not of MCORE_DSA_TILELANG_SEQ_BUCKET or its default
+    indices     int32 with some -1 or rows of -1 alone, or int64; no key twice
+    layout, frozen, gradient   strided inputs, which of query and key needs no gradient, a gradient that is strided or
+                one number expanded; backward runs twice, with saved tensors moved by hooks
+
+Without a GPU a stand-in in float32 takes each kernel's place; it refuses shapes, dtypes and layouts that the kernel
+does not take. The builders run as far as tilelang's program ("cpu"), or are lowered for the target ("compiled"). Where
+the GPU is here, all are compiled, launched and compared with float64, and the memory of the user's path is measured.
+
+Not judged: what a program computes where it is not launched; convergence; tilelang releases other than 0.1.8, but for
+this: from 0.1.11 on the forward lacks a barrier below 64 heads, and such a shape is declined there.
+
+Tolerance 0.01, relative, in the Frobenius norm: P, dP and the results are rounded to bfloat16, 2**-9 each. A wrong row
+is 0.06.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import functools
+import importlib
+import importlib.util
+import os
+import sys
+import types
+from pathlib import Path
+from typing import NamedTuple
+from unittest import mock
+
+import pytest
+import torch
+from kit import current_target, pairwise
+from kit.capture import host_waits, peak_memory, unseen
+from kit.cuda_source import attempt, in_processes, lower, options_of, remembered
+from kit.errors import relative_error
+from kit.sparse_attention import attend, counted, stand_in
+
+TARGET = current_target()
+EVIDENCE_WITHOUT_GPU = "traced" if TARGET.name == "cpu" else "compiled"
+VARIANT = "megatron.core.transformer.experimental_attention_variant"
+FILES = {"forward": "tilelang_sparse_mla_fwd", "backward": "tilelang_sparse_mla_bwd", "function": "sparse_mla"}
+FILES |= {"dispatcher": "tilelang_dsa", "utilities": "tilelang_utils"}
+KERNELS = {"bwd": ("D", "D_tail"), "sparse_mla_fwd": ("dim", "tail_dim")}  # the builders, and their dimensions
+KERNELS |= {"preprocess": ("D",), "postprocess": ("D", "D_tail")}
+DEEPSEEK = (512, 64, 64)  # latent dimension, RoPE dimension, heads
+SHAPES = (DEEPSEEK, (64, 64, 16), (192, 32, 64))  # the reported ones
+SCALE, TOP_K, LENGTH, LONG, TOLERANCE = 0.1, 128, 256, 4096, 0.01
+BUCKET, BLOCK = "MCORE_DSA_TILELANG_SEQ_BUCKET", "MCORE_DSA_TILELANG_BWD_MAX_BLOCK_H"
+WAYS = ("forward", "backward")
+H200, BLACKWELL = 232448, 101376  # bytes of shared memory that a block can have there; the second: sm_120
+FACTORS = {
+    "kernel": (
+        (512, 64, 64, 128, 0.1),
+        (512, 64, 5, 64, 0.0417),
+        (64, 64, 16, 128, 0.1),
+        (192, 32, 64, 128, 0.1),
+        (192, 32, 32, 192, 0.25),
+        (448, 128, 16, 64, 0.0417),
+        (512, 96, 5, 64, 0.0405),
+        (64, 32, 128, 192, 0.125),
+        (576, 64, 16, 64, 0.0395),
+        (64, 96, 16, 64, 0.079),  # a RoPE dimension above the latent one
+    ),
+    "entry": ("dispatch", "hook"),
+    "batch": (1, 2),
+    "lengths": ((4, 4), (3, 70), (6, 33)),
+    "indices": ("some", "rows", "int64"),
+    "layout": ("dense", "strided"),
+    "frozen": ("none", "query", "key", "both"),
+    "gradient": ("strided", "expanded"),
+    "bucket": (None, 16),
+}
+
+
+class Case(NamedTuple):
+    """One call; see the module's docstring."""
+
+    kernel: tuple
+    entry: str = "dispatch"
+    batch: int = 1
+    lengths: tuple = (3, 70)
+    indices: str = "int64"
+    layout: str = "dense"
+    frozen: str = "none"
+    gradient: str = "strided"
+    bucket: int | None = 16
+
+
+CASES = [Case(**row) for row in pairwise(FACTORS)]
+# The interfaces know no autograd, pad no heads, and take contiguous int32.
+DIRECT = {"kernel": [one for one in FACTORS["kernel"] if one[2] >= 16], "indices": ("some", "rows")}
+DIRECT |= {"called": (("interface", 1), ("interface", 2), ("interface_3d", 1))}  # without a batch dimension, no batch
+DIRECT |= {name: FACTORS[name] for name in ("lengths", "bucket")}
+CASES += [Case(row.pop("kernel"), *row.pop("called"), **row) for row in pairwise(DIRECT)]
+# Shapes that cannot be had: tilelang 0.1.8 lowers one of the kernels with none of these (data/dims.md), a dimension is
+# none, or the heads would need padding that the kernels do not have.
+DECLINED = [
+    *((96, 32, 16), (64, 48, 64), (64, 16, 16), (80, 64, 16), (128, 80, 64), (32, 32, 16), (160, 64, 16), (48, 16, 64)),
+    *((64, 0, 16), (512, 0, 64), (0, 64, 16), (192, -64, 16), (-64, 128, 16)),
+    *((64, 64, 24), (64, 64, 48), (192, 32, 96), (64, 64, 192)),
+]
+REFUSED = ((96, 32, 16), (64, 48, 64), (64, 0, 16), (64, 16, 16))  # the others have the width of a shape that is taken
+# Bytes of shared memory that ptxas names for the forward kernel of a shape (data/dims.md); one byte less is too little.
+NEEDED = {(512, 64, 64): 231424, (64, 64, 16): 40960, (64, 64, 5): 40960, (192, 32, 64): 96256, (320, 32, 32): 118784}
+NEEDED |= {(192, 32, 128): 96256}  # two blocks of 64 heads
+ROOM = [  # entry, shape, groups, bytes that a block can have, and whether the shape fits
+    *(("dispatch", shape, 1, size - less, not less) for shape, size in NEEDED.items() for less in (0, 1)),
+    *(
+        (f"{way}{flat}", (192, 32, 64), 1, 96256 - less, not less)
+        for way in WAYS
+        for flat in ("", "_3d")
+        for less in (0, 1)
+    ),
+    *((way, (64, 64, 32), 2, 40960, True) for way in WAYS),
+    ("forward", (64, 64, 5), 1, 40959, False),
+    ("forward", (512, 96, 40), 1, H200, False),  # a block of heads is rounded up: it takes what 64 heads do
+    ("forward", (256, 64, 20), 1, BLACKWELL, False),
+    ("dispatch", (512, 64, 64), 1, H200, True),
+    ("dispatch", (512, 64, 64), 1, BLACKWELL, False),
+    ("dispatch", (512, 96, 64), 1, H200, False),  # the launch fails there with 64 heads, and works with 16
+    ("dispatch", (576, 64, 64), 1, H200, False),
+    ("dispatch", (576, 64, 128), 1, H200, False),
+    ("dispatch", (512, 96, 16), 1, H200, True),
+    ("dispatch", (576, 64, 16), 1, H200, True),
+]
+RELEASES = (  # tilelang's, a shape, and whether the shape is right there as it is
+    ("0.1.9", (64, 64, 16), True),
+    ("0.1.9.post1", (64, 64, 16), True),
+    ("0.1.11rc1", (64, 64, 16), False),
+    ("0.1.11", (64, 64, 16), False),
+    ("0.1.15", (192, 32, 32), False),
+    ("0.1.15", (192, 32, 5), False),
+    ("0.1.15", (512, 96, 16), False),  # the same places and barriers as 64 + 64, which is wrong
+    ("0.1.11", (512, 32, 32), False),
+    ("0.1.13", (448, 128, 16), False),
+    ("0.1.15", (576, 64, 16), False),
+    ("0.1.15", (192, 32, 64), True),
+    ("0.1.15", (64, 32, 128), True),
+    ("0.1.15", (512, 64, 16), True),
+)
+
+
+class AskedError(Exception):
+    """Raised in a kernel's place, where only whether it is asked for counts."""
+
+
+def dims(shape) -> str:
+    """Name a shape's dimensions."""
+    return f"{shape[0]}+{shape[1]}"
+
+
+def marked(*values, name, control):
+    """Make a parameter set with its mark: what the release does right is a control."""
+    return pytest.param(*values, id=name, marks=pytest.mark.control if control else pytest.mark.defect)
+
+
+def is_known(shape) -> bool:
+    """Say whether a shape has the dimensions that the release takes."""
+    return tuple(shape[:2]) == DEEPSEEK[:2]
+
+
+def each(shapes, name=dims):
+    """Parametrise a test by shapes; those of DeepSeek's dimensions are controls."""
+    return pytest.mark.parametrize("shape", [marked(one, name=name(one), control=is_known(one)) for one in shapes])
+
+
+@pytest.fixture(scope="module")
+def up():
+    """Import upstream, and tilelang first: Megatron swallows what goes wrong there."""
+    return load()
+
+
+def load():
+    """Import what is judged, with bare packages in place of those whose __init__ imports all of Megatron."""
+    torch.set_num_threads(1)  # what runs on the CPU is small, and other lanes want the other cores
+    found = {name: importlib.import_module(name) for name in ("tilelang", "tilelang.language")}
+    for name in () if TARGET.executed else ("megatron.core", "megatron.core.transformer"):
+        sys.modules.setdefault(name, importlib.util.module_from_spec(importlib.util.find_spec(name)))
+    importlib.import_module("megatron.core.parallel_state")  # before megatron.core.utils, which imports it in a circle
+    found |= {key: importlib.import_module(f"{VARIANT}.ops.{name}") for key, name in FILES.items()}
+    found["hook"] = importlib.import_module(f"{VARIANT}.dsa_tilelang_kernels")
+    return types.SimpleNamespace(**found)
+
+
+@contextlib.contextmanager
+def kernels(up, note=lambda *_: None, launch=stand_in):
+    """Replace the kernels: note(name, arguments) is told of each build, launch(name, arguments, *operands) runs it."""
+
+    def build(name, signature, *args, **kwargs):
+        bound = signature.bind(*args, **kwargs)
+        note(name, dict(bound.arguments))
+        bound.apply_defaults()
+        return functools.partial(launch, name, dict(bound.arguments))
+
+    with contextlib.ExitStack() as stack:
+        for module in (up.forward, up.backward):
+            found = (name for name in KERNELS if hasattr(module, name))
+            builders = {name: functools.partial(build, name, getattr(module, name).signature) for name in found}
+            stack.enter_context(mock.patch.multiple(module, **builders))
+            for cache in [one for one in vars(module).values() if isinstance(one, collections.OrderedDict)]:
+                stack.enter_context(mock.patch.dict(cache, clear=True))  # what was there is put back
+        yield
+
+
+def draw(case, device="cpu"):
+    """Make query, key [S, B, heads, dims], distinct top-k indices [B, S, K], and dO, each as its factor says."""
+    latent, rope, heads, top_k, _ = case.kernel
+    (length, keys), random = case.lengths, torch.Generator().manual_seed(11 + case.batch)
+    apart = 2 if case.layout == "strided" else 1
+    query = torch.randn(case.batch, length, heads, apart * (latent + rope), generator=random).bfloat16()
+    key = torch.randn(keys, case.batch, apart, latent + rope, generator=random).bfloat16()
+    d_out = torch.randn(latent, heads, case.batch, length, generator=random).bfloat16().permute(3, 2, 1, 0)
+    if case.gradient == "expanded":
+        d_out = torch.tensor(0.75, dtype=torch.bfloat16).expand(d_out.shape)
+    order = torch.rand(case.batch, length, keys, generator=random).argsort(-1)[..., :top_k]
+    indices = torch.nn.functional.pad(order, (0, top_k - order.shape[-1]), value=-1)
+    indices = indices.flip(-1) if case.indices == "rows" else indices  # -1 comes first, too
+    if case.indices != "int64":
+        indices[torch.rand(indices.shape, generator=random) < 0.2] = -1
+        indices = indices.int()
+    if case.indices == "rows":
+        indices[-1, 1::3] = -1
+    query = query[..., ::apart].transpose(0, 1)
+    query = query if case.layout == "strided" else query.contiguous()
+    return [x.to(device) for x in (query, key[:, :, :1], indices, d_out)]
+
+
+def leaves(case, *pair):
+    """Return query and key that need gradients, unless they are frozen."""
+    names = ("query", "key")
+    return [x.detach().requires_grad_(case.frozen not in (name, "both")) for name, x in zip(names, pair, strict=True)]
+
+
+def exactly(case, inputs):
+    """Return in float64 the output, the gradients that are wanted, and the log-sum-exp."""
+    query, key, indices, d_out = (x.double() if x.is_floating_point() else x.long() for x in inputs)
+    pair = leaves(case, query, key)
+    both = pair[0].transpose(0, 1), pair[1][:, :, 0].transpose(0, 1)
+    found = attend(*both, counted(indices, len(key)), case.kernel[4], case.kernel[0])
+    out, sums = (x.transpose(0, 1) for x in found)
+    wanted = [x for x in pair if x.requires_grad]
+    return out.detach(), [*(torch.autograd.grad(out, wanted, d_out) if wanted else ())], sums.detach()
+
+
+def assert_close(found, wanted, latent):
+    """Assert that bfloat16 tensors are right; latent and RoPE columns of a gradient are compared apart."""
+    errors = {}
+    for index, (x, y) in enumerate(zip(found, wanted, strict=True)):
+        dtype = torch.float32 if y.ndim == 3 else torch.bfloat16  # the log-sum-exp, or any other
+        assert x is not None, f"result {index} is None"
+        assert (x.shape, x.dtype) == (y.shape, dtype), f"result {index} is {[*x.shape]} {x.dtype}, not {[*y.shape]}"
+        parts = [slice(latent), slice(latent, None)] if y.ndim == 4 and y.shape[-1] > latent else [slice(None)]
+        errors |= {(index, n): relative_error(x[..., part], y[..., part]) for n, part in enumerate(parts)}
+    wrong = {name: error for name, error in errors.items() if not error <= TOLERANCE}  # a nan is wrong, too
+    assert not wrong, f"relative errors by result and part {wrong}, tolerance {TOLERANCE}"
+
+
+def differentiate(out, wanted, d_out, *, again=False):
+    """Return the gradients of out; fail where there are none."""
+    assert out.requires_grad, "the output has no graph"
+    try:
+        return torch.autograd.grad(out, wanted, d_out, retain_graph=again, allow_unused=True)
+    except RuntimeError as error:  # autograd refuses what a backward returns: nothing of upstream's is in its traceback
+        if "out of memory" in str(error):
+            raise
+        raise AssertionError(f"backward raises {error}") from error
+
+
+def enter(up, case, query, key, indices):
+    """Call the dispatcher, or the hook in front of it, which takes how many of a query's keys count, too."""
+    scale, latent = case.kernel[4], case.kernel[0]
+    if case.entry == "dispatch":
+        out = up.dispatcher.fused_sparse_mla_absorbed(query, key, indices, scale, latent)
+    else:
+        counts = torch.full(indices.shape[:2], indices.shape[-1], device=indices.device)
+        fused = up.hook.run_fused_absorbed_sparse_attention
+        out = fused(query, key, indices, scale, latent, topk_length=counts)
+    assert out is not None, "the answer is None"
+    return out
+
+
+def applied(up, *arguments):
+    """Call SparseMLA.apply."""
+    try:
+        return up.function.SparseMLA.apply(*arguments)
+    except TypeError as error:  # an argument is missing: the call does not get as far as upstream's own lines
+        raise AssertionError(f"SparseMLA.apply raises {error}") from error
+
+
+def run_interfaces(up, case, inputs):
+    """Call the interfaces of forward and backward; return out, dQ, dKV and the log-sum-exp as the dispatcher's."""
+    latent, *_, scale = case.kernel
+    query, key, d_out = (inputs[place].transpose(0, 1).contiguous() for place in (0, 1, 3))
+    operands = query, key, inputs[2][:, :, None].contiguous(), d_out
+    flat = case.entry == "interface_3d"
+    query, key, indices, d_out = (x[0].contiguous() for x in operands) if flat else operands
+    out, sums = up.forward.sparse_mla_fwd_interface(query, key, indices, sm_scale=scale, d_v=latent)
+    extra = (None, up.backward.sparse_mla_delta(out, d_out)) if case.bucket else (out, None)
+    found = up.backward.sparse_mla_bwd(query, key, extra[0], d_out, indices, sums, sm_scale=scale, delta=extra[1])
+    return [(x[None] if flat else x).transpose(0, 1) for x in (out, *found, sums)]
+
+
+def run_dispatcher(up, case, inputs):
+    """Call the dispatcher, and backward twice, which shows that nothing was used up; return output and gradients."""
+    kept, (query, key, indices, d_out) = [], inputs
+    pair = leaves(case, query, key)
+
+    def keep(x):
+        kept.append(x.numel() if x.is_floating_point() else 0)
+        return x.clone()  # as a hook that moves it elsewhere gives it back
+
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x.clone()):
+        out = enter(up, case, *pair, indices)
+    wanted, found = [x for x in pair if x.requires_grad], []
+    for _ in range(2 if wanted else 0):
+        found += differentiate(out, wanted, d_out, again=True)
+    if wanted:  # what backward needs passes through the hooks
+        assert sum(kept) >= query.numel() + key.numel(), f"{sum(kept)} elements are saved as autograd saves them"
+    return [out.detach(), *found]
+
+
+def judge(up, case, device="cpu"):
+    """Run a case, and compare output, gradients and, of the interfaces, the log-sum-exp with float64."""
+    inputs = draw(case, device)
+    out, gradients, sums = exactly(case, inputs)
+    with mock.patch.dict(os.environ, {} if case.bucket is None else {BUCKET: str(case.bucket)}):
+        if case.entry.startswith("interface"):
+            assert_close(run_interfaces(up, case, inputs), [out, *gradients, sums], case.kernel[0])
+        else:
+            assert_close(run_dispatcher(up, case, inputs), [out, *gradients, *gradients], case.kernel[0])
+
+
+def case_name(case) -> str:
+    """Name a case by its factors."""
+    latent, rope, heads, top_k, _ = case.kernel
+    kind = f"{latent}+{rope}-{heads}heads-top{top_k}-{case.entry}-batch{case.batch}-{case.lengths[0]}x{case.lengths[1]}"
+    return f"{kind}-{case.indices}-{case.layout}-frozen_{case.frozen}-{case.gradient}-bucket{case.bucket or 256}"
+
+
+def reported(shape) -> Case:
+    """Return the case that was reported for a shape."""
+    lengths = (4, 4) if shape[2] > 16 else (3, 70)
+    return Case((*shape, TOP_K, SCALE), "dispatch", 2, lengths, "some", "strided", bucket=None)
+
+
+@functools.cache
+def asked_for(kernel) -> dict:
+    """Return what the dispatcher builds for a kernel's dimensions, by builder; of the release little or nothing."""
+    up, asked = load(), {}
+    case = reported(kernel[:3])._replace(kernel=kernel)
+    query, key, indices, d_out = draw(case)
+    with kernels(up, asked.__setitem__), contextlib.suppress(AssertionError):
+        out = enter(up, case, *leaves(case, query, key), indices)
+        asked["out"] = [*out.shape]
+        out.backward(d_out)
+    return asked
+
+
+# What reaches the kernels, and comes back
+
+
+@pytest.fixture(scope="module")
+def reached(figure):
+    """Say for each reported shape what the dispatcher asks for."""
+    found = {shape: asked_for((*shape, TOP_K, SCALE)) for shape in SHAPES}
+    figure("other_dimensions_fused", sum("bwd" in found[shape] for shape in SHAPES[1:]), "of 2")
+    return found
+
+
+@each(SHAPES, lambda shape: f"{dims(shape)}-{shape[2]}heads")
+def test_dispatcher_hands_its_dimensions_to_each_kernel(reached, shape):
+    asked = reached[shape]
+    assert asked, "the answer is None"
+    assert asked.get("out") == [reported(shape).lengths[0], 2, shape[2], shape[0]]
+    found = {name: [asked.get(name, {}).get(each) for each in names] for name, names in KERNELS.items()}
+    assert found == {name: [*shape[: len(names)]] for name, names in KERNELS.items()}
+
+
+@pytest.mark.parametrize(
+    ("case", "launched"),
+    [
+        marked(one, launched, name=case_name(one) + "-launched" * launched, control=is_known(one.kernel))
+        for launched in ((False, True) if TARGET.executed else (False,))
+        for one in CASES
+    ],
+)
+def test_output_and_gradients_are_right(up, case, launched):
+    with contextlib.nullcontext() if launched else kernels(up):
+        judge(up, case, TARGET.device if launched else "cpu")
+
+
+@each(SHAPES[:2])
+@pytest.mark.parametrize("entry", ["dispatch", "interface"])
+def test_no_scale_is_one_over_the_root_of_the_width(up, shape, entry):
+    case = Case((*shape, 64, sum(shape[:2]) ** -0.5), entry, indices="some", bucket=None)
+    inputs = draw(case)
+    out, gradients, sums = exactly(case, inputs)
+    unscaled = case._replace(kernel=(*shape, 64, None))
+    with kernels(up):
+        if entry == "dispatch":
+            assert_close(run_dispatcher(up, unscaled, inputs), [out, *gradients, *gradients], shape[0])
+        else:
+            assert_close(run_interfaces(up, unscaled, inputs), [out, *gradients, sums], shape[0])
+
+
+@pytest.mark.defect
+def test_groups_of_heads_have_keys_of_their_own(up):
+    case = Case((64, 64, 16, 64, 0.11), "interface", 2, indices="some")
+    first = draw(case)
+    parts = [first, [first[0].flip(0), first[1].flip(0), first[2], first[3].flip(0)]]
+    exact = [exactly(case, one) for one in parts]
+    query, key, d_out = (torch.cat([one[n] for one in parts], 2).transpose(0, 1).contiguous() for n in (0, 1, 3))
+    indices = torch.stack([one[2] for one in parts], 2).contiguous()
+    with kernels(up):
+        out, sums = up.forward.sparse_mla_fwd_interface(query, key, indices, sm_scale=0.11, d_v=64)
+        found = up.backward.sparse_mla_bwd(query, key, out, d_out, indices, sums, sm_scale=0.11)
+    wanted = [torch.cat(each, 2) for each in zip(*([one[0], *one[1]] for one in exact), strict=True)]
+    assert_close([x.transpose(0, 1) for x in (out, *found)], wanted, 64)
+
+
+@pytest.mark.defect
+def test_shapes_of_one_width_have_kernels_of_their_own(up):
+    with kernels(up):
+        for latent, rope in ((512, 64), (448, 128)):
+            judge(up, Case((latent, rope, 16, 64, 0.0417), bucket=None))
+
+
+@pytest.mark.defect
+def test_two_layers_in_one_graph_keep_their_dimensions(up):
+    layers = []  # of one width: nothing but its latent dimension tells a layer
+    with kernels(up):
+        for latent, rope, scale in ((512, 64, 0.0417), (448, 128, 0.1)):
+            case = Case((latent, rope, 16, 64, scale), bucket=None)
+            query, key, indices, d_out = draw(case)
+            pair = leaves(case, query, key)
+            layers.append((case, enter(up, case, *pair, indices), pair, d_out))
+        for case, out, pair, d_out in reversed(layers):
+            found, (exact, gradients, _) = differentiate(out, pair, d_out), exactly(case, draw(case))
+            assert_close([out.detach(), *found], [exact, *gradients], case.kernel[0])
+
+
+# How it is called
+
+
+@each(SHAPES)
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode", "reentrant_checkpoint", "checkpoint"])
+def test_every_mode_of_autograd_gives_the_same(up, shape, mode):
+    checkpoint = importlib.import_module("torch.utils.checkpoint").checkpoint
+    case = Case((*shape, 64, SCALE), batch=2, indices="some")
+    query, key, indices, d_out = draw(case)
+    out, gradients, _ = exactly(case, draw(case))
+    call = functools.partial(enter, up, case)
+    with kernels(up):
+        if "checkpoint" not in mode:
+            with getattr(torch, mode)():
+                assert_close([call(query, key, indices)], [out], shape[0])
+            return
+        pair = leaves(case, query, key)
+        found = checkpoint(call, *pair, indices, use_reentrant=mode.startswith("reentrant"))
+        found.backward(d_out)
+    assert_close([found.detach(), *(x.grad for x in pair)], [out, *gradients], shape[0])
+
+
+@each(SHAPES)
+def test_host_waits_for_no_value(up, shape):
+    case = Case((*shape, 64, SCALE), indices="int64")
+    query, key, indices, d_out = draw(case)
+
+    def launch(*given):
+        with unseen():  # the kernels' own work
+            return stand_in(*given)
+
+    pair = leaves(case, query, key)
+    with kernels(up, launch=launch), host_waits("cpu") as seen:
+        enter(up, case, *pair, indices).backward(d_out)
+    assert not seen, f"the host waits for {seen}"
+
+
+@each(SHAPES[:2])
+@pytest.mark.parametrize("kernel", ["sparse_mla_fwd", "bwd"])
+def test_error_of_a_kernel_reaches_the_caller(up, shape, kernel):
+    class BrokenError(Exception):  # of no kind that somebody would expect
+        pass
+
+    def launch(name, *given):
+        if name == kernel:
+            raise BrokenError
+        return stand_in(name, *given)
+
+    case = Case((*shape, 64, SCALE))
+    query, key, indices, d_out = draw(case)
+    with kernels(up, launch=launch), pytest.raises(BrokenError):
+        enter(up, case, *leaves(case, query, key), indices).backward(d_out)
+
+
+@each(SHAPES[:2])
+def test_output_may_be_changed_in_place(up, shape):
+    case = Case((*shape, 64, SCALE))
+    query, key, indices, d_out = draw(case)
+    pair = leaves(case, query, key)
+    with kernels(up):
+        out = enter(up, case, *pair, indices)
+        with torch.no_grad():
+            out.mul_(-2)
+        try:
+            found = torch.autograd.grad(out, pair, d_out)
+        except RuntimeError as error:
+            if "modified by an inplace operation" not in str(error):
+                raise
+            return  # PyTorch refuses, which is right, too
+    assert_close(found, exactly(case, draw(case))[1], shape[0])
+
+
+@pytest.mark.control
+@pytest.mark.parametrize("batched", [True, False], ids=["batched", "unbatched"])
+def test_apply_alone_is_right_and_leaves_the_gradient_as_it_was(up, batched):
+    case = Case((*DEEPSEEK, 64, SCALE), indices="rows")
+    query, key, indices, d_out = draw(case)
+    given = [x.transpose(0, 1).contiguous() for x in (query, key, d_out)]
+    given = [x if batched else x[0].contiguous() for x in (*given, indices[:, :, None].contiguous())]
+    pair, d_out = [x.requires_grad_() for x in given[:2]], given[2]  # contiguous: it is the caller's own tensor
+    before = d_out.clone()
+    with kernels(up):
+        out = applied(up, *pair, given[3], SCALE)[0]
+        found = [out.detach(), *differentiate(out, pair, d_out)]
+    exact, gradients, _ = exactly(case, draw(case))
+    assert_close([x.transpose(0, 1) if batched else x[:, None] for x in found], [exact, *gradients], DEEPSEEK[0])
+    assert torch.equal(d_out, before), "backward writes into the gradient that it is given"
+
+
+@pytest.mark.control
+@pytest.mark.parametrize(("asked", "heads"), [(None, 32), (16, 16), (64, 64)])
+def test_backward_has_blocks_of_as_many_heads_as_are_asked_for(up, asked, heads):
+    found, case = {}, Case((*DEEPSEEK, 64, SCALE))
+    query, key, indices, d_out = draw(case)
+    with mock.patch.dict(os.environ, {} if asked is None else {BLOCK: str(asked)}), kernels(up, found.__setitem__):
+        enter(up, case, *leaves(case, query, key), indices).backward(d_out)
+    assert found["bwd"].get("max_block_h", 32) == heads
+
+
+@each([(512, 64), (512, 32), (512, 128)])
+def test_latent_dimension_is_512_by_default(up, shape):
+    case = Case((*shape, 64, 64, SCALE), batch=2, frozen="both")
+    query, key, indices, _ = draw(case)
+    given = [x.transpose(0, 1).contiguous() for x in (query, key)]
+    given.append(indices[:, :, None].int().contiguous())
+    with kernels(up):
+        found = [applied(up, *given, SCALE)[0], up.forward.sparse_mla_fwd_interface(*given, sm_scale=SCALE)[0]]
+    out, *_ = exactly(case, draw(case))
+    assert_close([x.transpose(0, 1) for x in found], [out, out], 512)
+
+
+@pytest.mark.control
+@pytest.mark.parametrize("entry", ["forward", "backward"])
+def test_interface_says_that_tilelang_is_missing(up, entry):
+    missing = mock.patch.multiple(up.utilities, HAVE_TILELANG=False, tilelang=None)
+    with missing, pytest.raises(ImportError, match=r"^TileLang"):
+        interface(up, entry, SHAPES[1], 1)
+
+
+# What is declined
+
+
+def empty(shape, device="cpu", batch=1):
+    """Make inputs of the dispatcher: 256 queries and keys, which no bucket makes longer, and 64 indices each."""
+    latent, rope, heads = shape
+    sizes = [(LENGTH, batch, count, latent + rope) for count in (heads, 1)]
+    query, key = (torch.zeros(size, dtype=torch.bfloat16, device=device) for size in sizes)
+    return query, key, torch.zeros(batch, LENGTH, 64, dtype=torch.int32, device=device)
+
+
+def ask(*_):
+    """Stand for a kernel where asking for it is all that counts."""
+    raise AskedError
+
+
+def answer(up, *given):
+    """Say what the dispatcher does: answers None, asks for a kernel, or gives something without one."""
+    with kernels(up, ask):
+        try:
+            return "declined" if up.dispatcher.fused_sparse_mla_absorbed(*given) is None else "answered"
+        except AskedError:
+            return "asked"
+
+
+def interface(up, entry, shape, groups, device="cpu"):
+    """Say what an interface of the kernels does with tensors of a shape."""
+    (latent, rope, heads), size = shape, (LENGTH,) if entry.endswith("_3d") else (1, LENGTH)
+    sizes = [(*size, *rest) for rest in ((heads, latent + rope), (groups, latent + rope), (heads, latent))]
+    query, key, d_out = (torch.zeros(each, dtype=torch.bfloat16, device=device) for each in sizes)
+    indices = torch.zeros(*size, groups, 64, dtype=torch.int32, device=device)
+    row = torch.zeros(*size, heads, device=device)
+    with kernels(up, ask):
+        try:
+            if entry.startswith("forward"):
+                up.forward.sparse_mla_fwd_interface(query, key, indices, SCALE, latent)
+            else:
+                up.backward.sparse_mla_bwd(query, key, None, d_out, indices, row, SCALE, row)
+        except AskedError:
+            return "asked"
+        except (AssertionError, NotImplementedError, RuntimeError, ValueError):  # what it is there to raise
+            return "refused"
+    return "answered"
+
+
+@pytest.mark.control
+@pytest.mark.parametrize("shape", DECLINED, ids=lambda shape: f"{dims(shape)}-{shape[2]}heads")
+def test_dispatcher_declines_what_the_kernels_cannot_have(up, shape):
+    assert answer(up, *empty(shape), SCALE, shape[0]) == "declined"
+
+
+@pytest.mark.control
+@pytest.mark.parametrize("entry", ["forward", "backward"])
+@pytest.mark.parametrize("shape", REFUSED, ids=dims)
+def test_interface_refuses_what_the_kernels_cannot_have(up, shape, entry):
+    assert interface(up, entry, shape, 1) == "refused"
+
+
+OPERANDS = {
+    "half": lambda q, k, i: (q.half(), k.half(), i),
+    "float_query": lambda q, k, i: (q.float(), k, i),
+    "float_key": lambda q, k, i: (q, k.float(), i),
+    "two_key_heads": lambda q, k, i: (q, k.expand(-1, -1, 2, -1), i),
+    "batches": lambda q, k, i: (q, k[:, :1], i),
+    "batches_of_indices": lambda q, k, i: (q, k, i[:1]),
+    "rows": lambda q, k, i: (q, k, i[:, 1:]),
+    "top63": lambda q, k, i: (q, k, i[..., 1:]),
+    "top96": lambda q, k, i: (q, k, torch.cat([i, i[..., :32]], -1)),
+    "widths": lambda q, k, i: (q, k[..., :96], i),
+    "no_batch": lambda q, k, i: (q[:, 0], k, i),
+    "no_heads": lambda q, k, i: (q[:, :, :0], k, i),
+}
+
+
+@pytest.mark.control
+@pytest.mark.parametrize("change", OPERANDS)
+def test_dispatcher_declines_operands_that_the_kernels_do_not_take(up, change):
+    assert answer(up, *OPERANDS[change](*empty((64, 64, 16), batch=2)), SCALE, 64) == "declined"
+
+
+def room_name(entry, shape, limit) -> str:
+    """Name a row of ROOM."""
+    return f"{entry}-{dims(shape)}-{shape[2]}heads-{limit}bytes"
+
+
+# The release asks for DeepSeek's dimensions alone: what fits there, and what does not fit elsewhere, are controls.
+@pytest.mark.parametrize(
+    ("entry", "shape", "groups", "limit", "fits"),
+    [marked(*one, name=room_name(*one[:2], one[3]), control=one[4] == is_known(one[1])) for one in ROOM],
+)
+def test_shape_reaches_the_kernels_where_shared_memory_suffices(up, entry, shape, groups, limit, fits):  # noqa: PLR0917
+    fake = importlib.import_module("torch._subclasses.fake_tensor").FakeTensorMode  # its tensors have no storage
+    device = types.SimpleNamespace(shared_memory_per_block_optin=limit, major=9, minor=0, name="a device")
+    with mock.patch.object(torch.cuda, "get_device_properties", return_value=device), fake():
+        if entry == "dispatch":
+            found = answer(up, *empty(shape, "cuda"), SCALE, shape[0])
+        else:
+            found = interface(up, entry, shape, groups, "cuda")
+    assert found in ({"asked"} if fits else {"declined", "refused"}), found
+
+
+@pytest.mark.parametrize(
+    ("version", "shape", "safe"),
+    [
+        marked(version, shape, safe, name=f"{version}-{dims(shape)}-{shape[2]}heads", control=safe == is_known(shape))
+        for version, shape, safe in RELEASES
+    ],
+)
+def test_shape_is_declined_where_a_tilelang_release_lacks_the_barrier(up, version, shape, safe):
+    """From 0.1.11 on, S_shared of the forward lies where the row sums are reduced, and no barrier stands between.
+
+    Below 64 heads small dimensions then have wrong numbers (data/versions.md): the shape is declined, or the kernel
+    waits.
+    """
+    asked = {}
+
+    def note(name, arguments):
+        asked[name] = arguments
+        raise AskedError
+
+    named = mock.patch.object(up.tilelang, "__version__", version)
+    with named, kernels(up, note), contextlib.suppress(AskedError):
+        up.dispatcher.fused_sparse_mla_absorbed(*empty(shape), SCALE, shape[0])
+    if safe:
+        assert asked, "the shape is declined"
+    elif asked:
+        program = str(up.forward.sparse_mla_fwd.get_tir(**asked["sparse_mla_fwd"]))
+        assert "storage_sync" in program, "the kernel is asked for, and does not wait"
+
+
+@pytest.mark.defect
+@pytest.mark.parametrize("entry", ["forward", "forward_3d", "backward", "backward_3d"])
+@pytest.mark.parametrize(("version", "heads"), [("0.1.9", 32), ("0.1.15", 64)])
+def test_interface_takes_a_shape_that_is_right_with_a_tilelang_release(up, version, heads, entry):
+    with mock.patch.object(up.tilelang, "__version__", version):
+        assert interface(up, entry, (192, 32, heads), 1) == "asked"
+
+
+# The programs of the kernels, which are lowered for another target than the CPU
+
+
+def source(kernel, name):
+    """Build what was asked for, in a process of its own; return the kernel's source, or None and why there is none."""
+    up, arguments = load(), asked_for(kernel).get(name)
+    if arguments is None:
+        return None, "no kernel is asked for"
+    module = up.forward if hasattr(up.forward, name) else up.backward
+    function = getattr(module, name)
+    if TARGET.executed:
+        return attempt(lambda: function(**arguments).get_kernel_source())
+
+    def lowered():
+        made, error = attempt(lambda: lower(function.get_tir(**arguments), TARGET.name, options_of(function)))
+        return (made.source or None, made.error) if made else (None, error)
+
+    return remembered((Path(module.__file__).read_text(), arguments, TARGET.name), lowered)
+
+
+REPORTED = [(*shape, TOP_K, SCALE) for shape in SHAPES]
+if TARGET.name == "cpu":
+    PROGRAMS = list({kernel[:2]: kernel for kernel in FACTORS["kernel"]}.values())
+
+    @each(PROGRAMS)
+    @pytest.mark.parametrize("name", KERNELS)
+    def test_tilelang_makes_a_program_of_the_kernel(up, shape, name):
+        asked = asked_for(shape)
+        assert name in asked, "no kernel is asked for"
+        function = getattr(up.forward, name, None) or getattr(up.backward, name)
+        assert function.get_tir(**asked[name]) is not None
+
+else:  # only lowering depends on the target: 512 + 64 is lowered once, for sm_90a
+    BUILT = [one for one in REPORTED if one[:3] != DEEPSEEK or TARGET.name == "sm_90a"]
+    BUILT = [*REPORTED, *(one for one in FACTORS["kernel"] if one not in REPORTED)] if TARGET.executed else BUILT
+    NAMES = [*KERNELS] if TARGET.executed else ["bwd", "sparse_mla_fwd"]
+
+    @pytest.fixture(scope="module")
+    def built():
+        """Build all kernels at once; return source and reason of each."""
+        tasks = [(one, name) for name in NAMES for one in BUILT]
+        return dict(zip(tasks, in_processes(source, tasks), strict=True))
+
+    @each(BUILT, lambda one: f"{dims(one)}-{one[2]}heads-top{one[3]}")
+    @pytest.mark.parametrize("name", NAMES)
+    def test_kernel_is_built_for_the_target(built, output, shape, name):
+        text, reason = built[shape, name]
+        assert text, reason
+        if shape == REPORTED[0]:  # the same in both trees
+            output(f"source.{dims(shape)}.{name}", torch.frombuffer(bytearray(text.encode()), dtype=torch.uint8))
+
+
+# Launches, through the user's entry point
+
+
+def example(shape, length, *, own=False):
+    """Make query, key [S, B, heads, dims], indices [B, S, K] (of the past, or rows of each query's own), and dO."""
+    (latent, rope, heads), random = shape, torch.Generator("cuda").manual_seed(7)
+    keys = length * TOP_K if own else length
+    sizes = ((length, 1, heads, latent + rope), (keys, 1, 1, latent + rope), (length, 1, heads, latent))
+    query, key, d_out = (torch.randn(*size, generator=random, device="cuda").bfloat16() for size in sizes)
+    if own:
+        indices = torch.randperm(keys, generator=random, device="cuda").view(1, length, TOP_K)
+        return query, key, indices, d_out
+    weights = torch.rand(length, max(length, TOP_K), generator=random, device="cuda").tril().topk(TOP_K)
+    return query, key, weights.indices.masked_fill(weights.values == 0, -1)[None], d_out
+
+
+def trained(attend_with, inputs):
+    """Return output, dQ and dKV of a path."""
+    query, key, indices, d_out = inputs
+    pair = [x.detach().requires_grad_() for x in (query, key)]
+    out = attend_with(*pair, indices, SCALE, d_out.shape[-1])
+    assert out is not None, "the answer is None"
+    return [out.detach(), *torch.autograd.grad(out, pair, d_out)]
+
+
+def gathered(query, key, indices, scale, latent):
+    """Attend to the chosen rows alone, in the precision of query, for one batch; a row without any gives zeros."""
+    chosen, valid = key[:, 0, 0][indices[0].clamp(0)], indices[0, :, None] >= 0
+    scores = torch.einsum("shd,skd->shk", query[:, 0], chosen) * scale
+    weights = scores.masked_fill(~valid, -1e30).softmax(-1) * valid
+    return (weights @ chosen[..., :latent])[:, None]
+
+
+if TARGET.executed:
+
+    @pytest.fixture(scope="module")
+    def unfused():
+        """Return the path that is taken where the dispatcher answers None."""
+        return vars(importlib.import_module(f"{VARIANT}.dsa"))["_unfused_absorbed_dsa_fn"]
+
+    @pytest.mark.parametrize(
+        ("path", "shape"),
+        [
+            marked(path, one, name=f"{path}-{dims(one)}-{one[2]}heads", control=path == "unfused" or is_known(one))
+            for path in ("fused", "unfused")
+            for one in SHAPES
+        ],
+    )
+    def test_example_is_right(up, unfused, figure, path, shape):
+        inputs = example(shape, LENGTH)
+        found = trained(up.dispatcher.fused_sparse_mla_absorbed if path == "fused" else unfused, inputs)
+        wanted = trained(gathered, [x.double() if x.is_floating_point() else x for x in inputs])
+        errors = {name: relative_error(x, y) for name, x, y in zip(("out", "dq", "dkv"), found, wanted, strict=True)}
+        for name, error in errors.items():
+            figure(f"{path}.{dims(shape)}.{name}", error, "relative error")
+        assert_close(found, wanted, shape[0])
+
+    @pytest.mark.control
+    def test_rows_of_their_own_give_the_same_bits(up, output):
+        inputs = example(DEEPSEEK, LENGTH, own=True)  # no row of dKV gets more than two sums: any order is one
+        found = trained(up.dispatcher.fused_sparse_mla_absorbed, inputs)
+        assert_close(
+            found, trained(gathered, [x.double() if x.is_floating_point() else x for x in inputs]), DEEPSEEK[0]
+        )
+        given = inputs[0].transpose(0, 1), inputs[1].transpose(0, 1), inputs[2][:, :, None].int()
+        for name, tensor in zip(("out", "dq", "dkv", "lse"), (*found, applied(up, *given, SCALE)[1]), strict=True):
+            output(f"{name}.512+64", tensor)
+
+    @pytest.mark.control
+    @pytest.mark.parametrize("shape", [(512, 96, 64), (576, 64, 64)], ids=dims)
+    def test_shape_that_does_not_fit_here_is_declined(up, shape):
+        if torch.cuda.get_device_properties(0).shared_memory_per_block_optin > H200:
+            pytest.skip("it may fit here")
+        assert answer(up, *empty(shape, "cuda"), SCALE, shape[0]) == "declined"
+
+    @pytest.mark.defect
+    def test_users_path_needs_less_than_one_matrix_of_scores(up, unfused, figure, claim):
+        door, long = up.dispatcher.fused_sparse_mla_absorbed, example(SHAPES[1], LONG)
+        matrix = 4 * SHAPES[1][2] * LONG**2  # [B, H, S, S] of float32
+
+        def users(*given):
+            return unfused(*given) if (out := door(*given)) is None else out
+
+        mine, theirs = (peak_memory(functools.partial(trained, path, long)) for path in (users, unfused))
+        figure("peak_over_unfused", mine / theirs)
+        if mine < min(matrix, theirs):
+            claim("MEMORY_SAVE_VERIFIED")
+        assert mine < matrix, f"{mine} bytes, and a matrix of scores has {matrix}"

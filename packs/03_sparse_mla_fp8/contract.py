@@ -1,0 +1,973 @@
+"""Fused sparse MLA of Megatron sees that its inputs are quantized behind Transformer Engine's wrapper.
+
+Behind `fused_sparse_mla_absorbed` and `SparseMLA.apply` no kernel gets a NULL pointer. What a kernel reads and backward
+keeps is no wider than what is stored, or the caller is told by a warning or a log record; plain bfloat16 gives none.
+Output, log-sum-exp and both backwards are right.
+
+The cases are a pairwise cover of:
+
+    entry       the dispatcher, and SparseMLA.apply with and without a batch dimension
+    kind        how query and key are stored: each of Transformer Engine's classes, plain, and mixtures of them
+    batch, lengths, bucket   (queries, keys), multiples or not of MCORE_DSA_TILELANG_SEQ_BUCKET or its default
+    kernel      (heads, top-k, softmax scale); 5 heads are padded to 16
+    magnitude   of query and key: scales that differ, and keys that are tiny
+    indices     int32 with some -1 or rows of -1 alone, or int64 without
+    frozen, layout   which of query and key needs no gradient; dense, or strided below the wrapper
+
+All stand for bfloat16, as the results do. Of a wrapper of another dtype the dispatcher declines, and SparseMLA.apply
+refuses, tells the caller, or gives that dtype. A Float8Tensor that holds its transpose alone is not asked for: 2.12.0
+does not dequantize it.
+
+On the CPU launches are recorded, and a stand-in in float32 takes each kernel's place. It refuses what tilelang refuses:
+a null pointer, and operands of other dtypes or numbers of dimensions than those of the same kernel's first launch, or
+that are not compact. That tilelang refuses the stride of a batch of one, or a scale without a dimension, was not seen.
+Transformer Engine's Python is real, its compiled part a mock but for DType and dequantize. What MXFP8 and NVFP4
+store cannot be dequantized before sm_100, and is judged on the CPU alone.
+
+Tolerances: 2**-7 for outputs: bfloat16 rounds query, key, probabilities and output by 2**-9 each. 2**-6 for gradients:
+the probabilities' gradient is rounded too, and the output and the log-sum-exp come from rounded values.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import enum
+import functools
+import gc
+import importlib
+import importlib.util
+import inspect
+import itertools
+import logging
+import math
+import os
+import sys
+import traceback
+import types
+import warnings
+from typing import NamedTuple
+from unittest import mock
+
+import pytest
+import torch
+from kit import current_target, pairwise
+from kit.capture import host_waits, peak_memory, unseen
+from kit.errors import relative_error
+from kit.sparse_attention import attend, counted, stand_in
+
+TARGET = current_target()
+EVIDENCE_WITHOUT_GPU = {"cpu": "traced"}
+OPS = "megatron.core.transformer.experimental_attention_variant.ops"
+MODULES = f"{OPS}.tilelang_dsa", f"{OPS}.sparse_mla", f"{OPS}.tilelang_sparse_mla_fwd"
+TE, BUCKET = "transformer_engine.pytorch", "MCORE_DSA_TILELANG_SEQ_BUCKET"
+D, DV = 576, 512  # the only dimensions that the kernels are made for
+UNSEEN = "not shown: "
+IGNORED = (DeprecationWarning, PendingDeprecationWarning, ImportWarning, ResourceWarning)  # by Python's default filters
+SCALE = 0.0416  # near D**-0.5, and not it
+DTYPES = {"kByte": 0, "kInt32": 2, "kFloat32": 4, "kFloat16": 5, "kBFloat16": 6, "kFloat8E4M3": 7, "kFloat8E5M2": 8}
+FORMATS = {"kFloat8E4M3": ("float8_e4m3fn", 448), "kFloat8E5M2": ("float8_e5m2", 57344)}  # dtype, largest value
+KINDS = {one: (one, one) for one in ("bf16", "float8", "float8_e5m2", "blockwise", "blockwise_1d", "mxfp8", "nvfp4")}
+KINDS |= {"mixed": ("bf16", "float8"), "mixed_key": ("float8", "bf16")}  # query and key
+KINDS |= {"mixed_formats": ("float8", "float8_e5m2"), "mixed_scaling": ("float8", "blockwise")}
+CPU_ONLY = {"mxfp8", "nvfp4"}  # not dequantized before sm_100
+DENSE = {"blockwise", "blockwise_1d", *CPU_ONLY}  # contiguous() of these classes refuses strided data
+ROUNDING, GRADIENT_ROUNDING = 2**-7, 2**-6
+LEADING = ("bf16", "float8", "float8_e5m2", "blockwise", "mxfp8", "mixed")  # kinds of the example that was reported
+FAINT = (0.003, 0.003)  # a magnitude at which draw() makes query and key parallel
+SIZES = (2, (256, 256), (16, 128, SCALE))  # its batch, lengths and kernel: both lengths are multiples of the bucket
+FACTORS = {
+    "kind": tuple(KINDS),
+    "batch": (1, 3),
+    "lengths": ((64, 64), (5, 30), (17, 70)),
+    "kernel": ((16, 128, SCALE), (5, 128, SCALE), (32, 192, 0.1)),
+    "magnitude": ((1.0, 0.3), (0.05, 4.0), (3.0, 1e-06)),
+    "indices": ("some", "rows", "int64"),
+    "frozen": ("none", "query", "key", "both"),
+    "layout": ("dense", "strided"),
+    "bucket": (None, 64),
+}
+
+
+class Case(NamedTuple):
+    """One call; see the module's docstring."""
+
+    kind: str
+    entry: str
+    batch: int = 1
+    lengths: tuple = (5, 30)
+    kernel: tuple = (16, 128, SCALE)
+    magnitude: tuple = (1.0, 0.3)
+    indices: str = "some"
+    frozen: str = "none"
+    layout: str = "dense"
+    bucket: int | None = 64
+
+
+CASES = [Case(entry="dispatch", **row) for row in pairwise(FACTORS)]
+# SparseMLA.apply pads no heads and takes int32; without a batch dimension there is no batch.
+DIRECT = FACTORS | {"kernel": (FACTORS["kernel"][0], FACTORS["kernel"][2]), "indices": ("some", "rows")}
+DIRECT |= {"batch": (("apply", 1), ("apply", 3), ("apply_3d", 1))}
+for row in pairwise(DIRECT):
+    entry, batch = row.pop("batch")
+    CASES.append(Case(entry=entry, batch=batch, **row))
+CASES += [  # every way that FP8 is read as it is stored, besides
+    Case("float8", "dispatch", 3, (17, 70), layout="strided", bucket=None),
+    Case("float8", "dispatch", 1, (64, 64), magnitude=(3.0, 1e-06), indices="int64", frozen="query"),
+    Case("float8", "dispatch", 3, (5, 30), magnitude=(0.05, 4.0), indices="rows", frozen="key", layout="strided"),
+    Case("float8", "dispatch", 3, (64, 64), (32, 192, 0.1), indices="int64", frozen="both"),
+    Case("float8", "apply_3d", 1, (64, 64), magnitude=(0.05, 4.0), bucket=None),
+    Case("float8", "apply", 3, (17, 70), layout="strided"),
+]
+
+
+def example(kind, entry) -> Case:
+    """Return the example that was reported; where no kernel runs its results are not judged, and one row is enough."""
+    indices, frozen = ("some", "none") if TARGET.executed else ("one_row", "both")
+    return Case(kind, entry, *SIZES, (1.0, 1.0), indices, frozen, bucket=None)
+
+
+def name_of(case) -> str:
+    """Name a case by its factors."""
+    heads, top, scale = case.kernel
+    sizes = f"batch{case.batch}-{case.lengths[0]}x{case.lengths[1]}-{heads}heads-top{top}-scale{scale}"
+    factors = f"{case.magnitude[0]:g}x{case.magnitude[1]:g}-{case.indices}-frozen_{case.frozen}-{case.layout}"
+    return f"{case.kind}-{case.entry}-{sizes}-{factors}-bucket{case.bucket or 256}"
+
+
+def reaches(case) -> bool:
+    """Say whether release 0.19.2 hands a wrapper of SparseMLA.apply to the kernel: not copied for padding."""
+    whole = [not length % (case.bucket or 256) for length in case.lengths]
+    wrapped = [kind != "bf16" for kind in KINDS[case.kind]]
+    return case.entry == "apply" and case.batch > 1 and any(map(min, whole, wrapped))
+
+
+def marked(*values, name, control):
+    """Make a parameter set with its mark: what the release does right is a control."""
+    return pytest.param(*values, id=name, marks=pytest.mark.control if control else pytest.mark.defect)
+
+
+# How tensors are stored
+
+
+def storage(x):
+    """Return the tensors that hold a tensor's values and scales: fields of a wrapper, or itself."""
+    return [one for one in vars(x).values() if torch.is_tensor(one)] if type(x) is not torch.Tensor else [x]
+
+
+def data_of(x):
+    """Return the tensor that holds a tensor's values."""
+    return max(storage(x), key=lambda one: one.numel())
+
+
+def width(x) -> float:
+    """Return the bytes in which one value is stored, scales aside."""
+    return data_of(x).nbytes / x.numel()
+
+
+def values(tensor):
+    """Return in float64 what a wrapper of any kind stands for, from its storage; or a plain tensor's values."""
+    fields = vars(tensor)
+    if type(tensor) is torch.Tensor:
+        return tensor.double()
+    if "_fp4_dtype" in fields:  # two values a byte, E4M3 scales of 16 values, and one scale of all
+        nibbles = torch.stack([fields["_rowwise_data"] & 15, fields["_rowwise_data"] >> 4], -1).flatten(-2).long()
+        scale = fields["_rowwise_scale_inv"].view(torch.float8_e4m3fn).double().repeat_interleave(16, 1)
+        whole = fields["_amax_rowwise"].double() / (6 * 448)
+        sizes = torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], dtype=torch.double)
+        return sizes[nibbles & 7] * (1 - 2 * (nibbles >> 3)) * scale.view(nibbles.shape) * whole
+    stored = getattr(torch, FORMATS[fields["_fp8_dtype"].name][0])
+    if "_scale_inv" in fields:
+        return fields["_data"].view(stored).double() * fields["_scale_inv"].double()
+    data, scale = fields["_rowwise_data"].view(stored).double().view(-1, D), fields["_rowwise_scale_inv"]
+    if scale.dtype == torch.uint8:  # MXFP8 has exponents
+        scale = torch.exp2(scale.double() - 127).repeat_interleave(32, 1)
+    elif fields["_is_2D_scaled"]:
+        scale = scale.double().repeat_interleave(128, 0).repeat_interleave(128, 1)
+    else:  # one column for each row of the data
+        scale = scale.double().T.repeat_interleave(128, 1)
+    return (data * scale[: len(data), :D]).view(tensor.shape)
+
+
+def wrap_fp4(tensors, x, fields):
+    """Quantize a bfloat16 tensor [..., D] into an NVFP4Tensor."""
+    whole, blocks = x.float().abs().amax(), x.float().view(-1, D // 16, 16)
+    scale = (blocks.abs().amax(-1) / 6 / (whole / (6 * 448))).to(torch.float8_e4m3fn)
+    scaled = blocks / (scale.float() * whole / (6 * 448))[..., None]
+    limits = torch.tensor([0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5])  # half way between the values that E2M1 has
+    codes = (torch.bucketize(scaled.abs(), limits) + 8 * (scaled < 0)).to(torch.uint8).view(-1, 2)
+    fields |= {"rowwise_data": (codes[:, 0] + 16 * codes[:, 1]).view(*x.shape[:-1], D // 2), "columnwise_data": None}
+    fields |= {"rowwise_scale_inv": scale.view(torch.uint8), "columnwise_scale_inv": None, "quantizer": None}
+    fields |= {"amax_rowwise": whole.view(1), "amax_columnwise": None, "with_gemm_swizzled_scales": False}
+    return tensors.NVFP4Tensor(**fields, fp4_dtype=sys.modules["transformer_engine_torch"].DType.kFloat4E2M1)
+
+
+def strided(x):
+    """Return the same values, but for the last two dimensions not beside each other in memory."""
+    return torch.cat([x, x], -2)[..., : x.shape[-2], :]
+
+
+def wrap(tensors, kind, x, *, apart=False, nominal=None):
+    """Quantize a bfloat16 tensor [..., D] into a wrapper of a kind; only its class is Transformer Engine's.
+
+    The scales of blocks are padded as Transformer Engine's quantizers do, where one value a block is not all of them.
+    """
+    if kind == "bf16":
+        return strided(x) if apart else x
+    rows, name = x.numel() // D, "kFloat8E5M2" if "e5m2" in kind else "kFloat8E4M3"
+    fields = {"shape": x.shape, "dtype": nominal or x.dtype, "device": x.device}
+    if kind == "nvfp4":
+        return wrap_fp4(tensors, x, fields)
+    stored, peak = FORMATS[name]
+    height, across = {"mxfp8": (1, 32), "blockwise": (128, 128), "blockwise_1d": (1, 128)}.get(kind, (rows, D))
+    tall = torch.nn.functional.pad(x.float().view(rows, D), (0, -D % across, 0, -rows % height))
+    tiles = tall.view(len(tall) // height, height, -1, across)
+    scale = tiles.abs().amax((1, 3)) / peak
+    scale = scale.log2().ceil().exp2() if kind == "mxfp8" else scale
+    data = (tiles / scale[:, None, :, None]).reshape(tall.shape)[:rows, :D].to(getattr(torch, stored)).view(torch.uint8)
+    data = data.reshape(x.shape).contiguous()
+    fields["fp8_dtype"] = sys.modules["transformer_engine_torch"].DType.__members__[name]
+    if kind.startswith("float8"):
+        return tensors.Float8Tensor(**fields, data=strided(data) if apart else data, fp8_scale_inv=scale.view(1))
+    fields |= {"rowwise_data": data, "columnwise_data": None, "columnwise_scale_inv": None, "quantizer": None}
+    if kind == "mxfp8":
+        scale = (scale.log2() + 127).to(torch.uint8)
+        return tensors.MXFP8Tensor(**fields, rowwise_scale_inv=scale, with_gemm_swizzled_scales=False)
+    square = kind == "blockwise"
+    unit = (scale.shape[1], scale) if square else (rows, scale.T)
+    scale = torch.nn.functional.pad(unit[1], (0, -unit[0] % 4)).contiguous()
+    return tensors.Float8BlockwiseQTensor(**fields, rowwise_scale_inv=scale, is_2D_scaled=square)
+
+
+# Upstream, with every build and launch of a kernel on record
+
+
+def recording(jit, launches, builds):
+    """Stand before tilelang.jit, or in its place where it is None, and refuse there what tilelang refuses."""
+    signatures = {}
+
+    def launch(kernel, name, sizes, *given):
+        launches.append([(str(x.dtype), x.nbytes, x.dtype.itemsize, not x.data_ptr()) for x in given])
+        if jit is None:
+            if any(null for *_, null in launches[-1]):
+                raise RuntimeError(f"kernel {name}: data pointer expected non-NULL, but got NULL")
+            if any(x.stride() != x.new_empty(x.shape, device="meta").stride() for x in given):
+                raise RuntimeError(f"kernel {name}: strides expected compact, but got {[x.stride() for x in given]}")
+            dtypes = [(x.dtype, x.ndim) for x in given]
+            if (first := signatures.setdefault(f"{name} {sizes}", dtypes)) != dtypes:
+                raise RuntimeError(f"kernel {name}: operands expected {first}, but got {dtypes}")
+        return kernel(*given)
+
+    def alone(name, sizes, *operands):
+        with unseen():
+            return stand_in(name, sizes, *operands)
+
+    def decorate(*args, **options):
+        def wrapped(function):
+            make = jit(*args, **options)(function) if jit else None
+
+            def build(*sizes, **named):
+                builds.append((function.__name__, sizes, named))
+                bound = inspect.signature(function).bind(*sizes, **named)
+                bound.apply_defaults()
+                given = dict(bound.arguments)
+                kernel = make(*sizes, **named) if jit else functools.partial(alone, function.__name__, given)
+                return functools.partial(launch, kernel, function.__name__, given)
+
+            return build
+
+        return jit(*args) if jit and args and callable(args[0]) else wrapped  # bare, or with options
+
+    return decorate
+
+
+def wrappers(*, stub):
+    """Import Transformer Engine's tensor classes, on top of its compiled part or of a stub of it."""
+    if not stub:
+        try:
+            importlib.import_module(TE)
+        except (RuntimeError, AssertionError) as error:  # it has many ways to miss its libraries
+            pytest.skip(f"{error} (build_transformer_engine.py makes what it needs)")
+    elif spec := importlib.util.find_spec("transformer_engine"):
+        os.environ["NVTE_PROJECT_BUILDING"] = "1"  # its common part then does without the core library
+        compiled = sys.modules["transformer_engine_torch"] = mock.MagicMock()
+        compiled.DType = enum.IntEnum("DType", {**DTYPES, "kFloat4E2M1": 10})
+        compiled.dequantize = lambda x, to: values(x).to(sys.modules[f"{TE}.constants"].TE_DType_To_Torch[to])
+        package = sys.modules.setdefault(TE, types.ModuleType(TE))
+        package.__path__ = [f"{folder}/pytorch" for folder in spec.submodule_search_locations]
+        torch.cuda.current_device = lambda: torch.device("cpu")  # where its classes put what they make
+    return importlib.import_module(f"{TE}.tensor")
+
+
+@pytest.fixture(scope="module")
+def lab():
+    """Import all that is judged; Megatron first where Transformer Engine's compiled part is a mock."""
+    torch.set_num_threads(1)  # what runs on the CPU is small, and other lanes want the other cores
+    launches, builds = [], []
+    if TARGET.executed:
+        tilelang, tensors = importlib.import_module("tilelang"), wrappers(stub=False)
+        tilelang.jit = recording(tilelang.jit, launches, builds)
+    else:
+        jit = recording(None, launches, builds)
+        sys.modules |= {"tilelang": mock.MagicMock(jit=jit), "transformer_engine": None}
+        utilities = importlib.import_module("megatron.core.fp8_utils")
+        del sys.modules["transformer_engine"]
+        tensors = wrappers(stub=True)
+        utilities.FP8_TENSOR_CLASS, utilities.HAVE_TE_FP8_TENSOR_CLASS = tensors.QuantizedTensor, True
+    dsa, mla, interface = map(importlib.import_module, MODULES)
+    modules = {"tensors": tensors, "dsa": dsa, "mla": mla, "interface": interface}
+    return types.SimpleNamespace(**modules, launches=launches, builds=builds)
+
+
+@contextlib.contextmanager
+def listening(bucket=None):
+    """Collect what Megatron says, by warning or log record, and set the bucket; the list is filled at the end.
+
+    What Python shows nobody, unless he asks for it, begins with UNSEEN.
+    """
+    told, handling = [], mock.patch.object(logging.Logger, "handle")
+    setting = mock.patch.dict(os.environ, {} if bucket is None else {BUCKET: str(bucket)})
+    with warnings.catch_warnings(record=True, action="always") as caught, handling as logged, setting:
+        yield told
+    records = [call.args[0] for call in logged.call_args_list]
+    said = [(one.pathname, one.levelno >= logging.WARNING, one.getMessage()) for one in records]
+    said += [(one.filename, not issubclass(one.category, IGNORED), str(one.message)) for one in caught]
+    told += [text if shown else UNSEEN + text for file, shown, text in said if f"{os.sep}megatron{os.sep}" in file]
+
+
+def is_told(told) -> bool:
+    """Say whether a caller sees anything of what was said."""
+    return any(not text.startswith(UNSEEN) for text in told)
+
+
+# A case: its inputs, a call, and the reference
+
+
+def draw(case):
+    """Return query and key, plain and [b, s, h, D], and indices [b, s, k], all by a seed that is the case itself."""
+    (heads, top, _), (queries, keys) = case.kernel, case.lengths
+    random = torch.Generator().manual_seed(sum(map(ord, repr(tuple(case)))))
+    sizes = zip((queries, keys), (heads, 1), case.magnitude, strict=True)
+    pair = [torch.randn(case.batch, s, h, D, generator=random).mul(by).bfloat16() for s, h, by in sizes]
+    if case.magnitude == FAINT:  # each key lies along every query, or, one in four, against it
+        along = torch.randn(D, generator=random).sign().mul(FAINT[0]).bfloat16()
+        sides = torch.rand(pair[1].shape[:-1], generator=random).sub(0.25).sign().bfloat16()
+        pair = [along.expand_as(pair[0]).contiguous(), sides[..., None] * along]
+    indices = torch.randint(keys, (case.batch, queries, top), generator=random, dtype=torch.int32)
+    if case.indices == "one_row":
+        indices[:, 1:] = -1
+    if case.indices != "int64":
+        indices[torch.rand(indices.shape, generator=random) < 0.125] = -1
+    if case.indices == "rows":
+        indices[:, ::3] = -1
+    indices = indices.long() if case.indices == "int64" else indices
+    return [x.to(TARGET.device) for x in pair], indices.to(TARGET.device)
+
+
+def laid_out(case, x):
+    """Return a tensor [b, s, h, D] as the entry point takes it."""
+    return {"dispatch": x.transpose(0, 1).contiguous(), "apply": x, "apply_3d": x[0]}[case.entry]
+
+
+def unlaid(case, x):
+    """Return a tensor of the entry point's layout as [b, s, h, D]."""
+    return {"dispatch": x.transpose(0, 1), "apply": x, "apply_3d": x[None]}[case.entry]
+
+
+def leaves(lab, case, plain=None):
+    """Return query and key as the entry point takes them, stored as the case says, and requiring gradients."""
+    made = []
+    for name, kind, x in zip(("query", "key"), KINDS[case.kind], plain or draw(case)[0], strict=True):
+        apart = case.layout == "strided" and kind not in DENSE
+        one = wrap(lab.tensors, kind, laid_out(case, x), apart=apart).detach()
+        made.append(one.requires_grad_(case.frozen not in (name, "both")))
+    return made
+
+
+def enter(lab, case, pair, indices):
+    """Call the entry point of a case; return its results [b, s, h, ...]."""
+    scale = case.kernel[2]
+    if case.entry == "dispatch":
+        result = lab.dsa.fused_sparse_mla_absorbed(*pair, indices, scale, DV)
+        assert result is not None, "the call was declined"
+        return [result.transpose(0, 1)]
+    if case.entry == "apply":
+        return list(lab.mla.SparseMLA.apply(*pair, indices.unsqueeze(2), scale))
+    return [one.unsqueeze(0) for one in lab.mla.SparseMLA.apply(*pair, indices[0].unsqueeze(1), scale)]
+
+
+def upstream_gradient(result):
+    """Return a gradient of an output, other for each element, and not contiguous."""
+    random = torch.Generator(result.device).manual_seed(9)
+    given = torch.randn(*result.shape[::-1], generator=random, device=result.device)
+    return given.bfloat16().permute(*reversed(range(result.ndim)))
+
+
+def gradients_of(result, pair):
+    """Return the gradients of those of a pair that require them: None for one that is none; None where refused."""
+    wanted = [x for x in pair if x.requires_grad]
+    if not result.requires_grad:
+        return [None] * len(wanted)
+    given = upstream_gradient(result)
+    try:
+        return torch.autograd.grad(result, wanted, given, retain_graph=True, allow_unused=True)
+    except RuntimeError as error:  # autograd's own, which has several texts for it: no line of upstream is in it
+        if "inplace" in str(error):
+            return None
+        raise
+
+
+def expected(lab, case):
+    """Return output, log-sum-exp and the wanted gradients by the formula, in float64, on the quantized values."""
+    pair, indices = leaves(lab, case), draw(case)[1]
+    exact = [unlaid(case, values(x.detach())).contiguous().requires_grad_(x.requires_grad) for x in pair]
+    output, sums = attend(exact[0], exact[1][:, :, 0], counted(indices, case.lengths[1]), case.kernel[2], DV)
+    wanted = [x for x in exact if x.requires_grad]
+    found = torch.autograd.grad(output, wanted, upstream_gradient(output).double()) if wanted else ()
+    return output.detach(), sums.detach(), [laid_out(case, x) for x in found]
+
+
+def fault(found, wanted, rounding, dtype=torch.bfloat16) -> float:
+    """Return the error of a plain tensor, as a multiple of what rounding explains; infinity for any other."""
+    plain = type(found) is torch.Tensor and found.dtype == dtype and found.shape == wanted.shape
+    return relative_error(found, wanted) / rounding if plain else math.inf
+
+
+def assert_right(errors, what=""):
+    """Assert that no error is more than rounding explains."""
+    wrong = {name: error for name, error in errors.items() if not error <= 1}  # a nan is wrong, too
+    assert not wrong, f"{what}multiples of the error that rounding explains: {wrong}"
+
+
+def errors_of_gradients(found, wanted, name="gradient"):
+    """Return the fault of each gradient."""
+    pairs = zip(found or [None] * len(wanted), wanted, strict=True)
+    return {f"{name} {n}": fault(x, y, GRADIENT_ROUNDING) for n, (x, y) in enumerate(pairs)}
+
+
+class Outcome(NamedTuple):
+    """What a case gave: results, operands of the first kernel, what was kept, said, came back, and broke."""
+
+    case: Case
+    pair: list
+    results: list
+    operands: list
+    kept: list
+    told: list
+    gradients: list
+    broken: list
+
+
+def sizes_in_memory(tensors):
+    """Return the bytes of the memory behind each tensor of a list, of which none is a wrapper."""
+    return [x.untyped_storage().nbytes() for x in tensors]
+
+
+def run(lab, case, pair=None) -> Outcome:
+    """Run a case forward, and twice backward. What the code under test raises is not caught."""
+    pair, kept, held, broken, gradients = pair or leaves(lab, case), [], [], [], []
+    mine = [x.detach() for one in pair for x in storage(one)]
+    before, sizes = [x.clone() for x in mine], sizes_in_memory(mine)
+
+    def keep(x):
+        kept.append((x.numel(), width(x), x.is_floating_point()))
+        held.extend((one, *sizes_in_memory([one])) for one in storage(x))
+        return x
+
+    lab.launches.clear()
+    with listening(case.bucket) as told, torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        results = enter(lab, case, pair, draw(case)[1])
+        turns = 2 if case.frozen == "none" else 1  # the second shows that nothing was used up
+        for _ in range(turns if any(x.requires_grad for x in pair) else 0):
+            gradients.append(gradients_of(results[0], pair))
+            if any(sizes_in_memory([one]) != [size] for one, size in held):
+                broken.append("backward freed what was saved for it")
+                break  # what reads it again reads no memory
+    if sizes_in_memory(mine) != sizes:
+        broken.append("the caller's memory was freed")
+    elif not all(map(torch.equal, mine, before)):
+        broken.append("the caller's tensors were altered")
+    return Outcome(case, pair, results, lab.launches[0] if lab.launches else [], kept, told, gradients, broken)
+
+
+def assert_handed(outcome):
+    """Assert that the kernel reads no NULL and nothing wider than what is stored, and so is what backward keeps."""
+    widths = [width(x) for x in outcome.pair]
+    known = {"torch.bfloat16", "torch.float32", "torch.int32", "torch.float8_e4m3fn", "torch.float8_e5m2"}
+    assert len(outcome.operands) > 2, "no kernel is launched"
+    assert all(one[0] in known and not one[3] for one in outcome.operands), f"the kernel is handed {outcome.operands}"
+    wide = [(count, size) for count, size, floating in outcome.kept if floating and count >= D]
+    saved = sum(count for count, _ in wide)
+    assert outcome.case.frozen == "both" or saved >= sum(x.numel() for x in outcome.pair), f"{saved} values are saved"
+    if outcome.case.kind == "bf16":
+        assert not outcome.told, f"the caller is told {outcome.told}"
+    elif not is_told(outcome.told):
+        read = [size for _, _, size, _ in outcome.operands[:2]]
+        fits = all(size <= stored for size, stored in zip(read, widths, strict=True))
+        assert fits, f"{read} bytes a value are read, {widths} are stored, and nobody is told"
+        assert all(size <= max(widths) for _, size in wide), f"{wide} is kept, {widths} are stored, and nobody is told"
+
+
+def assert_results(lab, outcome):
+    """Assert that output, log-sum-exp and both backwards are right."""
+    output, sums, wanted = expected(lab, outcome.case)
+    assert not outcome.broken, ", ".join(outcome.broken)
+    errors = {"output": fault(outcome.results[0], output, ROUNDING)}
+    if len(outcome.results) > 1:
+        errors["sum"] = fault(outcome.results[1], sums, ROUNDING, torch.float32)
+    for turn, found in enumerate(outcome.gradients):
+        errors |= errors_of_gradients(found, wanted, f"backward {turn}, gradient")
+    assert_right(errors)
+
+
+@pytest.fixture(scope="module")
+def outcome(lab, request):
+    """Run a case once for the tests that judge it."""
+    if TARGET.executed and CPU_ONLY & {*KINDS[request.param.kind]}:
+        pytest.skip("it cannot be dequantized before sm_100")
+    return run(lab, request.param)
+
+
+EXAMPLES = [example(kind, entry) for kind in LEADING for entry in ("dispatch", "apply")]
+#: The product of two scales is 0 in float32, and the logit of a key that is left out is -inf; logits that are the
+#: largest that the scales allow; and the default scale.
+SPECIAL = [Case(kind, "dispatch", magnitude=(1e-21, 1e-21), frozen="both", bucket=None) for kind in ("bf16", "float8")]
+SPECIAL += [Case("float8", "apply_3d", magnitude=FAINT, bucket=None)]
+SPECIAL += [Case("float8", "dispatch", kernel=(16, 128, None), frozen="both", bucket=None)]
+if TARGET.executed:  # a block of the forward kernel has at most 64 heads
+    blocks = ("dispatch", 3, (5, 30), (128, 192, 0.1), (1.0, 0.3), "rows", "both", "dense", None)
+    SPECIAL += [Case(kind, *blocks) for kind in ("bf16", "float8")]
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [marked(one, name=name_of(one), control=one.kind == "bf16") for one in EXAMPLES + CASES],
+    indirect=True,
+)
+def test_kernel_reads_what_is_stored_or_the_caller_is_told(outcome, figure):
+    if outcome.case in EXAMPLES:
+        read = sum(size for dtype, size, *_ in outcome.operands if dtype != "torch.int32")
+        stored = sum(x.numel() * width(x) for x in outcome.pair)
+        figure(f"{outcome.case.kind}_{outcome.case.entry}_bytes_over_storage", read / stored)
+    assert_handed(outcome)
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        marked(one, name=name_of(one), control=not reaches(one))
+        for one in (EXAMPLES if TARGET.executed else []) + CASES + SPECIAL
+    ],
+    indirect=True,
+)
+def test_output_and_gradients_are_right(lab, outcome, output):
+    if outcome.case in EXAMPLES:
+        name, fixed = f"{outcome.case.kind}.{outcome.case.entry}", outcome.case.kind == "bf16"
+        for part, x in zip(("output", "sum"), outcome.results, strict=False):
+            output(f"{name}.{part}", x, must_match=fixed)
+        if None not in outcome.gradients[0]:
+            (query, _), (again, _) = outcome.gradients
+            output(f"{name}.query_gradient", query, must_match=fixed and torch.equal(query, again))
+    assert_results(lab, outcome)
+
+
+def pairs(*rows):
+    """Parametrise a test by kind and entry."""
+    return pytest.mark.parametrize(("kind", "entry"), rows, ids=map("-".join, rows))
+
+
+READ = [("bf16", "dispatch"), ("float8", "dispatch"), ("float8", "apply_3d"), ("blockwise", "dispatch")]
+HELD = [*READ[:3], ("blockwise", "apply_3d")]
+
+
+@pytest.mark.control
+@pytest.mark.parametrize("kind", [kind for kind in LEADING if kind != "bf16"])
+def test_wrapper_is_detected_and_two_ways_lead_out_of_it(lab, kind):
+    if TARGET.executed and kind in CPU_ONLY:
+        pytest.skip("it cannot be dequantized before sm_100")
+    x = wrap(lab.tensors, KINDS[kind][1], draw(example(kind, "apply"))[0][1])
+    assert importlib.import_module("megatron.core.fp8_utils").is_float8tensor(x)
+    ways = {"permute": x.permute(1, 0, 2, 3).transpose(0, 1), "dequantize": x.dequantize()}
+    assert_right({name: fault(y, values(x), ROUNDING) for name, y in ways.items()})
+
+
+DECLINED = {  # query, key, indices, which of them stand for float16, and the channels of the value
+    "dtype": lambda q, k, i: (q, k, i, ("query", "key"), DV),
+    "key_of_another_dtype": lambda q, k, i: (q, k, i, ("key",), DV),
+    "two_key_heads": lambda q, k, i: (q, k.expand(-1, -1, 2, -1).contiguous(), i, (), DV),
+    "24_heads": lambda q, k, i: (q.repeat(1, 1, 2, 1)[:, :, :24].contiguous(), k, i, (), DV),
+    "batches": lambda q, k, i: (q, k[:, :1].contiguous(), i, (), DV),
+    "rows": lambda q, k, i: (q, k, i[:, 1:], (), DV),
+    "top_k": lambda q, k, i: (q, k, i[..., 1:], (), DV),
+    "values": lambda q, k, i: (q, k, i, (), 256),
+    "no_batch": lambda q, k, i: (q[0], k, i, (), DV),
+}
+
+
+@pytest.mark.control
+@pytest.mark.parametrize("kind", ["bf16", "float8"])
+@pytest.mark.parametrize("change", DECLINED)
+def test_dispatcher_declines_before_it_touches_or_says_anything(lab, kind, change):
+    case = Case("bf16", "dispatch", 2, (8, 16), (16, 64, SCALE), (1, 1), frozen="both", bucket=None)
+    plain, indices = draw(case)
+    *pair, indices, others, channels = DECLINED[change](*(laid_out(case, x) for x in plain), indices)
+    for n, name in enumerate(("query", "key")):
+        nominal = torch.float16 if name in others else None
+        pair[n] = pair[n].to(nominal) if kind == "bf16" else wrap(lab.tensors, kind, pair[n], nominal=nominal)
+    lab.launches.clear()
+    with listening() as told:
+        assert lab.dsa.fused_sparse_mla_absorbed(*pair, indices, SCALE, channels) is None
+    assert not lab.launches
+    assert not told
+
+
+# What backward finds
+
+
+@pytest.mark.parametrize("operand", [0, 1], ids=["query", "key"])
+@pytest.mark.parametrize(
+    ("kind", "entry"),
+    [  # what the release keeps of a wrapper tells autograd of no change
+        marked(kind, entry, name=f"{kind}-{entry}", control=kind == "bf16" or entry == "dispatch")
+        for kind in ("bf16", "float8", "blockwise")
+        for entry in ("dispatch", "apply_3d")
+    ],
+)
+def test_overwritten_operand_is_refused_or_right_by_its_values_before(lab, kind, entry, operand):
+    case = Case(kind, entry, lengths=(64, 64), magnitude=(1, 1))
+    errors, wanted = {}, expected(lab, case)[2]
+    for place in range(len(storage(leaves(lab, case)[operand]))):
+        pair = leaves(lab, case)
+        with listening(case.bucket):
+            results = enter(lab, case, pair, draw(case)[1])
+            tensor = storage(pair[operand])[place]
+            with torch.no_grad():
+                tensor.mul_(2) if tensor.is_floating_point() else tensor.bitwise_xor_(128)  # 128 is E4M3's sign
+            found = gradients_of(results[0], pair)
+        errors |= errors_of_gradients(found, wanted, f"tensor {place}, gradient") if found else {}
+    assert_right(errors)
+
+
+@pytest.mark.control
+@pairs(("blockwise", "dispatch"), ("float8", "apply_3d"))  # copied, and read as it is stored
+def test_second_call_finds_other_values_in_the_same_tensors(lab, kind, entry):
+    """Autograd is told nothing of it: Transformer Engine's kernels, which quantize in place, tell it nothing."""
+    first = Case(kind, entry, lengths=(64, 64), magnitude=(1, 1))
+    second = first._replace(magnitude=(2.5, 0.7))
+    pair, others = (leaves(lab, case) for case in (first, second))
+    broken = run(lab, first, pair).broken
+    assert not broken, ", ".join(broken)
+    for old, new in zip(pair, others, strict=True):
+        for x, y in zip(storage(old), storage(new), strict=True):
+            x.data.copy_(y)
+    assert_results(lab, run(lab, second, pair))
+
+
+@pytest.mark.control
+@pairs(*READ)
+def test_two_calls_of_one_shape_in_flight_are_right(lab, kind, entry):
+    first = Case(kind, entry, 2 if entry == "dispatch" else 1, (17, 70))
+    made, errors = [], {}
+    with listening(64):
+        for case in (first, first._replace(magnitude=(0.5, 2.0))):
+            pair = leaves(lab, case)
+            made.append((case, pair, enter(lab, case, pair, draw(case)[1])[0]))
+        for turn, (case, pair, result) in enumerate(made):
+            output, _, wanted = expected(lab, case)
+            errors[f"output of call {turn}"] = fault(result, output, ROUNDING)
+            errors |= errors_of_gradients(gradients_of(result, pair), wanted, f"call {turn}, gradient")
+    assert_right(errors)
+
+
+# What is kept, let go, and given back
+
+
+@pytest.mark.control
+@pytest.mark.parametrize("kind", ["bf16", "float8", "blockwise"])
+def test_nothing_is_kept_beside_a_copy_of_it(lab, kind):
+    """The dispatcher copies three batches. What the caller gave is no leaf of the graph: nobody else keeps it."""
+    saved, weak = [], torch.multiprocessing.reductions.StorageWeakRef
+    case = Case(kind, "dispatch", 3, (17, 70))
+
+    class Quantize(torch.autograd.Function):
+        @staticmethod
+        def forward(_, x):
+            return wrap(lab.tensors, kind, x.clone())
+
+        @staticmethod
+        def backward(_, gradient):
+            return gradient
+
+    def keep(x):
+        saved.extend((one.numel(), weak(one.untyped_storage())) for one in storage(x))
+        return x
+
+    plain, indices = draw(case)
+    pair = [Quantize.apply(laid_out(case, x).requires_grad_()) for x in plain]
+    watched = [(x.numel(), weak(x.untyped_storage())) for x in map(data_of, pair)]
+    with listening(64), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        results = enter(lab, case, pair, indices)
+    del pair
+    gc.collect()
+    for name, (count, own) in zip(("query", "key"), watched, strict=True):
+        copied = any(number == count and one != own and not one.expired() for number, one in saved)
+        assert not copied or own.expired(), f"{name} is kept, and a copy of it"
+    assert results
+
+
+@pytest.mark.control
+@pairs(*HELD)
+def test_what_needs_no_other_layout_is_kept_where_it_lies(lab, kind, entry):
+    saved, case = [], Case(kind, entry, 1, (17, 70))
+
+    def keep(x):
+        saved.extend((one.nbytes, one.data_ptr()) for one in storage(x))
+        return x
+
+    pair = leaves(lab, case)
+    with listening(64), torch.autograd.graph.saved_tensors_hooks(keep, lambda x: x):
+        enter(lab, case, pair, draw(case)[1])
+    for name, x in zip(("query", "key"), map(data_of, pair), strict=True):
+        copied = any(size == x.nbytes and place != x.data_ptr() for size, place in saved)
+        assert not copied, f"a copy of {name} is kept, as wide as it was given"
+
+
+def large(least) -> set:
+    """Return the places of the tensors that somebody holds, of so many bytes and more."""
+    gc.collect()
+    with warnings.catch_warnings(action="ignore"):  # some modules warn of what they are asked for
+        found = [x for x in gc.get_objects() if issubclass(type(x), torch.Tensor)]
+    return {one.data_ptr() for x in found for one in storage(x) if one.nbytes >= least}
+
+
+@pytest.mark.control
+@pairs(*HELD)
+def test_backward_leaves_nothing_behind_while_the_graph_is_held(lab, kind, entry):
+    case = Case(kind, entry)
+    plain, indices = draw(case)
+    pair = leaves(lab, case, plain)
+    with listening(64):
+        results = enter(lab, case, pair, indices)
+        before = large(plain[1].numel())
+        found = gradients_of(results[0], pair)
+        assert None not in found, "a gradient is missing"
+        left = large(plain[1].numel()) - before - {x.data_ptr() for x in found}
+    assert not left, f"{len(left)} tensors of a key's size or more are left behind"
+
+
+@pytest.mark.control
+@pytest.mark.parametrize("mode", ["no_grad", "inference_mode", "reentrant_checkpoint", "checkpoint", "moved"])
+@pairs(*HELD)
+def test_every_mode_of_autograd_gives_the_same(lab, kind, entry, mode):
+    """A checkpoint that is not reentrant, and a hook that moves tensors, give back what was saved once a backward."""
+    checkpoint = importlib.import_module("torch.utils.checkpoint").checkpoint
+    case, packed = Case(kind, entry), []
+    output, _, wanted = expected(lab, case)
+    pair, indices = leaves(lab, case), draw(case)[1]
+
+    def call(*pair):
+        return enter(lab, case, pair, indices)[0]
+
+    def pack(x):
+        packed.append([x, 0])
+        return len(packed) - 1
+
+    def unpack(place):
+        packed[place][1] += 1
+        return packed[place][0].clone()
+
+    trains = mode not in {"no_grad", "inference_mode"}
+    with listening(64):
+        if "checkpoint" in mode:
+            result = checkpoint(call, *pair, use_reentrant=mode.startswith("reentrant"))
+        elif mode == "moved":
+            with torch.autograd.graph.saved_tensors_hooks(pack, unpack):
+                result = call(*pair)
+        else:
+            with getattr(torch, mode)():
+                result = call(*leaves(lab, case))
+        if trains:
+            result.backward(upstream_gradient(result))
+    errors = {"output": fault(result, output, ROUNDING)}
+    assert_right(errors | (errors_of_gradients([x.grad for x in pair], wanted) if trains else {}))
+    often = max((times for _, times in packed), default=0)
+    assert often <= 1, f"a saved tensor is asked for {often} times in a backward"
+
+
+# What a caller is told
+
+
+@pytest.mark.defect
+@pairs(*itertools.product(("float8", "blockwise", "mixed_formats"), ("dispatch", "apply")))
+@pytest.mark.parametrize("rank", range(3))
+def test_every_rank_is_told(lab, kind, entry, rank):
+    """With pipeline parallelism no rank has every layer."""
+    answers = {"is_initialized": lambda: True, "get_rank": lambda *_: rank, "get_world_size": lambda *_: 3}
+    with mock.patch.multiple(torch.distributed, **answers):
+        assert_handed(run(lab, example(kind, entry)._replace(indices="one_row", frozen="both")))
+
+
+@pytest.mark.control
+@pairs(("blockwise", "dispatch"), ("mixed_formats", "apply_3d"))
+def test_filters_of_the_caller_decide_what_becomes_of_a_warning(lab, kind, entry):
+    case, found = Case(kind, entry, lengths=(64, 64), magnitude=(1, 1), frozen="both"), {}
+    for action in ("always", "ignore", "error"):
+        pair, setting = leaves(lab, case), mock.patch.dict(os.environ, {BUCKET: "64"})
+        with setting, warnings.catch_warnings(record=True) as caught:
+            warnings.filterwarnings(action, module=r"megatron\.")
+            try:
+                enter(lab, case, pair, draw(case)[1])
+                found[action] = [str(one.message) for one in caught if f"{os.sep}megatron{os.sep}" in one.filename]
+            except Warning as error:
+                found[action] = f"raises {type(error).__name__}"
+    assert found["ignore"] == [], found
+    assert isinstance(found["error"], str) if found["always"] else found["error"] == [], found
+
+
+@pytest.mark.control
+@pytest.mark.parametrize(
+    "dtypes",
+    [
+        pytest.param(two, id="-".join(str(one).removeprefix("torch.") for one in two))
+        for two in itertools.product((torch.bfloat16, torch.float16, torch.float32), repeat=2)
+        if {*two} != {torch.bfloat16}
+    ],
+)
+def test_wrapper_of_another_dtype_is_not_taken_for_bfloat16_in_silence(lab, dtypes):
+    case = Case("float8", "apply", 2, (8, 16), magnitude=(1, 1), indices="int64", frozen="both")
+    plain, indices = draw(case)  # lengths that are multiples of the bucket, so that the release hands wrappers over
+    pair = [wrap(lab.tensors, "float8", x, nominal=one) for x, one in zip(plain, dtypes, strict=True)]
+    with listening(8) as told:
+        try:
+            result = lab.mla.SparseMLA.apply(*pair, indices.int().unsqueeze(2), SCALE)[0].dtype
+        except (ImportError, MemoryError, OSError):
+            raise
+        except Exception as error:  # of whatever kind: tilelang's at its pointers or dtypes, or upstream's own
+            if not any(frame.filename == lab.mla.__file__ for frame in traceback.extract_tb(error.__traceback__)):
+                raise
+            return
+    assert is_told(told) or {result} == {*dtypes}, f"the result is {result}, and nobody is told"
+
+
+# How the kernels are built and called
+
+
+@pytest.mark.control
+def test_pairs_with_other_scales_share_a_kernel_and_nothing_waits_for_them(lab):
+    first = Case("float8", "dispatch", lengths=(8, 16), magnitude=(1, 1), frozen="both", bucket=None)
+    for turn, magnitude in enumerate(((1, 1), (2.5, 0.7), (0.1, 9))):
+        case = first._replace(magnitude=magnitude)
+        pair, indices = leaves(lab, case), draw(case)[1]
+        lab.builds.clear()
+        with host_waits(TARGET.device) as waits:
+            enter(lab, case, pair, indices)
+        assert turn == 0 or not lab.builds, f"{len(lab.builds)} kernels are built anew"
+        assert not waits, f"the host waits for {waits}"
+
+
+@pytest.mark.control
+@pytest.mark.parametrize("entry", ["dispatch", "apply_3d"])
+def test_scales_without_a_dimension_are_right(lab, entry):
+    case = Case("float8", entry, bucket=None)
+    run(lab, case)  # scales that have one
+    pair = []
+    for x in leaves(lab, case):
+        fields = x.get_metadata() | {"fp8_scale_inv": vars(x)["_scale_inv"].view(())}
+        pair.append(type(x)(shape=x.shape, dtype=x.dtype, **fields).requires_grad_())
+    assert_results(lab, run(lab, case, pair))
+
+
+@pytest.mark.control
+@pytest.mark.parametrize("size", [1.7, 3.5])
+@pytest.mark.parametrize("entry", ["dispatch", "apply_3d"])
+def test_probabilities_of_backward_are_those_of_its_own_logits(lab, entry, size):
+    """One key has all the probability, by logits that bfloat16 cannot tell from others.
+
+    All values of query and key are one size, between two of bfloat16; the other keys lie against the queries.
+    """
+    case = Case("float8", entry, magnitude=(1.0, 1.0), indices="int64", frozen="query", bucket=None)
+    indices = draw(case)[1] if entry == "dispatch" else draw(case)[1].int()
+    indices[..., 0] = 0
+    ones = torch.ones(1, 5, 16, D, dtype=torch.bfloat16, device=TARGET.device)
+    sides = torch.full((1, 30, 1, 1), -1, dtype=torch.bfloat16, device=TARGET.device)
+    sides[:, 0] = 1
+    query, key = leaves(lab, case, [ones * size, sides * size * ones[:, :1, :1]])
+    for x in (query, key):
+        vars(x)["_scale_inv"].mul_(1 + 0.75 * 2**-8)
+    exact = [unlaid(case, values(x.detach())).contiguous() for x in (query, key)]
+    exact[1].requires_grad_()
+    with listening():
+        results = enter(lab, case, [query, key], indices)
+    output, _ = attend(exact[0], exact[1][:, :, 0], counted(indices, 30), SCALE, DV)
+    given = torch.ones_like(results[0])
+    found = torch.autograd.grad(results[0], key, given)
+    (wanted,) = torch.autograd.grad(output, exact[1], given.double())
+    errors = {"output": fault(results[0], output.detach(), ROUNDING)}
+    assert_right(errors | errors_of_gradients(found, [laid_out(case, wanted)], "key"))
+
+
+@pytest.mark.control
+def test_interface_takes_its_options_by_position(lab):
+    case = Case("bf16", "apply", 2, (64, 64), frozen="both")
+    (query, key), indices = draw(case)
+    options = SCALE, DV, 64, 2, 256  # the block of keys, the stages and the threads are the defaults
+    with listening(64):
+        output, sums = lab.interface.sparse_mla_fwd_interface(query, key, indices.unsqueeze(2), *options)
+    wanted, total, _ = expected(lab, case)
+    assert_right({"output": fault(output, wanted, ROUNDING), "sum": fault(sums, total, ROUNDING, torch.float32)})
+
+
+@pytest.fixture
+def uninstalled(lab):
+    """Give upstream's modules, imported anew where no Transformer Engine is installed."""
+    prefixes = "transformer_engine", "megatron.core.fp8_utils", f"{OPS}."
+    left_out = {name: module for name, module in sys.modules.items() if name.startswith(prefixes)}
+    with mock.patch.dict(sys.modules):
+        for name in left_out:
+            del sys.modules[name]
+        sys.modules |= dict.fromkeys(("transformer_engine", "transformer_engine_torch"))
+        try:
+            dsa, mla, _ = map(importlib.import_module, MODULES)
+        except ImportError as error:
+            pytest.fail(f"Megatron cannot be imported: {error}")
+        yield types.SimpleNamespace(**vars(lab) | {"dsa": dsa, "mla": mla})
+    for name, module in left_out.items():  # a package names its modules, too
+        package, _, child = name.rpartition(".")
+        if package in sys.modules:
+            setattr(sys.modules[package], child, module)
+
+
+@pytest.mark.control
+@pytest.mark.parametrize("entry", ["dispatch", "apply_3d"])
+def test_plain_bfloat16_needs_no_transformer_engine(uninstalled, entry):
+    case = Case("bf16", entry, lengths=(64, 64), magnitude=(1, 1), frozen="both")
+    try:
+        outcome = run(uninstalled, case)
+    except ImportError as error:
+        pytest.fail(f"it raises {error}")
+    assert not outcome.told, f"it says {outcome.told}"
+    assert_results(uninstalled, outcome)
+
+
+if TARGET.executed:
+
+    @pytest.mark.control
+    def test_float8_call_lets_its_memory_go(lab, figure):
+        """Figures: what float8 tensors of the example's size need, in bytes over those stored."""
+        case = example("float8", "dispatch")
+        pair, indices = leaves(lab, case), draw(case)[1]
+        stored = sum(x.numel() * width(x) for x in pair)
+        with listening():
+            gradients_of(enter(lab, case, pair, indices)[0], pair)  # after the kernels are made
+            start, found, kept = torch.cuda.memory_allocated(), {}, []
+            found["forward_peak"] = peak_memory(lambda: kept.extend(enter(lab, case, pair, indices)))
+            found["kept"] = torch.cuda.memory_allocated() - start - kept[0].nbytes
+            given = upstream_gradient(kept[0])
+            before = torch.cuda.memory_allocated()
+            found["backward_peak"] = (
+                before - start - given.nbytes + peak_memory(lambda: torch.autograd.grad(kept, pair, given))
+            )
+            kept.clear()
+        for name, size in found.items():
+            figure(f"float8_{name}_over_storage", size / stored)
+        left = torch.cuda.memory_allocated() - start - given.nbytes
+        assert left <= 0, f"{left} bytes are left"

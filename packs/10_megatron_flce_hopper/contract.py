@@ -1,0 +1,1212 @@
+"""On Hopper the linear cross entropy fusion (branch dev) gives a loss, and the loss is right.
+
+What the docstrings of LinearCrossEntropy and of the kernels for Blackwell promise, for compute capability 9:
+
+- tensor-parallel ranks: 1, 2 and 4, sequence parallel or not, also ranks that do not follow one another; no group is
+  one rank, whether or not torch.distributed is set up;
+- vocabulary: smaller and larger than a split, no multiple of one, padded, 140000 classes;
+- labels: on any rank, on the first or last alone, ignored (-100, or a class), all ignored. Hidden states of ignored
+  tokens may be inf or nan. A mean divides by the tokens that count on all ranks; of none it is nan, with gradients that
+  are 0 or nan;
+- nan and infinite numbers show in losses and gradients where float64 has them, and change no other token's;
+- reductions none, sum and mean; any other is a ValueError that names it; the gradient from above is not rounded;
+- fp32, bf16, fp16: the loss is fp32, logits are not rounded, a gradient has its input's dtype;
+- logits of any finite size, far below zero and far above it, also those of a rank or a split;
+- memory: no tensor, and not all that live together, of half the size of the logits;
+- frozen inputs; inputs within larger storages; second calls and second backwards; other losses in flight; changes in
+  place; second-order gradients, right or refused; deterministic algorithms; autocast; inference mode;
+- inputs, main_grad and all settings of the process stay as they are, and nothing outlives a loss that is dropped;
+- LCE_FWD_VOCAB_SPLIT_SIZE and LCE_BWD_VOCAB_SPLIT_SIZE may be ignored, not half followed;
+- the host waits for the GPU nowhere: "full_iteration" captures forward and backward;
+- the compute capability of the current device decides, whatever GPUs are beside it. 10.x gets Blackwell's kernels; 7,
+  8, 11 and 12 are a ValueError with the number, at every call.
+
+On a Hopper all is real, but the answers about other devices. On the CPU these stand in: torch.cuda says that a Hopper
+is there, to the one module that asks; products with out_dtype, which only a GPU has; autocast of any device is the
+CPU's. Waits are known there by the names of operators. So the CPU says nothing about code that needs a GPU.
+
+Not judged: Blackwell's kernels, time, losses that are finite though a logit is infinite, a current device that changes
+after the first loss, TF32 where it is allowed, in which dtype ranks sum the hidden states' gradient, and fp32 inputs
+under autocast.
+
+Tolerances: norms of the difference over norms of the reference in float64 from the same rounded inputs. Losses 2^-17,
+64 roundings of fp32. fp32 gradients 2^-16, where the error of a difference of losses comes on top; bf16 and fp16 ones
+2^-8 besides: one rounding of the logits' gradient and one of the result. Where logits lie about a level, a loss is off
+by four roundings of numbers of that size at most: 2^-22 of the level. The column of the hidden states' gradient that is
+the level times a sum of zero is nothing but rounding and is left out. In `unrounded` cases bf16 holds the gradients
+exactly, so that any further rounding to bf16 shows.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import gc
+import importlib
+import math
+import os
+import sys
+import time
+import types
+from dataclasses import dataclass
+
+os.environ["TORCH_COMPILE_DISABLE"] = "1"  # inductor takes a minute for what eager mode computes at once
+
+import pytest
+import torch
+from torch.overrides import TorchFunctionMode
+
+fused = pytest.importorskip("megatron.core.fusions.fused_linear_cross_entropy", reason="this tree has no such fusion")
+from megatron.core import parallel_state
+from megatron.core.models.backends import LocalSpecProvider
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_submodules
+from megatron.core.models.gpt.gpt_model import GPTModel
+from megatron.core.tensor_parallel import random as parallel_random
+from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
+from megatron.core.tensor_parallel.layers import ColumnParallelLinear
+from megatron.core.transformer import multi_token_prediction as mtp
+from megatron.core.transformer.enums import AttnMaskType
+from megatron.core.transformer.identity_op import IdentityOp
+from megatron.core.transformer.linear_cross_entropy import LinearCrossEntropyModule
+from megatron.core.transformer.spec_utils import ModuleSpec
+from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
+from megatron.core.transformer.transformer_config import TransformerConfig
+from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
+
+from kit import current_target
+from kit.autograd import CHANGED_IN_PLACE, unless_refused, weak_storages
+from kit.ranks import assert_ranks_agree, own_group, partition, ranks
+from kit.vocabulary import Storages, assert_close, assert_same, host_waits, on_ranks, perform, watching
+
+EVIDENCE_WITHOUT_GPU = {"cpu": "traced"}
+FLOAT32_LOSS = 2.0**-17
+FLOAT32_GRADIENT = 2.0**-16
+FLOAT32_LEVEL = 2.0**-22
+BFLOAT16 = 2.0**-8
+IGNORED = -100
+CPU_RANKS = 4
+FUSIONS = "megatron.core.fusions.linear_cross_entropy"
+SECOND_ORDER = ("automatic differentiation", "once_differentiable", "is not implemented", CHANGED_IN_PLACE)
+REFUSED = (  # what PyTorch says of a loss or a gradient that has another shape or dtype, or that is none
+    "returned an in",
+    "does not require grad",
+    "to not have been used in the graph",
+    "is invalid for input of size",
+    "Mismatch in shape",
+)
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a loss is given."""
+
+    ranks: int = 1
+    shape: tuple[int, ...] = (5, 2)  # sequence and batch, or tokens alone
+    classes: int = 24  # padded, of all ranks
+    labelled: int = 0  # the classes below this have labels; 0: all
+    hidden: int = 16
+    dtype: str = "float32"
+    labels: str = "any"  # or some, all or uneven ignored; first rank, last rank
+    ignore_index: int = IGNORED
+    reduction: str = "none"
+    above: str = "random"  # or ones, expanded
+    scale: float = 1.0  # of the logits
+    bias: float = 0.0  # a vector that all rows of the weight share, that much of it
+    levels: tuple[float, ...] = ()  # what all logits lie about, in each of so many equal parts of the vocabulary
+    mixed: bool = False  # every other token has the levels with the other sign
+    sequence_parallel: bool = False
+    spread: bool = False  # ranks that do not follow one another: every other one of four
+    spoilt: bool = False  # the hidden states of ignored tokens are nan or infinite
+    autocast: bool = False  # to bf16, in forward
+    exact: bool = False  # numbers of which bf16 holds all gradients; hidden is the tokens and the classes
+    frozen: str = ""  # hidden or weight
+    entry: str = "module"  # or function, or native: what is called
+    broken: tuple[str, float] | None = None  # in one token's hidden state, or one class's weight, stands that number
+
+    @property
+    def world(self):
+        """Return how many ranks the world needs."""
+        return 2 * self.ranks if self.spread else self.ranks
+
+    def of_group(self, found):
+        """Return what the ranks found whose group is judged: those of the last one of its size."""
+        return found[1::2] if self.spread else found[-self.ranks :]
+
+
+# fmt: off
+CASES = {
+    "plain": Case(),
+    "plain-two": Case(ranks=2, shape=(7, 3)),
+    "plain-four": Case(ranks=4, shape=(3, 2), classes=40),
+    "bfloat16": Case(dtype="bfloat16", shape=(33, 2), hidden=64, classes=1000),
+    "bfloat16-two": Case(ranks=2, dtype="bfloat16", shape=(17, 2), hidden=64, classes=1000, labels="some ignored"),
+    "bfloat16-four": Case(ranks=4, dtype="bfloat16", shape=(16, 2), hidden=64, classes=1000, sequence_parallel=True),
+    "sequence_parallel-two": Case(ranks=2, shape=(6, 3), sequence_parallel=True, labels="some ignored"),
+    "sequence_parallel-four": Case(ranks=4, shape=(8, 1), classes=48, sequence_parallel=True),
+    "sequence_parallel-one": Case(sequence_parallel=True),
+    "spread-two": Case(ranks=2, shape=(7, 3), spread=True),
+    "spread-two-sequence_parallel": Case(2, (8,), spread=True, sequence_parallel=True, entry="function"),
+    "padded-two": Case(ranks=2, classes=64, labelled=37, shape=(9, 2)),
+    "padded-four": Case(ranks=4, classes=64, labelled=37, labels="some ignored", dtype="bfloat16"),
+    "ignored": Case(labels="some ignored", shape=(11, 2)),
+    "ignored-all": Case(ranks=2, labels="all ignored"),
+    "ignored-class-two": Case(ranks=2, ignore_index=4, shape=(40,), entry="function", reduction="mean"),
+    "ignored-class-zero": Case(ignore_index=0, shape=(20, 3)),
+    "ignored-unlabelled_class_zero": Case(labels="some ignored", labelled=2, shape=(20, 3)),
+    "first_rank-two": Case(ranks=2, labels="first rank", shape=(6, 2)),
+    "last_rank-four": Case(ranks=4, labels="last rank", shape=(6, 2), classes=32),
+    "mean": Case(reduction="mean", labels="some ignored", shape=(9, 2)),
+    "mean-two-uneven": Case(ranks=2, reduction="mean", labels="uneven", shape=(18, 1), sequence_parallel=True),
+    "mean-four-uneven": Case(ranks=4, reduction="mean", labels="uneven", shape=(36, 2), sequence_parallel=True),
+    "mean-bfloat16-four": Case(4, reduction="mean", labels="uneven", shape=(36,), dtype="bfloat16", entry="function"),
+    "mean-float16": Case(shape=(2049,), classes=4, hidden=4, dtype="float16", reduction="mean", entry="function"),
+    "mean-of_none": Case(reduction="mean", labels="all ignored"),
+    "mean-of_none-two": Case(ranks=2, reduction="mean", labels="all ignored", sequence_parallel=True, shape=(4, 3)),
+    "sum": Case(reduction="sum", labels="some ignored"),
+    "sum-two": Case(ranks=2, reduction="sum", labels="uneven", shape=(18, 2), entry="function"),
+    "function-flat": Case(entry="function", shape=(13,)),
+    "function-flat-four": Case(ranks=4, entry="function", shape=(12,), sequence_parallel=True, labels="some ignored"),
+    "function-without_group": Case(entry="function, no group", shape=(13,), reduction="mean", labels="some ignored"),
+    "function-without_group-sequence_parallel": Case(entry="function, no group", shape=(13,), sequence_parallel=True),
+    "expanded": Case(entry="function", above="expanded", shape=(7,)),
+    "ones-two": Case(ranks=2, above="ones", dtype="bfloat16", shape=(5, 3), hidden=64, classes=1000),
+    "many_tokens": Case(entry="function", shape=(65537,), classes=4, hidden=4, above="ones"),
+    "wide": Case(entry="function", shape=(3,), hidden=8193),
+    "one_token": Case(shape=(1, 1)),
+    "one_token-two": Case(ranks=2, shape=(1, 1), reduction="mean"),
+    "one_token-each_of_four": Case(ranks=4, shape=(4, 1), sequence_parallel=True),
+    "one_class-each_of_four": Case(ranks=4, classes=4, shape=(5, 2)),
+    "large_logits-two": Case(ranks=2, scale=60.0, shape=(12, 2), hidden=8),
+    "large_logits-bfloat16": Case(scale=60.0, shape=(12, 2), dtype="bfloat16"),
+    "large_logits-bfloat16-four": Case(ranks=4, scale=60.0, shape=(12, 2), dtype="bfloat16", labels="first rank"),
+    "large_logits-tens_of_thousands": Case(scale=3e4, shape=(9, 2), hidden=8),
+    "large_logits-tens_of_thousands-four": Case(ranks=4, scale=3e4, shape=(9, 2), hidden=8, classes=44),
+    "far_below": Case(levels=(-208.0,), shape=(9, 2)),
+    "far_below-two": Case(ranks=2, levels=(-131072.0,), labels="some ignored", reduction="mean"),
+    "far_below-hundred_thousand": Case(levels=(-131072.0,), shape=(9, 2)),
+    "far_above-hundred_thousand-four": Case(ranks=4, levels=(131072.0,), mixed=True, shape=(8, 2)),
+    "far_below-four": Case(ranks=4, levels=(-112.0,), shape=(8, 1), sequence_parallel=True, entry="function"),
+    "far_below-bfloat16": Case(levels=(-208.0,), dtype="bfloat16", shape=(7, 3), classes=1000),
+    "far_below-bfloat16-four": Case(ranks=4, levels=(-416.0,), dtype="bfloat16", shape=(7, 3)),
+    "far_above": Case(levels=(208.0,), shape=(9, 2)),
+    "far_above-bfloat16-two": Case(ranks=2, levels=(208.0,), dtype="bfloat16", shape=(7, 3)),
+    "far_mixed": Case(levels=(-144.0,), mixed=True, reduction="sum"),
+    "far_mixed-bfloat16-two": Case(ranks=2, levels=(-144.0,), mixed=True, dtype="bfloat16"),
+    "far_shards-two": Case(ranks=2, levels=(-120.0, -240.0), shape=(9, 2)),
+    "far_shards-two-last": Case(ranks=2, levels=(-240.0, -120.0), shape=(9, 2), labels="first rank"),
+    "far_shards-four": Case(ranks=4, levels=(0.0, -320.0, -112.0, -208.0), mixed=True, shape=(9, 2)),
+    "far_shards-bfloat16-four": Case(ranks=4, levels=(-320.0, -208.0, -304.0, -416.0), dtype="bfloat16"),
+    "far_splits": Case(classes=9216, levels=(-208.0, -416.0, -112.0), mixed=True, shape=(3, 2), hidden=8),
+    "far_splits-two": Case(ranks=2, classes=12288, levels=(-128.0, -112.0, -320.0, -112.0), shape=(3, 2), hidden=8),
+    "splits": Case(classes=7001, shape=(9, 2), hidden=8),
+    "splits-two": Case(ranks=2, classes=13000, shape=(4, 3), hidden=8, labels="some ignored", sequence_parallel=True),
+    "splits-exact": Case(classes=3072, shape=(7, 1), hidden=8),
+    "splits-bfloat16": Case(classes=40000, bias=3.0, shape=(3, 2), hidden=8, dtype="bfloat16", above="ones"),
+    "unrounded": Case(1, (12, 2), 8, 5, 32, "bfloat16", exact=True),
+    "unrounded-function": Case(1, (24,), 8, 5, 32, "bfloat16", "some ignored", exact=True, entry="function"),
+    "unrounded-mean": Case(1, (49, 7), 8, 3, 351, "bfloat16", "some ignored", reduction="mean", exact=True),  # of 257
+    "unrounded-sum-two": Case(2, (24,), 16, 3, 40, "bfloat16", reduction="sum", exact=True, entry="function"),
+    "unrounded-two": Case(2, (24, 1), 16, 3, 40, "bfloat16", exact=True, sequence_parallel=True),
+    "autocast": Case(dtype="bfloat16", shape=(9, 2), hidden=64, classes=1000, autocast=True),
+    "autocast-two": Case(2, (12,), 1000, 0, 64, "bfloat16", reduction="mean", entry="function", autocast=True),
+    "many_classes": Case(entry="function", classes=140000, hidden=4, shape=(9,)),
+    "many_classes-two": Case(ranks=2, classes=150000, hidden=4, shape=(5, 2)),
+    "frozen-weight": Case(frozen="weight"),
+    "frozen-hidden-two": Case(ranks=2, frozen="hidden"),
+}
+# fmt: on
+NEIGHBOURS = {  # "native", which makes logits: it counts every label, and rounds in bf16
+    "native": Case(entry="native", shape=(7, 3)),
+    "native-two": Case(ranks=2, entry="native", shape=(7, 3), labels="first rank"),
+    "native-two-sequence_parallel": Case(ranks=2, entry="native", shape=(6, 2), sequence_parallel=True),
+    "native-two-spread": Case(ranks=2, entry="native", shape=(7, 3), spread=True),
+    "native-four": Case(ranks=4, entry="native", classes=64, labelled=37, shape=(9, 2)),
+}
+FUNCTION = Case(entry="function", shape=(13,), labels="some ignored")
+MEAN = dataclasses.replace(FUNCTION, reduction="mean")
+MEAN_OF_TWO = Case(2, (12,), reduction="mean", sequence_parallel=True, entry="function")
+BROKEN = tuple((name, float(text)) for name in ("hidden", "weight") for text in ("nan", "inf", "-inf"))
+
+
+def inputs_of(case):
+    """Return whole hidden states and weight, labels and the gradient from above: on the CPU, the same anywhere."""
+    random = torch.Generator().manual_seed(5)
+    labelled, part = case.labelled or case.classes, case.classes // case.ranks
+    hidden = torch.randn(*case.shape, case.hidden, generator=random)
+    weight = torch.randn(case.classes, case.hidden, generator=random) * (case.scale / case.hidden**0.5)
+    weight = weight + case.bias * torch.randn(case.hidden, generator=random).sign()
+    if case.levels:
+        hidden, weight = about(case, hidden, weight)
+    labels = torch.randint(labelled, case.shape, generator=random)
+    flat, count = labels.view(-1), labels.numel()
+    if case.labels == "first rank":
+        flat %= part
+    elif case.labels == "last rank":
+        flat.copy_(case.classes - 1 - flat % part)
+    elif case.labels == "some ignored":
+        flat[1::4] = case.ignore_index
+    elif case.labels == "all ignored":
+        flat.fill_(case.ignore_index)
+    elif case.labels == "uneven":  # the first part has 8 for each one that any other has
+        size, number = count // case.ranks, torch.arange(count)
+        kept = torch.where(number < size, number % 9 != 8, number % size == 0)
+        flat[~kept] = case.ignore_index
+    above = torch.randn((count,) if case.reduction == "none" else (), generator=random)
+    if case.above != "random":
+        above = torch.ones_like(above)
+    put_not_numbers(case, hidden, weight, flat)
+    if case.exact:
+        hidden, weight, above = exact(case, flat)
+    dtype = getattr(torch, case.dtype)
+    return hidden.to(dtype), weight.to(dtype), labels, above
+
+
+def put_not_numbers(case, hidden, weight, labels):
+    """Put nan or an infinite number where a case wants it."""
+    kept = labels != case.ignore_index
+    if case.spoilt:
+        bad = torch.tensor((math.nan, math.inf, -math.inf))
+        spoilt = (~kept).nonzero()[:, 0]
+        hidden.view(-1, case.hidden)[spoilt] = bad[torch.arange(len(spoilt)) % 3].unsqueeze(-1)
+    if case.broken:
+        name, value = case.broken
+        if name == "hidden":  # the last token that counts
+            hidden.view(-1, case.hidden)[kept.nonzero()[-1], 0] = value
+        else:  # a class of the last rank, in the midst of a split
+            weight[case.classes * 3 // 4, 0] = value
+
+
+def about(case, hidden, weight):
+    """Return hidden states and weight whose logits lie about the levels: in eighths, so that fp32 has the logits."""
+    hidden, weight = ((8 * each).round() / 8 for each in (hidden, weight))
+    weight[:, -1] = torch.tensor(case.levels).repeat_interleave(case.classes // len(case.levels))
+    hidden[..., -1] = 1.0
+    if case.mixed:
+        hidden.flatten(0, -2)[1::2, -1] = -1.0
+    return hidden, weight
+
+
+def exact(case, labels):
+    """Return hidden states, weight and a gradient from above in fp32, of which bf16 holds the logits' gradient.
+
+    As many classes as have labels are alive, spread over all of them: the logits of a token are 0 for its label, -below
+    for the 2 or 4 others alive, and far below for the rest. The gradient of these others, `wanted`, has 8 bits, and the
+    label's is -2 or -4 times that: bf16 has both. It has none of their factors: the gradient from above is wanted times
+    others + exp(below), the softmax its inverse. Every token has a column of its own of the hidden states, and every
+    class another one: the weight's gradient is the logits', and the hidden states' is that times a power of two.
+    What is wanted is in the upper half between two powers of two: there a step is the smallest part of a number, and an
+    error of a factor the most of a step.
+    """
+    number, others, spread = torch.arange(labels.numel()), case.labelled - 1, case.classes // case.labelled
+    kept = labels != case.ignore_index
+    labels[kept] *= spread
+    wanted = (-1.0) ** number * (192 + (54 + 5 * number) % 64).double() / 128
+    below = torch.tensor((2.0, 1.0, -0.5), dtype=torch.double)[number % 3]
+    if case.reduction != "none":
+        wanted, below = wanted[:1], below[:1]  # one gradient for all tokens
+    weight = torch.full((case.classes, case.hidden), -256.0)
+    weight[: case.labelled * spread : spread, : len(number)] = -below.float()
+    weight[labels[kept], number[kept]] = 0.0
+    weight[:, len(number) :] = torch.eye(case.classes)
+    hidden = torch.eye(len(number), case.hidden).view(*case.shape, case.hidden)
+    above = wanted * (others + below.exp())
+    if case.reduction != "none":
+        above = above[0] * (kept.sum() if case.reduction == "mean" else 1)
+    return hidden, weight, above.float()
+
+
+def within(tensor):
+    """Return a copy that lies within a larger storage, of 64 elements more before and after it."""
+    room = tensor.new_ones(tensor.numel() + 128)  # 1 is a class, too: a label that is read here is wrong, and no worse
+    return room[64:-64].view(tensor.shape).copy_(tensor)
+
+
+def reference(given, case):
+    """Return the losses, or one, and the gradients of hidden states and weight, in float64."""
+    hidden, weight, labels, above = given
+    rows, weight, labels = hidden.flatten(0, -2).double(), weight.double(), labels.flatten()
+    kept = labels != (case.ignore_index if case.entry != "native" else IGNORED)
+    index = labels.where(kept, 0).unsqueeze(-1)
+    scores = rows @ weight.t()
+    losses = (scores.logsumexp(-1) - scores.gather(-1, index).squeeze(-1)).where(kept, 0.0)
+    count = kept.sum() if case.reduction == "mean" else 1
+    towards = scores.softmax(-1).scatter_add(-1, index, torch.full_like(index, -1.0, dtype=torch.double))
+    towards = towards * (above.double() / count).where(kept, 0.0).unsqueeze(-1)
+    losses = losses if case.reduction == "none" else losses.sum() / count
+    return losses, (towards @ weight).view(hidden.shape), towards.t() @ rows
+
+
+class Calls:
+    """Calls what a case is about, on one rank."""
+
+    def __init__(self, rank):
+        self.count, self.device = rank.count, torch.device(rank.device)
+        if self.device.type == "cuda":
+            os.environ["CUBLAS_WORKSPACE_CONFIG"] = ":4096:8"  # deterministic algorithms need it for every product
+        parallel_state.initialize_model_parallel(min(2, self.count), create_gloo_process_groups=False)
+        if self.device.type == "cpu":
+            stand_in(self.device)
+        sizes = [size for size in (1, 2, 4) if size <= self.count]
+        self.groups = {(size, False): own_group(partition(self.count, size)) for size in sizes}
+        if self.count == CPU_RANKS:
+            self.groups[2, True] = own_group(partition(self.count, 2, apart=True))
+
+    def perform(self, job, **given):
+        """Run a job; what PyTorch refuses of a loss or a gradient is the fault of what made it."""
+        needed = getattr(given.get("case"), "world", 1)
+        if needed > self.count:
+            pytest.skip(f"needs {needed} GPUs")
+        try:
+            return job(self, **given)
+        except RuntimeError as error:
+            if any(text in str(error) for text in REFUSED):
+                raise AssertionError(f"it raised {type(error).__name__}: {error}"[:400]) from error
+            raise
+
+    def group(self, case):
+        return self.groups[case.ranks, case.spread]
+
+    def layer(self, case, kind):
+        """Return an output layer of that class."""
+        config = TransformerConfig(
+            num_layers=1,
+            hidden_size=case.hidden,
+            num_attention_heads=case.ranks,
+            use_cpu_initialization=True,
+            perform_initialization=False,
+            params_dtype=getattr(torch, case.dtype),
+            tensor_model_parallel_size=case.ranks,
+            sequence_parallel=case.sequence_parallel and case.ranks > 1,
+            cross_entropy_loss_fusion=case.entry != "native",
+            cross_entropy_fusion_impl="linear",
+        )
+        options = {"bias": False, "gather_output": False, "skip_bias_add": False, "tp_group": self.group(case)}
+        return kind(case.hidden, case.classes, config=config, init_method=lambda x: x, **options).to(self.device)
+
+    def losses(self, case, hidden, weight, labels):
+        """Call what a case is about: labels are [sequence, batch] or [tokens], and losses are flat, or one."""
+        options = {"reduction": case.reduction, "ignore_index": case.ignore_index}
+        if case.entry == "module":
+            layer = self.layer(case, LinearCrossEntropyModule)
+            labels = labels.t().contiguous()  # [batch, sequence], as a model has them
+            found = layer(hidden, weight=weight, output_cross_entropy_loss=True, labels=labels, **options)
+            return found.t().reshape(-1) if case.reduction == "none" else found
+        if case.entry == "native":
+            logits, _ = self.layer(case, ColumnParallelLinear)(hidden, weight=weight)
+            return vocab_parallel_cross_entropy(logits, labels, tp_group=self.group(case)).reshape(-1)
+        if case.entry != "function, no group":
+            options["tp_group"] = self.group(case)
+        return fused.linear_cross_entropy(hidden, weight, labels, sequence_parallel=case.sequence_parallel, **options)
+
+    def parts(self, case):
+        """Return what this rank gives: its hidden states, its rows of the weight, labels and gradient from above."""
+        hidden, weight, labels, above = (each.to(self.device) for each in inputs_of(case))
+        rank = torch.distributed.get_rank(self.group(case)) if case.ranks > 1 else 0
+        if case.sequence_parallel:
+            hidden = hidden.chunk(case.ranks)[rank]
+        hidden, weight, labels, above = map(within, (hidden, weight.chunk(case.ranks)[rank], labels, above))
+        hidden.requires_grad_(case.frozen != "hidden")
+        weight.requires_grad_(case.frozen != "weight")
+        if case.above == "expanded":
+            above = torch.ones((), device=self.device).expand(above.shape)
+        return hidden, weight, labels, above
+
+    def computed(self, case, parts):
+        """Return the loss of what a rank gives, and both of its gradients."""
+        hidden, weight, labels, above = parts
+        found = self.losses(case, hidden, weight, labels)
+        return found.detach(), *torch.autograd.grad(found, (hidden, weight), above.reshape(found.shape))
+
+
+def loss(up, case):
+    """Return losses and gradients; assert that a second call and backward agree, and that inputs stay as they are."""
+    hidden, weight, labels, above = parts = up.parts(case)
+    leaves = [each for each in (hidden, weight) if each.requires_grad]
+    before = [each.detach().clone() for each in parts]
+    # As Megatron's DDP has it: its hook adds the gradient that is returned to main_grad, and nothing else does.
+    noted = {"main_grad": torch.ones_like(before[1], dtype=torch.float32), "grad_added_to_main_grad": False}
+    vars(weight).update(noted)
+    autocast = torch.autocast(up.device.type, torch.bfloat16, enabled=case.autocast)
+    with autocast:
+        found = up.losses(case, hidden, weight, labels)
+    given = above.reshape(found.shape)
+    once = torch.autograd.grad(found, leaves, given, retain_graph=case.entry != "native")
+    if case.entry != "native":  # which overwrites what it saved
+        twice = torch.autograd.grad(found, leaves, given)
+        with autocast:
+            again = up.losses(case, hidden, weight, labels)
+        assert_same([again, *twice], [found, *once], "a second call or backward")
+        pairs = zip([again, *twice], [found, *once], strict=True)
+        assert all(x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr() for x, y in pairs), "shared memory"
+    assert_same([each.detach() for each in parts], before, "inputs")
+    assert vars(weight).keys() == noted.keys(), f"attributes of the weight: {[*vars(weight)]}"
+    assert all(vars(weight)[name] is each for name, each in noted.items()), "attributes of the weight"
+    assert bool((noted["main_grad"] == 1).all()), "main_grad was changed"
+    return record(case, found, once)
+
+
+def record(case, found, gradients):
+    """Return what is judged of a loss and its gradients."""
+    names = [name for name in ("hidden", "weight") if case.frozen != name]
+    dtypes = [str(each.dtype).removeprefix("torch.") for each in (found, *gradients)]
+    return {"loss": found.detach(), "dtypes": dtypes, **dict(zip(names, gradients, strict=True))}
+
+
+def without_autograd(up, case):
+    hidden, weight, labels, _ = up.parts(case)
+    with torch.no_grad():
+        return {"loss": up.losses(case, hidden, weight, labels)}
+
+
+def without_distributed(up, case):
+    """Compute where torch.distributed has no default group: without a group it is one rank."""
+    group = torch.distributed.group
+    default, group.WORLD = group.WORLD, None
+    try:
+        return loss(up, case)
+    finally:
+        group.WORLD = default
+
+
+def deterministic(up, case):
+    """Compute where what is not deterministic raises, and where new memory is filled with nan."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        return loss(up, case)
+    finally:
+        torch.use_deterministic_algorithms(False)
+
+
+def halved_in_place(up, case):
+    """Halve a loss in place, and give twice the gradient from above: both are exact, and gradients are the same."""
+    hidden, weight, labels, above = up.parts(case)
+    found = up.losses(case, hidden, weight, labels)
+    halved = unless_refused(lambda: found.mul_(0.5), "")
+    assert halved is not None, "the loss cannot be changed in place"
+    given = 2 * above.reshape(found.shape)
+    return record(case, 2 * found, torch.autograd.grad(found, (hidden, weight), given))
+
+
+def in_flight(up, case):
+    """Compute a loss and gradients, and others of the same shapes whole between any two operators of these.
+
+    One more loss is begun before, and goes back first: its bits are those that it has alone. Several ranks compute the
+    others between forward and backward alone: their operators need not be the same, and their reductions have to meet.
+    """
+    hidden, weight, labels, above = up.parts(case)
+    cuda = up.device.type == "cuda"
+    aside = torch.cuda.stream(torch.cuda.Stream()) if cuda else contextlib.nullcontext()
+    wait = torch.cuda.synchronize if cuda else lambda: None  # the order is the host's, on two streams
+
+    def whole(*inputs):
+        return up.computed(case, [*(each.detach().requires_grad_() for each in inputs), labels, above])
+
+    class Between(TorchFunctionMode):
+        def __torch_function__(self, function, _types, given=(), named=None):
+            made = function(*given, **(named or {}))
+            if function.__name__ != "__get__":  # a shape, a dtype
+                wait()
+                with aside, torch.enable_grad():
+                    whole(-hidden, weight.clone())  # of both with the other sign logits are the same
+                wait()
+            return made
+
+    first = [each.detach().clone().requires_grad_() for each in (hidden / 2, weight)]
+    alone = up.computed(case, [*first, labels, above])
+    begun = up.losses(case, *first, labels)
+    between = Between() if case.ranks == 1 else contextlib.nullcontext()
+    with between:
+        found = up.losses(case, hidden, weight, labels)
+    whole(-hidden, weight.clone())
+    # Autograd leaves modes behind: this one is entered again in the thread that runs the backward, around it alone.
+    found.grad_fn.register_prehook(lambda _: between.__enter__() and None)
+    found.grad_fn.register_hook(lambda *_: between.__exit__(None, None, None))
+    made = [begun.detach(), *torch.autograd.grad(begun, first, above.reshape(begun.shape))]
+    assert_same(made, alone, "a loss that was begun before")
+    return record(case, found, torch.autograd.grad(found, (hidden, weight), above.reshape(found.shape)))
+
+
+SPLIT_SIZES = {"LCE_FWD_VOCAB_SPLIT_SIZE": (1024, 2048), "LCE_BWD_VOCAB_SPLIT_SIZE": (2048, 1024)}
+
+
+def split_sizes(up, case):
+    """Compute where the environment sets the sizes of splits, when modules are loaded."""
+    seen, records = fused.torch, []
+    try:
+        for values in zip(*SPLIT_SIZES.values(), strict=True):
+            with pytest.MonkeyPatch.context() as patch:
+                for name, value in zip(SPLIT_SIZES, values, strict=True):
+                    patch.setenv(name, str(value))
+                load_again(seen)
+                records.append(loss(up, case))
+    finally:
+        load_again(seen)
+    return records
+
+
+HOPPER_BESIDE = (  # the compute capabilities of a host's GPUs, and which one is the current device: a Hopper
+    (((8, 0), (9, 0), (12, 0)), 1),
+    (((10, 0), (9, 0), (8, 9)), 1),
+    (((9, 0), (10, 0)), 0),
+    (((7, 5), (10, 3), (9, 0)), 2),
+)
+
+
+def hopper_beside(up, case):
+    """Compute on hosts of unlike GPUs, of which the current device is a Hopper."""
+    records = []
+    for capabilities, current in HOPPER_BESIDE:
+        parts = up.parts(case)
+        with another_gpu(up, capabilities, current):
+            found, *gradients = up.computed(case, parts)
+        records.append(record(case, found, gradients))
+    return records
+
+
+def not_finite(up, case):
+    """Compute where a number of the hidden states, or of the weight, is nan or infinite."""
+    parts = [up.parts(dataclasses.replace(case, broken=broken)) for broken in BROKEN]
+    return [record(case, found, gradients) for found, *gradients in (up.computed(case, each) for each in parts)]
+
+
+# Other devices.
+
+
+class View:
+    """A module with some of its names replaced."""
+
+    def __init__(self, module, **replaced):
+        self.__dict__ |= {"_module": module, **replaced}
+
+    def __getattr__(self, name):
+        return getattr(self._module, name)
+
+
+def seen_from(own, capabilities, current=0):
+    """Return torch, as it answers on a host whose GPUs have these compute capabilities."""
+
+    def capability(device=None):
+        index = device
+        if device is not None and not isinstance(device, int):
+            device = torch.device(device)
+            index = None if device == own else device.index  # where tensors lie is the current device
+        return capabilities[current if index is None else index]
+
+    answers = {
+        "is_available": lambda: True,
+        "device_count": lambda: len(capabilities),
+        "current_device": lambda: current,
+        "get_device_capability": capability,
+        "get_device_properties": lambda device=None: types.SimpleNamespace(
+            **dict(zip(("major", "minor"), capability(device), strict=True))
+        ),
+        "nvtx": types.SimpleNamespace(range=lambda _: contextlib.nullcontext()),
+    }
+    return View(torch, cuda=View(torch.cuda, **answers))
+
+
+def stand_in(device):
+    """Let one module see a GPU of compute capability 9, and let the CPU compute what takes out_dtype."""
+
+    def widened(function, *given, out_dtype=None, **named):
+        """Compute in the dtype that is asked for: that one autocast leaves alone on a GPU, and here."""
+        if out_dtype is None:
+            return function(*given, **named)
+        with autocast("cpu", enabled=False):
+            return function(*(each.to(out_dtype) for each in given), **named)
+
+    autocast = torch.autocast
+    fused.torch = seen_from(device, ((9, 0),))
+    torch.cuda.current_device = lambda: "cpu"
+    for name in ("mm", "addmm", "bmm", "baddbmm"):
+        setattr(torch, name, functools.partial(widened, getattr(torch, name)))
+    torch.autocast = torch.amp.autocast = lambda _device, *given, **named: autocast("cpu", *given, **named)
+
+
+def load_again(seen):
+    """Load the fusion's modules again; the one that asks for the device sees the torch it saw."""
+    for name in [name for name in sys.modules if name.startswith(FUSIONS)]:
+        del sys.modules[name]
+    importlib.reload(fused)
+    fused.torch = seen
+
+
+@contextlib.contextmanager
+def another_gpu(up, capabilities, current):
+    """Let the platform, loaded anew, see GPUs of these compute capabilities, and which one is the current device.
+
+    A launcher's LOCAL_RANK names another one, as it does where a process sees fewer GPUs than its host has. There is a
+    stand-in for Blackwell's kernels.
+    """
+    name, seen = f"{FUSIONS}.blackwell", fused.torch
+    entry = types.ModuleType(f"{name}.entry")
+    entry.forward, entry.backward = object(), object()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCAL_RANK", str((current + 1) % len(capabilities)))
+        load_again(seen_from(up.device, capabilities, current))
+        try:
+            sys.modules[entry.__name__] = importlib.import_module(name).entry = entry
+            yield entry
+        finally:
+            load_again(seen)
+
+
+# The tests.
+
+
+class World:
+    """The ranks, and how many jobs raised on them."""
+
+    def __init__(self, group):
+        self.group, self.raised = group, 0
+
+    def run(self, *given):
+        try:
+            return self.group.run(*given)
+        except AssertionError as error:
+            self.raised += "it raised" in str(error)
+            raise
+
+
+@pytest.fixture(scope="session")
+def world(figure):
+    """One rank for each GPU, 1, 2 or 4; on the CPU four."""
+    target = current_target()
+    if target.executed and torch.cuda.get_device_capability()[0] != 9:
+        pytest.skip("the claim is about GPUs of compute capability 9: this is none")
+    count = max(size for size in (1, 2, 4) if size <= torch.cuda.device_count()) if target.executed else CPU_RANKS
+    with ranks(count, Calls, device=target.device, seconds=60.0) as group:
+        counting = World(group)
+        yield counting
+    figure("defect_checks_that_raise", counting.raised)
+
+
+@pytest.fixture
+def found(world):
+    """Return a function: what a job found on each rank of the group that is judged."""
+
+    def run(job, case):
+        return case.of_group(world.run(perform, __name__, job.__name__, {"case": case}))
+
+    return run
+
+
+def gradients(found, name, case):
+    """Return the whole gradient: joined of all ranks' parts, or each rank's."""
+    if name == "weight" or case.sequence_parallel:
+        return [torch.cat([each[name] for each in found])]
+    return [each[name] for each in found]
+
+
+def judged_part(gradient, name, case):
+    """Return what is judged of a gradient."""
+    if case.reduction == "mean" and case.labels == "all ignored":
+        return gradient.where(~gradient.isnan(), 0.0)  # of a mean of none: 0 or nan
+    if case.levels and name == "hidden":
+        return gradient[..., :-1]  # the last column is a level times a sum that is zero: nothing but rounding
+    return gradient
+
+
+def judge(found, case):
+    """Judge the losses of every rank, and the gradients, by float64."""
+    losses, *towards = reference(inputs_of(case), case)
+    rounding = BFLOAT16 if case.dtype != "float32" and not case.exact else 0.0
+    assert_ranks_agree([each["loss"] for each in found], "the loss")
+    assert found[0]["loss"].dtype == torch.float32, f"a loss of {found[0]['loss'].dtype}"
+    level = FLOAT32_LEVEL * max(map(abs, case.levels), default=0.0)
+    assert_close(found[0]["loss"], losses, FLOAT32_LOSS + level, "the loss")
+    for name, expected in zip(("hidden", "weight"), towards, strict=True):
+        if name not in found[0]:
+            continue
+        right = judged_part(expected, name, case)
+        for each in gradients(found, name, case):
+            assert_close(judged_part(each, name, case), right, FLOAT32_GRADIENT + rounding, f"the gradient of {name}")
+    dtypes = ["float32"] + [case.dtype] * (len(found[0].get("dtypes", ["float32"])) - 1)
+    assert all(each.get("dtypes", dtypes) == dtypes for each in found), f"dtypes {found[0]['dtypes']}, not {dtypes}"
+
+
+def cases(**named):
+    return pytest.mark.parametrize("case", [pytest.param(case, id=name) for name, case in named.items()])
+
+
+WITHOUT_GROUP = {name: CASES[f"function-{name}"] for name in ("without_group", "without_group-sequence_parallel")}
+
+
+@pytest.mark.defect
+@cases(**CASES)
+def test_losses_and_gradients_are_exact(found, case):
+    judge(found(loss, case), case)
+
+
+@pytest.mark.control
+@cases(**NEIGHBOURS)
+def test_native_losses_and_gradients_are_exact(found, output, request, case):
+    """The implementation "native" makes logits: it counts every label, and rounds in bf16."""
+    records = found(loss, case)
+    for rank, each in enumerate(records):
+        for key in ("loss", "hidden", "weight"):
+            output(f"{request.node.callspec.id}.{key}.{rank}", each[key])
+    judge(records, case)
+
+
+@pytest.mark.defect
+@cases(
+    **{
+        "two": Case(ranks=2, shape=(7, 2)),
+        "spoilt": Case(shape=(13, 2), labels="some ignored", spoilt=True),
+        "spoilt-mean-two": Case(2, (26,), labels="some ignored", spoilt=True, reduction="mean", entry="function"),
+    }
+)
+def test_losses_without_autograd(found, case):
+    judge(found(without_autograd, case), case)
+
+
+@pytest.mark.defect
+@cases(
+    **{
+        "bfloat16": Case(dtype="bfloat16", shape=(9, 2), hidden=64, classes=1000),
+        "mean-two": dataclasses.replace(MEAN_OF_TWO, classes=7000, labels="some ignored"),
+    }
+)
+def test_deterministic_algorithms(found, case):
+    judge(found(deterministic, case), case)
+
+
+@pytest.mark.defect
+@cases(none=FUNCTION, mean=MEAN, two=dataclasses.replace(MEAN_OF_TWO, reduction="none"))
+def test_loss_that_its_caller_changes_in_place(found, case):
+    judge(found(halved_in_place, case), case)
+
+
+@pytest.mark.defect
+@cases(one=FUNCTION, two=MEAN_OF_TWO)
+def test_other_losses_in_flight_change_nothing(found, case):
+    judge(found(in_flight, case), case)
+
+
+@pytest.mark.defect
+@cases(**WITHOUT_GROUP)
+def test_losses_where_torch_distributed_is_not_set_up(found, case):
+    judge(found(without_distributed, case), case)
+
+
+@pytest.mark.defect
+@pytest.mark.parametrize(
+    ("job", "case"),
+    [
+        pytest.param(split_sizes, Case(entry="function", classes=5001, shape=(9,), hidden=8), id="split_sizes"),
+        pytest.param(hopper_beside, WITHOUT_GROUP["without_group"], id="hopper_beside_other_gpus"),
+    ],
+)
+def test_losses_whatever_the_environment_is(found, job, case):
+    for each in zip(*found(job, case), strict=True):
+        judge(each, case)
+
+
+@pytest.mark.defect
+@cases(
+    **{
+        "none": FUNCTION,
+        "mean": MEAN,
+        "sum-two": Case(2, (12,), reduction="sum", labels="some ignored", entry="function"),
+        "bfloat16": Case(dtype="bfloat16", shape=(9, 2), hidden=8, classes=1000),
+        "bfloat16-two": dataclasses.replace(MEAN_OF_TWO, classes=7000, hidden=8, dtype="bfloat16"),
+    }
+)
+def test_what_is_not_finite_shows_and_changes_no_other_token(found, case):
+    """Of a weight that is infinite a token's loss may be finite, and is not judged then."""
+    rounding = BFLOAT16 if case.dtype != "float32" else 0.0
+    for broken, *records in zip(BROKEN, *found(not_finite, case), strict=True):
+        mine = dataclasses.replace(case, broken=broken)
+        given = inputs_of(mine)
+        losses, towards_hidden, towards_weight = reference(given, mine)
+        counted = given[2].flatten() != case.ignore_index
+        told = [(each["loss"], losses, FLOAT32_LOSS) for each in records]
+        told += [
+            (each.flatten(0, -2)[counted], towards_hidden.flatten(0, -2)[counted], FLOAT32_GRADIENT + rounding)
+            for each in gradients(records, "hidden", case)
+        ]
+        told += [(each, towards_weight, None) for each in gradients(records, "weight", case)]
+        for got, expected, limit in told:
+            finite = expected.isfinite()
+            assert not finite.all(), "the reference has lost what is not finite"  # a fault of this test
+            assert not (got.isfinite() & ~finite).any(), f"{broken} is lost: finite where it should not be"
+            if limit is not None and broken[0] == "hidden":
+                assert_close(got[finite], expected[finite], limit, f"beside {broken}")
+
+
+@pytest.mark.defect
+@cases(none=FUNCTION, mean_two=MEAN_OF_TWO)
+@on_ranks
+def test_input_that_changes_in_place_is_refused_or_makes_no_difference(up, case):
+    for index, name in enumerate(("hidden", "weight", "labels")):
+        hidden, weight, labels, above = given = up.parts(case)
+        found = up.losses(case, hidden, weight, labels)
+        backward = functools.partial(torch.autograd.grad, found, (hidden, weight), above.reshape(found.shape))
+        before = backward(retain_graph=True)
+        with torch.no_grad():
+            given[index].mul_(0)
+        after = unless_refused(backward, CHANGED_IN_PLACE)
+        assert_same(after or before, before, f"{name} changed in place")
+
+
+@pytest.mark.defect
+@cases(none=FUNCTION, mean=MEAN)
+@on_ranks
+def test_nothing_outlives_a_loss_that_is_dropped(up, case):
+    """Without a collection of cycles; a loss that is held after its backward keeps no input and no gradient."""
+    gc.disable()
+    try:
+        for backward in (False, True):
+            hidden, weight, labels, above = up.parts(case)
+            given = [hidden.clone(), weight.clone(), labels.clone()]  # a graph keeps its leaves, not these
+            found = up.losses(case, *given)
+            kept, mine = weak_storages(given), weak_storages([found])
+            if backward:
+                made = torch.autograd.grad(found, given[:2], above.reshape(found.shape))
+                kept += weak_storages(made)
+                del given, made
+                assert not still_held(kept), "a loss that is held after backward keeps inputs or gradients"
+            given = found = None
+            assert not still_held([*mine, *kept]), f"after {'a' if backward else 'no'} backward"
+    finally:
+        gc.enable()
+
+
+def still_held(storages):
+    """Return how many storages are held; on a GPU the thread of the backward may lag behind. It collects no cycles."""
+    until = time.monotonic() + 10
+    while not all(each.expired() for each in storages) and time.monotonic() < until:
+        time.sleep(0.01)
+    return sum(not each.expired() for each in storages)
+
+
+@pytest.mark.defect
+@on_ranks
+def test_second_order_gradients_are_right_or_refused(up):
+    """Of the sum of losses and of the square of their gradient."""
+    case = Case(entry="function", shape=(13,))
+    hidden, weight, labels, above = up.parts(case)
+
+    def penalized(hidden, weight, function):
+        found = function(hidden, weight)
+        (gradient,) = torch.autograd.grad(found, hidden, above.to(found.dtype), create_graph=True)
+        return torch.autograd.grad((found * above).sum() + gradient.square().sum(), (hidden, weight))
+
+    def eager(hidden, weight):
+        return torch.nn.functional.cross_entropy(hidden @ weight.t(), labels, reduction="none")
+
+    found = unless_refused(
+        lambda: penalized(hidden, weight, lambda *given: up.losses(case, *given, labels)), *SECOND_ORDER
+    )
+    expected = penalized(*(each.detach().double().requires_grad_() for each in (hidden, weight)), eager)
+    for name, one, other in zip(("hidden", "weight"), found or expected, expected, strict=True):
+        assert_close(one, other, 2 * FLOAT32_GRADIENT, f"second order, {name}")  # the rounding of two gradients
+
+
+@pytest.mark.defect
+@cases(none=FUNCTION, mean_two=MEAN_OF_TWO)
+@on_ranks
+def test_other_default_dtypes_and_inference_mode_change_nothing(up, case):
+    parts = up.parts(case)
+    usual = up.computed(case, parts)
+    for dtype in (torch.float64, torch.bfloat16):
+        torch.set_default_dtype(dtype)
+        try:
+            again = up.computed(case, parts)
+        finally:
+            torch.set_default_dtype(torch.float32)
+        assert_same(again, usual, f"where the default is {dtype}")
+        assert [each.dtype for each in again] == [each.dtype for each in usual], f"dtypes, default {dtype}"
+    with torch.inference_mode():
+        assert_same([up.losses(case, *parts[:3])], usual[:1], "in inference mode")
+
+
+SWITCHES = (  # of torch.backends; on the CPU they do nothing, but are kept as on a GPU
+    "cuda.matmul.allow_tf32",
+    "cuda.matmul.allow_bf16_reduced_precision_reduction",
+    "cuda.matmul.allow_fp16_reduced_precision_reduction",
+    "cuda.matmul.allow_fp16_accumulation",
+    "cudnn.allow_tf32",
+    "cudnn.benchmark",
+    "cudnn.deterministic",
+)
+
+
+def switch(name):
+    """Return the object that has a switch of torch.backends, and what it is called there."""
+    *path, last = name.split(".")
+    return functools.reduce(getattr, path, torch.backends), last
+
+
+def settings_now(device):
+    """Return what the process has set, by name; PyTorch refuses to tell what was set in two ways: a change as well."""
+    read = {name: functools.partial(getattr, *switch(name)) for name in SWITCHES}
+    read |= {
+        "float32 products": torch.get_float32_matmul_precision,
+        "float32 products on a GPU": lambda: getattr(torch.backends.cuda.matmul, "fp32_precision", None),
+        "BLAS library": torch.backends.cuda.preferred_blas_library,
+        "default dtype": torch.get_default_dtype,
+        "deterministic": torch.get_deterministic_debug_mode,
+        "memory is filled": lambda: torch.utils.deterministic.fill_uninitialized_memory,
+        "gradients": torch.is_grad_enabled,
+        "autocast": lambda: torch.is_autocast_enabled(device.type),
+        "threads": torch.get_num_threads,
+        "random numbers": lambda: torch.get_rng_state().tolist(),
+        "environment": lambda: dict(os.environ),
+    }
+    if device.type == "cuda":
+        read["random numbers of the GPU"] = lambda: torch.cuda.get_rng_state().tolist()
+        read["GPU"] = torch.cuda.current_device
+        read["stream"] = torch.cuda.current_stream
+    return {name: unless_refused(function, "") for name, function in read.items()}
+
+
+@contextlib.contextmanager
+def settings_otherwise():
+    """Turn every switch, and what else has two ways, the other way meanwhile."""
+    before = [(*switch(name), getattr(*switch(name))) for name in SWITCHES]
+    try:
+        for owner, name, value in before:
+            setattr(owner, name, not value)
+        torch.use_deterministic_algorithms(True)
+        torch.set_default_dtype(torch.float64)
+        yield
+    finally:
+        torch.set_default_dtype(torch.float32)
+        torch.use_deterministic_algorithms(False)
+        for owner, name, value in before:
+            setattr(owner, name, value)
+
+
+@pytest.mark.defect
+@cases(one=FUNCTION, two=MEAN_OF_TWO)
+@on_ranks
+def test_settings_of_the_process_stay_as_they_are(up, case):
+    """After forward, backward and a refusal, whichever way they are set."""
+    hidden, weight, labels, above = up.parts(case)
+    refused = dataclasses.replace(case, reduction="avg")
+    for way, entered in (("usual", contextlib.nullcontext()), ("other", settings_otherwise())):
+        with entered:
+            before, after = settings_now(up.device), {}
+            found = up.losses(case, hidden, weight, labels)
+            after["forward"] = settings_now(up.device)
+            torch.autograd.grad(found, (hidden, weight), above.reshape(found.shape))
+            after["backward"] = settings_now(up.device)
+            refusal(functools.partial(up.losses, refused, hidden, weight, labels))
+            after["a refusal"] = settings_now(up.device)
+        for when, now in after.items():
+            changed = [name for name in before if now[name] != before[name]]
+            assert not changed, f"{way} settings, after {when}: {', '.join(changed)}"
+
+
+def refusal(call):
+    """Return with what a GPU or a reduction is refused: nothing where it is not."""
+    try:
+        call()
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.defect
+@cases(function=FUNCTION, module=Case(), function_two=MEAN_OF_TWO)
+@on_ranks
+def test_reductions_that_there_are_not_are_refused_by_name(up, case):
+    hidden, weight, labels, _ = up.parts(case)
+
+    def ask(reduction):
+        return up.losses(dataclasses.replace(case, reduction=reduction), hidden, weight, labels)
+
+    assert (ask("none").numel(), ask("mean").numel()) == (labels.numel(), 1)
+    for reduction in ("Mean", "avg", "batchmean", "", None):
+        told = refusal(functools.partial(ask, reduction))
+        assert told, f"{reduction!r} is accepted"
+        assert str(reduction) in told, f"{reduction!r} is refused by: {told}"
+
+
+@pytest.mark.defect
+@cases(
+    one=Case(classes=7001, shape=(9,), hidden=8, labels="some ignored", reduction="mean", entry="function"),
+    two=Case(2, (4, 2), 13000, hidden=8, labels="some ignored", sequence_parallel=True, entry="function"),
+)
+@on_ranks
+def test_host_does_not_wait_for_the_gpu(up, case):
+    parts = up.parts(case)
+    up.computed(case, parts)  # what is set up once may wait
+    with host_waits(up.device.type) as seen:
+        up.computed(case, parts)
+    assert not seen, f"waits: {seen}"
+
+
+@pytest.mark.defect
+@on_ranks
+def test_memory_is_less_than_half_of_the_logits(up):
+    """In elements of one tensor, and in bytes of fp32 of all that live together."""
+    options = {"dtype": "bfloat16", "reduction": "mean", "labels": "some ignored"}
+    case = Case(shape=(1024, 2), classes=24576, hidden=8, **options)
+    hidden, weight, labels, above = up.parts(case)
+    storages, most = Storages(), {"largest": 0, "together": 0}
+
+    def note(operator, given, found):
+        storages.note(operator, given, found)
+        living = storages.living(hidden, weight, labels)
+        most["largest"] = max([most["largest"], *(math.prod(shape) for _, shape in living)])
+        most["together"] = max(most["together"], sum(size for size, _ in living))
+
+    with watching(note):
+        up.losses(case, hidden, weight, labels).backward(above)
+    if up.device.type == "cuda":  # what libraries keep for themselves has been allocated by now
+        hidden.grad = weight.grad = None
+        torch.cuda.reset_peak_memory_stats()
+        before = torch.cuda.memory_allocated()
+        up.losses(case, hidden, weight, labels).backward(above)
+        most["together"] = max(most["together"], torch.cuda.max_memory_allocated() - before)
+    logits = math.prod(case.shape) * case.classes
+    assert most["largest"] <= logits / 2, f"a tensor of {most['largest'] / logits:.2f} of the logits"
+    assert most["together"] <= 4 * logits / 2, f"together {most['together'] / logits / 4:.2f} of the logits in fp32"
+
+
+@pytest.mark.control
+@on_ranks
+def test_blackwell_gets_its_own_kernels(up):
+    for capability in ((10, 0), (10, 1), (10, 3)):
+        with another_gpu(up, ((9, 0), capability, (8, 0)), 1) as entry:
+            found = fused.Platform()
+            right = found.forward_func is entry.forward and found.backward_func is entry.backward
+        assert right, f"compute capability {capability} gets {found.forward_func}"
+
+
+@pytest.mark.control
+@on_ranks
+def test_other_gpus_are_refused_at_every_call(up):
+    """The first GPU of such a host is a Hopper, its last one a Blackwell; the message has the number."""
+    case = WITHOUT_GROUP["without_group"]
+    hidden, weight, labels, _ = up.parts(case)
+    for capability in ((7, 0), (7, 5), (8, 0), (8, 6), (8, 9), (11, 0), (12, 0), (12, 1)):
+        with another_gpu(up, ((9, 0), capability, (10, 0)), 1):
+            calls = [fused.Platform, lambda: up.losses(case, hidden, weight, labels)] * 2
+            told = [refusal(call) for call in calls]
+        assert all(str(capability[0]) in each for each in told), f"{capability} is refused by: {told}"
+
+
+# GPTModel, as small as reaches its output layer: an MLP layer of 16 hidden units, without a final norm.
+
+
+@dataclass(frozen=True)
+class Model:
+    """How a GPTModel is built and what it is given."""
+
+    tied: bool = False
+    depths: int = 0
+    fusion: bool = True
+    labels: bool = True
+
+
+def layer_spec():
+    """Return the specification of a layer that has an MLP alone."""
+    local = get_gpt_layer_local_submodules()
+    submodules = TransformerLayerSubmodules(
+        self_attention=ModuleSpec(module=IdentityOp, params={"attn_mask_type": AttnMaskType.causal}),
+        pre_mlp_layernorm=local.pre_mlp_layernorm,
+        mlp=local.mlp,
+        mlp_bda=local.mlp_bda,
+    )
+    return ModuleSpec(module=TransformerLayer, submodules=submodules)
+
+
+def mtp_spec(depths):
+    """Return the specification of a multi-token prediction block."""
+    backend = LocalSpecProvider()
+    norm, projection = backend.layer_norm(), backend.column_parallel_linear()
+    inner = mtp.MultiTokenPredictionLayerSubmodules(
+        enorm=norm, hnorm=norm, eh_proj=projection, mtp_model_layer=layer_spec(), layer_norm=norm
+    )
+    specs = [ModuleSpec(module=mtp.MultiTokenPredictionLayer, submodules=inner)] * depths
+    return mtp.MultiTokenPredictionBlockSubmodules(layer_specs=specs)
+
+
+def step(up, model, state=None):
+    """Go through a model and back; return losses or logits, gradients, and what entered its output layer."""
+    torch.manual_seed(11)
+    if up.device.type == "cuda":
+        parallel_random.model_parallel_cuda_manual_seed(11)
+    config = TransformerConfig(
+        num_layers=1,
+        hidden_size=16,
+        ffn_hidden_size=16,
+        num_attention_heads=2,
+        hidden_dropout=0.0,
+        attention_dropout=0.0,
+        init_method_std=0.7,
+        use_cpu_initialization=True,
+        tensor_model_parallel_size=min(2, up.count),
+        mtp_num_layers=model.depths or None,
+        cross_entropy_loss_fusion=model.fusion,
+        cross_entropy_fusion_impl="linear",
+    )
+    block = TransformerBlockSubmodules(layer_specs=[layer_spec()], layer_norm=None)
+    named = {"share_embeddings_and_output_weights": model.tied, "position_embedding_type": "none"}
+    named["mtp_block_spec"] = mtp_spec(model.depths) if model.depths else None
+    built = GPTModel(config, block, 44, 16, **named).to(up.device).eval()  # MTP's losses are not logged, over all ranks
+    if state is not None:
+        built.load_state_dict(state)
+    entered = []
+
+    def enter(_, given, named):
+        entered.append((given[0] if given else named["input_"]).detach().clone())
+
+    built.output_layer.register_forward_pre_hook(enter, with_kwargs=True)
+    random = torch.Generator().manual_seed(3)
+    ids, labels = (torch.randint(44, (2, 7), generator=random).to(up.device) for _ in range(2))
+    positions = torch.arange(7, device=up.device).expand_as(ids)
+    found = built(ids, positions, None, labels=labels if model.labels else None)
+    found.sum().backward()
+    weight = built.shared_embedding_or_output_weight() if model.tied else built.output_layer.weight
+    return {
+        "found": found.detach(),
+        "hidden": entered[-1],
+        "weight": weight.detach(),
+        "labels": labels,
+        "gradients": {name: each.grad for name, each in built.named_parameters() if each.grad is not None},
+        "state": {name: each for name, each in built.state_dict().items() if isinstance(each, torch.Tensor)},
+    }
+
+
+def train(up, model):
+    """Go through a model, and with the fusion also through the same one without; compare their gradients."""
+    mine = step(up, model)
+    if model.fusion and model.labels:
+        unfused = step(up, dataclasses.replace(model, fusion=False), mine["state"])["gradients"]
+        assert mine["gradients"].keys() == unfused.keys(), "other parameters have a gradient"
+        largest = max(float(each.norm()) for each in unfused.values())
+        for name, each in unfused.items():
+            if float(each.norm()) > largest * 2.0**-12:  # a gradient that is nothing but rounding has no direction
+                assert_close(mine["gradients"][name], each, FLOAT32_GRADIENT, f"the gradient of {name}")
+    return mine
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        pytest.param(Model(), id="gpt", marks=pytest.mark.defect),
+        pytest.param(Model(tied=True), id="gpt-tied", marks=pytest.mark.defect),
+        pytest.param(Model(depths=1), id="gpt-mtp", marks=pytest.mark.defect),
+        pytest.param(Model(fusion=False), id="gpt-unfused", marks=pytest.mark.control),
+        pytest.param(Model(fusion=False, depths=1), id="gpt-unfused-mtp", marks=pytest.mark.control),
+        pytest.param(Model(labels=False), id="gpt-logits", marks=pytest.mark.control),
+    ],
+)
+def test_gpt_model(world, model):
+    """Losses, or logits, are those of float64 at the output layer; gradients those without the fusion."""
+    found = world.run(perform, __name__, "train", {"model": model})
+    found = found[-min(2, len(found)) :]
+    weight, hidden = torch.cat([each["weight"] for each in found]).double(), found[0]["hidden"].double()
+    scores = (hidden @ weight.t()).transpose(0, 1)
+    if model.labels:
+        expected = scores.logsumexp(-1) - scores.gather(-1, found[0]["labels"].unsqueeze(-1)).squeeze(-1)
+        for each in found:
+            assert_close(each["found"], expected, FLOAT32_LOSS, "the loss")
+    else:
+        assert_close(torch.cat([each["found"] for each in found], -1), scores, FLOAT32_LOSS, "the logits")

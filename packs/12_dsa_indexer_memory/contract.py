@@ -1,0 +1,786 @@
+"""DSA without fused kernels needs memory for no more than a few heads' scores, and computes what it computed.
+
+Under test is megatron.core's dsa.py where the fused kernels are off, absent, or decline the case. Upstream promises
+top-k, loss and gradients; a tensor [queries, batch, heads, keys] is not promised, and runs out of memory.
+
+Memory is judged by how the peak of live bytes grows with a head, of the indexer or of the attention, in units of one
+head's fp32 scores, 4 * batch * queries * keys bytes. A tensor with a byte or more for each query, head and key adds
+0.25; all else that grows with heads is linear in the length and adds some hundredths. The limit is 0.25, however a fix
+streams. That a part of the peak does not grow with heads is no defect. Without a GPU the bytes of tensors on device
+"meta", which have sizes and no numbers, are added up operator by operator. On a GPU the allocator counts.
+
+Values are controls: what is right in the release stays right. The reference is float64, differentiated by autograd.
+Top-k are compared by their scores; the reference of the sparse loss takes the keys that upstream took. Two ranks are
+played one after the other.
+
+Tolerances are relative, in the norm. Everything is computed in fp32: 2^-15 is 512 roundings one after another, for
+products of 20 numbers, sums over at most 61 heads and 2111 rows or keys (whose errors grow like the root of their
+number), and a softmax. A result may besides be as far off as the reference rounded to the result's dtype.
+
+Not judged: the fused kernels; a training run; several GPUs; the loss under finite biases, which upstream's forward
+adds twice to the indexer's scores (its gradients are judged). On a GPU peak and time of realistic steps are figures:
+32 indexer heads of 128, 16 attention heads of 192, batch 2 at 4096 tokens and batch 1 at 16384.
+"""
+
+import contextlib
+import functools
+import gc
+import inspect
+import itertools
+import math
+import statistics
+import types
+import weakref
+from unittest import mock
+
+import pytest
+import torch
+from megatron.core.transformer.experimental_attention_variant import dsa
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+from torch.utils.checkpoint import checkpoint
+
+from kit import alone, current_target, pairwise
+from kit.autograd import offloaded
+from kit.capture import peak_memory
+from kit.errors import relative_error
+
+EVIDENCE_WITHOUT_GPU = {"cpu": "traced"}
+pytestmark = pytest.mark.control
+TARGET = current_target()
+DEVICE, METERED = TARGET.device, "cuda" if TARGET.executed else "meta"
+DROP = -math.inf
+LEAVES = ("q", "weights", "k")
+if TARGET.executed:  # cuBLAS takes its workspace before memory is measured
+    torch.zeros(8, 8, device=DEVICE) @ torch.zeros(8, 8, device=DEVICE)
+FACTORS = {
+    "size": [(5, 5), (7, 12), (1, 9), (12, 7), (0, 4)],  # query rows, keys
+    "batch": [1, 2, 3],
+    "heads": [1, 2, 5],  # of the indexer
+    "attention": [1, 2, 5],  # heads of the attention on one rank
+    "floats": ["bfloat16", "float32", "float16"],
+    "bounds": ["default", "mask", "masks", "bias", "biases", "ends", "keys"],
+    "rows": ["any", "row", "one row", "each", "none"],  # which query rows are real: all, or [sq], [1, sq], [b, sq]
+    "topk": [1, 3, 99],
+    "relu": [True, False],
+    "sparse": [False, True],
+    "per_token": [False, True],
+    "frozen": [None, "q", "weights", "k"],
+    "shared_key": [False, True],  # a key of one head, expanded to all
+    "strided": [False, True],
+    "ranks": [1, 2],
+    "above": [1.0, -3.7],  # the loss's gradient; -3.7, 0.3 and SCALE are no numbers of bf16 or fp16
+    "coefficient": [1.0, 0.3],
+    "numbers": ["any", "whole"],  # whole: equal scores, and scores of 0, where relu's derivative is 0
+}
+USUAL = {
+    "size": (587, 89), "batch": 1, "heads": 1, "attention": 1, "floats": "bfloat16", "weights_floats": None,
+    "bounds": "ends", "rows": "any", "topk": 50, "relu": True, "sparse": False, "per_token": False, "frozen": None,
+    "shared_key": False, "strided": False, "ranks": 1, "above": 1.0, "coefficient": 0.7, "numbers": "any",
+    "widths": (20, 12),  # of the indexer's heads and the attention's
+}  # fmt: skip
+FEW = {"size": (33, 29), "batch": 2, "heads": 5, "attention": 3, "topk": 9}
+USUAL_CASES = [{**FEW, "bounds": "masks"}, {**FEW, "rows": "each", "sparse": True}]  # in the first a row sees no key
+# What is judged besides, and by which of the assertions below. Many rows, keys or heads: a fix that takes 2048 rows or
+# keys of LENGTH at a time is refused by its memory; every other takes 2049 rows, or 2111 keys, in parts. Where these
+# are a power of two, 2049 rows leave one over, 2048 none, and 587 some.
+SPECIAL = {
+    "heads-masks": ("scores loss", {"heads": 31, "size": (2049, 13), "topk": 7, "bounds": "biases", "relu": False,
+                                    "floats": "float16", "rows": "each", "batch": 2}),
+    "heads-keys": ("loss", {"heads": 23, "bounds": "keys", "sparse": True, "frozen": "weights", "strided": True,
+                            "rows": "row", "numbers": "whole"}),
+    "attention-masks": ("loss", {"attention": 31, "bounds": "masks", "sparse": True, "batch": 2, "rows": "each",
+                                 "ranks": 2}),
+    "attention-default": ("loss autograd", {"attention": 61, "size": (2048, 13), "topk": 7, "bounds": "default",
+                                            "shared_key": True, "per_token": True, "above": -3.7}),
+    "many-keys": ("scores loss", {"heads": 13, "attention": 2, "size": (41, 2111), "batch": 2}),
+    # Later keys than rows, too: bounds need not be causal, and keys may be in another order.
+    "square-keys": ("loss", {"heads": 2, "attention": 3, "size": (1100, 1100), "bounds": "keys"}),
+    "square-ends": ("loss", {"heads": 2, "attention": 3, "size": (1100, 1100), "sparse": True, "rows": "row"}),
+    "mask-of-keys": ("scores", {"batch": 2, "heads": 3, "topk": 9, "bounds": "padding"}),  # [1, sk]
+    "masks-of-keys": ("scores", {"batch": 2, "heads": 3, "topk": 9, "bounds": "paddings"}),  # [b, 1, sk]
+    **{f"{floats}-and-{weights}-weights": ("scores loss", {**FEW, "size": (530, 29), "bounds": "masks",
+                                                           "floats": floats, "weights_floats": weights})
+       for floats, weights in (("bfloat16", "float32"), ("float16", "float32"), ("float32", "bfloat16"))},
+}  # fmt: skip
+ROUNDINGS = 2.0**-15
+AUTOCAST = 2.0**-6  # both factors and each product are rounded by 2^-9
+SCALE = {"any": 0.3, "whole": 0.25}  # of the softmax, and not 12 ** -0.5; sums of whole numbers are exact
+# What a finite bias adds to all keys of a row, or takes off: no softmax sees it. A half rounds the bias beside it to
+# 1/4 or 1/32; 1e5 is infinite in fp16, and float32 holds the whole numbers and quarters beside it.
+OFFSET = {"any": 37.0, "whole": 1e5}
+
+PER_HEAD = 0.25  # of one head's fp32 scores: a tensor of one byte for each
+FEWER, MORE, LENGTH, BATCH = 8, 40, 8192, 2  # heads, tokens and batch where memory is measured
+MEMORY = {
+    "ends": {},
+    "default-each": {"bounds": "default", "sparse": True, "rows": "each"},
+    "mask": {"bounds": "mask", "relu": False, "sparse": True},
+    "masks-row": {"bounds": "masks", "relu": False, "rows": "row"},
+    "keys": {"bounds": "keys", "sparse": True},
+}
+STEPS = {"4096": (2, 4096), "16384": (1, 16384)}  # batch, tokens
+
+
+class Case:
+    """Inputs of one call: q, weights, k, query, key, options; the mask `seen` and `bias`, [b, sq, sk]."""
+
+    def __init__(self, seed, device="cpu", **factors):
+        vars(self).update(USUAL | factors)
+        self.seed, random = seed, None if device == "meta" else torch.Generator(device).manual_seed(seed)
+        self.made = {"generator": random, "device": device}
+        (sq, sk), b, n = self.size, self.batch, self.attention * self.ranks
+        self.inputs = {
+            "q": self.draw(sq, b, self.heads, self.widths[0]),
+            "weights": self.draw(sq, b, self.heads, floats=self.weights_floats),
+            "k": self.draw(sk, b, self.widths[0]),
+            "query": self.draw(sq, b, n, self.widths[1]),
+            "key": self.draw(sk, b, 1 if self.shared_key else n, self.widths[1]).expand(sk, b, n, self.widths[1]),
+        }
+        self.bias = torch.zeros(1, device=device).expand(1, sq, sk)
+        self.options = self.bound(sq, sk, b)
+        some = torch.rand(b, sq, **self.made) < 0.6
+        kinds = {"any": None, "row": some[0], "one row": some[:1], "each": some, "none": some[0] & False}
+        self.real = kinds[self.rows]
+        self.options |= {} if self.real is None else {"query_valid_rows": self.real}
+        # Without any bounds upstream's top-k sees all keys, and its loss is causal.
+        self.chosen_among = torch.ones_like(self.seen) if self.bounds == "default" else self.seen
+
+    def __str__(self):
+        return f"case {self.seed}"
+
+    def draw(self, *shape, floats=None):
+        """Draw a tensor of the case's dtype; of whole numbers most are 0, and so are some rows of them."""
+        tensor = torch.randn(shape, **self.made)
+        if self.numbers == "whole":
+            tensor = (tensor * 0.6).round()
+            tensor[torch.rand(shape[0], **self.made) < 0.2] = 0.0
+        return self.laid_out(tensor.to(getattr(torch, floats or self.floats)))
+
+    def laid_out(self, tensor):
+        """Return a tensor contiguous or not."""
+        return tensor.transpose(0, 1).contiguous().transpose(0, 1) if self.strided else tensor
+
+    def bound(self, sq, sk, b):
+        """Draw which keys a row sees, and what is added to its scores; return upstream's arguments."""
+        device = self.made["device"]
+        rows, keys = torch.arange(sq, device=device)[:, None], torch.arange(sk, device=device)
+        if self.bounds == "default":
+            self.seen = (keys <= rows).expand(b, sq, sk)
+            return {}
+        if self.bounds in ("padding", "paddings"):  # one row of keys for all query rows
+            seen = torch.rand((1, sk) if self.bounds == "padding" else (b, 1, sk), **self.made) < 0.7
+            self.seen = seen.expand(b, sq, sk)
+            return {"mask": torch.zeros(seen.shape, device=device).masked_fill(~seen, DROP)}
+        if self.bounds in ("mask", "masks", "bias", "biases"):
+            shape = (sq, sk) if self.bounds in ("mask", "bias") else (b, sq, sk)
+            seen = (torch.rand(shape, **self.made) < 0.7) & (rows != 3)  # the third row sees no key
+            bias = torch.zeros(shape, device=device)
+            if self.bounds in ("bias", "biases"):  # fp32 numbers that no half holds, or halves, and an offset a row
+                bias = torch.randn(shape, **self.made)
+                bias = (bias * 2).round() / 2 if self.numbers == "whole" else bias
+                bias += OFFSET[self.numbers] * torch.randint(-1, 2, (sq, 1), **self.made)
+            self.seen, self.bias = seen.expand(b, sq, sk), bias.expand(b, sq, sk)
+            return {"mask": self.laid_out(bias.masked_fill(~seen, DROP))}
+        starts = torch.randint(0, max(1, sk // 2), (sq,), **self.made)
+        ends = starts + torch.randint(0, sk, (sq,), **self.made)
+        places = torch.randperm(sk, **self.made) if self.bounds == "keys" else keys
+        self.seen = ((places >= starts[:, None]) & (places < ends[:, None])).expand(b, sq, sk)
+        options = {"varlen_starts": starts, "varlen_ends": ends.int()}
+        return options | ({"key_positions": places} if self.bounds == "keys" else {})
+
+    def on_device(self, rank=0):
+        """Return a rank's inputs, ready for autograd, the options, and copies of both."""
+        heads = slice(rank * self.attention, (rank + 1) * self.attention)
+        inputs = {name: x.to(DEVICE).detach() for name, x in self.inputs.items()}
+        inputs |= {name: inputs[name][:, :, heads] for name in ("query", "key")}
+        options = {name: x.to(DEVICE) for name, x in self.options.items()}
+        copies = {name: x.clone() for name, x in (inputs | options).items()}
+        for name in LEAVES:
+            inputs[name].requires_grad_(name != self.frozen)
+        return inputs, options, copies
+
+
+# The reference, in float64.
+
+
+def exact_inputs(case):
+    """Return q, weights and k."""
+    return [case.inputs[name].double().requires_grad_() for name in LEAVES]
+
+
+def exact_scores(case, q, weights, k):
+    """Return the scores summed over heads, [b, sq, sk], without any mask."""
+    scores = torch.einsum("sbhd,tbd->sbht", q, k)
+    return ((scores.relu() if case.relu else scores) * weights.unsqueeze(-1)).sum(2).transpose(0, 1)
+
+
+def exact_loss(case, chosen, scores, query=None, key=None):
+    """Return the loss, given the top-k that upstream chose and the summed scores; the target is of all ranks' heads."""
+    support, keys = case.seen, case.seen.shape[2]
+    if case.sparse:  # of the keys that are seen, those among the top-k
+        among = torch.zeros(*support.shape[:2], keys + 1, dtype=torch.bool)
+        support = support & among.scatter(-1, chosen.where(chosen >= 0, keys), value=True)[..., :-1]
+    query, key = (case.inputs[n].double() if x is None else x for n, x in (("query", query), ("key", key)))
+    attention = torch.einsum("sbnd,tbnd->bnst", query, key) * SCALE[case.numbers] + case.bias[:, None]
+    target = attention.masked_fill(~support[:, None], DROP).softmax(-1).nan_to_num(0.0).sum(1)
+    target = target / target.sum(-1, keepdim=True).clamp_min(1e-10)
+    logits = (scores + case.bias).masked_fill(~support, -1e300)  # a row without keys has no NaN in its derivative
+    terms = target * (target.clamp_min(1e-10).log() - logits.log_softmax(-1))
+    rows = terms.masked_fill(~support, 0.0).sum(-1)
+    real = torch.ones_like(rows) if case.real is None else case.real.expand(rows.shape).double()
+    total = (rows * real).sum()
+    return case.coefficient * (total if case.per_token else total / real.sum().clamp_min(1.0))
+
+
+# The functions under test.
+
+
+def call(function, **named):
+    """Call a function with the options that it has; one that it lacks must have the value that was fixed before."""
+    parameters = inspect.signature(getattr(function, "forward", function)).parameters
+    before = {"use_relu": True, "calculate_per_token_loss": False}
+    lacking = [name for name, x in named.items() if name not in parameters and (name, x) not in before.items()]
+    if lacking:
+        pytest.skip(f"this release has no {', '.join(lacking)}")
+    if function is dsa.FusedDSAIndexerLoss:
+        return function.apply(*[named.get(x.name, x.default) for x in [*parameters.values()][1:]])
+    return function(**{name: x for name, x in named.items() if name in parameters})
+
+
+def topk_of(case, inputs, options):
+    """Return the scores [b, sq, sk] and the top-k without a loss."""
+    named = {name: x for name, x in options.items() if name != "query_valid_rows"}
+    named |= {name: inputs[name] for name in LEAVES}
+    return call(dsa.fused_qk_topk_naive, use_relu=case.relu, index_topk=case.topk, **named)
+
+
+def loss_of(case, inputs, options, **given):
+    """Return the top-k and the loss; for given index_scores and topk_indices the loss that autograd differentiates."""
+    group = types.SimpleNamespace(tp=types.SimpleNamespace(size=lambda: case.ranks))
+    named = {"mask": None, "softmax_scale": SCALE[case.numbers], "loss_coeff": case.coefficient, **options, **given}
+    named |= {"sparse_loss": case.sparse, "pg_collection": group, "calculate_per_token_loss": case.per_token}
+    if given:
+        return call(dsa.compute_dsa_indexer_loss, query=inputs["query"], key=inputs["key"], **named)
+    return call(dsa.FusedDSAIndexerLoss, **inputs, topk=case.topk, use_relu=case.relu, **named)
+
+
+def gradients(result, inputs, above=None, **options):
+    """Return the gradients of those leaves that are not frozen, by name, given that of the result."""
+    leaves = {name: x for name, x in inputs.items() if x.requires_grad}
+    above = torch.ones((), device=result.device) if above is None else above
+    assert result.requires_grad, "the result has no gradient"
+    assert result.shape == above.shape, f"the result has shape {[*result.shape]}, promised was {[*above.shape]}"
+    try:
+        found = torch.autograd.grad(result, [*leaves.values()], above, allow_unused=True, **options)
+    except torch.OutOfMemoryError:
+        raise
+    except RuntimeError as error:  # changes in place, reentrant checkpoints: the graph is upstream's
+        raise AssertionError(f"autograd refuses the graph: {error}") from error
+    return dict(zip(leaves, found, strict=True))
+
+
+def on_each_rank(case, run):
+    """Return run(rank) of each rank. A first pass notes what a rank gives to all_reduce; a second adds the others'."""
+    ranks, given, results = range(case.ranks), [[] for _ in range(case.ranks)], []
+    for rank in ranks if case.ranks > 1 else ():
+        with mock.patch.object(torch.distributed, "all_reduce", lambda x, n=rank, **_: given[n].append(x.clone())):
+            run(rank)
+    for rank in ranks:
+        others = zip(*(given[other] for other in ranks if other != rank), strict=True)
+        with mock.patch.object(torch.distributed, "all_reduce", lambda x, o=others, **_: x.add_(sum(next(o)))):
+            results.append(run(rank))
+    return results
+
+
+# What is compared.
+
+
+def assert_near(what, found, exact, tolerance=ROUNDINGS):
+    """Assert that a result is as near to float64 as fp32 and one rounding to its dtype allow."""
+    assert found is not None, f"{what}: none"
+    found, exact = found.detach().cpu(), exact.detach()
+    assert found.shape == exact.shape, f"{what}: shape {[*found.shape]}, promised was {[*exact.shape]}"
+    tolerance += relative_error(exact.to(found.dtype), exact)
+    zero = exact.norm() < 2.0**-40  # but for float64's own roundings
+    error = float(found.double().norm()) if zero else relative_error(found, exact)
+    assert error <= tolerance, f"{what}: relative error {error:.2e}, tolerance {tolerance:.2e}"
+
+
+def assert_gradients(case, found, exact):
+    """Assert the gradients of q, weights and k: each of its input's dtype, and none of what is frozen."""
+    for name, x in zip(LEAVES, exact, strict=True):
+        if name != case.frozen:
+            assert_near(f"{case}, gradient of {name}", found[name], x)
+            assert found[name].dtype == case.inputs[name].dtype, f"{case}, gradient of {name}: {found[name].dtype}"
+
+
+def assert_unchanged(case, given, copies):
+    """Assert that a call left its inputs as they were."""
+    changed = [name for name, x in copies.items() if not torch.equal(given[name], x)]
+    assert not changed, f"{case}: the call overwrote {changed}"
+
+
+def assert_topk(case, chosen):
+    """Assert that the chosen keys have the largest scores, by their scores, and are -1 where too few are seen."""
+    scores, chosen = exact_scores(case, *exact_inputs(case)).detach(), chosen.cpu()
+    (b, sq, sk), k = scores.shape, min(case.topk, scores.shape[-1])
+    masked = (scores + case.bias).masked_fill(~case.chosen_among, DROP)
+    exact = masked.topk(k, dim=-1).values
+    assert chosen.shape == exact.shape, f"{case}: top-k of shape {[*chosen.shape]}, promised was {[*exact.shape]}"
+    assert chosen.dtype == torch.int64, f"{case}: top-k of {chosen.dtype}"
+    assert (chosen < sk).all(), f"{case}: a key of the top-k does not exist"
+    assert torch.equal(chosen < 0, exact.isinf()), f"{case}: -1 stands elsewhere than after the keys that are seen"
+    places = chosen.where(chosen >= 0, -1 - torch.arange(k)).sort(-1).values
+    assert not (places[..., 1:] == places[..., :-1]).any(), f"{case}: a key is chosen twice"
+    extended = torch.cat((masked, torch.full((b, sq, 1), DROP, dtype=masked.dtype)), -1)
+    found = extended.gather(-1, chosen.where(chosen >= 0, sk)).sort(-1, descending=True).values
+    assert torch.equal(found.isinf(), exact.isinf()), f"{case}: a key is chosen that must not be seen"
+    if found.numel() and case.chosen_among.any():
+        error = (found - exact).nan_to_num(0.0).abs().amax() / scores[case.chosen_among].abs().max().clamp_min(1e-30)
+        assert error <= ROUNDINGS, f"{case}: scores of the top-k off by {error:.2e} of the largest"
+
+
+def assert_scores(case):
+    """Assert the top-k without a loss, its scores, their gradients by autograd, and that a second call agrees."""
+    inputs, options, copies = case.on_device()
+    scores, chosen = topk_of(case, inputs, options)
+    seen, plain = case.chosen_among, scores.detach().cpu()
+    assert plain.shape == seen.shape, f"{case}: scores of shape {[*plain.shape]}"
+    assert plain.dtype == torch.float32, f"{case}: scores of {plain.dtype}"
+    assert (plain[~seen] == DROP).all(), f"{case}: a key that must not be seen has a score"
+    above = torch.randn(seen.shape, **case.made).where(seen, 0.0)
+    found = gradients(scores, inputs, above.to(DEVICE))
+    with torch.no_grad():
+        again, chosen_again = topk_of(case, inputs, options)
+    leaves = exact_inputs(case)
+    exact = exact_scores(case, *leaves)
+    assert_near(f"{case}, scores", (plain.double() - case.bias).where(seen, 0.0), exact.where(seen, 0.0))
+    assert_topk(case, chosen)
+    assert_topk(case, chosen_again)
+    assert_unchanged(case, inputs | options, copies)
+    assert torch.equal(again, scores), f"{case}: a second call gives other scores"
+    assert case.numbers == "whole" or torch.equal(chosen_again, chosen), f"{case}: a second call gives another top-k"
+    assert_gradients(case, found, torch.autograd.grad(exact, leaves, above.double()))
+
+
+def assert_loss(case):
+    """Assert the custom function on every rank: top-k, loss, gradients, and a second backward in small cases."""
+    above = torch.tensor(case.above, device=DEVICE)
+
+    def run(rank):
+        inputs, options, copies = case.on_device(rank)
+        chosen, loss = loss_of(case, inputs, options)
+        twice = case.ranks == 1 and max(case.size) <= max(FACTORS["size"][1])
+        found = gradients(loss, inputs, above, retain_graph=twice)
+        for name, x in gradients(loss, inputs, above).items() if twice else ():
+            same = found[name] is not None and x is not None and torch.equal(found[name], x)
+            assert same, f"{case}: a second backward gives another gradient of {name}"
+        assert_unchanged(case, inputs | options, copies)
+        return chosen.cpu(), loss, found
+
+    for chosen, loss, found in on_each_rank(case, run):
+        assert_topk(case, chosen)
+        leaves = exact_inputs(case)
+        exact = exact_loss(case, chosen, exact_scores(case, *leaves))
+        if case.bounds not in ("bias", "biases"):  # which upstream's forward adds twice to the indexer's scores
+            assert_near(f"{case}, loss", loss, exact)
+        assert_gradients(case, found, torch.autograd.grad(exact, leaves, above.cpu().double()))
+
+
+def assert_autograd(case):
+    """Assert the loss that autograd differentiates, by the scores and by the attention's query and key."""
+    inputs, options, copies = case.on_device()
+    with torch.no_grad():
+        scores, chosen = topk_of(case, inputs, options)
+    assert_topk(case, chosen)
+    leaves = {"scores": scores.where(scores.isfinite(), 0.0), "query": inputs["query"], "key": inputs["key"]}
+    leaves = {name: x.detach().requires_grad_() for name, x in leaves.items()}
+    copies["scores"] = leaves["scores"].detach().clone()
+    # Under masks upstream overwrites the scores that it is given.
+    own = leaves["scores"] if case.bounds in ("ends", "keys") else leaves["scores"] + 0
+    loss = loss_of(case, leaves, options, index_scores=own, topk_indices=chosen)
+    above = torch.tensor(case.above, device=DEVICE)
+    found = gradients(loss, leaves, above)
+    exact = {name: x.detach().cpu().double().requires_grad_() for name, x in leaves.items()}
+    reference = exact_loss(case, chosen.cpu(), *exact.values())
+    assert_near(f"{case}, loss", loss, reference)
+    assert_unchanged(case, inputs | options | leaves, copies)
+    for name, x in zip(exact, torch.autograd.grad(reference, [*exact.values()], above.cpu().double()), strict=True):
+        assert_near(f"{case}, gradient of {name}", found[name], x)
+        assert found[name].dtype == leaves[name].dtype, f"{case}, gradient of {name}: {found[name].dtype}"
+
+
+ASSERTIONS = {"scores": assert_scores, "loss": assert_loss, "autograd": assert_autograd}
+
+
+def live_bytes():
+    """Count the bytes of the storages of all tensors that Python holds."""
+    gc.collect()
+    storages = (x.untyped_storage() for x in gc.get_objects() if type(x) is torch.Tensor)
+    return sum({x._cdata: x.nbytes() for x in storages}.values())  # noqa: SLF001 - their identity
+
+
+def test_training_after_inference_is_right_and_no_call_leaves_tensors():  # the first: nothing has been left before it
+    cases = [Case(6, **factors) for factors in USUAL_CASES]
+    given = [(case, *case.on_device()[:2]) for case in cases]
+    before = live_bytes()
+    with torch.inference_mode():
+        for arguments in given:
+            topk_of(*arguments)
+            loss_of(*arguments)
+    kept = live_bytes() - before
+    assert kept == 0, f"inference left {kept} bytes"
+    for case, check in itertools.product(cases, ASSERTIONS.values()):
+        check(case)
+    kept = live_bytes() - before
+    assert kept == 0, f"training left {kept} bytes"
+
+
+@pytest.mark.parametrize("bounds", FACTORS["bounds"])
+@pytest.mark.parametrize("result", ASSERTIONS)
+def test_values_of_small_cases_are_right(result, bounds):
+    for seed, factors in enumerate(pairwise(FACTORS)):
+        if factors["bounds"] == bounds and (result, factors["ranks"]) != ("autograd", 2):
+            ASSERTIONS[result](Case(seed, **factors))
+
+
+@pytest.mark.parametrize("name", SPECIAL)
+def test_values_of_special_cases_are_right(name):
+    results, factors = SPECIAL[name]
+    for result in results.split():
+        ASSERTIONS[result](Case(1000 + [*SPECIAL].index(name), **factors))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64], ids=["bf16", "f64"])
+def test_values_do_not_depend_on_the_default_dtype(dtype):
+    cases, before = [Case(6, **factors) for factors in USUAL_CASES], torch.get_default_dtype()
+    torch.set_default_dtype(dtype)
+    try:
+        for case, check in itertools.product(cases, ASSERTIONS.values()):
+            check(case)
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_topk_of_no_keys_is_empty():
+    case = Case(3, size=(7, 0), batch=2, bounds="default", heads=3)
+    found = [(x.dtype, [*x.shape]) for x in topk_of(case, *case.on_device()[:2])]
+    assert found == [(torch.float32, [2, 7, 0]), (torch.int64, [2, 7, 0])]
+
+
+def test_scores_under_autocast_are_float32():
+    case = Case(4, **FEW | {"attention": 1, "bounds": "mask", "floats": "float32"})
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        scores, _ = topk_of(case, *case.on_device()[:2])
+    assert scores.dtype == torch.float32
+    exact = exact_scores(case, *exact_inputs(case)).where(case.seen, 0.0)
+    assert_near("scores", scores.cpu().where(case.seen, 0.0), exact, AUTOCAST)
+
+
+@pytest.mark.parametrize("kind", ["dense", "sparse"])
+def test_loss_under_autocast_has_a_softmax_in_float32(kind):
+    """Products of whole numbers are exact in bf16. The backward is called outside, as PyTorch advises."""
+    factors = FEW | {"bounds": "mask", "floats": "float32", "numbers": "whole", "sparse": kind == "sparse"}
+    case = Case(5, **factors)
+    inputs, options, _ = case.on_device()
+    with torch.autocast(DEVICE, dtype=torch.bfloat16):
+        chosen, loss = loss_of(case, inputs, options)
+        scores = topk_of(case, inputs, options)[0].detach()
+        scores = scores.where(scores.isfinite(), 0.0)
+        alone = loss_of(case, inputs, options, index_scores=scores, topk_indices=chosen)
+    assert_topk(case, chosen)
+    leaves = exact_inputs(case)
+    exact = exact_loss(case, chosen.cpu(), exact_scores(case, *leaves))
+    assert_near("loss", loss, exact)
+    assert_near("loss, differentiated by autograd", alone, exact)
+    assert_gradients(case, gradients(loss, inputs), torch.autograd.grad(exact, leaves))
+
+
+def test_second_derivatives_are_right():
+    """A penalty on the gradients differentiates them."""
+    factors = FEW | {"size": (530, 23), "bounds": "masks", "floats": "float32", "heads": 3, "attention": 2}
+    case = Case(8, **factors, sparse=True)
+    inputs, options, _ = case.on_device()
+    chosen, loss = loss_of(case, inputs, options)
+    first = gradients(loss, inputs, create_graph=True)
+    assert all(x is not None for x in first.values()), "no gradient"
+    found = gradients(sum(x.square().sum() for x in first.values()), inputs)
+    leaves = exact_inputs(case)
+    exact = exact_loss(case, chosen.cpu(), exact_scores(case, *leaves))
+    first = torch.autograd.grad(exact, leaves, create_graph=True)
+    second = torch.autograd.grad(sum(x.square().sum() for x in first), leaves)
+    for name, x in zip(LEAVES, second, strict=True):
+        assert_near(f"gradient of {name}", found[name], x)
+
+
+@pytest.mark.parametrize("way", ["offloaded", "reentrant", "checkpoint"])
+def test_loss_is_the_same_where_saved_tensors_are_offloaded_or_made_again(way):
+    """Each is asked for once a backward: the newer kind of checkpoint refuses to give it twice."""
+    case = Case(6, **USUAL_CASES[1])
+
+    def call(*leaves):
+        inputs, options, _ = case.on_device()
+        return loss_of(case, inputs | dict(zip(LEAVES, leaves, strict=True)), options)[1]
+
+    def results(run):
+        leaves = [case.on_device()[0][name] for name in LEAVES]
+        loss = run(*leaves)
+        loss.backward()
+        return [loss, *(x.grad for x in leaves)]
+
+    plain = results(call)
+    if way == "offloaded":
+        with offloaded() as asked:
+            found = results(call)
+        assert max(asked) == 1, f"saved tensors are asked for {max(asked)} times"
+    else:
+        found = results(functools.partial(checkpoint, call, use_reentrant=way == "reentrant"))
+    for name, x, y in zip(("loss", *LEAVES), found, plain, strict=True):
+        assert_near(name, x, y.cpu())
+
+
+def answer(question):
+    """Return what PyTorch answers, or that it refuses: it does where its two ways to set precision were mixed."""
+    try:
+        return question()
+    except RuntimeError as error:
+        return f"refused: {error}"[:80]
+
+
+def process_settings():
+    """Return what a process may have told PyTorch, and a call must leave as it is."""
+    matmul = torch.backends.cuda.matmul
+    questions = {
+        "precision": torch.get_float32_matmul_precision,
+        "TF32": lambda: matmul.allow_tf32,
+        "TF32 in cuDNN": lambda: torch.backends.cudnn.allow_tf32,
+        "sums in bf16": lambda: matmul.allow_bf16_reduced_precision_reduction,
+        "default dtype": torch.get_default_dtype,
+        "deterministic": torch.are_deterministic_algorithms_enabled,
+        "gradients": torch.is_grad_enabled,
+        "threads": torch.get_num_threads,
+        "random": lambda: torch.get_rng_state().tolist(),
+    }
+    return {name: answer(question) for name, question in questions.items()}
+
+
+class Products(TorchDispatchMode):
+    """Notes the precision that PyTorch is told at each product."""
+
+    def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
+        if any(name in str(function) for name in ("mm", "matmul", "einsum")):
+            self.seen = {*getattr(self, "seen", ()), answer(torch.get_float32_matmul_precision)}
+        return function(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("precision", ["medium", "high", "highest"])
+def test_settings_of_the_process_hold_within_a_call_and_after_it(precision):
+    case, before = Case(6, **USUAL_CASES[0]), torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision(precision)
+        settings = process_settings()
+        inputs, options, _ = case.on_device()
+        with Products() as products:
+            topk_of(case, inputs, options)
+            gradients(loss_of(case, inputs, options)[1], inputs)
+        changed = {name for name, x in process_settings().items() if settings[name] != x}
+    finally:
+        with contextlib.suppress(RuntimeError):
+            torch.set_float32_matmul_precision(before)
+    assert not changed, f"the call changed {changed}"
+    assert products.seen == {precision}, f"products were computed in {products.seen}"
+
+
+# Memory.
+
+
+class Meter(TorchDispatchMode):
+    """Adds up the live bytes of tensors on device "meta"; a storage counts from its birth to its death."""
+
+    def __init__(self):
+        super().__init__()
+        self.live, self.now, self.peak, self.largest, self.before = {}, 0, 0, 0, 0
+
+    def __torch_dispatch__(self, function, kinds, args=(), kwargs=None):
+        result = function(*args, **(kwargs or {}))
+        self.count(*tree_leaves((args, kwargs, result)))
+        return result
+
+    def count(self, *values):
+        for storage in (x.untyped_storage() for x in values if isinstance(x, torch.Tensor) and x.is_meta):
+            key, size = storage._cdata, storage.nbytes()  # noqa: SLF001 - its identity
+            if key not in self.live:
+                self.live[key] = weakref.ref(storage, functools.partial(self.dies, key, size))
+                self.now += size
+                self.peak, self.largest = max(self.peak, self.now), max(self.largest, size)
+
+    def dies(self, key, size, _):
+        del self.live[key]
+        self.now -= size
+
+    def start(self, *tensors):  # what lives now is no part of the peak
+        self.count(*tensors)
+        self.peak, self.before, self.largest = self.now, self.now, 0
+
+    def kept(self):
+        return self.now - self.before
+
+    def end(self):
+        return self.peak - self.before
+
+
+class Allocator(contextlib.nullcontext):
+    """The same of the GPU's allocator."""
+
+    def start(self, *_):
+        torch.cuda.synchronize()
+        torch.cuda.reset_peak_memory_stats()
+        self.before = torch.cuda.memory_allocated()
+
+    def kept(self):
+        torch.cuda.synchronize()
+        return torch.cuda.memory_allocated() - self.before
+
+    def end(self):
+        return torch.cuda.max_memory_allocated() - self.before
+
+
+def peaks(case, record=lambda *_: None):
+    """Return the peaks of the top-k without a loss, the loss and its backward, and what forward keeps for backward."""
+    found, device = {}, case.made["device"]
+    inputs = {name: x.requires_grad_(name in LEAVES) for name, x in case.inputs.items()}
+    with Meter() if device == "meta" else Allocator() as meter:
+        meter.start(*inputs.values(), *case.options.values())
+        with torch.no_grad():
+            topk_of(case, inputs, case.options)
+        found["topk"] = meter.end()
+        record("topk", meter)
+        meter.start()
+        chosen, loss = loss_of(case, inputs, case.options)
+        found["forward"], found["kept"] = meter.end(), meter.kept()
+        record("forward", meter)
+        meter.start()
+        results = gradients(loss, inputs)
+        found["backward"] = meter.end()
+        record("backward", meter)
+        assert all(x is not None for x in results.values()), "no gradient"
+        del chosen, results
+    return found
+
+
+def long_case(how, device=METERED, **factors):
+    """Return a case of many tokens."""
+    usual = {"size": (LENGTH, LENGTH), "batch": BATCH, "topk": 256, "widths": (32, 32)}
+    return Case(0, device, **usual | MEMORY[how] | factors)
+
+
+def realistic_case(name, how, device, topk):
+    """Return a case of a training step, by its number of tokens."""
+    batch, tokens = STEPS[name]
+    factors = {"size": (tokens, tokens), "batch": batch, "heads": 32, "attention": 16, "topk": topk}
+    return long_case(how, device, widths=(128, 192), **factors)
+
+
+@functools.cache
+def growth(how, heads_of):
+    """Return by how much of one head's scores the peaks grow with a head of the indexer, or of the attention."""
+    few, many = (peaks(long_case(how, **{heads_of: n})) for n in (FEWER, MORE))
+    return {part: (many[part] - few[part]) / (4 * BATCH * LENGTH * LENGTH) / (MORE - FEWER) for part in few}
+
+
+def skip_with_little_memory():
+    """Leave a check out where the release cannot make its tensors: 104 GiB in a step of 16384 tokens."""
+    if TARGET.executed and torch.cuda.get_device_properties(0).total_memory < 105 * 2**30:
+        pytest.skip("needs 105 GiB of GPU memory")
+
+
+def test_the_meter_measures_what_is_known():
+    """Two tensors of one unit at once; a third after one has died, and a view; two more, one of them changed."""
+    unit = 4 * 2**20
+    with Meter() if METERED == "meta" else Allocator() as meter:
+        meter.start()
+        first, second = (torch.empty(unit // 4, device=METERED) for _ in range(2))
+        measured = [meter.end() / unit]
+        del first
+        third = torch.empty(unit // 4, device=METERED).view(2, -1)[0]
+        measured.append(meter.end() / unit)
+        fourth = second + third.sum()
+        fifth = fourth.add_(1).relu()
+        measured.append(meter.end() / unit)
+        del fourth, fifth
+    assert measured == pytest.approx([2, 2, 4], abs=0.001)
+
+
+@pytest.mark.defect
+@pytest.mark.parametrize(
+    ("heads_of", "part"),
+    [
+        ("heads", "topk"), ("heads", "forward"), ("heads", "backward"),
+        ("attention", "forward"), ("attention", "backward"),
+    ],
+)  # fmt: skip
+def test_peak_memory_does_not_grow_with_heads(heads_of, part):
+    if heads_of == "attention":
+        skip_with_little_memory()
+    grown = {how: growth(how, heads_of)[part] for how in MEMORY}
+    wrong = {how: round(x, 3) for how, x in grown.items() if not x < PER_HEAD}
+    assert not wrong, f"the peak grows by {wrong} of one head's scores for each head, limit {PER_HEAD}"
+
+
+@pytest.mark.parametrize("how", MEMORY)
+def test_a_step_asks_for_no_value_of_a_tensor(how, figure):
+    """On device "meta" there is none to ask for; on a GPU the host would wait for it."""
+    case = realistic_case("4096", how, "meta", 256)
+
+    def record(part, meter):
+        unit = 4 * case.batch * case.size[0] * case.size[1] * case.heads
+        figure(f"{part}.peak", meter.end() / unit, "units")
+        figure(f"{part}.largest", meter.largest / unit, "units")
+
+    peaks(case, *[record] * (how == "ends"))
+
+
+def test_few_rows_need_what_these_rows_need():
+    """61 query rows, fewer than a fix may take at a time: 8 times the scores of all heads at most; the release: 4.3."""
+    case = long_case("default-each", size=(61, LENGTH), heads=MORE, attention=MORE)
+    for part, peak in peaks(case).items():
+        need = peak / (4 * BATCH * 61 * LENGTH * MORE)
+        assert need < 8.0, f"{part} needs {need:.1f} times the scores of all heads for these rows, limit 8"
+
+
+@pytest.mark.parametrize("how", MEMORY)
+def test_forward_keeps_nothing_made_of_scores_for_backward(how):
+    """The release keeps a sixteenth of fp32 [batch, queries, keys], the top-k; the limit is a quarter."""
+    kept = peaks(long_case(how, heads=FEWER, attention=FEWER))["kept"] / (4 * BATCH * LENGTH * LENGTH)
+    assert kept < 0.25, f"{kept:.3f} of fp32 [batch, queries, keys] is kept, limit 0.25"
+
+
+@pytest.mark.parametrize("name", STEPS)
+@pytest.mark.parametrize("part", ["topk", "forward", "step"])
+def test_a_realistic_step_runs_on_a_gpu(part, name, figure):
+    """Peak and time are figures."""
+    if not TARGET.executed:
+        pytest.skip("needs a GPU")
+    if (part, name) == ("step", "16384"):
+        skip_with_little_memory()
+    case = realistic_case(name, "ends", DEVICE, 2048)
+    inputs = {name: x.requires_grad_(name in LEAVES) for name, x in case.inputs.items()}
+
+    def run():
+        with torch.set_grad_enabled(part == "step"):
+            result = (topk_of if part == "topk" else loss_of)(case, inputs, case.options)
+        if part == "step":
+            gradients(result[1], inputs)
+
+    torch.cuda.empty_cache()
+    figure(f"{part}.{name}.peak", peak_memory(run) / 2**30, "GiB")
+    times, begin, end = [], *(torch.cuda.Event(enable_timing=True) for _ in range(2))
+    with alone():
+        for _ in range(7):
+            begin.record()
+            run()
+            end.record()
+            torch.cuda.synchronize()
+            times.append(begin.elapsed_time(end))
+    figure(f"{part}.{name}.time", statistics.median(times[2:]), "ms", max(times[2:]) - min(times[2:]))

@@ -1,0 +1,210 @@
+"""tilelang puts a barrier between the reads of a reduction and a store to the same bytes of shared memory.
+
+Since 0.1.10 it does not where the workspace of tl::AllReduce and the buffer that is stored have elements of different
+sizes. Slower warps then read what a faster one has stored, and rows get wrong sums.
+
+The CUDA source of each kernel is followed from the last read of the workspace to the first store into shared memory.
+Counted are the bytes of the workspace that the store hits with no barrier between; the tolerance is 0. On a GPU each
+kernel is launched, too: inputs are -1, 0 and 1, so every number is exact and is compared with float64 for equality.
+A copy is stored by stmatrix from Hopper on. For older targets it is stored by single words, and a barrier was always
+there: these kernels are not judged there. Not judged either: pairs of types other than those below.
+"""
+
+import functools
+import re
+import typing
+
+import pytest
+import torch
+
+from kit import current_target
+from kit.cuda_source import attempt, enclosed, in_processes, index_value, lower
+
+ARCHITECTURE = re.fullmatch(r"sm_(\d+)a?", current_target().name)
+EVIDENCE_WITHOUT_GPU = "compiled" if ARCHITECTURE else ""
+BYTES = {"float": 4, "bfloat16_t": 2, "half_t": 2}
+ROW = 16  # bytes that one address of stmatrix or cp.async stands for
+WIDTH = 64  # of the keys, and their number: so that q, p and the scores can all be multiplied by k
+BLOCKS = 132 * 64  # of one launch
+LAUNCHES = 50
+
+
+class Case(typing.NamedTuple):
+    """One kernel: the scores of so many rows are reduced, and then p is stored."""
+
+    reduction: str = "reduce_sum"
+    dtype: str = "bfloat16"  # of q, k and p
+    threads: int = 128
+    rows: int = 16
+    scores: str = "float32"
+    store: str = "copy"  # or async_copy; or a workaround: sync_threads, no_reuse
+
+
+WRONG = {
+    "sum": Case(),
+    "max": Case("reduce_max"),
+    "min": Case("reduce_min"),
+    "abssum": Case("reduce_abssum"),
+    "float16": Case(dtype="float16"),
+    "256_threads": Case(threads=256),
+    "32_rows-256_threads": Case(rows=32, threads=256),
+    "async_copy": Case(store="async_copy"),
+}
+RIGHT = {
+    "sync_threads": Case(store="sync_threads"),
+    "no_reuse": Case(store="no_reuse"),
+    "same_size": Case(dtype="float16", scores="float16"),
+    "32_rows": Case(rows=32),  # each thread stores twice, in a loop: that is never taken for disjoint
+    "64_rows": Case(rows=64),  # each warp has rows of its own, and needs no workspace
+}
+CASES = {**RIGHT, **WRONG}
+HAS_STMATRIX = ARCHITECTURE is not None and int(ARCHITECTURE[1]) >= 90
+JUDGED = [name for name, case in CASES.items() if HAS_STMATRIX or name in RIGHT or case.store != "copy"]
+each_kernel = pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.defect if name in WRONG else pytest.mark.control) for name in JUDGED]
+)
+
+
+def kernel(T, case):
+    """Return the program: out = (q + p) @ k and the row's reduction, where p = q @ k.T is stored after that."""
+    reduction, dtype, threads, rows, scores_dtype, store = case
+    reduced = getattr(T, reduction)
+
+    @T.prim_func
+    def main(
+        Q: T.Tensor((rows, WIDTH), dtype),
+        K: T.Tensor((WIDTH, WIDTH), dtype),
+        P: T.Tensor((rows, WIDTH), dtype),
+        Out: T.Tensor((BLOCKS, rows, WIDTH), "float32"),
+    ):
+        with T.Kernel(BLOCKS, threads=threads) as block:
+            q = T.alloc_shared((rows, WIDTH), dtype)
+            k = T.alloc_shared((WIDTH, WIDTH), dtype)
+            p = T.alloc_shared((rows, WIDTH), dtype)
+            scores = T.alloc_fragment((rows, WIDTH), scores_dtype)
+            row = T.alloc_fragment((rows,), scores_dtype)
+            out = T.alloc_fragment((rows, WIDTH), "float32")
+            T.copy(Q, q)
+            T.copy(K, k)
+            T.gemm(q, k, scores, transpose_B=True, clear_accum=True)
+            reduced(scores, row, dim=1)
+            if store == "async_copy":
+                T.async_copy(P, p)
+                T.ptx_wait_group(0)
+            else:
+                if store == "sync_threads":
+                    T.sync_threads()
+                T.copy(scores, p)
+            T.gemm(q, k, out, clear_accum=True)
+            T.gemm(p, k, out)
+            for i, j in T.Parallel(rows, WIDTH):
+                out[i, j] += row[i]
+            T.copy(out, Out[block, 0:rows, 0:WIDTH])
+
+    return main
+
+
+def options(case):
+    """Return the pass options of a kernel."""
+    return {"tl.disable_shared_memory_reuse": True} if case.store == "no_reuse" else {}
+
+
+@functools.cache
+def compiled(name):
+    """Compile a kernel for the GPU that is here, or take it from tilelang's cache on disk."""
+    import tilelang
+
+    target = tilelang.tvm.target.Target({"kind": "cuda", "arch": current_target().name})
+    return tilelang.compile(kernel(tilelang.language, CASES[name]), target=target, pass_configs=options(CASES[name]))
+
+
+def source_of(name):
+    """Return the CUDA source of a kernel, and the error that it is refused with; in a process of its own."""
+    import tilelang
+
+    if current_target().executed:
+        return attempt(lambda: compiled(name).get_kernel_source())
+    program, error = attempt(lambda: kernel(tilelang.language, CASES[name]))  # older releases have no T.async_copy
+    return lower(program, current_target().name, options(CASES[name]))[:2] if program else ("", error)
+
+
+@pytest.fixture(scope="module")
+def sources():
+    """Return the source and the error of each kernel, by its name."""
+    import tilelang  # noqa: F401 - once, and not in each process
+
+    return dict(zip(JUDGED, in_processes(source_of, [(name,) for name in JUDGED]), strict=True))
+
+
+@pytest.fixture(scope="module")
+def unguarded(figure):
+    """Return a list for the kernels that lack a barrier; their number becomes a figure when all have been judged."""
+    names = []
+    yield names
+    figure("kernels_without_barrier", len(names), f"of {len({*JUDGED} & {*WRONG})}")
+
+
+@each_kernel
+def test_a_barrier_precedes_the_store(name, sources, unguarded):
+    source, error = sources[name]
+    if error:
+        pytest.skip(f"it is not lowered: {error}")
+    count = bytes_hit(source, CASES[name].threads)
+    unguarded.extend([name] * (count > 0))
+    assert count == 0, f"{count} bytes of the workspace are stored to with no barrier after their last read"
+
+
+@each_kernel
+def test_every_launch_is_exact(name, sources, figure):
+    if not current_target().executed:
+        pytest.skip("on a GPU only")
+    if sources[name][1]:
+        pytest.skip(f"it is not compiled: {sources[name][1]}")
+    case, launch = CASES[name], compiled(name)
+    inputs, right = reference(case)
+    inputs, right = [tensor.cuda() for tensor in inputs], right.float().cuda()
+    launches, blocks, largest = 0, 0, 0.0
+    for _ in range(LAUNCHES):
+        out = torch.full((BLOCKS, case.rows, WIDTH), float("nan"), device="cuda")
+        launch(*inputs, out)
+        wrong = (out != right).flatten(1).any(1).sum().item()  # NaN is unequal, too
+        launches, blocks = launches + (wrong > 0), blocks + wrong
+        largest = max(largest, (out - right).abs().nan_to_num(nan=float("inf")).max().item())
+    figure(f"wrong_launches_{name.replace('-', '_')}", launches, f"of {LAUNCHES} launches")
+    assert not launches, f"{launches} launches, {blocks} of {BLOCKS * LAUNCHES} blocks, largest error {largest:g}"
+
+
+def reference(case):
+    """Return inputs of -1, 0 and 1, P, and the output in float64: all of them are integers, and small enough."""
+    generator = torch.Generator().manual_seed(20)
+    q, k = (torch.randint(-1, 2, (rows, WIDTH), generator=generator).double() for rows in (case.rows, WIDTH))
+    scores = q @ k.T
+    by_name = {"reduce_sum": scores.sum(1), "reduce_max": scores.amax(1), "reduce_min": scores.amin(1)}
+    row = by_name.get(case.reduction, scores.abs().sum(1))
+    return [tensor.to(getattr(torch, case.dtype)) for tensor in (q, k, scores)], (q + scores) @ k + row[:, None]
+
+
+def bytes_hit(source, threads):
+    """Return how many bytes of the workspace the first store after its last read hits with no barrier between."""
+    starts = {name: int(start) for name, start in re.findall(r"void\* (\w+) = .*buf_dyn_shmem \+ (\d+)\)\);", source)}
+    starts["buf_dyn_shmem"] = 0  # releases before 0.1.10 give no names to what lies in it
+    place = r"\(\(\((\w+)\*\)(\w+)\)\["  # of ((float*)workspace)[
+    exchanges = [*re.finditer(r"tl::AllReduce<[^;]*?\(&" + place, source)]
+    if not exchanges:
+        return 0  # there is no workspace
+    dtype, name = exchanges[-1].groups()
+    start = starts[name] + BYTES[dtype] * index_value(enclosed(source[exchanges[-1].end() :]))
+    rest = source[exchanges[-1].end() :].partition(";")[2]
+    store = re.search(r"(?:ptx_stmatrix\w*_x(\d)|cp_async_gs<16>)\(\(&" + place, rest)
+    first = re.search(r"\(\((?:\w+)\*\)(?:" + "|".join(starts) + r")\)", rest)
+    if first is None:
+        raise NotImplementedError("nothing is stored after the reduction")
+    if re.search(r"__syncthreads\(|__sync_thread_partial|bar\.sync", rest[: first.start()]):
+        return 0
+    if store is None or store.start() > first.start():
+        raise NotImplementedError(f"the first store is of another form: {rest[first.start() : first.start() + 80]}")
+    index, base, size = enclosed(rest[store.end() :]), starts[store[3]], BYTES[store[2]]
+    lanes = 8 * int(store[1] or 4)  # x2 takes the addresses of 16 lanes of a warp, x4 those of all
+    addresses = {base + size * index_value(index, thread=thread) for thread in range(threads) if thread % 32 < lanes}
+    reached = {address + byte for address in addresses for byte in range(ROW)}
+    return len(reached & {*range(start, start + BYTES[dtype] * threads)})

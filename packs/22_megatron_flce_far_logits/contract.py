@@ -1,0 +1,928 @@
+# ruff: noqa: SLF001 - private names are where stand-ins enter
+"""The linear cross entropy fusion (branch dev) is right for tokens whose logits all lie far below zero.
+
+Upstream promises cross entropy, which does not change where all logits of a token move together:
+
+- reductions none, sum and mean, with any gradient from above; labels ignored by -100, by a class, or all; a mean of
+  none is nan, as in torch; forward under autocast; another forward, or a second backward, before the last backward;
+- one token, odd numbers of them, batches; 1 to 131 splits, also more than the 64 of a step; bf16 and fp16;
+- logits down to -2^96 (the main loop goes to -1e30), far above, and mixed over tokens, splits, steps and ranks; splits,
+  steps or ranks whose logits are all -inf; one logit above up to 133,119 equal ones, which together add percents;
+- ranks 1, 2 and 4, sequence parallel or not;
+- nan where a split or a rank is nan alone, and 0 for an ignored token whose hidden state is nan or infinite;
+- what the caller gives stays as it is; nothing is read on the host, which would wait for the GPU; buffers lie on the
+  GPU and are fp32 where the kernels read fp32, whatever PyTorch's defaults are; new memory may hold nan;
+- no kernel reads or writes outside of the tensor that an access is about, or needs what a mask leaves out without
+  another value. By themselves the kernels take any strides, and stand in larger memory with nan around.
+
+Where each token's maximum over the first 64 splits is not below zero, the bits are those of the unpatched tree.
+
+Real are linear_cross_entropy, its autograd function, the host code of blackwell/entry.py and the Triton kernels, in
+Triton's interpreter. Stand-ins: the two kernels in the CuTe DSL, in torch with the semantics of their source; the
+collectives of ranks, which are threads that take turns; streams, is_cuda and the compute capability; torch.mm with
+out_dtype; the CPU's autocast for CUDA's. Not judged: a Blackwell GPU, time, infinite losses where the reference has
+one.
+
+Tolerances: inputs are multiples of 1/8 of which fp32 holds every sum, so the logits are exact in any order. A loss may
+be off by 2^-19 (exponentials, a sum and a logarithm of some roundings of 2^-24 each, and a loss below 16) and by 2^-22
+of the largest logit (three sums of numbers of that size). Gradients: 2^-7, norm of the difference over norm; logits'
+gradient and result are rounded to bf16, by 2^-9 each, and terms of a sum cancel. The column of the weight's gradient
+that carries the level is judged apart: it is larger than all others together.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import logging
+import math
+import sys
+import threading
+import types
+from dataclasses import dataclass
+from unittest import mock
+
+import numpy as np
+import pytest
+import torch
+
+from kit import current_target
+from kit.interpreter import interpret
+
+interpret(on=True)
+from torch.overrides import TorchFunctionMode
+from triton.runtime import interpreter
+from triton.runtime.errors import InterpreterError
+
+from kit.vocabulary import assert_close, assert_same, host_waits
+
+EVIDENCE_WITHOUT_GPU = {"cpu": "interpreted"}
+FLOOR = -1e30  # where the main loop's maximum starts, in each split
+HIDDEN = 64  # the main loop takes multiples of 64 elements
+COLUMNS = 2  # of the hidden size, that carry the level of the logits
+WIDTH = 256  # classes in a split: the main loop's tile
+BLOCK = 64  # splits in a step of the epilogues
+PATIENCE_S = 60  # that a rank waits for the others
+READERS = [getattr(torch.Tensor, name) for name in ("cpu", "numpy", "tolist", "__array__")]
+MADE_ON_THE_DEFAULT_DEVICE = ("arange", "empty", "empty_strided", "full", "linspace", "ones", "tensor", "zeros")
+MAKERS = [getattr(torch, name) for name in MADE_ON_THE_DEFAULT_DEVICE]
+LOSS = 2.0**-19
+LEVEL = 2.0**-22
+GRADIENT = 2.0**-7
+NONE, SUM, MEAN = range(3)  # reductions, as the kernels are told them
+MARGIN = 64  # rows: more than a block of tokens, or of splits
+HUGE = 2**40  # neither a label nor a number of tokens
+
+
+@dataclass(frozen=True)
+class Case:
+    """What a loss is given."""
+
+    levels: tuple[float, ...] = (0.0,)  # what the logits lie about, in each of so many parts of the vocabulary
+    classes: int = 600  # of all ranks
+    shape: tuple[int, ...] = (37,)  # tokens, or sequence and batch
+    signs: tuple[float, ...] = (1.0,)  # one token after the other has the levels times these
+    ranks: int = 1
+    reduction: str = "none"
+    labels: str = "any"  # or some ignored, all ignored, first part, last part
+    ignore_index: int = -100
+    dtype: str = "bfloat16"
+    width: int = WIDTH
+    above: float = 1.0  # the gradient from above, or its factor
+    spread: float = 1.0  # of the logits about their level: 0 makes them equal
+    sequence_parallel: bool = False
+    group: bool = False  # a group of one rank
+    default: str = "float32"  # PyTorch's default dtype
+    autocast: bool = False  # forward is under torch.autocast, to bf16
+    in_flight: bool = False  # another batch's forward comes before backward
+    twice: bool = False  # backward comes twice
+    padding: float = 0.0  # added to the hidden states of ignored tokens: nan and infinity stay there
+
+    @property
+    def gradients(self):
+        """Return whether gradients are judged: not of a mean of none, of a peak, or where a number is not finite."""
+        finite = math.isfinite(sum(self.levels) + self.padding)
+        return finite and len(self.levels) < BLOCK and (self.labels, self.reduction) != ("all ignored", "mean")
+
+
+FAR = (-150.0,)
+PEAK = (-133.0, *FAR * (66 * WIDTH - 1))  # one logit above 16,895: a split of these adds 1e-5, all of them 7e-4
+# fmt: off
+DEFECTS = {
+    "example": Case(FAR, classes=20, shape=(1,), spread=0.0),
+    "none": Case(FAR),
+    "sum": Case(FAR, reduction="sum"),
+    "mean": Case(FAR, reduction="mean", above=3.0),
+    "default_split": Case(FAR, classes=7001, shape=(9, 2), width=3072),
+    "float16": Case(FAR, dtype="float16", reduction="mean"),
+    "two_dimensions": Case(FAR, shape=(5, 3), reduction="mean"),
+    "batch_two": Case(FAR, shape=(17, 2), labels="some ignored"),
+    "one_token": Case(FAR, shape=(1,), reduction="mean"),
+    "tokens-16": Case(FAR, shape=(16,), reduction="sum"),
+    "tokens-33": Case(FAR, shape=(33,), reduction="mean", labels="some ignored"),
+    "subnormal-minus-100": Case((-100.0,), spread=0.0),
+    "level-minus-112": Case((-112.0,)),
+    "level-minus-512": Case((-512.0,), reduction="mean"),
+    "level-minus-8192": Case((-8192.0,)),
+    "level-minus-131072": Case((-131072.0,)),
+    "level-minus-2_to_the_96": Case((-(2.0**96),), spread=0.0, shape=(17,)),
+    "ignored-none": Case(FAR, labels="some ignored"),
+    "ignored-mean": Case(FAR, labels="some ignored", reduction="mean"),
+    "ignored-sum": Case(FAR, labels="some ignored", reduction="sum", above=-0.5),
+    "ignored-class": Case(FAR, labels="some ignored", reduction="mean", ignore_index=4),
+    "ignored-class_zero": Case(FAR, labels="some ignored", ignore_index=0),
+    "ignored-all-gradients": Case(FAR, labels="all ignored", reduction="sum"),
+    "splits-one": Case(FAR, classes=200),
+    "splits-two": Case(FAR, classes=2 * WIDTH, reduction="mean"),
+    "splits-64": Case(FAR, classes=64 * WIDTH, shape=(5,)),
+    "splits-65": Case(FAR, classes=65 * WIDTH - 3, shape=(5,), reduction="mean"),
+    "splits-131": Case(FAR, classes=131 * WIDTH - 100, shape=(3,)),
+    "far_splits-falling": Case((-120.0, -300.0, -512.0)),
+    "far_splits-rising": Case((-512.0, -300.0, -120.0), labels="first part"),
+    "far_splits-last_label": Case((-128.0, -144.0, -512.0), labels="last part", reduction="mean"),
+    "far_blocks-falling": Case((-120.0, -400.0), classes=128 * WIDTH, shape=(3,)),
+    "far_blocks-rising": Case((-400.0, -120.0), classes=128 * WIDTH, shape=(3,)),
+    "far_blocks-near": Case((-120.0, -124.0), classes=128 * WIDTH, shape=(3,), reduction="sum"),
+    "mixed-tokens": Case(FAR, signs=(1.0, 0.0, -1.0), labels="some ignored"),
+    "mixed-tokens-mean": Case(FAR, signs=(0.0, 0.0, 0.0, 1.0), reduction="mean"),
+    "mixed-levels": Case((-128.0,), signs=(1.0, 0.5, 2.0, 0.0, -0.5, -2.0)),
+    "empty_split": Case((-150.0, -math.inf, -150.0), labels="first part", classes=768),
+    "empty_split-first": Case((-math.inf, -150.0), labels="last part", classes=512),
+    "empty_block-first": Case((-math.inf, -150.0), labels="last part", classes=128 * WIDTH, shape=(3,)),
+    "peak": Case(PEAK, classes=len(PEAK), shape=(1,), spread=0.0),
+    "ranks-two-peak": Case(PEAK, ranks=2, classes=len(PEAK), shape=(1,), spread=0.0),
+    "default-bfloat16": Case(FAR, shape=(5,), default="bfloat16"),
+    "default-float64": Case(FAR, shape=(5,), default="float64", reduction="mean"),
+    "ranks-two-default-bfloat16": Case(FAR, ranks=2, shape=(5,), default="bfloat16", reduction="sum"),
+    "ranks-two-default-float64": Case(FAR, ranks=2, shape=(4, 1), default="float64", sequence_parallel=True),
+    "autocast": Case(FAR, shape=(5,), autocast=True),
+    "ranks-two-autocast": Case(FAR, ranks=2, classes=1200, shape=(5,), reduction="mean", autocast=True),
+    "in_flight": Case(FAR, shape=(5,), in_flight=True),
+    "ranks-two-in_flight": Case(FAR, ranks=2, shape=(5,), reduction="mean", in_flight=True),
+    "twice": Case(FAR, shape=(5,), labels="some ignored", twice=True),
+    "twice-mean": Case(FAR, shape=(4, 3), reduction="mean", labels="some ignored", twice=True),
+    "ranks-two-twice": Case(FAR, ranks=2, shape=(5,), reduction="sum", labels="some ignored", twice=True),
+    "padding-nan": Case(FAR, shape=(5,), labels="some ignored", padding=math.nan),
+    "ranks-two-padding-nan": Case(FAR, ranks=2, shape=(5,), reduction="mean", labels="some ignored", padding=math.nan),
+    "ranks-one": Case(FAR, group=True),
+    "ranks-two": Case(FAR, ranks=2, classes=1200),
+    "ranks-two-sum": Case(FAR, ranks=2, classes=1200, reduction="sum", labels="first part"),
+    "ranks-two-mean": Case(FAR, ranks=2, classes=1200, reduction="mean", labels="some ignored"),
+    "ranks-two-last": Case(FAR, ranks=2, classes=1200, reduction="mean", labels="last part", ignore_index=7),
+    "ranks-two-sequence": Case(FAR, ranks=2, classes=1200, shape=(6, 3), sequence_parallel=True),
+    "ranks-two-levels": Case((-120.0, -512.0), ranks=2, classes=1200, labels="last part"),
+    "ranks-two-levels-rising": Case((-512.0, -120.0), ranks=2, classes=1200, labels="first part", reduction="sum"),
+    "ranks-two-crossed": Case((-120.0, -300.0, -300.0, -120.0), ranks=2, classes=4 * WIDTH),
+    "ranks-two-mixed": Case(FAR, ranks=2, classes=1200, signs=(1.0, 0.0, -1.0), labels="some ignored"),
+    "ranks-two-deep": Case((-8192.0,), ranks=2, classes=1200),
+    "ranks-two-deepest": Case((-(2.0**96),), ranks=2, classes=1200, spread=0.0, shape=(17,)),
+    "ranks-two-subnormal": Case((-100.0,), ranks=2, classes=1200, spread=0.0),
+    "ranks-two-block": Case((-400.0, -120.0), ranks=2, classes=130 * WIDTH, shape=(3,), labels="some ignored"),
+    "ranks-two-blocks": Case((-120.0, -400.0, -128.0, -136.0), ranks=2, classes=2 * 65 * WIDTH, shape=(3,)),
+    "ranks-two-blocks-rising": Case((-400.0, -120.0) * 2, ranks=2, classes=4 * 65 * WIDTH, shape=(3,)),
+    "ranks-two-empty": Case((-math.inf, -150.0), ranks=2, classes=1200, labels="last part"),
+    "ranks-four": Case((-131072.0,), ranks=4, classes=1100, shape=(8, 1), sequence_parallel=True),
+    "ranks-four-levels": Case((-300.0, -120.0, -512.0, -144.0), ranks=4, classes=1100, reduction="mean"),
+    "ranks-four-float16": Case(FAR, ranks=4, classes=1100, dtype="float16", labels="some ignored", reduction="mean"),
+}
+EXACT = {  # in each token the first 64 splits reach 0: the same bits with the patch as without
+    "normal-none": Case(labels="some ignored"),
+    "normal-sum": Case(reduction="sum", labels="some ignored"),
+    "normal-mean": Case(reduction="mean", labels="some ignored", above=2.0),
+    "normal-float16": Case(dtype="float16", shape=(9, 2)),
+    "normal-default_split": Case(classes=7001, width=3072, shape=(5, 2)),
+    "normal-splits-131": Case(classes=131 * WIDTH - 100, shape=(3,)),
+    "normal-ranks-two": Case(ranks=2, classes=1200, labels="some ignored"),
+    "normal-ranks-two-mean": Case(ranks=2, classes=1200, reduction="mean", labels="some ignored"),
+    "normal-ranks-four": Case(ranks=4, classes=1100, shape=(8, 1), sequence_parallel=True, reduction="sum"),
+    "zero": Case(spread=0.0),
+    "zero-blocks": Case(spread=0.0, classes=130 * WIDTH, shape=(3,)),
+    "zero-ranks-two-blocks": Case(spread=0.0, ranks=2, classes=4 * 65 * WIDTH, shape=(3,), reduction="mean"),
+    "above": Case((150.0,), reduction="mean"),
+    "above-far": Case((131072.0,)),
+    "above-splits": Case((150.0, -300.0, 120.0)),
+    "above-blocks": Case((120.0, 400.0), classes=128 * WIDTH, shape=(3,)),
+    "above-ranks-two": Case((-400.0, 120.0), ranks=2, classes=1200),
+    "above-default-bfloat16": Case((150.0,), shape=(5,), default="bfloat16", reduction="mean"),
+    "above-default-float64": Case((150.0,), shape=(5,), default="float64"),
+    "above-ranks-two-default-bfloat16": Case((150.0,), ranks=2, shape=(4, 1), default="bfloat16",
+                                             sequence_parallel=True),
+    "above-ranks-two-default-float64": Case((150.0,), ranks=2, shape=(5,), default="float64", reduction="sum"),
+    "one_split_above": Case((-150.0, -150.0, 5.0), classes=768),
+    "empty_split-normal": Case((0.0, -math.inf), classes=512, labels="first part"),
+    "normal-autocast": Case(shape=(5,), reduction="sum", autocast=True),
+    "normal-ranks-two-autocast": Case(ranks=2, classes=1200, shape=(5,), autocast=True),
+    "normal-in_flight": Case(shape=(5,), reduction="mean", in_flight=True),
+    "normal-ranks-two-in_flight": Case(ranks=2, shape=(4, 1), sequence_parallel=True, in_flight=True),
+}
+NEAR = {  # below 0, and no sum underflows: right, but not the same bits; and what is nan, or has nan beside it
+    "below-minus-4": Case((-4.0,), spread=0.0, reduction="mean"),
+    "below-minus-48": Case((-48.0,)),
+    "below-minus-64-ranks-two": Case((-64.0,), ranks=2, classes=1200),
+    "below-unlike": Case((-50.0, -300.0), shape=(5,)),
+    "below-unlike-rising": Case((-300.0, -50.0), shape=(5,), reduction="mean"),
+    "below-ranks-two-unlike": Case((-50.0, -300.0), ranks=2, shape=(5,), labels="some ignored"),
+    "below-ranks-two-unlike-rising": Case((-300.0, -50.0), ranks=2, shape=(5,), reduction="mean"),
+    "below-ranks-two-near": Case((-4.0, -300.0), ranks=2, shape=(5,), spread=0.0, labels="first part"),
+    "below-blocks": Case((-16.0, 16.0), classes=128 * WIDTH, shape=(3,)),
+    "ignored-all-mean": Case(reduction="mean", labels="all ignored"),
+    "nan_split": Case((0.0, math.nan), classes=512, shape=(5,), labels="first part"),
+    "nan_split-far": Case((math.nan, *FAR), classes=512, shape=(5,), labels="last part"),
+    "nan_block": Case((0.0, math.nan), classes=128 * WIDTH, shape=(3,), labels="first part"),
+    "ranks-two-nan_split": Case((0.0, 0.0, math.nan, 0.0), ranks=2, classes=4 * WIDTH, shape=(5,), labels="first part"),
+    "ranks-two-nan_rank": Case((0.0, math.nan), ranks=2, shape=(5,), reduction="mean", labels="first part"),
+    "padding-nan-normal": Case(shape=(5,), reduction="mean", labels="some ignored", padding=math.nan),
+    "padding-inf": Case(shape=(5,), reduction="sum", labels="some ignored", padding=math.inf),
+    "ranks-two-padding-nan-none": Case(ranks=2, shape=(5,), labels="some ignored", padding=math.nan),
+    "ranks-two-padding-nan-mean": Case(ranks=2, shape=(5,), reduction="mean", labels="some ignored", padding=math.nan),
+    "ranks-two-padding-inf": Case(ranks=2, shape=(4, 1), reduction="sum", labels="some ignored", padding=math.inf,
+                                  sequence_parallel=True),
+}
+# fmt: on
+
+
+class Packed:
+    """A tensor as the CuTe DSL is given it."""
+
+    def __init__(self, tensor, assumed_align):
+        self.tensor, self.assumed_align = tensor, assumed_align
+
+    def mark_compact_shape_dynamic(self, mode, stride_order=None):
+        """Return itself: what it says is for the compiler."""
+        del mode, stride_order
+        return self
+
+
+def fp32_of(*packed):
+    """Return tensors that a kernel copies with an atom for fp32: it takes no others."""
+    for each in packed:
+        assert each.tensor.dtype == torch.float32, f"the kernel copies fp32, and was given {each.tensor.dtype}"
+    return [each.tensor for each in packed]
+
+
+def products(hidden, rows):
+    """Return logits in fp32, as a kernel does that autocast does not reach."""
+    with torch.autocast("cpu", enabled=False):
+        return hidden.float() @ rows.float().t()
+
+
+class ForwardMainLoop:
+    """FwdMainLoop in torch: of each split the maximum, the sum of exponentials below it, and the label's logit."""
+
+    def __init__(self, vocab_per_split):
+        self.width = vocab_per_split
+
+    def __call__(self, hidden, weight, labels, *given):
+        *outputs, ignore_index, rank, _ = given
+        labels, (label_logits, maximum, total) = labels.tensor, fp32_of(*outputs)
+        logits = products(hidden.tensor, weight.tensor)
+        classes = logits.shape[1]
+        for split, part in enumerate(logits.split(self.width, dim=1)):
+            largest = part.where(~part.isnan(), FLOOR).amax(dim=1).clamp(min=FLOOR)  # as the kernel's fmax
+            maximum[:, split] = largest
+            total[:, split] = (part - largest.unsqueeze(1)).exp().sum(dim=1)
+            columns = labels - rank * classes - split * self.width
+            here = (columns >= 0) & (columns < part.shape[1])
+            found = part.gather(1, columns.clamp(0, part.shape[1] - 1).unsqueeze(1)).squeeze(1)
+            found = found.where(labels != ignore_index, 0.0)
+            label_logits.copy_(found.where(here, label_logits))
+
+
+class BackwardPartialLogits:
+    """BwdPartialDlogits in torch: the gradient of one split's logits, from the maximum and the sum that were saved."""
+
+    def __init__(self, reduction, vocab_per_split):
+        self.reduction, self.width = reduction, vocab_per_split
+
+    def __call__(self, split, hidden, weight, labels, *given):
+        above, maximum, total, towards_logits, valid, ignore_index, rank, _ = given
+        labels, (above, maximum, total) = labels.tensor, fp32_of(above, maximum, total)
+        if self.reduction == MEAN:
+            above = above / ctypes.c_int64.from_address(valid).value
+        above = above.expand(labels.shape) * (labels != ignore_index)
+        rows = weight.tensor[split * self.width : (split + 1) * self.width]
+        exponentials = (products(hidden.tensor, rows) - maximum.unsqueeze(1)).exp()
+        gradient = exponentials * (above * total.reciprocal()).unsqueeze(1)
+        columns = labels - rank * weight.tensor.shape[0] - split * self.width
+        here = (columns >= 0) & (columns < rows.shape[0]) & (labels != ignore_index)
+        columns = columns.clamp(0, rows.shape[0] - 1).unsqueeze(1)
+        gradient.scatter_add_(1, columns, (-above).where(here, 0.0).unsqueeze(1))
+        towards_logits.tensor[:, : rows.shape[0]] = gradient.to(towards_logits.tensor.dtype)
+
+
+class Stream:
+    """A CUDA stream, or an event, of a host without a GPU: all is done in order."""
+
+    cuda_stream = 0
+
+    def __init__(self, device=None):
+        self.device = device
+
+    record_event = wait_event = lambda *_: None
+
+
+class Team:
+    """Tensor-parallel ranks that are threads: one runs at a time, and they meet at each collective."""
+
+    def __init__(self, size):
+        self.size, self.slots, self.turn = size, [None] * size, threading.Lock()
+        self.barrier = threading.Barrier(size)
+
+    def meet(self):
+        """Let the others run until all are here."""
+        self.turn.release()
+        try:
+            self.barrier.wait(PATIENCE_S)
+        finally:
+            self.turn.acquire()
+
+    def gather(self, rank, tensor):
+        """Return a copy of the tensors of all ranks."""
+        self.slots[rank] = tensor
+        self.meet()
+        found = [each.clone() for each in self.slots]
+        self.meet()
+        return found
+
+
+@dataclass(frozen=True)
+class Member:
+    """A process group, as one of its ranks holds it."""
+
+    team: Team
+    rank: int
+
+
+def all_reduce(tensor, op, group):
+    """Reduce over the ranks of a team, in the order of the ranks."""
+    combine = torch.maximum if op == torch.distributed.ReduceOp.MAX else torch.add
+    tensor.copy_(functools.reduce(combine, group.team.gather(group.rank, tensor)))
+
+
+def all_gather_into_tensor(output, tensor, group):
+    """Join the tensors of the ranks of a team."""
+    output.copy_(torch.cat(group.team.gather(group.rank, tensor)))
+
+
+def is_host(*given):
+    """Return whether a device is asked for by the name of the host, and not as that of another tensor."""
+    return any(isinstance(each, str) and each == "cpu" for each in given)
+
+
+class HostTensors(TorchFunctionMode):
+    """What is made without a device does not lie where the other tensors do: it has no memory at all.
+
+    A tensor without dimensions is left where it is: PyTorch's operators take it from the host.
+    """
+
+    def __torch_function__(self, function, _types, given=(), named=None):
+        named = named or {}
+        to_host = function is torch.Tensor.to and is_host(*given[1:], *named.values())
+        assert not (function in READERS or to_host), f"the host waits for the GPU: {function}"
+        found = function(*given, **named)
+        made = function in MAKERS and named.get("device") is None and "out" not in named and found.dim()
+        return found.to("meta") if made else found
+
+
+@contextlib.contextmanager
+def apart():
+    """Keep host and GPU apart in this thread, though here both are the host; give what does so inside backward, too."""
+    functions = HostTensors()
+
+    def follow(loss):
+        nodes = [loss.grad_fn]  # in whose backward PyTorch turns off the modes that functions are seen by
+        for node in nodes:
+            node.register_prehook(lambda _: functions.__enter__() and None)
+            node.register_hook(lambda *_: functions.__exit__(None, None, None))
+            nodes += [each for each, _ in node.next_functions if each is not None and each.next_functions]
+
+    with host_waits("cpu") as seen, functions:
+        yield follow
+    assert not seen, f"the host waits for the GPU: {seen}"
+
+
+@contextlib.contextmanager
+def defaults(dtype):
+    """Set PyTorch's default dtype, and let new memory hold nan, as it does with deterministic algorithms."""
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(getattr(torch, dtype))
+    torch.set_deterministic_debug_mode("warn")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode("default")
+        torch.set_default_dtype(before)
+
+
+def stand_ins(*, choosing=False):
+    """Return the stand-ins as a context: for a GPU and for other ranks; `choosing` a Blackwell GPU's kernels, too."""
+    mm = torch.mm
+
+    def mm_out_dtype(left, right, out_dtype=None):
+        return mm(left.to(out_dtype or left.dtype), right.to(out_dtype or right.dtype))
+
+    cuda = {"current_stream": Stream, "stream": lambda _: contextlib.nullcontext(), "Stream": Stream, "Event": Stream}
+    if choosing:  # not while kernels run: Triton would look for that GPU's driver
+        cuda |= {"is_available": lambda: True, "current_device": lambda: 0, "get_device_capability": lambda *_: (10, 0)}
+    ranks = {
+        "get_rank": lambda group: group.rank,
+        "get_world_size": lambda group: group.team.size,
+        "all_reduce": all_reduce,
+        "all_gather_into_tensor": all_gather_into_tensor,
+    }
+    stack = contextlib.ExitStack()
+    stack.enter_context(mock.patch.multiple(torch.cuda, **cuda))
+    stack.enter_context(mock.patch.multiple(torch.distributed, **ranks))
+    stack.enter_context(mock.patch.object(torch.cuda.nvtx, "range", contextlib.nullcontext))
+    stack.enter_context(mock.patch.object(torch, "mm", mm_out_dtype))
+    stack.enter_context(mock.patch.object(torch.Tensor, "is_cuda", True, create=True))
+    return stack
+
+
+def stand_in_packages():
+    """Put modules in the place of cuda.bindings and the CuTe DSL, with what the module uses of them."""
+    names = "cuda cuda.bindings cuda.bindings.driver cutlass cutlass.cute cutlass.cute.runtime"
+    made = {name: types.ModuleType(name) for name in names.split()}
+    for name, module in made.items():
+        parent, _, last = name.rpartition(".")
+        if parent:
+            setattr(made[parent], last, module)
+    made["cuda.bindings.driver"].CUstream = made["cutlass"].Int64 = int
+    cute, runtime = made["cutlass.cute"], made["cutlass.cute.runtime"]
+    cute.kernel, cute.AddressSpace = object, types.SimpleNamespace(gmem=None)
+    cute.compile = lambda kernel, *_: kernel
+    runtime.from_dlpack = Packed
+    runtime.make_ptr = lambda _dtype, address, *_, **__: address
+    sys.modules.update(made)
+
+
+stand_in_packages()
+logging.disable(logging.WARNING)  # that the CuTe DSL is not there
+fused = pytest.importorskip("megatron.core.fusions.fused_linear_cross_entropy", reason="this tree has no such fusion")
+with stand_ins(choosing=True):
+    fused._get_platform()
+from megatron.core.fusions.linear_cross_entropy.blackwell import entry
+from megatron.core.fusions.linear_cross_entropy.blackwell import triton as kernels
+
+kernels.get_num_valid_tokens.configs = kernels.get_num_valid_tokens.configs[:1]  # to time both takes a GPU
+entry.fwd_mainloop.FwdMainLoop = ForwardMainLoop
+entry.bwd_partial_dlogits.BwdPartialDlogits = BackwardPartialLogits
+torch.set_num_threads(1)  # sums in one order
+
+
+@pytest.fixture(autouse=True)
+def only_interpreted():
+    if current_target().name != "cpu":
+        pytest.skip("the main loop is a stand-in on every GPU, too: only the target cpu is judged")
+
+
+def set_split(width):
+    """Set the classes in a split, as LCE_FWD_VOCAB_SPLIT_SIZE and LCE_BWD_VOCAB_SPLIT_SIZE do."""
+    for config in (entry._get_fwd_config, entry._get_bwd_config):
+        config.cache_clear()  # kernels are kept by the number of classes, whatever a split has
+        config()._vocab_per_split = width
+
+
+def inputs_of(case):
+    """Return hidden states, the whole weight, labels and the gradient from above: fp32 holds all logits."""
+    random = torch.Generator().manual_seed(3)
+    dtype = getattr(torch, case.dtype)
+    hidden = torch.randint(-16, 17, (*case.shape, HIDDEN), generator=random).float() / 8 * case.spread
+    weight = torch.randint(-4, 5, (case.classes, HIDDEN), generator=random).float() / 8
+    count = math.prod(case.shape)
+    signs = torch.tensor(case.signs, dtype=torch.float32).repeat(count)[:count].view(case.shape)
+    hidden[..., 0], hidden[..., 1] = signs, 0.0
+    parts = torch.arange(case.classes) * len(case.levels) // case.classes
+    weight[:, 0] = torch.tensor(case.levels, dtype=torch.float32)[parts]
+    labels = torch.randint(case.classes, case.shape, generator=random)
+    flat, part = labels.view(-1), -(-case.classes // len(case.levels) // max(case.ranks, 2))
+    if case.labels == "first part":
+        flat %= part
+    elif case.labels == "last part":
+        flat.copy_(case.classes - 1 - flat % part)
+    elif case.labels == "some ignored":
+        flat[1::3] = case.ignore_index
+    elif case.labels == "all ignored":
+        flat.fill_(case.ignore_index)
+    if case.padding:
+        hidden[labels == case.ignore_index] += case.padding
+    shape = (count,) if case.reduction == "none" else ()
+    above = torch.randn(shape, generator=torch.Generator().manual_seed(9), dtype=torch.float32)
+    above = above * case.above if case.reduction == "none" else torch.full_like(above, case.above)
+    return hidden.to(dtype), weight.to(dtype), labels, above
+
+
+def forward(case, member, *tensors):
+    """Compute the loss, under autocast where the case says so: on this host it is the CPU's."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=case.autocast):
+        return fused.linear_cross_entropy(*tensors, member, case.reduction, case.ignore_index, case.sequence_parallel)
+
+
+def on_rank(case, member):
+    """Return the loss and its gradients on one rank, and assert that the caller's tensors are as they were."""
+    hidden, weight, labels, above = inputs_of(case)
+    rank, size = (member.rank, member.team.size) if member else (0, 1)
+    weight = weight.chunk(size)[rank].contiguous().requires_grad_(case.gradients)
+    if case.sequence_parallel:
+        hidden = hidden.chunk(size)[rank].contiguous()
+    mine = (hidden.requires_grad_(case.gradients), weight, labels, above)
+    before = [each.detach().clone() for each in mine]
+    with apart() as follow:
+        loss = forward(case, member, hidden, weight, labels)
+        if case.in_flight:
+            forward(case, member, hidden.detach().neg().requires_grad_(case.gradients), weight, labels)
+        if case.gradients:
+            follow(loss)
+            loss.backward(above, retain_graph=case.twice)
+        if case.twice:
+            loss.backward(above)
+            hidden.grad /= 2  # exact, as the sum of two like numbers was
+            weight.grad /= 2
+    assert_same([each.detach() for each in mine], before, "the caller's hidden states, weight, labels or gradient")
+    return {"loss": loss.detach(), "towards_hidden": hidden.grad, "towards_weight": weight.grad}
+
+
+def losses(case):
+    """Return what each rank of a case computes; ranks are threads."""
+    set_split(case.width)
+    team, found, errors = Team(case.ranks), [None] * case.ranks, []
+
+    def run(rank):
+        with team.turn:
+            try:
+                found[rank] = on_rank(case, Member(team, rank))
+            except threading.BrokenBarrierError:
+                pass  # another one failed
+            except BaseException as error:
+                errors.append(error)
+                team.barrier.abort()
+
+    with stand_ins(), defaults(case.default):
+        if case.ranks == 1:
+            return [on_rank(case, Member(team, 0) if case.group else None)]
+        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(case.ranks)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]
+    assert None not in found, "a rank did not meet the others"
+    return found
+
+
+def reference(case):
+    """Return losses and gradients in float64, and how far a loss may be from them."""
+    hidden, weight, labels, above = inputs_of(case)
+    hidden, weight = hidden.double().requires_grad_(), weight.double().requires_grad_()
+    logits = (hidden @ weight.t()).flatten(0, -2)
+    flat = labels.view(-1)
+    loss = torch.nn.functional.cross_entropy(logits, flat, reduction=case.reduction, ignore_index=case.ignore_index)
+    near = LOSS + LEVEL * logits.detach().abs().nan_to_num(posinf=0.0).amax(dim=1)
+    near = near.where(flat != case.ignore_index, 0.0)
+    if case.reduction != "none":
+        near = near.sum() / (1 if case.reduction == "sum" else max(1, int((flat != case.ignore_index).sum())))
+    if case.gradients:
+        loss.backward(above.double())
+    return loss.detach(), hidden.grad, weight.grad, near
+
+
+def assert_near(found, expected, near, what):
+    """Assert that each number is off by at most `near`, or by LOSS; nan is right where nan is expected alone."""
+    error = (found.double() - expected).abs() / near.clamp(min=LOSS)
+    off = float(error.where(~(found.isnan() & expected.isnan()), 0.0).max().nan_to_num(nan=math.inf))
+    first = found.flatten()[-1], expected.flatten()[-1]
+    assert off <= 1.0, f"{what}: {first[0]:.6g} instead of {first[1]:.6g}; {off:.3g} times what it may be off"
+
+
+def assert_gradients(found, towards_hidden, towards_weight):
+    each_hidden = [each["towards_hidden"] for each in found]
+    each_weight = torch.cat([each["towards_weight"] for each in found])
+    if each_hidden[0].shape != towards_hidden.shape:  # sequence parallel: each rank has its part
+        each_hidden = [torch.cat(each_hidden)]
+    rest = slice(COLUMNS, None)
+    for each in each_hidden:
+        assert_close(each[..., rest], towards_hidden[..., rest], GRADIENT, "the gradient of hidden states")
+    for columns in (rest, 0):
+        assert_close(each_weight[:, columns], towards_weight[:, columns], GRADIENT, f"the weight's gradient {columns}")
+
+
+@pytest.fixture(scope="session")
+def infinite(figure):
+    """Collect the cases far below zero whose loss is not finite."""
+    names = set()
+    yield names
+    figure("checks_with_an_infinite_loss", len(names))
+
+
+def rows(cases, mark):
+    return [pytest.param(case, id=name, marks=mark) for name, case in cases.items()]
+
+
+DEFECT, CONTROL = pytest.mark.defect, pytest.mark.control
+
+
+@pytest.mark.parametrize("case", [*rows(DEFECTS, DEFECT), *rows(EXACT, CONTROL), *rows(NEAR, CONTROL)])
+def test_losses_and_gradients_are_those_of_cross_entropy(case, infinite, output, request):
+    name = request.node.callspec.id
+    with watch() as accesses, raised_by_kernels():
+        found = losses(case)
+    if name in DEFECTS and not all(each["loss"].isfinite().all() for each in found):
+        infinite.add(name)
+    for rank, each in enumerate(found) if name in EXACT else ():
+        for key, tensor in each.items():
+            if tensor is not None:
+                output(f"{name}.{key}.{rank}", tensor)
+    loss, towards_hidden, towards_weight, near = reference(case)
+    for each in found:
+        assert_near(each["loss"], loss, near, "the loss")
+    if case.gradients:
+        assert_gradients(found, towards_hidden, towards_weight)
+    assert not sum(accesses), f"{sum(accesses)} accesses outside of a tensor"
+
+
+class Guarded:
+    """Copies of tensors within larger memory, which is full of nan or of HUGE: neither to be read nor to be written."""
+
+    def __init__(self):
+        self.kept = []
+
+    def put(self, tensor, first, second=1, *, written=False):
+        """Return a view of the same numbers with these steps between them; one that is not `written` stays as it is."""
+        shape = tensor.shape if tensor.dim() == 2 else (*tensor.shape, 1)
+        columns = (shape[1] + (MARGIN if tensor.dim() == 2 else 0)) * second
+        fill = math.nan if tensor.is_floating_point() else HUGE
+        memory = torch.full(((2 * MARGIN + shape[0]) * first, columns), fill, dtype=tensor.dtype)
+        view = memory[MARGIN * first : (MARGIN + shape[0]) * first : first, : shape[1] * second : second]
+        view.copy_(tensor.view(shape) if tensor.dim() == 1 else tensor)
+        self.kept.append((memory, memory.clone(), view, written))
+        return view if tensor.dim() == 2 else view[:, 0]
+
+    def transposed(self, tensor):
+        """Return a view of the same numbers, a column after the other in memory, with room after each."""
+        return self.put(tensor.t(), 1).t()
+
+    def assert_untouched(self):
+        """Assert that all is as it was but for the views that are written."""
+        for memory, before, view, written in self.kept:
+            if written:
+                before.as_strided(view.shape, view.stride(), view.storage_offset()).copy_(view)
+            assert_same([memory], [before], "memory beside a tensor, or a tensor that is only read")
+
+
+class Watch:
+    """Of each access of a kernel, notes how many elements lie outside of the tensor that it is about, and prevents it.
+
+    It is about the tensor of that launch that has most of them. What is written elsewhere would end this process, and
+    only later. What a mask leaves out, and no other value is given for, is undefined: here it is nan, or the largest.
+    """
+
+    def __init__(self):
+        self.raw, self.convert, self.dtype_of = (
+            getattr(interpreter, name) for name in ("_interpreter", "_implicit_cvt", "_get_np_dtype")
+        )
+        self.outside, self.places = [], []
+
+    def take(self, argument):
+        """Hand an argument to a kernel, and keep where a tensor's elements lie."""
+        found, tensor = self.convert(argument), getattr(argument, "base", argument)
+        if isinstance(tensor, torch.Tensor) and tensor.numel():
+            places = np.array([tensor.data_ptr()], dtype=np.uint64)
+            for size, step in zip(tensor.shape, tensor.stride(), strict=True):
+                steps = np.arange(size, dtype=np.int64) * step * tensor.element_size()
+                places = np.add.outer(places, steps.astype(np.uint64)).ravel()
+            self.places.append((tensor.element_size(), np.sort(places)))
+        return found
+
+    def inside(self, pointers, mask, size):
+        """Return the mask without what lies outside."""
+        best, least = mask & False, int(mask.sum())
+        for places in (each for element, each in self.places if least and element == size):
+            found = mask & (places[places.searchsorted(pointers).clip(max=places.size - 1)] == pointers)
+            strays = int((mask & ~found).sum())
+            best, least = (found, strays) if strays < least else (best, least)
+        self.outside.append(least)
+        return best
+
+    def load(self, pointers, mask, other, dtype):
+        return self.raw.load(pointers, self.inside(pointers, mask, np.dtype(dtype).itemsize), other, dtype)
+
+    def store(self, pointers, value, mask):
+        return self.raw.store(pointers, value, self.inside(pointers, mask, value.dtype.itemsize))
+
+    def atomic_rmw(self, operation, pointers, value, mask, order):
+        mask = self.inside(pointers, mask, value.dtype.itemsize)
+        return self.raw.atomic_rmw(operation, pointers, value, mask, order)
+
+    def atomic_cas(self, pointers, expected, value, order):
+        """Exchange what lies inside, if all of it does: there is no mask."""
+        every = self.inside(pointers, np.ones_like(pointers, dtype=bool), value.dtype.itemsize).all()
+        return self.raw.atomic_cas(pointers, expected, value, order) if every else expected
+
+    def undefined(self, pointers):
+        """Return what stands for elements that a mask leaves out."""
+        dtype = np.dtype(self.dtype_of(pointers.get_element_ty()))
+        most = math.nan if dtype.kind == "f" else np.iinfo(dtype).max if dtype.kind in "iu" else 1
+        return interpreter.TensorHandle(np.full(pointers.data.shape, most, dtype), pointers.get_element_ty())
+
+
+@contextlib.contextmanager
+def watch():
+    """Watch the kernels that are launched; give how many elements each access has outside of its tensor."""
+    watching, builder, executor = Watch(), interpreter.InterpreterBuilder, interpreter.GridExecutor
+    launch, masked_load = executor.__call__, builder.create_masked_load
+
+    def launching(this, *given, **named):
+        watching.places.clear()
+        return launch(this, *given, **named)
+
+    def loading(this, pointers, mask, other, *given):
+        return masked_load(this, pointers, mask, watching.undefined(pointers) if other is None else other, *given)
+
+    with (
+        mock.patch.multiple(interpreter, _interpreter=watching, _implicit_cvt=watching.take),
+        mock.patch.object(executor, "__call__", launching),
+        mock.patch.object(builder, "create_masked_load", loading),
+    ):
+        yield watching.outside
+    assert watching.outside, "no kernel was launched"
+
+
+@contextlib.contextmanager
+def raised_by_kernels():
+    """Take what is raised inside a kernel for its fault, though no frame has upstream's file."""
+    try:
+        yield
+    except InterpreterError as error:
+        raise AssertionError(f"it raised {type(error).__name__}: {error}"[:400]) from error
+
+
+def statistics(logits, width):
+    """Return what the main loop gives for each split: the maximum, and the sum of exponentials below it."""
+    parts = logits.unflatten(1, (-1, width))
+    maximum = parts.amax(dim=2)
+    return maximum, (parts - maximum.unsqueeze(2)).exp().sum(dim=2)
+
+
+def tokens_of(level, splits, count=21):
+    """Return the logits of so many tokens, and labels of which a third is ignored, but not that of a single one."""
+    random = torch.Generator().manual_seed(11)
+    logits = torch.randint(-24, 25, (count, splits * 8), generator=random) / 8 + level
+    labels = torch.randint(logits.shape[1], (count,), generator=random)
+    labels[0 if count > 1 else 1 :: 3] = -100
+    return logits, labels
+
+
+def peaks(level, column):
+    """Return 21 tokens that have one logit above 133,119 equal ones, and labels of which a third is ignored.
+
+    The 16 tokens of the first program have it 24 above: a split of the others adds 4e-8, less than fp32 resolves
+    beside 1, and all 130 of them 5e-6, more than a loss may be off. The other tokens have other distances.
+    """
+    logits = torch.full((21, 130 * 1024), level)
+    logits[:, column] += torch.tensor([24.0] * 16 + [4.0, 8.0, 13.0, 17.0, 60.0])
+    labels = torch.randint(logits.shape[1], (21,), generator=torch.Generator().manual_seed(12))
+    labels[::3] = -100
+    return logits, labels
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What kernels are given; with `spoiled` a third of the rows has a sum of nan, as a weight of nan gives it."""
+
+    level: float = -150.0
+    splits: int = 3  # of each rank
+    count: int = 21
+    reduction: int = NONE
+    spoiled: bool = False
+    peak: int | None = None  # the column of a logit above all others
+
+    @property
+    def width(self):
+        return 8 if self.peak is None else 1024
+
+    @property
+    def spoiled_rows(self):
+        return slice(1 if self.spoiled else None, None if self.spoiled else 0, 3)
+
+    def tokens(self, ranks):
+        if self.peak is not None:
+            return peaks(self.level, self.peak)
+        return tokens_of(self.level, ranks * self.splits, self.count)
+
+
+LAUNCHES = {
+    **{
+        f"{splits}_splits": Launch(splits=splits) for splits in (3, 67, 531)
+    },  # a vocabulary of 271,872 in splits of 512
+    **{f"{n}_tokens": Launch(count=n, splits=splits) for n, splits in ((1, 2), (16, 65), (47, 5))},
+    "sum": Launch(count=37, reduction=SUM),
+    "mean": Launch(count=37, reduction=MEAN),
+}
+NORMAL = {f"{name}-normal": Launch(0.0, x.splits, x.count, x.reduction) for name, x in LAUNCHES.items()}
+LAUNCHES |= {"far_below": Launch(-131072.0, 67), "peak-first": Launch(peak=0)}
+NORMAL |= {
+    "far_above": Launch(131072.0, 67),
+    "nan": Launch(0.0, 67, spoiled=True),
+    "peak-last": Launch(0.0, peak=-1),
+}
+
+
+def given_to_launch(guarded, logits, labels, reduction):
+    """Return the labels' logits, labels, their number for a mean, and the sum, as the last kernel is given them."""
+    label_logits = logits.gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
+    valid = int((labels != -100).sum()) if reduction == MEAN else HUGE
+    return (
+        guarded.put(label_logits, 2, written=True),
+        guarded.put(labels, 4),
+        guarded.put(torch.tensor([valid]), 3),
+        guarded.put(torch.zeros(1), 3, written=reduction != NONE),
+    )
+
+
+def programs(count):
+    return lambda meta: (-(-count // meta["BLOCK_SIZE_M"]),)
+
+
+def launch_dp(how, guarded):
+    """Launch the epilogue without tensor parallelism on tensors that are not contiguous."""
+    logits, labels = how.tokens(1)
+    count, splits = logits.shape[0], logits.shape[1] // how.width
+    maximum, total = statistics(logits, how.width)
+    total[how.spoiled_rows, -1] = math.nan
+    maximum, total = guarded.transposed(maximum), guarded.put(total, 3, 2)
+    loss, labels, valid, scalar = given_to_launch(guarded, logits, labels, how.reduction)
+    found_max, found_sum = (guarded.put(torch.zeros(count), step, written=True) for step in (3, 5))
+    kernels.forward_dp_epilogue[programs(count)](
+        count, splits, -100, labels, labels.stride(0), valid, maximum, *maximum.stride(), total, *total.stride(),
+        found_max, found_max.stride(0), found_sum, found_sum.stride(0), loss, loss.stride(0), scalar,
+        REDUCTION=how.reduction,
+    )  # fmt: skip
+    return loss if how.reduction == NONE else scalar, found_max, found_sum
+
+
+def launch_tp(how, guarded):
+    """Launch the epilogues of two tensor-parallel ranks on tensors that are not contiguous; return the first's."""
+    logits, labels = how.tokens(2)
+    count, splits = logits.shape[0], logits.shape[1] // how.width // 2
+    ranks = [statistics(part, how.width) for part in logits.chunk(2, dim=1)]
+    ranks[1][1][how.spoiled_rows, -1] = math.nan
+    reduced = guarded.transposed(torch.maximum(ranks[0][0], ranks[1][0]))
+    found_max, sums = guarded.put(torch.zeros(count), 3, written=True), []
+    for rank in ranks:
+        maximum, total = guarded.put(rank[0], 2, 3), guarded.put(rank[1], 3, 2)
+        found_sum = guarded.put(torch.zeros(count), 5, written=True)
+        kernels.forward_tp_epilogue[programs(count)](
+            count, splits, reduced, *reduced.stride(), maximum, *maximum.stride(), total, *total.stride(),
+            found_max, found_max.stride(0), found_sum, found_sum.stride(0),
+        )  # fmt: skip
+        sums.append(found_sum)
+    loss, labels, valid, scalar = given_to_launch(guarded, logits, labels, how.reduction)
+    kept_max, kept_sum = guarded.put(found_max, 2), guarded.put(sums[0] + sums[1], 3)
+    kernels.forward_tp_epilogue_update_logprobs[programs(count)](
+        count, -100, valid, labels, labels.stride(0), loss, loss.stride(0), kept_max, kept_max.stride(0),
+        kept_sum, kept_sum.stride(0), scalar, REDUCTION=how.reduction,
+    )  # fmt: skip
+    return loss if how.reduction == NONE else scalar, kept_max, kept_sum
+
+
+@pytest.mark.parametrize("how", [*rows(LAUNCHES, DEFECT), *rows(NORMAL, CONTROL)])
+@pytest.mark.parametrize(
+    ("launch", "ranks"), [pytest.param(launch_dp, 1, id="dp"), pytest.param(launch_tp, 2, id="tp")]
+)
+def test_epilogue_by_itself(launch, ranks, how):
+    """Losses are right, backward gets the sum above the maximum, and all accesses are inside."""
+    logits, labels = how.tokens(ranks)
+    guarded = Guarded()
+    with watch() as accesses, raised_by_kernels():
+        loss, maximum, total = launch(how, guarded)
+    sums, counts = logits.double().logsumexp(dim=1), labels != -100
+    sums[how.spoiled_rows] = math.nan
+    near = LOSS + LEVEL * logits.abs().amax(dim=1)
+    expected = sums - logits.double().gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
+    expected, near_loss = expected.where(counts, 0.0), near
+    if how.reduction != NONE:
+        number = int(counts.sum()) if how.reduction == MEAN else 1
+        expected, near_loss = expected.sum(0, True) / number, (near * counts).sum(0, True) / number
+    assert_near(loss, expected, near_loss, "the loss")
+    assert_near(maximum.double() + total.double().log(), sums, near, "maximum and sum")
+    assert_near(total.double().log(), sums - maximum.double(), torch.full_like(near, LOSS), "the sum")
+    guarded.assert_untouched()
+    assert not sum(accesses), f"{sum(accesses)} accesses outside of a tensor"
+
+
+@pytest.mark.control
+@pytest.mark.parametrize("ignored", [-100, 4])
+@pytest.mark.parametrize("count", [1, 21, 1024, 1025, 3001])
+def test_count_of_labels_that_are_not_ignored(count, ignored):
+    """Of tokens that are no multiple of a block, and that are."""
+    labels, guarded = torch.arange(count) % 7, Guarded()
+    labels[::3] = ignored
+    found, strided = guarded.put(torch.full((1,), HUGE), 2, written=True), guarded.put(labels, 3)
+    with watch() as accesses, raised_by_kernels():
+        kernels.get_num_valid_tokens[(1,)](count, ignored, strided, strided.stride(0), found)
+    expected = int((labels != ignored).sum())
+    assert int(found) == expected, f"{int(found)} labels count, not {expected}"
+    guarded.assert_untouched()
+    assert not sum(accesses), f"{sum(accesses)} accesses outside of a tensor"

@@ -1,0 +1,245 @@
+"""A lane of two files: a script and a contract, judged by the tables of the design."""
+
+from __future__ import annotations
+
+import compileall
+import hashlib
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.lane import loaded
+from testing.workbench import Workbench
+
+TOY = "60_script_and_contract"
+SENTINEL = 'print("FIX_VALIDATED")'
+SHOWS_THE_BUG = "if scaled != [1.0, 1.0, 0.0]:"
+SECOND = "assert kernel.total([1.0, 2.0, 3.0]) == 6.0"
+
+
+def _edit(file: Path, old: str, new: str) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert old in text
+    file.write_text(text.replace(old, new), encoding="utf-8")
+
+
+def _receipt(workbench: Workbench) -> dict[str, Any]:
+    """Run the toy; return what its receipt says, however it ended."""
+    ended = workbench.run("run", "60", "--receipts", str(workbench.folder / "receipts"))
+    (path,) = (workbench.folder / "receipts").rglob("cpu.traced.json")
+    found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+    found["status"], found["said"] = ended.returncode, ended.stdout + ended.stderr
+    return found
+
+
+def test_script_and_contract_agree(workbench: Workbench) -> None:
+    workbench.lay(TOY)
+    found = _receipt(workbench)
+    assert (found["verdict"], found["status"]) == ("CONFIRMED", 0), found["said"]
+    pristine, patched = found["lanes"]["pristine"], found["lanes"]["patched"]
+    assert (pristine["script"], patched["script"]) == ("BUG_REPRODUCED", "FIX_VALIDATED")
+    assert (pristine["exit_status"], patched["exit_status"]) == (10, 0)
+    assert pristine["reason"] == "test_each_value_has_its_weight[unlike]"
+    roles = {check["name"]: (check["role"], check["ok"]) for check in pristine["checks"]}
+    assert roles == {
+        "test_weights_of_one_change_nothing": ("control", True),
+        "test_each_value_has_its_weight[alike]": ("control", True),
+        "test_each_value_has_its_weight[unlike]": ("defect", False),
+        "test_total_is_the_sum": ("control", True),
+    }
+    assert [line["value"] for line in patched["figures"]] == [4.0, 1.0]
+    assert {line["module"] for line in pristine["upstream"]} == {"toykernel", "toykernel.scale"}
+
+
+def test_a_contract_is_not_needed(workbench: Workbench) -> None:
+    folder = workbench.lay(TOY)
+    (folder / "contract.py").unlink()
+    found = _receipt(workbench)
+    assert (found["verdict"], found["lanes"]["patched"]["checks"]) == ("CONFIRMED", []), found["said"]
+
+
+@pytest.mark.parametrize(
+    ("tensor", "verdict"),
+    [
+        ("torch.tensor(kernel.total([1.0]))", "CONFIRMED"),
+        ("torch.tensor(kernel.scale([1.0, 2.0], [1.0, 3.0]))", "PATCH_BREAKS"),
+    ],
+)
+def test_outputs_that_must_match_are_compared(workbench: Workbench, tensor: str, verdict: str) -> None:
+    folder = workbench.lay(TOY)
+    _edit(folder / "contract.py", "is_the_sum(kernel):", "is_the_sum(kernel, output):")
+    _edit(folder / "contract.py", SECOND, f"import torch\n    output('total', {tensor})")
+    found = _receipt(workbench)
+    assert found["verdict"] == verdict, found["said"]
+    assert found["claims"] == (["BITWISE_IDENTICAL"] if verdict == "CONFIRMED" else [])
+
+
+UNSUPPORTED = 'print("UNSUPPORTED: needs a GPU")\nsys.exit(125)\n'
+
+
+def test_the_contract_judges_alone_where_the_script_cannot(workbench: Workbench) -> None:
+    folder = workbench.lay(TOY)
+    _edit(folder / "reproduce.py", "values, weights =", UNSUPPORTED + "values, weights =")
+    found = _receipt(workbench)
+    assert found["verdict"] == "CONFIRMED", found["said"]
+    assert found["lanes"]["pristine"]["script"] == "UNSUPPORTED: needs a GPU"
+    assert found["lanes"]["pristine"]["reason"].startswith("contract alone (needs a GPU): test_each")
+
+
+def test_nothing_is_judged_where_neither_can(workbench: Workbench) -> None:
+    folder = workbench.lay(TOY)
+    _edit(folder / "reproduce.py", "values, weights =", UNSUPPORTED + "values, weights =")
+    _edit(folder / "contract.py", 'EVIDENCE_WITHOUT_GPU = "traced"\n', "")
+    found = _receipt(workbench)
+    assert (found["verdict"], found["reason"]) == ("UNSUPPORTED", "needs a GPU")
+
+
+@pytest.mark.parametrize(
+    ("file", "old", "new", "verdict", "reason"),
+    [
+        pytest.param(
+            "reproduce.py", 'print("BUG_REPRODUCED")', "pass", "ERROR", "the last line of the script is no sentinel",
+            id="no sentinel",
+        ),
+        pytest.param(
+            "reproduce.py", 'print("BUG_REPRODUCED")', 'print("BUG_REPRODUCED")\n    print("done")', "ERROR",
+            "the last line of the script is no sentinel", id="a line after the sentinel",
+        ),
+        pytest.param(
+            "reproduce.py", "sys.exit(10)", "sys.exit(0)", "ERROR",
+            "the script says BUG_REPRODUCED, its exit status is 0, not 10", id="sentinel and status disagree",
+        ),
+        pytest.param(
+            "reproduce.py", "scaled = scale(values, weights)", "scaled = scale(values, weights)\n1 / 0", "ERROR",
+            "the last line of the script is no sentinel (ZeroDivisionError: division by zero)", id="traceback",
+        ),
+        pytest.param(
+            "reproduce.py", "import sys\n", "import os, signal, sys\nos.kill(os.getpid(), signal.SIGSEGV)\n", "ERROR",
+            "killed by SIGSEGV", id="script killed",
+        ),
+        pytest.param(
+            "reproduce.py", SHOWS_THE_BUG, "if False:", "FIX_INCOMPLETE", "test_each_value_has_its_weight[unlike]",
+            id="the script sees no bug and the contract does",
+        ),
+        pytest.param(
+            "contract.py", "[1.0, 0.5], [1.0, 1.0]", "[1.0, 1.0], [1.0, 2.0]", "ERROR", "the contract misses the bug",
+            id="the contract sees no bug and the script does",
+        ),
+        pytest.param(
+            "contract.py", "[2.0, 2.0], [2.0, 4.0]", "[2.0, 2.0], [2.0, 5.0]", "CONTROL_FAILED",
+            "test_each_value_has_its_weight[alike]", id="a control is wrong",
+        ),
+        pytest.param(
+            "contract.py", "@pytest.mark.control\ndef test_total", "def test_total", "ERROR",
+            "pytest said 4 and ended with exit status 4", id="a test without a mark",
+        ),
+        pytest.param(
+            "contract.py", "import pytest\n", "import pytest\nimport nowhere\n", "ERROR",
+            "contract: collection: ModuleNotFoundError: No module named 'nowhere'", id="collection fails",
+        ),
+        pytest.param(
+            "contract.py", SECOND, "{}['absent']", "ERROR",
+            "contract: test_total_is_the_sum: KeyError: 'absent'", id="the contract raises",
+        ),
+        pytest.param(
+            "contract.py", SECOND, "import os, signal\n    os.kill(os.getpid(), signal.SIGKILL)", "ERROR",
+            "killed by SIGKILL (as the out-of-memory killer does) in test_total_is_the_sum", id="a test is killed",
+        ),
+        pytest.param(
+            "contract.py", SECOND, "import os\n    os._exit(0)", "ERROR",
+            "the contract's results end in test_total_is_the_sum without an end: exit status 0", id="a test exits",
+        ),
+        pytest.param(
+            "contract.py", "import pytest\n", "import sys\nimport pytest\nsys.path.insert(0, ELSEWHERE)\n", "ERROR",
+            "toykernel was loaded from outside the lane's tree", id="a module from outside the tree",
+        ),
+    ],
+)  # fmt: skip
+def test_what_the_unpatched_lane_alone_decides(  # noqa: PLR0917 - an edit and what it must give
+    workbench: Workbench, file: str, old: str, new: str, verdict: str, reason: str
+) -> None:
+    folder = workbench.lay(TOY)
+    elsewhere = workbench.folder / "elsewhere/toykernel"
+    elsewhere.mkdir(parents=True)
+    (elsewhere / "__init__.py").write_text("")
+    (elsewhere / "scale.py").write_text("scale = lambda values, weights: values\ntotal = sum\n")
+    _edit(folder / file, old, new.replace("ELSEWHERE", repr(str(elsewhere.parent))))
+    found = _receipt(workbench)
+    assert (found["verdict"], found["status"]) == (verdict, 1), found["said"]
+    assert reason in found["reason"], found["reason"]
+
+
+def test_a_test_that_hangs_is_named(workbench: Workbench) -> None:
+    folder = workbench.lay(TOY)
+    _edit(folder / "contract.py", SECOND, "import time\n    time.sleep(100)")
+    _edit(folder / "pack.toml", "timeout_s = 60", "timeout_s = 12")
+    found = _receipt(workbench)
+    assert (found["verdict"], found["reason"]) == ("ERROR", "timed out after 12 s in test_total_is_the_sum")
+
+
+def test_a_fix_that_the_contract_refuses_is_incomplete(workbench: Workbench) -> None:
+    folder = workbench.lay(TOY)
+    more = (
+        "\n\n@pytest.mark.defect\ndef test_more(kernel):\n    assert kernel.scale([1.0, 2.0], [3.0, 0.5])[0] == 0.0\n"
+    )
+    _edit(
+        folder / "contract.py",
+        "\n\n@pytest.mark.control\ndef test_total",
+        f"{more}\n\n@pytest.mark.control\ndef test_total",
+    )
+    found = _receipt(workbench)
+    assert (found["verdict"], found["reason"]) == ("FIX_INCOMPLETE", "test_more"), found["said"]
+
+
+@pytest.mark.parametrize(
+    "way",
+    [
+        "import multiprocessing as m\n    m.get_context('spawn').Process(target=run, args=(HOW,)).start()",
+        "import os\n    pid = os.fork()\n    pid or exec(HOW) or os._exit(0)\n    os.waitpid(pid, 0)",
+        "import subprocess, sys\n    subprocess.run([sys.executable, '-c', HOW], check=True)",
+    ],
+    ids=["spawn", "fork", "subprocess"],
+)
+def test_a_module_that_a_child_process_loads_is_seen(workbench: Workbench, way: str) -> None:
+    """Each child loads the package from outside the tree: only a witness in the child can say so."""
+    folder = workbench.lay(TOY)
+    elsewhere = workbench.folder / "elsewhere"
+    (elsewhere / "toykernel").mkdir(parents=True)
+    (elsewhere / "toykernel/__init__.py").write_text("")
+    (elsewhere / "toykernel/other.py").write_text("")
+    first = f"import sys; sys.modules.pop('toykernel', None); sys.path.insert(0, {str(elsewhere)!r})"
+    how = f"{first}; import toykernel.other"
+    runs = "def run(how):\n    exec(how)\n"
+    child = f"HOW = {how!r}\n{runs}\nif __name__ == '__main__':\n    {way}\n"
+    (folder / "child.py").write_text(child)
+    call = f"import subprocess, sys\n    subprocess.run([sys.executable, {str(folder / 'child.py')!r}], check=True)"
+    _edit(folder / "contract.py", SECOND, call)
+    found = _receipt(workbench)
+    assert found["verdict"] == "ERROR", found["said"]
+    assert "toykernel was loaded from outside the lane's tree" in found["reason"]
+
+
+def test_bytecode_in_the_tree_is_not_executed_unseen(tmp_path: Path) -> None:
+    """The source is compiled and noted although its bytecode lies beside it; a module without source is noted, too."""
+    package = tmp_path / "tree/toykernel"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("")
+    (package / "bare.py").write_text("value = 1\n")
+    compileall.compile_file(package / "bare.py", quiet=2, legacy=True)
+    (package / "bare.py").unlink()
+    compileall.compile_dir(package, quiet=2)
+    environment = os.environ | {
+        "PYTHONPATH": f"{loaded.WITNESS}:{tmp_path / 'tree'}",
+        "REPRODUCER_TREE": str(tmp_path / "tree"),
+        "REPRODUCER_MODULES": "toykernel",
+        "REPRODUCER_LOADED": str(tmp_path / "loaded.jsonl"),
+    }
+    subprocess.run([sys.executable, "-c", "import toykernel.bare"], env=environment, check=True)
+    found = {Path(line.file).name: line.sha256 for line in loaded.read(tmp_path / "loaded.jsonl")}
+    hashes = {name: hashlib.sha256((package / name).read_bytes()).hexdigest() for name in ("__init__.py", "bare.pyc")}
+    assert found == hashes

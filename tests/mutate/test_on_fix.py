@@ -1,0 +1,257 @@
+"""Wrong fixes on top of fix.patch: what fits, what is none, whole ones, and another fix.patch under them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from harness.mutate import changes
+from testing.toys import RESOURCES
+from testing.workbench import Workbench
+
+FILE = "src/toykernel/scale.py"
+RELEASE = (RESOURCES / "upstream/toykernel-1.0" / FILE).read_text(encoding="utf-8")
+RIGHT = "[value * weight for value, weight in zip(values, weights, strict=True)]"
+FIXED = RELEASE.replace("[value * weights[0] for value in values]", RIGHT)
+ROUNDS = ("return sum(values)", "return round(sum(values))")
+OTHER_FIX = FIXED.replace(RIGHT, "[v * w for v, w in zip(values, weights, strict=True)]").replace(
+    "\n\n\ndef scale", "\n\n#: The weights are not normalised.\nNORMALISED = False\n\n\ndef scale"
+)
+
+
+def _patch(old: str | None, new: str | None, why: str = "It is wrong.") -> str:
+    return changes.written(why, {FILE: old}, {FILE: new})
+
+
+def _put(pack: Path, name: str, text: str) -> Path:
+    path = pack / "mutants" / f"{name}.patch"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def _checked(workbench: Workbench) -> str:
+    ended = workbench.run("check")
+    assert "Traceback" not in ended.stderr, ended.stderr
+    return ended.stdout + ended.stderr
+
+
+def _rebased(workbench: Workbench) -> tuple[int, str]:
+    ended = workbench.run("mutate", "--rebase")
+    assert "Traceback" not in ended.stderr, ended.stderr
+    return ended.returncode, ended.stdout
+
+
+def _judged(workbench: Workbench, *arguments: str) -> dict[str, dict[str, str]]:
+    ended = workbench.run("mutate", "--json", "--target", "cpu", "--only-own", *arguments)
+    (found,) = json.loads(ended.stdout)
+    return {one["name"]: one for one in found["strength"]["mutants"]}
+
+
+def _commit(workbench: Workbench) -> None:
+    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=A", "-c", "user.email=a@b", "commit", "-qm", "x"]):
+        subprocess.run(["git", *words], cwd=workbench.packs, check=True, capture_output=True)
+
+
+def _another_fix(workbench: Workbench, pack: Path, *, in_history: bool) -> None:
+    """Change fix.patch, and know the one before, or not."""
+    if in_history:
+        for words in (
+            ["init", "-q"],
+            ["add", "."],
+            ["-c", "user.name=A", "-c", "user.email=a@b", "commit", "-qm", "x"],
+        ):
+            subprocess.run(["git", *words], cwd=workbench.packs, check=True, capture_output=True)
+    head = (pack / "fix.patch").read_text(encoding="utf-8").partition("diff --git ")[0].rstrip("\n")
+    (pack / "fix.patch").write_text(_patch(RELEASE, OTHER_FIX, head), encoding="utf-8")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "reason"),
+    [
+        ("x", _patch(FIXED, FIXED), "mutants/x.patch: it changes nothing"),
+        ("whole/x", _patch(RELEASE, FIXED), "mutants/whole/x.patch: it makes the fix itself"),
+        ("x", _patch(FIXED, RELEASE), "mutants/x.patch: it makes the release itself"),
+        (
+            "x",
+            _patch(RELEASE, RELEASE.replace(*ROUNDS)),
+            "x.patch: it does not fit the release with fix.patch: src/toykernel/scale.py: its index line names another",
+        ),
+        (
+            "whole/x",
+            _patch(FIXED, FIXED.replace(*ROUNDS)),
+            "mutants/whole/x.patch: it does not fit the pinned release: src/toykernel/scale.py: its index line names",
+        ),
+        ("whole/x", _patch(RELEASE, FIXED.replace(*ROUNDS)), "whole/x.patch: it has 17 lines, and 11 on top of"),
+        (
+            "whole/adds_the_weight",
+            _patch(RELEASE, RELEASE.replace(*ROUNDS)),
+            "mutants/adds_the_weight.patch: another of this name is in mutants/whole",
+        ),
+        (
+            "x",
+            _patch(FIXED, FIXED.replace(*ROUNDS)).replace(
+                "index 7a2983fc3aa160ad1390da8ffa6945e49dd122d5..", "index 7.."
+            ),
+            "mutants/x.patch: its index line is abbreviated; use git diff --full-index, or runner.py mutate --rebase",
+        ),
+        ("x", _patch(None, "NEW = 1\n"), "src/toykernel/scale.py: it is there already"),
+        ("unseen/x", _patch(FIXED, FIXED), "mutants/unseen/x.patch: it changes nothing"),
+        ("unseen/whole/x", _patch(RELEASE, FIXED), "mutants/unseen/whole/x.patch: it makes the fix itself"),
+    ],
+)
+def test_check_refuses_what_is_no_wrong_fix_on_its_tree(
+    workbench: Workbench, name: str, text: str, reason: str
+) -> None:
+    pack = workbench.lay("42_refuses_wrong_fixes")
+    _put(pack, name, text)
+    assert reason in _checked(workbench)
+
+
+def test_check_says_what_mends_a_misfit(workbench: Workbench) -> None:
+    pack = workbench.lay("42_refuses_wrong_fixes")
+    _put(pack, "x", _patch(RELEASE, RELEASE.replace(*ROUNDS)))
+    assert "Next: runner.py mutate --rebase, or whole/ if it was written on the release" in _checked(workbench)
+
+
+def test_sound_ones_are_not_named(workbench: Workbench) -> None:
+    pack = workbench.lay("42_refuses_wrong_fixes")
+    _put(pack, "whole/leaves_it", _patch(RELEASE, RELEASE.replace(*ROUNDS)))
+    assert ".patch: " not in _checked(workbench).replace("fix.patch: ", "")
+
+
+def test_a_whole_one_is_judged_without_the_fix(workbench: Workbench) -> None:
+    pack = workbench.lay("43_lets_wrong_fixes_pass")
+    _put(pack, "whole/leaves_it", _patch(RELEASE, RELEASE.replace(*ROUNDS)))
+    found = _judged(workbench)
+    assert (found["leaves_it"]["fate"], found["leaves_it"]["by"]) == ("killed", ["weights"])
+    assert found["rounds_the_total"]["fate"] == "survived"
+
+
+def test_what_does_not_apply_on_the_fix_is_unjudged_and_costs_no_lane(workbench: Workbench) -> None:
+    pack = workbench.lay("42_refuses_wrong_fixes")
+    _put(pack, "x", _patch(RELEASE, RELEASE.replace(*ROUNDS)))
+    ended = workbench.run("mutate", "--target", "cpu", "--only-own")
+    assert ended.returncode == 1
+    assert "its patch does not apply: src/toykernel/scale.py: its index line names another file" in ended.stdout
+    assert "own-x patched" not in ended.stderr
+    assert str(pack / "mutants/x.patch") in ended.stdout, "its file is named"
+
+
+def test_both_forms_are_one_wrong_fix(workbench: Workbench) -> None:
+    pack = workbench.lay("42_refuses_wrong_fixes")
+    definition = pack / "pack.toml"
+    definition.write_text(definition.read_text() + "\n[strength]\ngenerated = 0\n", encoding="utf-8")
+    assert workbench.run("mutate", "--target", "cpu", "--record").returncode == 0
+    path = pack / "mutants/adds_the_weight.patch"
+    text = path.read_text(encoding="utf-8")
+    _put(
+        pack,
+        "whole/adds_the_weight",
+        _patch(RELEASE, FIXED.replace("[value * weight for", "[value + weight for"), "It adds the weight."),
+    )
+    path.unlink()
+    assert "STALE" not in _checked(workbench)
+    status, said = _rebased(workbench)
+    assert (status, path.read_text(encoding="utf-8")) == (0, text)
+    assert "whole/adds_the_weight.patch: 14 lines -> mutants/adds_the_weight.patch, 14" in said
+    assert "3 kept, 1 rebased, 0 left" in said
+    assert not list((pack / "mutants/whole").iterdir())
+    _put(pack, "adds_the_weight", text.replace("value + weight", "value - weight"))
+    assert _rebased(workbench)[0] == 0
+    assert "STALE: its own wrong fixes changed" in _checked(workbench)
+
+
+def test_one_that_grew_on_the_fix_becomes_whole(workbench: Workbench) -> None:
+    pack = workbench.lay("42_refuses_wrong_fixes")
+    without_total = RELEASE.partition("\n\n\ndef total")[0] + "\n"
+    small = _put(pack, "drops_a_function", _patch(FIXED, without_total))
+    status, said = _rebased(workbench)
+    assert (status, small.exists()) == (0, False)
+    assert "mutants/drops_a_function.patch: 16 lines -> mutants/whole/drops_a_function.patch, 14" in said
+    assert "drops_a_function" not in _checked(workbench)
+
+
+@pytest.mark.parametrize("in_history", [True, False])
+def test_another_fix_is_put_under_them(workbench: Workbench, *, in_history: bool) -> None:
+    pack = workbench.lay("43_lets_wrong_fixes_pass")
+    _another_fix(workbench, pack, in_history=in_history)
+    assert _checked(workbench).count("it does not fit the release with fix.patch") == 3
+    left = (pack / "mutants/adds_the_weight.patch").read_bytes()
+    status, said = _rebased(workbench)
+    why = "src/toykernel/scale.py: it changes lines that the new fix.patch changes"
+    if not in_history:
+        why = "it does not fit the release with fix.patch: src/toykernel/scale.py: patch does not apply"
+    assert (status, f"adds_the_weight.patch: left: {why}" in said) == (1, True), said
+    assert "0 kept, 2 rebased, 1 left" in said
+    assert (pack / "mutants/adds_the_weight.patch").read_bytes() == left
+    rounds = (pack / "mutants/rounds_the_total.patch").read_text(encoding="utf-8")
+    assert rounds.startswith("The total of fractions is wrong, which only the output shows.\ndiff --git ")
+    assert changes.applied(OTHER_FIX, changes.parse(rounds)[FILE]) == OTHER_FIX.replace(*ROUNDS)
+    assert _checked(workbench).count("it does not fit the release with fix.patch") == 1
+    assert {name: one["fate"] for name, one in _judged(workbench).items()} == {
+        "adds_the_weight": "unjudged",
+        "loses_an_empty_total": "survived",
+        "rounds_the_total": "survived",
+    }
+    assert "2 kept, 0 rebased, 1 left" in _rebased(workbench)[1]
+
+
+def test_one_that_the_new_fix_holds_already_is_left(workbench: Workbench) -> None:
+    pack = workbench.lay("43_lets_wrong_fixes_pass")
+    head = (pack / "fix.patch").read_text(encoding="utf-8").partition("diff --git ")[0].rstrip("\n")
+    _commit(workbench)
+    (pack / "fix.patch").write_text(_patch(RELEASE, FIXED.replace(*ROUNDS), head), encoding="utf-8")
+    status, said = _rebased(workbench)
+    assert status == 1
+    assert "rounds_the_total.patch: left: it makes the fix itself" in said
+
+
+def test_a_first_sight_outlasts_another_fix(workbench: Workbench) -> None:
+    pack = workbench.lay("43_lets_wrong_fixes_pass")
+    _put(pack, "unseen/rounds", (pack / "mutants/rounds_the_total.patch").read_text(encoding="utf-8"))
+    (pack / "mutants/rounds_the_total.patch").unlink()
+    assert workbench.run("mutate", "--target", "cpu", "--unseen", "--record").returncode == 1
+    _another_fix(workbench, pack, in_history=True)
+    _rebased(workbench)
+    said = _checked(workbench)
+    assert "still open: rounds." in said
+    assert "neither in" not in said
+    assert "not judged yet" not in said
+    again = workbench.run("mutate", "--target", "cpu", "--unseen", "--record")
+    assert (again.returncode, "the probe was shown rounds (recorded on 20" in again.stderr) == (2, True)
+
+
+def test_rebase_judges_nothing(workbench: Workbench) -> None:
+    pack = workbench.lay("42_refuses_wrong_fixes")
+    for option in (["--record"], ["--unseen"], ["--json"], ["--seed", "1"]):
+        refused = workbench.run("mutate", "--rebase", *option)
+        assert (refused.returncode, "--rebase judges nothing" in refused.stderr) == (2, True)
+    (pack / "fix.patch").write_text(_patch("one\n", "two\n"), encoding="utf-8")
+    refused = workbench.run("mutate", "--rebase")
+    assert refused.returncode == 2
+    assert "42_refuses_wrong_fixes/fix.patch does not fit the pinned release: src/toykernel/scale.py" in refused.stderr
+
+
+def test_without_blob_hashes_git_finds_the_place(workbench: Workbench) -> None:
+    """Lines that are added alone fit anywhere by what they take away; the context says where they belong."""
+    pack = workbench.lay("43_lets_wrong_fixes_pass")
+    moved = FIXED.replace("    return sum", "    values = list(values)[1:]\n    return sum")
+    bare = "".join(line for line in _patch(FIXED, moved).splitlines(keepends=True) if not line.startswith("index "))
+    path = _put(pack, "drops_the_first", bare)
+    ended = workbench.run("mutate", "--target", "cpu", "--only-own")
+    assert "its patch does not apply: its index line is abbreviated. Next: runner.py mutate --rebase" in ended.stdout
+    _another_fix(workbench, pack, in_history=False)
+    assert "drops_the_first.patch: 10 lines -> mutants/drops_the_first.patch, 11" in _rebased(workbench)[1]
+    made = changes.applied(OTHER_FIX, changes.parse(path.read_text(encoding="utf-8"))[FILE])
+    assert made == OTHER_FIX.replace("    return sum", "    values = list(values)[1:]\n    return sum")
+
+
+def test_a_whole_one_of_another_release_is_left(workbench: Workbench) -> None:
+    pack = workbench.lay("42_refuses_wrong_fixes")
+    _put(pack, "whole/x", _patch("another\n", "release\n"))
+    status, said = _rebased(workbench)
+    assert (status, "x.patch: left: it does not fit the pinned release: src/toykernel/scale.py" in said) == (1, True)
