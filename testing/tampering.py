@@ -32,15 +32,9 @@ def with_a_dependency(folder: Path) -> Workbench:
     """Build a workbench whose toy pack has a dependency set of one wheel."""
     bench = benches.empty(folder)
     pack = bench.lay(SOUND)
-    wheel = folder / WHEEL
-    with zipfile.ZipFile(wheel, "w") as archive:
-        archive.writestr("beside/__init__.py", "VALUE = 1\n")
-        archive.writestr("beside-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: beside\nVersion: 1.0\n")
-    sha256 = hashlib.sha256(wheel.read_bytes()).hexdigest()
+    wheel, sha256 = toys.wheel(folder, WHEEL, {"beside/__init__.py": "VALUE = 1\n"})
     toys.seed(bench.cache, wheel, sha256)
-    stated = f'\n[dependencies.default.beside]\nversion = "1.0"\nsha256 = {{ any = "{sha256}" }}\n'
-    definition = pack / "pack.toml"
-    definition.write_text(definition.read_text() + stated)
+    toys.pin(pack, "beside", "1.0", sha256)
     edit_probe(bench, "import beside\n")
     return bench
 
@@ -110,10 +104,6 @@ SITE = "dependencies/*/site/beside"
 #: By what is changed: how, and what the reason says of it.
 CHANGES: dict[str, tuple[Callable[[Workbench], object], str]] = {
     "a dependency is edited": (lambda bench: append(one(bench, f"{SITE}/__init__.py")), "__init__.py was edited"),
-    "the wheel's file behind it is edited": (
-        lambda bench: append(one(bench, "unpacked/*/content/beside/__init__.py")),
-        "__init__.py was edited",
-    ),
     "bytecode is edited": (lambda bench: append(one(bench, f"{SITE}/__pycache__/*.pyc")), ".pyc was edited"),
     "a dependency's file is deleted": (lambda bench: one(bench, f"{SITE}/__init__.py").unlink(), "was deleted"),
     "the pristine tree is edited": (lambda bench: append(scale(bench)), "toykernel/scale.py was edited"),

@@ -44,9 +44,16 @@ def wheel_of_installed(name: str, folder: Path) -> tuple[Path, str]:
 
 
 def wheel(folder: Path, file: str, members: dict[str, str]) -> tuple[Path, str]:
-    """Build a wheel of that file name from texts; return its path and sha256."""
+    """Build a wheel of that file name from texts, with the metadata that it lacks; return its path and sha256."""
     folder.mkdir(parents=True, exist_ok=True)
     archive = folder / file
+    name, version, tag = file.removesuffix(".whl").split("-", 2)
+    stated = {
+        "METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n",
+        "WHEEL": f"Wheel-Version: 1.0\nGenerator: toys\nRoot-Is-Purelib: true\nTag: {tag}\n",
+        "RECORD": "",
+    }
+    members = {f"{name}-{version}.dist-info/{one}": text for one, text in stated.items()} | members
     with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as bundle:
         for name, text in members.items():
             bundle.writestr(zipfile.ZipInfo(name, (2026, 1, 1, 0, 0, 0)), text)
@@ -68,6 +75,13 @@ def compiled_wheel(folder: Path, version: str, *, right: bool = False) -> tuple[
 def helper_wheel(folder: Path) -> tuple[Path, str]:
     """Build the wheel that `compiled_wheel` finds its file in."""
     return wheel(folder, "toyhelper-1.0-py3-none-any.whl", {"toyhelper/library.txt": "a library\n"})
+
+
+def pin(pack: Path, package: str, version: str, *hashes: str, name: str = "default") -> None:
+    """Add a package to a dependency set of a pack."""
+    file = pack / ("requirements.txt" if name == "default" else f"requirements.{name}.txt")
+    line = " ".join([f"{package}=={version}", *(f"--hash=sha256:{one}" for one in hashes)])
+    file.write_text((file.read_text() if file.exists() else "") + line + "\n")
 
 
 def seed(cache: Path, archive: Path, sha256: str) -> None:

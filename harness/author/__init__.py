@@ -1,1 +1,1 @@
-"""What helps the author of a pack: a new one from a script, renewed pins, and what is still missing."""
+"""What helps the author of a pack: a new one from a script, and what is still missing."""

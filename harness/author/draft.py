@@ -15,16 +15,19 @@ from packaging.utils import canonicalize_name
 from harness.author import reach
 from harness.author.script import Script
 from harness.core.cache import Cache
-from harness.core.errors import HarnessError, UnavailableError
+from harness.core.errors import HarnessError
 from harness.core.words import Evidence, Fix, Kind
 from harness.host.host import Host
+from harness.pack import requirements
 from harness.pack.model import CPU, Dependency, Requires, Upstream
-from harness.upstream import closure, download, metadata, package_index, release_tag, tree
-from harness.upstream.closure import INTERPRETERS
+from harness.pack.requirements import INTERPRETERS
+from harness.upstream import download, metadata, package_index, release_tag, tree, uv
 from harness.upstream.download import ReleaseFile
 from harness.upstream.source import Source, SourceKind
 from harness.upstream.tree import Tree
 
+#: Triton's interpreter converts arrays to scalars in a way that numpy 2.4 no longer takes.
+OF_INTERPRETER = "numpy<2.4"
 #: Packages that an error names.
 MOST_NAMED = 8
 PYPI_FILES = "https://files.pythonhosted.org/"
@@ -44,7 +47,6 @@ class Wish:
         control: that fails neither with the bug nor without it; None where there is none yet.
         repository: its URL, where the release states none or another one.
         commit: of the release's tag, where the repository cannot be asked.
-        pythons: for which wheels are pinned, the first one's versions for all.
         kind: what sort of claim it will be.
         fix: whether there is a patch, or will be one: else none is asked for.
 
@@ -57,7 +59,6 @@ class Wish:
     control: Script | None
     repository: str
     commit: str
-    pythons: tuple[str, ...]
     kind: Kind
     fix: Fix
 
@@ -75,7 +76,8 @@ class Draft:
         upstream: as pack.toml states it; its commit may be unknown.
         tree: of the release.
         requires: the interpreter's ranges.
-        members: the default dependency set.
+        wanted: requirements.in.
+        pinned: requirements.txt, which is made of it; empty where nothing is needed, or could be had.
         targets: cpu, and the GPU of this host.
         cpu_evidence: how the bug is seen on the target cpu.
         fix: whether there is a patch, or will be one.
@@ -91,7 +93,8 @@ class Draft:
     upstream: Upstream
     tree: Tree
     requires: Requires
-    members: dict[str, Dependency]
+    wanted: str
+    pinned: str
     targets: tuple[str, ...]
     cpu_evidence: Evidence
     kind: Kind
@@ -104,6 +107,11 @@ class Draft:
     torch: str
     triton: str
     remarks: tuple[str, ...]
+
+    @property
+    def members(self) -> dict[str, Dependency]:
+        """The default dependency set."""
+        return requirements.read(self.pinned)
 
     @property
     def ran_on_cpu(self) -> str:
@@ -128,7 +136,7 @@ class Draft:
 
 
 def resolve(wish: Wish, cache: Cache, host: Host, tell: Callable[[str], None]) -> Draft:
-    """Resolve a new pack: release, metadata, source root, commit, what its script reaches, and the closure of that.
+    """Resolve a new pack: release, metadata, source root, commit, what its script reaches, and the pins of that.
 
     Raises:
         HarnessError: there is no such release or module, or its files cannot be had.
@@ -155,13 +163,14 @@ def resolve(wish: Wish, cache: Cache, host: Host, tell: Callable[[str], None]) -
     needed = _all_of(stated) if upstream.is_compiled else _needed(others, stated, remarks)
     if uses_triton and "numpy" not in {one.name for one in needed}:
         needed.append(Requirement("numpy"))  # Triton's interpreter imports it, and Triton's wheel does not require it
-    pythons = _pythons(wish.pythons, stated.requires_python)
-    members = _closure(needed, pythons, uses_triton, remarks, tell)
+    wanted = _asked(needed, uses_triton=uses_triton)
+    pinned = _pinned(wanted, remarks, tell)
     return Draft(
         upstream=upstream,
         tree=laid,
         requires=_requires(stated, host, uses_triton=uses_triton),
-        members=members,
+        wanted=wanted if pinned else "",
+        pinned=pinned,
         targets=tuple(dict.fromkeys((CPU, host.auto_target))),
         cpu_evidence=Evidence.INTERPRETED if uses_triton else Evidence.TRACED,
         kind=wish.kind,
@@ -177,21 +186,23 @@ def resolve(wish: Wish, cache: Cache, host: Host, tell: Callable[[str], None]) -
     )
 
 
-def _closure(
-    needed: list[Requirement],
-    pythons: list[str],
-    uses_triton: bool,  # noqa: FBT001 - one word would say less
-    remarks: list[str],
-    tell: Callable[[str], None],
-) -> dict[str, Dependency]:
-    """Resolve the dependency set; what cannot be had is said, and left to the author."""
+def _pinned(wanted: str, remarks: list[str], tell: Callable[[str], None]) -> str:
+    """Pin the dependency set; what cannot be had is said, and left to the author."""
+    if not wanted:
+        return ""
+    tell("resolving what the script's modules import")
     try:
-        found = closure.resolve(needed, pythons, tell, [closure.OF_INTERPRETER] if uses_triton else [])
-    except UnavailableError as error:
-        remarks.append(f"{error}, then runner.py pins --update")
-        return {}
-    remarks += [f"no dependencies for Python {python}: {why}" for python, why in found.left_out.items()]
-    return found.members
+        return uv.compiled(wanted)
+    except uv.UvError as error:
+        remarks.append(f"{error}. Next: other versions in requirements.in, then uv pip compile (CONTRIBUTING.md)")
+        return ""
+
+
+def _asked(needed: list[Requirement], *, uses_triton: bool) -> str:
+    """Write requirements.in, without what the lane's interpreter brings."""
+    limited = [*needed, *([Requirement(OF_INTERPRETER)] if uses_triton else [])]
+    wanted = (one for one in limited if canonicalize_name(one.name) not in INTERPRETERS)
+    return "".join(f"{line}\n" for line in dict.fromkeys(map(str, wanted)))
 
 
 def _laid_out(cache: Cache, release: ReleaseFile, upstream: Upstream | None = None) -> Tree:
@@ -313,7 +324,7 @@ def _needed(others: dict[str, str], stated: metadata.Metadata, remarks: list[str
         else:
             remarks.append(
                 f"{asker} imports {name}, which neither the release's requirements nor this Python name: state its "
-                "package in [dependencies.default], then runner.py pins --update"
+                "package in requirements.in, then uv pip compile (CONTRIBUTING.md)"
             )
     return list(found.values())
 
@@ -321,14 +332,6 @@ def _needed(others: dict[str, str], stated: metadata.Metadata, remarks: list[str
 def _all_of(stated: metadata.Metadata) -> list[Requirement]:
     """Return all that a compiled wheel requires: nobody can read from its libraries what they load."""
     return [one for one in stated.requires if one.marker is None or one.marker.evaluate({"extra": ""})]
-
-
-def _pythons(wanted: tuple[str, ...], stated: str) -> list[str]:
-    try:
-        within = SpecifierSet(stated)
-    except InvalidSpecifier:
-        return list(wanted)
-    return [one for one in wanted if within.contains(f"{one}.99")]
 
 
 def _requires(stated: metadata.Metadata, host: Host, *, uses_triton: bool) -> Requires:

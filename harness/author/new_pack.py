@@ -76,6 +76,8 @@ def write(
             mutant = _wrong_fix(draft, Path(text))
         loads = tuple(one.path for one in patch.parse(diff))
         written = {
+            "requirements.in": draft.wanted,
+            "requirements.txt": draft.pinned,
             "reproduce.py": probe_text.text(draft, title),
             "pack.toml": pack_text.definition(draft, title, loads),
             "report.in.md": pack_text.report(draft, title, asked),

@@ -8,7 +8,7 @@ from harness.author.draft import Draft
 from harness.author.probe_text import OPEN
 from harness.core import markdown
 from harness.core.words import Evidence, Fix, Kind, Verdict
-from harness.pack.model import CPU, Dependency
+from harness.pack.model import CPU
 from harness.pack.rules import SCHEMA
 from harness.report import upstream_templates
 from harness.report.template import REPORT
@@ -50,17 +50,9 @@ def definition(draft: Draft, title: str, loads: tuple[str, ...]) -> str:
         f"torch = {_text(draft.requires.torch)}",
         *([f"triton = {_text(draft.requires.triton)}"] if draft.requires.triton else []),
     ]
-    for name, member in draft.members.items():
-        lines += ["", f"[dependencies.default.{_key(name)}]", *dependency(member)]
     for target in draft.targets:
         lines += ["", *_target(draft, target, loads)]
     return "\n".join(lines) + "\n"
-
-
-def dependency(member: Dependency) -> list[str]:
-    """Write the two lines of one wheel of a dependency set."""
-    hashes = ", ".join(f"{tag} = {_text(digest)}" for tag, digest in member.sha256.items())
-    return [f"version = {_text(member.version)}", f"sha256 = {{ {hashes} }}"]
 
 
 def _why_no_patch(draft: Draft) -> str:
@@ -86,10 +78,6 @@ def _target(draft: Draft, target: str, loads: tuple[str, ...]) -> list[str]:
 
 def _text(value: str) -> str:
     return json.dumps(value, ensure_ascii=False)
-
-
-def _key(name: str) -> str:
-    return name if name.replace("-", "").replace("_", "").isalnum() else _text(name)
 
 
 def report(draft: Draft, title: str, asked: tuple[str, ...]) -> str:

@@ -28,7 +28,6 @@ VERBS = (
     "mutate",
     "table",
     "upstream-tests",
-    "pins",
     "fetch",
     "check",
     "report",

@@ -20,7 +20,7 @@ from harness.core.words import Exit
 from harness.host.host import python_tag
 from harness.pack.model import Pack
 from harness.sweep.columns import OF_TOOLCHAIN, Moving
-from harness.upstream import closure, dependencies, download, newest, toolchain, tree
+from harness.upstream import dependencies, download, newest, toolchain, tree
 from harness.upstream.source import of_git, parse_source
 
 REQUIREMENTS = "requirements.txt"
@@ -34,7 +34,7 @@ def _fetch(pack: Pack, cache: Cache, tag: str) -> None:
     for origin in {one.origin for one in (suite, asked) if one is not None and one.origin}:
         tree.materialize(cache, upstream, of_git(origin))
     for name in pack.definition.dependencies:
-        dependencies.fetch(cache, dependencies.named(pack.definition, name, tag))
+        dependencies.fetch(cache, dependencies.named(pack.definition, name, tag), tag)
     for built in pack.definition.environments.values():
         for package, sha256 in built.files.items():
             download.fetch(cache, package, None, sha256)
@@ -94,7 +94,7 @@ def _prerelease(cache: Cache, package: str, *, wheels_only: bool) -> None:
 
 
 def _toolchain(cache: Cache, package: str, python: str) -> None:
-    toolchain.fetch(cache, toolchain.prerelease(cache, package, python))
+    toolchain.fetch(cache, toolchain.prerelease(cache, package, python), python_tag(python))
 
 
 def _fetch_runner(destination: Path, python: str) -> None:
@@ -103,7 +103,7 @@ def _fetch_runner(destination: Path, python: str) -> None:
     wheels = destination / "wheels"
     files.write_atomic(wheels / REQUIREMENTS, "\n".join(project["dependencies"]) + "\n")
     arguments = ["--only-binary=:all:", "--python-version", python, "--implementation", "cp", "--dest", str(wheels)]
-    for platform in closure.PLATFORMS:
+    for platform in download.PLATFORMS:
         arguments += ["--platform", platform]
     command = [sys.executable, "-m", "pip", "download", "--quiet", *arguments, *project["dependencies"]]
     ended = subprocess.run(command, capture_output=True, text=True, check=False)

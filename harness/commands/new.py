@@ -18,8 +18,6 @@ from harness.host import host
 from harness.host.gpus import gpu_pool
 from harness.pack import load
 
-PYTHONS = ("3.11", "3.12", "3.13")
-HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 RELEASE = re.compile(r"(?P<package>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.!+-]+)")
 
 
@@ -50,9 +48,6 @@ RELEASE = re.compile(r"(?P<package>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.!+-]+)")
 )
 @click.option("--repository", default="", metavar="URL", help="Upstream's, where the release links none.")
 @click.option("--commit", default="", metavar="SHA", help="Of the release's tag, where the repository is out of reach.")
-@click.option(
-    "--python", "pythons", multiple=True, metavar="X.Y", help="Pin wheels for it (default: 3.11, 3.12, 3.13)."
-)
 @options.packs_option
 @options.cache_option
 def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
@@ -68,7 +63,6 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     kind: str,
     repository: str,
     commit: str,
-    pythons: tuple[str, ...],
     packs: Path,
     cache_root: Path | None,
 ) -> int:
@@ -78,8 +72,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     test. It becomes a defect check; a control says whether it ends twice in the same way, and --control gives one of
     your own.
 
-    Resolved are the release with its sha256 and licence, the commit of its tag, where its modules lie, and for each
-    Python the wheels of what the script reaches. A parent package that imports more than that is found and not
+    Resolved are the release with its sha256 and licence, the commit of its tag, where its modules lie, and the
+    wheels of what the script reaches. A parent package that imports more than that is found and not
     executed. Then the pack's pristine lane is run once, to say whether the script fails on that release; with --no-try,
     or without a script, nothing of the release is executed.
 
@@ -95,15 +89,12 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         raise HarnessError(
             f"--commit {commit!r}: not 40 lower-case hexadecimal digits. Next: git rev-parse TAG^{{commit}}"
         )
-    if any(not re.fullmatch(r"3\.\d{1,2}", one) for one in pythons):
-        raise HarnessError(f"--python {', '.join(pythons)}: a version such as 3.12. Next: runner.py new --help")
     fix.refuse(fix_commit)
     if no_fix and fix_commit is not None:
         raise HarnessError("--no-fix and --fix-commit: there is a fix, or there is none. Next: leave one of them out")
     folder = new_pack.folder_for(packs.absolute(), slug)
     asked = tuple(issue_template.headings(issue_template.find(template))) if template else ()
     given, right = (script.read(_text(path), path.name) if path else None for path in (from_script, control))
-    order = tuple(dict.fromkeys((HERE, *(pythons or PYTHONS))))
     wish = Wish(
         package=match["package"],
         version=match["version"],
@@ -112,7 +103,6 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         control=right,
         repository=repository,
         commit=commit,
-        pythons=order,
         kind=Kind(kind),
         fix=Fix.NONE if no_fix else Fix.PATCH,
     )

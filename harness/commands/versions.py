@@ -27,7 +27,7 @@ GIT = "git+"
 @click.argument("wanted", metavar="PACK")
 @click.option("--range", "within", default="", metavar="SPEC", help="Releases such as '>=0.5,<0.9'; commits: OLD..NEW.")
 @click.option("--bisect", is_flag=True, help="Only what decides where the bug came and went, about log2(n) lanes.")
-@click.option("--vary", metavar="PACKAGE", help="Over the dependency sets of pack.toml that hold this package.")
+@click.option("--vary", metavar="PACKAGE", help="Over the dependency sets of the pack that hold this package.")
 @click.option("--upstream", metavar="SPEC", help="git+URL: over its commits. With --vary: any origin, as in `run`.")
 @click.option("--with", "dependencies", multiple=True, metavar="SET|PKG==VER", help="Another dependency set, or wheel.")
 @click.option("--target", default="auto", show_default=True, help="cpu, sm_90a, ..., auto (the first judged here).")

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.core import structure
 from harness.core.errors import HarnessError, unknown
-from harness.pack import rules
+from harness.pack import requirements, rules
 from harness.pack.model import Pack
 
 FOLDER_PATTERN = re.compile(r"(?P<number>\d{2,})_(?P<slug>[a-z0-9_]+)")
@@ -22,13 +22,19 @@ def load_pack(folder: Path) -> Pack:
     if not FOLDER_PATTERN.fullmatch(folder.name):
         raise HarnessError(f"{folder.name}: a pack's folder is named NN_slug, such as 09_liger_flce_none")
     try:
-        return Pack(folder, rules.parse((folder / "pack.toml").read_text(encoding="utf-8")))
+        text = (folder / "pack.toml").read_text(encoding="utf-8")
     except FileNotFoundError:
         raise HarnessError(f"{folder.name}: pack.toml is missing. Next: runner.py new, or CONTRIBUTING.md") from None
     except UnicodeDecodeError as error:
         raise HarnessError(f"{folder.name}/pack.toml: not UTF-8: {error.reason} at byte {error.start}") from None
     except OSError as error:
         raise HarnessError(f"{folder.name}/pack.toml: it cannot be read ({error.strerror})") from None
+    try:
+        sets = requirements.of_folder(folder)
+    except structure.StructureError as error:
+        raise HarnessError(f"{folder.name}/{error}") from None
+    try:
+        return Pack(folder, rules.parse(text, sets))
     except structure.StructureError as error:
         raise HarnessError(f"{folder.name}/pack.toml: {error}. Next: runner.py check {folder.name}") from None
 

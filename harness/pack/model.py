@@ -175,14 +175,11 @@ class Requires:
 
 @dataclass(frozen=True)
 class Dependency:
-    """One wheel of a dependency set: its version, and its sha256 per Python tag (``any``: every tag)."""
+    """One package of a dependency set: its version, the sha256 of its files, and where it is needed (empty: always)."""
 
     version: str
-    sha256: dict[str, str]
-
-    def hash_for(self, tag: str) -> str | None:
-        """Return the sha256 of the wheel for a Python tag such as ``cp311``, or None where there is none."""
-        return self.sha256.get(tag, self.sha256.get("any"))
+    hashes: tuple[str, ...]
+    marker: str = ""
 
 
 @dataclass(frozen=True)
@@ -269,7 +266,7 @@ class OtherReleases:
 
 @dataclass(frozen=True)
 class Definition:
-    """A parsed pack.toml.
+    """A parsed pack.toml, and the dependency sets that lie beside it.
 
     `fix` says whether the pack has a patch: without one there is no patched lane, and REPRODUCED is all that can be
     shown. `report_to` is the package whose project REPORT.md is for, where that is not the one whose tree is judged.

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -14,12 +16,11 @@ from packaging.version import InvalidVersion, Version
 from harness.core import structure
 from harness.core.words import Evidence, Verdict, is_target
 from harness.pack import values
-from harness.pack.model import Ask, Definition, Upstream, UpstreamTests
+from harness.pack.model import Ask, Definition, Dependency, Upstream, UpstreamTests
 
 SCHEMA = 1
 SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
 COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}")
-TAG_PATTERN = re.compile(r"cp3\d+|any")
 ENVIRONMENT = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 THREAD = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/(?:issues|pull|discussions)/\d+(?:#[\w-]+)?")
 FILE_URL = re.compile(r"https://[\w.-]+(?:/[\w.+-]+)+")
@@ -88,21 +89,6 @@ def _upstream_errors(definition: Definition) -> list[str]:
         errors.append("head: the pinned wheel is compiled, and a commit is judged without being built")
     if head and head.verdict == Verdict.FIXED_UPSTREAM and not head.fixed_by:
         errors.append("head.fixed_by: name the commit that fixed it")
-    return errors
-
-
-def _dependency_errors(definition: Definition) -> list[str]:
-    errors = []
-    for name, members in definition.dependencies.items():
-        for package, dependency in members.items():
-            for tag, digest in dependency.sha256.items():
-                path = f"dependencies.{name}.{package}.sha256.{tag}"
-                if not TAG_PATTERN.fullmatch(tag):
-                    errors.append(f"{path}: no Python tag such as cp311, or any")
-                if not SHA256_PATTERN.fullmatch(digest):
-                    errors.append(f"{path}: not 64 lower-case hexadecimal digits")
-            if not dependency.sha256:
-                errors.append(f"dependencies.{name}.{package}.sha256: name at least one Python tag")
     return errors
 
 
@@ -275,8 +261,8 @@ def _is_inside(file: str) -> bool:
     return bool(file) and not path.is_absolute() and ".." not in path.parts and file[0] != "-" and "::" not in file
 
 
-def parse(text: str) -> Definition:
-    """Parse a pack.toml, or raise StructureError with all its errors."""
+def parse(text: str, sets: Mapping[str, dict[str, Dependency]] = {}) -> Definition:
+    """Parse a pack.toml with the dependency sets beside it, or raise StructureError with all its errors."""
     try:
         document = tomli.loads(text)
     except (ValueError, RecursionError) as error:  # a number of 5000 digits, 900 brackets
@@ -284,12 +270,14 @@ def parse(text: str) -> Definition:
     hidden = values.text_errors(document)
     if hidden:
         raise structure.StructureError(hidden)
-    definition = structure.structure(document, Definition)
+    if "dependencies" in document:
+        raise structure.StructureError(["dependencies: they stand in requirements.txt, which uv makes"])
+    definition = replace(structure.structure(document, Definition), dependencies=dict(sets))
     errors = [] if definition.schema == SCHEMA else [f"schema: {definition.schema} is not the known {SCHEMA}"]
     errors += _version_errors(definition) + _upstream_errors(definition)
     if definition.strength.generated < 0:
         errors.append("strength.generated: a number of mutants, 0 or more")
-    errors += _dependency_errors(definition) + _target_errors(definition) + _environment_errors(definition)
+    errors += _target_errors(definition) + _environment_errors(definition)
     errors += _ranks_errors(definition, document)
     errors += _fix_errors(definition) + _prior_art_errors(definition) + _ask_errors(definition.ask)
     errors += _suite_errors(definition, definition.upstream_tests) + _workaround_errors(definition)

@@ -6,8 +6,6 @@ import re
 from collections.abc import Iterator
 from pathlib import PurePosixPath
 
-from packaging.version import InvalidVersion, Version
-
 from harness.core import files
 from harness.core.words import BITWISE_IDENTICAL, PROBE_STATUS
 from harness.pack.model import Definition
@@ -88,16 +86,7 @@ def _targets(definition: Definition) -> Iterator[str]:
         yield from _claims(f"{path}.claims_executed", target.claims_executed)
 
 
-def _dependencies(definition: Definition) -> Iterator[str]:
-    for name, members in definition.dependencies.items():
-        for package, dependency in members.items():
-            path = f"dependencies.{name}.{package}"
-            if not PACKAGE.fullmatch(package):
-                yield f"{path}: no name of a package"
-            try:
-                Version(dependency.version)
-            except InvalidVersion:
-                yield f"{path}.version: {dependency.version!r} is no version"
+def _environments(definition: Definition) -> Iterator[str]:
     for name, built in definition.environments.items():
         yield from (
             f"environments.{name}.files.{package}: no name of a package"
@@ -108,4 +97,4 @@ def _dependencies(definition: Definition) -> Iterator[str]:
 
 def errors(definition: Definition) -> list[str]:
     """Say which values no reader may use as they are."""
-    return [*_upstream(definition), *_targets(definition), *_dependencies(definition)]
+    return [*_upstream(definition), *_targets(definition), *_environments(definition)]

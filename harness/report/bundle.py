@@ -103,7 +103,8 @@ def members(pack: Pack) -> dict[str, str]:
     receipts = [best[name] for name in pack.definition.targets if name in best]
     if not receipts:
         raise HarnessError(f"{pack.name}: no receipt to bundle. Next: runner.py run {pack.name}")
-    paths = {name: pack.folder / name for name in PARTS}
+    sets = sorted(path.name for path in pack.folder.glob("requirements*"))
+    paths = {name: pack.folder / name for name in (*PARTS, *sets)}
     for suffix in ("*.json", "*.log"):
         for path in filter(receipt.is_receipt, sorted(pack.receipts.rglob(suffix))):
             paths[f"receipts/{path.relative_to(pack.receipts).as_posix()}"] = path

@@ -100,7 +100,7 @@ def _key_base(cell: Cell, host: Host) -> tuple[str, ...]:
         judges.sha256(cell.pack),
         cell.tree or f"{cell.source.kind} {cell.source.url} {cell.source.value}",
         members.sha256 if members else " ".join(cell.dependencies),
-        *(member.sha256 for member in cell.toolchain),
+        *(member.requirement for member in cell.toolchain),
         cell.target,
         str(cell.evidence),
         *stated.loads,

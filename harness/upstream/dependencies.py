@@ -1,32 +1,36 @@
-"""Dependency sets: what a probe imports besides torch, triton and Python, merged into one folder."""
+"""Dependency sets: what a probe imports besides torch, triton and Python, laid out in one folder by uv."""
 
 from __future__ import annotations
 
-import contextlib
-import shutil
-import subprocess
-from collections.abc import Iterator
+import zipfile
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
 from harness.core import files, seal
 from harness.core.cache import Cache
-from harness.core.errors import HarnessError, UnavailableError, UnsupportedHereError, unknown
-from harness.core.seal import ChangedError, Layout
+from harness.core.errors import HarnessError, UnavailableError, unknown
+from harness.core.seal import Layout
+from harness.pack import requirements
 from harness.pack.model import Definition, Dependency
-from harness.upstream import archive, download
+from harness.upstream import download, uv
 
 
 @dataclass(frozen=True)
 class Member:
-    """One wheel of a set, for one Python tag."""
+    """One package of a set: its version, and the sha256 of the files of it that may be taken."""
 
     package: str
     version: str
-    sha256: str
+    hashes: tuple[str, ...]
+
+    @property
+    def requirement(self) -> str:
+        """The line of a requirements file."""
+        return " ".join([f"{self.package}=={self.version}", *(f"--hash=sha256:{one}" for one in sorted(self.hashes))])
 
 
 @dataclass(frozen=True)
@@ -37,9 +41,14 @@ class DependencySet:
     members: tuple[Member, ...]
 
     @property
+    def requirements(self) -> str:
+        """The set as a requirements file."""
+        return "".join(f"{line}\n" for line in sorted(member.requirement for member in self.members))
+
+    @property
     def sha256(self) -> str:
-        """One hash for all wheels."""
-        return files.sha256_bytes("\n".join(sorted(member.sha256 for member in self.members)).encode())
+        """The hash of that file."""
+        return files.sha256_bytes(self.requirements.encode())
 
     @property
     def versions(self) -> dict[str, str]:
@@ -47,22 +56,18 @@ class DependencySet:
         return {member.package: member.version for member in self.members}
 
 
-def _member(package: str, dependency: Dependency, tag: str, set_name: str) -> Member:
-    digest = dependency.hash_for(tag)
-    if digest is None:
-        raise UnsupportedHereError(
-            f"dependency {package} {dependency.version} of the set {set_name}: pack.toml pins no wheel for {tag} "
-            f"(it has {', '.join(dependency.sha256)})"
-        )
-    return Member(package, dependency.version, digest)
-
-
 def named(definition: Definition, name: str, tag: str) -> DependencySet:
-    """Return the set that pack.toml calls `name`, for a Python tag such as ``cp311``."""
+    """Return the set of that name, for a Python tag such as ``cp311``."""
     if name not in definition.dependencies and name != "default":
         raise unknown("dependency set", name, definition.dependencies, "--with SET, or --with PACKAGE==VERSION")
     members = definition.dependencies.get(name, {})
-    return DependencySet(name, tuple(_member(package, members[package], tag, name) for package in sorted(members)))
+    python = f"3.{tag.removeprefix('cp3')}"
+    here = {package: one for package, one in members.items() if requirements.holds(_marker(one), python)}
+    return DependencySet(name, tuple(Member(package, here[package].version, here[package].hashes) for package in here))
+
+
+def _marker(dependency: Dependency) -> Marker | None:
+    return Marker(dependency.marker) if dependency.marker else None
 
 
 def chosen(cache: Cache, definition: Definition, wanted: tuple[str, ...], default: str, tag: str) -> DependencySet:
@@ -91,7 +96,7 @@ def chosen(cache: Cache, definition: Definition, wanted: tuple[str, ...], defaul
             raise HarnessError(f"--with {text!r}: neither a set nor PACKAGE==VERSION") from None
         version = next(iter(requirement.specifier)).version
         release = download.resolve(cache, requirement.name, version, wheels_only=True)
-        members[canonicalize_name(requirement.name)] = Member(requirement.name, release.version, release.sha256)
+        members[canonicalize_name(requirement.name)] = Member(requirement.name, release.version, (release.sha256,))
     return DependencySet("+".join([base.name, *singles]), tuple(members[key] for key in sorted(members)))
 
 
@@ -108,89 +113,19 @@ def under(dependencies: DependencySet, toolchain: tuple[Member, ...]) -> Depende
     return DependencySet(name, (*dependencies.members, *added))
 
 
-def _unpacked(cache: Cache, member: Member) -> Path:
-    """Return the folder of a wheel's files, unpacked once for all sets that hold it."""
-
-    def build(entry: Path) -> None:
-        cache.tell(f"unpacking {member.package} {member.version}")
-        archive.unpack(download.fetch(cache, member.package, None, member.sha256), entry / "content")
-
-    return _sound(Layout(cache, "unpacked", member.sha256[:32], build, f"{member.package} {member.version}"))
-
-
-def _sound(layout: Layout) -> Path:
-    """Return a folder that sets are made from; one that was changed is laid out anew, and the sets say who noticed."""
-    with contextlib.suppress(ChangedError):
-        layout.lay_out()
-    return layout.folder
-
-
-def _places(raw: Path) -> Iterator[tuple[Path, Path]]:
-    """Yield each file of an unpacked wheel with its place in a folder of packages."""
-    roots = [*(path for data in raw.glob("*.data") for path in (data / "purelib", data / "platlib")), raw]
-    for root in (path for path in roots if path.is_dir()):
-        for source in sorted(path for path in root.rglob("*") if path.is_file()):
-            inside = source.relative_to(root)
-            if root != raw or not inside.parts[0].endswith(".data"):
-                yield source, inside
-
-
-def _link(source: Path, target: Path) -> None:
-    """Put a file of an unpacked wheel into a set, without a copy where the file system allows that."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    try:
-        target.hardlink_to(source)
-    except OSError:
-        shutil.copyfile(source, target)
-
-
-def _compiled(cache: Cache, member: Member, python: Path, tag: str) -> Path:
-    """Return the folder of a wheel's compiled Python, laid out as the wheel is; nothing of the wheel is executed.
-
-    Each file states that its source need not be looked at: both are sealed.
-    """
-    raw = _unpacked(cache, member)
-
-    def build(entry: Path) -> None:
-        prefix = entry / "prefix"
-        command = [str(python), "-I", "-X", f"pycache_prefix={prefix}", "-m", "compileall", "-qq"]
-        options = ["--invalidation-mode", "unchecked-hash", str(raw)]
-        subprocess.run([*command, *options], check=False, capture_output=True)
-        made = prefix / raw.relative_to(raw.anchor)
-        made.mkdir(parents=True, exist_ok=True)  # a wheel may hold no Python at all
-        made.rename(entry / "content")
-        shutil.rmtree(prefix, ignore_errors=True)
-
-    key = f"{member.sha256[:32]}-{tag}-{seal.owner()}"
-    name = f"bytecode of {member.package} {member.version}"
-    return _sound(Layout(cache, "compiled", key, build, name, ignored=lambda _: True))
-
-
-def _merge(raw: Path, site: Path, wheel: str) -> None:
-    for source, inside in _places(raw):
-        target = site / inside
-        if not target.exists():
-            _link(source, target)
-        elif files.sha256_file(target) != files.sha256_file(source):
-            raise UnavailableError(f"{wheel}: {inside} stands in another wheel of the set with other content")
-
-
-def _merge_bytecode(raw: Path, site: Path) -> None:
-    for source, inside in _places(raw):
-        target = site / inside.parent / "__pycache__" / inside.name
-        if not target.exists():
-            _link(source, target)
-
-
 def with_wheel(dependencies: DependencySet, package: str, version: str, sha256: str) -> DependencySet:
     """Return the set that holds one more wheel: that of an upstream whose libraries look for others beside them."""
-    return replace(dependencies, members=(*dependencies.members, Member(package, version, sha256)))
+    return replace(dependencies, members=(*dependencies.members, Member(package, version, (sha256,))))
 
 
-def fetch(cache: Cache, dependencies: DependencySet) -> None:
-    """Unpack every wheel of a set, for whatever Python it is; a lane's host merges and compiles them."""
+def fetch(cache: Cache, dependencies: DependencySet, tag: str) -> None:
+    """Download every wheel of a set, for whatever Python it is; a lane's host lays them out."""
     for member in dependencies.members:
-        _unpacked(cache, member)
+        _wheel(cache, member, tag)
+
+
+def _wheel(cache: Cache, member: Member, tag: str) -> Path:
+    return download.wheel(cache, member.package, member.version, member.hashes, tag)
 
 
 def materialize(cache: Cache, dependencies: DependencySet, python: Path, tag: str) -> Path:
@@ -203,7 +138,9 @@ def materialize(cache: Cache, dependencies: DependencySet, python: Path, tag: st
 def layout(cache: Cache, dependencies: DependencySet, python: Path, tag: str) -> Layout:
     """Return the one folder that holds all wheels of a set with their bytecode, not yet laid out.
 
-    Whoever seals it has one of his own: bytecode cannot be made again byte for byte, so that nobody else can check it.
+    It is laid out from the wheels alone, each time: no folder is shared with another set, nor with a cache of uv's, in
+    which what a lane has written could come back. Whoever seals it has one of his own: bytecode cannot be made again
+    byte for byte, so that nobody else can check it.
 
     Args:
         cache: where it is, or will be.
@@ -214,12 +151,37 @@ def layout(cache: Cache, dependencies: DependencySet, python: Path, tag: str) ->
     """
 
     def build(entry: Path) -> None:
-        site = entry / "site"
-        site.mkdir()
-        for member in dependencies.members:
-            _merge(_unpacked(cache, member), site, f"{member.package} {member.version}")
-            _merge_bytecode(_compiled(cache, member, python, tag), site)
+        with cache.scratch("wheels-") as scratch:
+            wheels, given, site = scratch / "wheels", scratch / "requirements.txt", entry / "site"
+            wheels.mkdir()
+            site.mkdir()  # of a set of no wheel
+            for member in dependencies.members:
+                wheel = _wheel(cache, member, tag)
+                (wheels / wheel.name).symlink_to(wheel)
+            _refuse_conflicts(wheels)
+            cache.tell(f"laying out the dependency set {dependencies.name}")
+            given.write_text(dependencies.requirements, encoding="utf-8")
+            if dependencies.members:
+                try:
+                    uv.lay_out(given, wheels, site, python, scratch / "uv")
+                except uv.UvError as error:
+                    raise UnavailableError(f"the dependency set {dependencies.name}: {error}") from None
 
     key = f"{dependencies.sha256[:32]}-{tag}-{seal.owner()}"
-    name = f"the dependency set {dependencies.name}"
-    return Layout(cache, "dependencies", key, build, name, "site", lambda path: "__pycache__/" in path)
+    return Layout(cache, "dependencies", key, build, f"the dependency set {dependencies.name}", "site", _of_installer)
+
+
+def _of_installer(path: str) -> bool:
+    """Whether a file need not be the same when a set is laid out again: bytecode, and what holds the time of it."""
+    return "__pycache__/" in path or path.endswith((".dist-info/RECORD", ".dist-info/uv_cache.json"))
+
+
+def _refuse_conflicts(wheels: Path) -> None:
+    """Refuse wheels that hold one file with different contents: uv would lay out either."""
+    seen: dict[str, tuple[int, str]] = {}
+    for wheel in sorted(wheels.iterdir()):
+        with zipfile.ZipFile(wheel) as bundle:
+            for info in bundle.infolist():
+                content, other = seen.setdefault(info.filename, (info.CRC, wheel.name))
+                if content != info.CRC:
+                    raise UnavailableError(f"{wheel.name}: {info.filename} stands in {other} with other content")

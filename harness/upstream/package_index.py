@@ -6,6 +6,8 @@ elsewhere does without. No message of it holds a URL, since an index may be priv
 
 from __future__ import annotations
 
+import functools
+import os
 import subprocess
 import sys
 from contextlib import contextmanager
@@ -219,4 +221,10 @@ class Index:
 
 def of_user() -> Index:
     """Return the index that the user's pip is configured for."""
+    return _configured(tuple(sorted(item for item in os.environ.items() if item[0].startswith("PIP_"))))
+
+
+@functools.cache
+def _configured(_: tuple[tuple[str, str], ...]) -> Index:
+    """Ask pip once, as long as its variables stay: a set of wheels asks for each."""
     return Index(pip_settings())

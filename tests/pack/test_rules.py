@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from testing import toys
 from testing.workbench import Workbench
 
 
@@ -95,9 +96,6 @@ patch = "ask.patch"
 origin = "git+https://example.org/toykernel@{COMMIT}"
 date = 2026-08-21
 checks = ["weights", "len*"]
-[dependencies.tests.pytest]
-version = "9.0"
-sha256 = {{ any = "{"0" * 64}" }}
 [upstream_tests]
 files = ["tests/test_scale.py"]
 origin = "git+https://example.org/toykernel@{COMMIT}"
@@ -113,6 +111,8 @@ LAST = 'fixed_in = "2.0"\n'  # the last line before the tables
 def _stating(workbench: Workbench, stated: str) -> Workbench:
     """Lay the sound pack, whose pack.toml states this before its tables."""
     pack = workbench.lay("01_confirmed")
+    for name, package in (("tests", "pytest"), ("other", "nose")):
+        toys.pin(pack, package, "9.0", "0" * 64, name=name)
     text = (pack / "pack.toml").read_text()
     assert LAST in text
     (pack / "pack.toml").write_text(text.replace(LAST, LAST + stated))
@@ -149,8 +149,9 @@ def test_prior_art_ask_and_suite_are_stated(workbench: Workbench) -> None:
         ('["tests/test_scale.py"]', '["../test_scale.py"]', "'../test_scale.py' is no relative path"),
         ('["tests/test_scale.py"]', '["--pyargs"]', "'--pyargs' is no relative path"),
         ('["tests/test_scale.py"]', '["tests/test_scale.py::test_it"]', "is no relative path"),
-        ('dependencies = "tests"', 'dependencies = "suite"', "no set 'suite'; there is tests"),
-        ("tests.pytest]", "tests.nose]", "the set 'tests' lacks pytest"),
+        ('dependencies = "tests"', 'dependencies = "suite"', "no set 'suite'; there is tests, other"),
+        ('dependencies = "tests"', 'dependencies = "other"', "the set 'other' lacks pytest"),
+        ("[upstream_tests]", "[dependencies.tests]\n[upstream_tests]", "dependencies: they stand in requirements.txt"),
         ("TRITON_INTERPRET", "PYTHONPATH", "PYTHONPATH is no variable that a suite may set"),
         ("TRITON_INTERPRET", "LD_PRELOAD", "LD_PRELOAD is no variable that a suite may set"),
         ("gpu = false", "gpu = 1", "upstream_tests.gpu: expected bool"),

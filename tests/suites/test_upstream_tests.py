@@ -230,12 +230,9 @@ def _lay(workbench: Workbench, number: int, name: str, case: Case, wheel: tuple[
     if case.brings:
         (pack / "upstream_test.patch").write_text(mirrors.diff(source, case.brings))
     files = "" if "files =" in case.table else 'files = ["tests/test_scale.py"]\n'
+    toys.pin(pack, "pytest", wheel[0].name.split("-")[1], wheel[1], name="tests")
     with (pack / "pack.toml").open("a") as stream:
-        stream.write(
-            f'[dependencies.tests.pytest]\nversion = "{wheel[0].name.split("-")[1]}"\n'
-            f'sha256 = {{ any = "{wheel[1]}" }}\n'
-            f'[upstream_tests]\n{files}origin = "git+{mirrors.URL}@{commit}"\n{case.table}\n'
-        )
+        stream.write(f'[upstream_tests]\n{files}origin = "git+{mirrors.URL}@{commit}"\n{case.table}\n')
     return pack
 
 

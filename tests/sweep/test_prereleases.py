@@ -164,17 +164,17 @@ def test_a_cache_without_a_look_up_says_how_to_have_one(bench: Workbench) -> Non
         assert "Next: runner.py fetch --latest --head --pre" in cells[f"01_confirmed/cpu@{column}"]["reason"]
 
 
-@pytest.mark.parametrize(("pinned", "said"), [("1.0", "requires numpy>=2, and pack.toml pins 1.0"), ("2.1", "")])
+@pytest.mark.parametrize(("pinned", "said"), [("1.0", "requires numpy>=2, and the pack pins 1.0"), ("2.1", "")])
 def test_a_pinned_wheel_that_is_not_what_the_pre_release_requires_is_named(pinned: str, said: str) -> None:
     found = Toolchain("torch", "99.0rc1", (), ('numpy>=2; python_version >= "3.9"', "sympy"), dt.date(2026, 1, 2))
-    of_pack = DependencySet("default", (Member("NumPy", pinned, "0" * 64),))
+    of_pack = DependencySet("default", (Member("NumPy", pinned, ("0" * 64,)),))
     assert found.unmet(of_pack) == (f"torch 99.0rc1 {said}" if said else "")
 
 
 def test_a_pre_release_that_is_no_newer_than_the_interpreters_own_is_not_tried(bench: Workbench) -> None:
     pack = load.load_pack(bench.packs / "01_confirmed")
     (cell,) = selection.cells([(pack, "cpu")], NEWER, None, Moving())  # type: ignore[arg-type]
-    member = Member("torch", "99.0.dev1", "0" * 64)
+    member = Member("torch", "99.0.dev1", ("0" * 64,))
     found = Toolchain("torch", member.version, (member,), (), dt.date(2026, 1, 2))
     (_, under) = Prereleases({("toykernel", False): "none"}, {"torch": found}).cells(cell, NEWER)
     assert under.evidence is None

@@ -23,8 +23,9 @@ def pack(workbench: Workbench) -> Path:
     toys.seed(workbench.cache, helper, helper_sha256)
     folder = toys.lay(workbench.packs, NAME, sha256)
     definition = folder / "pack.toml"
-    text = definition.read_text().replace("@WHEEL@", archive.name).replace("@HELPER@", helper_sha256)
+    text = definition.read_text().replace("@WHEEL@", archive.name)
     definition.write_text(text)
+    toys.pin(folder, "toyhelper", "1.0", helper_sha256)
     return folder
 
 

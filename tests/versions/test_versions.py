@@ -244,16 +244,11 @@ def test_a_bisection_whose_runner_is_killed_leaves_no_process(workbench: Workben
 
 def test_dependency_sets_are_varied(workbench: Workbench) -> None:
     pack = workbench.lay("01_confirmed")
-    text = (pack / "pack.toml").read_text()
     for number, name in ((2, "new"), (1, "default")):
-        site = workbench.folder / name / "helper"
-        site.mkdir(parents=True)
-        (site / "__init__.py").write_text(f"VERSION = {number}\n")
-        wheel = workbench.folder / f"helper-{number}.0-py3-none-any.whl"
-        sha256 = histories.toys.zip_folder(site, wheel)
+        file, members = f"helper-{number}.0-py3-none-any.whl", {"helper/__init__.py": f"VERSION = {number}\n"}
+        wheel, sha256 = histories.toys.wheel(workbench.folder, file, members)
         histories.toys.seed(workbench.cache, wheel, sha256)
-        text += f'\n[dependencies.{name}.helper]\nversion = "{number}.0"\nsha256 = {{ any = "{sha256}" }}\n'
-    (pack / "pack.toml").write_text(text)
+        histories.toys.pin(pack, "helper", f"{number}.0", sha256, name=name)
     needs = (
         "import helper\nif helper.VERSION == 2:\n    print('UNSUPPORTED: helper 2 has no scale')\n    sys.exit(125)\n"
     )
