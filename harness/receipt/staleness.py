@@ -62,7 +62,8 @@ def _dependency_reason(pack: Pack, receipt: Receipt) -> list[str]:
         here = dependencies.named(pack.definition, receipt.dependencies.name, python_tag(receipt.host.python))
     except HarnessError:
         return ["its dependency set is gone"]
-    return [] if here.sha256 == receipt.dependencies.sha256 else ["the dependency set changed"]
+    same = receipt.dependencies.sha256 == here.sha256 or receipt.dependencies.packages == here.versions
+    return [] if same else ["the dependency set changed"]
 
 
 def rerunnable(pack: Pack, receipt: Receipt, host: Host) -> bool:
