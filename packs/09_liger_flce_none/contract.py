@@ -148,7 +148,8 @@ class Case(SimpleNamespace):
         rows = torch.arange(self.BT, device=DEVICE)
         return {
             "ones": lambda: torch.ones(1, device=DEVICE).expand(self.BT),
-            "constant": lambda: torch.full((1,), 0.375, device=DEVICE).expand(self.BT),
+            "constant": lambda: torch.full((1,), 1 / 3, device=DEVICE).expand(self.BT),
+            "loss scale": lambda: torch.full((1,), 65536.0, device=DEVICE).expand(self.BT),  # more than fp16 holds
             "mask": lambda: (rows % 3) / 2,  # 0, 0.5, 1: the first row's weight is 0
             "random": lambda: torch.stack((values + 0.25, values), 1)[:, 0],  # 0.25 to 1.25, not contiguous
             "signed": lambda: (6 * values - 3) * (rows % 4 != 2),  # -3 to 3, and some are 0
@@ -391,10 +392,11 @@ WEIGHTED = {
     "ones": {},
     "mean twice by one": {"reduction": "mean", "way": "twice"},  # by another factor the release is wrong: pack 17
     "sum twice by one": {"reduction": "sum", "way": "twice"},
+    "mean with a loss scale": {"dtype": "float16", "reduction": "mean", "weights_of_rows": "loss scale"},
 }
 
 
-@cases([param(form, name, **FORMS[form], **factors) for form in FORMS for name, factors in WEIGHTED.items()])
+@cases([param(form, name, **FORMS[form] | factors) for form in FORMS for name, factors in WEIGHTED.items()])
 def test_each_token_has_its_own_weight(case):
     case.check(*case.run())
 
