@@ -2,11 +2,11 @@
 
     python measure_half.py UNPACKED_0.8.5 [--head CHECKOUT] [--cache DIR]
 
-Runs this pack's probe on the CPU, pristine lane alone, over releases of liger-kernel and over a copy of the newest one
+Runs this pack's contract on the CPU, pristine lane alone, over releases of liger-kernel and a copy of the newest
 without one cast: there the logits' gradient is multiplied in place by the fp32 weights. UNPACKED_0.8.5 is the folder in
 which that release's own archive was unpacked, CHECKOUT the sources of the commit in [head] of pack.toml. Writes
-data/half.json: for each tree the verdict, the names of the failed checks, and what the four checks below measured.
-There over_eps says how far the mean over the entries of a gradient is off because weights were rounded before the
+data/half.json: for each tree the verdict, the names of the failed checks, and over_eps, from the contract's figures. It
+says how far the mean over the entries of a gradient is off because weights were rounded before the
 product: of the gradients the most, in units of the dtype's eps.
 """
 
@@ -31,13 +31,11 @@ CAST = """\
 NO_CAST = """\
             grad_logits_chunk.mul_(token_grad_output[start_idx:end_idx].unsqueeze(-1))
 """
-EPS = {"bfloat16": 2**-7, "float16": 2**-10, "autocast": 2**-7}
-BEYOND = "none_beyond_half"
-ONCE = {dtype: f"none_weighted_once_{dtype}" for dtype in EPS}
+ROUNDED = {dtype: f"weight_rounding_{dtype}" for dtype in ("bfloat16", "float16", "autocast")}  # figures, in eps
 
 
 def judge(runner, specification):
-    """Run the probe over one tree; return the receipt."""
+    """Run the contract over one tree; return the receipt."""
     command = [*runner, "--upstream", specification]
     ended = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     (row,) = json.loads(ended.stdout)
@@ -48,12 +46,12 @@ def row(receipt):
     """Keep of a receipt what data/half.json says of a tree."""
     lane = receipt["lanes"]["pristine"]
     checks = {check["name"]: check for check in lane["checks"]}
-    measured = {name: checks[name]["measured"] for name in (BEYOND, *ONCE.values())}
     failed = [name for name, check in checks.items() if check["ok"] is False]
-    over = {dtype: max(measured[name].values()) / EPS[dtype] for dtype, name in ONCE.items()}
+    figures = {figure["name"]: figure["value"] for figure in lane["figures"]}
+    over = {dtype: figures[name] for dtype, name in ROUNDED.items()}
     judged = sum(check["ok"] is not None for check in checks.values())
     counts = {"judged": judged, "wrong": len(failed)}
-    return {"verdict": lane["verdict"], **counts, "failed": failed, "measured": measured, "over_eps": over}
+    return {"verdict": lane["verdict"], **counts, "failed": failed, "over_eps": over}
 
 
 def tested(receipt):
