@@ -66,7 +66,7 @@ def test_it_speaks_of_what_was_judged_and_says_of_the_rest_that_it_was_not(judge
     assert status == 0
     assert "which judged cpu (traced). Not judged in it: sm_90a;" in text
     assert text.startswith("# A title\n\nFilled from one run")
-    assert "| cpu | traced | cpu | CONFIRMED |" in text
+    assert "| cpu | traced | CPU | CONFIRMED |" in text
     assert "On the CPU 3, on the GPU [sm_90a: not judged]." in text
     assert "| sm_90a | [sm_90a" not in text
     assert "| both | 3, [sm_90a: not judged] |" in text
@@ -129,7 +129,7 @@ def test_last_is_the_last_run_of_this_pack(workbench: Workbench) -> None:
     assert workbench.run("run", "1").returncode == 0
     workbench.run("run", "3")
     status, text, _ = _report(workbench, "--from", "last")
-    assert (status, "| cpu | traced | cpu | CONFIRMED |" in text) == (0, True)
+    assert (status, "| cpu | traced | CPU | CONFIRMED |" in text) == (0, True)
     ended = workbench.run("report", "3", "--cache", str(workbench.folder / "none"), "--from", "last")
     assert (ended.returncode, "no run in the cache has receipts of 03_fix_ineffective" in ended.stderr) == (2, True)
 

@@ -83,7 +83,7 @@ def test_verdicts_threads_ask_and_search_stand_as_pack_toml_and_receipts_have_th
     _state(folder)
     text = _rendered(folder, "{{verdicts}}\n\n{{threads}}\n\n{{ask}}\n\n{{searched}}\n\n{{strength}}\n")
     assert f"toykernel 1.0 | default branch, {'2' * 12} of 2026-08-22 | strength |" in text
-    assert "| cpu | traced | cpu | CONFIRMED | not judged | not measured |" in text
+    assert "| cpu | traced | CPU | CONFIRMED | not judged | not measured |" in text
     assert "CONFIRMED: the tree is wrong, and right with the patch. Fixed in toykernel 2.0." in text
     assert (
         "**Already there**\n"
@@ -113,8 +113,9 @@ def test_what_pack_toml_does_not_state_is_an_error_and_never_empty(folder: Path)
 
 def test_the_strength_is_that_of_the_record_and_stale_with_the_probe(folder: Path) -> None:
     own, made = strength.Count(9, 10, 1, 0, 0), strength.Count(29, 30, 0, 1, 0)
-    probe, patch = (receipt.hashed(folder / file) for file in ("reproduce.py", "fix.patch"))
-    upstream = load.load_pack(folder).definition.upstream.sha256
+    pack = load.load_pack(folder)
+    probe, patch = receipt.judged_by(pack), receipt.hashed(pack.patch)
+    upstream = pack.definition.upstream.sha256
     record = strength.Strength(
         1, folder.name, "cpu", Evidence.TRACED, "2026-11-21", 1, 40, own, made, probe, patch, upstream,
         "3.11", "2", "3", "", 1.0, "runner.py mutate", (),
