@@ -633,6 +633,9 @@ class Meter(TorchDispatchMode):
 class Allocator(contextlib.nullcontext):
     """The same of the GPU's allocator."""
 
+    def __enter__(self):
+        return self
+
     def start(self, *_):
         torch.cuda.synchronize()
         torch.cuda.reset_peak_memory_stats()

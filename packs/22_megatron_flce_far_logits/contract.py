@@ -379,7 +379,8 @@ class HostTensors(TorchFunctionMode):
     def __torch_function__(self, function, _types, given=(), named=None):
         named = named or {}
         to_host = function is torch.Tensor.to and is_host(*given[1:], *named.values())
-        assert not (function in READERS or to_host), f"the host waits for the GPU: {function}"
+        assert function not in READERS, f"the host waits for the GPU: {function}"
+        assert not to_host, f"the host waits for the GPU: {function}"
         found = function(*given, **named)
         made = function in MAKERS and named.get("device") is None and "out" not in named and found.dim()
         return found.to("meta") if made else found
