@@ -29,6 +29,8 @@ ABANDONED = "abandoned"
 STOPPED = "stopped"
 #: What contracts import lies here: it is the last folder of their PYTHONPATH.
 REPOSITORY = Path(__file__).parents[2]
+#: The exit status of a script that raised.
+RAISED = 1
 #: The files of a lane's folder that its processes write.
 RESULTS, LOADED = "results.jsonl", "loaded.jsonl"
 #: pytest as a contract sees it: no configuration, no plugin but the kit's, no cache in the pack.
@@ -153,14 +155,19 @@ def _run(lane: Lane, folders: environment.Folders, file: Path) -> LaneRun:
 
 
 def _run_files(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
-    """Run the script, and then the contract: not where the script failed, or has refused a wrong fix already."""
+    """Run the script, and then the contract: not where the script failed, or has refused a wrong fix already.
+
+    Where the script raises on a wrong fix, the contract says whether the code under test did.
+    """
     line, none = LastLine(), Script(LaneVerdict.ERROR, "")
     command = _command(lane, folders, ("-P", str(lane.probe)), lane.timeout)
     ended = process.run(command, line, log)
     said = script.read(line.text, ended.status) if ended.reason == "exited" and ended.status >= 0 else none
     refused = lane.stops and said.verdict == LaneVerdict.BUG_REPRODUCED
     found = None
-    if lane.contract is not None and said.verdict != LaneVerdict.ERROR and not refused:
+    failed = said.verdict == LaneVerdict.ERROR
+    raised = lane.is_wrong_fix and failed and ended.reason == "exited" and ended.status == RAISED
+    if lane.contract is not None and (not failed or raised) and not refused:
         stop = ("-x",) if lane.stops else ()
         pytest = ("-P", *PYTEST, "--rootdir", str(lane.contract.parent), *stop, str(lane.contract))
         command = _command(lane, folders, pytest, lane.timeout - ended.seconds)

@@ -19,11 +19,11 @@ def _wrong(checks: tuple[CheckLine, ...], role: Role) -> str:
 
 def verdict(script: Script, checks: tuple[CheckLine, ...]) -> tuple[LaneVerdict, str]:
     """Return the verdict and its reason; without checks, or where none is judged, the script's word stands alone."""
-    if script.verdict == LaneVerdict.ERROR:
-        return LaneVerdict.ERROR, script.reason
     controls, defects = _wrong(checks, Role.CONTROL), _wrong(checks, Role.DEFECT)
     if controls:
         return LaneVerdict.CONTROL_FAILED, controls
+    if script.verdict == LaneVerdict.ERROR:
+        return (LaneVerdict.BUG_REPRODUCED, defects) if defects else (LaneVerdict.ERROR, script.reason)
     if script.verdict == LaneVerdict.UNSUPPORTED:
         found = implied(checks)
         alone = f"{CONTRACT_ALONE} ({script.reason})"
@@ -56,7 +56,7 @@ def transcript(script: Script, results: Results | None, loaded: tuple[UpstreamLi
         figures=found.figures,
         outputs=found.outputs,
         claims=found.claims,
-        problems=(*([script.reason] if script.verdict == LaneVerdict.ERROR else []), *found.problems, *mute),
+        problems=(*([script.reason] if word == LaneVerdict.ERROR and script.reason else []), *found.problems, *mute),
         script=script.text,
     )
 

@@ -305,5 +305,6 @@ def _recorded(pack: Pack, target: str, evidence: str) -> str:
     rest = [f"{number} {word}" for number, word in said if number]
     besides = f" ({', '.join(rest)})" if rest else ""
     why = stale(pack, found)
-    behind = f", STALE: {'; '.join(why)}" if why else ""
+    behind = f" by the checks of commit {found.measured_at[:12]}" if found.measured_at else ""
+    behind += f", STALE: {'; '.join(why)}" if why else ""
     return f"strength: killed {whole.killed} of {whole.of} wrong fixes{besides}, {found.date}{behind}"
