@@ -24,9 +24,9 @@ from harness.report.strong import Strength
 REPOSITORY = Path(__file__).resolve().parents[2]
 CHART = REPOSITORY / "docs/releases.svg"
 MARKS = "<!-- {name}: written by python -m harness.report.packs_table -->\n...<!-- end of {name} -->\n"
-#: The figure that the README opens with: a check of a receipt, and the sentence around what it measured.
-FIRST = ("20_tilelang_reduce_barrier", "sm_90a.executed.json", "launches.reduce_sum")
-CONTROL = "launches.workaround.sync_threads"
+#: The figure that the README opens with, and the sentence around it.
+FIRST = ("20_tilelang_reduce_barrier", "sm_90a.executed.json", "wrong_launches_sum")
+CONTROL = "wrong_launches_sync_threads"
 SENTENCE = (
     "**{package} {version} leaves out a barrier: a kernel of three gemms and `T.reduce_sum` gives wrong numbers in "
     "{measured} {unit}\non an {gpu}**, without an error; with the barrier put in by hand, in {control} "
@@ -64,12 +64,12 @@ def first_figure(folder: Path) -> str:
     """Write the sentence that README.md opens with, from a receipt below the folder of packs."""
     pack, file, name = FIRST
     found = receipt.load(folder / pack / "receipts" / file)
-    checks = {one.name: one for one in found.lanes[LaneName.PRISTINE].checks}
-    check = checks[name]
+    figures = {one.name: one for one in found.lanes[LaneName.PRISTINE].figures}
+    figure = figures[name]
     upstream = found.upstream
     named = {"gpu": found.host.gpu, "package": upstream.package, "version": upstream.version}
-    named["control"] = str(checks[CONTROL].measured)
-    return SENTENCE.format(**named, measured=check.measured, unit=check.unit) + "\n"
+    named["control"] = str(figures[CONTROL].value)
+    return SENTENCE.format(**named, measured=figure.value, unit=figure.unit) + "\n"
 
 
 def first_run(folder: Path) -> str:

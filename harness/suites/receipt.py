@@ -199,4 +199,5 @@ def reasons(pack: Pack, one: SuiteReceipt) -> list[str]:
         members = dependencies.named(definition, suite.dependencies, python_tag(one.host.python))
     except HarnessError:
         return [*found, "its dependency set is gone"]
-    return found if members.sha256 == one.dependencies.sha256 else [*found, "the dependency set changed"]
+    same = members.sha256 == one.dependencies.sha256 or members.versions == one.dependencies.packages
+    return found if same else [*found, "the dependency set changed"]
