@@ -210,7 +210,9 @@ def freeze(packs: Iterable[Pack], folder: Path) -> None:
         target = folder / pack.name
         target.mkdir(parents=True, exist_ok=True)
         inputs = pack.inputs or pack.folder
-        for path in (pack.folder / "pack.toml", inputs / "reproduce.py", *inputs.glob("*.patch")):
+        stated = (pack.folder / "pack.toml", *pack.folder.glob("requirements*"))
+        judging = (inputs / "reproduce.py", inputs / "contract.py", *inputs.glob("*.patch"))
+        for path in (*stated, *judging):
             if path.is_file():
                 shutil.copyfile(path, target / path.name)
 
