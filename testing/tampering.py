@@ -302,11 +302,11 @@ def _gone(pids: list[int]) -> None:
 UNLIKE = {
     "leaves its defect out": ("del test_weights", "test_weights is gone"),
     "does not judge its defect": (
-        "test_weights = pytest.mark.defect(lambda: pytest.skip('no'))",
+        "@pytest.mark.defect\n    def test_weights():\n        pytest.skip('no')",
         "test_weights was judged and is not",
     ),
     "calls its defect a control": (
-        "test_weights = pytest.mark.control(lambda: None)",
+        "@pytest.mark.control\n    def test_weights():\n        pass",
         "test_weights was a defect and is a control",
     ),
 }
@@ -316,7 +316,10 @@ import importlib.util, pathlib
 
 if "zip(" in pathlib.Path(importlib.util.find_spec("toykernel.scale").origin).read_text():
     {}
-    test_other = pytest.mark.defect(lambda: None)
+
+    @pytest.mark.defect
+    def test_other():
+        pass
 """
 
 

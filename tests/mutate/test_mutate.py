@@ -142,15 +142,17 @@ def test_what_crashes_or_hangs_is_run_again_alone_and_unjudged(workbench: Workbe
     mutants = {one["name"]: one for one in found["strength"]["mutants"]}
     assert status == 1
     assert _fates(found) == {
+        "aborts": "unjudged",
         "adds_the_weight": "killed",
         "does_not_apply": "unjudged",
         "hangs": "unjudged",
-        "raises": "unjudged",
+        "raises": "killed",
     }
     assert mutants["hangs"]["reason"] == "timed out after 3 s (run twice, the second time alone)"
-    assert mutants["raises"]["reason"].startswith("no verdict line (ValueError: weights differ) (run twice")
+    assert mutants["aborts"]["reason"].startswith("killed by SIGABRT (run twice")
+    assert mutants["raises"]["by"] == ["test_weights"], "the script raised, and the contract says in whose code"
     assert mutants["does_not_apply"]["reason"].startswith("its patch does not apply")
-    assert found["strength"]["own"]["of"] == 4
+    assert found["strength"]["own"]["of"] == 5
 
 
 def test_mutants_are_generated_alike_every_time_and_leave_nothing_in_the_cache(workbench: Workbench) -> None:
@@ -238,8 +240,9 @@ def test_what_is_listed_goes_first_since_it_runs_to_the_end(workbench: Workbench
     _, found, _ = _mutate(workbench, "--jobs", "1")
     last = found["strength"]["mutants"][-1]["name"]
     assert len(found["strength"]["mutants"]) > 9
-    entry = f'[[equivalent]]\nname = "{last}"\nreason = "The last."\n'
-    (pack / "mutants/equivalent.toml").write_text(entry, encoding="utf-8")
+    entries = [f'[[equivalent]]\nname = "{name}"\nreason = "The last."\n' for name in {last, *found["open"]}]
+    (pack / "mutants/equivalent.toml").write_text("\n".join(entries), encoding="utf-8")
+    _mutate(workbench, "--jobs", "1")  # it goes on, and settles what was open
     _, _, told = _mutate(workbench, "--jobs", "1")
     ends = [line for line in told.splitlines() if " patched: " in line]
     assert "FIX_VALIDATED" in ends[0], "the fix's own lane"

@@ -127,7 +127,7 @@ def test_a_whole_one_is_judged_without_the_fix(workbench: Workbench) -> None:
     pack = workbench.lay("43_lets_wrong_fixes_pass")
     _put(pack, "whole/leaves_it", _patch(RELEASE, RELEASE.replace(*ROUNDS)))
     found = _judged(workbench)
-    assert (found["leaves_it"]["fate"], found["leaves_it"]["by"]) == ("killed", ["weights"])
+    assert (found["leaves_it"]["fate"], found["leaves_it"]["by"]) == ("killed", ["reproduce.py"])
     assert found["rounds_the_total"]["fate"] == "survived"
 
 
