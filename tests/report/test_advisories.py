@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.audit import records
-from harness.pack import load
+from harness.pack import judges, load
 from harness.pack.model import Pack
 from harness.receipt.receipt import to_json
 from harness.report import advisories
@@ -52,7 +52,7 @@ def _keep(bench: Workbench, verdicts: dict[str, str], target: str = "cpu", **cha
         "evidence": "traced" if target == "cpu" else "executed",
         "over": "release",
         "line": "",
-        "probe": advisories.files.sha256_file(pack.probe),
+        "probe": judges.sha256(pack),
         "python": "3.11",
         "torch": "2.13",
         "triton": "",

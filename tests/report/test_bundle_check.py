@@ -186,7 +186,6 @@ RECEIPTS: dict[str, tuple[Callable[[Document], None], str]] = {
     ),
     "a command for another target": (_set("command", f"runner.py run {TOY} --target sm_80"), "does not run this pack"),
     "other dependencies": (_set("dependencies.packages", {"numpy": "1.0"}), "other versions than the pack pins"),
-    "another dependency hash": (_set("dependencies.sha256", OTHER_HASH), "the dependency set changed"),
     "a dependency set of nobody": (_set("dependencies.name", "mine"), "dependencies"),
     "another script and contract": (
         _set("probe", {"sha256": OTHER_HASH, "meaning": OTHER_HASH}),
