@@ -39,7 +39,7 @@ def _ended(workbench: Workbench, base: str, head: str, *arguments: str) -> tuple
     [
         ("wrong", "right", 0, ("BUG_REPRODUCED", "FIX_VALIDATED"), "**this change fixes it**"),
         ("right", "wrong", 1, ("FIX_VALIDATED", "BUG_REPRODUCED"), "**this change brings it in**: `test_weights`"),
-        ("right", "control", 1, ("FIX_VALIDATED", "CONTROL_FAILED"), "this change breaks what was right**: `test_total`"),
+        ("right", "control", 1, ("FIX_VALIDATED", "CONTROL_FAILED"), "breaks what was right**: `test_total`"),
         ("wrong", "other API", 5, ("BUG_REPRODUCED", "UNSUPPORTED"), "whether it is gone is open**"),
         ("right", "crashing", 1, ("FIX_VALIDATED", "ERROR"), "**the lane ends in an error with this change; base"),
     ],
