@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from itertools import groupby
 
 from harness.core import markdown
@@ -67,10 +68,18 @@ def _cut(text: str) -> str:
     return text if len(text) <= MOST_MEASURED else f"{text[:MOST_MEASURED]}... (whole in the receipt)"
 
 
+def _by_test(names: list[str]) -> list[str]:
+    """Write each test once, with the number of its cases where these are several."""
+    counts = Counter(name.partition("[")[0] for name in names)
+    alone = {name.partition("[")[0]: name for name in names}
+    return [alone[test] if number == 1 else f"{test} ({number} cases)" for test, number in counts.items()]
+
+
 def _checks(receipts: list[Receipt], *, measured: bool) -> str:
     """Write a row for each check, with what each lane made of it: twice the rows would not fit beside the logs.
 
-    Without `measured`, one for all that came out alike: hundreds of checks leave no room for what they measured.
+    Without `measured`, one for all that came out alike, with the cases of a test counted: hundreds of checks leave no
+    room for what they measured.
     """
     rows = []
     for one in receipts:
@@ -86,7 +95,7 @@ def _checks(receipts: list[Receipt], *, measured: bool) -> str:
     alike: dict[tuple[str, ...], list[str]] = {}
     for target, name, role, *said, _ in rows:
         alike.setdefault((target, role, *said), []).append(name)
-    together = [[*key, "; ".join(names)] for key, names in alike.items()]
+    together = [[*key, "; ".join(_by_test(names))] for key, names in alike.items()]
     return markdown.table(["target", "role", *LaneName, "checks"], together)
 
 
