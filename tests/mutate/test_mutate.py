@@ -241,7 +241,8 @@ def test_what_is_listed_goes_first_since_it_runs_to_the_end(workbench: Workbench
     last = found["strength"]["mutants"][-1]["name"]
     assert len(found["strength"]["mutants"]) > 9
     entries = [f'[[equivalent]]\nname = "{name}"\nreason = "The last."\n' for name in {last, *found["open"]}]
-    (pack / "mutants/equivalent.toml").write_text("\n".join(entries), encoding="utf-8")
+    listed = pack / "mutants/equivalent.toml"
+    listed.write_text("\n".join([listed.read_text(encoding="utf-8"), *entries]), encoding="utf-8")
     _mutate(workbench, "--jobs", "1")  # it goes on, and settles what was open
     _, _, told = _mutate(workbench, "--jobs", "1")
     ends = [line for line in told.splitlines() if " patched: " in line]
