@@ -81,7 +81,7 @@ def test_a_release_that_fixes_the_bug_is_named_and_its_commit(workbench: Workben
     for name in ("summary.md", "index.html"):
         assert f"fixed in 1.2; its commit: {commits[3][:12]}" in (_newest(workbench) / name).read_text(), name
     assert said.splitlines()[:2] == [
-        "01_confirmed/cpu@latest: FIXED UPSTREAM: toykernel 1.3: was CONFIRMED (weights)",
+        "01_confirmed/cpu@latest: FIXED UPSTREAM: toykernel 1.3: was CONFIRMED",
         f"01_confirmed/cpu@latest: {row['bisected']}",
     ]
     tasks = _logs(workbench)
