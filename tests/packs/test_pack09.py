@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from kit import pairwise
+from testing import contract_source
 from testing.workbench import REPOSITORY
 
-FOLDER = REPOSITORY / "packs/09_liger_flce_none"
+PACK = "packs/09_liger_flce_none"
+FOLDER = REPOSITORY / PACK
 
 
 def _factors() -> tuple[dict[str, Any], dict[str, Any]]:
     """Return the factors of the contract, and those of a reduced loss, without importing it."""
-    tree = ast.parse((FOLDER / "contract.py").read_text(encoding="utf-8"))
-    found = {ast.unparse(x.targets[0]): x.value for x in tree.body if isinstance(x, ast.Assign)}
-    names = {"torch": SimpleNamespace(float32="float32")}
-    factors, reduced = (eval(ast.unparse(found[x]), names) for x in ("FACTORS", "REDUCED"))  # noqa: S307 - our own file
+    options = contract_source.values("kit/liger.py")["FACTORS"]
+    found = contract_source.values(f"{PACK}/contract.py", OPTIONS=options)
+    factors, reduced = found["FACTORS"], found["REDUCED"]
     return factors | {"reduction": ("none",)}, factors | reduced
 
 

@@ -2,23 +2,23 @@
 
 from __future__ import annotations
 
-import ast
 import itertools
 import json
-from types import SimpleNamespace
 from typing import Any
 
 from kit import pairwise
+from testing import contract_source
 from testing.workbench import REPOSITORY
 
-FOLDER = REPOSITORY / "packs/17_liger_flce_saved_gradients"
+PACK = "packs/17_liger_flce_saved_gradients"
+FOLDER = REPOSITORY / PACK
 
 
 def _factors() -> dict[str, tuple[Any, ...]]:
     """Return the factors of the contract, without importing it."""
-    tree = ast.parse((FOLDER / "contract.py").read_text(encoding="utf-8"))
-    (node,) = [x.value for x in tree.body if isinstance(x, ast.Assign) and ast.unparse(x.targets[0]) == "FACTORS"]
-    return eval(ast.unparse(node), {"torch": SimpleNamespace(float32="float32")})  # noqa: S307 - our own file
+    options = contract_source.values("kit/liger.py")["FACTORS"]
+    found: dict[str, tuple[Any, ...]] = contract_source.values(f"{PACK}/contract.py", OPTIONS=options)["FACTORS"]
+    return found
 
 
 def test_every_pair_of_values_is_in_a_case() -> None:

@@ -32,6 +32,15 @@ ASKS = """def test_ones(scale, figure):
 """
 
 
+NEEDS_TORCH = """
+try:
+    import torch
+except ImportError as error:
+    print(f"UNSUPPORTED: {error}")
+    sys.exit(125)
+"""
+
+
 def _wheel(folder: Path, name: str, version: str, text: str = "", requires: str = "") -> tuple[str, bytes]:
     info, file = f"{name}-{version}.dist-info", f"{name}-{version}-py3-none-any.whl"
     metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{requires}"
@@ -119,6 +128,10 @@ def test_where_no_index_has_one_the_cell_says_why_and_fails_nothing(bench: Workb
 
 def test_a_release_candidate_that_breaks_the_pack_or_has_the_fix_is_told(bench: Workbench) -> None:
     broken = _wheel(bench.folder, "torch", "99.0rc1", "raise ImportError('another ABI')")
+    toys.replace(bench.packs / "01_confirmed/reproduce.py", "import sys\n", f"import sys\n{NEEDS_TORCH}")
+    skips = '\npytest.importorskip("torch", exc_type=ImportError)\n'
+    stated = 'EVIDENCE_WITHOUT_GPU = "traced"\n'
+    toys.replace(bench.packs / "01_confirmed/contract.py", stated, stated + skips)
     with _index(bench.folder, {"1.0": "wrong", "2.0rc1": "right"}, broken) as variables:
         status, cells, said = _sweep(bench, "--online", **variables)
     assert (status, cells["01_confirmed/cpu"]["verdict"]) == (1, "CONFIRMED")
