@@ -232,8 +232,7 @@ def _judge_reason(pack: Pack, strength: Strength) -> list[str]:
     """Say whether script or contract changed since; what was carried forward from a commit speaks of that day's."""
     if strength.measured_at:
         return []
-    same = pack.probe.exists() and judges.meaning_of(pack) == strength.probe.meaning
-    return [] if same else ["the script or the contract changed"]
+    return [judges.CHANGED] if judges.changed(pack, strength.probe.sha256, strength.probe.meaning) else []
 
 
 def stale(pack: Pack, strength: Strength) -> list[str]:

@@ -134,7 +134,7 @@ def _history(path: Path) -> History:
 
 def _of_history(pack: Pack, found: History) -> list[Lane]:
     same = pack.probe.exists() and judges.sha256(pack) == found.probe
-    outdated = () if same else ("the script or the contract changed",)
+    outdated = () if same else (judges.CHANGED,)
     return [
         Lane(row.label, row.verdict, found.target, found.evidence, row.reason, outdated=outdated) for row in found.rows
     ]
