@@ -26,7 +26,6 @@ VERBS = (
     "versions",
     "pr-verdict",
     "mutate",
-    "table",
     "upstream-tests",
     "fetch",
     "check",

@@ -273,15 +273,6 @@ def still_open(pack: Pack, first: Strength, covered: Iterable[str] = ()) -> list
     return [one for one in passed if one.name not in closed]
 
 
-def in_a_table(pack: Pack, target: str, evidence: str) -> str:
-    """Write the strength of a verdict shortly: ``strength 38/40``, STALE where it is; empty where there is none."""
-    found = find(pack, target, evidence)
-    if found is None:
-        return ""
-    whole = found.whole
-    return f"strength {whole.killed}/{whole.of}" + (" STALE" if stale(pack, found) else "")
-
-
 def text(pack: Pack, target: str, evidence: str) -> str:
     """Write the strength of a verdict for tables and reports; empty where none was measured.
 

@@ -120,7 +120,7 @@ def make(pack: Pack, folder: Path, name: str | None, branch: str | None) -> Comm
     chosen = [fix, *([test] if test else [])]
     branch, checkout = branch or default_branch(pack), Checkout(folder.resolve())
     _require_whole(checkout, branch)
-    listed = [(path, patch.parse(path.read_text(encoding="utf-8"))) for path in chosen]
+    listed = [(path, list(patch.parse(path.read_text(encoding="utf-8")))) for path in chosen]
     exact = [one for path, files in listed for one in _fitting(checkout, path, files)]
     message = message_of(fix.read_text(encoding="utf-8"))
     touched = list(dict.fromkeys(one.path for _, files in listed for one in files))

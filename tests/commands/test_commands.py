@@ -80,7 +80,7 @@ def test_an_unknown_option_is_status_2(workbench: Workbench) -> None:
     assert workbench.run("frobnicate").returncode == 2
 
 
-@pytest.mark.parametrize("verb", ["", "list", "run", "table", "fetch", "check", "report"])
+@pytest.mark.parametrize("verb", ["", "list", "run", "fetch", "check", "report"])
 def test_help_reads_like_a_manual(verb: str) -> None:
     command = [sys.executable, str(REPOSITORY / "runner.py"), *([verb] if verb else []), "--help"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)

@@ -146,7 +146,7 @@ def test_a_gpu_that_is_not_listed_runs_with_no_expectation(workbench: Workbench)
     assert status == 0
     assert "| sm_100a | executed | Toy GPU | CONFIRMED (no expectation) | not measured |" in text
     assert "judged sm_100a (executed; no expectation: the pack does not list it). Not judged in it: sm_90a" in text
-    table = workbench.run("table", "--cache", str(workbench.cache), "--from", "last").stdout
+    table = workbench.run("list", "--cache", str(workbench.cache), "--from", "last").stdout
     assert "no expectation" in table
     bundle = workbench.run("bundle", "1", "--cache", str(workbench.cache), "--from", "last")
     assert (bundle.returncode, "a target that pack.toml does not list" in bundle.stderr) == (2, True)
