@@ -91,6 +91,7 @@ def first_run(folder: Path) -> str:
         claims=found.claims,
         receipt="",
         logs=(),
+        tree=f"{found.upstream.package} {found.upstream.version}",
     )
     return f"```\n{run_table.as_text([row])}```\n"
 

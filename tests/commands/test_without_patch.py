@@ -33,7 +33,7 @@ def test_it_is_sound(judged: Workbench) -> None:
 
 
 def test_a_run_says_that_no_patch_was_judged(judged: Workbench) -> None:
-    said = f"{NAME} cpu: REPRODUCED: the bug is there, and pack.toml says that there is no patch to judge"
+    said = "toykernel 1.0 has the bug on cpu; no patch was judged."
     assert said in judged.run("run").stdout
 
 

@@ -58,7 +58,7 @@ def _gpu(bench: Workbench, capability: list[int]) -> dict[str, str]:
     state = bench.folder / "gpus.json"
     state.write_text(json.dumps({"devices": [{"name": "Toy GPU", "capability": capability}]}))
     fake = REPOSITORY / "tests/resources/fake_nvml"
-    return {"PYTHONPATH": str(fake), "NVIDIA_FAKE_STATE": str(state), "CUDA_VISIBLE_DEVICES": "0"}
+    return {"PYTHONPATH": str(fake), "NCCL_FAKE_STATE": str(state), "CUDA_VISIBLE_DEVICES": "0"}
 
 
 def test_it_speaks_of_what_was_judged_and_says_of_the_rest_that_it_was_not(judged: Workbench) -> None:

@@ -70,7 +70,7 @@ class Runs:
         path = self.bench.folder / "gpus.json"
         base = {"name": "Toy H200", "capability": [9, 0]}
         path.write_text(json.dumps({"devices": [base | state for state in states]}))
-        self.variables |= {"PYTHONPATH": str(REPOSITORY / "tests/resources/fake_nvml"), "NVIDIA_FAKE_STATE": str(path)}
+        self.variables |= {"PYTHONPATH": str(REPOSITORY / "tests/resources/fake_nvml"), "NCCL_FAKE_STATE": str(path)}
         self.variables["CUDA_VISIBLE_DEVICES"] = ",".join(str(index) for index in range(len(states)))
         return path
 
