@@ -177,7 +177,8 @@ def _run_files(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
         seen = loaded.read(folders.work / LOADED)
     except (ValueError, TypeError) as error:
         return LaneRun(ended, Transcript(problems=(f"what the witness noted cannot be read: {error}",)), log.path)
-    return LaneRun(ended, two_files.transcript(said, found, seen), log.path, running=found.running if found else "")
+    told = two_files.transcript(said, found, seen, line.printed)
+    return LaneRun(ended, told, log.path, running=found.running if found else "")
 
 
 def _together(first: Ended, second: Ended) -> Ended:
