@@ -750,10 +750,10 @@ def test_a_step_asks_for_no_value_of_a_tensor(how, figure):
 
 
 def test_few_rows_need_what_these_rows_need():
-    """61 query rows, fewer than a fix may take at a time: 8 times the scores of all heads at most; the release: 4.3."""
-    case = long_case("default-each", size=(61, LENGTH), heads=MORE, attention=MORE)
+    """17 query rows, fewer than a fix may take at a time: 8 times the scores of all heads at most; the release: 4.4."""
+    case = long_case("default-each", size=(17, LENGTH), heads=MORE, attention=MORE)
     for part, peak in peaks(case).items():
-        need = peak / (4 * BATCH * 61 * LENGTH * MORE)
+        need = peak / (4 * BATCH * 17 * LENGTH * MORE)
         assert need < 8.0, f"{part} needs {need:.1f} times the scores of all heads for these rows, limit 8"
 
 
