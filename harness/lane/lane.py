@@ -148,8 +148,7 @@ def gpus_of(lane: Lane, gate: Path) -> Gpus:
 def _run(lane: Lane, folders: environment.Folders, file: Path) -> LaneRun:
     folders.create()
     with Log(file) as log:
-        text = lane.probe.read_text("utf-8", errors="replace")
-        if BEGIN in text or "TARGET {" in text:  # of the old protocol: nothing but toy packs, until they are moved
+        if BEGIN in lane.probe.read_text("utf-8", errors="replace"):  # the old protocol, which `new` still writes
             return _run_probe(lane, folders, log)
         return _run_files(lane, folders, log)
 
@@ -178,7 +177,8 @@ def _run_files(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
         seen = loaded.read(folders.work / LOADED)
     except (ValueError, TypeError) as error:
         return LaneRun(ended, Transcript(problems=(f"what the witness noted cannot be read: {error}",)), log.path)
-    return LaneRun(ended, two_files.transcript(said, found, seen), log.path, running=found.running if found else "")
+    told = two_files.transcript(said, found, seen, line.printed)
+    return LaneRun(ended, told, log.path, running=found.running if found else "")
 
 
 def _together(first: Ended, second: Ended) -> Ended:

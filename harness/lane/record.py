@@ -27,6 +27,7 @@ class LaneRecord:
         outputs: likewise.
         claims: likewise, each once.
         script: what reproduce.py said; empty of a probe.
+        printed: its standard output, 4096 bytes at most; empty where an older runner recorded none.
         waited: seconds in which it waited until no other lane used its GPU.
 
     """
@@ -46,6 +47,7 @@ class LaneRecord:
     claims: tuple[str, ...] = ()
     waited: float = 0.0
     script: str = ""
+    printed: str = ""
 
     def figure(self, name: str) -> FigureLine | None:
         """Return a figure by its name; None where the lane printed none."""

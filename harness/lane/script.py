@@ -12,16 +12,19 @@ STATUS = {LaneVerdict.BUG_REPRODUCED: 10, LaneVerdict.FIX_VALIDATED: 0, LaneVerd
 NO_SENTINEL = "the last line of the script is no sentinel"
 #: Bytes of the last line that are kept.
 LONGEST_LINE = 4096
+#: Bytes of the whole output that are kept.
+MOST_PRINTED = 4096
 
 
 class LastLine:
-    """Keeps the last line of a stream that is not empty."""
+    """Keeps the last line of a stream that is not empty, and the stream's beginning."""
 
     def __init__(self) -> None:
-        self._line = self._rest = b""
+        self._line = self._rest = self._printed = b""
 
     def feed(self, data: bytes) -> None:
         """Take the next piece of standard output."""
+        self._printed = (self._printed + data)[:MOST_PRINTED]
         *whole, self._rest = (self._rest + data).split(b"\n")
         self._line = next((line for line in reversed(whole) if line.strip()), self._line)[:LONGEST_LINE]
         self._rest = self._rest[:LONGEST_LINE]
@@ -34,6 +37,11 @@ class LastLine:
     def text(self) -> str:
         """The line, without spaces at its ends."""
         return self._line.decode(errors="replace").strip()
+
+    @property
+    def printed(self) -> str:
+        """The stream's first 4096 bytes; a report shows them as the script's output."""
+        return self._printed.decode(errors="replace").strip()
 
 
 @dataclass(frozen=True)

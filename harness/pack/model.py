@@ -6,7 +6,7 @@ import datetime as dt
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.core.words import Evidence, Fix, Kind, ThreadState, Verdict
+from harness.core.words import ActionKind, Evidence, Fix, Kind, ThreadState, Verdict
 
 
 @dataclass(frozen=True)
@@ -105,11 +105,24 @@ class Thread:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """What the maintainer is asked to do.
+class Action:
+    """What is to be done with a pack.
 
     Attributes:
-        text: one or two sentences.
+        kind: file, filed, fixed or nothing.
+        text: one sentence: what to file where, what fixed it, or why nothing is to be done.
+
+    """
+
+    kind: ActionKind
+    text: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """The patch that upstream is asked to merge, where it is judged on another tree than the release.
+
+    Attributes:
         patch: the pack's file that upstream is asked to merge; empty where that is fix.patch, or nothing.
         origin: ``git+URL@COMMIT``: the tree where development happens, on which it applies.
         date: of that commit.
@@ -117,7 +130,6 @@ class Ask:
 
     """
 
-    text: str
     patch: str = ""
     origin: str = ""
     date: dt.date | None = None
@@ -269,7 +281,7 @@ class Definition:
     """A parsed pack.toml, and the dependency sets that lie beside it.
 
     `fix` says whether the pack has a patch: without one there is no patched lane, and REPRODUCED is all that can be
-    shown. `report_to` is the package whose project REPORT.md is for, where that is not the one whose tree is judged.
+    shown.
     Without `advisory` nobody who has the release is warned of it: what the pack shows is no defect.
     """
 
@@ -283,7 +295,7 @@ class Definition:
     fix: Fix = Fix.PATCH
     head: Head | None = None
     fixed_in: str = ""
-    report_to: str = ""
+    action: Action | None = None
     workaround: Workaround | None = None
     advisory: bool = True
     searched: Searched | None = None
@@ -385,7 +397,12 @@ class Pack:
     @property
     def report(self) -> Path:
         """The report that upstream reads."""
-        return self.folder / "REPORT.md"
+        return self.folder / "README.md"
+
+    @property
+    def report_template(self) -> Path:
+        """The words of the report, with placeholders for what was measured."""
+        return self.folder / "report.in.md"
 
     @property
     def receipts(self) -> Path:

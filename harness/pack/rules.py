@@ -201,7 +201,7 @@ def _prior_art_errors(definition: Definition) -> list[str]:
 def _ask_errors(ask: Ask | None) -> list[str]:
     if ask is None:
         return []
-    errors = [] if ask.text.strip() else ["ask.text: say what the maintainer is asked to do"]
+    errors = []
     given = {"patch": ask.patch, "origin": ask.origin, "date": ask.date, "checks": ask.checks}
     missing = [name for name, value in given.items() if not value]
     if 0 < len(missing) < len(given):

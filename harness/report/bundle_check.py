@@ -21,7 +21,7 @@ from harness.core import files, strict_json
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, LaneName, LaneVerdict, Verdict
 from harness.host.host import python_tag
-from harness.lane import script, transcript, two_files
+from harness.lane import results, script, transcript, two_files
 from harness.lane.record import LaneRecord
 from harness.pack.model import Pack
 from harness.receipt import receipt, staleness
@@ -97,8 +97,7 @@ def _lane_errors(name: str, lane: LaneRecord) -> list[str]:
     """Judge a lane again, from its script and its checks."""
     errors = []
     for kind, lines in (("check", lane.checks), ("figure", lane.figures), ("output", lane.outputs)):
-        names = [line.name for line in lines]
-        errors += [f"{kind} {one!r} stands there twice" for one in sorted({x for x in names if names.count(x) > 1})]
+        errors += [f"{kind} {name!r} stands there twice" for name in results.doubled(line.name for line in lines)]
     mute = (one.name for one in lane.checks if one.ok is None and not one.reason)
     errors += [f"check {name!r} is not judged and gives no reason" for name in mute]
     numbers = (lane.seconds, lane.waited, lane.peak_memory, lane.left_behind)
@@ -210,7 +209,6 @@ def _about_pack(one: Receipt, pack: Pack, place: str) -> list[str]:
     upstream, definition = pack.definition.upstream, pack.definition
     stated = {
         "pack": (one.pack, pack.name),
-        "title": (one.title, definition.title),
         "kind": (one.kind, definition.kind),
         "upstream.package": (one.upstream.package, upstream.package),
         "its name": (PurePosixPath(place).stem, one.name),

@@ -91,7 +91,6 @@ state = "open"
 date = 2026-11-20
 says = "It gives every value its own weight."
 [ask]
-text = "Merge it."
 patch = "ask.patch"
 origin = "git+https://example.org/toykernel@{COMMIT}"
 date = 2026-08-21
