@@ -1,6 +1,6 @@
 """Liger-Kernel's fused linear cross entropy with reduction="none" rounds no weight of a token before the product.
 
-The incoming gradient [BT] is float32. Each token's gradient is multiplied by its weight, and is rounded once, after that.
+The incoming gradient [BT] is float32. Each token's gradient is multiplied by its weight, and rounded once after that.
 Weights that bf16 or fp16 hold exactly give the gradients of float64 autograd, and so do all weights in float32.
 
 Not judged: `ce_impl`, torch.compile, several GPUs. Pack 09 has the weights themselves.
