@@ -681,8 +681,8 @@ def test_change_in_place_of_what_backward_needs_is_noticed(up, dtype):
         "one row": lambda logits, _: logits.detach()[1].add_(1.0),
         "clamped without gradients": lambda logits, _: logits.detach().clamp_(0.1, 0.2),
     }
-    for number in range(len(function_node(up.start(dtype)[2]).saved_tensors)):
-        changes[f"saved {number}"] = lambda _, loss, at=number: function_node(loss).saved_tensors[at].logical_not_()
+    for number in range(len(saved(up.start(dtype)[2]))):
+        changes[f"saved {number}"] = lambda _, loss, at=number: saved(loss)[at].detach().logical_not_()
     for name, change in changes.items():
         inputs, logits, loss = up.start(dtype)
         up.handed.forget(logits)
@@ -693,6 +693,10 @@ def test_change_in_place_of_what_backward_needs_is_noticed(up, dtype):
     term, expected = logits.square().sum(), 2 * logits.detach()
     up.loss(logits, inputs.targets)
     assert_refused_or(functools.partial(torch.autograd.grad, term, [logits]), expected, "another term")
+
+
+def saved(loss):
+    return function_node(loss).saved_tensors
 
 
 def assert_refused_or(backward, expected, what):
