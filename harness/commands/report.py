@@ -10,7 +10,7 @@ import click
 from harness.commands import options
 from harness.core.words import Exit
 from harness.pack.model import Pack
-from harness.report import issue, reports, written
+from harness.report import blocks, issue, links, of_run, reports, written
 
 
 @click.command("report")
@@ -42,7 +42,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     says where each field comes from. --from RUN fills it from what this machine judged (`last`, or a run folder): it
     speaks of the targets of that run, and says of the others that they were not judged.
 
-    --write renders them into REPORT.md and REPORT.NAME.md beside them.
+    A report.in.md with {{script}} is in the form that upstream reads: what is printed stands above its line, and
+    --write renders it into the pack's README.md. --write renders others into REPORT.md and REPORT.NAME.md beside them.
     """
     if write and (full or name is not None or run is not None):
         raise click.UsageError("--write renders every report of the pack from its committed receipts")
@@ -59,15 +60,32 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     complaint = "" if full or run is None else issue.too_long(subject, text, name)
     if complaint:
         click.echo(f"the report is {complaint}", err=True)
-    for duty in issue.left_open(form, issue.reader(subject, name).upstream):
+    report = issue.reader(subject, name)
+    if report.in_form:
+        if run is not None:
+            template = report.template.read_text(encoding="utf-8")
+            click.echo(of_run.scope(subject, of_run.receipts(subject), template), err=True)
+        _tell_of_draft(text)
+    for duty in () if report.in_form else issue.left_open(form, report.upstream):
         click.echo(f"left to you: {duty}", err=True)
     return int(Exit.AS_EXPECTED)
+
+
+def _tell_of_draft(text: str) -> None:
+    """Say what a report lacks before it can be filed."""
+    if blocks.NOT_YET in text:
+        click.echo("a draft: no receipt holds what the script printed. Next: runner.py run PACK --record", err=True)
+    if not links.repository_url():
+        click.echo("pyproject.toml has no repository_url: set it before you file a report", err=True)
 
 
 def _write(pack: Pack) -> int:
     found = reports.of_pack(pack).values()
     for report in found:
-        issue.scrubber(pack).require_clean(report.written.name, written.render(pack, report))
+        text = written.render(pack, report, is_draft=True)
+        issue.scrubber(pack).require_clean(report.written.name, text)
+        if report.in_form:
+            _tell_of_draft(text)
     changed = written.write(pack)
     for report in found:
         said = "written" if report.written in changed else "as it was"

@@ -97,6 +97,15 @@ class ThreadState(StrEnum):
     CLOSED = "closed"
 
 
+class ActionKind(StrEnum):
+    """What is to be done with a pack, in the order of README.md's table."""
+
+    FILE = "file"
+    FILED = "filed"
+    FIXED = "fixed"
+    NOTHING = "nothing"
+
+
 class SuiteVerdict(StrEnum):
     """What upstream's own tests say of a patch."""
 

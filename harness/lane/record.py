@@ -27,6 +27,7 @@ class LaneRecord:
         outputs: likewise.
         claims: likewise, each once.
         script: what reproduce.py said; empty of a probe.
+        printed: its standard output, as far as it is kept; empty in receipts of runners that did not keep it.
         waited: seconds in which it waited until no other lane used its GPU.
 
     """
@@ -46,6 +47,7 @@ class LaneRecord:
     claims: tuple[str, ...] = ()
     waited: float = 0.0
     script: str = ""
+    printed: str = ""
 
     def figure(self, name: str) -> FigureLine | None:
         """Return a figure by its name; None where the lane printed none."""

@@ -89,6 +89,7 @@ class Transcript:
     claims: tuple[str, ...] = ()
     problems: tuple[str, ...] = ()
     script: str = ""
+    printed: str = ""
 
 
 @dataclass

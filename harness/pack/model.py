@@ -6,7 +6,7 @@ import datetime as dt
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.core.words import Evidence, Fix, Kind, ThreadState, Verdict
+from harness.core.words import ActionKind, Evidence, Fix, Kind, ThreadState, Verdict
 
 
 @dataclass(frozen=True)
@@ -105,19 +105,33 @@ class Thread:
 
 
 @dataclass(frozen=True)
-class Ask:
-    """What the maintainer is asked to do.
+class Action:
+    """What is to be done with the pack.
 
     Attributes:
-        text: one or two sentences.
-        patch: the pack's file that upstream is asked to merge; empty where that is fix.patch, or nothing.
-        origin: ``git+URL@COMMIT``: the tree where development happens, on which it applies.
-        date: of that commit.
-        checks: names or globs of the defect checks that are wrong there and right with the patch.
+        kind: file it, it is filed, it is fixed, or nothing.
+        text: one sentence: where to file what, fixed by what, or why nothing.
 
     """
 
+    kind: ActionKind
     text: str
+
+
+@dataclass(frozen=True)
+class Ask:
+    """Which patch upstream is asked to merge, where that is another than fix.patch.
+
+    Attributes:
+        text: what the maintainer is asked to do, of a pack that has no [action] yet.
+        patch: the pack's file that upstream is asked to merge; empty where that is fix.patch, or nothing.
+        origin: ``git+URL@COMMIT``: the tree where development happens, on which it applies.
+        date: of that commit.
+        checks: names or globs of the defect checks that are wrong there and right with the patch; empty: all.
+
+    """
+
+    text: str = ""
     patch: str = ""
     origin: str = ""
     date: dt.date | None = None
@@ -288,6 +302,7 @@ class Definition:
     advisory: bool = True
     searched: Searched | None = None
     threads: tuple[Thread, ...] = ()
+    action: Action | None = None
     ask: Ask | None = None
     upstream_tests: UpstreamTests | None = None
     dependencies: dict[str, dict[str, Dependency]] = field(default_factory=dict)
@@ -384,8 +399,9 @@ class Pack:
 
     @property
     def report(self) -> Path:
-        """The report that upstream reads."""
-        return self.folder / "REPORT.md"
+        """The pack's page, with the report that upstream reads."""
+        page = self.folder / "README.md"
+        return page if page.exists() else self.folder / "REPORT.md"
 
     @property
     def receipts(self) -> Path:

@@ -16,6 +16,7 @@ from harness.receipt.receipt import Receipt
 from harness.receipt.redaction import Scrubber
 from harness.report import reports
 from harness.report.placeholders import MissingError, Renderer
+from harness.report.reports import WRITTEN
 from harness.upstream.source import SourceKind
 
 SCHEMA = 1
@@ -59,7 +60,8 @@ def report_texts(pack: Pack, receipts: list[Receipt]) -> dict[str, str]:
     for report in reports.of_pack(pack).values():
         if report.template.exists():
             try:
-                found[report.written.name] = Renderer(pack, receipts, report).text().strip() + "\n"
+                name = WRITTEN.format("") if report.in_form else report.written.name  # README.md is the bundle's own
+                found[name] = Renderer(pack, receipts, report).text().strip() + "\n"
             except MissingError as error:
                 named = f"{pack.name}/{report.template.name}"
                 raise HarnessError(f"{named}: {error}. Next: runner.py check {pack.name}") from None

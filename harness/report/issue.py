@@ -153,12 +153,13 @@ def _stretch(alike: list[Entry]) -> list[str]:
 
 
 def _renderer(pack: Pack, receipts: list[Receipt], report: Report) -> Renderer:
-    return Renderer(pack, receipts, report, one_run=pack.receipts_elsewhere is not None)
+    return Renderer(pack, receipts, report, one_run=pack.receipts_elsewhere is not None, is_draft=True)
 
 
 def _body(pack: Pack, receipts: list[Receipt], report: Report) -> str:
+    renderer = _renderer(pack, receipts, report)
     try:
-        return _renderer(pack, receipts, report).text().strip()
+        return (renderer.above() if report.in_form else renderer.text()).strip()
     except MissingError as error:
         raise HarnessError(f"{pack.name}/{report.template.name}: {error}. Next: runner.py check {pack.name}") from None
 
@@ -177,6 +178,8 @@ def _bundle(pack: Pack) -> str:
 
 def _short(pack: Pack, receipts: list[Receipt], form: str, report: Report) -> str:
     body, template_text = _body(pack, receipts, report), report.template.read_text(encoding="utf-8")
+    if report.in_form:
+        return f"{body}\n"
     if pack.receipts_elsewhere is not None:
         body = of_run.with_scope(body, of_run.scope(pack, receipts, template_text))
     parts = [body]
@@ -276,9 +279,9 @@ def build(pack: Pack, form: str, name: str | None = None) -> str:
 
 
 def too_long(pack: Pack, text: str, name: str | None) -> str:
-    """Say how much too long a report is, and what makes it so; empty where it is short enough."""
+    """Say how much too long a report is, and what makes it so; empty where it is short enough, or in the form."""
     size, report = len(links.unlinked(text).encode()), reader(pack, name)
-    if size <= MOST_BYTES:
+    if size <= MOST_BYTES or report.in_form:
         return ""
     heaviest = _renderer(pack, _receipts(pack), report).heaviest()
     most = f" ({heaviest})" if heaviest else ""

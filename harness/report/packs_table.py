@@ -106,7 +106,7 @@ def _start(pack: Pack) -> list[str]:
     pin = f"commit {upstream.commit[:12]}" if upstream.is_commit else upstream.version
     release = f"{upstream.package} {pin}"
     what = f"{definition.title} ({definition.kind})"
-    return [f"[{pack.name}](packs/{pack.name}/REPORT.md)", release, what]
+    return [f"[{pack.name}](packs/{pack.name}/{pack.report.name})", release, what]
 
 
 def _period(pack: Pack) -> list[str] | None:

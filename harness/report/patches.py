@@ -40,6 +40,11 @@ def for_project(pack: Pack, name: str) -> Path | None:
     return other if name and other.exists() else None
 
 
+def of_pack(pack: Pack) -> Path | None:
+    """Return the patch that upstream is asked to merge; None where the pack has none."""
+    return (pack.ask_patch or pack.patch) if pack.definition.has_patch else None
+
+
 def test_for_project(pack: Pack, name: str) -> Path | None:
     """Return the test for that project's own suite; None where the pack has none."""
     path = pack.upstream_test_patch if name == reports.judged(pack) else pack.folder / f"upstream_test.{name}.patch"
@@ -67,6 +72,12 @@ def _count(hunks: str, sign: str) -> int:
     return sum(line.startswith(sign) for line in hunks.split("\n")[1:])
 
 
+def diff_of(text: str) -> str:
+    """Return the diff of a patch without its message and its index lines."""
+    found = FILE.search(text)
+    return INDEX.sub("", text[found.start() :] if found else text)
+
+
 def place(pack: Pack, path: Path) -> str:
     """Return the path of a pack's file in this repository."""
     return f"packs/{pack.name}/{path.name}"
@@ -76,8 +87,7 @@ def shown(pack: Pack, path: Path) -> str:
     """Show a patch: its diff where it is small, else what it changes and where it is; the report is its message."""
     text = path.read_text(encoding="utf-8")
     if len(text.encode()) <= MOST_INLINE:
-        diff = INDEX.sub("", text[found.start() :] if (found := FILE.search(text)) else text)
-        return f"{path.name}, {_for(pack, path)}:\n{markdown.fenced(diff, 'diff')}"
+        return f"{path.name}, {_for(pack, path)}:\n{markdown.fenced(diff_of(text), 'diff')}"
     lines = [f"{one.path} | +{one.added} -{one.removed}" for one in changes(text)]
     return f"{links.to(place(pack, path))}, {_for(pack, path)}:\n{markdown.fenced(chr(10).join(lines), 'text')}"
 

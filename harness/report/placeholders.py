@@ -10,16 +10,23 @@ from typing import Any
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, Kind, LaneName
 from harness.pack.model import Pack
+from harness.pack.rules import FORM_REQUIRED
 from harness.receipt import receipt, staleness
 from harness.receipt.figures import significant
 from harness.receipt.receipt import Receipt
-from harness.report import of_run, reports, sections, template, template_fields, upstream_templates
+from harness.report import form, of_run, reports, sections, template, template_fields, upstream_templates
+from harness.report.blocks import Blocks
 from harness.report.reports import Report
 from harness.report.sections import ASK, HEAD, NothingStatedError, Sections
 from harness.report.template import Section
 
-PLACEHOLDER = re.compile(r"\{\{(?P<form>[a-z_]+)(?::(?P<rest>[^{}]+))?\}\}")
+PLACEHOLDER = re.compile(r"\{\{(?P<kind>[a-z_]+)(?::(?P<rest>[^{}]+))?\}\}")
 LEFT_OVER = re.compile(r"\{\{|\}\}|\b(?:TODO|FIXME|TBD)\b")
+#: A part that is a block of its own stands apart from a sentence that it follows on one line.
+SPACES = {
+    re.compile(r"(?<=\S)[ \t]+(?=\{\{(?:script|diff(?::[^{}]+)?)\}\})"): "\n\n",
+    re.compile(r"(?<=\S)[ \t]+(?=\{\{threads\}\})"): "\n",
+}
 MOST_NAMED = 3
 THREADS_HEADING = "already there"
 
@@ -44,10 +51,13 @@ def leading_of(receipts: list[Receipt]) -> Receipt:
 class Renderer:
     """Fills the placeholders of one of a pack's reports."""
 
-    def __init__(self, pack: Pack, receipts: list[Receipt], report: Report, *, one_run: bool = False) -> None:
+    def __init__(
+        self, pack: Pack, receipts: list[Receipt], report: Report, *, one_run: bool = False, is_draft: bool = False
+    ) -> None:
         """Take the pack's receipts, what its receipts/head, receipts/ask and data/ hold, and the report.
 
-        `one_run`: the receipts are those of one run, and what it did not judge is said to be so.
+        `one_run`: the receipts are those of one run, and what it did not judge is said to be so. `is_draft`: an output
+        that no receipt holds is said to be missing.
         """
         self._pack = pack
         self._report = report
@@ -57,6 +67,7 @@ class Renderer:
         if one_run and self._template is not None:
             self._template = of_run.template(self._template, self._receipts)
         headed = any(THREADS_HEADING in heading.lower() for heading in headings(self._template or ""))
+        self._blocks = Blocks(pack, self._receipts, is_draft)
         self._sections = Sections(pack, report.name, self._receipts, headed, one_run)
         self._texts: dict[str, str] = {}
         self._documents: dict[str, Any] = {}
@@ -66,56 +77,73 @@ class Renderer:
         """Fill the report's template, or raise MissingError that names the first placeholder that cannot be."""
         if self._template is None:
             raise MissingError("missing")
-        return PLACEHOLDER.sub(lambda match: self.value(match["form"], match["rest"]), self._template)
+        if not self._report.in_form:
+            return self._filled(self._template)
+        below = self._filled(form.halves(self._template)[1])
+        return f"{self.above()}{form.LINE}\n{below}\n"
+
+    def above(self) -> str:
+        """Fill what upstream reads of a report in the form; the title is that of pack.toml."""
+        above = form.halves(self._template or "")[0]
+        for pattern, space in SPACES.items():
+            above = pattern.sub(space, above)
+        return f"{form.heading(self._pack)}\n\n{self._filled(above)}"
+
+    def _filled(self, text: str) -> str:
+        return PLACEHOLDER.sub(lambda match: self.value(match["kind"], match["rest"]), text).strip()
 
     def heaviest(self) -> str:
         """Say which placeholders of the template take most bytes: where a report that is too long can be cut."""
         sizes: dict[str, int] = {}
         for match in PLACEHOLDER.finditer(self._template or ""):
-            sizes[match[0]] = sizes.get(match[0], 0) + len(self.value(match["form"], match["rest"]).encode())
+            sizes[match[0]] = sizes.get(match[0], 0) + len(self.value(match["kind"], match["rest"]).encode())
         most = sorted(sizes.items(), key=lambda pair: -pair[1])[:MOST_NAMED]
         return ", ".join(f"{name} {size}" for name, size in most)
 
-    def value(self, form: str, rest: str | None) -> str:
+    def value(self, kind: str, rest: str | None) -> str:
         """Return what one placeholder stands for."""
-        whole = f"{{{{{form}}}}}" if rest is None else f"{{{{{form}:{rest}}}}}"
-        if rest is None or form == "patch":
+        whole = f"{{{{{kind}}}}}" if rest is None else f"{{{{{kind}:{rest}}}}}"
+        if rest is None or kind in ("patch", "diff"):
             try:
-                return self._sections.text(form, rest)
+                if self._report.in_form and kind == "diff":
+                    return self._blocks.diff(rest)
+                if self._report.in_form and kind in self._blocks.parts:
+                    return self._blocks.parts[kind]()
+                return self._sections.text(kind, rest)
             except NothingStatedError as error:
                 raise MissingError(f"{whole}: {error}") from None
-        if form in ("data", "table"):
-            return self._data(form, rest)
-        return self._of_receipt(form, rest)
+        if kind in ("data", "table"):
+            return self._data(kind, rest)
+        return self._of_receipt(kind, rest)
 
-    def _of_receipt(self, form: str, rest: str) -> str:
+    def _of_receipt(self, kind: str, rest: str) -> str:
         """Return what a receipt says; where the receipts are one run's, what it lacks was not judged there."""
         prefix, place = (HEAD, rest.removeprefix(HEAD)) if rest.startswith(HEAD) else ("", rest)
         target, _, name = place.partition(":")
         found = self._receipts.get(prefix + target)
         if self._leading is None:
-            return self._said(form, found, prefix + target, name)
-        if form == "versions":  # the upstream's form asks for a machine: that of the run
-            return self._said(form, found or self._leading, prefix + target, name)
+            return self._said(kind, found, prefix + target, name)
+        if kind == "versions":  # the upstream's kind asks for a machine: that of the run
+            return self._said(kind, found or self._leading, prefix + target, name)
         if found is None:
             return of_run.not_judged(prefix + target)
         try:
-            return self._said(form, found, prefix + target, name)
+            return self._said(kind, found, prefix + target, name)
         except MissingError:  # weaker evidence, or one lane alone
             return of_run.not_measured(prefix + target)
 
-    def _said(self, form: str, found: Receipt | None, place: str, name: str) -> str:
-        whole = f"{{{{{form}:{place}{f':{name}' if name else ''}}}}}"
+    def _said(self, kind: str, found: Receipt | None, place: str, name: str) -> str:
+        whole = f"{{{{{kind}:{place}{f':{name}' if name else ''}}}}}"
         if found is None:
             raise MissingError(f"{whole}: no receipt for {place}")
-        if form == "verdict":
+        if kind == "verdict":
             if id(found) not in self._verdicts:
                 self._verdicts[id(found)] = self._verdict(found)
             return self._verdicts[id(found)]
-        if form == "versions":
+        if kind == "versions":
             return template_fields.short(self._report.upstream, self._pack, found)
-        if form in ("figure", "number", "check"):
-            return self._measured(form, found, name)
+        if kind in ("figure", "number", "check"):
+            return self._measured(kind, found, name)
         raise MissingError(f"{whole}: no placeholder of that form")
 
     def _verdict(self, found: Receipt) -> str:
@@ -126,27 +154,27 @@ class Renderer:
         return text + (f"; STALE: {', '.join(why)}" if why else "")
 
     @staticmethod
-    def _measured(form: str, found: Receipt, name: str) -> str:
+    def _measured(kind: str, found: Receipt, name: str) -> str:
         name, _, lane = name.partition(":")
         record = found.lanes.get(lane or LaneName.PRISTINE)
-        lines = (record.checks if form == "check" else record.figures) if record else ()
+        lines = (record.checks if kind == "check" else record.figures) if record else ()
         line = next((line for line in lines if line.name == name), None)
         if line is None:
-            raise MissingError(f"{{{{{form}:{found.target}:{name}}}}}: no such {form} in the {lane or 'pristine'} lane")
-        value = getattr(line, "measured", None) if form == "check" else getattr(line, "value", None)
-        if form == "check" and value is None:
+            raise MissingError(f"{{{{{kind}:{found.target}:{name}}}}}: no such {kind} in the {lane or 'pristine'} lane")
+        value = getattr(line, "measured", None) if kind == "check" else getattr(line, "value", None)
+        if kind == "check" and value is None:
             value = getattr(line, "reason", "") or None
-        unit = f" {line.unit}" if line.unit not in ("", "1") and form != "number" else ""
+        unit = f" {line.unit}" if line.unit not in ("", "1") and kind != "number" else ""
         return f"{significant(value)}{unit}"
 
-    def _data(self, form: str, rest: str) -> str:
+    def _data(self, kind: str, rest: str) -> str:
         name, _, keys = rest.partition(":")
         if name not in self._texts:
             path = self._pack.folder / "data" / name
             if not path.is_file() or path.parent.resolve() != (self._pack.folder / "data").resolve():
-                raise MissingError(f"{{{{{form}:{rest}}}}}: no file data/{name}")
+                raise MissingError(f"{{{{{kind}:{rest}}}}}: no file data/{name}")
             self._texts[name] = path.read_text(encoding="utf-8")
-        if form == "table":
+        if kind == "table":
             return self._texts[name].strip()
         if name not in self._documents:
             self._documents[name] = json.loads(self._texts[name])
@@ -155,7 +183,7 @@ class Renderer:
             try:
                 value = value[int(key)] if isinstance(value, list) else value[key]
             except (KeyError, IndexError, ValueError, TypeError):
-                raise MissingError(f"{{{{{form}:{rest}}}}}: no {key} in data/{name}") from None
+                raise MissingError(f"{{{{{kind}:{rest}}}}}: no {key} in data/{name}") from None
         return significant(value)
 
 
@@ -191,6 +219,11 @@ def _report_errors(pack: Pack, receipts: list[Receipt], report: Report) -> Itera
     yield from _unfilled(pack, receipts, text, report)
     left = PLACEHOLDER.sub("", text)
     yield from (f"{match[0]!r} is left in it" for match in LEFT_OVER.finditer(left))
+    if report.in_form:
+        yield from form.template_errors(pack, text)
+        return
+    if FORM_REQUIRED:
+        yield f"it is not in the form: it lacks {form.SCRIPT}"
     for section in upstream.sections:
         if section.source == template.REPORT and section.required and not holds(text, section):
             yield f"its upstream's template asks for a section {section.label!r}"
@@ -207,6 +240,6 @@ def _unfilled(pack: Pack, receipts: list[Receipt], text: str, report: Report) ->
         return
     for match in PLACEHOLDER.finditer(text):
         try:
-            renderer.value(match["form"], match["rest"])
+            renderer.value(match["kind"], match["rest"])
         except (MissingError, HarnessError) as error:
             yield str(error)

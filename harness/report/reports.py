@@ -6,10 +6,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.pack.model import Pack
-from harness.report import upstream_templates
+from harness.report import form, upstream_templates
 from harness.report.template import Upstream
 
 TEMPLATE, WRITTEN = "report{}.in.md", "REPORT{}.md"
+#: What a template in the form is written to.
+PAGE = "README.md"
 
 
 @dataclass(frozen=True)
@@ -19,13 +21,15 @@ class Report:
     Attributes:
         name: of the upstream that reads it, as ``--for`` takes it; empty for one that is not known.
         template: ``report.in.md``: words, and placeholders for everything measured.
-        written: ``REPORT.md``: what the template renders to from the committed receipts.
+        written: what the template renders to from the committed receipts: ``README.md`` of one in the form.
+        in_form: whether the template is in the form that upstream reads.
 
     """
 
     name: str
     template: Path
     written: Path
+    in_form: bool = False
 
     @property
     def upstream(self) -> Upstream:
@@ -34,7 +38,9 @@ class Report:
 
 
 def _report(pack: Pack, name: str, suffix: str) -> Report:
-    return Report(name, pack.folder / TEMPLATE.format(suffix), pack.folder / WRITTEN.format(suffix))
+    template = pack.folder / TEMPLATE.format(suffix)
+    in_form = template.is_file() and form.is_in(template.read_text(encoding="utf-8", errors="replace"))
+    return Report(name, template, pack.folder / (PAGE if in_form else WRITTEN.format(suffix)), in_form)
 
 
 def of_pack(pack: Pack) -> dict[str, Report]:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from harness.core import markdown
 from harness.core.words import NO_EXPECTATION, Evidence, Kind, Verdict
-from harness.pack.model import Pack, Thread
+from harness.pack.model import Pack, Thread, Upstream
 from harness.receipt import staleness
 from harness.receipt.receipt import Receipt
 from harness.receipt.strength import NOT_RUN_HERE
@@ -189,24 +189,14 @@ class Sections:
         found = self.pack.definition.threads
         if not found and self.pack.definition.searched is None:
             raise NothingStatedError("pack.toml has neither [[threads]] nor searched")
-        lines = [self._thread(one) for one in found] or ["No thread on the same lines was found."]
+        upstream = self.pack.definition.upstream
+        lines = [thread_line(upstream, one) for one in found] or ["No thread on the same lines was found."]
         return "\n".join(lines if self.headed else ["**Already there**", *lines])
-
-    def _thread(self, one: Thread) -> str:
-        match = THREAD.match(one.url)
-        own = THREAD.match(f"{self.pack.definition.upstream.repository}/issues/0")
-        if match is None:
-            name = one.url
-        elif own is not None and match["project"].lower() == own["project"].lower():
-            name = f"#{match['number']}"
-        else:
-            name = f"{match['project']}#{match['number']}"
-        return f"- [{name}]({one.url}), {one.state}, {one.date}: {one.says}"
 
     def ask(self) -> str:
         """Write what the maintainer is asked to do."""
         asked = self.pack.definition.ask
-        if asked is None:
+        if asked is None or not asked.text:
             raise NothingStatedError("pack.toml has no [ask]")
         return asked.text.strip()
 
@@ -230,6 +220,18 @@ class Sections:
         if found is None:
             raise NothingStatedError("pack.toml has no searched")
         return f"Searched on {found.date} for {', '.join(f'“{query}”' for query in found.queries)}."
+
+
+def thread_line(upstream: Upstream, one: Thread) -> str:
+    """Write one thread as a line of a list; of another project, with that project's name."""
+    match, own = THREAD.match(one.url), THREAD.match(f"{upstream.repository}/issues/0")
+    if match is None:
+        name = one.url
+    elif own is not None and match["project"].lower() == own["project"].lower():
+        name = f"#{match['number']}"
+    else:
+        name = f"{match['project']}#{match['number']}"
+    return f"- [{name}]({one.url}), {one.state}, {one.date}: {one.says}"
 
 
 def _counted(results: dict[str, int]) -> str:

@@ -13,7 +13,7 @@ from harness.core.words import Kind, LaneVerdict, Verdict
 from harness.pack.model import Pack
 from harness.receipt import receipt
 from harness.receipt.receipt import Receipt
-from harness.report import issue, reports
+from harness.report import form, issue, reports
 from harness.report.placeholders import MissingError, Renderer
 from harness.report.reports import Report
 
@@ -28,7 +28,7 @@ UNIT_TWICE = re.compile(r"\b\d[\d.,]* ([A-Za-z/]+) of \d[\d.,]* \1\b")
 SENTINELS = re.compile(rf"\b(?:{'|'.join(sorted({*LaneVerdict, *Verdict} - {'ERROR', 'UNSUPPORTED'}))})\b")
 
 
-def render(pack: Pack, report: Report) -> str:
+def render(pack: Pack, report: Report, *, is_draft: bool = False) -> str:
     """Fill a report's template from the receipts that are committed with the pack.
 
     Raises:
@@ -37,16 +37,21 @@ def render(pack: Pack, report: Report) -> str:
     """
     own = replace(pack, receipts_elsewhere=None)
     try:
-        return Renderer(own, receipt.load_all(own.receipts), report).text().strip() + "\n"
+        return Renderer(own, receipt.load_all(own.receipts), report, is_draft=is_draft).text().strip() + "\n"
     except MissingError as error:
         raise HarnessError(f"{pack.name}/{report.template.name}: {error}. Next: runner.py check {pack.name}") from None
 
 
 def write(pack: Pack) -> list[Path]:
-    """Write every report of a pack; return the paths of those that were not like that before."""
+    """Write every report of a pack, as a draft where an output is missing; return the paths of those that changed.
+
+    A report in the form is the pack's README.md, and takes the place of REPORT.md.
+    """
     changed = []
     for report in reports.of_pack(pack).values():
-        text = render(pack, report)
+        text = render(pack, report, is_draft=True)
+        if report.in_form:
+            (pack.folder / reports.WRITTEN.format("")).unlink(missing_ok=True)
         if not report.written.exists() or report.written.read_text(encoding="utf-8") != text:
             files.write_atomic(report.written, text)
             changed.append(report.written)
@@ -68,22 +73,31 @@ def errors(pack: Pack, receipts: list[Receipt]) -> list[str]:
 
 def _errors(pack: Pack, receipts: list[Receipt], report: Report, text: str) -> Iterator[str]:
     again = f"Next: runner.py report {pack.name} --write"
+    if report.in_form and (pack.folder / reports.WRITTEN.format("")).exists():
+        yield f"REPORT.md stands beside it. {again}"
     if not report.written.exists():
         yield f"missing. {again}"
     elif report.written.read_text(encoding="utf-8") != text:
         yield f"not what {report.template.name} renders to from the receipts. {again}"
+    if report.in_form:
+        yield from form.text_errors(form.above(text))
+        yield from style_errors(text)
+        return
     lines = len(text.splitlines())
     if lines > MOST_LINES:
         yield f"{lines} lines, more than {MOST_LINES}. Next: shorten {report.template.name}"
-    for form in issue.FORMS if receipts else ():
+    for sent in issue.FORMS if receipts else ():
         own = replace(pack, receipts_elsewhere=None)
-        complaint = issue.too_long(own, issue.short(own, form, report.name), report.name)
+        complaint = issue.too_long(own, issue.short(own, sent, report.name), report.name)
         if complaint:
-            yield f"as {form} {complaint}"
-    yield from style_errors(pack, text)
+            yield f"as {sent} {complaint}"
+    yield from style_errors(text)
+    if pack.definition.kind == Kind.CLEANUP:
+        words = dict.fromkeys(SENTINELS.findall(text))
+        yield from (f"{word!r}: the report of a cleanup says it in words" for word in words)
 
 
-def style_errors(pack: Pack, text: str) -> Iterator[str]:
+def style_errors(text: str) -> Iterator[str]:
     """Name what no person would have written, or what leads nowhere from an upstream's page."""
     for match in RELATIVE_IMAGE.finditer(text):
         yield f"{match[0]!r}: an image that is not on the web; drop it, or upload it"
@@ -91,6 +105,3 @@ def style_errors(pack: Pack, text: str) -> Iterator[str]:
         yield from (f"{match[0]!r}: {what}" for match in pattern.finditer(text))
     for match in UNIT_TWICE.finditer(text):
         yield f"{match[0]!r}: the unit stands there twice; {{{{number:TARGET:NAME}}}} is a figure without it"
-    if pack.definition.kind == Kind.CLEANUP:
-        words = dict.fromkeys(SENTINELS.findall(text))
-        yield from (f"{word!r}: the report of a cleanup says it in words" for word in words)

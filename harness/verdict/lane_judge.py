@@ -46,6 +46,7 @@ def record_of(lane: Lane, run: LaneRun) -> LaneRecord:
         claims=said.claims,
         waited=round(ended.waited, 3),
         script=said.script,
+        printed=said.printed,
     )
 
 
