@@ -1,8 +1,8 @@
 #!/bin/sh
 # Makes .venv with everything that the runner, the CPU lanes and the tests import; run again, it does nothing.
 # It needs Python 3.11 or newer with venv, and git. On a host with an NVIDIA driver it installs the index's own
-# (CUDA) build of PyTorch, elsewhere the CPU build: from a local wheel or the configured index where pip finds one
-# there, else from PyTorch's public CPU index.
+# (CUDA) build of PyTorch: 3 GB. Elsewhere it installs the CPU build: 0.2 GB, from a local wheel or the configured index
+# where pip finds one there, else from PyTorch's public CPU index.
 set -eu
 cd "$(dirname "$0")"
 python=${PYTHON:-python3}
@@ -22,16 +22,20 @@ stamp=.venv/.complete-$(cat pyproject.toml setup.sh | cksum | cut -d ' ' -f 1)
     echo "error: venv is missing. Next: apt-get install python3-venv" >&2
     exit 2
 }
-torch=$(sed -n 's/.*"torch==\([0-9.]*\)".*/\1/p' pyproject.toml | head -n 1)
-install() { .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"; }
-if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
-    if [ -e /proc/driver/nvidia/version ]; then
-        install "torch==$torch"
-    else
+install() {
+    echo "setup.sh: pip install $*" >&2
+    .venv/bin/python -m pip install --quiet --disable-pip-version-check "$@"
+}
+if [ -e /proc/driver/nvidia/version ]; then
+    install --editable '.[gpu,test]'
+else
+    torch=$(sed -n 's/^cpu = .*"torch==\([0-9.]*\)".*/\1/p' pyproject.toml)
+    if ! .venv/bin/python -c 'import torch' 2>/dev/null; then
         # "+cpu" asks for the CPU build by name: the index's plain build brings gigabytes of CUDA along.
         install "torch==$torch+cpu" 2>/dev/null ||
             install "torch==$torch+cpu" --index-url https://download.pytorch.org/whl/cpu
     fi
+    install --editable '.[cpu,test]'
 fi
-install --editable '.[cpu,test]'
+echo "setup.sh: .venv is ready; try .venv/bin/python runner.py list" >&2
 touch "$stamp"

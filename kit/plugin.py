@@ -49,7 +49,6 @@ class Recorder:
         self._process = os.getpid()
         self._number = 0
         self._names: set[tuple[str, str]] = set()
-        self._began = ""
         self._judged: tuple[bool | None, str] | None = None
         self._seconds = 0.0
         self.figures: list[tuple[str, object, str]] = []
@@ -88,8 +87,8 @@ class Recorder:
             self.write("problem", reason=f"collection: {_last_line(report.longreprtext)}")
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
-        self._judged, self._seconds, self._began = None, 0.0, name_of(nodeid)
-        self.write("begin", name=self._began)
+        self._judged, self._seconds = None, 0.0
+        self.write("begin", name=name_of(nodeid))
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_makereport(

@@ -175,4 +175,4 @@ def prune(runs: Path, keep: int) -> None:
 def environment(state: Path) -> dict[str, str]:
     """Return what a runner with toy GPUs needs: NVML answers from the file `state`."""
     fake = REPOSITORY / "tests/resources/fake_nvml"
-    return os.environ | {"PYTHONPATH": str(fake), "NVIDIA_FAKE_STATE": str(state)}
+    return os.environ | {"PYTHONPATH": str(fake), "NCCL_FAKE_STATE": str(state)}

@@ -15,14 +15,14 @@ from harness.core.cache import Cache
 from harness.host import host
 from harness.pack import load
 from harness.pack.model import Pack
-from harness.report import written
+from harness.report import report
 from harness.upstream import dependencies, tree
 from harness.upstream.source import parse_source
 from harness.upstream.tree import Tree
 from testing import toys
 
 VERBS_OF_LANES = {"run", "check", "sweep", "versions", "pr-verdict", "mutate", "upstream-tests"}
-VERBS_OF_PACKS = VERBS_OF_LANES | {"list", "table", "fetch", "report", "bundle", "pr", "ack", "new"}
+VERBS_OF_PACKS = VERBS_OF_LANES | {"list", "fetch", "report", "bundle", "pr", "ack", "new"}
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
@@ -76,7 +76,7 @@ class Workbench:
         assert ended.returncode == 0, ended.stdout + ended.stderr
         for folder in sorted(self.packs.iterdir()):
             if folder.joinpath("receipts").is_dir():
-                written.write(load.load_pack(folder))
+                report.write(load.load_pack(folder))
 
     def rows(self, *arguments: str, **environment: str) -> tuple[int, list[dict[str, Any]]]:
         """Run packs and return the exit status and the rows of the JSON table."""

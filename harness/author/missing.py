@@ -10,7 +10,6 @@ from harness.author.probe_text import OPEN
 from harness.core.errors import HarnessError
 from harness.pack.model import Pack
 from harness.receipt import receipt
-from harness.report import reports
 
 #: A place that only the author can fill: `TODO: the lines that do it.`
 PLACE = re.compile(rf"(?P<label>\b\w+: )?\b{OPEN}\b[:. ]*(?P<what>[^\n\"]*)")
@@ -20,7 +19,7 @@ NOTHING_SAID = f"{OPEN} still stands there"
 TO_FILE, TO_ADMIT = "to file an issue: ", "to be admitted here: "
 CONTROLS = re.compile(r'probe\.(?:judge|check)\("(?P<name>[^"]+)", "control"')
 #: Findings of `check` on a new pack that a step says already.
-TOLD = re.compile(r"fix\.patch is missing|report[\w.-]*\.in\.md: |REPORT[\w.-]*\.md: missing|[a-z0-9_]+: no receipt\.")
+TOLD = re.compile(r"fix\.patch is missing|report\.in\.md: |README\.md: missing|[a-z0-9_]+: no receipt\.")
 
 
 def is_new(pack: Pack) -> bool:
@@ -35,7 +34,7 @@ def is_half_written(pack: Pack) -> bool:
         return True
     if upstream.commit and upstream.commit_unchecked:
         return True
-    texts = [folder / "reproduce.py", folder / "fix.patch", *folder.glob("report*.in.md")]
+    texts = [folder / "reproduce.py", folder / "fix.patch", folder / "report.in.md"]
     if (
         any(path.exists() and OPEN in _opening(path) for path in texts)
         or OPEN in upstream.license + upstream.repository
@@ -137,12 +136,12 @@ def _mutants(pack: Pack) -> Iterator[str]:
 
 
 def _report(pack: Pack) -> Iterator[str]:
-    for report in reports.of_pack(pack).values():
-        if not report.template.exists():
-            yield f"{report.template.name}: the report's template. Next: CONTRIBUTING.md, Reports"
-            continue
-        for what in _places(report.template.read_text(encoding="utf-8", errors="replace")):
-            yield f"{report.template.name}: {what}"
+    template = pack.report_template
+    if not template.exists():
+        yield f"{template.name}: the report's template. Next: CONTRIBUTING.md, Reports"
+        return
+    for what in _places(template.read_text(encoding="utf-8", errors="replace")):
+        yield f"{template.name}: {what}"
 
 
 def _receipts(pack: Pack) -> Iterator[str]:
@@ -153,6 +152,5 @@ def _receipts(pack: Pack) -> Iterator[str]:
     for name in pack.definition.targets:
         if name not in there:
             yield f"{name}: no receipt. Next: runner.py run {pack.name} --target {name} --record"
-    for report in reports.of_pack(pack).values():
-        if report.template.exists() and not report.written.exists():
-            yield f"{report.written.name}. Next: runner.py report {pack.name} --write"
+    if pack.report_template.exists() and not pack.report.exists():
+        yield f"{pack.report.name}. Next: runner.py report {pack.name} --write"

@@ -51,16 +51,13 @@ def title_of(draft: Draft, slug: str) -> str:
     return said[0].strip().rstrip(".") if said else slug.replace("_", " ")
 
 
-def write(
-    folder: Path, draft: Draft, wanted_fix: str | None, asked: tuple[str, ...], tell: Callable[[str], None]
-) -> Written:
+def write(folder: Path, draft: Draft, wanted_fix: str | None, tell: Callable[[str], None]) -> Written:
     """Write every file of a new pack.
 
     Args:
         folder: of it, not there yet.
         draft: what is known of it.
         wanted_fix: a patch's file or a commit of upstream; None: fix.patch is left to be written.
-        asked: the headings of the upstream's issue template.
         tell: takes what is being done.
 
     Raises:
@@ -80,7 +77,7 @@ def write(
             "requirements.txt": draft.pinned,
             "reproduce.py": probe_text.text(draft, title),
             "pack.toml": pack_text.definition(draft, title, loads),
-            "report.in.md": pack_text.report(draft, title, asked),
+            "report.in.md": pack_text.report(draft, title),
             "fix.patch": pack_text.fix(draft, diff) if diff else "",
             "mutants/whole/changes_nothing.patch": pack_text.wrong_fix(mutant) if mutant else "",
         }

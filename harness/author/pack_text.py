@@ -6,14 +6,10 @@ import json
 
 from harness.author.draft import Draft
 from harness.author.probe_text import OPEN
-from harness.core import markdown
-from harness.core.words import Evidence, Fix, Kind, Verdict
+from harness.core.words import Evidence, Fix, Verdict
 from harness.pack.model import CPU
 from harness.pack.rules import SCHEMA
-from harness.report import upstream_templates
-from harness.report.template import REPORT
 
-DEFAULT_HEADINGS = ("Describe the bug", "Expected behavior")
 UNCHECKED = "nothing has compared it with the release's tag: take this line out once something has"
 WRONG = "It adds a comment alone, so the bug is still there."
 
@@ -44,6 +40,10 @@ def definition(draft: Draft, title: str, loads: tuple[str, ...]) -> str:
         f"license = {_text(upstream.license or OPEN)}",
         "# The import names under test: a lane refuses a module of these that comes from anywhere but its tree.",
         f"modules = [{', '.join(map(_text, upstream.modules))}]",
+        "",
+        "[action]",
+        'kind = "file"',
+        f'text = "Open an issue at {upstream.repository or OPEN}."',
         "",
         "[requires]  # the runner's own interpreter has to lie in these",
         f"python = {_text(draft.requires.python)}",
@@ -80,35 +80,24 @@ def _text(value: str) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def report(draft: Draft, title: str, asked: tuple[str, ...]) -> str:
-    """Write report.in.md: the sections of the upstream's own form, empty, and what the runner fills in.
-
-    `asked` are the headings of a template that was given; the five upstreams that are known have theirs.
-    """
-    known = upstream_templates.of_package(draft.upstream.package)
-    own = tuple(one.label for one in known.sections if one.source == REPORT and one.required)
-    opening = "Not a bug: " if draft.kind == Kind.CLEANUP else f"**{draft.kind.capitalize().replace('-', ' ')}:** "
-    parts = [f"# {title}", f"{opening}{OPEN}: the claim, in one sentence."]
-    for number, heading in enumerate(own or _without_machine(asked) or DEFAULT_HEADINGS):
-        parts.append(f"## {heading}")
-        parts.append("{{verdicts}}" if number == 0 else f"{OPEN}: what belongs under {heading}")
-        parts += _shown(draft, heading) if number == 0 else []
-    parts += ["## Already there", "{{threads}}", "## Not tested", f"{OPEN}: what nobody ran.", "{{strength}}"]
-    parts += ["{{ask}}", "## Environment", "{{versions:cpu}}"]
-    return "\n\n".join(parts) + "\n"
-
-
-def _shown(draft: Draft, heading: str) -> list[str]:
-    """Write what stands below the verdicts: what ran, how the script failed, the command lines, the patch."""
+def report(draft: Draft, title: str) -> str:
+    """Write report.in.md: what the runner fills in, and the sentences that only its author can write."""
     ran = f"On target cpu ({draft.cpu_evidence}) {draft.ran_on_cpu}."
-    ended = markdown.fenced("{{check:cpu:script}}", "text") if draft.script else ""
-    return [ran, *([ended] if ended else []), f"{OPEN}: what belongs under {heading}", "{{reproduce}}", "{{patch}}"]
-
-
-def _without_machine(asked: tuple[str, ...]) -> tuple[str, ...]:
-    """Leave out what the runner fills in."""
-    words = ("environment", "version", "system info", "already there")
-    return tuple(one for one in asked if not any(word in one.lower() for word in words))
+    patch = f"**Fix.** {OPEN}: what the patch does.\n\n{{{{diff}}}}" if draft.fix == Fix.PATCH else ""
+    parts = [
+        f"# {title}",
+        f"{OPEN}: the wrong and the right number, in one sentence, and when it does not happen.",
+        "{{script}}",
+        f"**Cause.** {OPEN}: the lines that do it, with a permalink.",
+        patch,
+        "**Related.**\n\n{{threads}}",
+        "**Environment.** {{environment}}",
+        f"**Not tested.** {OPEN}: what nobody ran.",
+        "---",
+        "## How this was checked",
+        f"{ran}\n\n{{{{verdicts}}}}",
+    ]
+    return "\n\n".join(filter(None, parts)) + "\n"
 
 
 def fix(draft: Draft, diff: str) -> str:

@@ -12,7 +12,7 @@ from types import FrameType
 import click
 
 from harness import __version__
-from harness.core.errors import HarnessError
+from harness.core.errors import HarnessError, unknown
 from harness.core.room import NO_ROOM
 from harness.core.words import Exit
 
@@ -26,7 +26,6 @@ VERBS = (
     "versions",
     "pr-verdict",
     "mutate",
-    "table",
     "upstream-tests",
     "fetch",
     "check",
@@ -55,6 +54,19 @@ class Verbs(click.Group):
         """Name the verbs in the order in which a user meets them."""
         return list(VERBS)
 
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Suggest the near verbs where there is none of that name.
+
+        Raises:
+            HarnessError: there is no such verb.
+
+        """
+        if args and args[0] not in VERBS and not args[0].startswith("-"):
+            raise unknown("command", args[0], VERBS, "runner.py --help")
+        return super().resolve_command(ctx, args)
+
     def get_command(self, _: click.Context, name: str) -> click.Command | None:
         """Return the verb's command."""
         if name not in VERBS:
@@ -68,8 +80,8 @@ class Verbs(click.Group):
 def cli() -> None:
     """Prove upstream bugs, and prove that patches fix them.
 
-    A pack holds one probe and one patch. The probe runs on the pristine upstream release (BUG_REPRODUCED) and on the
-    same release with the patch (FIX_VALIDATED); together that is CONFIRMED. Begin with: runner.py list
+    A pack holds a script, a contract and a patch. Both files run on the unpatched release (BUG_REPRODUCED) and on the
+    same release with the patch (FIX_VALIDATED). Together that is CONFIRMED. Begin with: runner.py list
     """
 
 

@@ -11,7 +11,7 @@ from harness.commands import options
 from harness.core.errors import HarnessError
 from harness.core.room import NO_ROOM
 from harness.core.words import Exit
-from harness.report import bundle, issue
+from harness.report import bundle, report
 
 
 def _write(path: Path, data: bytes) -> None:
@@ -43,7 +43,7 @@ def command(wanted: str, output: Path | None, run: str | None, packs: Path, cach
         subject = replace(
             subject, receipts_elsewhere=options.run_receipts(run, cache_root, subject.name) / subject.name
         )
-    data = bundle.build(subject, issue.scrubber(subject))
+    data = bundle.build(subject, report.scrubber(subject))
     path = output or Path(f"{subject.name}.zip")
     _write(path, data)
     click.echo(f"{path} ({len(data)} bytes)")

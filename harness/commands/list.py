@@ -1,8 +1,9 @@
-"""``runner.py list``: what there is."""
+"""``runner.py list``: the packs, and what their receipts say."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
 
 import click
@@ -11,13 +12,37 @@ from harness.commands import options
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
 from harness.pack.model import Pack
-from harness.receipt import receipt, strength
+from harness.receipt import receipt
 from harness.report import grid
+from harness.report.grid import Entry
 
 
-def _document(pack: Pack) -> dict[str, object]:
+def _lines(pack: Pack, entries: list[Entry]) -> list[str]:
     definition = pack.definition
-    cells = {one.target: one for one in grid.of_pack(pack, receipt.load_all(pack.receipts, lanes=False))}
+    fixed = f", fixed in {definition.fixed_in}" if definition.fixed_in else ""
+    package = f"{definition.upstream.package} {definition.upstream.pin}{fixed}"
+    return [
+        f"{pack.name}  [{definition.kind}]  {package}",
+        f"    {definition.title}",
+        *(f"    {one.target:8} {_state(one)}" for one in entries),
+    ]
+
+
+def _expected(pack: Pack, target: str) -> str:
+    listed = pack.definition.targets.get(target)
+    return listed.verdict if listed else ""
+
+
+def _state(one: Entry) -> str:
+    if one.state == grid.NONE:
+        return "; ".join(filter(None, ("no receipt", one.strength)))
+    verdict = f"{one.verdict} ({', '.join(filter(None, (one.evidence, one.gpu)))})"
+    state = f"{one.state}: {'; '.join(one.why_stale)}" if one.why_stale else one.state
+    return "; ".join(filter(None, (f"{verdict}, {state}", one.strength)))
+
+
+def _document(pack: Pack, entries: list[Entry]) -> dict[str, object]:
+    definition = pack.definition
     return {
         "pack": pack.name,
         "title": definition.title,
@@ -25,52 +50,40 @@ def _document(pack: Pack) -> dict[str, object]:
         "upstream": definition.upstream.package,
         "version": definition.upstream.pin,
         "fixed_in": definition.fixed_in,
-        "targets": {
-            name: {
-                "evidence": list(target.evidence),
-                "expected": target.verdict,
-                "receipt": cells[name].state,
-                "verdict": cells[name].verdict,
-                "strength": strength.text(pack, name, cells[name].evidence),
-            }
-            for name, target in definition.targets.items()
-        },
+        "targets": {one.target: {"expected": _expected(pack, one.target), **asdict(one)} for one in entries},
     }
-
-
-def _lines(document: dict[str, object]) -> list[str]:
-    targets = document["targets"]
-    fixed = f", fixed in {document['fixed_in']}" if document["fixed_in"] else ""
-    lines = [f"{document['pack']}  [{document['kind']}]  {document['upstream']} {document['version']}{fixed}"]
-    lines.append(f"    {document['title']}")
-    if isinstance(targets, dict):
-        lines += [
-            f"    {name:8} {'/'.join(target['evidence'])}: receipt {target['receipt']} {target['verdict']}".rstrip()
-            + (f"; {target['strength']}" if target["strength"] else "")
-            for name, target in targets.items()
-        ]
-    return lines
 
 
 @click.command("list")
 @options.packs_argument
+@click.option(
+    "--from",
+    "runs",
+    multiple=True,
+    metavar="RUN",
+    help="Read the receipts of a run: `last`, its folder, or a `run --receipts` folder (default: the packs' own).",
+)
 @options.packs_option
+@options.cache_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(wanted: tuple[str, ...], packs: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes it by name
-    """List packs: upstream, pinned version, what each target can show, and the state of its receipt.
+def command(wanted: tuple[str, ...], runs: tuple[str, ...], packs: Path, cache_root: Path | None, as_json: bool) -> int:  # noqa: FBT001 - click passes it by name
+    """List packs, the pinned version, and for each target the verdict of the strongest receipt.
 
-    A receipt is fresh, STALE (probe, patch, release or dependencies changed in meaning since), or none.
+    A receipt is fresh or STALE: script, contract, patch, release or dependencies changed in meaning since.
     """
+    places = [options.run_receipts(run, cache_root) for run in runs]
     chosen, errors = options.sound_packs(packs, wanted)
-    documents = []
+    gathered, unreadable = grid.gather(places)
+    listed = []
     for pack in chosen:
         try:
-            documents.append(_document(pack))
+            receipts = gathered.get(pack.name, []) if places else receipt.load_all(pack.receipts, lanes=False)
+            listed.append((pack, grid.of_pack(pack, receipts)))
         except HarnessError as error:
             errors.append(error)
     if as_json:
-        click.echo(json.dumps(documents, indent=1))
+        click.echo(json.dumps([_document(pack, entries) for pack, entries in listed], indent=1))
     else:
-        click.echo("\n".join(line for document in documents for line in _lines(document)))
-    options.complain(errors)
-    return int(Exit.WRONG_CALL if errors else Exit.AS_EXPECTED)
+        click.echo("\n".join(line for pack, entries in listed for line in _lines(pack, entries)))
+    options.complain([*errors, *unreadable])
+    return int(Exit.WRONG_CALL if errors or unreadable else Exit.AS_EXPECTED)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from harness.author import draft, fix, issue_template, missing, new_pack, script, trial
+from harness.author import draft, fix, missing, new_pack, script, trial
 from harness.author.draft import Wish
 from harness.commands import options, running
 from harness.core.errors import HarnessError
@@ -38,12 +38,6 @@ RELEASE = re.compile(r"(?P<package>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.!+-]+)")
 @click.option("--no-fix", is_flag=True, help="Nobody has a fix yet: no fix.patch is asked for, REPRODUCED expected.")
 @click.option("--no-try", is_flag=True, help="Do not run the script on the release once the pack is written.")
 @click.option(
-    "--template",
-    type=click.Path(path_type=Path, exists=True),
-    metavar="PATH",
-    help="Upstream's issue template, or a checkout that has it.",
-)
-@click.option(
     "--kind", type=click.Choice([one.value for one in Kind]), default=Kind.WRONG_RESULT.value, show_default=True
 )
 @click.option("--repository", default="", metavar="URL", help="Upstream's, where the release links none.")
@@ -59,7 +53,6 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     fix_commit: str | None,
     no_fix: bool,  # noqa: FBT001 - click passes options by name
     no_try: bool,  # noqa: FBT001 - likewise
-    template: Path | None,
     kind: str,
     repository: str,
     commit: str,
@@ -80,7 +73,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     \b
     Examples:
       runner.py new einops_axes --upstream einops==0.8.1 --from-script bug.py
-      runner.py new toy --upstream toykernel==1.0 --module toykernel --fix-commit 42.patch --template ../toykernel
+      runner.py new toy --upstream toykernel==1.0 --module toykernel --fix-commit 42.patch
     """
     match = RELEASE.fullmatch(upstream)
     if match is None:
@@ -93,7 +86,6 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     if no_fix and fix_commit is not None:
         raise HarnessError("--no-fix and --fix-commit: there is a fix, or there is none. Next: leave one of them out")
     folder = new_pack.folder_for(packs.absolute(), slug)
-    asked = tuple(issue_template.headings(issue_template.find(template))) if template else ()
     given, right = (script.read(_text(path), path.name) if path else None for path in (from_script, control))
     wish = Wish(
         package=match["package"],
@@ -110,7 +102,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         cache, here = options.the_cache(cache_root, offline=False, tell=progress.tell), host.detect(pool)
         with cache.guard():
             found = draft.resolve(wish, cache, here, progress.tell)
-            written = new_pack.write(folder, found, fix_commit, asked, progress.tell)
+            written = new_pack.write(folder, found, fix_commit, progress.tell)
             _tell(written, found)
             if given is None or no_try:
                 click.echo(f"Next: runner.py run {folder.name} --lane pristine   (BUG_REPRODUCED)")

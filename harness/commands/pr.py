@@ -8,7 +8,7 @@ import click
 
 from harness.commands import options
 from harness.core.words import Exit
-from harness.report import issue, pull_request, reports, upstream_templates
+from harness.report import pull_request
 
 
 @click.command("pr")
@@ -20,13 +20,12 @@ from harness.report import issue, pull_request, reports, upstream_templates
     metavar="DIR",
     help="The top of your clone of the upstream, at the commit to build on.",
 )
-@click.option("--for", "name", metavar="UPSTREAM", help="Whose checkout it is (default: the project that is judged).")
 @click.option("--branch", metavar="NAME", help="The branch to make (default: fix-, and the pack's name).")
 @options.packs_option
-def command(wanted: str, checkout: Path, name: str | None, branch: str | None, packs: Path) -> int:
+def command(wanted: str, checkout: Path, branch: str | None, packs: Path) -> int:
     """Make a branch with one commit in your checkout of an upstream: the patch, and the test for its own suite.
 
-    It is ask.patch where the pack has one, else fix.patch, or fix.NAME.patch with --for NAME, and upstream_test.patch;
+    It is ask.patch where the pack has one, else fix.patch, and upstream_test.patch;
     the message stands in the patch. Author, configuration and hooks are your own. There is no sign-off: that is yours.
     The project's formatter, where one is installed, runs on the touched files. Nothing is pushed.
 
@@ -34,15 +33,11 @@ def command(wanted: str, checkout: Path, name: str | None, branch: str | None, p
     that the patch fits only with an offset or not at all, a hook that says no.
     """
     subject = options.one_pack(packs, wanted, "pr")
-    made = pull_request.make(subject, checkout, name, branch)
+    made = pull_request.make(subject, checkout, branch)
     click.echo(f"branch {made.branch}, commit {made.commit[:12]} by {made.author}")
     click.echo(made.stat)
     for note in made.notes:
         click.echo(f"formatter: {note}")
-    for duty in issue.left_open(
-        "pr", upstream_templates.BY_NAME.get(name or reports.judged(subject), upstream_templates.GENERIC)
-    ):
-        click.echo(f"left to you: {duty}")
     click.echo("left to you, when you have read the commit:")
     for line in made.left:
         click.echo(f"  {line}")

@@ -17,7 +17,7 @@ from harness.host.gpus import gpu_pool
 from harness.pack.concerned import concerned
 from harness.pack.model import Pack
 from harness.receipt import redaction
-from harness.report import issue, links, pr_comment
+from harness.report import links, pr_comment, report
 from harness.schedule import inputs
 from harness.schedule.session import Session
 from harness.verdict import change
@@ -132,5 +132,5 @@ def _pairs(session: Session, packs: list[Pack], target: str, trees: Trees) -> tu
 
 def _print(found: list[Compared], text: str) -> None:
     for one in found:
-        issue.scrubber(one.pack).require_clean("what is printed", text)
+        report.scrubber(one.pack).require_clean("what is printed", text)
     click.echo(text, nl=False)

@@ -8,6 +8,9 @@ from collections.abc import Iterable
 from harness.core import urls
 from harness.core.words import Exit
 
+#: How many near names a message suggests, and how many choices it lists beside them.
+NEAR_NAMES, SHORT_LIST = 3, 8
+
 
 class HarnessError(Exception):
     """Something that a user can fix; its text is one line that names the culprit and the next step."""
@@ -45,6 +48,8 @@ def unknown(what: str, given: str, valid: Iterable[str], next_command: str) -> H
 
     """
     choices = sorted(valid)
-    close = difflib.get_close_matches(given, choices, n=1)
-    hint = f"; did you mean {close[0]}?" if close else ""
-    return HarnessError(f"no {what} {given!r}{hint} Choices: {', '.join(choices) or 'none'}. Next: {next_command}")
+    holding = [name for name in choices if given and given.lower() in name.lower()]
+    near = (holding or difflib.get_close_matches(given, choices))[:NEAR_NAMES]
+    hint = f"; did you mean {' or '.join(near)}?" if near else "."
+    listed = f" Choices: {', '.join(choices) or 'none'}." if len(choices) <= SHORT_LIST else ""
+    return HarnessError(f"no {what} {given!r}{hint}{listed} Next: {next_command}")

@@ -78,7 +78,7 @@ class Progress:
         with self._lock:
             self._total, self._seconds, self._started = total, seconds, time.monotonic()
         if total > 1 and seconds is not None:
-            self.tell(f"{total} lanes, at least {duration(seconds)} by the receipts' durations")
+            self.tell(f"{total} lanes, about {duration(seconds)} by the times of the receipts")
 
     def tell(self, text: str) -> None:
         """Say what is being done."""

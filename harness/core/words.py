@@ -89,21 +89,21 @@ class Fix(StrEnum):
     NONE = "none"
 
 
+class ActionKind(StrEnum):
+    """What is to be done with a pack: report it, wait for the answer, or nothing more."""
+
+    FILE = "file"
+    FILED = "filed"
+    FIXED = "fixed"
+    NOTHING = "nothing"
+
+
 class ThreadState(StrEnum):
     """How an issue or a pull request of an upstream stood when it was read."""
 
     OPEN = "open"
     MERGED = "merged"
     CLOSED = "closed"
-
-
-class ActionKind(StrEnum):
-    """What is to be done with a pack, in the order of README.md's table."""
-
-    FILE = "file"
-    FILED = "filed"
-    FIXED = "fixed"
-    NOTHING = "nothing"
 
 
 class SuiteVerdict(StrEnum):

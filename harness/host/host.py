@@ -27,6 +27,7 @@ class Host:
     system: str = ""
     cudnn: str = ""
     nccl: str = ""
+    variables: tuple[str, ...] = ()
 
     @property
     def python_tag(self) -> str:
@@ -41,6 +42,17 @@ class Host:
     def auto_target(self) -> str:
         """The architecture of the first GPU, else cpu."""
         return self.gpus[0].target if self.gpus else "cpu"
+
+
+#: The inherited variables that can change a number: a receipt records each that is set.
+NUMERIC_VARIABLES = (
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_LAUNCH_BLOCKING",
+    "NCCL_ALGO",
+    "NCCL_NVLS_ENABLE",
+    "NCCL_PROTO",
+    "NVIDIA_TF32_OVERRIDE",
+)
 
 
 def python_tag(version: str) -> str:
@@ -114,4 +126,5 @@ def detect(pool: GpuPool | None = None) -> Host:
         system=_system(),
         cudnn=_library("cudnn", cuda),
         nccl=_library("nccl", cuda),
+        variables=tuple(f"{name}={os.environ[name]}" for name in NUMERIC_VARIABLES if name in os.environ),
     )

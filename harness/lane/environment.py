@@ -3,15 +3,38 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core.cache import used
 
-INHERITED = {"PATH", "LD_LIBRARY_PATH", "LANG", "LANGUAGE", "TZ"}
-#: NCCL's, NVSHMEM's and symmetric memory's switches keep a shared host's GPUs in service: a lane never drops them.
-INHERITED_PREFIXES = ("CUDA_", "NCCL_", "NVSHMEM_", "NVIDIA_", "TORCH_SYMM_MEM_", "LC_")
+#: What a lane inherits, name by name: a prefix such as ``NVIDIA_`` would hand an API key to upstream's code.
+INHERITED = {
+    "CUDA_DEVICE_MAX_CONNECTIONS",
+    "CUDA_DEVICE_ORDER",
+    "CUDA_HOME",
+    "CUDA_LAUNCH_BLOCKING",
+    "CUDA_MODULE_LOADING",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+    "CUDA_MPS_LOG_DIRECTORY",
+    "CUDA_MPS_PIPE_DIRECTORY",
+    "CUDA_PATH",
+    "CUDA_VISIBLE_DEVICES",
+    "LANG",
+    "LANGUAGE",
+    "LC_ALL",
+    "LC_CTYPE",
+    "LD_LIBRARY_PATH",
+    "NVIDIA_DRIVER_CAPABILITIES",
+    "NVIDIA_TF32_OVERRIDE",
+    "NVIDIA_VISIBLE_DEVICES",
+    "PATH",
+    "TZ",
+}
+#: The switches of NCCL, NVSHMEM and symmetric memory keep a shared host's GPUs in service: a lane never drops them.
+INHERITED_FAMILIES = re.compile(r"(NCCL|NVSHMEM|TORCH_SYMM_MEM)_(?!.*(KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL))[A-Z0-9_]+")
 
 
 @dataclass(frozen=True)
@@ -130,9 +153,7 @@ def build(
         share: of the cores.
 
     """
-    inherited = {
-        name: value for name, value in host.items() if name in INHERITED or name.startswith(INHERITED_PREFIXES)
-    }
+    inherited = {name: value for name, value in host.items() if name in INHERITED or INHERITED_FAMILIES.fullmatch(name)}
     kept = {
         "TRITON_CACHE_DIR": "triton",
         "TILELANG_CACHE_DIR": "tilelang",

@@ -17,7 +17,7 @@ from harness.lane import built_environment, environment, loaded, process, result
 from harness.lane.environment import NO_GPU, Gpus, Witness
 from harness.lane.output import Lines, Log
 from harness.lane.process import Ended
-from harness.lane.script import Output, Script
+from harness.lane.script import LastLine, Script
 from harness.lane.transcript import Transcript
 from harness.pack.probe import BEGIN
 from harness.upstream.dependencies import DependencySet
@@ -148,8 +148,7 @@ def gpus_of(lane: Lane, gate: Path) -> Gpus:
 def _run(lane: Lane, folders: environment.Folders, file: Path) -> LaneRun:
     folders.create()
     with Log(file) as log:
-        text = lane.probe.read_text("utf-8", errors="replace")
-        if BEGIN in text or "TARGET {" in text:  # of the old protocol: nothing but toy packs, until they are moved
+        if BEGIN in lane.probe.read_text("utf-8", errors="replace"):  # the old protocol, which `new` still writes
             return _run_probe(lane, folders, log)
         return _run_files(lane, folders, log)
 
@@ -159,10 +158,10 @@ def _run_files(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
 
     Where the script raises on a wrong fix, the contract says whether the code under test did.
     """
-    output, none = Output(), Script(LaneVerdict.ERROR, "")
+    line, none = LastLine(), Script(LaneVerdict.ERROR, "")
     command = _command(lane, folders, ("-P", str(lane.probe)), lane.timeout)
-    ended = process.run(command, output, log)
-    said = script.read(output.last_line, ended.status) if ended.reason == "exited" and ended.status >= 0 else none
+    ended = process.run(command, line, log)
+    said = script.read(line.text, ended.status) if ended.reason == "exited" and ended.status >= 0 else none
     refused = lane.stops and said.verdict == LaneVerdict.BUG_REPRODUCED
     found = None
     failed = said.verdict == LaneVerdict.ERROR
@@ -171,15 +170,15 @@ def _run_files(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
         stop = ("-x",) if lane.stops else ()
         pytest = ("-P", *PYTEST, "--rootdir", str(lane.contract.parent), *stop, str(lane.contract))
         command = _command(lane, folders, pytest, lane.timeout - ended.seconds)
-        second = process.run(command, Output(), log)
+        second = process.run(command, LastLine(), log)
         found = results.read(folders.work / RESULTS, second.status, lane.claims)
         ended = _together(ended, second)
     try:
         seen = loaded.read(folders.work / LOADED)
     except (ValueError, TypeError) as error:
         return LaneRun(ended, Transcript(problems=(f"what the witness noted cannot be read: {error}",)), log.path)
-    judged = replace(two_files.transcript(said, found, seen), printed=output.text)
-    return LaneRun(ended, judged, log.path, running=found.running if found else "")
+    told = two_files.transcript(said, found, seen, line.printed)
+    return LaneRun(ended, told, log.path, running=found.running if found else "")
 
 
 def _together(first: Ended, second: Ended) -> Ended:

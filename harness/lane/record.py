@@ -27,7 +27,7 @@ class LaneRecord:
         outputs: likewise.
         claims: likewise, each once.
         script: what reproduce.py said; empty of a probe.
-        printed: its standard output, as far as it is kept; empty in receipts of runners that did not keep it.
+        printed: its standard output, 4096 bytes at most; empty where an older runner recorded none.
         waited: seconds in which it waited until no other lane used its GPU.
 
     """

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -9,14 +10,13 @@ from typing import TypeVar
 
 from harness.core import strict_json, structure
 from harness.core.words import BITWISE_IDENTICAL
-from harness.lane.transcript import CheckLine, FigureLine, OutputLine, TargetLine
+from harness.lane.transcript import LONGEST_NAME, CheckLine, FigureLine, OutputLine, TargetLine
 
 Line = TypeVar("Line")
 #: Exit statuses of pytest: all passed, some failed, no test collected.
 PASSED, FAILED, NOTHING = 0, 1, 5
 #: Bytes of a file of results.
 MOST_BYTES = 1 << 25
-LONGEST_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -88,8 +88,9 @@ def _of(events: Iterable[object], kind: type[Line]) -> tuple[Line, ...]:
     return tuple(event for event in events if isinstance(event, kind))
 
 
-def _doubled(names: list[str]) -> list[str]:
-    return sorted({name for name in names if names.count(name) > 1}) if len(set(names)) != len(names) else []
+def doubled(names: Iterable[str]) -> list[str]:
+    """Return the names that stand there more than once."""
+    return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
 def read(file: Path, status: int, claims: tuple[str, ...]) -> Results:
@@ -126,7 +127,7 @@ def read(file: Path, status: int, claims: tuple[str, ...]) -> Results:
         for event in _of(events, _Claim)
         if event.word == BITWISE_IDENTICAL
     ]
-    problems += [f"the contract has two tests named {name}" for name in _doubled([check.name for check in checks])]
+    problems += [f"the contract has two tests named {name}" for name in doubled(check.name for check in checks)]
     problems += _ending(events, status, running)
     wrong = any(check.ok is False for check in checks)
     if not problems and wrong != (status == FAILED):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.core import markdown
 from harness.core.words import LaneVerdict
 
 #: The exit status beside each sentinel of a script; ``git bisect run`` reads them as bad, good and skip.
@@ -13,51 +12,36 @@ STATUS = {LaneVerdict.BUG_REPRODUCED: 10, LaneVerdict.FIX_VALIDATED: 0, LaneVerd
 NO_SENTINEL = "the last line of the script is no sentinel"
 #: Bytes of the last line that are kept.
 LONGEST_LINE = 4096
-#: Bytes of standard output that a record keeps, and what stands there where the script printed more.
-MOST_PRINTED, CUT = 4096, "[... more was printed ...]"
+#: Bytes of the whole output that are kept.
+MOST_PRINTED = 4096
 
 
-class Output:
-    """Keeps the beginning of a stream, and its last line that is not empty."""
+class LastLine:
+    """Keeps the last line of a stream that is not empty, and the stream's beginning."""
 
     def __init__(self) -> None:
-        self._head = self._line = self._rest = b""
+        self._line = self._rest = self._printed = b""
 
     def feed(self, data: bytes) -> None:
         """Take the next piece of standard output."""
-        self._head += data[: MOST_PRINTED + 1 - len(self._head)]
+        self._printed = (self._printed + data)[:MOST_PRINTED]
         *whole, self._rest = (self._rest + data).split(b"\n")
         self._line = next((line for line in reversed(whole) if line.strip()), self._line)[:LONGEST_LINE]
         self._rest = self._rest[:LONGEST_LINE]
 
     def finish(self) -> None:
         """Take a last line without a line end."""
-        *whole, self._rest = [*self._rest.split(b"\n"), b""]
-        self._line = next((line for line in reversed(whole) if line.strip()), self._line)[:LONGEST_LINE]
+        self.feed(b"\n")
 
     @property
-    def last_line(self) -> str:
+    def text(self) -> str:
         """The line, without spaces at its ends."""
         return self._line.decode(errors="replace").strip()
 
     @property
-    def text(self) -> str:
-        """What was printed, harmless in a terminal; of more than MOST_PRINTED bytes the beginning and the last line."""
-        text = shown(self._head.decode(errors="replace"))
-        if max(len(self._head), len(text.encode())) <= MOST_PRINTED:
-            return text
-        last = shown(self.last_line).encode()[: MOST_PRINTED // 2].decode(errors="ignore")
-        end = f"\n{CUT}\n{last}\n"
-        kept = text.encode()[: MOST_PRINTED - len(end.encode())].decode(errors="ignore")
-        return kept.rpartition("\n")[0] + end
-
-
-def shown(text: str) -> str:
-    """Return text with Unix line ends, without terminal escapes, and with what cannot be seen as its escape."""
-    return "".join(
-        one if one in "\n\t" or one.isprintable() else one.encode("unicode_escape").decode()
-        for one in markdown.plain(text)
-    )
+    def printed(self) -> str:
+        """The stream's first 4096 bytes; a report shows them as the script's output."""
+        return self._printed.decode(errors="replace").strip()
 
 
 @dataclass(frozen=True)

@@ -35,13 +35,16 @@ def verdict(script: Script, checks: tuple[CheckLine, ...]) -> tuple[LaneVerdict,
     return (LaneVerdict.FIX_INCOMPLETE if defects else LaneVerdict.FIX_VALIDATED), defects
 
 
-def transcript(script: Script, results: Results | None, loaded: tuple[UpstreamLine, ...]) -> Transcript:
+def transcript(
+    script: Script, results: Results | None, loaded: tuple[UpstreamLine, ...], printed: str = ""
+) -> Transcript:
     """Put together what a lane showed.
 
     Args:
         script: what reproduce.py said.
         results: of contract.py; None where there is none, or it did not run.
         loaded: the modules under test, by the witness.
+        printed: what reproduce.py wrote to standard output.
 
     """
     found = results or Results()
@@ -58,6 +61,7 @@ def transcript(script: Script, results: Results | None, loaded: tuple[UpstreamLi
         claims=found.claims,
         problems=(*([script.reason] if word == LaneVerdict.ERROR and script.reason else []), *found.problems, *mute),
         script=script.text,
+        printed=printed,
     )
 
 

@@ -106,11 +106,11 @@ class Thread:
 
 @dataclass(frozen=True)
 class Action:
-    """What is to be done with the pack.
+    """What is to be done with a pack.
 
     Attributes:
-        kind: file it, it is filed, it is fixed, or nothing.
-        text: one sentence: where to file what, fixed by what, or why nothing.
+        kind: file, filed, fixed or nothing.
+        text: one sentence: what to file where, what fixed it, or why nothing is to be done.
 
     """
 
@@ -120,18 +120,16 @@ class Action:
 
 @dataclass(frozen=True)
 class Ask:
-    """Which patch upstream is asked to merge, where that is another than fix.patch.
+    """The patch that upstream is asked to merge, where it is judged on another tree than the release.
 
     Attributes:
-        text: what the maintainer is asked to do, of a pack that has no [action] yet.
         patch: the pack's file that upstream is asked to merge; empty where that is fix.patch, or nothing.
         origin: ``git+URL@COMMIT``: the tree where development happens, on which it applies.
         date: of that commit.
-        checks: names or globs of the defect checks that are wrong there and right with the patch; empty: all.
+        checks: names or globs of the defect checks that are wrong there and right with the patch.
 
     """
 
-    text: str = ""
     patch: str = ""
     origin: str = ""
     date: dt.date | None = None
@@ -283,7 +281,7 @@ class Definition:
     """A parsed pack.toml, and the dependency sets that lie beside it.
 
     `fix` says whether the pack has a patch: without one there is no patched lane, and REPRODUCED is all that can be
-    shown. `report_to` is the package whose project REPORT.md is for, where that is not the one whose tree is judged.
+    shown.
     Without `advisory` nobody who has the release is warned of it: what the pack shows is no defect.
     """
 
@@ -297,12 +295,11 @@ class Definition:
     fix: Fix = Fix.PATCH
     head: Head | None = None
     fixed_in: str = ""
-    report_to: str = ""
+    action: Action | None = None
     workaround: Workaround | None = None
     advisory: bool = True
     searched: Searched | None = None
     threads: tuple[Thread, ...] = ()
-    action: Action | None = None
     ask: Ask | None = None
     upstream_tests: UpstreamTests | None = None
     dependencies: dict[str, dict[str, Dependency]] = field(default_factory=dict)
@@ -399,9 +396,13 @@ class Pack:
 
     @property
     def report(self) -> Path:
-        """The pack's page, with the report that upstream reads."""
-        page = self.folder / "README.md"
-        return page if page.exists() else self.folder / "REPORT.md"
+        """The report that upstream reads."""
+        return self.folder / "README.md"
+
+    @property
+    def report_template(self) -> Path:
+        """The words of the report, with placeholders for what was measured."""
+        return self.folder / "report.in.md"
 
     @property
     def receipts(self) -> Path:

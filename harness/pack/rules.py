@@ -14,13 +14,11 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from harness.core import structure
-from harness.core.words import ActionKind, Evidence, Verdict, is_target
+from harness.core.words import Evidence, Verdict, is_target
 from harness.pack import values
-from harness.pack.model import Action, Definition, Dependency, Upstream, UpstreamTests
+from harness.pack.model import Ask, Definition, Dependency, Upstream, UpstreamTests
 
 SCHEMA = 1
-#: The switch: with True, each pack.toml has [action] and each report.in.md is in the form that upstream reads.
-FORM_REQUIRED = False
 SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
 COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}")
 ENVIRONMENT = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
@@ -200,25 +198,14 @@ def _prior_art_errors(definition: Definition) -> list[str]:
     return errors
 
 
-def _action_errors(action: Action | None) -> list[str]:
-    if action is None:
-        kinds = ", ".join(ActionKind)
-        return [f"action: the table is missing: kind is {kinds}; text is one sentence"] if FORM_REQUIRED else []
-    sentence = action.text.strip() and "\n" not in action.text and action.text.endswith(".")
-    return [] if sentence else ["action.text: one sentence on one line: file what where, fixed by what, or why nothing"]
-
-
-def _ask_errors(definition: Definition) -> list[str]:
-    ask, action = definition.ask, definition.action
+def _ask_errors(ask: Ask | None) -> list[str]:
     if ask is None:
         return []
-    errors = ["ask.text: action.text says it; remove one"] if action is not None and ask.text else []
-    if action is None and not ask.text.strip():
-        errors.append("ask.text: say what the maintainer is asked to do, or better in [action]")
-    stated = {"patch": ask.patch, "origin": ask.origin, "date": ask.date}
-    missing = [name for name, value in stated.items() if not value]
-    if missing and (len(missing) < len(stated) or ask.checks or action is not None):
-        errors.append(f"ask: patch, origin and date stand there together; {', '.join(missing)} is missing")
+    errors = []
+    given = {"patch": ask.patch, "origin": ask.origin, "date": ask.date, "checks": ask.checks}
+    missing = [name for name, value in given.items() if not value]
+    if 0 < len(missing) < len(given):
+        errors.append(f"ask: with one of {', '.join(given)} all four stand there; {', '.join(missing)} is missing")
     if ask.patch and (not PATCH_NAME.fullmatch(ask.patch) or ask.patch == "fix.patch"):
         errors.append(f"ask.patch: {ask.patch!r} is no patch beside fix.patch, such as ask.patch")
     if ask.origin and not ORIGIN.fullmatch(ask.origin):
@@ -292,8 +279,7 @@ def parse(text: str, sets: Mapping[str, dict[str, Dependency]] = {}) -> Definiti
         errors.append("strength.generated: a number of mutants, 0 or more")
     errors += _target_errors(definition) + _environment_errors(definition)
     errors += _ranks_errors(definition, document)
-    errors += _fix_errors(definition) + _prior_art_errors(definition)
-    errors += _action_errors(definition.action) + _ask_errors(definition)
+    errors += _fix_errors(definition) + _prior_art_errors(definition) + _ask_errors(definition.ask)
     errors += _suite_errors(definition, definition.upstream_tests) + _workaround_errors(definition)
     errors += _versions_errors(definition)
     errors += values.errors(definition)

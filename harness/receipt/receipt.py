@@ -111,6 +111,7 @@ class HostRecord:
     system: str = ""
     cudnn: str = ""
     nccl: str = ""
+    variables: tuple[str, ...] = ()
 
     @property
     def gpu(self) -> str:

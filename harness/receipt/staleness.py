@@ -20,12 +20,6 @@ def _changed(path: Path, recorded: Hashed | FixRecord) -> bool:
     return files.sha256_file(path) != recorded.sha256 and meaning.meaning(path) != recorded.meaning
 
 
-def _judge_changed(pack: Pack, recorded: Hashed) -> bool:
-    if not pack.probe.exists():
-        return True
-    return judges.sha256(pack) != recorded.sha256 and judges.meaning_of(pack) != recorded.meaning
-
-
 def _patch_of(pack: Pack, receipt: Receipt, fix: FixRecord) -> Path:
     """Return the patch that a receipt was made with, by its name or (schema 1 does not tell) by the tree's commit."""
     return pack.folder / Path(fix.name).name if fix.name else pack.patch_for(receipt.upstream.commit)
@@ -41,7 +35,7 @@ def _is_pinned(pinned: Upstream, recorded: UpstreamRecord) -> bool:
 def reasons(pack: Pack, receipt: Receipt) -> list[str]:
     """Say why a receipt is STALE; nothing where it is fresh."""
     definition = pack.definition
-    found = ["the script or the contract changed"] if _judge_changed(pack, receipt.probe) else []
+    found = [judges.CHANGED] if judges.changed(pack, receipt.probe.sha256, receipt.probe.meaning) else []
     fix = receipt.fix
     if fix is not None and fix.kind == FixKind.PATCH and _changed(_patch_of(pack, receipt, fix), fix):
         found.append("the patch changed")

@@ -232,8 +232,7 @@ def _judge_reason(pack: Pack, strength: Strength) -> list[str]:
     """Say whether script or contract changed since; what was carried forward from a commit speaks of that day's."""
     if strength.measured_at:
         return []
-    same = pack.probe.exists() and judges.meaning_of(pack) == strength.probe.meaning
-    return [] if same else ["the script or the contract changed"]
+    return [judges.CHANGED] if judges.changed(pack, strength.probe.sha256, strength.probe.meaning) else []
 
 
 def stale(pack: Pack, strength: Strength) -> list[str]:
@@ -272,15 +271,6 @@ def still_open(pack: Pack, first: Strength, covered: Iterable[str] = ()) -> list
     closed = {*covered, *(name for name, _ in found_again(pack, first, wrong_fixes.OWN))}
     passed = (one for one in first.mutants if one.fate in (Fate.SURVIVED, Fate.UNJUDGED))
     return [one for one in passed if one.name not in closed]
-
-
-def in_a_table(pack: Pack, target: str, evidence: str) -> str:
-    """Write the strength of a verdict shortly: ``strength 38/40``, STALE where it is; empty where there is none."""
-    found = find(pack, target, evidence)
-    if found is None:
-        return ""
-    whole = found.whole
-    return f"strength {whole.killed}/{whole.of}" + (" STALE" if stale(pack, found) else "")
 
 
 def text(pack: Pack, target: str, evidence: str) -> str:

@@ -96,6 +96,7 @@ def host_record(host: Host, gpus: tuple[Gpu, ...]) -> HostRecord:
         system=host.system,
         cudnn=host.cudnn,
         nccl=host.nccl,
+        variables=host.variables,
     )
     records = tuple(GpuRecord(gpu.name, ".".join(map(str, gpu.compute_capability))) for gpu in gpus)
     return replace(base, driver=host.driver, gpus=records) if gpus else base

@@ -134,7 +134,7 @@ def _history(path: Path) -> History:
 
 def _of_history(pack: Pack, found: History) -> list[Lane]:
     same = pack.probe.exists() and judges.sha256(pack) == found.probe
-    outdated = () if same else ("the script or the contract changed",)
+    outdated = () if same else (judges.CHANGED,)
     return [
         Lane(row.label, row.verdict, found.target, found.evidence, row.reason, outdated=outdated) for row in found.rows
     ]
@@ -273,7 +273,7 @@ def _references(pack: Pack) -> list[dict[str, str]]:
     found = [{"type": "PACKAGE", "url": repository}]
     ours = links.repository_url()
     if ours:
-        found.append({"type": "EVIDENCE", "url": f"{ours}/blob/{links.BRANCH}/packs/{pack.name}/REPORT.md"})
+        found.append({"type": "EVIDENCE", "url": f"{ours}/blob/{links.BRANCH}/packs/{pack.name}/README.md"})
     head = definition.head
     if head is not None and head.fixed_by:
         found.append({"type": "FIX", "url": f"{repository}/commit/{head.fixed_by}"})
@@ -320,7 +320,7 @@ def document(pack: Pack) -> dict[str, Any] | None:
     ranges = [
         {"type": "ECOSYSTEM", "events": [{"introduced": last}, {"fixed": fixed}]} for last, fixed in ends if fixed
     ]
-    path, ours = f"packs/{pack.name}/REPORT.md", links.repository_url()
+    path, ours = f"packs/{pack.name}/README.md", links.repository_url()
     return {
         "schema_version": SCHEMA_VERSION,
         "id": f"{PREFIX}{number(pack)}",

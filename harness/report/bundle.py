@@ -14,13 +14,11 @@ from harness.pack.model import Pack
 from harness.receipt import receipt, staleness
 from harness.receipt.receipt import Receipt
 from harness.receipt.redaction import Scrubber
-from harness.report import reports
-from harness.report.placeholders import MissingError, Renderer
-from harness.report.reports import WRITTEN
+from harness.report import report
 from harness.upstream.source import SourceKind
 
 SCHEMA = 1
-MANIFEST = "MANIFEST.json"
+MANIFEST, REPORT = "MANIFEST.json", "REPORT.md"
 PARTS = ("reproduce.py", "contract.py", "fix.patch", "fix.head.patch", "ask.patch", "upstream_test.patch", "pack.toml")
 README = Path(__file__).with_name("bundle_readme.md")
 #: The same of a pack without a patch.
@@ -49,23 +47,6 @@ def readme(pack: Pack, receipts: list[Receipt]) -> str:
         root=f"CHECKOUT/{upstream.source_root}".rstrip("/"),
         path="" if upstream.is_compiled else f"PYTHONPATH={f'CHECKOUT/{upstream.source_root}'.rstrip('/')} ",
     )
-
-
-def report_texts(pack: Pack, receipts: list[Receipt]) -> dict[str, str]:
-    """Map the member of each of the pack's reports to its text, filled from the receipts and nothing else.
-
-    The forms of an issue or a pull request are not in it: each of their tables stands in the receipts.
-    """
-    found = {}
-    for report in reports.of_pack(pack).values():
-        if report.template.exists():
-            try:
-                name = WRITTEN.format("") if report.in_form else report.written.name  # README.md is the bundle's own
-                found[name] = Renderer(pack, receipts, report).text().strip() + "\n"
-            except MissingError as error:
-                named = f"{pack.name}/{report.template.name}"
-                raise HarnessError(f"{named}: {error}. Next: runner.py check {pack.name}") from None
-    return found
 
 
 def _refuse_stale(pack: Pack) -> None:
@@ -111,7 +92,7 @@ def members(pack: Pack) -> dict[str, str]:
         for path in filter(receipt.is_receipt, sorted(pack.receipts.rglob(suffix))):
             paths[f"receipts/{path.relative_to(pack.receipts).as_posix()}"] = path
     found = {name: _text(path) for name, path in paths.items() if path.exists()}
-    return {"README.md": readme(pack, receipts), **found, **report_texts(pack, receipts)}
+    return {"README.md": readme(pack, receipts), **found, REPORT: report.render(pack)}
 
 
 def _text(path: Path) -> str:

@@ -1,28 +1,25 @@
 """What README.md shows of the packs: its first figure, the output of a run, the table of packs; a test compares them.
 
-``python -m harness.report.packs_table`` writes them, and docs/releases.svg.
+``python -m harness.report.packs_table`` writes them.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
 from pathlib import Path
 
 from harness.core import files, markdown
 from harness.core.errors import HarnessError
-from harness.core.words import Kind, LaneName, Verdict
+from harness.core.words import ActionKind, Kind, LaneName, Verdict
 from harness.pack import load
 from harness.pack.model import Pack
 from harness.receipt import receipt
 from harness.receipt.figures import figure_text
 from harness.receipt.receipt import Receipt
-from harness.report import advisories, releases_chart, run_table, strong
+from harness.report import advisories, run_table
 from harness.report.run_table import RunRow
-from harness.report.strong import Strength
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-CHART = REPOSITORY / "docs/releases.svg"
 MARKS = "<!-- {name}: written by python -m harness.report.packs_table -->\n...<!-- end of {name} -->\n"
 #: The figure that the README opens with, and the sentence around it.
 FIRST = ("20_tilelang_reduce_barrier", "sm_90a.executed.json", "wrong_launches_sum")
@@ -30,34 +27,20 @@ CONTROL = "wrong_launches_sync_threads"
 SENTENCE = (
     "**{package} {version} leaves out a barrier: a kernel of three gemms and `T.reduce_sum` gives wrong numbers in "
     "{measured} {unit}\non an {gpu}**, without an error; with the barrier put in by hand, in {control} "
-    "([pack 20](packs/20_tilelang_reduce_barrier/REPORT.md) has the kernel)."
+    "([pack 20](packs/20_tilelang_reduce_barrier) has the kernel)."
 )
 #: The receipt of the run that README.md begins with.
 FIRST_RUN = ("17_liger_flce_saved_gradients", "cpu.interpreted.json")
-ENDS_OF_ROWS = ["default branch", "upstream", "evidence", "strength"]
-BUGS = ["pack", "release", "what goes wrong", "since", "fixed in", *ENDS_OF_ROWS]
-OTHERS = ["pack", "release", "what it shows", *ENDS_OF_ROWS]
+HEADER = ["pack", "what goes wrong", "release", "since", "default branch", "seen on", "what to do"]
 #: What a verdict on the default branch says.
 THERE = {Verdict.CONFIRMED: "has the bug", Verdict.REPRODUCED: "has the bug", Verdict.FIXED_UPSTREAM: "is right"}
-OF_A_THREAD = re.compile(r"/(?P<project>[^/]+)/(?:issues|pull)/(?P<number>\d+)$")
 STARTS = re.compile(r"since (?P<version>\S+)(?P<earlier> or earlier)?")
 ENDS = re.compile(r"fixed in (?P<version>[^\s,]+)")
 
 
 def text(packs: list[Pack]) -> str:
-    """Write both tables: bugs of a release, the silent ones first, and packs that show none."""
-    bugs, others = [], []
-    for pack in sorted(packs, key=_alarm):
-        period = _period(pack)
-        first, last = _start(pack), _end(pack)
-        if period is None:
-            others.append([*first, last[0].replace("has the bug", "as the release"), *last[1:]])
-        else:
-            bugs.append([*first, *period, *last])
-    found = f"{markdown.table(BUGS, bugs)}\n"
-    if others:
-        found += f"Packs that show no bug of a release:\n\n{markdown.table(OTHERS, others)}\n"
-    return found
+    """Write the table: packs to file first, and of these the silent bugs first."""
+    return f"{markdown.table(HEADER, [_row(pack) for pack in sorted(packs, key=_order)])}\n"
 
 
 def first_figure(folder: Path) -> str:
@@ -91,72 +74,60 @@ def first_run(folder: Path) -> str:
         claims=found.claims,
         receipt="",
         logs=(),
+        tree=f"{found.upstream.package} {found.upstream.version}",
     )
     return f"```\n{run_table.as_text([row])}```\n"
 
 
-def _alarm(pack: Pack) -> tuple[bool, int, str]:
-    kind = pack.definition.kind
-    return kind not in advisories.SILENT, [*Kind].index(kind), pack.name
-
-
-def _start(pack: Pack) -> list[str]:
+def _order(pack: Pack) -> tuple[int, bool, int, str]:
     definition = pack.definition
-    upstream = definition.upstream
+    action = [*ActionKind].index(definition.action.kind) if definition.action else 0
+    return action, definition.kind not in advisories.SILENT, [*Kind].index(definition.kind), pack.name
+
+
+def _row(pack: Pack) -> list[str]:
+    definition = pack.definition
+    upstream, action = definition.upstream, definition.action
     pin = f"commit {upstream.commit[:12]}" if upstream.is_commit else upstream.version
-    release = f"{upstream.package} {pin}"
-    what = f"{definition.title} ({definition.kind})"
-    return [f"[{pack.name}](packs/{pack.name}/{pack.report.name})", release, what]
+    return [
+        f"[{pack.name.partition('_')[0]}](packs/{pack.name})",
+        f"{definition.title} ({definition.kind})",
+        f"{upstream.package} {pin}",
+        _period(pack),
+        _head(pack),
+        _seen(pack),
+        f"{action.kind}: {action.text}" if action else "-",
+    ]
 
 
-def _period(pack: Pack) -> list[str] | None:
-    """Return since when a release has the bug, and where it is fixed; None where the pack warns of none."""
+def _period(pack: Pack) -> str:
+    """Return since when a release has the bug, and where it is fixed."""
     document = advisories.document(pack)
     if document is None:
-        return None
+        return "-"
     period = document["database_specific"]["periods"][-1]
     start, end = STARTS.match(period["since"]), ENDS.match(period["fixed"])
     since = f"{start['version']}{start['earlier'] or ''}" if start else period["since"]
-    return [since, end["version"] if end else "-"]
+    return f"{since}, fixed in {end['version']}" if end else since
 
 
-def _end(pack: Pack) -> list[str]:
-    """Return what the default branch has, upstream's thread, the strongest evidence, and how strong the probe is."""
+def _head(pack: Pack) -> str:
+    """Return what the default branch has, and the date of the commit that was judged."""
+    head = pack.definition.head
+    if head is None:
+        return "not judged"
+    judged = [one for one in receipt.load_all(pack.receipts / "head") if one.verdict in THERE]
+    return f"{THERE.get(judged[0].verdict if judged else head.verdict, 'not judged')}, {head.date}"
+
+
+def _seen(pack: Pack) -> str:
+    """Return the strongest evidence, and the GPU."""
     best = min(receipt.strongest(receipt.load_all(pack.receipts)).values(), key=_rank, default=None)
-    at_head = [one for one in receipt.load_all(pack.receipts / "head") if one.verdict in THERE]
-    head, date = pack.definition.head, "not judged"
-    if head is not None:
-        date = f"{THERE.get(at_head[0].verdict if at_head else head.verdict, 'not judged')}, {head.date}"
-    if best is None:
-        return [date, _thread(pack), "-", "-"]
-    return [date, _thread(pack), best.evidence + (f", {best.host.gpu}" if best.host.gpu else ""), _strength(pack)]
-
-
-def _thread(pack: Pack) -> str:
-    """Link the first thread that pack.toml names."""
-    url = next((one.url for one in pack.definition.threads), "")
-    match = OF_A_THREAD.search(url)
-    return f"[{match['project']}#{match['number']}]({url})" if match else "-"
+    return best.evidence + (f", {best.host.gpu}" if best.host.gpu else "") if best else "-"
 
 
 def _rank(one: Receipt) -> int:
     return one.evidence.rank
-
-
-def _strength(pack: Pack) -> str:
-    """Return a pack's strength, or why it has none."""
-    receipts = sorted(receipt.load_all(pack.receipts), key=_rank, reverse=True)
-    records = {one.target: strong.find(pack, one.target, one.evidence) for one in receipts}
-    known = {target: one for target, one in records.items() if one is not None}
-    strongest = {one.target: one.evidence for one in receipts}
-    first = {strong.first_sight(pack, target, evidence): None for target, evidence in strongest.items()}
-    return "; ".join(filter(None, (of_targets(known) if known else strong.nothing(pack), *first)))
-
-
-def of_targets(known: Mapping[str, Strength]) -> str:
-    """Return the strength on the target that most wrong fixes were judged on; a stale one only where all are."""
-    target, found = max(known.items(), key=lambda pair: (not pair[1].stale, pair[1].of))
-    return f"{found.killed}/{found.of} on {target}{' STALE' if found.stale else ''}"
 
 
 def within(readme: str, name: str, written: str) -> str:
@@ -186,4 +157,3 @@ def written(readme: str) -> str:
 if __name__ == "__main__":
     README = REPOSITORY / "README.md"
     files.write_atomic(README, written(README.read_text(encoding="utf-8")))
-    files.write_atomic(CHART, releases_chart.drawing(releases_chart.rows(every_pack())))

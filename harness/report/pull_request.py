@@ -21,7 +21,6 @@ import tomli
 from harness.core import git
 from harness.core.errors import HarnessError
 from harness.pack.model import Pack
-from harness.report import issue, patches, reports
 from harness.upstream import patch
 from harness.upstream.patch import NO_BLOB, PatchedFile
 
@@ -96,31 +95,28 @@ def default_branch(pack: Pack) -> str:
     return "fix-" + pack.name.partition("_")[2].replace("_", "-")
 
 
-def make(pack: Pack, folder: Path, name: str | None, branch: str | None) -> Commit:
+def make(pack: Pack, folder: Path, branch: str | None) -> Commit:
     """Make a branch with one commit in a checkout.
 
     Args:
         pack: whose patch it is.
         folder: the checkout's top.
-        name: of the project whose checkout it is; None is the one whose tree the pack judges.
         branch: to make; None is named for the pack.
 
     Raises:
-        HarnessError: there is no patch for that project, or the checkout is no clone of it, is not clean, has the
+        HarnessError: the pack has no patch, or the checkout is no clone of it, is not clean, has the
             branch already, is at a commit that the patch does not fit exactly, or git or a hook refuses. The checkout
             is then as it was.
 
     """
-    name = reports.judged(pack) if name is None else issue.reader(pack, name).name
-    fix = patches.for_project(pack, name)
-    if fix is None or not fix.exists():
-        project = name or "the project that is judged"
-        raise HarnessError(f"{pack.name}: no patch for {project}. Next: runner.py pr {pack.name} --for another")
-    test = patches.test_for_project(pack, name)
-    chosen = [fix, *([test] if test else [])]
+    fix = pack.ask_patch or pack.patch
+    if not pack.definition.has_patch or not fix.exists():
+        raise HarnessError(f"{pack.name}: it has no patch. Next: runner.py report {pack.name}")
+    test = pack.upstream_test_patch
+    chosen = [fix, *([test] if test.exists() else [])]
     branch, checkout = branch or default_branch(pack), Checkout(folder.resolve())
     _require_whole(checkout, branch)
-    listed = [(path, patch.parse(path.read_text(encoding="utf-8"))) for path in chosen]
+    listed = [(path, list(patch.parse(path.read_text(encoding="utf-8")))) for path in chosen]
     exact = [one for path, files in listed for one in _fitting(checkout, path, files)]
     message = message_of(fix.read_text(encoding="utf-8"))
     touched = list(dict.fromkeys(one.path for _, files in listed for one in files))
@@ -140,7 +136,7 @@ def make(pack: Pack, folder: Path, name: str | None, branch: str | None) -> Comm
         author=checkout.answer("show", "--no-patch", "--format=%an <%ae>", "HEAD"),
         stat=checkout.answer("show", "--stat", "--format=%s", "HEAD"),
         notes=tuple(notes),
-        left=_left(checkout, pack, name, branch),
+        left=_left(checkout, pack, branch),
     )
 
 
@@ -320,9 +316,9 @@ def _ran(checkout: Checkout, name: str, command: list[str], touched: list[str]) 
 # --- what is left to the user
 
 
-def _left(checkout: Checkout, pack: Pack, name: str, branch: str) -> tuple[str, str]:
+def _left(checkout: Checkout, pack: Pack, branch: str) -> tuple[str, str]:
     """Write the two commands that push the branch and open the pull request."""
-    project = _project(pack, name)
+    project = _project(pack)
     remotes = checkout.answer("remote").splitlines()
     urls = {remote: checkout.git("remote", "get-url", "--", remote).stdout for remote in remotes}
     forks = [remote for remote, url in urls.items() if not project or not _is_of(url, project)]
@@ -336,11 +332,9 @@ def _is_of(url: str, project: str) -> bool:
     return match is not None and match["project"].lower() == project.lower()
 
 
-def _project(pack: Pack, name: str) -> str:
+def _project(pack: Pack) -> str:
     """Return OWNER/NAME of a project on GitHub, as far as pack.toml tells it; empty where it does not."""
     asked, upstream = pack.definition.ask, pack.definition.upstream
-    if name != reports.judged(pack):
-        return ""
     url = asked.origin.removeprefix("git+").rpartition("@")[0] if asked and asked.origin else upstream.repository
     match = GITHUB.search(url)
     return match["project"] if match else ""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -20,6 +21,15 @@ from harness.verdict.outcome import Outcome, deviation
 
 #: Verdicts that need no reason beside them.
 PLAIN = {Verdict.CONFIRMED, Verdict.REPRODUCED, Verdict.VALIDATED, Verdict.FIXED_UPSTREAM}
+SENTENCES = {
+    Verdict.CONFIRMED: "{tree} has the bug on {target}; with the patch it is right.",
+    Verdict.REPRODUCED: "{tree} has the bug on {target}; no patch was judged.",
+    Verdict.VALIDATED: "{tree} with the patch is right on {target}.",
+    Verdict.FIXED_UPSTREAM: "{tree} does not have the bug on {target}.",
+    Verdict.FIX_INEFFECTIVE: "{tree} has the bug on {target}, with the patch, too.",
+    Verdict.FIX_INCOMPLETE: "{tree} on {target}: a fix is there, and checks of the contract are still wrong.",
+    Verdict.PATCH_STALE: "{tree} has the bug on {target}; the patch does not apply to it.",
+}
 
 
 @dataclass(frozen=True)
@@ -45,6 +55,7 @@ class RunRow:
     expectation: str = ""
     ranks: int = 1
     words: str = ""
+    tree: str = ""
 
 
 def row(outcome: Outcome, written: Path | None, logs: tuple[Path, ...] = ()) -> RunRow:
@@ -68,17 +79,16 @@ def row(outcome: Outcome, written: Path | None, logs: tuple[Path, ...] = ()) -> 
         expectation="" if cell.is_listed else NO_EXPECTATION,
         ranks=cell.stated.ranks,
         words=_words(outcome),
+        tree=f"{definition.upstream.package} {outcome.version}".strip(),
     )
 
 
 def _words(outcome: Outcome) -> str:
-    """Say what a verdict means of a pack that nobody has seen to fail, and of one without a patch; else nothing."""
+    """Say what a verdict means of a pack that nobody has seen to fail; else nothing."""
     cell, verdict = outcome.cell, outcome.judgement.verdict
     definition = cell.pack.definition
     if verdict == Verdict.FIXED_UPSTREAM and cell.source.is_pinned and not _has_failed(cell.pack):
         return f"does not fail on {definition.upstream.package} {definition.upstream.pin}"
-    if verdict == Verdict.REPRODUCED and not definition.has_patch:
-        return "the bug is there, and pack.toml says that there is no patch to judge"
     return ""
 
 
@@ -106,9 +116,10 @@ def as_text(rows: list[RunRow], *, verbose: bool = False) -> str:
     for one in rows:
         for line in _remarks(one, verbose=verbose):
             console.print(f"{one.pack} {one.target}: {line}", soft_wrap=True)
-    table = Table("pack", "kind", "target", "evidence", "pristine", "patched", "verdict", "figure", box=None)
+    console.print(_sentence(rows), soft_wrap=True)
+    table = Table("pack", "kind", "target", "evidence", "unpatched", "patched", "verdict", "figure", box=None)
     for one in rows:
-        shown = one.words if one.verdict == Verdict.FIXED_UPSTREAM and one.words else one.verdict
+        shown = one.words or one.verdict
         verdict = f"{shown} ({one.expectation})" if one.expectation else shown
         cells = (one.pack, one.kind, one.target, one.evidence, one.pristine, one.patched, verdict, one.figure)
         table.add_row(*(cell or "-" for cell in cells))
@@ -116,12 +127,21 @@ def as_text(rows: list[RunRow], *, verbose: bool = False) -> str:
     return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
 
 
+def _sentence(rows: list[RunRow]) -> str:
+    """Say in words what the table says: of one row what it means, of several how many gave which verdict."""
+    if len(rows) > 1:
+        counted = Counter(one.verdict for one in rows)
+        expected = sum(not one.deviation for one in rows)
+        return f"{expected} of {len(rows)} as expected: {', '.join(f'{n} {word}' for word, n in counted.items())}."
+    one = rows[0]
+    said = SENTENCES.get(Verdict(one.verdict), "{verdict} on {target}.")
+    return said.format(tree=one.tree or one.pack, target=one.target, verdict=one.verdict)
+
+
 def _remarks(one: RunRow, *, verbose: bool) -> list[str]:
     remarks = []
-    if one.words and one.verdict == Verdict.FIXED_UPSTREAM:
+    if one.words:
         remarks.append(f"{one.words}; no receipt of this pack records that it ever failed")
-    elif one.words:
-        remarks.append(f"{one.verdict}: {one.words}")
     if one.reason and one.verdict not in PLAIN:
         remarks.append(one.reason)
     if one.expectation:

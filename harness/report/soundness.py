@@ -19,7 +19,7 @@ from harness.pack import probe, script_text
 from harness.pack.model import Pack
 from harness.receipt import receipt, staleness
 from harness.receipt.receipt import Receipt
-from harness.report import advisories, ask, placeholders, written
+from harness.report import advisories, ask, report
 from harness.suites import receipt as suite_receipt
 from harness.upstream import patch, tree
 from harness.upstream.source import parse_source
@@ -49,7 +49,7 @@ class Checker:
     def findings(self) -> list[Finding]:
         """List everything that is wrong with the pack, all at once."""
         receipts, errors = self._receipts()
-        errors += self._probe(receipts) + self._patch_text() + self._patch_on_tree() + self._report(receipts)
+        errors += self._probe(receipts) + self._patch_text() + self._patch_on_tree() + self._report()
         errors += ask.missing_files(self.pack) + ask.check_errors(self.pack) + self._workaround()
         wrong, warnings = wrong_fixes.errors(self.pack, self._pristine())
         found = [Finding(self.pack.name, text) for text in (*errors, *wrong)] + self._states(receipts)
@@ -175,8 +175,8 @@ class Checker:
             if pristine.path_here(path, upstream.source_root) not in changed
         ]
 
-    def _report(self, receipts: list[Receipt]) -> list[str]:
-        return placeholders.errors(self.pack, receipts) + written.errors(self.pack, receipts)
+    def _report(self) -> list[str]:
+        return report.errors(self.pack)
 
     def _states(self, receipts: list[Receipt]) -> list[Finding]:
         best = receipt.strongest(receipts)

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.pack import judges
 from harness.pack.model import Pack
 from harness.receipt import strength
 
 NOT_MEASURED, NO_PATCH = "not measured", "no patch"
 #: What a reader of a report can see for himself, and a bundle shows: its own wrong fixes are no part of a bundle.
-SEEN = {"the script or the contract changed", "the patch changed"}
+SEEN = {judges.CHANGED, "the patch changed"}
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import re
 import shutil
@@ -37,14 +38,15 @@ class PatchedFile:
     after: str
 
 
-def parse(text: str) -> list[PatchedFile]:
+@functools.lru_cache(maxsize=8)  # the fix of a pack is read once for all its mutants
+def parse(text: str) -> tuple[PatchedFile, ...]:
     """List the files of a patch in the order in which it names them; its paths are the repository's."""
     found = []
     for match in FILE_PATTERN.finditer(text):
         before, after = match["before"] or "", match["after"] or ""
         whole = FULL_BLOB.fullmatch(before) and FULL_BLOB.fullmatch(after)
         found.append(PatchedFile(match["path"], before if whole else "", after if whole else ""))
-    return found
+    return tuple(found)
 
 
 def blob(text: str | None) -> str:
@@ -102,7 +104,7 @@ def _apply(source: Tree, upstream: Upstream, patch: Path, content: Path, *, exac
     _verify(source, upstream, listed, content, exact=exact)
 
 
-def _verify(source: Tree, upstream: Upstream, listed: list[PatchedFile], content: Path, *, exact: bool) -> None:
+def _verify(source: Tree, upstream: Upstream, listed: tuple[PatchedFile, ...], content: Path, *, exact: bool) -> None:
     """Compare what git did with what the patch says: exactly its files, and on the pinned tree exactly its blobs."""
     entries = files.manifest(content)
     changed = {path for path in {*entries, *source.entries} if entries.get(path) != source.entries.get(path)}

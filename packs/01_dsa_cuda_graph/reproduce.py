@@ -8,7 +8,6 @@ bwd_fused_indexer_loss_naive makes the number of rows with torch.tensor(float(b 
 refuses that: "Cannot copy between CPU and CUDA tensors during CUDA graph capture". The loss per token, a sum over rows,
 needs no such number. On a GPU both are captured. Without one, meta tensors go through the same lines, and the calls of
 torch.tensor(number, device=...) are counted.
-https://github.com/NVIDIA/Megatron-LM/pull/4792 replaced such a literal elsewhere, for the same reason.
 
     uv run reproduce.py                        # megatron-core 0.19.2: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT python reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0
@@ -34,9 +33,12 @@ def step(per_token):
     torch.autograd.grad(loss, inputs[:3])
 
 
-def failed_captures(per_token):
-    """Return whether a step cannot be captured, as a number."""
-    step(per_token)  # a warm-up
+def obstacles(per_token):
+    """Count the captures that fail; without a GPU, the tensors that a step makes on the device from numbers."""
+    with mock.patch("torch.tensor", wraps=torch.tensor) as literal:
+        step(per_token)  # on a GPU: a warm-up
+    if DEVICE == "meta":
+        return sum("device" in call.kwargs for call in literal.mock_calls)
     try:
         with torch.cuda.graph(torch.cuda.CUDAGraph()):
             step(per_token)
@@ -48,18 +50,9 @@ def failed_captures(per_token):
     return 0
 
 
-def copies_from_host(per_token):
-    """Count the tensors that a step makes on the device from numbers."""
-    with mock.patch("torch.tensor", wraps=torch.tensor) as literal:
-        step(per_token)
-    return sum("device" in call.kwargs for call in literal.mock_calls)
-
-
-count = failed_captures if DEVICE == "cuda" else copies_from_host
-per_token = count(per_token=True)
-mean = count(per_token=False)  # last: a capture that fails breaks the CUDA context
-print(f"loss per token: {per_token} {count.__name__}, right is 0")
-print(f"loss as a mean: {mean} {count.__name__}, right is 0")
+what = "copies from the host" if DEVICE == "meta" else "failed captures"
+per_token, mean = obstacles(per_token=True), obstacles(per_token=False)  # a capture that fails breaks the CUDA context
+print(f"loss per token: {per_token} {what}, right is 0\nloss as a mean: {mean} {what}, right is 0")
 if per_token:
     print("UNSUPPORTED: the loss per token, which needs no number of rows, is wrong too")
     sys.exit(125)

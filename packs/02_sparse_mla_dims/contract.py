@@ -1,7 +1,8 @@
 """Megatron's fused sparse MLA takes every latent and RoPE dimension that its kernels can have.
 
 `fused_sparse_mla_absorbed`, the hook before it and the interfaces of forward and backward hand both dimensions to the
-kernels; what the kernels cannot have is declined (None) or refused (an exception) before a kernel is asked for.
+kernels; what the kernels cannot have is declined (None) or refused (an exception) before a kernel is asked for. The
+first time that a hook declines is a warning.
 
 The cases are a pairwise cover of:
 
@@ -30,6 +31,8 @@ import contextlib
 import functools
 import importlib
 import importlib.util
+import inspect
+import logging
 import os
 import sys
 import types
@@ -455,6 +458,43 @@ def test_two_layers_in_one_graph_keep_their_dimensions(up):
         for case, out, pair, d_out in reversed(layers):
             found, (exact, gradients, _) = differentiate(out, pair, d_out), exactly(case, draw(case))
             assert_close([out.detach(), *found], [exact, *gradients], case.kernel[0])
+
+
+# What a user is told
+
+
+def warned(caplog, hook, calls, *args, **kwargs):
+    """Call a hook of DSAttention some times, in a process that has called none; return its answers and warnings."""
+    with mock.patch.dict(sys.modules):
+        sys.modules.pop(f"{VARIANT}.dsa_kernels", None)
+        hooks = importlib.import_module(f"{VARIANT}.dsa_kernels")
+        config = types.SimpleNamespace(dsa_kernel_backend="tilelang")
+        answers = [getattr(hooks, hook)(*args, config=config, **kwargs) for _ in range(calls)]
+    told = [x.getMessage() for x in caplog.records if x.levelno >= logging.WARNING]
+    return answers, [text for text in told if hook in text]
+
+
+@pytest.mark.parametrize(
+    ("shape", "warnings"),
+    [marked((80, 64, 16), 1, name="declined", control=False), marked(DEEPSEEK, 0, name="taken", control=True)],
+)
+def test_first_decline_of_a_hook_is_a_warning(up, caplog, shape, warnings):
+    names = ("query", "key", "topk_indices")
+    inputs = dict(zip(names, draw(Case((*shape, 64, SCALE))), strict=False))
+    inputs |= {"softmax_scale": SCALE, "v_channels": shape[0]}
+    with kernels(up):
+        answers, told = warned(caplog, "run_fused_absorbed_sparse_attention", 3, **inputs)
+    assert [x is None for x in answers] == [warnings > 0] * 3
+    assert len(told) == warnings, f"{len(told)} warnings: {told[:3]}"
+
+
+@pytest.mark.control
+@pytest.mark.usefixtures("up")
+def test_hook_that_the_backend_lacks_is_no_warning(caplog):
+    """TileLang has no kernel for indexer and attention in one: that is so in each run, and no news."""
+    hook = importlib.import_module(f"{VARIANT}.dsa_kernels").run_fused_dsa_attention
+    inputs = dict.fromkeys(set(inspect.signature(hook).parameters) - {"config"})
+    assert warned(caplog, "run_fused_dsa_attention", 2, **inputs) == ([None, None], [])
 
 
 # How it is called

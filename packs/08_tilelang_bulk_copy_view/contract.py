@@ -3,9 +3,10 @@
 Since 0.1.9 it gives such a tile one slot, and the barriers of all stages: tile i + 1 may land on tile i while a gemm
 reads it. Nothing is reported. A view that is both written and read is refused, which is wrong here, too.
 
-Nothing is launched: the kernels are lowered for sm_90a, and the waits of the producer and the arrivals of the consumer
-are followed in the CUDA source as PTX defines the phases of an mbarrier. Counted are the tiles that can be overwritten
-before the gemm that reads them has ended, and those that a gemm reads from elsewhere; the tolerance is 0.
+The kernels are lowered for sm_90a, and the waits of the producer and the arrivals of the consumer are followed in the
+CUDA source as PTX defines the phases of an mbarrier. Counted are the tiles that can be overwritten before the gemm that
+reads them has ended, and those that a gemm reads from elsewhere; the tolerance is 0. On a GPU kernels of more tiles are
+launched, too: inputs are -1, 0 and 1, so every number is exact and is compared with float64 for equality.
 Not judged: a kernel whose source is of another form; other targets than sm_90a.
 """
 
@@ -13,12 +14,14 @@ import re
 import typing
 
 import pytest
+import torch
 
 from kit import current_target
-from kit.cuda_source import index_value, lower, only_match
+from kit.cuda_source import attempt, index_value, lower, only_match
 
 EVIDENCE_WITHOUT_GPU = {"sm_90a": "compiled"}
 TILES, M, N = 4, 64, 64
+LAUNCHES, LAUNCHED_TILES = 50, 64
 REFUSAL = "rescale_num"
 
 
@@ -60,20 +63,20 @@ CASES = [
 ]
 
 
-def kernel(tilelang, case):
-    """Return the program: the sum over four tiles of tile @ tile.T."""
+def kernel(tilelang, case, tiles=TILES):
+    """Return the program: the sum over the tiles of tile @ tile.T."""
     T, shape, dtype = tilelang.language, case.shape, case.dtype
     viewed = getattr(T, case.view)
 
     @T.prim_func
-    def main(A: T.Tensor((TILES, *shape), dtype), C: T.Tensor((M, M), "float32")):
+    def main(A: T.Tensor((tiles, *shape), dtype), C: T.Tensor((M, M), "float32")):
         with T.Kernel(1, threads=128) as _:
             tile = T.alloc_shared((M, N), dtype)
             acc = T.alloc_fragment((M, M), "float32")
             if case.swizzled:
                 T.annotate_layout({tile: tilelang.layout.make_swizzled_layout(tile)})
             T.clear(acc)
-            for i in T.Pipelined(TILES, num_stages=case.stages):
+            for i in T.Pipelined(tiles, num_stages=case.stages):
                 view = viewed(tile, list(shape))
                 into = view if case.through in ("written", "both") else tile
                 source = view if case.through in ("read", "both") else tile
@@ -113,6 +116,26 @@ def test_each_stage_has_its_slot(case, wrong):
     if found := error or fault(source):
         wrong.append(found)
         pytest.fail(found)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_every_launch_is_exact(case, request, figure):
+    if not current_target().executed:
+        pytest.skip("on a GPU only")
+    import tilelang
+
+    target = tilelang.tvm.target.Target({"kind": "cuda", "arch": current_target().name})
+    launch, error = attempt(lambda: tilelang.compile(kernel(tilelang, case, LAUNCHED_TILES), [1], target=target))
+    if error:
+        pytest.skip(f"it is not compiled: {error}")
+    generator = torch.Generator().manual_seed(8)
+    tiles = torch.randint(-1, 2, (LAUNCHED_TILES, M, N), generator=generator).double()
+    right = torch.einsum("tik,tjk->ij", tiles, tiles).float().cuda()
+    given = tiles.reshape(LAUNCHED_TILES, *case.shape).to(getattr(torch, case.dtype)).cuda()
+    launches = sum(not torch.equal(launch(given), right) for _ in range(LAUNCHES))
+    name = request.node.callspec.id.replace("-", "_")
+    figure(f"wrong_launches_{name}", launches, f"of {LAUNCHES} launches")
+    assert launches == 0, f"{launches} of {LAUNCHES} launches are wrong"
 
 
 def fault(source):

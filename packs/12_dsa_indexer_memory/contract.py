@@ -111,15 +111,20 @@ SCALE = {"any": 0.3, "whole": 0.25}  # of the softmax, and not 12 ** -0.5; sums 
 OFFSET = {"any": 37.0, "whole": 1e5}
 
 PER_HEAD = 0.25  # of one head's fp32 scores: a tensor of one byte for each
-FEWER, MORE, LENGTH, BATCH = 8, 40, 8192, 2  # heads, tokens and batch where memory is measured
+FEWER, MORE, LENGTH, BATCH = 8, 24, 8192, 2  # heads, tokens and batch where memory is measured
 MEMORY = {
     "ends": {},
     "default-each": {"bounds": "default", "sparse": True, "rows": "each"},
     "mask": {"bounds": "mask", "relu": False, "sparse": True},
     "masks-row": {"bounds": "masks", "relu": False, "rows": "row"},
     "keys": {"bounds": "keys", "sparse": True},
+    "rank": {"size": (LENGTH // 8, 8 * LENGTH), "rows": "row"},  # context parallelism: few rows, all keys
 }
 STEPS = {"4096": (2, 4096), "16384": (1, 16384)}  # batch, tokens
+# GiB of a GPU that the release needs, counted on "meta", with room for fragments: a smaller one leaves the check out.
+NEEDS = {"heads": 48, "attention": 64, "kept": 24}  # 39, 52 and 19
+NEEDS |= {"topk.4096": 12, "forward.4096": 14, "step.4096": 20}  # 8, 9 and 13
+NEEDS |= {"topk.16384": 72, "forward.16384": 90, "step.16384": 120}  # 64, 72 and 105
 
 
 class Case:
@@ -692,10 +697,10 @@ def growth(how, heads_of):
     return {part: (many[part] - few[part]) / (4 * BATCH * LENGTH * LENGTH) / (MORE - FEWER) for part in few}
 
 
-def skip_with_little_memory():
-    """Leave a check out where the release cannot make its tensors: 104 GiB in a step of 16384 tokens."""
-    if TARGET.executed and torch.cuda.get_device_properties(0).total_memory < 105 * 2**30:
-        pytest.skip("needs 105 GiB of GPU memory")
+def skip_with_little_memory(what):
+    """Leave a check out on a GPU that is too small for the release."""
+    if TARGET.executed and torch.cuda.get_device_properties(0).total_memory < NEEDS[what] * 2**30:
+        pytest.skip(f"needs {NEEDS[what]} GiB of GPU memory")
 
 
 def test_the_meter_measures_what_is_known():
@@ -723,10 +728,10 @@ def test_the_meter_measures_what_is_known():
         ("attention", "forward"), ("attention", "backward"),
     ],
 )  # fmt: skip
-def test_peak_memory_does_not_grow_with_heads(heads_of, part):
-    if heads_of == "attention":
-        skip_with_little_memory()
+def test_peak_memory_does_not_grow_with_heads(heads_of, part, figure):
+    skip_with_little_memory(heads_of)
     grown = {how: growth(how, heads_of)[part] for how in MEMORY}
+    figure(f"{heads_of}.{part}.growth", max(grown.values()), "scores of a head")
     wrong = {how: round(x, 3) for how, x in grown.items() if not x < PER_HEAD}
     assert not wrong, f"the peak grows by {wrong} of one head's scores for each head, limit {PER_HEAD}"
 
@@ -745,28 +750,28 @@ def test_a_step_asks_for_no_value_of_a_tensor(how, figure):
 
 
 def test_few_rows_need_what_these_rows_need():
-    """61 query rows, fewer than a fix may take at a time: 8 times the scores of all heads at most; the release: 4.3."""
-    case = long_case("default-each", size=(61, LENGTH), heads=MORE, attention=MORE)
+    """17 query rows, fewer than a fix may take at a time: 8 times the scores of all heads at most; the release: 4.4."""
+    case = long_case("default-each", size=(17, LENGTH), heads=MORE, attention=MORE)
     for part, peak in peaks(case).items():
-        need = peak / (4 * BATCH * 61 * LENGTH * MORE)
+        need = peak / (4 * BATCH * 17 * LENGTH * MORE)
         assert need < 8.0, f"{part} needs {need:.1f} times the scores of all heads for these rows, limit 8"
 
 
 @pytest.mark.parametrize("how", MEMORY)
 def test_forward_keeps_nothing_made_of_scores_for_backward(how):
     """The release keeps a sixteenth of fp32 [batch, queries, keys], the top-k; the limit is a quarter."""
+    skip_with_little_memory("kept")
     kept = peaks(long_case(how, heads=FEWER, attention=FEWER))["kept"] / (4 * BATCH * LENGTH * LENGTH)
     assert kept < 0.25, f"{kept:.3f} of fp32 [batch, queries, keys] is kept, limit 0.25"
 
 
 @pytest.mark.parametrize("name", STEPS)
 @pytest.mark.parametrize("part", ["topk", "forward", "step"])
-def test_a_realistic_step_runs_on_a_gpu(part, name, figure):
-    """Peak and time are figures."""
+def test_a_realistic_step_runs_on_a_gpu(part, name, figure, claim):
+    """Peak and time are figures. Memory is saved if the shorter step needs less than half the scores of all heads."""
     if not TARGET.executed:
         pytest.skip("needs a GPU")
-    if (part, name) == ("step", "16384"):
-        skip_with_little_memory()
+    skip_with_little_memory(f"{part}.{name}")
     case = realistic_case(name, "ends", DEVICE, 2048)
     inputs = {name: x.requires_grad_(name in LEAVES) for name, x in case.inputs.items()}
 
@@ -777,7 +782,10 @@ def test_a_realistic_step_runs_on_a_gpu(part, name, figure):
             gradients(result[1], inputs)
 
     torch.cuda.empty_cache()
-    figure(f"{part}.{name}.peak", peak_memory(run) / 2**30, "GiB")
+    peak = peak_memory(run)
+    figure(f"{part}.{name}.peak", peak / 2**30, "GiB")
+    if (part, name) == ("step", "4096") and peak < 2 * case.batch * case.size[0] * case.size[1] * case.heads:
+        claim("MEMORY_SAVE_VERIFIED")
     times, begin, end = [], *(torch.cuda.Event(enable_timing=True) for _ in range(2))
     with alone():
         for _ in range(7):

@@ -70,6 +70,7 @@ def main():
             for chunk in CHUNKS if patched else ("all",):
                 if patched:
                     dsa._SCORE_CHUNK_ROWS = chunk  # noqa: SLF001 - the size that is varied
+                    dsa._SCORE_CHUNK_BYTES = 2**62  # noqa: SLF001 - which bounds it otherwise
                 torch.cuda.empty_cache()
                 torch.cuda.reset_peak_memory_stats()
                 before = torch.cuda.memory_allocated()

@@ -46,9 +46,9 @@ out64 = (q64 @ chosen.mT * SCALE).softmax(-1) @ chosen[..., :VALUES]
 dq64, dkv64 = torch.autograd.grad(out64, (q64, kv64), grad[0].double())
 
 
-def error(found, exact):
+def error(result, exact):
     """Return the norm of the difference over that of the exact tensor."""
-    return float((found.double().reshape(exact.shape) - exact).norm() / exact.norm())
+    return float((result.double().reshape(exact.shape) - exact).norm() / exact.norm())
 
 
 once = error(dkv64.bfloat16(), dkv64)

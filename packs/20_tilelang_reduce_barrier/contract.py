@@ -1,7 +1,8 @@
-"""tilelang puts a barrier between the reads of a reduction and a store to the same bytes of shared memory.
+"""tilelang puts a barrier between the read of a buffer and a store to the same bytes of shared memory.
 
 Since 0.1.10 it does not where the workspace of tl::AllReduce and the buffer that is stored have elements of different
-sizes. Slower warps then read what a faster one has stored, and rows get wrong sums.
+sizes. Slower warps then read what a faster one has stored, and rows get wrong sums. The same holds for scalar accesses
+of different sizes whose first bytes differ: a float32 read of A[n - 1 - i] and a bfloat16 store to B[2 * i + 1].
 
 The CUDA source of each kernel is followed from the last read of the workspace to the first store into shared memory.
 Counted are the bytes of the workspace that the store hits with no barrier between; the tolerance is 0. On a GPU each
@@ -171,7 +172,66 @@ def test_every_launch_is_exact(name, sources, figure):
         launches, blocks = launches + (wrong > 0), blocks + wrong
         largest = max(largest, (out - right).abs().nan_to_num(nan=float("inf")).max().item())
     figure(f"wrong_launches_{name.replace('-', '_')}", launches, f"of {LAUNCHES} launches")
+    if name == "sum":
+        figure("wrong_blocks_sum", round(100 * blocks / (BLOCKS * LAUNCHES), 1), "%")
     assert not launches, f"{launches} launches, {blocks} of {BLOCKS * LAUNCHES} blocks, largest error {largest:g}"
+
+
+SCALAR_THREADS, SCALAR_BLOCKS = 1024, 512
+each_index = pytest.mark.parametrize(
+    "odd", [pytest.param(0, marks=pytest.mark.control, id="even"), pytest.param(1, marks=pytest.mark.defect, id="odd")]
+)
+
+
+def scalar_kernel(T, odd, n=SCALAR_THREADS):
+    """Return the program: Y = X, by way of A in float32 and then of every second bfloat16 of B, in the same bytes."""
+
+    @T.prim_func
+    def main(X: T.Tensor((SCALAR_BLOCKS, n), "float32"), Y: T.Tensor((SCALAR_BLOCKS, n), "bfloat16")):
+        with T.Kernel(SCALAR_BLOCKS, threads=n) as block:
+            thread = T.get_thread_binding()
+            A = T.alloc_shared((n,), "float32")
+            B = T.alloc_shared((2 * n,), "bfloat16")
+            value = T.alloc_local((1,), "float32")
+            A[thread] = X[block, thread]
+            value[0] = A[n - 1 - thread]
+            B[2 * thread + odd] = T.cast(value[0], "bfloat16")
+            Y[block, thread] = B[2 * (n - 1 - thread) + odd]
+
+    return main
+
+
+@each_index
+def test_a_barrier_precedes_the_scalar_store(odd):
+    import tilelang
+
+    source, error, _ = lower(scalar_kernel(tilelang.language, odd), current_target().name)
+    if error:
+        pytest.skip(f"it is not lowered: {error}")
+    between = source.partition("float value[1];")[2].partition("value[0] =")[2].partition("((bfloat16_t*)B)[")[0]
+    if not between:
+        raise NotImplementedError("the source is of another form")
+    assert "__syncthreads" in between, "no barrier stands between the read of A and the store to B"
+
+
+@each_index
+def test_every_scalar_launch_is_exact(odd, figure):
+    if not current_target().executed:
+        pytest.skip("on a GPU only")
+    import tilelang
+
+    target = tilelang.tvm.target.Target({"kind": "cuda", "arch": current_target().name})
+    launch = tilelang.compile(scalar_kernel(tilelang.language, odd), [1], target=target)
+    generator = torch.Generator().manual_seed(20)
+    launches, elements = 0, 0
+    for _ in range(LAUNCHES):
+        values = torch.randint(-100, 101, (SCALAR_BLOCKS, SCALAR_THREADS), generator=generator).float().cuda()
+        wrong = (launch(values).float() != values).sum().item()
+        launches, elements = launches + (wrong > 0), elements + wrong
+    name = "odd" if odd else "even"
+    figure(f"wrong_launches_scalar_{name}", launches, f"of {LAUNCHES} launches")
+    figure(f"wrong_elements_scalar_{name}", elements, f"of {LAUNCHES * SCALAR_BLOCKS * SCALAR_THREADS} elements")
+    assert launches == 0, f"{launches} launches, {elements} elements"
 
 
 def reference(case):

@@ -33,7 +33,7 @@ def _record(number: str, package: str, judged: dict[str, str], *, silent: bool =
             "pack": f"{number}_a",
             "kind": "wrong-result" if silent else "crash",
             "silent": silent,
-            "report": f"packs/{number}_a/REPORT.md",
+            "report": f"packs/{number}_a/README.md",
             "workaround": "do without",
             "periods": [period],
             "judged": {
@@ -104,7 +104,7 @@ def test_an_environment_in_one_line_for_each_bug(folder: Path, tmp_path: Path) -
     first, second, words, last = ended.stdout.splitlines()
     assert first == (
         "toykernel 1.0: AFFECTED, in silence (wrong-result): bug 01; since 1.0; fixed in 2; "
-        "evidence: traced on cpu; packs/01_a/REPORT.md; workaround: do without"
+        "evidence: traced on cpu; packs/01_a/README.md; workaround: do without"
     )
     assert second.startswith("toyhelper 1.0: AFFECTED (crash): bug 02; ")
     assert words == "(traced: the real Python code ran on a CPU, kernels aside)"

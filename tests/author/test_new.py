@@ -156,7 +156,7 @@ def test_check_keeps_what_an_issue_needs_apart_from_what_is_asked_here(author: A
         "report.in.md",
         "the issue itself. Next",
     }
-    assert {"reproduce.py", "fix.patch", "mutants/", "REPORT.md. Next"} <= {
+    assert {"reproduce.py", "fix.patch", "mutants/", "README.md. Next"} <= {
         what for door, what in told if door != doors[0]
     }
 
@@ -261,7 +261,7 @@ def test_where_nobody_has_a_fix_none_is_asked_for(author: Author) -> None:
     assert not [*folder.rglob("*.patch")]
     assert author.pack("toy_none").definition.kind == Kind.CRASH
     ended = author.bench.run("run", "toy_none", "--online", **author.index)
-    said = "toy_none cpu: REPRODUCED: the bug is there, and pack.toml says that there is no patch to judge"
+    said = "has the bug on cpu; no patch was judged."
     assert (ended.returncode, said in ended.stdout) == (0, True), ended.stdout
     checked = author.bench.run("check", "toy_none").stdout
     assert "docstring" not in checked
@@ -307,10 +307,6 @@ def test_a_release_that_the_script_never_imports_is_refused(author: Author) -> N
     assert ended.returncode == 0, ended.stderr
 
 
-ASKED = """
-[ask]
-text = "Use every weight."
-"""
 UNREACHABLE = "https://127.0.0.1:9/example/toykernel"
 
 
@@ -322,7 +318,7 @@ def _fileable(author: Author, slug: str, *arguments: str) -> tuple[Path, str]:
     folder = author.pack(slug).folder
     stated = (folder / "pack.toml").read_text()
     searched = 'searched = { date = 2026-01-01, queries = ["scale"] }\n'
-    (folder / "pack.toml").write_text(stated.replace("\n[upstream]", f"{searched}{ASKED}\n[upstream]", 1))
+    (folder / "pack.toml").write_text(stated.replace("\n[upstream]", f"{searched}\n[upstream]", 1))
     assert author.rows(slug)[0] == 0
     issue = author.bench.run("report", slug, "--from", "last", "--cache", str(author.bench.cache))
     assert issue.returncode == 0, issue.stderr

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.pack import load
-from harness.report import written
+from harness.report import report
 from testing import histories, mirrors, toys
 from testing.workbench import Workbench
 
@@ -36,8 +36,7 @@ def _asks(workbench: Workbench, asked: str = SMALLER, checks: str = '["test_wei*
     (pack / "ask.patch").write_text(HEADER + mirrors.diff(source, {FILE: asked}))
     with (pack / "pack.toml").open("a") as stream:
         stream.write(
-            '[ask]\ntext = "Merge it."\npatch = "ask.patch"\n'
-            f'origin = "git+{mirrors.URL}@{commit}"\ndate = 2026-08-21\nchecks = {checks}\n'
+            f'[ask]\npatch = "ask.patch"\norigin = "git+{mirrors.URL}@{commit}"\ndate = 2026-08-21\nchecks = {checks}\n'
         )
     return pack
 
@@ -59,9 +58,9 @@ def test_another_defect_may_stay_wrong(workbench: Workbench) -> None:
     usual = workbench.rows("--record")
     assert (usual[0], usual[1][0]["verdict"]) == (0, "CONFIRMED")
     assert "about" not in json.loads((pack / "receipts/cpu.traced.json").read_text())
-    written.write(load.load_pack(pack))
-    assert "| CONFIRMED | not judged |" not in (pack / "REPORT.md").read_text()
-    assert "of 2026-08-21 | strength |" in (pack / "REPORT.md").read_text()
+    report.write(load.load_pack(pack))
+    assert "| CONFIRMED | not judged |" not in (pack / "README.md").read_text()
+    assert "of 2026-08-21 | mutants |" in (pack / "README.md").read_text()
     checked = workbench.run("check", "--mirrors", str(workbench.folder / "mirrors"))
     assert "1 sound" in checked.stdout, checked.stdout
     assert _verified(workbench, pack) == (0, "")

@@ -80,7 +80,7 @@ def test_an_unknown_option_is_status_2(workbench: Workbench) -> None:
     assert workbench.run("frobnicate").returncode == 2
 
 
-@pytest.mark.parametrize("verb", ["", "list", "run", "table", "fetch", "check", "report"])
+@pytest.mark.parametrize("verb", ["", "list", "run", "fetch", "check", "report"])
 def test_help_reads_like_a_manual(verb: str) -> None:
     command = [sys.executable, str(REPOSITORY / "runner.py"), *([verb] if verb else []), "--help"]
     ended = subprocess.run(command, capture_output=True, text=True, check=True)
@@ -173,7 +173,7 @@ def test_the_table_is_the_last_thing_on_the_screen_and_logs_are_named_where_some
 ) -> None:
     pack = workbench.lay("01_confirmed")
     ended = workbench.run("run")
-    first = ended.stdout.splitlines()[1].split()
+    first = ended.stdout.splitlines()[2].split()
     assert first[:7] == [
         "01_confirmed",
         "wrong-result",
@@ -184,13 +184,13 @@ def test_the_table_is_the_last_thing_on_the_screen_and_logs_are_named_where_some
         "CONFIRMED",
     ]
     assert "max_error 3 -> 0" in ended.stdout
-    assert len(ended.stdout.splitlines()) == 2
+    assert len(ended.stdout.splitlines()) == 3
     assert "01_confirmed/cpu pristine: BUG_REPRODUCED" in ended.stderr
     (folder,) = workbench.cache.glob("runs/*")
     assert ended.stderr.splitlines()[-1] == f"logs and receipts: {folder}"
     assert ended.stderr.count("unpacking toykernel 1.0") == 1
     verbose = workbench.run("run", "--verbose").stdout.splitlines()
-    assert [line.split()[2] for line in verbose[:-2]] == ["claims", "log", "log", "receipt"]
+    assert [line.split()[2] for line in verbose[:-3]] == ["claims", "log", "log", "receipt"]
     (pack / "fix.patch").unlink()
     deviates = workbench.run("run").stdout.splitlines()
     assert deviates[0].startswith("01_confirmed cpu: fix.patch is missing: runner.py run --lane pristine")

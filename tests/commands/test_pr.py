@@ -136,7 +136,7 @@ def test_the_patch_that_upstream_is_asked_to_merge_goes_before_fix_patch(clone: 
     _edit(
         pack / "pack.toml",
         "[upstream]",
-        '[ask]\ntext = "Please merge it."\npatch = "ask.patch"\nchecks = ["scale"]\ndate = 2026-01-01\n'
+        '[ask]\npatch = "ask.patch"\nchecks = ["scale"]\ndate = 2026-01-01\n'
         f'origin = "git+https://example.org/toykernel@{"1" * 40}"\n\n[upstream]',
     )
     ended = clone.pr()

@@ -32,7 +32,7 @@ HOST = [
 def _shown(folder: Path, visible: str | None) -> tuple[list[list[object]], list[str], str, list[str]]:
     (folder / "gpus.json").write_text(json.dumps({"devices": HOST}))
     path = f"{REPOSITORY / 'tests/resources/fake_nvml'}{os.pathsep}{REPOSITORY}"
-    environment = os.environ | {"PYTHONPATH": path, "NVIDIA_FAKE_STATE": str(folder / "gpus.json")}
+    environment = os.environ | {"PYTHONPATH": path, "NCCL_FAKE_STATE": str(folder / "gpus.json")}
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     if visible is not None:
         environment["CUDA_VISIBLE_DEVICES"] = visible

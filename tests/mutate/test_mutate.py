@@ -189,7 +189,7 @@ def test_several_mutants_share_a_gpu(workbench: Workbench) -> None:
     state.write_text(json.dumps({"devices": [{"name": "Toy H200", "capability": [9, 0]}]}), encoding="utf-8")
     toy = {
         "PYTHONPATH": str(REPOSITORY / "tests/resources/fake_nvml"),
-        "NVIDIA_FAKE_STATE": str(state),
+        "NCCL_FAKE_STATE": str(state),
         "CUDA_VISIBLE_DEVICES": "0",
     }
     ended = workbench.run("mutate", "--json", "--generated", "4", "--jobs", "3", **toy)

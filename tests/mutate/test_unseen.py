@@ -49,9 +49,8 @@ def test_the_figure_of_a_first_sight_stands_beside_the_strength(workbench: Workb
         "rounds_the_total": ("unseen", "survived"),
     }
     assert not list((pack / "receipts").glob("strength.*")), "the strength is of the pack's own and generated ones"
-    assert "fresh CONFIRMED; 1 of 3 at first sight, 20" in workbench.run("list").stdout
+    assert "CONFIRMED (traced), fresh; 1 of 3 at first sight, 20" in workbench.run("list").stdout
     assert "not measured; 1/3 at first sight |" in workbench.run("report", pack.name).stdout
-    assert json.loads(workbench.run("table", "--format", "json").stdout)[0]["strength"] == ""
 
 
 def test_what_passed_is_open_until_a_check_refuses_it(workbench: Workbench, pack: Path) -> None:

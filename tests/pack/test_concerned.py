@@ -33,7 +33,7 @@ def test_by_the_files_that_a_target_loads_else_by_the_modules(changed: list[str]
 
 
 def test_a_pack_without_a_patch_is_about_its_modules() -> None:
-    (pack,) = [pack for pack in PACKS if pack.name == "21_tilelang_reduce_of_view"]
+    (pack,) = [pack for pack in PACKS if pack.name == "21_tilelang_reduce_max_refused"]
     assert paths(pack.definition) == ("tilelang.py", "tilelang/")
     definition = pack.definition
     pure = replace(

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from harness.core.errors import HarnessError
-from harness.pack import load, rules
 from testing import toys
 from testing.workbench import Workbench
 
@@ -93,7 +91,6 @@ state = "open"
 date = 2026-11-20
 says = "It gives every value its own weight."
 [ask]
-text = "Merge it."
 patch = "ask.patch"
 origin = "git+https://example.org/toykernel@{COMMIT}"
 date = 2026-08-21
@@ -121,43 +118,6 @@ def _stating(workbench: Workbench, stated: str) -> Workbench:
     return workbench
 
 
-@pytest.mark.parametrize(
-    ("action", "reason"),
-    [
-        ('kind = "file"\ntext = "File an issue."', ""),
-        ('kind = "filed"\ntext = "An issue: example/toykernel#3."', ""),
-        ('kind = "fixed"\ntext = "Fixed by #3."', ""),
-        ('kind = "nothing"\ntext = "The size is a choice."', ""),
-        ('kind = "ask"\ntext = "File it."', "action.kind: 'ask' is none of file, filed, fixed, nothing"),
-        ('text = "File it."', "action.kind"),
-        ('kind = "file"', "action.text"),
-        ('kind = "file"\ntext = " "', "action.text: one sentence on one line"),
-        ('kind = "file"\ntext = "File it"', "action.text: one sentence on one line"),
-        ('kind = "file"\ntext = """File\nit."""', "action.text: one sentence on one line"),
-        ('kind = "file"\ntext = "File it."\nwhere = "x"', "extra fields found (where)"),
-    ],
-)
-def test_what_is_to_be_done_is_stated(workbench: Workbench, action: str, reason: str) -> None:
-    ended = _stating(workbench, f"\n[action]\n{action}\n").run("list")
-    assert (ended.returncode == 0) == (not reason)
-    assert reason in ended.stderr
-
-
-def test_a_switch_requires_an_action(monkeypatch: pytest.MonkeyPatch, workbench: Workbench) -> None:
-    folder = workbench.lay("01_confirmed")
-    load.load_pack(folder)
-    monkeypatch.setattr(rules, "FORM_REQUIRED", True)
-    with pytest.raises(HarnessError, match="action: the table is missing: kind is file, filed, fixed, nothing"):
-        load.load_pack(folder)
-
-
-def test_an_ask_names_a_patch_and_action_says_what_is_done(workbench: Workbench) -> None:
-    stated = STATED.replace('text = "Merge it."\n', "").replace('checks = ["weights", "len*"]\n', "")
-    action = '\n[action]\nkind = "file"\ntext = "File it."\n'
-    ended = _stating(workbench, stated + action).run("list")
-    assert (ended.returncode, ended.stderr) == (0, "")
-
-
 def test_prior_art_ask_and_suite_are_stated(workbench: Workbench) -> None:
     ended = _stating(workbench, STATED).run("list")
     assert (ended.returncode, ended.stderr) == (0, "")
@@ -175,8 +135,8 @@ def test_prior_art_ask_and_suite_are_stated(workbench: Workbench) -> None:
         ('says = "It gives every value its own weight."', 'says = " "', "threads[0].says: one sentence"),
         ('["scale first weight"]', "[]", "searched.queries: name the words"),
         ('text = "Merge it."', 'text = ""', "ask.text: say what the maintainer is asked to do"),
-        ('patch = "ask.patch"\n', "", "patch, origin and date stand there together; patch is missing"),
-        ("[ask]", '[action]\nkind = "file"\ntext = "File it."\n[ask]', "ask.text: action.text says it; remove one"),
+        ('patch = "ask.patch"\n', "", "all four stand there; patch is missing"),
+        ('checks = ["weights", "len*"]\n', "", "all four stand there; checks is missing"),
         ('patch = "ask.patch"', 'patch = "../ask.patch"', "is no patch beside fix.patch"),
         ('patch = "ask.patch"', 'patch = "fix.patch"', "is no patch beside fix.patch"),
         ('patch = "ask.patch"', 'patch = "-R.patch"', "is no patch beside fix.patch"),

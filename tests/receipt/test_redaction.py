@@ -80,7 +80,7 @@ def test_what_is_planted_is_scrubbed_or_refused(what: str) -> None:
 def test_a_run_refuses_what_a_probe_repeats(workbench: Workbench, place: str, what: str) -> None:
     workbench.lay("38_repeats_what_it_was_given")
     arguments = ["run", "--lane", "pristine", "--receipts", str(workbench.folder / "out")]
-    ended = workbench.run(*arguments, NVIDIA_PLANT=PLANTS[what], NVIDIA_PLANT_IN=place)
+    ended = workbench.run(*arguments, NCCL_PLANT=PLANTS[what], NCCL_PLANT_IN=place)
     assert (ended.returncode, "refused to write" in ended.stdout) == (1, True), ended.stdout
     assert PLANTS[what] not in ended.stdout + ended.stderr + _written(workbench.folder)
 
@@ -92,7 +92,7 @@ def test_versions_withholds_a_reason_that_looks_private(workbench: Workbench) ->
     (workbench.cache / "releases/toykernel.json").write_text(json.dumps(listed))
     plant = PLANTS["an internal host"]
     for place, arguments in (("exception", ["--json", "--save"]), ("traceback", [])):
-        ended = workbench.run("versions", "38", *arguments, NVIDIA_PLANT=plant, NVIDIA_PLANT_IN=place)
+        ended = workbench.run("versions", "38", *arguments, NCCL_PLANT=plant, NCCL_PLANT_IN=place)
         assert ended.returncode == 5
         assert "refused to write: " in ended.stdout
         assert "holds a host's name" in ended.stdout

@@ -37,18 +37,16 @@ def test_every_table_shows_the_strength_and_no_reader_takes_it_for_a_receipt(wor
     found = json.loads((pack / "receipts/strength.cpu.traced.json").read_text(encoding="utf-8"))
     assert found["own"]["killed"] == 3
     assert str(workbench.folder) not in json.dumps(found)
-    assert "CONFIRMED (traced), strength 3/3" in workbench.run("table").stdout
-    assert "strength: killed 3 of 3 wrong fixes, 20" in workbench.run("list").stdout
+    assert "CONFIRMED (traced), fresh; strength: killed 3 of 3 wrong fixes, 20" in workbench.run("list").stdout
     assert workbench.run("report", "42", "--write").returncode == 0
     assert "1 sound" in _check(workbench)
-    assert workbench.run("table", str(workbench.packs)).returncode == 0
+    assert workbench.run("list", "--from", str(workbench.packs)).returncode == 0
     assert workbench.run("bundle", "42", "--output", str(workbench.folder / "bundle.zip")).returncode == 0
 
 
 def test_a_record_is_stale_when_what_it_speaks_of_changed(workbench: Workbench) -> None:
     pack = _lay(workbench, "42_refuses_wrong_fixes")
     _edit(pack / "contract.py", "2.0, 3.0]", "2.0, 4.0]")
-    assert "strength 3/3 STALE" in workbench.run("table").stdout
     assert "STALE: the script or the contract changed" in workbench.run("list").stdout
     _edit(pack / "contract.py", "2.0, 4.0]", "2.0, 3.0]")
     _edit(pack / "mutants/adds_the_weight.patch", "value + weight", "value - weight")

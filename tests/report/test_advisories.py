@@ -110,7 +110,7 @@ def test_the_schema_refuses_what_osv_and_the_reader_would(bench: Workbench) -> N
         {"modified": "yesterday"},
         {"id": "CVE-2026-1"},
         {"affected": [good["affected"][0] | {"versions": []}]},
-        {"references": [{"type": "WEB", "url": "packs/01_confirmed/REPORT.md"}]},
+        {"references": [{"type": "WEB", "url": "packs/01_confirmed/README.md"}]},
     ):
         with pytest.raises(jsonschema.ValidationError):
             _valid(good | broken)

@@ -11,7 +11,7 @@ import pytest
 
 from harness.pack import load
 from harness.pack.model import Pack
-from harness.report import issue, links, reports
+from harness.report import links, report
 from testing import clones
 from testing.workbench import REPOSITORY, Workbench
 
@@ -27,27 +27,20 @@ def address(monkeypatch: pytest.MonkeyPatch) -> str:
     return URL
 
 
-@pytest.mark.parametrize("form", issue.FORMS)
 @pytest.mark.parametrize("pack", PACKS, ids=lambda one: one.name)
 @pytest.mark.usefixtures("address")
-def test_a_report_links_with_absolute_urls_and_is_no_longer_for_it(pack: Pack, form: str) -> None:
-    for name in reports.of_pack(pack):
-        text = issue.build(pack, form, name)  # raises where it is longer than a maintainer reads
-        found = LINK.findall(text)
-        assert all(url.startswith("https://") for url in found)
-        assert "the repository of this pack" not in text
-        for url in found:
-            path = url.removeprefix(f"{URL}/blob/main/")
-            assert path == url or (REPOSITORY / path).exists(), f"{url} leads nowhere"
+def test_a_report_links_with_absolute_urls_to_what_is_there(pack: Pack) -> None:
+    found = LINK.findall(report.render(pack))
+    assert all(url.startswith("https://") for url in found)
+    for url in found:
+        path = url.removeprefix(f"{URL}/blob/main/")
+        assert path == url or (REPOSITORY / path).exists(), f"{url} leads nowhere"
 
 
 @pytest.mark.parametrize("pack", PACKS, ids=lambda one: one.name)
 def test_without_an_address_it_links_nothing_of_ours(pack: Pack, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "repository_url", lambda: "")
-    for name in reports.of_pack(pack):
-        text = issue.short(pack, "issue", name)
-        assert "/blob/main/packs/" not in text
-        assert "the repository of this pack" in text
+    assert "/blob/main/packs/" not in report.render(pack)
 
 
 @pytest.mark.parametrize(

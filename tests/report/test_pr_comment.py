@@ -48,7 +48,7 @@ def test_without_an_address_nothing_is_linked(monkeypatch: pytest.MonkeyPatch) -
     text = _text(*FIX)
     assert LINK.findall(text) == []
     first, second, third = text.splitlines()
-    assert first.startswith("`packs/09_liger_flce_none/REPORT.md`: ")
+    assert first.startswith("`packs/09_liger_flce_none/README.md`: ")
     assert "base: `BUG_REPRODUCED`, head: `FIX_VALIDATED`: **this change fixes it**." in first
     assert f"base is commit `{BASE[:12]}`, head is commit `{HEAD[:12]}`; wrong in base: `weights`" in second
     assert "`grad_weight_max_abs_error 0.25 -> 0`" in second
@@ -61,7 +61,7 @@ def test_with_one_every_link_is_absolute(monkeypatch: pytest.MonkeyPatch) -> Non
     text = _text(*FIX, at="https://example.org/them/project.git")
     found = LINK.findall(text)
     assert {f"https://example.org/them/project/commit/{sha}" for sha in (BASE, HEAD)} <= {*found}
-    assert f"{URL}/blob/main/packs/09_liger_flce_none/REPORT.md" in found
+    assert f"{URL}/blob/main/packs/09_liger_flce_none/README.md" in found
     assert f"{URL}/blob/main/README.md#what-a-verdict-says" in found
     for url in found:
         assert url.startswith("https://")

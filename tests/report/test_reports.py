@@ -1,12 +1,9 @@
-"""What a maintainer reads: short, of the right project, kept beside its template, and with every figure sourced."""
+"""What a maintainer reads: one form, short, in his words, with every figure sourced."""
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,11 +12,9 @@ from harness.core.words import Evidence
 from harness.pack import load
 from harness.pack.model import Pack
 from harness.receipt import figures, receipt, strength
-from harness.report import issue, links, patches, reports, written
-from testing import toys
+from harness.report import links, report
 from testing.workbench import REPOSITORY, Workbench, confirmed
 
-TEMPLATE = "# A title\n\n**Wrong result**: it is wrong.\n\n"
 COMMIT = "1" * 40
 STATED = f"""
 searched = {{ date = 2026-11-21, queries = ["weights", "first weight"] }}
@@ -37,7 +32,6 @@ date = 2026-11-19
 says = "It reports the same."
 
 [ask]
-text = "Please merge ask.patch."
 patch = "ask.patch"
 origin = "git+https://github.com/example/toykernel@{COMMIT}"
 date = 2026-08-21
@@ -72,43 +66,157 @@ def _state(folder: Path) -> None:
     (folder / "ask.patch").write_text(fix.replace("value * weight for value, weight", "value * scale for value, scale"))
 
 
-def _rendered(folder: Path, text: str, name: str = "") -> str:
-    """Render a template of a pack."""
-    (folder / f"report{name}.in.md").write_text(TEMPLATE + text)
+def _rendered(folder: Path, text: str) -> str:
+    """Render a text as a report of a pack."""
     one = load.load_pack(folder)
-    return written.render(one, reports.of_pack(one)[name.lstrip(".")])
+    return report.filled(one, report.receipts_of(one), "# A title\n\n" + text)
 
 
-def test_verdicts_threads_ask_and_search_stand_as_pack_toml_and_receipts_have_them(folder: Path) -> None:
+def _edited(folder: Path, old: str, new: str) -> str:
+    """Change one text of the pack's report, and say what is then wrong with it."""
+    path = folder / "report.in.md"
+    text = path.read_text()
+    assert old in text
+    path.write_text(text.replace(old, new))
+    found = "\n".join(report.errors(load.load_pack(folder)))
+    path.write_text(text)
+    return found
+
+
+def test_the_part_for_upstream_has_the_script_its_output_on_both_trees_and_the_diff(judged: Workbench) -> None:
+    ended = judged.run("report", "1")
+    assert ended.returncode == 0, ended.stderr
+    script = (judged.packs / "01_confirmed/reproduce.py").read_text()
+    assert f"```python\n{script.strip()}\n```" in ended.stdout
+    assert re.search(r"\$ python reproduce.py  # toykernel 1.0, no GPU\n(?:.*\n)*?BUG_REPRODUCED\n", ended.stdout)
+    assert re.search(r"# toykernel 1.0 with the patch, no GPU\n(?:.*\n)*?FIX_VALIDATED\n```", ended.stdout)
+    assert "```diff\ndiff --git a/src/toykernel/scale.py" in ended.stdout
+    assert "index 0" not in ended.stdout
+    assert "The largest error is 3, expected 0." in ended.stdout
+    assert "How this was checked" not in ended.stdout
+    whole = judged.run("report", "1", "--whole").stdout
+    assert whole.startswith(ended.stdout.rstrip())
+    assert "| cpu | traced | CPU | CONFIRMED | not measured |" in whole
+
+
+def test_a_pack_that_is_fixed_says_so_first(folder: Path) -> None:
+    definition = folder / "pack.toml"
+    fixed = definition.read_text().replace(
+        'kind = "file"\ntext = "Open an issue."', 'kind = "fixed"\ntext = "Fixed in 2.0."'
+    )
+    definition.write_text(fixed)
+    assert report.render(load.load_pack(folder)).splitlines()[2] == "*Fixed in 2.0.*"
+
+
+def test_a_long_diff_is_folded_away(folder: Path) -> None:
+    path = folder / "fix.patch"
+    path.write_text(path.read_text() + "".join(f"+line {number}\n" for number in range(40)))
+    text = _rendered(folder, "{{diff}}\n")
+    assert "<summary>The patch, 42 lines</summary>" in text
+
+
+def test_verdicts_threads_and_search_stand_as_pack_toml_and_receipts_have_them(folder: Path) -> None:
     _state(folder)
-    text = _rendered(folder, "{{verdicts}}\n\n{{threads}}\n\n{{ask}}\n\n{{searched}}\n\n{{strength}}\n")
-    assert f"toykernel 1.0 | default branch, {'2' * 12} of 2026-08-22 | strength |" in text
-    assert "| cpu | traced | CPU | CONFIRMED | not judged | not measured |" in text
+    text = _rendered(folder, "{{verdicts}}\n\n{{threads}}\n\n{{searched}}\n\n{{strength}}\n\n{{environment}}\n")
+    assert "| cpu | traced | CPU | CONFIRMED | not measured |" in text
     assert "CONFIRMED: the tree is wrong, and right with the patch. Fixed in toykernel 2.0." in text
     assert (
-        "**Already there**\n"
-        "- [#12](https://github.com/example/toykernel/pull/12), merged, 2026-11-20: It fixes the same line.\n"
-        "- [another/project#3](https://github.com/another/project/issues/3), open, 2026-11-19: It reports the same.\n"
+        "- [#12](https://github.com/example/toykernel/pull/12) (merged, 2026-11-20): It fixes the same line.\n"
+        "- [another/project#3](https://github.com/another/project/issues/3) (open, 2026-11-19): It reports the same.\n"
     ) in text
-    assert "\nPlease merge ask.patch.\n" in text
     assert "Searched on 2026-11-21 for “weights”, “first weight”." in text
-    assert "Strength: not measured." in text
-    headed = _rendered(folder, "## Already there\n\n{{threads}}\n")
-    assert "**Already there**" not in headed
+    assert "Mutation score: not measured." in text
+    assert re.search(r"toykernel 1\.0; CPU: Python [\d.]+, torch", text)
+    assert f"The default branch at {'2' * 12} of 2026-08-22 was not judged." in text
+    (folder / "ask.patch").write_text((folder / "fix.patch").read_text().replace("value * weight", "weight * value"))
+    assert "weight * value" in _rendered(folder, "{{diff}}\n"), (
+        "the diff is that of the patch that upstream is asked for"
+    )
 
 
-def test_what_pack_toml_does_not_state_is_an_error_and_never_empty(folder: Path) -> None:
+def test_what_nothing_states_is_an_error_and_never_empty(folder: Path) -> None:
     for placeholder in (
-        "threads",
-        "ask",
-        "searched",
         "nothing",
         "verdicts:cpu",
-        "patch:none.patch",
-        "patch:../x.patch",
+        "diff:none.patch",
+        "diff:../x.patch",
+        "figure:cpu:none",
+        "figure:sm_90a:max_error",
+        "data:none.json:key",
+        "data:../pack.toml:key",
     ):
-        with pytest.raises(Exception, match=re.escape(f"{{{{{placeholder}}}}}: ")):
+        with pytest.raises(report.MissingError, match=re.escape(f"{{{{{placeholder}")):
             _rendered(folder, f"{{{{{placeholder}}}}}\n")
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [
+        ("# scale", "# Scale", "its first line is not '# ' and the title of pack.toml"),
+        ("{{script}}", "", "{{script}} is missing above the line"),
+        ("\n---\n", "\n", "it has no line '---'"),
+        ("**Cause.**", "Because:", "**Cause.** is missing above the line"),
+        ("Other dtypes.", "word " * 300, "words above the line beside code, more than 300"),
+        (
+            "Other dtypes.",
+            "It is CONFIRMED, with a strength.",
+            "words of this repository above the line: CONFIRMED, strength",
+        ),
+        ("Other dtypes.", "TODO", "'TODO' is left in it"),
+        ("Other dtypes.", "![figure](data/time.png)", "an image that is not on the web"),
+        ("Other dtypes.", '<img width="1" src="data/time.png">', "an image that is not on the web"),
+        ("Other dtypes.", "It is 0.12345678901234.", "a number with every digit"),
+        ("Other dtypes.", "It measured {'a': 1.5}.", "a raw mapping"),
+        ("Other dtypes.", "It stops at 18 sites of 27 sites.", "the unit stands there twice"),
+        ("Other dtypes.", "It is {{figure:cpu:none}}.", "no such figure in the pristine lane"),
+        ("Other dtypes.", "Other shapes.", "README.md: not what report.in.md renders to from the receipts. Next: "),
+    ],
+)
+def test_what_a_maintainer_would_not_read_is_named(folder: Path, old: str, new: str, reason: str) -> None:
+    assert report.write(load.load_pack(folder))
+    assert report.errors(load.load_pack(folder)) == []
+    assert reason in _edited(folder, old, new)
+
+
+def test_a_report_is_written_once_and_missing_until_then(folder: Path) -> None:
+    (folder / "README.md").unlink(missing_ok=True)
+    assert "README.md: missing. Next: runner.py report 01_confirmed --write" in report.errors(load.load_pack(folder))
+    assert report.write(load.load_pack(folder))
+    assert not report.write(load.load_pack(folder))
+
+
+def test_more_than_three_threads_and_no_action_are_named(folder: Path) -> None:
+    _state(folder)
+    definition = folder / "pack.toml"
+    thread = STATED[STATED.index("[[threads]]") : STATED.index("[ask]")].split("\n\n", maxsplit=1)[0]
+    text = definition.read_text().replace("[[threads]]", f"{thread}\n\n{thread}\n\n[[threads]]", 1)
+    action = text[text.index("[action]") : text.index("[requires]")]
+    definition.write_text(text.replace(action, ""))
+    found = report.errors(load.load_pack(folder))
+    assert "report.in.md: pack.toml has 4 [[threads]], more than 3" in found
+    assert "report.in.md: pack.toml has no [action] that says what is to be done with it" in found
+
+
+def test_text_from_outside_comes_to_life_in_no_report(folder: Path) -> None:
+    path = next((folder / "receipts").glob("cpu.*.json"))
+    evil = '"![i](http://evil.example/t.png) @someone <b>"'
+    path.write_text(
+        re.sub(r'("name": "max_error",\s+"value": )[\d.]+', lambda match: match[1] + evil, path.read_text())
+    )
+    text = _rendered(folder, "{{figure:cpu:max_error}}\n")
+    assert "`![i](http://evil.example/t.png) @someone <b>`" in text
+
+
+def test_a_run_stands_in_for_the_committed_receipts(judged: Workbench) -> None:
+    assert "no receipt" not in judged.run("report", "1", "--from", "last", "--cache", str(judged.cache)).stderr
+    refused = judged.run("report", "1", "--write", "--from", "last")
+    assert refused.returncode == 2
+
+
+def test_without_any_receipt_the_next_step_is_said(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    ended = workbench.run("report", "1")
+    assert (ended.returncode, "Next: runner.py run 01_confirmed" in ended.stderr) == (2, True), ended.stderr
 
 
 def test_the_strength_is_that_of_the_record_and_stale_with_the_probe(folder: Path) -> None:
@@ -124,138 +232,13 @@ def test_the_strength_is_that_of_the_record_and_stale_with_the_probe(folder: Pat
     path.write_text(receipt.to_json(strength.document_of(record)))
     text = _rendered(folder, "{{verdicts}}\n\n{{strength}}\n")
     assert "| CONFIRMED | 38/40, 2026-11-21 |" in text
-    assert "Strength: cpu (traced): killed 38 of 40 wrong fixes, 2026-11-21." in text
+    assert "Mutation score: cpu (traced): 38 of 40 mutants refused, 2026-11-21." in text
     (folder / "reproduce.py").write_text((folder / "reproduce.py").read_text() + "\nANOTHER = 1\n")
     text = _rendered(folder, "{{verdicts}}\n\n{{strength}}\n")
     assert "| CONFIRMED STALE | 38/40, 2026-11-21 STALE |" in text
     assert "2026-11-21, STALE." in text
     path.write_text("{}")
     assert "not measured" in _rendered(folder, "{{strength}}\n"), "check says why it cannot be read"
-
-
-def test_each_project_gets_its_own_patch_once_or_is_told_that_there_is_none(folder: Path) -> None:
-    fix = (folder / "fix.patch").read_text()
-    diff = "".join(
-        line for line in fix[fix.index("diff --git") :].splitlines(keepends=True) if not line.startswith("index ")
-    )
-    assert f"fix.patch, for toykernel 1.0:\n```diff\n{diff.strip()}\n```" in _rendered(folder, "{{patch}}\n")
-    (folder / "report.tilelang.in.md").write_text(TEMPLATE + "## Problem description\n\nx\n")
-    one = load.load_pack(folder)
-    for form in issue.FORMS:
-        for text in (issue.build(one, form, "tilelang"), issue.build_in_full(one, form, "tilelang")):
-            assert text.count("There is no patch for tilelang in this report.") == 1
-            assert "weights[0] for value" not in text
-            assert text.count("# A title") == 1
-    (folder / "fix.tilelang.patch").write_text(
-        fix.replace("+    return [value * weight ", "+    return [weight * value ")
-    )
-    text = _rendered(folder, "## Problem description\n\n{{patch}}\n", ".tilelang")
-    assert text.count("+    return [weight * value") == 1
-    assert "+    return [value * weight " not in text
-    full = issue.build_in_full(load.load_pack(folder), "issue", "tilelang")
-    assert "+    return [value * weight " not in full
-    _state(folder)
-    text = _rendered(folder, "{{patch}}\n\n{{patch:fix.patch}}\n")
-    assert f"ask.patch, for commit {COMMIT[:12]} of 2026-08-21:" in text
-    assert text.count("+    return [value * scale ") == text.count("+    return [value * weight ") == 1
-
-
-def test_a_large_patch_is_its_files_and_a_link(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path = folder / "fix.patch"
-    path.write_text(path.read_text().replace("\nSPDX", "\n" + "It was wrong in many ways.\n" * 90 + "\nSPDX"))
-    text = _rendered(folder, "{{patch}}\n")
-    assert "`packs/01_confirmed/fix.patch`, for toykernel 1.0:" in text
-    assert "src/toykernel/scale.py | +1 -1" in text
-    assert "weights[0]" not in text
-    monkeypatch.setattr(links, "repository_url", lambda: "https://example.org/us/packs")
-    text = _rendered(folder, "{{patch}}\n")
-    assert "[packs/01_confirmed/fix.patch](https://example.org/us/packs/blob/main/packs/01_confirmed/fix.patch)" in text
-
-
-def test_the_files_of_a_patch_are_counted_line_by_line() -> None:
-    text = (REPOSITORY / "packs/02_sparse_mla_dims/fix.tilelang.patch").read_text()
-    stat = subprocess.run(["git", "apply", "--numstat"], input=text, capture_output=True, text=True, check=True).stdout
-    rows = [(int(added), int(removed), path) for added, removed, path in map(str.split, stat.splitlines())]
-    assert [(one.added, one.removed, one.path) for one in patches.changes(text)] == rows
-
-
-@pytest.mark.slow
-def test_the_command_lines_of_a_report_work(folder: Path, tmp_path: Path) -> None:
-    upstream = tmp_path / "upstream"
-    shutil.copytree(toys.RESOURCES / "upstream/toykernel-1.0", upstream)
-    git = ["git", "-c", "user.name=a", "-c", "user.email=a@example.org"]
-    for command in ([*git, "init", "-q"], [*git, "add", "."], [*git, "commit", "-qm1"]):
-        subprocess.run(command, cwd=upstream, check=True)
-    commit = subprocess.run(
-        [*git, "rev-parse", "HEAD"], cwd=upstream, capture_output=True, text=True, check=True
-    ).stdout
-    definition = (folder / "pack.toml").read_text()
-    (folder / "pack.toml").write_text(definition.replace("0" * 39 + "1", commit.strip()))
-    instead = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.{upstream}.insteadOf"}
-    instead["GIT_CONFIG_VALUE_0"] = "https://example.org/toykernel"
-    text = _rendered(folder, "{{reproduce}}\n")
-    lines = text.partition("```sh\n")[2].partition("\n```")[0].splitlines()
-    assert len(lines) <= 10
-    script = "\n".join(f"{line}\necho STATUS $?" for line in lines).replace("uv run", f"{sys.executable} -B")
-    ended = subprocess.run(
-        ["bash", "-c", script], cwd=tmp_path, env=os.environ | instead, capture_output=True, text=True, check=False
-    )
-    seen = [
-        line.partition(" {")[0] for line in ended.stdout.splitlines() if line.startswith(("STATUS", "BUG_", "FIX_"))
-    ]
-    assert seen[-5:] == ["BUG_REPRODUCED", "STATUS 10", "STATUS 0", "FIX_VALIDATED", "STATUS 0"], ended.stderr
-
-
-def _found(folder: Path, text: str) -> str:
-    (folder / "report.in.md").write_text(TEMPLATE + text)
-    one = load.load_pack(folder)
-    return "\n".join(written.errors(one, written.receipt.load_all(one.receipts)))
-
-
-def test_a_written_report_is_what_its_template_renders_to_and_short(folder: Path) -> None:
-    (folder / "report.in.md").write_text(TEMPLATE)
-    one = load.load_pack(folder)
-    assert written.write(one) == [folder / "REPORT.md"]
-    assert written.write(one) == []
-    assert (folder / "REPORT.md").read_text() == TEMPLATE.strip() + "\n"
-    assert written.errors(one, written.receipt.load_all(one.receipts)) == []
-    (folder / "REPORT.md").write_text(TEMPLATE + "Typed.\n")
-    assert "REPORT.md: not what report.in.md renders to from the receipts. Next: " in _found(folder, "")
-    assert "REPORT.md: 84 lines, more than 80. Next: shorten report.in.md" in _found(folder, "x\n" * 80)
-    found = re.search(r"REPORT\.md: as issue (\d+) bytes, more than 6144", _found(folder, "a word " * 870))
-    assert found
-    assert int(found[1]) > 6144
-    with pytest.raises(Exception, match=r"the report is \d+ bytes, more than 6144. Next: shorten report.in.md"):
-        issue.build(load.load_pack(folder), "issue")
-    assert len(issue.build_in_full(load.load_pack(folder), "issue")) > 6144
-    assert re.search(
-        r"more than 6144 \(\{\{verdicts\}\} \d+\)\. Next: ", _found(folder, "{{verdicts}}" + " a word" * 870)
-    )
-
-
-@pytest.mark.parametrize(
-    ("text", "reason"),
-    [
-        ("![figure](data/time.png)", "an image that is not on the web"),
-        ('<img width="1" src="data/time.png">', "an image that is not on the web"),
-        ("It is 0.12345678901234.", "a number with every digit"),
-        ("It measured {'a': 1.5}.", "a raw mapping"),
-        ("It stops at 18 sites of 27 sites.", "the unit stands there twice; {{number:TARGET:NAME}}"),
-    ],
-)
-def test_what_no_person_writes_is_refused(folder: Path, text: str, reason: str) -> None:
-    assert reason in _found(folder, text)
-    assert reason not in _found(folder, "![a](https://example.org/a.png) 0.123 {a: 1} 18 of 27 sites")
-
-
-def test_the_report_of_a_cleanup_has_no_sentinel(folder: Path) -> None:
-    (folder / "pack.toml").write_text((folder / "pack.toml").read_text().replace('"wrong-result"', '"cleanup"'))
-    for path in (folder / "receipts").glob("*.json"):
-        path.write_text(path.read_text().replace('"kind": "wrong-result"', '"kind": "cleanup"'))
-    every = "{{verdicts}}\n\n{{verdict:cpu}}\n\n{{reproduce}}\n"
-    assert "| CPU | shown; gone with the patch, and the results are the same |" in _rendered(folder, every)
-    assert "in words" not in _found(folder, every)
-    assert "'BUG_REPRODUCED': the report of a cleanup says it in words" in _found(folder, "It says BUG_REPRODUCED.")
 
 
 @pytest.mark.parametrize(
@@ -276,13 +259,6 @@ def test_the_report_of_a_cleanup_has_no_sentinel(folder: Path) -> None:
 )
 def test_values_have_three_digits_and_are_no_code(value: object, text: str) -> None:
     assert figures.significant(value) == text
-
-
-def test_the_bundle_is_named_with_how_it_is_checked(folder: Path) -> None:
-    (folder / "report.in.md").write_text(TEMPLATE)
-    text = issue.build(load.load_pack(folder), "pr-comment")
-    (line,) = [line for line in text.splitlines() if "runner.py bundle" in line]
-    assert "01_confirmed.zip (`runner.py bundle 01`); `runner.py check --bundle` judges it again" in line
 
 
 # --- the committed packs
@@ -313,20 +289,19 @@ def test_a_typed_measurement_is_found_and_other_numbers_are_not() -> None:
 
 @pytest.mark.parametrize("one", PACKS, ids=lambda one: one.name)
 def test_no_template_states_a_measurement_of_its_own(one: Pack) -> None:
-    for report in reports.of_pack(one).values():
-        found = _typed(report.template.read_text(encoding="utf-8"))
-        assert [text for text in found if text not in GIVEN.get(one.name, {})] == []
+    found = _typed(one.report_template.read_text(encoding="utf-8"))
+    assert [text for text in found if text not in GIVEN.get(one.name, {})] == []
 
 
 @pytest.mark.parametrize("one", PACKS, ids=lambda one: one.name)
-def test_each_written_report_is_what_its_template_renders_to(one: Pack) -> None:
-    assert written.errors(one, written.receipt.load_all(one.receipts)) == []
+def test_each_report_is_of_the_form_and_what_its_template_renders_to(one: Pack) -> None:
+    assert report.errors(one) == []
 
 
 def test_the_readme_links_each_report_and_states_the_repositorys_address() -> None:
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     for one in PACKS:
-        assert f"[{one.name}](packs/{one.name}/REPORT.md)" in text
+        assert f"(packs/{one.name})" in text
     placeholder, url = "RAW-URL-OF-THIS-REPOSITORY", links.repository_url()
     assert (placeholder in text) == (url == "")
     assert url in text

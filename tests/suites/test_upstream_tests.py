@@ -315,7 +315,7 @@ def test_a_receipt_is_recorded_on_request_and_other_verbs_leave_it_alone(bench: 
     assert (status, output.split()[-1]) == (0, "UNBROKEN"), errors
     document = json.loads((pack / "receipts/upstream_tests.json").read_text())
     assert document["verdict"] == "UNBROKEN"
-    assert bench.run("table").returncode == 0
+    assert bench.run("list").returncode == 0
     assert "upstream_tests" not in bench.run("check", "sound").stdout
     (pack / "upstream_test.patch").write_text("diff --git a/x b/x\n")
     assert "upstream_tests.json: STALE: upstream_test.patch changed" in bench.run("check", "sound").stdout

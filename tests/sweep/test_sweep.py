@@ -70,7 +70,7 @@ class Runs:
         path = self.bench.folder / "gpus.json"
         base = {"name": "Toy H200", "capability": [9, 0]}
         path.write_text(json.dumps({"devices": [base | state for state in states]}))
-        self.variables |= {"PYTHONPATH": str(REPOSITORY / "tests/resources/fake_nvml"), "NVIDIA_FAKE_STATE": str(path)}
+        self.variables |= {"PYTHONPATH": str(REPOSITORY / "tests/resources/fake_nvml"), "NCCL_FAKE_STATE": str(path)}
         self.variables["CUDA_VISIBLE_DEVICES"] = ",".join(str(index) for index in range(len(states)))
         return path
 
@@ -116,7 +116,7 @@ def test_a_sweep_leaves_everything_in_one_folder_and_the_next_says_that_nothing_
     assert again["01_confirmed/cpu"]["baseline"] == "CONFIRMED"
     assert kinds(again["01_confirmed/cpu"]) == []
     assert (runs.newest / "index.html").read_text().count('<i class="good"') == 2
-    assert runs.bench.run("table", str(runs.newest / "receipts")).stdout.count("CONFIRMED (traced)") == 1
+    assert runs.bench.run("list", "--from", str(runs.newest / "receipts")).stdout.count("CONFIRMED (traced)") == 1
 
 
 def test_the_schema_in_the_repository_is_that_of_the_code() -> None:

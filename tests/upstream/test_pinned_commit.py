@@ -46,7 +46,7 @@ def test_every_verb_knows_a_pinned_commit(workbench: Workbench) -> None:
     checked = workbench.run("check", *places)
     assert "1 sound" in checked.stdout, checked.stdout
     assert f"toykernel commit {commit}" in workbench.run("list").stdout
-    assert json.loads(workbench.run("table", "--format", "json").stdout)[0]["state"] == "fresh"
+    assert json.loads(workbench.run("list", "--json").stdout)[0]["targets"]["cpu"]["state"] == "fresh"
     report = workbench.run("report", "1")
     assert report.returncode == 0, report.stderr
     assert commit in report.stdout
@@ -82,7 +82,7 @@ def test_another_commit_makes_its_receipts_stale(workbench: Workbench) -> None:
     pack, commit = _pinned(workbench)
     assert workbench.rows("--mirrors", str(workbench.folder / "mirrors"), "--record")[0] == 0
     (pack / "pack.toml").write_text((pack / "pack.toml").read_text().replace(commit, "1" * 40))
-    assert "the pinned release changed" in workbench.run("table").stdout
+    assert "the pinned release changed" in workbench.run("list").stdout
 
 
 def test_a_pinned_commit_that_cannot_be_had_is_an_error(workbench: Workbench) -> None:

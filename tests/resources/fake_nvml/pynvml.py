@@ -1,6 +1,6 @@
 """NVML as a host with toy GPUs would answer: their state is a JSON file that tests and toy probes change.
 
-The file is named by NVIDIA_FAKE_STATE (that of a toy node has its name behind it, where there is one): ``{"devices": [{"name", "capability", "uuid", "instances", "total", "memory",
+The file is named by NCCL_FAKE_STATE (that of a toy node has its name behind it, where there is one): ``{"devices": [{"name", "capability", "uuid", "instances", "total", "memory",
 "processes", "xids", "uncorrected", "remap_failed", "lost"}]}``; what is left out is a healthy GPU's. `instances` are the
 UUIDs of its MIG instances. What a probe did to GPU N stands in the file of that name with the suffix ``.N``. The handle
 of a GPU is its number, that of a MIG instance its UUID.
@@ -35,7 +35,7 @@ def _read(path):
 
 
 def _devices():
-    state = os.environ["NVIDIA_FAKE_STATE"]
+    state = os.environ["NCCL_FAKE_STATE"]
     own = Path(f"{state}.{os.environ.get('SLURMD_NODENAME', '')}")
     return _read(own if own.is_file() else Path(state))["devices"]
 
@@ -49,14 +49,14 @@ def _whole(handle):
 
 def _state(handle):
     handle = _whole(handle)
-    found = HEALTHY | _devices()[handle] | _read(Path(f"{os.environ['NVIDIA_FAKE_STATE']}.{handle}"))
+    found = HEALTHY | _devices()[handle] | _read(Path(f"{os.environ['NCCL_FAKE_STATE']}.{handle}"))
     if found["lost"]:
         raise NVMLError(NVML_ERROR_GPU_IS_LOST)
     return found
 
 
 def nvmlInit():
-    if "NVIDIA_FAKE_STATE" not in os.environ:
+    if "NCCL_FAKE_STATE" not in os.environ:
         raise NVMLError(NVML_ERROR_NOT_SUPPORTED)
 
 

@@ -1,0 +1,249 @@
+"""The parts of a report that the runner writes whole: script, diff, threads, environment, verdicts, mutation score."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from harness.core import markdown
+from harness.core.words import NO_EXPECTATION, Evidence, LaneName, LaneVerdict, Verdict
+from harness.pack.model import Pack, Thread
+from harness.receipt import staleness
+from harness.receipt.receipt import Receipt
+from harness.receipt.strength import NOT_RUN_HERE
+from harness.report import patches, strong
+from harness.suites import receipt as suite_receipt
+
+THREAD = re.compile(r"https://github\.com/(?P<project>[^/]+/[^/]+)/(?:issues|pull|discussions)/(?P<number>\d+)")
+COMMIT = re.compile(r"\b[0-9a-f]{40}\b")
+HEAD, ASK = "head:", "ask:"
+NOT_JUDGED = "not judged"
+#: Lines of a script's output that a report shows.
+MOST_PRINTED = 30
+#: What the words of the table say, for those of them that stand in it.
+LEGEND = {
+    Verdict.CONFIRMED: "CONFIRMED: the tree is wrong, and right with the patch.",
+    Verdict.REPRODUCED: "REPRODUCED: the tree is wrong; no patch was judged.",
+    Verdict.FIXED_UPSTREAM: "FIXED_UPSTREAM: the tree is right without the patch.",
+}
+#: What the default branch was seen to be.
+SAID_OF_HEAD = {
+    Verdict.CONFIRMED: "has the bug, too",
+    Verdict.REPRODUCED: "has the bug, too",
+    Verdict.FIXED_UPSTREAM: "is right",
+}
+
+
+class NothingStatedError(LookupError):
+    """A part was asked for that neither pack.toml nor a receipt has anything for."""
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The parts of one report.
+
+    Attributes:
+        pack: whose report it is.
+        receipts: the strongest of each target, by target; ``head:`` and ``ask:`` before those of other trees.
+
+    """
+
+    pack: Pack
+    receipts: dict[str, Receipt]
+
+    def text(self, part: str, rest: str | None) -> str:
+        """Write a part.
+
+        Raises:
+            NothingStatedError: there is none of that name, or nothing to write in it.
+
+        """
+        parts: dict[str, Callable[[], str]] = {
+            "script": self.script,
+            "diff": self.diff,
+            "threads": self.threads,
+            "environment": self.environment,
+            "verdicts": self.verdicts,
+            "strength": self.strength,
+            "searched": self.searched,
+        }
+        if part == "diff" and rest is not None:
+            return self._diff_of(rest)
+        if part not in parts or rest is not None:
+            raise NothingStatedError("no placeholder of that form")
+        return parts[part]()
+
+    # --- for upstream
+
+    def script(self) -> str:
+        """Write reproduce.py, and what it printed on the release and with the patch."""
+        source = markdown.fenced(self.pack.probe.read_text(encoding="utf-8"), "python")
+        one = self._shown()
+        if one is None:
+            return source
+        tree = f"{one.upstream.package} {_short(one.upstream.version)}"
+        trees = {LaneName.PRISTINE: tree, LaneName.PATCHED: f"{tree} with the patch"}
+        device = one.host.gpu or "no GPU"
+        shown = [
+            f"$ python reproduce.py  # {trees[name]}, {device}\n{_tail(one.lanes[name].printed)}"
+            for name in LaneName
+            if name in one.lanes
+        ]
+        return f"{source}\n\n{markdown.fenced(chr(10).join(shown), 'text')}"
+
+    def _shown(self) -> Receipt | None:
+        """Return the receipt whose script judged: a GPU's where the script launches something there, else the CPU's."""
+        judged = [
+            self.receipts[name]
+            for name in self._targets()
+            if self.receipts[name].lanes.get(LaneName.PRISTINE) is not None
+            and self.receipts[name].lanes[LaneName.PRISTINE].script == LaneVerdict.BUG_REPRODUCED
+            and self.receipts[name].lanes[LaneName.PRISTINE].printed
+        ]
+        return next((one for one in judged if one.host.gpu), judged[0] if judged else None)
+
+    def diff(self) -> str:
+        """Show the patch that upstream is asked to merge."""
+        path = self.pack.ask_patch or self.pack.patch
+        if not self.pack.definition.has_patch or not path.exists():
+            raise NothingStatedError("the pack has no patch")
+        return patches.shown(path)
+
+    def _diff_of(self, name: str) -> str:
+        path = self.pack.folder / name
+        if not patches.NAME.fullmatch(name) or not path.is_file():
+            raise NothingStatedError("the pack has no such patch")
+        return patches.shown(path)
+
+    def threads(self) -> str:
+        """Write what upstream has already on the same lines, a line each."""
+        found = self.pack.definition.threads
+        if not found and self.pack.definition.searched is None:
+            raise NothingStatedError("pack.toml has neither [[threads]] nor searched")
+        return "\n".join([self._thread(one) for one in found] or ["No thread on the same lines was found."])
+
+    def _thread(self, one: Thread) -> str:
+        match = THREAD.match(one.url)
+        own = THREAD.match(f"{self.pack.definition.upstream.repository}/issues/0")
+        if match is None:
+            name = one.url
+        elif own is not None and match["project"].lower() == own["project"].lower():
+            name = f"#{match['number']}"
+        else:
+            name = f"{match['project']}#{match['number']}"
+        return f"- [{name}]({one.url}) ({one.state}, {one.date}): {one.says}"
+
+    def environment(self) -> str:
+        """Write in one line what was judged where."""
+        upstream, head = self.pack.definition.upstream, self.pack.definition.head
+        version = upstream.version or f"commit {upstream.commit[:12]} of {upstream.date}"
+        hosts = dict.fromkeys(_host(self.receipts[name]) for name in self._targets())
+        branch = ""
+        if head is not None:
+            seen = {one.verdict for name, one in self.receipts.items() if name.startswith(HEAD)}
+            said = SAID_OF_HEAD.get(next(iter(seen)), "was judged") if len(seen) == 1 else "was not judged"
+            branch = f" The default branch at {head.commit[:12]} of {head.date} {said}."
+        return f"{upstream.package} {version}; {'; '.join(hosts)}.{branch}"
+
+    # --- below the line
+
+    def verdicts(self) -> str:
+        """Write the table: a row for each target that a receipt speaks of."""
+        definition = self.pack.definition
+        targets = self._targets()
+        trees = [("", f"{definition.upstream.package} {definition.upstream.version or definition.upstream.date}")]
+        if definition.head is not None and any(name.startswith(HEAD) for name in self.receipts):
+            trees.append((HEAD, f"default branch, {definition.head.commit[:12]} of {definition.head.date}"))
+        asked = definition.ask
+        if asked is not None and any(name.startswith(ASK) for name in self.receipts):
+            trees.append((ASK, f"{asked.patch}, on {asked.origin.rpartition('@')[2][:12]} of {asked.date}"))
+        rows = [self._row(target, [prefix for prefix, _ in trees]) for target in targets]
+        table = markdown.table(["target", "evidence", "GPU or host", *(text for _, text in trees), "mutants"], rows)
+        return "\n".join([table, *self._below()]).strip()
+
+    def _targets(self) -> list[str]:
+        """List the targets that receipts speak of: those of pack.toml, then those that it does not list."""
+        listed = self.pack.definition.targets
+        others = [name for name in self.receipts if name not in listed and ":" not in name]
+        found = [name for name in listed if name in self.receipts] + others
+        if not found:
+            raise NothingStatedError("there is no receipt")
+        return found
+
+    def _row(self, target: str, prefixes: list[str]) -> list[str]:
+        one = self.receipts[target]
+        found = strong.find(self.pack, target, one.evidence)
+        cells = [self._cell(self.receipts.get(prefix + target), one.evidence) for prefix in prefixes]
+        parts = (str(found or strong.nothing(self.pack)), strong.first_sight(self.pack, target, one.evidence))
+        return [target, one.evidence, one.host.gpu or "CPU", *cells, "; ".join(filter(None, parts))]
+
+    def _cell(self, one: Receipt | None, of_row: Evidence) -> str:
+        """Write a verdict, with its evidence where that is not the row's."""
+        if one is None:
+            return NOT_JUDGED
+        other = f" ({one.evidence})" if one.evidence != of_row else ""
+        other += "" if one.target in self.pack.definition.targets else f" ({NO_EXPECTATION})"
+        return one.verdict + other + (" STALE" if staleness.reasons(self.pack, one) else "")
+
+    def _below(self) -> list[str]:
+        """Write what the table's words say, and what else was run."""
+        definition = self.pack.definition
+        seen = {one.verdict for one in self.receipts.values()}
+        lines = [text for verdict, text in LEGEND.items() if verdict in seen]
+        lines += [f"Fixed in {definition.upstream.package} {definition.fixed_in}."] if definition.fixed_in else []
+        head = definition.head
+        if head is not None and head.fixed_by:
+            lines.append(f"Fixed on the default branch by {COMMIT.sub(lambda match: match[0][:12], head.fixed_by)}.")
+        suite = suite_receipt.load(self.pack.folder / "receipts")
+        if suite is not None:
+            stale = " (STALE)" if suite_receipt.reasons(self.pack, suite) else ""
+            lines.append(
+                f"Upstream's own tests and the new ones of upstream_test.patch ({', '.join(suite.files)}): "
+                f"{_counted(suite.before)}; with {suite.patch.name}, {_counted(suite.after)}{stale}."
+            )
+        return [" ".join(lines)] if lines else []
+
+    def strength(self) -> str:
+        """Say how many mutants the checks refused, target by target."""
+        measured = []
+        for target in self.pack.definition.targets:
+            one = self.receipts.get(target)
+            found = strong.find(self.pack, target, one.evidence) if one else None
+            if one is not None and found is not None:
+                more = f" ({found.elsewhere} {NOT_RUN_HERE})" if found.elsewhere else ""
+                stale = ", STALE" if found.stale else ""
+                killed = f"{found.killed} of {found.of} mutants refused{more}"
+                parts = (f"{killed}, {found.date}{stale}", strong.first_sight(self.pack, target, one.evidence))
+                measured.append(f"{target} ({one.evidence}): {', '.join(filter(None, parts))}")
+        return f"Mutation score: {'; '.join(measured) or strong.nothing(self.pack)}."
+
+    def searched(self) -> str:
+        """Say when, and for which words, upstream's threads were searched."""
+        found = self.pack.definition.searched
+        if found is None:
+            raise NothingStatedError("pack.toml has no searched")
+        return f"Searched on {found.date} for {', '.join(f'“{query}”' for query in found.queries)}."
+
+
+def _tail(printed: str) -> str:
+    return "\n".join(printed.splitlines()[-MOST_PRINTED:])
+
+
+def _short(version: str) -> str:
+    return COMMIT.sub(lambda match: match[0][:12], version)
+
+
+def _host(one: Receipt) -> str:
+    host = one.host
+    versions = ", ".join(
+        f"{name} {version}"
+        for name, version in (("Python", host.python), ("torch", host.torch), ("triton", host.triton))
+        if version
+    )
+    where = f"{host.gpu}, driver {host.driver}, CUDA {host.cuda}" if host.gpu else one.target
+    return f"{where if host.gpu or one.evidence == Evidence.COMPILED else 'CPU'}: {versions}"
+
+
+def _counted(results: dict[str, int]) -> str:
+    return ", ".join(f"{number} {result}" for result, number in results.items()) or "none"

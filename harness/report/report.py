@@ -1,0 +1,268 @@
+"""The report of a pack: what upstream reads, and below a line how it was checked.
+
+``report.in.md`` is words and placeholders. A placeholder stands for what a receipt, a data file or pack.toml holds, so
+that no figure is typed. The whole text is the pack's README.md; the part above the line is what ``report`` prints.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+
+from harness.core import files, markdown
+from harness.core.errors import HarnessError
+from harness.core.words import ActionKind, Evidence, LaneName, LaneVerdict, Verdict
+from harness.pack.model import Pack
+from harness.receipt import receipt, redaction, staleness
+from harness.receipt.figures import significant
+from harness.receipt.receipt import Receipt
+from harness.receipt.redaction import Scrubber
+from harness.report import links
+from harness.report.parts import ASK, HEAD, NothingStatedError, Parts
+
+PLACEHOLDER = re.compile(r"\{\{(?P<form>[a-z_]+)(?::(?P<rest>[^{}]+))?\}\}")
+LEFT_OVER = re.compile(r"\{\{|\}\}|\b(?:TODO|FIXME|TBD)\b")
+#: What separates the part for upstream from how it was checked.
+LINE = "\n---\n"
+CHECKED = "## How this was checked"
+MOST_WORDS, MOST_THREADS = 300, 3
+#: The order of the part for upstream: a report that has the first has them all.
+ORDER = ("{{script}}", "**Cause.**", "{{threads}}", "{{environment}}", "**Not tested.**")
+FENCE = re.compile(r"(?ms)^(`{3,}|~{3,})[^\n]*\n.*?^\1[ \t]*$")
+TARGET_OF_LINK = re.compile(r"\]\([^)]*\)")
+RELATIVE_IMAGE = re.compile(r"!\[[^\]]*\]\((?!https://)[^)]*\)|<img\b[^>]*\bsrc=[\"']?(?!https://)[^>]*>")
+#: What a value looks like that was printed by a program and not by a person.
+LONG_FRACTION = re.compile(r"\b\d+\.\d{9,}")
+RAW_MAPPING = re.compile(r"\{['\"][^{}`]*['\"]: ")
+#: ``18 sites of 27 sites``: two figures with their units, one after the other.
+UNIT_TWICE = re.compile(r"\b\d[\d.,]* ([A-Za-z/]+) of \d[\d.,]* \1\b")
+#: Words of this repository, which no text for upstream holds.
+OWN_WORDS = re.compile(
+    rf"\b(?:{'|'.join(sorted({*LaneVerdict, *Verdict} - {'ERROR', 'UNSUPPORTED'}))})\b"
+    r"|\b(?:strength|lanes?|evidence|probes?|pristine|receipts?|mutants?|at first sight)\b|\bAgainst it\b"
+    r"|\b(?:this|the) packs?\b",
+    re.IGNORECASE,
+)
+
+
+class MissingError(LookupError):
+    """A placeholder names something that no receipt, data file or pack.toml holds."""
+
+
+def receipts_of(pack: Pack, run: Path | None = None) -> dict[str, Receipt]:
+    """Map targets to the strongest receipts, ``head:`` and ``ask:`` before those of other trees.
+
+    Args:
+        pack: whose receipts.
+        run: a folder of a run's receipts, which stand in the place of the pack's own for the same target.
+
+    Raises:
+        HarnessError: there is none.
+
+    """
+    best = receipt.strongest(receipt.load_all(pack.receipts))
+    for prefix in (HEAD, ASK):
+        others = receipt.strongest(receipt.load_all(pack.receipts / prefix.rstrip(":")))
+        best |= {prefix + target: one for target, one in others.items()}
+    if run is not None:
+        best |= receipt.strongest([one for one in receipt.load_all(run) if one.lanes])
+    if not best:
+        raise HarnessError(
+            f"{pack.name}: no receipt to report from. Next: runner.py run {pack.name}, then report --from last"
+        )
+    return best
+
+
+def render(pack: Pack, receipts: dict[str, Receipt] | None = None) -> str:
+    """Fill report.in.md from receipts; by default the pack's own.
+
+    Raises:
+        HarnessError: it is missing, or a placeholder cannot be filled.
+
+    """
+    path = pack.report_template
+    if not path.exists():
+        raise HarnessError(f"{pack.name}: {path.name} is missing. Next: CONTRIBUTING.md, Reports")
+    try:
+        text = filled(pack, receipts or receipts_of(pack), path.read_text(encoding="utf-8"))
+    except MissingError as error:
+        raise HarnessError(f"{pack.name}/{path.name}: {error}. Next: runner.py check {pack.name}") from None
+    return links.linked(text, pack.folder)
+
+
+def filled(pack: Pack, receipts: dict[str, Receipt], template: str) -> str:
+    """Fill a template, and say below its title what is done already, or why nothing is to be done."""
+    text = PLACEHOLDER.sub(lambda match: value(pack, receipts, match["form"], match["rest"]), template)
+    action = pack.definition.action
+    if action is not None and action.kind in (ActionKind.FIXED, ActionKind.NOTHING):
+        title, _, rest = text.partition("\n")
+        text = f"{title}\n\n*{action.text}*\n{rest}"
+    return text.strip() + "\n"
+
+
+def for_upstream(text: str) -> str:
+    """Return the part of a report that upstream reads."""
+    return text.partition(LINE)[0].rstrip() + "\n"
+
+
+def scrubber(pack: Pack) -> Scrubber:
+    """Return what refuses the private in texts about a pack; versions that pack.toml or a receipt states are none."""
+    sets = pack.definition.dependencies.values()
+    stated = {dependency.version for members in sets for dependency in members.values()}
+    return redaction.of_host({}, stated | receipt.public_versions(receipt.load_all(pack.receipts)))
+
+
+def write(pack: Pack) -> bool:
+    """Write README.md of a pack; say whether it was another."""
+    text = render(pack)
+    scrubber(pack).require_clean(pack.report.name, text)
+    if pack.report.exists() and pack.report.read_text(encoding="utf-8") == text:
+        return False
+    files.write_atomic(pack.report, text)
+    return True
+
+
+def value(pack: Pack, receipts: dict[str, Receipt], form: str, rest: str | None) -> str:
+    """Return what one placeholder stands for.
+
+    Raises:
+        MissingError: nothing holds it.
+
+    """
+    whole = f"{{{{{form}}}}}" if rest is None else f"{{{{{form}:{rest}}}}}"
+    try:
+        if rest is None or form == "diff":
+            return Parts(pack, receipts).text(form, rest)
+        if form in ("data", "table"):
+            return _data(pack, form, rest)
+    except NothingStatedError as error:
+        raise MissingError(f"{whole}: {error}") from None
+    prefix, place = (HEAD, rest.removeprefix(HEAD)) if rest.startswith(HEAD) else ("", rest)
+    target, _, name = place.partition(":")
+    one = receipts.get(prefix + target)
+    if one is None:
+        raise MissingError(f"{whole}: no receipt for {prefix + target}")
+    if form == "verdict":
+        return _verdict(pack, one)
+    if form in ("figure", "number", "check"):
+        return _measured(form, one, name)
+    raise MissingError(f"{whole}: no placeholder of that form")
+
+
+def _verdict(pack: Pack, one: Receipt) -> str:
+    repeats = f", {one.repeats.agreeing} of {one.repeats.of} runs" if one.repeats.of > 1 else ""
+    device = one.host.gpu or ("CPU" if one.evidence != Evidence.COMPILED else f"compiled for {one.target}")
+    why = staleness.reasons(pack, one)
+    text = f"{one.verdict} ({one.evidence}, {device}{repeats})"
+    return text + (f"; STALE: {', '.join(why)}" if why else "")
+
+
+def _measured(form: str, one: Receipt, place: str) -> str:
+    name, _, lane = place.partition(":")
+    record = one.lanes.get(lane or LaneName.PRISTINE)
+    lines = (record.checks if form == "check" else record.figures) if record else ()
+    line = next((line for line in lines if line.name == name), None)
+    if line is None:
+        raise MissingError(f"{{{{{form}:{one.target}:{name}}}}}: no such {form} in the {lane or 'pristine'} lane")
+    measured = getattr(line, "measured", None) if form == "check" else getattr(line, "value", None)
+    if form == "check" and measured is None:
+        measured = getattr(line, "reason", "") or None
+    unit = f" {line.unit}" if line.unit not in ("", "1") and form != "number" else ""
+    shown = f"{significant(measured)}{unit}"
+    return markdown.code(shown) if isinstance(measured, str) else shown
+
+
+def _data(pack: Pack, form: str, rest: str) -> str:
+    name, _, keys = rest.partition(":")
+    path = pack.folder / "data" / name
+    if not path.is_file() or path.parent.resolve() != (pack.folder / "data").resolve():
+        raise MissingError(f"{{{{{form}:{rest}}}}}: no file data/{name}")
+    text = path.read_text(encoding="utf-8")
+    if form == "table":
+        return text.strip()
+    found = json.loads(text)
+    for key in keys.split("."):
+        try:
+            found = found[int(key)] if isinstance(found, list) else found[key]
+        except (KeyError, IndexError, ValueError, TypeError):
+            raise MissingError(f"{{{{{form}:{rest}}}}}: no {key} in data/{name}") from None
+    return significant(found)
+
+
+def errors(pack: Pack) -> list[str]:
+    """Say what keeps report.in.md from being filled, or is wrong with its form, and whether README.md is that text."""
+    path = pack.report_template
+    if not path.exists():
+        return [f"{path.name} is missing"]
+    return list(_errors(pack, path.read_text(encoding="utf-8")))
+
+
+def _errors(pack: Pack, template: str) -> Iterator[str]:
+    name = pack.report_template.name
+    yield from (f"{name}: {match[0]!r} is left in it" for match in LEFT_OVER.finditer(PLACEHOLDER.sub("", template)))
+    yield from (f"{name}: {error}" for error in form_errors(pack, template))
+    if not any(receipt.paths(pack.receipts)):
+        return  # told with the receipts
+    try:
+        text = render(pack)
+    except HarnessError:
+        yield from _unfilled(pack, template)
+        return
+    yield from (f"{pack.report.name}: {error}" for error in text_errors(text))
+    again = f"Next: runner.py report {pack.name} --write"
+    if not pack.report.exists():
+        yield f"{pack.report.name}: missing. {again}"
+    elif pack.report.read_text(encoding="utf-8") != text:
+        yield f"{pack.report.name}: not what {name} renders to from the receipts. {again}"
+
+
+def _unfilled(pack: Pack, template: str) -> Iterator[str]:
+    try:
+        receipts = receipts_of(pack)
+    except HarnessError as error:
+        yield str(error)
+        return
+    for match in PLACEHOLDER.finditer(template):
+        try:
+            value(pack, receipts, match["form"], match["rest"])
+        except (MissingError, HarnessError) as error:
+            yield f"{pack.report_template.name}: {error}"
+
+
+def form_errors(pack: Pack, template: str) -> Iterator[str]:
+    """Say where a template is not of the form that upstream gets."""
+    title = template.partition("\n")[0]
+    if title != f"# {pack.definition.title}":
+        yield "its first line is not '# ' and the title of pack.toml"
+    if pack.definition.action is None:
+        yield "pack.toml has no [action] that says what is to be done with it"
+    upstream, line, below = template.partition(LINE)
+    if not line or CHECKED not in below:
+        yield f"it has no line '---' with {CHECKED!r} below"
+    places = [(upstream.find(part), part) for part in ORDER]
+    yield from (f"{part} is missing above the line" for place, part in places if place < 0)
+    there = [place for place, _ in places if place >= 0]
+    if there != sorted(there):
+        yield f"its parts stand in another order than {', '.join(ORDER)}"
+    if len(pack.definition.threads) > MOST_THREADS:
+        yield f"pack.toml has {len(pack.definition.threads)} [[threads]], more than {MOST_THREADS}"
+
+
+def text_errors(text: str) -> Iterator[str]:
+    """Name what is too long for a maintainer, what leads nowhere from his page, and what no person would write."""
+    words = FENCE.sub("", for_upstream(text))
+    number = len(TARGET_OF_LINK.sub("]", words).split())
+    if number > MOST_WORDS:
+        yield f"{number} words above the line beside code, more than {MOST_WORDS}"
+    own = dict.fromkeys(match[0] for match in OWN_WORDS.finditer(TARGET_OF_LINK.sub("]", words)))
+    if own:
+        yield f"words of this repository above the line: {', '.join(own)}"
+    for match in RELATIVE_IMAGE.finditer(text):
+        yield f"{match[0]!r}: an image that is not on the web; drop it, or upload it"
+    prose = FENCE.sub("", text)
+    for pattern, what in ((LONG_FRACTION, "a number with every digit"), (RAW_MAPPING, "a raw mapping")):
+        yield from (f"{match[0]!r}: {what}" for match in pattern.finditer(prose))
+    for match in UNIT_TWICE.finditer(prose):
+        yield f"{match[0]!r}: the unit stands there twice; {{{{number:TARGET:NAME}}}} is a figure without it"
