@@ -77,15 +77,6 @@ def linked(text: str, folder: Path) -> str:
     return "".join(part if number % 2 else SPAN.sub(link, part) for number, part in enumerate(parts))
 
 
-def unlinked(text: str) -> str:
-    """Return a text as it would be read: this repository's own address, and what it links to there, are no words."""
-    url = repository_url()
-    if not url:
-        return text
-    words = re.sub(rf"\[([^\]]*)\]\({re.escape(url)}/blob/[^)\s]*\)", r"\1", text)
-    return words.replace(url, "")
-
-
 def named(text: str, path: str) -> str:
     """Link a word to a file of this repository (or a heading in it); the word alone while there is no address."""
     url = repository_url()

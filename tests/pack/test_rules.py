@@ -118,6 +118,31 @@ def _stating(workbench: Workbench, stated: str) -> Workbench:
     return workbench
 
 
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        ('kind = "file"\ntext = "File an issue."', ""),
+        ('kind = "filed"\ntext = "An issue: example/toykernel#3."', ""),
+        ('kind = "fixed"\ntext = "Fixed by #3."', ""),
+        ('kind = "nothing"\ntext = "The size is a choice."', ""),
+        ('kind = "ask"\ntext = "File it."', "action.kind: 'ask' is none of file, filed, fixed, nothing"),
+        ('text = "File it."', "action.kind"),
+        ('kind = "file"', "action.text"),
+        ('kind = "file"\ntext = " "', "action.text: one sentence on one line"),
+        ('kind = "file"\ntext = "File it"', "action.text: one sentence on one line"),
+        ('kind = "file"\ntext = """File\nit."""', "action.text: one sentence on one line"),
+        ('kind = "file"\ntext = "File it."\nwhere = "x"', "extra fields found (where)"),
+    ],
+)
+def test_what_is_to_be_done_is_stated(workbench: Workbench, action: str, reason: str) -> None:
+    pack = workbench.lay("01_confirmed")
+    text = (pack / "pack.toml").read_text()
+    (pack / "pack.toml").write_text(text.replace('kind = "file"\ntext = "Open an issue."', action))
+    ended = workbench.run("list")
+    assert (ended.returncode == 0) == (not reason)
+    assert reason in ended.stderr
+
+
 def test_prior_art_ask_and_suite_are_stated(workbench: Workbench) -> None:
     ended = _stating(workbench, STATED).run("list")
     assert (ended.returncode, ended.stderr) == (0, "")
