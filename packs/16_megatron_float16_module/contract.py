@@ -431,7 +431,7 @@ def test_all_else_is_cast_and_stays_itself(case):
     wrong = [name for name, x in found.items() if name not in kept and x.dtype != mixer.half]
     wrong += [name for name, x in found.items() if x is not mixer.original[name] or not x.requires_grad]
     wrong += [n for n, x in found.items() if not mixer.attributes[n].items() <= vars(x).items()]
-    wrong += [n for n, x in found.items() if n not in kept and off(x.double(), mixer.made[n].to(mixer.half)) != 0]
+    wrong += [n for n, x in found.items() if n not in kept and not x.equal(mixer.made[n].to(mixer.half))]
     split = {x: [getattr(found[x], name, None) for name in PARALLEL] for x in found if "_proj" not in x}
     wrong += [f"{name}: {values}, of {[*PARALLEL]}" for name, values in split.items() if values != [*PARALLEL.values()]]
     assert not wrong, f"not cast, or not itself: {wrong}"

@@ -5,10 +5,9 @@
 """A second backward through Liger's fused linear cross entropy scales its gradients twice.
 
 Go backward twice through loss * 2 (retain_graph=True): the second gradient is 2 times too large, without an error.
-A head that is trained on a frozen input gets no gradient at all.
 
-Cause: backward scales the saved gradients in place, in a Triton kernel whose writes autograd cannot see. Forward makes
-gradients only where the input is trained. reduction="none" is right: https://github.com/linkedin/Liger-Kernel/pull/1298
+Cause: backward scales the saved gradients in place, in a Triton kernel whose writes autograd cannot see.
+reduction="none" is right: https://github.com/linkedin/Liger-Kernel/pull/1298
 
     uv run reproduce.py                                # release 0.8.5: BUG_REPRODUCED, exit status 10
     PYTHONPATH=Liger-Kernel/src uv run reproduce.py    # patched checkout: FIX_VALIDATED, exit status 0
@@ -32,11 +31,9 @@ expected = torch.autograd.grad(reference, head)[0]
 loss = LigerFusedLinearCrossEntropyLoss()(head, hidden, labels) * 2
 first = torch.autograd.grad(loss, head, retain_graph=True)[0].clone()  # release 0.8.5 changes it in the next line
 second = torch.autograd.grad(loss, head)[0]
-loss = LigerFusedLinearCrossEntropyLoss()(head, hidden.detach(), labels) * 2
-frozen = torch.autograd.grad(loss, head, materialize_grads=True)[0]  # zeros where there is no gradient
 
 right = []
-for name, gradient in (("first backward", first), ("second backward", second), ("frozen input", frozen)):
+for name, gradient in (("first backward", first), ("second backward", second)):
     print(f"{name}: the head's gradient has norm {gradient.norm():.4f}, expected {expected.norm():.4f}")
     right.append(torch.allclose(gradient, expected, rtol=1e-3, atol=1e-5))
 if not right[0]:
