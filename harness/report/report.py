@@ -19,7 +19,6 @@ from harness.receipt import receipt, redaction, staleness
 from harness.receipt.figures import significant
 from harness.receipt.receipt import Receipt
 from harness.receipt.redaction import Scrubber
-from harness.report import links
 from harness.report.parts import ASK, HEAD, NothingStatedError, Parts
 
 PLACEHOLDER = re.compile(r"\{\{(?P<form>[a-z_]+)(?::(?P<rest>[^{}]+))?\}\}")
@@ -99,7 +98,7 @@ def render(pack: Pack, receipts: dict[str, Receipt] | None = None, *, is_draft: 
         text = filled(pack, receipts or receipts_of(pack), path.read_text(encoding="utf-8"), is_draft=is_draft)
     except MissingError as error:
         raise HarnessError(f"{pack.name}/{path.name}: {error}. Next: runner.py check {pack.name}") from None
-    return links.linked(text, pack.folder)
+    return text
 
 
 def filled(pack: Pack, receipts: dict[str, Receipt], template: str, *, is_draft: bool = False) -> str:

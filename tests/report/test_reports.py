@@ -195,7 +195,8 @@ def test_more_than_three_threads_and_no_action_are_named(folder: Path) -> None:
     _state(folder)
     definition = folder / "pack.toml"
     thread = STATED[STATED.index("[[threads]]") : STATED.index("[ask]")].split("\n\n", maxsplit=1)[0]
-    text = definition.read_text().replace("[[threads]]", "".join(f"{thread.replace(chr(47) + str(12), chr(47) + str(one))}\n\n" for one in (13, 14)) + "[[threads]]", 1)
+    others = "".join(thread.replace("/12", f"/{number}") + "\n\n" for number in (13, 14))
+    text = definition.read_text().replace("[[threads]]", f"{others}[[threads]]", 1)
     action = text[text.index("[action]") : text.index("[requires]")]
     definition.write_text(text.replace(action, ""))
     found = report.errors(load.load_pack(folder))
