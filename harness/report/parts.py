@@ -81,6 +81,8 @@ class Parts:
 
     def script(self) -> str:
         """Write reproduce.py, and what it printed on the release and with the patch."""
+        if not self.pack.probe.exists():
+            raise NothingStatedError("reproduce.py is missing")
         source = markdown.fenced(self.pack.probe.read_text(encoding="utf-8"), "python")
         one = self._shown()
         if one is None and not self.is_draft:

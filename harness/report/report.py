@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 from harness.core import files, markdown
@@ -219,6 +220,8 @@ def _errors(pack: Pack, template: str) -> Iterator[str]:
         text = render(pack)
     except HarnessError:
         yield from _unfilled(pack, template)
+        with suppress(HarnessError):  # what else is wrong with it, where the output alone is missing
+            yield from (f"{pack.report.name}: {error}" for error in text_errors(render(pack, is_draft=True)))
         return
     yield from (f"{pack.report.name}: {error}" for error in text_errors(text))
     again = f"Next: runner.py report {pack.name} --write"

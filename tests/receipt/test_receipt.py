@@ -45,6 +45,9 @@ def test_a_sound_pack_is_sound_and_each_change_makes_it_stale(workbench: Workben
     said = "STALE: the script or the contract changed. Next: runner.py run 01_confirmed --target cpu --record"
     assert said in bundle.stderr
     probe.write_text(original.replace("Cause:", "The cause:"))
+    assert "STALE" not in _check(workbench)[1], "a docstring is no part of the meaning"
+    assert "README.md: not what report.in.md renders to" in _check(workbench)[1], "but of the report"
+    assert workbench.run("report", "1", "--write").returncode == 0
     assert _check(workbench)[0] == 0
     text = patch.read_text()
     patch.write_text(text.replace("multiplied every", "had multiplied every"))

@@ -238,6 +238,7 @@ def test_output_that_no_receipt_holds_is_a_draft_and_fails_check(judged: Workben
     assert report.write(load.load_pack(folder)), "a draft can be written"
     reason = "report.in.md: {{script}}: no receipt holds what today's script printed; record again. Next: runner.py run"
     assert [error.partition(" 01_")[0] for error in report.errors(load.load_pack(folder))] == [reason]
+    assert "words of this repository above the line: lane" in _edited(folder, "Other dtypes.", "Another lane.")
     assert "record again" in bench.run("bundle", "1", "-o", str(folder.parents[1] / "x.zip")).stderr
 
 
