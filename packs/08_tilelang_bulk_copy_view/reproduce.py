@@ -20,6 +20,7 @@ import tilelang
 import torch
 
 T = tilelang.language
+tilelang.set_log_level("WARNING")
 TILES = 64
 
 

@@ -132,11 +132,18 @@ WEIGHTED = {
     "ones": {},
     "mean twice by one": {"reduction": "mean", "way": "twice"},  # by another factor the release is wrong: pack 17
     "sum twice by one": {"reduction": "sum", "way": "twice"},
-    "mean with a loss scale": {"dtype": "float16", "reduction": "mean", "weights": "loss scale"},
 }
+# In fp16 the gradient of a mean over many classes is smaller than any of its numbers.
+SMALL_CLASSES = {"mean with a loss scale": {"dtype": "float16", "reduction": "mean", "weights": "loss scale"}}
 
 
-@cases([param(form, name, **FORMS[form] | factors) for form in FORMS for name, factors in WEIGHTED.items()])
+@cases(
+    [
+        param(form, name, **FORMS[form] | factors)
+        for form in FORMS
+        for name, factors in (WEIGHTED | (SMALL_CLASSES if form == "fp32" else {})).items()
+    ]
+)
 def test_each_token_has_its_own_weight(case):
     case.reference.check(*case.run())
 
