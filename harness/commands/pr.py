@@ -27,7 +27,7 @@ def command(wanted: str, checkout: Path, branch: str | None, packs: Path) -> int
 
     It is ask.patch where the pack has one, else fix.patch, and upstream_test.patch;
     the message stands in the patch. Author, configuration and hooks are your own. There is no sign-off: that is yours.
-    The project's formatter, where one is installed, runs on the touched files. Nothing is pushed.
+    Nothing is pushed, and nothing is formatted but by the hooks of your checkout.
 
     Refused, and the checkout left as it was: changes in it, a branch of that name, a clone of something else, a commit
     that the patch fits only with an offset or not at all, a hook that says no.
@@ -36,8 +36,6 @@ def command(wanted: str, checkout: Path, branch: str | None, packs: Path) -> int
     made = pull_request.make(subject, checkout, branch)
     click.echo(f"branch {made.branch}, commit {made.commit[:12]} by {made.author}")
     click.echo(made.stat)
-    for note in made.notes:
-        click.echo(f"formatter: {note}")
     click.echo("left to you, when you have read the commit:")
     for line in made.left:
         click.echo(f"  {line}")

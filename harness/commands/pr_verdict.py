@@ -105,9 +105,10 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             session = running.session(cache, here, pool, progress, jobs)
             pairs, refused = _pairs(session, copies, target, trees)
             found, interrupted = two_trees.compared(session, pairs)
+            scrub = redaction.of_host({**cache.places, options.REPOSITORY: "$REPOSITORY"})
+            text = pr_comment.text(found, trees, commits_at, scrub)  # while the copies are there that were judged
     options.complain(refused)
-    scrub = redaction.of_host({**cache.places, options.REPOSITORY: "$REPOSITORY"})
-    _print(found, pr_comment.text(found, trees, commits_at, scrub))
+    _print(found, text)
     if interrupted:
         raise KeyboardInterrupt
     if broken:

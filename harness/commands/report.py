@@ -8,7 +8,8 @@ import click
 
 from harness.commands import options
 from harness.core.words import Exit
-from harness.report import report
+from harness.pack.model import Pack
+from harness.report import links, parts, report
 
 
 @click.command("report")
@@ -38,9 +39,19 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     if write:
         changed = report.write(subject)
         click.echo(f"{subject.name}/{subject.report.name}: {'written' if changed else 'as it was'}")
+        _tell_of_missing(subject, subject.report.read_text(encoding="utf-8"))
         return int(Exit.AS_EXPECTED)
     judged = options.run_receipts(run, cache_root, subject.name) / subject.name if run is not None else None
-    text = report.render(subject, report.receipts_of(subject, judged))
+    text = report.render(subject, report.receipts_of(subject, judged), is_draft=True)
     report.scrubber(subject).require_clean("report", text)
     click.echo(text if whole else report.for_upstream(text), nl=False)
+    _tell_of_missing(subject, text)
     return int(Exit.AS_EXPECTED)
+
+
+def _tell_of_missing(pack: Pack, text: str) -> None:
+    """Say what a text lacks before it can be filed."""
+    if parts.NOT_YET in text:
+        click.echo(f"a draft: no receipt holds the script's output. Next: runner.py run {pack.name} --record", err=True)
+    if not links.repository_url():
+        click.echo("repository_url in pyproject.toml is empty. Next: set it before you file the text", err=True)

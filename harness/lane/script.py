@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.core import markdown
 from harness.core.words import LaneVerdict
 
 #: The exit status beside each sentinel of a script; ``git bisect run`` reads them as bad, good and skip.
@@ -12,26 +13,27 @@ STATUS = {LaneVerdict.BUG_REPRODUCED: 10, LaneVerdict.FIX_VALIDATED: 0, LaneVerd
 NO_SENTINEL = "the last line of the script is no sentinel"
 #: Bytes of the last line that are kept.
 LONGEST_LINE = 4096
-#: Bytes of the whole output that are kept.
-MOST_PRINTED = 4096
+#: Bytes of the whole output that are kept, and what stands there where the script printed more.
+MOST_PRINTED, CUT = 4096, "[... more was printed ...]"
 
 
 class LastLine:
     """Keeps the last line of a stream that is not empty, and the stream's beginning."""
 
     def __init__(self) -> None:
-        self._line = self._rest = self._printed = b""
+        self._head = self._line = self._rest = b""
 
     def feed(self, data: bytes) -> None:
         """Take the next piece of standard output."""
-        self._printed = (self._printed + data)[:MOST_PRINTED]
+        self._head += data[: MOST_PRINTED + 1 - len(self._head)]
         *whole, self._rest = (self._rest + data).split(b"\n")
         self._line = next((line for line in reversed(whole) if line.strip()), self._line)[:LONGEST_LINE]
         self._rest = self._rest[:LONGEST_LINE]
 
     def finish(self) -> None:
         """Take a last line without a line end."""
-        self.feed(b"\n")
+        *whole, self._rest = [*self._rest.split(b"\n"), b""]
+        self._line = next((line for line in reversed(whole) if line.strip()), self._line)[:LONGEST_LINE]
 
     @property
     def text(self) -> str:
@@ -40,8 +42,21 @@ class LastLine:
 
     @property
     def printed(self) -> str:
-        """The stream's first 4096 bytes; a report shows them as the script's output."""
-        return self._printed.decode(errors="replace").strip()
+        """What a report shows of the output: of more than MOST_PRINTED bytes the beginning and the last line."""
+        text = shown(self._head.decode(errors="replace")).strip()
+        if max(len(self._head), len(text.encode())) <= MOST_PRINTED:
+            return text
+        last = shown(self.text).encode()[: MOST_PRINTED // 2].decode(errors="ignore")
+        end = f"\n{CUT}\n{last}"
+        return text.encode()[: MOST_PRINTED - len(end.encode())].decode(errors="ignore").rpartition("\n")[0] + end
+
+
+def shown(text: str) -> str:
+    """Return text with Unix line ends, without terminal escapes, and with what cannot be seen as its escape."""
+    return "".join(
+        one if one in "\n\t" or one.isprintable() else one.encode("unicode_escape").decode()
+        for one in markdown.plain(text)
+    )
 
 
 @dataclass(frozen=True)

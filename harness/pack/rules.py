@@ -16,7 +16,7 @@ from packaging.version import InvalidVersion, Version
 from harness.core import structure
 from harness.core.words import Evidence, Verdict, is_target
 from harness.pack import values
-from harness.pack.model import Ask, Definition, Dependency, Upstream, UpstreamTests
+from harness.pack.model import Action, Ask, Definition, Dependency, Upstream, UpstreamTests
 
 SCHEMA = 1
 SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
@@ -198,6 +198,12 @@ def _prior_art_errors(definition: Definition) -> list[str]:
     return errors
 
 
+def _action_errors(action: Action | None) -> list[str]:
+    if action is None or (action.text.strip() and "\n" not in action.text and action.text.endswith(".")):
+        return []
+    return ["action.text: one sentence on one line: file what where, fixed by what, or why nothing"]
+
+
 def _ask_errors(ask: Ask | None) -> list[str]:
     if ask is None:
         return []
@@ -279,7 +285,8 @@ def parse(text: str, sets: Mapping[str, dict[str, Dependency]] = {}) -> Definiti
         errors.append("strength.generated: a number of mutants, 0 or more")
     errors += _target_errors(definition) + _environment_errors(definition)
     errors += _ranks_errors(definition, document)
-    errors += _fix_errors(definition) + _prior_art_errors(definition) + _ask_errors(definition.ask)
+    errors += _fix_errors(definition) + _prior_art_errors(definition)
+    errors += _ask_errors(definition.ask) + _action_errors(definition.action)
     errors += _suite_errors(definition, definition.upstream_tests) + _workaround_errors(definition)
     errors += _versions_errors(definition)
     errors += values.errors(definition)

@@ -23,6 +23,7 @@ from harness.core.words import Evidence, LaneName, LaneVerdict, Verdict
 from harness.host.host import python_tag
 from harness.lane import results, script, transcript, two_files
 from harness.lane.record import LaneRecord
+from harness.pack import load
 from harness.pack.model import Pack
 from harness.receipt import receipt, staleness
 from harness.receipt.receipt import Receipt
@@ -34,6 +35,8 @@ MOST_MEMBERS = 500
 #: Bytes of one member, unpacked.
 MOST_BYTES = 1 << 25
 LONGEST_NAME = 200
+#: What a log says where it is not whole.
+LEFT_OUT = " bytes are left out here ...]"
 #: Verdicts that no two lanes give.
 WITHOUT_LANES = {Verdict.UNAVAILABLE, Verdict.PATCH_STALE, Verdict.ERROR}
 
@@ -232,7 +235,7 @@ def _command_errors(one: Receipt, pack: Pack) -> list[str]:
     words = one.command.split()
     named = {word for word in words if re.fullmatch(r"\d+(?:_\w+)?", word)}
     target = words[words.index("--target") + 1 :][:1] if "--target" in words else ["all"]
-    others = words[:1] != ["runner.py"] or (named and not any(pack.name.startswith(word) for word in named))
+    others = words[:1] != ["runner.py"] or (named and not any(load.matches(pack.name, word) for word in named))
     if others or target[0] not in (one.target, "all", "auto"):
         return [f"command: {one.command[:80]!r} does not run this pack on {one.target}"]
     return []
@@ -248,6 +251,12 @@ def _log_errors(one: Receipt, log: bytes | None) -> list[str]:
         _, mark, rest = text.partition(f"== {name} lane ==\n")
         lines = rest.split("\n== ")[0].splitlines()
         sentinel = lane.script or str(lane.verdict)
+        kept = {*map(script.shown, lines), script.CUT}
+        foreign = [line for line in lane.printed.splitlines() if line.strip() and line not in kept]
+        if foreign and LEFT_OUT not in rest:
+            errors.append(f"{name} lane: printed: its log has no line {foreign[0][:60]!r}")
+        if lane.printed and lane.printed.splitlines()[-1].partition(":")[0] != lane.script.partition(":")[0]:
+            errors.append(f"{name} lane: printed: its last line is no {lane.script[:60]}")
         if not mark or not any(line == sentinel or line.startswith(f"{sentinel} {{") for line in lines):
             errors.append(f"its log does not say {sentinel[:60]} in the {name} lane")
     return errors

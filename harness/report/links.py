@@ -24,10 +24,6 @@ RAW, ADDRESS = "https://RAW-URL-OF-THIS-REPOSITORY", "https://URL-OF-THIS-REPOSI
 PAGE = re.compile(r"https://[\w.:-]+(?:/[\w.~-]+)+")
 #: How a text names this repository while it has no address.
 NAMELESS = "the repository of this pack"
-#: A file as a report names it, the code span of one that is no link yet, and a fence with what is in it.
-NAME = re.compile(r"[\w.-]+(?:/[\w.-]+)*")
-SPAN = re.compile(r"(?<!\[)`(?P<name>[\w./-]+)`")
-FENCED = re.compile(r"(?ms)(^(?:`{3,}|~{3,})[^\n]*\n.*?^(?:`{3,}|~{3,})[ \t]*$)")
 WRITTEN = ("README.md", "docs/nights.md", "deploy/github/reproducer-packs.yml")
 
 
@@ -45,45 +41,6 @@ def to(path: str) -> str:
     """Link a file of this repository by its path in it."""
     url = repository_url()
     return f"[{path}]({url}/blob/{BRANCH}/{path})" if url else f"`{path}`"
-
-
-def _of_file(name: str, folder: Path) -> str:
-    """Return the path in this repository of a file that a report names; empty where the pack has none of that name."""
-    if not NAME.fullmatch(name) or ".." in name:
-        return ""
-    own = f"packs/{folder.name}/{name}"
-    if (folder / name).is_file():
-        return own
-    return name if name.startswith("packs/") and (folder.parents[1] / name).exists() else ""
-
-
-def linked(text: str, folder: Path) -> str:
-    """Name this repository by its address, and link each file that a text names as code outside its fences.
-
-    Args:
-        text: Markdown that is read elsewhere than in this repository.
-        folder: of the pack, whose files are named by their paths in it; others by ``packs/...``.
-
-    """
-    url = repository_url()
-    if not url:
-        return text
-
-    def link(match: re.Match[str]) -> str:
-        path = _of_file(match["name"], folder)
-        return f"[{match[0]}]({url}/blob/{BRANCH}/{path})" if path else match[0]
-
-    parts = FENCED.split(text.replace(NAMELESS, url))  # every second one is a fence
-    return "".join(part if number % 2 else SPAN.sub(link, part) for number, part in enumerate(parts))
-
-
-def unlinked(text: str) -> str:
-    """Return a text as it would be read: this repository's own address, and what it links to there, are no words."""
-    url = repository_url()
-    if not url:
-        return text
-    words = re.sub(rf"\[([^\]]*)\]\({re.escape(url)}/blob/[^)\s]*\)", r"\1", text)
-    return words.replace(url, "")
 
 
 def named(text: str, path: str) -> str:

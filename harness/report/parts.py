@@ -18,7 +18,8 @@ from harness.suites import receipt as suite_receipt
 THREAD = re.compile(r"https://github\.com/(?P<project>[^/]+/[^/]+)/(?:issues|pull|discussions)/(?P<number>\d+)")
 COMMIT = re.compile(r"\b[0-9a-f]{40}\b")
 HEAD, ASK = "head:", "ask:"
-NOT_JUDGED = "not judged"
+NOT_JUDGED, NOT_YET = "not judged", "(output is not recorded yet)"
+JUDGED = (LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED)
 #: Lines of a script's output that a report shows.
 MOST_PRINTED = 30
 #: What the words of the table say, for those of them that stand in it.
@@ -46,11 +47,13 @@ class Parts:
     Attributes:
         pack: whose report it is.
         receipts: the strongest of each target, by target; ``head:`` and ``ask:`` before those of other trees.
+        is_draft: whether it says of an output that no receipt holds that it is missing, instead of failing.
 
     """
 
     pack: Pack
     receipts: dict[str, Receipt]
+    is_draft: bool = False
 
     def text(self, part: str, rest: str | None) -> str:
         """Write a part.
@@ -78,30 +81,46 @@ class Parts:
 
     def script(self) -> str:
         """Write reproduce.py, and what it printed on the release and with the patch."""
+        if not self.pack.probe.exists():
+            raise NothingStatedError("reproduce.py is missing")
         source = markdown.fenced(self.pack.probe.read_text(encoding="utf-8"), "python")
         one = self._shown()
+        if one is None and not self.is_draft:
+            again = f"runner.py run {self.pack.name} --record"
+            raise NothingStatedError(f"no receipt holds what today's script printed; record again. Next: {again}")
         if one is None:
-            return source
-        tree = f"{one.upstream.package} {_short(one.upstream.version)}"
-        trees = {LaneName.PRISTINE: tree, LaneName.PATCHED: f"{tree} with the patch"}
-        device = one.host.gpu or "no GPU"
+            return f"{source}\n\n{NOT_YET}"
+        tree, device = f"{one.upstream.package} {_short(one.upstream.version)}", one.host.gpu or "no GPU"
+        trees = {LaneName.PRISTINE: tree, LaneName.PATCHED: f"{tree} with {self._fix(one)}"}
         shown = [
             f"$ python reproduce.py  # {trees[name]}, {device}\n{_tail(one.lanes[name].printed)}"
             for name in LaneName
-            if name in one.lanes
+            if name in one.lanes and one.lanes[name].printed
         ]
         return f"{source}\n\n{markdown.fenced(chr(10).join(shown), 'text')}"
 
     def _shown(self) -> Receipt | None:
-        """Return the receipt whose script judged: a GPU's where the script launches something there, else the CPU's."""
-        judged = [
-            self.receipts[name]
-            for name in self._targets()
-            if self.receipts[name].lanes.get(LaneName.PRISTINE) is not None
-            and self.receipts[name].lanes[LaneName.PRISTINE].script == LaneVerdict.BUG_REPRODUCED
-            and self.receipts[name].lanes[LaneName.PRISTINE].printed
-        ]
-        return next((one for one in judged if one.host.gpu), judged[0] if judged else None)
+        """Return the receipt whose output is shown, of the patch that upstream is asked to merge where there is one.
+
+        It is a GPU's where the script judged there, else the CPU's, else one where the script could not judge. What an
+        older script printed is shown nowhere.
+        """
+        for is_asked in (True, False):
+            of_tree = [self.receipts.get(f"{ASK if is_asked else ''}{name}") for name in self._targets()]
+            found = [one for one in of_tree if one and self._printed(one)]
+            judged = [one for one in found if one.lanes[LaneName.PRISTINE].script in JUDGED]
+            if found:
+                return next((one for one in judged if one.host.gpu), (judged or found)[0])
+        return None
+
+    def _printed(self, one: Receipt) -> bool:
+        pristine = one.lanes.get(LaneName.PRISTINE)
+        return pristine is not None and bool(pristine.printed) and not staleness.reasons(self.pack, one)
+
+    def _fix(self, one: Receipt) -> str:
+        """Name the patch of the patched lane: the one that is shown, or another by its file."""
+        asked = self.pack.ask_patch or self.pack.patch
+        return "the patch" if one.fix is None or one.fix.name == asked.name else one.fix.name
 
     def diff(self) -> str:
         """Show the patch that upstream is asked to merge."""

@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import os
 import re
-import shutil
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import tomli
 
 from harness.core import git
 from harness.core.errors import HarnessError
@@ -30,7 +26,6 @@ UNFINISHED = ("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "BISECT_LOG", "re
 #: A patch applies where its lines are, byte for byte, whatever the user's configuration says of whitespace.
 EXACTLY = ("-c", "apply.whitespace=nowarn", "-c", "apply.ignoreWhitespace=no")
 GITHUB = re.compile(r"github\.com[/:](?P<project>[\w.-]+/[\w.-]+?)(?:\.git)?/?$", re.IGNORECASE)
-PRE_COMMIT = ".pre-commit-config.yaml"
 TAIL_LINES = 12
 
 
@@ -62,7 +57,6 @@ class Commit:
         commit: its hash.
         author: as git recorded it.
         stat: what it changes, as git shows it.
-        notes: what the formatter did, a line each.
         left: the two commands that are the user's.
 
     """
@@ -71,7 +65,6 @@ class Commit:
     commit: str
     author: str
     stat: str
-    notes: tuple[str, ...]
     left: tuple[str, str]
 
 
@@ -124,8 +117,6 @@ def make(pack: Pack, folder: Path, branch: str | None) -> Commit:
         for path in chosen:
             checkout.answer(*EXACTLY, "apply", "--index", str(path.resolve()))
         _require_blobs(checkout, exact)
-        notes = formatted(checkout, touched)
-        checkout.answer("add", "--", *(path for path in touched if (checkout.folder / path).exists()))
         _commit(checkout, message)
         committed = checkout.answer("diff-tree", "--no-commit-id", "--name-only", "-r", "HEAD").splitlines()
         if sorted(committed) != sorted(touched):
@@ -135,7 +126,6 @@ def make(pack: Pack, folder: Path, branch: str | None) -> Commit:
         commit=checkout.answer("rev-parse", "HEAD"),
         author=checkout.answer("show", "--no-patch", "--format=%an <%ae>", "HEAD"),
         stat=checkout.answer("show", "--stat", "--format=%s", "HEAD"),
-        notes=tuple(notes),
         left=_left(checkout, pack, branch),
     )
 
@@ -233,84 +223,6 @@ def _commit(checkout: Checkout, message: str) -> None:
             f"git, or a hook of the checkout, refused the commit; the checkout is as it was. It said: {said}\nNext: "
             "see to what it asks for, and call this again"
         )
-
-
-# --- the project's own formatter
-
-
-def _has_tool(settings: Path, *names: str) -> bool:
-    """Whether a pyproject.toml has a table ``[tool.A.B]``."""
-    try:
-        found = tomli.loads(settings.read_text(encoding="utf-8")).get("tool", {})
-    except (OSError, tomli.TOMLDecodeError, UnicodeDecodeError):
-        return False
-    for name in names:
-        if not isinstance(found, dict) or name not in found:
-            return False
-        found = found[name]
-    return True
-
-
-def formatters(folder: Path) -> dict[str, list[str]]:
-    """Map the formatters that a project's own files name to their command lines: of pre-commit it alone."""
-    hooks, settings = folder / PRE_COMMIT, folder / "pyproject.toml"
-    said = hooks.read_text(encoding="utf-8", errors="replace") if hooks.exists() else ""
-    found = {}
-    if said:
-        found["pre-commit"] = ["run", "--files"]
-    if _has_tool(settings, "black") or re.search(r"(?m)^\s*-?\s*id:\s*black\s*$", said):
-        found["black"] = ["--quiet", "--"]
-    if _has_tool(settings, "ruff", "format") or re.search(r"(?m)^\s*-?\s*id:\s*ruff-format\s*$", said):
-        found["ruff"] = ["format", "--quiet", "--"]
-    return found
-
-
-def _program(name: str) -> str | None:
-    """Find a formatter beside this interpreter or on the user's PATH."""
-    beside = Path(sys.executable).parent / name
-    return str(beside) if beside.is_file() and os.access(beside, os.X_OK) else shutil.which(name)
-
-
-def formatted(checkout: Checkout, touched: list[str]) -> list[str]:
-    """Run the project's formatters, where they are installed, on the touched files; say what each did."""
-    named = formatters(checkout.folder)
-    if not named:
-        return ["the project's files name no formatter that this knows (black, ruff format, pre-commit)"]
-    notes = []
-    for name, arguments in named.items():
-        program = _program(name)
-        if program is None:
-            notes.append(f"{name}: the project uses it; it is not installed here, and nothing was formatted by it")
-            continue
-        here = [path for path in touched if (checkout.folder / path).is_file()]
-        chosen = here if name == "pre-commit" else [path for path in here if path.endswith((".py", ".pyi"))]
-        if chosen:
-            notes.append(_ran(checkout, name, [program, *arguments, *chosen], touched))
-        if name == "pre-commit":
-            break  # it runs the others, in the versions that the project pins
-    return notes
-
-
-def _ran(checkout: Checkout, name: str, command: list[str], touched: list[str]) -> str:
-    here = [path for path in touched if (checkout.folder / path).exists()]
-    checkout.answer("add", "--", *here)  # what the formatter before this one did
-    ended = subprocess.run(
-        command,
-        cwd=checkout.folder,
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    changed = checkout.answer("diff", "--numstat", "--", *touched).splitlines()
-    if ended.returncode != 0 and not changed:
-        return f"{name}: ended with status {ended.returncode} and changed nothing:\n{tail(ended.stdout + ended.stderr)}"
-    if not changed:
-        return f"{name}: nothing to change"
-    rows = (line.split("\t") for line in changed)
-    lines = ", ".join(f"{path} (+{added} -{removed})" for added, removed, path in rows)
-    return f"{name}: changed {lines}; read it before you push"
 
 
 # --- what is left to the user

@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -114,8 +113,7 @@ def test_a_branch_with_one_commit_of_the_patch_and_its_test(clone: Clone) -> Non
     *_, push, create = ended.stdout.splitlines()
     assert push == f"  git -C {clone.folder} push --set-upstream mine fix-confirmed"
     assert create == f"  (cd {clone.folder} && gh pr create --draft --fill)"
-    assert "formatter: the project's files name no formatter" in ended.stdout
-    assert "left to you: every line of the patch read by you" in ended.stdout
+    assert "left to you, when you have read the commit:" in ended.stdout
     before = clone.state()
     again = clone.pr()
     assert (again.returncode, clone.state()) == (2, before)
@@ -224,7 +222,7 @@ def _no_patch(clone: Clone) -> None:
         (_hook, "the checkout is as it was. It said: the hook wants a ticket number Next: "),
         (_nameless, "git does not know who you are. Next: git config user.name and user.email"),
         (_another_result, f"{SOURCE} is not what the patch's index line says after applying it"),
-        (_no_patch, "no patch for the project that is judged"),
+        (_no_patch, "it has no patch. Next: runner.py report"),
     ],
 )
 def test_what_is_refused_and_left_as_it_was(clone: Clone, spoil: Callable[[Clone], None], reason: str) -> None:
@@ -250,50 +248,3 @@ def test_a_detached_head_is_where_it_was_when_a_hook_refuses(clone: Clone) -> No
     before = clone.state()
     assert clone.pr().returncode == 2
     assert clone.state() == before
-
-
-def _formatter(clone: Clone, name: str, script: str) -> str:
-    """Install a formatter for the user; return a PATH that has it."""
-    folder = clone.folder.parent / "bin"
-    folder.mkdir(exist_ok=True)
-    (folder / name).write_text(f"#!{sys.executable}\nimport sys\nfrom pathlib import Path\n{script}")
-    (folder / name).chmod(0o755)
-    return f"{folder}{os.pathsep}{os.environ['PATH']}"
-
-
-APPENDS = (
-    "for name in sys.argv[1:]:\n    p = Path(name)\n    p.is_file() and p.write_text(p.read_text() + '# seen\\n')\n"
-)
-
-
-def test_the_projects_formatter_runs_on_the_touched_files_alone(clone: Clone) -> None:
-    (clone.folder / "pyproject.toml").write_text("[tool.black]\nline-length = 100\n")
-    clone.git("add", ".")
-    clone.git("commit", "--quiet", "--message=Format with black")
-    ended = clone.pr(PATH=_formatter(clone, "black", APPENDS))
-    assert ended.returncode == 0, ended.stderr
-    assert f"formatter: black: changed {SOURCE} (+1 -0); read it before you push" in ended.stdout
-    assert clone.git("diff", "--name-only", "HEAD^") == SOURCE
-    assert (clone.folder / SOURCE).read_text().endswith("# seen\n")
-    assert clone.git("status", "--porcelain") == ""
-
-
-def test_pre_commit_goes_before_the_formatters_that_it_runs(clone: Clone) -> None:
-    (clone.folder / ".pre-commit-config.yaml").write_text("repos:\n- repo: x\n  hooks:\n  - id: black\n")
-    clone.git("add", ".")
-    clone.git("commit", "--quiet", "--message=Use pre-commit")
-    path = _formatter(clone, "pre-commit", "print(*sys.argv[1:])\nsys.exit(1)\n")
-    _formatter(clone, "black", APPENDS)
-    ended = clone.pr(PATH=path)
-    assert ended.returncode == 0, ended.stderr
-    assert f"pre-commit: ended with status 1 and changed nothing:\nrun --files {SOURCE}" in ended.stdout
-    assert not (clone.folder / SOURCE).read_text().endswith("# seen\n")
-
-
-def test_a_formatter_that_is_not_installed_is_named(clone: Clone) -> None:
-    (clone.folder / ".pre-commit-config.yaml").write_text("repos:\n- repo: x\n  hooks:\n  - id: black\n")
-    clone.git("add", ".")
-    clone.git("commit", "--quiet", "--message=Use pre-commit")
-    ended = clone.pr()
-    assert "formatter: pre-commit: the project uses it; it is not installed here" in ended.stdout
-    assert "formatter: black: the project uses it; it is not installed here" in ended.stdout

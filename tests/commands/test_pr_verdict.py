@@ -12,6 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.core.words import Evidence
+from harness.pack import load
+from harness.receipt import receipt, strength
 from testing import histories, mirrors
 from testing.histories import STATES
 from testing.workbench import Workbench
@@ -54,6 +57,23 @@ def test_a_change_is_told_in_three_lines(  # noqa: PLR0917 - a row of the table
     assert second.startswith("- base is a folder that states no commit, head is")
     assert third.startswith("- Strength of ")
     assert ended == status
+
+
+def test_a_mutation_score_is_stale_where_the_checks_changed_and_else_not(workbench: Workbench) -> None:
+    folder = workbench.lay("01_confirmed")
+    pack = load.load_pack(folder)
+    own, made = strength.Count(9, 10, 1, 0, 0), strength.Count(29, 30, 0, 1, 0)
+    record = strength.Strength(
+        1, folder.name, "cpu", Evidence.TRACED, "2026-11-21", 1, 40, own, made, receipt.judged_by(pack),
+        receipt.hashed(pack.patch), pack.definition.upstream.sha256, "3.11", "2", "3", "", 1.0, "runner.py mutate", (),
+    )  # fmt: skip
+    (folder / "receipts").mkdir()
+    (folder / "receipts" / record.name).write_text(receipt.to_json(strength.document_of(record)))
+    assert " refused 38 of 40 wrong fixes, 2026-11-21. Again," in _ended(workbench, "wrong", "right")[1][2]
+    (folder / "reproduce.py").write_text((folder / "reproduce.py").read_text().replace("scaled:", "is:"))
+    shutil.rmtree(workbench.folder / "base")
+    shutil.rmtree(workbench.folder / "head")
+    assert " refused 38 of 40 wrong fixes, 2026-11-21, STALE. Again," in _ended(workbench, "wrong", "right")[1][2]
 
 
 def test_a_reason_stands_in_the_second_line(workbench: Workbench) -> None:

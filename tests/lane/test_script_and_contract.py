@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from harness.lane import loaded
+from harness.lane import loaded, script
 from testing.workbench import Workbench
 
 TOY = "60_script_and_contract"
@@ -54,6 +54,47 @@ def test_script_and_contract_agree(workbench: Workbench) -> None:
     }
     assert [line["value"] for line in patched["figures"]] == [4.0, 1.0]
     assert {line["module"] for line in pristine["upstream"]} == {"toykernel", "toykernel.scale"}
+
+
+def test_what_the_script_printed_is_kept(workbench: Workbench) -> None:
+    workbench.lay(TOY)
+    lanes = _receipt(workbench)["lanes"]
+    said = (workbench.packs / TOY / "reproduce.py").read_text()
+    assert "print(" in said
+    for lane in lanes.values():
+        assert lane["printed"].endswith(f"\n{lane['script']}")
+        assert "passed" not in lane["printed"], "the contract's output is none of the script's"
+        assert len(lane["printed"].splitlines()) > 1
+
+
+@pytest.mark.parametrize(
+    ("pieces", "printed"),
+    [
+        ([b"one\n", b"FIX_VALI", b"DATED"], "one\nFIX_VALIDATED"),
+        ([b"a\r\nb\rc\n"], "a\nb\nc"),
+        ([b"\x1b[31mred\x1b[0m \x00\xff\n"], "red \ufffd"),
+        (["\u202eflipped\u200b\ttab\n".encode()], "\\u202eflipped\\u200b\ttab"),
+    ],
+)
+def test_what_is_kept_is_harmless(pieces: list[bytes], printed: str) -> None:
+    output = script.LastLine()
+    for piece in pieces:
+        output.feed(piece)
+    output.finish()
+    assert output.printed == printed
+
+
+@pytest.mark.parametrize("line", [b"x" * 99 + b"\n", b"\xc2\xad" * 40 + b"\n", b"y" * 9999 + b"\n", b"\n"])
+def test_of_a_long_output_the_beginning_and_the_last_line_are_kept(line: bytes) -> None:
+    output = script.LastLine()
+    for _ in range(5000):
+        output.feed(line)
+    output.feed(b"UNSUPPORTED: it needs a GPU")
+    output.finish()
+    assert len(output.printed.encode()) <= script.MOST_PRINTED
+    assert output.printed.endswith("\n[... more was printed ...]\nUNSUPPORTED: it needs a GPU")
+    kept = output.printed.splitlines()[:-2]
+    assert set(kept) <= {script.shown(line.decode()).rstrip("\n"), ""}
 
 
 def test_a_contract_is_not_needed(workbench: Workbench) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from testing import toys
@@ -112,10 +114,35 @@ def _stating(workbench: Workbench, stated: str) -> Workbench:
     pack = workbench.lay("01_confirmed")
     for name, package in (("tests", "pytest"), ("other", "nose")):
         toys.pin(pack, package, "9.0", "0" * 64, name=name)
-    text = (pack / "pack.toml").read_text()
+    text = re.sub(r"(?m)^searched = .*\n", "", (pack / "pack.toml").read_text())
     assert LAST in text
     (pack / "pack.toml").write_text(text.replace(LAST, LAST + stated))
     return workbench
+
+
+@pytest.mark.parametrize(
+    ("action", "reason"),
+    [
+        ('kind = "file"\ntext = "File an issue."', ""),
+        ('kind = "filed"\ntext = "An issue: example/toykernel#3."', ""),
+        ('kind = "fixed"\ntext = "Fixed by #3."', ""),
+        ('kind = "nothing"\ntext = "The size is a choice."', ""),
+        ('kind = "ask"\ntext = "File it."', "action.kind: 'ask' is none of file, filed, fixed, nothing"),
+        ('text = "File it."', "action.kind"),
+        ('kind = "file"', "action.text"),
+        ('kind = "file"\ntext = " "', "action.text: one sentence on one line"),
+        ('kind = "file"\ntext = "File it"', "action.text: one sentence on one line"),
+        ('kind = "file"\ntext = """File\nit."""', "action.text: one sentence on one line"),
+        ('kind = "file"\ntext = "File it."\nwhere = "x"', "extra fields found (where)"),
+    ],
+)
+def test_what_is_to_be_done_is_stated(workbench: Workbench, action: str, reason: str) -> None:
+    pack = workbench.lay("01_confirmed")
+    text = (pack / "pack.toml").read_text()
+    (pack / "pack.toml").write_text(text.replace('kind = "file"\ntext = "Open an issue."', action))
+    ended = workbench.run("list")
+    assert (ended.returncode == 0) == (not reason)
+    assert reason in ended.stderr
 
 
 def test_prior_art_ask_and_suite_are_stated(workbench: Workbench) -> None:
@@ -134,7 +161,6 @@ def test_prior_art_ask_and_suite_are_stated(workbench: Workbench) -> None:
         ("date = 2026-11-20", "date = 2026-11-20T00:00:00", "threads[0].date: expected date"),
         ('says = "It gives every value its own weight."', 'says = " "', "threads[0].says: one sentence"),
         ('["scale first weight"]', "[]", "searched.queries: name the words"),
-        ('text = "Merge it."', 'text = ""', "ask.text: say what the maintainer is asked to do"),
         ('patch = "ask.patch"\n', "", "all four stand there; patch is missing"),
         ('checks = ["weights", "len*"]\n', "", "all four stand there; checks is missing"),
         ('patch = "ask.patch"', 'patch = "../ask.patch"', "is no patch beside fix.patch"),
@@ -143,7 +169,7 @@ def test_prior_art_ask_and_suite_are_stated(workbench: Workbench) -> None:
         (f'{COMMIT}"\ndate', 'main"\ndate', "ask.origin: 'git+https://example.org/toykernel@main' is no git+"),
         (f'{COMMIT}"\ndate', f'{COMMIT[:39]}"\ndate', "ask.origin: "),
         ("git+https", "git+ext::https", "ask.origin: "),
-        ('text = "Merge it."', 'text = "Merge it."\nwhy = "x"', "extra fields found (why)"),
+        ('patch = "ask.patch"', 'patch = "ask.patch"\nwhy = "x"', "extra fields found (why)"),
         ('files = ["tests/test_scale.py"]', "files = []", "upstream_tests.files: name at least one"),
         ('["tests/test_scale.py"]', '["../test_scale.py"]', "'../test_scale.py' is no relative path"),
         ('["tests/test_scale.py"]', '["--pyargs"]', "'--pyargs' is no relative path"),

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from harness.core import files
 from harness.pack import judges, load
+from harness.receipt import receipt as receipts
 from testing.workbench import Workbench
 
 
@@ -44,6 +45,9 @@ def test_a_sound_pack_is_sound_and_each_change_makes_it_stale(workbench: Workben
     said = "STALE: the script or the contract changed. Next: runner.py run 01_confirmed --target cpu --record"
     assert said in bundle.stderr
     probe.write_text(original.replace("Cause:", "The cause:"))
+    assert "STALE" not in _check(workbench)[1], "a docstring is no part of the meaning"
+    assert "README.md: not what report.in.md renders to" in _check(workbench)[1], "but of the report"
+    assert workbench.run("report", "1", "--write").returncode == 0
     assert _check(workbench)[0] == 0
     text = patch.read_text()
     patch.write_text(text.replace("multiplied every", "had multiplied every"))
@@ -90,3 +94,30 @@ def test_an_error_never_replaces_a_receipt(workbench: Workbench) -> None:
     assert (status, row["verdict"]) == (1, "ERROR")
     assert path.read_bytes() == before
     assert Path(row["receipt"]).is_relative_to(workbench.cache)
+
+
+def test_a_receipt_of_an_older_runner_holds_no_output(workbench: Workbench) -> None:
+    pack = workbench.lay("01_confirmed")
+    workbench.recorded()
+    path = pack / "receipts/cpu.traced.json"
+    document = json.loads(path.read_text())
+    for lane in document["lanes"].values():
+        assert lane.pop("printed").endswith(f"\n{lane['script']}")
+    path.write_text(json.dumps(document))
+    reason = "{{script}}: no receipt holds what today's script printed; record again"
+    assert reason in _check(workbench)[1]
+    assert "STALE" not in _check(workbench)[1]
+    assert [lane.printed for lane in receipts.load(path).lanes.values()] == ["", ""]
+
+
+def test_what_a_script_prints_is_scrubbed_as_everything_else(workbench: Workbench) -> None:
+    pack = workbench.lay("01_confirmed")
+    script = pack / "reproduce.py"
+    script.write_text(script.read_text().replace('print(f"scaled', 'print(scale.__file__)\nprint(f"scaled'))
+    workbench.recorded()
+    document = json.loads((pack / "receipts/cpu.traced.json").read_text())
+    for lane in document["lanes"].values():
+        assert lane["printed"].startswith("$TREE/src/toykernel/scale.py\nscaled: ")
+    script.write_text(script.read_text().replace("print(scale.__file__)", "print('ghp_' + 'a' * 36)"))
+    ended = workbench.run("run", "1", "--record")
+    assert "holds a token" in ended.stdout + ended.stderr

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -59,7 +61,7 @@ def folder(judged: Workbench, tmp_path: Path) -> Path:
 def _state(folder: Path) -> None:
     """Let pack.toml state threads, an ask and a head."""
     text = (folder / "pack.toml").read_text().replace("https://example.org/", "https://github.com/Example/")
-    top, rest = text.split("[upstream]", 1)
+    top, rest = re.sub(r"(?m)^searched = .*\n", "", text).split("[upstream]", 1)
     searched, others = STATED.strip().split("\n", 1)
     (folder / "pack.toml").write_text(f"{top}{searched}\n{others}\n[upstream]{rest}\n")
     fix = (folder / "fix.patch").read_text()
@@ -156,6 +158,10 @@ def test_what_nothing_states_is_an_error_and_never_empty(folder: Path) -> None:
         ("{{script}}", "", "{{script}} is missing above the line"),
         ("\n---\n", "\n", "it has no line '---'"),
         ("**Cause.**", "Because:", "**Cause.** is missing above the line"),
+        ("**Fix.**", "Repair:", "**Fix.** is missing above the line"),
+        ("**Related.**", "See:", "**Related.** is missing above the line"),
+        ("{{environment}}", "torch 2", "{{environment}} is missing above the line"),
+        ("Other dtypes.", "The contract judges packs.", "above the line: contract, packs"),
         ("Other dtypes.", "word " * 300, "words above the line beside code, more than 300"),
         (
             "Other dtypes.",
@@ -173,7 +179,7 @@ def test_what_nothing_states_is_an_error_and_never_empty(folder: Path) -> None:
     ],
 )
 def test_what_a_maintainer_would_not_read_is_named(folder: Path, old: str, new: str, reason: str) -> None:
-    assert report.write(load.load_pack(folder))
+    report.write(load.load_pack(folder))
     assert report.errors(load.load_pack(folder)) == []
     assert reason in _edited(folder, old, new)
 
@@ -189,7 +195,8 @@ def test_more_than_three_threads_and_no_action_are_named(folder: Path) -> None:
     _state(folder)
     definition = folder / "pack.toml"
     thread = STATED[STATED.index("[[threads]]") : STATED.index("[ask]")].split("\n\n", maxsplit=1)[0]
-    text = definition.read_text().replace("[[threads]]", f"{thread}\n\n{thread}\n\n[[threads]]", 1)
+    others = "".join(thread.replace("/12", f"/{number}") + "\n\n" for number in (13, 14))
+    text = definition.read_text().replace("[[threads]]", f"{others}[[threads]]", 1)
     action = text[text.index("[action]") : text.index("[requires]")]
     definition.write_text(text.replace(action, ""))
     found = report.errors(load.load_pack(folder))
@@ -211,6 +218,79 @@ def test_a_run_stands_in_for_the_committed_receipts(judged: Workbench) -> None:
     assert "no receipt" not in judged.run("report", "1", "--from", "last", "--cache", str(judged.cache)).stderr
     refused = judged.run("report", "1", "--write", "--from", "last")
     assert refused.returncode == 2
+
+
+def _receipt(folder: Path) -> tuple[Path, dict[str, Any]]:
+    path = folder / "receipts/cpu.traced.json"
+    return path, json.loads(path.read_text())
+
+
+def test_output_that_no_receipt_holds_is_a_draft_and_fails_check(judged: Workbench, folder: Path) -> None:
+    bench = Workbench(folder.parents[1], judged.sha256)
+    path, document = _receipt(folder)
+    for lane in document["lanes"].values():
+        lane["printed"] = ""
+    path.write_text(json.dumps(document))
+    ended = bench.run("report", "1")
+    assert "\n```\n\n(output is not recorded yet)\n" in ended.stdout
+    assert "a draft: no receipt holds the script's output" in ended.stderr
+    assert "repository_url in pyproject.toml is empty" in ended.stderr
+    assert report.write(load.load_pack(folder)), "a draft can be written"
+    reason = "report.in.md: {{script}}: no receipt holds what today's script printed; record again. Next: runner.py run"
+    assert [error.partition(" 01_")[0] for error in report.errors(load.load_pack(folder))] == [reason]
+    assert "words of this repository above the line: lane" in _edited(folder, "Other dtypes.", "Another lane.")
+    assert "record again" in bench.run("bundle", "1", "-o", str(folder.parents[1] / "x.zip")).stderr
+
+
+def test_what_an_older_script_printed_is_not_shown(folder: Path) -> None:
+    one = load.load_pack(folder)
+    assert "scaled: [1.0, 2.0, 3.0], right: [1.0, 1.0, 0.0]\nBUG_REPRODUCED" in report.render(one)
+    script = folder / "reproduce.py"
+    script.write_text(script.read_text().replace("values, weights = [1.0", "ANOTHER = 1\nvalues, weights = [1.0"))
+    assert "BUG_REPRODUCED\n```" not in report.render(one, is_draft=True)
+
+
+def test_the_output_names_the_patch_that_gave_it(folder: Path) -> None:
+    assert "# toykernel 1.0 with the patch, no GPU" in _rendered(folder, "{{script}}\n")
+    _state(folder)
+    assert "# toykernel 1.0 with fix.patch, no GPU" in _rendered(folder, "{{script}}\n"), "the diff is ask.patch"
+    _, document = _receipt(folder)
+    patch = receipt.hashed(folder / "ask.patch")
+    document["upstream"] |= {"commit": COMMIT, "version": f"commit {COMMIT}", "origin": "git"}
+    document["fix"] |= {"name": "ask.patch", "sha256": patch.sha256, "meaning": patch.meaning}
+    (folder / "receipts/ask").mkdir()
+    (folder / "receipts/ask/cpu.traced.json").write_text(json.dumps(document))
+    assert f"# toykernel commit {COMMIT[:12]} with the patch, no GPU" in _rendered(folder, "{{script}}\n")
+
+
+def test_a_script_that_cannot_judge_shows_what_it_says(folder: Path) -> None:
+    path, document = _receipt(folder)
+    for lane in document["lanes"].values():
+        lane |= {"script": "UNSUPPORTED: needs a GPU", "printed": "UNSUPPORTED: needs a GPU"}
+    path.write_text(json.dumps(document))
+    assert _rendered(folder, "{{script}}\n").count("no GPU\nUNSUPPORTED: needs a GPU\n") == 2
+
+
+@pytest.mark.parametrize(
+    ("lane", "printed", "reason"),
+    [
+        ("pristine", "scaled: [9.0]\nBUG_REPRODUCED", "printed: its log has no line 'scaled: [9.0]'"),
+        ("pristine", "FIX_VALIDATED", "printed: its last line is no BUG_REPRODUCED"),
+        ("patched", "BUG_REPRODUCED", "printed: its last line is no FIX_VALIDATED"),
+        ("patched", None, ""),
+    ],
+)
+def test_a_bundle_whose_log_lacks_the_output_is_refuted(
+    judged: Workbench, folder: Path, lane: str, printed: str | None, reason: str
+) -> None:
+    bench, sent = Workbench(folder.parents[1], judged.sha256), folder.parents[1] / "sent.zip"
+    path, document = _receipt(folder)
+    document["command"] = "runner.py run 1"
+    document["lanes"][lane]["printed"] = printed or document["lanes"][lane]["printed"]
+    path.write_text(json.dumps(document))
+    assert bench.run("bundle", "1", "-o", str(sent)).returncode == 0
+    ended = bench.run("check", "--bundle", str(sent))
+    assert (ended.returncode == 0, reason in ended.stdout) == (not reason, True), ended.stdout
 
 
 def test_without_any_receipt_the_next_step_is_said(workbench: Workbench) -> None:

@@ -55,7 +55,7 @@ def _edit(path: Path, old: str, new: str) -> None:
         ),
         ("pack.toml", 'claims = ["', 'claims = ["MEMORY_SAVE_VERIFIED", "', "lacks the claims MEMORY_SAVE_VERIFIED"),
         ("report.in.md", "{{figure:cpu:max_error}}", "{{figure:cpu:other}}", "no such figure in the pristine lane"),
-        ("report.in.md", "{{versions:cpu}}", "{{versions:sm_90a}}", "no receipt for sm_90a"),
+        ("report.in.md", "{{figure:cpu:max_error}}", "{{figure:sm_90a:max_error}}", "no receipt for sm_90a"),
         ("report.in.md", "largest", "TODO", "'TODO' is left in it"),
     ],
 )
