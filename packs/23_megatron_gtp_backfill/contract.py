@@ -1,14 +1,9 @@
 """Every state of the bf16 optimizer is saved under the name of its own parameter, GTP's backfill included.
 
-Float16OptimizerWithFloat16Params saves fp32 copies of 16-bit parameters, and moments, each under its parameter's number
-among all of the inner optimizer. Most parameters are found in the model's state by identity. The backfill has to find two
-kinds of GTP weight: one in fp8, whose entry is a dequantized copy with a link to it, and in_proj of a Mamba mixer, whose
-entry has the shards of all ranks in one tensor.
-
+Parameters are found in the model's state by identity. The backfill finds two kinds of GTP weight: in fp8, whose entry
+is a dequantized copy with a link to it, and in_proj of a Mamba mixer, whose entry has the shards of all ranks.
 The optimizer, Adam, the backfill and the check of a checkpoint are real. GTP needs Transformer Engine and a GPU: here
-parameters have the attributes by which GTP marks its shards, a bf16 copy stands for that of fp8, and there is one rank.
-CPU tensors say that they are on a GPU, which the optimizer demands.
-
+parameters have GTP's attributes, a bf16 copy stands for that of fp8, and CPU tensors say that they are on a GPU.
 Not judged: several ranks, the file, LayerWiseDistributedOptimizer around this optimizer.
 """
 
@@ -22,10 +17,9 @@ from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params
 from torch.utils._pytree import tree_leaves, tree_map
 
 EVIDENCE_WITHOUT_GPU = {"cpu": "traced"}
-# The parameters of an optimizer in order, "/" between its groups: fp32, frozen (z), plain bf16, and weights of GTP that
-# are gathered in the model's state, copied there (q, as of fp8), or found by identity (w).
+# Parameters, "/" between groups: fp32, frozen (z; x: without an entry), plain, GTP's gathered, fp8 (q), identical (w).
 RIGHT = ("gw", "gwf", "g/q", "qqzf", "fw/zp", "fpw", "pgqw/w", "p/gf", "wq/pf")
-WRONG = ("fgw", "zgw", "fqq", "gfgw", "wfg", "wzq", "gzfqgw", "f/gw", "gf/qw", "pf/zg", "zq", "fqpg/fqw")
+WRONG = ("fgw", "zgw", "fqq", "gfgw", "wfg", "wzq", "gzfqgw", "f/gw", "gf/qw", "pf/zg", "zq", "xg", "fqpg/fqw")
 SIZES = {"same": lambda _: (8, 8), "others": lambda n: (8 + n, 4)}
 
 
@@ -45,8 +39,6 @@ def one_rank():
 
 
 class Trained:
-    """The real optimizer after one step of Adam, and the model's state."""
-
     def __init__(self, layout, size="same", *, expert=False):
         self.params, self.model, groups = {}, {}, [[]]
         torch.manual_seed(len(layout))
@@ -55,7 +47,7 @@ class Trained:
                 groups.append([])
                 continue
             name, dtype = f"layers.{n}.{kind}", torch.float32 if kind == "f" else torch.bfloat16
-            x = torch.nn.Parameter(torch.randn(SIZES[size](n)).to(dtype), requires_grad=kind != "z")
+            x = torch.nn.Parameter(torch.randn(SIZES[size](n)).to(dtype), requires_grad=kind not in "zx")
             if kind in "gqw":
                 x.is_gtp_weight_remat, x._debug_name = True, name  # noqa: SLF001 - what GTP sets
                 x.group, x.allreduce = torch.distributed.group.WORLD, not expert
@@ -63,7 +55,8 @@ class Trained:
             entry = {"g": torch.cat([x.detach(), x.detach()]), "q": x.detach().clone()}.get(kind, x)
             if kind == "q":
                 entry._gtp_dequant_src = x  # noqa: SLF001 - the link that upstream sets
-            self.params[name], self.model[name] = x, ShardedTensor.from_rank_offsets(name, entry)
+            self.params[name] = x
+            self.model |= {name: ShardedTensor.from_rank_offsets(name, entry)} if kind != "x" else {}
             groups[-1].append(x)
         self.adam = torch.optim.Adam([{"params": row, "wd_mult": n} for n, row in enumerate(groups)])
         self.adam.step()
@@ -127,7 +120,6 @@ def test_a_weight_after_an_fp32_parameter_keeps_its_own_state(figure):
 
 @every_layout
 def test_a_checkpoint_is_accepted_and_read_back(layout):
-    """Judged is what save() checks before it writes; another optimizer then reads each value by its key."""
     trained, other = Trained(layout), Trained(layout)
     state = trained.state()
     save_preprocess(state)
@@ -144,7 +136,8 @@ def test_a_checkpoint_is_accepted_and_read_back(layout):
 
 @layouts(["gw"], ["fgw"])
 def test_an_experts_gathered_weight_is_refused_by_name(layout):
-    """Upstream's backfill knows no expert-parallel ranks; the message names the parameter."""
+    known = Trained("qw", expert=True)
+    assert not misnamed(known, known.state())
     with pytest.raises(ValueError, match=rf"layers\.{layout.index('g')}\.g"):
         Trained(layout, expert=True).state()
 
