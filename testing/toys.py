@@ -119,7 +119,7 @@ def lay(packs: Path, behaviour: str, sha256: str, name: str = "") -> Path:
         replace(target / "pack.toml", 'claims = ["BITWISE_IDENTICAL"]\n', "")
     if definition.get("fix") == "none":
         (target / "fix.patch").unlink()
-        replace(target / "report.in.md", "**Fix.** Each value gets its own weight.\n\n{{diff}}\n\n", "")
+        replace(target / "report.in.md", "{{diff}}\n\n", "")
     return target
 
 

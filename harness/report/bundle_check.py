@@ -212,6 +212,7 @@ def _about_pack(one: Receipt, pack: Pack, place: str) -> list[str]:
     upstream, definition = pack.definition.upstream, pack.definition
     stated = {
         "pack": (one.pack, pack.name),
+        "title": (one.title, definition.title),
         "kind": (one.kind, definition.kind),
         "upstream.package": (one.upstream.package, upstream.package),
         "its name": (PurePosixPath(place).stem, one.name),

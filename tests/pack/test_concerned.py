@@ -12,14 +12,20 @@ from harness.pack.concerned import concerned, paths
 from testing.workbench import REPOSITORY
 
 PACKS = [load.load_pack(folder) for folder in load.folders(REPOSITORY / "packs")]
+FUSED = [
+    "09_liger_flce_none",
+    "17_liger_flce_saved_gradients",
+    "24_liger_flce_frozen_input",
+    "25_liger_flce_none_rounds_weights",
+]
 CROSS_ENTROPY = "src/liger_kernel/ops/fused_linear_cross_entropy.py"
 
 
 @pytest.mark.parametrize(
     ("changed", "wanted"),
     [
-        ([CROSS_ENTROPY], ["09_liger_flce_none", "17_liger_flce_saved_gradients"]),
-        ([f"./{CROSS_ENTROPY}", "README.md"], ["09_liger_flce_none", "17_liger_flce_saved_gradients"]),
+        ([CROSS_ENTROPY], FUSED),
+        ([f"./{CROSS_ENTROPY}", "README.md"], FUSED),
         (["liger_kernel/ops/fused_linear_cross_entropy.py"], []),
         (["megatron/core/fusions/fused_cross_entropy.py"], ["19_megatron_fused_ce_rounding"]),
         (["megatron/core/fusions/fused_cross_entropy.py.orig", "megatron/__init__.py"], []),
