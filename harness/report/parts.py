@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from harness.core import markdown
@@ -14,6 +15,8 @@ from harness.receipt.receipt import Receipt
 from harness.receipt.strength import NOT_RUN_HERE
 from harness.report import patches, strong
 from harness.suites import receipt as suite_receipt
+from harness.suites.comparison import Change
+from harness.suites.receipt import SuiteReceipt
 
 THREAD = re.compile(r"https://github\.com/(?P<project>[^/]+/[^/]+)/(?:issues|pull|discussions)/(?P<number>\d+)")
 COMMIT = re.compile(r"\b[0-9a-f]{40}\b")
@@ -216,11 +219,8 @@ class Parts:
             lines.append(f"Fixed on the default branch by {COMMIT.sub(lambda match: match[0][:12], head.fixed_by)}.")
         suite = suite_receipt.load(self.pack.folder / "receipts")
         if suite is not None:
-            stale = " (STALE)" if suite_receipt.reasons(self.pack, suite) else ""
-            lines.append(
-                f"Upstream's own tests and the new ones of upstream_test.patch ({', '.join(suite.files)}): "
-                f"{_counted(suite.before)}; with {suite.patch.name}, {_counted(suite.after)}{stale}."
-            )
+            lines += _suite(suite)
+            lines += ["The counts are STALE."] if suite_receipt.reasons(self.pack, suite) else []
         return [" ".join(lines)] if lines else []
 
     def strength(self) -> str:
@@ -264,5 +264,23 @@ def _host(one: Receipt) -> str:
     return f"{where if host.gpu or one.evidence == Evidence.COMPILED else 'CPU'}: {versions}"
 
 
-def _counted(results: dict[str, int]) -> str:
+def _suite(suite: SuiteReceipt) -> list[str]:
+    """Count the tests that exist upstream and the new ones apart: a new test says nothing of upstream's own suite."""
+    added = [row for row in suite.tests if row.change in (Change.NEW, Change.NEW_WRONG)]
+    functions = {row.test.partition("[")[0] for row in added}
+    before, after = (Counter(results) for results in (suite.before, suite.after))
+    own = [before - Counter(row.before for row in added), after - Counter(row.after for row in added)]
+    lines = [
+        f"Upstream's own tests in {', '.join(suite.files)}: {_counted(own[0])}; with the patch, {_counted(own[1])}."
+    ]
+    if not own[0] and not own[1]:
+        lines = []
+    if added:
+        changed = [_counted(Counter(row.before for row in added)), _counted(Counter(row.after for row in added))]
+        number = f"{len(functions)} new test{'s' if len(functions) > 1 else ''}, {len(added)} cases"
+        lines.append(f"{number}: {changed[0]}; with the patch, {changed[1]}.")
+    return lines
+
+
+def _counted(results: Mapping[str, int]) -> str:
     return ", ".join(f"{number} {result}" for result, number in results.items()) or "none"
