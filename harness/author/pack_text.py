@@ -88,6 +88,7 @@ def report(draft: Draft, title: str) -> str:
         f"# {title}",
         f"{OPEN}: the wrong and the right number, in one sentence, and when it does not happen.",
         "{{script}}",
+        "It ends in {{check:cpu:script}}." if draft.script else "",
         f"**Cause.** {OPEN}: the lines that do it, with a permalink.",
         patch,
         "**Related.**\n\n{{threads}}",

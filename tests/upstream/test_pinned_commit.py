@@ -49,7 +49,7 @@ def test_every_verb_knows_a_pinned_commit(workbench: Workbench) -> None:
     assert json.loads(workbench.run("list", "--json").stdout)[0]["targets"]["cpu"]["state"] == "fresh"
     report = workbench.run("report", "1")
     assert report.returncode == 0, report.stderr
-    assert commit in report.stdout
+    assert f"commit {commit[:12]} of" in report.stdout
     swept = workbench.run("sweep", "--runs", str(workbench.folder / "sweeps"), *places)
     assert swept.returncode == 0, swept.stdout + swept.stderr
     filled = workbench.run("fetch", "--dest", str(workbench.folder / "filled"), *places)
