@@ -47,7 +47,7 @@ def command(  # noqa: PLR0913, PLR0917 - click passes each option
 
     pack.toml is strict; the probe carries the protocol block, its budget and a header whose pins agree; the patch
     reads like a commit, applies to the pinned tree without offset and changes exactly what it says; receipts are
-    fresh, as expected, and have their logs, beside which there are none; REPORT.md is what report.in.md renders to, and
+    fresh, as expected, and have their logs, beside which there are none; README.md is what report.in.md renders to, and
     short. A STALE receipt fails where this host can make it anew and is a warning where it cannot.
 
     Of a half-written pack it says first what is missing, one line each, the next step first: what an issue needs (`to

@@ -234,9 +234,8 @@ def _errors(pack: Pack, template: str) -> Iterator[str]:
 def _unfilled(pack: Pack, template: str) -> Iterator[str]:
     try:
         receipts = receipts_of(pack)
-    except HarnessError as error:
-        yield str(error)
-        return
+    except HarnessError:
+        return  # told with the receipts
     for match in PLACEHOLDER.finditer(template):
         try:
             value(Parts(pack, receipts), match["form"], match["rest"])

@@ -2,7 +2,7 @@
 
     PYTHONPATH=COMPANIONS:../.. python measure_speed.py --pristine TREE --patched TREE [--head TREE] --output X.json
 
-Needs a GPU. Writes the raw numbers, and the table of REPORT.md beside them (speed.md). Each tree has a child process of
+Needs a GPU. Writes the raw numbers, and the table of README.md beside them (speed.md). Each tree has a child process of
 its own, one after the other; its kernels are compiled by several processes at once. The patch leaves the kernels alone,
 so that the patched tree finds the pristine tree's in TileLang's cache. The shape is that of a layer with headdim 64,
 d_state 128, MIMO rank 4 and chunks of 16 steps, with z and D, in bfloat16: B=2, S=4096, 128 heads. Triton's small
