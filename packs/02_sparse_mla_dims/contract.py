@@ -509,10 +509,11 @@ def test_every_mode_of_autograd_gives_the_same(up, shape, mode):
     out, gradients, _ = exactly(case, draw(case))
     call = functools.partial(enter, up, case)
     with kernels(up):
+        with torch.inference_mode() if mode == "inference_mode" else torch.no_grad():
+            assert_close([call(query, key, indices)], [out], shape[0])
         if "checkpoint" not in mode:
-            with getattr(torch, mode)():
-                assert_close([call(query, key, indices)], [out], shape[0])
             return
+        # Only what was answered is checkpointed: PyTorch 2.11 keeps the hooks of a checkpoint whose function raises.
         pair = leaves(case, query, key)
         found = checkpoint(call, *pair, indices, use_reentrant=mode.startswith("reentrant"))
         found.backward(d_out)
