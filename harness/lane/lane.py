@@ -34,7 +34,18 @@ RAISED = 1
 #: The files of a lane's folder that its processes write.
 RESULTS, LOADED = "results.jsonl", "loaded.jsonl"
 #: pytest as a contract sees it: no configuration, no plugin but the kit's, no cache in the pack.
-PYTEST = ("-m", "pytest", "-c", os.devnull, "-p", "kit.plugin", "-p", "no:cacheprovider", "--import-mode=importlib")
+PYTEST = (
+    "-m",
+    "pytest",
+    "-c",
+    os.devnull,
+    "--tb=short",
+    "-p",
+    "kit.plugin",
+    "-p",
+    "no:cacheprovider",
+    "--import-mode=importlib",
+)
 
 
 @dataclass(frozen=True)
