@@ -167,7 +167,7 @@ def _read() -> dict[str, tuple[int, str, str]]:
             path = pack / "receipts/cpu.traced.json"
             path.write_bytes(content(json.loads(path.read_bytes()) | {"pack": pack.name}))
         found = {verb: bench.run(verb) for verb in READERS}
-        found |= {verb: bench.run(verb, hostile(0)) for verb in ("bundle", "report")}
+        found |= {verb: bench.run(verb, hostile(0)) for verb in ("report",)}
         return {verb: (ended.returncode, ended.stdout, ended.stderr) for verb, ended in found.items()}
 
 
@@ -207,8 +207,8 @@ def full_output(folder: Path) -> None:
 def bundle_into_folder(folder: Path) -> None:
     """Name a folder, and a full device, for the file of a bundle."""
     bench = benches.confirmed(folder)
-    one_line(bench.run("bundle", "1", "-o", str(folder)), 2, "error:", "is a folder")
-    one_line(bench.run("bundle", "1", "-o", "/dev/full"), 1, "error:", "cannot be written")
+    one_line(bench.run("report", "1", "--bundle", str(folder)), 2, "error:", "is a folder")
+    one_line(bench.run("report", "1", "--bundle", "/dev/full"), 1, "error:", "cannot be written")
 
 
 # --- definitions

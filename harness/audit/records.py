@@ -1,4 +1,4 @@
-"""The records in ``advisories/``: one OSV file for each pack, written by `advisories` and served to pip-audit.
+"""The records in ``advisories/``: one OSV file for each pack, made of packs by `check --advisories`.
 
 A version is affected or not affected only where a lane judged exactly that version.
 """
@@ -95,10 +95,10 @@ def load(path: Path) -> Advisory:
     except (OSError, strict_json.StrictJsonError, InvalidVersion, KeyError, TypeError, ValueError) as error:
         where = f"{path.parent.name}/{path.name}"
         said = f"{type(error).__name__}: {error}"[:300]
-        raise HarnessError(f"{where}: {said}. Next: runner.py advisories --write, in a clone") from None
+        raise HarnessError(f"{where}: {said}. Next: runner.py check --advisories --write, in a clone") from None
     if stated != {version for version, one in judged.items() if one.state == State.AFFECTED}:
         said = "affected.versions are not the versions that database_specific.judged calls affected"
-        raise HarnessError(f"{path.name}: {said}. Next: runner.py advisories --write, in a clone")
+        raise HarnessError(f"{path.name}: {said}. Next: runner.py check --advisories --write, in a clone")
     return advisory
 
 
@@ -111,5 +111,5 @@ def load_all(folder: Path) -> list[Advisory]:
     """
     paths = sorted(folder.glob(f"{PREFIX}*.json"))
     if not paths:
-        raise HarnessError(f"no advisories in {folder}. Next: --advisories DIR, or runner.py advisories --write")
+        raise HarnessError(f"no records in {folder}. Next: --advisories DIR, or runner.py check --advisories --write")
     return [load(path) for path in paths]

@@ -30,10 +30,7 @@ VERBS = (
     "fetch",
     "check",
     "report",
-    "pr",
-    "bundle",
     "audit",
-    "advisories",
     "prune",
 )
 

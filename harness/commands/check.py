@@ -1,17 +1,20 @@
-"""``runner.py check``: whether each pack is sound."""
+"""``runner.py check``: whether each pack is sound, and whether the OSV records say what the packs say."""
 
 from __future__ import annotations
 
+import datetime as dt
 from pathlib import Path
 
 import click
 
+from harness.audit import records
 from harness.author import missing
 from harness.commands import options
+from harness.core import room
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
 from harness.host import host
-from harness.report import bundle_check, soundness
+from harness.report import advisories, bundle_check, soundness
 from harness.report.soundness import Checker
 
 
@@ -28,6 +31,24 @@ def _check_bundle(sent: Path, packs: Path) -> int:
     return int(Exit.DEVIATES if found else Exit.AS_EXPECTED)
 
 
+def _check_advisories(packs: Path, folder: Path, *, write: bool) -> int:
+    """Say which records in a folder differ from their packs, or write them anew."""
+    chosen, broken = options.sound_packs(packs, ())
+    if broken:
+        options.complain(broken)
+        return int(Exit.WRONG_CALL)
+    found = advisories.plans(chosen, folder, dt.datetime.now(dt.UTC))
+    if write:
+        with room.guard(folder, "the folder of advisories", "--records DIR"):
+            advisories.carry_out(found)
+    for one in found:
+        done = ("deleted" if one.text is None else "written") if write else "Next: runner.py check --advisories --write"
+        click.echo(f"{one.path.name}: {one.why}; {done}" if write else f"{one.path.name}: {one.why}. {done}")
+    if not found:
+        click.echo("all records are as their packs say")
+    return int(Exit.DEVIATES if found and not write else Exit.AS_EXPECTED)
+
+
 @click.command("check")
 @options.packs_argument
 @options.packs_option
@@ -35,6 +56,11 @@ def _check_bundle(sent: Path, packs: Path) -> int:
 @options.offline_option
 @options.mirrors_option
 @click.option("--bundle", "sent", type=click.Path(path_type=Path), help="Check a bundle that somebody sent, instead.")
+@click.option("--advisories", "is_records", is_flag=True, help="Check the OSV records in advisories/, instead.")
+@click.option("--write", is_flag=True, help="With --advisories: write them anew.")
+@click.option(
+    "--records", "folder", type=click.Path(path_type=Path), default=records.FOLDER, metavar="DIR", hidden=True
+)
 def command(  # noqa: PLR0913, PLR0917 - click passes each option
     wanted: tuple[str, ...],
     packs: Path,
@@ -42,10 +68,13 @@ def command(  # noqa: PLR0913, PLR0917 - click passes each option
     offline: bool,  # noqa: FBT001 - click passes it by name
     mirrors: Path | None,
     sent: Path | None,
+    is_records: bool,  # noqa: FBT001 - likewise
+    write: bool,  # noqa: FBT001 - likewise
+    folder: Path,
 ) -> int:
     """Check that packs are sound.
 
-    pack.toml is strict; the probe carries the protocol block, its budget and a header whose pins agree; the patch
+    pack.toml is strict; the script has at most 80 lines and a header whose pins agree; the patch
     reads like a commit, applies to the pinned tree without offset and changes exactly what it says; receipts are
     fresh, as expected, and have their logs, beside which there are none; README.md is what report.in.md renders to, and
     short. A STALE receipt fails where this host can make it anew and is a warning where it cannot.
@@ -53,11 +82,18 @@ def command(  # noqa: PLR0913, PLR0917 - click passes each option
     Of a half-written pack it says first what is missing, one line each, the next step first: what an issue needs (`to
     file an issue`), apart from what this repository asks of a pack besides (`to be admitted here`).
 
-    With --bundle it judges a bundle that `runner.py bundle` made: its zip, each receipt from what it says of the lanes,
+    With --bundle it judges a bundle that `report --bundle` made: its zip, each receipt from what it says of the lanes,
     and its texts against what this repository would send with them. It cannot show that a run took place.
+
+    With --advisories it says which OSV records differ from their packs. Affected are the versions that a committed
+    receipt or `versions --save` judged wrong, and no others.
 
     Exit status 0: sound; 1: something is not; 2: a pack.toml cannot be read.
     """
+    if write and not is_records:
+        raise click.UsageError("--write is for --advisories")
+    if is_records:
+        return _check_advisories(packs, folder, write=write)
     if sent is not None:
         return _check_bundle(sent, packs)
     cache, here = options.the_cache(cache_root, offline=offline, mirrors=mirrors), host.detect()

@@ -1,21 +1,33 @@
-"""``runner.py report``: the Markdown to paste into an upstream issue or pull request."""
+"""``runner.py report``: what goes upstream: the text to paste, the zip to attach, the commit to push."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import click
 
 from harness.commands import options
+from harness.core.errors import HarnessError
+from harness.core.room import NO_ROOM
 from harness.core.words import Exit
 from harness.pack.model import Pack
-from harness.report import links, parts, report
+from harness.report import bundle, links, parts, pull_request, report
 
 
 @click.command("report")
 @click.argument("wanted", metavar="PACK")
 @click.option("--whole", is_flag=True, help="Print how it was checked, too.")
 @click.option("--write", is_flag=True, help="Write the whole text into README.md of the pack; print nothing of it.")
+@click.option("--bundle", "zipped", type=click.Path(path_type=Path), metavar="FILE", help="Write one zip to attach.")
+@click.option(
+    "--pr",
+    "checkout",
+    type=click.Path(path_type=Path, file_okay=False, exists=True),
+    metavar="DIR",
+    help="Commit the patch in your clone of the upstream.",
+)
+@click.option("--branch", metavar="NAME", help="With --pr: the branch to make (default: fix-, and the pack's name).")
 @options.from_option
 @options.packs_option
 @options.cache_option
@@ -23,6 +35,9 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     wanted: str,
     whole: bool,  # noqa: FBT001 - click passes options by name
     write: bool,  # noqa: FBT001 - likewise
+    zipped: Path | None,
+    checkout: Path | None,
+    branch: str | None,
     run: str | None,
     packs: Path,
     cache_root: Path | None,
@@ -32,20 +47,38 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     It is report.in.md, filled from receipts: the claim, the script with its output, the cause, the diff, the threads.
     Nothing is typed by hand, and what looks private is refused. --from RUN takes the receipts of a run on this machine
     (`last`, or a run folder) in the place of the committed ones.
+
+    --bundle FILE writes script, contract, patch, pack.toml, receipts with logs, the text, and how to rerun it. The same
+    pack gives the same bytes; a receipt that is STALE is refused. `check --bundle FILE` judges it again.
+
+    --pr DIR makes a branch with one commit: ask.patch or fix.patch, and upstream_test.patch. Author and hooks are your
+    own; there is no sign-off, and nothing is pushed. A checkout with changes, or one that the patch does not fit
+    exactly, is left as it was.
     """
-    if write and (whole or run is not None):
-        raise click.UsageError("--write renders the whole text from the committed receipts")
+    if sum([write, whole, zipped is not None, checkout is not None]) > 1:
+        raise click.UsageError("--whole, --write, --bundle and --pr each say what is wanted: give one of them")
+    if run is not None and (write or checkout is not None):
+        raise click.UsageError("--write and --pr take what is committed, not --from")
+    if branch is not None and checkout is None:
+        raise click.UsageError("--branch is for --pr")
     subject = options.one_pack(packs, wanted, "report")
-    if write:
+    judged = options.run_receipts(run, cache_root, subject.name) / subject.name if run is not None else None
+    if checkout is not None:
+        _commit(subject, checkout, branch)
+    elif zipped is not None:
+        subject = replace(subject, receipts_elsewhere=judged) if judged else subject
+        data = bundle.build(subject, report.scrubber(subject))
+        _write(zipped, data)
+        click.echo(f"{zipped} ({len(data)} bytes)")
+    elif write:
         changed = report.write(subject)
         click.echo(f"{subject.name}/{subject.report.name}: {'written' if changed else 'as it was'}")
         _tell_of_missing(subject, subject.report.read_text(encoding="utf-8"))
-        return int(Exit.AS_EXPECTED)
-    judged = options.run_receipts(run, cache_root, subject.name) / subject.name if run is not None else None
-    text = report.render(subject, report.receipts_of(subject, judged), is_draft=True)
-    report.scrubber(subject).require_clean("report", text)
-    click.echo(text if whole else report.for_upstream(text), nl=False)
-    _tell_of_missing(subject, text)
+    else:
+        text = report.render(subject, report.receipts_of(subject, judged), is_draft=True)
+        report.scrubber(subject).require_clean("report", text)
+        click.echo(text if whole else report.for_upstream(text), nl=False)
+        _tell_of_missing(subject, text)
     return int(Exit.AS_EXPECTED)
 
 
@@ -55,3 +88,24 @@ def _tell_of_missing(pack: Pack, text: str) -> None:
         click.echo(f"a draft: no receipt holds the script's output. Next: runner.py run {pack.name} --record", err=True)
     if not links.repository_url():
         click.echo("repository_url in pyproject.toml is empty. Next: set it before you file the text", err=True)
+
+
+def _commit(pack: Pack, checkout: Path, branch: str | None) -> None:
+    made = pull_request.make(pack, checkout, branch)
+    click.echo(f"branch {made.branch}, commit {made.commit[:12]} by {made.author}")
+    click.echo(made.stat)
+    click.echo("left to you, when you have read the commit:")
+    for line in made.left:
+        click.echo(f"  {line}")
+
+
+def _write(path: Path, data: bytes) -> None:
+    if path.is_dir():
+        raise HarnessError(f"--bundle {path} is a folder. Next: --bundle {path / 'NAME.zip'}")
+    try:
+        path.write_bytes(data)
+    except OSError as error:
+        if path.is_file():
+            path.unlink()  # half of a bundle is none
+        status = Exit.DEVIATES if error.errno in NO_ROOM else Exit.WRONG_CALL
+        raise HarnessError(f"{path} cannot be written ({error.strerror}). Next: --bundle FILE", status=status) from None

@@ -81,7 +81,7 @@ def test_another_defect_may_stay_wrong(workbench: Workbench) -> None:
 def _verified(workbench: Workbench, pack: Path) -> tuple[int, str]:
     """Bundle a pack and check the bundle; return its errors."""
     path = workbench.folder / "sent.zip"
-    made = workbench.run("bundle", pack.name, "-o", str(path))
+    made = workbench.run("report", pack.name, "--bundle", str(path))
     assert made.returncode == 0, made.stderr
     ended = workbench.run("check", "--bundle", str(path))
     return ended.returncode, ended.stdout + ended.stderr if ended.returncode else ""

@@ -49,7 +49,7 @@ class Clone:
 
     def pr(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         return self.workbench.run(
-            "pr", "1", "--checkout", str(self.folder), *arguments, **(self.environment | environment)
+            "report", "1", "--pr", str(self.folder), *arguments, **(self.environment | environment)
         )
 
     def state(self) -> tuple[str, ...]:
@@ -236,7 +236,7 @@ def test_what_is_refused_and_left_as_it_was(clone: Clone, spoil: Callable[[Clone
 
 def test_a_folder_below_the_top_a_plain_folder_and_a_bad_name_are_refused(clone: Clone) -> None:
     for folder, reason in ((clone.folder / "src", "not the top of a git checkout"), (clone.folder.parent, "not the")):
-        ended = clone.workbench.run("pr", "1", "--checkout", str(folder), **clone.environment)
+        ended = clone.workbench.run("report", "1", "--pr", str(folder), **clone.environment)
         assert (ended.returncode, reason in ended.stderr) == (2, True), ended.stderr
     assert "git takes no such name" in clone.pr("--branch", "-q").stderr
     assert clone.git("branch") == "* main"

@@ -111,7 +111,7 @@ def test_a_sweep_judges_it(judged: Workbench) -> None:
 
 def test_its_bundle_holds(judged: Workbench) -> None:
     bundle = judged.folder / f"{NAME}.zip"
-    made = judged.run("bundle", NAME, "--output", str(bundle))
+    made = judged.run("report", NAME, "--bundle", str(bundle))
     assert made.returncode == 0, made.stderr
     ended = judged.run("check", "--bundle", str(bundle))
     assert ended.returncode == 0, ended.stdout + ended.stderr

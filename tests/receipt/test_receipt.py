@@ -40,7 +40,7 @@ def test_a_sound_pack_is_sound_and_each_change_makes_it_stale(workbench: Workben
     original = probe.read_text()
     probe.write_text(original.replace("scaled:", "scaled to:").replace("Cause:", "The cause:"))
     assert "STALE: the script or the contract changed" in _check(workbench)[1], "what it prints is code"
-    bundle = workbench.run("bundle", "1", "-o", str(workbench.folder / "sent.zip"))
+    bundle = workbench.run("report", "1", "--bundle", str(workbench.folder / "sent.zip"))
     assert (bundle.returncode, (workbench.folder / "sent.zip").exists()) == (1, False)
     said = "STALE: the script or the contract changed. Next: runner.py run 01_confirmed --target cpu --record"
     assert said in bundle.stderr

@@ -108,13 +108,13 @@ def test_a_report_and_a_bundle_refuse_what_lies_in_the_pack(workbench: Workbench
         file, text = pack / name, (pack / name).read_text()
         edited = text.replace('"reason": ""', f'"reason": "{plant}"') if name.endswith(".json") else f"{plant}\n{text}"
         file.write_text(edited)
-        bundle = workbench.run("bundle", "1", "-o", str(sent))
+        bundle = workbench.run("report", "1", "--bundle", str(sent))
         assert (bundle.returncode, "refused to write: " in bundle.stderr, sent.exists()) == (2, True, False)
         report = workbench.run("report", "1", "--full") if name != "receipts/cpu.traced.json" else None
         assert report is None or (report.returncode, report.stdout) == (2, "")
         assert plant not in bundle.stderr + (report.stderr if report else "")
         file.write_text(text)
-    assert workbench.run("bundle", "1", "-o", str(sent)).returncode == 0
+    assert workbench.run("report", "1", "--bundle", str(sent)).returncode == 0
 
 
 def test_the_version_of_cudnn_is_no_address(workbench: Workbench) -> None:
@@ -123,7 +123,7 @@ def test_the_version_of_cudnn_is_no_address(workbench: Workbench) -> None:
     file = pack / "receipts/cpu.traced.json"
     file.write_text(re.sub('"cudnn": "[^"]*"', '"cudnn": "9.19.0.56"', file.read_text()))
     assert "9.19.0.56" in file.read_text()
-    assert workbench.run("bundle", "1", "-o", str(workbench.folder / "sent.zip")).returncode == 0
+    assert workbench.run("report", "1", "--bundle", str(workbench.folder / "sent.zip")).returncode == 0
     assert workbench.run("report", "1").returncode == 0
 
 

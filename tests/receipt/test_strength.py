@@ -41,7 +41,7 @@ def test_every_table_shows_the_strength_and_no_reader_takes_it_for_a_receipt(wor
     assert workbench.run("report", "42", "--write").returncode == 0
     assert "1 sound" in _check(workbench)
     assert workbench.run("list", "--from", str(workbench.packs)).returncode == 0
-    assert workbench.run("bundle", "42", "--output", str(workbench.folder / "bundle.zip")).returncode == 0
+    assert workbench.run("report", "42", "--bundle", str(workbench.folder / "bundle.zip")).returncode == 0
 
 
 def test_a_record_is_stale_when_what_it_speaks_of_changed(workbench: Workbench) -> None:

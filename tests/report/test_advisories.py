@@ -89,7 +89,7 @@ def _valid(document: object, schema: Path = SCHEMA) -> None:
 def test_the_records_of_this_repository_are_as_its_packs_say() -> None:
     packs = [load.load_pack(folder) for folder in load.folders(REPOSITORY / "packs")]
     stale = [f"{one.path.name} {one.why}" for one in advisories.plans(packs, records.FOLDER, NOW)]
-    assert stale == [], "Next: runner.py advisories --write"
+    assert stale == [], "Next: runner.py check --advisories --write"
 
 
 @pytest.mark.parametrize("path", RECORDS, ids=lambda path: path.stem)
@@ -260,7 +260,7 @@ def test_a_workaround_that_nothing_shows_is_refused(bench: Workbench, line: str,
 )
 def test_a_broken_history_is_one_line(bench: Workbench, text: str, said: str) -> None:
     _keep(bench, {"1.0": "B"}).write_text(text, encoding="utf-8")
-    ended = bench.run("advisories", "--packs", str(bench.packs), "--advisories", str(bench.folder / "advisories"))
+    ended = bench.run("check", "--advisories", "--records", str(bench.folder / "advisories"))
     assert ended.returncode == 2, ended.stdout + ended.stderr
     (line,) = ended.stderr.splitlines()
     assert line.startswith("error: 01_confirmed/data/history.cpu.json: ")
@@ -275,10 +275,10 @@ def test_a_history_of_what_is_no_version_is_refused(bench: Workbench) -> None:
 
 def test_the_verb_writes_keeps_the_times_and_deletes_what_has_no_pack(bench: Workbench) -> None:
     folder = bench.folder / "advisories"
-    call = ("advisories", "--packs", str(bench.packs), "--advisories", str(folder))
+    call = ("check", "--advisories", "--records", str(folder))
     before = bench.run(*call)
     assert (before.returncode, folder.exists()) == (1, False)
-    assert before.stdout == "x_WRONG-NUMERICS-01.json: is missing. Next: runner.py advisories --write\n"
+    assert before.stdout == "x_WRONG-NUMERICS-01.json: is missing. Next: runner.py check --advisories --write\n"
     written = bench.run(*call, "--write")
     assert (written.returncode, written.stdout) == (0, "x_WRONG-NUMERICS-01.json: is missing; written\n")
     path = folder / "x_WRONG-NUMERICS-01.json"

@@ -34,7 +34,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
     found = empty(tmp_path_factory.mktemp("bundle"))
     found.lay(TOY)
     found.recorded(TOY, "--target", "cpu")
-    made = found.run("bundle", TOY, "-o", str(found.folder / "sent.zip"))
+    made = found.run("report", TOY, "--bundle", str(found.folder / "sent.zip"))
     assert made.returncode == 0, made.stdout + made.stderr
     return found
 
@@ -355,7 +355,7 @@ def test_an_honest_bundle_holds_and_a_forged_one_is_refuted_line_by_line(
 
 
 def test_the_same_pack_gives_the_same_bytes(bench: Workbench) -> None:
-    bench.run("bundle", TOY, "-o", str(bench.folder / "again.zip"))
+    bench.run("report", TOY, "--bundle", str(bench.folder / "again.zip"))
     assert (bench.folder / "again.zip").read_bytes() == (bench.folder / "sent.zip").read_bytes()
 
 

@@ -239,7 +239,7 @@ def test_output_that_no_receipt_holds_is_a_draft_and_fails_check(judged: Workben
     reason = "report.in.md: {{script}}: no receipt holds what today's script printed; record again. Next: runner.py run"
     assert [error.partition(" 01_")[0] for error in report.errors(load.load_pack(folder))] == [reason]
     assert "words of this repository above the line: lane" in _edited(folder, "Other dtypes.", "Another lane.")
-    assert "record again" in bench.run("bundle", "1", "-o", str(folder.parents[1] / "x.zip")).stderr
+    assert "record again" in bench.run("report", "1", "--bundle", str(folder.parents[1] / "x.zip")).stderr
 
 
 def test_what_an_older_script_printed_is_not_shown(folder: Path) -> None:
@@ -288,7 +288,7 @@ def test_a_bundle_whose_log_lacks_the_output_is_refuted(
     document["command"] = "runner.py run 1"
     document["lanes"][lane]["printed"] = printed or document["lanes"][lane]["printed"]
     path.write_text(json.dumps(document))
-    assert bench.run("bundle", "1", "-o", str(sent)).returncode == 0
+    assert bench.run("report", "1", "--bundle", str(sent)).returncode == 0
     ended = bench.run("check", "--bundle", str(sent))
     assert (ended.returncode == 0, reason in ended.stdout) == (not reason, True), ended.stdout
 
