@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from harness.core import files, seal
@@ -19,6 +20,7 @@ from harness.lane.output import Lines, Log
 from harness.lane.process import Ended
 from harness.lane.script import LastLine, Script
 from harness.lane.transcript import Transcript
+from harness.pack.model import OrdinaryScript
 from harness.pack.probe import BEGIN
 from harness.upstream.dependencies import DependencySet
 from harness.upstream.tree import Tree
@@ -29,6 +31,8 @@ ABANDONED = "abandoned"
 STOPPED = "stopped"
 #: What contracts import lies here: it is the last folder of their PYTHONPATH.
 REPOSITORY = Path(__file__).parents[2]
+#: What runs a script that prints no sentinel of its own.
+ORDINARY = Path(__file__).with_name("ordinary.py")
 #: The exit status of a script that raised.
 RAISED = 1
 #: The files of a lane's folder that its processes write.
@@ -71,6 +75,7 @@ class Lane:
         cancel: a file descriptor; once it can be read, the lane is abandoned.
         share: of the host's cores.
         environment: whose interpreter runs it; None: the runner's own.
+        ordinary: how the script is run where it prints no sentinel of its own.
         is_wrong_fix: whether it is to be refused: its times mean nothing, so that it waits for no GPU to be its own.
         stops: whether it is over with the first check that fails.
 
@@ -94,6 +99,7 @@ class Lane:
     cancel: int | None = None
     share: environment.Share = environment.ONE_CORE
     environment: Path | None = None
+    ordinary: OrdinaryScript | None = None
     is_wrong_fix: bool = False
     stops: bool = False
 
@@ -170,7 +176,8 @@ def _run_files(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
     Where the script raises on a wrong fix, the contract says whether the code under test did.
     """
     line, none = LastLine(), Script(LaneVerdict.ERROR, "")
-    command = _command(lane, folders, ("-P", str(lane.probe)), lane.timeout)
+    ordinary = () if lane.ordinary is None else (str(ORDINARY), json.dumps(asdict(lane.ordinary)))
+    command = _command(lane, folders, ("-P", *ordinary[:1], str(lane.probe), *ordinary[1:]), lane.timeout)
     ended = process.run(command, line, log)
     said = script.read(line.text, ended.status) if ended.reason == "exited" and ended.status >= 0 else none
     refused = lane.stops and said.verdict == LaneVerdict.BUG_REPRODUCED

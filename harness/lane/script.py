@@ -65,7 +65,7 @@ class Script:
 
     Attributes:
         verdict: of its sentinel; ERROR where it has none that its exit status agrees with.
-        reason: of UNSUPPORTED and ERROR.
+        reason: of UNSUPPORTED and ERROR; of BUG_REPRODUCED where the line has one.
 
     """
 
@@ -82,10 +82,10 @@ def read(last_line: str, status: int) -> Script:
     """Read the sentinel of a script that exited by itself with `status`."""
     word, separator, reason = last_line.partition(":")
     verdict = next((verdict for verdict in STATUS if verdict == word), None)
-    if verdict is None or bool(separator) != (verdict == LaneVerdict.UNSUPPORTED):
+    if verdict is None or (separator and verdict == LaneVerdict.FIX_VALIDATED):
         return Script(LaneVerdict.ERROR, NO_SENTINEL)
-    if verdict == LaneVerdict.UNSUPPORTED and not reason.strip():
-        return Script(LaneVerdict.ERROR, "the script says UNSUPPORTED without a reason")
+    if (verdict == LaneVerdict.UNSUPPORTED or separator) and not reason.strip():
+        return Script(LaneVerdict.ERROR, f"the script says {verdict} without a reason")
     if status != STATUS[verdict]:
         text = f"the script says {verdict}, its exit status is {status}, not {STATUS[verdict]}"
         return Script(LaneVerdict.ERROR, text)

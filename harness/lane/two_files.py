@@ -29,7 +29,7 @@ def verdict(script: Script, checks: tuple[CheckLine, ...]) -> tuple[LaneVerdict,
         alone = f"{CONTRACT_ALONE} ({script.reason})"
         return found, script.reason if found == LaneVerdict.UNSUPPORTED else f"{alone}: {defects}".removesuffix(": ")
     if all(check.ok is None for check in checks):
-        return script.verdict, ""
+        return script.verdict, script.reason
     if script.verdict == LaneVerdict.BUG_REPRODUCED:
         return (LaneVerdict.BUG_REPRODUCED, defects) if defects else (LaneVerdict.ERROR, MISSES)
     return (LaneVerdict.FIX_INCOMPLETE if defects else LaneVerdict.FIX_VALIDATED), defects

@@ -53,7 +53,7 @@ def of_lane(pristine: LaneRecord, end: LaneEnd | None) -> Found:
     if record is None:
         return Found(Fate.UNJUDGED, reason=f"its patch does not apply: {end.stale}")
     wrong = tuple(check.name for check in record.checks if check.ok is False)
-    if not wrong and record.script == LaneVerdict.BUG_REPRODUCED:
+    if not wrong and record.script.startswith(LaneVerdict.BUG_REPRODUCED):
         return Found(Fate.KILLED, (SCRIPT,))
     if record.verdict in (LaneVerdict.BUG_REPRODUCED, LaneVerdict.CONTROL_FAILED, LaneVerdict.FIX_INCOMPLETE):
         return Found(Fate.KILLED, wrong[:1] if record.reason == STOPPED_AT_FAILED_CHECK else wrong)

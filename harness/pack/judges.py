@@ -57,12 +57,14 @@ def kit_files(contract: Path) -> list[Path]:
 
 def files_of(pack: Pack) -> list[Path]:
     """Return what judges a pack: its script, its contract, and in the order of their names the kit's files for that."""
+    ordinary = pack.definition.script
+    script = [pack.probe, *(pack.probe.parent / name for name in (ordinary.beside if ordinary else ()))]
     if not pack.contract.is_file():
-        return [pack.probe]
+        return script
     try:
-        return [pack.probe, pack.contract, *kit_files(pack.contract)]
+        return [*script, pack.contract, *kit_files(pack.contract)]
     except UnicodeDecodeError:  # running it will say so
-        return [pack.probe, pack.contract]
+        return [*script, pack.contract]
 
 
 def _joined(hashes: list[str]) -> str:

@@ -264,6 +264,26 @@ class Sample:
 
 
 @dataclass(frozen=True)
+class OrdinaryScript:
+    """How a reproduce.py is run that is its author's own, and prints no sentinel.
+
+    Attributes:
+        fails: the name of the exception that is the bug, or ``timeout``; empty: any failure of the script.
+        timeout_s: of each run, in seconds, after which the script has failed; 0: none but the lane's.
+        repeat: how often it is run; it has failed where one run did.
+        environment: variables that it needs besides a lane's own.
+        beside: files that it imports or reads, by their paths in the pack's folder.
+
+    """
+
+    fails: str = ""
+    timeout_s: float = 0.0
+    repeat: int = 1
+    environment: dict[str, str] = field(default_factory=dict)
+    beside: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class OtherReleases:
     """What `runner.py versions` judges releases by, the pinned one among them.
 
@@ -281,7 +301,7 @@ class Definition:
     """A parsed pack.toml, and the dependency sets that lie beside it.
 
     `fix` says whether the pack has a patch: without one there is no patched lane, and REPRODUCED is all that can be
-    shown.
+    shown. `script` says how a reproduce.py is run that prints no sentinel; None: it prints its own.
     Without `advisory` nobody who has the release is warned of it: what the pack shows is no defect.
     """
 
@@ -306,6 +326,7 @@ class Definition:
     environments: dict[str, BuiltEnvironment] = field(default_factory=dict)
     strength: Sample = field(default_factory=Sample)
     versions: OtherReleases = field(default_factory=OtherReleases)
+    script: OrdinaryScript | None = None
 
     @property
     def has_patch(self) -> bool:

@@ -26,7 +26,11 @@ def taken(cache: Cache, packs: Iterable[Pack]) -> Iterator[list[Pack]]:
 
 def _taken(pack: Pack, folder: Path) -> Pack:
     folder.mkdir()
-    for path in (pack.probe, pack.contract, *pack.folder.glob("*.patch")):
+    ordinary = pack.definition.script
+    copied = {path.name: path for path in (pack.probe, pack.contract, *pack.folder.glob("*.patch"))}
+    copied |= {name: pack.probe.parent / name for name in (ordinary.beside if ordinary else ())}
+    for name, path in copied.items():
         if path.is_file():  # what is missing is told where it is needed
-            shutil.copyfile(path, folder / path.name)
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, folder / name)
     return replace(pack, inputs=folder)

@@ -214,6 +214,7 @@ class Runner:
             cancel=self.cancel,
             share=Share(self.threads, min(task.processes, len(this_host.cores()))),
             environment=cell.environment,
+            ordinary=cell.pack.definition.script,
             is_wrong_fix=cell.is_wrong_fix and task.lane == LaneName.PATCHED,
             stops=cell.is_wrong_fix and not cell.judges_all and task.lane == LaneName.PATCHED,
         )

@@ -58,8 +58,13 @@ def run(arguments: Sequence[str], **variables: str) -> None:
         raise UvError(URL.sub("the index", said) or f"uv ended with status {ended.returncode}")
 
 
-def compiled(requirements: str) -> str:
+def compiled(requirements: str, python: str = "", before: str = "") -> str:
     """Resolve what a pack asks for into the lines that pin it, as an author would by CONTRIBUTING.md.
+
+    Args:
+        requirements: the lines of requirements.in.
+        python: the version that they are resolved for; empty: every Python.
+        before: the time from which on the index has nothing, in UTC, as RFC 3339 writes it; empty: now.
 
     Raises:
         UvError: nothing meets them.
@@ -71,6 +76,8 @@ def compiled(requirements: str) -> str:
         given, made = Path(folder) / "requirements.in", Path(folder) / "requirements.txt"
         given.write_text(requirements, encoding="utf-8")
         command = ["pip", "compile", "--config-file", str(CONFIGURATION), given.name, "--output-file", made.name]
+        command += ["--no-universal", "--python-version", python] if python else []
+        command += ["--exclude-newer", before] if before else []
         run([*command, "--directory", folder, "--python", sys.executable], **indexes)
         return made.read_text(encoding="utf-8")
 
