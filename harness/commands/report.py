@@ -75,9 +75,12 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         click.echo(f"{subject.name}/{subject.report.name}: {'written' if changed else 'as it was'}")
         _tell_of_missing(subject, subject.report.read_text(encoding="utf-8"))
     else:
-        text = report.render(subject, report.receipts_of(subject, judged), is_draft=True)
+        receipts = report.receipts_of(subject, judged)
+        text = report.render(subject, receipts, is_draft=True)
         report.scrubber(subject).require_clean("report", text)
         click.echo(text if whole else report.for_upstream(text), nl=False)
+        for part in report.open_parts(subject, receipts):
+            click.echo(f"open: {part}", err=True)
         _tell_of_missing(subject, text)
     return int(Exit.AS_EXPECTED)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -73,6 +74,7 @@ class Parts:
             "verdicts": self.verdicts,
             "strength": self.strength,
             "searched": self.searched,
+            "since": self.since,
         }
         if part == "diff" and rest is not None:
             return self._diff_of(rest)
@@ -111,7 +113,7 @@ class Parts:
         for is_asked in (True, False):
             of_tree = [self.receipts.get(f"{ASK if is_asked else ''}{name}") for name in self._targets()]
             found = [one for one in of_tree if one and self._printed(one)]
-            judged = [one for one in found if one.lanes[LaneName.PRISTINE].script in JUDGED]
+            judged = [one for one in found if one.lanes[LaneName.PRISTINE].script.partition(":")[0] in JUDGED]
             if found:
                 return next((one for one in judged if one.host.gpu), (judged or found)[0])
         return None
@@ -137,6 +139,14 @@ class Parts:
         if not patches.NAME.fullmatch(name) or not path.is_file():
             raise NothingStatedError("the pack has no such patch")
         return patches.shown(path)
+
+    def since(self) -> str:
+        """Say where the bug came and went, as ``versions --save`` kept it for the first target that it judged."""
+        kept = sorted((self.pack.folder / "data").glob("history.*.json"))
+        if not kept:
+            raise NothingStatedError(f"no release was compared. Next: runner.py versions {self.pack.name} --save")
+        line = str(json.loads(kept[0].read_text(encoding="utf-8"))["line"])
+        return f"{line[:1].upper()}{line[1:]}."
 
     def threads(self) -> str:
         """Write what upstream has already on the same lines, a line each."""
@@ -246,7 +256,9 @@ class Parts:
 
 
 def _tail(printed: str) -> str:
-    return "\n".join(printed.splitlines()[-MOST_PRINTED:])
+    lines = printed.splitlines()[-MOST_PRINTED:]
+    word, mark, reason = lines[-1].partition(": ") if lines else ("", "", "")
+    return "\n".join([*lines[:-1], reason] if mark and word in JUDGED else lines)
 
 
 def _short(version: str) -> str:

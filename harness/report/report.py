@@ -105,12 +105,34 @@ def render(pack: Pack, receipts: dict[str, Receipt] | None = None, *, is_draft: 
 def filled(pack: Pack, receipts: dict[str, Receipt], template: str, *, is_draft: bool = False) -> str:
     """Fill a template, and say below its title what is done already, or why nothing is to be done."""
     parts = Parts(pack, receipts, is_draft)
+    if is_draft and pack.definition.script is not None:
+        template = "\n\n".join(text for text in template.split("\n\n") if not _open_part(parts, text))
     text = PLACEHOLDER.sub(lambda match: value(parts, match["form"], match["rest"]), template)
     action = pack.definition.action
     if action is not None and action.kind in (ActionKind.FIXED, ActionKind.NOTHING):
         title, _, rest = text.partition("\n")
         text = f"{title}\n\n*{action.text}*\n{rest}"
     return text.strip() + "\n"
+
+
+def open_parts(pack: Pack, receipts: dict[str, Receipt]) -> Iterator[str]:
+    """Say which parts a draft leaves out, where the script is its author's own: none of them refuses it."""
+    parts = Parts(pack, receipts, is_draft=True)
+    if pack.definition.script is not None:
+        template = for_upstream(pack.report_template.read_text(encoding="utf-8"))
+        yield from filter(None, (_open_part(parts, text) for text in template.split("\n\n")))
+
+
+def _open_part(parts: Parts, text: str) -> str:
+    """Return what a paragraph of a template lacks; empty where it lacks nothing."""
+    if LEFT_OVER.search(PLACEHOLDER.sub("", text)):
+        return text
+    try:
+        for match in PLACEHOLDER.finditer(text):
+            value(parts, match["form"], match["rest"])
+    except MissingError as error:
+        return str(error)
+    return ""
 
 
 def for_upstream(text: str) -> str:

@@ -131,6 +131,8 @@ class Checker:
             return ["reproduce.py is missing"]
         text = self.pack.probe.read_text(encoding="utf-8", errors="replace")
         has_patch = self.pack.definition.has_patch
+        if self.pack.definition.script is not None:  # its author's own
+            return [] if probe.HEADER.search(text) else ["reproduce.py: it has no PEP 723 header"]
         if probe.BEGIN in text:
             old = probe.read(text, has_patch=has_patch)
             pins, found = old.pins, old.errors
