@@ -28,11 +28,11 @@ Requires-Dist: halfworld
 INIT = "import halfworld\nfrom toykernel import other\n"
 
 
-def sdist(folder: Path, metadata: str = METADATA) -> Path:
+def sdist(folder: Path, metadata: str = METADATA, init: str = INIT) -> Path:
     """Build the sdist of a toy release whose parent package imports more than its module needs."""
     source = Path(shutil.copytree(toys.RESOURCES / "upstream/toykernel-1.0", folder / "toykernel-1.0"))
     (source / "PKG-INFO").write_text(metadata)
-    (source / "src/toykernel/__init__.py").write_text(INIT)
+    (source / "src/toykernel/__init__.py").write_text(init)
     scale = source / "src/toykernel/scale.py"
     scale.write_text(f"{scale.read_text()}\n\nimport toyhelper\n")
     toys.zip_folder(source, folder / "toykernel-1.0.zip")

@@ -1,114 +1,113 @@
-"""Writing a new pack: all of its files, or none."""
+"""A new pack from a script: written, tried once, and written anew with what the trial showed."""
 
 from __future__ import annotations
 
 import re
 import shutil
 import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import replace
 from pathlib import Path
 
-from harness.author import fix, pack_text, probe_text
-from harness.author.draft import Draft
+from harness.author import missing, pack_text
+from harness.author.pack_text import Stated
+from harness.author.release import Release
+from harness.author.script import Script
 from harness.core import files
 from harness.core.errors import HarnessError
-from harness.core.words import Fix
+from harness.core.words import Evidence, LaneName, LaneVerdict
+from harness.host.host import Host
+from harness.lane.record import LaneRecord
 from harness.pack import load, rules
-from harness.upstream import patch
+from harness.schedule.selection import Request, cells_of
+from harness.schedule.session import Session
 
 SLUG = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*")
+#: What the runner of an ordinary script says where a Triton kernel ran without a GPU.
+INTERPRETED = "(Triton kernels ran in Triton's interpreter)"
+#: Before the number of the line, in how a script failed.
+OFTEN = re.compile(r"^\d+ of \d+ runs: ")
 
 
-@dataclass(frozen=True)
-class Written:
-    """A new pack's folder, and what of it could not be made, a line each."""
-
-    folder: Path
-    remarks: tuple[str, ...]
-
-
-def folder_for(packs: Path, slug: str) -> Path:
-    """Return the folder of a new pack: the next number that no pack has had.
+def folder_for(packs: Path, slug: str, *, again: bool) -> Path:
+    """Return the folder of a new pack: the next number that no pack has had, or that of one to be made anew.
 
     Raises:
-        HarnessError: the slug cannot be a folder's name, or a pack has it.
+        HarnessError: the slug cannot be a folder's name, or a pack has it that is not to be made anew, or has receipts.
 
     """
     if not SLUG.fullmatch(slug):
         raise HarnessError(f"{slug!r} is no slug. Next: lower-case letters, digits and _, such as liger_flce_none")
     taken = [match for path in packs.glob("*") if (match := load.FOLDER_PATTERN.fullmatch(path.name))]
     same = next((match for match in taken if match["slug"] == slug), None)
+    if same is not None and again and missing.is_new(load.load_pack(packs / same[0])):
+        return packs / same[0]
     if same is not None:
-        raise HarnessError(f"{same[0]} is there already. Next: runner.py check {same[0]}, or another slug")
+        raise HarnessError(f"{same[0]} is there already. Next: --again to make it anew, or another slug")
     number = max((int(match["number"]) for match in taken), default=0) + 1
     return packs / f"{number:02}_{slug}"
 
 
-def title_of(draft: Draft, slug: str) -> str:
-    """Return the first line of the script's docstring, else the slug in words."""
-    said = draft.script.docstring.splitlines()[:1] if draft.script else []
-    return said[0].strip().rstrip(".") if said else slug.replace("_", " ")
+def texts(script: Script, release: Release, stated: Stated, host: Host, diff: str) -> dict[str, str]:
+    """Return the texts of a new pack by their files; `diff` is upstream's fix, empty where nobody has one."""
+    head = f"Subject: TODO: what the patch does\n\nSPDX-License-Identifier: {release.upstream.license}\n---\n"
+    return {
+        "requirements.txt": release.pinned,
+        "reproduce.py": script.with_header(release.requires_python, release.header, release.day),
+        "pack.toml": pack_text.definition(release, stated, host),
+        "report.in.md": pack_text.report(release, stated, ""),
+        "fix.patch": head + diff if diff else "",
+    }
 
 
-def write(folder: Path, draft: Draft, wanted_fix: str | None, tell: Callable[[str], None]) -> Written:
-    """Write every file of a new pack.
+def write(folder: Path, texts: dict[str, str], source: Path, beside: tuple[str, ...]) -> None:
+    """Write every file of a pack, or none.
 
     Args:
-        folder: of it, not there yet.
-        draft: what is known of it.
-        wanted_fix: a patch's file or a commit of upstream; None: fix.patch is left to be written.
-        tell: takes what is being done.
-
-    Raises:
-        HarnessError: something cannot be written.
+        folder: of it; one that is there makes room.
+        texts: by the names of their files.
+        source: the folder of the author's script.
+        beside: files of that folder.
 
     """
-    title, remarks = title_of(draft, folder.name.partition("_")[2]), list(draft.remarks)
+    rules.parse(texts["pack.toml"])  # a mistake of ours, or of the release's metadata, is found here
     folder.parent.mkdir(parents=True, exist_ok=True)
     made = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
     try:
-        with tempfile.TemporaryDirectory(prefix="new-") as text:
-            diff = _fix(draft, wanted_fix, Path(text), remarks, tell)
-            mutant = _wrong_fix(draft, Path(text))
-        loads = tuple(one.path for one in patch.parse(diff))
-        written = {
-            "requirements.in": draft.wanted,
-            "requirements.txt": draft.pinned,
-            "reproduce.py": probe_text.text(draft, title),
-            "pack.toml": pack_text.definition(draft, title, loads),
-            "report.in.md": pack_text.report(draft, title),
-            "fix.patch": pack_text.fix(draft, diff) if diff else "",
-            "mutants/whole/changes_nothing.patch": pack_text.wrong_fix(mutant) if mutant else "",
-        }
-        rules.parse(written["pack.toml"])  # a mistake of ours, or of the release's metadata, is found here
-        for name, content in written.items():
-            if content:
-                files.write_atomic(made / name, content)
+        for name, text in texts.items():
+            if text:
+                files.write_atomic(made / name, text)
+        for name in beside:
+            (made / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(source / name, made / name)
         made.chmod(0o755)
+        if folder.exists():
+            shutil.rmtree(folder)
         made.rename(folder)
     finally:
         shutil.rmtree(made, ignore_errors=True)
-    return Written(folder, tuple(remarks))
 
 
-def _fix(draft: Draft, wanted: str | None, scratch: Path, remarks: list[str], tell: Callable[[str], None]) -> str:
-    if wanted is None or draft.fix == Fix.NONE:
-        return ""
-    tell("putting upstream's fix on the release")
-    for name in ("commit", "fix"):
-        (scratch / name).mkdir()
-    diff = fix.diff_of(wanted, draft.upstream.repository, scratch / "commit")
-    try:
-        return fix.on_release(draft.tree, draft.upstream, diff, scratch / "fix")
-    except HarnessError as error:
-        remarks.append(str(error))
-        return ""
+def trial(folder: Path, session: Session) -> tuple[LaneRecord | None, str]:
+    """Run the script of a new pack once on the release; return what its lane gave, or why it gave nothing."""
+    pack = load.load_pack(folder)
+    request = Request(lanes=(LaneName.PRISTINE,))
+    (cell,) = cells_of([pack], "auto", request, session.host, session.cache)
+    if cell.evidence is None:
+        return None, f"not judged here: {cell.reason}"
+    account = session.run([cell])
+    if account.interrupted:
+        raise KeyboardInterrupt
+    judged = session.judge.judged(cell)
+    lane = judged.outcome.pristine if judged else None
+    failure = account.failed.get(cell.name)
+    return lane, "" if lane else failure.reason if failure else "no lane ended"
 
 
-def _wrong_fix(draft: Draft, scratch: Path) -> str:
-    file = draft.main_file
-    if not file or draft.fix == Fix.NONE:
-        return ""
-    (scratch / "wrong").mkdir()
-    return fix.wrong_fix(draft.tree, draft.upstream, file, scratch / "wrong")
+def learn(folder: Path, release: Release, stated: Stated, host: Host, lane: LaneRecord) -> None:
+    """Write into a pack how its script fails, and whether a Triton kernel was interpreted: any other end is no bug."""
+    ending = OFTEN.sub("", lane.reason) if lane.verdict == LaneVerdict.BUG_REPRODUCED else ""
+    name = re.split(r"[: ]", ending)[0]
+    evidence = Evidence.INTERPRETED if INTERPRETED in lane.printed else Evidence.TRACED
+    known = replace(stated, script=replace(stated.script, fails=name), evidence=evidence)
+    files.write_atomic(folder / "pack.toml", pack_text.definition(release, known, host))
+    files.write_atomic(folder / "report.in.md", pack_text.report(release, known, lane.reason if ending else ""))

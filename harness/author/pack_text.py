@@ -1,113 +1,122 @@
-"""pack.toml, the report's template and the first wrong fix of a new pack."""
+"""pack.toml and the template of the issue, of a pack whose script is its author's own."""
 
 from __future__ import annotations
 
 import json
+import re
+from dataclasses import dataclass
 
-from harness.author.draft import Draft
-from harness.author.probe_text import OPEN
-from harness.core.words import Evidence, Fix, Verdict
-from harness.pack.model import CPU
+from packaging.utils import canonicalize_name
+
+from harness.author.release import Release
+from harness.core.words import Evidence, Fix, Kind, Verdict
+from harness.host.host import Host
+from harness.pack.model import CPU, OrdinaryScript
 from harness.pack.rules import SCHEMA
 
-UNCHECKED = "nothing has compared it with the release's tag: take this line out once something has"
-WRONG = "It adds a comment alone, so the bug is still there."
+PIN = re.compile(r"(?m)^(?P<pin>[\w.-]+==[^\s;\\]+)")
+#: Keys of pack.toml that stand there with nothing, too.
+REQUIRED = {"commit", "source_root"}
+#: Seconds of a lane beside those of its runs.
+BESIDE_RUNS, SHORTEST_LANE = 120.0, 600.0
 
 
-def definition(draft: Draft, title: str, loads: tuple[str, ...]) -> str:
-    """Write pack.toml; `loads` are the files that fix.patch changes, none where it is still to be written."""
-    upstream = draft.upstream
-    lines = [
-        f"schema = {SCHEMA}",
-        f"title = {_text(title)}",
-        f"kind = {_text(draft.kind)}",
-        *([] if draft.fix == Fix.PATCH else [f"fix = {_text(draft.fix)}  # {_why_no_patch(draft)}"]),
-        "# The name of one FIGURE line of the probe: the number that tables show. Empty until the probe measures one.",
-        'leading_figure = ""',
-        "",
-        "[upstream]",
-        f"package = {_text(upstream.package)}",
-        f"version = {_text(upstream.version)}",
-        f"file = {_text(upstream.file)}",
-        f"sha256 = {_text(upstream.sha256)}",
-        *([f"url = {_text(upstream.url)}"] if upstream.url else []),
-        f"repository = {_text(upstream.repository or f'https://example.org/{OPEN}')}",
-        "# Of the release's tag: git ls-remote --tags REPOSITORY",
-        f"commit = {_text(upstream.commit)}",
-        *([f"commit_unchecked = true  # {UNCHECKED}"] if upstream.commit_unchecked else []),
-        "# The folder of the repository that goes on PYTHONPATH; empty: its root.",
-        f"source_root = {_text(upstream.source_root)}",
-        f"license = {_text(upstream.license or OPEN)}",
-        "# The import names under test: a lane refuses a module of these that comes from anywhere but its tree.",
-        f"modules = [{', '.join(map(_text, upstream.modules))}]",
-        "",
-        "[action]",
-        'kind = "file"',
-        f'text = "Open an issue at {upstream.repository or OPEN}."',
-        "",
-        "[requires]  # the runner's own interpreter has to lie in these",
-        f"python = {_text(draft.requires.python)}",
-        f"torch = {_text(draft.requires.torch)}",
-        *([f"triton = {_text(draft.requires.triton)}"] if draft.requires.triton else []),
-    ]
-    for target in draft.targets:
-        lines += ["", *_target(draft, target, loads)]
+@dataclass(frozen=True)
+class Stated:
+    """What a new pack states besides its release.
+
+    Attributes:
+        title: the symptom.
+        script: how it is run.
+        targets: cpu, and the GPU of this host.
+        evidence: how the bug is seen on the target cpu.
+        loads: the files that fix.patch changes.
+        fix: whether there is a patch.
+
+    """
+
+    title: str
+    script: OrdinaryScript
+    targets: tuple[str, ...]
+    evidence: Evidence = Evidence.TRACED
+    loads: tuple[str, ...] = ()
+    fix: Fix = Fix.NONE
+
+
+def definition(release: Release, stated: Stated, host: Host) -> str:
+    """Write pack.toml."""
+    upstream, script = release.upstream, stated.script
+    torch = ".".join((host.torch or "2").partition("+")[0].split(".")[:2])
+    kind = Kind.WRONG_RESULT if script.fails in {"", "AssertionError", "SystemExit"} else Kind.CRASH
+    tables: dict[str, dict[str, object]] = {
+        "upstream": {
+            "package": upstream.package,
+            "version": upstream.version,
+            "file": upstream.file,
+            "sha256": upstream.sha256,
+            "url": upstream.url,
+            "repository": upstream.repository,
+            "commit": upstream.commit,
+            "commit_unchecked": upstream.commit_unchecked,
+            "source_root": upstream.source_root,
+            "license": upstream.license,
+            "modules": list(upstream.modules),
+        },
+        "action": {"kind": "file", "text": f"Open an issue at {upstream.repository}."},
+        "requires": {"python": release.requires_python, "torch": f">={torch}"},
+        "script": {
+            "fails": script.fails,
+            "timeout_s": script.timeout_s,
+            "repeat": script.repeat,
+            "environment": script.environment,
+            "beside": list(script.beside),
+        },
+    }
+    seconds = max(SHORTEST_LANE, script.repeat * script.timeout_s + BESIDE_RUNS)
+    for target in stated.targets:
+        tables[f"targets.{target}"] = {
+            "evidence": [stated.evidence if target == CPU else Evidence.EXECUTED],
+            "verdict": Verdict.REPRODUCED if stated.fix == Fix.NONE else Verdict.CONFIRMED,
+            "loads": list(stated.loads),
+            "timeout_s": seconds,
+        }
+    head = {"schema": SCHEMA, "title": stated.title, "kind": kind, "fix": stated.fix, "leading_figure": ""}
+    lines = [f"{key} = {_value(value)}" for key, value in head.items()]
+    for name, table in tables.items():
+        kept = {key: value for key, value in table.items() if value or isinstance(value, list) or key in REQUIRED}
+        lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in kept.items())]
     return "\n".join(lines) + "\n"
 
 
-def _why_no_patch(draft: Draft) -> str:
-    if draft.upstream.is_compiled:
-        return "the wheel's code is compiled: nothing can be patched"
-    return 'nobody has one yet; with a fix.patch take this out, and state verdict = "CONFIRMED" and loads'
-
-
-def _target(draft: Draft, target: str, loads: tuple[str, ...]) -> list[str]:
-    evidence = draft.cpu_evidence if target == CPU else Evidence.EXECUTED
-    files = ", ".join(map(_text, loads))
-    said = (
-        "The files that fix.patch changes and this target runs, by their paths in the repository: a patched lane that"
-    )
-    return [
-        f"[targets.{target}]",
-        f"evidence = [{_text(evidence)}]",
-        f"verdict = {_text(Verdict.CONFIRMED if draft.fix == Fix.PATCH else Verdict.REPRODUCED)}",
-        *([f"# {said}", "# never loaded one of them proves nothing."] if draft.fix == Fix.PATCH else []),
-        f"loads = [{files}]",
-    ]
-
-
-def _text(value: str) -> str:
+def _value(value: object) -> str:
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {_value(one)}" for key, one in value.items()) + " }"
     return json.dumps(value, ensure_ascii=False)
 
 
-def report(draft: Draft, title: str) -> str:
-    """Write report.in.md: what the runner fills in, and the sentences that only its author can write."""
-    ran = f"On target cpu ({draft.cpu_evidence}) {draft.ran_on_cpu}."
-    patch = f"**Fix.** {OPEN}: what the patch does.\n\n{{{{diff}}}}" if draft.fix == Fix.PATCH else ""
+def report(release: Release, stated: Stated, ending: str) -> str:
+    """Write report.in.md: what is known stands there, and the sentences that only its author can write are TODO."""
+    upstream = release.upstream
+    name = f"{upstream.package} {upstream.version}"
+    found = f"With {name} the script below ends in `{ending.replace('`', chr(39))}`." if ending else ""
+    own = canonicalize_name(upstream.package)
+    beside = [pin for pin in PIN.findall(release.pinned) if canonicalize_name(pin.partition("==")[0]) != own]
+    install = f"pip install {' '.join(release.header)}"
+    variables = "".join(f"{key}={value} " for key, value in stated.script.environment.items())
+    expected = f"within {stated.script.timeout_s:g} s" if stated.script.fails == "timeout" else "without an error"
     parts = [
-        f"# {title}",
-        f"{OPEN}: the wrong and the right number, in one sentence, and when it does not happen.",
+        f"# {stated.title}",
+        f"{found} Expected: it ends {expected}.".strip(),
+        f"```sh\n{install}\n{variables}python reproduce.py\n```",
         "{{script}}",
-        "It ends in {{check:cpu:script}}." if draft.script else "",
-        f"**Cause.** {OPEN}: the lines that do it, with a permalink.",
-        patch,
-        "**Related.**\n\n{{threads}}",
-        "**Environment.** {{environment}}",
-        f"**Not tested.** {OPEN}: what nobody ran.",
+        "**Since.** {{since}}",
+        "**Cause.** TODO: the lines that do it, with a permalink.",
+        "**Fix.**\n{{diff}}" if stated.fix == Fix.PATCH else "",
+        "**Related.**\n{{threads}}",
+        f"**Environment.** {{{{environment}}}}{' Beside it: ' + ', '.join(beside[:8]) + '.' if beside else ''}",
+        "**Not tested.** TODO: other releases, dtypes and GPUs that nobody ran.",
         "---",
         "## How this was checked",
-        f"{ran}\n\n{{{{verdicts}}}}",
+        "{{verdicts}}",
     ]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def fix(draft: Draft, diff: str) -> str:
-    """Write fix.patch: the head that its author fills in, and the diff."""
-    licence = f"SPDX-License-Identifier: {draft.upstream.license}"
-    head = f"Subject: {OPEN}: what the patch does\n\n{OPEN}: why.\n\n{licence}\n---\n"
-    return head + diff
-
-
-def wrong_fix(diff: str) -> str:
-    """Write a mutant: why it is wrong, and its diff."""
-    return f"{WRONG}\n\n{diff}"

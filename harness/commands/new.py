@@ -8,128 +8,109 @@ from pathlib import Path
 
 import click
 
-from harness.author import draft, fix, missing, new_pack, script, trial
-from harness.author.draft import Wish
+from harness.author import fix, new_pack, release, script
+from harness.author.pack_text import Stated
 from harness.commands import options, running
 from harness.core.errors import HarnessError
 from harness.core.progress import Progress
-from harness.core.words import Exit, Fix, Kind
+from harness.core.words import Exit, Fix, LaneVerdict
 from harness.host import host
 from harness.host.gpus import gpu_pool
-from harness.pack import load
-
-RELEASE = re.compile(r"(?P<package>[A-Za-z0-9][\w.-]*)==(?P<version>[\w.!+-]+)")
+from harness.pack.model import CPU, OrdinaryScript
+from harness.pack.rules import OWN_VARIABLES, VARIABLE
+from harness.upstream import patch
 
 
 @click.command("new")
 @click.argument("slug")
-@click.option("--upstream", required=True, metavar="PKG==VER", help="The release that has the bug.")
-@click.option("--module", "modules", multiple=True, metavar="M", help="Import name under test (default: the script's).")
-@click.option("--from-script", type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="F")
 @click.option(
-    "--control",
-    type=click.Path(path_type=Path, dir_okay=False, exists=True),
-    metavar="F",
-    help="A script that fails neither with the bug nor without it.",
+    "--from-script", "source", required=True, type=click.Path(path_type=Path, dir_okay=False, exists=True), metavar="F"
 )
 @click.option(
-    "--fix-commit", metavar="SHA|PATCH", help="Upstream's fix: a commit of its repository, or a patch's file."
+    "--with",
+    "packages",
+    required=True,
+    multiple=True,
+    metavar="PKG[==VER]",
+    help="First the release that has the bug, then what else the script needs.",
 )
-@click.option("--no-fix", is_flag=True, help="Nobody has a fix yet: no fix.patch is asked for, REPRODUCED expected.")
-@click.option("--no-try", is_flag=True, help="Do not run the script on the release once the pack is written.")
+@click.option("--no-deps", is_flag=True, help="Install only what --with names, and not what the release requires.")
 @click.option(
-    "--kind", type=click.Choice([one.value for one in Kind]), default=Kind.WRONG_RESULT.value, show_default=True
+    "--timeout", type=options.Seconds(), default=None, metavar="S", help="A run that takes longer has failed."
 )
-@click.option("--repository", default="", metavar="URL", help="Upstream's, where the release links none.")
-@click.option("--commit", default="", metavar="SHA", help="Of the release's tag, where the repository is out of reach.")
+@click.option(
+    "--repeat", type=options.REPEATS, default=1, metavar="N", help="Runs of the script; one that fails will do."
+)
+@click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="A variable that the script needs.")
+@click.option("--fix-commit", default="", metavar="SHA|PATCH", help="Upstream's fix: a commit, or a patch's file.")
+@click.option("--again", is_flag=True, help="Make a pack of this name anew.")
 @options.packs_option
 @options.cache_option
 def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     slug: str,
-    upstream: str,
-    modules: tuple[str, ...],
-    from_script: Path | None,
-    control: Path | None,
-    fix_commit: str | None,
-    no_fix: bool,  # noqa: FBT001 - click passes options by name
-    no_try: bool,  # noqa: FBT001 - likewise
-    kind: str,
-    repository: str,
-    commit: str,
+    source: Path,
+    packages: tuple[str, ...],
+    no_deps: bool,  # noqa: FBT001 - click passes options by name
+    timeout: float | None,
+    repeat: int,
+    variables: tuple[str, ...],
+    fix_commit: str,
+    again: bool,  # noqa: FBT001 - likewise
     packs: Path,
     cache_root: Path | None,
 ) -> int:
-    """Write a new pack: packs/NN_SLUG, with what can be known of it, and list what is missing.
+    """Write a new pack, packs/NN_SLUG, from a script that fails while a release has the bug, and run it there once.
 
-    The script fails while the bug is there: by an assertion, by sys.exit, or by an exception of the package under
-    test. It becomes a defect check; a control says whether it ends twice in the same way, and --control gives one of
-    your own.
-
-    Resolved are the release with its sha256 and licence, the commit of its tag, where its modules lie, and the
-    wheels of what the script reaches. A parent package that imports more than that is found and not
-    executed. Then the pack's pristine lane is run once, to say whether the script fails on that release; with --no-try,
-    or without a script, nothing of the release is executed.
+    The script stays as it is, below a header that names its packages. It fails by an assertion, by an exit with a text
+    or with 1, or by an exception of its own line or of the package. A file of tests is run by pytest.
 
     \b
     Examples:
-      runner.py new einops_axes --upstream einops==0.8.1 --from-script bug.py
-      runner.py new toy --upstream toykernel==1.0 --module toykernel --fix-commit 42.patch
+      runner.py new einops_axes --from-script bug.py --with einops==0.8.1
+      runner.py new tvd_ties --from-script bug.py --with liger-kernel==0.8.3 --with transformers --fix-commit 42.patch
     """
-    match = RELEASE.fullmatch(upstream)
-    if match is None:
-        raise HarnessError(f"--upstream {upstream!r}: name one release. Next: --upstream PACKAGE==VERSION")
-    if commit and not re.fullmatch(r"[0-9a-f]{40}", commit):
-        raise HarnessError(
-            f"--commit {commit!r}: not 40 lower-case hexadecimal digits. Next: git rev-parse TAG^{{commit}}"
-        )
     fix.refuse(fix_commit)
-    if no_fix and fix_commit is not None:
-        raise HarnessError("--no-fix and --fix-commit: there is a fix, or there is none. Next: leave one of them out")
-    folder = new_pack.folder_for(packs.absolute(), slug)
-    given, right = (script.read(_text(path), path.name) if path else None for path in (from_script, control))
-    wish = Wish(
-        package=match["package"],
-        version=match["version"],
-        modules=modules,
-        script=given,
-        control=right,
-        repository=repository,
-        commit=commit,
-        kind=Kind(kind),
-        fix=Fix.NONE if no_fix else Fix.PATCH,
-    )
+    given = script.read(source)
+    folder = new_pack.folder_for(packs.absolute(), slug, again=again)
+    run = OrdinaryScript("", timeout or 0.0, repeat, _environment(variables), given.beside)
+    title = given.title or slug.replace("_", " ")
     with Progress(sys.stderr) as progress, gpu_pool() as pool:
         cache, here = options.the_cache(cache_root, offline=False, tell=progress.tell), host.detect(pool)
         with cache.guard():
-            found = draft.resolve(wish, cache, here, progress.tell)
-            written = new_pack.write(folder, found, fix_commit, progress.tell)
-            _tell(written, found)
-            if given is None or no_try:
-                click.echo(f"Next: runner.py run {folder.name} --lane pristine   (BUG_REPRODUCED)")
-                return int(Exit.AS_EXPECTED)
-            tried = trial.pristine(load.load_pack(folder), running.session(cache, here, pool, progress, jobs=1))
-    click.echo(f"tried: {tried.text}")
-    again = f"runner.py run {folder.name} --lane pristine   (BUG_REPRODUCED)"
-    click.echo(f"Next: runner.py check {folder.name}" if tried.failed else f"Next: mend what that says, then {again}")
-    return int(Exit.AS_EXPECTED)
+            wanted = release.requirements_of(packages)
+            found = release.resolve(wanted, given, cache, here, progress.tell, deps=not no_deps)
+            is_patched = bool(fix_commit) and not found.upstream.is_compiled
+            found, diff = fix.on_release(fix_commit, found) if is_patched else (found, "")
+            loads = tuple(one.path for one in patch.parse(diff))
+            targets = tuple(dict.fromkeys((CPU, here.auto_target)))
+            stated = Stated(title, run, targets, loads=loads, fix=Fix.PATCH if diff else Fix.NONE)
+            new_pack.write(folder, new_pack.texts(given, found, stated, here, diff), source.parent, given.beside)
+            lane, why = new_pack.trial(folder, running.session(cache, here, pool, progress, jobs=1))
+            if lane is not None:
+                new_pack.learn(folder, found, stated, here, lane)
+    name = f"{found.upstream.package} {found.upstream.version}"
+    shows = lane is not None and lane.verdict == LaneVerdict.BUG_REPRODUCED
+    if lane is not None:
+        is_right = lane.verdict == LaneVerdict.FIX_VALIDATED
+        why = f"the script does not fail on {name}" if is_right else f"{lane.verdict} on {name}: {lane.reason}"
+    for remark in found.remarks:
+        click.echo(f"open: {remark}", err=True)
+    then = f"runner.py run {folder.name}, then runner.py report {folder.name} --from last"
+    click.echo(
+        f"{why}\nwrote {folder.name}\nNext: {then if shows else 'mend the script, then the same call with --again'}"
+    )
+    return int(Exit.AS_EXPECTED if shows else Exit.DEVIATES)
 
 
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except UnicodeDecodeError as error:
-        raise HarnessError(f"{path}: not UTF-8 ({error.reason}). Next: save it as UTF-8") from None
+def _environment(variables: tuple[str, ...]) -> dict[str, str]:
+    """Read the values of ``--env``.
 
+    Raises:
+        HarnessError: one is no NAME=VALUE, or names what a lane sets itself.
 
-def _tell(written: new_pack.Written, found: draft.Draft) -> None:
-    """Say what was written, what could not be, what runs on the CPU, and what is missing."""
-    name, given = written.folder.name, found.script
-    for path in sorted(one for one in written.folder.rglob("*") if one.is_file()):
-        click.echo(f"wrote {name}/{path.relative_to(written.folder)}")
-    remarks = [*written.remarks, *(f"script: {one}" for one in (given.problems if given else ()))]
-    if given is not None and not given.fails:
-        remarks.append("script: it asserts nothing, so that it can only fail where the package under test raises")
-    for one in [*remarks, f"target cpu is {found.cpu_evidence}: {found.ran_on_cpu}"]:
-        click.echo(f"note: {one}")
-    for one in missing.steps(load.load_pack(written.folder)):
-        click.echo(one)
+    """
+    found = dict(one.partition("=")[::2] for one in variables)
+    for name in found:
+        if not VARIABLE.fullmatch(name) or OWN_VARIABLES.fullmatch(name) or not re.search("=", "".join(variables)):
+            raise HarnessError(f"--env {name}: no variable that a script may set. Next: --env NAME=VALUE")
+    return found

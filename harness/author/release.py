@@ -1,0 +1,201 @@
+"""The release that a new pack is about: its file, its modules, and the packages that it had on its day."""
+
+from __future__ import annotations
+
+import datetime as dt
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.specifiers import SpecifierSet
+from packaging.utils import canonicalize_name
+
+from harness.author.script import Script
+from harness.core.cache import Cache
+from harness.core.errors import HarnessError
+from harness.host.host import Host
+from harness.pack.model import Upstream
+from harness.pack.requirements import INTERPRETERS
+from harness.upstream import download, metadata, package_index, release_tag, tree, uv
+from harness.upstream.source import Source, SourceKind
+from harness.upstream.tree import Tree
+
+#: Folders of a repository in which its packages may lie; a wheel has them at its top.
+ROOTS = ("", "src", "python", "lib")
+#: Triton's interpreter imports numpy, which no wheel of triton requires, and takes none from 2.4 on.
+OF_INTERPRETER = "numpy<2.4"
+PYPI_FILES = "https://files.pythonhosted.org/"
+#: What a pack needs of Python where the release takes older ones, too.
+PYTHON, OLDER_PYTHON = ">=3.10", "3.9"
+#: In pack.toml, where the release states nothing.
+UNKNOWN = "https://example.org/TODO"
+
+
+@dataclass(frozen=True)
+class Release:
+    """A release, resolved.
+
+    Attributes:
+        upstream: as pack.toml states it; its commit may be unknown.
+        tree: of it.
+        requires_python: the range.
+        pinned: requirements.txt: what it imports besides torch and triton.
+        header: the packages that its script names.
+        day: after which the index had more; empty where it states no day.
+        remarks: what could not be known, a line each.
+
+    """
+
+    upstream: Upstream
+    tree: Tree
+    requires_python: str
+    pinned: str
+    header: tuple[str, ...]
+    day: str
+    remarks: tuple[str, ...]
+
+
+def requirements_of(texts: tuple[str, ...]) -> list[Requirement]:
+    """Read the values of ``--with``.
+
+    Raises:
+        HarnessError: one is neither PACKAGE nor PACKAGE==VERSION.
+
+    """
+    try:
+        found = [Requirement(text) for text in texts]
+    except InvalidRequirement as error:
+        raise HarnessError(f"--with: {str(error).splitlines()[0]}. Next: --with PACKAGE==VERSION") from None
+    if any(one.url for one in found):
+        raise HarnessError("--with names a URL. Next: --with PACKAGE==VERSION")
+    return found
+
+
+def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller states
+    wanted: list[Requirement], script: Script, cache: Cache, host: Host, tell: Callable[[str], None], *, deps: bool
+) -> Release:
+    """Resolve the first of some requirements as the release under test, and the others for its script.
+
+    Args:
+        wanted: what ``--with`` names.
+        script: that shows the bug.
+        cache: of trees.
+        host: whose Python, and on which day's index.
+        tell: takes what is being done.
+        deps: whether what the release requires is installed; else only what `wanted` names.
+
+    Raises:
+        HarnessError: there is no such release, or the script imports nothing of it.
+
+    """
+    if cache.offline:
+        raise HarnessError("new asks the package index. Next: without --offline")
+    first, others = wanted[0], wanted[1:]
+    tell(f"looking up {first.name}")
+    index, version = package_index.of_user(), _exact(first)
+    offers = index.release(first.name, version)
+    version = str(offers[0].version)
+    wheels = any(one.file.filename.endswith(".whl") for one in offers)
+    try:
+        release = download.resolve(cache, first.name, version, wheels_only=wheels)
+    except HarnessError:  # wheels, and none for this Python: the source is judged as it is
+        release = download.resolve(cache, first.name, version)
+    url = next((one.file.url.partition("#")[0] for one in offers if one.sha256 == release.sha256), "")
+    bare = Upstream(release.package, UNKNOWN, "", "", (), version, release.file, release.sha256)
+    laid = tree.materialize(cache, bare, Source(SourceKind.PINNED, version))
+    stated = metadata.read(laid.folder)
+    if stated.requires_python and not SpecifierSet(stated.requires_python).contains(host.python):
+        raise HarnessError(
+            f"{first.name} {version} needs Python {stated.requires_python}, and this is {host.python}. "
+            "Next: run new with such a Python"
+        )
+    root, modules = _modules(laid.folder, script, f"{first.name} {version}")
+    commit = release_tag.commit_of(stated.repository, first.name, version, cache.root)
+    upstream = replace(
+        bare,
+        repository=stated.repository or UNKNOWN,
+        commit=commit,
+        commit_unchecked=not commit,
+        license=stated.license or "TODO",
+        modules=modules,
+        source_root=root,
+        url=url if url.startswith(PYPI_FILES) else "",
+    )
+    remarks = [] if stated.repository else ["the release links no repository: upstream.repository in pack.toml"]
+    tell("resolving what it requires")
+    if not deps:
+        asked = []
+    elif release.file.endswith(".whl"):
+        asked = [f"{first.name}{_extras(first)}=={version}"]
+    else:
+        asked = [str(one) for one in stated.requires if one.marker is None or one.marker.evaluate({"extra": ""})]
+    asked += map(str, others)
+    day = _day(wanted, index)
+    pinned = _without(_compiled(asked, host.python, day), first.name)
+    header = [f"{first.name}{_extras(first)}=={version}", *map(str, others)]
+    header += [one for one in INTERPRETERS if one in script.imports]
+    laid = tree.materialize(cache, upstream, Source(SourceKind.PINNED, version))
+    return Release(upstream, laid, _python(stated.requires_python), pinned, tuple(header), day, tuple(remarks))
+
+
+def _compiled(asked: list[str], python: str, day: str) -> str:
+    """Resolve requirements as of a day, with a numpy that Triton's interpreter takes where they admit one."""
+    try:
+        return uv.compiled("\n".join([*asked, OF_INTERPRETER]), python, day)
+    except uv.UvError:
+        pass
+    try:
+        return uv.compiled("\n".join(asked), python, day)
+    except uv.UvError as error:
+        raise HarnessError(f"{error}. Next: --no-deps, and --with each package that the script needs") from None
+
+
+def _extras(one: Requirement) -> str:
+    return f"[{','.join(sorted(one.extras))}]" if one.extras else ""
+
+
+def _exact(one: Requirement) -> str | None:
+    """Return the version that a requirement names; None where it names none."""
+    return next((spec.version for spec in one.specifier if spec.operator == "=="), None)
+
+
+def _day(wanted: list[Requirement], index: package_index.Index) -> str:
+    """Return the day after the last release that is named; empty where the index states no day."""
+    times: list[dt.datetime] = []
+    for one in wanted:
+        if one is wanted[0] or _exact(one):
+            stated = [offer.file.upload_time for offer in index.release(one.name, _exact(one))]
+            times += [time for time in stated if time is not None]
+    return (max(times) + dt.timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%SZ") if times else ""
+
+
+def _without(pinned: str, package: str) -> str:
+    """Take the release under test out of its requirements: its tree comes on PYTHONPATH."""
+    blocks = pinned.split("\n")
+    kept, inside = [], False
+    for line in blocks:
+        if line[:1].strip():
+            inside = canonicalize_name(line.partition("==")[0].partition("[")[0]) == canonicalize_name(package)
+        kept += [] if inside else [line]
+    return "\n".join(kept)
+
+
+def _modules(folder: Path, script: Script, name: str) -> tuple[str, tuple[str, ...]]:
+    """Return the folder on PYTHONPATH, and the modules that the script imports from there."""
+    for root in ROOTS:
+        there = {path.stem for path in (folder / root).glob("*") if path.is_dir() or path.suffix in {".py", ".so"}}
+        found = tuple(one for one in script.imports if one in there and one not in script.beside)
+        if found:
+            return root, found
+    there = {path.parent.name for path in folder.rglob("__init__.py") if len(path.relative_to(folder).parts) < 4}  # noqa: PLR2004 - PACKAGE below a root
+    raise HarnessError(
+        f"the script imports no module of {name}: it imports {', '.join(script.imports) or 'none'}, and the release "
+        f"has {', '.join(sorted(there - {'tests', 'test'})[:8]) or 'none'}. Next: name first, with --with, the package "
+        "that has the bug"
+    )
+
+
+def _python(stated: str) -> str:
+    """Return a release's range of Python; where it takes versions that no pack runs on, the oldest of a pack."""
+    return PYTHON if not stated or SpecifierSet(stated).contains(OLDER_PYTHON) else stated.replace(" ", "")
