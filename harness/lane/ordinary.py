@@ -281,7 +281,7 @@ def ended_late(seconds: float) -> dict[str, Any]:
 def checked(found: dict[str, Any], fails: str) -> dict[str, Any]:
     """Return how a run ended, where the bug is a failure of one name, or is not known yet."""
     if found["kind"] == RIGHT and not fails and not found.get("asserts", True):
-        return found | {"kind": OPEN, "why": "it asserts nothing. Next: end it in an assertion that the bug breaks"}
+        return found | {"kind": OPEN, "why": "it ended well, and it asserts nothing. Next: assert what the bug breaks"}
     if found["kind"] == BUG and fails and found["name"] != fails:
         return found | {"kind": OPEN, "why": f"it fails in another way than by {fails}: {found['said']}"}
     return found

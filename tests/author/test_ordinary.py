@@ -85,7 +85,7 @@ def test_the_bug_is_what_the_script_or_the_release_raises(tmp_path: Path, text: 
         ("import sys, pytest\nassert pytest\nsys.exit(3)", "no assertion ended it (SystemExit: 3"),
         ("import sys, pytest\nsys.exit(pytest.ExitCode.TESTS_FAILED)", "no assertion ended it"),
         ("import json\njson.loads('{')", "JSONDecodeError: Expecting property name"),
-        ("import toy\nprint(toy.twice(2))", "it asserts nothing. Next: "),
+        ("import toy\nprint(toy.twice(2))", "it asserts nothing. Next: assert"),
         ("def test_x(missing_fixture):\n    assert 0", "FixtureLookupError: "),
         ("import pytest\n@pytest.mark.skip\ndef test_x():\n    assert 0", "pytest ended with status 0"),
         ("import torch\ndef test_x():\n    torch.ones(1, device='cuda')", "it needs a GPU: "),
