@@ -18,6 +18,7 @@ from harness.pack.model import Pack
 from harness.report import run_table
 from harness.report.run_table import RunRow
 from harness.schedule import inputs
+from harness.schedule.judging import Judged
 from harness.schedule.runner import RAW_LOGS
 from harness.schedule.scheduler import Account
 from harness.schedule.selection import ASK, Request, cells_of
@@ -167,9 +168,7 @@ class Run:
                 if len(packs) == 1:
                     raise
                 self.errors.append(HarnessError(f"{pack.name}: {error}"))
-        tasks = session.tasks(cells)
-        progress.begin(len(tasks), session.seconds_left(tasks))
-        account = session.run(cells)
+        account = replace(session, listener=replace(session.listener, planned=progress.begin)).run(cells)
         for cell in cells:
             self._row(cell, account)
         return account
@@ -190,19 +189,15 @@ class Run:
             self.errors.append(HarnessError(f"{cell.pack.name} {cell.target}: {failure.reason}"))
         elif failure is not None:
             self.rows.append(run_table.row(Outcome(cell, Judgement(failure.verdict, failure.reason)), None))
-        else:
-            self._judged(cell)
+        elif cell.name in account.results:  # else it was interrupted
+            self._judged(cell, account.results[cell.name])
 
-    def _judged(self, cell: Cell) -> None:
-        judge = self.session.judge
-        judged = judge.judged(cell)
-        if judged is None:
-            return  # it was interrupted
-        outcome, receipt = judged.outcome, None
+    def _judged(self, cell: Cell, judged: Judged) -> None:
+        judge, outcome, receipt = self.session.judge, judged.outcome, judged.receipt
         try:
+            if judged.problem is not None:
+                raise judged.problem
             if outcome.lanes:
-                judge.receipt(judged)
-                receipt = judge.receipt_path(cell)
                 for folder in self._folders(outcome):
                     receipt = judge.write(judged, folder)
         except HarnessError as error:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.core.cache import Cache
@@ -61,10 +61,20 @@ class Run:
 
 @dataclass(frozen=True)
 class Judged:
-    """A cell whose lanes ended: what came of it, and the runs that count."""
+    """A cell whose lanes ended: what came of it, and the runs that count.
+
+    Attributes:
+        outcome: what the runs say together.
+        runs: the whole ones.
+        receipt: where its receipt lies in the run folder; None where none was written.
+        problem: why none was.
+
+    """
 
     outcome: Outcome
     runs: tuple[Run, ...]
+    receipt: Path | None = None
+    problem: HarnessError | None = None
 
     def ends(self, lane: LaneName) -> list[LaneEnd]:
         """List the ends of one lane, in the order of the runs."""
@@ -83,6 +93,7 @@ class CellJudge:
         repeat: how often the lanes were requested.
         command: that makes a receipt anew.
         elsewhere: the hosts of lanes that ran on another, by the keys of their tasks.
+        planned: the tasks of cells that are planned already, by the names of the cells.
 
     """
 
@@ -93,6 +104,7 @@ class CellJudge:
     repeat: int
     command: CommandOf
     elsewhere: Mapping[str, Host] = field(default_factory=dict)
+    planned: Mapping[str, list[Task]] = field(default_factory=dict)
 
     def judged(self, cell: Cell) -> Judged | None:
         """Judge a cell by its whole runs; None where there is not one."""
@@ -126,7 +138,8 @@ class CellJudge:
         return [task for some in self._repetitions(cell) for task in self._missing(some)]
 
     def _repetitions(self, cell: Cell) -> list[list[Task]]:
-        every, width = tasks(cell, self.host, self.repeat), len(cell.lanes)
+        every = self.planned[cell.name] if cell.name in self.planned else tasks(cell, self.host, self.repeat)
+        width = len(cell.lanes)
         return [every[start : start + width] for start in range(0, len(every), width)]
 
     def _missing(self, repetition: list[Task]) -> list[Task]:
@@ -157,6 +170,17 @@ class CellJudge:
         last = judged.runs[-1]
         return {end.lane: self.folder / end.log.file for end in last.ends if end.log is not None}
 
+    def recorded(self, judged: Judged) -> Judged:
+        """Write the receipt of a cell into the run folder, unless it lies there already; say where, or why not."""
+        if not judged.outcome.lanes:
+            return judged
+        path = self.receipt_path(judged.outcome.cell)
+        try:
+            lies_there = path.exists() and self._written(path, judged.outcome) is not None
+            return replace(judged, receipt=path if lies_there else self.write(judged, path.parent))
+        except HarnessError as error:
+            return replace(judged, problem=error)
+
     def receipt(self, judged: Judged) -> Receipt:
         """Return the receipt of a cell, written unless it lies there already.
 
@@ -164,6 +188,8 @@ class CellJudge:
             HarnessError: something private would be written, or the disk does not take it.
 
         """
+        if judged.receipt is not None:
+            return receipt.load(judged.receipt)
         outcome = judged.outcome
         path = self.receipt_path(outcome.cell)
         written = self._written(path, outcome)

@@ -16,6 +16,7 @@ from harness.host.gpus import Device
 from harness.host.host import Host
 from harness.schedule.estimates import expected_seconds
 from harness.schedule.journal import Journal
+from harness.schedule.judging import Judged
 from harness.schedule.places import Placement, Places
 from harness.schedule.queue import Queue
 from harness.schedule.runner import Attempt, Prepared
@@ -53,6 +54,8 @@ class Account:
         refused: why a cell was judged nowhere, by its name: no node takes it.
         elsewhere: the hosts of lanes that ran on another than this one, by the keys of their tasks.
         seen: the names of their GPUs, by place.
+        planned: the tasks of each cell, by its name.
+        results: what came of each cell that was judged, with its receipt, by its name.
 
     """
 
@@ -65,6 +68,8 @@ class Account:
     refused: dict[str, str] = field(default_factory=dict)
     elsewhere: dict[str, Host] = field(default_factory=dict)
     seen: dict[str, str] = field(default_factory=dict)
+    planned: dict[str, list[Task]] = field(default_factory=dict)
+    results: dict[str, Judged] = field(default_factory=dict)
 
 
 def _nothing(*_: object) -> None:
@@ -76,6 +81,7 @@ class Listener:
     """Whom the scheduler tells.
 
     Attributes:
+        planned: the lanes are planned; how many there are, and a bound of the seconds that they take, where known.
         began: a lane began; its task and its place.
         ended: a lane is over, however; its task, and a line for people (empty where there is nothing to say).
         failed: a cell could not be laid out; its name and why.
@@ -83,6 +89,7 @@ class Listener:
 
     """
 
+    planned: Callable[[int, float | None], None] = _nothing
     began: Callable[[Task, str], None] = _nothing
     ended: Callable[[Task, str], None] = _nothing
     failed: Callable[[str, str], None] = _nothing

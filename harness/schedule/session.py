@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from itertools import chain
 from pathlib import Path
 
 from harness.core.cache import Cache
-from harness.core.errors import HarnessError
 from harness.host import host as this_host
 from harness.host.gpu_health import GpuWatch
 from harness.host.gpus import Device
@@ -22,8 +21,8 @@ from harness.schedule.judging import CellJudge, CommandOf
 from harness.schedule.places import Places
 from harness.schedule.runner import Runner
 from harness.schedule.scheduler import Account, GpuFault, Listener, Scheduler
-from harness.schedule.task import Task, unique_tasks
-from harness.schedule.workers import WorkerPool
+from harness.schedule.task import Task, tasks, unique, unique_tasks
+from harness.schedule.workers import WorkerPool, failure_of
 from harness.verdict.cell import Cell
 
 #: What a lane takes of the host's memory, in GiB: torch and a compiler, imported.
@@ -98,13 +97,21 @@ class Session:
 
     def run(self, cells: Iterable[Cell], *, receipts: bool = True) -> Account:
         """Run the lanes of cells that have not ended; with `receipts`, write each cell's when its last lane ends."""
-        judge = self.judge
+        cells = list(cells)
+        account = Account(faults=list(self.faults))
+        account.planned = {cell.name: tasks(cell, self.host, self.repeat) for cell in cells}
+        planned = [self.estimates.of(task) for task in unique(chain.from_iterable(account.planned.values()))]
+        self.listener.planned(len(planned), self.seconds_left(planned))
+        judge = replace(self.judge, planned=account.planned)
+
+        def settle(cell: Cell) -> None:
+            judged = judge.judged(cell)
+            if judged is not None:
+                account.results[cell.name] = judge.recorded(judged)
 
         def finish(cell: Cell) -> None:
-            judged = judge.judged(cell) if receipts and not judge.missing(cell) else None
-            if judged is not None:
-                with contextlib.suppress(HarnessError):  # told in the end, by whoever asks for the receipt
-                    judge.receipt(judged)
+            if receipts and not judge.missing(cell):
+                settle(cell)
 
         supervisor.adopt_orphans()
         faulty = {fault.place for fault in self.faults}
@@ -122,9 +129,14 @@ class Session:
             )
             workers = WorkerPool(runner, self.journal, finish, self.watch, self.locks or self.cache.root / "locks")
             places = Places(self.most_jobs, devices)
-            scheduler = Scheduler(workers, self.journal, places, self.listener, self.stop_at)
-            scheduler.account.faults.extend(self.faults)
-            return scheduler.run(self.tasks(cells), cancel_end)
+            Scheduler(workers, self.journal, places, self.listener, self.stop_at, account).run(planned, cancel_end)
+        for cell in cells if receipts else ():  # whose lanes ended before, or are another cell's, or were interrupted
+            if cell.name not in account.results and cell.name not in account.failed:
+                try:
+                    settle(cell)
+                except Exception as error:  # noqa: BLE001 - the other cells go on; this one reports it
+                    account.failed[cell.name] = failure_of(error, cell)
+        return account
 
     @staticmethod
     @contextmanager

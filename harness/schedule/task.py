@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from harness.core import files
@@ -151,11 +151,14 @@ def tasks(cell: Cell, host: Host, repeat: int) -> list[Task]:
     return found
 
 
-def unique_tasks(cells: Iterable[Cell], host: Host, repeat: int) -> Iterator[Task]:
-    """Yield the tasks of all cells; what two cells share (the newest release is the pinned one) comes once."""
-    seen: set[str] = set()
-    for cell in cells:
-        for task in tasks(cell, host, repeat):
-            if task.key not in seen:
-                seen.add(task.key)
-                yield task
+def unique_tasks(cells: Iterable[Cell], host: Host, repeat: int) -> list[Task]:
+    """List the tasks of all cells; what two cells share (the newest release is the pinned one) comes once."""
+    return unique(task for cell in cells for task in tasks(cell, host, repeat))
+
+
+def unique(every: Iterable[Task]) -> list[Task]:
+    """List each task once, the first of those with one key."""
+    first: dict[str, Task] = {}
+    for task in every:
+        first.setdefault(task.key, task)
+    return list(first.values())

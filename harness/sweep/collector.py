@@ -70,7 +70,7 @@ class Collector:
             return self._not_here(cell)
         if cell.name in self.account.refused:
             return self._not_here(replace(cell, reason=self.clean(self.account.refused[cell.name])))
-        judged = self.judge.judged(cell)
+        judged = self.account.results.get(cell.name) or self.judge.judged(cell)
         if judged is None:
             return self._not_run(cell)
         try:

@@ -163,7 +163,7 @@ class Sweep:
                 account = self.engine.run(session, cells)
                 night = self._mutants(session, cells, account)
                 places = {**self.cache.places, order.folder.absolute(): "$PACKS", order.runs: "$RUNS"}
-                judge = replace(session.judge, elsewhere=account.elsewhere)
+                judge = replace(session.judge, elsewhere=account.elsewhere, planned=account.planned)
                 collector = Collector(judge, account, compared, redaction.of_host(places), night.killed)
                 rows = list(collector.rows(cells))
                 before = len(journal)
