@@ -25,9 +25,8 @@ from hypothesis import strategies as st
 
 from harness.core.errors import HarnessError, UnavailableError
 from harness.core.structure import StructureError
-from harness.core.words import PROBE_STATUS, Evidence, Kind, LaneVerdict, Role, Verdict
-from harness.lane import transcript
-from harness.lane.output import Lines
+from harness.core.words import Evidence, Kind, LaneVerdict, Role, Verdict
+from harness.lane import results, transcript
 from harness.lane.record import LaneRecord
 from harness.lane.transcript import CheckLine, FigureLine, OutputLine, UpstreamLine
 from harness.pack import rules
@@ -51,23 +50,18 @@ settings.register_profile("ci", EVERY, max_examples=300, derandomize=True)
 settings.register_profile("long", EVERY, max_examples=20_000)
 settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 
-# --- what a probe says
+# --- what a contract found
 
 
 @dataclass(frozen=True)
 class Said:
-    """One line of output: its bytes, and what must be judged from it.
+    """Some lines of a contract's results, without their numbers, and what must be judged from them."""
 
-    `word` is empty for a log line; `sound` is whether the protocol admits the line by itself.
-    """
-
-    data: bytes
-    word: str = ""
+    events: tuple[dict[str, object], ...]
+    word: str
     name: str = ""
     role: str = ""
     ok: bool | None = None
-    mute: bool = False
-    sound: bool = True
 
 
 NAMES = st.text(
@@ -79,14 +73,12 @@ VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
     max_leaves=6,
 )  # fmt: skip
-LOGS = st.binary(max_size=40).map(lambda data: b"log " + data.replace(b"\n", b"").replace(b"\r", b""))
-#: What no line of the protocol survives, by how it is done to a sound one.
+#: What no line of the results survives, by how it is done to a sound one.
 DAMAGES = {
     "cut": lambda line: line[:-1],
+    "another line before it": lambda line: b"log\n" + line,
     "NUL first": lambda line: b"\0" + line,
     "carriage return first": lambda line: b"50%\r" + line,
-    "mark first": lambda line: b"\xef\xbb\xbf" + line,
-    "glued": lambda line: line.replace(b" ", b"", 1),
     "NUL inside": lambda line: line[:-1] + b', "x": "\0"}',
     "escaped NUL": lambda line: line[:-1] + b', "reason": "\\u0000"}',
     "not UTF-8": lambda line: line[:-1] + b', "reason": "\xff"}',
@@ -95,50 +87,41 @@ DAMAGES = {
     "no number": lambda line: line[:-1] + b', "tolerance": NaN}',
     "400 digits": lambda line: line[:-1] + b', "tolerance": ' + b"1" * 400 + b"}",
     "brackets": lambda line: line[:-1] + b', "tolerance": ' + b"[" * 900 + b"]" * 900 + b"}",
-    "a key twice": lambda line: line[:-1] + b', "unit": "", "unit": ""}',
+    "a key twice": lambda line: line[:-1] + b', "kind": "check"}',
     "unknown key": lambda line: line[:-1] + b', "colour": 1}',
     "more behind it": lambda line: line + b" {}",
-    "overlong": lambda line: line[:-1] + b', "unit": "' + b"u" * (1 << 20) + b'"}',
+    "written twice": lambda line: line + b"\n" + line,
+    "lost": lambda _: b"",
 }
-
-
-def _line(word: str, **fields: object) -> bytes:
-    return f"{word} {json.dumps(fields)}".encode()
 
 
 @st.composite
 def _checks(draw: st.DrawFn) -> Said:
     name, role, ok = draw(NAMES), draw(st.sampled_from([*Role])), draw(st.sampled_from([True, False, None]))
-    reason = draw(st.sampled_from(["", "why"]))
-    line = _line("CHECK", name=name, role=role, ok=ok, reason=reason, measured=draw(VALUES))
-    return Said(line, "CHECK", name, role, ok, mute=ok is None and not reason)
+    check = {"kind": "check", "name": name, "role": role, "ok": ok, "measured": draw(VALUES), "seconds": 0.1}
+    return Said(({"kind": "begin", "name": name}, check), "check", name, role, ok)
 
 
 @st.composite
 def _figures(draw: st.DrawFn) -> Said:
-    name = draw(NAMES)
-    return Said(_line("FIGURE", name=name, value=draw(VALUES), unit="ms", spread=draw(VALUES)), "FIGURE", name)
+    figure = {"kind": "figure", "name": draw(NAMES), "value": draw(VALUES), "unit": "ms", "spread": draw(VALUES)}
+    return Said((figure,), "figure", str(figure["name"]))
 
 
 @st.composite
 def _outputs(draw: st.DrawFn) -> Said:
-    name = draw(NAMES)
-    return Said(_line("OUTPUT", name=name, dtype="f", shape=[2], sha256="x", must_match=True), "OUTPUT", name)
+    tensor = {"dtype": "f", "shape": [2], "sha256": "x", "must_match": True}
+    output = {"kind": "output", "name": draw(NAMES), **tensor}
+    return Said((output,), "output", str(output["name"]))
 
 
-@st.composite
-def _damaged(draw: st.DrawFn) -> Said:
-    plain = _line("CHECK", name=draw(NAMES), role=draw(st.sampled_from([*Role])), ok=draw(st.booleans()))
-    how = draw(st.sampled_from(sorted(DAMAGES)))
-    return Said(DAMAGES[how](plain), "CHECK", sound=False)
-
-
-LINES = st.one_of(_checks(), _checks(), _figures(), _outputs(), LOGS.map(Said), st.just(Said(b"CLAIMED {}", "CLAIMED")))
-SPOKEN = st.lists(LINES, max_size=8)
+CLAIM = Said(({"kind": "claim", "word": "CLAIMED"},), "claim")
+SPOKEN = st.lists(st.one_of(_checks(), _checks(), _figures(), _outputs(), st.just(CLAIM)), max_size=8)
+TARGET = {"kind": "target", "target": "cpu", "evidence": "traced", "device": "CPU"}
 
 
 def _implied(checks: list[Said]) -> str:
-    """Return the verdict of these checks: the README's table, written down a second time."""
+    """Return the verdict of these checks: DESIGN's table, written down a second time."""
     if any(check.ok is False and check.role == "control" for check in checks):
         return "CONTROL_FAILED"
     if any(check.ok is False and check.role == "defect" for check in checks):
@@ -148,71 +131,54 @@ def _implied(checks: list[Said]) -> str:
     return "UNSUPPORTED"
 
 
-def _expected(said: list[Said], verdict: str, status: int) -> bool:
-    """Whether a lane that said this, between its TARGET and its verdict, may be believed."""
-    named = [(one.word, one.name) for one in said if one.name]
-    checks = [one for one in said if one.word == "CHECK"]
-    return (
-        all(one.sound and not one.mute for one in said)
-        and len(set(named)) == len(named)
-        and verdict in {"UNSUPPORTED", _implied(checks)}
-        and status == {"BUG_REPRODUCED": 10, "FIX_VALIDATED": 0}.get(verdict, 125)
-    )
-
-
 @given(
     said=SPOKEN,
-    damage=st.none() | st.tuples(_damaged(), st.integers(0, 8)),
+    damage=st.none() | st.tuples(st.sampled_from(sorted(DAMAGES)), st.integers(0, 30)),
     honest=st.booleans(),
-    verdict=st.sampled_from([*PROBE_STATUS]),
-    status=st.sampled_from([0, 1, 10, 125, -9]),
-    size=st.integers(1, 200) | st.just(1 << 16),
+    told=st.sampled_from([0, 1, 2, 5]),
+    status=st.sampled_from([0, 1, 2, 5, -9]),
 )
-def test_a_lane_is_believed_exactly_where_every_line_of_it_is_sound(
-    *, said: list[Said], damage: tuple[Said, int] | None, honest: bool, verdict: str, status: int, size: int
+def test_a_contract_is_believed_exactly_where_every_line_of_it_is_sound(
+    *, tmp_path: Path, said: list[Said], damage: tuple[str, int] | None, honest: bool, told: int, status: int
 ) -> None:
-    if damage is not None:
-        said = [*said[: damage[1]], damage[0], *said[damage[1] :]]
-        size = max(size, 1 << 12)
+    checks = [one for one in said if one.word == "check"]
+    wrong = any(one.ok is False for one in checks)
     if honest:
-        verdict = _implied([one for one in said if one.word == "CHECK"])
-        status = PROBE_STATUS[LaneVerdict(verdict)]
-    whole = [
-        _line("TARGET", target="cpu", evidence="traced", device="CPU"),
-        *(one.data for one in said),
-        _line(verdict),
-    ]
-    lines, data = Lines(["CLAIMED"]), b"\n".join(whole) + b"\n"
-    for start in range(0, len(data), size):
-        lines.feed(data[start : start + size])
-    lines.finish()
-    found = transcript.read(lines, status)
-    assert (not found.problems) == _expected(said, str(verdict), status), (found.problems, data[:2000])
-    if not found.problems:
-        assert found.verdict == verdict
+        told = status = int(wrong)
+    events = [TARGET, *(event for one in said for event in one.events), {"kind": "end", "status": told}]
+    lines = [json.dumps({"number": number, **event}).encode() for number, event in enumerate(events, start=1)]
+    if damage is not None:
+        place = damage[1] % len(lines)
+        lines[place] = DAMAGES[damage[0]](lines[place])
+    file = tmp_path / "results.jsonl"
+    file.write_bytes(b"\n".join(lines) + b"\n")
+    found = results.read(file, status, ("CLAIMED",))
+    sound = damage is None and len({one.name for one in checks}) == len(checks)
+    believed = sound and told == status and status in {0, 1, 5} and wrong == (status == 1)
+    assert (not found.problems) == believed, (found.problems, lines)
+    if believed:
+        assert transcript.implied(found.checks) == _implied(checks)
         assert [(one.name, one.role, one.ok) for one in found.checks] == [
-            (one.name, one.role, one.ok) for one in said if one.word == "CHECK"
+            (one.name, one.role, one.ok) for one in checks
         ]
-        assert [one.name for one in found.figures] == [one.name for one in said if one.word == "FIGURE"]
-        assert [one.name for one in found.outputs] == [one.name for one in said if one.word == "OUTPUT"]
+        assert [one.name for one in found.figures] == [one.name for one in said if one.word == "figure"]
+        assert [one.name for one in found.outputs] == [one.name for one in said if one.word == "output"]
         json.dumps(asdict(found), allow_nan=False).encode()
 
 
 PIECES = st.lists(
     st.sampled_from(
-        [b"CHECK ", b"TARGET", b"BUG_REPRODUCED {}", b"{", b"}", b'"', b"\n", b"\r", b"\0", b"[", b"\\ud800"]
+        [b'{"kind": "end", ', b'"number": 1', b"check", b"{", b"}", b'"', b"\n", b"\r", b"\0", b"[", b"\\ud800"]
     )
     | st.binary(max_size=6)
 )
 
 
-@given(PIECES, st.sampled_from([0, 10, 125, -11]))
-def test_no_bytes_end_the_reader_of_a_probe(pieces: list[bytes], status: int) -> None:
-    lines = Lines(["("])  # a claim as no pack.toml may have it
-    for piece in pieces:
-        lines.feed(piece)
-    lines.finish()
-    assert transcript.read(lines, status).problems, "nothing that is only noise is believed"
+@given(PIECES, st.sampled_from([0, 1, 5, -11]))
+def test_no_bytes_end_the_reader_of_a_contract(tmp_path: Path, pieces: list[bytes], status: int) -> None:
+    file = tmp_path / "results.jsonl"
+    file.write_bytes(b"".join(pieces))
+    assert results.read(file, status, ("(",)).problems, "nothing that is only noise is believed"
 
 
 # --- receipts
@@ -319,7 +285,7 @@ def test_a_definition_is_sound_or_refused_with_its_errors(number: int, value: st
     target = found.targets["cpu"]
     assert 0 < target.timeout_s < math.inf
     assert all(claim.replace("_", "A").isalnum() and claim.upper() == claim for claim in found.claims)
-    assert not {*found.claims} & {"CHECK", "TARGET", *PROBE_STATUS}
+    assert not {*found.claims} & {"CHECK", "TARGET", *LaneVerdict}
     for name in (found.upstream.package, found.upstream.file):
         assert PurePosixPath(name).name == name
         assert not {"\0", "\\"} & {*name}

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from harness.core import python_ast
 from harness.core.errors import HarnessError
-from harness.pack.probe import HEADER
+from harness.pack.script_text import HEADER
 
 #: What has to stay before a header: the line of the interpreter, and that of the encoding.
 FIRST = re.compile(r"(?:#![^\n]*\n)?(?:#[^\n]*coding[:=][^\n]*\n)?")

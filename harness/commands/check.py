@@ -74,7 +74,7 @@ def command(  # noqa: PLR0913, PLR0917 - click passes each option
 ) -> int:
     """Check that packs are sound.
 
-    pack.toml is strict; the script has at most 80 lines and a header whose pins agree; the patch
+    pack.toml is strict; reproduce.py is short, says its sentinels and has a header whose pins agree; the patch
     reads like a commit, applies to the pinned tree without offset and changes exactly what it says; receipts are
     fresh, as expected, and have their logs, beside which there are none; README.md is what report.in.md renders to, and
     short. A STALE receipt fails where this host can make it anew and is a warning where it cannot.

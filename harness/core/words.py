@@ -56,15 +56,6 @@ class LaneVerdict(StrEnum):
     ERROR = "ERROR"
 
 
-#: The exit status that has to stand beside each verdict line of a probe.
-PROBE_STATUS = {
-    LaneVerdict.BUG_REPRODUCED: 10,
-    LaneVerdict.FIX_VALIDATED: 0,
-    LaneVerdict.CONTROL_FAILED: 125,
-    LaneVerdict.UNSUPPORTED: 125,
-}
-
-
 class Verdict(StrEnum):
     """What the two lanes of a pack say together."""
 

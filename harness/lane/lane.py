@@ -14,21 +14,18 @@ from harness.core.cache import Cache
 from harness.core.seal import ChangedError, Layout
 from harness.core.words import Evidence, LaneName, LaneVerdict
 from harness.host.host import Host
-from harness.lane import built_environment, environment, loaded, process, results, script, transcript, two_files
+from harness.lane import built_environment, environment, loaded, process, results, script, two_files
 from harness.lane.environment import NO_GPU, Gpus, Witness
-from harness.lane.output import Lines, Log
+from harness.lane.log import Log
 from harness.lane.process import Ended
 from harness.lane.script import LastLine, Script
 from harness.lane.transcript import Transcript
 from harness.pack.model import OrdinaryScript
-from harness.pack.probe import BEGIN
 from harness.upstream.dependencies import DependencySet
 from harness.upstream.tree import Tree
 
 #: The reason of a lane that was cancelled: it says nothing of anything.
 ABANDONED = "abandoned"
-#: Of one that was stopped at the first check that failed.
-STOPPED = "stopped"
 #: What contracts import lies here: it is the last folder of their PYTHONPATH.
 REPOSITORY = Path(__file__).parents[2]
 #: What runs a script that prints no sentinel of its own.
@@ -58,7 +55,7 @@ class Lane:
 
     Attributes:
         name: which of the two trees it is.
-        probe: the script's file, or that of a probe.
+        probe: the script's file.
         contract: the contract's file; None where the pack has none.
         tree: the tree, patched or not.
         dependency_set: its name and members.
@@ -68,7 +65,7 @@ class Lane:
         modules: the import names of the modules under test.
         must_load: files of the tree that the lane has to load, or its verdict is about something else.
         changed: files of the tree that the patch changes and the target runs: which tree they are of is recorded.
-        claims: the words that a probe may print besides the fixed ones.
+        claims: the words that the contract may claim.
         timeout: in seconds.
         devices: the GPUs it sees where it executes, as CUDA_VISIBLE_DEVICES names them; None: what the host shows.
         locks: a file for each of them that it shares with other lanes.
@@ -110,7 +107,7 @@ class LaneRun:
 
     Attributes:
         ended: how.
-        transcript: what it printed.
+        transcript: what script and contract said.
         log: the file of its whole output.
         running: the test of the contract that had begun and did not end.
         changed: what it, or somebody else meanwhile, changed of its tree or dependencies; then it says nothing.
@@ -165,8 +162,6 @@ def gpus_of(lane: Lane, gate: Path) -> Gpus:
 def _run(lane: Lane, folders: environment.Folders, file: Path) -> LaneRun:
     folders.create()
     with Log(file) as log:
-        if BEGIN in lane.probe.read_text("utf-8", errors="replace"):  # the old protocol, which `new` still writes
-            return _run_probe(lane, folders, log)
         return _run_files(lane, folders, log)
 
 
@@ -178,7 +173,7 @@ def _run_files(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
     line, none = LastLine(), Script(LaneVerdict.ERROR, "")
     ordinary = () if lane.ordinary is None else (str(ORDINARY), json.dumps(asdict(lane.ordinary)))
     command = _command(lane, folders, ("-P", *ordinary[:1], str(lane.probe), *ordinary[1:]), lane.timeout)
-    ended = process.run(command, line, log)
+    ended = process.run(command, log, line)
     said = script.read(line.text, ended.status) if ended.reason == "exited" and ended.status >= 0 else none
     refused = lane.stops and said.verdict == LaneVerdict.BUG_REPRODUCED
     found = None
@@ -188,7 +183,7 @@ def _run_files(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
         stop = ("-x",) if lane.stops else ()
         pytest = ("-P", *PYTEST, "--rootdir", str(lane.contract.parent), *stop, str(lane.contract))
         command = _command(lane, folders, pytest, lane.timeout - ended.seconds)
-        second = process.run(command, LastLine(), log)
+        second = process.run(command, log)
         found = results.read(folders.work / RESULTS, second.status, lane.claims)
         ended = _together(ended, second)
     try:
@@ -232,24 +227,6 @@ def _command(lane: Lane, folders: environment.Folders, arguments: tuple[str, ...
         gate=gate,
         locks=lane.locks,
     )
-
-
-def _run_probe(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
-    python, gate = built_environment.interpreter(lane.environment), folders.work / "gate"
-    paths = [lane.tree.import_root, lane.dependencies.folder]
-    lines = Lines(lane.claims)
-    command = process.Command(
-        arguments=(str(python), "-P", str(lane.probe), "--target", lane.target),
-        environment=environment.build(os.environ, folders, paths, gpus_of(lane, gate), lane.share),
-        folder=folders.current,
-        timeout=lane.timeout,
-        cancel=lane.cancel,
-        gate=gate,
-        locks=lane.locks,
-        enough=(lambda: transcript.has_failed_check(lines)) if lane.stops else None,
-    )
-    ended = process.run(command, lines, log)
-    return LaneRun(ended, transcript.read(lines, ended.status), log.path)
 
 
 @contextmanager

@@ -9,12 +9,12 @@ import selectors
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
-from harness.lane.output import Log
+from harness.lane.log import Log
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 CHUNK = 1 << 16
@@ -37,8 +37,6 @@ class Command:
         cancel: a file descriptor; once it can be read, everything is killed and the end is ``abandoned``.
         gate: the named pipe on which a probe asks for its GPUs; made by the supervisor where there are `locks`.
         locks: a file for each GPU that is shared with other lanes.
-        enough: asked behind each piece of standard output whether it decides; then everything is killed and the end is
-            ``stopped``. None: nobody is asked.
 
     """
 
@@ -49,7 +47,6 @@ class Command:
     cancel: int | None = None
     gate: Path = Path(os.devnull)
     locks: tuple[Path, ...] = ()
-    enough: Callable[[], bool] | None = None
 
     @property
     def longest(self) -> float:
@@ -62,8 +59,7 @@ class Ended:
     """How a probe ended.
 
     Attributes:
-        reason: ``exited``, ``timed out``, ``abandoned``, ``stopped`` (what it had printed decided), or ``lost`` where
-            the supervisor itself was killed.
+        reason: ``exited``, ``timed out``, ``abandoned``, or ``lost`` where the supervisor itself was killed.
         status: the exit status, negative for a signal.
         seconds: its wall time, without what it waited for its GPUs.
         waited: seconds of that.
@@ -82,7 +78,6 @@ class Ended:
 
 LOST = Ended("lost", -9, 0.0, 0, 0)
 ABANDONED = Ended("abandoned", -9, 0.0, 0, 0)
-STOPPED = Ended("stopped", -9, 0.0, 0, 0)
 
 
 class Reader(Protocol):
@@ -95,13 +90,13 @@ class Reader(Protocol):
         """Take the end."""
 
 
-def run(command: Command, lines: Reader, log: Log) -> Ended:
+def run(command: Command, log: Log, lines: Reader | None = None) -> Ended:
     """Run a command until it and everything it started is gone.
 
     Args:
         command: what to run, and where.
-        lines: takes standard output as it comes.
         log: takes both streams as they come; the caller finishes it.
+        lines: takes standard output as it comes; None: nobody else does.
 
     """
     report, report_end = os.pipe()
@@ -118,17 +113,19 @@ def run(command: Command, lines: Reader, log: Log) -> Ended:
         start_new_session=True,
     )
     os.close(report_end)
-    started = time.monotonic()
     try:
-        ended = _read(supervisor, report, (lines, log), started + command.longest, command)
+        return _read(supervisor, report, (lines, log), time.monotonic() + command.longest, command)
     finally:
         _end(supervisor)
         os.close(report)
-    return replace(ended, seconds=time.monotonic() - started) if ended == STOPPED else ended
 
 
 def _read(
-    supervisor: subprocess.Popen[bytes], report: int, taking: tuple[Reader, Log], deadline: float, command: Command
+    supervisor: subprocess.Popen[bytes],
+    report: int,
+    taking: tuple[Reader | None, Log],
+    deadline: float,
+    command: Command,
 ) -> Ended:
     assert supervisor.stdout is not None  # noqa: S101 - for the type checker: both are pipes
     assert supervisor.stderr is not None  # noqa: S101 - likewise
@@ -153,12 +150,10 @@ def _read(
                     unread -= 1
                 else:
                     log.feed(key.fd, data)
-                    if key.fileobj is supervisor.stdout:
+                    if lines is not None and key.fileobj is supervisor.stdout:
                         lines.feed(data)
-                        if command.enough is not None and command.enough():
-                            ended, deadline = STOPPED, 0.0
-                            break
-    lines.finish()
+    if lines is not None:
+        lines.finish()
     return ended
 
 

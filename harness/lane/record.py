@@ -13,7 +13,7 @@ class LaneRecord:
     """What one lane showed.
 
     Attributes:
-        verdict: by the rules of the protocol.
+        verdict: of its script and its contract.
         reason: empty only behind a verdict that needs none.
         exit_status: of the probe; negative for a signal.
         seconds: wall time of the probe, without what it waited for its GPU.

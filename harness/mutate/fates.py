@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from harness.core.words import PROBE_STATUS, LaneVerdict, Verdict
+from harness.core.words import LaneVerdict, Verdict
 from harness.lane.record import LaneRecord
+from harness.lane.script import STATUS
 from harness.mutate.mutants import Listed, Mutant
 from harness.receipt.strength import Fate, MutantRecord
 from harness.schedule.journal import LaneEnd
 from harness.verdict import judge
-from harness.verdict.lane_judge import STOPPED_AT_FAILED_CHECK
 
 #: Exit statuses with which a probe ends that came to a verdict.
-CONCLUDED = set(PROBE_STATUS.values())
+CONCLUDED = set(STATUS.values())
 #: What kills a mutant that shows the reported bug.
 SCRIPT = "reproduce.py"
 #: The reason of a mutant whose lane the budget left out.
@@ -37,7 +37,7 @@ def says_nothing(record: LaneRecord | None) -> bool:
     """
     if record is None or record.verdict != LaneVerdict.ERROR:
         return False
-    no_verdict = record.exit_status == PROBE_STATUS[LaneVerdict.UNSUPPORTED]  # its traceback ends so as well
+    no_verdict = record.exit_status == STATUS[LaneVerdict.UNSUPPORTED]  # its traceback ends so as well
     return no_verdict or record.exit_status not in CONCLUDED
 
 
@@ -56,7 +56,7 @@ def of_lane(pristine: LaneRecord, end: LaneEnd | None) -> Found:
     if not wrong and record.script.startswith(LaneVerdict.BUG_REPRODUCED):
         return Found(Fate.KILLED, (SCRIPT,))
     if record.verdict in (LaneVerdict.BUG_REPRODUCED, LaneVerdict.CONTROL_FAILED, LaneVerdict.FIX_INCOMPLETE):
-        return Found(Fate.KILLED, wrong[:1] if record.reason == STOPPED_AT_FAILED_CHECK else wrong)
+        return Found(Fate.KILLED, wrong)
     if record.verdict == LaneVerdict.UNSUPPORTED:
         return Found(Fate.KILLED, reason=f"UNSUPPORTED, which the pristine tree is not: {record.reason}")
     return _of_pair(pristine, record)

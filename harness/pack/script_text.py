@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import ast
 import re
+import tomllib
 from dataclasses import dataclass
 
-from harness.core import python_ast
-from harness.pack import probe
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
 
+from harness.core import python_ast
+
+HEADER = re.compile(r"(?m)^# /// script$\n(?P<content>(?:^#(?: .*)?$\n)+)^# ///$")
 #: Of a script, with its header and its docstring: one screen.
 MOST_LINES = 80
 MOST_DOCSTRING_LINES = 12
@@ -25,6 +29,29 @@ class ScriptText:
     errors: tuple[str, ...]
 
 
+def pins_of(content: str) -> tuple[dict[str, str], str, list[str]]:
+    """Return the exact pins of a PEP 723 header, its requires-python, and its errors."""
+    try:
+        document = tomllib.loads("\n".join(line[2:] for line in content.splitlines()))
+    except (ValueError, RecursionError) as error:
+        return {}, "", [f"its PEP 723 header is not TOML: {error}"]
+    pins: dict[str, str] = {}
+    listed = document.get("dependencies", [])
+    errors = [] if isinstance(listed, list) else ["its header's dependencies are no list"]
+    for text in listed if isinstance(listed, list) else []:
+        try:
+            requirement = Requirement(str(text))
+        except InvalidRequirement:
+            errors.append(f"its header's dependency {text!r} cannot be read")
+            continue
+        exact = [spec.version for spec in requirement.specifier if spec.operator == "=="]
+        if len(exact) != 1:
+            errors.append(f"its header does not pin {requirement.name} exactly")
+        else:
+            pins[canonicalize_name(requirement.name)] = exact[0]
+    return pins, str(document.get("requires-python", "")), errors
+
+
 def read(text: str, *, has_patch: bool = True) -> ScriptText:
     """Take a script apart.
 
@@ -33,10 +60,8 @@ def read(text: str, *, has_patch: bool = True) -> ScriptText:
         has_patch: whether the pack has a fix.patch, so that the script can end with FIX_VALIDATED.
 
     """
-    header = probe.HEADER.search(text)
-    pins, requires_python, errors = (
-        probe.pins_of(header["content"]) if header else ({}, "", ["it has no PEP 723 header"])
-    )
+    header = HEADER.search(text)
+    pins, requires_python, errors = pins_of(header["content"]) if header else ({}, "", ["it has no PEP 723 header"])
     docstring, problem = _docstring(text)
     length, lines = len(text.splitlines()), len(docstring.splitlines())
     if not requires_python:

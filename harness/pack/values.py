@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import PurePosixPath
 
 from harness.core import files
-from harness.core.words import BITWISE_IDENTICAL, PROBE_STATUS
+from harness.core.words import BITWISE_IDENTICAL, LaneVerdict
 from harness.pack.model import Definition
 
 #: Seconds: a lane of a month is a mistake.
@@ -17,8 +17,8 @@ MOST_RANKS = 1024
 MOST_MEMORY_GIB = 1 << 20
 PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 CLAIM = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*")
-#: Words of the protocol: a claim of such a name would be read as something else.
-TAKEN = {"TARGET", "UPSTREAM", "CHECK", "FIGURE", "OUTPUT", *PROBE_STATUS}
+#: A claim of such a name would be read as something else.
+TAKEN = {"TARGET", "UPSTREAM", "CHECK", "FIGURE", "OUTPUT", *LaneVerdict}
 #: Never a path or an option of git's.
 REPOSITORY = re.compile(r"https?://[^\s]+")
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")

@@ -15,7 +15,7 @@ from harness.core.words import SuiteVerdict, Verdict
 from harness.host.eligibility import evidence_here
 from harness.host.host import Host
 from harness.mutate import soundness as wrong_fixes
-from harness.pack import probe, script_text
+from harness.pack import script_text
 from harness.pack.model import Pack
 from harness.receipt import receipt, staleness
 from harness.receipt.receipt import Receipt
@@ -130,16 +130,10 @@ class Checker:
         if not self.pack.probe.exists():
             return ["reproduce.py is missing"]
         text = self.pack.probe.read_text(encoding="utf-8", errors="replace")
-        has_patch = self.pack.definition.has_patch
         if self.pack.definition.script is not None:  # its author's own
-            return [] if probe.HEADER.search(text) else ["reproduce.py: it has no PEP 723 header"]
-        if probe.BEGIN in text:
-            old = probe.read(text, has_patch=has_patch)
-            pins, found = old.pins, old.errors
-        else:
-            new = script_text.read(text, has_patch=has_patch)
-            pins, found = new.pins, new.errors
-        return [f"reproduce.py: {error}" for error in found] + _pin_errors(self.pack, pins, receipts)
+            return [] if script_text.HEADER.search(text) else ["reproduce.py: it has no PEP 723 header"]
+        script = script_text.read(text, has_patch=self.pack.definition.has_patch)
+        return [f"reproduce.py: {error}" for error in script.errors] + _pin_errors(self.pack, script.pins, receipts)
 
     def _patch_text(self) -> list[str]:
         if not self.pack.definition.has_patch:

@@ -15,7 +15,7 @@ from harness.host.host import Host
 from harness.lane import environment, process
 from harness.lane.environment import NO_GPU, Gpus
 from harness.lane.lane import jit_folder
-from harness.lane.output import Lines, Log
+from harness.lane.log import Log
 from harness.lane.process import Ended
 from harness.pack.model import UpstreamTests
 from harness.schedule.runner import Prepared
@@ -137,7 +137,7 @@ def run(cache: Cache, host: Host, wanted: Wanted, place: Place, log: Path) -> Su
                 locks=place.locks,
             )
             with Log(log) as written_log:
-                ended = process.run(command, Lines(()), written_log)
+                ended = process.run(command, written_log)
         prepared.dependencies.check(before, while_it_ran=True)
         found = report.read(written.read_text(encoding="utf-8", errors="replace"))
     why = abnormal_end(ended, wanted.timeout) or report.problem(found, ended.status, listed_only=wanted.list_only)

@@ -6,29 +6,24 @@ import signal
 from pathlib import Path, PurePosixPath
 
 from harness.core import tracebacks
-from harness.core.words import PROBE_STATUS, LaneVerdict
-from harness.lane import transcript
-from harness.lane.lane import ABANDONED, STOPPED, Lane, LaneRun
+from harness.core.words import LaneVerdict
+from harness.lane.lane import ABANDONED, RAISED, Lane, LaneRun
 from harness.lane.process import Ended
 from harness.lane.record import LaneRecord
-from harness.lane.script import NO_SENTINEL
+from harness.lane.script import NO_SENTINEL, STATUS
 from harness.lane.transcript import Transcript, UpstreamLine
 
-#: The reason of a lane whose probe came to no verdict; behind it stands what it raised, if it did.
-NO_VERDICT = "no verdict line"
-#: Exit statuses of a probe that raised: of the protocol, and Python's own.
-RAISED = (PROBE_STATUS[LaneVerdict.UNSUPPORTED], 1)
+#: Exit statuses of a script without a sentinel after which the log ends in what was raised.
+FAILED = (STATUS[LaneVerdict.UNSUPPORTED], RAISED)
 #: Characters of what it raised.
 MOST_SAID = 200
-#: The reason of a lane that was not run to its end, since one wrong check is enough to refuse a wrong fix.
-STOPPED_AT_FAILED_CHECK = "stopped at its first failed check"
 
 
 def record_of(lane: Lane, run: LaneRun) -> LaneRecord:
-    """Judge a lane that ended, by the rules of the protocol."""
+    """Judge a lane that ended."""
     ended, said = run.ended, run.transcript
     verdict, reason = _judged(lane, run)
-    if reason in (NO_VERDICT, NO_SENTINEL) and ended.status in RAISED:
+    if reason == NO_SENTINEL and ended.status in FAILED:
         reason += raised(run.log)
     return LaneRecord(
         verdict=verdict,
@@ -52,22 +47,16 @@ def record_of(lane: Lane, run: LaneRun) -> LaneRecord:
 
 def _kept(lane: Lane, said: Transcript) -> tuple[UpstreamLine, ...]:
     """Return what a record keeps of the modules: those of the changed files, and the packages under test themselves."""
-    if not said.script:
-        return said.upstream
     changed = {str(lane.tree.folder / path) for path in lane.changed}
     return tuple(line for line in said.upstream if line.module in lane.modules or line.file in changed)
 
 
 def _judged(lane: Lane, run: LaneRun) -> tuple[LaneVerdict, str]:
     ended, said, changed = run.ended, run.transcript, run.changed
-    if ended.reason == STOPPED and not changed:
-        return transcript.implied(said.checks), STOPPED_AT_FAILED_CHECK
     abnormal = abnormal_end(ended, lane.timeout)
     abnormal += f" in {run.running}" if abnormal and run.running else ""
     problem = changed or abnormal or next(iter((*said.problems, *_foreign(lane, said))), "")
-    if problem or said.verdict is None:
-        return LaneVerdict.ERROR, problem or NO_VERDICT
-    return said.verdict, said.reason
+    return (LaneVerdict.ERROR, problem) if problem else (said.verdict, said.reason)
 
 
 def raised(log: Path) -> str:
@@ -92,7 +81,7 @@ def abnormal_end(ended: Ended, timeout: float) -> str:
 
 
 def _foreign(lane: Lane, said: Transcript) -> list[str]:
-    """List where the probe judged something else than this lane's tree, target or evidence."""
+    """List where the lane judged something else than this lane's tree, target or evidence."""
     if said.verdict == LaneVerdict.UNSUPPORTED:
         return []
     problems = []
@@ -105,7 +94,7 @@ def _foreign(lane: Lane, said: Transcript) -> list[str]:
     loaded = set()
     for line in said.upstream:
         inside = _inside(Path(line.file), lane.tree.folder)
-        if said.script and inside is not None and line.module.split(".")[0] not in lane.modules:
+        if inside is not None and line.module.split(".")[0] not in lane.modules:
             loaded.add(inside)  # loaded by its path, under another name
         elif line.module.split(".")[0] not in lane.modules:
             problems.append(f"{line.module} is none of the modules under test ({', '.join(lane.modules)})")

@@ -23,7 +23,7 @@ from harness.schedule.workers import Failure, failure_of
 from harness.upstream import download
 from harness.upstream.source import SourceKind
 from harness.verdict.cell import Cell
-from harness.verdict.lane_judge import NO_VERDICT, RAISED
+from harness.verdict.lane_judge import FAILED
 from harness.versions import candidates, narrowed, release_bisect
 from harness.versions.candidates import Candidate
 from harness.versions.timeline import Entry
@@ -193,8 +193,8 @@ def verdict_of(session: Session, record: LaneRecord, log: LogRecord | None) -> t
 
     A surprise inside the probe, such as a name that this tree does not have, is UNSUPPORTED here, never the bug.
     """
-    surprised = record.verdict == LaneVerdict.ERROR and record.reason.startswith((NO_VERDICT, NO_SENTINEL))
-    if log is None or not surprised or record.exit_status not in RAISED:
+    surprised = record.verdict == LaneVerdict.ERROR and record.reason.startswith(NO_SENTINEL)
+    if log is None or not surprised or record.exit_status not in FAILED:
         return record.verdict, record.reason
     text = (session.folder / log.file).read_text(encoding="utf-8", errors="replace")
     return LaneVerdict.UNSUPPORTED, tracebacks.last_exception(text) or record.reason

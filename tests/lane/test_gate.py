@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.lane import process
-from harness.lane.output import Lines, Log
+from harness.lane.log import Log
 from harness.lane.process import Command, Ended
 
 pytestmark = pytest.mark.slow
@@ -48,7 +48,7 @@ def _run(folder: Path, name: str, times: tuple[float, float, float], locks: tupl
         locks=locks,
     )
     with Log(folder / f"{name}.log") as log:
-        return process.run(command, Lines(), log)
+        return process.run(command, log)
 
 
 def _together(

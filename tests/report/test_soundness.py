@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.pack import probe
 from testing.workbench import Workbench
 
 
@@ -81,10 +80,6 @@ def test_a_number_is_never_used_twice(workbench: Workbench) -> None:
     (workbench.packs / "01_confirmed").rename(workbench.packs / "01_other")
     workbench.lay("01_confirmed")
     assert "its number 01 is that of 01_confirmed" in workbench.run("check").stdout
-
-
-def test_the_block_has_at_most_60_lines() -> None:
-    assert len(probe.original_block().splitlines()) - 2 <= probe.MOST_BLOCK_LINES
 
 
 def test_list_says_what_each_target_can_show(workbench: Workbench) -> None:
