@@ -1,16 +1,17 @@
-"""The records in ``advisories/``: one OSV file for each pack, made of packs by `check --advisories`.
-
-A version is affected or not affected only where a lane judged exactly that version.
-"""
+"""The records in ``advisories/``, one OSV file for each pack, and a service that gives them to pip-audit."""
 
 from __future__ import annotations
 
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from harness.core import strict_json
@@ -20,7 +21,6 @@ from harness.core.errors import HarnessError
 FOLDER = Path(__file__).resolve().parents[2] / "advisories"
 #: OSV keeps ``x_`` for databases that it does not collect; the rest is the name of the command that reads ours.
 PREFIX = "x_WRONG-NUMERICS-"
-ECOSYSTEM = "PyPI"
 
 
 class State(StrEnum):
@@ -32,84 +32,49 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True)
-class Judged:
-    """What was shown of one version: the state, and in words how each target showed it."""
-
-    state: State
-    evidence: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class Advisory:
-    """One bug of one package.
+    """One bug: its package's normalized name, the state and its evidence by version, and the OSV record."""
 
-    Attributes:
-        identifier: of the record.
-        package: on the package index, normalized.
-        silent: whether nothing tells the user: no error, no warning.
-        report: a URL, or a path in the repository while that has none.
-        workaround: that a check of the pack shows; may be empty.
-        judged: by version.
-        document: the OSV record itself.
-
-    """
-
-    identifier: str
     package: str
-    silent: bool
-    report: str
-    workaround: str
-    judged: dict[Version, Judged]
+    judged: dict[Version, tuple[State, list[str]]]
     document: dict[str, Any]
 
-    def of(self, version: Version) -> Judged:
-        """Return what was shown of a version; a local build counts as its release."""
-        return self.judged.get(Version(version.public), Judged(State.NOT_JUDGED))
+    def of(self, version: Version) -> tuple[State, list[str]]:
+        """Return what lanes showed of exactly this version; a local build counts as its release."""
+        return self.judged.get(Version(version.public), (State.NOT_JUDGED, []))
 
 
 def load(path: Path) -> Advisory:
-    """Load one record.
-
-    Raises:
-        HarnessError: it cannot be read, or is none of ours; the text names the file.
-
-    """
+    """Load one record; raises HarnessError, which names the file, where it is none of ours."""
     try:
         document: Any = strict_json.loads(path.read_bytes())
-        (affected,) = document["affected"]
-        known = document["database_specific"]
-        judged = {
-            Version(label): Judged(State(one["state"]), tuple(one["evidence"]))
-            for label, one in known["judged"].items()
-        }
-        stated = {Version(label) for label in affected["versions"]}
-        advisory = Advisory(
-            identifier=document["id"],
-            package=str(canonicalize_name(affected["package"]["name"])),
-            silent=known["silent"],
-            report=known["report"],
-            workaround=known["workaround"],
-            judged=judged,
-            document=document,
-        )
-    except (OSError, strict_json.StrictJsonError, InvalidVersion, KeyError, TypeError, ValueError) as error:
-        where = f"{path.parent.name}/{path.name}"
-        said = f"{type(error).__name__}: {error}"[:300]
-        raise HarnessError(f"{where}: {said}. Next: runner.py check --advisories --write, in a clone") from None
-    if stated != {version for version, one in judged.items() if one.state == State.AFFECTED}:
-        said = "affected.versions are not the versions that database_specific.judged calls affected"
-        raise HarnessError(f"{path.name}: {said}. Next: runner.py check --advisories --write, in a clone")
-    return advisory
+        judged = document["database_specific"]["judged"].items()
+        by_version = {Version(label): (State(one["state"]), one["evidence"]) for label, one in judged}
+        return Advisory(document["affected"][0]["package"]["name"], by_version, document)
+    except (OSError, strict_json.StrictJsonError, InvalidVersion, LookupError, TypeError, ValueError) as error:
+        raise HarnessError(f"{path.name}: {error!r:.300}. Next: runner.py check --advisories --write") from None
 
 
-def load_all(folder: Path) -> list[Advisory]:
-    """Load every record of a folder, in the order of their names.
+@contextmanager
+def serving(advisories: list[Advisory]) -> Iterator[tuple[str, set[tuple[str, Version]]]]:
+    """Answer https://google.github.io/osv.dev/post-v1-query on 127.0.0.1; yields the URL, and all that was asked."""
+    asked: set[tuple[str, Version]] = set()
 
-    Raises:
-        HarnessError: there is none, or one of them cannot be read: an audit without it would say too little.
+    class Handler(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            query = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            package, version = query["package"]["name"], Version(query["version"])
+            asked.add((package, version))
+            of_package = [one for one in advisories if one.package == package]
+            affecting = [one.document for one in of_package if one.of(version)[0] == State.AFFECTED]
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(json.dumps({"vulns": affecting}).encode())
 
-    """
-    paths = sorted(folder.glob(f"{PREFIX}*.json"))
-    if not paths:
-        raise HarnessError(f"no records in {folder}. Next: --advisories DIR, or runner.py check --advisories --write")
-    return [load(path) for path in paths]
+        def log_message(self, *_: object) -> None:
+            """Say nothing: pip-audit reports what it was told."""
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}/v1/query", asked
+        server.shutdown()

@@ -2,122 +2,116 @@
 
 from __future__ import annotations
 
+import argparse
 import os
 import subprocess
 import sys
-from importlib.util import find_spec
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import click
+from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from harness import commands
 from harness.audit import records
 from harness.audit.records import Advisory, State
-from harness.audit.service import serving
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
 
-#: Files that pip-audit cannot read, and what makes a file of them that it can.
+#: Files that pip-audit does not read, and what makes a file of them that it reads.
 EXPORTS = {
-    "uv.lock": "uv export --frozen --no-hashes --no-emit-project -o requirements.txt",
+    "uv*.lock": "uv export --frozen --all-extras --all-groups --no-hashes --no-emit-project -o requirements.txt",
     "poetry.lock": "poetry export --without-hashes -o requirements.txt",
     "Pipfile.lock": "pipenv requirements > requirements.txt",
-    "environment.yml": "python -m pip list --format=freeze > requirements.txt, in that environment",
-    "environment.yaml": "python -m pip list --format=freeze > requirements.txt, in that environment",
-    "conda-lock.yml": "python -m pip list --format=freeze > requirements.txt, in that environment",
-    "pixi.lock": "python -m pip list --format=freeze > requirements.txt, in that environment",
+    "pyproject.toml": "uv pip compile --all-extras pyproject.toml -o requirements.txt",
+    "*.y*ml": "python -m pip list --format=freeze > requirements.txt, in that environment",
 }
 
 
-def _sentences(package: str, version: Version, advisories: list[Advisory]) -> list[str]:
-    """Say of one version what pip-audit cannot: how each bug was shown, and which were not judged."""
-    lines, others = [], dict[State, list[str]]()
+def _lines(path: Path) -> list[str]:
+    """Return the lines of a file of dependencies, without comments."""
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return [line.partition(" #")[0].strip() for line in text.splitlines() if not line.lstrip().startswith("#")]
+
+
+def _inputs(arguments: tuple[str, ...]) -> list[Path]:
+    """Return the files that pip-audit will read; refuse what it cannot read, or would skip without a word."""
+    parser = argparse.ArgumentParser(add_help=False)
+    parser.add_argument("-r", "--requirement", type=Path, action="append", default=[])
+    parser.add_argument("--disable-pip", action="store_true")
+    parser.add_argument("--fix", action="store_true")
+    parsed, others = parser.parse_known_args(arguments)
+    if parsed.fix:
+        raise HarnessError("audit changes no environment. Next: leave --fix out")
+    for path in parsed.requirement:
+        for export in [command for pattern, command in EXPORTS.items() if fnmatchcase(path.name, pattern)]:
+            raise HarnessError(f"pip-audit does not read {path.name}. Next: {export}; then -r requirements.txt")
+        if parsed.disable_pip and any(one.startswith(("-r", "-c", "--req", "--const")) for one in _lines(path)):
+            raise HarnessError(f"--disable-pip skips the files that {path.name} names. Next: one -r for each of them")
+    return [*parsed.requirement, *(path for one in others for path in Path(one).glob("py*.toml"))]
+
+
+def _search_path(python: Path) -> list[str]:
+    """Return pip-audit's options for the folders that an interpreter imports from; that interpreter needs no pip."""
+    command = [str(python), "-c", "import sys; print(*sys.path[1:], sep='\\n')"]
+    printed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    return [f"--path={folder}" for folder in printed.splitlines() if Path(folder).is_dir()]
+
+
+def _say(package: str, version: Version, advisories: list[Advisory]) -> State:
+    """Say what pip-audit cannot: how each bug was shown, a workaround, and what nobody judged; return the worst."""
+    label = f"{package} {version}" + (f" (counted as {version.public})" if version.local else "")
     for one in advisories:
-        judged = one.of(version)
-        if judged.state != State.AFFECTED:
-            others.setdefault(judged.state, []).append(one.identifier)
-            continue
-        shown = f"shown by {', '.join(judged.evidence)}" if judged.evidence else "shown by a test"
-        around = f" Workaround: {one.workaround}." if one.workaround else ""
-        quiet = "without an error or a warning, " if one.silent else ""
-        lines.append(f"{package} {version}: affected by {one.identifier}, {quiet}{shown}.{around} Report: {one.report}")
-    for state, names in sorted(others.items()):
-        by = "by" if state == State.UNAFFECTED else "for"
-        lines.append(f"{package} {version}: {state} {by} {', '.join(names)}")
-    return lines
+        (state, evidence), more = one.of(version), one.document["database_specific"]
+        click.echo(f"{label}: {state}: {one.document['id']}: {one.document['summary']}", err=True)
+        if state == State.AFFECTED:
+            silent = "no error or warning tells; " if more["silent"] else ""
+            click.echo(f"    {silent}shown: {', '.join(evidence)}; report: {more['report']}", err=True)
+            click.echo(f"    workaround: {more['workaround'] or 'none that a check shows'}", err=True)
+    return min((one.of(version)[0] for one in advisories), default=State.UNAFFECTED)  # as the alphabet has them
 
 
-def _refuse_nested(arguments: tuple[str, ...]) -> None:
-    """Refuse what pip-audit 2.10 skips without a word: the files that a requirements file names, without pip."""
-    if "--disable-pip" not in arguments:
-        return
-    for path in [Path(one.partition("=")[2] or one) for one in arguments]:
-        if not path.is_file():
-            continue
-        for line in path.read_text(encoding="utf-8", errors="replace").splitlines():
-            if line.strip().startswith(("-r", "--requirement", "-c", "--constraint")):
-                raise HarnessError(
-                    f"{path.name} names another file ({line.strip()[:80]!r}), which pip-audit --disable-pip skips. "
-                    "Next: name each file with a -r of its own, or leave --disable-pip out"
-                )
-
-
-@click.command("audit", context_settings={"help_option_names": ["-h", "--help"], "ignore_unknown_options": True})
-@click.option(
-    "--python", type=click.Path(path_type=Path), metavar="BIN", help="Of the environment (default: this one)."
-)
-@click.option(
-    "--advisories",
-    type=click.Path(path_type=Path),
-    default=records.FOLDER,
-    metavar="DIR",
-    help="Folder of OSV records.",
-)
+@click.command("audit", context_settings={"help_option_names": ["--help"], "ignore_unknown_options": True})
+@click.option("--python", type=click.Path(exists=True, path_type=Path), metavar="BIN", help="Judge what it imports.")
+@click.option("--advisories", type=click.Path(path_type=Path), default=records.FOLDER, help="Folder of OSV records.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(python: Path | None, advisories: Path, arguments: tuple[str, ...]) -> int:
-    """Say which packages have a bug that a pack proves. ARGUMENTS go to pip-audit, which reads the environment.
+    """Say which packages have a bug that a pack proves. ARGUMENTS go to pip-audit, which reads the packages.
 
-    pip-audit prints its own table on standard output. Standard error says how each bug was shown, and which versions
-    nobody judged. A version is affected or not affected only where a test judged exactly that version.
+    A version is affected or not affected only where a test judged exactly that version. Standard error says how.
 
     \b
-    Examples:
-      runner.py audit                                   # the environment that this program is installed in
-      runner.py audit --python ~/work/.venv/bin/python  # another one, which has pip
-      runner.py audit --path ~/work/.venv/lib/python3.12/site-packages
-      runner.py audit -r requirements.txt --no-deps --disable-pip    # pins alone, and no network
-      runner.py audit -r requirements.txt               # what pip would install, too
-      runner.py audit --locked . -f json                # pylock.toml
+      runner.py audit --python ~/work/.venv/bin/python    # all that it imports; it needs no pip
+      runner.py audit -r requirements.txt --no-deps --disable-pip    # the pins alone, and no network
+      runner.py audit -r requirements.txt    # also what pip would install; pip may execute a setup.py
+      runner.py audit --locked . -f json     # pylock.toml; pip-audit -h has more
 
-    Exit status 0: no version is affected; 1: one is; 2: the call is wrong, or pip-audit could not read what it was
-    given; 5: no record has judged the version of a package that records name.
+    Exit status 1: a version is affected. 2: the call is wrong, or pip-audit cannot read the input, or finds no package
+    there. 5: nobody judged the version of a package that records name. 0: none of these.
     """
-    for argument in arguments:
-        name = Path(argument.partition("=")[2] or argument).name
-        if name in EXPORTS:
-            raise HarnessError(f"pip-audit does not read {name}. Next: {EXPORTS[name]}; then -r requirements.txt")
-    _refuse_nested(arguments)
-    if find_spec("pip_audit") is None:
-        raise HarnessError("pip-audit is not installed. Next: pip install 'reproducer-packs[audit]'")
-    known = records.load_all(advisories)
-    environment = os.environ | ({"PIPAPI_PYTHON_LOCATION": str(python)} if python else {})
-    with serving(known) as service:
-        options = ["--vulnerability-service", "osv", "--osv-url", service.url, "--progress-spinner", "off"]
-        ended = subprocess.run([sys.executable, "-m", "pip_audit", *options, *arguments], env=environment, check=False)
-    affected, unjudged = False, False
-    for package, version in sorted(set(service.asked)):
-        of_package = [one for one in known if one.package == package]
-        states = {one.of(version).state for one in of_package}
-        affected |= State.AFFECTED in states
-        unjudged |= states == {State.NOT_JUDGED}
-        for line in _sentences(package, version, of_package):
-            click.echo(line, err=True)
-    if ended.returncode != 0:
-        return int(Exit.DEVIATES if affected else Exit.WRONG_CALL)
-    if not service.asked:
-        click.echo("no package that a record names is installed or named here", err=True)
-    return int(Exit.NOTHING_JUDGED if unjudged else Exit.AS_EXPECTED)
+    inputs = _inputs(arguments)
+    known = [records.load(path) for path in sorted(advisories.glob(f"{records.PREFIX}*.json"))]
+    if not known:
+        raise HarnessError(f"no advisories in {advisories}. Next: --advisories DIR")
+    if not arguments and python is None and os.environ.get("VIRTUAL_ENV"):
+        python = Path(os.environ["VIRTUAL_ENV"], "bin/python")
+    direct = f"{os.environ.get('no_proxy') or os.environ.get('NO_PROXY', '')},127.0.0.1"
+    with records.serving(known) as (url, asked):
+        options = [*arguments, *(_search_path(python) if python else []), "--progress-spinner=off"]
+        call = [sys.executable, "-m", "pip_audit", *options, "--vulnerability-service=osv", f"--osv-url={url}"]
+        ended = subprocess.run(call, env=os.environ | {"no_proxy": direct}, check=False)
+    states = [_say(name, version, [one for one in known if one.package == name]) for name, version in sorted(asked)]
+    missed = {one.package for one in known} - {name for name, _ in asked}
+    for line in [line for path in inputs for line in _lines(path)]:
+        if any(package in canonicalize_name(line) for package in missed):
+            click.echo(f"not judged, since pip-audit skips it: {line[:200]}", err=True)
+            states.append(State.NOT_JUDGED)
+    if State.AFFECTED in states:
+        return int(Exit.DEVIATES)
+    if ended.returncode or not states:
+        raise HarnessError("pip-audit has read no package. Next: see above; it comes with 'reproducer-packs[audit]'")
+    return int(Exit.AS_EXPECTED if set(states) == {State.UNAFFECTED} else Exit.NOTHING_JUDGED)
 
 
 def script() -> int:

@@ -20,7 +20,7 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from harness.audit.records import ECOSYSTEM, PREFIX, State
+from harness.audit.records import PREFIX, State
 from harness.core import files, strict_json, structure
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, Kind, LaneName, LaneVerdict, Role, Verdict
@@ -314,7 +314,7 @@ def document(pack: Pack) -> dict[str, Any] | None:
     ends = [(rows[one.last].label, _exact_fix(found, one)) for one in stretches]
     package = str(canonicalize_name(definition.upstream.package))
     affected: dict[str, Any] = {
-        "package": {"ecosystem": ECOSYSTEM, "name": package, "purl": f"pkg:pypi/{package}"},
+        "package": {"ecosystem": "PyPI", "name": package, "purl": f"pkg:pypi/{package}"},
         "versions": wrong,
     }
     ranges = [
