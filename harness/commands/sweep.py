@@ -19,7 +19,7 @@ from harness.core.progress import Progress
 from harness.core.words import Exit
 from harness.host import host
 from harness.host.gpus import GpuPool, gpu_pool
-from harness.sweep import acknowledged, text_outputs
+from harness.sweep import text_outputs
 from harness.sweep.columns import Moving
 from harness.sweep.sweep import Engine, Order, Sweep, ThisHost
 
@@ -129,7 +129,6 @@ def _fit_together(slurm: bool, here: Mapping[str, object], cluster: Mapping[str,
 @click.option(
     "--poll", type=click.FloatRange(0.2, 600), metavar="SECONDS", help="How often squeue is asked (default: every 5 s)."
 )
-@options.acknowledged_option
 @click.option(
     "--baseline",
     type=click.Path(path_type=Path),
@@ -158,7 +157,6 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     constraint: str | None,
     gpu_types: tuple[str, ...],
     poll: float | None,
-    acknowledged_file: Path | None,
     baseline: Path | None,
 ) -> int:
     """Judge every pack on every target that this host can show, and say what changed.
@@ -176,8 +174,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
     \b
     Exit status 1 when something changed for the worse or needs attention (an error, a fix that upstream shipped,
-    a stale patch, a GPU with a fault, a lane that nobody could run), 0 otherwise; what `ack` put down as known does
-    not count until it changes.
+    a stale patch, a GPU with a fault, a lane that nobody could run), 0 otherwise. A pack
+    whose pack.toml says `known` does not count, except for an error.
 
     \b
     Examples:
@@ -215,7 +213,6 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             jobs=jobs or (submitting.JOBS if settings else None),
             runs=runs.absolute(),
             baseline=baseline,
-            acknowledged=acknowledged_file or acknowledged.beside(packs),
             mutants=mutants,
             bisect=bisect,
             cluster=settings.request if settings else (),

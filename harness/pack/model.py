@@ -282,6 +282,7 @@ class Definition:
 
     `fix` says whether the pack has a patch: without one there is no patched lane, and REPRODUCED is all that can be
     shown.
+    `known` is the thread in which a deviation of the pack is known: a sweep names it and does not fail for it.
     Without `advisory` nobody who has the release is warned of it: what the pack shows is no defect.
     """
 
@@ -295,6 +296,7 @@ class Definition:
     fix: Fix = Fix.PATCH
     head: Head | None = None
     fixed_in: str = ""
+    known: str = ""
     action: Action | None = None
     workaround: Workaround | None = None
     advisory: bool = True

@@ -19,7 +19,7 @@ class OtherSchemaError(ValueError):
 def read(folder: Path, oldest: int = 1) -> Results:
     """Read the results of one finished run, of this schema or an older one down to `oldest`.
 
-    Schema 1 called the run a night. Schema 2 knew neither acknowledged deviations nor the day of a version that moves
+    Schema 1 called the run a night. Schema 2 knew neither known deviations nor the day of a version that moves
     nor what a change is about: these stay empty.
 
     Raises:

@@ -49,10 +49,10 @@ class CellRow:
     `verdict` is a pack's verdict, or FLAKY (`agreeing` of `runs` runs agree), NOT_RUN (it could have been judged and
     was not, `reason` says why), NOT_HERE (this host cannot judge it). `baseline` is the verdict that it is compared
     with; empty where there is none. `deviation` says how it differs from what pack.toml states. `strength` says
-    how many wrong fixes the probe refuses; empty where nobody measured it. `known` says since when somebody
-    acknowledged what needs attention, and why; empty where nobody did, or where it changed since. `as_of` is the day on
-    which a version that moves was the newest; empty for the pinned one. `bisected` says which release or commit changed
-    the verdict, or why that could not be told; empty where nothing was bisected.
+    how many wrong fixes the probe refuses; empty where nobody measured it. `known` is the thread
+    of a deviation that is known, as pack.toml names it; empty where nothing deviates, or nobody knows it. `as_of` is
+    the day on which a version that moves was the newest; empty for the pinned one. `bisected` says which release or
+    commit changed the verdict, or why that could not be told; empty where nothing was bisected.
     """
 
     name: str
@@ -89,7 +89,7 @@ class CellRow:
 
     @property
     def needs_attention(self) -> bool:
-        """Whether it got worse, or is not what pack.toml states, and nobody has acknowledged it."""
+        """Whether it got worse, or is not what pack.toml states, and is not known."""
         return self.deviates and not self.known
 
     @property

@@ -21,7 +21,7 @@ from harness.schedule import inputs
 from harness.schedule.journal import FileJournal
 from harness.schedule.scheduler import Account, GpuFault, Listener
 from harness.schedule.session import Session
-from harness.sweep import acknowledged, baseline, history, mutants, run_folder, selection, writing
+from harness.sweep import baseline, history, known, mutants, run_folder, selection, writing
 from harness.sweep.bisection import Bisection
 from harness.sweep.collector import Collector
 from harness.sweep.columns import Moving, option
@@ -51,7 +51,6 @@ class Order:
         mutants: how many wrong fixes of each pack.
         bisect: how long the bisections of verdicts that changed may take together, in seconds; None: there are none.
         cluster: what makes another sweep of it where Slurm runs its lanes; empty: this host does.
-        acknowledged: the file of the deviations that are known.
         notes: what the outputs have to say besides, such as packs that could not be loaded.
 
     """
@@ -65,7 +64,6 @@ class Order:
     jobs: int | None
     runs: Path
     baseline: Path | None
-    acknowledged: Path
     mutants: int = 0
     bisect: float | None = None
     cluster: tuple[str, ...] = ()
@@ -144,7 +142,6 @@ class Sweep:
             inputs.taken(self.cache, order.packs) as copies,
             run_folder.opened(order.runs, order.request, run_folder.now()) as folder,
         ):
-            known = acknowledged.read(order.acknowledged)
             compared = baseline.find(order.baseline, order.runs, folder.name)
             packs = {one.name: one for one in copies}
             chosen = [(packs[one.name], target) for one, target in chosen]
@@ -165,15 +162,15 @@ class Sweep:
                 places = {**self.cache.places, order.folder.absolute(): "$PACKS", order.runs: "$RUNS"}
                 judge = replace(session.judge, elsewhere=account.elsewhere)
                 collector = Collector(judge, account, compared, redaction.of_host(places), night.killed)
-                rows = list(collector.rows(cells))
+                threads = {one.name: one.definition.known for one in copies if one.definition.known}
+                rows = list(known.marked(list(collector.rows(cells)), threads))
                 before = len(journal)
-                bisection = Bisection(session, compared, known, self.progress.tell, collector.clean)
+                bisection = Bisection(session, compared, self.progress.tell, collector.clean)
                 self._bisect(bisection, account, cells, rows)
                 account.ran += len(journal) - before
             seconds = (run_folder.now() - folder.started).total_seconds()
             results = self._results(folder, session, account, tuple(rows), compared.text, seconds)
-            noted = tuple(acknowledged.applied(results.cells, known))
-            results = replace(results, cells=noted, notes=(*results.notes, *night.notes))
+            results = replace(results, notes=(*results.notes, *night.notes))
             results = replace(results, status=int(_status(results)))
             patches = {name: one.patch for name, one in packs.items()}
             writing.write(results, past, folder.path, patches)

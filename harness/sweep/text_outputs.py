@@ -37,7 +37,7 @@ def change_lines(results: Results) -> list[str]:
     good: list[str] = []
     for row in results.cells:
         if row.known:
-            good.insert(0, f"{row.name}: KNOWN {row.known}")
+            good.insert(0, f"{row.name}: KNOWN {row.known}: {_deviates(row)}")
             continue
         for change in row.changes:
             line = f"{row.name}: {change.kind.upper()}: {change.text}"
@@ -47,6 +47,11 @@ def change_lines(results: Results) -> list[str]:
         if row.deviation and not any(change.worse for change in row.changes):
             worse.append(f"{row.name}: STILL {row.says}: {row.deviation}")
     return [*results.notes, *faults, *worse, *good]
+
+
+def _deviates(row: CellRow) -> str:
+    worse = [f"{change.kind.upper()}: {change.text}" for change in row.changes if change.worse]
+    return "; ".join(worse) or f"{row.says}: {row.deviation}"
 
 
 def _because(row: CellRow) -> str:
