@@ -13,7 +13,6 @@ from harness.core import markdown
 from harness.core.words import Verdict
 from harness.receipt.figures import number
 from harness.sweep import text_outputs
-from harness.sweep.history import History, Mark
 from harness.sweep.results import FLAKY, NOT_HERE, NOT_RUN, CellRow, LaneRow, Results
 
 TEMPLATE, STYLE = (Path(__file__).with_name(name) for name in ("index.html.j2", "html.css"))
@@ -48,14 +47,12 @@ class Page:
 
     Attributes:
         results: of the sweep.
-        history: of the runs before.
         folder: of the run, where the logs lie.
         patches: the patch of each pack.
 
     """
 
     results: Results
-    history: History
     folder: Path
     patches: dict[str, Path]
 
@@ -77,6 +74,11 @@ class Page:
     def changes(self) -> list[str]:
         """What changed or needs attention, a line each."""
         return text_outputs.change_lines(self.results)
+
+    @property
+    def calm(self) -> str:
+        """What is said where nothing changed."""
+        return text_outputs.calm(self.results)
 
     @property
     def gpus(self) -> str:
@@ -121,26 +123,9 @@ class Page:
         logs = sum(bool(lane.log) for row in self.results.cells for lane in row.lanes)
         return min(LOG_BYTES, LOGS_BYTES // max(logs, 1))
 
-    def marks(self, row: CellRow) -> list[Mark]:
-        """Return what each run said of a cell, this one's last."""
-        return [*self.history.marks.get(row.name, []), Mark(self.results.run, row.verdict, row.deviates)]
-
-    def colour(self, mark: Mark) -> str:
-        """Return the class of one run's bar."""
-        return _colour(mark.verdict, worse=mark.worse)
-
     def mood(self, row: CellRow) -> str:
         """Return the class of a cell."""
         return _colour(row.verdict, worse=row.needs_attention)
-
-    def strip(self, row: CellRow) -> str:
-        """Say in words what the strip of a cell shows."""
-        marks = self.marks(row)
-        found: dict[str, int] = {}
-        for mark in marks:
-            found[mark.verdict] = found.get(mark.verdict, 0) + 1
-        counts = ", ".join(f"{verdict} {count}" for verdict, count in found.items())
-        return f"{len(marks)} runs: {counts}"
 
     def log(self, lane: LaneRow) -> str:
         """Return the end of a lane's log; empty where there is none."""

@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.core.words import Verdict
+
 SCHEMA = 3
 #: Verdicts of a cell besides those of a pack.
 FLAKY, NOT_RUN, NOT_HERE = "FLAKY", "NOT_RUN", "NOT_HERE"
+#: Verdicts behind which nothing was judged.
+UNJUDGED = {NOT_HERE, NOT_RUN, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 
 
 @dataclass(frozen=True)
@@ -137,3 +141,8 @@ class Results:
     gpus: tuple[GpuRow, ...]
     notes: tuple[str, ...]
     cells: tuple[CellRow, ...]
+
+    @property
+    def has_judged(self) -> bool:
+        """Whether any cell was judged."""
+        return any(row.verdict not in UNJUDGED for row in self.cells)

@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.sweep.history import History, Mark
 from harness.sweep.html import STYLE, Page
 from harness.sweep.results import CellRow, ChangeRow, FigureRow, GpuRow, HostRow, LaneRow, Results
 from testing import nights
@@ -82,17 +81,15 @@ def _results() -> Results:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the page of a large sweep: 14 packs on 6 targets, 30 runs of history, logs with long lines."""
+    """Write the page of a large sweep: 14 packs on 6 targets, logs with long lines."""
     folder = tmp_path_factory.mktemp("sweep")
     (folder / "logs").mkdir()
     (folder / "logs/pristine.log").write_text("\n".join("log " + "y" * 400 + "<b>&" for _ in range(50)))
     patch = folder / "fix.patch"
     patch.write_text("diff --git a/x b/x\n" + "+" + "z" * 300 + "</pre>\n")
     results = _results()
-    earlier = [Mark(f"202611{day:02d}T020000Z", "CONFIRMED", worse=False) for day in range(1, 31)]
-    history = History({row.name: earlier for row in results.cells})
     path = folder / "index.html"
-    path.write_text("".join(Page(results, history, folder, {row.pack: patch for row in results.cells}).pieces()))
+    path.write_text("".join(Page(results, folder, {row.pack: patch for row in results.cells}).pieces()))
     return path
 
 
@@ -106,30 +103,26 @@ def test_the_page_needs_no_network_and_no_script(page: Path) -> None:
     assert "</pre>\n\n</details>" in text or "</pre>\n</details>" in text
 
 
-def test_the_page_of_many_runs_stays_small(page: Path) -> None:
+def test_the_page_of_many_packs_stays_small(page: Path) -> None:
     assert page.stat().st_size < 3e6
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
-    """Write the page of 30 packs on 2 targets after 30 sweeps; return it and the seconds that it took."""
+    """Write the page of 30 packs on 2 targets; return it and the seconds that it took."""
     folder = tmp_path_factory.mktemp("large")
-    *before, now = nights.year(30, 31)
+    *_, now = nights.year(30, 31)
     worse = ChangeRow("error", worse=True, text="toykernel 1.0: was CONFIRMED")
     cells = (
         replace(now.cells[0], verdict="ERROR", changes=(worse,)),
         *(replace(cell, verdict="CONFIRMED") for cell in now.cells[1:]),
     )
-    marks: dict[str, list[Mark]] = {}
-    for night in before:
-        for cell in night.cells:
-            marks.setdefault(cell.name, []).append(Mark(night.run, cell.verdict, cell.needs_attention))
     for lane in (lane for row in cells for lane in row.lanes):
         (folder / lane.log).parent.mkdir(parents=True, exist_ok=True)
         (folder / lane.log).write_text("a line of a log that a lane wrote\n" * 300)
     path = folder / "index.html"
     began = time.monotonic()
-    path.write_text("".join(Page(replace(now, cells=cells), History(marks), folder, {}).pieces()))
+    path.write_text("".join(Page(replace(now, cells=cells), folder, {}).pieces()))
     return path, time.monotonic() - began
 
 
