@@ -135,13 +135,24 @@ def test_thirty_packs_fit_into_one_page(large: tuple[Path, float]) -> None:
 def test_the_matrix_comes_first_and_says_each_verdict_by_letter(large: tuple[Path, float]) -> None:
     body = large[0].read_text().partition("<main>")[2]
     assert body.index('<table class="matrix"') < body.index("What changed or needs attention") < body.index("<section")
-    first = re.search(r'<a class="one letter bad[^>]*aria-label="([^"]*)"[^>]*>(.)</a>', body)
+    first = re.search(r'<a class="one letter bad[^>]*aria-label="([^"]*)"[^>]*><b>(.)</b>', body)
     assert first
     assert first.groups() == ("01_toy on cpu, pinned: ERROR, needs attention", "E")
-    assert body.count(">C</a>") == 59
+    assert body.count("<b>C</b>") == 59
     assert "C CONFIRMED, E ERROR" in body
     targets = set(re.findall(r'href="#([^"]*)"', body))
     assert targets <= set(re.findall(r'id="([^"]*)"', body)), "every link of the matrix leads somewhere"
+
+
+def test_a_target_that_this_host_cannot_judge_has_no_column_unless_it_was_lost(tmp_path: Path) -> None:
+    away = nights.cell("01_toy", "sm_100a", "NOT_HERE")
+    cells = [nights.cell("01_toy"), away, nights.cell("02_away", "sm_100a", "NOT_HERE")]
+    page = Page(nights.results(0, cells), tmp_path, {})
+    assert (page.targets, page.absent) == (["cpu"], "02_away, sm_100a")
+    assert "Not judged on this host: 02_away, sm_100a." in "".join(page.pieces())
+    lost = replace(away, changes=(ChangeRow("newly unsupported", worse=True, text="no GPU"),))
+    page = Page(nights.results(0, [cells[0], lost]), tmp_path, {})
+    assert (page.targets, page.absent) == (["cpu", "sm_100a"], "")
 
 
 def _luminance(colour: str) -> float:
