@@ -100,9 +100,6 @@ def _fit_together(slurm: bool, here: Mapping[str, object], cluster: Mapping[str,
 @click.option("--latest", is_flag=True, help="Judge upstream's newest releases too.")
 @click.option("--head", is_flag=True, help="Judge the heads of upstream's default branches too, as they are now.")
 @click.option(
-    "--pre", is_flag=True, help="Judge pre-releases too, where an index has them: of upstreams, of torch and triton."
-)
-@click.option(
     "--mutants",
     type=click.IntRange(0),
     default=0,
@@ -148,7 +145,6 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     repeat: int,
     latest: bool,  # noqa: FBT001 - likewise
     head: bool,  # noqa: FBT001 - likewise
-    pre: bool,  # noqa: FBT001 - likewise
     mutants: int,
     bisect: float | None,
     slurm: bool,  # noqa: FBT001 - likewise
@@ -183,7 +179,6 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
       runner.py sweep --slurm --partition gpu --gpu-type sm_80=a100 --gpu-type sm_90a=h200
       runner.py sweep --latest --baseline sweeps --budget 2h
       runner.py sweep --latest --head --baseline sweeps --bisect 30m
-      runner.py sweep --latest --head --pre --baseline sweeps
       runner.py sweep --only 9 --only ':sm_90a' --gpus 0,2
     """
     if bisect is not None and not latest and not head:
@@ -191,7 +186,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     settings = _settings(partition, account, constraint, gpu_types, poll) if slurm else None
     _fit_together(
         slurm,
-        {"--gpus": gpus, "--mutants": mutants, "--bisect": bisect, "--pre": pre},
+        {"--gpus": gpus, "--mutants": mutants, "--bisect": bisect},
         {
             "--partition": partition,
             "--account": account,
@@ -207,7 +202,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             packs=chosen,
             folder=packs,
             only=only,
-            moving=Moving(latest, head, pre),
+            moving=Moving(latest, head),
             repeat=repeat,
             budget=budget,
             jobs=jobs or (submitting.JOBS if settings else None),

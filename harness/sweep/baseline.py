@@ -14,7 +14,7 @@ from harness.receipt import receipt
 from harness.receipt.figures import number
 from harness.receipt.receipt import Receipt
 from harness.sweep import history, run_folder
-from harness.sweep.columns import HEAD, LATEST, PRE
+from harness.sweep.columns import HEAD, LATEST
 from harness.sweep.results import FLAKY, ChangeRow
 from harness.verdict.cell import Cell
 
@@ -111,7 +111,7 @@ def expected(cell: Cell, then: Receipt | None) -> str:
     if then is not None:
         return then.verdict if then.repeats.agreeing == then.repeats.of else FLAKY
     fixed_in = cell.pack.definition.fixed_in
-    if cell.column in (LATEST, PRE) and fixed_in and cell.version and Version(cell.version) >= Version(fixed_in):
+    if cell.column == LATEST and fixed_in and cell.version and Version(cell.version) >= Version(fixed_in):
         return Verdict.FIXED_UPSTREAM
     head = cell.pack.definition.head
     if cell.column == HEAD and head is not None:

@@ -25,7 +25,7 @@ from harness.schedule.session import Session
 from harness.sweep import baseline, history, known, mutants, run_folder, selection, text_outputs
 from harness.sweep.bisection import Bisection
 from harness.sweep.collector import Collector
-from harness.sweep.columns import Moving, option
+from harness.sweep.columns import Moving
 from harness.sweep.html import Page
 from harness.sweep.mutants import Night
 from harness.sweep.results import SCHEMA, CellRow, GpuRow, HostRow, Results
@@ -41,7 +41,7 @@ class Order:
         packs: the packs that could be loaded.
         folder: where they lie.
         only: the values of ``--only``.
-        moving: upstream's newest releases, default branches and pre-releases too.
+        moving: upstream's newest releases and default branches too.
         repeat: how often each lane runs.
         budget: in seconds; None without one.
         jobs: how many lanes run at once; None: as many as the cores and the memory allow.
@@ -72,14 +72,12 @@ class Order:
     def request(self) -> SweepRequest:
         """What a sweep is continued by."""
         packs, moving = files.key_of(self.folder.resolve()), self.moving
-        return SweepRequest(
-            packs, self.only, moving.latest, self.repeat, self.mutants, moving.head, moving.pre, self.cluster
-        )
+        return SweepRequest(packs, self.only, moving.latest, self.repeat, self.mutants, moving.head, self.cluster)
 
     def command(self, cell: Cell) -> str:
         """Return the command that makes a cell's receipt anew."""
         text = f"runner.py sweep --only {cell.pack.name}:{cell.target}"
-        text += f" {option(cell.column)}" if cell.column else ""
+        text += f" --{cell.column}" if cell.column else ""
         return text + (f" --repeat {self.repeat}" if self.repeat > 1 else "")
 
 
