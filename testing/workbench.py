@@ -22,7 +22,7 @@ from harness.upstream.tree import Tree
 from testing import toys
 
 VERBS_OF_LANES = {"run", "check", "sweep", "versions", "pr-verdict", "mutate", "upstream-tests"}
-VERBS_OF_PACKS = VERBS_OF_LANES | {"list", "fetch", "report", "ack", "new"}
+VERBS_OF_PACKS = VERBS_OF_LANES | {"list", "fetch", "report", "new"}
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 

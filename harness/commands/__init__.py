@@ -21,7 +21,6 @@ VERBS = (
     "list",
     "run",
     "sweep",
-    "ack",
     "history",
     "versions",
     "pr-verdict",

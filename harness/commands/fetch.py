@@ -6,7 +6,7 @@ import functools
 import subprocess
 import sys
 import tomllib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 
 import click
@@ -19,8 +19,8 @@ from harness.core.progress import Progress
 from harness.core.words import Exit
 from harness.host.host import python_tag
 from harness.pack.model import Pack
-from harness.sweep.columns import OF_TOOLCHAIN, Moving
-from harness.upstream import dependencies, download, newest, toolchain, tree
+from harness.sweep.columns import Moving
+from harness.upstream import dependencies, download, newest, tree
 from harness.upstream.source import of_git, parse_source
 
 REQUIREMENTS = "requirements.txt"
@@ -40,13 +40,8 @@ def _fetch(pack: Pack, cache: Cache, tag: str) -> None:
             download.fetch(cache, package, None, sha256)
 
 
-def _fetch_moving(
-    packs: list[Pack], cache: Cache, moving: Moving, python: str, tell: Callable[[str], None]
-) -> list[HarnessError]:
-    """Fetch each upstream's newest release, and the head of its default branch; return what could not be had.
-
-    That there is no pre-release is told, and is no error: mostly there is none.
-    """
+def _fetch_moving(packs: list[Pack], cache: Cache, moving: Moving, tell: Callable[[str], None]) -> list[HarnessError]:
+    """Fetch each upstream's newest release, and the head of its default branch; return what could not be had."""
     upstreams = [pack.definition.upstream for pack in packs]
     packages = dict.fromkeys((one.package, one.is_wheel) for one in upstreams if moving.latest)
     urls = dict.fromkeys(one.repository for one in upstreams if moving.head and not one.is_compiled)
@@ -62,39 +57,12 @@ def _fetch_moving(
             look()
         except HarnessError as error:
             errors.append(error)
-    if moving.pre:
-        _fetch_prereleases(dict.fromkeys((one.package, one.is_wheel) for one in upstreams), cache, python, tell)
     return errors
 
 
 def _newest_release(cache: Cache, package: str, *, wheels_only: bool) -> None:
     file = newest.release(cache, package, wheels_only=wheels_only).file
     download.fetch(cache, package, file.file, file.sha256)
-
-
-def _fetch_prereleases(
-    packages: Iterable[tuple[str, bool]], cache: Cache, python: str, tell: Callable[[str], None]
-) -> None:
-    """Fetch the pre-releases that there are, of upstreams, of torch and of triton; tell why there is none of others."""
-    looks: dict[str, Callable[[], object]] = {
-        package: functools.partial(_prerelease, cache, package, wheels_only=wheel) for package, wheel in packages
-    }
-    looks |= {name: functools.partial(_toolchain, cache, name, python) for name in OF_TOOLCHAIN}
-    for name, look in looks.items():
-        tell(f"fetching a pre-release of {name}")
-        try:
-            look()
-        except UnavailableError as error:
-            tell(f"not fetched: {error}")
-
-
-def _prerelease(cache: Cache, package: str, *, wheels_only: bool) -> None:
-    file = newest.prerelease(cache, package, wheels_only=wheels_only).file
-    download.fetch(cache, package, file.file, file.sha256)
-
-
-def _toolchain(cache: Cache, package: str, python: str) -> None:
-    toolchain.fetch(cache, toolchain.prerelease(cache, package, python), python_tag(python))
 
 
 def _fetch_runner(destination: Path, python: str) -> None:
@@ -121,7 +89,6 @@ def _fetch_runner(destination: Path, python: str) -> None:
 @click.option("--runner", "with_runner", is_flag=True, help="Also the runner's own wheels, into DEST/wheels.")
 @click.option("--latest", is_flag=True, help="Also each upstream's newest release, for sweep --latest.")
 @click.option("--head", is_flag=True, help="Also the head of its default branch, for sweep --head.")
-@click.option("--pre", is_flag=True, help="Also pre-releases, for sweep --pre; a torch for GPUs is some GB.")
 @options.packs_option
 @options.mirrors_option
 def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
@@ -132,13 +99,12 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     with_runner: bool,  # noqa: FBT001 - click passes it by name
     latest: bool,  # noqa: FBT001 - likewise
     head: bool,  # noqa: FBT001 - likewise
-    pre: bool,  # noqa: FBT001 - likewise
     mirrors: Path | None,
 ) -> int:
     """Fill a cache for a machine without network, and with another Python.
 
     Fetches the pinned tree and every dependency set of the packs, the trees of [ask] and [upstream_tests], and what
-    their environments are built from; with --latest, --head and --pre what is newest today, which an offline sweep then
+    their environments are built from; with --latest and --head what is newest today, which an offline sweep then
     judges, saying of which day it is. Nothing that is fetched is executed or built.
 
     \b
@@ -160,7 +126,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
                 filled += 1
             except HarnessError as error:
                 errors.append(HarnessError(f"{pack.name}: {error}", status=error.status))
-        errors += _fetch_moving(chosen, cache, Moving(latest, head, pre), python, progress.tell)
+        errors += _fetch_moving(chosen, cache, Moving(latest, head), progress.tell)
         if with_runner:
             progress.tell("fetching the runner's own wheels")
             _fetch_runner(dest, python)

@@ -57,13 +57,6 @@ mirrors_option = click.option(
     metavar="DIR",
     help="DIR/NAME.git stands for the upstream repository of that name (also REPRODUCER_PACKS_MIRRORS).",
 )
-acknowledged_option = click.option(
-    "--acknowledged",
-    "acknowledged_file",
-    type=click.Path(path_type=Path, dir_okay=False),
-    metavar="FILE",
-    help="The deviations that are known (default: acknowledged.toml beside the folder of the packs).",
-)
 runs_option = click.option(
     "--runs",
     type=click.Path(path_type=Path),

@@ -19,7 +19,7 @@ from harness.core.progress import Progress
 from harness.core.words import Exit
 from harness.host import host
 from harness.host.gpus import GpuPool, gpu_pool
-from harness.sweep import acknowledged, text_outputs
+from harness.sweep import text_outputs
 from harness.sweep.columns import Moving
 from harness.sweep.sweep import Engine, Order, Sweep, ThisHost
 
@@ -100,9 +100,6 @@ def _fit_together(slurm: bool, here: Mapping[str, object], cluster: Mapping[str,
 @click.option("--latest", is_flag=True, help="Judge upstream's newest releases too.")
 @click.option("--head", is_flag=True, help="Judge the heads of upstream's default branches too, as they are now.")
 @click.option(
-    "--pre", is_flag=True, help="Judge pre-releases too, where an index has them: of upstreams, of torch and triton."
-)
-@click.option(
     "--mutants",
     type=click.IntRange(0),
     default=0,
@@ -129,7 +126,6 @@ def _fit_together(slurm: bool, here: Mapping[str, object], cluster: Mapping[str,
 @click.option(
     "--poll", type=click.FloatRange(0.2, 600), metavar="SECONDS", help="How often squeue is asked (default: every 5 s)."
 )
-@options.acknowledged_option
 @click.option(
     "--baseline",
     type=click.Path(path_type=Path),
@@ -149,7 +145,6 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     repeat: int,
     latest: bool,  # noqa: FBT001 - likewise
     head: bool,  # noqa: FBT001 - likewise
-    pre: bool,  # noqa: FBT001 - likewise
     mutants: int,
     bisect: float | None,
     slurm: bool,  # noqa: FBT001 - likewise
@@ -158,7 +153,6 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     constraint: str | None,
     gpu_types: tuple[str, ...],
     poll: float | None,
-    acknowledged_file: Path | None,
     baseline: Path | None,
 ) -> int:
     """Judge every pack on every target that this host can show, and say what changed.
@@ -176,8 +170,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
     \b
     Exit status 1 when something changed for the worse or needs attention (an error, a fix that upstream shipped,
-    a stale patch, a GPU with a fault, a lane that nobody could run), 0 otherwise; what `ack` put down as known does
-    not count until it changes.
+    a stale patch, a GPU with a fault, a lane that nobody could run), 0 otherwise. A pack
+    whose pack.toml says `known` does not count, except for an error.
 
     \b
     Examples:
@@ -185,7 +179,6 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
       runner.py sweep --slurm --partition gpu --gpu-type sm_80=a100 --gpu-type sm_90a=h200
       runner.py sweep --latest --baseline sweeps --budget 2h
       runner.py sweep --latest --head --baseline sweeps --bisect 30m
-      runner.py sweep --latest --head --pre --baseline sweeps
       runner.py sweep --only 9 --only ':sm_90a' --gpus 0,2
     """
     if bisect is not None and not latest and not head:
@@ -193,7 +186,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     settings = _settings(partition, account, constraint, gpu_types, poll) if slurm else None
     _fit_together(
         slurm,
-        {"--gpus": gpus, "--mutants": mutants, "--bisect": bisect, "--pre": pre},
+        {"--gpus": gpus, "--mutants": mutants, "--bisect": bisect},
         {
             "--partition": partition,
             "--account": account,
@@ -209,13 +202,12 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             packs=chosen,
             folder=packs,
             only=only,
-            moving=Moving(latest, head, pre),
+            moving=Moving(latest, head),
             repeat=repeat,
             budget=budget,
             jobs=jobs or (submitting.JOBS if settings else None),
             runs=runs.absolute(),
             baseline=baseline,
-            acknowledged=acknowledged_file or acknowledged.beside(packs),
             mutants=mutants,
             bisect=bisect,
             cluster=settings.request if settings else (),

@@ -302,6 +302,7 @@ class Definition:
 
     `fix` says whether the pack has a patch: without one there is no patched lane, and REPRODUCED is all that can be
     shown. `script` says how a reproduce.py is run that prints no sentinel; None: it prints its own.
+    `known` is the thread in which a deviation of the pack is known: a sweep names it and does not fail for it.
     Without `advisory` nobody who has the release is warned of it: what the pack shows is no defect.
     """
 
@@ -315,6 +316,7 @@ class Definition:
     fix: Fix = Fix.PATCH
     head: Head | None = None
     fixed_in: str = ""
+    known: str = ""
     action: Action | None = None
     workaround: Workaround | None = None
     advisory: bool = True

@@ -154,15 +154,6 @@ class Strength:
 
 
 @dataclass(frozen=True)
-class Acknowledged:
-    """A deviation that somebody knows of: what it is, why it stays, and since when."""
-
-    deviation: str
-    reason: str
-    date: str
-
-
-@dataclass(frozen=True)
 class Receipt:
     """One pack on one target, as it was seen.
 
@@ -193,7 +184,6 @@ class Receipt:
     repeats: Repeats = field(default_factory=Repeats)
     ranks: int = 1
     strength: Strength | None = None
-    acknowledged: Acknowledged | None = None
     about: tuple[str, ...] = ()
 
     @property
@@ -247,6 +237,8 @@ def parse(text: str | bytes, where: str, *, lanes: bool = True) -> Receipt:
         strange = _strange_lanes(document)
         if not lanes and isinstance(document, dict):
             document["lanes"] = {}
+        if isinstance(document, dict) and document.get("acknowledged", "") is None:
+            del document["acknowledged"]  # what receipts held before pack.toml had `known`; it was always null
         found = document.get("schema") if isinstance(document, dict) else None
         if type(found) is int and found == schema_1.SCHEMA:
             document, found = schema_1.renewed(document), SCHEMA

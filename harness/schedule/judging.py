@@ -121,7 +121,7 @@ class CellJudge:
             judgement=judgement,
             pristine=last.pristine.record if last.pristine else None,
             patched=last.patched.record if last.patched else None,
-            dependency_set=dependencies.under(members, cell.toolchain),
+            dependency_set=members,
             version=last.ends[0].version,
             tree=last.ends[0].tree,
             patch=last.patched.patch if last.patched and last.patched.record else "",

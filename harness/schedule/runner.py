@@ -121,7 +121,6 @@ class Runner:
         """
         definition, tag = cell.pack.definition, self.host.python_tag
         members = dependencies.chosen(self.cache, definition, cell.dependencies, cell.stated.dependencies, tag)
-        members = dependencies.under(members, cell.toolchain)
         upstream, python = definition.upstream, built_environment.interpreter(cell.environment)
         pristine = tree.materialize(self.cache, upstream, cell.source)
         together, merged = upstream.is_compiled and cell.source.is_release, members

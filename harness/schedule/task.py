@@ -91,7 +91,7 @@ class Task:
 
 
 def _key_base(cell: Cell, host: Host) -> tuple[str, ...]:
-    """Return what all lanes of a cell share: probe, tree, dependencies, target, toolchain, what pack.toml says."""
+    """Return what all lanes of a cell share: probe, tree, dependencies, target, what pack.toml says."""
     definition, stated = cell.pack.definition, cell.stated
     members = dependencies.named(definition, stated.dependencies, host.python_tag) if not cell.dependencies else None
     gpu = next((gpu.name for gpu in host.gpus if gpu.target == cell.gpu), "")
@@ -100,7 +100,6 @@ def _key_base(cell: Cell, host: Host) -> tuple[str, ...]:
         judges.sha256(cell.pack),
         cell.tree or f"{cell.source.kind} {cell.source.url} {cell.source.value}",
         members.sha256 if members else " ".join(cell.dependencies),
-        *(member.requirement for member in cell.toolchain),
         cell.target,
         str(cell.evidence),
         *stated.loads,

@@ -13,8 +13,8 @@ from harness.lane.transcript import FigureLine
 from harness.receipt import receipt
 from harness.receipt.figures import number
 from harness.receipt.receipt import Receipt
-from harness.sweep import run_folder
-from harness.sweep.columns import HEAD, LATEST, PRE
+from harness.sweep import history, run_folder
+from harness.sweep.columns import HEAD, LATEST
 from harness.sweep.results import FLAKY, ChangeRow
 from harness.verdict.cell import Cell
 
@@ -38,6 +38,8 @@ HAVE_BUG = {Verdict.CONFIRMED, Verdict.REPRODUCED}
 TIMES = frozenset({"s", "ms", "us", "µs", "ns"})
 MEMORY = frozenset({"bytes", "B", "KiB", "MiB", "GiB", "KB", "MB", "GB"})
 RATES = frozenset({"GB/s", "TB/s", "GFLOP/s", "TFLOP/s", "tokens/s"})
+#: Units of figures that another lane beside it would change.
+DISTURBED = TIMES | MEMORY | RATES
 #: Below this share of its value a difference is no change: clocks and temperatures differ from run to run by more
 #: than the spread inside one run tells.
 FLOOR = 0.05
@@ -78,10 +80,12 @@ class Baseline:
 
 
 def find(wanted: Path | None, runs: Path, today: str) -> Baseline:
-    """Find the baseline: nothing (committed receipts), a run folder, a folder of them (its newest before `today`).
+    """Find the baseline: the committed receipts, a run folder, or the best run of a folder of them.
+
+    The best one is the newest before `today` that judged anything.
 
     Raises:
-        HarnessError: there is no such folder.
+        HarnessError: there is no such folder, or the run that it is judged nothing.
 
     """
     committed = Baseline(None, "the committed receipts")
@@ -92,11 +96,13 @@ def find(wanted: Path | None, runs: Path, today: str) -> Baseline:
             return committed
         raise HarnessError(f"--baseline {wanted}: no such folder. Next: name a run folder, or the folder of them")
     inside = any(run_folder.is_run(path) for path in wanted.glob("*"))
+    if run_folder.is_run(wanted) and not any(wanted.glob("*/*/*.json")):
+        raise HarnessError(f"--baseline {wanted}: that run judged nothing. Next: name another, or the folder of them")
     if run_folder.is_run(wanted) or (any(wanted.glob("*/*.json")) and not inside):
         return Baseline(wanted, wanted.name)
-    newest = next(iter(run_folder.earlier(wanted, today)), None)
+    newest = next((folder for folder, results in history.finished(wanted, today) if results.has_judged), None)
     if newest is None:
-        return Baseline(None, "the committed receipts: there is no earlier run yet")
+        return Baseline(None, "the committed receipts: no earlier run judged anything")
     return Baseline(newest, f"the run {newest.name}")
 
 
@@ -105,7 +111,7 @@ def expected(cell: Cell, then: Receipt | None) -> str:
     if then is not None:
         return then.verdict if then.repeats.agreeing == then.repeats.of else FLAKY
     fixed_in = cell.pack.definition.fixed_in
-    if cell.column in (LATEST, PRE) and fixed_in and cell.version and Version(cell.version) >= Version(fixed_in):
+    if cell.column == LATEST and fixed_in and cell.version and Version(cell.version) >= Version(fixed_in):
         return Verdict.FIXED_UPSTREAM
     head = cell.pack.definition.head
     if cell.column == HEAD and head is not None:
@@ -131,15 +137,18 @@ def of_claims(now: Receipt, then: Receipt | None) -> list[ChangeRow]:
 
 
 def of_figures(cell: Cell, now: Receipt, then: Receipt | None) -> list[ChangeRow]:
-    """Compare what lanes measured that nothing disturbed, on the same GPU: what differs by more than its noise."""
-    if then is None or not cell.measures or now.host.gpu != then.host.gpu:
+    """Name the figures that differ by more than their noise on the same GPU.
+
+    Times, rates and memory are compared only where nothing else ran beside the lane.
+    """
+    if then is None or now.host.gpu != then.host.gpu:
         return []
     found = []
     for name in LaneName:
         lane = now.lanes.get(name)
         for figure in lane.figures if lane else ():
             before = then.figure(figure.name, name)
-            if before is not None:
+            if before is not None and (cell.measures or figure.unit not in DISTURBED):
                 found += _figure(name, figure, before)
     return found
 
@@ -153,17 +162,20 @@ def _figure(lane: str, now: FigureLine, then: FigureLine) -> list[ChangeRow]:
     if abs(loss) <= noise:
         return []
     better, worse = ("less memory", "more memory") if now.unit in MEMORY else ("faster", "slower")
+    if now.unit not in DISTURBED:
+        better = worse = "figure changed"  # whether more of it is worse is not known
+    is_worse = loss > 0 and now.unit in DISTURBED
     text = f"{lane} {now.name}: {number(after)} {now.unit}, was {number(before)} (noise {number(noise)})"
-    return [ChangeRow(worse if loss > 0 else better, worse=loss > 0, text=text, about=f"{lane} {now.name}")]
+    return [ChangeRow(worse if loss > 0 else better, worse=is_worse, text=text, about=f"{lane} {now.name}")]
 
 
 def _noise(now: FigureLine, then: FigureLine) -> float | None:
-    """Return what two values may differ by without meaning anything; None where a time or a rate has no spread."""
+    """Return what two values may differ by without meaning anything; None where that is unknown."""
     before, spreads = _measured(then.value) or 0.0, [_measured(line.spread) for line in (now, then)]
-    if now.unit in TIMES | RATES and None in spreads:
+    if now.unit not in MEMORY and None in spreads:
         return None
-    known = now.unit in TIMES | RATES | MEMORY
-    return max(sum(spread or 0.0 for spread in spreads), FLOOR * abs(before)) if known else None
+    floor = FLOOR * abs(before) if now.unit in DISTURBED else 0.0
+    return max(sum(spread or 0.0 for spread in spreads), floor)
 
 
 def _measured(value: object) -> float | None:

@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from harness.receipt.receipt import Receipt
 from harness.schedule.session import Session
 from harness.schedule.workers import failure_of
-from harness.sweep import acknowledged
-from harness.sweep.acknowledged import Entry
 from harness.sweep.baseline import OF_VERDICT, Baseline, expected
 from harness.sweep.columns import HEAD, LATEST
 from harness.sweep.results import CellRow
@@ -27,7 +25,6 @@ class Bisection:
     Attributes:
         session: of the sweep, with the time that there is for it: what ended before is not run again.
         compared: what the sweep is compared with.
-        known: the deviations that are acknowledged: nobody asks who did these.
         tell: told of each step.
         clean: takes what is private out of a text.
 
@@ -35,7 +32,6 @@ class Bisection:
 
     session: Session
     compared: Baseline
-    known: dict[str, Entry]
     tell: Callable[[str], None]
     clean: Callable[[str], str]
 
@@ -47,7 +43,7 @@ class Bisection:
 
         """
         for cell, row in zip(cells, rows, strict=True):
-            moves = cell.column in (LATEST, HEAD) and row.lanes and not acknowledged.is_known(row, self.known)
+            moves = cell.column in (LATEST, HEAD) and row.lanes and not row.known
             flipped = any(change.kind in OF_VERDICT for change in row.changes)
             yield replace(row, bisected=self._bisected(cell, row.verdict)) if moves and flipped else row
 

@@ -1,93 +1,61 @@
-"""What earlier sweeps said: verdicts for the strips, and how long each lane took."""
+"""What the finished sweeps of a folder said, also as older runners wrote it."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
-from harness.core import strict_json
+from harness.core import strict_json, structure
 from harness.schedule.estimates import Estimates
 from harness.sweep import run_folder
-from harness.sweep.results import NOT_RUN
+from harness.sweep.results import NOT_RUN, SCHEMA, Results
 
-#: How many runs a strip shows.
-SHOWN = 30
-
-
-@dataclass(frozen=True)
-class Mark:
-    """One run of one cell."""
-
-    run: str
-    verdict: str
-    worse: bool
+#: How many runs tell how long a lane takes.
+LOOKED_AT = 10
 
 
-@dataclass(frozen=True)
-class History:
-    """The earlier runs of one folder.
+def read(folder: Path) -> Results:
+    """Read the results of one finished run, of this schema or an older one.
 
-    Attributes:
-        marks: by cell name, the oldest run first.
-        seconds: of each lane by cell name, evidence and lane, from the newest run that ran it.
-        left_out: names of the cells that the newest run left out.
+    Schema 1 called the run a night; what a schema did not know stays empty.
+
+    Raises:
+        OSError: there are no results, or they cannot be read.
+        ValueError: they are damaged, of a newer schema, or those of a run that did not end.
 
     """
+    document = strict_json.loads((folder / run_folder.RESULTS).read_bytes())
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if not isinstance(document, dict) or type(schema) is not int or not 1 <= schema <= SCHEMA:
+        raise ValueError(f"no results of schema 1 to {SCHEMA}")
+    if schema == 1:
+        document = {("run" if key == "night" else key): value for key, value in document.items()}
+    found = structure.structure(document, Results)
+    if not found.finished:
+        raise ValueError("the sweep was interrupted")
+    return found
 
-    marks: dict[str, list[Mark]] = field(default_factory=dict)
-    seconds: dict[tuple[str, str, str], float] = field(default_factory=dict)
-    left_out: frozenset[str] = frozenset()
 
-    @property
-    def estimates(self) -> Estimates:
-        """How long lanes take, by these runs and the committed receipts."""
-        return Estimates(self.seconds, self.left_out)
+def finished(
+    runs: Path, before: str | None = None, pass_over: Callable[[Path, Exception], None] | None = None
+) -> Iterator[tuple[Path, Results]]:
+    """Yield the finished runs before the one named `before`, the newest first; `pass_over` hears of unreadable ones."""
+    for folder in run_folder.earlier(runs, before):
+        try:
+            yield folder, read(folder)
+        except (OSError, ValueError) as error:
+            if pass_over is not None:
+                pass_over(folder, error)
 
 
-def read(runs: Path, before: str) -> History:
-    """Read the finished runs before the one named `before`; one whose results cannot be read is passed over."""
-    marks: dict[str, list[Mark]] = {}
+def estimates(runs: Path, before: str) -> Estimates:
+    """Return how long each lane took in the newest run that ran it, and which cells the newest run left out."""
     seconds: dict[tuple[str, str, str], float] = {}
-    left_out: frozenset[str] = frozenset()
-    for folder in reversed(run_folder.earlier(runs, before)[:SHOWN]):
-        run = _run(folder)
-        if run is None:
-            continue
-        left_out = frozenset(cell.name for cell in run if cell.verdict == NOT_RUN)
-        for cell in run:
-            marks.setdefault(cell.name, []).append(Mark(folder.name, cell.verdict, cell.worse))
-            seconds |= cell.seconds
-    return History(marks, seconds, left_out)
-
-
-@dataclass(frozen=True)
-class _Cell:
-    """What counts of one cell of an earlier run."""
-
-    name: str
-    verdict: str
-    worse: bool
-    seconds: dict[tuple[str, str, str], float]
-
-
-def _run(folder: Path) -> list[_Cell] | None:
-    """Read the cells of one run; None where its results are damaged, or of another shape."""
-    try:
-        document = strict_json.loads((folder / run_folder.RESULTS).read_bytes())
-        return [_cell(cell) for cell in document["cells"]]
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _cell(cell: dict[str, Any]) -> _Cell:
-    name, verdict, evidence = (_text(cell[key]) for key in ("name", "verdict", "evidence"))
-    worse = any(change["worse"] for change in cell["changes"])
-    lanes = {(name, evidence, _text(lane["lane"])): float(lane["seconds"]) for lane in cell["lanes"]}
-    return _Cell(name, verdict, worse, lanes)
-
-
-def _text(value: object) -> str:
-    if not isinstance(value, str):
-        raise TypeError("expected text")
-    return value
+    left_out: frozenset[str] | None = None
+    for _, (_, results) in zip(range(LOOKED_AT), finished(runs, before), strict=False):
+        if left_out is None:
+            left_out = frozenset(cell.name for cell in results.cells if cell.verdict == NOT_RUN)
+        for cell in results.cells:
+            for lane in cell.lanes:
+                seconds.setdefault((cell.name, cell.evidence, lane.lane), lane.seconds)
+    return Estimates(seconds, left_out or frozenset())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from harness.core import markdown
 from harness.core.words import Verdict
 from harness.receipt.figures import number
 from harness.sweep import text_outputs
-from harness.sweep.history import History, Mark
 from harness.sweep.results import FLAKY, NOT_HERE, NOT_RUN, CellRow, LaneRow, Results
 
 TEMPLATE, STYLE = (Path(__file__).with_name(name) for name in ("index.html.j2", "html.css"))
@@ -48,14 +47,12 @@ class Page:
 
     Attributes:
         results: of the sweep.
-        history: of the runs before.
         folder: of the run, where the logs lie.
         patches: the patch of each pack.
 
     """
 
     results: Results
-    history: History
     folder: Path
     patches: dict[str, Path]
 
@@ -79,27 +76,46 @@ class Page:
         return text_outputs.change_lines(self.results)
 
     @property
+    def calm(self) -> str:
+        """What is said where nothing changed."""
+        return text_outputs.calm(self.results)
+
+    @property
     def gpus(self) -> str:
         """The GPUs in one line."""
         return ", ".join(f"{gpu.place}: {gpu.name}" for gpu in self.results.gpus) or "no GPU"
 
     @functools.cached_property
+    def rows(self) -> list[CellRow]:
+        """The cells that are shown: without targets of which this host can judge nothing, which lost nothing either."""
+        rows = self.results.cells
+        here = {row.target for row in rows if row.verdict != NOT_HERE or row.needs_attention}
+        return [row for row in rows if row.target in here]
+
+    @property
+    def absent(self) -> str:
+        """Name the targets and the packs that are not shown; empty where all are."""
+        shown = {row.target for row in self.rows} | {row.pack for row in self.rows}
+        names = [name for row in self.results.cells for name in (row.target, row.pack) if name not in shown]
+        return ", ".join(sorted(set(names)))
+
+    @functools.cached_property
     def targets(self) -> list[str]:
-        """The columns: every target, cpu first."""
-        return _columns(self.results.cells)
+        """The columns: every target that is shown, cpu first."""
+        return sorted({row.target for row in self.rows}, key=lambda name: (name != "cpu", len(name), name))
 
     @functools.cached_property
     def packs(self) -> list[list[CellRow]]:
         """The cells of each pack."""
         found: dict[str, list[CellRow]] = {}
-        for row in self.results.cells:
+        for row in self.rows:
             found.setdefault(row.pack, []).append(row)
         return list(found.values())
 
     @functools.cached_property
     def verdicts(self) -> list[str]:
         """The verdicts that occur."""
-        return list(dict.fromkeys(row.verdict for row in self.results.cells))
+        return list(dict.fromkeys(row.verdict for row in self.rows))
 
     @property
     def legend(self) -> str:
@@ -118,29 +134,12 @@ class Page:
     @functools.cached_property
     def log_bytes(self) -> int:
         """How much of each log goes into the page."""
-        logs = sum(bool(lane.log) for row in self.results.cells for lane in row.lanes)
+        logs = sum(bool(lane.log) for row in self.rows for lane in row.lanes)
         return min(LOG_BYTES, LOGS_BYTES // max(logs, 1))
-
-    def marks(self, row: CellRow) -> list[Mark]:
-        """Return what each run said of a cell, this one's last."""
-        return [*self.history.marks.get(row.name, []), Mark(self.results.run, row.verdict, row.deviates)]
-
-    def colour(self, mark: Mark) -> str:
-        """Return the class of one run's bar."""
-        return _colour(mark.verdict, worse=mark.worse)
 
     def mood(self, row: CellRow) -> str:
         """Return the class of a cell."""
         return _colour(row.verdict, worse=row.needs_attention)
-
-    def strip(self, row: CellRow) -> str:
-        """Say in words what the strip of a cell shows."""
-        marks = self.marks(row)
-        found: dict[str, int] = {}
-        for mark in marks:
-            found[mark.verdict] = found.get(mark.verdict, 0) + 1
-        counts = ", ".join(f"{verdict} {count}" for verdict, count in found.items())
-        return f"{len(marks)} runs: {counts}"
 
     def log(self, lane: LaneRow) -> str:
         """Return the end of a lane's log; empty where there is none."""
@@ -155,12 +154,8 @@ class Page:
         if path is None or not path.is_file():
             return ""
         text = path.read_text(encoding="utf-8", errors="replace")
-        most = min(PATCH_LENGTH, PATCHES_LENGTH // len(self.packs))
+        most = min(PATCH_LENGTH, PATCHES_LENGTH // max(len(self.packs), 1))
         return markdown.plain(text if len(text) <= most else text[:most] + "\n[... cut here ...]")
-
-
-def _columns(rows: Iterable[CellRow]) -> list[str]:
-    return sorted({row.target for row in rows}, key=lambda name: (name != "cpu", len(name), name))
 
 
 def _colour(verdict: str, *, worse: bool) -> str:

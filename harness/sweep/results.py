@@ -4,9 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from harness.core.words import Verdict
+
 SCHEMA = 3
 #: Verdicts of a cell besides those of a pack.
 FLAKY, NOT_RUN, NOT_HERE = "FLAKY", "NOT_RUN", "NOT_HERE"
+#: Verdicts behind which nothing was judged.
+UNJUDGED = {NOT_HERE, NOT_RUN, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 
 
 @dataclass(frozen=True)
@@ -49,10 +53,10 @@ class CellRow:
     `verdict` is a pack's verdict, or FLAKY (`agreeing` of `runs` runs agree), NOT_RUN (it could have been judged and
     was not, `reason` says why), NOT_HERE (this host cannot judge it). `baseline` is the verdict that it is compared
     with; empty where there is none. `deviation` says how it differs from what pack.toml states. `strength` says
-    how many wrong fixes the probe refuses; empty where nobody measured it. `known` says since when somebody
-    acknowledged what needs attention, and why; empty where nobody did, or where it changed since. `as_of` is the day on
-    which a version that moves was the newest; empty for the pinned one. `bisected` says which release or commit changed
-    the verdict, or why that could not be told; empty where nothing was bisected.
+    how many wrong fixes the probe refuses; empty where nobody measured it. `known` is the thread
+    of a deviation that is known, as pack.toml names it; empty where nothing deviates, or nobody knows it. `as_of` is
+    the day on which a version that moves was the newest; empty for the pinned one. `bisected` says which release or
+    commit changed the verdict, or why that could not be told; empty where nothing was bisected.
     """
 
     name: str
@@ -89,7 +93,7 @@ class CellRow:
 
     @property
     def needs_attention(self) -> bool:
-        """Whether it got worse, or is not what pack.toml states, and nobody has acknowledged it."""
+        """Whether it got worse, or is not what pack.toml states, and is not known."""
         return self.deviates and not self.known
 
     @property
@@ -137,3 +141,8 @@ class Results:
     gpus: tuple[GpuRow, ...]
     notes: tuple[str, ...]
     cells: tuple[CellRow, ...]
+
+    @property
+    def has_judged(self) -> bool:
+        """Whether any cell was judged."""
+        return any(row.verdict not in UNJUDGED for row in self.cells)

@@ -42,7 +42,6 @@ class SweepRequest:
     repeat: int
     mutants: int = 0
     head: bool = False
-    pre: bool = False
     slurm: tuple[str, ...] = ()
 
 

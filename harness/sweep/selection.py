@@ -54,7 +54,6 @@ def cells(chosen: list[tuple[Pack, str]], host: Host, cache: Cache, moving: Movi
     releases = {(name, wheel): looked_up(newest.release, cache, name, wheels_only=wheel) for name, wheel in packages}
     urls = dict.fromkeys(_repository(cell) for cell in judged if moving.head and not _compiled(cell))
     heads = {url: looked_up(newest.head, cache, url) for url in urls}
-    coming = columns.prereleases(judged, host, cache) if moving.pre else None
     found: list[Cell] = []
     for cell in pinned:
         found.append(cell)
@@ -64,8 +63,6 @@ def cells(chosen: list[tuple[Pack, str]], host: Host, cache: Cache, moving: Movi
             found.append(columns.of_release(cell, LATEST, releases[package(cell)]))
         if _repository(cell) in heads and not _compiled(cell):
             found.append(_head(cell, heads[_repository(cell)]))
-        if coming is not None:
-            found += coming.cells(cell, host)
     return found
 
 

@@ -4,34 +4,33 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
 from harness.core import files, room
 from harness.core.cache import Cache
 from harness.core.progress import Progress
-from harness.core.words import Exit, Verdict
+from harness.core.words import Exit
 from harness.host.gpu_health import GpuWatch
 from harness.host.gpus import Device
 from harness.host.host import Host
 from harness.pack.model import Pack
-from harness.receipt import redaction
+from harness.receipt import receipt, redaction
 from harness.schedule import inputs
+from harness.schedule.estimates import Estimates
 from harness.schedule.journal import FileJournal
 from harness.schedule.scheduler import Account, GpuFault, Listener
 from harness.schedule.session import Session
-from harness.sweep import acknowledged, baseline, history, mutants, run_folder, selection, writing
+from harness.sweep import baseline, history, known, mutants, run_folder, selection, text_outputs
 from harness.sweep.bisection import Bisection
 from harness.sweep.collector import Collector
-from harness.sweep.columns import Moving, option
+from harness.sweep.columns import Moving
+from harness.sweep.html import Page
 from harness.sweep.mutants import Night
-from harness.sweep.results import NOT_HERE, NOT_RUN, SCHEMA, CellRow, GpuRow, HostRow, Results
+from harness.sweep.results import SCHEMA, CellRow, GpuRow, HostRow, Results
 from harness.sweep.run_folder import RunFolder, SweepRequest
 from harness.verdict.cell import Cell
-
-#: Verdicts behind which nothing was judged.
-UNJUDGED = {NOT_HERE, NOT_RUN, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class Order:
         packs: the packs that could be loaded.
         folder: where they lie.
         only: the values of ``--only``.
-        moving: upstream's newest releases, default branches and pre-releases too.
+        moving: upstream's newest releases and default branches too.
         repeat: how often each lane runs.
         budget: in seconds; None without one.
         jobs: how many lanes run at once; None: as many as the cores and the memory allow.
@@ -51,7 +50,6 @@ class Order:
         mutants: how many wrong fixes of each pack.
         bisect: how long the bisections of verdicts that changed may take together, in seconds; None: there are none.
         cluster: what makes another sweep of it where Slurm runs its lanes; empty: this host does.
-        acknowledged: the file of the deviations that are known.
         notes: what the outputs have to say besides, such as packs that could not be loaded.
 
     """
@@ -65,7 +63,6 @@ class Order:
     jobs: int | None
     runs: Path
     baseline: Path | None
-    acknowledged: Path
     mutants: int = 0
     bisect: float | None = None
     cluster: tuple[str, ...] = ()
@@ -75,14 +72,12 @@ class Order:
     def request(self) -> SweepRequest:
         """What a sweep is continued by."""
         packs, moving = files.key_of(self.folder.resolve()), self.moving
-        return SweepRequest(
-            packs, self.only, moving.latest, self.repeat, self.mutants, moving.head, moving.pre, self.cluster
-        )
+        return SweepRequest(packs, self.only, moving.latest, self.repeat, self.mutants, moving.head, self.cluster)
 
     def command(self, cell: Cell) -> str:
         """Return the command that makes a cell's receipt anew."""
         text = f"runner.py sweep --only {cell.pack.name}:{cell.target}"
-        text += f" {option(cell.column)}" if cell.column else ""
+        text += f" --{cell.column}" if cell.column else ""
         return text + (f" --repeat {self.repeat}" if self.repeat > 1 else "")
 
 
@@ -144,12 +139,11 @@ class Sweep:
             inputs.taken(self.cache, order.packs) as copies,
             run_folder.opened(order.runs, order.request, run_folder.now()) as folder,
         ):
-            known = acknowledged.read(order.acknowledged)
             compared = baseline.find(order.baseline, order.runs, folder.name)
             packs = {one.name: one for one in copies}
             chosen = [(packs[one.name], target) for one, target in chosen]
             cells = selection.cells(chosen, self.host, self.cache, order.moving)
-            past = history.read(order.runs, folder.name)
+            past = history.estimates(order.runs, folder.name)
             with FileJournal(folder.path / run_folder.JOURNAL) as journal:
                 again = f"; {journal.passed_over} damaged lines are passed over" if journal.passed_over else ""
                 ended = f"{len(journal)} lanes ended before{again}"
@@ -165,18 +159,18 @@ class Sweep:
                 places = {**self.cache.places, order.folder.absolute(): "$PACKS", order.runs: "$RUNS"}
                 judge = replace(session.judge, elsewhere=account.elsewhere, planned=account.planned)
                 collector = Collector(judge, account, compared, redaction.of_host(places), night.killed)
-                rows = list(collector.rows(cells))
+                threads = {one.name: one.definition.known for one in copies if one.definition.known}
+                rows = list(known.marked(list(collector.rows(cells)), threads))
                 before = len(journal)
-                bisection = Bisection(session, compared, known, self.progress.tell, collector.clean)
+                bisection = Bisection(session, compared, self.progress.tell, collector.clean)
                 self._bisect(bisection, account, cells, rows)
                 account.ran += len(journal) - before
             seconds = (run_folder.now() - folder.started).total_seconds()
             results = self._results(folder, session, account, tuple(rows), compared.text, seconds)
-            noted = tuple(acknowledged.applied(results.cells, known))
-            results = replace(results, cells=noted, notes=(*results.notes, *night.notes))
+            results = replace(results, notes=(*results.notes, *night.notes))
             results = replace(results, status=int(_status(results)))
             patches = {name: one.patch for name, one in packs.items()}
-            writing.write(results, past, folder.path, patches)
+            write(results, folder.path, patches)
             if results.finished:
                 folder.finish(order.request)
                 self.engine.finished(folder.path)
@@ -203,7 +197,7 @@ class Sweep:
         except KeyboardInterrupt:
             account.interrupted = True
 
-    def _session(self, folder: RunFolder, journal: FileJournal, past: history.History, clock: float) -> Session:
+    def _session(self, folder: RunFolder, journal: FileJournal, past: Estimates, clock: float) -> Session:
         def note(fault: GpuFault) -> None:
             folder.note(fault)
             self.listener.fault(fault)
@@ -219,7 +213,7 @@ class Sweep:
             listener=replace(self.listener, fault=note),
             jobs=order.jobs,
             repeat=order.repeat,
-            estimates=past.estimates,
+            estimates=past,
             stop_at=None if order.budget is None else clock + order.budget,
             watch=GpuWatch(),
             faults=tuple(folder.gpu_faults()),
@@ -265,10 +259,18 @@ class Sweep:
         return replace(results, status=int(_status(results)))
 
 
+def write(results: Results, folder: Path, patches: dict[str, Path]) -> None:
+    """Write every output of a sweep, each whole or not at all."""
+    files.write_atomic(folder / run_folder.RESULTS, receipt.to_json(asdict(results)))
+    files.write_atomic(folder / "summary.md", text_outputs.summary(results))
+    files.write_atomic(folder / "junit.xml", text_outputs.junit(results))
+    files.write_atomic(folder / "index.html", Page(results, folder, patches).pieces())
+
+
 def _status(results: Results) -> Exit:
     if not results.finished:
         return Exit.INTERRUPTED
     worse = any(row.needs_attention for row in results.cells) or any(gpu.reason for gpu in results.gpus)
     if worse or results.notes:
         return Exit.DEVIATES
-    return Exit.AS_EXPECTED if any(row.verdict not in UNJUDGED for row in results.cells) else Exit.NOTHING_JUDGED
+    return Exit.AS_EXPECTED if results.has_judged else Exit.NOTHING_JUDGED

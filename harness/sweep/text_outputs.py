@@ -37,7 +37,7 @@ def change_lines(results: Results) -> list[str]:
     good: list[str] = []
     for row in results.cells:
         if row.known:
-            good.insert(0, f"{row.name}: KNOWN {row.known}")
+            good.insert(0, f"{row.name}: KNOWN {row.known}: {_deviates(row)}")
             continue
         for change in row.changes:
             line = f"{row.name}: {change.kind.upper()}: {change.text}"
@@ -49,6 +49,16 @@ def change_lines(results: Results) -> list[str]:
     return [*results.notes, *faults, *worse, *good]
 
 
+def calm(results: Results) -> str:
+    """Say what stands where no change is listed."""
+    return "Nothing changed." if results.has_judged else "Nothing was judged."
+
+
+def _deviates(row: CellRow) -> str:
+    worse = [f"{change.kind.upper()}: {change.text}" for change in row.changes if change.worse]
+    return "; ".join(worse) or f"{row.says}: {row.deviation}"
+
+
 def _because(row: CellRow) -> str:
     return f" ({row.reason})" if row.reason and all(row.reason not in change.text for change in row.changes) else ""
 
@@ -57,7 +67,7 @@ def summary(results: Results) -> str:
     """Write summary.md: first what changed, then every cell."""
     host = results.host
     lines = change_lines(results)
-    changed = "\n".join(f"- {markdown.escaped(markdown.plain(line))}" for line in lines) or "Nothing changed."
+    changed = "\n".join(f"- {markdown.escaped(markdown.plain(line))}" for line in lines) or calm(results)
     header = ["pack", "target", "release", "evidence", "verdict", "figure", "seconds", "remark"]
     rows = [
         [row.pack, row.target, _release(row), row.evidence, row.says, row.figure, _seconds(row), _remark(row)]

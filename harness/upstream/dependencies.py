@@ -100,19 +100,6 @@ def chosen(cache: Cache, definition: Definition, wanted: tuple[str, ...], defaul
     return DependencySet("+".join([base.name, *singles]), tuple(members[key] for key in sorted(members)))
 
 
-def under(dependencies: DependencySet, toolchain: tuple[Member, ...]) -> DependencySet:
-    """Return the set with the wheels of another torch or triton, and of what these require, beside its own.
-
-    What a set holds already stays as it is pinned.
-    """
-    if not toolchain:
-        return dependencies
-    held = {canonicalize_name(member.package) for member in dependencies.members}
-    added = tuple(member for member in toolchain if canonicalize_name(member.package) not in held)
-    name = f"{dependencies.name}+{toolchain[0].package}=={toolchain[0].version}"
-    return DependencySet(name, (*dependencies.members, *added))
-
-
 def with_wheel(dependencies: DependencySet, package: str, version: str, sha256: str) -> DependencySet:
     """Return the set that holds one more wheel: that of an upstream whose libraries look for others beside them."""
     return replace(dependencies, members=(*dependencies.members, Member(package, version, (sha256,))))

@@ -145,10 +145,8 @@ def remembered(cache: Cache, package: str, version: str | None, *, wheels_only: 
     return cache.entry("releases", f"{package}-{version}-{'wheel' if wheels_only else 'any'}.json")
 
 
-def resolve(
-    cache: Cache, package: str, version: str | None, *, wheels_only: bool = False, pre: bool = False
-) -> ReleaseFile:
-    """Look up the best file of one release; where `version` is None, of the newest final one, or pre-release.
+def resolve(cache: Cache, package: str, version: str | None, *, wheels_only: bool = False) -> ReleaseFile:
+    """Look up the best file of one release; where `version` is None, of the newest final one.
 
     What was looked up for a named version is remembered, so that the same call works offline.
     """
@@ -161,7 +159,7 @@ def resolve(
         )
     tags = list(sys_tags())
     index = package_index.of_user()
-    offers = index.prerelease(package) if pre else index.release(package, version)
+    offers = index.release(package, version)
     ranked = [(preference(offer.file.filename, tags), offer) for offer in offers]
     usable = [
         (rank, offer) for rank, offer in ranked if rank is not None and offer.sha256 and not (wheels_only and rank < 0)

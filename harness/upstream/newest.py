@@ -1,7 +1,7 @@
-"""What is newest of an upstream: its newest release, a pre-release after that, the head of its default branch.
+"""What is newest of an upstream: its newest release, and the head of its default branch.
 
-All of them move, so they are looked up each time. What was found is kept in the cache with the day on which it was
-looked up: a machine without network judges what `fetch --latest --head --pre` found, and says how old that is.
+Both move, so they are looked up each time. What was found is kept in the cache with the day on which it was
+looked up: a machine without network judges what `fetch --latest --head` found, and says how old that is.
 """
 
 from __future__ import annotations
@@ -11,7 +11,6 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 from harness.core import files, git, strict_json, structure
@@ -19,7 +18,6 @@ from harness.core.cache import Cache
 from harness.core.errors import UnavailableError
 from harness.upstream import checkout, download
 from harness.upstream.download import ReleaseFile
-from harness.upstream.package_index import NoPrereleaseError
 
 if TYPE_CHECKING:
     from _typeshed import DataclassInstance
@@ -29,7 +27,7 @@ COMMIT = re.compile(r"(?P<commit>[0-9a-f]{40})\tHEAD")
 
 @dataclass(frozen=True)
 class Release:
-    """The newest release of a package, or a pre-release after it, and the day on which that was looked up."""
+    """The newest release of a package, and the day on which that was looked up."""
 
     file: ReleaseFile
     seen: dt.date
@@ -61,20 +59,6 @@ def release(cache: Cache, package: str, *, wheels_only: bool) -> Release:
     return known(cache, f"release of {package}{' (wheel)' if wheels_only else ''}", Release, look)
 
 
-def prerelease(cache: Cache, package: str, *, wheels_only: bool) -> Release:
-    """Look up the newest version where that is a pre-release: what pip would take with ``--pre`` and not without.
-
-    Raises:
-        UnavailableError: the newest is final; or as `release`.
-
-    """
-
-    def look() -> Release:
-        return Release(download.resolve(cache, package, None, wheels_only=wheels_only, pre=True), today())
-
-    return known(cache, f"pre-release of {package}{' (wheel)' if wheels_only else ''}", Release, look)
-
-
 def head(cache: Cache, url: str) -> Head:
     """Look up the commit at the head of the default branch of the repository at `url`, and fetch it.
 
@@ -101,36 +85,24 @@ def today() -> dt.date:
 def known(cache: Cache, what: str, kind: type[Found], look: Callable[[], Found]) -> Found:
     """Look up something that moves, a dataclass with the day on which it was `seen`, and keep it.
 
-    That there is no pre-release is kept as well.
-
     Raises:
         UnavailableError: it cannot be had, or without network: nothing was kept.
 
     """
     kept = cache.entry("newest", f"{files.key_of(what)}.json")
     if not cache.offline:
-        try:
-            found = look()
-        except NoPrereleaseError as error:
-            _keep(cache, kept, {"of": what, "nothing": str(error), "seen": today()})
-            raise
-        _keep(cache, kept, {"of": what, "found": asdict(found)})
+        found = look()
+        document = {"of": what, "found": asdict(found)}
+        with cache.guard():
+            files.write_atomic(kept, json.dumps(document, default=str, indent=1) + "\n")
         return found
     try:
-        document = strict_json.loads(kept.read_bytes())
-        if "nothing" not in document:
-            return structure.structure(_dates(document["found"]), kind)
+        return structure.structure(_dates(strict_json.loads(kept.read_bytes())["found"]), kind)
     except (OSError, ValueError, KeyError, TypeError):
         raise UnavailableError(
             f"the newest {what} was not looked up into this cache, and --offline forbids to look now. "
-            "Next: runner.py fetch --latest --head --pre --dest DIR where there is network"
+            "Next: runner.py fetch --latest --head --dest DIR where there is network"
         ) from None
-    raise UnavailableError(f"{document['nothing']}, as of {document['seen']}")
-
-
-def _keep(cache: Cache, kept: Path, document: dict[str, object]) -> None:
-    with cache.guard():
-        files.write_atomic(kept, json.dumps(document, default=str, indent=1) + "\n")
 
 
 def _dates(document: dict[str, object]) -> dict[str, object]:

@@ -98,14 +98,6 @@ def _client(endpoint: str, settings: dict[str, str], package: str) -> Iterator[P
         ) from None
 
 
-class NoPrereleaseError(UnavailableError):
-    """The newest version of a package is a final one, so that no pre-release comes after it."""
-
-    def __init__(self, package: str, newest: str) -> None:
-        """Say which version that is."""
-        super().__init__(f"{package}: the newest on the package index is {newest}; no pre-release comes after it")
-
-
 @dataclass(frozen=True)
 class Offer:
     """One file that an index offers."""
@@ -182,20 +174,6 @@ class Index:
                 f"Next: --upstream {package}==VERSION, or --upstream latest"
             )
         return chosen
-
-    def prerelease(self, package: str) -> list[Offer]:
-        """List the files of the newest version where that is a pre-release, as pip's ``--pre`` takes it.
-
-        Raises:
-            NoPrereleaseError: the newest one is final.
-            UnavailableError: no index knows the package.
-
-        """
-        offers = [offer for offer in self.offers(package) if offer.version is not None and not offer.file.is_yanked]
-        newest = max((offer.version for offer in offers if offer.version), default=None)
-        if newest is None or not newest.is_prerelease:
-            raise NoPrereleaseError(package, str(newest))
-        return [offer for offer in offers if offer.version == newest]
 
     def download(self, offer: Offer, sha256: str, folder: Path) -> None:
         """Download a file into `folder` and check its sha256; a short or altered download is not kept."""

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from harness.core.words import Evidence, LaneName, Verdict
 from harness.pack.model import Pack, Target
-from harness.upstream.dependencies import Member
 from harness.upstream.source import Source, SourceKind
 
 BOTH_LANES = (LaneName.PRISTINE, LaneName.PATCHED)
@@ -27,13 +26,11 @@ class Cell:
         target: what the verdict is about.
         evidence: the strongest that this host can produce; None where it cannot judge the cell at all.
         source: where its tree comes from.
-        column: what tells it from the pack's cell on the pinned release: ``latest``, ``head``, ``pre``, a release; else
+        column: what tells it from the pack's cell on the pinned release: ``latest``, ``head``, a release; else
             empty.
         version: of the release, where it is known before the tree is laid out.
         tree: the sha256 of the release's archive, likewise.
         dependencies: another dependency set than the target's own, as ``--with`` names it.
-        toolchain: wheels of another torch or triton, with what these require, which lanes import in place of the
-            interpreter's own; the first is what is tried.
         lanes: which of the two run.
         timeout: of each, in seconds; None is the target's own.
         patch: in place of the pack's own; None is that.
@@ -56,7 +53,6 @@ class Cell:
     version: str = ""
     tree: str = ""
     dependencies: tuple[str, ...] = ()
-    toolchain: tuple[Member, ...] = ()
     lanes: tuple[LaneName, ...] = BOTH_LANES
     timeout: float | None = None
     patch: Path | None = None
@@ -131,14 +127,14 @@ class Cell:
     @property
     def is_stated(self) -> bool:
         """Whether pack.toml says what it must give: the pinned release with the target's own dependency set."""
-        return self.source.is_pinned and not self.dependencies and not self.toolchain and self.is_listed
+        return self.source.is_pinned and not self.dependencies and self.is_listed
 
     @property
     def may_be_unavailable(self) -> bool:
         """Whether what cannot be had says nothing: what moves, or the head that pack.toml names."""
         at_head = self.source.kind == SourceKind.GIT and self.pack.definition.is_head(self.source.value)
         moves = self.source.kind == SourceKind.LATEST or (bool(self.seen) and not self.source.is_pinned)
-        return moves or bool(self.toolchain) or (at_head and not self.fits_exactly)
+        return moves or (at_head and not self.fits_exactly)
 
     @property
     def fits_exactly(self) -> bool:

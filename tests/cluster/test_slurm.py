@@ -171,7 +171,6 @@ def test_a_pack_that_changed_meanwhile_is_submitted_again(odd: Odd) -> None:
     [
         ("--slurm --gpus 0", "--gpus: with --slurm the lanes run elsewhere"),
         ("--slurm --latest --bisect 1m", "--bisect: with --slurm"),
-        ("--slurm --pre", "--pre: with --slurm"),
         ("--partition p", "Next: runner.py sweep --slurm --partition ..."),
         ("--slurm --gpu-type sm_90=h200", "no architecture such as sm_80"),
         ("--slurm --gpu-type sm_90a=h200:4", "name each architecture once"),

@@ -44,7 +44,7 @@ def test_a_receipt_of_schema_1_is_read_in_the_words_of_schema_2() -> None:
     assert (one.schema, one.kind, one.upstream.commit) == (2, Kind.CLEANUP, COMMIT)
     assert one.fix == receipt.FixRecord(receipt.FixKind.PATCH, "", "3", "4")
     assert (one.dependencies.packages, one.host.gpu) == ({"numpy": "2.3.5"}, "NVIDIA H200")
-    assert (one.ranks, one.strength, one.acknowledged) == (1, None, None)
+    assert (one.ranks, one.strength) == (1, None)
     assert one.log.file == "sm_90a.executed.log"
 
 

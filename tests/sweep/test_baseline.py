@@ -21,8 +21,11 @@ from harness.receipt.receipt import GpuRecord, LogRecord, Receipt
 from harness.sweep import baseline, run_folder, selection
 from harness.sweep.baseline import Baseline
 from harness.sweep.columns import Moving
+from harness.sweep.results import NOT_HERE, NOT_RUN
 from harness.sweep.run_folder import SweepRequest
+from harness.sweep.sweep import write
 from harness.verdict.cell import Cell
+from testing import nights
 from testing.workbench import Workbench
 
 HOST = host.Host("3.11.7", "2.13.0+cpu", "3.6.0")
@@ -79,7 +82,9 @@ def _receipt(toy: Cell, *figures: FigureLine, gpu: str = "Toy") -> Receipt:
         ("GB/s", (100.0, 1.0), (120.0, 1.0), ["faster"]),
         ("MiB", (100.0, None), (120.0, None), ["more memory"]),
         ("MiB", (100.0, None), (100.0, None), []),
-        ("1", (100.0, 0.0), (500.0, 0.0), []),  # no time and no memory
+        ("1", (100.0, 0.0), (500.0, 0.0), ["figure changed"]),
+        ("1", (0.5, 0.1), (0.6, 0.1), []),
+        ("1", (0.5, None), (0.6, None), []),  # of unknown noise
         ("ms", ("nan", 0.1), (5.0, 0.1), []),
     ],
 )
@@ -89,7 +94,8 @@ def test_a_figure_changed_only_by_more_than_its_noise(
     measuring = _measuring(toy)
     then, now = (_receipt(toy, FigureLine("time", value, unit, spread)) for value, spread in (before, after))
     assert [change.kind for change in baseline.of_figures(measuring, now, then)] == kinds
-    assert baseline.of_figures(toy, now, then) == [], "a target that does not measure has no figures to compare"
+    disturbed = [] if unit in baseline.DISTURBED else kinds
+    assert [change.kind for change in baseline.of_figures(toy, now, then)] == disturbed, "its lanes shared the host"
     other = replace(then, host=replace(then.host, gpus=(GpuRecord("Another", "9.0"),)))
     assert baseline.of_figures(measuring, now, other) == [], "another GPU is another measurement"
 
@@ -101,6 +107,27 @@ def test_a_newer_release_is_expected_to_be_fixed_where_pack_toml_says_so(toy: Ce
     assert baseline.expected(toy, None) == Verdict.CONFIRMED
 
 
+def test_the_newest_run_that_judged_something_is_the_baseline(tmp_path: Path) -> None:
+    judged = nights.lay(tmp_path, nights.results(0, [nights.cell()]))
+    cells = [nights.cell(verdict=verdict) for verdict in (NOT_HERE, NOT_RUN, Verdict.UNAVAILABLE, Verdict.UNSUPPORTED)]
+    empty = nights.lay(tmp_path, nights.results(1, cells))
+    (nights.lay(tmp_path, nights.results(2, [nights.cell()])) / "results.json").write_text("{")
+    assert baseline.find(tmp_path, tmp_path, "9").folder == judged
+    with pytest.raises(HarnessError, match="that run judged nothing"):
+        baseline.find(empty, tmp_path, "9")
+    (judged / "receipts/01_toy").mkdir(parents=True)
+    (judged / "receipts/01_toy/cpu.traced.json").write_text("{}")
+    assert baseline.find(judged, tmp_path, "9").folder == judged
+
+
+def test_a_night_that_judged_nothing_does_not_say_that_nothing_changed(tmp_path: Path) -> None:
+    for verdict, said in ((NOT_HERE, "Nothing was judged."), (Verdict.CONFIRMED, "Nothing changed.")):
+        write(nights.results(0, [nights.cell(verdict=verdict)]), tmp_path, {})
+        for name in ("summary.md", "index.html"):
+            text = (tmp_path / name).read_text()
+            assert (said in text, text.count("Nothing ")) == (True, 1), name
+
+
 def test_the_baseline_is_the_committed_receipts_a_run_or_the_newest_of_many(tmp_path: Path) -> None:
     assert baseline.find(None, tmp_path, "x").folder is None
     with pytest.raises(HarnessError, match="no such folder"):
@@ -110,11 +137,9 @@ def test_the_baseline_is_the_committed_receipts_a_run_or_the_newest_of_many(tmp_
     moment = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
     with run_folder.opened(runs, REQUEST, moment) as one:
         assert baseline.find(runs, runs, one.name) == Baseline(
-            None, "the committed receipts: there is no earlier run yet"
+            None, "the committed receipts: no earlier run judged anything"
         )
         one.finish(REQUEST)
-    assert baseline.find(runs, runs, "9").folder == one.path
-    assert baseline.find(one.path, runs, "9").folder == one.path
     receipts = tmp_path / "receipts/01_confirmed"
     receipts.mkdir(parents=True)
     (receipts / "cpu.traced.json").write_text(json.dumps({}))

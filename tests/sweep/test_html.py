@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pytest
 
-from harness.sweep.history import History, Mark
 from harness.sweep.html import STYLE, Page
 from harness.sweep.results import CellRow, ChangeRow, FigureRow, GpuRow, HostRow, LaneRow, Results
 from testing import nights
@@ -82,17 +81,15 @@ def _results() -> Results:
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Write the page of a large sweep: 14 packs on 6 targets, 30 runs of history, logs with long lines."""
+    """Write the page of a large sweep: 14 packs on 6 targets, logs with long lines."""
     folder = tmp_path_factory.mktemp("sweep")
     (folder / "logs").mkdir()
     (folder / "logs/pristine.log").write_text("\n".join("log " + "y" * 400 + "<b>&" for _ in range(50)))
     patch = folder / "fix.patch"
     patch.write_text("diff --git a/x b/x\n" + "+" + "z" * 300 + "</pre>\n")
     results = _results()
-    earlier = [Mark(f"202611{day:02d}T020000Z", "CONFIRMED", worse=False) for day in range(1, 31)]
-    history = History({row.name: earlier for row in results.cells})
     path = folder / "index.html"
-    path.write_text("".join(Page(results, history, folder, {row.pack: patch for row in results.cells}).pieces()))
+    path.write_text("".join(Page(results, folder, {row.pack: patch for row in results.cells}).pieces()))
     return path
 
 
@@ -106,30 +103,26 @@ def test_the_page_needs_no_network_and_no_script(page: Path) -> None:
     assert "</pre>\n\n</details>" in text or "</pre>\n</details>" in text
 
 
-def test_the_page_of_many_runs_stays_small(page: Path) -> None:
+def test_the_page_of_many_packs_stays_small(page: Path) -> None:
     assert page.stat().st_size < 3e6
 
 
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
-    """Write the page of 30 packs on 2 targets after 30 sweeps; return it and the seconds that it took."""
+    """Write the page of 30 packs on 2 targets; return it and the seconds that it took."""
     folder = tmp_path_factory.mktemp("large")
-    *before, now = nights.year(30, 31)
+    *_, now = nights.year(30, 31)
     worse = ChangeRow("error", worse=True, text="toykernel 1.0: was CONFIRMED")
     cells = (
         replace(now.cells[0], verdict="ERROR", changes=(worse,)),
         *(replace(cell, verdict="CONFIRMED") for cell in now.cells[1:]),
     )
-    marks: dict[str, list[Mark]] = {}
-    for night in before:
-        for cell in night.cells:
-            marks.setdefault(cell.name, []).append(Mark(night.run, cell.verdict, cell.needs_attention))
     for lane in (lane for row in cells for lane in row.lanes):
         (folder / lane.log).parent.mkdir(parents=True, exist_ok=True)
         (folder / lane.log).write_text("a line of a log that a lane wrote\n" * 300)
     path = folder / "index.html"
     began = time.monotonic()
-    path.write_text("".join(Page(replace(now, cells=cells), History(marks), folder, {}).pieces()))
+    path.write_text("".join(Page(replace(now, cells=cells), folder, {}).pieces()))
     return path, time.monotonic() - began
 
 
@@ -142,13 +135,24 @@ def test_thirty_packs_fit_into_one_page(large: tuple[Path, float]) -> None:
 def test_the_matrix_comes_first_and_says_each_verdict_by_letter(large: tuple[Path, float]) -> None:
     body = large[0].read_text().partition("<main>")[2]
     assert body.index('<table class="matrix"') < body.index("What changed or needs attention") < body.index("<section")
-    first = re.search(r'<a class="one letter bad[^>]*aria-label="([^"]*)"[^>]*>(.)</a>', body)
+    first = re.search(r'<a class="one letter bad[^>]*aria-label="([^"]*)"[^>]*><b>(.)</b>', body)
     assert first
     assert first.groups() == ("01_toy on cpu, pinned: ERROR, needs attention", "E")
-    assert body.count(">C</a>") == 59
+    assert body.count("<b>C</b>") == 59
     assert "C CONFIRMED, E ERROR" in body
     targets = set(re.findall(r'href="#([^"]*)"', body))
     assert targets <= set(re.findall(r'id="([^"]*)"', body)), "every link of the matrix leads somewhere"
+
+
+def test_a_target_that_this_host_cannot_judge_has_no_column_unless_it_was_lost(tmp_path: Path) -> None:
+    away = nights.cell("01_toy", "sm_100a", "NOT_HERE")
+    cells = [nights.cell("01_toy"), away, nights.cell("02_away", "sm_100a", "NOT_HERE")]
+    page = Page(nights.results(0, cells), tmp_path, {})
+    assert (page.targets, page.absent) == (["cpu"], "02_away, sm_100a")
+    assert "Not judged on this host: 02_away, sm_100a." in "".join(page.pieces())
+    lost = replace(away, changes=(ChangeRow("newly unsupported", worse=True, text="no GPU"),))
+    page = Page(nights.results(0, [cells[0], lost]), tmp_path, {})
+    assert (page.targets, page.absent) == (["cpu", "sm_100a"], "")
 
 
 def _luminance(colour: str) -> float:

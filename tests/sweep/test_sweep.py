@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import itertools
 import json
 import os
@@ -115,7 +116,6 @@ def test_a_sweep_leaves_everything_in_one_folder_and_the_next_says_that_nothing_
     assert runs.newest != first_run
     assert again["01_confirmed/cpu"]["baseline"] == "CONFIRMED"
     assert kinds(again["01_confirmed/cpu"]) == []
-    assert (runs.newest / "index.html").read_text().count('<i class="good"') == 2
     assert runs.bench.run("list", "--from", str(runs.newest / "receipts")).stdout.count("CONFIRMED (traced)") == 1
 
 
@@ -338,7 +338,12 @@ def test_lanes_share_a_gpu_and_what_is_timed_runs_alone(runs: Runs) -> None:
     ends = {end["task"]: end for end in runs.ends()}
     measured = ends["003_toy/sm_90a pristine"]
     assert measured["record"]["waited"] > 0.1
-    assert measured["record"]["seconds"] < 3, "what it waited is no part of what it took"
+    assert measured["record"]["seconds"] <= measured["seconds"], "what it waited is no part of what it took"
+    journal = (runs.newest / "journal.jsonl").stat().st_mtime
+    for end in ends.values():
+        began = dt.datetime.fromisoformat(end["started"]).timestamp()
+        over = began + end["record"]["waited"] + end["seconds"]
+        assert over <= journal + 0.05, f"{end['task']}: its interval ends behind the end of all"
 
 
 HARMS: dict[str, dict[str, object]] = {

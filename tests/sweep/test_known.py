@@ -1,0 +1,71 @@
+"""Deviations that are known: a sweep names them with their thread, and fails for everything else."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from testing import toys
+from testing.workbench import Workbench
+
+CELL = "01_confirmed/cpu"
+PATCHES = toys.RESOURCES / "packs"
+
+
+def _sweep(bench: Workbench, patch: str) -> tuple[int, list[str], dict[str, Any]]:
+    """Sweep one pack with the patch of a toy; return the exit status, the lines printed, and the cell."""
+    (bench.packs / "01_confirmed/fix.patch").write_text((PATCHES / patch / "fix.patch").read_text())
+    ended = bench.run("sweep", "--runs", str(bench.folder / "sweeps"))
+    assert "Traceback" not in ended.stderr, ended.stderr
+    newest = max((bench.folder / "sweeps").glob("*/results.json"))
+    (cell,) = json.loads(newest.read_text())["cells"]
+    return ended.returncode, ended.stdout.splitlines(), cell
+
+
+@pytest.fixture
+def bench(workbench: Workbench) -> Workbench:
+    """Lay a pack whose deviation is known."""
+    definition = workbench.lay("01_confirmed") / "pack.toml"
+    definition.write_text('known = "tilelang#3042 <soon>"\n' + definition.read_text())
+    return workbench
+
+
+def test_a_known_deviation_is_listed_with_its_thread_and_fails_nothing(bench: Workbench) -> None:
+    status, lines, cell = _sweep(bench, "03_fix_ineffective")
+    assert lines[0].startswith(f"{CELL}: KNOWN tilelang#3042 <soon>: FIX INEFFECTIVE: toykernel 1.0: was CONFIRMED")
+    assert (status, cell["known"], cell["verdict"]) == (0, "tilelang#3042 <soon>", "FIX_INEFFECTIVE")
+    assert lines[-2].startswith("nothing needs attention, 1 known; 1 cells")
+    newest = max((bench.folder / "sweeps").glob("*/results.json")).parent
+    assert "<p>Known: tilelang#3042 &lt;soon&gt;</p>" in (newest / "index.html").read_text()
+    (case,) = ET.parse(newest / "junit.xml").iter("testcase")  # noqa: S314 - our own file
+    assert [child.tag for child in case] == ["skipped"]
+
+
+def test_a_known_deviation_that_is_gone_is_said(bench: Workbench) -> None:
+    status, lines, cell = _sweep(bench, "01_confirmed")
+    assert (status, cell["known"]) == (0, "")
+    assert lines[0] == f"{CELL}: KNOWN: tilelang#3042 <soon>: no deviation was seen; `known` in pack.toml can go"
+
+
+def test_an_error_is_never_known(bench: Workbench) -> None:
+    script = bench.packs / "01_confirmed/test_contract.py"
+    contract = script if script.exists() else bench.packs / "01_confirmed/reproduce.py"
+    contract.write_text("raise RuntimeError('broken')\n")
+    status, lines, cell = _sweep(bench, "01_confirmed")
+    assert (status, cell["known"], cell["verdict"]) == (1, "", "ERROR"), lines
+
+
+def test_another_pack_that_deviates_fails(bench: Workbench) -> None:
+    bench.lay("03_fix_ineffective")
+    ended = bench.run("sweep", "--runs", str(bench.folder / "sweeps"))
+    assert ended.returncode == 1
+    assert "03_fix_ineffective/cpu: FIX INEFFECTIVE" in ended.stdout
+
+
+def test_known_is_a_text(bench: Workbench) -> None:
+    definition = bench.packs / "01_confirmed/pack.toml"
+    definition.write_text(definition.read_text().replace('known = "tilelang#3042 <soon>"', "known = 3042"))
+    assert "known: expected str" in bench.run("list").stderr
