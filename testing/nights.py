@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import datetime as dt
 import json
-import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -73,33 +72,3 @@ def lay(runs: Path, found: Results, *, finished: bool = True) -> Path:
     (folder / "run.json").write_text(json.dumps(record))
     (folder / "results.json").write_text(json.dumps(asdict(replace(found, finished=finished))))
     return folder
-
-
-def year(packs: int, count: int, *, timings: int = 3, seed: int = 1) -> Iterator[Results]:
-    """Yield nights of packs on two targets, each with timings that vary and an error that does not.
-
-    The driver changes in the middle, torch at two thirds, one pack's release last; one cell in fifty is an error.
-    """
-    chance = random.Random(seed)  # noqa: S311 - no secret
-    for night in range(count):
-        cells = [
-            replace(
-                _nightly(f"{number:02d}_toy", target, timings, chance),
-                version="1.1" if (night, number) == (count - 1, 1) else "1.0",
-            )
-            for number in range(1, packs + 1)
-            for target in ("cpu", "sm_90a")
-        ]
-        late = night > count // 2
-        yield results(
-            night, cells, driver="590.2" if late else "580.1", torch="2.12.0" if night > count * 2 // 3 else "2.11.0"
-        )
-
-
-def _nightly(pack: str, target: str, timings: int, chance: random.Random) -> CellRow:
-    figures = [
-        FigureRow(f"time_{index}", "ms", chance.gauss(10, 0.2), chance.gauss(8, 0.2), 0.3, 0.25)
-        for index in range(timings)
-    ]
-    verdict = "ERROR" if chance.random() < 1 / 50 else "CONFIRMED"
-    return cell(pack, target, verdict, [*figures, figure("max_error", 0.4623, "1", patched=1.064e-07)])

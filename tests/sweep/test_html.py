@@ -111,7 +111,10 @@ def test_the_page_of_many_packs_stays_small(page: Path) -> None:
 def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
     """Write the page of 30 packs on 2 targets; return it and the seconds that it took."""
     folder = tmp_path_factory.mktemp("large")
-    *_, now = nights.year(30, 31)
+    figures = [nights.figure(f"time_{index}", 10.0, patched=8.0, spread=0.3) for index in range(4)]
+    packs = [f"{number:02d}_toy" for number in range(1, 31)]
+    rows = [nights.cell(pack, target, figures=figures) for pack in packs for target in ("cpu", "sm_90a")]
+    now = nights.results(0, rows)
     worse = ChangeRow("error", worse=True, text="toykernel 1.0: was CONFIRMED")
     cells = (
         replace(now.cells[0], verdict="ERROR", changes=(worse,)),
