@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness.core.cache import Cache
 from harness.core.seal import Layout, Seal
-from harness.schedule.runner import Prepared
+from harness.schedule.lane_runner import Prepared
 from harness.upstream.dependencies import DependencySet
 from harness.upstream.tree import Tree
 

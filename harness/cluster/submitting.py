@@ -19,7 +19,7 @@ from harness.cluster.plan import Array, Wanted
 from harness.cluster.slurm import AwayError, Job, RefusedError, Settings
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
-from harness.schedule.runner import Runner
+from harness.schedule.lane_runner import Runner
 from harness.schedule.session import Session
 from harness.schedule.workers import PREPARING, Failure, failure_of
 

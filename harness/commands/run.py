@@ -18,15 +18,15 @@ from harness.pack.model import Pack
 from harness.report import run_table
 from harness.report.run_table import RunRow
 from harness.schedule import inputs
-from harness.schedule.judging import Judged
-from harness.schedule.runner import RAW_LOGS
+from harness.schedule.lane_runner import RAW_LOGS
+from harness.schedule.pack_result import Judged
 from harness.schedule.scheduler import Account
 from harness.schedule.selection import ASK, Request, cells_of
 from harness.schedule.session import Session
 from harness.schedule.workers import failure_of
 from harness.verdict.cell import BOTH_LANES, Cell, lanes_of
-from harness.verdict.judge import Judgement
 from harness.verdict.outcome import Outcome
+from harness.verdict.pack_verdict import Judgement
 
 LANES = {
     "both": (LaneName.PRISTINE, LaneName.PATCHED),

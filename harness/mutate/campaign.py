@@ -29,7 +29,7 @@ from harness.schedule.journal import LaneEnd
 from harness.schedule.session import Session
 from harness.schedule.task import tasks
 from harness.upstream import tree
-from harness.verdict import judge
+from harness.verdict import pack_verdict
 from harness.verdict.cell import Cell
 
 #: A mutant's lane may take so many times the seconds of the fix's own lane, and so many seconds besides: that one may
@@ -212,7 +212,11 @@ class Campaign:
         subjects = []
         for cell, fix in fixes if not self.interrupted else []:
             end, pristine = self._end(fix), known[cell.name]
-            if end is None or end.record is None or judge.pair(pristine, end.record).verdict != Verdict.CONFIRMED:
+            if (
+                end is None
+                or end.record is None
+                or pack_verdict.pair(pristine, end.record).verdict != Verdict.CONFIRMED
+            ):
                 continue
             gpu = end.gpus[0].name if end.gpus else ""
             subjects.append(_Subject(cell, pristine, end.record.seconds, gpu, judged_by[cell.name]))

@@ -10,7 +10,7 @@ from harness.lane.script import STATUS
 from harness.mutate.mutants import Listed, Mutant
 from harness.receipt.strength import Fate, MutantRecord
 from harness.schedule.journal import LaneEnd
-from harness.verdict import judge
+from harness.verdict import pack_verdict
 
 #: Exit statuses with which a probe ends that came to a verdict.
 CONCLUDED = set(STATUS.values())
@@ -65,7 +65,7 @@ def of_lane(pristine: LaneRecord, end: LaneEnd | None) -> Found:
 def _of_pair(pristine: LaneRecord, record: LaneRecord) -> Found:
     if record.verdict == LaneVerdict.ERROR:
         return Found(Fate.UNJUDGED, reason=record.reason)
-    judgement = judge.pair(pristine, record)
+    judgement = pack_verdict.pair(pristine, record)
     refused = "" if judgement.verdict == Verdict.CONFIRMED else f"{judgement.verdict}: {judgement.reason}"
     return Found(Fate.SURVIVED, refused=refused)
 

@@ -29,7 +29,7 @@ from harness.pack.model import Pack
 from harness.receipt import receipt, staleness
 from harness.receipt.receipt import FixKind, Receipt
 from harness.report import links
-from harness.verdict import judge
+from harness.verdict import pack_verdict
 from harness.versions import timeline
 from harness.versions.timeline import RIGHT, WRONG, Entry, Period
 
@@ -142,7 +142,7 @@ def _of_history(pack: Pack, found: History) -> list[Lane]:
 
 def _of_receipt(pack: Pack, one: Receipt) -> list[Lane]:
     """Return what a receipt says of releases: the pinned one, and one that stood in the patched lane's place."""
-    verdict = judge.PRISTINE.get(one.verdict)
+    verdict = pack_verdict.PRISTINE.get(one.verdict)
     if verdict is None or one.upstream.origin != "pinned" or pack.definition.upstream.is_commit:
         return []  # a commit is no release that anybody could have installed
     outdated = tuple(staleness.reasons(pack, one))

@@ -29,7 +29,7 @@ from harness.receipt import receipt, staleness
 from harness.receipt.receipt import Receipt
 from harness.report import bundle
 from harness.upstream import dependencies
-from harness.verdict import judge
+from harness.verdict import pack_verdict
 
 MOST_MEMBERS = 500
 #: Bytes of one member, unpacked.
@@ -130,7 +130,7 @@ def _verdict_errors(one: Receipt, pack: Pack) -> list[str]:
     stale = one.reason if one.verdict == Verdict.PATCH_STALE else ""
     if pristine is None and patched is None:
         return [] if one.verdict in WITHOUT_LANES else [f"verdict: {one.verdict} without a lane"]
-    found = judge.pair(pristine, patched, stale, one.about)
+    found = pack_verdict.pair(pristine, patched, stale, one.about)
     stated = (one.verdict, one.reason, tuple(one.claims))
     errors = (
         []

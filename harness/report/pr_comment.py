@@ -14,7 +14,7 @@ from harness.receipt import figures, strength
 from harness.receipt.redaction import PrivateTextError, Scrubber
 from harness.report import links, strong
 from harness.upstream.source import GIT_PATTERN, commit_of
-from harness.verdict import change, judge
+from harness.verdict import change, pack_verdict
 from harness.verdict.change import Change, Side
 from harness.versions.two_trees import BASE, HEAD, Compared, Trees
 
@@ -102,7 +102,7 @@ def _trees(one: Compared, trees: Trees, commits_at: str, scrub: Scrubber) -> str
     base, head = (side.record if side.verdict not in UNJUDGED else None for _, side, _ in sides)
     figure = figures.leading(one.pack.definition.leading_figure, base, head)
     parts += [f"{_clean(figure, scrub)}{'' if base and head else f' ({BASE if base else HEAD})'}"] if figure else []
-    differing = judge.differing_outputs(base, head) if base and head else []
+    differing = pack_verdict.differing_outputs(base, head) if base and head else []
     if differing:
         parts.append(f"outputs that differ bit for bit between the two: {_names(tuple(differing), scrub)}")
     return "; ".join(parts) + "."

@@ -16,8 +16,8 @@ from harness.core.words import NO_EXPECTATION, LaneVerdict, Verdict
 from harness.pack.model import Pack
 from harness.receipt import figures, receipt
 from harness.receipt.figures import WIDTH
-from harness.verdict.judge import PRISTINE
 from harness.verdict.outcome import Outcome, deviation
+from harness.verdict.pack_verdict import PRISTINE
 
 #: Verdicts that need no reason beside them.
 PLAIN = {Verdict.CONFIRMED, Verdict.REPRODUCED, Verdict.VALIDATED, Verdict.FIXED_UPSTREAM}

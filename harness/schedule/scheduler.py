@@ -16,10 +16,10 @@ from harness.host.gpus import Device
 from harness.host.host import Host
 from harness.schedule.estimates import expected_seconds
 from harness.schedule.journal import Journal
-from harness.schedule.judging import Judged
+from harness.schedule.lane_runner import Attempt, Prepared
+from harness.schedule.pack_result import Judged
 from harness.schedule.places import Placement, Places
 from harness.schedule.queue import Queue
-from harness.schedule.runner import Attempt, Prepared
 from harness.schedule.task import Task
 from harness.schedule.workers import Failure, Finished, LaidOut, Message, Over, WorkerPool
 from harness.verdict.cell import Cell

@@ -17,9 +17,9 @@ from harness.host.host import Host
 from harness.lane import supervisor
 from harness.schedule.estimates import Estimates, at_least
 from harness.schedule.journal import Journal
-from harness.schedule.judging import CellJudge, CommandOf
+from harness.schedule.lane_runner import Runner
+from harness.schedule.pack_result import CellJudge, CommandOf
 from harness.schedule.places import Places
-from harness.schedule.runner import Runner
 from harness.schedule.scheduler import Account, GpuFault, Listener, Scheduler
 from harness.schedule.task import Task, tasks, unique, unique_tasks
 from harness.schedule.workers import WorkerPool, failure_of

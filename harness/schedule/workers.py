@@ -18,8 +18,8 @@ from harness.core.words import Exit, Verdict
 from harness.host.gpu_health import GpuWatch
 from harness.host.gpus import Device
 from harness.schedule.journal import Journal
+from harness.schedule.lane_runner import Attempt, Prepared
 from harness.schedule.places import Placement
-from harness.schedule.runner import Attempt, Prepared
 from harness.schedule.task import Task
 from harness.verdict.cell import Cell
 

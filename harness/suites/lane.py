@@ -18,11 +18,11 @@ from harness.lane.lane import jit_folder
 from harness.lane.log import Log
 from harness.lane.process import Ended
 from harness.pack.model import UpstreamTests
-from harness.schedule.runner import Prepared
+from harness.schedule.lane_runner import Prepared
 from harness.suites import report
 from harness.suites.report import Report
 from harness.upstream.tree import Tree
-from harness.verdict.lane_judge import abnormal_end
+from harness.verdict.lane_verdict import abnormal_end
 
 PYTEST = Path(__file__).with_name("pytest_main.py")
 #: What decides over a suite's own configuration: no cache in the tree, every test runs, the log holds no colours.

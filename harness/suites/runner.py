@@ -19,8 +19,8 @@ from harness.pack.model import Pack, UpstreamTests
 from harness.receipt import writer
 from harness.receipt.receipt import LogRecord
 from harness.receipt.redaction import PrivateTextError
+from harness.schedule.lane_runner import Attempt, Prepared, Runner
 from harness.schedule.places import Placement
-from harness.schedule.runner import Attempt, Prepared, Runner
 from harness.schedule.task import Task
 from harness.suites import lane, report
 from harness.suites.lane import Place, SuiteRun, Wanted

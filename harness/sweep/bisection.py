@@ -12,7 +12,7 @@ from harness.sweep.baseline import OF_VERDICT, Baseline, expected
 from harness.sweep.columns import HEAD, LATEST
 from harness.sweep.results import CellRow
 from harness.upstream import source
-from harness.verdict import judge
+from harness.verdict import pack_verdict
 from harness.verdict.cell import Cell
 from harness.versions import between
 from harness.versions.judging import InterruptedJudgingError, Judging
@@ -51,10 +51,10 @@ class Bisection:
         """Say which release or commit changed the verdict; what goes wrong with one cell leaves the others."""
         then = self.compared.of(cell)
         before = expected(cell, then)
-        unjudged = next((one for one in (before, now) if one not in judge.PRISTINE), None)
+        unjudged = next((one for one in (before, now) if one not in pack_verdict.PRISTINE), None)
         if unjudged is not None:
             return f"not bisected: {unjudged} is neither right nor wrong"
-        if judge.PRISTINE[before] == judge.PRISTINE[now]:
+        if pack_verdict.PRISTINE[before] == pack_verdict.PRISTINE[now]:
             return "not bisected: the bug is there as before; what changed is what the patch does"
         self.tell(f"bisecting {cell.name}: {now}, was {before}")
         try:

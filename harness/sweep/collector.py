@@ -11,7 +11,7 @@ from harness.receipt import strength
 from harness.receipt.figures import figure_text
 from harness.receipt.receipt import Receipt
 from harness.receipt.redaction import Scrubber
-from harness.schedule.judging import CellJudge, Judged
+from harness.schedule.pack_result import CellJudge, Judged
 from harness.schedule.scheduler import Account
 from harness.schedule.task import Task
 from harness.schedule.workers import failure_of

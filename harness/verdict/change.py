@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from harness.core.words import Exit, LaneVerdict, Role
 from harness.lane.record import LaneRecord
-from harness.verdict import judge
+from harness.verdict import pack_verdict
 
 
 class Effect(StrEnum):
@@ -150,7 +150,7 @@ def between(base: Side, head: Side) -> Change:
     """Say what a change from `base` to `head` does.
 
     Both lanes made the same checks where it is called right: a check that is gone, or is no longer judged, shows
-    nothing (see `judge.unlike_checks`).
+    nothing (see `pack_verdict.unlike_checks`).
     """
     base, head = _as_bug(base), _as_bug(head)
     said = TABLE[base.verdict][head.verdict]
@@ -162,7 +162,7 @@ def between(base: Side, head: Side) -> Change:
         return _defects(base.record, head.record)
     if said is BRINGS_IT_IN:
         return _with(said, failed(head.record, Role.DEFECT))
-    unlike = judge.unlike_checks(base.record, head.record) if said in (FIXES, BOTH_RIGHT) else []
+    unlike = pack_verdict.unlike_checks(base.record, head.record) if said in (FIXES, BOTH_RIGHT) else []
     return _with(OTHER_CHECKS, tuple(unlike)) if unlike else said
 
 

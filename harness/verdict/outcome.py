@@ -10,7 +10,7 @@ from harness.host.gpus import Gpu
 from harness.lane.record import LaneRecord
 from harness.upstream.dependencies import DependencySet
 from harness.verdict.cell import BOTH_LANES, Cell
-from harness.verdict.judge import Judgement
+from harness.verdict.pack_verdict import Judgement
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,7 @@ from harness.schedule.workers import Failure, failure_of
 from harness.upstream import download
 from harness.upstream.source import SourceKind
 from harness.verdict.cell import Cell
-from harness.verdict.lane_judge import FAILED
+from harness.verdict.lane_verdict import FAILED
 from harness.versions import candidates, narrowed, release_bisect
 from harness.versions.candidates import Candidate
 from harness.versions.timeline import Entry

@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from harness.core.words import LaneVerdict, Role
 from harness.lane.record import LaneRecord
 from harness.lane.transcript import CheckLine
-from harness.verdict import judge
+from harness.verdict import pack_verdict
 
 #: What a lane says that went through all of its checks. In any other its checks are not all there.
 WHOLE = (LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED, LaneVerdict.CONTROL_FAILED)
@@ -21,7 +21,7 @@ def by_checks(record: LaneRecord, verdict: LaneVerdict, reason: str, about: tupl
     """
     if verdict not in WHOLE:
         return verdict, reason
-    names = judge.chosen((line.name for line in record.checks), about)
+    names = pack_verdict.chosen((line.name for line in record.checks), about)
     judged = [line for line in record.checks if line.name in names and line.ok is not None]
     if wrong := _wrong_controls(judged):
         return LaneVerdict.CONTROL_FAILED, ", ".join(wrong)

@@ -19,8 +19,8 @@ from harness.lane.record import LaneRecord
 from harness.pack import load
 from harness.schedule import task as schedule_task
 from harness.schedule.journal import FileJournal, LaneEnd
+from harness.schedule.lane_runner import Attempt, Prepared
 from harness.schedule.places import Placement, Places
-from harness.schedule.runner import Attempt, Prepared
 from harness.schedule.scheduler import DRAIN_SECONDS, Account, Scheduler
 from harness.schedule.task import Task
 from harness.schedule.workers import Message, Over, WorkerPool

@@ -29,7 +29,7 @@ from harness.schedule.task import Task
 from harness.upstream import dependencies, patch, tree
 from harness.upstream.dependencies import DependencySet
 from harness.upstream.tree import Tree
-from harness.verdict import lane_judge
+from harness.verdict import lane_verdict
 from harness.verdict.cell import Cell
 
 #: Raw logs that could not be scrubbed, or whose lane ended in an error, are kept here for whoever runs it.
@@ -239,7 +239,7 @@ class Runner:
 
     def _recorded(self, task: Task, prepared: Prepared, wanted: Lane, run: LaneRun) -> tuple[LaneRecord, LogRecord]:
         """Judge a lane, scrub what it said, and write its log; what still looks private makes it an error."""
-        record = lane_judge.record_of(wanted, run)
+        record = lane_verdict.record_of(wanted, run)
         trees = {wanted.tree.folder: "$TREE"}
         scrub = writer.scrubber(task.cell.pack, self.cache, self.host, prepared.dependency_set, trees)
         raw = run.log.read_text("utf-8", errors="replace")

@@ -18,10 +18,10 @@ from harness.receipt.writer import MadeBy
 from harness.schedule.journal import Journal, LaneEnd
 from harness.schedule.task import Task, tasks
 from harness.upstream import dependencies
-from harness.verdict import judge
+from harness.verdict import pack_verdict
 from harness.verdict.cell import Cell
-from harness.verdict.judge import Judgement
 from harness.verdict.outcome import Outcome
+from harness.verdict.pack_verdict import Judgement
 
 #: Builds the command that makes a cell's receipt anew.
 CommandOf = Callable[[Cell], str]
@@ -51,7 +51,7 @@ class Run:
     def judgement(self) -> Judgement:
         """What the lanes say together."""
         patched = self.patched
-        return judge.pair(
+        return pack_verdict.pair(
             self.pristine.record if self.pristine else None,
             patched.record if patched else None,
             patched.stale if patched else "",
@@ -111,7 +111,7 @@ class CellJudge:
         runs = [run for run in (self._run(some) for some in self._repetitions(cell)) if run is not None]
         if not runs:
             return None
-        judgement, agreeing = judge.repeated([run.judgement for run in runs])
+        judgement, agreeing = pack_verdict.repeated([run.judgement for run in runs])
         last, first = runs[-1], runs[0].ends[0]
         members = dependencies.chosen(
             self.cache, cell.pack.definition, cell.dependencies, cell.stated.dependencies, self.host.python_tag
