@@ -63,13 +63,12 @@ def serving(advisories: list[Advisory]) -> Iterator[tuple[str, set[tuple[str, Ve
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             query = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            package, version = query["package"]["name"], Version(query["version"])
-            asked.add((package, version))
-            of_package = [one for one in advisories if one.package == package]
-            affecting = [one.document for one in of_package if one.of(version)[0] == State.AFFECTED]
+            name, version = query["package"]["name"], Version(query["version"])
+            asked.add((name, version))
+            affecting = [one for one in advisories if one.package == name and one.of(version)[0] == State.AFFECTED]
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(json.dumps({"vulns": affecting}).encode())
+            self.wfile.write(json.dumps({"vulns": [one.document for one in affecting]}).encode())
 
         def log_message(self, *_: object) -> None:
             """Say nothing: pip-audit reports what it was told."""

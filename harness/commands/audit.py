@@ -22,7 +22,7 @@ from harness.core.words import Exit
 #: Files that pip-audit does not read, and what makes a file of them that it reads.
 EXPORTS = {
     "uv*.lock": "uv export --frozen --all-extras --all-groups --no-hashes --no-emit-project -o requirements.txt",
-    "poetry.lock": "poetry export --without-hashes -o requirements.txt",
+    "poetry.lock": "poetry export --without-hashes --all-extras --all-groups -o requirements.txt",
     "Pipfile.lock": "pipenv requirements > requirements.txt",
     "pyproject.toml": "uv pip compile --all-extras pyproject.toml -o requirements.txt",
     "*.y*ml": "python -m pip list --format=freeze > requirements.txt, in that environment",
@@ -39,8 +39,8 @@ def _inputs(arguments: tuple[str, ...]) -> list[Path]:
     """Return the files that pip-audit will read; refuse what it cannot read, or would skip without a word."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("-r", "--requirement", type=Path, action="append", default=[])
-    parser.add_argument("--disable-pip", action="store_true")
-    parser.add_argument("--fix", action="store_true")
+    for option in ("--disable-pip", "--fix", "--locked"):
+        parser.add_argument(option, action="store_true")
     parsed, others = parser.parse_known_args(arguments)
     if parsed.fix:
         raise HarnessError("audit changes no environment. Next: leave --fix out")
@@ -49,7 +49,8 @@ def _inputs(arguments: tuple[str, ...]) -> list[Path]:
             raise HarnessError(f"pip-audit does not read {path.name}. Next: {export}; then -r requirements.txt")
         if parsed.disable_pip and any(one.startswith(("-r", "-c", "--req", "--const")) for one in _lines(path)):
             raise HarnessError(f"--disable-pip skips the files that {path.name} names. Next: one -r for each of them")
-    return [*parsed.requirement, *(path for one in others for path in Path(one).glob("py*.toml"))]
+    pattern = "pylock*.toml" if parsed.locked else "pyproject.toml"
+    return [*parsed.requirement, *(path for one in others for path in Path(one).glob(pattern))]
 
 
 def _search_path(python: Path) -> list[str]:
@@ -79,14 +80,13 @@ def _say(package: str, version: Version, advisories: list[Advisory]) -> State:
 def command(python: Path | None, advisories: Path, arguments: tuple[str, ...]) -> int:
     """Say which packages have a bug that a pack proves. ARGUMENTS go to pip-audit, which reads the packages.
 
-    A version is affected or not affected only where a test judged exactly that version. Standard error says how.
-
     \b
       runner.py audit --python ~/work/.venv/bin/python    # all that it imports; it needs no pip
       runner.py audit -r requirements.txt --no-deps --disable-pip    # the pins alone, and no network
       runner.py audit -r requirements.txt    # also what pip would install; pip may execute a setup.py
       runner.py audit --locked . -f json     # pylock.toml; pip-audit -h has more
 
+    A version is affected or not affected only where a test judged exactly that version: standard error says how.
     Exit status 1: a version is affected. 2: the call is wrong, or pip-audit cannot read the input, or finds no package
     there. 5: nobody judged the version of a package that records name. 0: none of these.
     """
@@ -94,8 +94,9 @@ def command(python: Path | None, advisories: Path, arguments: tuple[str, ...]) -
     known = [records.load(path) for path in sorted(advisories.glob(f"{records.PREFIX}*.json"))]
     if not known:
         raise HarnessError(f"no advisories in {advisories}. Next: --advisories DIR")
-    if not arguments and python is None and os.environ.get("VIRTUAL_ENV"):
-        python = Path(os.environ["VIRTUAL_ENV"], "bin/python")
+    if not arguments and python is None:
+        python = Path(os.environ.get("VIRTUAL_ENV", sys.prefix), "bin/python")
+        click.echo(f"environment: {python}", err=True)
     direct = f"{os.environ.get('no_proxy') or os.environ.get('NO_PROXY', '')},127.0.0.1"
     with records.serving(known) as (url, asked):
         options = [*arguments, *(_search_path(python) if python else []), "--progress-spinner=off"]
@@ -110,7 +111,7 @@ def command(python: Path | None, advisories: Path, arguments: tuple[str, ...]) -
     if State.AFFECTED in states:
         return int(Exit.DEVIATES)
     if ended.returncode or not states:
-        raise HarnessError("pip-audit has read no package. Next: see above; it comes with 'reproducer-packs[audit]'")
+        raise HarnessError("pip-audit read no package. Next: install pip-audit, or add --no-deps --disable-pip")
     return int(Exit.AS_EXPECTED if set(states) == {State.UNAFFECTED} else Exit.NOTHING_JUDGED)
 
 

@@ -100,7 +100,7 @@ def _site(root: Path, packages: dict[str, str]) -> Path:
         ("FROM python\nRUN pip install toykernel==1.0\n", 2, "invalid specifier"),
         ("-r nested.txt\n", 2, "--disable-pip skips the files that r.txt names. Next: one -r for each of them"),
         ("  --constraint=c.txt\ntoykernel==2.0\n", 2, "skips the files that r.txt names"),
-        ("", 2, "pip-audit has read no package"),
+        ("", 2, "pip-audit read no package"),
     ],
 )
 def test_a_requirements_file(folder: Path, tmp_path: Path, text: str, status: int, said: str) -> None:
@@ -154,7 +154,8 @@ def test_an_environment_without_pip_of_which_nothing_is_imported(
     assert _audit(folder, "--path", str(site)).returncode == 1
     assert _audit(folder, "--python", str(tmp_path / "env/bin/python")).returncode == 1
     monkeypatch.setenv("VIRTUAL_ENV", str(tmp_path / "env"))
-    assert _audit(folder).returncode == 1
+    ended = _audit(folder)
+    assert (ended.returncode, f"environment: {tmp_path}/env/bin/python" in ended.stderr) == (1, True)
 
 
 @pytest.mark.parametrize("name", ["uv.lock", "uv.cpu.lock", "poetry.lock", "Pipfile.lock", "pyproject.toml", "env.yml"])
@@ -163,6 +164,13 @@ def test_what_pip_audit_does_not_read_is_refused_with_the_command_that_exports_i
         ended = _audit(folder, *arguments)
         assert (ended.returncode, ended.stdout) == (2, "")
         assert f"pip-audit does not read {name}. Next: " in ended.stderr
+
+
+def test_a_project_whose_extras_pip_audit_skips(folder: Path, tmp_path: Path) -> None:
+    text = '[project]\nname = "a"\nversion = "1"\noptional-dependencies.gpu = ["toykernel==1.0"]\n'
+    (tmp_path / "pyproject.toml").write_text(text, encoding="utf-8")
+    ended = _audit(folder, str(tmp_path))
+    assert (ended.returncode, "skips it: optional-dependencies.gpu" in ended.stderr) == (5, True), ended.stderr
 
 
 def test_an_environment_is_not_changed(folder: Path) -> None:
