@@ -23,8 +23,12 @@ from harness.host.gpus import Gpu
 from harness.pack.model import Pack
 
 REPOSITORY = Path(__file__).resolve().parents[2]
-#: Variables of a job, or of a command, that would change what the commands of this sweep do.
-MISLEADING = re.compile(r"SQUEUE_|SCANCEL_|SBATCH_(?:WAIT|JOB_NAME|ARRAY_INX|TEST_ONLY)$|SLURM_(?!CONF$)")
+#: Variables of a job, or of a command, that would change what the commands of this sweep do: for sbatch a variable
+#: counts more than a line of submitit's script.
+MISLEADING = re.compile(
+    r"SQUEUE_|SCANCEL_|SLURM_(?!CONF$)"
+    r"|SBATCH_(?:ARRAY_INX|ERROR|GRES|JOB_NAME|NO_REQUEUE|OPEN_MODE|OUTPUT|TEST_ONLY|TIMELIMIT|WAIT)$"
+)
 #: How Slurm says that it could not be asked: that is neither a refusal nor the end of a job.
 AWAY = re.compile(r"unable to contact|socket timed out|temporarily unable|connection (?:refused|reset)", re.IGNORECASE)
 #: How Slurm says that it knows none of the jobs (any more), or that they are over.

@@ -140,7 +140,7 @@ def test_forty_lanes_on_five_cards_take_what_the_cards_allow(nights: Nights) -> 
     packs = nights.toys(20)
     chance = random.Random(1)  # noqa: S311 - no secret
     for pack in packs:
-        seconds = chance.uniform(0.1, 0.8)
+        seconds = chance.uniform(1.0, 4.0)
         (pack / "seconds").write_text(f"{seconds:.2f}")
         (pack / "receipts").mkdir()
         (pack / "receipts" / EVIDENCE).write_text(
@@ -155,7 +155,8 @@ def test_forty_lanes_on_five_cards_take_what_the_cards_allow(nights: Nights) -> 
     assert max(sum(begin <= moment < end for begin, end in took) for moment, _ in took) == CARDS
     best = max(*(end - begin for begin, end in took), sum(end - begin for begin, end in took) / CARDS)
     whole = max(end for _, end in took) - min(begin for begin, _ in took)
-    assert whole <= 1.5 * best + 1, f"{whole:.0f} s, and {best:.0f} were possible; Slurm counts whole seconds"
+    print(f"makespan {whole:.0f} s, bound {best:.1f} s")
+    assert whole <= 1.1 * best + 1, f"{whole:.0f} s, and {best:.0f} were possible; Slurm counts whole seconds"
     results = nights.results()
     assert [(gpu["place"], gpu["name"]) for gpu in results["gpus"]] == [("gpu h200", "Toy H200")]
     assert (results["lanes_run"], results["host"]["driver"]) == (42, "999.1")
@@ -209,6 +210,14 @@ def test_a_wrong_partition_is_not_here_in_slurms_own_words(nights: Nights) -> No
     assert cell["verdict"] == "NOT_HERE"
     assert "invalid partition specified: nope; Batch job submission failed: Invalid partition name" in cell["reason"]
     assert not lanes_of(nights.bench.packs / "001_toy")
+
+
+def test_an_option_counts_more_than_the_environment(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
+    nights.toys(1)
+    for name, value in {"SBATCH_PARTITION": "nope", "SBATCH_TIMELIMIT": "1", "SBATCH_GRES": "gpu:9"}.items():
+        monkeypatch.setenv(name, value)
+    nights.run("--slurm-option", "partition=toys")
+    assert nights.verdicts() == {"CONFIRMED"}
 
 
 def test_an_array_that_slurm_takes_and_will_not_run_is_not_here(nights: Nights) -> None:
