@@ -196,6 +196,12 @@ def test_a_machine_without_slurm_says_so(odd: Odd) -> None:
     assert (ended.returncode, "sbatch is not on PATH. Next: " in ended.stderr) == (2, True), ended.stderr
 
 
+def test_an_installation_without_the_extra_says_so(odd: Odd) -> None:
+    (odd.bench.folder / "submitit.py").write_text("raise ImportError")
+    ended = odd.bench.run(*odd.command()[odd.command().index("sweep") :], PYTHONPATH=str(odd.bench.folder))
+    assert (ended.returncode, "Next: pip install -e '.[slurm]'" in ended.stderr) == (2, True), ended.stderr
+
+
 def test_slurm_that_cannot_be_asked_is_not_the_end_of_a_task(monkeypatch: pytest.MonkeyPatch, odd: Odd) -> None:
     for name, value in odd.variables.items():
         monkeypatch.setenv(name, value)

@@ -155,7 +155,6 @@ def test_forty_lanes_on_five_cards_take_what_the_cards_allow(nights: Nights) -> 
     assert max(sum(begin <= moment < end for begin, end in took) for moment, _ in took) == CARDS
     best = max(*(end - begin for begin, end in took), sum(end - begin for begin, end in took) / CARDS)
     whole = max(end for _, end in took) - min(begin for begin, _ in took)
-    print(f"makespan {whole:.0f} s, bound {best:.1f} s")
     assert whole <= 1.1 * best + 1, f"{whole:.0f} s, and {best:.0f} were possible; Slurm counts whole seconds"
     results = nights.results()
     assert [(gpu["place"], gpu["name"]) for gpu in results["gpus"]] == [("gpu h200", "Toy H200")]
