@@ -20,6 +20,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from submitit import SlurmJob
+
 from harness.cluster import node, slurm
 from harness.cluster.node import Showed, Work
 from harness.cluster.slurm import AwayError, RefusedError, Settings, TaskState
@@ -301,15 +303,17 @@ class Collection:
 
     def _count(self) -> None:
         """Count what tasks returned; a task that Slurm started twice counts once, and its first result."""
-        for task in list(self._waiting):
-            try:
-                found = slurm.result(self.folder / "jobs", task)
-            except Exception as error:  # noqa: BLE001 - whatever a task raised, or a damaged file makes pickle raise
-                self._lose(task, f"returned nothing that can be read: {type(error).__name__}")
-                continue
-            if isinstance(found, Showed):
+        for task, work in list(self._waiting.items()):
+            job: SlurmJob[Showed] = SlurmJob(self.folder / "jobs", task)
+            if job.paths.result_pickle.exists():
+                try:
+                    showed = job.result()
+                except Exception as error:  # noqa: BLE001 - what a task raised, or pickle of a damaged file
+                    self._lose(task, f"returned nothing that can be read: {type(error).__name__}")
+                    continue
                 self._counted.add(task)
-                self._take(self._waiting.pop(task), found)
+                del self._waiting[task]
+                self._take(work, showed)
 
     def _take(self, work: Work, showed: Showed) -> None:
         """Give the journal what a task showed; what it has already it keeps."""

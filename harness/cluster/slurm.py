@@ -195,18 +195,6 @@ def submit(  # noqa: PLR0913, PLR0917 - what an array is
         raise AwayError(words) if AWAY.search(words) else RefusedError(words) from None
 
 
-def result(folder: Path, task: str) -> object:
-    """Return what the function of a task returned; None where it has not returned yet.
-
-    Raises:
-        FailedJobError: it raised something.
-        Exception: the file cannot be read.
-
-    """
-    job: submitit.SlurmJob[object] = submitit.SlurmJob(folder, task)
-    return job.result() if job.paths.result_pickle.exists() else None
-
-
 def _words(text: str) -> str:
     """Return what a command said, on one line, without its own name before each part."""
     parts = (re.sub(r"^(?:sbatch|squeue|scancel|slurm_load_jobs)(?:: error)?:? (?:error: )?", "", line) for line in

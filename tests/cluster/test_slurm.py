@@ -168,6 +168,15 @@ def test_the_next_command_follows_the_array_of_one_that_was_killed(odd: Odd) -> 
     assert odd.cell()["verdict"] == "CONFIRMED"
 
 
+def test_an_array_whose_command_was_killed_before_it_noted_the_tasks_is_cancelled(odd: Odd) -> None:
+    odd.killed()
+    (note,) = odd.bench.folder.glob("sweeps/*.slurm/arrays/*.json")
+    note.write_text("{}")
+    odd.sweep(status=0)
+    assert (odd.state / "cancelled").read_text() == f"--name={note.stem}\n"
+    assert (len(odd.scripts()), odd.cell()["verdict"]) == (2, "CONFIRMED")
+
+
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
