@@ -12,7 +12,9 @@ from testing.workbench import REPOSITORY, Workbench
 def lay(workbench: Workbench, name: str = "clone") -> Path:
     """Lay out a clone with the sound toy pack, and a `.venv` that is this interpreter."""
     clone = workbench.folder / name
-    shutil.copytree(REPOSITORY / "harness", clone / "harness", ignore=shutil.ignore_patterns("__pycache__"))
+    for part in ("harness", "kit"):
+        package, ignored = REPOSITORY / part, shutil.ignore_patterns("__pycache__")
+        shutil.copytree(package, clone / part, ignore=ignored)
     shutil.copy(REPOSITORY / "runner.py", clone)
     workbench.lay("01_confirmed")
     shutil.copytree(workbench.packs, clone / "packs")

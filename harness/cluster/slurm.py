@@ -1,41 +1,56 @@
-"""Slurm, by its own commands: sbatch, squeue, scancel. Nothing here knows what the jobs do."""
+"""Slurm: submitit submits job arrays, squeue says how their tasks stand.
+
+submitit asks sacct for states. Without Slurm's accounting sacct says nothing, and a task that was cancelled would be
+waited for without end; squeue answers on every cluster.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-import shlex
+import shutil
 import subprocess
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.errors import HarnessError
+import submitit
+from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-#: Variables that would turn a command into another one; SBATCH_QOS, SBATCH_RESERVATION and the like are the user's.
-MISLEADING = re.compile(r"SQUEUE_|SCANCEL_|SBATCH_(?:WAIT|JOB_NAME|ARRAY_INX|TEST_ONLY)$|SLURM_(?!CONF$)")
+from harness.cluster.node import Work
+from harness.core.errors import HarnessError
+from harness.host.gpus import Gpu
+from harness.pack.model import Pack
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+#: Variables of a job, or of a command, that would change what the commands of this sweep do: for sbatch a variable
+#: counts more than a line of submitit's script.
+MISLEADING = re.compile(
+    r"SQUEUE_|SCANCEL_|SLURM_(?!CONF$)"
+    r"|SBATCH_(?:ARRAY_INX|ERROR|GRES|JOB_NAME|NO_REQUEUE|OPEN_MODE|OUTPUT|TEST_ONLY|TIMELIMIT|WAIT)$"
+)
 #: How Slurm says that it could not be asked: that is neither a refusal nor the end of a job.
 AWAY = re.compile(r"unable to contact|socket timed out|temporarily unable|connection (?:refused|reset)", re.IGNORECASE)
-#: How squeue says that it knows none of the jobs (any more).
-FORGOTTEN = "Invalid job id specified"
-#: And scancel, that there is nothing left to cancel.
-ENDED = re.compile(rf"{FORGOTTEN}|already compl", re.IGNORECASE)
-#: States behind which a task does nothing more. One that is requeued is PENDING again.
+#: How Slurm says that it knows none of the jobs (any more), or that they are over.
+FORGOTTEN = re.compile(r"invalid job id specified|already compl", re.IGNORECASE)
+#: States after which a task does nothing more. A task that is requeued is PENDING again.
 OVER = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
     "TIMEOUT",
 }  # fmt: skip
-#: Why a task waits that no waiting helps: an array that Slurm took and will not run.
+#: Reasons to wait that no waiting helps: Slurm took the array and will not run it.
 NEVER = {
     "AccountNotAllowed", "BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionNodeLimit", "PartitionTimeLimit",
     "QOSNotAllowed",
 }  # fmt: skip
-#: How long one question may take, in seconds, before Slurm counts as away.
+#: An option of sbatch, and its value; not those that the sweep sets itself.
+OPTION = r"(?!(?:array|chdir|error|gres|job-name|ntasks|output)\b(?!-))([a-z][a-z-]+)(?:=(.*))?"
+#: Seconds that one question may take before Slurm counts as out of reach.
 PATIENCE = 120.0
 
 
 class RefusedError(Exception):
-    """Slurm does not take a job, and says why."""
+    """Slurm does not take an array, and says why."""
 
 
 class AwayError(Exception):
@@ -47,110 +62,137 @@ class Settings:
     """How jobs are submitted.
 
     Attributes:
-        partition: of the cluster; empty: its default.
-        account: to be charged; empty: the user's default.
-        constraint: features that a node must have; empty: none.
-        gpu_types: by target, what the cluster calls a GPU of it; empty where the cluster names no types.
-        poll_s: how often squeue is asked, in seconds.
+        gpu_types: by architecture, what the cluster calls its GPU; None where the cluster names no types.
+        options: of sbatch, by their long names; None for one without a value.
 
     """
 
-    partition: str = ""
-    account: str = ""
-    constraint: str = ""
-    gpu_types: tuple[tuple[str, str], ...] = ()
-    poll_s: float = 5.0
+    gpu_types: dict[str, str | None]
+    options: dict[str, str | None]
 
     @property
     def request(self) -> tuple[str, ...]:
-        """What makes another sweep of it: everything but how often squeue is asked."""
-        types = (f"{target}={name}" for target, name in self.gpu_types)
-        return ("slurm", self.partition, self.account, self.constraint, *types)
+        """The words that make another sweep of it."""
+        return ("slurm", *(f"{name}={value}" for name, value in (self.gpu_types | self.options).items()))
 
-    @property
-    def options(self) -> list[str]:
-        """What sbatch is told of them."""
-        given = (("partition", self.partition), ("account", self.account), ("constraint", self.constraint))
-        return [f"--{name}={value}" for name, value in given if value]
+    def gpus(self, packs: Iterable[Pack]) -> tuple[Gpu, ...]:
+        """List the GPUs that nodes are taken to have: of each architecture as many as any target of it needs."""
+        most = dict.fromkeys(self.gpu_types, 1)
+        for pack in packs:
+            for target, stated in pack.definition.targets.items():
+                if target in most:
+                    most[target] = max(most[target], stated.gpus)
+        return tuple(gpu_of(target, self.gpu_types[target]) for target, count in most.items() for _ in range(count))
 
 
-@dataclass(frozen=True)
-class Job:
-    """An array to be submitted: so many tasks, each of them the same command on one node.
+def settings(gpu_types: Iterable[str], options: Iterable[str]) -> Settings:
+    """Read ``ARCH[=TYPE]`` and ``NAME[=VALUE]`` from the command line.
 
-    Attributes:
-        name: its own alone, so that it is found again where nobody noted its number.
-        tasks: how many.
-        gpus: what each task asks for, as ``--gres`` has it; empty: no GPU.
-        cores: that each task asks for.
-        minutes: that each task may last.
-        output: the file of each task's output, with Slurm's own placeholders.
-        folder: where they run.
-        command: that they run.
+    Raises:
+        HarnessError: a text is neither, or a name comes twice.
 
     """
+    types = _pairs("--gpu-type", gpu_types, r"(sm_\w+)(?:=([\w.-]+))?", "sm_90a=h200")
+    for target in types:
+        gpu_of(target, "")
+    return Settings(types, _pairs("--slurm-option", options, OPTION, "partition=gpu"))
 
-    name: str
-    tasks: int
-    gpus: str
-    cores: int
-    minutes: int
-    output: Path
-    folder: Path
-    command: tuple[str, ...]
 
-    def arguments(self, settings: Settings) -> list[str]:
-        """Build the command line of sbatch."""
-        gpus = [f"--gres={self.gpus}"] if self.gpus else []
-        return [
-            "sbatch",
-            "--parsable",
-            f"--job-name={self.name}",
-            f"--array=0-{self.tasks - 1}",
-            "--ntasks=1",
-            f"--cpus-per-task={self.cores}",
-            *gpus,
-            f"--time={self.minutes}",
-            "--requeue",
-            "--open-mode=append",
-            f"--output={self.output}",
-            f"--chdir={self.folder}",
-            *settings.options,
-            f"--wrap=exec {shlex.join(self.command)}",
-        ]
+def _pairs(option: str, texts: Iterable[str], pattern: str, example: str) -> dict[str, str | None]:
+    found: dict[str, str | None] = {}
+    for text in texts:
+        match = re.fullmatch(pattern, text, re.ASCII)
+        if match is None or match[1] in found:
+            raise HarnessError(f"{option} {text}: no such value, or given twice. Next: {option} {example}")
+        found[match[1]] = match[2]
+    return found
+
+
+def gpu_of(target: str, kind: str | None) -> Gpu:
+    """Return a GPU as a cluster promises it: its name is the cluster's word for it.
+
+    Raises:
+        HarnessError: `target` names no architecture.
+
+    """
+    match = re.fullmatch(r"sm_(\d+)(\d)a?", target)
+    gpu = Gpu(kind or target, (int(match[1]), int(match[2]))) if match else None
+    if gpu is None or gpu.target != target:
+        raise HarnessError(f"--gpu-type {target}: no architecture such as sm_80. Next: --gpu-type sm_90a=h200")
+    return gpu
 
 
 @dataclass(frozen=True)
 class TaskState:
-    """What squeue says of a task: its state in Slurm's words, and why it waits."""
+    """What squeue says of a task: its state in Slurm's words (empty: forgotten), and why it waits."""
 
-    state: str
+    state: str = ""
     reason: str = ""
 
     @property
     def is_over(self) -> bool:
         """Whether it does nothing more."""
-        return self.state in OVER
+        return not self.state or self.state in OVER
 
     @property
     def is_hopeless(self) -> bool:
         """Whether Slurm took it and will not run it."""
         return self.state == "PENDING" and self.reason in NEVER
 
-    @property
-    def is_ending(self) -> bool:
-        """Whether its command has ended, though Slurm may still wait for the node to say so."""
-        return self.is_over or self.state == "COMPLETING"
 
-    @property
-    def is_through(self) -> bool:
-        """Whether it ended by itself, and well."""
-        return self.state == "COMPLETED"
+def prepare(chosen: Settings) -> None:
+    """Check that Slurm's commands are here, and take out of the environment what would mislead them.
+
+    Raises:
+        HarnessError: a command is not here.
+
+    """
+    for command in ("sbatch", "srun", "squeue", "scancel"):
+        if shutil.which(command) is None:
+            raise HarnessError(f"--slurm: {command} is not on PATH. Next: run this on a login node of the cluster")
+    given = {f"SBATCH_{name.upper().replace('-', '_')}" for name in chosen.options}  # they would win over the option
+    for name in [name for name in os.environ if MISLEADING.match(name) or name in given]:
+        del os.environ[name]
 
 
-def _environment() -> dict[str, str]:
-    kept = {name: value for name, value in os.environ.items() if not MISLEADING.match(name)}
-    return kept | {"SLURM_BITSTR_LEN": "0"}  # squeue shortens a long list of tasks otherwise
+def submit(  # noqa: PLR0913, PLR0917 - what an array is
+    folder: Path, name: str, function: Callable[[Work], object], work: Sequence[Work], minutes: int, chosen: Settings
+) -> list[str]:
+    """Submit an array, one task for each piece of work, and return Slurm's names of the tasks.
+
+    A kill before it returns leaves tasks that do nothing: each waits for its work under Slurm's name, and gives up.
+
+    Args:
+        folder: of submitit's files.
+        name: of the array alone, so that it can be cancelled where nobody noted the names of its tasks.
+        function: that each task calls.
+        work: what it calls it with; all of one need.
+        minutes: that a task may last.
+        chosen: options of the command line.
+
+    Raises:
+        RefusedError: Slurm does not take it.
+        AwayError: Slurm cannot be asked now; the array may have been taken all the same.
+
+    """
+    more = {name: True if value is None else value for name, value in chosen.options.items()}
+    executor = submitit.SlurmExecutor(folder)
+    executor.update_parameters(
+        job_name=name,
+        gres=work[0].gres or None,
+        cpus_per_task=work[0].jobs,
+        time=minutes,
+        array_parallelism=len(work),
+        stderr_to_stdout=True,
+        use_srun=False,  # a task is one process, and a step of its own would take time
+        wckey=None,
+        additional_parameters={"requeue": True, "ntasks": 1, "chdir": str(REPOSITORY)} | more,
+    )
+    try:
+        return [task.job_id for task in executor.map_array(function, work)]
+    except (FailedJobError, FailedSubmissionError) as error:
+        words = _words(str(error)) or "sbatch failed and said nothing"
+        raise AwayError(words) if AWAY.search(words) else RefusedError(words) from None
 
 
 def _words(text: str) -> str:
@@ -160,133 +202,40 @@ def _words(text: str) -> str:
     return "; ".join(part.strip() for part in parts if part.strip())
 
 
-def _missing(command: str) -> HarnessError:
-    return HarnessError(f"--slurm: {command} is not on PATH. Next: run this on a login node of the cluster")
-
-
-def submit(job: Job, settings: Settings, lock: int) -> str:
-    """Submit an array and return its number.
-
-    sbatch is seen through: an interruption waits until it has said whether the array was taken.
-
-    Args:
-        job: the array.
-        settings: of the command.
-        lock: a descriptor that sbatch holds as long as it lives, also where its caller was killed.
-
-    Raises:
-        RefusedError: Slurm does not take it.
-        AwayError: Slurm cannot be asked now; the array may have been taken all the same.
-
-    """
-    try:
-        process = subprocess.Popen(
-            job.arguments(settings),
-            env=_environment(),
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-            errors="replace",
-            pass_fds=[lock],
-            start_new_session=True,
-        )
-    except FileNotFoundError:
-        raise _missing("sbatch") from None
-    with process:
-        try:
-            said, wrong = process.communicate()
-        except KeyboardInterrupt:
-            process.communicate()
-            raise
-    number = said.strip().partition(";")[0]
-    if process.returncode == 0 and number.isdecimal():
-        return number
-    words = _words(wrong) or f"sbatch ended with status {process.returncode} and said {said.strip()[:80]!r}"
-    raise AwayError(words) if AWAY.search(words) else RefusedError(words)
-
-
-def _asked(command: Sequence[str]) -> str:
-    """Run a short command and return what it printed.
+def _asked(*command: str) -> str:
+    """Run a short command and return what it printed; nothing where Slurm has forgotten the jobs.
 
     Raises:
         AwayError: Slurm cannot be asked now.
-        RefusedError: it said something else that is wrong.
 
     """
     try:
         ended = subprocess.run(
-            command,
-            env=_environment(),
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=PATIENCE,
-            check=False,
-            start_new_session=True,
+            command, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False, process_group=0
         )
-    except FileNotFoundError:
-        raise _missing(command[0]) from None
     except subprocess.TimeoutExpired:
         raise AwayError(f"{command[0]} did not answer within {PATIENCE:g} s") from None
-    if ended.returncode != 0:
-        words = _words(ended.stderr)
-        raise AwayError(words) if AWAY.search(words) else RefusedError(words)
+    if ended.returncode != 0 and not FORGOTTEN.search(ended.stderr):
+        raise AwayError(_words(ended.stderr))
     return ended.stdout
 
 
-def find(name: str) -> str:
-    """Return the number of the array of that name; empty where Slurm knows none (any more).
+def states(tasks: Iterable[str]) -> dict[str, TaskState]:
+    """Return what squeue says of tasks, one question for all; of a task that Slurm has forgotten, nothing.
 
     Raises:
         AwayError: Slurm cannot be asked now.
 
     """
+    numbers = sorted({task.partition("_")[0] for task in tasks})
+    every = ("--noheader", "--states=all", "--array", "--format=%i|%T|%r")
+    lines = _asked("squeue", *every, f"--jobs={','.join(numbers)}").splitlines()
+    return {task: TaskState(state, reason) for task, state, reason in (line.split("|", 2) for line in lines)}
+
+
+def cancel(*arguments: str) -> str:
+    """Cancel what scancel's arguments name; return what Slurm said against it, empty where nothing."""
     try:
-        lines = _asked(["squeue", "--noheader", "--states=all", f"--name={name}", "--format=%F"]).split()
-    except RefusedError:
-        return ""
-    return min(lines, key=int) if lines else ""
-
-
-def states(numbers: Sequence[str]) -> dict[tuple[str, int], TaskState]:
-    """Return what squeue says of the tasks of arrays, by the array's number and the task's: one question for all.
-
-    A task that is not there is one that Slurm has forgotten: it was over for a while.
-
-    Raises:
-        AwayError: Slurm cannot be asked now.
-
-    """
-    wanted = ["squeue", "--noheader", "--states=all", f"--jobs={','.join(numbers)}", "--format=%F|%K|%T|%r"]
-    try:
-        text = _asked(wanted)
-    except RefusedError as error:
-        if FORGOTTEN in str(error):
-            return {}
-        raise AwayError(str(error)) from None
-    found: dict[tuple[str, int], TaskState] = {}
-    for line in text.splitlines():
-        number, tasks, state, reason = (*line.split("|", 3), "", "", "")[:4]
-        found |= {(number, task): TaskState(state, reason) for task in indices(tasks)}
-    return found
-
-
-def indices(text: str) -> Iterator[int]:
-    """Yield the numbers of an array's tasks as squeue writes them: ``7``, ``0-9%4``, ``1-3,8``, ``0-8:2``."""
-    for part in text.partition("%")[0].split(","):
-        match = re.fullmatch(r"(\d+)(?:-(\d+)(?::(\d+))?)?", part.strip("[] "))
-        if match is not None:
-            yield from range(int(match[1]), int(match[2] or match[1]) + 1, int(match[3] or 1))
-
-
-def cancel(numbers: Sequence[str], names: Sequence[str] = ()) -> str:
-    """Cancel arrays, by their numbers or their names; return what Slurm said against it, empty where nothing."""
-    said = []
-    for command in (["scancel", *numbers] if numbers else [], *(["scancel", f"--name={name}"] for name in names)):
-        if command:
-            try:
-                _asked(command)
-            except (AwayError, RefusedError) as error:
-                said += [] if ENDED.search(str(error)) else [str(error)]
-    return "; ".join(said)
+        return _asked("scancel", *arguments) and ""
+    except AwayError as error:
+        return str(error)

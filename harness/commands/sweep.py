@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
-from harness.cluster import engine, plan, submitting
-from harness.cluster.slurm import Settings
 from harness.commands import options, running
 from harness.core.errors import HarnessError
 from harness.core.progress import Progress
@@ -21,11 +20,14 @@ from harness.host import host
 from harness.host.gpus import GpuPool, gpu_pool
 from harness.sweep import text_outputs
 from harness.sweep.columns import Moving
-from harness.sweep.sweep import Engine, Order, Sweep, ThisHost
+from harness.sweep.sweep import Order, Sweep, ThisHost
+
+if TYPE_CHECKING:
+    from harness.cluster.engine import SlurmEngine
 
 BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[smh]?)")
-#: What Slurm takes as the type of a GPU.
-GPU_TYPE = re.compile(r"[\w.-]*", re.ASCII)
+#: Lanes at once in a task on a cluster where nobody says it: a cell has two.
+LANES_OF_A_CELL = 2
 NO_GPUS = GpuPool([], "", [])
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -41,24 +43,18 @@ def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float
     return seconds
 
 
-def _settings(
-    partition: str | None, account: str | None, constraint: str | None, gpu_types: tuple[str, ...], poll: float | None
-) -> Settings:
-    """Return how jobs are submitted.
+def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...], tell: Callable[[str], None]) -> SlurmEngine:
+    """Return what runs lanes on a cluster.
 
     Raises:
-        HarnessError: a GPU's type is no pair of an architecture and a name of Slurm's.
+        HarnessError: submitit is not installed, or an option is wrong.
 
     """
-    types: dict[str, str] = {}
-    for text in gpu_types:
-        target, _, kind = text.partition("=")
-        if target in types or not GPU_TYPE.fullmatch(kind):
-            raise HarnessError(f"--gpu-type {text}: name each architecture once. Next: --gpu-type sm_90a=h200")
-        plan.gpu_of(target, kind)
-        types[target] = kind
-    given = Settings(partition or "", account or "", constraint or "", tuple(types.items()))
-    return given if poll is None else replace(given, poll_s=poll)
+    try:
+        from harness.cluster import engine, slurm  # noqa: PLC0415 - submitit comes with an extra
+    except ImportError:
+        raise HarnessError("--slurm needs submitit. Next: pip install -e '.[slurm]'") from None
+    return engine.SlurmEngine(slurm.settings(gpu_types, slurm_options), tell)
 
 
 def _fit_together(slurm: bool, here: Mapping[str, object], cluster: Mapping[str, object]) -> None:  # noqa: FBT001 - the option itself
@@ -113,9 +109,6 @@ def _fit_together(slurm: bool, here: Mapping[str, object], cluster: Mapping[str,
     help="Find the release, then the commit, that changed a verdict of --latest or --head, within this time.",
 )
 @click.option("--slurm", is_flag=True, help="Let Slurm run the lanes, as job arrays; run this on a login node.")
-@click.option("--partition", metavar="P", help="Of the cluster (default: its own).")
-@click.option("--account", metavar="A", help="To be charged (default: the user's).")
-@click.option("--constraint", metavar="C", help="Features that a node must have, as sbatch has them.")
 @click.option(
     "--gpu-type",
     "gpu_types",
@@ -124,7 +117,11 @@ def _fit_together(slurm: bool, here: Mapping[str, object], cluster: Mapping[str,
     help="What the cluster calls a GPU of an architecture (sm_90a=h200); repeatable.",
 )
 @click.option(
-    "--poll", type=click.FloatRange(0.2, 600), metavar="SECONDS", help="How often squeue is asked (default: every 5 s)."
+    "--slurm-option",
+    "slurm_options",
+    multiple=True,
+    metavar="NAME[=VALUE]",
+    help="Of sbatch, by its long name (partition=gpu); repeatable.",
 )
 @click.option(
     "--baseline",
@@ -148,11 +145,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     mutants: int,
     bisect: float | None,
     slurm: bool,  # noqa: FBT001 - likewise
-    partition: str | None,
-    account: str | None,
-    constraint: str | None,
     gpu_types: tuple[str, ...],
-    poll: float | None,
+    slurm_options: tuple[str, ...],
     baseline: Path | None,
 ) -> int:
     """Judge every pack on every target that this host can show, and say what changed.
@@ -176,28 +170,22 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     \b
     Examples:
       runner.py sweep
-      runner.py sweep --slurm --partition gpu --gpu-type sm_80=a100 --gpu-type sm_90a=h200
+      runner.py sweep --slurm --slurm-option partition=gpu --gpu-type sm_80=a100 --gpu-type sm_90a=h200
       runner.py sweep --latest --baseline sweeps --budget 2h
       runner.py sweep --latest --head --baseline sweeps --bisect 30m
       runner.py sweep --only 9 --only ':sm_90a' --gpus 0,2
     """
     if bisect is not None and not latest and not head:
         raise HarnessError("--bisect: pinned releases do not move. Next: runner.py sweep --latest --bisect 30m")
-    settings = _settings(partition, account, constraint, gpu_types, poll) if slurm else None
     _fit_together(
         slurm,
         {"--gpus": gpus, "--mutants": mutants, "--bisect": bisect},
-        {
-            "--partition": partition,
-            "--account": account,
-            "--constraint": constraint,
-            "--gpu-type": gpu_types,
-            "--poll": poll,
-        },
+        {"--gpu-type": gpu_types, "--slurm-option": slurm_options},
     )
     chosen, broken = options.sound_packs(packs, ())
     options.complain(broken)
     with Progress(sys.stderr) as progress, nullcontext(NO_GPUS) if slurm else gpu_pool(gpus) as pool:
+        cluster = _slurm(gpu_types, slurm_options, progress.tell) if slurm else None
         order = Order(
             packs=chosen,
             folder=packs,
@@ -205,23 +193,21 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             moving=Moving(latest, head),
             repeat=repeat,
             budget=budget,
-            jobs=jobs or (submitting.JOBS if settings else None),
+            jobs=jobs or (LANES_OF_A_CELL if cluster else None),
             runs=runs.absolute(),
             baseline=baseline,
             mutants=mutants,
             bisect=bisect,
-            cluster=settings.request if settings else (),
+            cluster=cluster.settings.request if cluster else (),
             notes=(*(str(error) for error in broken), *pool.lost),
         )
         cache = options.the_cache(cache_root, offline=offline, tell=progress.tell, mirrors=mirrors)
         listener = running.listener(progress)
         here = host.detect(pool)
-        runs_lanes: Engine = ThisHost()
-        if settings is not None:
-            here = replace(here, gpus=plan.promised(settings.gpu_types, chosen))
-            runs_lanes = engine.SlurmEngine(settings, progress.tell)
+        if cluster:
+            here = replace(here, gpus=cluster.settings.gpus(chosen))
         with cache.guard():
-            results, folder = Sweep(order, cache, here, pool.devices, listener, progress, runs_lanes).run()
+            results, folder = Sweep(order, cache, here, pool.devices, listener, progress, cluster or ThisHost()).run()
     for line in text_outputs.change_lines(results):
         click.echo(line)
     click.echo(text_outputs.headline(results))

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.cluster import slurm
-from harness.cluster.slurm import AwayError, Job, RefusedError, Settings, TaskState
+from harness.cluster.slurm import AwayError, TaskState
 from harness.commands import sweep
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
@@ -22,38 +21,17 @@ from testing.workbench import REPOSITORY, Workbench
 FAKE = REPOSITORY / "tests/resources/fake_slurm"
 
 
-@pytest.mark.parametrize(
-    ("text", "found"),
-    [
-        ("7", [7]),
-        ("0-3", [0, 1, 2, 3]),
-        ("[1-3,8]", [1, 2, 3, 8]),
-        ("0-2%4", [0, 1, 2]),
-        ("0-8:4", [0, 4, 8]),
-        ("N/A", []),
-        ("", []),
-    ],
-)
-def test_the_numbers_of_tasks_are_read_as_squeue_writes_them(text: str, found: list[int]) -> None:
-    assert list(slurm.indices(text)) == found
-
-
-def test_an_array_asks_for_what_its_tasks_need(tmp_path: Path) -> None:
-    job = Job("name", 40, "gpu:h200:2", 2, 17, tmp_path / "%a.out", tmp_path, ("python", "a b"))
-    settings = Settings("gpu", "proj", "nvme&ib")
-    assert job.arguments(settings) == [
-        *("sbatch", "--parsable", "--job-name=name", "--array=0-39", "--ntasks=1", "--cpus-per-task=2"),
-        *("--gres=gpu:h200:2", "--time=17", "--requeue", "--open-mode=append", f"--output={tmp_path}/%a.out"),
-        *(f"--chdir={tmp_path}", "--partition=gpu", "--account=proj", "--constraint=nvme&ib"),
-        "--wrap=exec python 'a b'",
-    ]
-
-
 def test_a_task_that_is_requeued_is_not_over() -> None:
-    over = {
-        state for state in ("PENDING", "REQUEUED", "COMPLETING", "NODE_FAIL", "TIMEOUT") if TaskState(state).is_over
-    }
-    assert over == {"NODE_FAIL", "TIMEOUT"}
+    said = ("PENDING", "REQUEUED", "COMPLETING", "NODE_FAIL", "TIMEOUT", "")
+    assert [state for state in said if TaskState(state).is_over] == ["NODE_FAIL", "TIMEOUT", ""]
+
+
+def test_a_gpu_that_is_promised_is_of_its_architecture() -> None:
+    targets = ("sm_80", "sm_90a", "sm_100a", "sm_121a")
+    assert [slurm.gpu_of(target, "x").compute_capability for target in targets] == [(8, 0), (9, 0), (10, 0), (12, 1)]
+    for wrong in ("sm_90", "cpu", "sm_", "sm_80a"):
+        with pytest.raises(HarnessError, match="no architecture"):
+            slurm.gpu_of(wrong, "x")
 
 
 @dataclass(frozen=True)
@@ -79,21 +57,35 @@ class Odd:
         """What the runner needs in its environment."""
         return {"FAKE_SLURM": str(self.state), "PATH": f"{FAKE}{os.pathsep}{os.environ['PATH']}"}
 
-    def sweep(self, *arguments: str, status: int) -> subprocess.CompletedProcess[str]:
-        """Run a sweep to its end."""
-        places = ("--slurm", "--runs", str(self.bench.folder / "sweeps"), "--poll", "0.2")
-        ended = self.bench.run("sweep", *places, *arguments, **self.variables)
-        assert ended.returncode == status, ended.stdout + ended.stderr
-        return ended
+    def command(self, *arguments: str) -> list[str]:
+        """Build the command line of a sweep."""
+        return self.bench.command("sweep", "--slurm", "--runs", str(self.bench.folder / "sweeps"), *arguments)
 
-    def cell(self, name: str) -> dict[str, Any]:
+    def sweep(self, *arguments: str, status: int) -> str:
+        """Run a sweep to its end, and return what it said on standard error."""
+        environment = os.environ | self.variables
+        ended = subprocess.run(
+            self.command(*arguments), env=environment, capture_output=True, text=True, check=False, timeout=120
+        )
+        assert ended.returncode == status, ended.stdout + ended.stderr
+        return ended.stderr
+
+    def killed(self) -> None:
+        """Run a sweep, and kill it when it has submitted an array."""
+        command, environment = self.command(), os.environ | self.variables
+        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as one:
+            assert one.stderr
+            assert any("Slurm's job 100" in line for line in one.stderr)
+            one.kill()
+
+    def cell(self, name: str = "01_confirmed/cpu") -> dict[str, Any]:
         """Return a cell of the newest run."""
         newest = max(self.bench.folder.glob("sweeps/*/results.json"))
         return next(cell for cell in json.loads(newest.read_text())["cells"] if cell["name"] == name)
 
-    def arrays(self) -> int:
-        """Count the arrays that were taken."""
-        return len(list(self.state.glob("job-*.json")))
+    def scripts(self) -> list[str]:
+        """Return what sbatch was asked for, each array that was taken."""
+        return [path.read_text() for path in sorted(self.state.glob("job-*"))]
 
 
 @pytest.fixture
@@ -103,67 +95,86 @@ def odd(workbench: Workbench) -> Odd:
     return Odd(workbench)
 
 
-def test_an_array_that_was_taken_in_silence_and_then_forgotten_is_counted_once(odd: Odd) -> None:
+def test_options_of_sbatch_are_handed_on(odd: Odd) -> None:
+    odd.sweep(*("--slurm-option", "partition=gpu", "--slurm-option", "constraint=nvme&ib"), "--jobs", "3", status=0)
+    (script,) = odd.scripts()
+    asked = set(script.replace("#SBATCH --", "").splitlines())
+    assert {"partition=gpu", "constraint='nvme&ib'", "cpus-per-task=3", "requeue", "open-mode=append"} <= asked
+    assert not any(line.startswith("gres") for line in asked), "a lane on cores asks for no GPU"
+
+
+def test_an_array_that_was_taken_in_silence_is_cancelled_and_counted_once(odd: Odd) -> None:
     odd.is_odd(silent="", away=2, forgets="")
-    said = odd.sweep(status=0).stderr
-    assert odd.cell("01_confirmed/cpu")["verdict"] == "CONFIRMED"
-    assert odd.arrays() == 1
+    said = odd.sweep(status=0)
+    assert odd.cell()["verdict"] == "CONFIRMED"
     assert "Slurm cannot be reached: Unable to contact slurm controller" in said
+    first, second = odd.scripts()
+    (name,) = {
+        line.partition("=")[2] for script in (first, second) for line in script.splitlines() if "job-name" in line
+    }
+    assert (odd.state / "cancelled").read_text() == f"--name={name}\n"
 
 
 def test_slurm_out_of_reach_ends_the_command_and_the_next_goes_on(odd: Odd) -> None:
     odd.is_odd(unreachable="")
-    ended = odd.sweep(status=1)
-    assert "error: Slurm cannot be reached: Batch job submission failed: Unable to contact" in ended.stderr
-    assert "Next: the same command again" in ended.stderr
+    said = odd.sweep(status=1)
+    assert "error: Slurm cannot be reached: Batch job submission failed: Unable to contact" in said
+    assert "Next: the same command again" in said
     (odd.state / "unreachable").unlink()
     odd.sweep(status=0)
-    assert odd.arrays() == 1
+    assert len(odd.scripts()) == 1
     assert len(list(odd.bench.folder.glob("sweeps/*/run.json"))) == 1
 
 
 def test_a_budget_that_ends_cancels_what_is_left(odd: Odd) -> None:
     odd.is_odd(idle="")
     odd.sweep("--budget", "1s", status=5)
-    cell = odd.cell("01_confirmed/cpu")
+    cell = odd.cell()
     assert (cell["verdict"], cell["reason"]) == ("NOT_RUN", "the budget ended before Slurm was through with it")
     assert not cell["changes"], "that is the user's own choice"
-    assert (odd.state / "cancelled").read_text() == "100"
+    assert (odd.state / "cancelled").read_text().startswith("--name=reproducer-")
 
 
 def test_what_cannot_be_read_is_not_run(odd: Odd) -> None:
     odd.is_odd(damages="")
     odd.sweep(status=1)
-    cell = odd.cell("01_confirmed/cpu")
+    cell = odd.cell()
     assert cell["verdict"] == "NOT_RUN"
-    assert cell["reason"].startswith("what its task published cannot be read: ")
+    assert cell["reason"].startswith("Slurm: task 100 returned nothing that can be read: ")
     assert [change["kind"] for change in cell["changes"]] == ["not run"]
 
 
 def test_a_refusal_is_said_without_what_is_private(odd: Odd) -> None:
     odd.is_odd(refuses=f"Batch job submission failed: see {Path.home()}/limits")
     odd.sweep(status=5)
-    assert odd.cell("01_confirmed/cpu")["reason"].endswith("Batch job submission failed: see $HOME/limits")
+    assert odd.cell()["reason"].endswith("Batch job submission failed: see $HOME/limits")
 
 
 def test_a_pack_that_changed_meanwhile_is_submitted_again(odd: Odd) -> None:
     odd.is_odd(damages="", forgets="")
-    lost = odd.bench.folder / "sweeps"
-    with subprocess.Popen(
-        odd.bench.command("sweep", "--slurm", "--runs", str(lost), "--poll", "5"),
-        env=os.environ | odd.variables,
-        stderr=subprocess.PIPE,
-        text=True,
-    ) as one:
-        assert one.stderr
-        assert any("Slurm's job 100" in line for line in one.stderr)
-        one.kill()
+    odd.killed()
     (odd.state / "damages").unlink()
-    probe = odd.bench.packs / "01_confirmed/reproduce.py"
-    probe.write_text(probe.read_text() + "# another comment\n")
+    script = odd.bench.packs / "01_confirmed/reproduce.py"
+    script.write_text(script.read_text() + "# another comment\n")
     odd.sweep(status=0)
-    assert odd.arrays() == 2
-    assert odd.cell("01_confirmed/cpu")["verdict"] == "CONFIRMED"
+    assert len(odd.scripts()) == 2
+    assert odd.cell()["verdict"] == "CONFIRMED"
+
+
+def test_the_next_command_follows_the_array_of_one_that_was_killed(odd: Odd) -> None:
+    odd.killed()
+    odd.sweep(status=0)
+    assert len(odd.scripts()) == 1
+    assert odd.cell()["verdict"] == "CONFIRMED"
+
+
+def test_an_array_whose_command_was_killed_before_it_noted_the_tasks_is_cancelled(odd: Odd) -> None:
+    odd.killed()
+    (note,) = odd.bench.folder.glob("sweeps/*.slurm/arrays/*.json")
+    note.write_text("{}")
+    odd.sweep(status=0)
+    assert (odd.state / "cancelled").read_text() == f"--name={note.stem}\n"
+    assert (len(odd.scripts()), odd.cell()["verdict"]) == (2, "CONFIRMED")
 
 
 @pytest.mark.parametrize(
@@ -171,10 +182,13 @@ def test_a_pack_that_changed_meanwhile_is_submitted_again(odd: Odd) -> None:
     [
         ("--slurm --gpus 0", "--gpus: with --slurm the lanes run elsewhere"),
         ("--slurm --latest --bisect 1m", "--bisect: with --slurm"),
-        ("--partition p", "Next: runner.py sweep --slurm --partition ..."),
+        ("--slurm-option partition=p", "Next: runner.py sweep --slurm --slurm-option ..."),
         ("--slurm --gpu-type sm_90=h200", "no architecture such as sm_80"),
-        ("--slurm --gpu-type sm_90a=h200:4", "name each architecture once"),
-        ("--slurm --gpu-type sm_80=a --gpu-type sm_80=b", "name each architecture once"),
+        ("--slurm --gpu-type sm_90a=h200:4", "--gpu-type sm_90a=h200:4: no such value"),
+        ("--slurm --gpu-type sm_80=a --gpu-type sm_80=b", "--gpu-type sm_80=b: no such value, or given twice"),
+        ("--slurm --slurm-option array=0-3", "array=0-3: no such value"),
+        ("--slurm --slurm-option -p=gpu", "-p=gpu: no such value"),
+        ("--slurm --slurm-option qos=a --slurm-option qos=b", "qos=b: no such value, or given twice"),
     ],
 )
 def test_options_that_do_not_fit_together_are_refused(arguments: str, words: str) -> None:
@@ -187,12 +201,17 @@ def test_options_that_do_not_fit_together_are_refused(arguments: str, words: str
 def test_a_machine_without_slurm_says_so(odd: Odd) -> None:
     (odd.bench.folder / "bin").mkdir()
     (odd.bench.folder / "bin/git").symlink_to("/usr/bin/git")
-    places = ("--slurm", "--runs", str(odd.bench.folder / "sweeps"))
-    ended = odd.bench.run("sweep", *places, PATH=str(odd.bench.folder / "bin"))
+    ended = odd.bench.run(*odd.command()[odd.command().index("sweep") :], PATH=str(odd.bench.folder / "bin"))
     assert (ended.returncode, "sbatch is not on PATH. Next: " in ended.stderr) == (2, True), ended.stderr
 
 
-def test_slurm_that_cannot_be_asked_is_neither_a_refusal_nor_an_end(monkeypatch: pytest.MonkeyPatch, odd: Odd) -> None:
+def test_an_installation_without_the_extra_says_so(odd: Odd) -> None:
+    (odd.bench.folder / "submitit.py").write_text("raise ImportError")
+    ended = odd.bench.run(*odd.command()[odd.command().index("sweep") :], PYTHONPATH=str(odd.bench.folder))
+    assert (ended.returncode, "Next: pip install -e '.[slurm]'" in ended.stderr) == (2, True), ended.stderr
+
+
+def test_slurm_that_cannot_be_asked_is_not_the_end_of_a_task(monkeypatch: pytest.MonkeyPatch, odd: Odd) -> None:
     for name, value in odd.variables.items():
         monkeypatch.setenv(name, value)
     odd.is_odd(away=1)
@@ -201,7 +220,3 @@ def test_slurm_that_cannot_be_asked_is_neither_a_refusal_nor_an_end(monkeypatch:
     assert slurm.states(["100"]) == {}
     odd.is_odd(forgets="")
     assert slurm.states(["100"]) == {}
-    job = Job("n", 1, "", 1, 10, odd.state / "%a.out", odd.state, (sys.executable, "-c", ""))
-    odd.is_odd(refuses="Invalid feature specification")
-    with Path(os.devnull).open() as stream, pytest.raises(RefusedError, match="Invalid feature specification"):
-        slurm.submit(job, Settings(), stream.fileno())

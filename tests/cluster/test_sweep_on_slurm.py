@@ -57,7 +57,7 @@ class Nights:
 
     def command(self, *arguments: str) -> list[str]:
         """Build the command line."""
-        places = ("--slurm", "--runs", str(self.folder), "--poll", "0.3")
+        places = ("--slurm", "--runs", str(self.folder))
         types = () if "--gpu-type" in arguments else ("--gpu-type", "sm_90a=h200")
         return self.bench.command("sweep", *places, *types, *arguments)
 
@@ -107,8 +107,8 @@ class Nights:
 
     def tasks(self) -> dict[str, str]:
         """Return the state of every task of the newest run that Slurm knows, by its number."""
-        plans = [json.loads(path.read_text()) for path in sorted(self.beside.glob("arrays/*.json"))]
-        numbers = {plan["job"] for plan in plans}
+        arrays = [json.loads(path.read_text()) for path in self.beside.glob("arrays/*.json")]
+        numbers = {task.partition("_")[0] for array in arrays for task in array}
         return {name: state for name, state in self.cluster.jobs().items() if name.partition("_")[0] in numbers}
 
 
@@ -140,7 +140,7 @@ def test_forty_lanes_on_five_cards_take_what_the_cards_allow(nights: Nights) -> 
     packs = nights.toys(20)
     chance = random.Random(1)  # noqa: S311 - no secret
     for pack in packs:
-        seconds = chance.uniform(0.1, 0.8)
+        seconds = chance.uniform(1.0, 4.0)
         (pack / "seconds").write_text(f"{seconds:.2f}")
         (pack / "receipts").mkdir()
         (pack / "receipts" / EVIDENCE).write_text(
@@ -149,13 +149,13 @@ def test_forty_lanes_on_five_cards_take_what_the_cards_allow(nights: Nights) -> 
     nights.bench.lay("01_confirmed", "900_on_cores")
     said = nights.run()
     assert "nothing needs attention; 21 cells: 21 CONFIRMED" in said
-    assert "gpu h200: 20 cells in 20 tasks" in said
+    assert "gpu h200: 20 tasks" in said
     assert once(packs)
-    took = nights.cluster.spans(said.partition("in 20 tasks, Slurm's job ")[2].split()[0])
+    took = nights.cluster.spans(said.partition("20 tasks, Slurm's job ")[2].split()[0])
     assert max(sum(begin <= moment < end for begin, end in took) for moment, _ in took) == CARDS
     best = max(*(end - begin for begin, end in took), sum(end - begin for begin, end in took) / CARDS)
     whole = max(end for _, end in took) - min(begin for begin, _ in took)
-    assert whole <= 1.5 * best + 1, f"{whole:.0f} s, and {best:.0f} were possible; Slurm counts whole seconds"
+    assert whole <= 1.1 * best + 1, f"{whole:.0f} s, and {best:.0f} were possible; Slurm counts whole seconds"
     results = nights.results()
     assert [(gpu["place"], gpu["name"]) for gpu in results["gpus"]] == [("gpu h200", "Toy H200")]
     assert (results["lanes_run"], results["host"]["driver"]) == (42, "999.1")
@@ -204,19 +204,27 @@ def test_nodes_of_several_kinds_fill_one_table(nights: Nights) -> None:
 
 def test_a_wrong_partition_is_not_here_in_slurms_own_words(nights: Nights) -> None:
     nights.toys(1)
-    nights.run("--partition", "nope", status=5)
+    nights.run("--slurm-option", "partition=nope", status=5)
     cell = nights.cells()["001_toy/sm_90a"]
     assert cell["verdict"] == "NOT_HERE"
     assert "invalid partition specified: nope; Batch job submission failed: Invalid partition name" in cell["reason"]
     assert not lanes_of(nights.bench.packs / "001_toy")
 
 
+def test_an_option_counts_more_than_the_environment(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
+    nights.toys(1)
+    for name, value in {"SBATCH_PARTITION": "nope", "SBATCH_TIMELIMIT": "1", "SBATCH_GRES": "gpu:9"}.items():
+        monkeypatch.setenv(name, value)
+    nights.run("--slurm-option", "partition=toys")
+    assert nights.verdicts() == {"CONFIRMED"}
+
+
 def test_an_array_that_slurm_takes_and_will_not_run_is_not_here(nights: Nights) -> None:
     nights.toys(1)
-    nights.run("--partition", "short", status=5)
+    nights.run("--slurm-option", "partition=short", status=5)
     cell = nights.cells()["001_toy/sm_90a"]
     assert cell["verdict"] == "NOT_HERE"
-    assert cell["reason"] == "Slurm refuses gpu:h200:1: it waits for ever (PartitionTimeLimit)"
+    assert cell["reason"] == "Slurm took it and never runs it (PartitionTimeLimit)"
     assert "PENDING" not in nights.cluster.jobs().values()
 
 
@@ -225,12 +233,12 @@ def test_a_gpu_with_a_fault_is_told_and_its_lanes_say_nothing(nights: Nights) ->
     (pack / "harm.json").write_text('{"xids": [79]}')
     said = nights.run(status=1)
     assert "gpu h200: Xid 79" in said
-    assert "the output of its task names the node" in said
+    assert "what its task printed names the node" in said
     cells = nights.cells()
     assert cells["001_toy/sm_90a"]["verdict"] == "NOT_RUN"
     (gpu,) = nights.results()["gpus"]
     assert (gpu["place"], "Xid 79" in gpu["reason"]) == ("gpu h200", True)
-    assert socket.gethostname() in next(nights.beside.glob("output/0001.0.out")).read_text()
+    assert socket.gethostname() in next(nights.beside.glob("jobs/*_0_0_log.out")).read_text()
 
 
 def test_a_type_that_is_another_architecture_is_not_here(nights: Nights) -> None:
@@ -281,9 +289,9 @@ def test_a_night_that_somebody_cancels_says_so_of_each_lane(nights: Nights) -> N
     assert cells["001_toy/sm_90a"]["verdict"] == "CONFIRMED"
     lost = [cell for name, cell in cells.items() if name != "001_toy/sm_90a"]
     assert {cell["verdict"] for cell in lost} == {"NOT_RUN"}
-    assert all(cell["reason"].endswith("is CANCELLED and published nothing") for cell in lost), lost
+    assert all(cell["reason"].endswith("is CANCELLED and returned nothing") for cell in lost), lost
     assert nights.results()["finished"]
-    assert list(nights.beside.glob("output/*.out")), "what tasks printed tells more"
+    assert list(nights.beside.glob("jobs/*.out")), "what tasks printed tells more"
 
 
 def test_the_batch_file_runs_a_sweep_and_its_end_is_that_of_its_arrays(nights: Nights) -> None:
@@ -292,7 +300,7 @@ def test_the_batch_file_runs_a_sweep_and_its_end_is_that_of_its_arrays(nights: N
     text = (REPOSITORY / "deploy/slurm-sweep.sbatch").read_text()
     assert text.count("/shared/reproducer-packs") >= 2
     batch = clone / "sweep.sbatch"
-    batch.write_text(text.replace("/shared/reproducer-packs", str(clone)).replace("--offline", "--offline --poll 0.3"))
+    batch.write_text(text.replace("/shared/reproducer-packs", str(clone)))
     submit = ["sbatch", "--parsable", str(batch)]
     job = subprocess.run(submit, env=nights.variables, capture_output=True, text=True, check=True).stdout.strip()
     wait(lambda: nights.cluster.jobs()[job] in {"COMPLETED", "FAILED"})
@@ -301,7 +309,7 @@ def test_the_batch_file_runs_a_sweep_and_its_end_is_that_of_its_arrays(nights: N
     probe = clone / "packs/01_confirmed/reproduce.py"
     probe.write_text(probe.read_text().replace("from toykernel import scale\n", "import time; time.sleep(90)\n"))
     job = subprocess.run(submit, env=nights.variables, capture_output=True, text=True, check=True).stdout.strip()
-    wait(lambda: "cpu: 1 running" in _read(clone / f"sweep.{job}.out"))
+    wait(lambda: "1 running" in _read(clone / f"sweep.{job}.out"))
     nights.cluster.ask("scancel", job)
     wait(lambda: "interrupted" in _read(clone / f"sweep.{job}.out"), 20)
     states = nights.cluster.jobs()

@@ -1,0 +1,175 @@
+"""A task on its node: judge one cell with the ordinary worker, and return what its lanes showed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import socket
+import sys
+import tempfile
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import FrameType
+
+from harness.core.cache import Cache
+from harness.host import host as this_host
+from harness.host.gpu_health import GpuWatch
+from harness.host.gpus import GpuPool, gpu_pool
+from harness.host.host import Host
+from harness.lane import built_environment
+from harness.receipt import redaction
+from harness.schedule.journal import LaneEnd, MemoryJournal
+from harness.schedule.scheduler import Account, GpuFault
+from harness.schedule.session import Session
+from harness.schedule.task import Task
+from harness.schedule.workers import Failure
+from harness.verdict.cell import Cell
+
+#: A lane may last so many times as long as it did before: another node, and a cache with nothing compiled.
+MARGIN = 4.0
+
+
+@dataclass(frozen=True)
+class Work:
+    """What a task is to do.
+
+    Attributes:
+        cell: to be judged.
+        lanes: of the cell, with what is known of their durations.
+        kind: what the cluster calls its GPU.
+        cache: the folder of the cache.
+        mirrors: that of the repositories; None: there is none.
+        repeat: how often each lane runs.
+        jobs: how many lanes at once, one of several ranks counting as that many.
+
+    """
+
+    cell: Cell
+    lanes: tuple[Task, ...]
+    kind: str
+    cache: Path
+    mirrors: Path | None
+    repeat: int
+    jobs: int
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        """The keys of its lanes: they tell the cell from the same after a change of its script."""
+        return tuple(lane.key for lane in self.lanes)
+
+    @property
+    def gpus(self) -> int:
+        """How many GPUs its lanes need."""
+        return self.lanes[0].gpus
+
+    @property
+    def gres(self) -> str:
+        """The GPUs as sbatch is asked for them; empty: none."""
+        return ":".join(part for part in ("gpu", self.kind, str(self.gpus)) if part) if self.gpus else ""
+
+    @property
+    def place(self) -> str:
+        """Where the lanes run, for people: ``gpu h200``, ``gpus h200,h200``, ``cpu``."""
+        kinds = ",".join([self.kind or self.cell.gpu] * self.gpus)
+        return f"gpu{'s' if self.gpus > 1 else ''} {kinds}" if self.gpus else "cpu"
+
+    @property
+    def longest(self) -> float:
+        """How long its lanes may last together, in seconds: no lane outlives its own time-out."""
+        bound = self.cell.timeout or self.cell.stated.timeout_s
+        return sum(bound if lane.seconds is None else min(bound, MARGIN * lane.seconds) for lane in self.lanes)
+
+
+@dataclass(frozen=True)
+class Showed:
+    """What a task showed.
+
+    Attributes:
+        host: the node.
+        ends: of the cell's lanes, under the keys that the collector has for them.
+        logs: the scrubbed log of each, by its path in the run folder.
+        not_run: why a lane was not run, by its key.
+        faults: of the GPUs that the task had.
+        failure: why the cell could not be laid out.
+        refused: why the node cannot judge it: it has other GPUs than were asked for.
+
+    """
+
+    host: Host
+    ends: tuple[LaneEnd, ...] = ()
+    logs: dict[str, str] | None = None
+    not_run: dict[str, str] | None = None
+    faults: tuple[GpuFault, ...] = ()
+    failure: Failure | None = None
+    refused: str = ""
+
+
+def judge(work: Work) -> Showed:
+    """Judge a cell; submitit calls it on the node.
+
+    Raises:
+        KeyboardInterrupt: the task was told to stop.
+
+    """
+    signal.signal(signal.SIGTERM, _interrupt)  # submitit passes it over
+    sys.stdout.write(f"{socket.gethostname()}: {work.cell.name}\n")
+    if not work.gpus:
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Slurm says NoDevFiles, or nothing, where no GPU was asked for
+    with gpu_pool() as pool:
+        return _judged(work, this_host.detect(pool), pool)
+
+
+def _interrupt(_: int, __: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def _judged(work: Work, host: Host, pool: GpuPool) -> Showed:
+    cell = work.cell
+    if host.count(cell.gpu) < work.gpus:
+        if pool.lost:
+            fault = GpuFault(work.place, work.kind or cell.gpu, pool.lost[0], cell.name)
+            return Showed(host, faults=(fault,), not_run=dict.fromkeys(work.keys, fault.reason))
+        names = ", ".join(sorted({f"{gpu.name} ({gpu.target})" for gpu in host.gpus})) or "no GPU"
+        return Showed(host, refused=f"Slurm gave {names} for {work.gres}, and not {work.gpus} of {cell.gpu}")
+    cache = Cache(work.cache, offline=True, mirrors=work.mirrors)
+    cell = replace(cell, environment=built_environment.environment(cache, host, cell.stated.environment))
+    with tempfile.TemporaryDirectory(prefix="reproducer-") as text:
+        folder = Path(text)
+        session = Session(
+            cache=cache,
+            host=host,
+            devices=pool.devices,
+            folder=folder,
+            journal=MemoryJournal(),
+            command=lambda _: "",
+            jobs=work.jobs,
+            repeat=work.repeat,
+            watch=GpuWatch(),
+            threads=1,
+            locks=folder / "locks",  # the GPUs are this task's alone, and their numbers every node's
+        )
+        account = session.run([cell], receipts=False)
+        if account.interrupted:
+            raise KeyboardInterrupt
+        return _showed(work, session, account, cell)
+
+
+def _showed(work: Work, session: Session, account: Account, cell: Cell) -> Showed:
+    """Put together what the lanes of a cell showed, under the keys that the collector has for them."""
+    key_of = {task.key: key for task, key in zip(session.tasks([cell]), work.keys, strict=True)}
+    found = {key: session.journal.read(own) for own, key in key_of.items()}
+    ends = tuple(replace(end, key=key, place=work.place) for key, end in found.items() if end is not None)
+    failure = account.failed.get(cell.name)
+    if failure is not None:
+        scrub = redaction.of_host(session.cache.places)
+        text = scrub.scrub(failure.reason)
+        private = any(scrub.findings(text))
+        failure = replace(failure, reason="[left out: it names something private]" if private else text)
+    return Showed(
+        host=session.host,
+        ends=ends,
+        logs={end.log.file: (session.folder / end.log.file).read_text("utf-8") for end in ends if end.log is not None},
+        not_run={key_of[own]: reason for own, reason in account.not_run.items()},
+        faults=tuple(replace(fault, place=work.place) for fault in account.faults),
+        failure=failure,
+    )

@@ -1,0 +1,64 @@
+"""From cells to arrays: their order, their tasks, their time limits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.cluster import engine, node
+from harness.cluster.node import Work
+from harness.cluster.slurm import Settings
+from harness.core.cache import Cache
+from harness.host import host
+from harness.host.gpus import GpuPool
+from harness.pack import load
+from harness.schedule.selection import Request, cells_of
+from harness.schedule.task import tasks
+from harness.verdict.cell import Cell
+from testing import toys
+
+NODES = Settings({"sm_90a": "h200"}, {})
+
+
+@pytest.fixture
+def cell(tmp_path: Path) -> Cell:
+    """Return the cell of a toy pack on a GPU that a cluster promises."""
+    pack = load.load_pack(toys.lay(tmp_path, "41_executes_on_a_gpu", "0" * 64))
+    here = replace(host.detect(GpuPool([], "", [])), gpus=NODES.gpus([pack]))
+    (found,) = cells_of([pack], "all", Request(), here, Cache(tmp_path / "cache"))
+    assert found.gpu == "sm_90a"
+    return found
+
+
+def work(cell: Cell, number: int, seconds: float | None, *, gpus: int = 1, ranks: int = 1) -> Work:
+    """Return the cell under another name, with lanes that took so long."""
+    stated = replace(cell.stated, gpus=gpus, ranks=ranks)
+    definition = replace(cell.pack.definition, targets={"sm_90a": stated})
+    one = replace(cell, pack=replace(cell.pack, definition=definition), column=f"copy{number}")
+    here = replace(host.detect(GpuPool([], "", [])), gpus=NODES.gpus([]))
+    lanes = tuple(replace(task, seconds=seconds) for task in tasks(one, here, 1))
+    return Work(one, lanes, "h200", Path(), None, 1, 2 * ranks)
+
+
+def test_there_is_an_array_for_each_number_of_gpus_and_ranks_and_the_longest_comes_first(cell: Cell) -> None:
+    cells = [work(cell, number, seconds) for number, seconds in enumerate((3.0, None, 7.0))]
+    cells += [work(cell, 8, 1.0, ranks=2), work(cell, 9, 1.0, gpus=2)]
+    arrays = [[one.cell.column for one in array] for array in engine.arrays_of(cells)]
+    assert arrays == [["copy1", "copy2", "copy0"], ["copy8"], ["copy9"]]
+
+
+def test_no_array_has_more_tasks_than_slurm_takes(cell: Cell) -> None:
+    arrays = list(engine.arrays_of([work(cell, 1, 3.0)] * (2 * engine.MOST_TASKS + 1)))
+    assert [len(array) for array in arrays] == [engine.MOST_TASKS, engine.MOST_TASKS, 1]
+
+
+def test_the_time_limit_follows_from_what_is_known_and_never_from_more_than_the_time_out(cell: Cell) -> None:
+    assert cell.stated.timeout_s == 60
+    assert work(cell, 1, None).longest == 2 * 60
+    assert work(cell, 1, 5.0).longest == 2 * node.MARGIN * 5.0
+    assert work(cell, 1, 50.0).longest == 2 * 60
+    long = replace(work(cell, 1, None), cell=replace(cell, timeout=3600.0))
+    assert engine.minutes([long]) == 125
+    assert engine.minutes([work(cell, 1, 0.1)]) == engine.SHORTEST
