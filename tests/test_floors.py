@@ -18,7 +18,7 @@ FLOORS = (
 #: Folders that stand beside each other though they are listed in an order.
 APART = {("versions", "mutate"), ("report", "sweep")}
 #: Modules that a lane copies or runs by path, and that therefore import nothing of the harness.
-ALONE = {"harness/lane/supervisor.py", "harness/suites/pytest_main.py"}
+ALONE = {"harness/lane/supervisor.py"}
 
 
 def _imports(path: Path) -> set[str]:

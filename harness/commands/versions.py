@@ -15,10 +15,11 @@ from harness.host import eligibility, host
 from harness.host.gpus import gpu_pool
 from harness.receipt import receipt, redaction
 from harness.schedule import inputs
-from harness.versions import candidates, git_bisect, output, timeline
-from harness.versions.candidates import Candidate
+from harness.versions import bisection, candidates, output, timeline
+from harness.versions.bisection import Known
 from harness.versions.judging import Judging
 from harness.versions.output import Shown
+from harness.versions.timeline import Entry
 
 GIT = "git+"
 
@@ -88,32 +89,36 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             judging = Judging(session, subject, chosen, evidence, timeout, subject.definition.versions.checks)
             if upstream and not vary:
                 url = upstream.removeprefix(GIT)
-                found = git_bisect.bisect(judging, url, within, dependencies, progress.tell)
-                shown, interrupted = Shown("commit", found.rows, found.line), False
+                found = bisection.commits_in(judging, url, within, dependencies, progress.tell)
+                shown, interrupted = Shown("commit", found.rows, f"{found.what} {found.commit}"), False
             else:
-                listed = _candidates(judging, vary, within, upstream, dependencies)
-                shown, interrupted = _judged(judging, listed, vary, bisect=bisect)
+                usual = subject.definition.stated(chosen).dependencies
+                if vary:
+                    listed = candidates.dependency_sets(subject, vary, within, usual, upstream)
+                else:
+                    listed = candidates.releases(cache, subject, within, dependencies)
+                known = Known(judging, progress.tell, listed)
+                entries, interrupted = _bisected(known) if bisect else _judged(known)
+                line = "interrupted" if interrupted else timeline.line(entries)
+                shown = Shown("dependency set" if vary else "release", entries, line)
             status = _end(judging, shown, save=save and not interrupted, as_json=as_json)
     if interrupted:
         raise KeyboardInterrupt
     return status
 
 
-def _candidates(
-    judging: Judging, vary: str | None, within: str, upstream: str | None, requested: tuple[str, ...]
-) -> list[Candidate]:
-    subject = judging.pack
-    if vary:
-        usual = subject.definition.stated(judging.target).dependencies
-        return candidates.dependency_sets(subject, vary, within, usual, upstream)
-    return candidates.releases(judging.session.cache, subject, within, requested)
+def _judged(known: Known) -> tuple[list[Entry], bool]:
+    entries, account = known.judging.every(known.listed)
+    return entries, account.interrupted
 
 
-def _judged(judging: Judging, listed: list[Candidate], vary: str | None, *, bisect: bool) -> tuple[Shown, bool]:
-    """Judge what was listed; what was finished is shown where the user interrupted."""
-    what = "dependency set" if vary else "release"
-    entries, interrupted = judging.bisected(listed) if bisect else judging.every(listed)
-    return Shown(what, entries, "interrupted" if interrupted else timeline.line(entries)), interrupted
+def _bisected(known: Known) -> tuple[list[Entry], bool]:
+    """Bisect what was listed; what was finished is shown where the user interrupted."""
+    try:
+        bisection.around_the_bug(known)
+    except KeyboardInterrupt:
+        return known.entries, True
+    return known.entries, False
 
 
 def _end(judging: Judging, shown: Shown, *, save: bool, as_json: bool) -> int:

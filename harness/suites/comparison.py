@@ -1,16 +1,22 @@
-"""Upstream's tests without and with a patch, compared test by test."""
+"""What pytest's ``--junitxml`` says of two runs of a suite, compared test by test."""
 
 from __future__ import annotations
 
+import xml.etree.ElementTree as ET
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import StrEnum
+from pathlib import Path
 
-from harness.core.words import LaneVerdict, SuiteVerdict, TestResult
-from harness.lane.record import LaneRecord
+from harness.core.words import SuiteVerdict, TestResult
 
 GREEN = {TestResult.PASSED, TestResult.EXPECTED, TestResult.UNEXPECTED}
 RED = {TestResult.FAILED, TestResult.BROKE, TestResult.MISSING}
+#: The elements of a test case that tell of more than a pass, the worst first.
+TAGS = {"failure": TestResult.FAILED, "error": TestResult.BROKE, "skipped": TestResult.SKIPPED}
+#: Characters of a reason.
+LONGEST = 400
 
 
 class Change(StrEnum):
@@ -23,6 +29,16 @@ class Change(StrEnum):
     NEW = "new"
     NEW_WRONG = "new, not red before and green after"
     SAME = "same"
+
+
+@dataclass(frozen=True)
+class TestEnd:
+    """How one test ended in one run, and the reason that pytest gave."""
+
+    __test__ = False  # it is no test itself
+
+    result: TestResult
+    reason: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,7 +60,7 @@ class Comparison:
 
     verdict: SuiteVerdict
     reason: str
-    rows: tuple[TestRow, ...]
+    rows: tuple[TestRow, ...] = ()
 
     def counts(self, lane: str) -> dict[str, int]:
         """Count the tests of the lane ``before`` or ``after`` by how they ended."""
@@ -55,13 +71,47 @@ class Comparison:
         return [row for row in self.rows if row.change in changes]
 
 
-def function_of(test: str) -> str:
-    """Return the id of a test without its parameters."""
-    return test.partition("[")[0]
+def read(report: Path, tree: Path) -> tuple[dict[str, TestEnd], dict[str, TestEnd]]:
+    """Read a report of pytest: how each test ended, and each module that pytest did not collect.
+
+    Raises:
+        ET.ParseError: the report is not whole.
+
+    """
+    tests: dict[str, TestEnd] = {}
+    modules: dict[str, TestEnd] = {}
+    for case in ET.parse(report).iter("testcase"):  # noqa: S314 - expat refuses to expand entities without bound
+        owner, name, end = case.get("classname", ""), case.get("name", ""), _end(case)
+        ends, key = (tests, f"{_node(owner, tree)}::{name}") if owner else (modules, _node(name, tree))
+        if key not in ends or end.result in RED:  # a test that fails and then breaks stands there twice
+            ends[key] = end
+    return tests, modules
 
 
-def _results(record: LaneRecord) -> dict[str, tuple[TestResult, str]]:
-    return {check.name: (TestResult(str(check.measured)), check.reason) for check in record.checks}
+def _node(owner: str, tree: Path) -> str:
+    """Return pytest's id for a module or class that the report names with dots."""
+    parts = owner.split(".")
+    for count in range(len(parts), 0, -1):
+        file = f"{'/'.join(parts[:count])}.py"
+        if (tree / file).is_file():
+            return "::".join([file, *parts[count:]])
+    return owner
+
+
+def _end(case: ET.Element) -> TestEnd:
+    for tag, result in TAGS.items():
+        found = case.find(tag)
+        if found is not None:
+            is_expected = found.get("type") == "pytest.xfail"
+            return TestEnd(TestResult.EXPECTED if is_expected else result, _reason(found))
+    return TestEnd(TestResult.PASSED)
+
+
+def _reason(found: ET.Element) -> str:
+    message = found.get("message", "")
+    if message.startswith("collection "):  # the text says more: a traceback, or the representation of a skip
+        message = (found.text or "").strip().rpartition("\n")[2].rpartition("Skipped: ")[2].rstrip("\"')")
+    return message.strip().partition("\n")[0][:LONGEST]
 
 
 def _change(before: TestResult, after: TestResult) -> Change:
@@ -74,51 +124,49 @@ def _change(before: TestResult, after: TestResult) -> Change:
     return Change.SKIPPED if before == after == TestResult.SKIPPED else Change.SAME
 
 
-def _new(rows: dict[str, tuple[TestResult, TestResult]], new: set[str]) -> dict[str, Change]:
-    """Judge the new tests, those of one function together: one case at least red before, every one green after."""
-    found: dict[str, Change] = {}
-    for function in {function_of(name) for name in new}:
-        cases = [name for name in new if function_of(name) == function]
-        red = any(rows[name][0] in RED for name in cases)
-        for name in cases:
-            good = red and rows[name][1] in GREEN
-            found[name] = Change.NEW if good else Change.NEW_WRONG
-    return found
+def _function(test: str) -> str:
+    """Return the id of a test without its parameters."""
+    return test.partition("[")[0]
 
 
-def compare(before: LaneRecord, after: LaneRecord, known: frozenset[str] | None) -> Comparison:
-    """Compare two lanes that told of their tests.
+def compare(
+    known: Mapping[str, TestEnd], before: Mapping[str, TestEnd], after: Mapping[str, TestEnd], *, adds: bool
+) -> Comparison:
+    """Compare two runs.
+
+    Of the new tests of one function, one case at least has to be red before, and every case green after.
 
     Args:
-        before: without the patch.
-        after: with it.
-        known: the tests that upstream has already; None where the pack adds none.
+        known: the tests that upstream has already.
+        before: how the tests ended without the patch.
+        after: how the tests ended with the patch.
+        adds: whether the pack adds tests, in both runs.
 
     """
-    first, second = _results(before), _results(after)
-    nothing = (TestResult.MISSING, "not collected")
-    names = list(dict.fromkeys([*first, *second]))
-    pairs = {name: (first.get(name, nothing)[0], second.get(name, nothing)[0]) for name in names}
-    changes = _new(pairs, set(names) - known) if known is not None else {}
-    rows = tuple(
-        TestRow(
-            name,
-            *pairs[name],
-            changes.get(name) or _change(*pairs[name]),
-            second.get(name, nothing)[1] or first.get(name, nothing)[1],
-        )
-        for name in names
-    )
-    found = Comparison(SuiteVerdict.UNBROKEN, "", rows)
-    verdict, reason = _verdict(found, adds=known is not None)
-    return Comparison(verdict, reason, rows)
+    missing = TestEnd(TestResult.MISSING, "not collected")
+    names = list(dict.fromkeys([*known, *before, *after]))
+    ran = {_function(name) for name in (*before, *after)}
+    lost = [name for name in known if _function(name) not in ran]
+    if lost:
+        return Comparison(SuiteVerdict.ERROR, f"{len(lost)} tests did not run, the first of them {lost[0]}")
+    proven = {_function(name) for name, end in before.items() if name not in known and end.result in RED}
+    rows = []
+    for name in names:
+        first, second = before.get(name, missing), after.get(name, missing)
+        change = _change(first.result, second.result)
+        if adds and name not in known:
+            good = _function(name) in proven and second.result in GREEN
+            change = Change.NEW if good else Change.NEW_WRONG
+        rows.append(TestRow(name, first.result, second.result, change, second.reason or first.reason))
+    found = Comparison(SuiteVerdict.UNBROKEN, "", tuple(rows))
+    return Comparison(*_verdict(found, adds=adds), found.rows)
 
 
 def _verdict(found: Comparison, *, adds: bool) -> tuple[SuiteVerdict, str]:
     broken, wrong = found.of(Change.BROKEN), found.of(Change.NEW_WRONG)
     if broken:
         return SuiteVerdict.BREAKS_TESTS, f"{len(broken)} broken by the patch, the first of them {broken[0].test}"
-    if adds and wrong:
+    if wrong:
         said = f"{wrong[0].test} ({wrong[0].before} before, {wrong[0].after} after)"
         return SuiteVerdict.NEW_TEST_WRONG, f"a new test is red before the patch and green with it: not {said}"
     if adds and not found.of(Change.NEW, Change.MENDED):
@@ -126,15 +174,3 @@ def _verdict(found: Comparison, *, adds: bool) -> tuple[SuiteVerdict, str]:
     if all(TestResult.SKIPPED in (row.before, row.after) for row in found.rows):
         return SuiteVerdict.UNSUPPORTED, f"every test is skipped here: {found.rows[0].reason}"
     return SuiteVerdict.UNBROKEN, ""
-
-
-def failed(before: LaneRecord | None, after: LaneRecord | None, stale: str) -> Comparison | None:
-    """Say why two lanes cannot be compared; None where they can."""
-    if stale:
-        return Comparison(SuiteVerdict.PATCH_STALE, stale, ())
-    for name, record in (("without the patch", before), ("with the patch", after)):
-        if record is None:
-            return Comparison(SuiteVerdict.ERROR, f"{name}: it did not run", ())
-        if record.verdict == LaneVerdict.ERROR:
-            return Comparison(SuiteVerdict.ERROR, f"{name}: {record.reason}", ())
-    return None

@@ -2,38 +2,32 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from harness.core import files, structure
+from harness.core import structure
 from harness.core.errors import HarnessError
 from harness.core.words import SuiteVerdict
 from harness.host.host import python_tag
 from harness.pack.model import Pack
 from harness.receipt import receipt, writer
 from harness.receipt.receipt import SUITE, DependencyRecord, HostRecord, UpstreamRecord
-from harness.receipt.writer import MadeBy
-from harness.schedule.journal import LaneEnd
-from harness.suites import comparison
 from harness.suites.comparison import Change, Comparison, TestRow
-from harness.suites.runner import AFTER, BEFORE, KNOWN, suite_of
+from harness.suites.suite import Suite
 from harness.upstream import dependencies
-from harness.upstream.dependencies import DependencySet
 from harness.upstream.source import commit_of, of_git
-from harness.verdict.cell import Cell
 
 SCHEMA = 1
-#: Tests of these kinds are named; of the others it is enough to know how many there are.
-NAMED = tuple(change for change in Change if change != Change.SAME)
 
 
 @dataclass(frozen=True)
 class PatchRecord:
-    """A patch of the pack: its file, the hash of its bytes, and the hash of what it means."""
+    """A patch of the pack: its file, the hash of its bytes, and the hash of what it means, which is what counts."""
 
     name: str
-    sha256: str
+    sha256: str = field(compare=False)
     meaning: str
 
 
@@ -71,7 +65,7 @@ class SuiteReceipt:
     files: tuple[str, ...]
     arguments: tuple[str, ...]
     environment: dict[str, str]
-    patch: PatchRecord
+    patch: PatchRecord | None
     test_patch: PatchRecord | None
     dependencies: DependencyRecord
     host: HostRecord
@@ -83,81 +77,54 @@ class SuiteReceipt:
     seconds: float
 
 
-def compared(ends: dict[str, LaneEnd]) -> Comparison:
-    """Compare the lanes of a suite, by the columns of their cells."""
-    before, after, known = ends[BEFORE], ends[AFTER], ends.get(KNOWN)
-    stale = next((end.stale for end in (before, after) if end.stale), "")
-    refused = comparison.failed(before.record, after.record, stale)
-    if refused is None and known is not None:
-        refused = comparison.failed(known.record, known.record, known.stale)
-    if refused is not None or before.record is None or after.record is None:
-        return refused or Comparison(SuiteVerdict.ERROR, "a lane did not run", ())
-    names = None if known is None or known.record is None else frozenset(one.name for one in known.record.checks)
-    return comparison.compare(before.record, after.record, names)
-
-
-def _patch(path: Path) -> PatchRecord:
+def _patch(path: Path) -> PatchRecord | None:
+    """Record a patch; None where there is none."""
+    if not path.exists():
+        return None
     of = receipt.hashed(path)
     return PatchRecord(path.name, of.sha256, of.meaning)
 
 
-def build(
-    cell: Cell, ends: dict[str, LaneEnd], found: Comparison, members: DependencySet, made: MadeBy
-) -> SuiteReceipt:
-    """Build the receipt of a suite.
+def document(suite: Suite, found: Comparison, started: dt.datetime, command: str) -> dict[str, object]:
+    """Return the receipt of a suite as a JSON document with nothing private in it.
 
     Args:
-        cell: any of the suite's.
-        ends: of its lanes, by the columns of their cells.
-        found: what they say together.
-        members: what the tests import.
-        made: what ran them.
-
-    """
-    pack, suite, first = cell.pack, suite_of(cell.pack), ends[BEFORE]
-    test_patch = pack.upstream_test_patch
-    return SuiteReceipt(
-        schema=SCHEMA,
-        pack=pack.name,
-        verdict=found.verdict,
-        reason=found.reason,
-        upstream=UpstreamRecord(
-            pack.definition.upstream.package, first.version, cell.source.kind, first.tree, commit_of(first.version)
-        ),
-        files=suite.files,
-        arguments=suite.arguments,
-        environment=suite.environment,
-        patch=_patch(pack.suite_patch(suite)),
-        test_patch=_patch(test_patch) if test_patch.exists() else None,
-        dependencies=DependencyRecord(members.name, members.sha256, members.versions),
-        host=writer.host_record(made.host, first.gpus),
-        before=found.counts("before"),
-        after=found.counts("after"),
-        tests=tuple(found.of(*NAMED)),
-        command=made.command,
-        started=min(end.started for end in ends.values()),
-        seconds=round(sum(end.seconds for end in ends.values()), 3),
-    )
-
-
-def document_of(one: SuiteReceipt, pack: Pack, members: DependencySet, made: MadeBy) -> dict[str, object]:
-    """Return a receipt as a JSON document with nothing private in it.
+        suite: that was run.
+        found: what its tests say.
+        started: in UTC.
+        command: that makes it anew.
 
     Raises:
         PrivateTextError: a field still looks private.
 
     """
-    scrub = writer.scrubber(pack, made.cache, made.host, members, {})
+    pack, prepared, place = suite.cell.pack, suite.prepared, suite.place
+    members, tree = prepared.dependency_set, prepared.pristine
+    kind, package = suite.cell.source.kind, pack.definition.upstream.package
+    one = SuiteReceipt(
+        schema=SCHEMA,
+        pack=pack.name,
+        verdict=found.verdict,
+        reason=found.reason,
+        upstream=UpstreamRecord(package, tree.version, kind, tree.sha256, commit_of(tree.version)),
+        files=suite.tests.files,
+        arguments=suite.tests.arguments,
+        environment=suite.tests.environment,
+        patch=_patch(pack.suite_patch(suite.tests)),
+        test_patch=_patch(pack.upstream_test_patch),
+        dependencies=DependencyRecord(members.name, members.sha256, members.versions),
+        host=writer.host_record(place.host, tuple(device.gpu for device in suite.devices)),
+        before=found.counts("before"),
+        after=found.counts("after"),
+        tests=tuple(row for row in found.rows if row.change != Change.SAME),
+        command=command,
+        started=started.isoformat(timespec="milliseconds"),
+        seconds=round((dt.datetime.now(dt.UTC) - started).total_seconds(), 3),
+    )
+    scrub = writer.scrubber(pack, place.cache, place.host, members, {})
     clean = scrub.document(asdict(one), "upstream_tests", writer.without_lane_folders)
     assert isinstance(clean, dict)  # noqa: S101 - for the type checker: a document stays one
     return clean
-
-
-def write(document: dict[str, object], folder: Path) -> Path:
-    """Write a receipt into a folder of receipts and return its path."""
-    path = folder / SUITE
-    files.write_atomic(path, receipt.to_json(document))
-    return path
 
 
 def load(folder: Path) -> SuiteReceipt | None:
@@ -176,12 +143,6 @@ def load(folder: Path) -> SuiteReceipt | None:
         raise HarnessError(f"receipts/{SUITE}: {error}. Next: runner.py upstream-tests --record") from None
 
 
-def _changed(path: Path, recorded: PatchRecord | None) -> bool:
-    if recorded is None or not path.exists():
-        return recorded is not None or path.exists()
-    return path.name != recorded.name or _patch(path).meaning != recorded.meaning
-
-
 def reasons(pack: Pack, one: SuiteReceipt) -> list[str]:
     """Say why a receipt no longer speaks of the pack beside it; nothing where it does."""
     definition, suite = pack.definition, pack.definition.upstream_tests
@@ -193,8 +154,8 @@ def reasons(pack: Pack, one: SuiteReceipt) -> list[str]:
     wanted = of_git(suite.origin).value if suite.origin else definition.upstream.sha256 or definition.upstream.commit
     if wanted not in (one.upstream.commit, one.upstream.sha256):
         found.append("its tree changed")
-    found += ["the patch changed"] if _changed(pack.suite_patch(suite), one.patch) else []
-    found += ["upstream_test.patch changed"] if _changed(pack.upstream_test_patch, one.test_patch) else []
+    found += ["the patch changed"] if _patch(pack.suite_patch(suite)) != one.patch else []
+    found += ["upstream_test.patch changed"] if _patch(pack.upstream_test_patch) != one.test_patch else []
     try:
         members = dependencies.named(definition, suite.dependencies, python_tag(one.host.python))
     except HarnessError:

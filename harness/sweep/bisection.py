@@ -14,8 +14,8 @@ from harness.sweep.results import CellRow
 from harness.upstream import source
 from harness.verdict import pack_verdict
 from harness.verdict.cell import Cell
-from harness.versions import between
-from harness.versions.judging import InterruptedJudgingError, Judging
+from harness.versions import bisection
+from harness.versions.judging import Judging
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class Bisection:
         """Yield the rows, those of verdicts that changed with what came of their bisection.
 
         Raises:
-            KeyboardInterrupt: the user interrupted; `InterruptedJudgingError` says the same.
+            KeyboardInterrupt: the user interrupted.
 
         """
         for cell, row in zip(cells, rows, strict=True):
@@ -59,8 +59,6 @@ class Bisection:
         self.tell(f"bisecting {cell.name}: {now}, was {before}")
         try:
             return "; ".join(self.clean(text) for text in self._found(cell, then))
-        except InterruptedJudgingError:
-            raise KeyboardInterrupt from None
         except Exception as error:  # noqa: BLE001 - the sweep is written whatever happens here
             return self.clean(f"not bisected: {failure_of(error, cell).reason}")
 
@@ -73,8 +71,9 @@ class Bisection:
         if cell.column == HEAD:
             named = definition.head.commit if definition.head else definition.upstream.commit
             old = source.commit_of(then.upstream.version) if then else named
-            return between.commits(judging, old or definition.upstream.commit, cell.source.value, self.tell)
+            old = old or definition.upstream.commit
+            return [bisection.commit_between(judging, old, cell.source.value, self.tell)]
         old = then.upstream.version if then else definition.upstream.version
         if not old or source.commit_of(old):
             return ["not bisected: a commit is pinned, and no release of it was judged before"]
-        return between.releases(judging, old, cell.version, self.tell)
+        return bisection.release_between(judging, old, cell.version, self.tell)

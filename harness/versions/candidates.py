@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import datetime as dt
 import json
-import tarfile
-import zipfile
 from dataclasses import asdict, dataclass
-from pathlib import Path
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.tags import sys_tags
@@ -21,9 +17,6 @@ from harness.pack.model import Pack
 from harness.upstream import download, package_index
 from harness.upstream.download import ReleaseFile
 from harness.upstream.package_index import Offer
-
-#: Archives made for reproducible builds state one of these years for every file; that is no date.
-TIMELESS = (1970, 1980, 2020)
 
 
 @dataclass(frozen=True)
@@ -98,17 +91,6 @@ def listing(cache: Cache, package: str, *, wheels_only: bool = False) -> list[Li
             chosen = download.remembered(cache, package, one.version, wheels_only=wheels_only)
             files.write_atomic(chosen, json.dumps(asdict(release)))
     return found
-
-
-def date_in(archive: Path) -> str:
-    """Return the date of the newest file in an archive, or nothing where its files carry no real date."""
-    if archive.suffix in {".zip", ".whl"}:
-        with zipfile.ZipFile(archive) as bundle:
-            newest = dt.date(*max(info.date_time for info in bundle.infolist())[:3])
-    else:
-        with tarfile.open(archive) as tar:
-            newest = dt.datetime.fromtimestamp(max(member.mtime for member in tar), dt.UTC).date()
-    return "" if newest.year in TIMELESS and (newest.month, newest.day) in {(1, 1), (2, 2)} else newest.isoformat()
 
 
 def _range(text: str) -> SpecifierSet:

@@ -1,42 +1,34 @@
-"""Judging candidates: one pristine lane each, several at once, through the one scheduler."""
+"""Judging other trees than the pinned one: a pristine lane each, several at once, through the one scheduler."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from harness.core import tracebacks
 from harness.core.errors import HarnessError, UnavailableError
-from harness.core.words import Evidence, Exit, LaneName, LaneVerdict, Verdict
+from harness.core.words import Evidence, LaneName, LaneVerdict, Role, Verdict
 from harness.host.eligibility import Planned
 from harness.lane.record import LaneRecord
 from harness.lane.script import NO_SENTINEL
+from harness.lane.transcript import CheckLine
 from harness.pack.model import Pack
 from harness.receipt import figures
 from harness.receipt.receipt import LogRecord
-from harness.schedule.journal import LaneEnd
 from harness.schedule.scheduler import Account
 from harness.schedule.selection import Request, cell_of
 from harness.schedule.session import Session
-from harness.schedule.workers import Failure, failure_of
-from harness.upstream import download
-from harness.upstream.source import SourceKind
+from harness.schedule.workers import failure_of
+from harness.verdict import pack_verdict
 from harness.verdict.cell import Cell
+from harness.verdict.change import Side
 from harness.verdict.lane_verdict import FAILED
-from harness.versions import candidates, narrowed, release_bisect
 from harness.versions.candidates import Candidate
-from harness.versions.timeline import Entry
+from harness.versions.timeline import RIGHT, WRONG, Entry
 
-Seen = Callable[[Entry], None]
-
-
-class InterruptedJudgingError(Exception):
-    """The user interrupted; `found` is what was judged until then, by index."""
-
-    def __init__(self, found: dict[int, Entry]) -> None:
-        super().__init__("interrupted")
-        self.found = found
+#: What a lane says that went through all of its checks. In any other its checks are not all there.
+WHOLE = (WRONG, RIGHT, LaneVerdict.CONTROL_FAILED)
 
 
 class LaneNotRunError(HarnessError):
@@ -57,38 +49,12 @@ class Judging:
     timeout: float | None = None
     about: tuple[str, ...] = ()
 
-    def every(self, wanted: list[Candidate]) -> tuple[list[Entry], bool]:
-        """Judge candidates; return what was judged, in their order, and whether the user interrupted."""
-        found, account = self._judge(dict(enumerate(wanted)))
-        return [found[index] for index in sorted(found)], account.interrupted
-
-    def bisected(self, wanted: list[Candidate]) -> tuple[list[Entry], bool]:
-        """Judge only what decides where the bug of the pinned release (or of the newest) begins and ends.
-
-        Raises:
-            HarnessError: that release does not have the bug, so there is nothing to search from.
-
-        """
-        last = len(wanted) - 1
-        anchor = next((index for index, one in enumerate(wanted) if one.is_pinned), last)
-        known: dict[int, Entry] = {}
-
-        def judge(indices: set[int]) -> dict[int, Entry]:
-            return self.needed({index: wanted[index] for index in indices})
-
-        try:
-            known |= judge({anchor})
-            if known[anchor].verdict != LaneVerdict.BUG_REPRODUCED:
-                raise HarnessError(
-                    f"--bisect starts from {known[anchor].label}, which gives {known[anchor].verdict}. "
-                    "Next: the same without --bisect",
-                    status=Exit.DEVIATES,
-                )
-            release_bisect.drive([release_bisect.search(end, anchor) for end in (0, last)], known, judge)
-        except InterruptedJudgingError as error:
-            known |= error.found
-            return [known[index] for index in sorted(known)], True
-        return [known[index] for index in sorted(known)], False
+    def every(self, wanted: list[Candidate]) -> tuple[list[Entry], Account]:
+        """Judge candidates; return what was judged, in their order, and what came of the lanes."""
+        cells = [self._cell(candidate) for candidate in wanted]
+        account = self.session.run([cell for cell in cells if isinstance(cell, Cell)], receipts=False)
+        entries = [self._entry(candidate, cell, account) for candidate, cell in zip(wanted, cells, strict=True)]
+        return [entry for entry in entries if entry is not None], account
 
     def one(self, candidate: Candidate) -> Entry:
         """Judge a single candidate.
@@ -98,103 +64,98 @@ class Judging:
             LaneNotRunError: its lane was not run.
 
         """
-        try:
-            return self.needed({0: candidate})[0]
-        except InterruptedJudgingError:
-            raise KeyboardInterrupt from None
-
-    def needed(self, wanted: dict[int, Candidate]) -> dict[int, Entry]:
-        """Judge candidates all of whose verdicts the next step needs.
-
-        Raises:
-            InterruptedJudgingError: the user interrupted.
-            LaneNotRunError: one of the lanes was not run.
-
-        """
-        found, account = self._judge(wanted)
+        entries, account = self.every([candidate])
         if account.interrupted:
-            raise InterruptedJudgingError(found)
-        if len(found) < len(wanted):
+            raise KeyboardInterrupt
+        if not entries:
             raise LaneNotRunError(next(iter(account.not_run.values()), "a lane did not end"))
-        return found
+        return entries[0]
 
-    def _judge(self, wanted: dict[int, Candidate]) -> tuple[dict[int, Entry], Account]:
-        found = {index: _refused(one, one.reason) for index, one in wanted.items() if one.reason}
-        cells: dict[int, Cell] = {}
-        for index, one in wanted.items():
-            if not one.reason:
-                try:
-                    cells[index] = self._cell(one)
-                except UnavailableError as error:
-                    found[index] = _refused(one, str(error), LaneVerdict.ERROR)
-        account = self.session.run(cells.values(), receipts=False)
-        for index, cell in cells.items():
-            try:
-                entry = self._judged(wanted[index], cell, account.failed.get(cell.name))
-            except Exception as error:  # noqa: BLE001 - what goes wrong with one candidate leaves the others' rows
-                entry = _refused(wanted[index], failure_of(error, cell).reason, LaneVerdict.ERROR)
-            if entry is not None:
-                found[index] = entry
-        return found, account
-
-    def _judged(self, one: Candidate, cell: Cell, failure: Failure | None) -> Entry | None:
-        """Say what came of a candidate; None where the user interrupted."""
-        if cell.evidence is None:
-            return _refused(one, cell.reason, LaneVerdict.ERROR)
-        if failure is not None:
-            refused = failure.verdict == Verdict.UNSUPPORTED
-            return _refused(one, failure.reason, LaneVerdict.UNSUPPORTED if refused else LaneVerdict.ERROR)
-        judged = self.session.judge.judged(cell)
-        return self._entry(one, cell, judged.runs[-1].ends[0]) if judged is not None else None
-
-    def _cell(self, one: Candidate) -> Cell:
-        request = Request(one.upstream, one.dependencies, (LaneName.PRISTINE,), self.timeout)
-        cell = cell_of(self.pack, Planned(self.target, self.evidence), request, self.session.host, self.session.cache)
-        return replace(cell, column=re.sub(r"[^\w.-]+", "_", one.label), tree=cell.tree or one.sha256)
-
-    def _entry(self, one: Candidate, cell: Cell, end: LaneEnd) -> Entry:
-        """Say what a lane showed."""
-        record = end.record
-        if record is None:
-            raise ValueError(f"{end.task} did not begin")
-        verdict, reason = verdict_of(self.session, record, end.log)
-        if self.about:
-            verdict, reason = narrowed.by_checks(record, verdict, reason, self.about)
-        elif verdict in (LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED):
-            reason = ""  # the probe's own, which lists its checks
-        return Entry(
-            label=one.label,
-            date=one.date or self._date(cell, end),
-            verdict=verdict,
-            figure=figures.leading(self.pack.definition.leading_figure, record, None),
-            reason=reason,
-            seconds=record.seconds,
-        )
-
-    def _date(self, cell: Cell, end: LaneEnd) -> str:
-        """Return the date of the newest file in the release's archive, where the index stated none."""
-        if cell.source.kind not in (SourceKind.PINNED, SourceKind.RELEASE):
-            return ""
-        package = self.pack.definition.upstream.package
-        if cell.source.is_pinned and self.pack.definition.upstream.is_commit:
-            return str(self.pack.definition.upstream.date)
+    def _cell(self, candidate: Candidate) -> Cell | Side:
+        """Return the cell of a candidate, or why it has none."""
+        if candidate.reason:
+            return Side(LaneVerdict.UNSUPPORTED, candidate.reason)
+        request = Request(candidate.upstream, candidate.dependencies, (LaneName.PRISTINE,), self.timeout)
+        planned = Planned(self.target, self.evidence)
         try:
-            return candidates.date_in(download.fetch(self.session.cache, package, None, end.tree))
-        except (HarnessError, OSError, ValueError):
-            return ""
+            cell = cell_of(self.pack, planned, request, self.session.host, self.session.cache)
+        except UnavailableError as error:
+            return Side(LaneVerdict.ERROR, str(error))
+        return replace(cell, column=re.sub(r"[^\w.-]+", "_", candidate.label), tree=cell.tree or candidate.sha256)
+
+    def _entry(self, candidate: Candidate, cell: Cell | Side, account: Account) -> Entry | None:
+        """Say what came of a candidate; None where its lane did not end."""
+        side = cell if isinstance(cell, Side) else side_of(self.session, cell, account)
+        if side is None:
+            return None
+        verdict, reason, record, figure = side.verdict, side.reason, side.record, ""
+        if record is not None:
+            figure = figures.leading(self.pack.definition.leading_figure, record, None)
+            if self.about:
+                verdict, reason = by_checks(record, verdict, reason, self.about)
+            elif side.verdict in (WRONG, RIGHT):
+                reason = ""  # the script's own, which lists its checks
+        return Entry(candidate.label, candidate.date, verdict, figure, reason, record.seconds if record else 0.0)
 
 
-def _refused(one: Candidate, reason: str, verdict: LaneVerdict = LaneVerdict.UNSUPPORTED) -> Entry:
-    return Entry(one.label, one.date, verdict, reason=reason)
+def side_of(session: Session, cell: Cell, account: Account) -> Side | None:
+    """Say what came of the one lane of a cell; None where the user interrupted, or it was not run."""
+    if cell.evidence is None:
+        return Side(LaneVerdict.ERROR, cell.reason)
+    failure = account.failed.get(cell.name)
+    if failure is None:
+        try:
+            return _side(session, cell)
+        except Exception as error:  # noqa: BLE001 - what goes wrong with one tree leaves the others' rows
+            failure = failure_of(error, cell)
+    unsupported = failure.verdict == Verdict.UNSUPPORTED
+    return Side(LaneVerdict.UNSUPPORTED if unsupported else LaneVerdict.ERROR, failure.reason)
 
 
-def verdict_of(session: Session, record: LaneRecord, log: LogRecord | None) -> tuple[LaneVerdict, str]:
+def _side(session: Session, cell: Cell) -> Side | None:
+    judged = session.judge.judged(cell)
+    if judged is None:
+        return None
+    (end,) = judged.runs[-1].ends
+    if end.record is None:
+        return Side(LaneVerdict.ERROR, "its lane did not begin", end.version)
+    return Side(*_verdict(session, end.record, end.log), end.version, end.record)
+
+
+def _verdict(session: Session, record: LaneRecord, log: LogRecord | None) -> tuple[LaneVerdict, str]:
     """Return what a lane on another tree than the pinned one says, and why.
 
-    A surprise inside the probe, such as a name that this tree does not have, is UNSUPPORTED here, never the bug.
+    A surprise inside the script, such as a name that this tree does not have, is UNSUPPORTED here, never the bug.
     """
     surprised = record.verdict == LaneVerdict.ERROR and record.reason.startswith(NO_SENTINEL)
     if log is None or not surprised or record.exit_status not in FAILED:
         return record.verdict, record.reason
     text = (session.folder / log.file).read_text(encoding="utf-8", errors="replace")
     return LaneVerdict.UNSUPPORTED, tracebacks.last_exception(text) or record.reason
+
+
+def by_checks(record: LaneRecord, verdict: LaneVerdict, reason: str, about: tuple[str, ...]) -> tuple[LaneVerdict, str]:
+    """Return the verdict of the checks that `about` names, and why, with the other controls that are wrong.
+
+    One control among them has to be right: a release in which nothing works has no bug of its own. `verdict` and
+    `reason` are what the lane says as a whole, and stay where it did not go through all of its checks.
+    """
+    if verdict not in WHOLE:
+        return verdict, reason
+    names = pack_verdict.chosen((line.name for line in record.checks), about)
+    judged = [line for line in record.checks if line.name in names and line.ok is not None]
+    if wrong := _wrong_controls(judged):
+        return LaneVerdict.CONTROL_FAILED, ", ".join(wrong)
+    if not any(line.role == Role.CONTROL for line in judged):
+        return LaneVerdict.UNSUPPORTED, f"no control among {', '.join(about)} could be judged"
+    defects = [line.ok for line in judged if line.role == Role.DEFECT]
+    if not defects:
+        return LaneVerdict.UNSUPPORTED, f"no defect check among {', '.join(about)} could be judged"
+    others = _wrong_controls(line for line in record.checks if line.name not in names)
+    beside = f"; controls of other options are wrong: {', '.join(others)}" if others else ""
+    found = LaneVerdict.FIX_VALIDATED if all(defects) else LaneVerdict.BUG_REPRODUCED
+    return found, f"by {len(judged)} of {len(record.checks)} checks{beside}"
+
+
+def _wrong_controls(lines: Iterable[CheckLine]) -> list[str]:
+    return [line.name for line in lines if line.role == Role.CONTROL and line.ok is False]

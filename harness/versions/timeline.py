@@ -86,23 +86,10 @@ def _went(rows: list[Entry], period: Period) -> str:
     return f"not fixed in {rows[period.last].label}{tried}"
 
 
-@dataclass(frozen=True)
-class Boundary:
-    """Where the verdict changes between two ends: in words, and the judged rows before and after it."""
-
-    text: str
-    before: Entry
-    after: Entry
-
-
-def boundary(rows: list[Entry]) -> Boundary:
+def boundary(rows: list[Entry]) -> str:
     """Say where the verdict changes, once, between the first row and the last, which are judged and differ."""
     (period,) = periods(rows)
-    if rows[0].verdict == WRONG and period.after is not None:
-        return Boundary(_went(rows, period), rows[period.last], rows[period.after])
-    if period.before is None:
-        raise ValueError("both ends say the same")
-    return Boundary(_came(rows, period), rows[period.before], rows[period.first])
+    return _went(rows, period) if rows[0].verdict == WRONG else _came(rows, period)
 
 
 def line(rows: list[Entry]) -> str:

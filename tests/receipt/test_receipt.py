@@ -33,7 +33,7 @@ def _check(workbench: Workbench) -> tuple[int, str]:
 
 def test_a_sound_pack_is_sound_and_each_change_makes_it_stale(workbench: Workbench) -> None:
     pack = workbench.lay("01_confirmed")
-    assert "no receipt. Next: runner.py run 01_confirmed --target cpu" in _check(workbench)[1]
+    assert "to be admitted here: runner.py run 01_confirmed --record" in _check(workbench)[1]
     workbench.recorded()
     assert _check(workbench) == (0, "1 pack(s) read, 1 sound\n")
     probe, patch = pack / "reproduce.py", pack / "fix.patch"

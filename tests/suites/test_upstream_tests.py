@@ -11,7 +11,7 @@ import pytest
 
 from harness.core import structure
 from harness.suites.receipt import SuiteReceipt
-from testing import histories, mirrors, toys
+from testing import mirrors, toys
 from testing import workbench as benches
 from testing.workbench import Workbench
 
@@ -65,42 +65,39 @@ def _beside(text: str) -> dict[str, str]:
 
 CASES = {
     "sound": Case(_alone(SOUND), "UNBROKEN"),
-    "broken_by_the_patch": Case(
-        _beside("\ndef test_first_weight():\n    assert scale.scale([1, 2], [3, 4]) == [3, 6]\n"),
-        "BREAKS_TESTS",
-        "1 broken by the patch, the first of them tests/test_scale.py::test_first_weight",
-    ),
-    "mended_by_the_patch": Case(_alone(WEIGHTS), "UNBROKEN"),
-    "red_in_both": Case(_beside("\ndef test_wrong():\n    assert scale.total([1]) == 2\n"), "UNBROKEN"),
-    "skips": Case(
-        _beside("\nimport pytest\n@pytest.mark.skip(reason='no such device')\ndef test_gpu():\n    assert 0\n"),
+    "every_kind": Case(
+        _beside(
+            WEIGHTS + "\ndef test_wrong():\n    assert scale.total([1]) == 2\n"
+            "@pytest.mark.skip(reason='no such device')\ndef test_gpu():\n    assert 0\n"
+            "@pytest.mark.xfail(reason='known')\ndef test_known():\n    assert 0\n"
+            "class TestInside:\n    def test_method(self):\n        assert 0\n"
+        ),
         "UNBROKEN",
+        table='arguments = ["-x"]',
+    ),
+    "broken_in_every_way": Case(
+        {
+            **_beside(
+                "\nimport pytest\ndef test_value():\n    assert scale.scale([1, 2], [3, 4]) == [3, 6]\n"
+                f"def test_skips():\n    if {IS_PATCHED}:\n        pytest.skip('oh')\n"
+                f"@pytest.fixture\ndef made():\n    yield\n    assert not ({IS_PATCHED})\n"
+                "def test_teardown(made):\n    pass\n"
+            ),
+            "tests/conftest.py": "def pytest_collection_modifyitems(items):\n"
+            f"    from toykernel import scale\n    if {IS_PATCHED}:\n        del items[0]\n",
+        },
+        "BREAKS_TESTS",
+        "4 broken by the patch, the first of them tests/test_scale.py::test_total",
     ),
     "skips_all": Case(
         _alone("import pytest\n@pytest.mark.skip(reason='no such device')\ndef test_gpu():\n    assert 0\n"),
         "UNSUPPORTED",
         "every test is skipped here: no such device",
     ),
-    "skips_once_patched": Case(
-        _beside(f"\nimport pytest\ndef test_skips():\n    if {IS_PATCHED}:\n        pytest.skip('oh')\n"),
-        "BREAKS_TESTS",
-        "test_skips",
-    ),
     "module_skips": Case(
         _alone("import pytest\npytest.importorskip('a_package_that_nobody_has')\ndef test_it():\n    pass\n"),
         "ERROR",
         "no test was collected (skipped: tests/test_scale.py: could not import 'a_package_that_nobody_has'",
-    ),
-    "expected_failures": Case(
-        _beside("\nimport pytest\n@pytest.mark.xfail(reason='known')\ndef test_known():\n    assert 0\n"), "UNBROKEN"
-    ),
-    "teardown_breaks": Case(
-        _beside(
-            "\nimport pytest\n@pytest.fixture\ndef made():\n    yield\n"
-            f"    assert not ({IS_PATCHED})\ndef test_made(made):\n    pass\n"
-        ),
-        "BREAKS_TESTS",
-        "test_made",
     ),
     "hangs_once_patched": Case(
         _beside(f"\nimport time\ndef test_long():\n    time.sleep(600 if {IS_PATCHED} else 0)\n"),
@@ -111,11 +108,10 @@ CASES = {
     "conftest_exits": Case(
         {**_alone(SOUND), "tests/conftest.py": "import os\nos._exit(0)\n"},
         "ERROR",
-        "without the patch: it ended with status 0 before pytest did",
+        "the list of tests: it ended with status 0 before pytest did",
     ),
     "conftest_exits_by_pytest": Case(
-        {**_alone(SOUND), "tests/conftest.py": "import pytest\npytest.exit('enough', returncode=0)\n"},
-        "ERROR",
+        {**_alone(SOUND), "tests/conftest.py": "import pytest\npytest.exit('enough', returncode=0)\n"}, "ERROR"
     ),
     "conftest_hides_failures": Case(
         {
@@ -123,16 +119,7 @@ CASES = {
             "tests/conftest.py": "def pytest_sessionfinish(session, exitstatus):\n    session.exitstatus = 0\n",
         },
         "ERROR",
-        "pytest ended with status 0, and a test failed",
-    ),
-    "conftest_drops_a_test": Case(
-        {
-            **_alone(SOUND),
-            "tests/conftest.py": "def pytest_collection_modifyitems(items):\n"
-            f"    from toykernel import scale\n    if {IS_PATCHED}:\n        del items[0]\n",
-        },
-        "BREAKS_TESTS",
-        "test_total",
+        "with the patch: pytest ended with status 0, and a test failed",
     ),
     "test_exits": Case(
         _beside(f"\nimport os\ndef test_exit():\n    {IS_PATCHED} and os._exit(0)\n"),
@@ -140,16 +127,16 @@ CASES = {
         "with the patch: it ended with status 0 before pytest did",
     ),
     "test_exits_by_pytest": Case(
-        _alone("import pytest\ndef test_exit():\n    pytest.exit('enough', returncode=0)\n" + SOUND), "ERROR"
+        _beside("\nimport pytest\ndef test_exit():\n    pytest.exit('enough', returncode=0)\ndef test_last(): pass\n"),
+        "ERROR",
+        "2 tests did not run, the first of them tests/test_scale.py::test_exit",
     ),
     "test_crashes": Case(
         _beside(f"\nimport os\ndef test_abort():\n    {IS_PATCHED} and os.abort()\n"),
         "ERROR",
         "with the patch: killed by SIGABRT",
     ),
-    "stops_early": Case(_alone(SOUND.replace("== 6", "== 7")), "UNBROKEN", table='arguments = ["-x"]'),
-    "collects_nothing": Case(_alone("import toykernel\n"), "ERROR", "no test was collected"),
-    "deselects_all": Case(
+    "collects_nothing": Case(
         _alone(SOUND), "ERROR", "no test was collected", table='arguments = ["-k", "no_test_of_that_name"]'
     ),
     "cannot_be_collected": Case(
@@ -158,41 +145,21 @@ CASES = {
         "cannot be collected: tests/test_scale.py: ",
         table='files = ["tests/test_scale.py", "tests/test_other.py"]',
     ),
-    "file_is_missing": Case({"tests/test_other.py": SOUND}, "ERROR", "pytest ended with status 4"),
-    "unknown_argument": Case(_alone(SOUND), "ERROR", "status 4", table='arguments = ["--no-such-option"]'),
-    "writes_into_its_tree": Case(
+    "file_is_missing": Case({"tests/test_other.py": SOUND}, "ERROR", "without the patch: pytest ended with status 4"),
+    "environment": Case(
         _beside(
-            "\nfrom pathlib import Path\ndef test_writes():\n"
-            "    assert not Path('made').exists()\n    Path('made').write_text('x')\n"
+            "\nimport os, socket\nfrom pathlib import Path\ndef test_variables():\n"
+            "    assert os.environ['TOY'] == 'yes'\n    assert os.environ['CUDA_VISIBLE_DEVICES'] == ''\n"
+            "    assert 'A_TOKEN' not in os.environ\n"
+            "    socket.create_server((os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))).close()\n"
+            "def test_writes():\n    assert not Path('made').exists()\n    Path('made').write_text('x')\n"
             "    Path(scale.__file__).write_text('broken')\n"
-        ),
-        "UNBROKEN",
-    ),
-    "sees_its_variables": Case(
-        _beside(
-            "\nimport os\ndef test_variables():\n    assert os.environ['TOY'] == 'yes'\n"
-            "    assert os.environ['CUDA_VISIBLE_DEVICES'] == ''\n    assert 'A_TOKEN' not in os.environ\n"
-            "    assert os.path.exists('src/toykernel/scale.py')\n"
         ),
         "UNBROKEN",
         table='environment = { TOY = "yes" }',
     ),
-    "listens_on_its_own_port": Case(
-        _beside(
-            "\nimport os, socket, time\ndef test_listens():\n"
-            "    with socket.create_server((os.environ['MASTER_ADDR'], int(os.environ['MASTER_PORT']))):\n"
-            "        time.sleep(1.5)  # while the other lane does the same\n"
-        ),
-        "UNBROKEN",
-    ),
     "needs_a_gpu": Case(_alone(SOUND), "UNSUPPORTED", "no GPU here, and upstream's tests need one", table="gpu = true"),
     "brings_a_test": Case(_alone(SOUND), "UNBROKEN", brings=_alone(SOUND + WEIGHTS)),
-    "brings_a_file": Case(
-        _alone(SOUND),
-        "UNBROKEN",
-        brings={"tests/test_weights.py": WEIGHTS},
-        table='files = ["tests/test_scale.py", "tests/test_weights.py"]',
-    ),
     "brings_only_a_file": Case(
         {}, "UNBROKEN", brings={"tests/test_weights.py": WEIGHTS}, table='files = ["tests/test_weights.py"]'
     ),
@@ -208,12 +175,6 @@ CASES = {
         "NEW_TEST_WRONG",
         "(failed before, failed after)",
         brings=_beside("\ndef test_more():\n    assert scale.total([]) == 1\n"),
-    ),
-    "brings_a_test_that_is_skipped": Case(
-        _alone(SOUND),
-        "NEW_TEST_WRONG",
-        "(skipped before, skipped after)",
-        brings=_beside("\nimport pytest\ndef test_more():\n    pytest.skip('no GPU')\n"),
     ),
     "brings_nothing": Case(
         _alone(SOUND), "NEW_TEST_WRONG", "adds no test, and mends none", brings=_alone(SOUND + "# more\n")
@@ -281,20 +242,28 @@ def _rows(document: dict[str, Any]) -> dict[str, tuple[str, str, str]]:
 def test_tests_are_told_one_by_one_where_they_are_not_green_in_both(found: dict[str, dict[str, Any]]) -> None:
     assert _rows(found["sound"]) == {}
     assert (found["sound"]["before"], found["sound"]["after"]) == ({"passed": 2}, {"passed": 2})
-    assert _rows(found["broken_by_the_patch"]) == {"test_first_weight": ("passed", "failed", "broken")}
-    assert _rows(found["red_in_both"]) == {"test_wrong": ("failed", "failed", "red in both")}
-    assert _rows(found["skips"]) == {"test_gpu": ("skipped", "skipped", "skipped")}
-    assert found["skips"]["tests"][0]["reason"] == "no such device"
-    assert _rows(found["teardown_breaks"]) == {"test_made": ("passed", "error", "broken")}
-    assert found["expected_failures"]["after"] == {"passed": 2, "xfailed": 1}
-    assert _rows(found["mended_by_the_patch"]) == {"test_weights[weights1]": ("failed", "passed", "mended")}
-    assert _rows(found["stops_early"]) == {"test_total": ("failed", "failed", "red in both")}
+    kinds = found["every_kind"]
+    assert _rows(kinds) == {
+        "test_wrong": ("failed", "failed", "red in both"),
+        "test_method": ("failed", "failed", "red in both"),
+        "test_gpu": ("skipped", "skipped", "skipped"),
+        "test_weights[weights1]": ("failed", "passed", "mended"),
+    }
+    assert kinds["after"] == {"failed": 2, "passed": 4, "skipped": 1, "xfailed": 1}
+    reasons = {row["test"]: row["reason"] for row in kinds["tests"]}
+    assert reasons["tests/test_scale.py::test_gpu"] == "no such device"
+    assert reasons["tests/test_scale.py::TestInside::test_method"] == "assert 0"
+    assert _rows(found["broken_in_every_way"]) == {
+        "test_total": ("passed", "missing", "broken"),
+        "test_value": ("passed", "failed", "broken"),
+        "test_skips": ("passed", "skipped", "broken"),
+        "test_teardown": ("passed", "error", "broken"),
+    }
 
 
 def test_a_new_test_is_known_by_what_upstream_has_already(found: dict[str, dict[str, Any]]) -> None:
     new = {"test_weights[weights0]": ("passed", "passed", "new"), "test_weights[weights1]": ("failed", "passed", "new")}
-    assert _rows(found["brings_a_test"]) == _rows(found["brings_a_file"]) == new
-    assert _rows(found["brings_only_a_file"]) == new
+    assert _rows(found["brings_a_test"]) == _rows(found["brings_only_a_file"]) == new
     assert _rows(found["brings_a_case"]) == {"test_weights[weights1]": ("failed", "passed", "new")}
 
 
@@ -333,19 +302,18 @@ def test_exit_statuses_and_the_table(bench: Workbench) -> None:
     assert _run(bench, "needs_a_gpu")[0] == 5
     assert _run(bench, "sound", "--gpu")[0] == 5
     assert _run(bench, "sound", "needs_a_gpu")[0] == 0
-    status, output, _ = _run(bench, "broken_by_the_patch")
+    status, output, _ = _run(bench, "broken_in_every_way")
     assert status == 1
-    assert "broken: tests/test_scale.py::test_first_weight (passed -> failed): " in output
-    assert "3 passed" in output.splitlines()[-1]
-    assert "1 failed, 2 passed" in output.splitlines()[-1]
+    assert "broken: tests/test_scale.py::test_value (passed -> failed) " in output
+    assert output.split()[-1] == "BREAKS_TESTS"
 
 
 def test_a_patch_that_does_not_apply_is_stale(bench: Workbench) -> None:
-    pack = _pack(bench, "skips")
+    pack = _pack(bench, "sound")
     kept = (pack / "fix.patch").read_text()
     try:
         (pack / "fix.patch").write_text(kept.replace("weights[0] for value", "weights[1] for value"))
-        status, output, _ = _run(bench, "skips", "--json")
+        status, output, _ = _run(bench, "sound", "--json")
     finally:
         (pack / "fix.patch").write_text(kept)
     (document,) = json.loads(output)
@@ -359,8 +327,3 @@ def test_a_pack_that_names_no_tests_is_a_wrong_call(workbench: Workbench) -> Non
     assert ended.returncode == 2
     assert "01_confirmed: pack.toml has no [upstream_tests]" in ended.stderr
     assert workbench.run("upstream-tests").returncode == 5
-
-
-def test_histories_are_what_the_cases_take_them_for() -> None:
-    assert "zip(" in histories.RIGHT
-    assert "zip(" not in histories.WRONG

@@ -17,7 +17,7 @@ import psutil
 import pytest
 
 from harness.core.words import LaneVerdict
-from harness.versions import release_bisect, timeline
+from harness.versions import bisection, timeline
 from harness.versions.timeline import Entry
 from testing import histories, toys
 from testing.package_index import served
@@ -82,10 +82,7 @@ def test_a_bisection_finds_every_boundary_in_log2_lanes_and_skips(size: int, unj
         rows = _rows("B" * boundary + middle + "r" * (size - boundary - len(middle)))
         tried: dict[int, Entry] = {}
 
-        def judge(indices: set[int], rows: list[Entry] = rows) -> dict[int, Entry]:
-            return {index: rows[index] for index in indices}
-
-        release_bisect.drive([release_bisect.search(size - 1, 0)], tried, judge)
+        bisection.search(lambda index, rows=rows, tried=tried: tried.setdefault(index, rows[index]), size - 1, 0)
         assert len(tried) <= math.ceil(math.log2(size)) + 2 + 2 * len(middle)
         found = timeline.line([tried[index] for index in sorted(tried)])
         skipped = f" (or {boundary}{f' to {boundary + len(middle) - 1}' if len(middle) > 1 else ''}, not judged)"
@@ -95,7 +92,7 @@ def test_a_bisection_finds_every_boundary_in_log2_lanes_and_skips(size: int, unj
 def test_a_bisection_without_a_judged_end_never_takes_it_for_an_answer() -> None:
     rows = _rows("?" * 20 + "B" * 12)
     tried: dict[int, Entry] = {}
-    release_bisect.drive([release_bisect.search(0, 31)], tried, lambda some: {index: rows[index] for index in some})
+    bisection.search(lambda index: tried.setdefault(index, rows[index]), 0, 31)
     found = timeline.line([tried[index] for index in sorted(tried)])
     assert found.startswith("bug from 20 or earlier (none of the ")
     assert len(tried) <= math.log2(32) + 2

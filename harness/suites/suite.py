@@ -1,0 +1,227 @@
+"""Upstream's own tests without and with a pack's patch: pytest under a lane's supervisor, in a copy of each tree."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import socket
+import xml.etree.ElementTree as ET
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from harness.core import files
+from harness.core.cache import Cache
+from harness.core.errors import HarnessError, UnsupportedHereError
+from harness.core.words import Evidence, SuiteVerdict
+from harness.host.eligibility import out_of_range
+from harness.host.gpus import Device
+from harness.host.host import Host, cores
+from harness.lane import built_environment, environment, process
+from harness.lane.environment import NO_GPU, Gpus
+from harness.lane.lane import jit_folder
+from harness.lane.log import Log
+from harness.pack.model import Pack, UpstreamTests
+from harness.schedule.lane_runner import Prepared, Runner
+from harness.suites import comparison
+from harness.suites.comparison import RED, Comparison, TestEnd
+from harness.upstream import patch
+from harness.upstream.patch import StalePatchError
+from harness.upstream.source import of_git, pinned
+from harness.upstream.tree import Tree
+from harness.verdict.cell import Cell
+from harness.verdict.lane_verdict import abnormal_end
+
+#: What decides over a suite's own configuration: no cache in the tree, every test runs, the log holds no colours.
+OURS = ("-p", "no:cacheprovider", "--maxfail=0", "--color=no")
+#: Statuses of pytest: all right, some wrong, and no test collected.
+RIGHT, WRONG, NOTHING = 0, 1, 5
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where suites run.
+
+    Attributes:
+        cache: of trees, dependency sets and JIT results.
+        host: what it is.
+        devices: its GPUs.
+        gpu: whether tests see them that do not need one.
+        folder: for the logs.
+        timeout: of each run, in seconds; None: as pack.toml states.
+        tell: told of each run.
+
+    """
+
+    cache: Cache
+    host: Host
+    devices: list[Device]
+    gpu: bool
+    folder: Path
+    timeout: float | None
+    tell: Callable[[str], None]
+
+
+def suite_of(pack: Pack) -> UpstreamTests:
+    """Return what pack.toml names of upstream's tests.
+
+    Raises:
+        HarnessError: it names nothing.
+
+    """
+    suite = pack.definition.upstream_tests
+    if suite is None:
+        raise HarnessError(f"{pack.name}: pack.toml has no [upstream_tests]. Next: see CONTRIBUTING.md")
+    return suite
+
+
+@dataclass(frozen=True)
+class Suite:
+    """Upstream's tests for one pack, on the trees and the dependency set that its cell laid out."""
+
+    cell: Cell
+    tests: UpstreamTests
+    prepared: Prepared
+    devices: tuple[Device, ...]
+    place: Place
+
+    def compared(self) -> Comparison:
+        """Run the tests without and with the patch, and compare; where the pack brings a test, both runs have it."""
+        pack, pristine, patched = self.cell.pack, self.prepared.pristine, self.prepared.patched
+        if patched is None:
+            return Comparison(SuiteVerdict.PATCH_STALE, f"{self.prepared.patch}: {self.prepared.stale}")
+        try:
+            before, after = self._with_test(pristine), self._with_test(patched)
+        except StalePatchError as error:
+            return Comparison(SuiteVerdict.PATCH_STALE, f"upstream_test.patch: {error}")
+        runs = {"the list of tests": pristine, "without the patch": before, "with the patch": after}
+        ends: list[dict[str, TestEnd]] = []
+        for name, tree in runs.items():
+            try:
+                ends.append(self.run(name, tree, listing=not ends))
+            except HarnessError as error:
+                return Comparison(SuiteVerdict.ERROR, f"{name}: {error}")
+        return comparison.compare(*ends, adds=pack.upstream_test_patch.exists())
+
+    def _with_test(self, tree: Tree) -> Tree:
+        """Put the pack's own test on top; test and patch may touch the same file."""
+        test, upstream = self.cell.pack.upstream_test_patch, self.cell.pack.definition.upstream
+        return patch.apply(self.place.cache, tree, upstream, test, exact=False) if test.exists() else tree
+
+    def run(self, name: str, tree: Tree, *, listing: bool) -> dict[str, TestEnd]:
+        """Run the suite to its end and return how each test ended; with `listing`, pytest only plans.
+
+        The tests may write into the tree: they get a copy, which is also their working directory.
+
+        Raises:
+            HarnessError: the run says nothing of the tests, and why.
+
+        """
+        present = [file for file in self.tests.files if not listing or (tree.folder / file).exists()]
+        if not present:
+            return {}
+        cache, host, label = self.place.cache, self.place.host, f"{self.cell.pack.name}: {name}"
+        self.place.tell(label)
+        members, toolchain = self.prepared.dependency_set.sha256, (host.python, host.torch, host.triton)
+        key = files.key_of("upstream-tests", tree.key, members, *toolchain, str(bool(self.devices)))
+        with cache.guard(), cache.scratch("lane-") as work, jit_folder(cache, key, work) as kept:
+            folders = environment.Folders(work, kept)
+            folders.create()
+            copy, report = folders.current, work / "report.xml"
+            shutil.copytree(tree.folder, copy, dirs_exist_ok=True)
+            plan = ("--setup-plan",) if listing else ()
+            ours = (*OURS, *plan, f"--rootdir={copy}", f"--junitxml={report}", "--", *present)
+            command = self._command(folders, copy, tree.source_root, (*self.tests.arguments, *ours))
+            before = self.prepared.dependencies.lay_out()
+            with Log(self.place.folder / f"{label}.log") as log:
+                ended = process.run(command, log)
+            self.prepared.dependencies.check(before, while_it_ran=True)
+            why = abnormal_end(ended, command.timeout)
+            if why:
+                raise HarnessError(why)
+            return _tests(report, copy, ended.status, listing=listing)
+
+    def _command(
+        self, folders: environment.Folders, tree: Path, source_root: str, arguments: tuple[str, ...]
+    ) -> process.Command:
+        """Return the command of pytest, in a lane's environment and with what the suite needs.
+
+        Suites that start torch.distributed listen on MASTER_PORT, or all of them on one port: two at once would take
+        that from each other. Pytest loads no plugin that nobody named.
+        """
+        gate, locks = folders.work / "gate", self.place.cache.root / "locks"
+        locks.mkdir(parents=True, exist_ok=True)
+        gpus = Gpus(",".join(device.token for device in self.devices), gate) if self.devices else NO_GPU
+        paths, share = [tree / source_root, self.prepared.dependencies.folder], environment.Share(len(cores()))
+        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
+        return process.Command(
+            arguments=(str(built_environment.interpreter(self.cell.environment)), "-P", "-m", "pytest", *arguments),
+            environment={
+                **environment.build(os.environ, folders, paths, gpus, share),
+                **rendezvous,
+                **self.tests.environment,
+                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
+            },
+            folder=tree,
+            timeout=self.place.timeout or self.tests.timeout_s,
+            gate=gate,
+            locks=tuple(locks / f"gpu-{files.key_of(device.token)}.lock" for device in self.devices),
+        )
+
+
+def _free_port() -> int:
+    """Return a port of the loopback interface that nobody listens on now."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        return int(taken.getsockname()[1])
+
+
+def _tests(report: Path, tree: Path, status: int, *, listing: bool) -> dict[str, TestEnd]:
+    """Return how each test ended, where report and exit status agree; a run that collects nothing is never a pass."""
+    try:
+        tests, modules = comparison.read(report, tree)
+    except (OSError, ET.ParseError):
+        raise HarnessError(f"it ended with status {status} before pytest did") from None
+    broken = [f"{name}: {end.reason}" for name, end in modules.items() if end.result in RED]
+    if broken:
+        raise HarnessError(f"cannot be collected: {'; '.join(broken)}")
+    if status not in (RIGHT, WRONG, NOTHING):
+        raise HarnessError(f"pytest ended with status {status}")
+    if not tests and not listing:
+        skipped = "; ".join(f"{name}: {end.reason}" for name, end in modules.items())
+        raise HarnessError("no test was collected" + (f" (skipped: {skipped})" if skipped else ""))
+    red = any(end.result in RED for end in tests.values())
+    if red != (status == WRONG):
+        raise HarnessError(f"pytest ended with status {status}, and {'a' if red else 'no'} test failed")
+    return {**tests, **modules}
+
+
+def laid_out(pack: Pack, place: Place) -> Suite:
+    """Lay out what upstream's tests of a pack need.
+
+    Raises:
+        UnsupportedHereError: this host lacks a GPU, or lies outside the pack's range.
+        HarnessError: pack.toml names no suite, or something cannot be had from outside.
+
+    """
+    tests, host = suite_of(pack), place.host
+    wants_gpu = tests.gpu or place.gpu
+    target = host.auto_target if wants_gpu else "cpu"
+    devices = tuple(device for device in place.devices if device.gpu.target == target)
+    reason = out_of_range(pack, host)
+    if wants_gpu and not devices:
+        reason = "no GPU here, and upstream's tests need one" if tests.gpu else "no GPU here"
+    if reason:
+        raise UnsupportedHereError(reason)
+    environment_name = pack.definition.stated(target).environment
+    cell = Cell(
+        pack=pack,
+        target=target,
+        evidence=Evidence.EXECUTED if devices else Evidence.TRACED,
+        source=of_git(tests.origin) if tests.origin else pinned(pack.definition),
+        dependencies=(tests.dependencies,),
+        patch=pack.suite_patch(tests),
+        environment=built_environment.environment(place.cache, host, environment_name) if environment_name else None,
+    )
+    prepared = Runner(place.cache, host, place.folder, place.folder).prepare(cell)
+    return Suite(cell, tests, prepared, devices, place)
