@@ -55,6 +55,7 @@ def _before_the_beginning(data: bytes) -> bytes:
         ("toykernel-1.0.zip", b"no zip at all", "damaged archive"),
         ("toykernel-1.0.zip", _before_the_beginning(_zip("a/x.py")), "damaged archive: the member 'a/x.py': Invalid"),
     ],
+    ids=["above", "absolute", "link", "cut", "zip above", "zip foreign", "no zip", "zip begins earlier"],
 )
 def test_an_archive_that_lies_is_refused_whole(workbench: Workbench, file: str, data: bytes, reason: str) -> None:
     shutil.rmtree(workbench.cache)
