@@ -50,9 +50,15 @@ def load(path: Path) -> Advisory:
         document: Any = strict_json.loads(path.read_bytes())
         judged = document["database_specific"]["judged"].items()
         by_version = {Version(label): (State(one["state"]), one["evidence"]) for label, one in judged}
-        return Advisory(document["affected"][0]["package"]["name"], by_version, document)
+        affected = document["affected"][0]
+        found = Advisory(affected["package"]["name"], by_version, document)
+        stated = {Version(label) for label in affected["versions"]}
     except (OSError, strict_json.StrictJsonError, InvalidVersion, LookupError, TypeError, ValueError) as error:
         raise HarnessError(f"{path.name}: {error!r:.300}. Next: runner.py check --advisories --write") from None
+    if stated != {version for version, (state, _) in by_version.items() if state == State.AFFECTED}:
+        said = "affected.versions are not the versions that database_specific.judged calls affected"
+        raise HarnessError(f"{path.name}: {said}. Next: runner.py check --advisories --write")
+    return found
 
 
 @contextmanager

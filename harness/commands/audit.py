@@ -61,7 +61,10 @@ def _search_path(python: Path) -> list[str]:
 
 
 def _say(package: str, version: Version, advisories: list[Advisory]) -> State:
-    """Say what pip-audit cannot: how each bug was shown, a workaround, and what nobody judged; return the worst."""
+    """Say what pip-audit cannot: how each bug was shown, a workaround, and what nobody judged.
+
+    It returns AFFECTED where one record says so, and NOT_JUDGED where no record judged the version.
+    """
     label = f"{package} {version}" + (f" (counted as {version.public})" if version.local else "")
     for one in advisories:
         (state, evidence), more = one.of(version), one.document["database_specific"]
@@ -70,7 +73,10 @@ def _say(package: str, version: Version, advisories: list[Advisory]) -> State:
             silent = "no error or warning tells; " if more["silent"] else ""
             click.echo(f"    {silent}shown: {', '.join(evidence)}; report: {more['report']}", err=True)
             click.echo(f"    workaround: {more['workaround'] or 'none that a check shows'}", err=True)
-    return min((one.of(version)[0] for one in advisories), default=State.UNAFFECTED)  # as the alphabet has them
+    states = {one.of(version)[0] for one in advisories}
+    if State.AFFECTED in states:
+        return State.AFFECTED
+    return State.NOT_JUDGED if states == {State.NOT_JUDGED} else State.UNAFFECTED
 
 
 @click.command("audit", context_settings={"help_option_names": ["--help"], "ignore_unknown_options": True})
@@ -110,8 +116,10 @@ def command(python: Path | None, advisories: Path, arguments: tuple[str, ...]) -
             states.append(State.NOT_JUDGED)
     if State.AFFECTED in states:
         return int(Exit.DEVIATES)
-    if ended.returncode or not states:
+    if not states:
         raise HarnessError("pip-audit read no package. Next: install pip-audit, or add --no-deps --disable-pip")
+    if ended.returncode:
+        raise HarnessError(f"pip-audit ended with status {ended.returncode}. Next: see what it says above")
     return int(Exit.AS_EXPECTED if set(states) == {State.UNAFFECTED} else Exit.NOTHING_JUDGED)
 
 

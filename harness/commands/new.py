@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import sys
 from pathlib import Path
 
@@ -109,8 +108,10 @@ def _environment(variables: tuple[str, ...]) -> dict[str, str]:
         HarnessError: one is no NAME=VALUE, or names what a lane sets itself.
 
     """
-    found = dict(one.partition("=")[::2] for one in variables)
-    for name in found:
-        if not VARIABLE.fullmatch(name) or OWN_VARIABLES.fullmatch(name) or not re.search("=", "".join(variables)):
+    found = {}
+    for one in variables:
+        name, equals, value = one.partition("=")
+        if not equals or not VARIABLE.fullmatch(name) or OWN_VARIABLES.fullmatch(name):
             raise HarnessError(f"--env {name}: no variable that a script may set. Next: --env NAME=VALUE")
+        found[name] = value
     return found

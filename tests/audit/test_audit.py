@@ -19,7 +19,7 @@ PINNED = ("--no-deps", "--disable-pip")
 
 
 def _record(number: str, package: str, judged: dict[str, str]) -> dict[str, Any]:
-    """Build a record as `runner.py advisories` writes them."""
+    """Build a record as `check --advisories --write` writes them."""
     return {
         "schema_version": "1.7.0",
         "id": f"x_WRONG-NUMERICS-{number}",
@@ -188,6 +188,15 @@ def test_a_record_that_is_none_is_refused(tmp_path: Path, text: str) -> None:
     path.write_text(text, encoding="utf-8")
     with pytest.raises(HarnessError, match="Next: "):
         records.load(path)
+
+
+def test_a_record_that_contradicts_itself_is_refused(folder: Path, tmp_path: Path) -> None:
+    record = _record("03", "toykernel", {"1.0": "affected", "1.2": "affected"})
+    record["affected"][0]["versions"] = ["1.0"]
+    (folder / "x_WRONG-NUMERICS-03.json").write_text(json.dumps(record), encoding="utf-8")
+    ended = _audit(folder, *_pins(tmp_path, "toykernel==2.0\n"))
+    assert "not the versions that database_specific.judged calls affected" in ended.stderr
+    assert ended.returncode == 2
 
 
 def test_a_folder_without_records_is_refused(tmp_path: Path) -> None:

@@ -169,6 +169,7 @@ def test_a_pack_is_made_anew(author: Author) -> None:
         (SCRIPT, ["--with", "toykernel", "--with", "nobodyknows"], "Next: --no-deps, and --with each package"),
         (SCRIPT, ["--with", "toykernel", "--env", "PATH=x"], "--env PATH: no variable that a script may set"),
         (SCRIPT, ["--with", "toykernel", "--env", "X"], "--env X: no variable that a script may set"),
+        (SCRIPT, ["--with", "toykernel", "--env", "X", "--env", "Y=1"], "--env X: no variable that a script may set"),
         (SCRIPT, ["--with", "toykernel", "--fix-commit", "nothing"], "neither a file nor a commit"),
         ("def (", ["--with", "toykernel"], "bug.py: no Python: "),
     ],
