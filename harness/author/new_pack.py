@@ -16,14 +16,13 @@ from harness.core import files
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, LaneName, LaneVerdict
 from harness.host.host import Host
+from harness.lane.ordinary import INTERPRETED
 from harness.lane.record import LaneRecord
 from harness.pack import load, rules
 from harness.schedule.selection import Request, cells_of
 from harness.schedule.session import Session
 
 SLUG = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*")
-#: What the runner of an ordinary script says where a Triton kernel ran without a GPU.
-INTERPRETED = "(Triton kernels ran in Triton's interpreter)"
 #: Before the number of the line, in how a script failed.
 OFTEN = re.compile(r"^\d+ of \d+ runs: ")
 

@@ -29,6 +29,8 @@ from typing import Any
 
 BUG, RIGHT, OPEN = "BUG_REPRODUCED", "FIX_VALIDATED", "UNSUPPORTED"
 STATUS = {BUG: 10, RIGHT: 0, OPEN: 125}
+#: What is printed above the script's own lines where a Triton kernel ran without a GPU.
+INTERPRETED = "(Triton kernels ran in Triton's interpreter)"
 #: How a run ends that a time limit ended.
 TIMEOUT = "timeout"
 #: Lines of a script's own output that stand before the sentinel, and characters of each and of what it raised.
@@ -297,7 +299,7 @@ def main(script: Path, settings: dict[str, Any]) -> int:
     opened = [one for one in ends if one[0]["kind"] == OPEN]
     found, lines = (wrong or opened or ends)[0]
     if any(one.get("interpreted") for one, _ in ends):
-        lines = ["(Triton kernels ran in Triton's interpreter)", *lines]
+        lines = [INTERPRETED, *lines]
     often = f"{len(wrong)} of {count} runs: " if count > 1 else ""
     sentinel: str = found["kind"]
     if sentinel == BUG:

@@ -66,7 +66,7 @@ def _upstream(definition: Definition) -> Iterator[str]:
 def _claims(path: str, claims: tuple[str, ...]) -> Iterator[str]:
     for claim in claims:
         if not CLAIM.fullmatch(claim) or claim in TAKEN:
-            yield f"{path}: {claim!r} is no claim such as MEMORY_SAVE_VERIFIED, or a word of the protocol"
+            yield f"{path}: {claim!r} is no claim such as MEMORY_SAVE_VERIFIED, or a word of the verdicts"
 
 
 def _targets(definition: Definition) -> Iterator[str]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
-from harness.core.words import LaneName, LaneVerdict, Verdict
+from harness.core.words import LaneName, LaneVerdict
 from harness.host.gpus import Device
 from harness.host.host import Host
 from harness.schedule.estimates import expected_seconds
@@ -268,8 +268,3 @@ class Scheduler:
         for task in self._queue.drain():
             reason = "interrupted" if self.account.interrupted else self.places.never(task) or "nothing could take it"
             self.account.not_run.setdefault(task.key, reason)
-
-
-def verdict_of(failure: Failure | None) -> Verdict:
-    """Return the verdict on a cell whose lanes did not run."""
-    return failure.verdict if failure else Verdict.ERROR
