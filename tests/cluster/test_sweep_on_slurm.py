@@ -256,7 +256,7 @@ def test_ctrl_c_cancels_the_array_and_the_same_command_goes_on(nights: Nights) -
     for pack in packs[2:]:
         (pack / "seconds").write_text("60")
     with nights.start() as one:
-        wait(lambda: "002_toy/sm_90a patched" in _journal(nights))
+        wait(lambda: all(f"00{n}_toy/sm_90a patched" in _journal(nights) for n in (1, 2)))
         one.send_signal(signal.SIGINT)
         said, _ = one.communicate(timeout=30)
     assert one.returncode == 130, said
