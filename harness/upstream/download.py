@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from packaging.tags import Tag, compatible_tags, cpython_tags, platform_tags, sys_tags
-from packaging.utils import parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import Version
 
 from harness.core import files
 from harness.core.cache import Cache
 from harness.core.errors import UnavailableError, UnsupportedHereError
 from harness.upstream import package_index
+from harness.upstream.package_index import Offer
 
 #: Wheels for the machines that packs run on: any glibc up to 2.28 (2018), those for a newer one first.
 PLATFORMS = (
@@ -22,14 +25,22 @@ PLATFORMS = (
 )
 
 
+#: Releases that a message names.
+NEWEST_SHOWN = 8
+
+
 @dataclass(frozen=True)
 class ReleaseFile:
-    """One file of one release, with the sha256 that pack.toml or the index states."""
+    """One file of one release, with the sha256 that pack.toml or the index states, and the day of its upload.
+
+    `file` and `sha256` are empty where nothing of the release can be read here, `date` where the index states none.
+    """
 
     package: str
     version: str
     file: str
     sha256: str
+    date: str = ""
 
 
 def fetch(cache: Cache, package: str, file: str | None, sha256: str) -> Path:
@@ -53,17 +64,18 @@ def fetch(cache: Cache, package: str, file: str | None, sha256: str) -> Path:
         client = package_index.of_user()
         client.download(client.pinned(package, file, sha256), sha256, folder)
 
-    entry = cache.populate("downloads", sha256, build)
-    found = next(entry.iterdir(), None)
-    if found is not None and files.sha256_file(found) == sha256:
-        return found
-    forget(entry)
-    if not cache.offline:
-        cache.tell(f"{file or package}: the cached download is damaged; fetching it again")
-        return next(cache.populate("downloads", sha256, build).iterdir())
+    for _ in range(2):
+        entry = cache.populate("downloads", sha256, build)
+        found = next(entry.iterdir(), None)
+        if found is not None and files.sha256_file(found) == sha256:
+            return found
+        shutil.rmtree(entry, ignore_errors=True)
+        cache.tell(f"{file or package}: the cached download is damaged")
+        if cache.offline:
+            break
     raise UnavailableError(
-        f"{file or package}: the cached download no longer has its sha256 ({sha256[:12]}...), and --offline forbids to "
-        "fetch it again. It has been removed. Next: run without --offline, or copy the cache anew"
+        f"{file or package}: the cached download no longer has its sha256 ({sha256[:12]}...). It has been removed. "
+        "Next: run without --offline, or copy the cache anew"
     )
 
 
@@ -119,55 +131,108 @@ def _fitting(there: list[ReleaseFile], package: str, version: str, python_tag: s
     platforms, python = (*PLATFORMS, *platform_tags()), (3, int(python_tag.removeprefix("cp3")))
     tags = [*cpython_tags(python, platforms=platforms), *compatible_tags(python, python_tag, platforms)]
     wheels = [one for one in there if one.file.endswith(".whl")]
-    ranked = [(rank, one) for one in wheels if (rank := preference(one.file, tags)) is not None]
-    if ranked:
-        return min(ranked, key=lambda pair: pair[0])[1]
+    best = _best([one.file for one in wheels], tags)
+    if best is not None:
+        return wheels[best]
     if wheels:
         raise UnsupportedHereError(f"{package} {version}: the requirements file pins no wheel for {python_tag}")
     raise UnavailableError(f"{package} {version}: it has no wheel, and an sdist is never built: that would execute it")
 
 
-def forget(entry: Path) -> None:
-    """Remove an entry of the cache that is not what its name says."""
-    shutil.rmtree(entry, ignore_errors=True)
+def _best(names: list[str], tags: Iterable[Tag]) -> int | None:
+    """Return the index of the file that a Python takes first: an sdist, then the wheel of its first tag."""
+    order = {tag: rank for rank, tag in enumerate(tags)}
+    ranks: dict[int, int] = {}
+    for index, name in enumerate(names):
+        if name.endswith((".tar.gz", ".zip")):
+            ranks[index] = -1
+        elif name.endswith(".whl"):
+            try:
+                fitting = [order[tag] for tag in parse_wheel_filename(name)[3] if tag in order]
+            except InvalidWheelFilename:
+                continue
+            ranks |= {index: min(fitting)} if fitting else {}
+    return min(ranks, key=lambda index: ranks[index], default=None)
 
 
-def preference(file: str, tags: list[Tag]) -> int | None:
-    """Return how far down a file stands: sdists first, then wheels by the tags of this interpreter."""
-    if not file.endswith(".whl"):
-        return -1 if file.endswith((".tar.gz", ".zip")) else None
-    ranks = [tags.index(tag) for tag in parse_wheel_filename(file)[3] if tag in tags]
-    return min(ranks) if ranks else None
+def _listing(cache: Cache, package: str, *, wheels_only: bool) -> list[ReleaseFile]:
+    """Read what the index listed when it was last asked; nothing where it never was."""
+    try:
+        text = cache.entry("releases", _listing_name(package, wheels_only=wheels_only)).read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    return [ReleaseFile(**entry) for entry in json.loads(text)]
 
 
-def remembered(cache: Cache, package: str, version: str | None, *, wheels_only: bool) -> Path:
-    """Return where it is kept which file of a release was chosen."""
-    return cache.entry("releases", f"{package}-{version}-{'wheel' if wheels_only else 'any'}.json")
+def _listing_name(package: str, *, wheels_only: bool) -> str:
+    return f"{package}{'-wheels' if wheels_only else ''}.json"
+
+
+def releases(cache: Cache, package: str, *, wheels_only: bool = False) -> list[ReleaseFile]:
+    """List every release of a package, the oldest first, each with the file of it that would be taken here.
+
+    Without network, what the index said last is what counts.
+
+    Raises:
+        UnavailableError: the index cannot be asked, or without network: it never was, into this cache.
+
+    """
+    if cache.offline:
+        kept = _listing(cache, package, wheels_only=wheels_only)
+        if kept:
+            return kept
+        raise UnavailableError(
+            f"{package}: its releases were not listed before, and --offline forbids to ask the package index"
+        )
+    by_version: dict[Version, list[Offer]] = {}
+    for offer in package_index.of_user().offers(package):
+        if offer.version is not None and not offer.file.is_yanked:
+            by_version.setdefault(offer.version, []).append(offer)
+    found, tags = [], list(sys_tags())
+    for version, offers in sorted(by_version.items()):
+        usable = [one for one in offers if one.sha256 and not (wheels_only and not one.file.filename.endswith(".whl"))]
+        best = _best([one.file.filename for one in usable], tags)
+        file, sha256 = ("", "") if best is None else (usable[best].file.filename, usable[best].sha256)
+        times = [one.file.upload_time for one in offers if one.file.upload_time]
+        date = min(times).date().isoformat() if times else ""
+        found.append(ReleaseFile(package, str(version), file, sha256, date))
+    kept_as = cache.entry("releases", _listing_name(package, wheels_only=wheels_only))
+    with cache.guard():
+        files.write_atomic(kept_as, json.dumps([asdict(one) for one in found], indent=1))
+    return found
 
 
 def resolve(cache: Cache, package: str, version: str | None, *, wheels_only: bool = False) -> ReleaseFile:
-    """Look up the best file of one release; where `version` is None, of the newest final one.
+    """Return the best file of one release; where `version` is None, of the newest final one.
 
-    What was looked up for a named version is remembered, so that the same call works offline.
+    A version that the index has listed is not looked up again, so that the same call works offline.
+
+    Raises:
+        UnavailableError: there is no such release, or nothing of it can be read here.
+
     """
-    known = remembered(cache, package, version, wheels_only=wheels_only)
-    if version and known.exists():
-        return ReleaseFile(**json.loads(known.read_text(encoding="utf-8")))
-    if cache.offline:
+    if cache.offline and version is None:
+        raise UnavailableError(f"{package} latest: --offline forbids to ask the package index")
+    kept = _listing(cache, package, wheels_only=wheels_only) if version else []
+    found = _of_version(kept, version)
+    if found is None:
+        kept = releases(cache, package, wheels_only=wheels_only)
+        found = _of_version(kept, version)
+    if found is None:
+        newest = ", ".join(one.version for one in kept[: -NEWEST_SHOWN - 1 : -1])
         raise UnavailableError(
-            f"{package} {version or 'latest'}: not looked up before, and --offline forbids to ask the package index"
+            f"{package}: no release {version} on the package index. It has {newest or 'no release'}. "
+            f"Next: --upstream {package}==VERSION, or --upstream latest"
         )
-    tags = list(sys_tags())
-    index = package_index.of_user()
-    offers = index.release(package, version)
-    ranked = [(preference(offer.file.filename, tags), offer) for offer in offers]
-    usable = [
-        (rank, offer) for rank, offer in ranked if rank is not None and offer.sha256 and not (wheels_only and rank < 0)
-    ]
-    if not usable:
+    if not found.file:
         raise UnavailableError(f"{package} {version or 'latest'}: no file that this interpreter could read")
-    best = min(usable, key=lambda pair: pair[0])[1]
-    release = ReleaseFile(package, str(best.version), best.file.filename, best.sha256)
-    with cache.guard():
-        files.write_atomic(known.with_name(known.name.replace("None", release.version)), json.dumps(asdict(release)))
-    return release
+    return found
+
+
+def _of_version(listed: list[ReleaseFile], version: str | None) -> ReleaseFile | None:
+    """Return a release of a list, or its newest final one."""
+    for one in reversed(listed):
+        of_list = Version(one.version)
+        if of_list == Version(version) if version else not of_list.is_prerelease:
+            return one
+    return None
