@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from packaging.tags import Tag, compatible_tags, cpython_tags, platform_tags, sys_tags
@@ -16,7 +16,6 @@ from harness.core import files
 from harness.core.cache import Cache
 from harness.core.errors import UnavailableError, UnsupportedHereError
 from harness.upstream import package_index
-from harness.upstream.package_index import Offer
 
 #: Wheels for the machines that packs run on: any glibc up to 2.28 (2018), those for a newer one first.
 PLATFORMS = (
@@ -25,15 +24,19 @@ PLATFORMS = (
 )
 
 
+NOT_HERE = (
+    "not in the cache {}, and --offline forbids to download it. "
+    "Next: runner.py fetch --dest DIR on a machine with network, then --cache DIR here"
+)
 #: Releases that a message names.
 NEWEST_SHOWN = 8
 
 
 @dataclass(frozen=True)
 class ReleaseFile:
-    """One file of one release, with the sha256 that pack.toml or the index states, and the day of its upload.
+    """One file of one release: its sha256, the day of its upload where the index states one, and whether it is yanked.
 
-    `file` and `sha256` are empty where nothing of the release can be read here, `date` where the index states none.
+    `file` and `sha256` are empty where nothing of the release can be read here.
     """
 
     package: str
@@ -41,6 +44,7 @@ class ReleaseFile:
     file: str
     sha256: str
     date: str = ""
+    yanked: bool = False
 
 
 def fetch(cache: Cache, package: str, file: str | None, sha256: str) -> Path:
@@ -56,10 +60,7 @@ def fetch(cache: Cache, package: str, file: str | None, sha256: str) -> Path:
 
     def build(folder: Path) -> None:
         if cache.offline:
-            raise UnavailableError(
-                f"{file or package}: not in the cache {cache.root} (sha256 {sha256[:12]}...), and --offline forbids "
-                "to download it. Next: runner.py fetch --dest DIR on a machine with network, then --cache DIR here"
-            )
+            raise UnavailableError(f"{file or package}: {NOT_HERE.format(cache.root)}")
         cache.tell(f"downloading {file or package}")
         client = package_index.of_user()
         client.download(client.pinned(package, file, sha256), sha256, folder)
@@ -82,8 +83,6 @@ def fetch(cache: Cache, package: str, file: str | None, sha256: str) -> Path:
 def wheel(cache: Cache, package: str, version: str, hashes: tuple[str, ...], python_tag: str) -> Path:
     """Return the wheel of a release, among the files of some sha256, that fits a Python best; downloaded where needed.
 
-    Which one that is, is remembered, so that the same call works offline.
-
     Raises:
         UnavailableError: it cannot be had.
         UnsupportedHereError: there is none for that Python.
@@ -93,38 +92,25 @@ def wheel(cache: Cache, package: str, version: str, hashes: tuple[str, ...], pyt
         path = fetch(cache, package, None, hashes[0])
         _fitting([ReleaseFile(package, version, path.name, hashes[0])], package, version, python_tag)
         return path
-    chosen = files.key_of(package, version, python_tag, *sorted(hashes))[:16]
-    known = cache.entry("releases", f"{package}-{version}-{chosen}.json")
-    if known.exists():
-        release = ReleaseFile(**json.loads(known.read_text(encoding="utf-8")))
-    else:
-        there = _cached(cache, package, version, hashes) if cache.offline else _listed(package, version, hashes)
-        release = _fitting(there, package, version, python_tag)
-        if not cache.offline:
-            with cache.guard():
-                files.write_atomic(known, json.dumps(asdict(release)))
+    there = _downloaded(cache, package, version, hashes) if cache.offline else _offered(cache, package, hashes)
+    if not there:
+        why = (
+            "wrong sha256: the index has no file of one that is pinned. Next: compare them with the release's own page"
+        )
+        raise UnavailableError(f"{package} {version}: {NOT_HERE.format(cache.root) if cache.offline else why}")
+    release = _fitting(there, package, version, python_tag)
     return fetch(cache, package, release.file, release.sha256)
 
 
-def _cached(cache: Cache, package: str, version: str, hashes: tuple[str, ...]) -> list[ReleaseFile]:
+def _downloaded(cache: Cache, package: str, version: str, hashes: tuple[str, ...]) -> list[ReleaseFile]:
     paths = (path for one in hashes for path in cache.entry("downloads", one).glob("*"))
-    found = [ReleaseFile(package, version, path.name, path.parent.name) for path in paths]
-    if found:
-        return found
-    raise UnavailableError(
-        f"{package} {version}: not in the cache {cache.root}, and --offline forbids to download it. "
-        "Next: runner.py fetch --dest DIR on a machine with network, then --cache DIR here"
-    )
+    return [ReleaseFile(package, version, path.name, path.parent.name) for path in paths]
 
 
-def _listed(package: str, version: str, hashes: tuple[str, ...]) -> list[ReleaseFile]:
-    offers = [one for one in package_index.of_user().offers(package) if one.sha256 in hashes]
-    if offers:
-        return [ReleaseFile(package, version, one.file.filename, one.sha256) for one in offers]
-    raise UnavailableError(
-        f"{package} {version}: wrong sha256: the index has no file of one that is pinned. "
-        "Next: compare them with the release's own page"
-    )
+def _offered(cache: Cache, package: str, hashes: tuple[str, ...]) -> list[ReleaseFile]:
+    """List the files of some sha256; the index is asked where it has not listed them all before."""
+    kept = [one for one in _kept(cache, package) if one.sha256 in hashes]
+    return kept if len(kept) == len(hashes) else [one for one in _listed(cache, package) if one.sha256 in hashes]
 
 
 def _fitting(there: list[ReleaseFile], package: str, version: str, python_tag: str) -> ReleaseFile:
@@ -155,51 +141,65 @@ def _best(names: list[str], tags: Iterable[Tag]) -> int | None:
     return min(ranks, key=lambda index: ranks[index], default=None)
 
 
-def _listing(cache: Cache, package: str, *, wheels_only: bool) -> list[ReleaseFile]:
-    """Read what the index listed when it was last asked; nothing where it never was."""
+def _kept(cache: Cache, package: str) -> list[ReleaseFile]:
+    """Read the files that the index listed when it was last asked; none where it never was."""
     try:
-        text = cache.entry("releases", _listing_name(package, wheels_only=wheels_only)).read_text(encoding="utf-8")
+        text = cache.entry("releases", f"{package}.json").read_text(encoding="utf-8")
     except FileNotFoundError:
         return []
     return [ReleaseFile(**entry) for entry in json.loads(text)]
 
 
-def _listing_name(package: str, *, wheels_only: bool) -> str:
-    return f"{package}{'-wheels' if wheels_only else ''}.json"
-
-
-def releases(cache: Cache, package: str, *, wheels_only: bool = False) -> list[ReleaseFile]:
-    """List every release of a package, the oldest first, each with the file of it that would be taken here.
-
-    Without network, what the index said last is what counts.
+def _listed(cache: Cache, package: str) -> list[ReleaseFile]:
+    """Ask the index for every file of a package, and keep the answer; without network, what was kept counts.
 
     Raises:
         UnavailableError: the index cannot be asked, or without network: it never was, into this cache.
 
     """
     if cache.offline:
-        kept = _listing(cache, package, wheels_only=wheels_only)
-        if kept:
-            return kept
-        raise UnavailableError(
-            f"{package}: its releases were not listed before, and --offline forbids to ask the package index"
-        )
-    by_version: dict[Version, list[Offer]] = {}
+        kept = _kept(cache, package)
+        if not kept:
+            raise UnavailableError(
+                f"{package}: its releases were not listed before, and --offline forbids to ask the package index"
+            )
+        return kept
+    found = []
     for offer in package_index.of_user().offers(package):
-        if offer.version is not None and not offer.file.is_yanked:
-            by_version.setdefault(offer.version, []).append(offer)
-    found, tags = [], list(sys_tags())
-    for version, offers in sorted(by_version.items()):
-        usable = [one for one in offers if one.sha256 and not (wheels_only and not one.file.filename.endswith(".whl"))]
-        best = _best([one.file.filename for one in usable], tags)
-        file, sha256 = ("", "") if best is None else (usable[best].file.filename, usable[best].sha256)
-        times = [one.file.upload_time for one in offers if one.file.upload_time]
-        date = min(times).date().isoformat() if times else ""
-        found.append(ReleaseFile(package, str(version), file, sha256, date))
-    kept_as = cache.entry("releases", _listing_name(package, wheels_only=wheels_only))
+        if offer.version is not None:
+            date = offer.file.upload_time.date().isoformat() if offer.file.upload_time else ""
+            yanked = bool(offer.file.is_yanked)
+            found.append(ReleaseFile(package, str(offer.version), offer.file.filename, offer.sha256, date, yanked))
     with cache.guard():
-        files.write_atomic(kept_as, json.dumps([asdict(one) for one in found], indent=1))
+        text = json.dumps([asdict(one) for one in found], indent=1)
+        files.write_atomic(cache.entry("releases", f"{package}.json"), text)
     return found
+
+
+def _releases(listed: list[ReleaseFile], *, wheels_only: bool) -> list[ReleaseFile]:
+    """Choose of each release the file that would be taken here, the oldest release first; a yanked one is left out."""
+    by_version: dict[Version, list[ReleaseFile]] = {}
+    for one in listed:
+        if not one.yanked:
+            by_version.setdefault(Version(one.version), []).append(one)
+    found, tags = [], list(sys_tags())
+    for version, there in sorted(by_version.items()):
+        usable = [one for one in there if one.sha256 and (one.file.endswith(".whl") or not wheels_only)]
+        best = _best([one.file for one in usable], tags)
+        first = min((one.date for one in there if one.date), default="")
+        nothing = ReleaseFile(there[0].package, str(version), "", "")
+        found.append(replace(nothing if best is None else usable[best], date=first))
+    return found
+
+
+def releases(cache: Cache, package: str, *, wheels_only: bool = False) -> list[ReleaseFile]:
+    """List every release of a package, the oldest first, each with the file of it that would be taken here.
+
+    Raises:
+        UnavailableError: the index cannot be asked, or without network: it never was, into this cache.
+
+    """
+    return _releases(_listed(cache, package), wheels_only=wheels_only)
 
 
 def resolve(cache: Cache, package: str, version: str | None, *, wheels_only: bool = False) -> ReleaseFile:
@@ -213,13 +213,13 @@ def resolve(cache: Cache, package: str, version: str | None, *, wheels_only: boo
     """
     if cache.offline and version is None:
         raise UnavailableError(f"{package} latest: --offline forbids to ask the package index")
-    kept = _listing(cache, package, wheels_only=wheels_only) if version else []
-    found = _of_version(kept, version)
+    listed = _releases(_kept(cache, package), wheels_only=wheels_only) if version else []
+    found = _of_version(listed, version)
     if found is None:
-        kept = releases(cache, package, wheels_only=wheels_only)
-        found = _of_version(kept, version)
+        listed = releases(cache, package, wheels_only=wheels_only)
+        found = _of_version(listed, version)
     if found is None:
-        newest = ", ".join(one.version for one in kept[: -NEWEST_SHOWN - 1 : -1])
+        newest = ", ".join(one.version for one in listed[: -NEWEST_SHOWN - 1 : -1])
         raise UnavailableError(
             f"{package}: no release {version} on the package index. It has {newest or 'no release'}. "
             f"Next: --upstream {package}==VERSION, or --upstream latest"
