@@ -94,7 +94,9 @@ def installed(one: Pack) -> Path:
     """Lay out what a real pack wants beside it on the target cpu, in the user's cache."""
     name, tag = one.definition.targets["cpu"].dependencies, host.detect().python_tag
     members = dependencies.named(one.definition, name, tag)
-    return dependencies.materialize(Cache(cache.default_root()), members, Path(sys.executable), tag)
+    layout = dependencies.layout(Cache(cache.default_root()), members, Path(sys.executable), tag)
+    layout.lay_out()
+    return layout.folder
 
 
 def confirmed(folder: Path) -> Workbench:

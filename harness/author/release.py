@@ -10,6 +10,7 @@ from pathlib import Path
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from harness.author.script import Script
 from harness.core.cache import Cache
@@ -94,13 +95,11 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
     first, others = wanted[0], wanted[1:]
     tell(f"looking up {first.name}")
     index, version = package_index.of_user(), _exact(first)
-    offers = index.release(first.name, version)
-    version = str(offers[0].version)
-    wheels = any(one.file.filename.endswith(".whl") for one in offers)
     try:
-        release = download.resolve(cache, first.name, version, wheels_only=wheels)
-    except HarnessError:  # wheels, and none for this Python: the source is judged as it is
+        release = download.resolve(cache, first.name, version, wheels_only=True)
+    except HarnessError:  # no wheel for this Python: the source is judged as it is
         release = download.resolve(cache, first.name, version)
+    version, offers = release.version, index.offers(first.name)
     url = next((one.file.url.partition("#")[0] for one in offers if one.sha256 == release.sha256), "")
     bare = Upstream(release.package, UNKNOWN, "", "", (), version, release.file, release.sha256)
     laid = tree.materialize(cache, bare, Source(SourceKind.PINNED, version))
@@ -131,7 +130,7 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
     else:
         asked = [str(one) for one in stated.requires if one.marker is None or one.marker.evaluate({"extra": ""})]
     asked += map(str, others)
-    day = _day(wanted, index)
+    day = _day({first.name: version} | {one.name: exact for one in others if (exact := _exact(one))}, index)
     pinned = _without(_compiled(asked, host.python, day), first.name)
     header = [f"{first.name}{_extras(first)}=={version}", *map(str, others)]
     header += [one for one in INTERPRETERS if one in script.imports]
@@ -160,13 +159,14 @@ def _exact(one: Requirement) -> str | None:
     return next((spec.version for spec in one.specifier if spec.operator == "=="), None)
 
 
-def _day(wanted: list[Requirement], index: package_index.Index) -> str:
-    """Return the day after the last release that is named; empty where the index states no day."""
-    times: list[dt.datetime] = []
-    for one in wanted:
-        if one is wanted[0] or _exact(one):
-            stated = [offer.file.upload_time for offer in index.release(one.name, _exact(one))]
-            times += [time for time in stated if time is not None]
+def _day(versions: dict[str, str], index: package_index.Index) -> str:
+    """Return the day after the last of some releases, by package; empty where the index states no day."""
+    times = [
+        offer.file.upload_time
+        for package, version in versions.items()
+        for offer in index.offers(package)
+        if offer.version == Version(version) and offer.file.upload_time is not None
+    ]
     return (max(times) + dt.timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%SZ") if times else ""
 
 

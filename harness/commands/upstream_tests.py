@@ -23,9 +23,9 @@ from harness.lane import supervisor
 from harness.pack.model import Pack
 from harness.receipt import receipt as receipts
 from harness.receipt.figures import WIDTH
+from harness.schedule.session import Session
 from harness.suites import receipt, suite
 from harness.suites.comparison import Change, Comparison
-from harness.suites.suite import Place
 
 #: After these, something was judged; their receipts may be recorded.
 JUDGED = {SuiteVerdict.UNBROKEN, SuiteVerdict.BREAKS_TESTS, SuiteVerdict.NEW_TEST_WRONG}
@@ -78,16 +78,15 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     with Progress(sys.stderr) as progress, gpu_pool() as pool:
         cache = options.the_cache(cache_root, offline=offline, tell=progress.tell, mirrors=mirrors)
         with cache.guard():
-            folder = running.run_folder(cache)
-            place = Place(cache, host.detect(pool), pool.devices, gpu, folder, timeout, progress.tell)
-            rows = [_row(pack, place) for pack in chosen]
+            session = running.session(cache, host.detect(pool), pool, progress, None)
+            rows = [_row(pack, session, timeout, gpu=gpu) for pack in chosen]
     for row in rows:
         if record and row.found.verdict in JUDGED:
             with room.guard(row.pack.receipts, "the pack", "--packs DIR"):
                 files.write_atomic(row.pack.receipts / receipts.SUITE, receipts.to_json(row.document))
     options.complain(errors)
     if rows or as_json:
-        click.echo(f"logs: {folder}", err=True)
+        click.echo(f"logs: {session.folder}", err=True)
         click.echo(receipts.to_json([row.document for row in rows]) if as_json else as_text(rows), nl=False)
     verdicts = {row.found.verdict for row in rows}
     if errors:
@@ -106,11 +105,11 @@ class Row:
     document: dict[str, object]
 
 
-def _row(pack: Pack, place: Place) -> Row:
+def _row(pack: Pack, session: Session, timeout: float | None, *, gpu: bool) -> Row:
     """Run the suite of one pack; whatever goes wrong with it is said in its own row."""
     started = dt.datetime.now(dt.UTC)
     try:
-        laid_out = suite.laid_out(pack, place)
+        laid_out = suite.laid_out(pack, session, timeout, gpu=gpu)
         found = laid_out.compared()
         return Row(pack, found, receipt.document(laid_out, found, started, running.command_line()))
     except UnsupportedHereError as error:

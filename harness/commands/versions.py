@@ -97,7 +97,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
                     listed = candidates.dependency_sets(subject, vary, within, usual, upstream)
                 else:
                     listed = candidates.releases(cache, subject, within, dependencies)
-                known = Known(judging, progress.tell, listed)
+                known = Known(judging, lambda _: None, listed)  # the scheduler tells of each lane
                 entries, interrupted = _bisected(known) if bisect else _judged(known)
                 line = "interrupted" if interrupted else timeline.line(entries)
                 shown = Shown("dependency set" if vary else "release", entries, line)

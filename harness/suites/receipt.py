@@ -98,7 +98,7 @@ def document(suite: Suite, found: Comparison, started: dt.datetime, command: str
         PrivateTextError: a field still looks private.
 
     """
-    pack, prepared, place = suite.cell.pack, suite.prepared, suite.place
+    pack, prepared, session = suite.cell.pack, suite.prepared, suite.session
     members, tree = prepared.dependency_set, prepared.pristine
     kind, package = suite.cell.source.kind, pack.definition.upstream.package
     one = SuiteReceipt(
@@ -113,7 +113,7 @@ def document(suite: Suite, found: Comparison, started: dt.datetime, command: str
         patch=_patch(pack.suite_patch(suite.tests)),
         test_patch=_patch(pack.upstream_test_patch),
         dependencies=DependencyRecord(members.name, members.sha256, members.versions),
-        host=writer.host_record(place.host, tuple(device.gpu for device in suite.devices)),
+        host=writer.host_record(session.host, tuple(device.gpu for device in suite.devices)),
         before=found.counts("before"),
         after=found.counts("after"),
         tests=tuple(row for row in found.rows if row.change != Change.SAME),
@@ -121,7 +121,7 @@ def document(suite: Suite, found: Comparison, started: dt.datetime, command: str
         started=started.isoformat(timespec="milliseconds"),
         seconds=round((dt.datetime.now(dt.UTC) - started).total_seconds(), 3),
     )
-    scrub = writer.scrubber(pack, place.cache, place.host, members, {})
+    scrub = writer.scrubber(pack, session.cache, session.host, members, {})
     clean = scrub.document(asdict(one), "upstream_tests", writer.without_lane_folders)
     assert isinstance(clean, dict)  # noqa: S101 - for the type checker: a document stays one
     return clean

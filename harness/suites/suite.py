@@ -6,23 +6,22 @@ import os
 import shutil
 import socket
 import xml.etree.ElementTree as ET
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core import files
-from harness.core.cache import Cache
 from harness.core.errors import HarnessError, UnsupportedHereError
 from harness.core.words import Evidence, SuiteVerdict
 from harness.host.eligibility import out_of_range
 from harness.host.gpus import Device
-from harness.host.host import Host, cores
+from harness.host.host import cores
 from harness.lane import built_environment, environment, process
 from harness.lane.environment import NO_GPU, Gpus
 from harness.lane.lane import jit_folder
 from harness.lane.log import Log
 from harness.pack.model import Pack, UpstreamTests
 from harness.schedule.lane_runner import Prepared, Runner
+from harness.schedule.session import Session
 from harness.suites import comparison
 from harness.suites.comparison import RED, Comparison, TestEnd
 from harness.upstream import patch
@@ -36,30 +35,6 @@ from harness.verdict.lane_verdict import abnormal_end
 OURS = ("-p", "no:cacheprovider", "--maxfail=0", "--color=no")
 #: Statuses of pytest: all right, some wrong, and no test collected.
 RIGHT, WRONG, NOTHING = 0, 1, 5
-
-
-@dataclass(frozen=True)
-class Place:
-    """Where suites run.
-
-    Attributes:
-        cache: of trees, dependency sets and JIT results.
-        host: what it is.
-        devices: its GPUs.
-        gpu: whether tests see them that do not need one.
-        folder: for the logs.
-        timeout: of each run, in seconds; None: as pack.toml states.
-        tell: told of each run.
-
-    """
-
-    cache: Cache
-    host: Host
-    devices: list[Device]
-    gpu: bool
-    folder: Path
-    timeout: float | None
-    tell: Callable[[str], None]
 
 
 def suite_of(pack: Pack) -> UpstreamTests:
@@ -83,7 +58,7 @@ class Suite:
     tests: UpstreamTests
     prepared: Prepared
     devices: tuple[Device, ...]
-    place: Place
+    session: Session
 
     def compared(self) -> Comparison:
         """Run the tests without and with the patch, and compare; where the pack brings a test, both runs have it."""
@@ -106,7 +81,7 @@ class Suite:
     def _with_test(self, tree: Tree) -> Tree:
         """Put the pack's own test on top; test and patch may touch the same file."""
         test, upstream = self.cell.pack.upstream_test_patch, self.cell.pack.definition.upstream
-        return patch.apply(self.place.cache, tree, upstream, test, exact=False) if test.exists() else tree
+        return patch.apply(self.session.cache, tree, upstream, test, exact=False) if test.exists() else tree
 
     def run(self, name: str, tree: Tree, *, listing: bool) -> dict[str, TestEnd]:
         """Run the suite to its end and return how each test ended; with `listing`, pytest only plans.
@@ -120,10 +95,10 @@ class Suite:
         present = [file for file in self.tests.files if not listing or (tree.folder / file).exists()]
         if not present:
             return {}
-        cache, host, label = self.place.cache, self.place.host, f"{self.cell.pack.name}: {name}"
-        self.place.tell(label)
+        cache, host, label = self.session.cache, self.session.host, f"{self.cell.pack.name}: {name}"
+        self.session.cache.tell(label)
         members, toolchain = self.prepared.dependency_set.sha256, (host.python, host.torch, host.triton)
-        key = files.key_of("upstream-tests", tree.key, members, *toolchain, str(bool(self.devices)))
+        key = files.key_of("upstream-tests", tree.key, members, *toolchain, self.cell.target)
         with cache.guard(), cache.scratch("lane-") as work, jit_folder(cache, key, work) as kept:
             folders = environment.Folders(work, kept)
             folders.create()
@@ -133,7 +108,7 @@ class Suite:
             ours = (*OURS, *plan, f"--rootdir={copy}", f"--junitxml={report}", "--", *present)
             command = self._command(folders, copy, tree.source_root, (*self.tests.arguments, *ours))
             before = self.prepared.dependencies.lay_out()
-            with Log(self.place.folder / f"{label}.log") as log:
+            with Log(self.session.folder / f"{label}.log") as log:
                 ended = process.run(command, log)
             self.prepared.dependencies.check(before, while_it_ran=True)
             why = abnormal_end(ended, command.timeout)
@@ -149,7 +124,7 @@ class Suite:
         Suites that start torch.distributed listen on MASTER_PORT, or all of them on one port: two at once would take
         that from each other. Pytest loads no plugin that nobody named.
         """
-        gate, locks = folders.work / "gate", self.place.cache.root / "locks"
+        gate, locks = folders.work / "gate", self.session.cache.root / "locks"
         locks.mkdir(parents=True, exist_ok=True)
         gpus = Gpus(",".join(device.token for device in self.devices), gate) if self.devices else NO_GPU
         paths, share = [tree / source_root, self.prepared.dependencies.folder], environment.Share(len(cores()))
@@ -163,7 +138,7 @@ class Suite:
                 "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
             },
             folder=tree,
-            timeout=self.place.timeout or self.tests.timeout_s,
+            timeout=self.cell.timeout or self.tests.timeout_s,
             gate=gate,
             locks=tuple(locks / f"gpu-{files.key_of(device.token)}.lock" for device in self.devices),
         )
@@ -196,18 +171,24 @@ def _tests(report: Path, tree: Path, status: int, *, listing: bool) -> dict[str,
     return {**tests, **modules}
 
 
-def laid_out(pack: Pack, place: Place) -> Suite:
+def laid_out(pack: Pack, session: Session, timeout: float | None, *, gpu: bool) -> Suite:
     """Lay out what upstream's tests of a pack need.
+
+    Args:
+        pack: the pack.
+        session: the cache, the host with its GPUs, and the folder for the logs.
+        timeout: of each run, in seconds; None: as pack.toml states.
+        gpu: whether tests see a GPU that do not need one.
 
     Raises:
         UnsupportedHereError: this host lacks a GPU, or lies outside the pack's range.
         HarnessError: pack.toml names no suite, or something cannot be had from outside.
 
     """
-    tests, host = suite_of(pack), place.host
-    wants_gpu = tests.gpu or place.gpu
+    tests, cache, host = suite_of(pack), session.cache, session.host
+    wants_gpu = tests.gpu or gpu
     target = host.auto_target if wants_gpu else "cpu"
-    devices = tuple(device for device in place.devices if device.gpu.target == target)
+    devices = tuple(device for device in session.devices if device.gpu.target == target)
     reason = out_of_range(pack, host)
     if wants_gpu and not devices:
         reason = "no GPU here, and upstream's tests need one" if tests.gpu else "no GPU here"
@@ -220,8 +201,9 @@ def laid_out(pack: Pack, place: Place) -> Suite:
         evidence=Evidence.EXECUTED if devices else Evidence.TRACED,
         source=of_git(tests.origin) if tests.origin else pinned(pack.definition),
         dependencies=(tests.dependencies,),
+        timeout=timeout,
         patch=pack.suite_patch(tests),
-        environment=built_environment.environment(place.cache, host, environment_name) if environment_name else None,
+        environment=built_environment.environment(cache, host, environment_name) if environment_name else None,
     )
-    prepared = Runner(place.cache, host, place.folder, place.folder).prepare(cell)
-    return Suite(cell, tests, prepared, devices, place)
+    prepared = Runner(cache, host, session.folder, session.folder).prepare(cell)
+    return Suite(cell, tests, prepared, devices, session)

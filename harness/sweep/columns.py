@@ -51,7 +51,7 @@ def of_release(cell: Cell, column: str, found: Release | str) -> Cell:
     """Build the cell of a release that moves; where that is the pinned one, it shares the pinned cell's lanes."""
     if isinstance(found, str):
         return unavailable(cell, column, found)
-    release, seen = found.file, found.seen.isoformat()
+    release, seen = found.file, found.seen
     if release.version == cell.version:
         return replace(cell, column=column, seen=seen)
     source = Source(SourceKind.RELEASE, release.version)

@@ -81,4 +81,4 @@ def _head(cell: Cell, found: Head | str) -> Cell:
         return columns.unavailable(cell, HEAD, found)
     version = f"commit {found.commit[:12]} of {found.date}"
     source = Source(SourceKind.GIT, found.commit, _repository(cell))
-    return replace(cell, column=HEAD, source=source, version=version, tree="", seen=found.seen.isoformat())
+    return replace(cell, column=HEAD, source=source, version=version, tree="", seen=found.seen)

@@ -115,13 +115,6 @@ def _wheel(cache: Cache, member: Member, tag: str) -> Path:
     return download.wheel(cache, member.package, member.version, member.hashes, tag)
 
 
-def materialize(cache: Cache, dependencies: DependencySet, python: Path, tag: str) -> Path:
-    """Return the folder of a set, laid out and checked; see `layout`."""
-    layout_of_set = layout(cache, dependencies, python, tag)
-    layout_of_set.lay_out()
-    return layout_of_set.folder
-
-
 def layout(cache: Cache, dependencies: DependencySet, python: Path, tag: str) -> Layout:
     """Return the one folder that holds all wheels of a set with their bytecode, not yet laid out.
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import shutil
-from dataclasses import asdict, dataclass
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from packaging.tags import Tag, compatible_tags, cpython_tags, platform_tags, sys_tags
-from packaging.utils import parse_wheel_filename
+from packaging.utils import InvalidWheelFilename, parse_wheel_filename
+from packaging.version import Version
 
 from harness.core import files
 from harness.core.cache import Cache
@@ -22,14 +24,27 @@ PLATFORMS = (
 )
 
 
+NOT_HERE = (
+    "not in the cache {}, and --offline forbids to download it. "
+    "Next: runner.py fetch --dest DIR on a machine with network, then --cache DIR here"
+)
+#: Releases that a message names.
+NEWEST_SHOWN = 8
+
+
 @dataclass(frozen=True)
 class ReleaseFile:
-    """One file of one release, with the sha256 that pack.toml or the index states."""
+    """One file of one release: its sha256, the day of its upload where the index states one, and whether it is yanked.
+
+    `file` and `sha256` are empty where nothing of the release can be read here.
+    """
 
     package: str
     version: str
     file: str
     sha256: str
+    date: str = ""
+    yanked: bool = False
 
 
 def fetch(cache: Cache, package: str, file: str | None, sha256: str) -> Path:
@@ -45,32 +60,28 @@ def fetch(cache: Cache, package: str, file: str | None, sha256: str) -> Path:
 
     def build(folder: Path) -> None:
         if cache.offline:
-            raise UnavailableError(
-                f"{file or package}: not in the cache {cache.root} (sha256 {sha256[:12]}...), and --offline forbids "
-                "to download it. Next: runner.py fetch --dest DIR on a machine with network, then --cache DIR here"
-            )
+            raise UnavailableError(f"{file or package}: {NOT_HERE.format(cache.root)}")
         cache.tell(f"downloading {file or package}")
         client = package_index.of_user()
         client.download(client.pinned(package, file, sha256), sha256, folder)
 
-    entry = cache.populate("downloads", sha256, build)
-    found = next(entry.iterdir(), None)
-    if found is not None and files.sha256_file(found) == sha256:
-        return found
-    forget(entry)
-    if not cache.offline:
-        cache.tell(f"{file or package}: the cached download is damaged; fetching it again")
-        return next(cache.populate("downloads", sha256, build).iterdir())
+    for _ in range(2):
+        entry = cache.populate("downloads", sha256, build)
+        found = next(entry.iterdir(), None)
+        if found is not None and files.sha256_file(found) == sha256:
+            return found
+        shutil.rmtree(entry, ignore_errors=True)
+        cache.tell(f"{file or package}: the cached download is damaged")
+        if cache.offline:
+            break
     raise UnavailableError(
-        f"{file or package}: the cached download no longer has its sha256 ({sha256[:12]}...), and --offline forbids to "
-        "fetch it again. It has been removed. Next: run without --offline, or copy the cache anew"
+        f"{file or package}: the cached download no longer has its sha256 ({sha256[:12]}...). It has been removed. "
+        "Next: run without --offline, or copy the cache anew"
     )
 
 
 def wheel(cache: Cache, package: str, version: str, hashes: tuple[str, ...], python_tag: str) -> Path:
     """Return the wheel of a release, among the files of some sha256, that fits a Python best; downloaded where needed.
-
-    Which one that is, is remembered, so that the same call works offline.
 
     Raises:
         UnavailableError: it cannot be had.
@@ -81,93 +92,147 @@ def wheel(cache: Cache, package: str, version: str, hashes: tuple[str, ...], pyt
         path = fetch(cache, package, None, hashes[0])
         _fitting([ReleaseFile(package, version, path.name, hashes[0])], package, version, python_tag)
         return path
-    chosen = files.key_of(package, version, python_tag, *sorted(hashes))[:16]
-    known = cache.entry("releases", f"{package}-{version}-{chosen}.json")
-    if known.exists():
-        release = ReleaseFile(**json.loads(known.read_text(encoding="utf-8")))
-    else:
-        there = _cached(cache, package, version, hashes) if cache.offline else _listed(package, version, hashes)
-        release = _fitting(there, package, version, python_tag)
-        if not cache.offline:
-            with cache.guard():
-                files.write_atomic(known, json.dumps(asdict(release)))
+    there = _downloaded(cache, package, version, hashes) if cache.offline else _offered(cache, package, hashes)
+    if not there:
+        why = (
+            "wrong sha256: the index has no file of one that is pinned. Next: compare them with the release's own page"
+        )
+        raise UnavailableError(f"{package} {version}: {NOT_HERE.format(cache.root) if cache.offline else why}")
+    release = _fitting(there, package, version, python_tag)
     return fetch(cache, package, release.file, release.sha256)
 
 
-def _cached(cache: Cache, package: str, version: str, hashes: tuple[str, ...]) -> list[ReleaseFile]:
+def _downloaded(cache: Cache, package: str, version: str, hashes: tuple[str, ...]) -> list[ReleaseFile]:
     paths = (path for one in hashes for path in cache.entry("downloads", one).glob("*"))
-    found = [ReleaseFile(package, version, path.name, path.parent.name) for path in paths]
-    if found:
-        return found
-    raise UnavailableError(
-        f"{package} {version}: not in the cache {cache.root}, and --offline forbids to download it. "
-        "Next: runner.py fetch --dest DIR on a machine with network, then --cache DIR here"
-    )
+    return [ReleaseFile(package, version, path.name, path.parent.name) for path in paths]
 
 
-def _listed(package: str, version: str, hashes: tuple[str, ...]) -> list[ReleaseFile]:
-    offers = [one for one in package_index.of_user().offers(package) if one.sha256 in hashes]
-    if offers:
-        return [ReleaseFile(package, version, one.file.filename, one.sha256) for one in offers]
-    raise UnavailableError(
-        f"{package} {version}: wrong sha256: the index has no file of one that is pinned. "
-        "Next: compare them with the release's own page"
-    )
+def _offered(cache: Cache, package: str, hashes: tuple[str, ...]) -> list[ReleaseFile]:
+    """List the files of some sha256; the index is asked where it has not listed them all before."""
+    kept = [one for one in _kept(cache, package) if one.sha256 in hashes]
+    return kept if len(kept) == len(hashes) else [one for one in _listed(cache, package) if one.sha256 in hashes]
 
 
 def _fitting(there: list[ReleaseFile], package: str, version: str, python_tag: str) -> ReleaseFile:
     platforms, python = (*PLATFORMS, *platform_tags()), (3, int(python_tag.removeprefix("cp3")))
     tags = [*cpython_tags(python, platforms=platforms), *compatible_tags(python, python_tag, platforms)]
     wheels = [one for one in there if one.file.endswith(".whl")]
-    ranked = [(rank, one) for one in wheels if (rank := preference(one.file, tags)) is not None]
-    if ranked:
-        return min(ranked, key=lambda pair: pair[0])[1]
+    best = _best([one.file for one in wheels], tags)
+    if best is not None:
+        return wheels[best]
     if wheels:
         raise UnsupportedHereError(f"{package} {version}: the requirements file pins no wheel for {python_tag}")
     raise UnavailableError(f"{package} {version}: it has no wheel, and an sdist is never built: that would execute it")
 
 
-def forget(entry: Path) -> None:
-    """Remove an entry of the cache that is not what its name says."""
-    shutil.rmtree(entry, ignore_errors=True)
+def _best(names: list[str], tags: Iterable[Tag]) -> int | None:
+    """Return the index of the file that a Python takes first: an sdist, then the wheel of its first tag."""
+    order = {tag: rank for rank, tag in enumerate(tags)}
+    ranks: dict[int, int] = {}
+    for index, name in enumerate(names):
+        if name.endswith((".tar.gz", ".zip")):
+            ranks[index] = -1
+        elif name.endswith(".whl"):
+            try:
+                fitting = [order[tag] for tag in parse_wheel_filename(name)[3] if tag in order]
+            except InvalidWheelFilename:
+                continue
+            ranks |= {index: min(fitting)} if fitting else {}
+    return min(ranks, key=lambda index: ranks[index], default=None)
 
 
-def preference(file: str, tags: list[Tag]) -> int | None:
-    """Return how far down a file stands: sdists first, then wheels by the tags of this interpreter."""
-    if not file.endswith(".whl"):
-        return -1 if file.endswith((".tar.gz", ".zip")) else None
-    ranks = [tags.index(tag) for tag in parse_wheel_filename(file)[3] if tag in tags]
-    return min(ranks) if ranks else None
+def _kept(cache: Cache, package: str) -> list[ReleaseFile]:
+    """Read the files that the index listed when it was last asked; none where it never was."""
+    try:
+        text = cache.entry("releases", f"{package}.json").read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return []
+    return [ReleaseFile(**entry) for entry in json.loads(text)]
 
 
-def remembered(cache: Cache, package: str, version: str | None, *, wheels_only: bool) -> Path:
-    """Return where it is kept which file of a release was chosen."""
-    return cache.entry("releases", f"{package}-{version}-{'wheel' if wheels_only else 'any'}.json")
+def _listed(cache: Cache, package: str) -> list[ReleaseFile]:
+    """Ask the index for every file of a package, and keep the answer; without network, what was kept counts.
+
+    Raises:
+        UnavailableError: the index cannot be asked, or without network: it never was, into this cache.
+
+    """
+    if cache.offline:
+        kept = _kept(cache, package)
+        if not kept:
+            raise UnavailableError(
+                f"{package}: its releases were not listed before, and --offline forbids to ask the package index"
+            )
+        return kept
+    found = []
+    for offer in package_index.of_user().offers(package):
+        if offer.version is not None:
+            date = offer.file.upload_time.date().isoformat() if offer.file.upload_time else ""
+            yanked = bool(offer.file.is_yanked)
+            found.append(ReleaseFile(package, str(offer.version), offer.file.filename, offer.sha256, date, yanked))
+    with cache.guard():
+        text = json.dumps([asdict(one) for one in found], indent=1)
+        files.write_atomic(cache.entry("releases", f"{package}.json"), text)
+    return found
+
+
+def _releases(listed: list[ReleaseFile], *, wheels_only: bool) -> list[ReleaseFile]:
+    """Choose of each release the file that would be taken here, the oldest release first; a yanked one is left out."""
+    by_version: dict[Version, list[ReleaseFile]] = {}
+    for one in listed:
+        if not one.yanked:
+            by_version.setdefault(Version(one.version), []).append(one)
+    found, tags = [], list(sys_tags())
+    for version, there in sorted(by_version.items()):
+        usable = [one for one in there if one.sha256 and (one.file.endswith(".whl") or not wheels_only)]
+        best = _best([one.file for one in usable], tags)
+        first = min((one.date for one in there if one.date), default="")
+        nothing = ReleaseFile(there[0].package, str(version), "", "")
+        found.append(replace(nothing if best is None else usable[best], date=first))
+    return found
+
+
+def releases(cache: Cache, package: str, *, wheels_only: bool = False) -> list[ReleaseFile]:
+    """List every release of a package, the oldest first, each with the file of it that would be taken here.
+
+    Raises:
+        UnavailableError: the index cannot be asked, or without network: it never was, into this cache.
+
+    """
+    return _releases(_listed(cache, package), wheels_only=wheels_only)
 
 
 def resolve(cache: Cache, package: str, version: str | None, *, wheels_only: bool = False) -> ReleaseFile:
-    """Look up the best file of one release; where `version` is None, of the newest final one.
+    """Return the best file of one release; where `version` is None, of the newest final one.
 
-    What was looked up for a named version is remembered, so that the same call works offline.
+    A version that the index has listed is not looked up again, so that the same call works offline.
+
+    Raises:
+        UnavailableError: there is no such release, or nothing of it can be read here.
+
     """
-    known = remembered(cache, package, version, wheels_only=wheels_only)
-    if version and known.exists():
-        return ReleaseFile(**json.loads(known.read_text(encoding="utf-8")))
-    if cache.offline:
+    if cache.offline and version is None:
+        raise UnavailableError(f"{package} latest: --offline forbids to ask the package index")
+    listed = _releases(_kept(cache, package), wheels_only=wheels_only) if version else []
+    found = _of_version(listed, version)
+    if found is None:
+        listed = releases(cache, package, wheels_only=wheels_only)
+        found = _of_version(listed, version)
+    if found is None:
+        newest = ", ".join(one.version for one in listed[: -NEWEST_SHOWN - 1 : -1])
         raise UnavailableError(
-            f"{package} {version or 'latest'}: not looked up before, and --offline forbids to ask the package index"
+            f"{package}: no release {version} on the package index. It has {newest or 'no release'}. "
+            f"Next: --upstream {package}==VERSION, or --upstream latest"
         )
-    tags = list(sys_tags())
-    index = package_index.of_user()
-    offers = index.release(package, version)
-    ranked = [(preference(offer.file.filename, tags), offer) for offer in offers]
-    usable = [
-        (rank, offer) for rank, offer in ranked if rank is not None and offer.sha256 and not (wheels_only and rank < 0)
-    ]
-    if not usable:
+    if not found.file:
         raise UnavailableError(f"{package} {version or 'latest'}: no file that this interpreter could read")
-    best = min(usable, key=lambda pair: pair[0])[1]
-    release = ReleaseFile(package, str(best.version), best.file.filename, best.sha256)
-    with cache.guard():
-        files.write_atomic(known.with_name(known.name.replace("None", release.version)), json.dumps(asdict(release)))
-    return release
+    return found
+
+
+def _of_version(listed: list[ReleaseFile], version: str | None) -> ReleaseFile | None:
+    """Return a release of a list, or its newest final one."""
+    for one in reversed(listed):
+        of_list = Version(one.version)
+        if of_list == Version(version) if version else not of_list.is_prerelease:
+            return one
+    return None

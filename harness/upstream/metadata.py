@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 from dataclasses import dataclass
-from email.message import Message
-from email.parser import HeaderParser
 from pathlib import Path
 
 from packaging.markers import UndefinedEnvironmentName
+from packaging.metadata import RawMetadata, parse_email
 from packaging.requirements import InvalidRequirement, Requirement
 
 from harness.core.errors import UnavailableError
@@ -57,38 +57,31 @@ def read(folder: Path) -> Metadata:
         raise UnavailableError(
             f"{folder.name}: neither PKG-INFO nor METADATA in the release. Next: write pack.toml by hand"
         )
-    message = HeaderParser().parsestr(path.read_text(encoding="utf-8", errors="replace"))
-    return Metadata(_license(message), _repository(message), message.get("Requires-Python", ""), _requires(message))
+    raw, _ = parse_email(path.read_bytes())
+    requires = []
+    for line in raw.get("requires_dist", []):
+        with contextlib.suppress(InvalidRequirement, UndefinedEnvironmentName):  # an old way of writing it
+            requires.append(Requirement(line))
+    return Metadata(_license(raw), _repository(raw), raw.get("requires_python", ""), tuple(requires))
 
 
-def _license(message: Message) -> str:
-    stated = (message.get("License-Expression") or "").strip()
+def _license(raw: RawMetadata) -> str:
+    stated = raw.get("license_expression", "").strip()
     if stated:
         return stated
-    classifiers = [line for line in message.get_all("Classifier", []) if line.startswith("License ::")]
-    words = [(message.get("License") or "").strip(), *(line.rpartition("::")[2].strip() for line in classifiers)]
-    for text in (one for one in words if one):
+    classifiers = [line for line in raw.get("classifiers", []) if line.startswith("License ::")]
+    for text in (raw.get("license", ""), *(line.rpartition("::")[2] for line in classifiers)):
         for word, name in LICENSES.items():
             if re.search(rf"\b{re.escape(word)}", text.lower()):
                 return name
     return ""
 
 
-def _repository(message: Message) -> str:
-    links = dict(line.partition(",")[::2] for line in message.get_all("Project-URL", []))
+def _repository(raw: RawMetadata) -> str:
+    links = raw.get("project_urls", {})
     ranked = sorted(links, key=lambda label: next((n for n, word in enumerate(LABELS) if word in label.lower()), 99))
-    for url in [*(links[label].strip() for label in ranked), (message.get("Home-page") or "").strip()]:
-        match = FORGES.fullmatch(url)
+    for url in (*(links[label] for label in ranked), raw.get("home_page", "")):
+        match = FORGES.fullmatch(url.strip())
         if match:
             return f"https://{match['place']}"
     return ""
-
-
-def _requires(message: Message) -> tuple[Requirement, ...]:
-    found = []
-    for line in message.get_all("Requires-Dist", []):
-        try:
-            found.append(Requirement(line))
-        except (InvalidRequirement, UndefinedEnvironmentName):
-            continue  # an old way of writing it, which pip does not read either
-    return tuple(found)

@@ -27,10 +27,10 @@ COMMIT = re.compile(r"(?P<commit>[0-9a-f]{40})\tHEAD")
 
 @dataclass(frozen=True)
 class Release:
-    """The newest release of a package, and the day on which that was looked up."""
+    """The newest release of a package, and the day, in UTC, on which that was looked up."""
 
     file: ReleaseFile
-    seen: dt.date
+    seen: str
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,8 @@ class Head:
     """The commit at the head of a repository's default branch, its own date, and the day of the look-up."""
 
     commit: str
-    date: dt.date
-    seen: dt.date
+    date: str
+    seen: str
 
 
 Found = TypeVar("Found", bound="DataclassInstance")
@@ -54,9 +54,9 @@ def release(cache: Cache, package: str, *, wheels_only: bool) -> Release:
     """
 
     def look() -> Release:
-        return Release(download.resolve(cache, package, None, wheels_only=wheels_only), today())
+        return Release(download.resolve(cache, package, None, wheels_only=wheels_only), _today())
 
-    return known(cache, f"release of {package}{' (wheel)' if wheels_only else ''}", Release, look)
+    return _known(cache, f"release of {package}{' (wheel)' if wheels_only else ''}", Release, look)
 
 
 def head(cache: Cache, url: str) -> Head:
@@ -72,42 +72,27 @@ def head(cache: Cache, url: str) -> Head:
         match = COMMIT.fullmatch(listed.stdout.strip())
         if listed.returncode != 0 or match is None:
             raise UnavailableError(f"the head of {url}: {git.last_line(listed.stderr)}")
-        return Head(match["commit"], checkout.date_of(cache, url, match["commit"]), today())
+        return Head(match["commit"], checkout.date_of(cache, url, match["commit"]).isoformat(), _today())
 
-    return known(cache, f"head of {url}", Head, look)
-
-
-def today() -> dt.date:
-    """Return the day of a look-up, in UTC."""
-    return dt.datetime.now(dt.UTC).date()
+    return _known(cache, f"head of {url}", Head, look)
 
 
-def known(cache: Cache, what: str, kind: type[Found], look: Callable[[], Found]) -> Found:
-    """Look up something that moves, a dataclass with the day on which it was `seen`, and keep it.
+def _today() -> str:
+    return dt.datetime.now(dt.UTC).date().isoformat()
 
-    Raises:
-        UnavailableError: it cannot be had, or without network: nothing was kept.
 
-    """
+def _known(cache: Cache, what: str, kind: type[Found], look: Callable[[], Found]) -> Found:
+    """Look something up and keep it; without network, return what was kept."""
     kept = cache.entry("newest", f"{files.key_of(what)}.json")
     if not cache.offline:
         found = look()
-        document = {"of": what, "found": asdict(found)}
         with cache.guard():
-            files.write_atomic(kept, json.dumps(document, default=str, indent=1) + "\n")
+            files.write_atomic(kept, json.dumps({"of": what, "found": asdict(found)}, indent=1) + "\n")
         return found
     try:
-        return structure.structure(_dates(strict_json.loads(kept.read_bytes())["found"]), kind)
+        return structure.structure(strict_json.loads(kept.read_bytes())["found"], kind)
     except (OSError, ValueError, KeyError, TypeError):
         raise UnavailableError(
             f"the newest {what} was not looked up into this cache, and --offline forbids to look now. "
             "Next: runner.py fetch --latest --head --dest DIR where there is network"
         ) from None
-
-
-def _dates(document: dict[str, object]) -> dict[str, object]:
-    """Read the dates, for which JSON has no type."""
-    return {
-        name: dt.date.fromisoformat(str(value)) if name in {"date", "seen"} else value
-        for name, value in document.items()
-    }

@@ -83,15 +83,7 @@ def _client(endpoint: str, settings: dict[str, str], package: str) -> Iterator[P
             f"{package}: the package index cannot be read ({type(error).__name__}). "
             "Next: check the network and pip's settings (pip config list), or use --cache DIR --offline"
         ) from None
-    except (
-        ValueError,
-        TypeError,
-        KeyError,
-        AttributeError,
-        RecursionError,
-        UserWarning,
-        UnsupportedRepoVersionError,
-    ) as error:
+    except (*MISSHAPEN, UnsupportedRepoVersionError) as error:
         raise UnavailableError(
             f"{package}: the package index answers with what is no page of one ({type(error).__name__}). "
             "Next: name another index (pip config list)"
@@ -161,19 +153,6 @@ class Index:
             f"{package}: the index has no file {file or 'with that sha256'} (sha256 {sha256[:12]}...). "
             f"It has {self._newest(offers)}. Next: check the version in pack.toml"
         )
-
-    def release(self, package: str, version: str | None) -> list[Offer]:
-        """List the files of one release, or of the newest final one; raise UnavailableError where there is none."""
-        offers = [offer for offer in self.offers(package) if offer.version is not None and not offer.file.is_yanked]
-        finals = [offer.version for offer in offers if offer.version and not offer.version.is_prerelease]
-        wanted = Version(version) if version else max(finals, default=None)
-        chosen = [offer for offer in offers if offer.version == wanted]
-        if not chosen:
-            raise UnavailableError(
-                f"{package}: no release {version} on the package index. It has {self._newest(offers)}. "
-                f"Next: --upstream {package}==VERSION, or --upstream latest"
-            )
-        return chosen
 
     def download(self, offer: Offer, sha256: str, folder: Path) -> None:
         """Download a file into `folder` and check its sha256; a short or altered download is not kept."""

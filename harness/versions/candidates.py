@@ -2,21 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.tags import sys_tags
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from harness.core import files
 from harness.core.cache import Cache
-from harness.core.errors import HarnessError, UnavailableError
+from harness.core.errors import HarnessError
 from harness.pack.model import Pack
-from harness.upstream import download, package_index
-from harness.upstream.download import ReleaseFile
-from harness.upstream.package_index import Offer
+from harness.upstream import download
 
 
 @dataclass(frozen=True)
@@ -43,56 +38,6 @@ class Candidate:
     sha256: str = ""
 
 
-@dataclass(frozen=True)
-class Listed:
-    """One release as the index lists it; `file` and `sha256` are empty where nothing of it can be read here."""
-
-    version: str
-    file: str
-    sha256: str
-    date: str
-
-
-def _of_index(package: str, *, wheels_only: bool) -> list[Listed]:
-    """Read the project's page once, and choose the file of each release as a run would."""
-    tags = list(sys_tags())
-    by_version: dict[Version, list[Offer]] = {}
-    for one in package_index.of_user().offers(package):
-        if one.version is not None and not one.file.is_yanked:
-            by_version.setdefault(one.version, []).append(one)
-    found = []
-    for version, of_release in sorted(by_version.items()):
-        ranked = [(download.preference(one.file.filename, tags), one) for one in of_release if one.sha256]
-        usable = [(rank, one) for rank, one in ranked if rank is not None and not (wheels_only and rank < 0)]
-        best = min(usable, key=lambda pair: pair[0])[1] if usable else None
-        times = [one.file.upload_time for one in of_release if one.file.upload_time]
-        date = min(times).date().isoformat() if times else ""
-        found.append(Listed(str(version), best.file.filename if best else "", best.sha256 if best else "", date))
-    return found
-
-
-def listing(cache: Cache, package: str, *, wheels_only: bool = False) -> list[Listed]:
-    """List every release of a package, the oldest first; what the index said last is what counts offline.
-
-    Each file that was chosen is remembered as a run would remember it, so that no lane asks the index again.
-    """
-    known = cache.entry("releases", f"{package}{'-wheels' if wheels_only else ''}.json")
-    if cache.offline:
-        if not known.exists():
-            raise UnavailableError(
-                f"{package}: its releases were not listed before, and --offline forbids to ask the package index"
-            )
-        return [Listed(**entry) for entry in json.loads(known.read_text(encoding="utf-8"))]
-    found = _of_index(package, wheels_only=wheels_only)
-    with cache.guard():
-        files.write_atomic(known, json.dumps([asdict(one) for one in found], indent=1))
-        for one in (each for each in found if each.file):
-            release = ReleaseFile(package, one.version, one.file, one.sha256)
-            chosen = download.remembered(cache, package, one.version, wheels_only=wheels_only)
-            files.write_atomic(chosen, json.dumps(asdict(release)))
-    return found
-
-
 def _range(text: str) -> SpecifierSet:
     try:
         return SpecifierSet(text)
@@ -112,7 +57,7 @@ def releases(cache: Cache, pack: Pack, wanted: str, dependencies: tuple[str, ...
     """
     upstream, specifier = pack.definition.upstream, _range(wanted)
     package, pinned = upstream.package, upstream.version
-    listed = listing(cache, package, wheels_only=upstream.is_wheel)
+    listed = download.releases(cache, package, wheels_only=upstream.is_wheel)
     inside = set(specifier.filter(one.version for one in listed))
     if not inside:
         every = ", ".join(one.version for one in listed[-8:])

@@ -87,7 +87,9 @@ def test_a_run_refuses_what_a_probe_repeats(workbench: Workbench, place: str, wh
 
 def test_versions_withholds_a_reason_that_looks_private(workbench: Workbench) -> None:
     workbench.lay("38_repeats_what_it_was_given")
-    listed = [{"version": "1.0", "file": "toykernel-1.0.zip", "sha256": workbench.sha256, "date": ""}]
+    listed = [
+        {"package": "toykernel", "version": "1.0", "file": "toykernel-1.0.zip", "sha256": workbench.sha256, "date": ""}
+    ]
     (workbench.cache / "releases").mkdir()
     (workbench.cache / "releases/toykernel.json").write_text(json.dumps(listed))
     plant = PLANTS["an internal host"]

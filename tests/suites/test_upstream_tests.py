@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 from harness.core import structure
@@ -25,6 +29,7 @@ def test_ones():
     assert scale.scale([1.0, 2.0], [1.0, 1.0]) == [1.0, 2.0]
 """
 WEIGHTS = """
+import psutil
 import pytest
 from toykernel import scale
 
@@ -327,3 +332,18 @@ def test_a_pack_that_names_no_tests_is_a_wrong_call(workbench: Workbench) -> Non
     assert ended.returncode == 2
     assert "01_confirmed: pack.toml has no [upstream_tests]" in ended.stderr
     assert workbench.run("upstream-tests").returncode == 5
+
+
+def test_an_interruption_leaves_no_process(bench: Workbench) -> None:
+    places = ("--mirrors", str(bench.folder / "mirrors"))
+    command = bench.command("upstream-tests", "hangs_once_patched", "--timeout", "300", *places)
+    runner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    assert runner.stderr is not None
+    assert any("with the patch" in line for line in runner.stderr)
+    time.sleep(1.0)
+    children = psutil.Process(runner.pid).children(recursive=True)
+    runner.send_signal(signal.SIGINT)
+    runner.communicate(timeout=30)
+    assert runner.returncode == 130
+    assert children
+    assert psutil.wait_procs(children, timeout=20)[1] == []

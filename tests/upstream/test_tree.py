@@ -102,6 +102,7 @@ def test_latest_is_the_newest_release_and_what_it_gives_is_no_deviation(workbenc
     )
     toys.zip_folder(fixed, workbench.folder / "toykernel-1.1.zip")
     shelf.files["toykernel"]["toykernel-1.1.zip"] = (workbench.folder / "toykernel-1.1.zip").read_bytes()
+    shelf.files["toykernel"]["toykernel-1.2-no-tags.whl"] = b"no wheel at all"
     with served(shelf) as url:
         status, (row,) = workbench.rows("--online", "--upstream", "latest", **_index(url))
     assert (status, row["verdict"], row["patched"]) == (0, "FIXED_UPSTREAM", "")
