@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.pack import judges, load
-from testing import package_index, tampering, toys
+from testing import outside, package_index, tampering, toys
 from testing import workbench as benches
 from testing.workbench import Workbench
 
@@ -475,6 +475,11 @@ CASES: list[Case] = [
     Case("a member with a name of 300 characters", tampering.long_name),
     Case("a file name of the index that leads out of the cache", tampering.name_outside),
     Case("a supervisor that is killed", tampering.killed_supervisor),
+    *(_case(f"a lane nests {outside.DEEP} folders in {name}", outside.nests, name) for name in outside.FOLDERS),
+    Case("a lane names a file that is no text", outside.names_a_file_that_is_no_text),
+    Case("an archive with 5000 folders in each other", outside.archive_of_5000_folders),
+    _case("a tree at /proc/self", outside.origin, "/proc/self"),
+    _case("a tree at a path of 5000 characters", outside.origin, "/" + "x" * 5000),
 ]
 
 

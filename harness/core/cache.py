@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -14,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import platformdirs
 
-from harness.core import room
+from harness.core import files, room
 
 if TYPE_CHECKING:
     import filelock
@@ -100,7 +99,7 @@ class Cache:
                 yield inner
         finally:
             lock.release(force=True)
-            shutil.rmtree(outer, ignore_errors=True)
+            files.remove_tree(outer)
 
     @staticmethod
     def _claimed(prefix: str, work: Path) -> tuple[Path, filelock.FileLock]:
@@ -114,7 +113,7 @@ class Cache:
                 if (outer / "in-use").exists():
                     return outer, lock
                 lock.release()
-            shutil.rmtree(outer, ignore_errors=True)
+            files.remove_tree(outer)
 
     def sweep(self) -> None:
         """Remove what a killed runner left in ``work``: folders whose lock nobody holds.
@@ -123,7 +122,7 @@ class Cache:
         """
         for outer in (self.root / "work").glob("*"):
             with contextlib.suppress(OSError), _file_lock(outer / "in-use", timeout=0):  # filelock.Timeout is one
-                shutil.rmtree(outer, ignore_errors=True)
+                files.remove_tree(outer)
 
     @contextmanager
     def guard(self) -> Iterator[None]:

@@ -6,6 +6,7 @@ import difflib
 from collections.abc import Iterable
 
 from harness.core import urls
+from harness.core.terminal import visible
 from harness.core.words import Exit
 
 #: How many near names a message suggests, and how many choices it lists beside them.
@@ -16,8 +17,8 @@ class HarnessError(Exception):
     """Something that a user can fix; its text is one line that names the culprit and the next step."""
 
     def __init__(self, message: str, *, status: Exit = Exit.WRONG_CALL) -> None:
-        """Keep the message on one line, whatever it quotes, and free of the passwords in URLs."""
-        super().__init__(urls.without_credentials(" ".join(message.split())))
+        """Keep the message on one line, visible whatever it quotes, and free of the passwords in URLs."""
+        super().__init__(urls.without_credentials(" ".join(visible(message).split())))
         self.status = status
 
 

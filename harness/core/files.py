@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import shutil
+import subprocess
 import tempfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-#: Bytes: what file systems take.
-LONGEST_NAME = 255
+#: Bytes: what file systems take of one name, and half of what Linux takes of a path.
+LONGEST_NAME, LONGEST_PATH = 255, 2048
+#: Folders inside each other, beyond all that a release or a compiler lays out.
+DEEPEST = 100
 
 
 def sha256_bytes(data: bytes) -> str:
@@ -22,6 +27,31 @@ def sha256_file(path: Path) -> str:
     """Return the sha256 of a file, read in pieces."""
     with path.open("rb") as stream:
         return hashlib.file_digest(stream, "sha256").hexdigest()
+
+
+def walk(folder: Path) -> Iterator[tuple[str, os.stat_result | None]]:
+    """Yield the path of whatever is no folder below `folder`, and its stat, links not followed, however deep it nests.
+
+    A folder below DEEPEST others, or whose path is longer than the system takes, is yielded without a stat, and what
+    lies in it is not.
+    """
+    waiting = [""]
+    while waiting:
+        prefix = waiting.pop()
+        if prefix.count("/") > DEEPEST:
+            yield prefix, None
+            continue
+        try:
+            with os.scandir(folder / prefix) as inside:
+                for entry in inside:
+                    if entry.is_dir(follow_symlinks=False):
+                        waiting.append(f"{prefix}{entry.name}/")
+                    else:
+                        yield prefix + entry.name, entry.stat(follow_symlinks=False)
+        except OSError as error:
+            if error.errno != errno.ENAMETOOLONG:
+                raise
+            yield prefix, None
 
 
 def manifest(folder: Path) -> dict[str, str]:
@@ -47,6 +77,17 @@ def is_bare_name(text: str) -> bool:
         and len(text.encode(errors="replace")) <= LONGEST_NAME
         and not (text in {"", ".", ".."} or "/" in text or "\\" in text)
     )
+
+
+def remove_tree(folder: Path) -> None:
+    """Remove a folder and all that is in it, as far as that can be done, however deep it nests.
+
+    Python's own removal calls itself for each folder in a folder. That of the system does not.
+    """
+    try:
+        shutil.rmtree(folder, ignore_errors=True)
+    except RecursionError:
+        subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
 def write_atomic(path: Path, text: str | Iterable[str]) -> None:

@@ -13,6 +13,8 @@ from rich.live import Live
 from rich.spinner import Spinner
 from rich.text import Text
 
+from harness.core.terminal import visible
+
 
 def duration(seconds: float) -> str:
     """Write a duration for people: ``45 s``, ``3 min 20 s``."""
@@ -82,6 +84,7 @@ class Progress:
 
     def tell(self, text: str) -> None:
         """Say what is being done."""
+        text = visible(text)
         with self._lock:
             self._last = text
         if self._live is None:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import shutil
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from harness.core import files
 from harness.core.cache import Cache
 
 #: The folders of the cache whose entries are pruned, with what an entry is.
@@ -35,14 +34,9 @@ class Pruned:
     size: int
 
 
-def _files(folder: Path) -> Iterator[Path]:
-    yield from (path for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-
-
 def size_of(entry: Path) -> int:
     """Return the bytes that go with an entry: files that others link to stay."""
-    stats = (path.stat() for path in _files(entry))
-    return sum(stat.st_size for stat in stats if stat.st_nlink == 1)
+    return sum(one.st_size for _, one in files.walk(entry) if one and one.st_nlink == 1)
 
 
 def prune(cache: Cache, days: float, *, dry_run: bool = False) -> list[Pruned]:
@@ -56,6 +50,6 @@ def prune(cache: Cache, days: float, *, dry_run: bool = False) -> list[Pruned]:
             with cache.lock(f"{kind}-{entry.name}"):
                 size += size_of(entry)
                 if not dry_run:
-                    shutil.rmtree(entry, ignore_errors=True)
+                    files.remove_tree(entry)
         found.append(Pruned(kind, len(entries), size))
     return found

@@ -29,8 +29,11 @@ from harness.core.words import Exit
 #: Of a file: size in bytes, times of modification and of change in ns, inode, type and permissions.
 Stat = tuple[int, int, int, int, int]
 MODIFIED, CHANGED = 1, 2
+#: Stands for the stat of a folder that is not looked into: files.walk says which.
+TOO_DEEP = (0, 0, 0, 0, 0)
 KEY_BYTES = 32
-SHOWN = 3
+#: Of a message: how many changes, and how many characters at each end of one.
+SHOWN, SHOWN_END = 3, 120
 
 
 class ChangedError(HarnessError):
@@ -72,19 +75,11 @@ def owner() -> str:
 
 def stats(folder: Path) -> dict[str, Stat]:
     """Map the path of whatever is no folder below `folder` to what the file system says of it, links not followed."""
-    found: dict[str, Stat] = {}
-    _walk(str(folder), "", found)
-    return found
+    return {path: _stat(one) for path, one in files.walk(folder)}
 
 
-def _walk(folder: str, prefix: str, found: dict[str, Stat]) -> None:
-    with os.scandir(folder) as inside:
-        for entry in inside:
-            if entry.is_dir(follow_symlinks=False):
-                _walk(entry.path, f"{prefix}{entry.name}/", found)
-            else:
-                one = entry.stat(follow_symlinks=False)
-                found[prefix + entry.name] = (one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino, one.st_mode)
+def _stat(one: os.stat_result | None) -> Stat:
+    return (one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino, one.st_mode) if one else TOO_DEEP
 
 
 def hashes(folder: Path, paths: Iterator[str] | Mapping[str, Stat]) -> dict[str, str]:
@@ -93,7 +88,7 @@ def hashes(folder: Path, paths: Iterator[str] | Mapping[str, Stat]) -> dict[str,
 
 
 def _regular(path: Path) -> bool:
-    return path.is_file() and not path.is_symlink()
+    return os.path.isfile(path) and not path.is_symlink()  # noqa: PTH113 - false of a path that is too long
 
 
 def differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
@@ -106,7 +101,11 @@ def differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str
 def in_words(changes: list[str]) -> str:
     """Join the first few changes."""
     more = f" and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
-    return "; ".join(changes[:SHOWN]) + more
+    return "; ".join(map(_short, changes[:SHOWN])) + more
+
+
+def _short(change: str) -> str:
+    return change if len(change) <= 2 * SHOWN_END else f"{change[:SHOWN_END]} ... {change[-SHOWN_END:]}"
 
 
 @dataclass(frozen=True)
@@ -275,8 +274,15 @@ def _touched(now: Stat, before: Stat) -> bool:
 
 
 def keep(cache: Cache, kind: str, key: str, folder: Path) -> None:
-    """Seal a folder that grows, as it is now: JIT results, or an environment that a script built."""
-    write(cache, kind, key, Seal({}, stats(folder)))
+    """Seal a folder that grows, as it is now: JIT results, or an environment that a script built.
+
+    One that nests too deep to be looked into is removed instead.
+    """
+    found = stats(folder)
+    if TOO_DEEP in found.values():
+        forget(cache, kind, key, folder)
+    else:
+        write(cache, kind, key, Seal({}, found))
 
 
 def kept(cache: Cache, kind: str, key: str, folder: Path) -> bool | None:

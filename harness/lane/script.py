@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.core import markdown
+from harness.core.terminal import visible
 from harness.core.words import LaneVerdict
 
 #: The exit status beside each sentinel of a script; ``git bisect run`` reads them as bad, good and skip.
@@ -43,20 +43,12 @@ class LastLine:
     @property
     def printed(self) -> str:
         """What a report shows of the output: of more than MOST_PRINTED bytes the beginning and the last line."""
-        text = shown(self._head.decode(errors="replace")).strip()
+        text = visible(self._head.decode(errors="replace")).strip()
         if max(len(self._head), len(text.encode())) <= MOST_PRINTED:
             return text
-        last = shown(self.text).encode()[: MOST_PRINTED // 2].decode(errors="ignore")
+        last = visible(self.text).encode()[: MOST_PRINTED // 2].decode(errors="ignore")
         end = f"\n{CUT}\n{last}"
         return text.encode()[: MOST_PRINTED - len(end.encode())].decode(errors="ignore").rpartition("\n")[0] + end
-
-
-def shown(text: str) -> str:
-    """Return text with Unix line ends, without terminal escapes, and with what cannot be seen as its escape."""
-    return "".join(
-        one if one in "\n\t" or one.isprintable() else one.encode("unicode_escape").decode()
-        for one in markdown.plain(text)
-    )
 
 
 @dataclass(frozen=True)

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from harness.core import files, strict_json
+from harness.core import files, strict_json, terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, LaneName, LaneVerdict, Verdict
 from harness.host.host import python_tag
@@ -252,7 +252,7 @@ def _log_errors(one: Receipt, log: bytes | None) -> list[str]:
         _, mark, rest = text.partition(f"== {name} lane ==\n")
         lines = rest.split("\n== ")[0].splitlines()
         sentinel = lane.script or str(lane.verdict)
-        kept = {*map(script.shown, lines), script.CUT}
+        kept = {*map(terminal.visible, lines), script.CUT}
         foreign = [line for line in lane.printed.splitlines() if line.strip() and line not in kept]
         if foreign and LEFT_OUT not in rest:
             errors.append(f"{name} lane: printed: its log has no line {foreign[0][:60]!r}")

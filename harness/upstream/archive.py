@@ -34,7 +34,8 @@ def _safe_path(archive: Path, member: str) -> PurePosixPath:
         raise _refuse(archive, member, "has an absolute or foreign name")
     if ".." in path.parts:
         raise _refuse(archive, member, "leads out of the folder")
-    if any(len(os.fsencode(part)) > files.LONGEST_NAME for part in path.parts) or "\0" in member:
+    too_long = any(len(os.fsencode(part)) > files.LONGEST_NAME for part in path.parts)
+    if too_long or len(os.fsencode(member)) > files.LONGEST_PATH or len(path.parts) > files.DEEPEST or "\0" in member:
         raise _refuse(archive, f"{member[:40]}...", "has a name that no file system takes")
     return path
 

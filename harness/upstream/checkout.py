@@ -7,13 +7,15 @@ import os
 import shutil
 from pathlib import Path
 
-from harness.core import files, git
+from harness.core import files, git, room
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError, UnavailableError
 from harness.upstream import mirrors
 
 #: A checkout may name a program that git would start to learn what changed.
 NO_MONITOR = ("-c", "core.fsmonitor=false")
+#: Characters of a name in a message.
+SHOWN = 80
 SKIPPED = {".git", "__pycache__", ".venv", "node_modules"}
 
 
@@ -41,14 +43,19 @@ def copy_path(folder: Path, destination: Path) -> str:
     Links are left out: a tree holds regular files. Returns what is known of its version: the commit, and
     whether files were modified.
     """
-    if not folder.is_dir():
-        raise HarnessError(f"path:{folder}: no such folder. Next: --upstream path:CHECKOUT")
+    if not os.path.isdir(folder):  # noqa: PTH112 - false of a path that is too long
+        raise HarnessError(f"path:{str(folder)[:SHOWN]}: no such folder. Next: --upstream path:CHECKOUT")
     tracked = _tracked(folder)
     for name in _every_file(folder) if tracked is None else tracked:
         source, target = folder / name, destination / name
-        if source.is_file() and not source.is_symlink():
-            target.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source, target)
+        try:
+            if source.is_file() and not source.is_symlink():
+                target.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(source, target)
+        except OSError as error:
+            if error.errno in room.NO_ROOM:
+                raise
+            raise HarnessError(f"path:{folder}: {name[:SHOWN]} cannot be copied: {error.strerror}") from None
     if tracked is None:
         return "path"
     commit = git.run(["rev-parse", "HEAD"], folder).stdout.strip() or "no commit"

@@ -265,10 +265,12 @@ def test_where_there_is_nothing_to_say_it_writes_nothing(desk: Machine) -> None:
 
 @needs_jq
 def test_a_text_mentions_nobody_and_has_an_end(desk: Machine) -> None:
-    (desk.folder / "artifact/verdict.md").write_bytes(b"@everybody $(touch evil) `touch evil` \xff" + b"x" * 90_000)
+    said = b"@everybody $(touch evil) `touch evil` &#64;ada &#x40;ada &commat;ada &lt; \xff" + b"@" * 90_000
+    (desk.folder / "artifact/verdict.md").write_bytes(said)
     (own,) = _comments(desk)
     assert "(at)everybody $(touch evil)" in own["body"]
-    assert "@" not in own["body"]
+    assert "(and)#64;ada (and)#x40;ada (at);ada &lt;" in own["body"]
+    assert not re.search("@|&#|&commat", own["body"])
     assert len(own["body"]) < 60_000
     assert not (desk.folder / "evil").exists()
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from harness.core import terminal
 from harness.lane import loaded, script
 from testing.workbench import Workbench
 
@@ -94,7 +95,7 @@ def test_of_a_long_output_the_beginning_and_the_last_line_are_kept(line: bytes) 
     assert len(output.printed.encode()) <= script.MOST_PRINTED
     assert output.printed.endswith("\n[... more was printed ...]\nUNSUPPORTED: it needs a GPU")
     kept = output.printed.splitlines()[:-2]
-    assert set(kept) <= {script.shown(line.decode()).rstrip("\n"), ""}
+    assert set(kept) <= {terminal.visible(line.decode()).rstrip("\n"), ""}
 
 
 def test_a_contract_is_not_needed(workbench: Workbench) -> None:
