@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
+import os
+import subprocess
 import tarfile
+import zipfile
 from pathlib import Path
 
 from harness.core.words import Exit
@@ -16,6 +20,8 @@ SOUND, OTHER = "01_confirmed", "02_other"
 VALUES = "values, weights ="
 #: Longer than Python's recursion goes, and shorter than a path may be.
 DEEP = 1500
+#: Bytes, of what is stated as less.
+INFLATED = 300 << 20
 #: Folders of a lane, by the variable that names them to it.
 FOLDERS = ("HOME", "TMPDIR", "TRITON_CACHE_DIR")
 
@@ -25,6 +31,16 @@ def _bench(folder: Path, planted: str) -> Workbench:
     bench = workbench.empty(folder)
     toys.replace(bench.lay(SOUND) / "reproduce.py", VALUES, f"{planted}\n{VALUES}")
     bench.lay(SOUND, OTHER)
+    return bench
+
+
+def _released(folder: Path, archive: Path) -> Workbench:
+    """Build a workbench with a sound pack whose release is this archive."""
+    sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
+    (folder / "packs").mkdir()
+    toys.seed(folder / "cache", archive, sha256)
+    bench = Workbench(folder, sha256)
+    bench.lay(SOUND)
     return bench
 
 
@@ -59,14 +75,53 @@ def archive_of_5000_folders(folder: Path) -> None:
     with tarfile.open(archive, "w:gz") as bundle:
         for name in (f"toykernel-1.0/{'d/' * 5000}f.py", "toykernel-1.0/PKG-INFO"):
             bundle.addfile(tarfile.TarInfo(name), io.BytesIO())
-    sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
-    (folder / "packs").mkdir()
-    toys.seed(folder / "cache", archive, sha256)
-    bench = Workbench(folder, sha256)
-    bench.lay(SOUND)
+    bench = _released(folder, archive)
     ((status, (row,)),) = [bench.rows()]
     assert (status, row["verdict"]) == (1, "ERROR"), row
     assert "refused whole" in row["reason"], row
+
+
+def _peak(command: list[str]) -> tuple[int, str, int]:
+    """Run a command; return its exit status, what it said, and the most bytes of memory that it held."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
+        said = child.stdout.read() if child.stdout else ""
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+    return child.returncode, said, usage.ru_maxrss * 1024
+
+
+def inflating_member(folder: Path) -> None:
+    """Check a bundle whose member states 10 bytes and holds INFLATED: it is refuted, and never held in memory."""
+    path = folder / "bundle.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed, packed.open(f"{SOUND}/pack.toml", "w") as member:
+        for _ in range(INFLATED >> 20):
+            member.write(bytes(1 << 20))
+    data = bytearray(path.read_bytes())
+    for header, size in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):
+        at = data.index(header) + size
+        data[at : at + 4] = (10).to_bytes(4, "little")
+    path.write_bytes(data)
+    bench = workbench.empty(folder)
+    bench.lay(SOUND)
+    status, said, peak = _peak(bench.command("check", "--bundle", str(path)))
+    assert (status, "it is no zip that can be read" in said) == (1, True), said
+    assert peak < INFLATED, (peak, said)
+
+
+def inflating_header(folder: Path, kind: bytes) -> None:
+    """Lay out a release with a header of INFLATED bytes: it is refused, and never held in memory."""
+    archive = folder / "toykernel-1.0.tar.gz"
+    header = tarfile.TarInfo("x")
+    header.type, header.size = kind, INFLATED
+    with gzip.open(archive, "wb", compresslevel=1) as stream:
+        stream.write(header.tobuf(tarfile.USTAR_FORMAT))
+        for _ in range(INFLATED >> 20):
+            stream.write(b"a" * (1 << 20))
+    bench = _released(folder, archive)
+    status, said, peak = _peak(bench.command("run"))
+    assert (status, "Traceback" in said) == (1, False), said
+    assert "a header of more than" in said, said
+    assert peak < INFLATED, (peak, said)
 
 
 def origin(folder: Path, spec: str) -> None:

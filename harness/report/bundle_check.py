@@ -34,6 +34,8 @@ from harness.verdict import pack_verdict
 MOST_MEMBERS = 500
 #: Bytes of one member, unpacked.
 MOST_BYTES = 1 << 25
+#: Likewise, of all members.
+MOST_IN_ALL = 1 << 27
 LONGEST_NAME = 200
 #: What a log says where it is not whole.
 LEFT_OUT = " bytes are left out here ...]"
@@ -54,14 +56,22 @@ def _members(data: bytes) -> dict[str, bytes]:
             problem = next(_zip_problems(data, opened, infos), "")
             if problem:
                 raise HarnessError(problem)
-            return {info.filename: opened.read(info) for info in infos}
+            return {info.filename: _read(opened, info) for info in infos}
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, ValueError, EOFError, zlib.error) as error:
         raise HarnessError(f"it is no zip that can be read: {error}") from None
+
+
+def _read(opened: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
+    """Read a member; of one that inflates to more than it states, no more than that is held in memory."""
+    with opened.open(info) as member:
+        return member.read(info.file_size + 1)
 
 
 def _zip_problems(data: bytes, opened: zipfile.ZipFile, infos: list[zipfile.ZipInfo]) -> Iterator[str]:
     if opened.comment or not data.startswith(b"PK\x03\x04") or len(infos) > MOST_MEMBERS:
         yield f"it is no bundle: something stands around the zip, or it has more than {MOST_MEMBERS} members"
+    if sum(info.file_size for info in infos) > MOST_IN_ALL:
+        yield f"its members state more than {MOST_IN_ALL} bytes"
     names = [info.filename.casefold() for info in infos]
     for info in infos:
         path = PurePosixPath(info.filename)

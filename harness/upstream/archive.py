@@ -40,8 +40,18 @@ def _safe_path(archive: Path, member: str) -> PurePosixPath:
     return path
 
 
+class _Gzip(gzip.GzipFile):
+    """A stream that is read in pieces: tarfile itself would hold a header of any size in memory."""
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Read at most CHUNK bytes."""
+        if size is None or not 0 <= size <= CHUNK:
+            raise tarfile.ReadError(f"a header of more than {CHUNK} bytes")
+        return super().read(size)
+
+
 def _tar_members(archive: Path) -> Iterator[tuple[PurePosixPath, IO[bytes]]]:
-    with tarfile.open(archive) as tar:
+    with _Gzip(archive) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
         for member in tar:
             path = _safe_path(archive, member.name)
             if member.isdir():
