@@ -119,7 +119,8 @@ def _change(before: TestResult, after: TestResult) -> Change:
     if before in RED:
         return Change.MENDED if after in GREEN else Change.RED
     gone = before == TestResult.SKIPPED and after == TestResult.MISSING
-    if (after in RED and not gone) or (before in GREEN and after == TestResult.SKIPPED):
+    excused = after == TestResult.SKIPPED or (before == TestResult.PASSED and after == TestResult.EXPECTED)
+    if (after in RED and not gone) or (before in GREEN and excused):
         return Change.BROKEN
     return Change.SKIPPED if before == after == TestResult.SKIPPED else Change.SAME
 

@@ -85,6 +85,7 @@ CASES = {
             **_beside(
                 "\nimport pytest\ndef test_value():\n    assert scale.scale([1, 2], [3, 4]) == [3, 6]\n"
                 f"def test_skips():\n    if {IS_PATCHED}:\n        pytest.skip('oh')\n"
+                f"def test_expects():\n    if {IS_PATCHED}:\n        pytest.xfail('oh')\n"
                 f"@pytest.fixture\ndef made():\n    yield\n    assert not ({IS_PATCHED})\n"
                 "def test_teardown(made):\n    pass\n"
             ),
@@ -92,7 +93,7 @@ CASES = {
             f"    from toykernel import scale\n    if {IS_PATCHED}:\n        del items[0]\n",
         },
         "BREAKS_TESTS",
-        "4 broken by the patch, the first of them tests/test_scale.py::test_total",
+        "5 broken by the patch, the first of them tests/test_scale.py::test_total",
     ),
     "skips_all": Case(
         _alone("import pytest\n@pytest.mark.skip(reason='no such device')\ndef test_gpu():\n    assert 0\n"),
@@ -262,6 +263,7 @@ def test_tests_are_told_one_by_one_where_they_are_not_green_in_both(found: dict[
         "test_total": ("passed", "missing", "broken"),
         "test_value": ("passed", "failed", "broken"),
         "test_skips": ("passed", "skipped", "broken"),
+        "test_expects": ("passed", "xfailed", "broken"),
         "test_teardown": ("passed", "error", "broken"),
     }
 
