@@ -19,7 +19,7 @@ from harness.core.errors import HarnessError
 
 #: Where the records lie: in the repository, and beside this package where it is installed from a wheel.
 FOLDER = Path(__file__).resolve().parents[2] / "advisories"
-#: OSV keeps ``x_`` for databases that it does not collect; the rest is the name of the command that reads ours.
+#: OSV keeps ``x_`` for databases that it does not collect.
 PREFIX = "x_WRONG-NUMERICS-"
 
 

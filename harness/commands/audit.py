@@ -1,4 +1,4 @@
-"""``runner.py audit``, and the console script ``wrong-numerics``: pip-audit over the records of this repository."""
+"""``runner.py audit``: pip-audit over the records of this repository."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ import click
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from harness import commands
 from harness.audit import records
 from harness.audit.records import Advisory, State
+from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
 
@@ -68,11 +68,11 @@ def _say(package: str, version: Version, advisories: list[Advisory]) -> State:
     label = f"{package} {version}" + (f" (counted as {version.public})" if version.local else "")
     for one in advisories:
         (state, evidence), more = one.of(version), one.document["database_specific"]
-        click.echo(f"{label}: {state}: {one.document['id']}: {one.document['summary']}", err=True)
+        terminal.echo(f"{label}: {state}: {one.document['id']}: {one.document['summary']}", err=True)
         if state == State.AFFECTED:
             silent = "no error or warning tells; " if more["silent"] else ""
-            click.echo(f"    {silent}shown: {', '.join(evidence)}; report: {more['report']}", err=True)
-            click.echo(f"    workaround: {more['workaround'] or 'none that a check shows'}", err=True)
+            terminal.echo(f"    {silent}shown: {', '.join(evidence)}; report: {more['report']}", err=True)
+            terminal.echo(f"    workaround: {more['workaround'] or 'none that a check shows'}", err=True)
     states = {one.of(version)[0] for one in advisories}
     if State.AFFECTED in states:
         return State.AFFECTED
@@ -84,7 +84,9 @@ def _say(package: str, version: Version, advisories: list[Advisory]) -> State:
 @click.option("--advisories", type=click.Path(path_type=Path), default=records.FOLDER, help="Folder of OSV records.")
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(python: Path | None, advisories: Path, arguments: tuple[str, ...]) -> int:
-    """Say which packages have a bug that a pack proves. ARGUMENTS go to pip-audit, which reads the packages.
+    """Say which of your packages have a proved bug.
+
+    ARGUMENTS go to pip-audit, which reads the packages.
 
     \b
       runner.py audit --python ~/work/.venv/bin/python    # all that it imports; it needs no pip
@@ -102,7 +104,7 @@ def command(python: Path | None, advisories: Path, arguments: tuple[str, ...]) -
         raise HarnessError(f"no advisories in {advisories}. Next: --advisories DIR")
     if not arguments and python is None:
         python = Path(os.environ.get("VIRTUAL_ENV", sys.prefix), "bin/python")
-        click.echo(f"environment: {python}", err=True)
+        terminal.echo(f"environment: {python}", err=True)
     direct = f"{os.environ.get('no_proxy') or os.environ.get('NO_PROXY', '')},127.0.0.1"
     with records.serving(known) as (url, asked):
         options = [*arguments, *(_search_path(python) if python else []), "--progress-spinner=off"]
@@ -112,7 +114,7 @@ def command(python: Path | None, advisories: Path, arguments: tuple[str, ...]) -
     missed = {one.package for one in known} - {name for name, _ in asked}
     for line in [line for path in inputs for line in _lines(path)]:
         if any(package in canonicalize_name(line) for package in missed):
-            click.echo(f"not judged, since pip-audit skips it: {line[:200]}", err=True)
+            terminal.echo(f"not judged, since pip-audit skips it: {line[:200]}", err=True)
             states.append(State.NOT_JUDGED)
     if State.AFFECTED in states:
         return int(Exit.DEVIATES)
@@ -121,8 +123,3 @@ def command(python: Path | None, advisories: Path, arguments: tuple[str, ...]) -
     if ended.returncode:
         raise HarnessError(f"pip-audit ended with status {ended.returncode}. Next: see what it says above")
     return int(Exit.AS_EXPECTED if set(states) == {State.UNAFFECTED} else Exit.NOTHING_JUDGED)
-
-
-def script() -> int:
-    """Run the console script ``wrong-numerics``."""
-    return commands.main(command)
