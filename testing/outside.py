@@ -6,6 +6,7 @@ import gzip
 import hashlib
 import io
 import os
+import pty
 import subprocess
 import tarfile
 import zipfile
@@ -18,6 +19,8 @@ from testing.workbench import Workbench
 SOUND, OTHER = "01_confirmed", "02_other"
 #: Before this line a script's own values are laid; what is planted stands there.
 VALUES = "values, weights ="
+#: Clears the screen, and names the window.
+ESCAPES = "\x1b[2J\x1b]0;pwned\x07"
 #: Longer than Python's recursion goes, and shorter than a path may be.
 DEEP = 1500
 #: Bytes, of what is stated as less.
@@ -132,3 +135,20 @@ def origin(folder: Path, spec: str) -> None:
     assert ended.returncode == Exit.WRONG_CALL, ended
     assert "Traceback" not in ended.stderr, ended.stderr
     assert "x" * 200 not in ended.stderr, ended.stderr
+
+
+def acts_on_a_terminal(folder: Path) -> None:
+    """Raise such a text where a terminal shows it: what cannot be seen is shown as its escape."""
+    bench = _bench(folder, f"raise RuntimeError({ESCAPES!r})")
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(bench.command("run", "--verbose"), stdin=theirs, stdout=theirs, stderr=theirs):
+        os.close(theirs)
+        shown = b""
+        try:
+            while piece := os.read(ours, 1 << 16):
+                shown += piece
+        except OSError:  # the terminal's other end is closed
+            os.close(ours)
+    assert b"RuntimeError" in shown, shown
+    assert b"\x1b[2J" not in shown, shown
+    assert b"\x1b]0" not in shown, shown
