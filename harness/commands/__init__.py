@@ -12,6 +12,8 @@ from types import FrameType
 import click
 
 from harness import __version__
+from harness.commands.places import PLACES
+from harness.core import terminal
 from harness.core.errors import HarnessError, unknown
 from harness.core.room import NO_ROOM
 from harness.core.words import Exit
@@ -73,12 +75,17 @@ class Verbs(click.Group):
 
 @click.command(cls=Verbs, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="runner.py")
-def cli() -> None:
+def cli(**_: object) -> None:
     """Prove upstream bugs, and prove that patches fix them.
 
     A pack holds a script, a contract and a patch. Both files run on the unpatched release (BUG_REPRODUCED) and on the
     same release with the patch (FIX_VALIDATED). Together that is CONFIRMED. Begin with: runner.py list
+
+    The options below may also stand after a command, where it uses them.
     """
+
+
+cli.params[:0] = PLACES
 
 
 def _interrupt(_: int, __: FrameType | None) -> None:
@@ -92,22 +99,22 @@ def _close_output() -> None:
     os.close(null)
 
 
-def main(command: click.Command = cli) -> int:
+def main() -> int:
     """Run a command line and return its exit status; every expected error is one line on standard error."""
     signal.signal(signal.SIGTERM, _interrupt)
     if isinstance(sys.stdout, io.TextIOWrapper):
         sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be no text
     try:
-        status = command.main(standalone_mode=False)
+        status = cli.main(standalone_mode=False)
         sys.stdout.flush()
     except HarnessError as error:
-        click.echo(f"error: {error}", err=True)
+        terminal.echo(f"error: {error}", err=True)
         return int(error.status)
     except click.ClickException as error:
         error.show()
         return int(Exit.WRONG_CALL)
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
+        terminal.echo("interrupted", err=True)
         return int(Exit.INTERRUPTED)
     except BrokenPipeError:
         _close_output()
@@ -116,6 +123,6 @@ def main(command: click.Command = cli) -> int:
         if error.errno not in NO_ROOM or error.filename is not None:
             raise
         _close_output()
-        click.echo(f"error: standard output cannot be written ({error.strerror}). Next: free room for it", err=True)
+        terminal.echo(f"error: standard output cannot be written ({error.strerror}). Next: free room for it", err=True)
         return int(Exit.DEVIATES)
     return int(status or 0)

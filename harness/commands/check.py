@@ -10,7 +10,7 @@ import click
 from harness.audit import records
 from harness.author import missing
 from harness.commands import options
-from harness.core import room
+from harness.core import room, terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
 from harness.host import host
@@ -26,8 +26,8 @@ def _check_bundle(sent: Path, packs: Path) -> int:
         raise HarnessError(f"{sent} cannot be read ({error.strerror}). Next: --bundle FILE.zip") from None
     found = bundle_check.errors(data, options.sound_packs(packs, ())[0])
     for line in found:
-        click.echo(f"refuted: {line}")
-    click.echo(f"{sent.name}: {f'{len(found)} error(s)' if found else 'it holds'}")
+        terminal.echo(f"refuted: {line}")
+    terminal.echo(f"{sent.name}: {f'{len(found)} error(s)' if found else 'it holds'}")
     return int(Exit.DEVIATES if found else Exit.AS_EXPECTED)
 
 
@@ -43,9 +43,9 @@ def _check_advisories(packs: Path, folder: Path, *, write: bool) -> int:
             advisories.carry_out(found)
     for one in found:
         done = ("deleted" if one.text is None else "written") if write else "Next: runner.py check --advisories --write"
-        click.echo(f"{one.path.name}: {one.why}; {done}" if write else f"{one.path.name}: {one.why}. {done}")
+        terminal.echo(f"{one.path.name}: {one.why}; {done}" if write else f"{one.path.name}: {one.why}. {done}")
     if not found:
-        click.echo("all records are as their packs say")
+        terminal.echo("all records are as their packs say")
     return int(Exit.DEVIATES if found and not write else Exit.AS_EXPECTED)
 
 
@@ -104,14 +104,14 @@ def command(  # noqa: PLR0913, PLR0917 - click passes each option
     options.complain(broken)
     for pack in half:
         for step in missing.steps(pack):
-            click.echo(f"{pack.name}: {step}")
+            terminal.echo(f"{pack.name}: {step}")
     new = {pack.name for pack in half if missing.is_new(pack)}
     for finding in findings:
         if finding.pack in new and missing.TOLD.match(finding.text):
             continue
-        click.echo(f"{'warning' if finding.warning else 'unsound'}: {finding.pack}: {finding.text}")
+        terminal.echo(f"{'warning' if finding.warning else 'unsound'}: {finding.pack}: {finding.text}")
     unsound = {finding.pack for finding in findings if not finding.warning} | {pack.name for pack in half}
-    click.echo(f"{len(chosen)} pack(s) read, {len(chosen) - len(unsound)} sound")
+    terminal.echo(f"{len(chosen)} pack(s) read, {len(chosen) - len(unsound)} sound")
     if broken:
         return int(Exit.WRONG_CALL)
     return int(Exit.DEVIATES if unsound else Exit.AS_EXPECTED)

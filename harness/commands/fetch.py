@@ -12,7 +12,7 @@ from pathlib import Path
 import click
 
 from harness.commands import options
-from harness.core import files
+from harness.core import files, terminal
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError, UnavailableError
 from harness.core.progress import Progress
@@ -101,7 +101,9 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     head: bool,  # noqa: FBT001 - likewise
     mirrors: Path | None,
 ) -> int:
-    """Fill a cache for a machine without network, and with another Python.
+    """Fill a cache for a machine without network.
+
+    That machine may have another Python.
 
     Fetches the pinned tree and every dependency set of the packs, the trees of [ask] and [upstream_tests], and what
     their environments are built from; with --latest and --head what is newest today, which an offline sweep then
@@ -131,5 +133,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             progress.tell("fetching the runner's own wheels")
             _fetch_runner(dest, python)
     options.complain(errors)
-    click.echo(f"filled {dest} for {filled} of {len(chosen)} pack(s). Next, there: runner.py run --cache DIR --offline")
+    terminal.echo(
+        f"filled {dest} for {filled} of {len(chosen)} pack(s). Next, there: runner.py run --cache DIR --offline"
+    )
     return int(max((error.status for error in errors), default=Exit.AS_EXPECTED))

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.commands import options
-from harness.core import markdown
+from harness.core import markdown, terminal
 from harness.core.errors import HarnessError, unknown
 from harness.core.words import Exit
 from harness.pack import load
@@ -24,7 +24,7 @@ Rows = list[tuple[Results, CellRow]]
 
 def _pass_over(folder: Path, error: Exception) -> None:
     why = " ".join(str(error).split())[:200]
-    click.echo(f"{folder.name} is passed over: {why}. Next: delete that run, or put its results back", err=True)
+    terminal.echo(f"{folder.name} is passed over: {why}. Next: delete that run, or put its results back", err=True)
 
 
 def _pack(rows: Rows, wanted: str, runs: Path) -> str:
@@ -78,7 +78,9 @@ def _table(name: str, rows: Rows) -> Table:
 @options.runs_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(wanted: str, runs: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes it by name
-    """Show verdicts and figures of PACK over the finished sweeps of a folder, a line for each sweep.
+    """Show what the sweeps found of one pack.
+
+    A line for each finished sweep of a folder, with verdicts and figures.
 
     PACK is a number, a slug or a name, also of a pack that is gone. A figure stands there without the patch and with
     it. A sweep whose results cannot be read is named on standard error and passed over.
@@ -96,7 +98,7 @@ def command(wanted: str, runs: Path, as_json: bool) -> int:  # noqa: FBT001 - cl
     rows = [(sweep, cell) for sweep, cell in every if cell.pack == pack]
     if as_json:
         cells = [_cell_document(sweep, cell) for sweep, cell in rows]
-        click.echo(receipt.to_json({"schema": SCHEMA, "pack": pack, "cells": cells}), nl=False)
+        terminal.echo(receipt.to_json({"schema": SCHEMA, "pack": pack, "cells": cells}), nl=False)
         return int(Exit.AS_EXPECTED)
     console = Console(width=None if Console().is_terminal else WIDTH, highlight=False, markup=False)
     for name in dict.fromkeys(cell.name for _, cell in rows):

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from harness.commands import options
+from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
 from harness.pack.model import Pack
@@ -67,7 +68,9 @@ def _document(pack: Pack, entries: list[Entry]) -> dict[str, object]:
 @options.cache_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(wanted: tuple[str, ...], runs: tuple[str, ...], packs: Path, cache_root: Path | None, as_json: bool) -> int:  # noqa: FBT001 - click passes it by name
-    """List packs, the pinned version, and for each target the verdict of the strongest receipt.
+    """List the packs and what their receipts say.
+
+    For each target it shows the verdict of the strongest receipt.
 
     A receipt is fresh or STALE: script, contract, patch, release or dependencies changed in meaning since.
     """
@@ -82,8 +85,8 @@ def command(wanted: tuple[str, ...], runs: tuple[str, ...], packs: Path, cache_r
         except HarnessError as error:
             errors.append(error)
     if as_json:
-        click.echo(json.dumps([_document(pack, entries) for pack, entries in listed], indent=1))
+        terminal.echo(json.dumps([_document(pack, entries) for pack, entries in listed], indent=1))
     else:
-        click.echo("\n".join(line for pack, entries in listed for line in _lines(pack, entries)))
+        terminal.echo("\n".join(line for pack, entries in listed for line in _lines(pack, entries)))
     options.complain([*errors, *unreadable])
     return int(Exit.WRONG_CALL if errors or unreadable else Exit.AS_EXPECTED)

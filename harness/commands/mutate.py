@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from harness.commands import options, running
+from harness.core import terminal
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError
 from harness.core.progress import Progress
@@ -38,12 +39,7 @@ from harness.verdict.cell import Cell
 @click.option(
     "--generated", type=click.IntRange(0), metavar="N", help="Make N mutants of the patch (default: pack.toml's)."
 )
-@click.option("--seed", type=int, metavar="S", help="Of the sample (default: pack.toml's).")
-@click.option("--only-own", is_flag=True, help="Only those in the packs' mutants/.")
-@click.option("--unseen", is_flag=True, help="Those in mutants/unseen/ alone, whose authors had not read the probe.")
-@click.option(
-    "--skip-listed", is_flag=True, help="Do not run again what is listed and was not killed for the last record."
-)
+@click.option("--unseen", is_flag=True, help="Those in mutants/unseen/ alone, whose authors had not read the checks.")
 @click.option("--matrix", is_flag=True, help="Go on after a check that fails: which check refuses which wrong fix.")
 @click.option("--rebase", "is_rebase", is_flag=True, help="Judge none: put the packs' own on fix.patch as it is now.")
 @click.option("--jobs", type=click.IntRange(1), metavar="N", help="Lanes at once (default: cores, as memory allows).")
@@ -58,10 +54,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     mirrors: Path | None,
     target: str,
     generated: int | None,
-    seed: int | None,
-    only_own: bool,  # noqa: FBT001 - likewise
     unseen: bool,  # noqa: FBT001 - likewise
-    skip_listed: bool,  # noqa: FBT001 - likewise
     matrix: bool,  # noqa: FBT001 - likewise
     is_rebase: bool,  # noqa: FBT001 - likewise
     jobs: int | None,
@@ -69,40 +62,36 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     record: bool,  # noqa: FBT001 - likewise
     as_json: bool,  # noqa: FBT001 - likewise
 ) -> int:
-    """Put wrong fixes in fix.patch's place and say which of them the probe refuses.
+    """Say which wrong fixes a pack refuses.
 
-    A mutant is one of the pack's own (mutants/*.patch, a patch on the tree that has fix.patch; in mutants/whole/ one on
-    the release), or made of fix.patch: a part of it left out, or one operator
-    on a line that it adds or a function that it touches. It is KILLED by the first check that fails, which ends its
-    lane (or by UNSUPPORTED, where the pristine tree is judged), SURVIVED, UNJUDGED (a crash, a time-out, out of memory,
-    also when run again alone), EQUIVALENT (listed in mutants/equivalent.toml, or the same code) or ELSEWHERE (listed
-    there: only another target runs its code). What is listed runs from beginning to end, as the fix does; with
-    --skip-listed those that no check killed for the last record of this target, by the probe of that day, keep its
-    date. The fix itself is judged first; its pristine lane is not run again where the pack has a fresh receipt, made
-    with the same Python, torch, triton and GPU. Killed at any moment, or ended with survivors that are still to be
-    listed, the same command goes on where it was.
+    Each stands in the place of fix.patch once.
 
-    After a change of fix.patch, --rebase merges each of the packs' own with it, and writes it in the shorter of the two
-    forms; what does not merge is named and left.
+    Those in mutants/ are the pack's own: a small diff on top of fix.patch, or in mutants/whole/ a whole patch. Others
+    are made of fix.patch: a part of it left out, or one operator changed in what it adds or touches. The fix itself
+    is judged first. What was interrupted goes on with the same command.
 
-    With --matrix each lane goes on to its end, and a table says for each check how many wrong fixes it refuses, how
-    many it alone refuses, and whether a cover with two checks for each wrong fix needs it.
+    \b
+    KILLED        a check failed; the lane ends there
+    SURVIVED      no check failed
+    UNJUDGED      a crash, a time-out or no memory, also when run alone
+    EQUIVALENT    listed in mutants/equivalent.toml, or the same code
+    ELSEWHERE     listed there: only another target runs its code
+
+    With --matrix each lane goes on to its end, and a table says which check refuses which wrong fix. After a change
+    of fix.patch, --rebase merges the pack's own with it.
 
     \b
     Examples:
       runner.py mutate 9 --target cpu
-      runner.py mutate 9 --generated 200 --seed 7
-      runner.py mutate 5 9 14 --only-own
+      runner.py mutate 5 9 14 --generated 0    # the packs' own alone
       runner.py mutate 9 --unseen --record
-      runner.py mutate 9 --rebase
 
-    Exit status 0: every mutant is killed or equivalent; 1: one survived or is unjudged; 2: the call is wrong;
-    5: nothing was judged; 130: interrupted.
+    Exit status 1: one survived or is unjudged; 0: all others.
     """
     chosen, broken = options.sound_packs(packs, wanted)
     if broken:
         raise broken[0]
-    order = Order(generated, seed, only_own, unseen, skip_listed, matrix)
+    order = Order(generated, unseen, matrix)
     _refuse(order, is_rebase=is_rebase, is_kept=record or as_json)
     if is_rebase:
         return int(_rebased(chosen, options.the_cache(cache_root, offline=offline, tell=_tell, mirrors=mirrors)))
@@ -140,27 +129,27 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             if judging.interrupted:
                 raise KeyboardInterrupt
             kept.finish(_survivors(results), is_settled=not _is_waiting(results))
-    click.echo(output.as_json(results) if as_json else output.as_text(results), nl=False)
+    terminal.echo(output.as_json(results) if as_json else output.as_text(results), nl=False)
     if matrix and not as_json:
-        click.echo(checks_matrix.as_text(results), nl=False)
+        terminal.echo(checks_matrix.as_text(results), nl=False)
     for one in results if record else ():
         if one.strength is not None:
             scrub = writer.scrubber(one.cell.pack, cache, here, None, {})
             path = output.record(one.strength, one.cell.pack.folder / "receipts", scrub)
-            click.echo(f"recorded {one.cell.pack.name}/receipts/{path.name}", err=True)
+            terminal.echo(f"recorded {one.cell.pack.name}/receipts/{path.name}", err=True)
     return int(_status(results))
 
 
 def _refuse(order: Order, *, is_rebase: bool, is_kept: bool) -> None:
     """Raise HarnessError where options contradict each other."""
-    if order.unseen and (order.own_only or order.generated is not None or order.seed is not None):
-        raise HarnessError("--unseen takes no other wrong fixes. Next: leave out --generated, --seed and --only-own")
+    if order.unseen and order.generated is not None:
+        raise HarnessError("--unseen takes no other wrong fixes. Next: leave out --generated")
     if is_rebase and (is_kept or order != Order()):
         raise HarnessError("--rebase judges nothing. Next: leave out what chooses wrong fixes, --record and --json")
 
 
 def _tell(text: str) -> None:
-    click.echo(text, err=True)
+    terminal.echo(text, err=True)
 
 
 def _rebased(packs: list[Pack], cache: Cache) -> Exit:
@@ -168,7 +157,7 @@ def _rebased(packs: list[Pack], cache: Cache) -> Exit:
     left = 0
     for pack in packs:
         if not pack.patch.exists():
-            click.echo(f"{pack.name}: no fix.patch")
+            terminal.echo(f"{pack.name}: no fix.patch")
             continue
         with cache.guard():
             pristine = tree.materialize(cache, pack.definition.upstream, parse_source(None, pack.definition))
@@ -178,10 +167,10 @@ def _rebased(packs: list[Pack], cache: Cache) -> Exit:
             raise HarnessError(f"{pack.name}/fix.patch does not fit the pinned release: {error}") from None
         for one in (one for one in found if not one.is_kept):
             became = f"left: {one.why}" if one.why else f"{one.lines} lines -> {one.became}, {one.lines_now}"
-            click.echo(f"{pack.name}/{one.name}: {became}")
+            terminal.echo(f"{pack.name}/{one.name}: {became}")
         kept, failed = sum(one.is_kept for one in found), sum(bool(one.why) for one in found)
         lines = f"{sum(one.lines for one in found)} lines -> {sum(one.lines_now for one in found)}"
-        click.echo(f"{pack.name}: {kept} kept, {len(found) - kept - failed} rebased, {failed} left; {lines}")
+        terminal.echo(f"{pack.name}: {kept} kept, {len(found) - kept - failed} rebased, {failed} left; {lines}")
         left += failed
     return Exit.DEVIATES if left else Exit.AS_EXPECTED
 

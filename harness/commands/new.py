@@ -10,6 +10,7 @@ import click
 from harness.author import fix, new_pack, release, script
 from harness.author.pack_text import Stated
 from harness.commands import options, running
+from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.progress import Progress
 from harness.core.words import Exit, Fix, LaneVerdict
@@ -58,7 +59,9 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     packs: Path,
     cache_root: Path | None,
 ) -> int:
-    """Write a new pack, packs/NN_SLUG, from a script that fails while a release has the bug, and run it there once.
+    """Write a pack from a script that fails.
+
+    It becomes packs/NN_SLUG, and the script runs once on the release that has the bug.
 
     The script stays as it is, below a header that names its packages. It fails by an assertion, by an exit with a text
     or with 1, or by an exception of its own line or of the package. A file of tests is run by pytest.
@@ -93,9 +96,9 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         is_right = lane.verdict == LaneVerdict.FIX_VALIDATED
         why = f"the script does not fail on {name}" if is_right else f"{lane.verdict} on {name}: {lane.reason}"
     for remark in found.remarks:
-        click.echo(f"open: {remark}", err=True)
+        terminal.echo(f"open: {remark}", err=True)
     then = f"runner.py run {folder.name}, then runner.py report {folder.name} --from last"
-    click.echo(
+    terminal.echo(
         f"{why}\nwrote {folder.name}\nNext: {then if shows else 'mend the script, then the same call with --again'}"
     )
     return int(Exit.AS_EXPECTED if shows else Exit.DEVIATES)

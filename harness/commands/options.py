@@ -10,7 +10,8 @@ from typing import Any
 
 import click
 
-from harness.core import cache
+from harness.commands import places
+from harness.core import cache, terminal
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError
 from harness.pack import load
@@ -36,26 +37,15 @@ class Seconds(click.FloatRange):
         return found
 
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+REPOSITORY = places.REPOSITORY
 #: The folder of the run folders in a cache.
 RUNS = "runs"
 
 packs_argument = click.argument("wanted", metavar="[PACK]...", nargs=-1)
-packs_option = click.option(
-    "--packs", type=click.Path(path_type=Path), default=REPOSITORY / "packs", help="Folder of the packs."
-)
-cache_option = click.option(
-    "--cache", "cache_root", type=click.Path(path_type=Path), help="Cache folder (default: the user's cache folder)."
-)
+packs_option, cache_option = places.packs_option, places.cache_option
+offline_option, mirrors_option = places.offline_option, places.mirrors_option
 from_option = click.option(
     "--from", "run", metavar="RUN", help="Read the receipts of a run: `last`, or its folder (default: the packs' own)."
-)
-mirrors_option = click.option(
-    "--mirrors",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    envvar="REPRODUCER_PACKS_MIRRORS",
-    metavar="DIR",
-    help="DIR/NAME.git stands for the upstream repository of that name (also REPRODUCER_PACKS_MIRRORS).",
 )
 runs_option = click.option(
     "--runs",
@@ -65,7 +55,6 @@ runs_option = click.option(
     metavar="DIR",
     help="Folder of the run folders; each sweep is one of them.",
 )
-offline_option = click.option("--offline", is_flag=True, help="Never reach the network.")
 
 
 def _nothing(_: str) -> None:
@@ -130,4 +119,4 @@ def one_pack(folder: Path, wanted: str, verb: str) -> Pack:
 def complain(errors: list[HarnessError]) -> None:
     """Print each error on a line of its own."""
     for error in errors:
-        click.echo(f"error: {error}", err=True)
+        terminal.echo(f"error: {error}", err=True)

@@ -9,6 +9,7 @@ from typing import IO
 import click
 
 from harness.commands import options, running
+from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.progress import Progress
 from harness.core.words import Exit
@@ -61,13 +62,14 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     offline: bool,  # noqa: FBT001 - likewise
     mirrors: Path | None,
 ) -> int:
-    """Say whether a change fixes a pack's bug: one probe, two trees of your own, no patch of ours.
+    """Say whether a change fixes a pack's bug.
 
-    Prints three lines of Markdown for each pack: the verdicts on base and head and what they say of the change; what
-    the trees are, and what was measured; the strength of the probe. Progress and errors go to standard error.
+    Script and contract run on two trees of your own; fix.patch has no part in it.
 
-    With --changed and neither --base nor --head it names the packs that are about these files, one a line, and judges
-    nothing; where there is none, it prints nothing.
+    It prints three lines of Markdown for each pack: both verdicts and what they say of the change; what was measured
+    on which trees; how many wrong fixes the pack refuses.
+
+    With --changed and neither --base nor --head it only names the packs that are about these files, one a line.
 
     The code of both trees is run, as your own tests run it: judge only what you would test.
 
@@ -77,9 +79,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
       runner.py pr-verdict 9 --base git+URL@COMMIT --head git+URL@COMMIT
       git diff --name-only main | runner.py pr-verdict --changed -
 
-    Exit status 0: it is fixed, or was never there, or is there as before; 1: the change brings it in, breaks a
-    control, or ends the lane in an error that base does not have (with --must-fix: or head has the bug); 2: the call
-    is wrong; 5: nothing can be said of the change. The worst of several packs counts; 5 only where all give it.
+    Exit status 1: the change brings the bug in, breaks a control, or ends the lane in an error that base does not
+    have (with --must-fix: or head has the bug); 5: nothing can be said of the change; 0: all others.
     """
     if (base is None) != (head is None) or (base is None and changed is None):
         raise HarnessError("pr-verdict judges two trees. Next: --base SPEC --head SPEC, or --changed FILE")
@@ -95,7 +96,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         chosen = concerned(chosen, changed.read().splitlines())
     if base is None or head is None:
         for pack in chosen:
-            click.echo(pack.name)
+            terminal.echo(pack.name)
         return int(Exit.WRONG_CALL if broken else Exit.AS_EXPECTED)
     trees = Trees(base, head, dependencies, timeout)
     with Progress(sys.stderr) as progress, gpu_pool() as pool:
@@ -134,4 +135,4 @@ def _pairs(session: Session, packs: list[Pack], target: str, trees: Trees) -> tu
 def _print(found: list[Compared], text: str) -> None:
     for one in found:
         report.scrubber(one.pack).require_clean("what is printed", text)
-    click.echo(text, nl=False)
+    terminal.echo(text, nl=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from harness.commands import options
-from harness.core import prune
+from harness.core import prune, terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
 
@@ -25,7 +25,7 @@ from harness.core.words import Exit
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @options.cache_option
 def command(days: float, dry_run: bool, cache_root: Path | None) -> int:  # noqa: FBT001 - click passes it by name
-    """Remove what nobody has used for a while from the cache.
+    """Remove from the cache what nobody uses.
 
     Run folders, JIT results, trees, dependency sets and downloads: each can be fetched or made again. What a lane
     used within the last N days stays. The run folders of `sweep` lie elsewhere and are not touched.
@@ -37,7 +37,7 @@ def command(days: float, dry_run: bool, cache_root: Path | None) -> int:  # noqa
         found = prune.prune(cache, days, dry_run=dry_run)
     for one in found:
         if one.entries:
-            click.echo(f"{one.entries:5} {prune.KINDS[one.kind]} ({one.kind}/), {one.size / 2**20:.0f} MiB")
+            terminal.echo(f"{one.entries:5} {prune.KINDS[one.kind]} ({one.kind}/), {one.size / 2**20:.0f} MiB")
     removed = "would be removed" if dry_run else "removed"
-    click.echo(f"{sum(one.size for one in found) / 2**20:.0f} MiB {removed} from {cache.root}")
+    terminal.echo(f"{sum(one.size for one in found) / 2**20:.0f} MiB {removed} from {cache.root}")
     return int(Exit.AS_EXPECTED)

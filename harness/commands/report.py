@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from harness.commands import options
+from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.room import NO_ROOM
 from harness.core.words import Exit
@@ -42,7 +43,9 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     packs: Path,
     cache_root: Path | None,
 ) -> int:
-    """Print the Markdown to paste into an upstream issue, a pull request or a comment.
+    """Print, bundle or commit what goes upstream.
+
+    Printed is the Markdown of the issue, the pull request or the comment.
 
     It is report.in.md, filled from receipts: the claim, the script with its output, the cause, the diff, the threads.
     Nothing is typed by hand, and what looks private is refused. --from RUN takes the receipts of a run on this machine
@@ -69,18 +72,18 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         subject = replace(subject, receipts_elsewhere=judged) if judged else subject
         data = bundle.build(subject, report.scrubber(subject))
         _write(zipped, data)
-        click.echo(f"{zipped} ({len(data)} bytes)")
+        terminal.echo(f"{zipped} ({len(data)} bytes)")
     elif write:
         changed = report.write(subject)
-        click.echo(f"{subject.name}/{subject.report.name}: {'written' if changed else 'as it was'}")
+        terminal.echo(f"{subject.name}/{subject.report.name}: {'written' if changed else 'as it was'}")
         _tell_of_missing(subject, subject.report.read_text(encoding="utf-8"))
     else:
         receipts = report.receipts_of(subject, judged)
         text = report.render(subject, receipts, is_draft=True)
         report.scrubber(subject).require_clean("report", text)
-        click.echo(text if whole else report.for_upstream(text), nl=False)
+        terminal.echo(text if whole else report.for_upstream(text), nl=False)
         for part in report.open_parts(subject, receipts):
-            click.echo(f"open: {part}", err=True)
+            terminal.echo(f"open: {part}", err=True)
         _tell_of_missing(subject, text)
     return int(Exit.AS_EXPECTED)
 
@@ -88,18 +91,20 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
 def _tell_of_missing(pack: Pack, text: str) -> None:
     """Say what a text lacks before it can be filed."""
     if parts.NOT_YET in text:
-        click.echo(f"a draft: no receipt holds the script's output. Next: runner.py run {pack.name} --record", err=True)
+        terminal.echo(
+            f"a draft: no receipt has the script's output. Next: runner.py run {pack.name} --record", err=True
+        )
     if not links.repository_url():
-        click.echo("repository_url in pyproject.toml is empty. Next: set it before you file the text", err=True)
+        terminal.echo("repository_url in pyproject.toml is empty. Next: set it before you file the text", err=True)
 
 
 def _commit(pack: Pack, checkout: Path, branch: str | None) -> None:
     made = pull_request.make(pack, checkout, branch)
-    click.echo(f"branch {made.branch}, commit {made.commit[:12]} by {made.author}")
-    click.echo(made.stat)
-    click.echo("left to you, when you have read the commit:")
+    terminal.echo(f"branch {made.branch}, commit {made.commit[:12]} by {made.author}")
+    terminal.echo(made.stat)
+    terminal.echo("left to you, when you have read the commit:")
     for line in made.left:
-        click.echo(f"  {line}")
+        terminal.echo(f"  {line}")
 
 
 def _write(path: Path, data: bytes) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from harness.commands import options, running
+from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.progress import Progress
 from harness.core.words import Exit, LaneName, Verdict
@@ -41,9 +42,9 @@ UNJUDGED = {Verdict.ERROR, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 @options.packs_argument
 @click.option("--target", default="all", show_default=True, help="cpu, sm_90a, ..., auto (this GPU, else cpu), all.")
 @click.option("--upstream", metavar="SPEC", help="Another tree (see above).")
-@click.option("--ask", is_flag=True, help="Judge ask.patch on its own tree, by the checks that [ask] names.")
+@click.option("--ask", is_flag=True, help="Judge ask.patch, on the tree that [ask] names.")
 @click.option("--with", "dependencies", multiple=True, metavar="SET|PKG==VER", help="Another dependency set, or wheel.")
-@click.option("--lane", type=click.Choice([*LANES]), default="both", show_default=True, help="Which lanes to run.")
+@click.option("--lane", type=click.Choice([*LANES]), default="both", show_default=True, help="Lanes to run.")
 @options.packs_option
 @options.cache_option
 @options.offline_option
@@ -60,14 +61,12 @@ UNJUDGED = {Verdict.ERROR, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
     "--jobs",
     type=options.JOBS,
     metavar="N",
-    help="Lanes at once (default: cores, as memory allows).",
+    help="Lanes at once (default: as cores and memory allow).",
 )
-@click.option("--record", is_flag=True, help="Put the receipts into the packs' own receipts/ folders as well.")
-@click.option(
-    "--receipts", type=click.Path(path_type=Path), metavar="DIR", help="Write the receipts below DIR as well."
-)
-@click.option("--verbose", "-v", is_flag=True, help="Name the claims, the log and the receipt of every row.")
-@click.option("--json", "as_json", is_flag=True, help="Print the outcomes as JSON on standard output.")
+@click.option("--record", is_flag=True, help="Put the receipts into the packs too.")
+@click.option("--receipts", type=click.Path(path_type=Path), metavar="DIR", help="Write the receipts below DIR too.")
+@click.option("--verbose", "-v", is_flag=True, help="Name claims, log and receipt of every row.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     wanted: tuple[str, ...],
     target: str,
@@ -87,13 +86,14 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     verbose: bool,  # noqa: FBT001 - likewise
     as_json: bool,  # noqa: FBT001 - likewise
 ) -> int:
-    """Judge packs: run the probe on the pristine tree and on the patched one.
+    """Judge packs, without the patch and with it.
 
-    PACK is a number, a slug or a glob (9, liger_flce_none, '0*'); with none, every pack runs. Progress goes to
-    standard error, the table to standard output.
+    Script and contract run on the unpatched tree (the lane `pristine`), and on the same tree with fix.patch.
+
+    PACK is a number, a slug or a glob (9, liger_flce_none, '0*'); with none, every pack runs.
 
     \b
-    --upstream SPEC judges another tree with the same probe:
+    --upstream SPEC judges another tree with the same script and contract:
       PACKAGE==VERSION   a release on the package index
       latest             its newest release
       head               the commit of upstream's default branch that pack.toml names
@@ -102,9 +102,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
       installed          what this Python has installed
 
     \b
-    Logs and receipts go to a folder of this run in the cache; `report`, `table` and `bundle` read them with
-    --from last. --record puts what pack.toml speaks of into the packs: receipts/, receipts/head for `head`,
-    and receipts/ask for --ask.
+    Logs and receipts go to a folder of this run in the cache. `list` and `report` read them with --from last.
+    --record also puts them into the pack: receipts/, receipts/head for `head`, and receipts/ask for --ask.
 
     \b
     Examples:
@@ -129,8 +128,10 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             account = run.every(copies, target, progress)
     options.complain(run.errors)
     if run.rows or as_json:
-        click.echo(f"logs and receipts: {session.folder}", err=True)
-        click.echo(run_table.as_json(run.rows) if as_json else run_table.as_text(run.rows, verbose=verbose), nl=False)
+        terminal.echo(f"logs and receipts: {session.folder}", err=True)
+        terminal.echo(
+            run_table.as_json(run.rows) if as_json else run_table.as_text(run.rows, verbose=verbose), nl=False
+        )
     if account.interrupted:
         raise KeyboardInterrupt
     return int(_status(run, broken))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.commands import options, running
+from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.progress import Progress
 from harness.core.words import Exit
@@ -100,7 +101,7 @@ def _fit_together(slurm: bool, here: Mapping[str, object], cluster: Mapping[str,
     type=click.IntRange(0),
     default=0,
     metavar="N",
-    help="Put N wrong fixes of each pack through its probe too, those not run for longest first.",
+    help="Judge N wrong fixes of each pack too, those not run for longest first.",
 )
 @click.option(
     "--bisect",
@@ -149,7 +150,9 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     slurm_options: tuple[str, ...],
     baseline: Path | None,
 ) -> int:
-    """Judge every pack on every target that this host can show, and say what changed.
+    """Judge all packs on all targets, and say what changed.
+
+    The targets are those that this host can show.
 
     Lanes share the cores and the GPUs, the longest first; what is timed has its GPU for itself meanwhile.
     Each end is written at once: killed at any moment, the same command goes on where it was, within 20 hours.
@@ -209,9 +212,9 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         with cache.guard():
             results, folder = Sweep(order, cache, here, pool.devices, listener, progress, cluster or ThisHost()).run()
     for line in text_outputs.change_lines(results):
-        click.echo(line)
-    click.echo(text_outputs.headline(results))
-    click.echo(folder.path / "index.html")
+        terminal.echo(line)
+    terminal.echo(text_outputs.headline(results))
+    terminal.echo(folder.path / "index.html")
     if results.status == Exit.INTERRUPTED:
         raise KeyboardInterrupt
     return results.status

@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.commands import options, running
-from harness.core import files, room
+from harness.core import files, room, terminal
 from harness.core.errors import HarnessError, UnsupportedHereError
 from harness.core.progress import Progress
 from harness.core.words import Exit, SuiteVerdict
@@ -54,7 +54,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     record: bool,  # noqa: FBT001 - likewise
     as_json: bool,  # noqa: FBT001 - likewise
 ) -> int:
-    """Run upstream's own tests of the touched files, without and with the patch.
+    """Run upstream's own tests, with and without the patch.
 
     pack.toml names the files in [upstream_tests]; with no PACK, every pack that names some. They run as lanes do, and
     are compared test by test. Where the pack has an upstream_test.patch, both trees have it: what it adds must be red
@@ -86,8 +86,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
                 files.write_atomic(row.pack.receipts / receipts.SUITE, receipts.to_json(row.document))
     options.complain(errors)
     if rows or as_json:
-        click.echo(f"logs: {session.folder}", err=True)
-        click.echo(receipts.to_json([row.document for row in rows]) if as_json else as_text(rows), nl=False)
+        terminal.echo(f"logs: {session.folder}", err=True)
+        terminal.echo(receipts.to_json([row.document for row in rows]) if as_json else as_text(rows), nl=False)
     verdicts = {row.found.verdict for row in rows}
     if errors:
         return int(Exit.WRONG_CALL)

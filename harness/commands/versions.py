@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from harness.commands import options, running
+from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.progress import Progress
 from harness.core.words import Exit, LaneVerdict
@@ -62,11 +63,11 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     save: bool,  # noqa: FBT001 - likewise
     as_json: bool,  # noqa: FBT001 - likewise
 ) -> int:
-    """Say which releases have the bug: `bug from A, fixed in B`.
+    """Say which releases have the bug.
 
-    Runs the probe over every final release of the pack's upstream, each from an unpacked tree, with no environment
-    built, several at once. What cannot be judged (import error, another API) is UNSUPPORTED, with the reason: it is
-    neither right nor wrong. --bisect takes it that there is one change on each side of the pinned release.
+    The answer is a line such as `bug from A, fixed in B`. Every final release of the pack's upstream is judged, from
+    an unpacked tree, several at once. What cannot be judged (an import error, another API) is UNSUPPORTED: neither
+    right nor wrong. --bisect takes it that there is one change on each side of the pinned release.
 
     \b
     Examples:
@@ -75,7 +76,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
       runner.py versions 9 --upstream git+https://github.com/linkedin/Liger-Kernel --range v0.8.1..main
       runner.py versions 7 --vary tilelang
 
-    Exit status 0: judged; 1: a lane failed or its controls are wrong; 2: the call is wrong; 5: nothing was judged.
+    Exit status 1: a lane failed, or its controls are wrong; 5: nothing was judged; 0: all others.
     """
     subject = options.one_pack(packs, wanted, "versions")
     if upstream and not vary and not upstream.startswith(GIT):
@@ -125,9 +126,9 @@ def _end(judging: Judging, shown: Shown, *, save: bool, as_json: bool) -> int:
     scrub = redaction.of_host({**judging.session.cache.places, options.REPOSITORY: "$REPOSITORY"})
     shown = Shown(shown.what, [output.scrubbed(row, scrub) for row in shown.rows], shown.line)
     found = output.document(shown, judging, running.command_line())
-    click.echo(receipt.to_json(found) if as_json else output.as_text(shown), nl=False)
+    terminal.echo(receipt.to_json(found) if as_json else output.as_text(shown), nl=False)
     if save:
-        click.echo(f"kept in {output.save(found, judging, scrub)}", err=True)
+        terminal.echo(f"kept in {output.save(found, judging, scrub)}", err=True)
     if not any(row.is_judged for row in shown.rows):
         return int(Exit.NOTHING_JUDGED)
     failed = {LaneVerdict.ERROR, LaneVerdict.CONTROL_FAILED}

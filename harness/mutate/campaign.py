@@ -23,7 +23,7 @@ from harness.mutate.state import State
 from harness.pack.model import Pack
 from harness.receipt import receipt, staleness, strength, wrong_fixes
 from harness.receipt.receipt import FIRST_SIGHT, Hashed
-from harness.receipt.strength import NOT_JUDGED_HERE, Fate, MutantRecord, Strength
+from harness.receipt.strength import Fate, MutantRecord, Strength
 from harness.schedule.estimates import Estimates
 from harness.schedule.journal import LaneEnd
 from harness.schedule.session import Session
@@ -53,28 +53,19 @@ class Order:
 
     Attributes:
         generated: how many mutants are made of a pack's patch; None: as many as pack.toml says.
-        seed: of the sample; None: pack.toml's.
-        own_only: none are made.
         unseen: those of the packs' mutants/unseen/ alone.
-        skip_listed: what mutants/equivalent.toml lists, and no check killed for the last record, is not run again.
+        matrix: a lane goes on after a check that fails.
 
     """
 
     generated: int | None = None
-    seed: int | None = None
-    own_only: bool = False
     unseen: bool = False
-    skip_listed: bool = False
     matrix: bool = False
 
     @property
     def makes_none(self) -> bool:
         """Whether no mutants are made, not even those that survived last time."""
-        return self.own_only or self.unseen
-
-    def seed_of(self, pack: Pack) -> int:
-        """Return the seed of a pack's sample."""
-        return pack.definition.strength.seed if self.seed is None else self.seed
+        return self.unseen or self.generated == 0
 
     def number_of(self, pack: Pack) -> int:
         """Return how many mutants are made of a pack's patch."""
@@ -120,7 +111,6 @@ class _Subject:
     judged: tuple[Hashed, Hashed]
     chosen: list[tuple[Mutant, Cell]] = field(default_factory=list)
     found: dict[str, tuple[Found, float]] = field(default_factory=dict)
-    known: dict[str, MutantRecord] = field(default_factory=dict)
     logs: dict[str, Path] = field(default_factory=dict)
     first: tuple[str, ...] = ()
 
@@ -251,7 +241,7 @@ class Campaign:
             chosen = self.choose(subject.cell, chosen, fix)
         else:
             made = generated.candidates(fix, subject.cell.stated.loads)
-            number, seed = self.order.number_of(pack), self.order.seed_of(pack)
+            number, seed = self.order.number_of(pack), pack.definition.strength.seed
             first = () if self.order.makes_none else subject.first
             chosen += generated.sample(fix, made, number, seed, first)
         stated = subject.cell.timeout or subject.cell.stated.timeout_s
@@ -287,7 +277,6 @@ class Campaign:
         seconds: dict[tuple[str, str, str], float] = {}
         for subject in subjects:
             listed = _listed(subject.cell)
-            skipped = self._not_killed_before(subject.cell, listed)
             for mutant, cell in subject.chosen:
                 if mutant.same:
                     subject.found[mutant.name] = (Found(Fate.EQUIVALENT, reason=mutant.same), 0.0)
@@ -296,34 +285,11 @@ class Campaign:
                     why = f"its patch does not apply: {mutant.misfit}"
                     subject.found[mutant.name] = (Found(Fate.UNJUDGED, reason=why), 0.0)
                     continue
-                if (known := skipped.get(mutant.name)) is not None and known.sha256 == mutant.sha256:
-                    subject.known[mutant.name] = known
-                    continue
                 cells.append(cell)
                 share = 1.0 if mutant.name in listed else KILLED_SHARE
                 seconds[cell.name, str(cell.evidence), LaneName.PATCHED] = share * subject.seconds
                 urgent += [cell.name] if mutant.name in subject.first else []
         self._run(subjects, cells, Estimates(seconds, urgent))
-
-    def _not_killed_before(self, cell: Cell, listed: Mapping[str, Listed]) -> dict[str, MutantRecord]:
-        """Return the records of the listed mutants that need not be run again; none where that was not asked for.
-
-        Their lanes ran for the last record of the target, or one before it, by the probe of that day, and passed or
-        said nothing.
-        """
-        before = strength.find(cell.pack, cell.target, str(cell.evidence or "")) if self.order.skip_listed else None
-        if before is None:
-            return {}
-        ran = [one for one in before.mutants if one.fate in NOT_JUDGED_HERE and one.seconds and one.name in listed]
-        return {
-            one.name: replace(
-                one,
-                fate=listed[one.name].fate,
-                reason=listed[one.name].reason,
-                date=one.date or before.date,
-            )
-            for one in ran
-        }
 
     def _again(self, subjects: list[_Subject]) -> None:
         """Run again what said nothing, each alone and with twice the time."""
@@ -373,17 +339,15 @@ class Campaign:
         listed = _listed(cell)
         records = []
         for mutant, _ in subject.chosen:
-            if (known := subject.known.get(mutant.name)) is None:
-                found, seconds = subject.found[mutant.name]
-                known = fates.recorded(mutant, found, listed.get(mutant.name), seconds)
-            records.append(known)
+            found, seconds = subject.found[mutant.name]
+            records.append(fates.recorded(mutant, found, listed.get(mutant.name), seconds))
         measured = Strength(
             schema=strength.SCHEMA,
             pack=pack.name,
             target=cell.target,
             evidence=cell.known_evidence,
             date=dt.datetime.now(dt.UTC).date().isoformat(),
-            seed=self.order.seed_of(pack),
+            seed=pack.definition.strength.seed,
             generated=self.order.number_of(pack),
             own=strength.count(one for one in records if one.origin != Origin.GENERATED),
             made=strength.count(one for one in records if one.origin == Origin.GENERATED),
@@ -433,10 +397,10 @@ def refuse(order: Order, packs: list[Pack]) -> None:
     """Raise HarnessError where the sample that was asked for is not the one that may be recorded."""
     for pack in packs:
         stated = pack.definition.strength
-        if order.own_only or (order.seed_of(pack), order.number_of(pack)) != (stated.seed, stated.generated):
+        if order.number_of(pack) != stated.generated:
             raise HarnessError(
-                f"--record: {pack.name}/pack.toml states seed {stated.seed} and {stated.generated} generated mutants. "
-                "Next: --record without --seed, --generated and --only-own, or change [strength]"
+                f"--record: {pack.name}/pack.toml states {stated.generated} generated mutants. "
+                "Next: --record without --generated, or change [strength]"
             )
 
 

@@ -34,7 +34,7 @@ def test_a_lane_goes_on_after_a_failed_check_for_the_matrix_alone(
     (folder / "mutants").mkdir()
     wrong = REPOSITORY / "tests/resources/packs/42_refuses_wrong_fixes/mutants/adds_the_weight.patch"
     shutil.copy(wrong, folder / "mutants")
-    ended = workbench.run("mutate", "60", "--target", "cpu", "--only-own", *options)
+    ended = workbench.run("mutate", "60", "--target", "cpu", "--generated", "0", *options)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "test_weights_of_one_change_nothing" in ended.stdout
     assert ("test_each_value_has_its_weight[unlike]" in ended.stdout) == bool(options), ended.stdout

@@ -31,7 +31,7 @@ def _fates(found: dict[str, Any]) -> dict[str, str]:
 
 def test_a_probe_that_refuses_every_wrong_fix(workbench: Workbench) -> None:
     workbench.lay("42_refuses_wrong_fixes")
-    status, found, _ = _mutate(workbench, "--only-own")
+    status, found, _ = _mutate(workbench, "--generated", "0")
     mutants = {one["name"]: one for one in found["strength"]["mutants"]}
     assert status == 0
     assert _fates(found) == {
@@ -48,16 +48,16 @@ def test_a_probe_that_refuses_every_wrong_fix(workbench: Workbench) -> None:
 
 def test_the_pristine_lane_of_a_fresh_receipt_is_not_run_again(workbench: Workbench) -> None:
     pack = workbench.lay("42_refuses_wrong_fixes")
-    _, before, told = _mutate(workbench, "--only-own")
+    _, before, told = _mutate(workbench, "--generated", "0")
     assert " pristine: BUG_REPRODUCED" in told, "no receipt has it"
     assert workbench.run("run", "--target", "cpu", "--record").returncode == 0
-    status, found, told = _mutate(workbench, "--only-own")
+    status, found, told = _mutate(workbench, "--generated", "0")
     assert (status, _fates(found)) == (0, _fates(before))
     assert " pristine: " not in told
     assert " patched: FIX_VALIDATED" in told, "the fix's own lane is run in any case"
     probe = pack / "reproduce.py"
     probe.write_text(probe.read_text(encoding="utf-8") + "ANOTHER = True\n", encoding="utf-8")
-    status, found, told = _mutate(workbench, "--only-own")
+    status, found, told = _mutate(workbench, "--generated", "0")
     assert (status, _fates(found)) == (0, _fates(before))
     assert " pristine: BUG_REPRODUCED" in told, "the receipt is of another probe"
 
@@ -75,38 +75,38 @@ def test_a_receipt_that_says_nothing_of_this_host_stands_for_no_lane(workbench: 
     else:
         recorded["host"][field] = "0.1"
     path.write_text(json.dumps(recorded), encoding="utf-8")
-    status, found, told = _mutate(workbench, "--only-own")
+    status, found, told = _mutate(workbench, "--generated", "0")
     assert (status, found["open"]) == (1, ["loses_an_empty_total", "rounds_the_total"])
     assert " pristine: BUG_REPRODUCED" in told
 
 
 def test_survivors_and_what_only_the_comparison_refuses(workbench: Workbench) -> None:
     workbench.lay("43_lets_wrong_fixes_pass")
-    status, found, _ = _mutate(workbench, "--only-own")
+    status, found, _ = _mutate(workbench, "--generated", "0")
     mutants = {one["name"]: one for one in found["strength"]["mutants"]}
     assert status == 1
     assert found["open"] == ["loses_an_empty_total", "rounds_the_total"]
     assert mutants["rounds_the_total"]["refused"].startswith("PATCH_BREAKS: outputs differ")
     assert mutants["loses_an_empty_total"]["refused"] == ""
-    shown = workbench.run("mutate", "--target", "cpu", "--only-own").stdout
+    shown = workbench.run("mutate", "--target", "cpu", "--generated", "0").stdout
     assert "strength: killed 1 of 3 (own 1 of 3, generated 0 of 0); 2 survived the probe alone (1 refused" in shown
     assert "killed by check: test_ones 1" in shown
 
 
 def test_a_survivor_that_is_listed_afterwards_costs_no_lane(workbench: Workbench) -> None:
     pack = workbench.lay("43_lets_wrong_fixes_pass")
-    status, found, _ = _mutate(workbench, "--only-own")
+    status, found, _ = _mutate(workbench, "--generated", "0")
     entries = [
         f'[[equivalent]]\nname = "{name}"\nreason = "The total of nothing is not asked for."\n'
         for name in found["open"]
     ]
     (pack / "mutants/equivalent.toml").write_text("\n".join(entries), encoding="utf-8")
     assert (status, len(entries)) == (1, 2)
-    status, found, told = _mutate(workbench, "--only-own")
+    status, found, told = _mutate(workbench, "--generated", "0")
     assert (status, found["open"]) == (0, [])
     assert "going on: 5 lanes ended before" in told, "both trees and three wrong fixes"
     assert " patched: " not in told
-    _, _, told = _mutate(workbench, "--only-own")
+    _, _, told = _mutate(workbench, "--generated", "0")
     assert "going on" not in told, "now it is settled, and the same command judges anew"
 
 
@@ -114,7 +114,7 @@ def test_a_lane_is_over_with_its_first_failed_check(workbench: Workbench) -> Non
     pack = workbench.lay("42_refuses_wrong_fixes")
     hangs = "    total = scale.total(VALUES)\n    while scale.scale(VALUES, [1.0] * 3) != VALUES:\n        pass\n"
     toys.replace(pack / "contract.py", "    total = scale.total(VALUES)\n", hangs)
-    status, found, _ = _mutate(workbench, "--only-own", "--timeout", "20")
+    status, found, _ = _mutate(workbench, "--generated", "0", "--timeout", "20")
     (killed,) = [one for one in found["strength"]["mutants"] if one["name"] == "adds_the_weight"]
     assert (status, killed["fate"], killed["by"]) == (0, "killed", ["test_ones"])
     assert killed["seconds"] < 10
@@ -127,7 +127,7 @@ def test_wrong_fixes_compile_in_few_processes(workbench: Workbench) -> None:
     toys.replace(pack / "reproduce.py", "values, weights =", shown)
     stated = definition.read_text(encoding="utf-8").replace("[targets.cpu]\n", "[targets.cpu]\nprocesses = 1000\n")
     definition.write_text(stated, encoding="utf-8")
-    assert _mutate(workbench, "--only-own")[0] == 0
+    assert _mutate(workbench, "--generated", "0")[0] == 0
     said: dict[bool, set[int]] = {False: set(), True: set()}
     for log in (workbench.cache / "mutate").rglob("*.log"):
         lines = log.read_text(encoding="utf-8").splitlines()
@@ -138,7 +138,7 @@ def test_wrong_fixes_compile_in_few_processes(workbench: Workbench) -> None:
 @pytest.mark.slow
 def test_what_crashes_or_hangs_is_run_again_alone_and_unjudged(workbench: Workbench) -> None:
     workbench.lay("44_mutants_crash_and_hang")
-    status, found, _ = _mutate(workbench, "--only-own", "--timeout", "3")
+    status, found, _ = _mutate(workbench, "--generated", "0", "--timeout", "3")
     mutants = {one["name"]: one for one in found["strength"]["mutants"]}
     assert status == 1
     assert _fates(found) == {
@@ -156,11 +156,12 @@ def test_what_crashes_or_hangs_is_run_again_alone_and_unjudged(workbench: Workbe
 
 
 def test_mutants_are_generated_alike_every_time_and_leave_nothing_in_the_cache(workbench: Workbench) -> None:
-    workbench.lay("01_confirmed")
+    definition = workbench.lay("01_confirmed") / "pack.toml"
     pristine = {path: path.stat().st_ino for path in (workbench.cache / "trees").rglob("*.py")}
     _, first, _ = _mutate(workbench, "--generated", "6")
     _, second, _ = _mutate(workbench, "--generated", "6")
-    _, other, _ = _mutate(workbench, "--generated", "6", "--seed", "2")
+    definition.write_text(definition.read_text(encoding="utf-8") + "[strength]\nseed = 2\n", encoding="utf-8")
+    _, other, _ = _mutate(workbench, "--generated", "6")
     names = [sorted(_fates(found)) for found in (first, second, other)]
     assert names[0] == names[1]
     assert names[0] != names[2]
@@ -207,7 +208,7 @@ def test_several_mutants_share_a_gpu(workbench: Workbench) -> None:
 
 def test_wrong_calls(workbench: Workbench) -> None:
     pack = workbench.lay("42_refuses_wrong_fixes")
-    assert workbench.run("mutate", "--target", "cpu", "--record", "--seed", "3").returncode == 2
+    assert workbench.run("mutate", "--target", "cpu", "--record", "--generated", "3").returncode == 2
     (pack / "mutants/equivalent.toml").write_text('[[equivalent]]\nname = "x"\nreason = ""\n', encoding="utf-8")
     refused = workbench.run("mutate", "--target", "cpu")
     assert refused.returncode == 2
@@ -222,14 +223,14 @@ def test_code_that_only_another_target_runs_is_counted_apart(workbench: Workbenc
         for name in ("loses_an_empty_total", "rounds_the_total")
     ]
     listed.write_text("\n".join(entries), encoding="utf-8")
-    alone = workbench.run("mutate", "--target", "cpu", "--only-own")
+    alone = workbench.run("mutate", "--target", "cpu", "--generated", "0")
     assert alone.returncode == 2
     assert "rounds_the_total: elsewhere: name the targets that do not run its code, and leave one" in alone.stderr
     definition = pack / "pack.toml"
     loads = 'loads = ["src/toykernel/scale.py"]'
     other = f'\n[targets.sm_90a]\nevidence = ["executed"]\nverdict = "CONFIRMED"\n{loads}\ntimeout_s = 9\n'
     definition.write_text(definition.read_text(encoding="utf-8") + other, encoding="utf-8")
-    status, found, _ = _mutate(workbench, "--only-own")
+    status, found, _ = _mutate(workbench, "--generated", "0")
     assert status == 0
     own = {"killed": 1, "of": 1, "survived": 0, "unjudged": 0, "equivalent": 0, "elsewhere": 2}
     assert found["strength"]["own"] == own
@@ -249,32 +250,6 @@ def test_what_is_listed_goes_first_since_it_runs_to_the_end(workbench: Workbench
     assert "FIX_VALIDATED" in ends[0], "the fix's own lane"
     where = last.partition(": ")[0].rpartition("/")[2].replace(":", "_").replace(" ", "_")
     assert any(where in line for line in ends[1:4]), f"a few are laid out at a time: {ends[:6]}"
-
-
-def test_what_is_listed_and_was_not_killed_before_can_be_left_out(workbench: Workbench) -> None:
-    pack = workbench.lay("42_refuses_wrong_fixes")
-    listed = "multiplies_the_other_way_round"
-    _, _, told = _mutate(workbench, "--skip-listed")
-    assert f"own-{listed} patched: FIX_VALIDATED" in told, "no record says that it passed"
-    _mutate(workbench, "--record")
-    path = pack / "receipts" / "strength.cpu.traced.json"
-    before = json.loads(path.read_text(encoding="utf-8"))
-    before["date"] = "2026-01-02"
-    path.write_text(json.dumps(before), encoding="utf-8")
-    for _ in range(2):  # the second time the record that says so is itself one of a lane that was left out
-        _, _, told = _mutate(workbench, "--skip-listed", "--record")
-        mutants = {one["name"]: one for one in json.loads(path.read_text(encoding="utf-8"))["mutants"]}
-        assert listed not in told
-        assert (mutants[listed]["fate"], mutants[listed]["date"]) == ("equivalent", "2026-01-02")
-        assert {one["date"] for one in mutants.values() if one["fate"] == "killed"} == {""}
-    assert "(run on 2026-01-02)" in workbench.run("mutate", "--target", "cpu", "--skip-listed").stdout
-    patch = pack / "mutants" / f"{listed}.patch"
-    patch.write_text(
-        patch.read_text(encoding="utf-8").replace("weight * value", "weight * value * 1"), encoding="utf-8"
-    )
-    assert workbench.run("mutate", "--rebase").returncode == 0
-    _, _, told = _mutate(workbench, "--skip-listed")
-    assert f"own-{listed} patched: " in told, "another patch is another wrong fix"
 
 
 @pytest.mark.slow

@@ -46,7 +46,7 @@ def _rebased(workbench: Workbench) -> tuple[int, str]:
 
 
 def _judged(workbench: Workbench, *arguments: str) -> dict[str, dict[str, str]]:
-    ended = workbench.run("mutate", "--json", "--target", "cpu", "--only-own", *arguments)
+    ended = workbench.run("mutate", "--json", "--target", "cpu", "--generated", "0", *arguments)
     (found,) = json.loads(ended.stdout)
     return {one["name"]: one for one in found["strength"]["mutants"]}
 
@@ -134,7 +134,7 @@ def test_a_whole_one_is_judged_without_the_fix(workbench: Workbench) -> None:
 def test_what_does_not_apply_on_the_fix_is_unjudged_and_costs_no_lane(workbench: Workbench) -> None:
     pack = workbench.lay("42_refuses_wrong_fixes")
     _put(pack, "x", _patch(RELEASE, RELEASE.replace(*ROUNDS)))
-    ended = workbench.run("mutate", "--target", "cpu", "--only-own")
+    ended = workbench.run("mutate", "--target", "cpu", "--generated", "0")
     assert ended.returncode == 1
     assert "its patch does not apply: src/toykernel/scale.py: its index line names another file" in ended.stdout
     assert "own-x patched" not in ended.stderr
@@ -227,7 +227,7 @@ def test_a_first_sight_outlasts_another_fix(workbench: Workbench) -> None:
 
 def test_rebase_judges_nothing(workbench: Workbench) -> None:
     pack = workbench.lay("42_refuses_wrong_fixes")
-    for option in (["--record"], ["--unseen"], ["--json"], ["--seed", "1"]):
+    for option in (["--record"], ["--unseen"], ["--json"]):
         refused = workbench.run("mutate", "--rebase", *option)
         assert (refused.returncode, "--rebase judges nothing" in refused.stderr) == (2, True)
     (pack / "fix.patch").write_text(_patch("one\n", "two\n"), encoding="utf-8")
@@ -242,7 +242,7 @@ def test_without_blob_hashes_git_finds_the_place(workbench: Workbench) -> None:
     moved = FIXED.replace("    return sum", "    values = list(values)[1:]\n    return sum")
     bare = "".join(line for line in _patch(FIXED, moved).splitlines(keepends=True) if not line.startswith("index "))
     path = _put(pack, "drops_the_first", bare)
-    ended = workbench.run("mutate", "--target", "cpu", "--only-own")
+    ended = workbench.run("mutate", "--target", "cpu", "--generated", "0")
     assert "its patch does not apply: its index line is abbreviated. Next: runner.py mutate --rebase" in ended.stdout
     _another_fix(workbench, pack, in_history=False)
     assert "drops_the_first.patch: 10 lines -> mutants/drops_the_first.patch, 11" in _rebased(workbench)[1]

@@ -59,7 +59,7 @@ def test_every_verb_knows_a_pinned_commit(workbench: Workbench) -> None:
 
 def test_wrong_fixes_are_judged_on_a_commit_that_only_a_mirror_has(workbench: Workbench) -> None:
     _pinned(workbench, "42_refuses_wrong_fixes")
-    wanted = ("mutate", "--target", "cpu", "--only-own")
+    wanted = ("mutate", "--target", "cpu", "--generated", "0")
     assert workbench.run(*wanted).returncode == 1, "no cache has it yet"
     ended = workbench.run(*wanted, "--mirrors", str(workbench.folder / "mirrors"))
     assert ended.returncode == 0, ended.stderr
