@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import dataclass
 
 from packaging.utils import canonicalize_name
@@ -13,8 +12,8 @@ from harness.core.words import Evidence, Fix, Kind, Verdict
 from harness.host.host import Host
 from harness.pack.model import CPU, OrdinaryScript
 from harness.pack.rules import SCHEMA
+from harness.upstream import uv
 
-PIN = re.compile(r"(?m)^(?P<pin>[\w.-]+==[^\s;\\]+)")
 #: Keys of pack.toml that stand there with nothing, too.
 REQUIRED = {"commit", "source_root"}
 #: Seconds of a lane beside those of its runs.
@@ -70,6 +69,7 @@ def definition(release: Release, stated: Stated, host: Host) -> str:
             "repeat": script.repeat,
             "environment": script.environment,
             "beside": list(script.beside),
+            "requires": list(script.requires),
         },
     }
     seconds = max(SHORTEST_LANE, script.repeat * script.timeout_s + BESIDE_RUNS)
@@ -100,7 +100,7 @@ def report(release: Release, stated: Stated, ending: str) -> str:
     name = f"{upstream.package} {upstream.version}"
     found = f"With {name} the script below ends in `{ending.replace('`', chr(39))}`." if ending else ""
     own = canonicalize_name(upstream.package)
-    beside = [pin for pin in PIN.findall(release.pinned) if canonicalize_name(pin.partition("==")[0]) != own]
+    beside = [pin for pin in uv.PIN.findall(release.pinned) if canonicalize_name(pin.partition("==")[0]) != own]
     install = f"pip install {' '.join(release.header)}"
     variables = "".join(f"{key}={value} " for key, value in stated.script.environment.items())
     expected = f"within {stated.script.timeout_s:g} s" if stated.script.fails == "timeout" else "without an error"

@@ -43,6 +43,7 @@ class Release:
         requires_python: the range.
         pinned: requirements.txt: what it imports besides torch and triton.
         header: the packages that its script names.
+        requires: what is resolved for another release of it: `OrdinaryScript.requires`.
         day: after which the index had more; empty where it states no day.
         remarks: what could not be known, a line each.
 
@@ -53,6 +54,7 @@ class Release:
     requires_python: str
     pinned: str
     header: tuple[str, ...]
+    requires: tuple[str, ...]
     day: str
     remarks: tuple[str, ...]
 
@@ -129,13 +131,16 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
         asked = [f"{first.name}{_extras(first)}=={version}"]
     else:
         asked = [str(one) for one in stated.requires if one.marker is None or one.marker.evaluate({"extra": ""})]
+    requires = (f"{first.name}{_extras(first)}", *map(str, others)) if deps and release.file.endswith(".whl") else ()
     asked += map(str, others)
     day = _day({first.name: version} | {one.name: exact for one in others if (exact := _exact(one))}, index)
     pinned = _without(_compiled(asked, host.python, day), first.name)
     header = [f"{first.name}{_extras(first)}=={version}", *map(str, others)]
     header += [one for one in INTERPRETERS if one in script.imports]
     laid = tree.materialize(cache, upstream, Source(SourceKind.PINNED, version))
-    return Release(upstream, laid, _python(stated.requires_python), pinned, tuple(header), day, tuple(remarks))
+    return Release(
+        upstream, laid, _python(stated.requires_python), pinned, tuple(header), requires, day, tuple(remarks)
+    )
 
 
 def _compiled(asked: list[str], python: str, day: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import click
@@ -85,6 +86,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             found, diff = fix.on_release(fix_commit, found) if is_patched else (found, "")
             loads = tuple(one.path for one in patch.parse(diff))
             targets = tuple(dict.fromkeys((CPU, here.auto_target)))
+            run = replace(run, requires=found.requires)
             stated = Stated(title, run, targets, loads=loads, fix=Fix.PATCH if diff else Fix.NONE)
             new_pack.write(folder, new_pack.texts(given, found, stated, here, diff), source.parent, given.beside)
             lane, why = new_pack.trial(folder, running.session(cache, here, pool, progress, jobs=1))

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 
 from harness.commands import options, running
-from harness.core import terminal
+from harness.core import files, terminal
 from harness.core.errors import HarnessError
 from harness.core.progress import Progress
 from harness.core.words import Exit, LaneVerdict
@@ -16,6 +16,7 @@ from harness.host import eligibility, host
 from harness.host.gpus import gpu_pool
 from harness.receipt import receipt, redaction
 from harness.schedule import inputs
+from harness.upstream import tree
 from harness.versions import bisection, candidates, output, timeline
 from harness.versions.bisection import Known
 from harness.versions.judging import Judging
@@ -122,11 +123,19 @@ def _bisected(known: Known) -> tuple[list[Entry], bool]:
     return known.entries, False
 
 
+def _tell_of_the_cache(judging: Judging) -> None:
+    """Say what the trees of all releases take, which nobody may want any more."""
+    cache = judging.session.cache
+    size = sum(one.st_size for _, one in files.walk(cache.root / tree.KIND) if one) if cache.root.is_dir() else 0
+    terminal.echo(f"{size / 2**20:.0f} MiB of trees in {cache.root}; runner.py prune removes what is unused", err=True)
+
+
 def _end(judging: Judging, shown: Shown, *, save: bool, as_json: bool) -> int:
     scrub = redaction.of_host({**judging.session.cache.places, options.REPOSITORY: "$REPOSITORY"})
     shown = Shown(shown.what, [output.scrubbed(row, scrub) for row in shown.rows], shown.line)
     found = output.document(shown, judging, running.command_line())
     terminal.echo(receipt.to_json(found) if as_json else output.as_text(shown), nl=False)
+    _tell_of_the_cache(judging)
     if save:
         terminal.echo(f"kept in {output.save(found, judging, scrub)}", err=True)
     if not any(row.is_judged for row in shown.rows):

@@ -273,6 +273,8 @@ class OrdinaryScript:
         repeat: how often it is run; it has failed where one run did.
         environment: variables that it needs besides a lane's own.
         beside: files that it imports or reads, by their paths in the pack's folder.
+        requires: the package under test, without a version, and what else is resolved for another release of it;
+            empty: every release is judged with the pack's own dependencies.
 
     """
 
@@ -281,6 +283,7 @@ class OrdinaryScript:
     repeat: int = 1
     environment: dict[str, str] = field(default_factory=dict)
     beside: tuple[str, ...] = ()
+    requires: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

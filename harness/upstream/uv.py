@@ -23,6 +23,9 @@ CONFIGURATION = Path(__file__).resolve().parents[2] / "packs/uv.toml"
 FOREIGN = re.compile(r"UV_.*|VIRTUAL_ENV|CONDA_PREFIX|PYTHON.*|PYC_.*")
 URL = re.compile(r"(?:https?|file)://[^\s)]+")
 
+#: A package and its version in what `compiled` returns.
+PIN = re.compile(r"(?m)^(?P<pin>[\w.-]+==[^\s;\\]+)")
+
 
 class UvError(Exception):
     """What uv answered, on one line and without URLs."""

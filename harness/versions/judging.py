@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+
+from packaging.utils import canonicalize_name
 
 from harness.core import tracebacks
 from harness.core.errors import HarnessError, UnavailableError
@@ -20,6 +23,7 @@ from harness.schedule.scheduler import Account
 from harness.schedule.selection import Request, cell_of
 from harness.schedule.session import Session
 from harness.schedule.workers import failure_of
+from harness.upstream import uv
 from harness.verdict import pack_verdict
 from harness.verdict.cell import Cell
 from harness.verdict.change import Side
@@ -75,13 +79,33 @@ class Judging:
         """Return the cell of a candidate, or why it has none."""
         if candidate.reason:
             return Side(LaneVerdict.UNSUPPORTED, candidate.reason)
-        request = Request(candidate.upstream, candidate.dependencies, (LaneName.PRISTINE,), self.timeout)
+        dependencies = candidate.dependencies or self._of_its_day(candidate)
+        request = Request(candidate.upstream, dependencies, (LaneName.PRISTINE,), self.timeout)
         planned = Planned(self.target, self.evidence)
         try:
             cell = cell_of(self.pack, planned, request, self.session.host, self.session.cache)
         except UnavailableError as error:
             return Side(LaneVerdict.ERROR, str(error))
         return replace(cell, column=re.sub(r"[^\w.-]+", "_", candidate.label), tree=cell.tree or candidate.sha256)
+
+    def _of_its_day(self, candidate: Candidate) -> tuple[str, ...]:
+        """Return what a script that a stranger wrote wants beside another release, as of the day after that release.
+
+        Nothing where no wheels meet it: then that release is tried with the pack's own dependencies.
+        """
+        script, cache = self.pack.definition.script, self.session.cache
+        if script is None or not script.requires or candidate.upstream is None or cache.offline:
+            return ()
+        after = dt.date.fromisoformat(candidate.date) + dt.timedelta(days=2) if candidate.date else ""
+        package, *others = script.requires
+        asked = "\n".join([f"{package}=={candidate.label}", *others])
+        cache.tell(f"resolving what {package} {candidate.label} requires")
+        try:
+            pinned = uv.compiled(asked, self.session.host.python, f"{after}T00:00:00Z" if after else "")
+        except uv.UvError:
+            return ()
+        own = canonicalize_name(self.pack.definition.upstream.package)
+        return tuple(pin for pin in uv.PIN.findall(pinned) if canonicalize_name(pin.partition("==")[0]) != own)
 
     def _entry(self, candidate: Candidate, cell: Cell | Side, account: Account) -> Entry | None:
         """Say what came of a candidate; None where its lane did not end."""

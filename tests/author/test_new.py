@@ -192,3 +192,31 @@ def test_what_a_script_names_beside_it_is_found(tmp_path: Path) -> None:
     (tmp_path / "latin.py").write_bytes(b"# \xe9\n")
     with pytest.raises(HarnessError, match=r"latin.py: no Python: .* Next: run it by itself first"):
         script.read(tmp_path / "latin.py")
+
+
+def test_another_release_is_tried_with_what_it_requires_itself(tmp_path: Path) -> None:
+    bench, shelf = empty(tmp_path), dict[str, dict[str, bytes]]()
+    for version in ("1.0", "1.1"):
+        members = {
+            "toynew/__init__.py": f"import toyhelper\nif toyhelper.VERSION != {version!r}: raise ImportError\n",
+            f"toynew-{version}.dist-info/METADATA": "Metadata-Version: 2.1\nName: toynew\n"
+            f"Version: {version}\nRequires-Dist: toyhelper=={version}\n",
+            f"toynew-{version}.dist-info/WHEEL": NUMPY["WHEEL"],
+            f"toynew-{version}.dist-info/RECORD": "",
+        }
+        helper = {
+            "toyhelper/__init__.py": f"VERSION = {version!r}\n",
+            f"toyhelper-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: toyhelper\nVersion: {version}\n",
+            f"toyhelper-{version}.dist-info/WHEEL": NUMPY["WHEEL"],
+            f"toyhelper-{version}.dist-info/RECORD": "",
+        }
+        for name, content in (("toynew", members), ("toyhelper", helper)):
+            wheel = toys.wheel(tmp_path, f"{name}-{version}-py3-none-any.whl", content)[0]
+            shelf.setdefault(name, {})[wheel.name] = wheel.read_bytes()
+    with served(Shelf(shelf)) as url:
+        author = Author(bench, {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": "", "PIP_CONFIG_FILE": os.devnull})
+        made = author.new("toy_new", "import toynew\nassert not toynew\n", "--with", "toynew==1.0")
+        assert made.returncode == 0, made.stdout + made.stderr
+        ended = author.run("versions", "toy_new", "--online")
+        assert (ended.returncode, "bug from 1.0 or earlier, not fixed in 1.1" in ended.stdout) == (0, True), ended
+        assert f"MiB of trees in {bench.cache}" in ended.stderr
