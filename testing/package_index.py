@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,11 +13,28 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass(frozen=True)
 class Shelf:
-    """What the index serves: the bytes of each file by project and name, and files that it cuts short."""
+    """What the index serves: the bytes of each file by project and name, and files that it cuts short.
+
+    Where `uploaded` states the times of files, the pages are JSON.
+    """
 
     files: dict[str, dict[str, bytes]] = field(default_factory=dict)
     cut: set[str] = field(default_factory=set)
     stated: dict[str, str] = field(default_factory=dict)
+    uploaded: dict[str, str] = field(default_factory=dict)
+
+    def document(self, project: str) -> bytes:
+        """Write the project's page as JSON, with the time of each file that has one."""
+        files = [
+            {
+                "filename": name,
+                "url": f"/files/{project}/{name}",
+                "hashes": {"sha256": hashlib.sha256(data).hexdigest()},
+                "upload-time": self.uploaded.get(name),
+            }
+            for name, data in self.files[project].items()
+        ]
+        return json.dumps({"meta": {"api-version": "1.1"}, "name": project, "versions": [], "files": files}).encode()
 
     def page(self, project: str) -> bytes:
         """Write the project's page; a file's stated hash is its real one unless `stated` says another."""
@@ -49,7 +67,10 @@ def served(shelf: Shelf) -> Iterator[str]:
         def do_GET(self) -> None:
             parts = self.path.strip("/").split("/")
             if parts[0] == "simple" and len(parts) > 1 and parts[1] in shelf.files:
-                self._send(shelf.page(parts[1]), "text/html")
+                if shelf.uploaded:
+                    self._send(shelf.document(parts[1]), "application/vnd.pypi.simple.v1+json")
+                else:
+                    self._send(shelf.page(parts[1]), "text/html")
             elif parts[0] == "files" and parts[2] in shelf.files.get(parts[1], {}):
                 self._send(shelf.files[parts[1]][parts[2]], "application/octet-stream", cut=parts[2] in shelf.cut)
             else:

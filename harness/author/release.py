@@ -134,25 +134,31 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
     requires = (f"{first.name}{_extras(first)}", *map(str, others)) if deps and release.file.endswith(".whl") else ()
     asked += map(str, others)
     day = _day({first.name: version} | {one.name: exact for one in others if (exact := _exact(one))}, index)
-    pinned = _without(_compiled(asked, host.python, day), first.name)
+    pinned, taken = _compiled(asked, host.python, day)
+    if day != taken:
+        remarks.append(f"what it requires is of today: of the release's day no wheels run on Python {host.python}")
+    pinned = _without(pinned, first.name)
     header = [f"{first.name}{_extras(first)}=={version}", *map(str, others)]
     header += [one for one in INTERPRETERS if one in script.imports]
     laid = tree.materialize(cache, upstream, Source(SourceKind.PINNED, version))
     return Release(
-        upstream, laid, _python(stated.requires_python), pinned, tuple(header), requires, day, tuple(remarks)
+        upstream, laid, _python(stated.requires_python), pinned, tuple(header), requires, taken, tuple(remarks)
     )
 
 
-def _compiled(asked: list[str], python: str, day: str) -> str:
-    """Resolve requirements as of a day, with a numpy that Triton's interpreter takes where they admit one."""
-    try:
-        return uv.compiled("\n".join([*asked, OF_INTERPRETER]), python, day)
-    except uv.UvError:
-        pass
-    try:
-        return uv.compiled("\n".join(asked), python, day)
-    except uv.UvError as error:
-        raise HarnessError(f"{error}. Next: --no-deps, and --with each package that the script needs") from None
+def _compiled(asked: list[str], python: str, day: str) -> tuple[str, str]:
+    """Resolve requirements as of a day, with a numpy that Triton's interpreter takes where they admit one.
+
+    Where that day had no wheels for this Python, they are resolved as of today. It returns the pins, and the day.
+    """
+    why = ""
+    for before in dict.fromkeys((day, "")):
+        for wanted in ([*asked, OF_INTERPRETER], asked):
+            try:
+                return uv.compiled("\n".join(wanted), python, before), before
+            except uv.UvError as error:
+                why = why or str(error)
+    raise HarnessError(f"{why}. Next: --no-deps, and --with each package that the script needs")
 
 
 def _extras(one: Requirement) -> str:

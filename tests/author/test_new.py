@@ -194,29 +194,43 @@ def test_what_a_script_names_beside_it_is_found(tmp_path: Path) -> None:
         script.read(tmp_path / "latin.py")
 
 
+def _wheel(folder: Path, shelf: dict[str, dict[str, bytes]], name: str, version: str, text: str, more: str) -> None:  # noqa: PLR0917 - what a wheel has
+    """Put a wheel on a shelf: one module, and more lines of its metadata."""
+    info = f"{name}-{version}.dist-info"
+    members = {f"{name}/__init__.py": text, f"{info}/WHEEL": NUMPY["WHEEL"], f"{info}/RECORD": ""}
+    members[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{more}"
+    wheel = toys.wheel(folder, f"{name}-{version}-py3-none-any.whl", members)[0]
+    shelf.setdefault(name, {})[wheel.name] = wheel.read_bytes()
+
+
+def _author(bench: Workbench, url: str) -> Author:
+    return Author(bench, {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": "", "PIP_CONFIG_FILE": os.devnull})
+
+
 def test_another_release_is_tried_with_what_it_requires_itself(tmp_path: Path) -> None:
     bench, shelf = empty(tmp_path), dict[str, dict[str, bytes]]()
     for version in ("1.0", "1.1"):
-        members = {
-            "toynew/__init__.py": f"import toyhelper\nif toyhelper.VERSION != {version!r}: raise ImportError\n",
-            f"toynew-{version}.dist-info/METADATA": "Metadata-Version: 2.1\nName: toynew\n"
-            f"Version: {version}\nRequires-Dist: toyhelper=={version}\n",
-            f"toynew-{version}.dist-info/WHEEL": NUMPY["WHEEL"],
-            f"toynew-{version}.dist-info/RECORD": "",
-        }
-        helper = {
-            "toyhelper/__init__.py": f"VERSION = {version!r}\n",
-            f"toyhelper-{version}.dist-info/METADATA": f"Metadata-Version: 2.1\nName: toyhelper\nVersion: {version}\n",
-            f"toyhelper-{version}.dist-info/WHEEL": NUMPY["WHEEL"],
-            f"toyhelper-{version}.dist-info/RECORD": "",
-        }
-        for name, content in (("toynew", members), ("toyhelper", helper)):
-            wheel = toys.wheel(tmp_path, f"{name}-{version}-py3-none-any.whl", content)[0]
-            shelf.setdefault(name, {})[wheel.name] = wheel.read_bytes()
+        text = f"import toyhelper\nif toyhelper.VERSION != {version!r}: raise ImportError\n"
+        _wheel(tmp_path, shelf, "toynew", version, text, f"Requires-Dist: toyhelper=={version}\n")
+        _wheel(tmp_path, shelf, "toyhelper", version, f"VERSION = {version!r}\n", "")
     with served(Shelf(shelf)) as url:
-        author = Author(bench, {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": "", "PIP_CONFIG_FILE": os.devnull})
+        author = _author(bench, url)
         made = author.new("toy_new", "import toynew\nassert not toynew\n", "--with", "toynew==1.0")
         assert made.returncode == 0, made.stdout + made.stderr
         ended = author.run("versions", "toy_new", "--online")
         assert (ended.returncode, "bug from 1.0 or earlier, not fixed in 1.1" in ended.stdout) == (0, True), ended
         assert f"MiB of trees in {bench.cache}" in ended.stderr
+
+
+def test_what_no_wheel_of_that_day_meets_is_taken_as_of_today(tmp_path: Path) -> None:
+    bench, shelf = empty(tmp_path), dict[str, dict[str, bytes]]()
+    _wheel(tmp_path, shelf, "toynew", "1.0", "import toyhelper\n", "Requires-Dist: toyhelper\n")
+    _wheel(tmp_path, shelf, "toyhelper", "1.0", "", "")
+    uploaded = {"toynew-1.0-py3-none-any.whl": "2020-01-01T00:00:00Z"}
+    uploaded["toyhelper-1.0-py3-none-any.whl"] = "2022-01-01T00:00:00Z"
+    with served(Shelf(shelf, uploaded=uploaded)) as url:
+        author = _author(bench, url)
+        made = author.new("toy_new", "import toynew\nassert not toynew\n", "--with", "toynew==1.0")
+    assert made.returncode == 0, made.stdout + made.stderr
+    assert "open: what it requires is of today: of the release's day no wheels run on Python" in made.stderr
+    assert "exclude-newer" not in (author.folder("toy_new") / "reproduce.py").read_text()
