@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from dataclasses import dataclass
 
 from packaging.utils import canonicalize_name
@@ -101,7 +102,7 @@ def report(release: Release, stated: Stated, ending: str) -> str:
     found = f"With {name} the script below ends in `{ending.replace('`', chr(39))}`." if ending else ""
     own = canonicalize_name(upstream.package)
     beside = [pin for pin in uv.PIN.findall(release.pinned) if canonicalize_name(pin.partition("==")[0]) != own]
-    install = f"pip install {' '.join(release.header)}"
+    install = f"pip install {shlex.join(release.header)}"
     variables = "".join(f"{key}={value} " for key, value in stated.script.environment.items())
     expected = f"within {stated.script.timeout_s:g} s" if stated.script.fails == "timeout" else "without an error"
     parts = [

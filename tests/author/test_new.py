@@ -230,7 +230,9 @@ def test_what_no_wheel_of_that_day_meets_is_taken_as_of_today(tmp_path: Path) ->
     uploaded["toyhelper-1.0-py3-none-any.whl"] = "2022-01-01T00:00:00Z"
     with served(Shelf(shelf, uploaded=uploaded)) as url:
         author = _author(bench, url)
-        made = author.new("toy_new", "import toynew\nassert not toynew\n", "--with", "toynew==1.0")
+        given = ("--with", "toynew==1.0", "--with", "toyhelper<2")
+        made = author.new("toy_new", "import toynew\nassert not toynew\n", *given)
     assert made.returncode == 0, made.stdout + made.stderr
     assert "open: what it requires is of today: of the release's day no wheels run on Python" in made.stderr
     assert "exclude-newer" not in (author.folder("toy_new") / "reproduce.py").read_text()
+    assert "pip install toynew==1.0 'toyhelper<2'\n" in (author.folder("toy_new") / "report.in.md").read_text()
