@@ -78,7 +78,7 @@ FACTORS = {  # in an order in which allpairspy leaves no pair out
     "keys": [700, 512],
 }
 COMPILED = "topk", "groups", "heads", "block", "divisor"  # upstream compiles kernels for each combination of these
-KERNELS = [  # few, since nvcc takes half a minute for each; each two values stand together all the same
+BUILT = [  # few, since nvcc takes half a minute for each; each two values stand together all the same
     dict(zip(COMPILED, values, strict=True))
     for values in (
         (512, 1, 16, None, 11), (512, 1, 64, "16", None), (512, 1, 128, "16", 11), (144, 2, 64, None, 11),
@@ -123,7 +123,7 @@ CASES = {
 
 def is_excluded(row):
     """Return whether a row, or the beginning of one, is excluded, or has none of the kernels."""
-    has_kernel = any(all(row.get(name, x) == x for name, x in kernel.items()) for kernel in KERNELS)
+    has_kernel = any(all(row.get(name, x) == x for name, x in kernel.items()) for kernel in BUILT)
     return not has_kernel or any(pair.items() <= row.items() for pair in EXCLUDED)
 
 
