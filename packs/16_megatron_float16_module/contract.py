@@ -431,6 +431,22 @@ def test_all_else_is_cast_and_stays_itself(case):
     assert mixer.train().dtype == torch.float32
 
 
+@pytest.mark.control
+@every_half
+def test_what_is_done_to_every_tensor_is_done_to_these(half):
+    """All is multiplied by 2, as this host has one device; then made float64; then moved to "meta" and cast at once."""
+    mixer = Mixer(USUAL | {"half": half})
+    exact = {name: x.detach() * 2 for name, x in mixer.mixer.state_dict().items()}
+    mixer.wrapped._apply(lambda tensor: tensor * 2)  # noqa: SLF001 - what cuda() and to() call
+    found = mixer.mixer.state_dict()
+    wrong = [name for name, x in exact.items() if not torch.equal(found[name], x)]
+    doubled = mixer.wrapped.double().state_dict()
+    wrong += [f"{n}: not float64" for n, x in doubled.items() if x.is_floating_point() and x.dtype != torch.float64]
+    away = mixer.wrapped.to("meta", mixer.half).state_dict()
+    wrong += [f"{name}: not on the device" for name, x in away.items() if x.device.type != "meta"]
+    assert not wrong, f"left as it was: {wrong}"
+
+
 @pytest.mark.defect
 @every_case
 def test_state_dicts_hand_both_out_in_fp32(case):
