@@ -22,7 +22,8 @@ model (exact products, summed in float64, rounded to float32 after every instruc
 and every rounding between, is the kernel's. It gets the float64 lse, and the delta of the float64 output rounded to
 bf16. Builders that build nothing stand in where kernels are counted and where a ValueError is promised.
 
-Not judged: a training run; time. MCORE_DSA_TILELANG_BWD_SPLIT_P=1 is set for ask.patch, whose option it is.
+Not judged: a training run; time; a bucket that is no multiple of 32 where a batch of one has an output and no delta.
+MCORE_DSA_TILELANG_BWD_SPLIT_P=1 is set for ask.patch, whose option it is.
 """
 
 import contextlib
@@ -64,18 +65,26 @@ FACTORS = {  # in an order in which allpairspy leaves no pair out
     "masked": [False, True],  # a third of the indices and all of the first query are -1
     "layout": ["contiguous", "strided", "unbatched"],
     "door": ["apply", "fused", "function"],
-    "gradient": ["normal", "tiny"],  # tiny: 2^-30 of it
     "topk": [144, 512],
+    "block": [None, "16"],  # the environment's; None: not set
     "groups": [1, 2],
     "backwards": [1, 2],  # through the same graph
     "frozen": ["nothing", "q"],
     "heads": [16, 64, 128],  # of a key group; with door "fused" 16 means 12, which it pads
-    "block": [None, "16"],  # the environment's; None: not set
+    "gradient": ["normal", "tiny"],  # tiny: 2^-30 of it
+    "batch": [1, 2],
     "divisor": [None, 11],  # the scale is its inverse; None: not given
     "bucket": [None, "3"],  # the environment's; None: not set
     "keys": [700, 512],
-    "batch": [1, 2],
 }
+COMPILED = "topk", "groups", "heads", "block", "divisor"  # upstream compiles kernels for each combination of these
+BUILT = [  # few, since nvcc takes half a minute for each; each two values stand together all the same
+    dict(zip(COMPILED, values, strict=True))
+    for values in (
+        (512, 1, 16, None, 11), (512, 1, 64, "16", None), (512, 1, 128, "16", 11), (144, 2, 64, None, 11),
+        (144, 2, 16, "16", None), (512, 2, 128, "16", None), (144, 1, 128, None, None),
+    )
+]  # fmt: skip
 EXCLUDED = [
     {"layout": "unbatched", "batch": 2},  # no dimension for it
     {"layout": "unbatched", "door": "fused"},  # takes four dimensions
@@ -84,6 +93,9 @@ EXCLUDED = [
     {"layout": "strided", "door": "function"},  # asserts contiguous tensors
     {"frozen": "q", "door": "function"},  # is not differentiated
     {"backwards": 2, "door": "function"},  # has no graph
+    # Of a batch of one, the delta that upstream makes keeps the batch stride of its padding to 32 queries, and the
+    # kernel refuses it. The default bucket, and every other multiple of 32, leaves no such padding.
+    {"door": "function", "batch": 1, "bucket": "3"},
 ]
 Case = typing.NamedTuple("Case", [(name, object) for name in (*FACTORS, "queries", "width")])
 # The reported example has 64 heads and 512 of 2048 keys; interpreted, it has the kernel of the first case.
@@ -107,9 +119,17 @@ CASES = {
     "heads_24": PADDED,
     "heads_8": PADDED._replace(heads=8, bucket="3"),
 }
+
+
+def is_excluded(row):
+    """Return whether a row, or the beginning of one, is excluded, or has none of the kernels."""
+    has_kernel = any(all(row.get(name, x) == x for name, x in kernel.items()) for kernel in BUILT)
+    return not has_kernel or any(pair.items() <= row.items() for pair in EXCLUDED)
+
+
 ROWS = pairwise(
     FACTORS,
-    excluded=lambda row: any(all(row.get(name) == x for name, x in pair.items()) for pair in EXCLUDED),
+    excluded=is_excluded,
     also=[{name: getattr(FIRST, name) for name in FACTORS}],
 )
 CASES |= {f"case_{n:02}": Case(**row, queries=70 if TARGET.executed else 2, width=WIDTH) for n, row in enumerate(ROWS)}
@@ -402,9 +422,12 @@ def run_ahead(name):
 
 @pytest.fixture(scope="session")
 def kernels():
-    """Compile the kernels of all cases but the reported one at once: nvcc takes many seconds for each."""
+    """Compile all kernels at once, by one case for each; the script has compiled those of the reported case."""
     if TARGET.executed:
-        in_processes(run_ahead, [(name,) for name in CASES if name not in ("reported", "direct", "large", "autocast")])
+        first = {}
+        for name, case in CASES.items():
+            first.setdefault(tuple(getattr(case, field) for field in (*COMPILED, "width")), name)
+        in_processes(run_ahead, [(name,) for name in first.values() if name != "reported"])
 
 
 def found_of(name):

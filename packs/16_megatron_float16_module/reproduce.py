@@ -6,59 +6,40 @@
 # ///
 """A bf16 model's Mamba heads decay at rates exp(A_log) that are off by up to 0.8 %: Float16Module rounds A_log and D.
 
-MambaMixer makes both in fp32, with the comments "Keep A_log in fp32" and "Keep in fp32".
+MambaMixer makes both in fp32 on purpose. Float16Module calls module.bfloat16() or half(), which cast every parameter.
 
-Cause: Float16Module calls module.bfloat16() or module.half(), which cast every parameter.
-No GPU and no mamba_ssm are needed: only the mixer's constructor runs.
-
-    uv run reproduce.py                         # megatron-core 0.19.2
+    uv run reproduce.py                         # megatron-core 0.19.2; needs no GPU and no mamba_ssm
     PYTHONPATH=CHECKOUT python reproduce.py     # a patched checkout of Megatron-LM
 """
 
 import contextlib
 import sys
-import types
+from types import SimpleNamespace
 
 import torch
 from megatron.core.ssm import mamba_mixer
 from megatron.core.transformer import TransformerConfig
 from megatron.core.transformer.module import Float16Module
 
-mamba_mixer.HAVE_MAMBA_SSM = True  # no kernel is called
-mamba_mixer.get_cuda_rng_tracker = lambda: types.SimpleNamespace(fork=contextlib.nullcontext)
+mamba_mixer.HAVE_MAMBA_SSM = True  # only the mixer's constructor runs, which calls no kernel
+mamba_mixer.get_cuda_rng_tracker = lambda: SimpleNamespace(fork=contextlib.nullcontext)
+mamba_mixer.build_module = lambda _, inputs, outputs, **__: torch.nn.Linear(inputs, outputs)  # Megatron's parallel ones
 torch.cuda.current_device = lambda: "cpu"  # where the mixer makes its parameters
-one_rank = types.SimpleNamespace(size=lambda: 1, rank=lambda: 0)
+one_rank = SimpleNamespace(size=lambda: 1, rank=lambda: 0)
+groups = SimpleNamespace(tp=one_rank, cp=one_rank)
+linears = SimpleNamespace(in_proj=None, out_proj=None)
 
-
-class Linear(torch.nn.Linear):
-    """Stands for Megatron's parallel linear layers on one rank."""
-
-    def __init__(self, inputs, outputs, **_):
-        super().__init__(inputs, outputs, bias=False)
-
-
-sizes = {"hidden_size": 1024, "mamba_num_heads": 128, "mamba_head_dim": 16, "mamba_state_dim": 16}
-config = TransformerConfig(num_layers=1, num_attention_heads=8, bf16=True, params_dtype=torch.bfloat16, **sizes)
+config = TransformerConfig(num_layers=1, hidden_size=1024, num_attention_heads=8, mamba_num_heads=128, bf16=True)
 torch.manual_seed(0)
-mixer = mamba_mixer.MambaMixer(
-    config,
-    types.SimpleNamespace(in_proj=Linear, out_proj=Linear),
-    d_model=1024,
-    rmsnorm=False,
-    layer_number=1,
-    pg_collection=types.SimpleNamespace(tp=one_rank, cp=one_rank),
-)
-made = {name: getattr(mixer, name).detach().clone() for name in ("A_log", "D")}
+mixer = mamba_mixer.MambaMixer(config, linears, 1024, rmsnorm=False, pg_collection=groups)
+A_log, D = mixer.A_log.detach().clone(), mixer.D.detach().clone()
 Float16Module(config, mixer)
-if any(x.dtype != torch.float32 for x in made.values()) or mixer.in_proj.weight.dtype != torch.bfloat16:
+if {A_log.dtype, D.dtype} != {torch.float32} or mixer.in_proj.weight.dtype != torch.bfloat16:
     print("UNSUPPORTED: the mixer does not make both in fp32, or Float16Module does not cast the linear layers")
     sys.exit(125)
-wrong = False
-for name, before in made.items():
-    after = getattr(mixer, name)
-    print(f"{name} is made in {before.dtype}; in Float16Module it is {after.dtype}")
-    wrong |= after.dtype != before.dtype or not torch.equal(after, before)
-error = (mixer.A_log.double().exp() / made["A_log"].double().exp() - 1).abs()
+error = (mixer.A_log.double().exp() / A_log.double().exp() - 1).abs()
+print(f"A_log and D are {mixer.A_log.dtype} and {mixer.D.dtype} in Float16Module; right: {A_log.dtype} and {D.dtype}")
 print(f"decay rates exp(A_log): {int((error > 0).sum())} of {len(error)} are off, by up to {error.max():.2%}; right: 0")
-print("BUG_REPRODUCED" if wrong else "FIX_VALIDATED")
-sys.exit(10 if wrong else 0)
+fixed = mixer.A_log.dtype == mixer.D.dtype == torch.float32 and not error.any()
+print("FIX_VALIDATED" if fixed else "BUG_REPRODUCED")
+sys.exit(0 if fixed else 10)
