@@ -344,7 +344,7 @@ def no_room_for_runs(folder: Path) -> None:
         text=True,
         check=False,
         timeout=120,
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (7000, 7000)),
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000)),
     )
     assert "Traceback" not in ended.stderr, ended.stderr
     assert ended.returncode == 1, (ended.returncode, ended.stderr)

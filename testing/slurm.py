@@ -163,7 +163,7 @@ class Cluster:
                     found.append(process)
         return found
 
-    def until(self, state: str, nodes: int = len(NODES), seconds: float = 20.0) -> None:
+    def until(self, state: str, nodes: int = len(NODES), seconds: float = 120.0) -> None:
         """Wait until so many nodes are in that state."""
         end = time.monotonic() + seconds
         while self.ask("sinfo", "--noheader", "--Node", "--format=%T").split().count(state) < nodes:
@@ -233,7 +233,7 @@ def running(folder: Path, nodes: dict[str, int] | None = None) -> Iterator[Clust
     )
     try:
         cluster.start("munged", "munged", "--foreground", "--force", f"--key-file={folder}/munge.key", *places)
-        end = time.monotonic() + 10
+        end = time.monotonic() + 120
         while not (folder / "munge.socket").exists():
             assert time.monotonic() < end, cluster.logs()
             time.sleep(0.02)

@@ -36,7 +36,6 @@ from harness.schedule.session import Session
 from harness.schedule.workers import Failure, failure_of
 from harness.verdict.cell import Cell
 
-COMPLETE = "complete"
 #: Tasks of an array: Slurm's own limit (MaxArraySize) is 1001 where nobody set another.
 MOST_TASKS = 1000
 #: Seconds that a task has besides: Python on a cold file system, trees to be checked.
@@ -107,13 +106,11 @@ class SlurmEngine:
         except KeyboardInterrupt:
             collection.account.interrupted = True
             collection.cancel()
-        if not (collection.account.interrupted or collection.account.failed or collection.account.not_run):
-            (folder / COMPLETE).touch()
         return collection.account
 
-    def finished(self, run: Path) -> None:
+    def finished(self, run: Path, account: Account) -> None:
         """Remove what nobody needs after a finished sweep; where something went wrong, it tells what."""
-        if (beside(run) / COMPLETE).exists():
+        if not account.failed and not account.not_run:
             shutil.rmtree(beside(run), ignore_errors=True)
 
 

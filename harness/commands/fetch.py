@@ -19,7 +19,7 @@ from harness.core.progress import Progress
 from harness.core.words import Exit
 from harness.host.host import python_tag
 from harness.pack.model import Pack
-from harness.sweep.columns import Moving
+from harness.sweep.selection import Moving
 from harness.upstream import dependencies, download, newest, tree
 from harness.upstream.source import of_git, parse_source
 

@@ -13,12 +13,10 @@ from harness.core import markdown, terminal
 from harness.core.errors import HarnessError, unknown
 from harness.core.words import Exit
 from harness.pack import load
-from harness.receipt import receipt
 from harness.receipt.figures import WIDTH, number
 from harness.sweep import history
 from harness.sweep.results import CellRow, Results
 
-SCHEMA = 2
 Rows = list[tuple[Results, CellRow]]
 
 
@@ -41,54 +39,33 @@ def _pack(rows: Rows, wanted: str, runs: Path) -> str:
     return found[0]
 
 
-def _cell_document(sweep: Results, cell: CellRow) -> dict[str, object]:
-    figures = [
-        {"name": one.name, "unit": one.unit, "pristine": one.pristine, "patched": one.patched} for one in cell.figures
-    ]
-    return {
-        "run": sweep.run,
-        "started": sweep.started,
-        "cell": cell.name,
-        "version": cell.version,
-        "evidence": cell.evidence,
-        "verdict": cell.verdict,
-        "torch": sweep.host.torch,
-        "driver": sweep.host.driver,
-        "figures": figures,
-    }
-
-
-def _value(value: object) -> str:
-    return "-" if value is None else number(value)
-
-
 def _table(name: str, rows: Rows) -> Table:
-    """Build the table of a cell: a line for each sweep, a column for each figure, without the patch and with it."""
-    figures = list(dict.fromkeys((one.name, one.unit) for _, cell in rows for one in cell.figures))
-    units = [markdown.plain(f"{figure} [{unit}]" if unit not in {"", "1"} else figure) for figure, unit in figures]
-    table = Table("sweep", "version", "verdict", *units, title=name, title_justify="left", box=None)
+    """Build the table of a cell: a line for each figure of each sweep, without the patch and with it."""
+    header = ("sweep", "version", "verdict", "figure", "pristine", "patched")
+    table = Table(*header, title=name, title_justify="left", box=None)
     for sweep, cell in rows:
-        there = {(one.name, one.unit): f"{_value(one.pristine)} -> {_value(one.patched)}" for one in cell.figures}
-        table.add_row(sweep.run, cell.version, cell.says, *(there.get(one, "") for one in figures))
+        said = sweep.run, cell.version, cell.says
+        for one in cell.figures:
+            figure = f"{one.name} [{one.unit}]" if one.unit not in {"", "1"} else one.name
+            values = ("" if value is None else number(value) for value in (one.pristine, one.patched))
+            table.add_row(*said, markdown.plain(figure), *values)
+        if not cell.figures:
+            table.add_row(*said)
     return table
 
 
 @click.command("history")
 @click.argument("wanted", metavar="PACK")
 @options.runs_option
-@click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(wanted: str, runs: Path, as_json: bool) -> int:  # noqa: FBT001 - click passes it by name
+def command(wanted: str, runs: Path) -> int:
     """Show what the sweeps found of one pack.
 
-    A line for each finished sweep of a folder, with verdicts and figures.
+    A line for each figure of each finished sweep of a folder, with the verdict.
 
-    PACK is a number, a slug or a name, also of a pack that is gone. A figure stands there without the patch and with
-    it. A sweep whose results cannot be read is named on standard error and passed over.
+    PACK is a number, a slug or a name, also of a pack that is gone. A sweep whose results cannot be read is named on
+    standard error and passed over. A program reads results.json of each sweep.
 
-    \b
-    Examples:
-      runner.py history 9
-      runner.py history 9 --json
+    Example: runner.py history 9
 
     Exit status 0: shown; 2: the call is wrong, or there is no such pack or sweep.
     """
@@ -96,10 +73,6 @@ def command(wanted: str, runs: Path, as_json: bool) -> int:  # noqa: FBT001 - cl
     every = [(sweep, cell) for sweep in sweeps for cell in sweep.cells]
     pack = _pack(every, wanted, runs)
     rows = [(sweep, cell) for sweep, cell in every if cell.pack == pack]
-    if as_json:
-        cells = [_cell_document(sweep, cell) for sweep, cell in rows]
-        terminal.echo(receipt.to_json({"schema": SCHEMA, "pack": pack, "cells": cells}), nl=False)
-        return int(Exit.AS_EXPECTED)
     console = Console(width=None if Console().is_terminal else WIDTH, highlight=False, markup=False)
     for name in dict.fromkeys(cell.name for _, cell in rows):
         console.print(_table(name, [(sweep, cell) for sweep, cell in rows if cell.name == name]))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -20,8 +20,8 @@ from harness.core.words import Exit
 from harness.host import host
 from harness.host.gpus import GpuPool, gpu_pool
 from harness.sweep import text_outputs
-from harness.sweep.columns import Moving
-from harness.sweep.sweep import Order, Sweep, ThisHost
+from harness.sweep.selection import Moving
+from harness.sweep.sweep import Order, Sweep
 
 if TYPE_CHECKING:
     from harness.cluster.engine import SlurmEngine
@@ -58,17 +58,6 @@ def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...], tell: Cal
     return engine.SlurmEngine(slurm.settings(gpu_types, slurm_options), tell)
 
 
-def _fit_together(slurm: bool, here: Mapping[str, object], cluster: Mapping[str, object]) -> None:  # noqa: FBT001 - the option itself
-    """Refuse options of this host's sweep with --slurm, and those of a cluster's without."""
-    for name, value in (here if slurm else cluster).items():
-        if value:
-            raise HarnessError(
-                f"{name}: with --slurm the lanes run elsewhere. Next: leave it out"
-                if slurm
-                else f"{name}: no cluster was asked for. Next: runner.py sweep --slurm {name} ..."
-            )
-
-
 @click.command("sweep")
 @click.option("--only", multiple=True, metavar="PACK[:TARGET]", help="Only these (9, '0*:sm_90a', ':cpu'); repeatable.")
 @options.packs_option
@@ -76,7 +65,6 @@ def _fit_together(slurm: bool, here: Mapping[str, object], cluster: Mapping[str,
 @options.offline_option
 @options.mirrors_option
 @options.runs_option
-@click.option("--gpus", metavar="N,N", help="Only these GPUs, by NVML's numbers (default: all that this host shows).")
 @click.option(
     "--jobs",
     type=options.JOBS,
@@ -96,13 +84,6 @@ def _fit_together(slurm: bool, here: Mapping[str, object], cluster: Mapping[str,
 )
 @click.option("--latest", is_flag=True, help="Judge upstream's newest releases too.")
 @click.option("--head", is_flag=True, help="Judge the heads of upstream's default branches too, as they are now.")
-@click.option(
-    "--mutants",
-    type=click.IntRange(0),
-    default=0,
-    metavar="N",
-    help="Judge N wrong fixes of each pack too, those not run for longest first.",
-)
 @click.option(
     "--bisect",
     callback=_duration,
@@ -137,13 +118,11 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     offline: bool,  # noqa: FBT001 - click passes options by name
     mirrors: Path | None,
     runs: Path,
-    gpus: str | None,
     jobs: int | None,
     budget: float | None,
     repeat: int,
     latest: bool,  # noqa: FBT001 - likewise
     head: bool,  # noqa: FBT001 - likewise
-    mutants: int,
     bisect: float | None,
     slurm: bool,  # noqa: FBT001 - likewise
     gpu_types: tuple[str, ...],
@@ -159,9 +138,9 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
     \b
     The run folder holds:
-      index.html               for people: packs against targets, and the runs before
-      summary.md, junit.xml    for a build server
-      results.json             for programs (harness/sweep/results.schema.json)
+      index.html               for people: packs against targets
+      summary.md               for the page of a build server
+      results.json             for programs (harness/sweep/results.py tells its fields)
       receipts/, latest/       as `run --receipts` writes them
       logs/, journal.jsonl     each lane
 
@@ -176,18 +155,17 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
       runner.py sweep --slurm --slurm-option partition=gpu --gpu-type sm_80=a100 --gpu-type sm_90a=h200
       runner.py sweep --latest --baseline sweeps --budget 2h
       runner.py sweep --latest --head --baseline sweeps --bisect 30m
-      runner.py sweep --only 9 --only ':sm_90a' --gpus 0,2
+      runner.py sweep --only 9 --only ':sm_90a'
     """
     if bisect is not None and not latest and not head:
         raise HarnessError("--bisect: pinned releases do not move. Next: runner.py sweep --latest --bisect 30m")
-    _fit_together(
-        slurm,
-        {"--gpus": gpus, "--mutants": mutants, "--bisect": bisect},
-        {"--gpu-type": gpu_types, "--slurm-option": slurm_options},
-    )
+    if slurm and bisect is not None:
+        raise HarnessError("--bisect: with --slurm the lanes run elsewhere. Next: leave it out")
+    if (gpu_types or slurm_options) and not slurm:
+        raise HarnessError("--gpu-type, --slurm-option: no cluster was asked for. Next: runner.py sweep --slurm ...")
     chosen, broken = options.sound_packs(packs, ())
     options.complain(broken)
-    with Progress(sys.stderr) as progress, nullcontext(NO_GPUS) if slurm else gpu_pool(gpus) as pool:
+    with Progress(sys.stderr) as progress, nullcontext(NO_GPUS) if slurm else gpu_pool() as pool:
         cluster = _slurm(gpu_types, slurm_options, progress.tell) if slurm else None
         order = Order(
             packs=chosen,
@@ -199,7 +177,6 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             jobs=jobs or (LANES_OF_A_CELL if cluster else None),
             runs=runs.absolute(),
             baseline=baseline,
-            mutants=mutants,
             bisect=bisect,
             cluster=cluster.settings.request if cluster else (),
             notes=(*(str(error) for error in broken), *pool.lost),
@@ -210,7 +187,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         if cluster:
             here = replace(here, gpus=cluster.settings.gpus(chosen))
         with cache.guard():
-            results, folder = Sweep(order, cache, here, pool.devices, listener, progress, cluster or ThisHost()).run()
+            results, folder = Sweep(order, cache, here, pool.devices, listener, progress, cluster).run()
     for line in text_outputs.change_lines(results):
         terminal.echo(line)
     terminal.echo(text_outputs.headline(results))

@@ -10,8 +10,6 @@ from typing import Any, TypeVar
 
 import pynvml
 
-from harness.core.errors import HarnessError, unknown
-
 Value = TypeVar("Value")
 GIB = 2**30
 
@@ -186,18 +184,7 @@ def _device(token: str, position: int) -> Device:
     return Device(token, number, gpu, handle, _optional(lambda: _events(whole)), is_instance)
 
 
-def _chosen(devices: list[Device], wanted: str | None) -> list[Device]:
-    if wanted is None:
-        return devices
-    by_number = {device.number: device for device in devices}
-    numbers = [text.strip() for text in wanted.split(",") if text.strip()]
-    for number in numbers:
-        if number not in by_number:
-            raise unknown("GPU", number, by_number, "--gpus 0,2, or nvidia-smi --list-gpus")
-    return [by_number[number] for number in dict.fromkeys(numbers)]
-
-
-def _opened(wanted: str | None) -> GpuPool:
+def _opened() -> GpuPool:
     devices, lost = [], []
     for position, token in enumerate(_tokens()):
         try:
@@ -205,25 +192,18 @@ def _opened(wanted: str | None) -> GpuPool:
         except pynvml.NVMLError as error:
             lost.append(f"gpu {token if token.isdecimal() else position} cannot be used: {error}")
     driver = _text(pynvml.nvmlSystemGetDriverVersion()) if devices else ""
-    return GpuPool(_chosen(devices, wanted), driver, lost)
+    return GpuPool(devices, driver, lost)
 
 
 @contextmanager
-def gpu_pool(wanted: str | None = None) -> Iterator[GpuPool]:
-    """Yield the GPUs that ``--gpus`` names, or all that this host shows; NVML stays open meanwhile.
-
-    Raises:
-        HarnessError: `wanted` names a GPU that is not here.
-
-    """
+def gpu_pool() -> Iterator[GpuPool]:
+    """Yield the GPUs that this host shows; NVML stays open meanwhile."""
     try:
         pynvml.nvmlInit()
-    except pynvml.NVMLError as error:
-        if wanted:
-            raise HarnessError(f"--gpus {wanted}: NVML finds no GPU here ({error})") from None
+    except pynvml.NVMLError:
         yield GpuPool([], "", [])
         return
     try:
-        yield _opened(wanted)
+        yield _opened()
     finally:
         pynvml.nvmlShutdown()

@@ -125,7 +125,6 @@ class Campaign:
         order: what was asked for.
         command: that measures the strength of a cell anew.
         begin: is told how many lanes follow, and their shortest time.
-        choose: picks a pack's mutants in place of pack.toml's sample; None: that.
         interrupted: by the user.
 
     """
@@ -135,7 +134,6 @@ class Campaign:
     order: Order
     command: Callable[[Cell], str]
     begin: Callable[[int, float | None], None]
-    choose: Callable[[Cell, list[Mutant], generated.Fix], list[Mutant]] | None = None
     interrupted: bool = False
 
     def run(self, cells: Iterable[Cell]) -> list[Result]:
@@ -237,13 +235,10 @@ class Campaign:
         chosen = mutants.own(pack, Origin.UNSEEN if self.order.unseen else Origin.OWN)
         pristine = tree.materialize(self.session.cache, pack.definition.upstream, subject.cell.source)
         fix = generated.fix_of(pack, pristine)
-        if self.choose is not None:
-            chosen = self.choose(subject.cell, chosen, fix)
-        else:
-            made = generated.candidates(fix, subject.cell.stated.loads)
-            number, seed = self.order.number_of(pack), pack.definition.strength.seed
-            first = () if self.order.makes_none else subject.first
-            chosen += generated.sample(fix, made, number, seed, first)
+        made = generated.candidates(fix, subject.cell.stated.loads)
+        number, seed = self.order.number_of(pack), pack.definition.strength.seed
+        first = () if self.order.makes_none else subject.first
+        chosen += generated.sample(fix, made, number, seed, first)
         stated = subject.cell.timeout or subject.cell.stated.timeout_s
         timeout = min(stated, LONGEST_FACTOR * subject.seconds + LONGEST_BESIDES)
         for one in chosen:

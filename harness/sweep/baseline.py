@@ -14,8 +14,8 @@ from harness.receipt import receipt
 from harness.receipt.figures import number
 from harness.receipt.receipt import Receipt
 from harness.sweep import history, run_folder
-from harness.sweep.columns import HEAD, LATEST
 from harness.sweep.results import FLAKY, ChangeRow
+from harness.sweep.selection import HEAD, LATEST
 from harness.verdict.cell import Cell
 
 #: What a verdict that was not there before is called; whatever is not listed is good news.
@@ -50,7 +50,7 @@ class Baseline:
     """What a sweep is compared with: the packs' committed receipts, or an earlier sweep's.
 
     Attributes:
-        folder: the earlier sweep's folder, or one that ``--receipts`` filled; None: the packs' own.
+        folder: the earlier sweep's folder; None: the packs' own receipts.
         text: what it is, for people.
 
     """
@@ -73,32 +73,25 @@ class Baseline:
     def _place(self, cell: Cell) -> Path:
         if self.folder is None:
             return cell.pack.receipts / cell.column
-        if cell.column:
-            return self.folder / cell.column / cell.pack.name
-        inside = self.folder / "receipts"
-        return (inside if inside.is_dir() else self.folder) / cell.pack.name
+        return self.folder / (cell.column or "receipts") / cell.pack.name
 
 
 def find(wanted: Path | None, runs: Path, today: str) -> Baseline:
-    """Find the baseline: the committed receipts, a run folder, or the best run of a folder of them.
-
-    The best one is the newest before `today` that judged anything.
+    """Find the baseline: the committed receipts, a run folder, or the newest before `today` that judged anything.
 
     Raises:
         HarnessError: there is no such folder, or the run that it is judged nothing.
 
     """
-    committed = Baseline(None, "the committed receipts")
     if wanted is None:
-        return committed
-    if not wanted.is_dir():
-        if wanted.absolute() == runs.absolute():
-            return committed
+        return Baseline(None, "the committed receipts")
+    if not wanted.is_dir() and wanted.absolute() != runs.absolute():
         raise HarnessError(f"--baseline {wanted}: no such folder. Next: name a run folder, or the folder of them")
-    inside = any(run_folder.is_run(path) for path in wanted.glob("*"))
-    if run_folder.is_run(wanted) and not any(wanted.glob("*/*/*.json")):
-        raise HarnessError(f"--baseline {wanted}: that run judged nothing. Next: name another, or the folder of them")
-    if run_folder.is_run(wanted) or (any(wanted.glob("*/*.json")) and not inside):
+    if run_folder.is_run(wanted):
+        if not any(wanted.glob("*/*/*.json")):
+            raise HarnessError(
+                f"--baseline {wanted}: that run judged nothing. Next: name another, or the folder of them"
+            )
         return Baseline(wanted, wanted.name)
     newest = next((folder for folder, results in history.finished(wanted, today) if results.has_judged), None)
     if newest is None:
@@ -133,7 +126,7 @@ def of_verdict(verdict: str, before: str, release: str) -> list[ChangeRow]:
 def of_claims(now: Receipt, then: Receipt | None) -> list[ChangeRow]:
     """Name the claims that the baseline supported and this sweep does not."""
     lost = sorted(set(then.claims) - set(now.claims)) if then and then.verdict == now.verdict else []
-    return [ChangeRow("claims lost", worse=True, text=", ".join(lost), about=", ".join(lost))] if lost else []
+    return [ChangeRow("claims lost", worse=True, text=", ".join(lost))] if lost else []
 
 
 def of_figures(cell: Cell, now: Receipt, then: Receipt | None) -> list[ChangeRow]:
@@ -166,7 +159,7 @@ def _figure(lane: str, now: FigureLine, then: FigureLine) -> list[ChangeRow]:
         better = worse = "figure changed"  # whether more of it is worse is not known
     is_worse = loss > 0 and now.unit in DISTURBED
     text = f"{lane} {now.name}: {number(after)} {now.unit}, was {number(before)} (noise {number(noise)})"
-    return [ChangeRow(worse if loss > 0 else better, worse=is_worse, text=text, about=f"{lane} {now.name}")]
+    return [ChangeRow(worse if loss > 0 else better, worse=is_worse, text=text)]
 
 
 def _noise(now: FigureLine, then: FigureLine) -> float | None:

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from harness.receipt.receipt import Receipt
 from harness.schedule.session import Session
 from harness.schedule.workers import failure_of
 from harness.sweep.baseline import OF_VERDICT, Baseline, expected
-from harness.sweep.columns import HEAD, LATEST
 from harness.sweep.results import CellRow
+from harness.sweep.selection import HEAD, LATEST
 from harness.upstream import source
 from harness.verdict import pack_verdict
 from harness.verdict.cell import Cell
@@ -35,17 +35,16 @@ class Bisection:
     tell: Callable[[str], None]
     clean: Callable[[str], str]
 
-    def rows(self, cells: list[Cell], rows: list[CellRow]) -> Iterator[CellRow]:
-        """Yield the rows, those of verdicts that changed with what came of their bisection.
+    def row(self, cell: Cell, row: CellRow) -> CellRow:
+        """Return the row of a cell, with what came of its bisection where its verdict changed.
 
         Raises:
             KeyboardInterrupt: the user interrupted.
 
         """
-        for cell, row in zip(cells, rows, strict=True):
-            moves = cell.column in (LATEST, HEAD) and row.lanes and not row.known
-            flipped = any(change.kind in OF_VERDICT for change in row.changes)
-            yield replace(row, bisected=self._bisected(cell, row.verdict)) if moves and flipped else row
+        moves = cell.column in (LATEST, HEAD) and row.lanes and not row.known
+        flipped = any(change.kind in OF_VERDICT for change in row.changes)
+        return replace(row, bisected=self._bisected(cell, row.verdict)) if moves and flipped else row
 
     def _bisected(self, cell: Cell, now: str) -> str:
         """Say which release or commit changed the verdict; what goes wrong with one cell leaves the others."""

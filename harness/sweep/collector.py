@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 
 from harness.core.errors import HarnessError
 from harness.core.words import LaneName, Verdict
-from harness.receipt import strength
 from harness.receipt.figures import figure_text
 from harness.receipt.receipt import Receipt
 from harness.receipt.redaction import Scrubber
@@ -36,7 +35,6 @@ class Collector:
         account: what was not run, and why.
         baseline: what they are compared with.
         scrubber: knows the places that an error may name.
-        killed: how many wrong fixes this sweep killed, by the names of cells.
 
     """
 
@@ -44,23 +42,12 @@ class Collector:
     account: Account
     baseline: Baseline
     scrubber: Scrubber
-    killed: Mapping[str, str] = field(default_factory=dict)
 
-    def rows(self, cells: list[Cell]) -> Iterator[CellRow]:
-        """Yield the row of each cell."""
-        for cell in cells:
-            yield replace(self._row(cell), strength=self._strength(cell))
-
-    def _strength(self, cell: Cell) -> str:
-        """Say how many wrong fixes the probe refuses: by the pack's record, and in this sweep."""
-        recorded = "" if cell.column else strength.text(cell.pack, cell.target, str(cell.evidence or ""))
-        return "; ".join(text for text in (recorded, self.killed.get(cell.name, "")) if text)
-
-    def _row(self, cell: Cell) -> CellRow:
+    def row(self, cell: Cell) -> CellRow:
         """Build the row of a cell; what goes wrong with one never takes the others' rows along."""
         try:
             return self._row_of(cell)
-        except Exception as error:  # noqa: BLE001 - likewise
+        except Exception as error:  # noqa: BLE001 - the other rows are written
             return self._broken(cell, failure_of(error, cell).reason)
 
     def _row_of(self, cell: Cell) -> CellRow:

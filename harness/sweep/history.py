@@ -1,7 +1,8 @@
-"""What the finished sweeps of a folder said, also as older runners wrote it."""
+"""What the finished sweeps of a folder said."""
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -15,21 +16,16 @@ LOOKED_AT = 10
 
 
 def read(folder: Path) -> Results:
-    """Read the results of one finished run, of this schema or an older one.
-
-    Schema 1 called the run a night; what a schema did not know stays empty.
+    """Read the results of one finished run.
 
     Raises:
         OSError: there are no results, or they cannot be read.
-        ValueError: they are damaged, of a newer schema, or those of a run that did not end.
+        ValueError: they are damaged, of another schema, or those of a run that did not end.
 
     """
     document = strict_json.loads((folder / run_folder.RESULTS).read_bytes())
-    schema = document.get("schema") if isinstance(document, dict) else None
-    if not isinstance(document, dict) or type(schema) is not int or not 1 <= schema <= SCHEMA:
-        raise ValueError(f"no results of schema 1 to {SCHEMA}")
-    if schema == 1:
-        document = {("run" if key == "night" else key): value for key, value in document.items()}
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise ValueError(f"no results of schema {SCHEMA}")
     found = structure.structure(document, Results)
     if not found.finished:
         raise ValueError("the sweep was interrupted")
@@ -50,12 +46,10 @@ def finished(
 
 def estimates(runs: Path, before: str) -> Estimates:
     """Return how long each lane took in the newest run that ran it, and which cells the newest run left out."""
+    newest = [results for _, results in itertools.islice(finished(runs, before), LOOKED_AT)]
     seconds: dict[tuple[str, str, str], float] = {}
-    left_out: frozenset[str] | None = None
-    for _, (_, results) in zip(range(LOOKED_AT), finished(runs, before), strict=False):
-        if left_out is None:
-            left_out = frozenset(cell.name for cell in results.cells if cell.verdict == NOT_RUN)
-        for cell in results.cells:
-            for lane in cell.lanes:
-                seconds.setdefault((cell.name, cell.evidence, lane.lane), lane.seconds)
-    return Estimates(seconds, left_out or frozenset())
+    for cell in (cell for results in newest for cell in results.cells):
+        for lane in cell.lanes:
+            seconds.setdefault((cell.name, cell.evidence, lane.lane), lane.seconds)
+    left_out = [cell.name for results in newest[:1] for cell in results.cells if cell.verdict == NOT_RUN]
+    return Estimates(seconds, left_out)

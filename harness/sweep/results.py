@@ -1,4 +1,4 @@
-"""results.json: what a sweep showed, for programs; its schema is results.schema.json beside this file."""
+"""results.json: what a sweep showed, for programs; `Results` is the whole document, and each class an object in it."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from harness.core.words import Verdict
 
-SCHEMA = 3
+SCHEMA = 4
 #: Verdicts of a cell besides those of a pack.
 FLAKY, NOT_RUN, NOT_HERE = "FLAKY", "NOT_RUN", "NOT_HERE"
 #: Verdicts behind which nothing was judged.
@@ -38,12 +38,11 @@ class LaneRow:
 
 @dataclass(frozen=True)
 class ChangeRow:
-    """One difference from the baseline; `worse` says that it needs attention, `about` names the figure or claims."""
+    """One difference from the baseline; `worse` says that it needs attention."""
 
     kind: str
     worse: bool
     text: str
-    about: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,11 +51,10 @@ class CellRow:
 
     `verdict` is a pack's verdict, or FLAKY (`agreeing` of `runs` runs agree), NOT_RUN (it could have been judged and
     was not, `reason` says why), NOT_HERE (this host cannot judge it). `baseline` is the verdict that it is compared
-    with; empty where there is none. `deviation` says how it differs from what pack.toml states. `strength` says
-    how many wrong fixes the probe refuses; empty where nobody measured it. `known` is the thread
-    of a deviation that is known, as pack.toml names it; empty where nothing deviates, or nobody knows it. `as_of` is
-    the day on which a version that moves was the newest; empty for the pinned one. `bisected` says which release or
-    commit changed the verdict, or why that could not be told; empty where nothing was bisected.
+    with; empty where there is none. `deviation` says how it differs from what pack.toml states. `known` is the
+    thread of a deviation that is known, as pack.toml names it; empty where nothing deviates, or nobody knows it.
+    `as_of` is the day on which a version that moves was the newest; empty for the pinned one. `bisected` says which
+    release or commit changed the verdict, or why that could not be told; empty where nothing was bisected.
     """
 
     name: str
@@ -81,7 +79,6 @@ class CellRow:
     lanes: tuple[LaneRow, ...] = ()
     figures: tuple[FigureRow, ...] = ()
     receipt: str = ""
-    strength: str = ""
     known: str = ""
     as_of: str = ""
     bisected: str = ""

@@ -22,8 +22,8 @@ STAMP = "%Y%m%dT%H%M%SZ"
 LONGEST = dt.timedelta(hours=20)
 #: A run that began later than this after now was dated by a clock that was wrong: it is no run to go on with.
 CLOCKS_DIFFER = dt.timedelta(minutes=5)
-#: What an older runner called the record of a run.
-OLDER_RECORD = "night.json"
+#: What a sweep was requested to judge, in words; it is continued by the same request only.
+Request = tuple[str, ...]
 RECORD, JOURNAL, FAULTS, RESULTS = "run.json", "journal.jsonl", "gpus.jsonl", "results.json"
 
 
@@ -33,32 +33,19 @@ def now() -> dt.datetime:
 
 
 @dataclass(frozen=True)
-class SweepRequest:
-    """What a sweep was requested to judge; it is continued by the same request only."""
-
-    packs: str
-    only: tuple[str, ...]
-    latest: bool
-    repeat: int
-    mutants: int = 0
-    head: bool = False
-    slurm: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
 class RunFolder:
     """One sweep's folder.
 
     Attributes:
         path: where everything goes.
         started: when it began, in UTC.
-        resumed: whether an earlier command began it.
+        request: what it judges.
 
     """
 
     path: Path
     started: dt.datetime
-    resumed: bool
+    request: Request
 
     @property
     def name(self) -> str:
@@ -78,9 +65,10 @@ class RunFolder:
             stream.flush()
             os.fsync(stream.fileno())
 
-    def finish(self, request: SweepRequest) -> None:
-        """Mark it finished: the same command begins a new one from now on."""
-        _record(self.path, self.started, request, finished=True)
+    def record(self, *, finished: bool) -> None:
+        """Write down what it is; after a finished sweep the same command begins a new one."""
+        document = {"schema": 1, "started": self.started.isoformat(), "finished": finished, "request": self.request}
+        files.write_atomic(self.path / RECORD, json.dumps(document, indent=1) + "\n")
 
 
 def _fault(line: bytes) -> GpuFault | None:
@@ -91,14 +79,9 @@ def _fault(line: bytes) -> GpuFault | None:
         return None
 
 
-def _record(folder: Path, started: dt.datetime, request: SweepRequest, *, finished: bool) -> None:
-    document = {"schema": 1, "started": started.isoformat(), "finished": finished, "request": asdict(request)}
-    files.write_atomic(folder / RECORD, json.dumps(document, indent=1) + "\n")
-
-
 def is_run(folder: Path) -> bool:
     """Whether a folder is that of a sweep."""
-    return (folder / RECORD).exists() or (folder / OLDER_RECORD).exists()
+    return (folder / RECORD).exists()
 
 
 def earlier(runs: Path, before: str | None = None) -> list[Path]:
@@ -108,24 +91,22 @@ def earlier(runs: Path, before: str | None = None) -> list[Path]:
 
 
 def _read(folder: Path) -> dict[str, object]:
-    path = folder / RECORD
     try:
-        document = strict_json.loads((path if path.exists() else folder / OLDER_RECORD).read_bytes())
+        document = strict_json.loads((folder / RECORD).read_bytes())
     except (OSError, ValueError):
         return {}
     return document if isinstance(document, dict) else {}
 
 
-def _unfinished(runs: Path, request: SweepRequest, moment: dt.datetime) -> RunFolder | None:
+def _unfinished(runs: Path, request: Request, moment: dt.datetime) -> RunFolder | None:
     """Find the run to go on with: the newest, whatever clock that was wrong or broken record lies beside it."""
     for folder in sorted((path.parent for path in runs.glob(f"*/{RECORD}")), reverse=True):
         found = _read(folder)
         started = _moment(found.get("started"))
         if started is None or started > moment + CLOCKS_DIFFER:
             continue
-        same = found.get("request") == json.loads(json.dumps(asdict(request)))
-        goes_on = same and not found.get("finished") and moment - started < LONGEST
-        return RunFolder(folder, started, resumed=True) if goes_on else None
+        goes_on = found.get("request") == list(request) and not found.get("finished") and moment - started < LONGEST
+        return RunFolder(folder, started, request) if goes_on else None
     return None
 
 
@@ -147,7 +128,7 @@ def _unused(runs: Path, stamp: str) -> Path:
 
 
 @contextmanager
-def opened(runs: Path, request: SweepRequest, moment: dt.datetime) -> Iterator[RunFolder]:
+def opened(runs: Path, request: Request, moment: dt.datetime) -> Iterator[RunFolder]:
     """Yield the unfinished run of the same request, or a new one; nobody else writes into `runs` meanwhile.
 
     Raises:
@@ -165,8 +146,8 @@ def opened(runs: Path, request: SweepRequest, moment: dt.datetime) -> Iterator[R
         for half_written in (path for path in run.path.rglob(".*") if path.is_file()) if run else ():
             half_written.unlink(missing_ok=True)  # what a kill left of a file that was to appear as a whole
         if run is None:
-            run = RunFolder(_unused(runs, moment.strftime(STAMP)), moment, resumed=False)
-            _record(run.path, moment, request, finished=False)
+            run = RunFolder(_unused(runs, moment.strftime(STAMP)), moment, request)
+            run.record(finished=False)
         yield run
     finally:
         lock.release()

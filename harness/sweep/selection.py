@@ -1,23 +1,37 @@
-"""From packs to the cells of a sweep: the pinned releases, and with them each upstream's newest."""
+"""From packs to the cells of a sweep: the pinned releases, and with them what moves at each upstream."""
 
 from __future__ import annotations
 
 import fnmatch
-from dataclasses import replace
+import functools
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from harness.core.cache import Cache
-from harness.core.errors import unknown
+from harness.core.errors import HarnessError, unknown
+from harness.core.words import Verdict
 from harness.host import eligibility
 from harness.host.host import Host
 from harness.pack import load
 from harness.pack.model import Pack
 from harness.schedule.selection import Request, cell_of
-from harness.sweep import columns
-from harness.sweep.columns import HEAD, LATEST, Moving, looked_up, package
 from harness.upstream import newest
-from harness.upstream.newest import Head
+from harness.upstream.newest import Head, Release
 from harness.upstream.source import Source, SourceKind
 from harness.verdict.cell import Cell
+
+Found = TypeVar("Found")
+#: What a cell has after its name: of upstream's newest release, of its default branch's head.
+LATEST, HEAD = "latest", "head"
+
+
+@dataclass(frozen=True)
+class Moving:
+    """What else than the pinned releases is judged: the newest releases, the default branches' heads."""
+
+    latest: bool = False
+    head: bool = False
 
 
 def selected(packs: list[Pack], only: tuple[str, ...]) -> list[tuple[Pack, str]]:
@@ -43,42 +57,62 @@ def selected(packs: list[Pack], only: tuple[str, ...]) -> list[tuple[Pack, str]]
 
 
 def cells(chosen: list[tuple[Pack, str]], host: Host, cache: Cache, moving: Moving) -> list[Cell]:
-    """Build the cells of the pinned releases, each followed by those of what moves."""
-    pinned = [
-        cell_of(pack, planned, Request(), host, cache)
-        for pack, target in chosen
-        for planned in eligibility.plan(pack, target, host)
-    ]
-    judged = [cell for cell in pinned if cell.evidence is not None]
-    packages = dict.fromkeys(package(cell) for cell in judged if moving.latest)
-    releases = {(name, wheel): looked_up(newest.release, cache, name, wheels_only=wheel) for name, wheel in packages}
-    urls = dict.fromkeys(_repository(cell) for cell in judged if moving.head and not _compiled(cell))
-    heads = {url: looked_up(newest.head, cache, url) for url in urls}
+    """Build the cells of the pinned releases, each followed by those of what moves.
+
+    What moves is looked up once for all packs of an upstream. What cannot be had is UNAVAILABLE, with the reason.
+    """
+
+    @functools.cache
+    def release(package: str, is_wheel: bool) -> Release | str:  # noqa: FBT001 - a key of the cache
+        return _looked_up(lambda: newest.release(cache, package, wheels_only=is_wheel))
+
+    @functools.cache
+    def head(url: str) -> Head | str:
+        return _looked_up(lambda: newest.head(cache, url))
+
     found: list[Cell] = []
-    for cell in pinned:
-        found.append(cell)
-        if cell.evidence is None:
-            continue
-        if moving.latest:
-            found.append(columns.of_release(cell, LATEST, releases[package(cell)]))
-        if _repository(cell) in heads and not _compiled(cell):
-            found.append(_head(cell, heads[_repository(cell)]))
+    for pack, target in chosen:
+        upstream = pack.definition.upstream
+        for planned in eligibility.plan(pack, target, host):
+            cell = cell_of(pack, planned, Request(), host, cache)
+            found.append(cell)
+            if cell.evidence is not None and moving.latest:
+                found.append(_latest(cell, release(upstream.package, upstream.is_wheel)))
+            if cell.evidence is not None and moving.head and not upstream.is_compiled:  # it would have to be built
+                found.append(_head(cell, head(upstream.repository)))
     return found
 
 
-def _repository(cell: Cell) -> str:
-    return cell.pack.definition.upstream.repository
+def _looked_up(look: Callable[[], Found]) -> Found | str:
+    """Look something up; return why not where it cannot be had."""
+    try:
+        return look()
+    except HarnessError as error:
+        return str(error)
 
 
-def _compiled(cell: Cell) -> bool:
-    """Whether a checkout of the upstream would have to be built first."""
-    return cell.pack.definition.upstream.is_compiled
+def _unavailable(cell: Cell, column: str, reason: str) -> Cell:
+    source = Source(SourceKind.LATEST)
+    return replace(
+        cell, column=column, source=source, version="", evidence=None, reason=reason, verdict=Verdict.UNAVAILABLE
+    )
+
+
+def _latest(cell: Cell, found: Release | str) -> Cell:
+    """Build the cell of the newest release; where that is the pinned one, it shares the pinned cell's lanes."""
+    if isinstance(found, str):
+        return _unavailable(cell, LATEST, found)
+    release, seen = found.file, found.seen
+    if release.version == cell.version:
+        return replace(cell, column=LATEST, seen=seen)
+    source = Source(SourceKind.RELEASE, release.version)
+    return replace(cell, column=LATEST, source=source, version=release.version, tree=release.sha256, seen=seen)
 
 
 def _head(cell: Cell, found: Head | str) -> Cell:
     """Build the cell of the head of the default branch."""
     if isinstance(found, str):
-        return columns.unavailable(cell, HEAD, found)
+        return _unavailable(cell, HEAD, found)
     version = f"commit {found.commit[:12]} of {found.date}"
-    source = Source(SourceKind.GIT, found.commit, _repository(cell))
+    source = Source(SourceKind.GIT, found.commit, cell.pack.definition.upstream.repository)
     return replace(cell, column=HEAD, source=source, version=version, tree="", seen=found.seen)

@@ -180,9 +180,8 @@ def test_an_array_whose_command_was_killed_before_it_noted_the_tasks_is_cancelle
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--slurm --gpus 0", "--gpus: with --slurm the lanes run elsewhere"),
         ("--slurm --latest --bisect 1m", "--bisect: with --slurm"),
-        ("--slurm-option partition=p", "Next: runner.py sweep --slurm --slurm-option ..."),
+        ("--slurm-option partition=p", "no cluster was asked for. Next: runner.py sweep --slurm ..."),
         ("--slurm --gpu-type sm_90=h200", "no architecture such as sm_80"),
         ("--slurm --gpu-type sm_90a=h200:4", "--gpu-type sm_90a=h200:4: no such value"),
         ("--slurm --gpu-type sm_80=a --gpu-type sm_80=b", "--gpu-type sm_80=b: no such value, or given twice"),
@@ -193,7 +192,7 @@ def test_an_array_whose_command_was_killed_before_it_noted_the_tasks_is_cancelle
 )
 def test_options_that_do_not_fit_together_are_refused(arguments: str, words: str) -> None:
     with pytest.raises(HarnessError) as error:
-        sweep.command.main(arguments.split(), standalone_mode=False)
+        sweep.command.main(["--packs", str(REPOSITORY / "packs"), *arguments.split()], standalone_mode=False)
     assert words in str(error.value)
     assert error.value.status == Exit.WRONG_CALL
 

@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from testing import clones, slurm, sweeps
@@ -27,6 +26,8 @@ pytestmark = [pytest.mark.slurm, pytest.mark.slow, pytest.mark.skipif(bool(slurm
 
 GPU_TOY, EVIDENCE = "41_executes_on_a_gpu", "sm_90a.executed.json"
 CARDS = slurm.H200
+#: Seconds after which a test gives up; on a busy machine everything takes longer, and nothing is judged by that.
+LONGEST = 240
 
 
 @pytest.fixture(scope="module")
@@ -70,7 +71,7 @@ class Nights:
     def run(self, *arguments: str, status: int = 0) -> str:
         """Run a sweep to its end and return what it said."""
         with self.start(*arguments) as one:
-            said, _ = one.communicate(timeout=120)
+            said, _ = one.communicate(timeout=LONGEST)
         assert one.returncode == status, said
         assert "Traceback" not in said
         return said
@@ -123,9 +124,9 @@ def once(packs: list[Path]) -> bool:
     return all(sweeps.starts(pack) == {"pristine": 1, "patched": 1} for pack in packs)
 
 
-def wait(done: Callable[[], object], seconds: float = 60.0, seen: Callable[[], object] = str) -> None:
+def wait(done: Callable[[], object], seen: Callable[[], object] = str) -> None:
     """Wait until something is so; where it never is, say what there is to be seen instead."""
-    end = time.monotonic() + seconds
+    end = time.monotonic() + LONGEST
     while not done():
         assert time.monotonic() < end, f"it never came: {seen()}"
         time.sleep(0.05)
@@ -258,7 +259,7 @@ def test_ctrl_c_cancels_the_array_and_the_same_command_goes_on(nights: Nights) -
     with nights.start() as one:
         wait(lambda: all(f"00{n}_toy/sm_90a patched" in _journal(nights) for n in (1, 2)))
         one.send_signal(signal.SIGINT)
-        said, _ = one.communicate(timeout=30)
+        said, _ = one.communicate(timeout=LONGEST)
     assert one.returncode == 130, said
     assert "cancelled: " in said
     wait(lambda: set(nights.tasks().values()) <= {"CANCELLED", "COMPLETED"})
@@ -283,7 +284,7 @@ def test_a_night_that_somebody_cancels_says_so_of_each_lane(nights: Nights) -> N
     with nights.start() as one:
         wait(lambda: "001_toy/sm_90a patched" in _journal(nights))
         nights.cluster.ask("scancel", *{name.partition("_")[0] for name in nights.tasks()})
-        said, _ = one.communicate(timeout=30)
+        said, _ = one.communicate(timeout=LONGEST)
     assert one.returncode == 1, said
     cells = nights.cells()
     assert cells["001_toy/sm_90a"]["verdict"] == "CONFIRMED"
@@ -311,7 +312,7 @@ def test_the_batch_file_runs_a_sweep_and_its_end_is_that_of_its_arrays(nights: N
     job = subprocess.run(submit, env=nights.variables, capture_output=True, text=True, check=True).stdout.strip()
     wait(lambda: "1 running" in _read(clone / f"sweep.{job}.out"))
     nights.cluster.ask("scancel", job)
-    wait(lambda: "interrupted" in _read(clone / f"sweep.{job}.out"), 20)
+    wait(lambda: "interrupted" in _read(clone / f"sweep.{job}.out"))
     states = nights.cluster.jobs()
     assert not {"PENDING", "RUNNING"} & set(states.values()), "an array runs on that nobody collects"
 
@@ -321,13 +322,13 @@ def _read(path: Path) -> str:
 
 
 def test_a_job_whose_slurmd_is_gone_ends_by_itself(nights: Nights) -> None:
-    (pack,) = nights.toys(1, 3)
+    (pack,) = nights.toys(1, 8)
     with nights.start() as one:
-        wait(lambda: _probes(nights))
+        wait(lambda: _asleep([pack]))
         (job,) = nights.tasks()
         node = nights.cluster.node_of(job)
         nights.cluster.kill(node)
-        said, _ = one.communicate(timeout=60)
+        said, _ = one.communicate(timeout=LONGEST)
     nights.cluster.start_node(node)
     assert one.returncode == 0, said
     assert once([pack])
@@ -340,23 +341,16 @@ def test_everything_is_counted_once_whatever_is_killed(nights: Nights) -> None:
     chance = random.Random(3)  # noqa: S311 - no secret
     for _ in range(9):  # while it plans, submits, begins to ask
         _killed(nights, chance.uniform(0.2, 0.9))
-    counts = []
-
-    def all_run() -> bool:
-        counts.append(_probes(nights))
-        return counts[-1] == 2 * CARDS
-
     with nights.start() as one:  # where this machine is so slow that none of them came so far as to submit
-        wait(all_run, seen=lambda: f"{min(counts)} to {max(counts)} probes ran\n{_state(nights)}")
+        wait(lambda: _asleep(packs) == 2 * CARDS, lambda: f"{_asleep(packs)} lanes sleep\n{_state(nights)}")
         one.kill()
-    time.sleep(1.5)  # until each has read how long it takes
     nights.cluster.kill_node("toy1")
     for node in ("toy2", "toy3"):
         nights.cluster.kill(node)
     for pack in packs:
         (pack / "seconds").write_text("0.1")
-    for _ in range(10):  # while Slurm finds out, and starts the tasks again
-        _killed(nights, chance.uniform(0.5, 1.5))
+    for _ in range(10):  # while Slurm finds out, which takes longer than all of these
+        _killed(nights, chance.uniform(0.3, 1.0))
     wait(lambda: nights.cluster.ask("sinfo", "--noheader", "--nodes=toy1", "--format=%T").startswith("down"))
     nights.cluster.start_node("toy1")
     nights.run()
@@ -391,10 +385,6 @@ def _state(nights: Nights) -> str:
     return f"{nodes}\n{jobs}\n{runs}"
 
 
-def _probes(nights: Nights) -> int:
-    """Count the probes that run, from the copies of packs beside the run folder."""
-    count = 0
-    for process in sweeps.living(nights.folder):
-        with contextlib.suppress(psutil.Error):
-            count += process.cmdline()[1:2] == ["-P"]
-    return count
+def _asleep(packs: list[Path]) -> int:
+    """Count the lanes that know how long they are to sleep."""
+    return sum(len(_read(pack / "sleeps").splitlines()) for pack in packs)

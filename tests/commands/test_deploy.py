@@ -105,4 +105,4 @@ def test_the_steps_of_the_workflow_run_a_sweep(workbench: Workbench, environment
             assert ended.returncode == 0, ended.stderr
     assert (workbench.folder / "step.md").read_text().startswith("# Sweep ")
     assert (clone / "sweep/index.html").exists()
-    assert toys.BASE in (clone / "sweep/junit.xml").read_text()
+    assert toys.BASE in (clone / "sweep/summary.md").read_text()

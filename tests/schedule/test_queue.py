@@ -15,7 +15,7 @@ from harness.schedule.places import Placement, Places
 from harness.schedule.queue import Queue
 from harness.schedule.task import Task
 from harness.sweep import selection
-from harness.sweep.columns import Moving
+from harness.sweep.selection import Moving
 from harness.verdict.cell import Cell
 from testing.workbench import Workbench
 

@@ -25,7 +25,7 @@ from harness.schedule.scheduler import DRAIN_SECONDS, Account, Scheduler
 from harness.schedule.task import Task
 from harness.schedule.workers import Message, Over, WorkerPool
 from harness.sweep import selection
-from harness.sweep.columns import Moving
+from harness.sweep.selection import Moving
 from harness.upstream.source import Source, SourceKind
 from harness.verdict.cell import Cell
 from testing import laid_out

@@ -12,7 +12,7 @@ from harness.host import host
 from harness.pack import load
 from harness.schedule import task
 from harness.sweep import selection
-from harness.sweep.columns import Moving
+from harness.sweep.selection import Moving
 from harness.verdict.cell import Cell
 from testing.workbench import Workbench
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,16 +19,14 @@ from harness.receipt import receipt
 from harness.receipt.receipt import GpuRecord, LogRecord, Receipt
 from harness.sweep import baseline, run_folder, selection
 from harness.sweep.baseline import Baseline
-from harness.sweep.columns import Moving
 from harness.sweep.results import NOT_HERE, NOT_RUN
-from harness.sweep.run_folder import SweepRequest
+from harness.sweep.selection import Moving
 from harness.sweep.sweep import write
 from harness.verdict.cell import Cell
 from testing import nights
 from testing.workbench import Workbench
 
 HOST = host.Host("3.11.7", "2.13.0+cpu", "3.6.0")
-REQUEST = SweepRequest("packs", (), latest=False, repeat=1)
 
 
 @pytest.fixture
@@ -122,7 +119,7 @@ def test_the_newest_run_that_judged_something_is_the_baseline(tmp_path: Path) ->
 
 def test_a_night_that_judged_nothing_does_not_say_that_nothing_changed(tmp_path: Path) -> None:
     for verdict, said in ((NOT_HERE, "Nothing was judged."), (Verdict.CONFIRMED, "Nothing changed.")):
-        write(nights.results(0, [nights.cell(verdict=verdict)]), tmp_path, {})
+        write(nights.results(0, [nights.cell(verdict=verdict)]), tmp_path)
         for name in ("summary.md", "index.html"):
             text = (tmp_path / name).read_text()
             assert (said in text, text.count("Nothing ")) == (True, 1), name
@@ -135,12 +132,8 @@ def test_the_baseline_is_the_committed_receipts_a_run_or_the_newest_of_many(tmp_
     runs = tmp_path / "runs"
     assert baseline.find(runs, runs, "x").folder is None, "the first sweep compares with the receipts"
     moment = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
-    with run_folder.opened(runs, REQUEST, moment) as one:
+    with run_folder.opened(runs, (), moment) as one:
         assert baseline.find(runs, runs, one.name) == Baseline(
             None, "the committed receipts: no earlier run judged anything"
         )
-        one.finish(REQUEST)
-    receipts = tmp_path / "receipts/01_confirmed"
-    receipts.mkdir(parents=True)
-    (receipts / "cpu.traced.json").write_text(json.dumps({}))
-    assert baseline.find(receipts.parent, runs, "9").folder == receipts.parent
+        one.record(finished=True)

@@ -155,7 +155,7 @@ def test_a_sweep_that_ends_while_it_bisects_goes_on_where_it_was(
     _night(workbench, _first(RELEASES, 1), "--latest")
     slow = {"1.0": "wrong", "1.1": "wrong", "1.2": "hanging", "1.3": "right", "1.4": "right"}
     toml = pack / "pack.toml"
-    toml.write_text(toml.read_text().replace("timeout_s = 60", "timeout_s = 5"))
+    toml.write_text(toml.read_text().replace("timeout_s = 60", "timeout_s = 15"))
     command = workbench.command(*_arguments(workbench, "--latest", "--bisect", "5m"))
     with package_index.served(histories.shelf(workbench.folder / "index", slow)) as url:
         environment = os.environ | _variables(workbench, url)

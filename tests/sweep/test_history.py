@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -46,16 +44,10 @@ def test_each_sweep_has_a_line_with_the_figures_of_both_lanes(folder: Path) -> N
     shown = _history(folder, "1").stdout
     assert "time [ms]" in shown
     lines = [line for line in shown.splitlines() if line.strip().startswith("2026")]
-    assert [line.split()[2] for line in lines] == ["CONFIRMED", "CONFIRMED", "ERROR"]
-    assert "12 -> 5" in lines[-1]
+    assert [line.split()[2] for line in lines] == ["CONFIRMED", "CONFIRMED", "CONFIRMED", "CONFIRMED", "ERROR", "ERROR"]
+    assert lines[-2].split()[3:] == ["time", "[ms]", "12", "5"]
+    assert "['a.py']" in lines[-1]
     assert "02_other" not in shown
-
-
-def test_json_holds_every_value(folder: Path) -> None:
-    document = json.loads(_history(folder, "01_toy", "--json").stdout)
-    assert (document["schema"], document["pack"], len(document["cells"])) == (2, "01_toy", 3)
-    first = document["cells"][0]
-    assert first["figures"][0] == {"name": "time", "unit": "ms", "pristine": 10.0, "patched": 5.0}
 
 
 @pytest.mark.parametrize("text", [None, "", "{", "[]", '{"schema": 99}'])
@@ -64,14 +56,9 @@ def test_a_sweep_that_cannot_be_read_is_named_and_passed_over(folder: Path, text
     (last / "results.json").unlink()
     if text is not None:
         (last / "results.json").write_text(text)
-    ended = _history(folder, "1", "--json")
-    assert len(json.loads(ended.stdout)["cells"]) == 2
+    ended = _history(folder, "1")
+    assert ended.stdout.count("2026") == 2 * 2, "two figures of two sweeps"
     assert ended.stderr.startswith(f"{last.name} is passed over: ")
-
-
-def test_committed_sweeps_of_older_runners_are_read(tmp_path: Path) -> None:
-    shutil.copytree(REPOSITORY / "baselines/h200", tmp_path / "h200")
-    assert "sm_90a" in _history(tmp_path / "h200", "9").stdout
 
 
 @pytest.mark.parametrize(("wanted", "said"), [("7", "no pack '7'"), ("99", "no pack '99'")])

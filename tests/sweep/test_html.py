@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import json
 import re
 import shutil
 import subprocess
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from harness.sweep.html import STYLE, Page
-from harness.sweep.results import CellRow, ChangeRow, FigureRow, GpuRow, HostRow, LaneRow, Results
+from harness.sweep import html
+from harness.sweep.results import SCHEMA, CellRow, ChangeRow, FigureRow, GpuRow, HostRow, LaneRow, Results
 from testing import nights
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -63,7 +61,7 @@ def _results() -> Results:
     host = HostRow("3.12.3", "2.11.0+cu130", "3.6.0", "13.0", "580.1", 2)
     gpus = (GpuRow("gpu 0", "NVIDIA H200", "", ""), GpuRow("gpu 1", "NVIDIA H200", "Xid 79", "a/sm_90a pristine"))
     return Results(
-        schema=2,
+        schema=SCHEMA,
         run="20261121T020000Z",
         started="2026-11-21T02:00:00+00:00",
         seconds=4000.0,
@@ -85,11 +83,8 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sweep")
     (folder / "logs").mkdir()
     (folder / "logs/pristine.log").write_text("\n".join("log " + "y" * 400 + "<b>&" for _ in range(50)))
-    patch = folder / "fix.patch"
-    patch.write_text("diff --git a/x b/x\n" + "+" + "z" * 300 + "</pre>\n")
-    results = _results()
     path = folder / "index.html"
-    path.write_text("".join(Page(results, folder, {row.pack: patch for row in results.cells}).pieces()))
+    path.write_text("".join(html.pieces(_results(), folder)))
     return path
 
 
@@ -98,9 +93,9 @@ def test_the_page_needs_no_network_and_no_script(page: Path) -> None:
     assert "<script" not in text
     assert "@import" not in text
     assert not re.search(r"(?:src|href|url)\s*[=(]\s*[\"']?\s*(?:https?:)?//", text)
-    assert text.count("<pre>") > 90
-    assert "<b>&" not in text.partition("<body>")[2]
-    assert "</pre>\n\n</details>" in text or "</pre>\n</details>" in text
+    assert text.count("<pre>") == 2, "the log of each cell that needs attention; the others are linked"
+    assert "<b>&" not in text
+    assert text.count('<a href="logs/pristine.log">') > 80
 
 
 def test_the_page_of_many_packs_stays_small(page: Path) -> None:
@@ -108,8 +103,8 @@ def test_the_page_of_many_packs_stays_small(page: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
-    """Write the page of 30 packs on 2 targets; return it and the seconds that it took."""
+def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Write the page of 30 packs on 2 targets."""
     folder = tmp_path_factory.mktemp("large")
     figures = [nights.figure(f"time_{index}", 10.0, patched=8.0, spread=0.3) for index in range(4)]
     packs = [f"{number:02d}_toy" for number in range(1, 31)]
@@ -124,25 +119,21 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, float]:
         (folder / lane.log).parent.mkdir(parents=True, exist_ok=True)
         (folder / lane.log).write_text("a line of a log that a lane wrote\n" * 300)
     path = folder / "index.html"
-    began = time.monotonic()
-    path.write_text("".join(Page(replace(now, cells=cells), folder, {}).pieces()))
-    return path, time.monotonic() - began
+    path.write_text("".join(html.pieces(replace(now, cells=cells), folder)))
+    return path
 
 
-def test_thirty_packs_fit_into_one_page(large: tuple[Path, float]) -> None:
-    page, seconds = large
-    assert page.stat().st_size <= 3e6
-    assert seconds <= 10, "about one second on an idle machine; this test's may be busy"
+def test_thirty_packs_fit_into_one_page(large: Path) -> None:
+    assert large.stat().st_size <= 3e5
 
 
-def test_the_matrix_comes_first_and_says_each_verdict_by_letter(large: tuple[Path, float]) -> None:
-    body = large[0].read_text().partition("<main>")[2]
+def test_the_matrix_comes_first_and_says_each_verdict(large: Path) -> None:
+    body = large.read_text().partition("<main>")[2]
     assert body.index('<table class="matrix"') < body.index("What changed or needs attention") < body.index("<section")
-    first = re.search(r'<a class="one letter bad[^>]*aria-label="([^"]*)"[^>]*><b>(.)</b>', body)
+    first = re.search(r'<a class="said bad"[^>]*aria-label="([^"]*)">(\w+)</a>', body)
     assert first
-    assert first.groups() == ("01_toy on cpu, pinned: ERROR, needs attention", "E")
-    assert body.count("<b>C</b>") == 59
-    assert "C CONFIRMED, E ERROR" in body
+    assert first.groups() == ("01_toy on cpu, pinned: ERROR, needs attention", "ERROR")
+    assert body.count(">CONFIRMED</a>") == 59
     targets = set(re.findall(r'href="#([^"]*)"', body))
     assert targets <= set(re.findall(r'id="([^"]*)"', body)), "every link of the matrix leads somewhere"
 
@@ -150,12 +141,13 @@ def test_the_matrix_comes_first_and_says_each_verdict_by_letter(large: tuple[Pat
 def test_a_target_that_this_host_cannot_judge_has_no_column_unless_it_was_lost(tmp_path: Path) -> None:
     away = nights.cell("01_toy", "sm_100a", "NOT_HERE")
     cells = [nights.cell("01_toy"), away, nights.cell("02_away", "sm_100a", "NOT_HERE")]
-    page = Page(nights.results(0, cells), tmp_path, {})
-    assert (page.targets, page.absent) == (["cpu"], "02_away, sm_100a")
-    assert "Not judged on this host: 02_away, sm_100a." in "".join(page.pieces())
+    text = "".join(html.pieces(nights.results(0, cells), tmp_path))
+    assert "Not judged on this host: 02_away, sm_100a." in text
+    assert '<th scope="col">sm_100a' not in text
     lost = replace(away, changes=(ChangeRow("newly unsupported", worse=True, text="no GPU"),))
-    page = Page(nights.results(0, [cells[0], lost]), tmp_path, {})
-    assert (page.targets, page.absent) == (["cpu", "sm_100a"], "")
+    text = "".join(html.pieces(nights.results(0, [cells[0], lost]), tmp_path))
+    assert "Not judged" not in text
+    assert '<th scope="col">sm_100a' in text
 
 
 def _luminance(colour: str) -> float:
@@ -169,7 +161,7 @@ def _luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("scheme", [0, 1])
 def test_text_and_lines_have_the_contrast_of_wcag_aa(scheme: int) -> None:
-    style = STYLE.read_text().split("--ink")[scheme + 1]
+    style = (html.HERE / "html.css").read_text().split("--ink")[scheme + 1]
     colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]+)", "--ink" + style.partition("}")[0]))
 
     def contrast(one: str, other: str) -> float:
@@ -181,54 +173,6 @@ def test_text_and_lines_have_the_contrast_of_wcag_aa(scheme: int) -> None:
     for ground in ("good", "bad", "warn"):
         assert contrast("on", ground) >= 4.5, ground
     assert contrast("none", "card") >= 3
-
-
-def _in_chromium(page: Path, folder: Path, script: str) -> str:
-    """Run a script when the page has been drawn, and return the title that it sets."""
-    copy = folder / "measured.html"
-    copy.write_text(page.read_text().replace("</body>", f"<script>onload = () => {{ {script} }}</script></body>"))
-    command = [
-        BROWSER, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}",
-        "--window-size=1400,900", "--dump-dom", copy.as_uri(),
-    ]  # fmt: skip
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    found = re.search(r"<title>(.*?)</title>", ended.stdout)
-    assert found, ended.stderr[-2000:]
-    return found[1]
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium here; apt-get install chromium")
-def test_the_large_page_is_laid_out_in_two_seconds(large: tuple[Path, float], tmp_path: Path) -> None:
-    # also what is off the screen, which a browser leaves for later
-    every = "document.querySelectorAll('section').forEach(one => one.style.contentVisibility = 'visible');"
-    script = f"{every} document.body.offsetHeight; document.title = 'TOOK ' + performance.now();"
-    took = float(_in_chromium(large[0], tmp_path, script).split()[1])
-    assert took <= 2000, f"{took} ms from the beginning of the navigation until all is laid out"
-
-
-#: What is chosen in the lists of pack, target and verdict, and the packs, letters and cells that are left.
-FILTERS = {
-    ("all", "all", "all"): "30 60 60",
-    ("3", "all", "all"): "1 2 2",
-    ("all", "1", "all"): "30 30 30",
-    ("all", "all", "attention"): "1 1 1",
-    ("all", "all", "0"): "1 1 1",
-    ("all", "0", "1"): "30 29 29",
-    ("3", "0", "0"): "0 0 0",
-}
-CHOOSE = """
-const left = what => [...document.querySelectorAll(what)].filter(one => one.checkVisibility()).length;
-document.title = CHOICES.map(choice => {
-  ['pack', 'target', 'verdict'].forEach((name, index) => document.getElementById(name).value = choice[index]);
-  return ['section', '.letter', '.cell'].map(left).join(' ');
-}).join(', ');
-"""
-
-
-@pytest.mark.skipif(BROWSER is None, reason="no Chromium here; apt-get install chromium")
-def test_the_lists_filter_by_style_alone(large: tuple[Path, float], tmp_path: Path) -> None:
-    said = _in_chromium(large[0], tmp_path, CHOOSE.replace("CHOICES", json.dumps(list(FILTERS))))
-    assert dict(zip(FILTERS, said.split(", "), strict=True)) == FILTERS
 
 
 @pytest.mark.skipif(BROWSER is None, reason="no Chromium here; apt-get install chromium")

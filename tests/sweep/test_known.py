@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import pytest
 
@@ -40,8 +39,6 @@ def test_a_known_deviation_is_listed_with_its_thread_and_fails_nothing(bench: Wo
     assert lines[-2].startswith("nothing needs attention, 1 known; 1 cells")
     newest = max((bench.folder / "sweeps").glob("*/results.json")).parent
     assert "<p>Known: tilelang#3042 &lt;soon&gt;</p>" in (newest / "index.html").read_text()
-    (case,) = ET.parse(newest / "junit.xml").iter("testcase")  # noqa: S314 - our own file
-    assert [child.tag for child in case] == ["skipped"]
 
 
 def test_a_known_deviation_that_is_gone_is_said(bench: Workbench) -> None:

@@ -13,11 +13,10 @@ import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
-from xml.etree import ElementTree as ET
 
 import pytest
 
-from harness.sweep import results_schema
+from harness.sweep import history
 from testing import package_index, sweeps, toys
 from testing.workbench import REPOSITORY, Workbench
 
@@ -101,13 +100,10 @@ def test_a_sweep_leaves_everything_in_one_folder_and_the_next_says_that_nothing_
     assert "nothing needs attention; 1 cells: 1 CONFIRMED" in first.stdout
     document = json.loads((runs.newest / "results.json").read_text())
     assert (document["finished"], document["lanes_run"], document["status"]) == (True, 4, 0)
-    jsonschema = pytest.importorskip("jsonschema")
-    jsonschema.validate(document, json.loads(results_schema.PATH.read_text()))
+    assert history.read(runs.newest).run == runs.newest.name, "it is what harness/sweep/results.py says"
     receipt = json.loads((runs.newest / "receipts/01_confirmed/cpu.traced.json").read_text())
     assert (receipt["verdict"], receipt["repeats"]) == ("CONFIRMED", {"agreeing": 2, "of": 2})
     assert receipt["claims"] == ["BITWISE_IDENTICAL"]
-    (case,) = ET.parse(runs.newest / "junit.xml").getroot().iter("testcase")  # noqa: S314 - our own file
-    assert (case.get("classname"), case.get("name"), list(case)) == ("01_confirmed", "cpu traced", [])
     assert "Nothing changed." in (runs.newest / "summary.md").read_text()
     text = "".join(path.read_text() for path in runs.newest.rglob("*") if path.is_file())
     assert str(runs.bench.folder) not in text, "the folder holds a path of this machine"
@@ -117,10 +113,6 @@ def test_a_sweep_leaves_everything_in_one_folder_and_the_next_says_that_nothing_
     assert again["01_confirmed/cpu"]["baseline"] == "CONFIRMED"
     assert kinds(again["01_confirmed/cpu"]) == []
     assert runs.bench.run("list", "--from", str(runs.newest / "receipts")).stdout.count("CONFIRMED (traced)") == 1
-
-
-def test_the_schema_in_the_repository_is_that_of_the_code() -> None:
-    assert results_schema.PATH.read_text() == results_schema.text()
 
 
 WORSE = {
@@ -147,8 +139,6 @@ def test_what_got_worse_is_said_first_and_needs_attention(runs: Runs) -> None:
         cell = runs.results()[f"{behaviour}/cpu"]
         assert (cell["verdict"], kinds(cell)) == (verdict, [kind])
         assert line.startswith(f"{behaviour}/cpu: {kind.upper()}: toykernel 1.0: was CONFIRMED")
-    junit = ET.parse(runs.newest / "junit.xml")  # noqa: S314 - our own file
-    assert [case.get("classname") for case in junit.iter("testcase") if list(case)] == [*WORSE, "99_unfetched"]
     reason = runs.results()["99_unfetched/cpu"]["reason"]
     assert reason.startswith("toykernel-1.0.zip: not in the cache $CACHE")
     assert "ghp_" not in "".join(path.read_text() for path in runs.newest.rglob("*") if path.is_file())
@@ -215,9 +205,9 @@ def test_what_does_not_fit_into_the_budget_is_told_and_comes_first_the_next_time
     receipts.mkdir()
     took = {"lanes": {"pristine": {"seconds": 1000}, "patched": {"seconds": 1}}}
     (receipts / "cpu.traced.json").write_text(json.dumps(took))
-    cell = runs.cells("--budget", "2m", "--jobs", "1")["001_long/cpu"]
+    cell = runs.cells("--budget", "10m", "--jobs", "1")["001_long/cpu"]
     assert cell["verdict"] == "NOT_RUN"
-    assert cell["reason"].startswith("it takes about 1000 s, and 1")
+    assert cell["reason"].startswith("it takes about 1000 s, and ")
     assert "001_long/cpu: " not in (runs.newest / "summary.md").read_text().partition("## Cells")[0]
     (receipts / "cpu.traced.json").unlink()
     runs.cells("--jobs", "1")
@@ -226,8 +216,8 @@ def test_what_does_not_fit_into_the_budget_is_told_and_comes_first_the_next_time
 
 
 def test_a_lane_of_unknown_length_is_cut_where_the_budget_ends(runs: Runs) -> None:
-    folder = runs.toy(sweeps.TOY, "001_long", seconds="30")
-    cell = runs.cells("--budget", "1.5s", "--jobs", "2", status=5)["001_long/cpu"]
+    folder = runs.toy(sweeps.TOY, "001_long", seconds="60")
+    cell = runs.cells("--budget", "6s", "--jobs", "2", status=5)["001_long/cpu"]
     assert (cell["verdict"], cell["reason"]) == ("NOT_RUN", "the budget ended while it ran")
     assert not runs.ends()
     assert folder.exists()
@@ -242,17 +232,16 @@ def test_only_what_is_asked_for_is_judged(runs: Runs) -> None:
     assert ended.returncode == 2
     assert "no cell '1:sm_90a'" in ended.stderr
     assert runs.run("--budget", "soon").returncode == 2
-    assert "NVML finds no GPU here" in runs.run("--gpus", "0").stderr
 
 
 def test_a_change_of_the_probe_runs_its_lanes_again_and_no_others(runs: Runs) -> None:
     changed = runs.toy(sweeps.TOY, "001_changed")
     runs.toy(sweeps.TOY, "002_kept")
-    slow = runs.toy(sweeps.TOY, "003_slow", seconds="30")
+    slow = runs.toy(sweeps.TOY, "003_slow", seconds="120")
     with subprocess.Popen(runs.command("--jobs", "3"), stderr=subprocess.DEVNULL) as sweep:
         _await(lambda: runs.folder.exists() and len(runs.ends()) == 4)
         sweep.send_signal(signal.SIGINT)
-        assert sweep.wait(20) == 130
+        assert sweep.wait(120) == 130
     _await(lambda: not sweeps.living(runs.bench.folder))  # a supervisor ends a moment after its runner
     assert not json.loads((runs.newest / "results.json").read_text())["finished"]
     assert runs.results()["003_slow/cpu"]["verdict"] == "NOT_RUN"
@@ -265,7 +254,7 @@ def test_a_change_of_the_probe_runs_its_lanes_again_and_no_others(runs: Runs) ->
     assert len(list(runs.folder.glob("*/run.json"))) == 1
 
 
-def _await(done: Any, seconds: float = 30.0) -> None:  # noqa: ANN401 - any condition
+def _await(done: Any, seconds: float = 120.0) -> None:  # noqa: ANN401 - any condition
     end = time.monotonic() + seconds
     while time.monotonic() < end:
         try:
@@ -284,7 +273,7 @@ def test_sigkill_at_random_moments_loses_nothing_and_runs_nothing_twice(tmp_path
 
 
 def test_two_sweeps_do_not_write_into_one_folder(runs: Runs) -> None:
-    runs.toy(sweeps.TOY, "001_slow", seconds="20")
+    runs.toy(sweeps.TOY, "001_slow", seconds="120")
     with subprocess.Popen(runs.command(), stderr=subprocess.DEVNULL) as first:
         _await((runs.bench.packs / "001_slow/starts").exists)
         second = runs.run()
@@ -315,14 +304,15 @@ def test_lanes_of_exclusive_targets_run_on_all_gpus_at_once_one_on_each(runs: Ru
     assert {end["place"] for end in runs.ends()} == {"gpu 0", "gpu 1", "cpu"}
     receipt = json.loads((runs.newest / "receipts/000_toy/sm_90a.executed.json").read_text())
     assert receipt["host"]["gpus"] == [{"name": "Toy H200", "compute_capability": "9.0"}]
-    runs.cells("--gpus", "1", "--only", "0")
+    runs.variables["CUDA_VISIBLE_DEVICES"] = "1"
+    runs.cells("--only", "0")
     assert {end["place"] for end in runs.ends()} == {"gpu 1"}
 
 
 def test_lanes_share_a_gpu_and_what_is_timed_runs_alone(runs: Runs) -> None:
     runs.gpus({})
     for number in range(4):
-        folder = runs.toy(GPU_TOY, f"00{number}_toy", seconds="0.6")
+        folder = runs.toy(GPU_TOY, f"00{number}_toy", seconds="2")
         if number == 3:
             _stated(folder, "measures = true")
             (folder / "alone").write_text("0.6")
@@ -426,5 +416,5 @@ def test_a_target_that_this_host_lost_is_newly_unsupported(runs: Runs) -> None:
 def test_help_names_every_option() -> None:
     command = [sys.executable, str(REPOSITORY / "runner.py"), "sweep", "--help"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    for option in ("--gpus", "--jobs", "--only", "--budget", "--repeat", "--baseline", "--latest", "--runs"):
+    for option in ("--jobs", "--only", "--budget", "--repeat", "--baseline", "--latest", "--runs"):
         assert option in text
