@@ -480,6 +480,7 @@ CASES: list[Case] = [
     Case("a lane names a file that is no text", outside.names_a_file_that_is_no_text),
     Case("an archive with 5000 folders in each other", outside.archive_of_5000_folders),
     Case("an exception that acts on a terminal", outside.acts_on_a_terminal),
+    Case("an exception that acts in Markdown", outside.acts_in_markdown),
     Case("a bundle that inflates to more than it states", outside.inflating_member),
     _case("a pax header of 300 MiB", outside.inflating_header, tarfile.XHDTYPE),
     _case("a GNU name of 300 MiB", outside.inflating_header, tarfile.GNUTYPE_LONGNAME),

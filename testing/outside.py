@@ -7,6 +7,7 @@ import hashlib
 import io
 import os
 import pty
+import re
 import subprocess
 import tarfile
 import zipfile
@@ -21,6 +22,8 @@ SOUND, OTHER = "01_confirmed", "02_other"
 VALUES = "values, weights ="
 #: Clears the screen, and names the window.
 ESCAPES = "\x1b[2J\x1b]0;pwned\x07"
+#: A heading, a link, an image, a tag, and three ways to mention somebody.
+MARKUP = "\n# heading\n[x](http://evil) ![i](http://evil/t.png) <img src=x> @ada &#64;ada &commat;ada"
 #: Longer than Python's recursion goes, and shorter than a path may be.
 DEEP = 1500
 #: Bytes, of what is stated as less.
@@ -152,3 +155,17 @@ def acts_on_a_terminal(folder: Path) -> None:
     assert b"RuntimeError" in shown, shown
     assert b"\x1b[2J" not in shown, shown
     assert b"\x1b]0" not in shown, shown
+
+
+def acts_in_markdown(folder: Path) -> None:
+    """Raise such a text in script and contract: the summary of a sweep shows it, and none of it is alive."""
+    bench = _bench(folder, f"raise NotImplementedError({MARKUP!r})")
+    line = "    total = scale.total(VALUES)\n"
+    toys.replace(bench.packs / OTHER / "contract.py", line, f"    raise RuntimeError({MARKUP!r})\n")
+    ended = bench.run("sweep", "--runs", str(folder / "sweeps"))
+    assert ended.returncode == 1, ended
+    summary = next((folder / "sweeps").glob("*/summary.md")).read_text(encoding="utf-8")
+    assert "RuntimeError" in summary, summary
+    not_code = re.sub(r"`[^`\n]*`", "", summary)
+    for alive in ("\n# heading", "](http", "<img", "@ada", "&#64;", "&commat;"):
+        assert alive not in not_code, (alive, summary)

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 #: Terminal escape sequences, and the control characters that no Markdown renderer shows.
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
+
+#: What begins a mention, a link, an image, a tag, an entity, code or emphasis.
+ACTIVE = re.compile(r"[\[\]<>`@&*~]|://|www\.")
 
 
 def plain(text: str) -> str:
@@ -31,6 +35,12 @@ def code(text: str, most: int = 240) -> str:
     return f"`{shown}`" if shown else ""
 
 
+def inert(text: str) -> str:
+    """Write text of any origin on one line: as code where Markdown would make something of it."""
+    shown = " ".join(plain(text).split())
+    return code(text) if ACTIVE.search(shown) else shown
+
+
 def details(summary: str, body: str) -> str:
     """Fold a body away; blank lines around it make GitHub render it as Markdown."""
     return f"<details>\n<summary>{escaped(summary)}</summary>\n\n{body.strip()}\n\n</details>\n"
@@ -46,11 +56,15 @@ def cell(text: str) -> str:
     return escaped(plain(text)).replace("|", "\\|").replace("\n", " ").replace("`", "\\`")
 
 
-def table(header: list[str], rows: list[list[str]]) -> str:
-    """Write a table; every cell is escaped."""
-    lines = [header, ["---"] * len(header), *rows]
-    body = [[cell(text) for text in line] for line in (lines[0], *lines[2:])]
-    written = [body[0], lines[1], *body[1:]]
+def inert_cell(text: str) -> str:
+    """Make text of any origin fit into one cell of a table."""
+    return inert(text).replace("|", "\\|")
+
+
+def table(header: list[str], rows: list[list[str]], write: Callable[[str], str] = cell) -> str:
+    """Write a table; `write` makes a text fit into a cell."""
+    body = [[write(text) for text in line] for line in (header, *rows)]
+    written = [body[0], ["---"] * len(header), *body[1:]]
     return "\n".join(f"| {' | '.join(line)} |" for line in written) + "\n"
 
 

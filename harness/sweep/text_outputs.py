@@ -62,19 +62,19 @@ def _because(row: CellRow) -> str:
 def summary(results: Results) -> str:
     """Write summary.md: first what changed, then every cell."""
     host = results.host
-    changed = "\n".join(f"- {markdown.escaped(markdown.plain(line))}" for line in change_lines(results))
+    changed = "\n".join(f"- {markdown.inert(line)}" for line in change_lines(results))
     header = ["pack", "target", "release", "evidence", "verdict", "figure", "seconds", "remark"]
     rows = [
         [row.pack, row.target, _release(row), row.evidence, row.says, row.figure, _seconds(row), _remark(row)]
         for row in results.cells
     ]
-    gpus = ", ".join(gpu.name for gpu in results.gpus) or "no GPU"
+    gpus = ", ".join(markdown.inert(gpu.name) for gpu in results.gpus) or "no GPU"
     return (
         f"# Sweep {results.run}: {headline(results)}\n\n"
         f"{results.lanes_run} lanes in {results.seconds:.0f} s on {gpus}; "
         f"Python {host.python}, torch {host.torch}, triton {host.triton}. "
         f"Compared with {results.baseline}.\n\n## Changed\n\n{changed or calm(results)}\n\n## Cells\n\n"
-        f"{markdown.table(header, rows)}"
+        f"{markdown.table(header, rows, markdown.inert_cell)}"
     )
 
 
