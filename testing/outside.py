@@ -68,7 +68,7 @@ def names_a_file_that_is_no_text(folder: Path) -> None:
         "import os, toykernel\n"
         "open(os.path.join(os.fsencode(os.path.dirname(toykernel.__file__)), b'\\xff.py'), 'w').close()"
     )
-    status, rows = _bench(folder, planted).rows("--lane", "pristine")
+    status, rows = _bench(folder, planted).rows("--lane", "pristine", "--jobs", "1")
     row, other = rows
     assert (status, row["verdict"], other["verdict"]) == (1, "ERROR", "REPRODUCED"), rows
     assert "\\udcff.py was added" in row["reason"], row
