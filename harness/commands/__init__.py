@@ -12,7 +12,7 @@ from types import FrameType
 import click
 
 from harness import __version__
-from harness.commands.places import PLACES
+from harness.commands.places import PLACES, also
 from harness.core import terminal
 from harness.core.errors import HarnessError, unknown
 from harness.core.room import NO_ROOM
@@ -23,7 +23,6 @@ VERBS = (
     "list",
     "run",
     "sweep",
-    "history",
     "versions",
     "pr-verdict",
     "mutate",
@@ -36,12 +35,9 @@ VERBS = (
 )
 
 EPILOG = """\b
-Exit statuses:
-  0    all as pack.toml expects
-  1    something deviates
-  2    the call, or a pack's definition, is wrong
-  5    nothing was judged
-  130  interrupted; what was finished is kept
+Exit statuses: 0 all is as pack.toml expects; 1 something deviates;
+  2 the call, or a pack's definition, is wrong; 5 nothing was judged;
+  130 interrupted, and what was finished is kept
 """
 
 
@@ -69,8 +65,9 @@ class Verbs(click.Group):
         """Return the verb's command."""
         if name not in VERBS:
             return None
-        command = importlib.import_module(f"harness.commands.{name.replace('-', '_')}").command
-        return command if isinstance(command, click.Command) else None
+        command: click.Command = importlib.import_module(f"harness.commands.{name.replace('-', '_')}").command
+        command.epilog = also(command)
+        return command
 
 
 @click.command(cls=Verbs, epilog=EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
@@ -81,7 +78,8 @@ def cli(**_: object) -> None:
     A pack holds a script, a contract and a patch. Both files run on the unpatched release (BUG_REPRODUCED) and on the
     same release with the patch (FIX_VALIDATED). Together that is CONFIRMED. Begin with: runner.py list
 
-    The options below may also stand after a command, where it uses them.
+    The options may also stand after a command that uses them. REPRODUCER_PACKS_PACKS, _CACHE, _OFFLINE and _MIRRORS
+    are variables for the first four.
     """
 
 

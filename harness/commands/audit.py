@@ -89,14 +89,15 @@ def command(python: Path | None, advisories: Path, arguments: tuple[str, ...]) -
     ARGUMENTS go to pip-audit, which reads the packages.
 
     \b
-      runner.py audit --python ~/work/.venv/bin/python    # all that it imports; it needs no pip
-      runner.py audit -r requirements.txt --no-deps --disable-pip    # the pins alone, and no network
-      runner.py audit -r requirements.txt    # also what pip would install; pip may execute a setup.py
-      runner.py audit --locked . -f json     # pylock.toml; pip-audit -h has more
+      runner.py audit --python BIN    # all that BIN imports; it needs no pip
+      runner.py audit -r FILE --no-deps --disable-pip    # the pins, no network
+      runner.py audit -r FILE    # and what pip would install: it may execute
+      runner.py audit --locked . -f json    # pylock.toml; see pip-audit -h
 
-    A version is affected or not affected only where a test judged exactly that version: standard error says how.
-    Exit status 1: a version is affected. 2: the call is wrong, or pip-audit cannot read the input, or finds no package
-    there. 5: nobody judged the version of a package that records name. 0: none of these.
+    A version is affected or not only where a lane judged exactly that version. Standard error says how.
+
+    Exit status 1: a version is affected. 5: nobody judged the version of a package that records name. 2: the call is
+    wrong, or pip-audit reads no package. 0: none of these.
     """
     inputs = _inputs(arguments)
     known = [records.load(path) for path in sorted(advisories.glob(f"{records.PREFIX}*.json"))]

@@ -82,18 +82,16 @@ def _fetch_runner(destination: Path, python: str) -> None:
 
 @click.command("fetch")
 @options.packs_argument
-@click.option("--dest", type=click.Path(path_type=Path), required=True, help="The cache folder to fill.")
-@click.option(
-    "--python", default=f"{sys.version_info.major}.{sys.version_info.minor}", show_default=True, metavar="X.Y"
-)
-@click.option("--runner", "with_runner", is_flag=True, help="Also the runner's own wheels, into DEST/wheels.")
+@options.cache_option
+@click.option("--python", default=HERE, show_default=True, metavar="X.Y", help="The Python of that machine.")
+@click.option("--runner", "with_runner", is_flag=True, help="Also the runner's own wheels, into CACHE/wheels.")
 @click.option("--latest", is_flag=True, help="Also each upstream's newest release, for sweep --latest.")
 @click.option("--head", is_flag=True, help="Also the head of its default branch, for sweep --head.")
 @options.packs_option
 @options.mirrors_option
 def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     wanted: tuple[str, ...],
-    dest: Path,
+    cache_root: Path | None,
     python: str,
     packs: Path,
     with_runner: bool,  # noqa: FBT001 - click passes it by name
@@ -103,22 +101,23 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
 ) -> int:
     """Fill a cache for a machine without network.
 
-    That machine may have another Python.
-
-    Fetches the pinned tree and every dependency set of the packs, the trees of [ask] and [upstream_tests], and what
-    their environments are built from; with --latest and --head what is newest today, which an offline sweep then
-    judges, saying of which day it is. Nothing that is fetched is executed or built.
+    It fetches the pinned trees and all dependency sets of the packs, the trees of [ask] and [upstream_tests], and what
+    their environments are built from. With --latest and --head it also fetches what is newest today. An offline sweep
+    judges that, and says of which day it is. Nothing is executed or built.
 
     \b
+    Here:
+      runner.py fetch --cache DIR --runner
     There, with torch and triton installed:
-      python -m pip install --no-index --find-links DEST/wheels -r DEST/wheels/requirements.txt   (after --runner)
-      runner.py run --cache DEST --offline
+      python -m pip install --no-index --find-links DIR/wheels \\
+        -r DIR/wheels/requirements.txt
+      runner.py run --cache DIR --offline
     """
     python_parts = python.split(".")
     if len(python_parts) != 2 or not all(part.isdecimal() for part in python_parts):  # noqa: PLR2004 - major and minor
         raise HarnessError(f"--python {python!r}: a version such as 3.12. Next: runner.py fetch --help")
     chosen, errors = options.sound_packs(packs, wanted)
-    cache = options.the_cache(dest, offline=False, mirrors=mirrors)
+    cache = options.the_cache(cache_root, offline=False, mirrors=mirrors)
     filled = 0
     with Progress(sys.stderr) as progress, cache.guard():
         for pack in chosen:
@@ -131,9 +130,9 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         errors += _fetch_moving(chosen, cache, Moving(latest, head), progress.tell)
         if with_runner:
             progress.tell("fetching the runner's own wheels")
-            _fetch_runner(dest, python)
+            _fetch_runner(cache.root, python)
     options.complain(errors)
     terminal.echo(
-        f"filled {dest} for {filled} of {len(chosen)} pack(s). Next, there: runner.py run --cache DIR --offline"
+        f"filled {cache.root} for {filled} of {len(chosen)} pack(s). Next, there: runner.py run --cache DIR --offline"
     )
     return int(max((error.status for error in errors), default=Exit.AS_EXPECTED))

@@ -1,17 +1,14 @@
-"""``runner.py history``: verdicts and figures of a pack over the sweeps that are there."""
+"""``runner.py list --runs``: verdicts and figures of a pack over the sweeps that are there."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import click
 from rich.console import Console
 from rich.table import Table
 
-from harness.commands import options
 from harness.core import markdown, terminal
 from harness.core.errors import HarnessError, unknown
-from harness.core.words import Exit
 from harness.pack import load
 from harness.receipt.figures import WIDTH, number
 from harness.sweep import history
@@ -32,10 +29,12 @@ def _pack(rows: Rows, wanted: str, runs: Path) -> str:
         raise HarnessError(f"{runs} holds no finished sweep that can be read. Next: runner.py sweep --runs {runs}")
     found = [name for name in names if load.matches(name, wanted)]
     if not found:
-        raise unknown("pack", wanted, names, f"runner.py history {names[0]} --runs {runs}")
+        raise unknown("pack", wanted, names, f"runner.py list {names[0]} --runs {runs}")
     if len(found) > 1:
         many = ", ".join(found)
-        raise HarnessError(f"{wanted!r} names {len(found)} packs ({many}). Next: runner.py history {found[0]}")
+        raise HarnessError(
+            f"{wanted!r} names {len(found)} packs ({many}). Next: runner.py list {found[0]} --runs {runs}"
+        )
     return found[0]
 
 
@@ -54,20 +53,12 @@ def _table(name: str, rows: Rows) -> Table:
     return table
 
 
-@click.command("history")
-@click.argument("wanted", metavar="PACK")
-@options.runs_option
-def command(wanted: str, runs: Path) -> int:
-    """Show what the sweeps found of one pack.
+def show(wanted: str, runs: Path) -> None:
+    """Print a line for each figure of each finished sweep, the oldest first; a pack that is gone is found as well.
 
-    A line for each figure of each finished sweep of a folder, with the verdict.
+    Raises:
+        HarnessError: there is no such pack or sweep.
 
-    PACK is a number, a slug or a name, also of a pack that is gone. A sweep whose results cannot be read is named on
-    standard error and passed over. A program reads results.json of each sweep.
-
-    Example: runner.py history 9
-
-    Exit status 0: shown; 2: the call is wrong, or there is no such pack or sweep.
     """
     sweeps = reversed([results for _, results in history.finished(runs, pass_over=_pass_over)])
     every = [(sweep, cell) for sweep in sweeps for cell in sweep.cells]
@@ -77,4 +68,3 @@ def command(wanted: str, runs: Path) -> int:
     for name in dict.fromkeys(cell.name for _, cell in rows):
         console.print(_table(name, [(sweep, cell) for sweep, cell in rows if cell.name == name]))
         console.print()
-    return int(Exit.AS_EXPECTED)

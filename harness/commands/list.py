@@ -62,18 +62,41 @@ def _document(pack: Pack, entries: list[Entry]) -> dict[str, object]:
     "runs",
     multiple=True,
     metavar="RUN",
-    help="Read the receipts of a run: `last`, its folder, or a `run --receipts` folder (default: the packs' own).",
+    help="Read the receipts of a run: `last`, or a folder.",
+)
+@click.option(
+    "--runs", "sweeps", type=click.Path(path_type=Path), metavar="DIR", help="What the sweeps in DIR found of one pack."
 )
 @options.packs_option
 @options.cache_option
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(wanted: tuple[str, ...], runs: tuple[str, ...], packs: Path, cache_root: Path | None, as_json: bool) -> int:  # noqa: FBT001 - click passes it by name
+def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    wanted: tuple[str, ...],
+    runs: tuple[str, ...],
+    sweeps: Path | None,
+    packs: Path,
+    cache_root: Path | None,
+    as_json: bool,  # noqa: FBT001 - click passes it by name
+) -> int:
     """List the packs and what their receipts say.
 
     For each target it shows the verdict of the strongest receipt.
 
     A receipt is fresh or STALE: script, contract, patch, release or dependencies changed in meaning since.
+
+    \b
+    Examples:
+      runner.py list
+      runner.py list 9 --from last
+      runner.py list 9 --runs sweeps    # verdicts and figures, sweep by sweep
     """
+    if sweeps is not None:
+        if len(wanted) != 1 or runs or as_json:
+            raise HarnessError("--runs shows one pack, without --from and --json. Next: runner.py list PACK --runs DIR")
+        from harness.commands import history  # noqa: PLC0415 - rich, which `list` does without
+
+        history.show(wanted[0], sweeps)
+        return int(Exit.AS_EXPECTED)
     places = [options.run_receipts(run, cache_root) for run in runs]
     chosen, errors = options.sound_packs(packs, wanted)
     gathered, unreadable = grid.gather(places)

@@ -39,11 +39,11 @@ from harness.verdict.cell import Cell
 @click.option(
     "--generated", type=click.IntRange(0), metavar="N", help="Make N mutants of the patch (default: pack.toml's)."
 )
-@click.option("--unseen", is_flag=True, help="Those in mutants/unseen/ alone, whose authors had not read the checks.")
-@click.option("--matrix", is_flag=True, help="Go on after a check that fails: which check refuses which wrong fix.")
-@click.option("--rebase", "is_rebase", is_flag=True, help="Judge none: put the packs' own on fix.patch as it is now.")
-@click.option("--jobs", type=click.IntRange(1), metavar="N", help="Lanes at once (default: cores, as memory allows).")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Seconds per lane at most.")
+@click.option("--unseen", is_flag=True, help="Those in mutants/unseen/ alone.")
+@click.option("--matrix", is_flag=True, help="Say which check refuses which wrong fix.")
+@click.option("--rebase", "is_rebase", is_flag=True, help="Put the packs' own on fix.patch as it is now.")
+@options.jobs_option
+@options.timeout_option
 @click.option("--record", is_flag=True, help="Put the strength into the packs' receipts/.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
@@ -64,11 +64,9 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
 ) -> int:
     """Say which wrong fixes a pack refuses.
 
-    Each stands in the place of fix.patch once.
-
-    Those in mutants/ are the pack's own: a small diff on top of fix.patch, or in mutants/whole/ a whole patch. Others
-    are made of fix.patch: a part of it left out, or one operator changed in what it adds or touches. The fix itself
-    is judged first. What was interrupted goes on with the same command.
+    Each stands in the place of fix.patch once. Those in mutants/ are the pack's own: a small diff on top of fix.patch,
+    or in mutants/whole/ a whole patch. Others are made of fix.patch: a part of it left out, or one operator changed in
+    what it adds or touches. The fix itself is judged first. What was interrupted goes on with the same command.
 
     \b
     KILLED        a check failed; the lane ends there

@@ -10,7 +10,7 @@ import click
 
 from harness.author import fix, new_pack, release, script
 from harness.author.pack_text import Stated
-from harness.commands import options, running
+from harness.commands import options, places, running
 from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.progress import Progress
@@ -36,11 +36,9 @@ from harness.upstream import patch
     help="First the release that has the bug, then what else the script needs.",
 )
 @click.option("--no-deps", is_flag=True, help="Install only what --with names, and not what the release requires.")
+@click.option("--timeout", type=places.Seconds(), default=None, metavar="S", help="A run that takes longer has failed.")
 @click.option(
-    "--timeout", type=options.Seconds(), default=None, metavar="S", help="A run that takes longer has failed."
-)
-@click.option(
-    "--repeat", type=options.REPEATS, default=1, metavar="N", help="Runs of the script; one that fails will do."
+    "--repeat", type=places.REPEATS, default=1, metavar="N", help="Runs of the script; one that fails will do."
 )
 @click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="A variable that the script needs.")
 @click.option("--fix-commit", default="", metavar="SHA|PATCH", help="Upstream's fix: a commit, or a patch's file.")
@@ -70,7 +68,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     \b
     Examples:
       runner.py new einops_axes --from-script bug.py --with einops==0.8.1
-      runner.py new tvd_ties --from-script bug.py --with liger-kernel==0.8.3 --with transformers --fix-commit 42.patch
+      runner.py new tvd_ties --from-script bug.py --with liger-kernel==0.8.3 \\
+        --with transformers --fix-commit 42.patch
     """
     fix.refuse(fix_commit)
     given = script.read(source)

@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -17,26 +15,6 @@ from harness.core.errors import HarnessError
 from harness.pack import load
 from harness.pack.model import Pack
 
-Command = Callable[..., Any]
-#: Seconds: no lane and no budget is longer than a month, and no clock takes an infinity.
-LONGEST = 31 * 24 * 3600.0
-JOBS, REPEATS = click.IntRange(1, 4096), click.IntRange(1, 1000)
-
-
-class Seconds(click.FloatRange):
-    """A positive number of seconds, at most a month: neither infinity nor what is no number."""
-
-    def __init__(self) -> None:
-        super().__init__(min=0, min_open=True, max=LONGEST)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
-        """Return the number, or fail with a line that names the option."""
-        found = super().convert(value, param, ctx)
-        if not math.isfinite(found):
-            self.fail(f"{value} is no number of seconds.", param, ctx)
-        return found
-
-
 REPOSITORY = places.REPOSITORY
 #: The folder of the run folders in a cache.
 RUNS = "runs"
@@ -44,6 +22,7 @@ RUNS = "runs"
 packs_argument = click.argument("wanted", metavar="[PACK]...", nargs=-1)
 packs_option, cache_option = places.packs_option, places.cache_option
 offline_option, mirrors_option = places.offline_option, places.mirrors_option
+jobs_option, timeout_option = places.jobs_option, places.timeout_option
 from_option = click.option(
     "--from", "run", metavar="RUN", help="Read the receipts of a run: `last`, or its folder (default: the packs' own)."
 )

@@ -40,8 +40,8 @@ from harness.versions.two_trees import Compared, Pair, Trees
 @click.option("--with", "dependencies", multiple=True, metavar="SET|PKG==VER", help="Another dependency set, or wheel.")
 @click.option("--commits-at", default="", metavar="URL", help="The repository on the web that has both commits.")
 @click.option("--must-fix", is_flag=True, help="Exit status 1 where head still has the bug.")
-@click.option("--jobs", type=options.JOBS, metavar="N", help="Lanes at once (default: cores, as memory allows).")
-@click.option("--timeout", type=options.Seconds(), metavar="S", help="Seconds per lane.")
+@options.jobs_option
+@options.timeout_option
 @options.packs_option
 @options.cache_option
 @options.offline_option

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from harness.commands import options, running
+from harness.commands import options, places, running
 from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.progress import Progress
@@ -40,29 +40,23 @@ UNJUDGED = {Verdict.ERROR, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 
 @click.command("run")
 @options.packs_argument
-@click.option("--target", default="all", show_default=True, help="cpu, sm_90a, ..., auto (this GPU, else cpu), all.")
+@click.option("--target", default="all", show_default=True, help="cpu, sm_90a, auto (GPU, else cpu).")
 @click.option("--upstream", metavar="SPEC", help="Another tree (see above).")
-@click.option("--ask", is_flag=True, help="Judge ask.patch, on the tree that [ask] names.")
 @click.option("--with", "dependencies", multiple=True, metavar="SET|PKG==VER", help="Another dependency set, or wheel.")
 @click.option("--lane", type=click.Choice([*LANES]), default="both", show_default=True, help="Lanes to run.")
 @options.packs_option
 @options.cache_option
 @options.offline_option
 @options.mirrors_option
-@click.option("--timeout", type=options.Seconds(), metavar="S", help="Seconds per lane.")
+@options.timeout_option
 @click.option(
     "--repeat",
-    type=options.REPEATS,
+    type=places.REPEATS,
     default=1,
     metavar="N",
-    help="Run the lanes N times; all must agree.",
+    help="Run each lane N times; all must agree.",
 )
-@click.option(
-    "--jobs",
-    type=options.JOBS,
-    metavar="N",
-    help="Lanes at once (default: as cores and memory allow).",
-)
+@options.jobs_option
 @click.option("--record", is_flag=True, help="Put the receipts into the packs too.")
 @click.option("--receipts", type=click.Path(path_type=Path), metavar="DIR", help="Write the receipts below DIR too.")
 @click.option("--verbose", "-v", is_flag=True, help="Name claims, log and receipt of every row.")
@@ -71,7 +65,6 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     wanted: tuple[str, ...],
     target: str,
     upstream: str | None,
-    ask: bool,  # noqa: FBT001 - click passes options by name
     dependencies: tuple[str, ...],
     lane: str,
     packs: Path,
@@ -88,22 +81,19 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
 ) -> int:
     """Judge packs, without the patch and with it.
 
-    Script and contract run on the unpatched tree (the lane `pristine`), and on the same tree with fix.patch.
-
-    PACK is a number, a slug or a glob (9, liger_flce_none, '0*'); with none, every pack runs.
+    Script and contract run on the unpatched tree (the lane `pristine`), and on the same tree with fix.patch. PACK is a
+    number, a slug or a glob (9, liger_flce_none, '0*'); with none, every pack runs.
 
     \b
     --upstream SPEC judges another tree with the same script and contract:
-      PACKAGE==VERSION   a release on the package index
-      latest             its newest release
-      head               the commit of upstream's default branch that pack.toml names
+      PACKAGE==VERSION   a release on the package index; latest: the newest
+      head               the commit of the default branch that pack.toml names
+      ask                the tree that [ask] names, with ask.patch
       path:DIR           a checkout: its tracked files as they are now
       git+URL@COMMIT     a commit of a repository
       installed          what this Python has installed
 
-    \b
-    Logs and receipts go to a folder of this run in the cache. `list` and `report` read them with --from last.
-    --record also puts them into the pack: receipts/, receipts/head for `head`, and receipts/ask for --ask.
+    Logs and receipts go to a folder in the cache. `list` and `report` read them with --from last.
 
     \b
     Examples:
@@ -111,8 +101,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
       runner.py run --target sm_90a --cache /data/packs --offline
       runner.py run 9 --lane pristine --upstream path:../Liger-Kernel
     """
-    if ask and upstream is not None:
-        raise HarnessError("--ask has its own tree, which [ask] names. Next: without --upstream")
+    ask = upstream == ASK
     chosen, broken = options.sound_packs(packs, wanted)
     options.complain(broken)
     with Progress(sys.stderr) as progress, gpu_pool() as pool:
@@ -124,7 +113,12 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         with cache.guard(), inputs.taken(cache, chosen) as copies:
             session = running.session(cache, host.detect(pool), pool, progress, jobs)
             session = replace(session, repeat=repeat, keep_raw=True)
-            run = Run(session, Request(upstream, dependencies, LANES[lane], timeout, ask), receipts, record=record)
+            run = Run(
+                session,
+                Request(None if ask else upstream, dependencies, LANES[lane], timeout, ask),
+                receipts,
+                record=record,
+            )
             account = run.every(copies, target, progress)
     options.complain(run.errors)
     if run.rows or as_json:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.commands import options, running
+from harness.commands import options, places, running
 from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.progress import Progress
@@ -39,7 +39,7 @@ def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float
     if value is not None and match is None:
         raise click.BadParameter(f"{value!r} is no duration such as 90s, 30m or 2h")
     seconds = float(match["number"]) * UNITS[match["unit"]] if match else None
-    if seconds is not None and not 0 < seconds <= options.LONGEST:
+    if seconds is not None and not 0 < seconds <= places.LONGEST:
         raise click.BadParameter(f"{value[:40] if value else value!r}: more than nothing, and at most a month")
     return seconds
 
@@ -59,57 +59,49 @@ def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...], tell: Cal
 
 
 @click.command("sweep")
-@click.option("--only", multiple=True, metavar="PACK[:TARGET]", help="Only these (9, '0*:sm_90a', ':cpu'); repeatable.")
+@click.argument("only", metavar="[PACK[:TARGET]]...", nargs=-1)
 @options.packs_option
 @options.cache_option
 @options.offline_option
 @options.mirrors_option
 @options.runs_option
-@click.option(
-    "--jobs",
-    type=options.JOBS,
-    metavar="N",
-    help="Lanes at once, on cores and GPUs together (default: as many as the cores and the memory allow); with "
-    "--slurm those of one task, and its cores (default: 2).",
-)
-@click.option(
-    "--budget", callback=_duration, metavar="TIME", help="90s, 30m, 2h: what does not fit is reported as NOT_RUN."
-)
+@options.jobs_option
+@click.option("--budget", callback=_duration, metavar="TIME", help="90s, 30m, 2h: the rest is NOT_RUN.")
 @click.option(
     "--repeat",
-    type=options.REPEATS,
+    type=places.REPEATS,
     default=1,
     metavar="N",
     help="Run each lane N times; FLAKY if they differ.",
 )
 @click.option("--latest", is_flag=True, help="Judge upstream's newest releases too.")
-@click.option("--head", is_flag=True, help="Judge the heads of upstream's default branches too, as they are now.")
+@click.option("--head", is_flag=True, help="Judge the heads of default branches too.")
 @click.option(
     "--bisect",
     callback=_duration,
     metavar="TIME",
-    help="Find the release, then the commit, that changed a verdict of --latest or --head, within this time.",
+    help="Find what changed --latest or --head, in this time.",
 )
-@click.option("--slurm", is_flag=True, help="Let Slurm run the lanes, as job arrays; run this on a login node.")
+@click.option("--slurm", is_flag=True, help="Let Slurm run the lanes, from a login node.")
 @click.option(
     "--gpu-type",
     "gpu_types",
     multiple=True,
     metavar="ARCH[=TYPE]",
-    help="What the cluster calls a GPU of an architecture (sm_90a=h200); repeatable.",
+    help="The cluster's type (sm_90a=h200); repeatable.",
 )
 @click.option(
     "--slurm-option",
     "slurm_options",
     multiple=True,
     metavar="NAME[=VALUE]",
-    help="Of sbatch, by its long name (partition=gpu); repeatable.",
+    help="Of sbatch (partition=gpu); repeatable.",
 )
 @click.option(
     "--baseline",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="Compare with this run folder, or with the newest one in this folder (default: the committed receipts).",
+    help="Compare with this run, or the newest below.",
 )
 def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     only: tuple[str, ...],
@@ -131,31 +123,17 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
 ) -> int:
     """Judge all packs on all targets, and say what changed.
 
-    The targets are those that this host can show.
-
-    Lanes share the cores and the GPUs, the longest first; what is timed has its GPU for itself meanwhile.
-    Each end is written at once: killed at any moment, the same command goes on where it was, within 20 hours.
-
-    \b
-    The run folder holds:
-      index.html               for people: packs against targets
-      summary.md               for the page of a build server
-      results.json             for programs (harness/sweep/results.py tells its fields)
-      receipts/, latest/       as `run --receipts` writes them
-      logs/, journal.jsonl     each lane
-
-    \b
-    Exit status 1 when something changed for the worse or needs attention (an error, a fix that upstream shipped,
-    a stale patch, a GPU with a fault, a lane that nobody could run), 0 otherwise. A pack
-    whose pack.toml says `known` does not count, except for an error.
+    Or only what is named: 9, '0*:sm_90a', ':cpu'. Killed, the same command goes on within 20 hours. The run folder
+    holds index.html for people, summary.md for a build server, and results.json for programs.
 
     \b
     Examples:
-      runner.py sweep
-      runner.py sweep --slurm --slurm-option partition=gpu --gpu-type sm_80=a100 --gpu-type sm_90a=h200
       runner.py sweep --latest --baseline sweeps --budget 2h
-      runner.py sweep --latest --head --baseline sweeps --bisect 30m
-      runner.py sweep --only 9 --only ':sm_90a'
+      runner.py sweep 9 ':sm_90a'
+      runner.py sweep --slurm --slurm-option partition=gpu --gpu-type sm_90a=h200
+
+    Exit status 1: something is worse or needs attention; 0: nothing. What pack.toml calls `known` does not count,
+    unless it is an error.
     """
     if bisect is not None and not latest and not head:
         raise HarnessError("--bisect: pinned releases do not move. Next: runner.py sweep --latest --bisect 30m")

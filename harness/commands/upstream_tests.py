@@ -40,7 +40,7 @@ TOLD = tuple(change for change in Change if change != Change.SAME)
 @options.offline_option
 @options.mirrors_option
 @click.option("--gpu", is_flag=True, help="Show the tests this host's GPU, also where they do not need one.")
-@click.option("--timeout", type=click.FloatRange(min=0, min_open=True), metavar="S", help="Seconds per lane.")
+@options.timeout_option
 @click.option("--record", is_flag=True, help="Put the receipt into the pack: receipts/upstream_tests.json.")
 @click.option("--json", "as_json", is_flag=True, help="Print the receipts as JSON on standard output.")
 def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
@@ -61,12 +61,12 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     before and green after.
 
     \b
-    UNBROKEN        what was green is green with the patch; what is red in both is shown
+    UNBROKEN        what was green is green with the patch
     BREAKS_TESTS    a test that was green is not
-    NEW_TEST_WRONG  a test of upstream_test.patch is green without the patch, or not green with it
+    NEW_TEST_WRONG  what upstream_test.patch adds is not red, then green
     PATCH_STALE     a patch does not apply to the tree
-    UNSUPPORTED     no GPU here for tests that need one, or every test is skipped
-    ERROR           nothing collected, a file that cannot be, a crash, a time-out: never a pass
+    UNSUPPORTED     tests need a GPU and none is here, or all are skipped
+    ERROR           nothing collected, a crash, a time-out: never a pass
 
     Exit status 0: all UNBROKEN; 1: something is not; 2: a pack names no tests; 5: nothing was judged.
     """

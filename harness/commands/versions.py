@@ -34,13 +34,8 @@ GIT = "git+"
 @click.option("--upstream", metavar="SPEC", help="git+URL: over its commits. With --vary: any origin, as in `run`.")
 @click.option("--with", "dependencies", multiple=True, metavar="SET|PKG==VER", help="Another dependency set, or wheel.")
 @click.option("--target", default="auto", show_default=True, help="cpu, sm_90a, ..., auto (the first judged here).")
-@click.option(
-    "--jobs",
-    type=options.JOBS,
-    metavar="N",
-    help="Lanes at once (default: cores, as memory allows).",
-)
-@click.option("--timeout", type=options.Seconds(), metavar="S", help="Seconds per lane.")
+@options.jobs_option
+@options.timeout_option
 @options.packs_option
 @options.cache_option
 @options.offline_option
@@ -74,7 +69,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     Examples:
       runner.py versions 9
       runner.py versions 9 --range '>=0.5' --bisect
-      runner.py versions 9 --upstream git+https://github.com/linkedin/Liger-Kernel --range v0.8.1..main
+      runner.py versions 9 --upstream git+URL --range v0.8.1..main
       runner.py versions 7 --vary tilelang
 
     Exit status 1: a lane failed, or its controls are wrong; 5: nothing was judged; 0: all others.

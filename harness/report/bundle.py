@@ -24,7 +24,7 @@ README = Path(__file__).with_name("bundle_readme.md")
 #: The same of a pack without a patch.
 UNPATCHED_README = Path(__file__).with_name("bundle_readme_unpatched.md")
 #: The folders of receipts that go with it, and what of `run` judges each anew.
-FOLDERS = {"": "", "head": " --upstream head", "ask": " --ask"}
+FOLDERS = {"": "", "head": " --upstream head", "ask": " --upstream ask"}
 #: Every member carries this date: the same pack gives the same bytes.
 DATE = (2026, 1, 1, 0, 0, 0)
 

@@ -103,7 +103,7 @@ class Checker:
             except HarnessError:
                 continue  # told with the other receipts
             why = ask.receipt_errors(self.pack, one)
-            text = f"ask/{one.name}: STALE: {'; '.join(why)}. Next: runner.py run {self.pack.name} --ask"
+            text = f"ask/{one.name}: STALE: {'; '.join(why)}. Next: runner.py run {self.pack.name} --upstream ask"
             warning = not staleness.rerunnable(self.pack, one, self.host)
             found += [Finding(self.pack.name, text, warning=warning)] if why else []
         return found

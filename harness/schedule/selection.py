@@ -90,7 +90,7 @@ def _lanes(pack: Pack, requested: tuple[LaneName, ...]) -> tuple[LaneName, ...]:
 def _origin(pack: Pack) -> str:
     ask = pack.definition.ask
     if ask is None or not ask.patch:
-        raise HarnessError("--ask: pack.toml names no patch in [ask]. Next: runner.py run, without --ask")
+        raise HarnessError("--upstream ask: pack.toml names no patch in [ask]. Next: runner.py run, without it")
     return ask.origin
 
 

@@ -35,7 +35,7 @@ class Moving:
 
 
 def selected(packs: list[Pack], only: tuple[str, ...]) -> list[tuple[Pack, str]]:
-    """List pack and target for every ``--only PACK``, ``PACK:TARGET`` or ``:TARGET``; all where there is none.
+    """List pack and target for every ``PACK``, ``PACK:TARGET`` or ``:TARGET``; all where there is none.
 
     Raises:
         HarnessError: one of them names nothing.
@@ -51,7 +51,7 @@ def selected(packs: list[Pack], only: tuple[str, ...]) -> list[tuple[Pack, str]]
             if (not name or load.matches(one.name, name)) and fnmatch.fnmatchcase(here, target or "*")
         }
         if not found:
-            raise unknown("cell", text, (f"{one.name}:{here}" for one, here in every), "--only PACK[:TARGET]")
+            raise unknown("cell", text, (f"{one.name}:{here}" for one, here in every), "runner.py sweep PACK[:TARGET]")
         chosen |= found
     return [(one, target) for one, target in every if not only or (one.name, target) in chosen]
 

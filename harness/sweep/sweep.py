@@ -37,7 +37,7 @@ class Order:
     Attributes:
         packs: the packs that could be loaded.
         folder: where they lie.
-        only: the values of ``--only``.
+        only: the packs and targets that are named; empty: all.
         moving: upstream's newest releases and default branches too.
         repeat: how often each lane runs.
         budget: in seconds; None without one.
@@ -66,12 +66,12 @@ class Order:
     @property
     def request(self) -> Request:
         """What a sweep is continued by."""
-        only = tuple(f"--only {text}" for text in self.only)
+        only = tuple(f"only {text}" for text in self.only)
         return (files.key_of(self.folder.resolve()), str(self.moving), f"--repeat {self.repeat}", *only, *self.cluster)
 
     def command(self, cell: Cell) -> str:
         """Return the command that makes a cell's receipt anew."""
-        text = f"runner.py sweep --only {cell.pack.name}:{cell.target}"
+        text = f"runner.py sweep {cell.pack.name}:{cell.target}"
         text += f" --{cell.column}" if cell.column else ""
         return text + (f" --repeat {self.repeat}" if self.repeat > 1 else "")
 

@@ -26,7 +26,7 @@ PLATFORMS = (
 
 NOT_HERE = (
     "not in the cache {}, and --offline forbids to download it. "
-    "Next: runner.py fetch --dest DIR on a machine with network, then --cache DIR here"
+    "Next: runner.py fetch --cache DIR on a machine with network, then --cache DIR here"
 )
 #: Releases that a message names.
 NEWEST_SHOWN = 8

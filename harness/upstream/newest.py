@@ -94,5 +94,5 @@ def _known(cache: Cache, what: str, kind: type[Found], look: Callable[[], Found]
     except (OSError, ValueError, KeyError, TypeError):
         raise UnavailableError(
             f"the newest {what} was not looked up into this cache, and --offline forbids to look now. "
-            "Next: runner.py fetch --latest --head --dest DIR where there is network"
+            "Next: runner.py fetch --latest --head --cache DIR where there is network"
         ) from None

@@ -62,7 +62,7 @@ def _client(endpoint: str, settings: dict[str, str], package: str) -> Iterator[P
     except ImportError:
         raise HarnessError(
             "the index client is not installed. Next: pip install 'reproducer-packs[fetch]', or run from a cache "
-            "that another machine filled (runner.py fetch --dest DIR there, --cache DIR --offline here)"
+            "that another machine filled (runner.py fetch --cache DIR there, --cache DIR --offline here)"
         ) from None
     session = requests.Session()
     retries = Retry(total=_retries(settings), backoff_factor=0.3, status_forcelist=(502, 503, 504))

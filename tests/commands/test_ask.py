@@ -1,4 +1,4 @@
-"""``run --ask``: what upstream is asked to merge, judged on its own tree by the checks that it is about."""
+"""``run --upstream ask``: what upstream is asked to merge, judged on its own tree by the checks that it is about."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def _asks(workbench: Workbench, asked: str = SMALLER, checks: str = '["test_wei*
 
 def _run(workbench: Workbench, *arguments: str) -> tuple[int, dict[str, str]]:
     places = ("--mirrors", str(workbench.folder / "mirrors"))
-    status, (row,) = workbench.rows("--ask", *places, *arguments)
+    status, (row,) = workbench.rows("--upstream", "ask", *places, *arguments)
     return status, row
 
 
@@ -134,18 +134,17 @@ def test_a_patch_made_for_another_tree_is_stale(workbench: Workbench) -> None:
 
 def test_an_origin_that_cannot_be_had_is_an_error(workbench: Workbench) -> None:
     _asks(workbench)
-    status, (row,) = workbench.rows("--ask")
+    status, (row,) = workbench.rows("--upstream", "ask")
     assert (status, row["verdict"]) == (1, "ERROR")
     assert "not in the cache" in row["reason"]
 
 
 def test_a_pack_that_asks_for_no_patch_of_its_own(workbench: Workbench) -> None:
     workbench.lay("01_confirmed")
-    ended = workbench.run("run", "1", "--ask")
+    ended = workbench.run("run", "1", "--upstream", "ask")
     assert ended.returncode == 2
     (line,) = ended.stderr.strip().splitlines()
-    assert "--ask: pack.toml names no patch in [ask]" in line
-    assert "--ask has its own tree" in workbench.run("run", "1", "--ask", "--upstream", "latest").stderr
+    assert "--upstream ask: pack.toml names no patch in [ask]" in line
 
 
 def test_check_names_what_the_ask_lacks(workbench: Workbench) -> None:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import psutil
 import pytest
+from click.testing import CliRunner
 
+from harness.commands import VERBS, cli
 from testing import toys
 from testing.workbench import REPOSITORY, Workbench
 
@@ -80,12 +82,25 @@ def test_an_unknown_option_is_status_2(workbench: Workbench) -> None:
     assert workbench.run("frobnicate").returncode == 2
 
 
-@pytest.mark.parametrize("verb", ["", "list", "run", "fetch", "check", "report"])
-def test_help_reads_like_a_manual(verb: str) -> None:
-    command = [sys.executable, str(REPOSITORY / "runner.py"), *([verb] if verb else []), "--help"]
-    ended = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert len(ended.stdout.splitlines()) > 10
-    assert ended.stderr == ""
+@pytest.mark.parametrize("verb", ["", *VERBS])
+def test_help_fits_a_screen(verb: str) -> None:
+    shown = CliRunner().invoke(cli, [verb, "--help"] if verb else ["--help"], terminal_width=80)
+    lines = shown.output.splitlines()
+    assert shown.exit_code == 0
+    assert 10 < len(lines) <= 40, shown.output
+    assert max(map(len, lines)) <= 80, shown.output
+    assert not [line for line in lines[1:] if line.endswith("...")], "no summary is cut"
+
+
+@pytest.mark.parametrize("place", ["before the verb", "after it", "environment"])
+def test_options_of_the_program_stand_before_or_after_the_verb(workbench: Workbench, place: str) -> None:
+    workbench.lay("01_confirmed")
+    packs = ("--packs", str(workbench.packs))
+    call = {"before the verb": (*packs, "list"), "after it": ("list", *packs), "environment": ("list",)}[place]
+    variables = {"REPRODUCER_PACKS_PACKS": str(workbench.packs)} if place == "environment" else {}
+    command = [sys.executable, str(REPOSITORY / "runner.py"), *call]
+    ended = subprocess.run(command, env=os.environ | variables, capture_output=True, text=True, check=True)
+    assert [line.split()[0] for line in ended.stdout.splitlines() if line[0] != " "] == ["01_confirmed"]
 
 
 def test_a_target_that_is_not_here_is_unsupported_with_the_reason(workbench: Workbench) -> None:

@@ -1,4 +1,4 @@
-"""`history`: verdicts and figures over the sweeps, read from the results that lie there."""
+"""`list --runs`: verdicts and figures over the sweeps, read from the results that lie there."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from testing.workbench import REPOSITORY, Workbench
 
 
 def _history(runs: Path, *arguments: str, status: int = 0) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-W", "error", str(REPOSITORY / "runner.py"), "history", *arguments, "--runs", str(runs)]
+    command = [sys.executable, "-W", "error", str(REPOSITORY / "runner.py"), "list", *arguments, "--runs", str(runs)]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert "Traceback" not in ended.stderr, ended.stderr
     assert ended.returncode == status, ended.stderr + ended.stdout

@@ -227,8 +227,8 @@ def test_a_lane_of_unknown_length_is_cut_where_the_budget_ends(runs: Runs) -> No
 def test_only_what_is_asked_for_is_judged(runs: Runs) -> None:
     runs.toy("01_confirmed")
     runs.toy("30_control_fails")
-    assert list(runs.cells("--only", "1:cpu")) == ["01_confirmed/cpu"]
-    ended = runs.run("--only", "1:sm_90a")
+    assert list(runs.cells("1:cpu")) == ["01_confirmed/cpu"]
+    ended = runs.run("1:sm_90a")
     assert ended.returncode == 2
     assert "no cell '1:sm_90a'" in ended.stderr
     assert runs.run("--budget", "soon").returncode == 2
@@ -305,7 +305,7 @@ def test_lanes_of_exclusive_targets_run_on_all_gpus_at_once_one_on_each(runs: Ru
     receipt = json.loads((runs.newest / "receipts/000_toy/sm_90a.executed.json").read_text())
     assert receipt["host"]["gpus"] == [{"name": "Toy H200", "compute_capability": "9.0"}]
     runs.variables["CUDA_VISIBLE_DEVICES"] = "1"
-    runs.cells("--only", "0")
+    runs.cells("0")
     assert {end["place"] for end in runs.ends()} == {"gpu 1"}
 
 
@@ -398,7 +398,7 @@ def test_a_pack_that_measures_has_its_gpu_for_itself(runs: Runs) -> None:
     document = json.loads(state.read_text())
     document["devices"][1]["processes"] = [4243]
     state.write_text(json.dumps(document))
-    taken = runs.cells("--only", "1", status=1)["001_toy/sm_90a"]
+    taken = runs.cells("1", status=1)["001_toy/sm_90a"]
     assert (taken["verdict"], taken["reason"]) == ("NOT_RUN", "every sm_90a GPU is taken by another program")
 
 
@@ -416,5 +416,5 @@ def test_a_target_that_this_host_lost_is_newly_unsupported(runs: Runs) -> None:
 def test_help_names_every_option() -> None:
     command = [sys.executable, str(REPOSITORY / "runner.py"), "sweep", "--help"]
     text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    for option in ("--jobs", "--only", "--budget", "--repeat", "--baseline", "--latest", "--runs"):
+    for option in ("--jobs", "PACK[:TARGET]", "--budget", "--repeat", "--baseline", "--latest", "--runs"):
         assert option in text

@@ -93,7 +93,7 @@ def test_a_wheel_that_is_not_in_the_cache_is_missed_offline(workbench: Workbench
     status, verdict, reason = _verdict(workbench, [])
     assert (status, verdict) == (1, "ERROR")
     assert "toyhelper 1.0: not in the cache" in reason
-    assert "--offline forbids to download it. Next: runner.py fetch --dest DIR" in reason
+    assert "--offline forbids to download it. Next: runner.py fetch --cache DIR" in reason
 
 
 def test_an_sdist_is_neither_built_nor_executed(workbench: Workbench) -> None:

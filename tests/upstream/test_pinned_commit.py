@@ -52,7 +52,7 @@ def test_every_verb_knows_a_pinned_commit(workbench: Workbench) -> None:
     assert f"commit {commit[:12]} of" in report.stdout
     swept = workbench.run("sweep", "--runs", str(workbench.folder / "sweeps"), *places)
     assert swept.returncode == 0, swept.stdout + swept.stderr
-    filled = workbench.run("fetch", "--dest", str(workbench.folder / "filled"), *places)
+    filled = workbench.run("fetch", "--cache", str(workbench.folder / "filled"), *places)
     assert filled.returncode == 0, filled.stderr
     assert workbench.rows("--cache", str(workbench.folder / "filled"))[0] == 0
 

@@ -80,7 +80,7 @@ def test_offline_names_what_the_cache_lacks(workbench: Workbench) -> None:
     status, (row,) = workbench.rows()
     assert status == 1
     assert "toykernel-1.0.zip: not in the cache" in row["reason"]
-    assert "runner.py fetch --dest DIR" in row["reason"]
+    assert "runner.py fetch --cache DIR" in row["reason"]
 
 
 def test_a_version_that_does_not_exist_names_those_that_do(workbench: Workbench) -> None:
@@ -113,7 +113,7 @@ def test_fetch_fills_a_cache_that_runs_offline(workbench: Workbench) -> None:
     workbench.lay("01_confirmed")
     destination = workbench.folder / "elsewhere"
     with served(_shelf(workbench)) as url:
-        filled = workbench.run("fetch", "1", "--dest", str(destination), "--python", "3.12", **_index(url))
+        filled = workbench.run("fetch", "1", "--cache", str(destination), "--python", "3.12", **_index(url))
     assert filled.returncode == 0, filled.stderr
     status, (row,) = workbench.rows("--cache", str(destination))
     assert (status, row["verdict"]) == (0, "CONFIRMED")
