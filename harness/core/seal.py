@@ -28,7 +28,8 @@ from harness.core.words import Exit
 
 #: Of a file: size in bytes, times of modification and of change in ns, inode, type and permissions.
 Stat = tuple[int, int, int, int, int]
-MODIFIED, CHANGED = 1, 2
+#: The place of the time of change in it.
+CHANGED = 2
 #: Stands for the stat of a folder that is not looked into: files.walk says which.
 TOO_DEEP = (0, 0, 0, 0, 0)
 KEY_BYTES = 32

@@ -13,7 +13,7 @@ import pytest
 
 from harness.cluster import slurm
 from harness.cluster.slurm import AwayError, TaskState
-from harness.commands import sweep
+from harness.commands import cli
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
 from testing.workbench import REPOSITORY, Workbench
@@ -192,7 +192,7 @@ def test_an_array_whose_command_was_killed_before_it_noted_the_tasks_is_cancelle
 )
 def test_options_that_do_not_fit_together_are_refused(arguments: str, words: str) -> None:
     with pytest.raises(HarnessError) as error:
-        sweep.command.main(["--packs", str(REPOSITORY / "packs"), *arguments.split()], standalone_mode=False)
+        cli.main(["sweep", *arguments.split()], standalone_mode=False)
     assert words in str(error.value)
     assert error.value.status == Exit.WRONG_CALL
 
