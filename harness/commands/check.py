@@ -86,7 +86,7 @@ def command(  # noqa: PLR0913, PLR0917 - click passes each option
     and its texts against what this repository would send with them. It cannot show that a run took place.
 
     With --advisories it says which OSV records differ from their packs. Affected are the versions that a committed
-    receipt or `versions --save` judged wrong, and no others.
+    receipt or `versions --record` judged wrong, and no others.
 
     Exit status 0: sound; 1: something is not; 2: a pack.toml cannot be read.
     """

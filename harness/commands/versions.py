@@ -40,7 +40,7 @@ GIT = "git+"
 @options.cache_option
 @options.offline_option
 @options.mirrors_option
-@click.option("--save", is_flag=True, help="Keep the result in the pack's data/, for reports.")
+@click.option("--record", "save", is_flag=True, help="Put the result into the pack's data/, for reports.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     wanted: str,

@@ -1,7 +1,7 @@
 """OSV records of the bugs that packs prove, in ``advisories/``: which versions were judged, and what came of it.
 
 A version is listed as affected only where a lane judged exactly that version: by a committed receipt of the pinned
-release, or by a row of ``data/history.TARGET.json``, which `runner.py versions --save` writes. A range says no more: it
+release, or by a row of ``data/history.TARGET.json``, of `runner.py versions --record`. A range says no more: it
 begins at the last wrong version and ends at the right one that follows it in the package index.
 """
 
@@ -53,7 +53,7 @@ TIMES = ("published", "modified")
 
 @dataclass(frozen=True)
 class History:
-    """What `runner.py versions --save` keeps of a target; `checks`: by which alone releases were judged, if not all."""
+    """What `runner.py versions --record` keeps of a target; `checks`: by which alone it judged, if not by all."""
 
     schema: int
     pack: str
@@ -128,7 +128,7 @@ def _history(path: Path) -> History:
     except OSError as error:
         raise HarnessError(f"{where}: it cannot be read ({error.strerror})") from None
     except (strict_json.StrictJsonError, structure.StructureError, InvalidVersion) as error:
-        raise HarnessError(f"{where}: {str(error)[:500]}. Next: runner.py versions --save") from None
+        raise HarnessError(f"{where}: {str(error)[:500]}. Next: runner.py versions --record") from None
     return found
 
 

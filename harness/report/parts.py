@@ -141,10 +141,10 @@ class Parts:
         return patches.shown(path)
 
     def since(self) -> str:
-        """Say where the bug came and went, as ``versions --save`` kept it for the first target that it judged."""
+        """Say where the bug came and went, as ``versions --record`` kept it for the first target that it judged."""
         kept = sorted((self.pack.folder / "data").glob("history.*.json"))
         if not kept:
-            raise NothingStatedError(f"no release was compared. Next: runner.py versions {self.pack.name} --save")
+            raise NothingStatedError(f"no release was compared. Next: runner.py versions {self.pack.name} --record")
         line = str(json.loads(kept[0].read_text(encoding="utf-8"))["line"])
         return f"{line[:1].upper()}{line[1:]}."
 

@@ -124,8 +124,8 @@ def test_from_a_script_to_an_issue(author: Author) -> None:
     assert f"found [1.0, 2.0]\n{failed}\n```" in issue.stdout
     assert not [word for word in ("TODO", "BUG_REPRODUCED", "{{", str(author.bench.folder)) if word in issue.stdout]
     assert "open: **Cause.** TODO: the lines that do it" in issue.stderr
-    assert "open: {{since}}: no release was compared. Next: runner.py versions 01_toy_scale --save" in issue.stderr
-    saved = author.run("versions", "toy_scale", "--online", "--save")
+    assert "open: {{since}}: no release was compared. Next: runner.py versions 01_toy_scale --record" in issue.stderr
+    saved = author.run("versions", "toy_scale", "--online", "--record")
     assert "bug in" in saved.stdout or "bug from" in saved.stdout, saved.stdout + saved.stderr
     again = author.run("report", "toy_scale", "--from", "last", "--cache", str(author.bench.cache))
     assert "**Since.** Bug " in again.stdout, again.stderr

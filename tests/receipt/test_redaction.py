@@ -93,7 +93,7 @@ def test_versions_withholds_a_reason_that_looks_private(workbench: Workbench) ->
     (workbench.cache / "releases").mkdir()
     (workbench.cache / "releases/toykernel.json").write_text(json.dumps(listed))
     plant = PLANTS["an internal host"]
-    for place, arguments in (("exception", ["--json", "--save"]), ("traceback", [])):
+    for place, arguments in (("exception", ["--json", "--record"]), ("traceback", [])):
         ended = workbench.run("versions", "38", *arguments, NCCL_PLANT=plant, NCCL_PLANT_IN=place)
         assert ended.returncode == 5
         assert "refused to write: " in ended.stdout

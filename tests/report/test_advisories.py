@@ -43,7 +43,7 @@ def _pack(bench: Workbench) -> Pack:
 
 
 def _keep(bench: Workbench, verdicts: dict[str, str], target: str = "cpu", **changed: object) -> Path:
-    """Write what `runner.py versions --save` would keep: one letter of `VERDICTS` for each version."""
+    """Write what `runner.py versions --record` would keep: one letter of `VERDICTS` for each version."""
     pack = _pack(bench)
     document: dict[str, Any] = {
         "schema": 1,
@@ -56,7 +56,7 @@ def _keep(bench: Workbench, verdicts: dict[str, str], target: str = "cpu", **cha
         "python": "3.11",
         "torch": "2.13",
         "triton": "",
-        "command": "runner.py versions 1 --save",
+        "command": "runner.py versions 1 --record",
         "rows": [
             {"label": label, "date": "", "verdict": VERDICTS[letter], "figure": "", "reason": "", "seconds": 1.0}
             for label, letter in verdicts.items()
@@ -269,7 +269,7 @@ def test_a_broken_history_is_one_line(bench: Workbench, text: str, said: str) ->
 
 def test_a_history_of_what_is_no_version_is_refused(bench: Workbench) -> None:
     _keep(bench, {"main": "B"})
-    with pytest.raises(advisories.HarnessError, match=r"Next: runner.py versions --save"):
+    with pytest.raises(advisories.HarnessError, match=r"Next: runner.py versions --record"):
         advisories.document(_pack(bench))
 
 

@@ -261,7 +261,7 @@ def test_dependency_sets_are_varied(workbench: Workbench) -> None:
 
 def test_what_is_kept_holds_no_path(workbench: Workbench) -> None:
     pack = workbench.lay("01_confirmed")
-    _versions(workbench, {"1.0": "wrong", "2.0": "unimportable"}, "--save")
+    _versions(workbench, {"1.0": "wrong", "2.0": "unimportable"}, "--record")
     text = (pack / "data/history.cpu.json").read_text()
     assert str(workbench.folder) not in text
     assert json.loads(text)["rows"][0]["verdict"] == "BUG_REPRODUCED"
