@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import click
 
 from harness.commands import options, running
+from harness.commands.options import Places
 from harness.core import terminal
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError
@@ -31,10 +31,7 @@ from harness.verdict.cell import Cell
 
 @click.command("mutate")
 @options.packs_argument
-@options.packs_option
-@options.cache_option
-@options.offline_option
-@options.mirrors_option
+@options.with_places
 @click.option("--target", default="auto", show_default=True, help="cpu, sm_90a, ..., all, or auto (GPU, else cpu).")
 @click.option(
     "--generated", type=click.IntRange(0), metavar="N", help="Make N mutants of the patch (default: pack.toml's)."
@@ -47,14 +44,11 @@ from harness.verdict.cell import Cell
 @click.option("--record", is_flag=True, help="Put the strength into the packs' receipts/.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    where: Places,
     wanted: tuple[str, ...],
-    packs: Path,
-    cache_root: Path | None,
-    offline: bool,  # noqa: FBT001 - click passes options by name
-    mirrors: Path | None,
     target: str,
     generated: int | None,
-    unseen: bool,  # noqa: FBT001 - likewise
+    unseen: bool,  # noqa: FBT001 - click passes options by name
     matrix: bool,  # noqa: FBT001 - likewise
     is_rebase: bool,  # noqa: FBT001 - likewise
     jobs: int | None,
@@ -86,22 +80,22 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
     Exit status 1: one survived or is unjudged; 0: all others.
     """
-    chosen, broken = options.sound_packs(packs, wanted)
+    chosen, broken = options.sound_packs(where.packs, wanted)
     if broken:
         raise broken[0]
     order = Order(generated, unseen, matrix)
     _refuse(order, is_rebase=is_rebase, is_kept=record or as_json)
     if is_rebase:
-        return int(_rebased(chosen, options.the_cache(cache_root, offline=offline, tell=_tell, mirrors=mirrors)))
+        return int(_rebased(chosen, where.cache(_tell)))
     if record and not unseen:
         campaign.refuse(order, chosen)
     with Progress(sys.stderr) as progress, gpu_pool() as pool:
-        cache = options.the_cache(cache_root, offline=offline, tell=progress.tell, mirrors=mirrors)
+        cache = where.cache(progress.tell)
         here = host.detect(pool)
         cells = _listed(cells_of(chosen, target, Request(timeout=timeout), here, cache), target)
         if record and unseen:
             campaign.refuse_second_sight(cells)
-        words = (packs.resolve(), target, *(one.name for one in chosen), order)
+        words = (where.packs.resolve(), target, *(one.name for one in chosen), order)
         with cache.guard(), state.opened(cache, *words) as kept, FileJournal(kept.journal) as journal:
             if kept.resumed:
                 progress.tell(f"going on: {len(journal)} lanes ended before")

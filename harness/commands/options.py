@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import click
 
@@ -48,6 +51,30 @@ def the_cache(
     if os.pathsep in str(folder):
         raise HarnessError(f"the cache {folder}: {os.pathsep!r} in its path would part PYTHONPATH. Next: --cache DIR")
     return Cache(folder, offline, tell, mirrors.absolute() if mirrors is not None else None)
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where a call finds packs, releases and commits; its members are the options of the program."""
+
+    packs: Path
+    cache_root: Path | None
+    offline: bool
+    mirrors: Path | None
+
+    def cache(self, tell: Callable[[str], None] = _nothing) -> Cache:
+        """Return the cache; `tell` takes what is being fetched."""
+        return the_cache(self.cache_root, offline=self.offline, tell=tell, mirrors=self.mirrors)
+
+
+def with_places(command: Callable[..., int]) -> Callable[..., int]:
+    """Let a verb take the options of `Places`, as its argument `where`."""
+
+    @functools.wraps(command)
+    def called(packs: Path, cache_root: Path | None, offline: bool, mirrors: Path | None, **others: Any) -> int:  # noqa: ANN401, FBT001 - click passes each option by name
+        return command(where=Places(packs, cache_root, offline, mirrors), **others)
+
+    return packs_option(cache_option(offline_option(mirrors_option(called))))
 
 
 def run_receipts(run: str, cache_root: Path | None, pack: str = "") -> Path:

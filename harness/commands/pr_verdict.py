@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 from typing import IO
 
 import click
 
 from harness.commands import options, running
+from harness.commands.options import Places
 from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.progress import Progress
@@ -42,11 +42,9 @@ from harness.versions.two_trees import Compared, Pair, Trees
 @click.option("--must-fix", is_flag=True, help="Exit status 1 where head still has the bug.")
 @options.jobs_option
 @options.timeout_option
-@options.packs_option
-@options.cache_option
-@options.offline_option
-@options.mirrors_option
+@options.with_places
 def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    where: Places,
     wanted: tuple[str, ...],
     base: str | None,
     head: str | None,
@@ -57,10 +55,6 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     must_fix: bool,  # noqa: FBT001 - click passes options by name
     jobs: int | None,
     timeout: float | None,
-    packs: Path,
-    cache_root: Path | None,
-    offline: bool,  # noqa: FBT001 - likewise
-    mirrors: Path | None,
 ) -> int:
     """Say whether a change fixes a pack's bug.
 
@@ -90,7 +84,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         raise HarnessError(
             f"--commits-at {commits_at!r} is no https:// URL of a repository. Next: https://github.com/OWNER/NAME"
         )
-    chosen, broken = options.sound_packs(packs, wanted)
+    chosen, broken = options.sound_packs(where.packs, wanted)
     options.complain(broken)
     if changed is not None:
         chosen = concerned(chosen, changed.read().splitlines())
@@ -100,7 +94,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         return int(Exit.WRONG_CALL if broken else Exit.AS_EXPECTED)
     trees = Trees(base, head, dependencies, timeout)
     with Progress(sys.stderr) as progress, gpu_pool() as pool:
-        cache = options.the_cache(cache_root, offline=offline, tell=progress.tell, mirrors=mirrors)
+        cache = where.cache(progress.tell)
         here = host.detect(pool)
         with cache.guard(), inputs.taken(cache, chosen) as copies:
             session = running.session(cache, here, pool, progress, jobs)

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from harness.commands import options, places, running
+from harness.commands.options import Places
 from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.progress import Progress
@@ -44,10 +45,7 @@ UNJUDGED = {Verdict.ERROR, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 @click.option("--upstream", metavar="SPEC", help="Another tree (see above).")
 @click.option("--with", "dependencies", multiple=True, metavar="SET|PKG==VER", help="Another dependency set, or wheel.")
 @click.option("--lane", type=click.Choice([*LANES]), default="both", show_default=True, help="Lanes to run.")
-@options.packs_option
-@options.cache_option
-@options.offline_option
-@options.mirrors_option
+@options.with_places
 @options.timeout_option
 @click.option(
     "--repeat",
@@ -62,19 +60,16 @@ UNJUDGED = {Verdict.ERROR, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 @click.option("--verbose", "-v", is_flag=True, help="Name claims, log and receipt of every row.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    where: Places,
     wanted: tuple[str, ...],
     target: str,
     upstream: str | None,
     dependencies: tuple[str, ...],
     lane: str,
-    packs: Path,
-    cache_root: Path | None,
-    offline: bool,  # noqa: FBT001 - click passes options by name
-    mirrors: Path | None,
     timeout: float | None,
     repeat: int,
     jobs: int | None,
-    record: bool,  # noqa: FBT001 - likewise
+    record: bool,  # noqa: FBT001 - click passes options by name
     receipts: Path | None,
     verbose: bool,  # noqa: FBT001 - likewise
     as_json: bool,  # noqa: FBT001 - likewise
@@ -102,14 +97,14 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
       runner.py run 9 --lane pristine --upstream path:../Liger-Kernel
     """
     ask = upstream == ASK
-    chosen, broken = options.sound_packs(packs, wanted)
+    chosen, broken = options.sound_packs(where.packs, wanted)
     options.complain(broken)
     with Progress(sys.stderr) as progress, gpu_pool() as pool:
         if upstream == "head" and len(chosen) > 1:
             for pack in (one for one in chosen if one.definition.head is None):
                 progress.tell(f"{pack.name}: left out: pack.toml names no head commit")
             chosen = [one for one in chosen if one.definition.head is not None]
-        cache = options.the_cache(cache_root, offline=offline, tell=progress.tell, mirrors=mirrors)
+        cache = where.cache(progress.tell)
         with cache.guard(), inputs.taken(cache, chosen) as copies:
             session = running.session(cache, host.detect(pool), pool, progress, jobs)
             session = replace(session, repeat=repeat, keep_raw=True)

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from harness.commands import options, places, running
+from harness.commands.options import Places
 from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.progress import Progress
@@ -60,10 +61,7 @@ def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...], tell: Cal
 
 @click.command("sweep")
 @click.argument("only", metavar="[PACK[:TARGET]]...", nargs=-1)
-@options.packs_option
-@options.cache_option
-@options.offline_option
-@options.mirrors_option
+@options.with_places
 @options.runs_option
 @options.jobs_option
 @click.option("--budget", callback=_duration, metavar="TIME", help="90s, 30m, 2h: the rest is NOT_RUN.")
@@ -104,16 +102,13 @@ def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...], tell: Cal
     help="Compare with this run, or the newest below.",
 )
 def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    where: Places,
     only: tuple[str, ...],
-    packs: Path,
-    cache_root: Path | None,
-    offline: bool,  # noqa: FBT001 - click passes options by name
-    mirrors: Path | None,
     runs: Path,
     jobs: int | None,
     budget: float | None,
     repeat: int,
-    latest: bool,  # noqa: FBT001 - likewise
+    latest: bool,  # noqa: FBT001 - click passes options by name
     head: bool,  # noqa: FBT001 - likewise
     bisect: float | None,
     slurm: bool,  # noqa: FBT001 - likewise
@@ -141,13 +136,13 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         raise HarnessError("--bisect: with --slurm the lanes run elsewhere. Next: leave it out")
     if (gpu_types or slurm_options) and not slurm:
         raise HarnessError("--gpu-type, --slurm-option: no cluster was asked for. Next: runner.py sweep --slurm ...")
-    chosen, broken = options.sound_packs(packs, ())
+    chosen, broken = options.sound_packs(where.packs, ())
     options.complain(broken)
     with Progress(sys.stderr) as progress, nullcontext(NO_GPUS) if slurm else gpu_pool() as pool:
         cluster = _slurm(gpu_types, slurm_options, progress.tell) if slurm else None
         order = Order(
             packs=chosen,
-            folder=packs,
+            folder=where.packs,
             only=only,
             moving=Moving(latest, head),
             repeat=repeat,
@@ -159,7 +154,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             cluster=cluster.settings.request if cluster else (),
             notes=(*(str(error) for error in broken), *pool.lost),
         )
-        cache = options.the_cache(cache_root, offline=offline, tell=progress.tell, mirrors=mirrors)
+        cache = where.cache(progress.tell)
         listener = running.listener(progress)
         here = host.detect(pool)
         if cluster:

@@ -6,13 +6,13 @@ import datetime as dt
 import io
 import sys
 from dataclasses import dataclass
-from pathlib import Path
 
 import click
 from rich.console import Console
 from rich.table import Table
 
 from harness.commands import options, running
+from harness.commands.options import Places
 from harness.core import files, room, terminal
 from harness.core.errors import HarnessError, UnsupportedHereError
 from harness.core.progress import Progress
@@ -35,21 +35,15 @@ TOLD = tuple(change for change in Change if change != Change.SAME)
 
 @click.command("upstream-tests")
 @options.packs_argument
-@options.packs_option
-@options.cache_option
-@options.offline_option
-@options.mirrors_option
+@options.with_places
 @click.option("--gpu", is_flag=True, help="Show the tests this host's GPU, also where they do not need one.")
 @options.timeout_option
 @click.option("--record", is_flag=True, help="Put the receipt into the pack: receipts/upstream_tests.json.")
 @click.option("--json", "as_json", is_flag=True, help="Print the receipts as JSON on standard output.")
 def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    where: Places,
     wanted: tuple[str, ...],
-    packs: Path,
-    cache_root: Path | None,
-    offline: bool,  # noqa: FBT001 - click passes options by name
-    mirrors: Path | None,
-    gpu: bool,  # noqa: FBT001 - likewise
+    gpu: bool,  # noqa: FBT001 - click passes options by name
     timeout: float | None,
     record: bool,  # noqa: FBT001 - likewise
     as_json: bool,  # noqa: FBT001 - likewise
@@ -70,13 +64,13 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
     Exit status 0: all UNBROKEN; 1: something is not; 2: a pack names no tests; 5: nothing was judged.
     """
-    chosen, errors = options.sound_packs(packs, wanted)
+    chosen, errors = options.sound_packs(where.packs, wanted)
     for pack in chosen if wanted else ():
         suite.suite_of(pack)
     chosen = [pack for pack in chosen if pack.definition.upstream_tests]
     supervisor.adopt_orphans()
     with Progress(sys.stderr) as progress, gpu_pool() as pool:
-        cache = options.the_cache(cache_root, offline=offline, tell=progress.tell, mirrors=mirrors)
+        cache = where.cache(progress.tell)
         with cache.guard():
             session = running.session(cache, host.detect(pool), pool, progress, None)
             rows = [_row(pack, session, timeout, gpu=gpu) for pack in chosen]

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import click
 
 from harness.commands import options, running
+from harness.commands.options import Places
 from harness.core import files, terminal
 from harness.core.errors import HarnessError
 from harness.core.progress import Progress
@@ -36,13 +36,11 @@ GIT = "git+"
 @click.option("--target", default="auto", show_default=True, help="cpu, sm_90a, ..., auto (the first judged here).")
 @options.jobs_option
 @options.timeout_option
-@options.packs_option
-@options.cache_option
-@options.offline_option
-@options.mirrors_option
+@options.with_places
 @click.option("--record", "save", is_flag=True, help="Put the result into the pack's data/, for reports.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    where: Places,
     wanted: str,
     within: str,
     bisect: bool,  # noqa: FBT001 - click passes options by name
@@ -52,10 +50,6 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     target: str,
     jobs: int | None,
     timeout: float | None,
-    packs: Path,
-    cache_root: Path | None,
-    offline: bool,  # noqa: FBT001 - likewise
-    mirrors: Path | None,
     save: bool,  # noqa: FBT001 - likewise
     as_json: bool,  # noqa: FBT001 - likewise
 ) -> int:
@@ -74,11 +68,11 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
     Exit status 1: a lane failed, or its controls are wrong; 5: nothing was judged; 0: all others.
     """
-    subject = options.one_pack(packs, wanted, "versions")
+    subject = options.one_pack(where.packs, wanted, "versions")
     if upstream and not vary and not upstream.startswith(GIT):
         raise HarnessError(f"--upstream {upstream!r}: git+URL here. Next: runner.py run --upstream, for one release")
     with Progress(sys.stderr) as progress, gpu_pool() as pool:
-        cache = options.the_cache(cache_root, offline=offline, tell=progress.tell, mirrors=mirrors)
+        cache = where.cache(progress.tell)
         here = host.detect(pool)
         chosen, evidence = eligibility.first(subject, target, here)
         with cache.guard(), inputs.taken(cache, [subject]) as (subject,):
