@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from packaging.utils import canonicalize_name
 
-from harness.author.release import Release
+from harness.author.release import Release, native
 from harness.core.words import Evidence, Fix, Kind, Verdict
 from harness.host.host import Host
 from harness.pack.model import CPU, OrdinaryScript
@@ -104,6 +104,8 @@ def report(release: Release, stated: Stated, ending: str) -> str:
     beside = [pin for pin in uv.PIN.findall(release.pinned) if canonicalize_name(pin.partition("==")[0]) != own]
     install = f"pip install {shlex.join(release.header)}"
     variables = "".join(f"{key}={value} " for key, value in stated.script.environment.items())
+    compiled = native(release)
+    code = f" Its native code, such as `{compiled[0]}`, is the wheel's." if compiled else ""
     expected = f"within {stated.script.timeout_s:g} s" if stated.script.fails == "timeout" else "without an error"
     parts = [
         f"# {stated.title}",
@@ -114,7 +116,7 @@ def report(release: Release, stated: Stated, ending: str) -> str:
         "**Cause.** TODO: the lines that do it, with a permalink.",
         "**Fix.**\n{{diff}}" if stated.fix == Fix.PATCH else "",
         "**Related.**\n{{threads}}",
-        f"**Environment.** {{{{environment}}}}{' Beside it: ' + ', '.join(beside[:8]) + '.' if beside else ''}",
+        f"**Environment.** {{{{environment}}}}{' Beside it: ' + ', '.join(beside[:8]) + '.' if beside else ''}{code}",
         "**Not tested.** TODO: other releases, dtypes and GPUs that nobody ran.",
         "---",
         "## How this was checked",

@@ -32,6 +32,9 @@ PYTHON, OLDER_PYTHON = ">=3.10", "3.9"
 #: In pack.toml, where the release states nothing.
 UNKNOWN = "https://example.org/TODO"
 
+#: Files that a build would compile.
+NATIVE_SOURCES = {".c", ".cc", ".cpp", ".cu", ".pyx", ".rs"}
+
 
 @dataclass(frozen=True)
 class Release:
@@ -124,6 +127,8 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
         url=url if url.startswith(PYPI_FILES) else "",
     )
     remarks = [] if stated.repository else ["the release links no repository: upstream.repository in pack.toml"]
+    if not release.file.endswith(".whl") and (sources := _files(laid.folder, NATIVE_SOURCES)):
+        remarks.append(f"native code is not built, such as {sources[0]}: the script ran without it")
     tell("resolving what it requires")
     if not deps:
         asked = []
@@ -144,6 +149,16 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
     return Release(
         upstream, laid, _python(stated.requires_python), pinned, tuple(header), requires, taken, tuple(remarks)
     )
+
+
+def _files(folder: Path, suffixes: set[str]) -> list[str]:
+    """Return the paths of the files with one of some suffixes, relative to the folder."""
+    return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in suffixes)
+
+
+def native(release: Release) -> list[str]:
+    """Return the compiled files of a release, which run as they are."""
+    return _files(release.tree.folder, {".so"})
 
 
 def _compiled(asked: list[str], python: str, day: str) -> tuple[str, str]:

@@ -236,3 +236,34 @@ def test_what_no_wheel_of_that_day_meets_is_taken_as_of_today(tmp_path: Path) ->
     assert "open: what it requires is of today: of the release's day no wheels run on Python" in made.stderr
     assert "exclude-newer" not in (author.folder("toy_new") / "reproduce.py").read_text()
     assert "pip install toynew==1.0 'toyhelper<2'\n" in (author.folder("toy_new") / "report.in.md").read_text()
+
+
+def test_native_code_is_named_whether_it_ran_or_was_not_built(tmp_path: Path) -> None:
+    bench, shelf = empty(tmp_path), dict[str, dict[str, bytes]]()
+    script = "import toysrc\nassert not toysrc\n"
+    source = tmp_path / "toysrc-1.0"
+    (source / "toysrc").mkdir(parents=True)
+    (source / "PKG-INFO").write_text("Metadata-Version: 2.1\nName: toysrc\nVersion: 1.0\n")
+    (source / "toysrc/__init__.py").write_text("")
+    (source / "toysrc/kernel.cu").write_text("")
+    archive = tmp_path / "toysrc-1.0.zip"
+    toys.zip_folder(source, archive)
+    shelf["toysrc"] = {archive.name: archive.read_bytes()}
+    info = "toynative-1.0.dist-info"
+    members = {
+        "toynative/__init__.py": "",
+        "toynative/fast.so": "",
+        f"{info}/WHEEL": NUMPY["WHEEL"],
+        f"{info}/RECORD": "",
+    }
+    members[f"{info}/METADATA"] = "Metadata-Version: 2.1\nName: toynative\nVersion: 1.0\n"
+    wheel = toys.wheel(tmp_path, "toynative-1.0-py3-none-any.whl", members)[0]
+    shelf["toynative"] = {wheel.name: wheel.read_bytes()}
+    with served(Shelf(shelf)) as url:
+        author = _author(bench, url)
+        made = author.new("toy_src", script, "--with", "toysrc==1.0")
+        assert "open: native code is not built, such as toysrc/kernel.cu: the script ran without it" in made.stderr
+        made = author.new("toy_native", script.replace("toysrc", "toynative"), "--with", "toynative==1.0")
+        assert "native code" not in made.stderr
+    text = (author.folder("toy_native") / "report.in.md").read_text()
+    assert "Its native code, such as `toynative/fast.so`, is the wheel's." in text
