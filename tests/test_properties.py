@@ -27,8 +27,7 @@ from harness.core.errors import HarnessError, UnavailableError
 from harness.core.structure import StructureError
 from harness.core.words import Evidence, Kind, LaneVerdict, Role, Verdict
 from harness.lane import results, transcript
-from harness.lane.record import LaneRecord
-from harness.lane.transcript import CheckLine, FigureLine, OutputLine, UpstreamLine
+from harness.lane.record import CheckLine, FigureLine, LaneRecord, OutputLine, UpstreamLine
 from harness.pack import rules
 from harness.receipt import receipt
 from harness.receipt.receipt import (

@@ -14,12 +14,13 @@ from harness.core.cache import Cache
 from harness.core.seal import ChangedError, Layout
 from harness.core.words import Evidence, LaneName, LaneVerdict
 from harness.host.host import Host
-from harness.lane import built_environment, environment, loaded, process, results, script, two_files
+from harness.lane import built_environment, environment, loaded, process, results, script
 from harness.lane.environment import NO_GPU, Gpus, Witness
 from harness.lane.log import Log
 from harness.lane.process import Ended
+from harness.lane.record import UpstreamLine
+from harness.lane.results import Results
 from harness.lane.script import LastLine, Script
-from harness.lane.transcript import Transcript
 from harness.pack.model import OrdinaryScript
 from harness.upstream.dependencies import DependencySet
 from harness.upstream.tree import Tree
@@ -104,22 +105,27 @@ class Lane:
 
 @dataclass(frozen=True)
 class LaneRun:
-    """What came of a lane's process.
+    """What came of a lane's processes.
 
     Attributes:
         ended: how.
-        transcript: what script and contract said.
+        script: what reproduce.py said.
+        results: of contract.py; empty where there is none, or it did not run.
+        loaded: the modules under test, by the witness.
+        printed: what reproduce.py wrote to standard output.
         log: the file of its whole output.
-        running: the test of the contract that had begun and did not end.
-        changed: what it, or somebody else meanwhile, changed of its tree or dependencies; then it says nothing.
+        problem: why none of it may be believed: the witness's notes cannot be read; or what the lane, or somebody else
+            meanwhile, changed of its tree or dependencies.
 
     """
 
     ended: Ended
-    transcript: Transcript
+    script: Script
+    results: Results
+    loaded: tuple[UpstreamLine, ...]
+    printed: str
     log: Path
-    changed: str = ""
-    running: str = ""
+    problem: str = ""
 
 
 def kept_key(lane: Lane, host: Host) -> str:
@@ -149,7 +155,7 @@ def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneRun:
                     layout.check(seal_before, while_it_ran=True)
                 built_environment.check(cache, lane.environment)
         except ChangedError as error:
-            return replace(ran, changed=f"while it ran: {error}")
+            return replace(ran, problem=f"while it ran: {error}")
     return ran
 
 
@@ -177,7 +183,7 @@ def _run_files(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
     ended = process.run(command, log, line)
     said = script.read(line.text, ended.status) if ended.reason == "exited" and ended.status >= 0 else none
     refused = lane.stops and said.verdict == LaneVerdict.BUG_REPRODUCED
-    found = None
+    found = Results()
     failed = said.verdict == LaneVerdict.ERROR
     raised = lane.is_wrong_fix and failed and ended.reason == "exited" and ended.status == RAISED
     if lane.contract is not None and (not failed or raised) and not refused:
@@ -187,12 +193,8 @@ def _run_files(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
         second = process.run(command, log)
         found = results.read(folders.work / RESULTS, second.status, lane.claims)
         ended = _together(ended, second)
-    try:
-        seen = loaded.read(folders.work / LOADED)
-    except (ValueError, TypeError) as error:
-        return LaneRun(ended, Transcript(problems=(f"what the witness noted cannot be read: {error}",)), log.path)
-    told = two_files.transcript(said, found, seen, line.printed)
-    return LaneRun(ended, told, log.path, running=found.running if found else "")
+    seen, problem = loaded.read(folders.work / LOADED)
+    return LaneRun(ended, said, found, seen, line.printed, log.path, problem)
 
 
 def _together(first: Ended, second: Ended) -> Ended:

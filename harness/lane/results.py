@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from harness.core import strict_json, structure
 from harness.core.words import BITWISE_IDENTICAL
-from harness.lane.transcript import LONGEST_NAME, CheckLine, FigureLine, OutputLine, TargetLine
+from harness.lane.record import LONGEST_NAME, CheckLine, FigureLine, OutputLine, TargetLine
 
 Line = TypeVar("Line")
 #: Exit statuses of pytest: all passed, some failed, no test collected.

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from harness.lane.record import LaneRecord
-from harness.lane.transcript import FigureLine
+from harness.lane.record import FigureLine, LaneRecord
 
 #: Characters: tables of verdicts are as wide as a wide terminal.
 WIDTH = 160

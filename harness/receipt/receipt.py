@@ -11,8 +11,7 @@ from pathlib import Path
 from harness.core import files, strict_json, structure, words
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, Kind, Verdict
-from harness.lane.record import LaneRecord
-from harness.lane.transcript import FigureLine
+from harness.lane.record import FigureLine, LaneRecord
 from harness.pack.model import Pack
 from harness.receipt import schema_1
 

@@ -21,7 +21,7 @@ from harness.core import files, strict_json, terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, LaneName, LaneVerdict, Verdict
 from harness.host.host import python_tag
-from harness.lane import results, script, transcript, two_files
+from harness.lane import results, script
 from harness.lane.record import LaneRecord
 from harness.pack import load
 from harness.pack.model import Pack
@@ -29,7 +29,7 @@ from harness.receipt import receipt, staleness
 from harness.receipt.receipt import Receipt
 from harness.report import bundle
 from harness.upstream import dependencies
-from harness.verdict import pack_verdict
+from harness.verdict import lane_verdict, pack_verdict
 
 MOST_MEMBERS = 500
 #: Bytes of one member, unpacked.
@@ -123,12 +123,12 @@ def _lane_errors(name: str, lane: LaneRecord) -> list[str]:
         if said is None or said.reason != reason or said.verdict == LaneVerdict.ERROR:
             errors.append(f"script: {lane.script[:60]!r} is no sentinel")
         else:
-            found = two_files.verdict(said, lane.checks)
+            found = lane_verdict.of_two_files(said, lane.checks)
             errors += [] if found == (lane.verdict, lane.reason) else [f"script and checks say {found[0]}: {found[1]}"]
             wanted = script.STATUS[said.verdict]
             errors += [] if lane.exit_status == wanted else [f"exit_status: {lane.exit_status}, not {wanted}"]
-    elif transcript.implied(lane.checks) != lane.verdict:
-        errors.append(f"verdict: {lane.verdict}; its checks say {transcript.implied(lane.checks)}")
+    elif lane_verdict.implied(lane.checks) != lane.verdict:
+        errors.append(f"verdict: {lane.verdict}; its checks say {lane_verdict.implied(lane.checks)}")
     if lane.verdict != LaneVerdict.UNSUPPORTED and not lane.upstream:
         errors.append("upstream: nothing says what was judged")
     return [f"{name} lane: {error}" for error in errors]

@@ -9,7 +9,7 @@ from packaging.version import Version
 
 from harness.core.errors import HarnessError
 from harness.core.words import LaneName, Verdict
-from harness.lane.transcript import FigureLine
+from harness.lane.record import FigureLine
 from harness.receipt import receipt
 from harness.receipt.figures import number
 from harness.receipt.receipt import Receipt

@@ -6,22 +6,58 @@ import signal
 from pathlib import Path, PurePosixPath
 
 from harness.core import tracebacks
-from harness.core.words import LaneVerdict
+from harness.core.words import LaneVerdict, Role
 from harness.lane.lane import ABANDONED, RAISED, Lane, LaneRun
 from harness.lane.process import Ended
-from harness.lane.record import LaneRecord
-from harness.lane.script import NO_SENTINEL, STATUS
-from harness.lane.transcript import Transcript, UpstreamLine
+from harness.lane.record import CheckLine, LaneRecord, UpstreamLine
+from harness.lane.script import NO_SENTINEL, STATUS, Script
 
 #: Exit statuses of a script without a sentinel after which the log ends in what was raised.
 FAILED = (STATUS[LaneVerdict.UNSUPPORTED], RAISED)
 #: Characters of what it raised.
 MOST_SAID = 200
+#: The reason of a lane whose script shows the bug that its contract does not see.
+MISSES = "the contract misses the bug: all its checks are right, and the script says BUG_REPRODUCED"
+#: Before the reason of a lane whose script could not judge here.
+CONTRACT_ALONE = "contract alone"
+
+
+def _wrong(checks: tuple[CheckLine, ...], role: Role) -> str:
+    return ", ".join(check.name for check in checks if check.role == role and check.ok is False)
+
+
+def of_two_files(script: Script, checks: tuple[CheckLine, ...]) -> tuple[LaneVerdict, str]:
+    """Return the verdict and its reason; without checks, or where none is judged, the script's word stands alone."""
+    controls, defects = _wrong(checks, Role.CONTROL), _wrong(checks, Role.DEFECT)
+    if controls:
+        return LaneVerdict.CONTROL_FAILED, controls
+    if script.verdict == LaneVerdict.ERROR:
+        return (LaneVerdict.BUG_REPRODUCED, defects) if defects else (LaneVerdict.ERROR, script.reason)
+    if script.verdict == LaneVerdict.UNSUPPORTED:
+        found = implied(checks)
+        alone = f"{CONTRACT_ALONE} ({script.reason})"
+        return found, script.reason if found == LaneVerdict.UNSUPPORTED else f"{alone}: {defects}".removesuffix(": ")
+    if all(check.ok is None for check in checks):
+        return script.verdict, script.reason
+    if script.verdict == LaneVerdict.BUG_REPRODUCED:
+        return (LaneVerdict.BUG_REPRODUCED, defects) if defects else (LaneVerdict.ERROR, MISSES)
+    return (LaneVerdict.FIX_INCOMPLETE if defects else LaneVerdict.FIX_VALIDATED), defects
+
+
+def implied(checks: tuple[CheckLine, ...]) -> LaneVerdict:
+    """Return the verdict that the checks themselves imply."""
+    wrong = {check.role for check in checks if check.ok is False}
+    if Role.CONTROL in wrong:
+        return LaneVerdict.CONTROL_FAILED
+    if Role.DEFECT in wrong:
+        return LaneVerdict.BUG_REPRODUCED
+    judged = any(check.role == Role.DEFECT and check.ok for check in checks)
+    return LaneVerdict.FIX_VALIDATED if judged else LaneVerdict.UNSUPPORTED
 
 
 def record_of(lane: Lane, run: LaneRun) -> LaneRecord:
     """Judge a lane that ended."""
-    ended, said = run.ended, run.transcript
+    ended, found = run.ended, run.results
     verdict, reason = _judged(lane, run)
     if reason == NO_SENTINEL and ended.status in FAILED:
         reason += raised(run.log)
@@ -33,30 +69,38 @@ def record_of(lane: Lane, run: LaneRun) -> LaneRecord:
         peak_memory=ended.peak_memory,
         left_behind=ended.left_behind,
         tree=lane.tree.sha256,
-        device=said.target.device if said.target else "",
-        upstream=_kept(lane, said),
-        checks=said.checks,
-        figures=said.figures,
-        outputs=said.outputs,
-        claims=said.claims,
+        device=found.target.device if found.target else "",
+        upstream=_kept(lane, run.loaded),
+        checks=found.checks,
+        figures=found.figures,
+        outputs=found.outputs,
+        claims=found.claims,
         waited=round(ended.waited, 3),
-        script=said.script,
-        printed=said.printed,
+        script=run.script.text,
+        printed=run.printed,
     )
 
 
-def _kept(lane: Lane, said: Transcript) -> tuple[UpstreamLine, ...]:
+def _kept(lane: Lane, loaded: tuple[UpstreamLine, ...]) -> tuple[UpstreamLine, ...]:
     """Return what a record keeps of the modules: those of the changed files, and the packages under test themselves."""
     changed = {str(lane.tree.folder / path) for path in lane.changed}
-    return tuple(line for line in said.upstream if line.module in lane.modules or line.file in changed)
+    return tuple(line for line in loaded if line.module in lane.modules or line.file in changed)
 
 
 def _judged(lane: Lane, run: LaneRun) -> tuple[LaneVerdict, str]:
-    ended, said, changed = run.ended, run.transcript, run.changed
-    abnormal = abnormal_end(ended, lane.timeout)
-    abnormal += f" in {run.running}" if abnormal and run.running else ""
-    problem = changed or abnormal or next(iter((*said.problems, *_foreign(lane, said))), "")
-    return (LaneVerdict.ERROR, problem) if problem else (said.verdict, said.reason)
+    found = run.results
+    verdict, reason = of_two_files(run.script, found.checks)
+    abnormal = abnormal_end(run.ended, lane.timeout)
+    abnormal += f" in {found.running}" if abnormal and found.running else ""
+    mute = (f"check {one.name!r} is not judged and gives no reason" for one in found.checks if _is_mute(one))
+    failed = run.script.reason if verdict == run.script.verdict == LaneVerdict.ERROR else ""
+    foreign = () if verdict == LaneVerdict.UNSUPPORTED else _foreign(lane, run)
+    problem = next(filter(None, (run.problem, abnormal, failed, *found.problems, *mute, *foreign)), "")
+    return (LaneVerdict.ERROR, problem) if problem else (verdict, reason)
+
+
+def _is_mute(check: CheckLine) -> bool:
+    return check.ok is None and not check.reason
 
 
 def raised(log: Path) -> str:
@@ -80,19 +124,15 @@ def abnormal_end(ended: Ended, timeout: float) -> str:
     return f"killed by {name}" + (" (as the out-of-memory killer does)" if name == "SIGKILL" else "")
 
 
-def _foreign(lane: Lane, said: Transcript) -> list[str]:
+def _foreign(lane: Lane, run: LaneRun) -> list[str]:
     """List where the lane judged something else than this lane's tree, target or evidence."""
-    if said.verdict == LaneVerdict.UNSUPPORTED:
-        return []
-    problems = []
-    if said.target and (said.target.target, said.target.evidence) != (lane.target, lane.evidence):
-        problems.append(
-            f"it judged {said.target.target} ({said.target.evidence}), requested was {lane.target} ({lane.evidence})"
-        )
-    if not said.upstream:
+    problems, target = [], run.results.target
+    if target and (target.target, target.evidence) != (lane.target, lane.evidence):
+        problems.append(f"it judged {target.target} ({target.evidence}), requested was {lane.target} ({lane.evidence})")
+    if not run.loaded:
         problems.append("nothing of the modules under test was loaded")
     loaded = set()
-    for line in said.upstream:
+    for line in run.loaded:
         inside = _inside(Path(line.file), lane.tree.folder)
         if inside is not None and line.module.split(".")[0] not in lane.modules:
             loaded.add(inside)  # loaded by its path, under another name

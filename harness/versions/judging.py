@@ -13,9 +13,8 @@ from harness.core import tracebacks
 from harness.core.errors import HarnessError, UnavailableError
 from harness.core.words import Evidence, LaneName, LaneVerdict, Role, Verdict
 from harness.host.eligibility import Planned
-from harness.lane.record import LaneRecord
+from harness.lane.record import CheckLine, LaneRecord
 from harness.lane.script import NO_SENTINEL
-from harness.lane.transcript import CheckLine
 from harness.pack.model import Pack
 from harness.receipt import figures
 from harness.receipt.receipt import LogRecord

@@ -282,6 +282,6 @@ def test_bytecode_in_the_tree_is_not_executed_unseen(tmp_path: Path) -> None:
         "REPRODUCER_LOADED": str(tmp_path / "loaded.jsonl"),
     }
     subprocess.run([sys.executable, "-c", "import toykernel.bare"], env=environment, check=True)
-    found = {Path(line.file).name: line.sha256 for line in loaded.read(tmp_path / "loaded.jsonl")}
+    found = {Path(line.file).name: line.sha256 for line in loaded.read(tmp_path / "loaded.jsonl")[0]}
     hashes = {name: hashlib.sha256((package / name).read_bytes()).hexdigest() for name in ("__init__.py", "bare.pyc")}
     assert found == hashes

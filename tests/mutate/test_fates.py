@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.core.words import Evidence, LaneName, LaneVerdict, Role
-from harness.lane.record import LaneRecord
-from harness.lane.transcript import CheckLine, OutputLine
+from harness.lane.record import CheckLine, LaneRecord, OutputLine
 from harness.mutate import fates
 from harness.mutate.mutants import Listed, Mutant, Origin
 from harness.receipt.strength import Fate, count

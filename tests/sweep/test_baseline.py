@@ -12,8 +12,7 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, LaneVerdict, Verdict
 from harness.host import host
-from harness.lane.record import LaneRecord
-from harness.lane.transcript import FigureLine
+from harness.lane.record import FigureLine, LaneRecord
 from harness.pack import load
 from harness.receipt import receipt
 from harness.receipt.receipt import GpuRecord, LogRecord, Receipt

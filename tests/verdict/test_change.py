@@ -7,8 +7,7 @@ import itertools
 import pytest
 
 from harness.core.words import Exit, LaneVerdict, Role
-from harness.lane.record import LaneRecord
-from harness.lane.transcript import CheckLine
+from harness.lane.record import CheckLine, LaneRecord
 from harness.verdict import change
 from harness.verdict.change import TABLE, Effect, Side, between
 
