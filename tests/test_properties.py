@@ -26,7 +26,7 @@ from hypothesis import strategies as st
 from harness.core.errors import HarnessError, UnavailableError
 from harness.core.structure import StructureError
 from harness.core.words import Evidence, Kind, LaneVerdict, Role, Verdict
-from harness.lane import results, transcript
+from harness.lane import results
 from harness.lane.record import CheckLine, FigureLine, LaneRecord, OutputLine, UpstreamLine
 from harness.pack import rules
 from harness.receipt import receipt
@@ -42,6 +42,7 @@ from harness.receipt.receipt import (
     UpstreamRecord,
 )
 from harness.upstream import archive
+from harness.verdict import lane_verdict
 from testing import toys
 
 EVERY = settings(deadline=None, database=None, suppress_health_check=list(HealthCheck))
@@ -156,7 +157,7 @@ def test_a_contract_is_believed_exactly_where_every_line_of_it_is_sound(
     believed = sound and told == status and status in {0, 1, 5} and wrong == (status == 1)
     assert (not found.problems) == believed, (found.problems, lines)
     if believed:
-        assert transcript.implied(found.checks) == _implied(checks)
+        assert lane_verdict.implied(found.checks) == _implied(checks)
         assert [(one.name, one.role, one.ok) for one in found.checks] == [
             (one.name, one.role, one.ok) for one in checks
         ]
