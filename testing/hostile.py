@@ -482,8 +482,8 @@ CASES: list[Case] = [
     Case("an exception that acts on a terminal", outside.acts_on_a_terminal),
     Case("an exception that acts in Markdown", outside.acts_in_markdown),
     Case("a bundle that inflates to more than it states", outside.inflating_member),
-    _case("a pax header of 300 MiB", outside.inflating_header, tarfile.XHDTYPE),
-    _case("a GNU name of 300 MiB", outside.inflating_header, tarfile.GNUTYPE_LONGNAME),
+    _case("a pax header of 768 MiB", outside.inflating_header, tarfile.XHDTYPE),
+    _case("a GNU name of 768 MiB", outside.inflating_header, tarfile.GNUTYPE_LONGNAME),
     _case("a tree at /proc/self", outside.origin, "/proc/self"),
     _case("a tree at a path of 5000 characters", outside.origin, "/" + "x" * 5000),
 ]

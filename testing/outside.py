@@ -26,8 +26,8 @@ ESCAPES = "\x1b[2J\x1b]0;pwned\x07"
 MARKUP = "\n# heading\n[x](http://evil) ![i](http://evil/t.png) <img src=x> @ada &#64;ada &commat;ada"
 #: Longer than Python's recursion goes, and shorter than a path may be.
 DEEP = 1500
-#: Bytes, of what is stated as less.
-INFLATED = 300 << 20
+#: Bytes, of what is stated as less: more than the process has that starts the runner, since a child's peak counts it.
+INFLATED = 768 << 20
 #: Folders of a lane, by the variable that names them to it.
 FOLDERS = ("HOME", "TMPDIR", "TRITON_CACHE_DIR")
 

@@ -92,7 +92,7 @@ def _tell_of_missing(pack: Pack, text: str) -> None:
     """Say what a text lacks before it can be filed."""
     if parts.NOT_YET in text:
         terminal.echo(
-            f"a draft: no receipt has the script's output. Next: runner.py run {pack.name} --record", err=True
+            f"a draft: no receipt holds the script's output. Next: runner.py run {pack.name} --record", err=True
         )
     if not links.repository_url():
         terminal.echo("repository_url in pyproject.toml is empty. Next: set it before you file the text", err=True)
