@@ -114,18 +114,15 @@ def _beside(release: Release) -> str:
     return f" Beside it: {', '.join(pins[:MOST_BESIDE])}{more}." if pins else ""
 
 
-def report(release: Release, stated: Stated, ending: str) -> str:
+def report(release: Release, stated: Stated) -> str:
     """Write report.in.md: what is known stands there, and the sentences that only its author can write are TODO."""
-    upstream = release.upstream
-    name = f"{upstream.package} {upstream.version}"
-    found = f"With {name} the script below ends in `{ending.replace('`', chr(39))}`." if ending else ""
     install = f"pip install {shlex.join(release.header)}"
     compiled = native(release)
     code = f" Its native code, such as `{compiled[0]}`, is the wheel's." if compiled else ""
     expected = f"within {stated.script.timeout_s:g} s" if stated.script.fails == "timeout" else "without an error"
     parts = [
         f"# {stated.title}",
-        f"{found} Expected: it ends {expected}.".strip(),
+        f"{{{{ending}}}} Expected: it ends {expected}.",
         f"```sh\n{install}\n{stated.command}\n```",
         "{{script}}",
         "**Since.** {{since}}",

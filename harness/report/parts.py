@@ -71,6 +71,7 @@ class Parts:
         """
         parts: dict[str, Callable[[], str]] = {
             "script": self.script,
+            "ending": self.ending,
             "diff": self.diff,
             "threads": self.threads,
             "environment": self.environment,
@@ -109,6 +110,17 @@ class Parts:
             if name in one.lanes and one.lanes[name].printed
         ]
         return f"{source}\n\n{markdown.fenced(chr(10).join(shown), 'text')}"
+
+    def ending(self) -> str:
+        """Say how the script of an author failed on the release."""
+        one = self._shown()
+        verdict, _, reason = (one.lanes[LaneName.PRISTINE].script if one else "").partition(": ")
+        if one is None or verdict != LaneVerdict.BUG_REPRODUCED:
+            raise NothingStatedError("the script does not fail in what is reported")
+        runs, mark, ending = reason.partition(" runs: ")
+        often, ending = (f"{runs} runs of the script below end", ending) if mark else ("the script below ends", reason)
+        name = f"{one.upstream.package} {_short(one.upstream.version)}"
+        return f"With {name} {often} in `{ending.replace('`', chr(39))}`."
 
     def _shown(self) -> Receipt | None:
         """Return the receipt whose output is shown, of the patch that upstream is asked to merge where there is one.

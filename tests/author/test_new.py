@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -131,6 +132,7 @@ def test_from_a_script_to_an_issue(author: Author) -> None:
     assert "**Since.** Bug " in again.stdout, again.stderr
 
 
+WITH = ("--with", "toykernel==1.0")
 TESTED = """import os
 from toykernel.scale import scale
 def test_scale():
@@ -163,7 +165,29 @@ def test_a_report_says_where_the_script_does_not_fail(author: Author) -> None:
     assert author.new("toy_right", SCRIPT.replace("== [1.0, 1.0]", "")).returncode == 1
     assert author.run("run", "toy_right", "--online").returncode == 1
     issue = author.run("report", "toy_right", "--from", "last", "--cache", str(author.bench.cache))
-    assert "open: the script does not fail in what is reported" in issue.stderr
+    assert "open: {{ending}}: the script does not fail in what is reported" in issue.stderr
+    assert "Expected: " not in issue.stdout
+
+
+def test_the_issue_of_a_hang_says_within_what_it_should_end(author: Author) -> None:
+    hangs = SCRIPT.replace("assert found == [1.0, 1.0]", "while found != [1.0, 1.0]: pass")
+    assert author.new("toy_hang", hangs, *WITH, "--timeout", "2").returncode == 0
+    assert author.run("run", "toy_hang", "--online").returncode == 0
+    issue = author.run("report", "toy_hang", "--from", "last", "--cache", str(author.bench.cache)).stdout
+    assert "in `timeout: no end after 2 s`. Expected: it ends within 2 s." in issue
+
+
+def test_how_often_it_fails_is_what_the_run_counted(author: Author) -> None:
+    odd = "import os\nassert os.urandom(1)[0] % 2 or found == [1.0, 1.0]\n"
+    made = author.new("toy_odd", SCRIPT.replace("assert found == [1.0, 1.0]\n", odd), *WITH, "--repeat", "20")
+    assert made.returncode == 0, made.stdout
+    text = (author.folder("toy_odd") / "report.in.md").read_text()
+    assert "{{ending}} Expected: it ends without an error." in text
+    assert author.run("run", "toy_odd", "--online").returncode == 0
+    issue = author.run("report", "toy_odd", "--from", "last", "--cache", str(author.bench.cache)).stdout
+    count = re.search(r"(?m)^(\d+ of 20 runs): AssertionError", issue)
+    assert count, issue
+    assert f"With toykernel 1.0 {count[1]} of the script below end in `AssertionError (line " in issue
 
 
 def test_a_public_fix_is_judged_and_its_diff_stands_in_the_issue(author: Author) -> None:
