@@ -53,7 +53,7 @@ def texts(script: Script, release: Release, stated: Stated, host: Host, diff: st
         "requirements.txt": release.pinned,
         "reproduce.py": script.with_header(release.requires_python, release.header, release.day),
         "pack.toml": pack_text.definition(release, stated, host),
-        "report.in.md": pack_text.report(release, stated, ""),
+        "report.in.md": pack_text.report(release, stated),
         "fix.patch": head + diff if diff else "",
     }
 
@@ -109,4 +109,4 @@ def learn(folder: Path, release: Release, stated: Stated, host: Host, lane: Lane
     evidence = Evidence.INTERPRETED if INTERPRETED in lane.printed else Evidence.TRACED
     known = replace(stated, script=replace(stated.script, fails=name), evidence=evidence)
     files.write_atomic(folder / "pack.toml", pack_text.definition(release, known, host))
-    files.write_atomic(folder / "report.in.md", pack_text.report(release, known, lane.reason if ending else ""))
+    files.write_atomic(folder / "report.in.md", pack_text.report(release, known))

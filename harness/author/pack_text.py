@@ -17,6 +17,8 @@ from harness.upstream import uv
 
 #: Keys of pack.toml that stand there with nothing, too.
 REQUIRED = {"commit", "source_root"}
+#: Packages that an issue names, and how uv calls what an author asked for.
+MOST_BESIDE, AUTHOR = 8, "-r requirements.in"
 #: Seconds of a lane beside those of its runs.
 BESIDE_RUNS, SHORTEST_LANE = 120.0, 600.0
 
@@ -27,6 +29,7 @@ class Stated:
 
     Attributes:
         title: the symptom.
+        command: what runs it by hand.
         script: how it is run.
         targets: cpu, and the GPU of this host.
         evidence: how the bug is seen on the target cpu.
@@ -36,6 +39,7 @@ class Stated:
     """
 
     title: str
+    command: str
     script: OrdinaryScript
     targets: tuple[str, ...]
     evidence: Evidence = Evidence.TRACED
@@ -63,7 +67,7 @@ def definition(release: Release, stated: Stated, host: Host) -> str:
             "modules": list(upstream.modules),
         },
         "action": {"kind": "file", "text": f"Open an issue at {upstream.repository}."},
-        "requires": {"python": release.requires_python, "torch": f">={torch}"},
+        "requires": {"python": release.requires_python, "torch": f">={torch}" if release.needs_torch else ""},
         "script": {
             "fails": script.fails,
             "timeout_s": script.timeout_s,
@@ -95,28 +99,37 @@ def _value(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def report(release: Release, stated: Stated, ending: str) -> str:
+def _beside(release: Release) -> str:
+    """Name the packages beside a release, what it requires itself first."""
+    own, pin = canonicalize_name(release.upstream.package), ""
+    direct, others = list[str](), list[str]()
+    for line in release.pinned.splitlines():
+        match = uv.PIN.match(line)
+        pin = match["pin"] if match else pin
+        _, via, names = line.partition("# via ")
+        if via:
+            (direct if {own, AUTHOR} & set(names.split(", ")) else others).append(pin)
+    pins = direct + others
+    more = f" and {len(pins) - MOST_BESIDE} more" if len(pins) > MOST_BESIDE else ""
+    return f" Beside it: {', '.join(pins[:MOST_BESIDE])}{more}." if pins else ""
+
+
+def report(release: Release, stated: Stated) -> str:
     """Write report.in.md: what is known stands there, and the sentences that only its author can write are TODO."""
-    upstream = release.upstream
-    name = f"{upstream.package} {upstream.version}"
-    found = f"With {name} the script below ends in `{ending.replace('`', chr(39))}`." if ending else ""
-    own = canonicalize_name(upstream.package)
-    beside = [pin for pin in uv.PIN.findall(release.pinned) if canonicalize_name(pin.partition("==")[0]) != own]
     install = f"pip install {shlex.join(release.header)}"
-    variables = "".join(f"{key}={value} " for key, value in stated.script.environment.items())
     compiled = native(release)
     code = f" Its native code, such as `{compiled[0]}`, is the wheel's." if compiled else ""
     expected = f"within {stated.script.timeout_s:g} s" if stated.script.fails == "timeout" else "without an error"
     parts = [
         f"# {stated.title}",
-        f"{found} Expected: it ends {expected}.".strip(),
-        f"```sh\n{install}\n{variables}python reproduce.py\n```",
+        f"{{{{ending}}}} Expected: it ends {expected}.",
+        f"```sh\n{install}\n{stated.command}\n```",
         "{{script}}",
         "**Since.** {{since}}",
         "**Cause.** TODO: the lines that do it, with a permalink.",
         "**Fix.**\n{{diff}}" if stated.fix == Fix.PATCH else "",
         "**Related.**\n{{threads}}",
-        f"**Environment.** {{{{environment}}}}{' Beside it: ' + ', '.join(beside[:8]) + '.' if beside else ''}{code}",
+        f"**Environment.** {{{{environment}}}}{_beside(release)}{code}",
         "**Not tested.** TODO: other releases, dtypes and GPUs that nobody ran.",
         "---",
         "## How this was checked",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -29,6 +30,8 @@ OF_INTERPRETER = "numpy<2.4"
 PYPI_FILES = "https://files.pythonhosted.org/"
 #: What a pack needs of Python where the release takes older ones, too.
 PYTHON, OLDER_PYTHON = ">=3.10", "3.9"
+#: A line of a release that imports them.
+IMPORTS_TORCH = re.compile(rb"(?m)^[ \t]*(?:import|from) (?:torch|triton)\b")
 #: In pack.toml, where the release states nothing.
 UNKNOWN = "https://example.org/TODO"
 
@@ -46,6 +49,7 @@ class Release:
         requires_python: the range.
         pinned: requirements.txt: what it imports besides torch and triton.
         header: the packages that its script names.
+        needs_torch: whether it or its script imports torch or triton.
         requires: what is resolved for another release of it: `OrdinaryScript.requires`.
         day: after which the index had more; empty where it states no day.
         remarks: what could not be known, a line each.
@@ -57,6 +61,7 @@ class Release:
     requires_python: str
     pinned: str
     header: tuple[str, ...]
+    needs_torch: bool
     requires: tuple[str, ...]
     day: str
     remarks: tuple[str, ...]
@@ -139,15 +144,25 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
     requires = (f"{first.name}{_extras(first)}", *map(str, others)) if deps and release.file.endswith(".whl") else ()
     asked += map(str, others)
     day = _day({first.name: version} | {one.name: exact for one in others if (exact := _exact(one))}, index)
-    pinned, taken = _compiled(asked, host.python, day)
+    needs_torch = not INTERPRETERS.isdisjoint(script.imports) or _imports_torch(laid.folder)
+    pinned, taken = _compiled(asked, host.python, day, (OF_INTERPRETER,) if needs_torch else ())
     if day != taken:
         remarks.append(f"what it requires is of today: of the release's day no wheels run on Python {host.python}")
     pinned = _without(pinned, first.name)
-    header = [f"{first.name}{_extras(first)}=={version}", *map(str, others)]
-    header += [one for one in INTERPRETERS if one in script.imports]
+    header = [f"{first.name}{_extras(first)}=={version}", *(_pin(one, pinned) for one in others)]
+    header += [one for one in sorted(INTERPRETERS) if one in script.imports]
+    header += ["pytest"] if "pytest" in script.imports or script.is_test else []
     laid = tree.materialize(cache, upstream, Source(SourceKind.PINNED, version))
     return Release(
-        upstream, laid, _python(stated.requires_python), pinned, tuple(header), requires, taken, tuple(remarks)
+        upstream,
+        laid,
+        _python(stated.requires_python),
+        pinned,
+        tuple(dict.fromkeys(header)),
+        needs_torch,
+        requires,
+        taken,
+        tuple(remarks),
     )
 
 
@@ -161,14 +176,26 @@ def native(release: Release) -> list[str]:
     return _files(release.tree.folder, {".so"})
 
 
-def _compiled(asked: list[str], python: str, day: str) -> tuple[str, str]:
-    """Resolve requirements as of a day, with a numpy that Triton's interpreter takes where they admit one.
+def _imports_torch(folder: Path) -> bool:
+    """Whether a file of a release imports torch or triton."""
+    return any(IMPORTS_TORCH.search(path.read_bytes()) for path in folder.rglob("*.py") if path.is_file())
+
+
+def _pin(one: Requirement, pinned: str) -> str:
+    """Write a requirement with the version that was resolved, so that it means the same on another day."""
+    found = dict(pin.split("==") for pin in uv.PIN.findall(pinned))
+    version = {canonicalize_name(name): version for name, version in found.items()}.get(canonicalize_name(one.name))
+    return f"{one.name}{_extras(one)}=={version}" if version else str(one)
+
+
+def _compiled(asked: list[str], python: str, day: str, more: tuple[str, ...]) -> tuple[str, str]:
+    """Resolve requirements as of a day, with some more where they admit them.
 
     Where that day had no wheels for this Python, they are resolved as of today. It returns the pins, and the day.
     """
     why = ""
     for before in dict.fromkeys((day, "")):
-        for wanted in ([*asked, OF_INTERPRETER], asked):
+        for wanted in dict.fromkeys(((*asked, *more), tuple(asked))):
             try:
                 return uv.compiled("\n".join(wanted), python, before), before
             except uv.UvError as error:

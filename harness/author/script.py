@@ -11,6 +11,7 @@ from pathlib import Path
 
 from harness.core import python_ast
 from harness.core.errors import HarnessError
+from harness.lane import ordinary
 from harness.pack.script_text import HEADER
 
 #: What has to stay before a header: the line of the interpreter, and that of the encoding.
@@ -33,6 +34,11 @@ class Script:
     title: str
     imports: tuple[str, ...]
     beside: tuple[str, ...]
+
+    @property
+    def is_test(self) -> bool:
+        """Whether it leaves its tests to pytest."""
+        return bool(ordinary.test_names(python_ast.parse(self.text)))
 
     def with_header(self, requires_python: str, packages: tuple[str, ...], day: str) -> str:
         """Return the text with a PEP 723 header, whose packages uv takes as of a day; a header of its own stays."""

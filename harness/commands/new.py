@@ -17,6 +17,7 @@ from harness.core.progress import Progress
 from harness.core.words import Exit, Fix, LaneVerdict
 from harness.host import host
 from harness.host.gpus import gpu_pool
+from harness.lane import ordinary
 from harness.pack.model import CPU, OrdinaryScript
 from harness.pack.rules import OWN_VARIABLES, VARIABLE
 from harness.upstream import patch
@@ -86,7 +87,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             loads = tuple(one.path for one in patch.parse(diff))
             targets = tuple(dict.fromkeys((CPU, here.auto_target)))
             run = replace(run, requires=found.requires)
-            stated = Stated(title, run, targets, loads=loads, fix=Fix.PATCH if diff else Fix.NONE)
+            typed = ordinary.typed(given.text, run.environment)
+            stated = Stated(title, typed, run, targets, loads=loads, fix=Fix.PATCH if diff else Fix.NONE)
             new_pack.write(folder, new_pack.texts(given, found, stated, here, diff), source.parent, given.beside)
             lane, why = new_pack.trial(folder, running.session(cache, here, pool, progress, jobs=1))
             if lane is not None:

@@ -11,12 +11,15 @@ Usage: ordinary.py SCRIPT SETTINGS, the settings as JSON; `OrdinaryScript` in th
 from __future__ import annotations
 
 import ast
+import contextlib
+import faulthandler
 import importlib
 import importlib.machinery
 import json
 import linecache
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -33,8 +36,12 @@ STATUS = {BUG: 10, RIGHT: 0, OPEN: 125}
 INTERPRETED = "(Triton kernels ran in Triton's interpreter)"
 #: How a run ends that a time limit ended.
 TIMEOUT = "timeout"
+#: What the file of a run's stack is called that a time limit ended.
+STACK = ".stack"
 #: Lines of a script's own output that stand before the sentinel, and characters of each and of what it raised.
 MOST_LINES, WIDEST, MOST_TEXT = 20, 160, 300
+#: Seconds in which a process that hangs writes its stack.
+SECONDS_TO_WRITE = 0.5
 #: What libraries and scripts say where they see no GPU.
 NO_GPU = re.compile(
     r"not compiled with CUDA|No CUDA GPUs|CUDA driver|NVIDIA driver|CUDA (?:is )?(?:not |un)available|libcuda"
@@ -42,12 +49,16 @@ NO_GPU = re.compile(
     r"|\b(?:needs?|requires?|without|no) (?:an? )?(?:CUDA|GPU)|(?:cuda|gpu)\.(?:is_available|device_count)",
     re.IGNORECASE,
 )
+#: Frames of a traceback that stand above how the script failed: the innermost.
+MOST_FRAMES = 6
 #: Functions that raise for whoever calls them: an assertion in one of these is the caller's.
 ASSERTING = re.compile(r"/(?:testing|_testing|unittest|_pytest|pluggy)/|/contextlib\.py$|_sitebuiltins")
 NO_MEMORY = ("MemoryError", "OutOfMemoryError", "KeyboardInterrupt")
 #: A process that was started by another one sends its traceback as text.
 FRAME = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+)')
 RAISED = re.compile(r"^(?P<name>[A-Za-z_][\w.]*)(?:: (?P<text>.*))?$")
+#: A frame in what faulthandler writes of a process that hangs.
+HANGS = re.compile(r'File "(?P<file>[^"]+)", line (?P<line>\d+) in (?P<name>.*)')
 Frames = list[tuple[str, int]]
 
 
@@ -62,6 +73,12 @@ def test_names(module: ast.Module) -> set[str]:
     }
     called = {ast.unparse(node.func) for node in ast.walk(module) if isinstance(node, ast.Call)}
     return set() if functions & called else functions | classes
+
+
+def typed(source: str, environment: dict[str, str]) -> str:
+    """Return the command that runs a script: as a file, or by pytest, with its variables."""
+    variables = "".join(f"{name}={shlex.quote(value)} " for name, value in environment.items())
+    return f"{variables}python {'-m pytest ' if test_names(ast.parse(source)) else ''}reproduce.py"
 
 
 def asserts(module: ast.Module) -> bool:
@@ -128,6 +145,30 @@ def is_own(file: str, folder: str) -> bool:
     return file.startswith((folder + os.sep, os.environ["REPRODUCER_TREE"] + os.sep))
 
 
+def is_of_release(files: list[str], folder: str) -> bool:
+    """Whether the innermost file that is the script's or the release's is of the release."""
+    own = [file for file in files if is_own(file, folder)]
+    return bool(own) and not own[-1].startswith(folder + os.sep)
+
+
+def traced(frames: list[traceback.FrameSummary], folder: str) -> list[str]:
+    """Write the innermost frames from the script on, as Python does; nothing where none is of the release.
+
+    They are named without the folders in which script, release and packages lie.
+    """
+    while frames and not frames[0].filename.startswith(folder + os.sep):
+        frames = frames[1:]
+    if not is_of_release([frame.filename for frame in frames], folder):
+        return []
+    places = (folder, os.environ["REPRODUCER_TREE"], *sorted(filter(None, sys.path), key=len, reverse=True))
+    lines = []
+    for frame in frames[-MOST_FRAMES:]:
+        file = next((frame.filename[len(one) + 1 :] for one in places if frame.filename.startswith(one + os.sep)), "")
+        lines.append(f'  File "{file or Path(frame.filename).name}", line {frame.lineno}, in {frame.name}')
+        lines += [f"    {frame.line}"] if frame.line else []
+    return ["Traceback (most recent call last):", *lines]
+
+
 def raised(error: BaseException) -> tuple[str, str, Frames]:
     """Return the name, the text and the frames of an exception; of one that another process sent, those of its text."""
     name, text = type(error).__name__, str(error)
@@ -150,7 +191,8 @@ def judged(error: BaseException, folder: str) -> dict[str, Any]:
     said = f"{name}: {plain}"[:MOST_TEXT].removesuffix(": ")
     place = f"line {lines[-1][1]}: {source}" if lines else "no line of the script"
     why = reason_to_leave_open(error, said, place, frames, folder)
-    found = {"kind": OPEN if why else BUG, "name": name, "said": said, "source": source, "why": why}
+    found: dict[str, Any] = {"kind": OPEN if why else BUG, "name": name, "said": said, "source": source, "why": why}
+    found["trace"] = traced(list(traceback.extract_tb(error.__traceback__)), folder)
     ended_well = isinstance(error, SystemExit) and error.code in {None, 0}
     return {"kind": RIGHT} if ended_well else found | {"line": lines[-1][1] if lines else 0}
 
@@ -161,8 +203,7 @@ def reason_to_leave_open(error: BaseException, said: str, place: str, frames: Fr
     while inner and not is_own(inner[-1][0], folder) and ASSERTING.search(inner[-1][0]):
         inner.pop()  # an assertion library, for the line that called it
     last = inner[-1][0] if inner else ""
-    own = [file for file, _ in frames if is_own(file, folder)]
-    of_release = bool(own) and not own[-1].startswith(folder + os.sep)
+    of_release = is_of_release([file for file, _ in frames], folder)
     if isinstance(error, SystemExit):
         code = error.code
         is_ours = isinstance(code, str) or (code == 1 and type(code).__name__ != "ExitCode")
@@ -188,7 +229,9 @@ class Judge:
 
     def pytest_exception_interact(self, call: Any) -> None:  # noqa: ANN401 - pytest's own type
         """Judge what a test, or the import of the file, raised."""
-        self.failed.append(judged(call.excinfo.value, self.folder))
+        error = call.excinfo.value
+        is_wrapped = type(error).__name__ == "CollectError" and error.__cause__ is not None
+        self.failed.append(judged(error.__cause__ if is_wrapped else error, self.folder))
 
     def pytest_runtest_logreport(self, report: Any) -> None:  # noqa: ANN401 - likewise
         """Count the tests that passed."""
@@ -235,7 +278,10 @@ def run_here(script: str) -> dict[str, Any]:
 def child(script: str, outcome: str) -> None:
     """Run the script, and write how it ended; a process that it forked writes nothing."""
     own = os.getpid()
-    found = run_here(script)
+    with Path(outcome).with_suffix(STACK).open("w", encoding="utf-8") as stack:
+        faulthandler.register(signal.SIGUSR1, file=stack, all_threads=False)
+        found = run_here(script)
+        faulthandler.unregister(signal.SIGUSR1)
     if os.getpid() == own:
         Path(outcome).write_text(json.dumps(found | {"interpreted": interpreted()}), encoding="utf-8")
         sys.stdout.flush()
@@ -262,9 +308,13 @@ def once(script: Path, settings: dict[str, Any], folder: Path) -> tuple[dict[str
         try:
             process.wait(settings["timeout_s"] or None)
         except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGUSR1)  # it writes where it hangs
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(SECONDS_TO_WRITE)
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            outcome.write_text(json.dumps(ended_late(settings["timeout_s"])), encoding="utf-8")
+            found = ended_late(settings["timeout_s"]) | {"trace": hanging(outcome.with_suffix(STACK), str(folder))}
+            outcome.write_text(json.dumps(found), encoding="utf-8")
     text = output.read_text(encoding="utf-8", errors="replace")
     sys.stderr.write(text)
     lines = [line[:WIDEST] for line in text.splitlines()[-MOST_LINES:]]
@@ -273,6 +323,13 @@ def once(script: Path, settings: dict[str, Any], folder: Path) -> tuple[dict[str
     status = process.returncode
     how = f"killed by {signal.Signals(-status).name}" if status < 0 else f"ended by os._exit({status})"
     return {"kind": OPEN, "why": f"it was {how}. Next: run that part in a subprocess, and assert its status"}, lines
+
+
+def hanging(stack: Path, folder: str) -> list[str]:
+    """Write the frames of a process that hung, the innermost last; nothing where none is of the release."""
+    text = stack.read_text(encoding="utf-8", errors="replace") if stack.exists() else ""
+    found = [(match["file"], int(match["line"]), match["name"]) for match in HANGS.finditer(text)]
+    return traced([traceback.FrameSummary(*one) for one in reversed(found)], folder)
 
 
 def ended_late(seconds: float) -> dict[str, Any]:
@@ -300,6 +357,7 @@ def main(script: Path, settings: dict[str, Any]) -> int:
     found, lines = (wrong or opened or ends)[0]
     if any(one.get("interpreted") for one, _ in ends):
         lines = [INTERPRETED, *lines]
+    lines = [*lines, *(found.get("trace", []) if found["kind"] == BUG else [])]
     often = f"{len(wrong)} of {count} runs: " if count > 1 else ""
     sentinel: str = found["kind"]
     if sentinel == BUG:

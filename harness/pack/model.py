@@ -178,10 +178,10 @@ class UpstreamTests:
 
 @dataclass(frozen=True)
 class Requires:
-    """The ranges in which the runner's own interpreter, torch and triton must lie."""
+    """The ranges in which the runner's own interpreter, torch and triton must lie; empty: it is not needed."""
 
     python: str
-    torch: str
+    torch: str = ""
     triton: str = ""
 
 

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from harness.core import markdown
 from harness.core.words import NO_EXPECTATION, Evidence, LaneName, LaneVerdict, Verdict
+from harness.lane import ordinary
 from harness.pack.model import Pack, Thread
 from harness.receipt import staleness
 from harness.receipt.receipt import Receipt
@@ -23,6 +24,8 @@ THREAD = re.compile(r"https://github\.com/(?P<project>[^/]+/[^/]+)/(?:issues|pul
 COMMIT = re.compile(r"\b[0-9a-f]{40}\b")
 HEAD, ASK = "head:", "ask:"
 NOT_JUDGED, NOT_YET = "not judged", "(output is not recorded yet)"
+#: How a script ended that prints no sentinel.
+NO_ERROR = "(it ends without an error)"
 JUDGED = (LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED)
 #: Lines of a script's output that a report shows.
 MOST_PRINTED = 30
@@ -68,6 +71,7 @@ class Parts:
         """
         parts: dict[str, Callable[[], str]] = {
             "script": self.script,
+            "ending": self.ending,
             "diff": self.diff,
             "threads": self.threads,
             "environment": self.environment,
@@ -88,7 +92,8 @@ class Parts:
         """Write reproduce.py, and what it printed on the release and with the patch."""
         if not self.pack.probe.exists():
             raise NothingStatedError("reproduce.py is missing")
-        source = markdown.fenced(self.pack.probe.read_text(encoding="utf-8"), "python")
+        text = self.pack.probe.read_text(encoding="utf-8")
+        source = markdown.fenced(text, "python")
         one = self._shown()
         if one is None and not self.is_draft:
             again = f"runner.py run {self.pack.name} --record"
@@ -97,12 +102,25 @@ class Parts:
             return f"{source}\n\n{NOT_YET}"
         tree, device = f"{one.upstream.package} {_short(one.upstream.version)}", one.host.gpu or "no GPU"
         trees = {LaneName.PRISTINE: tree, LaneName.PATCHED: f"{tree} with {self._fix(one)}"}
+        script = self.pack.definition.script
+        typed = "python reproduce.py" if script is None else ordinary.typed(text, script.environment)
         shown = [
-            f"$ python reproduce.py  # {trees[name]}, {device}\n{_tail(one.lanes[name].printed)}"
+            f"$ {typed}  # {trees[name]}, {device}\n{_tail(one.lanes[name].printed, is_own=script is None)}"
             for name in LaneName
             if name in one.lanes and one.lanes[name].printed
         ]
         return f"{source}\n\n{markdown.fenced(chr(10).join(shown), 'text')}"
+
+    def ending(self) -> str:
+        """Say how the script of an author failed on the release."""
+        one = self._shown()
+        verdict, _, reason = (one.lanes[LaneName.PRISTINE].script if one else "").partition(": ")
+        if one is None or verdict != LaneVerdict.BUG_REPRODUCED:
+            raise NothingStatedError("the script does not fail in what is reported")
+        runs, mark, ending = reason.partition(" runs: ")
+        often, ending = (f"{runs} runs of the script below end", ending) if mark else ("the script below ends", reason)
+        name = f"{one.upstream.package} {_short(one.upstream.version)}"
+        return f"With {name} {often} in `{ending.replace('`', chr(39))}`."
 
     def _shown(self) -> Receipt | None:
         """Return the receipt whose output is shown, of the patch that upstream is asked to merge where there is one.
@@ -170,7 +188,8 @@ class Parts:
         """Write in one line what was judged where."""
         upstream, head = self.pack.definition.upstream, self.pack.definition.head
         version = upstream.version or f"commit {upstream.commit[:12]} of {upstream.date}"
-        hosts = dict.fromkeys(_host(self.receipts[name]) for name in self._targets())
+        with_torch = bool(self.pack.definition.requires.torch)
+        hosts = dict.fromkeys(_host(self.receipts[name], with_torch=with_torch) for name in self._targets())
         branch = ""
         if head is not None:
             seen = {one.verdict for name, one in self.receipts.items() if name.startswith(HEAD)}
@@ -255,23 +274,25 @@ class Parts:
         return f"Searched on {found.date} for {', '.join(f'“{query}”' for query in found.queries)}."
 
 
-def _tail(printed: str) -> str:
+def _tail(printed: str, *, is_own: bool) -> str:
+    """Return the last lines of an output; `is_own` says whether the script itself prints the sentinel."""
     lines = printed.splitlines()[-MOST_PRINTED:]
     word, mark, reason = lines[-1].partition(": ") if lines else ("", "", "")
-    return "\n".join([*lines[:-1], reason] if mark and word in JUDGED else lines)
+    if mark and word in JUDGED:
+        lines[-1] = reason
+    elif word == LaneVerdict.FIX_VALIDATED and not is_own:
+        lines[-1] = NO_ERROR
+    return "\n".join(lines)
 
 
 def _short(version: str) -> str:
     return COMMIT.sub(lambda match: match[0][:12], version)
 
 
-def _host(one: Receipt) -> str:
+def _host(one: Receipt, *, with_torch: bool) -> str:
     host = one.host
-    versions = ", ".join(
-        f"{name} {version}"
-        for name, version in (("Python", host.python), ("torch", host.torch), ("triton", host.triton))
-        if version
-    )
+    of_torch = (("torch", host.torch), ("triton", host.triton)) if with_torch else ()
+    versions = ", ".join(f"{name} {version}" for name, version in (("Python", host.python), *of_torch) if version)
     where = f"{host.gpu}, driver {host.driver}, CUDA {host.cuda}" if host.gpu else one.target
     return f"{where if host.gpu or one.evidence == Evidence.COMPILED else 'CPU'}: {versions}"
 

@@ -120,7 +120,7 @@ def open_parts(pack: Pack, receipts: dict[str, Receipt]) -> Iterator[str]:
     parts = Parts(pack, receipts, is_draft=True)
     if pack.definition.script is not None:
         template = for_upstream(pack.report_template.read_text(encoding="utf-8"))
-        yield from filter(None, (_open_part(parts, text) for text in template.split("\n\n")))
+        yield from filter(None, (_open_part(parts, text).strip() for text in template.split("\n\n")))
 
 
 def _open_part(parts: Parts, text: str) -> str:

@@ -69,20 +69,26 @@ def _or(rows: list[Entry], between: range) -> str:
     return f" (or {span}, not judged)"
 
 
+def _unjudged(count: int, where: str) -> str:
+    if count == 1:
+        return f"the one {where} it that was tried could not be judged"
+    return f"none of the {count} {where} it that were tried could be judged"
+
+
 def _came(rows: list[Entry], period: Period) -> str:
     text = f"bug from {rows[period.first].label}"
     if period.before is not None:
         return text + _or(rows, range(period.before + 1, period.first))
     if period.first == 0:
         return f"{text} or earlier"
-    return f"{text} or earlier (none of the {period.first} before it that were tried could be judged)"
+    return f"{text} or earlier ({_unjudged(period.first, 'before')})"
 
 
 def _went(rows: list[Entry], period: Period) -> str:
     if period.after is not None:
         return f"fixed in {rows[period.after].label}" + _or(rows, range(period.last + 1, period.after))
     later = len(rows) - 1 - period.last
-    tried = f" (the {later} after it that were tried could not be judged)" if later else ""
+    tried = f" ({_unjudged(later, 'after')})" if later else ""
     return f"not fixed in {rows[period.last].label}{tried}"
 
 

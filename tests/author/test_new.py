@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -131,6 +132,64 @@ def test_from_a_script_to_an_issue(author: Author) -> None:
     assert "**Since.** Bug " in again.stdout, again.stderr
 
 
+WITH = ("--with", "toykernel==1.0")
+TESTED = """import os
+from toykernel.scale import scale
+def test_scale():
+    assert scale([1.0, 2.0], [1.0, 0.5]) == [1.0, 1.0], os.environ["MY_SWITCH"]
+"""
+
+
+def test_the_issue_of_a_file_of_tests_says_how_it_is_run(author: Author) -> None:
+    ended = author.new("toy_tested", TESTED, "--with", "toykernel==1.0", "--env", "MY_SWITCH=1")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert author.run("run", "toy_tested", "--online").returncode == 0
+    issue = author.run("report", "toy_tested", "--from", "last", "--cache", str(author.bench.cache)).stdout
+    assert "pip install toykernel==1.0 pytest\nMY_SWITCH=1 python -m pytest reproduce.py\n" in issue
+    assert '# dependencies = ["toykernel==1.0", "pytest"]' in issue
+    assert "$ MY_SWITCH=1 python -m pytest reproduce.py  # toykernel 1.0, no GPU" in issue
+    assert "1 failed" in issue
+
+
+def test_the_environment_names_torch_and_numpy_where_they_are_imported(author: Author) -> None:
+    assert author.new("toy_plain", SCRIPT).returncode == 0
+    assert author.new("toy_torch", SCRIPT.replace("from helper", "import torch\nfrom helper")).returncode == 0
+    for slug, named in (("toy_plain", False), ("toy_torch", True)):
+        assert author.run("run", slug, "--online").returncode == 0
+        issue = author.run("report", slug, "--from", "last", "--cache", str(author.bench.cache)).stdout
+        (line,) = [line for line in issue.splitlines() if line.startswith("**Environment.** toykernel 1.0; CPU: ")]
+        assert [", torch " in line, "numpy==" in line] == [named, named], line
+
+
+def test_a_report_says_where_the_script_does_not_fail(author: Author) -> None:
+    assert author.new("toy_right", SCRIPT.replace("== [1.0, 1.0]", "")).returncode == 1
+    assert author.run("run", "toy_right", "--online").returncode == 1
+    issue = author.run("report", "toy_right", "--from", "last", "--cache", str(author.bench.cache))
+    assert "open: {{ending}}: the script does not fail in what is reported" in issue.stderr
+    assert "Expected: " not in issue.stdout
+
+
+def test_the_issue_of_a_hang_says_within_what_it_should_end(author: Author) -> None:
+    hangs = SCRIPT.replace("assert found == [1.0, 1.0]", "while found != [1.0, 1.0]: pass")
+    assert author.new("toy_hang", hangs, *WITH, "--timeout", "2").returncode == 0
+    assert author.run("run", "toy_hang", "--online").returncode == 0
+    issue = author.run("report", "toy_hang", "--from", "last", "--cache", str(author.bench.cache)).stdout
+    assert "in `timeout: no end after 2 s`. Expected: it ends within 2 s." in issue
+
+
+def test_how_often_it_fails_is_what_the_run_counted(author: Author) -> None:
+    odd = "import os\nassert os.urandom(1)[0] % 2 or found == [1.0, 1.0]\n"
+    made = author.new("toy_odd", SCRIPT.replace("assert found == [1.0, 1.0]\n", odd), *WITH, "--repeat", "20")
+    assert made.returncode == 0, made.stdout
+    text = (author.folder("toy_odd") / "report.in.md").read_text()
+    assert "{{ending}} Expected: it ends without an error." in text
+    assert author.run("run", "toy_odd", "--online").returncode == 0
+    issue = author.run("report", "toy_odd", "--from", "last", "--cache", str(author.bench.cache)).stdout
+    count = re.search(r"(?m)^(\d+ of 20 runs): AssertionError", issue)
+    assert count, issue
+    assert f"With toykernel 1.0 {count[1]} of the script below end in `AssertionError (line " in issue
+
+
 def test_a_public_fix_is_judged_and_its_diff_stands_in_the_issue(author: Author) -> None:
     fix = releases.commit(author.bench.folder, "main")
     ended = author.new("toy_fixed", SCRIPT, "--with", "toykernel==1.0", "--fix-commit", fix)
@@ -140,6 +199,8 @@ def test_a_public_fix_is_judged_and_its_diff_stands_in_the_issue(author: Author)
     assert (ran.returncode, "CONFIRMED" in ran.stdout) == (0, True), ran.stdout + ran.stderr
     issue = author.run("report", "toy_fixed", "--from", "last", "--cache", str(author.bench.cache))
     assert "**Fix.**\n```diff" in issue.stdout, issue.stdout
+    assert "with the patch, no GPU\nfound [1.0, 1.0]\n(it ends without an error)\n```" in issue.stdout
+    assert "FIX_VALIDATED" not in issue.stdout
     checked = author.run("check", "toy_fixed")
     assert "fix.patch: what the patch does" in checked.stdout
 
@@ -235,7 +296,7 @@ def test_what_no_wheel_of_that_day_meets_is_taken_as_of_today(tmp_path: Path) ->
     assert made.returncode == 0, made.stdout + made.stderr
     assert "open: what it requires is of today: of the release's day no wheels run on Python" in made.stderr
     assert "exclude-newer" not in (author.folder("toy_new") / "reproduce.py").read_text()
-    assert "pip install toynew==1.0 'toyhelper<2'\n" in (author.folder("toy_new") / "report.in.md").read_text()
+    assert "pip install toynew==1.0 toyhelper==1.0\n" in (author.folder("toy_new") / "report.in.md").read_text()
 
 
 def test_native_code_is_named_whether_it_ran_or_was_not_built(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from harness.lane import ordinary
 from harness.lane.lane import ORDINARY, REPOSITORY
 from harness.pack import load
 from testing.workbench import installed
@@ -18,7 +19,8 @@ from testing.workbench import installed
 SETTINGS: dict[str, Any] = {"fails": "", "timeout_s": 0, "repeat": 1, "environment": {}, "beside": []}
 #: A module under test that is wrong, one that calls another library wrongly, and one that no package has.
 RELEASE = {
-    "toy.py": "def twice(x):\n    return x\n\n\ndef broken():\n    raise ValueError('of the release')\n",
+    "toy.py": "def twice(x):\n    return x\n\n\ndef broken():\n    raise ValueError('of the release')\n\n\n"
+    "def hangs():\n    while True:\n        twice(1)\n",
     "other.py": "import json\n\n\ndef read():\n    return json.loads('{')\n",
 }
 
@@ -171,6 +173,41 @@ def test_a_hang_is_a_failure_where_a_limit_is_named(tmp_path: Path) -> None:
     lines = ended(tmp_path, hangs, timeout_s=1)
     assert lines == ["begun", "BUG_REPRODUCED: timeout: no end after 1 s"]
     assert ended(tmp_path, "print(1)", timeout_s=30, fails="timeout")[-1] == "FIX_VALIDATED"
+
+
+def test_what_the_release_raised_or_where_it_hangs_is_named(tmp_path: Path) -> None:
+    lines = ended(tmp_path, "import toy\nprint('begun')\ntoy.broken()")
+    assert lines[:2] == ["begun", "Traceback (most recent call last):"]
+    assert lines[2:4] == ['  File "reproduce.py", line 3, in <module>', "    toy.broken()"]
+    assert lines[4:6] == ['  File "toy.py", line 6, in broken', "    raise ValueError('of the release')"]
+    tested = ended(tmp_path, "import toy\ndef test_x():\n    toy.broken()")
+    assert '  File "toy.py", line 6, in broken' in tested
+    assert str(tmp_path) not in "".join(tested)
+    hung = ended(tmp_path, "import toy\ntoy.hangs()", timeout_s=1)
+    assert '  File "reproduce.py", line 2, in <module>' in hung
+    assert any('File "toy.py", line 1' in line and "in hangs" in line for line in hung), hung
+    assert hung[-1] == "BUG_REPRODUCED: timeout: no end after 1 s"
+
+
+def test_what_keeps_pytest_from_collecting_is_named_itself(tmp_path: Path) -> None:
+    said = ended(tmp_path, "from toy import gone\ndef test_x():\n    assert gone")[-1]
+    assert said.startswith("UNSUPPORTED: ImportError: cannot import name 'gone' from 'toy'")
+    assert "line 1: from toy import gone" in said
+    assert "Next: --with the package that has it" in said
+
+
+@pytest.mark.parametrize(
+    ("text", "environment", "command"),
+    [
+        ("assert 0", {}, "python reproduce.py"),
+        ("assert 0", {"A": "1", "B": "two words"}, "A=1 B='two words' python reproduce.py"),
+        ("def test_x(): ...\ntest_x()", {}, "python reproduce.py"),
+        (TESTS, {"A": "1"}, "A=1 python -m pytest reproduce.py"),
+        (UNITTEST, {}, "python -m pytest reproduce.py"),
+    ],
+)
+def test_the_command_of_a_script_is_what_runs_it_by_hand(text: str, environment: dict[str, str], command: str) -> None:
+    assert ordinary.typed(text, environment) == command
 
 
 def test_what_happens_sometimes_is_counted_in_a_process_for_each_run(tmp_path: Path) -> None:

@@ -62,7 +62,7 @@ def _versions(workbench: Workbench, states: dict[str, str], *arguments: str) -> 
         ("BBr", "bug from 0 or earlier, fixed in 2"),
         ("??BBr", "bug from 2 or earlier (none of the 2 before it that were tried could be judged), fixed in 4"),
         ("rBB", "bug from 1, not fixed in 2"),
-        ("rBB??", "bug from 1, not fixed in 2 (the 2 after it that were tried could not be judged)"),
+        ("rBB??", "bug from 1, not fixed in 2 (none of the 2 after it that were tried could be judged)"),
         ("r??BEr", "bug from 3 (or 1 to 2, not judged), fixed in 5 (or 4, not judged)"),
         ("rBrrBBr", "bug from 1, fixed in 2; again bug from 4, fixed in 6"),
         ("B?B??Br", "bug from 0 or earlier, fixed in 6"),
@@ -147,7 +147,7 @@ def test_a_pack_names_the_checks_that_other_releases_are_judged_by(workbench: Wo
     assert said == [("BUG_REPRODUCED", "by 2 of 3 checks"), ("BUG_REPRODUCED", beside), ("FIX_VALIDATED", said[2][1])]
     assert (status, found["line"], found["checks"]) == (
         0,
-        "bug from 1.0 or earlier (none of the 1 before it that were tried could be judged), fixed in 2.0",
+        "bug from 1.0 or earlier (the one before it that was tried could not be judged), fixed in 2.0",
         ["test_ones", "test_weights"],
     )
     pack.write_text(text + '\n[versions]\nchecks = ["test_total", "test_weights"]\n')
