@@ -19,8 +19,11 @@ from harness.schedule.session import Session
 
 
 def run_folder(cache: Cache) -> Path:
-    """Make a folder in the cache for the logs and receipts of one call."""
-    stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%SZ")
+    """Make a folder in the cache for the logs and receipts of one call; names sort by their time.
+
+    A run often follows the one that `new` tries within a second, and `--from last` has to tell them apart.
+    """
+    stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     (cache.root / RUNS).mkdir(parents=True, exist_ok=True)
     return Path(tempfile.mkdtemp(prefix=f"{stamp}-", dir=cache.root / RUNS))
 

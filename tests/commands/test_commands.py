@@ -15,7 +15,8 @@ import psutil
 import pytest
 from click.testing import CliRunner
 
-from harness.commands import VERBS, cli
+from harness.commands import VERBS, cli, options, running
+from harness.core.cache import Cache
 from testing import toys
 from testing.workbench import REPOSITORY, Workbench
 
@@ -234,3 +235,10 @@ def test_of_several_packs_those_without_a_head_are_left_out(workbench: Workbench
     assert ended.returncode == 5, ended.stderr
     assert "36_flaky: left out: pack.toml names no head commit" in ended.stderr
     assert "UNAVAILABLE" in ended.stdout
+
+
+def test_the_last_of_runs_within_one_second_is_the_last(tmp_path: Path) -> None:
+    for _ in range(20):
+        receipts = running.run_folder(Cache(tmp_path)) / "receipts"
+        receipts.mkdir()
+        assert options.run_receipts("last", tmp_path) == receipts
