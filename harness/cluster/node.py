@@ -18,7 +18,7 @@ from harness.host.gpus import GpuPool, gpu_pool
 from harness.host.host import Host
 from harness.lane import built_environment
 from harness.receipt import redaction
-from harness.schedule.journal import LaneEnd, MemoryJournal
+from harness.schedule.journal import Journal, LaneEnd
 from harness.schedule.scheduler import Account, GpuFault
 from harness.schedule.session import Session
 from harness.schedule.task import Task
@@ -140,7 +140,7 @@ def _judged(work: Work, host: Host, pool: GpuPool) -> Showed:
             host=host,
             devices=pool.devices,
             folder=folder,
-            journal=MemoryJournal(),
+            journal=Journal(),
             command=lambda _: "",
             jobs=work.jobs,
             repeat=work.repeat,

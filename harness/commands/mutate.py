@@ -21,7 +21,7 @@ from harness.mutate.campaign import Campaign, Order, Result
 from harness.pack.model import Pack
 from harness.receipt import writer
 from harness.receipt.strength import NOT_JUDGED_HERE, Fate
-from harness.schedule.journal import FileJournal
+from harness.schedule.journal import Journal
 from harness.schedule.selection import Request, cells_of
 from harness.schedule.session import Session
 from harness.upstream import tree
@@ -96,7 +96,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         if record and unseen:
             campaign.refuse_second_sight(cells)
         words = (where.packs.resolve(), target, *(one.name for one in chosen), order)
-        with cache.guard(), state.opened(cache, *words) as kept, FileJournal(kept.journal) as journal:
+        with cache.guard(), state.opened(cache, *words) as kept, Journal(kept.journal) as journal:
             if kept.resumed:
                 progress.tell(f"going on: {len(journal)} lanes ended before")
             session = Session(

@@ -13,7 +13,7 @@ from harness.core.cache import Cache
 from harness.core.progress import Progress
 from harness.host.gpus import GpuPool
 from harness.host.host import Host
-from harness.schedule.journal import MemoryJournal
+from harness.schedule.journal import Journal
 from harness.schedule.scheduler import Listener
 from harness.schedule.session import Session
 
@@ -35,7 +35,7 @@ def session(cache: Cache, here: Host, pool: GpuPool, progress: Progress, jobs: i
         host=here,
         devices=pool.devices,
         folder=run_folder(cache),
-        journal=MemoryJournal(),
+        journal=Journal(),
         command=lambda _: command_line(),
         listener=listener(progress),
         jobs=jobs,

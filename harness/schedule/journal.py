@@ -11,7 +11,7 @@ import os
 import threading
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
-from typing import Protocol, Self
+from typing import Self
 
 from harness.core import files, room, strict_json, structure
 from harness.core.errors import HarnessError
@@ -70,73 +70,23 @@ class LaneEnd:
         return self.record.verdict if self.record else None
 
 
-@dataclass(frozen=True)
-class Line:
-    """Where a lane's end stands in the file, and the little of it that the scheduler needs."""
+class Journal:
+    """The ends of lanes by their keys; with a path they lie on disk too, where the same command finds them again."""
 
-    offset: int
-    verdict: LaneVerdict | None
-    seconds: float
-
-
-class Journal(Protocol):
-    """Takes the ends of lanes and gives them back."""
-
-    def __contains__(self, key: str) -> bool:
-        """Whether the lane of that key has ended."""
-
-    def verdict(self, key: str) -> LaneVerdict | None:
-        """Return the verdict of a lane; None where it has not ended, or could not begin."""
-
-    def append(self, end: LaneEnd) -> None:
-        """Take the end of a lane; one that has ended cannot end again (ValueError)."""
-
-    def read(self, key: str) -> LaneEnd | None:
-        """Return the end of a lane; None where it has not ended."""
-
-
-class MemoryJournal:
-    """A journal for a command that nobody continues."""
-
-    def __init__(self) -> None:
-        """Begin with no lane ended."""
-        self._ends: dict[str, LaneEnd] = {}
-
-    def __contains__(self, key: str) -> bool:
-        return key in self._ends
-
-    def verdict(self, key: str) -> LaneVerdict | None:
-        """Return the verdict of a lane; None where it has not ended, or could not begin."""
-        end = self._ends.get(key)
-        return end.verdict if end else None
-
-    def append(self, end: LaneEnd) -> None:
-        """Take the end of a lane."""
-        if self._ends.setdefault(end.key, end) is not end:
-            raise ValueError(f"{end.task} has ended already")
-
-    def read(self, key: str) -> LaneEnd | None:
-        """Return the end of a lane; None where it has not ended."""
-        return self._ends.get(key)
-
-
-class FileJournal:
-    """A journal on disk; memory holds a line number for each lane, not its content."""
-
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path | None = None) -> None:
         """Open the journal at `path`, which need not exist; call `close` in the end.
 
         A lane counts as ended where its line is whole and its log lies there as the line says; else it is run again.
         """
-        self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-        self._lock = threading.Lock()
-        self._lines: dict[str, Line] = {}
         self.passed_over = 0
-        self._end = 0
-        self._read_all()
-        _sync_folder(path.parent)
+        self._path = path
+        self._ends: dict[str, LaneEnd] = {}
+        self._lock = threading.Lock()
+        if path is not None:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            self._read_all(path)
+            _sync_folder(path.parent)
 
     def __enter__(self) -> Self:
         return self
@@ -146,82 +96,73 @@ class FileJournal:
 
     def close(self) -> None:
         """Close the file."""
-        os.close(self._descriptor)
+        if self._path is not None:
+            os.close(self._descriptor)
 
     def __contains__(self, key: str) -> bool:
-        return key in self._lines
+        return key in self._ends
 
     def __len__(self) -> int:
         """How many lanes have ended."""
-        return len(self._lines)
+        return len(self._ends)
+
+    def read(self, key: str) -> LaneEnd | None:
+        """Return the end of a lane; None where it has not ended."""
+        return self._ends.get(key)
 
     def verdict(self, key: str) -> LaneVerdict | None:
         """Return the verdict of a lane; None where it has not ended, or could not begin."""
-        line = self._lines.get(key)
-        return line.verdict if line else None
+        end = self._ends.get(key)
+        return end.verdict if end else None
 
     def append(self, end: LaneEnd) -> None:
-        """Write the end of a lane and wait until the disk has it; a lane that has ended cannot end again.
+        """Take the end of a lane, and wait until the disk has it; a lane that has ended cannot end again.
 
         Raises:
             ValueError: it has ended already.
 
         """
-        data = (json.dumps({"schema": SCHEMA, **asdict(end)}, ensure_ascii=False, allow_nan=False) + "\n").encode()
         with self._lock:
-            if end.key in self._lines:
+            if end.key in self._ends:
                 raise ValueError(f"{end.task} has ended already")
-            try:
-                with room.guard(self.path.parent, "the run folder", "--runs DIR"):
-                    self._write(data)
-            except (HarnessError, OSError):
-                os.ftruncate(self._descriptor, self._end)  # a full disk must not leave half a line before the next
-                raise
-            self._lines[end.key] = Line(self._end, end.verdict, end.seconds)
-            self._end += len(data)
+            if self._path is not None:
+                self._write(self._path.parent, end)
+            self._ends[end.key] = end
 
-    def _write(self, data: bytes) -> None:
-        written = 0
-        while written < len(data):
-            written += os.write(self._descriptor, data[written:])
-        os.fdatasync(self._descriptor)
-
-    def read(self, key: str) -> LaneEnd | None:
-        """Read the end of a lane; None where it has not ended."""
-        line = self._lines.get(key)
-        if line is None:
-            return None
-        with self.path.open("rb") as stream:
-            stream.seek(line.offset)
-            return _end_of(stream.readline())
-
-    def _read_all(self) -> None:
-        with self.path.open("rb") as stream:
-            for data in stream:
-                if not data.endswith(b"\n"):
-                    break
-                self._note(data)
-                self._end += len(data)
-        os.ftruncate(self._descriptor, self._end)
-
-    def _note(self, data: bytes) -> None:
-        """Keep the place of a line; one that is no whole line of ours (a bad disk block) has no lane."""
-        end = _end_of(data)
-        if end is None or not self._has_log(end):
-            self.passed_over += 1
-            return
-        self._lines.setdefault(end.key, Line(self._end, end.verdict, end.seconds))
-
-    def _has_log(self, end: LaneEnd) -> bool:
-        """Whether the log of a lane lies in the run folder, as it was when the lane ended."""
-        if end.log is None:
-            return True
-        path = PurePosixPath(end.log.file)
+    def _write(self, folder: Path, end: LaneEnd) -> None:
+        data = (json.dumps({"schema": SCHEMA, **asdict(end)}, ensure_ascii=False, allow_nan=False) + "\n").encode()
+        size = os.fstat(self._descriptor).st_size
         try:
-            inside = not path.is_absolute() and ".." not in path.parts
-            return inside and files.sha256_file(self.path.parent / path) == end.log.sha256
-        except (OSError, ValueError):
-            return False
+            with room.guard(folder, "the run folder", "--runs DIR"):
+                while data:
+                    data = data[os.write(self._descriptor, data) :]
+                os.fdatasync(self._descriptor)
+        except (HarnessError, OSError):
+            os.ftruncate(self._descriptor, size)  # a full disk must not leave half a line before the next
+            raise
+
+    def _read_all(self, path: Path) -> None:
+        """Read the lines; one that is no whole line of ours (a bad disk block), or lost its log, has no lane."""
+        whole, newline, _ = path.read_bytes().rpartition(b"\n")
+        os.ftruncate(self._descriptor, len(whole + newline))
+        for line in whole.split(b"\n") if newline else ():
+            end = _end_of(line)
+            if end is not None and _has_log(path.parent, end):
+                self._ends.setdefault(end.key, end)
+            else:
+                self.passed_over += 1
+
+
+def _has_log(folder: Path, end: LaneEnd) -> bool:
+    """Whether the log of a lane lies in the run folder, as it was when the lane ended."""
+    if end.log is None:
+        return True
+    path = PurePosixPath(end.log.file)
+    try:
+        inside = not path.is_absolute() and ".." not in path.parts
+        return inside and files.sha256_file(folder / path) == end.log.sha256
+    except (OSError, ValueError):
+        return False
 
 
 def _end_of(data: bytes) -> LaneEnd | None:

@@ -18,7 +18,7 @@ from harness.host.host import Host
 from harness.pack.model import Pack
 from harness.receipt import receipt, redaction
 from harness.schedule import inputs
-from harness.schedule.journal import FileJournal
+from harness.schedule.journal import Journal
 from harness.schedule.scheduler import Account, GpuFault, Listener
 from harness.schedule.session import Session
 from harness.sweep import baseline, history, html, known, run_folder, selection, text_outputs
@@ -126,7 +126,7 @@ class Sweep:
             cells = selection.cells(
                 [(packs[one.name], target) for one, target in chosen], self.host, self.cache, order.moving
             )
-            with FileJournal(folder.path / run_folder.JOURNAL) as journal:
+            with Journal(folder.path / run_folder.JOURNAL) as journal:
                 session = self._session(folder, journal, begun)
                 self._announce(session, journal, cells)
                 account = self.engine.run(session, cells) if self.engine else session.run(cells)
@@ -141,7 +141,7 @@ class Sweep:
                     self.engine.finished(folder.path, account)
         return results, folder
 
-    def _session(self, folder: RunFolder, journal: FileJournal, begun: float) -> Session:
+    def _session(self, folder: RunFolder, journal: Journal, begun: float) -> Session:
         def note(fault: GpuFault) -> None:
             folder.note(fault)
             self.listener.fault(fault)
@@ -163,7 +163,7 @@ class Sweep:
             faults=tuple(folder.gpu_faults()),
         )
 
-    def _announce(self, session: Session, journal: FileJournal, cells: list[Cell]) -> None:
+    def _announce(self, session: Session, journal: Journal, cells: list[Cell]) -> None:
         """Say what is to be done, and what an earlier command did of it."""
         again = f"; {journal.passed_over} damaged lines are passed over" if journal.passed_over else ""
         self.progress.tell(f"run folder {session.folder}: {len(cells)} cells, {len(journal)} lanes ended before{again}")

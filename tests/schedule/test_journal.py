@@ -11,7 +11,7 @@ from harness.core import files
 from harness.core.words import Evidence, LaneName, LaneVerdict
 from harness.lane.record import LaneRecord
 from harness.receipt.receipt import LogRecord
-from harness.schedule.journal import FileJournal, LaneEnd, MemoryJournal
+from harness.schedule.journal import Journal, LaneEnd
 
 TEXT = "what the probe said\n"
 
@@ -33,7 +33,7 @@ def _logs(tmp_path: Path) -> None:
 
 
 def test_a_journal_in_memory_keeps_the_same_rules() -> None:
-    journal = MemoryJournal()
+    journal = Journal()
     journal.append(_end("one"))
     with pytest.raises(ValueError, match="one has ended already"):
         journal.append(_end("one"))
@@ -42,12 +42,12 @@ def test_a_journal_in_memory_keeps_the_same_rules() -> None:
 
 
 def test_a_journal_gives_back_what_it_took(tmp_path: Path) -> None:
-    with FileJournal(tmp_path / "journal.jsonl") as journal:
+    with Journal(tmp_path / "journal.jsonl") as journal:
         for name in ("one", "two"):
             journal.append(_end(name))
         with pytest.raises(ValueError, match="two has ended already"):
             journal.append(_end("two"))
-    with FileJournal(tmp_path / "journal.jsonl") as journal:
+    with Journal(tmp_path / "journal.jsonl") as journal:
         assert (len(journal), "one" in journal, "three" in journal) == (2, True, False)
         assert journal.read("two") == _end("two")
         assert journal.read("three") is None
@@ -56,12 +56,12 @@ def test_a_journal_gives_back_what_it_took(tmp_path: Path) -> None:
 @pytest.mark.parametrize("cut", [1, 40, 200])
 def test_half_a_line_at_the_end_of_a_journal_is_a_lane_that_did_not_end(tmp_path: Path, cut: int) -> None:
     path = tmp_path / "journal.jsonl"
-    with FileJournal(path) as journal:
+    with Journal(path) as journal:
         journal.append(_end("one"))
         journal.append(_end("two"))
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
-    with FileJournal(path) as journal:
+    with Journal(path) as journal:
         assert ("one" in journal, "two" in journal) == (True, False)
         journal.append(_end("two"))
     assert path.read_bytes() == whole
@@ -69,12 +69,12 @@ def test_half_a_line_at_the_end_of_a_journal_is_a_lane_that_did_not_end(tmp_path
 
 def test_a_damaged_line_costs_its_own_lane_alone(tmp_path: Path) -> None:
     path = tmp_path / "journal.jsonl"
-    with FileJournal(path) as journal:
+    with Journal(path) as journal:
         for name in ("one", "two", "three"):
             journal.append(_end(name))
     lines = path.read_bytes().splitlines(keepends=True)
     path.write_bytes(lines[0] + b"\0" * (len(lines[1]) - 1) + b"\n" + lines[2])
-    with FileJournal(path) as journal:
+    with Journal(path) as journal:
         assert ["one" in journal, "two" in journal, "three" in journal] == [True, False, True]
         journal.append(_end("two"))
         assert journal.read("three") == _end("three")
@@ -96,10 +96,10 @@ SHAPES = {
 @pytest.mark.parametrize("what", SHAPES)
 def test_a_line_of_the_wrong_shape_costs_its_own_lane_alone(tmp_path: Path, what: str) -> None:
     path = tmp_path / "journal.jsonl"
-    with FileJournal(path) as journal:
+    with Journal(path) as journal:
         journal.append(_end("two"))
     path.write_text(SHAPES[what] + "\n" + path.read_text())
-    with FileJournal(path) as journal:
+    with Journal(path) as journal:
         assert (len(journal), journal.passed_over, journal.read("one"), journal.read("two")) == (
             1,
             1,
@@ -107,14 +107,14 @@ def test_a_line_of_the_wrong_shape_costs_its_own_lane_alone(tmp_path: Path, what
             _end("two"),
         )
         journal.append(_end("one"))
-    with FileJournal(path) as journal:
+    with Journal(path) as journal:
         assert journal.read("one") == _end("one")
 
 
 @pytest.mark.parametrize("how", ["gone", "cut", "a folder"])
 def test_a_lane_whose_log_is_gone_has_not_ended(tmp_path: Path, how: str) -> None:
     path, log = tmp_path / "journal.jsonl", tmp_path / "logs/one.log"
-    with FileJournal(path) as journal:
+    with Journal(path) as journal:
         for name in ("one", "two"):
             journal.append(_end(name))
     log.unlink()
@@ -122,7 +122,7 @@ def test_a_lane_whose_log_is_gone_has_not_ended(tmp_path: Path, how: str) -> Non
         log.write_text(TEXT[:5])
     elif how == "a folder":
         log.mkdir()
-    with FileJournal(path) as journal:
+    with Journal(path) as journal:
         assert ("one" in journal, "two" in journal, journal.passed_over) == (False, True, 1)
 
 
@@ -130,8 +130,8 @@ def test_a_line_names_no_log_outside_its_run(tmp_path: Path) -> None:
     path, elsewhere = tmp_path / "run/journal.jsonl", tmp_path / "secret"
     elsewhere.write_text(TEXT)
     for name in ("../secret", str(elsewhere)):
-        with FileJournal(path) as journal:
+        with Journal(path) as journal:
             journal.append(replace(_end("one"), log=LogRecord(name, files.sha256_bytes(TEXT.encode()))))
-        with FileJournal(path) as journal:
+        with Journal(path) as journal:
             assert "one" not in journal
         path.unlink()

@@ -18,7 +18,7 @@ from harness.host import host
 from harness.lane.record import LaneRecord
 from harness.pack import load
 from harness.schedule import task as schedule_task
-from harness.schedule.journal import FileJournal, LaneEnd
+from harness.schedule.journal import Journal, LaneEnd
 from harness.schedule.lane_runner import Attempt, Prepared
 from harness.schedule.places import Placement, Places
 from harness.schedule.scheduler import DRAIN_SECONDS, Account, Scheduler
@@ -92,7 +92,7 @@ class Stage:
         """Run all lanes on one core."""
         cancel, cancel_end = os.pipe()
         try:
-            with FileJournal(self.journal) as journal:
+            with Journal(self.journal) as journal:
                 pool = WorkerPool(script, journal, _nothing, None, self.journal.parent)
                 scheduler = Scheduler(pool, journal, Places(1, []))
                 return scheduler.run(schedule_task.unique_tasks([self.cell, *others], HOST, repeat), cancel_end)
@@ -233,7 +233,7 @@ def test_a_full_disk_leaves_no_half_line_in_the_journal(
             raise OSError(28, "No space left on device")
         return write(descriptor, data[:40])
 
-    with FileJournal(stage.journal) as journal, monkeypatch.context() as patched:
+    with Journal(stage.journal) as journal, monkeypatch.context() as patched:
         patched.setattr(os, "write", full)
         with pytest.raises(NoRoomError, match="no room in the run folder"):
             journal.append(end_of(schedule_task.tasks(stage.cell, HOST, 1)[0], BUG))
