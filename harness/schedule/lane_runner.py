@@ -7,6 +7,7 @@ import os
 import time
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 
 from harness.core import files, room
@@ -67,20 +68,11 @@ class Prepared:
     like: Tree | None = None
 
 
-@dataclass(frozen=True)
-class Attempt:
-    """What came of starting a lane: exactly one of these is set.
+class Stopped(Enum):
+    """Why a lane that began says nothing: the command was interrupted, or the budget ended."""
 
-    Attributes:
-        end: it ended, and says something.
-        cut: the budget ended while it ran.
-        abandoned: the command was interrupted.
-
-    """
-
-    end: LaneEnd | None = None
-    cut: bool = False
-    abandoned: bool = False
+    ABANDONED = "abandoned"
+    CUT = "the budget ended while it ran"
 
 
 @dataclass(frozen=True)
@@ -161,7 +153,9 @@ class Runner:
         except (patch.StalePatchError, OSError):
             return None
 
-    def attempt(self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]) -> Attempt:
+    def attempt(
+        self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]
+    ) -> LaneEnd | Stopped:
         """Run a lane to its end.
 
         Args:
@@ -175,7 +169,7 @@ class Runner:
         base = self._blank(task, prepared, placement, started)
         source = prepared.pristine if task.lane == LaneName.PRISTINE else prepared.patched
         if source is None:
-            return Attempt(end=replace(base, stale=prepared.stale))
+            return replace(base, stale=prepared.stale)
         whole = task.cell.timeout or task.cell.stated.timeout_s
         left = self.stop_at - clock if self.stop_at is not None else whole
         wanted = self._lane(task, prepared, source, max(0.1, min(whole, left)))
@@ -186,13 +180,13 @@ class Runner:
         with wrong_fix.lent(self.cache, self.host, wanted, prepared.like) if is_wrong_fix else nullcontext():
             run = lane.run(self.cache, self.host, wanted, raw)
         if run.ended.reason == lane.ABANDONED:
-            return Attempt(abandoned=True)
+            return Stopped.ABANDONED
         if wanted.timeout < whole and run.ended.reason == "timed out":
-            return Attempt(cut=True)
+            return Stopped.CUT
         record, log = self._recorded(task, prepared, wanted, run)
         raw.unlink(missing_ok=True)
         seconds = round(time.monotonic() - clock - run.ended.waited, 3)
-        return Attempt(end=replace(base, record=record, log=log, seconds=seconds))
+        return replace(base, record=record, log=log, seconds=seconds)
 
     def _lane(self, task: Task, prepared: Prepared, source: Tree, timeout: float) -> Lane:
         cell = task.cell

@@ -8,22 +8,26 @@ from __future__ import annotations
 
 import os
 import time
+from collections import Counter, deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from harness.core.words import LaneName, LaneVerdict
 from harness.host.gpus import Device
 from harness.host.host import Host
 from harness.schedule.estimates import expected_seconds
-from harness.schedule.journal import Journal
-from harness.schedule.lane_runner import Attempt, Prepared
+from harness.schedule.journal import LaneEnd
+from harness.schedule.lane_runner import Prepared, Stopped
 from harness.schedule.pack_result import Judged
 from harness.schedule.places import Placement, Places
 from harness.schedule.queue import Queue
 from harness.schedule.task import Task
-from harness.schedule.workers import Failure, Finished, LaidOut, Message, Over, WorkerPool
+from harness.schedule.workers import Failure, LaneWork, Then, Unfit, Workers
 from harness.verdict.cell import Cell
 
+#: How many cells are laid out at once, beside the lanes.
+PREPARING = 4
 #: How many times a GPU may show a fault behind one lane before it is not tried again.
 MOST_FAULTS = 2
 #: How long, in seconds, an interrupted command waits until its lanes are gone.
@@ -101,8 +105,7 @@ class Scheduler:
     """Drives the lanes of one command.
 
     Attributes:
-        workers: lay out cells and run lanes.
-        journal: knows what has ended.
+        lanes: lays out cells and runs lanes; its journal knows what has ended.
         places: how many lanes run at once, and the GPUs.
         listener: whom to tell.
         stop_at: when the budget ends, on the monotonic clock; None without one.
@@ -110,82 +113,77 @@ class Scheduler:
 
     """
 
-    workers: WorkerPool
-    journal: Journal
+    lanes: LaneWork
     places: Places
     listener: Listener = field(default_factory=Listener)
     stop_at: float | None = None
     account: Account = field(default_factory=Account)
+    _workers: Workers = field(default_factory=Workers)
     _queue: Queue = field(default_factory=Queue)
+    _cells: deque[list[Task]] = field(default_factory=deque)
     _waiting: dict[str, list[Task]] = field(default_factory=dict)
-    _of_cell: dict[str, list[Task]] = field(default_factory=dict)
     _prepared: dict[str, Prepared] = field(default_factory=dict)
     _over: set[str] = field(default_factory=set)
-    _faults_behind: dict[str, int] = field(default_factory=dict)
+    _faults_after: Counter[str] = field(default_factory=Counter)
     _total: int = 0
 
     def run(self, tasks: Iterable[Task], cancel: int) -> Account:
         """Run every task that has not ended before; closing `cancel` ends the lanes when the user interrupts."""
-        pending = [task for task in tasks if not self._ended_before(task)]
+        tasks = list(tasks)
+        pending = [task for task in tasks if task.key not in self.lanes.journal]
+        self.account.resumed += len(tasks) - len(pending)
         self._total = len(pending)
+        of_cell: dict[str, list[Task]] = {}
         for task in pending:
-            self._of_cell.setdefault(task.cell.name, []).append(task)
-        groups = sorted(
-            self._of_cell.values(), key=lambda some: (not some[0].urgent, -max(map(expected_seconds, some)))
+            of_cell.setdefault(task.cell.name, []).append(task)
+        self._cells.extend(
+            sorted(of_cell.values(), key=lambda some: (not some[0].urgent, -max(map(expected_seconds, some))))
         )
-        self.workers.prepare([group[0].cell for group in groups])
+        for _ in range(PREPARING):
+            self._lay_out_next()
         try:
-            while self.workers.busy:
-                self._take(self.workers.next())
+            while self._workers.running:
+                self._workers.next()()
                 self._start()
         except KeyboardInterrupt:
             self.account.interrupted = True
         finally:
             os.close(cancel)
-            self._drain()
+            self._cells.clear()
+            self._workers.drain(DRAIN_SECONDS)
         self._give_up_the_rest()
         return self.account
 
-    def _ended_before(self, task: Task) -> bool:
-        ended = task.key in self.journal
-        self.account.resumed += ended
-        return ended
+    def _lay_out_next(self) -> None:
+        """Lay out the next cell; then put its tasks into the queue, or let them wait for the lanes before them."""
+        if not self._cells:
+            return
+        tasks = self._cells.popleft()
+        cell = tasks[0].cell
 
-    def _take(self, message: Message) -> None:
-        if isinstance(message, Finished):
-            return
-        if isinstance(message, LaidOut):
-            tasks = self._of_cell.pop(message.cell.name)
-            if message.prepared is not None:
-                self._prepared[message.cell.name] = message.prepared
-                self._admit(tasks)
-            elif message.failure is not None:
-                self._fail(message.cell, message.failure)
-            return
-        self.places.give_back(message.task, message.placement)
-        if message.attempt is not None:
-            self._settle(message.task, message.placement, message.attempt)
-        elif message.failure is not None:
-            self._fail(message.task.cell, message.failure)
-            self.listener.ended(message.task, "")
-            self._release(message.task.key)
-        else:
-            self._repeat_elsewhere(message)
+        def admit(found: Prepared | Failure) -> None:
+            self._lay_out_next()
+            if isinstance(found, Failure):
+                self._fail(cell, found)
+                return
+            self._prepared[cell.name] = found
+            for task in tasks:
+                for key in task.after:
+                    self._waiting.setdefault(key, []).append(task)
+            for task in tasks:
+                self._put_if_ready(task)
+
+        def work() -> Then:
+            return partial(admit, self.lanes.lay_out(cell))
+
+        self._workers.start(work, awaited=False)
 
     def _fail(self, cell: Cell, failure: Failure) -> None:
         self.account.failed[cell.name] = failure
         self.listener.failed(cell.name, failure.reason)
 
-    def _admit(self, tasks: list[Task]) -> None:
-        """Put the tasks of a cell that is laid out into the queue, or let them wait for the lanes before them."""
-        for task in tasks:
-            for key in task.after:
-                self._waiting.setdefault(key, []).append(task)
-        for task in tasks:
-            self._put_if_ready(task)
-
     def _put_if_ready(self, task: Task) -> None:
-        if all(key in self.journal or key in self._over for key in task.after):
+        if all(key in self.lanes.journal or key in self._over for key in task.after):
             self._queue.put(task, sum(map(expected_seconds, self._waiting.get(task.key, []))))
 
     def _release(self, key: str) -> None:
@@ -198,35 +196,44 @@ class Scheduler:
         self.account.not_run[task.key] = reason
         self._release(task.key)
 
-    def _settle(self, task: Task, placement: Placement, attempt: Attempt) -> None:
+    def _settle(self, task: Task, placement: Placement, found: LaneEnd | Stopped | Failure | Unfit) -> None:
+        """Take what came of a lane."""
+        self.places.give_back(task, placement)
         line = ""
-        if attempt.end is not None:
+        if isinstance(found, LaneEnd):
             self.account.ran += 1
-            end = attempt.end
-            said = end.verdict or "the patch does not apply"
-            line = f"{self.account.ran}/{self._total} {task.name}: {said}, {end.seconds:.1f} s on {placement.name}"
+            said = found.verdict or "the patch does not apply"
+            line = f"{self.account.ran}/{self._total} {task.name}: {said}, {found.seconds:.1f} s on {placement.name}"
             self._release(task.key)
-        elif attempt.cut:
-            self._give_up(task, "the budget ended while it ran")
+            self._workers.start(lambda: self._finished(task.cell))
+        elif isinstance(found, Failure):
+            self._fail(task.cell, found)
+            self._release(task.key)
+        elif isinstance(found, Unfit):
+            self._repeat_elsewhere(task, placement, found)
+        elif found == Stopped.CUT:
+            self._give_up(task, found.value)
         self.listener.ended(task, line)
 
-    def _repeat_elsewhere(self, message: Over) -> None:
+    def _finished(self, cell: Cell) -> Then:
+        self.lanes.after(cell)
+        return lambda: None
+
+    def _repeat_elsewhere(self, task: Task, placement: Placement, unfit: Unfit) -> None:
         """Put a lane back that says nothing: its GPU has a fault, or cannot be had for a lane that measures."""
-        task = message.task
-        self.listener.ended(task, "")
-        self.places.taken |= {number for number, _ in message.taken}
-        if not message.faults:
+        self.places.taken |= {number for number, _ in unfit.taken}
+        if not unfit.faults:
             self._queue.put(task)
             return
-        faulty = {device.number: device for device in message.placement.devices}
-        for number, reason in message.faults:
+        faulty = {device.number: device for device in placement.devices}
+        for number, reason in unfit.faults:
             self._retire(faulty[number], reason, task)
-        count = self._faults_behind.get(task.key, 0) + 1
-        self._faults_behind[task.key] = count
+        self._faults_after[task.key] += 1
+        count = self._faults_after[task.key]
         if count < MOST_FAULTS:
             self._queue.put(replace(task, isolated=True))
         else:
-            self._give_up(task, f"{count} GPUs had a fault after it, the last one: {message.faults[-1][1]}")
+            self._give_up(task, f"{count} GPUs had a fault after it, the last one: {unfit.faults[-1][1]}")
 
     def _retire(self, device: Device, reason: str, task: Task) -> None:
         """Take a GPU out of the pool, and tell of it once."""
@@ -240,15 +247,17 @@ class Scheduler:
     def _start(self) -> None:
         """Start what there is a place for."""
         while (found := self._queue.take(self.places, self._may_start)) is not None:
-            task, placement = found
-            self.listener.began(task, placement.name)
-            self.workers.launch(task, self._prepared[task.cell.name], placement)
+            self.listener.began(found[0], found[1].name)
+            self._workers.start(partial(self._lane, *found))
+
+    def _lane(self, task: Task, placement: Placement) -> Then:
+        return partial(self._settle, task, placement, self.lanes.run(task, self._prepared[task.cell.name], placement))
 
     def _may_start(self, task: Task) -> bool:
         """Whether a task still makes sense and fits into what is left of the budget."""
         second = task.lane == LaneName.PATCHED and task.key != task.pristine and LaneName.PRISTINE in task.cell.lanes
-        known = task.pristine in self.journal
-        if second and (known or task.waits) and self.journal.verdict(task.pristine) != LaneVerdict.BUG_REPRODUCED:
+        known = task.pristine in self.lanes.journal
+        if second and (known or task.waits) and self.lanes.journal.verdict(task.pristine) != LaneVerdict.BUG_REPRODUCED:
             self._release(task.key)
             return False
         left = None if self.stop_at is None else self.stop_at - time.monotonic()
@@ -257,11 +266,6 @@ class Scheduler:
             self._give_up(task, f"{expected}{max(0.0, left):.0f} s were left of the budget")
             return False
         return True
-
-    def _drain(self) -> None:
-        """Wait until the lanes are gone; only a command that was interrupted, or broke, still has some."""
-        for message in self.workers.drain(DRAIN_SECONDS):
-            self.account.ran += isinstance(message, Over) and bool(message.attempt and message.attempt.end)
 
     def _give_up_the_rest(self) -> None:
         """Say why each task that is still in the queue was not run."""

@@ -22,7 +22,7 @@ from harness.schedule.pack_result import CellJudge, CommandOf
 from harness.schedule.places import Places
 from harness.schedule.scheduler import Account, GpuFault, Listener, Scheduler
 from harness.schedule.task import Task, tasks, unique, unique_tasks
-from harness.schedule.workers import WorkerPool, failure_of
+from harness.schedule.workers import LaneWork, failure_of
 from harness.verdict.cell import Cell
 
 #: What a lane takes of the host's memory, in GiB: torch and a compiler, imported.
@@ -127,9 +127,9 @@ class Session:
                 stop_at=self.stop_at,
                 keep_raw=self.keep_raw,
             )
-            workers = WorkerPool(runner, self.journal, finish, self.watch, self.locks or self.cache.root / "locks")
+            lanes = LaneWork(runner, self.journal, finish, self.watch, self.locks or self.cache.root / "locks")
             places = Places(self.most_jobs, devices)
-            Scheduler(workers, self.journal, places, self.listener, self.stop_at, account).run(planned, cancel_end)
+            Scheduler(lanes, places, self.listener, self.stop_at, account).run(planned, cancel_end)
         for cell in cells if receipts else ():  # whose lanes ended before, or are another cell's, or were interrupted
             if cell.name not in account.results and cell.name not in account.failed:
                 try:

@@ -1,4 +1,4 @@
-"""The worker pool: threads that lay out cells and run lanes, and tell the scheduler what came of it."""
+"""Threads that lay out cells and run lanes; what a result leads to happens in the main thread."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import queue
 import threading
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -17,34 +17,58 @@ from harness.core.errors import HarnessError, NoRoomError, UnavailableError, Uns
 from harness.core.words import Exit, Verdict
 from harness.host.gpu_health import GpuWatch
 from harness.host.gpus import Device
-from harness.schedule.journal import Journal
-from harness.schedule.lane_runner import Attempt, Prepared
+from harness.schedule.journal import Journal, LaneEnd
+from harness.schedule.lane_runner import Prepared, Stopped
 from harness.schedule.places import Placement
 from harness.schedule.task import Task
 from harness.verdict.cell import Cell
 
-#: Threads that fetch, unpack and patch beside the lanes.
-PREPARING = 4
 #: How often, in seconds, the main thread looks up from its wait: a signal that comes just before the wait begins, or
 #: that the kernel hands to another thread, does not end it (Python runs handlers between bytecodes of the main thread).
 LOOK_UP = 0.5
+#: What a result leads to, in the main thread.
+Then = Callable[[], None]
 
 
-class Work(Protocol):
-    """What the pool does; `runner.Runner` is the real one."""
+class Workers:
+    """Threads at work. None of them outlives the command: they are daemons, and their processes end with it."""
 
-    def prepare(self, cell: Cell) -> Prepared:
-        """Lay out what the lanes of a cell need."""
+    def __init__(self) -> None:
+        self.running = 0
+        self._awaited: list[threading.Thread] = []
+        self._results: queue.SimpleQueue[Then] = queue.SimpleQueue()
 
-    def attempt(self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]) -> Attempt:
-        """Run a lane to its end."""
+    def start(self, work: Callable[[], Then], *, awaited: bool = True) -> None:
+        """Let a thread do some work, which never raises; an interrupted command waits for what is `awaited`."""
+        self.running += 1
+        thread = threading.Thread(target=lambda: self._results.put(work()), daemon=True)
+        if awaited:
+            self._awaited = [*(other for other in self._awaited if other.is_alive()), thread]
+        thread.start()
 
+    def next(self) -> Then:
+        """Wait for the next result."""
+        while True:
+            with contextlib.suppress(queue.Empty):
+                then = self._results.get(timeout=LOOK_UP)
+                self.running -= 1
+                return then
 
-class Finish(Protocol):
-    """What is done behind a lane's end, such as writing the receipt of its cell."""
+    def drain(self, timeout: float) -> None:
+        """Wait at most `timeout` seconds until no lane runs and its receipt is written.
 
-    def __call__(self, cell: Cell) -> None:
-        """Do it."""
+        The threads themselves are asked: an interruption can hit between a result and its being counted.
+        """
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            alive = any(thread.is_alive() for thread in self._awaited)
+            try:
+                then = self._results.get(timeout=0.05 if alive else 0.0)
+            except queue.Empty:
+                if not alive:
+                    return
+            else:
+                then()
 
 
 @dataclass(frozen=True)
@@ -64,171 +88,101 @@ class Failure:
 
 
 @dataclass(frozen=True)
-class LaidOut:
-    """A cell is laid out, or cannot be."""
-
-    cell: Cell
-    prepared: Prepared | None
-    failure: Failure | None = None
-
-
-@dataclass(frozen=True)
-class Over:
-    """A lane is over.
+class Unfit:
+    """A lane on GPUs that make what it says worthless.
 
     Attributes:
-        task: the lane.
-        placement: where it ran.
-        attempt: what came of it; None where one of the others says why nothing did.
-        failure: of the harness itself.
-        faults: of the GPUs that it was on, by their numbers: whatever it said does not count.
+        faults: of the GPUs, by their numbers.
         taken: the numbers of GPUs that another program uses, for a lane that measures, and why.
 
     """
 
-    task: Task
-    placement: Placement
-    attempt: Attempt | None = None
-    failure: Failure | None = None
     faults: tuple[tuple[str, str], ...] = ()
     taken: tuple[tuple[str, str], ...] = ()
 
 
+class Work(Protocol):
+    """What the threads do; `lane_runner.Runner` is the real one."""
+
+    def prepare(self, cell: Cell) -> Prepared:
+        """Lay out what the lanes of a cell need."""
+
+    def attempt(
+        self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]
+    ) -> LaneEnd | Stopped:
+        """Run a lane to its end."""
+
+
 @dataclass(frozen=True)
-class Finished:
-    """What had to be done behind a lane's end is done."""
+class LaneWork:
+    """The work of one command: every failure is a result.
 
+    Attributes:
+        work: lays out cells and runs lanes.
+        journal: takes each end before anybody else hears of it.
+        finish: called after each end, such as to write the receipt of its cell.
+        watch: looks at the GPUs before and after lanes; None: nobody does.
+        locks: the folder of the files that lanes lock while they share a GPU.
 
-Message = LaidOut | Over | Finished
+    """
 
+    work: Work
+    journal: Journal
+    finish: Callable[[Cell], None]
+    watch: GpuWatch | None
+    locks: Path
 
-class WorkerPool:
-    """Threads at work. None of them outlives the command: they are daemons, and their processes end with it."""
-
-    def __init__(self, work: Work, journal: Journal, finish: Finish, watch: GpuWatch | None, locks: Path) -> None:
-        """Begin with nobody at work.
-
-        Args:
-            work: lays out cells and runs lanes.
-            journal: takes each end before anybody else hears of it.
-            finish: called behind each end.
-            watch: looks at the GPUs before and after lanes; None: nobody does.
-            locks: the folder of the files that lanes lock while they share a GPU.
-
-        """
-        self.running = 0
-        self._preparing = self._finishing = 0
-        self._work, self._journal, self._finish, self._watch = work, journal, finish, watch
-        self._locks = locks
-        self._lanes: list[threading.Thread] = []
-        self._messages: queue.SimpleQueue[Message] = queue.SimpleQueue()
-
-    @property
-    def busy(self) -> bool:
-        """Whether a message is still to come."""
-        return bool(self.running or self._preparing or self._finishing)
-
-    def prepare(self, cells: list[Cell]) -> None:
-        """Lay out cells in this order, a few at once."""
-        waiting: queue.SimpleQueue[Cell | None] = queue.SimpleQueue()
-        for cell in cells:
-            waiting.put(cell)
-        self._preparing += len(cells)
-        for _ in range(min(PREPARING, len(cells))):
-            waiting.put(None)
-            threading.Thread(target=self._lay_out, args=(waiting,), daemon=True).start()
-
-    def launch(self, task: Task, prepared: Prepared, placement: Placement) -> None:
-        """Run a lane."""
-        self.running += 1
-        thread = threading.Thread(target=self._run, args=(task, prepared, placement), daemon=True)
-        self._lanes = [*(one for one in self._lanes if one.is_alive()), thread]
-        thread.start()
-
-    def next(self) -> Message:
-        """Wait for the next message."""
-        message = self._wait()
-        if isinstance(message, LaidOut):
-            self._preparing -= 1
-        elif isinstance(message, Finished):
-            self._finishing -= 1
-        else:
-            self.running -= 1
-            self._finishing += message.attempt is not None
-        return message
-
-    def _wait(self) -> Message:
-        while True:
-            with contextlib.suppress(queue.Empty):
-                return self._messages.get(timeout=LOOK_UP)
-
-    def drain(self, timeout: float) -> Iterator[Message]:
-        """Wait at most `timeout` seconds until no lane runs and its receipt is written; yield what is left to read.
-
-        The threads themselves are asked: an interruption can hit between a message and its being counted.
-        """
-        end = time.monotonic() + timeout
-        for thread in self._lanes:
-            if thread.is_alive():
-                thread.join(max(0.0, end - time.monotonic()))
-        with contextlib.suppress(queue.Empty):
-            while True:
-                yield self._messages.get_nowait()
-
-    def _lay_out(self, cells: queue.SimpleQueue[Cell | None]) -> None:
-        while (cell := cells.get()) is not None:
-            try:
-                self._messages.put(LaidOut(cell, self._work.prepare(cell)))
-            except Exception as error:  # noqa: BLE001 - the other cells go on; this one reports it
-                self._messages.put(LaidOut(cell, None, failure_of(error, cell)))
-
-    def _run(self, task: Task, prepared: Prepared, placement: Placement) -> None:
+    def lay_out(self, cell: Cell) -> Prepared | Failure:
+        """Lay out what the lanes of a cell need."""
         try:
-            over = self._watched(task, prepared, placement)
-        except Exception as error:  # noqa: BLE001 - likewise
-            over = Over(task, placement, failure=failure_of(error, task.cell))
-        self._messages.put(over)
-        if over.attempt is None:
-            return
-        try:
-            if over.attempt.end is not None:
-                self._finish(task.cell)
-        except Exception as error:  # noqa: BLE001 - the receipt is written, and its failure told, in the end
-            failure_of(error, task.cell)
-        finally:
-            self._messages.put(Finished())
+            return self.work.prepare(cell)
+        except Exception as error:  # noqa: BLE001 - the other cells go on; this one reports it
+            return failure_of(error, cell)
 
-    def _watched(self, task: Task, prepared: Prepared, placement: Placement) -> Over:
+    def run(self, task: Task, prepared: Prepared, placement: Placement) -> LaneEnd | Stopped | Failure | Unfit:
         """Run a lane on GPUs that are healthy before it and after it."""
+        try:
+            found = self._run(task, prepared, placement)
+            if isinstance(found, LaneEnd):
+                self.journal.append(found)
+        except Exception as error:  # noqa: BLE001 - likewise
+            return failure_of(error, task.cell)
+        return found
+
+    def _run(self, task: Task, prepared: Prepared, placement: Placement) -> LaneEnd | Stopped | Unfit:
+        watch = self.watch
+        if watch is None:
+            return self.work.attempt(task, prepared, placement, self._locks_of(task, placement))
         entered: list[Device] = []
         faults, taken = [], []
-        for device in placement.devices if self._watch else ():
-            assert self._watch is not None  # noqa: S101 - for the type checker
-            fault, why = self._watch.enter(device, measures=task.cell.measures)
+        for device in placement.devices:
+            fault, why = watch.enter(device, measures=task.cell.measures)
             faults += [(device.number, fault)] if fault else []
             taken += [(device.number, why)] if why else []
             entered += [] if fault or why else [device]
-        attempt = None
+        found: LaneEnd | Stopped = Stopped.ABANDONED
         try:
             if not faults and not taken:
-                attempt = self._work.attempt(task, prepared, placement, self._locks_of(task, placement))
+                found = self.work.attempt(task, prepared, placement, self._locks_of(task, placement))
         finally:
             for device in entered:
-                assert self._watch is not None  # noqa: S101 - likewise
-                fault = self._watch.leave(device, look=attempt is not None and not attempt.abandoned)
+                fault = watch.leave(device, look=found != Stopped.ABANDONED)
                 faults += [(device.number, fault)] if fault else []
-        if faults or taken:
-            return Over(task, placement, faults=tuple(faults), taken=tuple(taken))
-        if attempt is not None and attempt.end is not None:
-            self._journal.append(attempt.end)
-        return Over(task, placement, attempt)
+        return Unfit(tuple(faults), tuple(taken)) if faults or taken else found
 
     def _locks_of(self, task: Task, placement: Placement) -> tuple[Path, ...]:
         """Name the locks of the GPUs that a lane may share; one that has them for itself asks nobody."""
         if task.exclusive or not placement.devices:
             return ()
-        self._locks.mkdir(parents=True, exist_ok=True)
-        return tuple(self._locks / f"gpu-{files.key_of(device.token)}.lock" for device in placement.devices)
+        self.locks.mkdir(parents=True, exist_ok=True)
+        return tuple(self.locks / f"gpu-{files.key_of(device.token)}.lock" for device in placement.devices)
+
+    def after(self, cell: Cell) -> None:
+        """Do what is done after a lane's end; the receipt is written, and its failure told, once more in the end."""
+        try:
+            self.finish(cell)
+        except Exception as error:  # noqa: BLE001 - likewise
+            failure_of(error, cell)
 
 
 def failure_of(error: Exception, cell: Cell) -> Failure:

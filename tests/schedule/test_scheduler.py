@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -19,11 +18,11 @@ from harness.lane.record import LaneRecord
 from harness.pack import load
 from harness.schedule import task as schedule_task
 from harness.schedule.journal import Journal, LaneEnd
-from harness.schedule.lane_runner import Attempt, Prepared
+from harness.schedule.lane_runner import Prepared, Stopped
 from harness.schedule.places import Placement, Places
 from harness.schedule.scheduler import DRAIN_SECONDS, Account, Scheduler
 from harness.schedule.task import Task
-from harness.schedule.workers import Message, Over, WorkerPool
+from harness.schedule.workers import LaneWork, Then, Workers
 from harness.sweep import selection
 from harness.sweep.selection import Moving
 from harness.upstream.source import Source, SourceKind
@@ -66,7 +65,9 @@ class Script:
             raise self.broken[cell.pack.name]
         return laid_out.nothing("1.0")
 
-    def attempt(self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]) -> Attempt:
+    def attempt(
+        self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]
+    ) -> LaneEnd | Stopped:
         """End with what the script says."""
         assert (prepared.patch, placement.name, locks) == ("fix.patch", "cpu", ())
         name = f"{task.lane} {task.number}"
@@ -74,7 +75,7 @@ class Script:
         if name in self.broken:
             raise self.broken[name]
         default = BUG if task.lane == LaneName.PRISTINE else FIXED
-        return Attempt(end=end_of(task, self.verdicts.get(name, default)))
+        return end_of(task, self.verdicts.get(name, default))
 
 
 def _nothing(_: Cell) -> None:
@@ -93,8 +94,7 @@ class Stage:
         cancel, cancel_end = os.pipe()
         try:
             with Journal(self.journal) as journal:
-                pool = WorkerPool(script, journal, _nothing, None, self.journal.parent)
-                scheduler = Scheduler(pool, journal, Places(1, []))
+                scheduler = Scheduler(LaneWork(script, journal, _nothing, None, self.journal.parent), Places(1, []))
                 return scheduler.run(schedule_task.unique_tasks([self.cell, *others], HOST, repeat), cancel_end)
         finally:
             os.close(cancel)
@@ -143,18 +143,18 @@ def test_a_run_without_the_bug_does_not_hold_up_the_next_one(stage: Stage) -> No
 def test_an_interruption_between_a_message_and_its_counting_holds_nothing_up(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take = WorkerPool.next
+    take, script = Workers.next, Script()
 
-    def interrupted(pool: WorkerPool) -> Message:
-        message = take(pool)
-        if isinstance(message, Over):
-            pool.running += 1
+    def interrupted(workers: Workers) -> Then:
+        then = take(workers)
+        if script.ran:
+            workers.running += 1
             raise KeyboardInterrupt
-        return message
+        return then
 
-    monkeypatch.setattr(WorkerPool, "next", interrupted)
+    monkeypatch.setattr(Workers, "next", interrupted)
     started = time.monotonic()
-    account = stage.run(Script())
+    account = stage.run(script)
     assert account.interrupted
     assert time.monotonic() - started < DRAIN_SECONDS / 3
 
@@ -165,7 +165,9 @@ class Signalled(Script):
 
     seconds: float = 0.0
 
-    def attempt(self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]) -> Attempt:
+    def attempt(
+        self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]
+    ) -> LaneEnd | Stopped:
         """Interrupt, and go on for a while as if nobody had."""
         started = time.monotonic()
         time.sleep(0.1)
@@ -178,13 +180,13 @@ class Signalled(Script):
 def test_an_interruption_that_does_not_end_the_wait_is_seen_all_the_same(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script, started, drain = Signalled(), time.monotonic(), WorkerPool.drain
+    script, started, drain = Signalled(), time.monotonic(), Workers.drain
 
-    def drained(pool: WorkerPool, timeout: float) -> Iterator[Message]:
+    def drained(workers: Workers, timeout: float) -> None:
         script.seconds = time.monotonic() - started
-        return drain(pool, timeout)
+        drain(workers, timeout)
 
-    monkeypatch.setattr(WorkerPool, "drain", drained)
+    monkeypatch.setattr(Workers, "drain", drained)
     before = signal.signal(signal.SIGUSR1, signal.default_int_handler)  # SIGINT may be ignored here, as in a nohup
     try:
         assert stage.run(script).interrupted
