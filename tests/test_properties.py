@@ -27,7 +27,7 @@ from harness.core.errors import HarnessError, UnavailableError
 from harness.core.structure import StructureError
 from harness.core.words import Evidence, Kind, LaneVerdict, Role, Verdict
 from harness.lane import results
-from harness.lane.record import CheckLine, FigureLine, LaneRecord, OutputLine, UpstreamLine
+from harness.lane.record import CheckLine, FigureLine, LaneRecord, LogRecord, OutputLine, UpstreamLine
 from harness.pack import rules
 from harness.receipt import receipt
 from harness.receipt.receipt import (
@@ -37,7 +37,6 @@ from harness.receipt.receipt import (
     GpuRecord,
     Hashed,
     HostRecord,
-    LogRecord,
     Receipt,
     UpstreamRecord,
 )

@@ -97,7 +97,7 @@ def trial(folder: Path, session: Session) -> tuple[LaneRecord | None, str]:
     if account.interrupted:
         raise KeyboardInterrupt
     judged = session.judge.judged(cell)
-    lane = judged.outcome.pristine if judged else None
+    lane = judged.pristine if judged else None
     failure = account.failed.get(cell.name)
     return lane, "" if lane else failure.reason if failure else "no lane ended"
 

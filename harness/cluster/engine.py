@@ -28,8 +28,8 @@ from harness.cluster.slurm import AwayError, RefusedError, Settings, TaskState
 from harness.core import files, strict_json
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
+from harness.lane.record import LaneEnd
 from harness.schedule.estimates import expected_seconds
-from harness.schedule.journal import LaneEnd
 from harness.schedule.lane_runner import Runner
 from harness.schedule.scheduler import Account
 from harness.schedule.session import Session

@@ -17,8 +17,9 @@ from harness.host.gpu_health import GpuWatch
 from harness.host.gpus import GpuPool, gpu_pool
 from harness.host.host import Host
 from harness.lane import built_environment
+from harness.lane.record import LaneEnd
 from harness.receipt import redaction
-from harness.schedule.journal import Journal, LaneEnd
+from harness.schedule.journal import Journal
 from harness.schedule.scheduler import Account, GpuFault
 from harness.schedule.session import Session
 from harness.schedule.task import Task

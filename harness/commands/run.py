@@ -21,7 +21,6 @@ from harness.report import run_table
 from harness.report.run_table import RunRow
 from harness.schedule import inputs
 from harness.schedule.lane_runner import RAW_LOGS
-from harness.schedule.pack_result import Judged
 from harness.schedule.scheduler import Account
 from harness.schedule.selection import ASK, Request, cells_of
 from harness.schedule.session import Session
@@ -180,19 +179,19 @@ class Run:
         elif failure is not None:
             self.rows.append(run_table.row(Outcome(cell, Judgement(failure.verdict, failure.reason)), None))
         elif cell.name in account.results:  # else it was interrupted
-            self._judged(cell, account.results[cell.name])
+            self._judged(account.results[cell.name])
 
-    def _judged(self, cell: Cell, judged: Judged) -> None:
-        judge, outcome, receipt = self.session.judge, judged.outcome, judged.receipt
+    def _judged(self, outcome: Outcome) -> None:
+        judge, cell, receipt = self.session.judge, outcome.cell, outcome.receipt
         try:
-            if judged.problem is not None:
-                raise judged.problem
+            if outcome.problem is not None:
+                raise outcome.problem
             if outcome.lanes:
                 for folder in self._folders(outcome):
-                    receipt = judge.write(judged, folder)
+                    receipt = judge.write(outcome, folder)
         except HarnessError as error:
             self.errors.append(HarnessError(f"{cell.pack.name} {cell.target}: {error}"))
-        logs = tuple(self._raw(path) for path in judge.logs(judged).values())
+        logs = tuple(self._raw(path) for path in judge.logs(outcome).values())
         self.rows.append(run_table.row(outcome, receipt, logs))
 
     def _raw(self, log: Path) -> Path:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.core.words import Evidence, LaneVerdict, Role
+from harness.core.words import Evidence, LaneName, LaneVerdict, Role
+from harness.host.gpus import Gpu
 
 #: Characters of a name, which stands in tables, placeholders and sentences.
 LONGEST_NAME = 200
@@ -106,3 +107,58 @@ class LaneRecord:
     def figure(self, name: str) -> FigureLine | None:
         """Return a figure by its name; None where the lane printed none."""
         return next((line for line in self.figures if line.name == name), None)
+
+
+@dataclass(frozen=True)
+class LogRecord:
+    """The log beside the receipt, and its hash."""
+
+    file: str
+    sha256: str
+
+
+@dataclass(frozen=True)
+class LaneEnd:
+    """One lane that ended: enough to judge and to write the receipt without running it again.
+
+    Attributes:
+        key: of its task.
+        task: its name, for people.
+        target: what it was about.
+        evidence: how it was seen.
+        lane: which tree it ran on.
+        number: which repetition it is.
+        started: when, in UTC.
+        seconds: while its cores and GPUs were taken, from its start until its log was written.
+        place: where it ran: ``gpu 0``, ``gpus 0,1`` or ``cpu``.
+        gpus: that it had.
+        version: of the tree.
+        tree: the sha256 of the pristine tree.
+        patch: the name of the patch's file; empty in the pristine lane.
+        record: what it showed, scrubbed; None where it could not begin, since the patch does not apply.
+        stale: why the patch does not apply.
+        log: the scrubbed log in the run folder; None where there is none.
+
+    """
+
+    key: str
+    task: str
+    target: str
+    evidence: Evidence
+    lane: LaneName
+    number: int
+    started: str
+    seconds: float
+    place: str
+    gpus: tuple[Gpu, ...]
+    version: str
+    tree: str
+    patch: str
+    record: LaneRecord | None
+    stale: str = ""
+    log: LogRecord | None = None
+
+    @property
+    def verdict(self) -> LaneVerdict | None:
+        """The lane's verdict; None where it could not begin."""
+        return self.record.verdict if self.record else None

@@ -15,7 +15,7 @@ from pathlib import Path
 from harness.core import files, tracebacks
 from harness.core.errors import HarnessError
 from harness.core.words import LaneName, Verdict
-from harness.lane.record import LaneRecord
+from harness.lane.record import LaneEnd, LaneRecord
 from harness.mutate import fates, generated, mutants
 from harness.mutate.fates import Found
 from harness.mutate.mutants import Listed, Mutant, Origin
@@ -25,7 +25,6 @@ from harness.receipt import receipt, staleness, strength, wrong_fixes
 from harness.receipt.receipt import FIRST_SIGHT, Hashed
 from harness.receipt.strength import Fate, MutantRecord, Strength
 from harness.schedule.estimates import Estimates
-from harness.schedule.journal import LaneEnd
 from harness.schedule.session import Session
 from harness.schedule.task import tasks
 from harness.upstream import tree
@@ -177,10 +176,9 @@ class Campaign:
         failed = self._lanes(self.session, judged) if judged else {}
         subjects = []
         for cell in judged if not self.interrupted else []:
-            found = self.session.judge.judged(cell) if cell.name not in failed else None
-            outcome = found.outcome if found else None
+            outcome = self.session.judge.judged(cell) if cell.name not in failed else None
             if outcome and outcome.judgement.verdict == Verdict.CONFIRMED and outcome.pristine and outcome.patched:
-                gpu = outcome.gpus[0].name if outcome.gpus else ""
+                gpu = next((gpu.name for gpu in outcome.last[-1].gpus), "")
                 seconds = outcome.patched.seconds
                 subjects.append(_Subject(cell, outcome.pristine, seconds, gpu, judged_by[cell.name]))
                 continue

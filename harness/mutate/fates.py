@@ -5,11 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from harness.core.words import LaneVerdict, Verdict
-from harness.lane.record import LaneRecord
+from harness.lane.record import LaneEnd, LaneRecord
 from harness.lane.script import STATUS
 from harness.mutate.mutants import Listed, Mutant
 from harness.receipt.strength import Fate, MutantRecord
-from harness.schedule.journal import LaneEnd
 from harness.verdict import pack_verdict
 
 #: Exit statuses with which a probe ends that came to a verdict.

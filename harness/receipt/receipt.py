@@ -11,7 +11,7 @@ from pathlib import Path
 from harness.core import files, strict_json, structure, words
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, Kind, Verdict
-from harness.lane.record import FigureLine, LaneRecord
+from harness.lane.record import FigureLine, LaneRecord, LogRecord
 from harness.pack.model import Pack
 from harness.receipt import schema_1
 
@@ -123,14 +123,6 @@ class HostRecord:
     def compute_capability(self) -> str:
         """Of the GPUs, such as ``9.0``; empty where none was used."""
         return self.gpus[0].compute_capability if self.gpus else ""
-
-
-@dataclass(frozen=True)
-class LogRecord:
-    """The log beside the receipt, and its hash."""
-
-    file: str
-    sha256: str
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import fcntl
 import os
 import re
@@ -15,7 +16,7 @@ from harness.core.cache import Cache
 from harness.core.words import Evidence, LaneName
 from harness.host.gpus import Gpu
 from harness.host.host import Host
-from harness.lane.record import LaneRecord
+from harness.lane.record import LaneRecord, LogRecord
 from harness.pack.model import Pack
 from harness.receipt import receipt, redaction
 from harness.receipt.receipt import (
@@ -24,7 +25,6 @@ from harness.receipt.receipt import (
     FixRecord,
     GpuRecord,
     HostRecord,
-    LogRecord,
     Receipt,
     Repeats,
     UpstreamRecord,
@@ -114,16 +114,22 @@ def _as_lanes_saw_it(host: Host, members: DependencySet | None) -> Host:
 
 
 def _fix(outcome: Outcome) -> FixRecord | None:
-    if not outcome.patch:
+    patch, pack = next((end.patch for end in outcome.last if end.patch and end.record), ""), outcome.cell.pack
+    if not patch:
         return None
-    of = receipt.hashed(outcome.cell.patch or (outcome.cell.pack.inputs or outcome.cell.pack.folder) / outcome.patch)
-    return FixRecord(FixKind.PATCH, outcome.patch, of.sha256, of.meaning)
+    of = receipt.hashed(outcome.cell.patch or (pack.inputs or pack.folder) / patch)
+    return FixRecord(FixKind.PATCH, patch, of.sha256, of.meaning)
+
+
+def started(outcome: Outcome) -> str:
+    """Return when the first lane of an outcome began, to the second."""
+    return dt.datetime.fromisoformat(outcome.runs[0][0].started).isoformat(timespec="seconds")
 
 
 def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> Receipt:
     """Build the receipt of an outcome whose lanes ran."""
     cell, members = outcome.cell, outcome.dependency_set
-    pack = cell.pack
+    pack, gpus = cell.pack, outcome.last[-1].gpus if cell.evidence == Evidence.EXECUTED else ()
     return Receipt(
         schema=receipt.SCHEMA,
         pack=pack.name,
@@ -138,7 +144,7 @@ def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> Receipt
             package=pack.definition.upstream.package,
             version=outcome.version,
             origin=cell.source.kind,
-            sha256=outcome.tree,
+            sha256=outcome.last[0].tree,
             commit=commit_of(outcome.version),
         ),
         probe=receipt.judged_by(pack),
@@ -149,12 +155,12 @@ def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> Receipt
             packages=members.versions if members else {},
         ),
         lanes={str(name): record for name, record in outcome.lanes.items()},
-        host=host_record(_as_lanes_saw_it(host, members), outcome.gpus if cell.evidence == Evidence.EXECUTED else ()),
+        host=host_record(_as_lanes_saw_it(host, members), gpus),
         log=log,
         command=command,
-        started=outcome.started.isoformat(timespec="seconds") if outcome.started else "",
+        started=started(outcome),
         seconds=round(outcome.seconds, 3),
-        repeats=Repeats(outcome.agreeing, outcome.repeats),
+        repeats=Repeats(outcome.agreeing, len(outcome.runs)),
         ranks=cell.stated.ranks,
         about=cell.about,
     )

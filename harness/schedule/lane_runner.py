@@ -19,12 +19,10 @@ from harness.host.host import Host
 from harness.lane import built_environment, lane
 from harness.lane.environment import Share
 from harness.lane.lane import Lane, LaneRun
-from harness.lane.record import LaneRecord
+from harness.lane.record import LaneEnd, LaneRecord, LogRecord
 from harness.receipt import writer
-from harness.receipt.receipt import LogRecord
 from harness.receipt.redaction import PrivateTextError
 from harness.schedule import wrong_fix
-from harness.schedule.journal import LaneEnd
 from harness.schedule.places import Placement
 from harness.schedule.task import Task
 from harness.upstream import dependencies, patch, tree

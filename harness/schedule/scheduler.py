@@ -16,15 +16,15 @@ from functools import partial
 from harness.core.words import LaneName, LaneVerdict
 from harness.host.gpus import Device
 from harness.host.host import Host
+from harness.lane.record import LaneEnd
 from harness.schedule.estimates import expected_seconds
-from harness.schedule.journal import LaneEnd
 from harness.schedule.lane_runner import Prepared, Stopped
-from harness.schedule.pack_result import Judged
 from harness.schedule.places import Placement, Places
 from harness.schedule.queue import Queue
 from harness.schedule.task import Task
 from harness.schedule.workers import Failure, LaneWork, Then, Unfit, Workers
 from harness.verdict.cell import Cell
+from harness.verdict.outcome import Outcome
 
 #: How many cells are laid out at once, beside the lanes.
 PREPARING = 4
@@ -73,7 +73,7 @@ class Account:
     elsewhere: dict[str, Host] = field(default_factory=dict)
     seen: dict[str, str] = field(default_factory=dict)
     planned: dict[str, list[Task]] = field(default_factory=dict)
-    results: dict[str, Judged] = field(default_factory=dict)
+    results: dict[str, Outcome] = field(default_factory=dict)
 
 
 def _nothing(*_: object) -> None:

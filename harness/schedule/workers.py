@@ -17,7 +17,8 @@ from harness.core.errors import HarnessError, NoRoomError, UnavailableError, Uns
 from harness.core.words import Exit, Verdict
 from harness.host.gpu_health import GpuWatch
 from harness.host.gpus import Device
-from harness.schedule.journal import Journal, LaneEnd
+from harness.lane.record import LaneEnd
+from harness.schedule.journal import Journal
 from harness.schedule.lane_runner import Prepared, Stopped
 from harness.schedule.places import Placement
 from harness.schedule.task import Task

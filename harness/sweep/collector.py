@@ -7,10 +7,11 @@ from dataclasses import dataclass, replace
 
 from harness.core.errors import HarnessError
 from harness.core.words import LaneName, Verdict
+from harness.lane.record import LaneEnd
 from harness.receipt.figures import figure_text
 from harness.receipt.receipt import Receipt
 from harness.receipt.redaction import Scrubber
-from harness.schedule.pack_result import CellJudge, Judged
+from harness.schedule.pack_result import CellJudge
 from harness.schedule.scheduler import Account
 from harness.schedule.task import Task
 from harness.schedule.workers import failure_of
@@ -18,7 +19,7 @@ from harness.sweep import baseline as comparison
 from harness.sweep.baseline import Baseline
 from harness.sweep.results import FLAKY, NOT_HERE, NOT_RUN, CellRow, ChangeRow, FigureRow, LaneRow
 from harness.verdict.cell import Cell
-from harness.verdict.outcome import deviation
+from harness.verdict.outcome import Outcome, deviation
 
 #: How a reason begins that is the user's own choice.
 BUDGET = "budget"
@@ -61,7 +62,7 @@ class Collector:
         if judged is None:
             return self._not_run(cell)
         try:
-            return self._judged(cell, judged, self.judge.receipt(judged))
+            return self._judged(judged, self.judge.receipt(judged))
         except HarnessError as error:
             return self._broken(cell, str(error))
 
@@ -98,27 +99,27 @@ class Collector:
         known = (self.account.not_run[task.key] for task in missing if task.key in self.account.not_run)
         return next(known, "interrupted" if self.account.interrupted else "a lane before it did not end")
 
-    def _judged(self, cell: Cell, judged: Judged, now: Receipt) -> CellRow:
-        outcome = judged.outcome
-        verdict = str(outcome.judgement.verdict) if outcome.agreeing == outcome.repeats else FLAKY
+    def _judged(self, outcome: Outcome, now: Receipt) -> CellRow:
+        cell, runs = outcome.cell, len(outcome.runs)
+        verdict = str(outcome.judgement.verdict) if outcome.agreeing == runs else FLAKY
         then = self.baseline.of(cell)
         before = comparison.expected(cell, then)
         found = comparison.of_verdict(verdict, before, f"{cell.pack.definition.upstream.package} {cell.version}")
         found += comparison.of_claims(now, then) + comparison.of_figures(cell, now, then)
         missing = self.judge.missing(cell)
-        short = f"{outcome.repeats} of {self.judge.repeat} runs: {self._why_not(missing)}" if missing else ""
+        short = f"{runs} of {self.judge.repeat} runs: {self._why_not(missing)}" if missing else ""
         name = cell.pack.definition.leading_figure
         return replace(
             _blank(cell, verdict, "; ".join(text for text in (outcome.judgement.reason, short) if text)),
             deviation=deviation(outcome),
             claims=outcome.judgement.claims,
             agreeing=outcome.agreeing,
-            runs=outcome.repeats,
+            runs=runs,
             seconds=round(outcome.seconds, 3),
             figure=figure_text(now.figure(name, LaneName.PRISTINE), now.figure(name, LaneName.PATCHED)),
             baseline=then.verdict if then else "",
             changes=tuple(sorted(found, key=lambda change: not change.worse)),
-            lanes=tuple(_lane(judged, lane) for lane in LaneName if judged.ends(lane)),
+            lanes=tuple(_lane(lane, ends) for lane in LaneName if (ends := outcome.ends(lane))),
             figures=tuple(_figures(now)),
             receipt=str(self.judge.receipt_path(cell).relative_to(self.judge.folder)),
         )
@@ -144,8 +145,7 @@ def _blank(cell: Cell, verdict: str, reason: str, *found: ChangeRow) -> CellRow:
     )
 
 
-def _lane(judged: Judged, name: LaneName) -> LaneRow:
-    ends = judged.ends(name)
+def _lane(name: LaneName, ends: list[LaneEnd]) -> LaneRow:
     said = tuple(str(end.record.verdict) if end.record else "PATCH_STALE" for end in ends)
     return LaneRow(name, said, ends[-1].seconds, ends[-1].place, ends[-1].log.file if ends[-1].log else "")
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import datetime as dt
 from dataclasses import dataclass
+from pathlib import Path
 
+from harness.core.errors import HarnessError
 from harness.core.words import LaneName, Verdict
-from harness.host.gpus import Gpu
-from harness.lane.record import LaneRecord
+from harness.lane.record import LaneEnd, LaneRecord
 from harness.upstream.dependencies import DependencySet
 from harness.verdict.cell import BOTH_LANES, Cell
 from harness.verdict.pack_verdict import Judgement
@@ -15,44 +15,60 @@ from harness.verdict.pack_verdict import Judgement
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one cell showed.
+    """What one cell showed: the result of a pack on a target.
 
     Attributes:
         cell: what it is about.
         judgement: the verdict, why, and the claims.
-        pristine: what that lane of the last run showed; None where it did not run.
-        patched: likewise.
+        runs: of each whole repetition the ends of its lanes; empty where none ran.
+        agreeing: how many of them gave the verdict.
         dependency_set: what the lanes imported; None where none ran.
-        version: of the tree, as the runner knows it.
-        tree: the sha256 of the pristine tree.
-        patch: the name of the patch's file; empty where no patched lane ran.
-        gpus: those that the last run had.
-        started: when its first lane began, in UTC; None where none ran.
-        seconds: of all its lanes together.
-        agreeing: how many of its runs gave the verdict.
-        repeats: of how many.
+        receipt: where its receipt lies in the run folder; None where none was written.
+        problem: why none was.
 
     """
 
     cell: Cell
     judgement: Judgement
-    pristine: LaneRecord | None = None
-    patched: LaneRecord | None = None
-    dependency_set: DependencySet | None = None
-    version: str = ""
-    tree: str = ""
-    patch: str = ""
-    gpus: tuple[Gpu, ...] = ()
-    started: dt.datetime | None = None
-    seconds: float = 0.0
+    runs: tuple[tuple[LaneEnd, ...], ...] = ()
     agreeing: int = 1
-    repeats: int = 1
+    dependency_set: DependencySet | None = None
+    receipt: Path | None = None
+    problem: HarnessError | None = None
+
+    @property
+    def last(self) -> tuple[LaneEnd, ...]:
+        """The lanes of the last run."""
+        return self.runs[-1] if self.runs else ()
 
     @property
     def lanes(self) -> dict[LaneName, LaneRecord]:
-        """The lanes that ran."""
-        both = {LaneName.PRISTINE: self.pristine, LaneName.PATCHED: self.patched}
-        return {name: record for name, record in both.items() if record is not None}
+        """What the lanes of the last run showed, of those that ran."""
+        return {end.lane: end.record for end in self.last if end.record is not None}
+
+    @property
+    def pristine(self) -> LaneRecord | None:
+        """What that lane of the last run showed; None where it did not run."""
+        return self.lanes.get(LaneName.PRISTINE)
+
+    @property
+    def patched(self) -> LaneRecord | None:
+        """What that lane of the last run showed; None where it did not run."""
+        return self.lanes.get(LaneName.PATCHED)
+
+    @property
+    def version(self) -> str:
+        """The version of the tree, as the runner knows it."""
+        return self.last[0].version if self.last else ""
+
+    @property
+    def seconds(self) -> float:
+        """The seconds of all lanes together."""
+        return sum(end.seconds for run in self.runs for end in run)
+
+    def ends(self, lane: LaneName) -> list[LaneEnd]:
+        """List the ends of one lane, in the order of the runs."""
+        return [end for run in self.runs for end in run if end.lane == lane]
 
     @property
     def belongs_to_pack(self) -> bool:

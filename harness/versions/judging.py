@@ -13,11 +13,10 @@ from harness.core import tracebacks
 from harness.core.errors import HarnessError, UnavailableError
 from harness.core.words import Evidence, LaneName, LaneVerdict, Role, Verdict
 from harness.host.eligibility import Planned
-from harness.lane.record import CheckLine, LaneRecord
+from harness.lane.record import CheckLine, LaneRecord, LogRecord
 from harness.lane.script import NO_SENTINEL
 from harness.pack.model import Pack
 from harness.receipt import figures
-from harness.receipt.receipt import LogRecord
 from harness.schedule.scheduler import Account
 from harness.schedule.selection import Request, cell_of
 from harness.schedule.session import Session
@@ -139,7 +138,7 @@ def _side(session: Session, cell: Cell) -> Side | None:
     judged = session.judge.judged(cell)
     if judged is None:
         return None
-    (end,) = judged.runs[-1].ends
+    (end,) = judged.last
     if end.record is None:
         return Side(LaneVerdict.ERROR, "its lane did not begin", end.version)
     return Side(*_verdict(session, end.record, end.log), end.version, end.record)

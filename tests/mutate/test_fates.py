@@ -5,11 +5,10 @@ from __future__ import annotations
 import pytest
 
 from harness.core.words import Evidence, LaneName, LaneVerdict, Role
-from harness.lane.record import CheckLine, LaneRecord, OutputLine
+from harness.lane.record import CheckLine, LaneEnd, LaneRecord, OutputLine
 from harness.mutate import fates
 from harness.mutate.mutants import Listed, Mutant, Origin
 from harness.receipt.strength import Fate, count
-from harness.schedule.journal import LaneEnd
 
 PRISTINE = LaneRecord(
     LaneVerdict.BUG_REPRODUCED, "", 10, 1.0, 0, 0, "", "",

@@ -9,9 +9,8 @@ import pytest
 
 from harness.core import files
 from harness.core.words import Evidence, LaneName, LaneVerdict
-from harness.lane.record import LaneRecord
-from harness.receipt.receipt import LogRecord
-from harness.schedule.journal import Journal, LaneEnd
+from harness.lane.record import LaneEnd, LaneRecord, LogRecord
+from harness.schedule.journal import Journal
 
 TEXT = "what the probe said\n"
 

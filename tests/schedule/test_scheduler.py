@@ -14,10 +14,10 @@ import pytest
 from harness.core.errors import NoRoomError, UnavailableError, UnsupportedHereError
 from harness.core.words import Evidence, LaneName, LaneVerdict, Verdict
 from harness.host import host
-from harness.lane.record import LaneRecord
+from harness.lane.record import LaneEnd, LaneRecord
 from harness.pack import load
 from harness.schedule import task as schedule_task
-from harness.schedule.journal import Journal, LaneEnd
+from harness.schedule.journal import Journal
 from harness.schedule.lane_runner import Prepared, Stopped
 from harness.schedule.places import Placement, Places
 from harness.schedule.scheduler import DRAIN_SECONDS, Account, Scheduler

@@ -12,10 +12,10 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, LaneVerdict, Verdict
 from harness.host import host
-from harness.lane.record import FigureLine, LaneRecord
+from harness.lane.record import FigureLine, LaneRecord, LogRecord
 from harness.pack import load
 from harness.receipt import receipt
-from harness.receipt.receipt import GpuRecord, LogRecord, Receipt
+from harness.receipt.receipt import GpuRecord, Receipt
 from harness.sweep import baseline, run_folder, selection
 from harness.sweep.baseline import Baseline
 from harness.sweep.results import NOT_HERE, NOT_RUN
