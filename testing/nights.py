@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from harness.sweep.results import SCHEMA, CellRow, FigureRow, GpuRow, HostRow, LaneRow, Results
+from harness.sweep.results import SCHEMA, CellRow, FigureRow, GpuFault, HostRow, LaneRow, Results
 
 FIRST = dt.datetime(2026, 1, 1, 2, tzinfo=dt.UTC)
 GPU = "NVIDIA H200"
@@ -58,7 +58,7 @@ def results(night: int, cells: Sequence[CellRow], *, driver: str = "580.1", torc
         lanes_run=2 * len(cells),
         lanes_resumed=0,
         host=HostRow("3.12.3", torch, "3.6.0", "13.0", driver, 4),
-        gpus=(GpuRow("gpu 0", GPU, "", ""),),
+        gpus=(GpuFault("gpu 0", GPU, "", ""),),
         notes=(),
         cells=tuple(cells),
     )

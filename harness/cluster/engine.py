@@ -29,10 +29,10 @@ from harness.core import files, strict_json
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
 from harness.lane.record import LaneEnd
-from harness.schedule.estimates import expected_seconds
 from harness.schedule.lane_runner import Runner
 from harness.schedule.scheduler import Account
 from harness.schedule.session import Session
+from harness.schedule.task import expected_seconds
 from harness.schedule.workers import Failure, failure_of
 from harness.verdict.cell import Cell
 

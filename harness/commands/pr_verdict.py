@@ -19,7 +19,7 @@ from harness.pack.concerned import concerned
 from harness.pack.model import Pack
 from harness.receipt import redaction
 from harness.report import links, pr_comment, report
-from harness.schedule import inputs
+from harness.schedule.selection import taken
 from harness.schedule.session import Session
 from harness.verdict import change
 from harness.versions import two_trees
@@ -96,7 +96,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     with Progress(sys.stderr) as progress, gpu_pool() as pool:
         cache = where.cache(progress.tell)
         here = host.detect(pool)
-        with cache.guard(), inputs.taken(cache, chosen) as copies:
+        with cache.guard(), taken(cache, chosen) as copies:
             session = running.session(cache, here, pool, progress, jobs)
             pairs, refused = _pairs(session, copies, target, trees)
             found, interrupted = two_trees.compared(session, pairs)

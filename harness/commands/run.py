@@ -19,10 +19,9 @@ from harness.host.gpus import gpu_pool
 from harness.pack.model import Pack
 from harness.report import run_table
 from harness.report.run_table import RunRow
-from harness.schedule import inputs
 from harness.schedule.lane_runner import RAW_LOGS
 from harness.schedule.scheduler import Account
-from harness.schedule.selection import ASK, Request, cells_of
+from harness.schedule.selection import ASK, Request, cells_of, taken
 from harness.schedule.session import Session
 from harness.schedule.workers import failure_of
 from harness.verdict.cell import BOTH_LANES, Cell, lanes_of
@@ -104,7 +103,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
                 progress.tell(f"{pack.name}: left out: pack.toml names no head commit")
             chosen = [one for one in chosen if one.definition.head is not None]
         cache = where.cache(progress.tell)
-        with cache.guard(), inputs.taken(cache, chosen) as copies:
+        with cache.guard(), taken(cache, chosen) as copies:
             session = running.session(cache, host.detect(pool), pool, progress, jobs)
             session = replace(session, repeat=repeat, keep_raw=True)
             run = Run(

@@ -15,7 +15,7 @@ from harness.core.words import Exit, LaneVerdict
 from harness.host import eligibility, host
 from harness.host.gpus import gpu_pool
 from harness.receipt import receipt, redaction
-from harness.schedule import inputs
+from harness.schedule.selection import taken
 from harness.upstream import tree
 from harness.versions import bisection, candidates, output, timeline
 from harness.versions.bisection import Known
@@ -75,7 +75,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         cache = where.cache(progress.tell)
         here = host.detect(pool)
         chosen, evidence = eligibility.first(subject, target, here)
-        with cache.guard(), inputs.taken(cache, [subject]) as (subject,):
+        with cache.guard(), taken(cache, [subject]) as (subject,):
             session = running.session(cache, here, pool, progress, jobs)
             judging = Judging(session, subject, chosen, evidence, timeout, subject.definition.versions.checks)
             if upstream and not vary:

@@ -14,10 +14,9 @@ from harness.core.cache import Cache
 from harness.core.seal import ChangedError, Layout
 from harness.core.words import Evidence, LaneName, LaneVerdict
 from harness.host.host import Host
-from harness.lane import built_environment, environment, loaded, process, results, script
+from harness.lane import built_environment, environment, process, results, script
 from harness.lane.environment import NO_GPU, Gpus, Witness
-from harness.lane.log import Log
-from harness.lane.process import Ended
+from harness.lane.process import Ended, Log
 from harness.lane.record import UpstreamLine
 from harness.lane.results import Results
 from harness.lane.script import LastLine, Script
@@ -29,6 +28,8 @@ from harness.upstream.tree import Tree
 ABANDONED = "abandoned"
 #: What contracts import lies here: it is the last folder of their PYTHONPATH.
 REPOSITORY = Path(__file__).parents[2]
+#: The folder of the witness, which every process of a lane imports at its start.
+WITNESS = Path(__file__).with_name("witness")
 #: What runs a script that prints no sentinel of its own.
 ORDINARY = Path(__file__).with_name("ordinary.py")
 #: The exit status of a script that raised.
@@ -193,7 +194,7 @@ def _run_files(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
         second = process.run(command, log)
         found = results.read(folders.work / RESULTS, second.status, lane.claims)
         ended = _together(ended, second)
-    seen, problem = loaded.read(folders.work / LOADED)
+    seen, problem = results.read_loaded(folders.work / LOADED)
     return LaneRun(ended, said, found, seen, line.printed, log.path, problem)
 
 
@@ -214,7 +215,7 @@ def _command(lane: Lane, folders: environment.Folders, arguments: tuple[str, ...
     python = built_environment.interpreter(lane.environment)
     gate = folders.work / f"gate-{len(list(folders.work.glob('gate-*')))}"  # each supervisor makes its own
     witness = Witness(lane.tree.folder, lane.modules, folders.work / LOADED)
-    paths = [loaded.WITNESS, lane.tree.import_root, lane.dependencies.folder, REPOSITORY]
+    paths = [WITNESS, lane.tree.import_root, lane.dependencies.folder, REPOSITORY]
     return process.Command(
         arguments=(str(python), *arguments),
         environment={

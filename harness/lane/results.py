@@ -1,4 +1,4 @@
-"""What a contract found: the file of results that `kit.plugin` writes, read strictly."""
+"""What a lane left in its folder, read strictly: the contract's results (`kit.plugin`), and the witness's notes."""
 
 from __future__ import annotations
 
@@ -10,13 +10,15 @@ from typing import TypeVar
 
 from harness.core import strict_json, structure
 from harness.core.words import BITWISE_IDENTICAL
-from harness.lane.record import LONGEST_NAME, CheckLine, FigureLine, OutputLine, TargetLine
+from harness.lane.record import LONGEST_NAME, CheckLine, FigureLine, OutputLine, TargetLine, UpstreamLine
 
 Line = TypeVar("Line")
 #: Exit statuses of pytest: all passed, some failed, no test collected.
 PASSED, FAILED, NOTHING = 0, 1, 5
 #: Bytes of a file of results.
 MOST_BYTES = 1 << 25
+#: Files that the witness of a lane may note.
+MOST_LINES = 50_000
 
 
 @dataclass(frozen=True)
@@ -155,3 +157,14 @@ def _ending(events: list[object], status: int, running: str) -> list[str]:
     if ends[0].status != status or status not in (PASSED, FAILED, NOTHING):
         return [f"pytest said {ends[0].status} and ended with exit status {status}"]
     return [f"{running} did not end"] if running else []
+
+
+def read_loaded(file: Path) -> tuple[tuple[UpstreamLine, ...], str]:
+    """Read what the witness noted: each file once, in the order in which it was loaded, and why that cannot be read."""
+    lines = file.read_bytes().splitlines() if file.exists() else []
+    if len(lines) > MOST_LINES:
+        return (), f"the lane loaded more than {MOST_LINES} modules"
+    try:
+        return tuple(structure.structure(strict_json.loads(line), UpstreamLine) for line in dict.fromkeys(lines)), ""
+    except (ValueError, TypeError) as error:
+        return (), f"what the witness noted cannot be read: {error}"

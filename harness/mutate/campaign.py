@@ -24,9 +24,8 @@ from harness.pack.model import Pack
 from harness.receipt import receipt, staleness, strength, wrong_fixes
 from harness.receipt.receipt import FIRST_SIGHT, Hashed
 from harness.receipt.strength import Fate, MutantRecord, Strength
-from harness.schedule.estimates import Estimates
 from harness.schedule.session import Session
-from harness.schedule.task import tasks
+from harness.schedule.task import Estimates, tasks
 from harness.upstream import tree
 from harness.verdict import pack_verdict
 from harness.verdict.cell import Cell

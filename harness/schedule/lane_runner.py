@@ -23,7 +23,7 @@ from harness.lane.record import LaneEnd, LaneRecord, LogRecord
 from harness.receipt import writer
 from harness.receipt.redaction import PrivateTextError
 from harness.schedule import wrong_fix
-from harness.schedule.places import Placement
+from harness.schedule.queue import Placement
 from harness.schedule.task import Task
 from harness.upstream import dependencies, patch, tree
 from harness.upstream.dependencies import DependencySet

@@ -1,15 +1,15 @@
-"""The queue: which lane goes next. Pure bookkeeping; nothing here runs anything."""
+"""The queue: which lane goes next, and where: so many at once, on the GPUs of this host. Nothing here runs anything."""
 
 from __future__ import annotations
 
 import bisect
 import itertools
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 
-from harness.schedule.estimates import expected_seconds
-from harness.schedule.places import Placement, Places
-from harness.schedule.task import Task
+from harness.host.gpus import Device
+from harness.schedule.task import Task, expected_seconds
 
 #: Left out last time, then what needs quiet (it waits for others, so the sooner it is through the better), then those
 #: of several GPUs, then those of several cores, then the longest first with what waits for it; then as they came.
@@ -19,6 +19,137 @@ Rank = tuple[bool, bool, int, int, float, int]
 def _rank(task: Task, after_it: float, place: int) -> Rank:
     quiet = task.cell.measures or task.exclusive
     return (not task.urgent, not quiet, -task.gpus, -task.cores, -expected_seconds(task) - after_it, place)
+
+
+@dataclass(frozen=True)
+class Placement:
+    """Where one lane runs: on these GPUs, or on the cores alone."""
+
+    devices: tuple[Device, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Its name in every output."""
+        numbers = ",".join(device.number for device in self.devices)
+        return f"gpu{'s' if len(self.devices) > 1 else ''} {numbers}" if numbers else "cpu"
+
+
+@dataclass
+class _GpuUse:
+    """The lanes on one GPU: how many, how much of its memory they may take, and whether one has it for itself."""
+
+    lanes: int = 0
+    memory_gib: float = 0.0
+    exclusive: bool = False
+
+
+@dataclass
+class Places:
+    """How many lanes run at once, on which GPUs, and what of them is taken.
+
+    A lane counts as its `cores`, or as all that there are. Lanes are not bound to cores: some compile in several
+    processes, and whoever is bound cannot use what is idle.
+
+    Attributes:
+        jobs: how many lanes run at once, whatever they use.
+        devices: the GPUs of the pool that are healthy.
+        taken: the numbers of the GPUs that another program uses: nothing can be measured there.
+
+    """
+
+    jobs: int
+    devices: list[Device]
+    taken: set[str] = field(default_factory=set)
+    _on_gpu: dict[str, _GpuUse] = field(default_factory=dict)
+    _running: int = 0
+    _alone: bool = False
+
+    @property
+    def full(self) -> bool:
+        """Whether no lane can begin, whatever it needs."""
+        return self._alone or self._running >= self.jobs
+
+    def _cores(self, task: Task) -> int:
+        """Return as how many lanes a lane counts."""
+        return min(task.cores, self.jobs)
+
+    def _has_cores(self, task: Task) -> bool:
+        return not self.full and self._running + self._cores(task) <= self.jobs
+
+    def waits_for_cores(self, task: Task, kept: Collection[str]) -> bool:
+        """Whether the cores are all that keeps a lane from beginning, on other GPUs than those `kept`, by number."""
+        return not self._has_cores(task) and self._devices_for(task, kept) is not None
+
+    def never(self, task: Task) -> str:
+        """Say why no GPU that is left can ever take a lane; empty where one can, or it needs none."""
+        if not task.gpus:
+            return ""
+        ours = [device for device in self.devices if device.gpu.target == task.cell.gpu]
+        if len(ours) < task.gpus:
+            return (
+                f"no healthy {task.cell.gpu} GPU is left" if not ours else f"{len(ours)} of {task.gpus} GPUs are left"
+            )
+        usable = [device for device in ours if self._suits(device, task)]
+        return "" if len(usable) >= task.gpus else f"every {task.cell.gpu} GPU is taken by another program"
+
+    def emptiest(self, task: Task) -> str:
+        """Return the number of the GPU with the fewest lanes among those that can ever take a lane."""
+        return min((device for device in self.devices if self._suits(device, task)), key=self._lanes).number
+
+    def take(self, task: Task, kept: Collection[str]) -> Placement | None:
+        """Give a lane its place and its GPUs, none of those `kept`, all together; None where it has to wait."""
+        on_cores_alone = task.exclusive and not task.gpus
+        if not self._has_cores(task) or (on_cores_alone and self._running):
+            return None
+        devices = self._devices_for(task, kept)
+        if devices is None:
+            return None
+        for device in devices:
+            use = self._on_gpu.setdefault(device.number, _GpuUse())
+            use.lanes += 1
+            use.memory_gib += task.cell.stated.gpu_memory_gib
+            use.exclusive = task.exclusive
+        self._running += self._cores(task)
+        self._alone = on_cores_alone
+        return Placement(devices)
+
+    def _devices_for(self, task: Task, kept: Collection[str]) -> tuple[Device, ...] | None:
+        """Choose the GPUs of a lane, those with the fewest lanes first; None where there are not enough."""
+        room = [device for device in self.devices if device.number not in kept and self._has_room(device, task)]
+        room.sort(key=self._lanes)
+        return tuple(room[: task.gpus]) if len(room) >= task.gpus else None
+
+    def _lanes(self, device: Device) -> int:
+        return self._on_gpu.get(device.number, _GpuUse()).lanes
+
+    def _suits(self, device: Device, task: Task) -> bool:
+        """Whether a GPU can take a lane, whatever else is on it now."""
+        is_quiet = not task.cell.measures or device.number not in self.taken
+        return device.gpu.target == task.cell.gpu and is_quiet
+
+    def _has_room(self, device: Device, task: Task) -> bool:
+        use = self._on_gpu.get(device.number, _GpuUse())
+        if not self._suits(device, task) or use.exclusive or (task.exclusive and use.lanes):
+            return False
+        if task.gpus > 1 and device.is_instance:
+            return False
+        memory = device.gpu.memory_gib or math.inf
+        return not use.lanes or use.memory_gib + task.cell.stated.gpu_memory_gib <= memory
+
+    def give_back(self, task: Task, placement: Placement) -> None:
+        """Note that a lane is over."""
+        for device in placement.devices:
+            use = self._on_gpu[device.number]
+            use.lanes -= 1
+            use.memory_gib -= task.cell.stated.gpu_memory_gib
+            use.exclusive = False
+        self._running -= self._cores(task)
+        self._alone = False
+
+    def retire(self, devices: Iterable[Device]) -> None:
+        """Take GPUs out of the pool; lanes that are on them go on until they end."""
+        gone = {device.number for device in devices}
+        self.devices = [device for device in self.devices if device.number not in gone]
 
 
 @dataclass

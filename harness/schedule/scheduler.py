@@ -17,11 +17,9 @@ from harness.core.words import LaneName, LaneVerdict
 from harness.host.gpus import Device
 from harness.host.host import Host
 from harness.lane.record import LaneEnd
-from harness.schedule.estimates import expected_seconds
 from harness.schedule.lane_runner import Prepared, Stopped
-from harness.schedule.places import Placement, Places
-from harness.schedule.queue import Queue
-from harness.schedule.task import Task
+from harness.schedule.queue import Placement, Places, Queue
+from harness.schedule.task import Task, expected_seconds
 from harness.schedule.workers import Failure, LaneWork, Then, Unfit, Workers
 from harness.verdict.cell import Cell
 from harness.verdict.outcome import Outcome

@@ -1,8 +1,12 @@
-"""From packs to cells: what a command judges."""
+"""From packs to cells: what a command judges, by files that nobody edits meanwhile."""
 
 from __future__ import annotations
 
+import shutil
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 from harness.core import files
 from harness.core.cache import Cache
@@ -110,3 +114,27 @@ def cells_of(packs: list[Pack], target: str, request: Request, host: Host, cache
     """
     pairs = [(pack, planned) for pack in packs for planned in eligibility.plan(pack, target, host)]
     return [cell_of(pack, planned, request, host, cache) for pack, planned in pairs]
+
+
+@contextmanager
+def taken(cache: Cache, packs: Iterable[Pack]) -> Iterator[list[Pack]]:
+    """Copy script, contract and patches of each pack into a folder of this command's; yield packs that read them there.
+
+    What runs is what receipts state the hashes of: a file that is edited meanwhile is another run's.
+    """
+    with cache.scratch("inputs-") as folder:
+        with cache.guard():
+            found = [_taken(pack, folder / pack.name) for pack in packs]
+        yield found
+
+
+def _taken(pack: Pack, folder: Path) -> Pack:
+    folder.mkdir()
+    ordinary = pack.definition.script
+    copied = {path.name: path for path in (pack.probe, pack.contract, *pack.folder.glob("*.patch"))}
+    copied |= {name: pack.probe.parent / name for name in (ordinary.beside if ordinary else ())}
+    for name, path in copied.items():
+        if path.is_file():  # what is missing is told where it is needed
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, folder / name)
+    return replace(pack, inputs=folder)

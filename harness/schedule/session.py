@@ -15,13 +15,12 @@ from harness.host.gpu_health import GpuWatch
 from harness.host.gpus import Device
 from harness.host.host import Host
 from harness.lane import supervisor
-from harness.schedule.estimates import Estimates, at_least
 from harness.schedule.journal import Journal
 from harness.schedule.lane_runner import Runner
 from harness.schedule.pack_result import CellJudge, CommandOf
-from harness.schedule.places import Places
+from harness.schedule.queue import Places
 from harness.schedule.scheduler import Account, GpuFault, Listener, Scheduler
-from harness.schedule.task import Task, tasks, unique, unique_tasks
+from harness.schedule.task import Estimates, Task, at_least, tasks, unique
 from harness.schedule.workers import LaneWork, failure_of
 from harness.verdict.cell import Cell
 
@@ -84,7 +83,10 @@ class Session:
 
     def tasks(self, cells: Iterable[Cell]) -> list[Task]:
         """List the lanes of cells, each with what is known of its duration."""
-        return [self.estimates.of(task) for task in unique_tasks(cells, self.host, self.repeat)]
+        return [
+            self.estimates.of(task)
+            for task in unique(task for cell in cells for task in tasks(cell, self.host, self.repeat))
+        ]
 
     def seconds_left(self, tasks: Iterable[Task]) -> float | None:
         """Return a bound below which these lanes cannot end, in seconds; None where no duration is known."""

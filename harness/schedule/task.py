@@ -1,18 +1,21 @@
-"""Tasks: the lanes that a cell takes, and what they have to wait for."""
+"""Tasks: the lanes that a cell takes, what they have to wait for, and how long they take."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field, replace
 
-from harness.core import files
+from harness.core import files, strict_json
 from harness.core.words import LaneName
 from harness.host.host import Host
 from harness.lane import built_environment
 from harness.pack import judges
+from harness.pack.model import Pack
 from harness.upstream import dependencies
 from harness.verdict.cell import BOTH_LANES, Cell
 
+#: What a lane is taken to last, in seconds, of which no receipt tells.
+UNKNOWN = 120.0
 #: In how many processes a wrong fix's probe may compile, or run cases, at once: its lane is over with the first check
 #: that fails, and what other processes have begun by then is thrown away.
 WRONG_FIX_PROCESSES = 2
@@ -150,14 +153,58 @@ def tasks(cell: Cell, host: Host, repeat: int) -> list[Task]:
     return found
 
 
-def unique_tasks(cells: Iterable[Cell], host: Host, repeat: int) -> list[Task]:
-    """List the tasks of all cells; what two cells share (the newest release is the pinned one) comes once."""
-    return unique(task for cell in cells for task in tasks(cell, host, repeat))
-
-
 def unique(every: Iterable[Task]) -> list[Task]:
-    """List each task once, the first of those with one key."""
+    """List each task once: what two cells share (the newest release is the pinned one) comes once."""
     first: dict[str, Task] = {}
     for task in every:
         first.setdefault(task.key, task)
     return list(first.values())
+
+
+def expected_seconds(task: Task) -> float:
+    """Return how long a lane is taken to last."""
+    return UNKNOWN if task.seconds is None else task.seconds
+
+
+def at_least(tasks: Iterable[Task], jobs: int) -> float | None:
+    """Return a bound below which no schedule of these tasks comes, in seconds; None where no duration is known."""
+    known = [(task.seconds, min(task.cores, jobs)) for task in tasks if task.seconds is not None]
+    together = sum(seconds * cores for seconds, cores in known) / jobs
+    return max(together, *(seconds for seconds, _ in known)) if known else None
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """How long lanes take: as in an earlier run, else as in the committed receipts, else nobody knows.
+
+    Attributes:
+        earlier: seconds by cell name, evidence and lane.
+        urgent: the names of the cells that the newest of the earlier runs left out.
+
+    """
+
+    earlier: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
+    urgent: Collection[str] = ()
+    _receipts: dict[str, dict[tuple[str, str], float]] = field(default_factory=dict)
+
+    def of(self, task: Task) -> Task:
+        """Return the task with its expected seconds, and whether it was left out last time."""
+        cell, lane = task.cell, task.lane
+        seconds = self.earlier.get((cell.name, str(cell.evidence), lane))
+        if seconds is None:  # of another release too: another release of the same kernels is the best guess there is
+            if cell.pack.name not in self._receipts:
+                self._receipts[cell.pack.name] = _of_receipts(cell.pack)
+            seconds = self._receipts[cell.pack.name].get((f"{cell.target}.{cell.evidence}", lane))
+        return replace(task, seconds=seconds, urgent=cell.name in self.urgent)
+
+
+def _of_receipts(pack: Pack) -> dict[tuple[str, str], float]:
+    """Read the seconds of a pack's lanes from its committed receipts; `check` tells of one that cannot be read."""
+    found: dict[tuple[str, str], float] = {}
+    for path in pack.receipts.glob("*.json"):
+        try:
+            lanes = strict_json.loads(path.read_bytes())["lanes"]
+            found |= {(path.stem, name): float(lane["seconds"]) for name, lane in lanes.items()}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError):
+            continue
+    return found

@@ -20,7 +20,7 @@ from harness.host.gpus import Device
 from harness.lane.record import LaneEnd
 from harness.schedule.journal import Journal
 from harness.schedule.lane_runner import Prepared, Stopped
-from harness.schedule.places import Placement
+from harness.schedule.queue import Placement
 from harness.schedule.task import Task
 from harness.verdict.cell import Cell
 

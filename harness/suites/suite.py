@@ -18,7 +18,7 @@ from harness.host.host import cores
 from harness.lane import built_environment, environment, process
 from harness.lane.environment import NO_GPU, Gpus
 from harness.lane.lane import jit_folder
-from harness.lane.log import Log
+from harness.lane.process import Log
 from harness.pack.model import Pack, UpstreamTests
 from harness.schedule.lane_runner import Prepared, Runner
 from harness.schedule.session import Session

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from harness.core.errors import HarnessError
@@ -23,6 +23,8 @@ from harness.verdict.outcome import Outcome, deviation
 
 #: How a reason begins that is the user's own choice.
 BUDGET = "budget"
+#: Verdicts that no thread of upstream's explains: an exception is never a deviation that is known.
+NEVER_KNOWN = {Verdict.ERROR, FLAKY, NOT_RUN, NOT_HERE}
 #: What results call a cell of the pinned release.
 PINNED = "pinned"
 
@@ -163,3 +165,25 @@ def _figures(now: Receipt) -> Iterator[FigureRow]:
             spread_pristine=pristine.spread if pristine else None,
             spread_patched=patched.spread if patched else None,
         )
+
+
+def marked(rows: list[CellRow], threads: Mapping[str, str]) -> Iterator[CellRow]:
+    """Yield the rows; those that deviate name the thread, and where none of a pack does, its first one says so.
+
+    Args:
+        rows: of a whole sweep.
+        threads: the `known` of the packs that have it, by pack.
+
+    """
+    judged = [row for row in rows if row.lanes]
+    deviating = {row.pack for row in rows if row.deviates}
+    gone = {row.pack: row.name for row in reversed(judged) if row.pack in threads and row.pack not in deviating}
+    for row in rows:
+        thread = threads.get(row.pack, "")
+        if row.deviates and row.verdict not in NEVER_KNOWN:
+            yield replace(row, known=thread)
+        elif gone.get(row.pack) == row.name:
+            text = f"{thread}: no deviation was seen; `known` in pack.toml can go"
+            yield replace(row, changes=(*row.changes, ChangeRow("known", worse=False, text=text)))
+        else:
+            yield row

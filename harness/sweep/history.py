@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from harness.core import strict_json, structure
-from harness.schedule.estimates import Estimates
+from harness.schedule.task import Estimates
 from harness.sweep import run_folder
 from harness.sweep.results import NOT_RUN, SCHEMA, Results
 

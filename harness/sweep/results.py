@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.core.words import Verdict
+from harness.schedule.scheduler import GpuFault
 
 SCHEMA = 4
 #: Verdicts of a cell besides those of a pack.
@@ -100,16 +101,6 @@ class CellRow:
 
 
 @dataclass(frozen=True)
-class GpuRow:
-    """One GPU of the pool; `reason` says why it left, and after which lane."""
-
-    place: str
-    name: str
-    reason: str
-    task: str
-
-
-@dataclass(frozen=True)
 class HostRow:
     """Where the sweep ran."""
 
@@ -135,7 +126,7 @@ class Results:
     lanes_run: int
     lanes_resumed: int
     host: HostRow
-    gpus: tuple[GpuRow, ...]
+    gpus: tuple[GpuFault, ...]
     notes: tuple[str, ...]
     cells: tuple[CellRow, ...]
 

@@ -17,14 +17,14 @@ from harness.host.gpus import Device
 from harness.host.host import Host
 from harness.pack.model import Pack
 from harness.receipt import receipt, redaction
-from harness.schedule import inputs
 from harness.schedule.journal import Journal
 from harness.schedule.scheduler import Account, GpuFault, Listener
+from harness.schedule.selection import taken
 from harness.schedule.session import Session
-from harness.sweep import baseline, history, html, known, run_folder, selection, text_outputs
+from harness.sweep import baseline, history, html, run_folder, selection, text_outputs
 from harness.sweep.bisection import Bisection
-from harness.sweep.collector import Collector
-from harness.sweep.results import SCHEMA, CellRow, GpuRow, HostRow, Results
+from harness.sweep.collector import Collector, marked
+from harness.sweep.results import SCHEMA, CellRow, HostRow, Results
 from harness.sweep.run_folder import Request, RunFolder
 from harness.sweep.selection import Moving
 from harness.verdict.cell import Cell
@@ -118,7 +118,7 @@ class Sweep:
         begun, order = time.monotonic(), self.order
         chosen = selection.selected(order.packs, order.only)
         with (
-            inputs.taken(self.cache, order.packs) as copies,
+            taken(self.cache, order.packs) as copies,
             run_folder.opened(order.runs, order.request, run_folder.now()) as folder,
         ):
             compared = baseline.find(order.baseline, order.runs, folder.name)
@@ -179,7 +179,7 @@ class Sweep:
         judge = replace(session.judge, elsewhere=account.elsewhere, planned=account.planned)
         collector = Collector(judge, account, compared, redaction.of_host(places))
         threads = {cell.pack.name: cell.pack.definition.known for cell in cells if cell.pack.definition.known}
-        rows = list(known.marked([collector.row(cell) for cell in cells], threads))
+        rows = list(marked([collector.row(cell) for cell in cells], threads))
         if self.order.bisect is not None and not account.interrupted:
             ends = [time.monotonic() + self.order.bisect, *([] if session.stop_at is None else [session.stop_at])]
             bisection = Bisection(replace(session, stop_at=min(ends)), compared, self.progress.tell, collector.clean)
@@ -194,9 +194,9 @@ class Sweep:
         self, folder: RunFolder, session: Session, account: Account, rows: tuple[CellRow, ...], compared: str
     ) -> Results:
         host = self.host
-        gpus = {device.place: GpuRow(device.place, device.gpu.name, "", "") for device in self.devices}
-        gpus |= {place: GpuRow(place, name, "", "") for place, name in sorted(account.seen.items())}
-        gpus |= {one.place: GpuRow(one.place, one.name, one.reason, one.task) for one in account.faults}
+        gpus = {device.place: GpuFault(device.place, device.gpu.name, "", "") for device in self.devices}
+        gpus |= {place: GpuFault(place, name, "", "") for place, name in sorted(account.seen.items())}
+        gpus |= {one.place: GpuFault(one.place, one.name, one.reason, one.task) for one in account.faults}
         drivers = sorted({node.driver for node in account.elsewhere.values() if node.driver})
         results = Results(
             schema=SCHEMA,

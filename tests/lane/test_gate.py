@@ -10,8 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.lane import process
-from harness.lane.log import Log
-from harness.lane.process import Command, Ended
+from harness.lane.process import Command, Ended, Log
 
 pytestmark = pytest.mark.slow
 

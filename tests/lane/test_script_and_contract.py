@@ -14,7 +14,8 @@ from typing import Any
 import pytest
 
 from harness.core import terminal
-from harness.lane import loaded, script
+from harness.lane import results, script
+from harness.lane.lane import WITNESS
 from testing.workbench import Workbench
 
 TOY = "60_script_and_contract"
@@ -276,12 +277,12 @@ def test_bytecode_in_the_tree_is_not_executed_unseen(tmp_path: Path) -> None:
     (package / "bare.py").unlink()
     compileall.compile_dir(package, quiet=2)
     environment = os.environ | {
-        "PYTHONPATH": f"{loaded.WITNESS}:{tmp_path / 'tree'}",
+        "PYTHONPATH": f"{WITNESS}:{tmp_path / 'tree'}",
         "REPRODUCER_TREE": str(tmp_path / "tree"),
         "REPRODUCER_MODULES": "toykernel",
         "REPRODUCER_LOADED": str(tmp_path / "loaded.jsonl"),
     }
     subprocess.run([sys.executable, "-c", "import toykernel.bare"], env=environment, check=True)
-    found = {Path(line.file).name: line.sha256 for line in loaded.read(tmp_path / "loaded.jsonl")[0]}
+    found = {Path(line.file).name: line.sha256 for line in results.read_loaded(tmp_path / "loaded.jsonl")[0]}
     hashes = {name: hashlib.sha256((package / name).read_bytes()).hexdigest() for name in ("__init__.py", "bare.pyc")}
     assert found == hashes

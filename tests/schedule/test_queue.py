@@ -10,10 +10,8 @@ from harness.core.words import Evidence, LaneName
 from harness.host import host
 from harness.host.gpus import Device, Gpu
 from harness.pack import load
-from harness.schedule.estimates import at_least
-from harness.schedule.places import Placement, Places
-from harness.schedule.queue import Queue
-from harness.schedule.task import Task
+from harness.schedule.queue import Placement, Places, Queue
+from harness.schedule.task import Task, at_least
 from harness.sweep import selection
 from harness.sweep.selection import Moving
 from harness.verdict.cell import Cell

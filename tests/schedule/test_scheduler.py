@@ -19,7 +19,7 @@ from harness.pack import load
 from harness.schedule import task as schedule_task
 from harness.schedule.journal import Journal
 from harness.schedule.lane_runner import Prepared, Stopped
-from harness.schedule.places import Placement, Places
+from harness.schedule.queue import Placement, Places
 from harness.schedule.scheduler import DRAIN_SECONDS, Account, Scheduler
 from harness.schedule.task import Task
 from harness.schedule.workers import LaneWork, Then, Workers
@@ -95,7 +95,10 @@ class Stage:
         try:
             with Journal(self.journal) as journal:
                 scheduler = Scheduler(LaneWork(script, journal, _nothing, None, self.journal.parent), Places(1, []))
-                return scheduler.run(schedule_task.unique_tasks([self.cell, *others], HOST, repeat), cancel_end)
+                return scheduler.run(
+                    [task for cell in (self.cell, *others) for task in schedule_task.tasks(cell, HOST, repeat)],
+                    cancel_end,
+                )
         finally:
             os.close(cancel)
 

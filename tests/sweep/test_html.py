@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.sweep import html
-from harness.sweep.results import SCHEMA, CellRow, ChangeRow, FigureRow, GpuRow, HostRow, LaneRow, Results
+from harness.sweep.results import SCHEMA, CellRow, ChangeRow, FigureRow, GpuFault, HostRow, LaneRow, Results
 from testing import nights
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
@@ -59,7 +59,7 @@ def _results() -> Results:
     rows[8] = replace(rows[8], verdict="NOT_HERE", reason="no sm_100a GPU here", lanes=(), figures=())
     rows.insert(1, replace(rows[0], name=f"{rows[0].name}@latest", release="latest", version="2.4.0"))
     host = HostRow("3.12.3", "2.11.0+cu130", "3.6.0", "13.0", "580.1", 2)
-    gpus = (GpuRow("gpu 0", "NVIDIA H200", "", ""), GpuRow("gpu 1", "NVIDIA H200", "Xid 79", "a/sm_90a pristine"))
+    gpus = (GpuFault("gpu 0", "NVIDIA H200", "", ""), GpuFault("gpu 1", "NVIDIA H200", "Xid 79", "a/sm_90a pristine"))
     return Results(
         schema=SCHEMA,
         run="20261121T020000Z",
