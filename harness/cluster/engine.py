@@ -77,16 +77,10 @@ def minutes(array: Iterable[Work]) -> int:
 
 @dataclass(frozen=True)
 class SlurmEngine:
-    """Runs the lanes of a sweep as job arrays.
+    """Runs the lanes of a sweep as job arrays."""
 
-    Attributes:
-        settings: how jobs are submitted.
-        tell: takes a line for people.
-
-    """
-
-    settings: Settings
-    tell: Callable[[str], None]
+    settings: Settings  # how jobs are submitted
+    tell: Callable[[str], None]  # takes a line for people
 
     def run(self, session: Session, cells: Iterable[Cell]) -> Account:
         """Judge cells on nodes; what an earlier command submitted is not submitted again.
@@ -116,22 +110,13 @@ class SlurmEngine:
 
 @dataclass
 class Collection:
-    """One command's part in a sweep on a cluster.
+    """One command's part in a sweep on a cluster."""
 
-    Attributes:
-        settings: how jobs are submitted.
-        session: whose journal takes the ends of lanes.
-        folder: what is known, on disk.
-        tell: takes a line for people.
-        account: what came of it.
-
-    """
-
-    settings: Settings
-    session: Session
-    folder: Path
-    tell: Callable[[str], None]
-    account: Account = field(default_factory=Account)
+    settings: Settings  # how jobs are submitted
+    session: Session  # whose journal takes the ends of lanes
+    folder: Path  # what is known, on disk
+    tell: Callable[[str], None]  # takes a line for people
+    account: Account = field(default_factory=Account)  # what came of it
     _names: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
     _arrays: dict[str, dict[str, str]] = field(default_factory=dict)
     _waiting: dict[str, Work] = field(default_factory=dict)

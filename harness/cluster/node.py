@@ -32,26 +32,15 @@ MARGIN = 4.0
 
 @dataclass(frozen=True)
 class Work:
-    """What a task is to do.
+    """What a task is to do."""
 
-    Attributes:
-        cell: to be judged.
-        lanes: of the cell, with what is known of their durations.
-        kind: what the cluster calls its GPU.
-        cache: the folder of the cache.
-        mirrors: that of the repositories; None: there is none.
-        repeat: how often each lane runs.
-        jobs: how many lanes at once, one of several ranks counting as that many.
-
-    """
-
-    cell: Cell
-    lanes: tuple[Task, ...]
-    kind: str
-    cache: Path
-    mirrors: Path | None
-    repeat: int
-    jobs: int
+    cell: Cell  # to be judged
+    lanes: tuple[Task, ...]  # of the cell, with what is known of their durations
+    kind: str  # what the cluster calls its GPU
+    cache: Path  # the folder of the cache
+    mirrors: Path | None  # that of the repositories; None: there is none
+    repeat: int  # how often each lane runs
+    jobs: int  # how many lanes at once, one of several ranks counting as that many
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -83,26 +72,15 @@ class Work:
 
 @dataclass(frozen=True)
 class Showed:
-    """What a task showed.
+    """What a task showed."""
 
-    Attributes:
-        host: the node.
-        ends: of the cell's lanes, under the keys that the collector has for them.
-        logs: the scrubbed log of each, by its path in the run folder.
-        not_run: why a lane was not run, by its key.
-        faults: of the GPUs that the task had.
-        failure: why the cell could not be laid out.
-        refused: why the node cannot judge it: it has other GPUs than were asked for.
-
-    """
-
-    host: Host
-    ends: tuple[LaneEnd, ...] = ()
-    logs: dict[str, str] | None = None
-    not_run: dict[str, str] | None = None
-    faults: tuple[GpuFault, ...] = ()
-    failure: Failure | None = None
-    refused: str = ""
+    host: Host  # the node
+    ends: tuple[LaneEnd, ...] = ()  # of the cell's lanes, under the keys that the collector has for them
+    logs: dict[str, str] | None = None  # the scrubbed log of each, by its path in the run folder
+    not_run: dict[str, str] | None = None  # why a lane was not run, by its key
+    faults: tuple[GpuFault, ...] = ()  # of the GPUs that the task had
+    failure: Failure | None = None  # why the cell could not be laid out
+    refused: str = ""  # why the node cannot judge it: it has other GPUs than were asked for
 
 
 def judge(work: Work) -> Showed:

@@ -59,16 +59,11 @@ class AwayError(Exception):
 
 @dataclass(frozen=True)
 class Settings:
-    """How jobs are submitted.
+    """How jobs are submitted."""
 
-    Attributes:
-        gpu_types: by architecture, what the cluster calls its GPU; None where the cluster names no types.
-        options: of sbatch, by their long names; None for one without a value.
-
-    """
-
+    #: by architecture, what the cluster calls its GPU; None where the cluster names no types
     gpu_types: dict[str, str | None]
-    options: dict[str, str | None]
+    options: dict[str, str | None]  # of sbatch, by their long names; None for one without a value
 
     @property
     def request(self) -> tuple[str, ...]:

@@ -126,24 +126,14 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
 @dataclass
 class Run:
-    """One call: collects a row for each pack and target.
+    """One call: collects a row for each pack and target."""
 
-    Attributes:
-        session: runs the lanes.
-        request: what was requested of each pack.
-        receipts: where receipts go besides; None: nowhere.
-        record: whether those that pack.toml speaks of go into the packs.
-        rows: in the order of packs and targets.
-        errors: what went wrong beside a verdict.
-
-    """
-
-    session: Session
-    request: Request
-    receipts: Path | None
-    record: bool = field(kw_only=True)
-    rows: list[RunRow] = field(default_factory=list)
-    errors: list[HarnessError] = field(default_factory=list)
+    session: Session  # runs the lanes
+    request: Request  # what was requested of each pack
+    receipts: Path | None  # where receipts go besides; None: nowhere
+    record: bool = field(kw_only=True)  # whether those that pack.toml speaks of go into the packs
+    rows: list[RunRow] = field(default_factory=list)  # in the order of packs and targets
+    errors: list[HarnessError] = field(default_factory=list)  # what went wrong beside a verdict
 
     def every(self, packs: list[Pack], target: str, progress: Progress) -> Account:
         """Judge all packs."""

@@ -39,16 +39,10 @@ INHERITED_FAMILIES = re.compile(r"(NCCL|NVSHMEM|TORCH_SYMM_MEM)_(?!.*(KEY|TOKEN|
 
 @dataclass(frozen=True)
 class Folders:
-    """The folders of one lane.
+    """The folders of one lane."""
 
-    Attributes:
-        work: new for every run: working directory, HOME and TMPDIR.
-        kept: what makes a second run of the same lane fast: JIT caches.
-
-    """
-
-    work: Path
-    kept: Path
+    work: Path  # new for every run: working directory, HOME and TMPDIR
+    kept: Path  # what makes a second run of the same lane fast: JIT caches
 
     @property
     def current(self) -> Path:
@@ -74,15 +68,11 @@ class Folders:
 
 @dataclass(frozen=True)
 class Gpus:
-    """What a lane sees of the host's GPUs.
+    """What a lane sees of the host's GPUs."""
 
-    Attributes:
-        visible: what CUDA_VISIBLE_DEVICES says; None leaves it as the host has it. Numbers are NVML's.
-        gate: the named pipe on which the probe asks for them alone; None where nobody else uses them.
-
-    """
-
+    #: what CUDA_VISIBLE_DEVICES says; None leaves it as the host has it. Numbers are NVML's
     visible: str | None = None
+    #: the named pipe on which the probe asks for them alone; None where nobody else uses them
     gate: Path | None = None
 
     def variables(self) -> dict[str, str]:
@@ -97,18 +87,11 @@ NO_GPU = Gpus("")
 
 @dataclass(frozen=True)
 class Witness:
-    """What the witness of a lane looks for, and where it notes what it saw.
+    """What the witness of a lane looks for, and where it notes what it saw."""
 
-    Attributes:
-        tree: the folder of the tree.
-        modules: the import names of the modules under test.
-        loaded: the file that it writes.
-
-    """
-
-    tree: Path
-    modules: tuple[str, ...]
-    loaded: Path
+    tree: Path  # the folder of the tree
+    modules: tuple[str, ...]  # the import names of the modules under test
+    loaded: Path  # the file that it writes
 
     def variables(self) -> dict[str, str]:
         """Return the variables that say so."""
@@ -121,15 +104,10 @@ class Witness:
 
 @dataclass(frozen=True)
 class Share:
-    """A lane's share of the host's cores: lanes run beside each other.
+    """A lane's share of the host's cores: lanes run beside each other."""
 
-    Attributes:
-        threads: that libraries such as torch use for one computation.
-        processes: in how many its probe may compile kernels, or run cases, at once: that changes no result.
-
-    """
-
-    threads: int = 1
+    threads: int = 1  # that libraries such as torch use for one computation
+    #: in how many its probe may compile kernels, or run cases, at once: that changes no result
     processes: int = 1
 
     def variables(self) -> dict[str, str]:

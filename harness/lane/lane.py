@@ -54,78 +54,47 @@ PYTEST = (
 
 @dataclass(frozen=True)
 class Lane:
-    """What to run.
+    """What to run."""
 
-    Attributes:
-        name: which of the two trees it is.
-        probe: the script's file.
-        contract: the contract's file; None where the pack has none.
-        tree: the tree, patched or not.
-        dependency_set: its name and members.
-        dependencies: the folder that the set is merged into, laid out and checked.
-        target: what the verdict is about.
-        evidence: how it has to be seen on this host.
-        modules: the import names of the modules under test.
-        must_load: files of the tree that the lane has to load, or its verdict is about something else.
-        changed: files of the tree that the patch changes and the target runs: which tree they are of is recorded.
-        claims: the words that the contract may claim.
-        timeout: in seconds.
-        devices: the GPUs it sees where it executes, as CUDA_VISIBLE_DEVICES names them; None: what the host shows.
-        locks: a file for each of them that it shares with other lanes.
-        cancel: a file descriptor; once it can be read, the lane is abandoned.
-        share: of the host's cores.
-        environment: whose interpreter runs it; None: the runner's own.
-        ordinary: how the script is run where it prints no sentinel of its own.
-        is_wrong_fix: whether it is to be refused: its times mean nothing, so that it waits for no GPU to be its own.
-        stops: whether it is over with the first check that fails.
-
-    """
-
-    name: LaneName
-    probe: Path
-    contract: Path | None
-    tree: Tree
-    dependency_set: DependencySet
-    dependencies: Layout
-    target: str
-    evidence: Evidence
-    modules: tuple[str, ...]
+    name: LaneName  # which of the two trees it is
+    probe: Path  # the script's file
+    contract: Path | None  # the contract's file; None where the pack has none
+    tree: Tree  # the tree, patched or not
+    dependency_set: DependencySet  # its name and members
+    dependencies: Layout  # the folder that the set is merged into, laid out and checked
+    target: str  # what the verdict is about
+    evidence: Evidence  # how it has to be seen on this host
+    modules: tuple[str, ...]  # the import names of the modules under test
+    #: files of the tree that the lane has to load, or its verdict is about something else
     must_load: tuple[str, ...]
+    #: files of the tree that the patch changes and the target runs: which tree they are of is recorded
     changed: tuple[str, ...]
-    claims: tuple[str, ...]
-    timeout: float
+    claims: tuple[str, ...]  # the words that the contract may claim
+    timeout: float  # in seconds
+    #: the GPUs it sees where it executes, as CUDA_VISIBLE_DEVICES names them; None: what the host shows
     devices: str | None = None
-    locks: tuple[Path, ...] = ()
-    cancel: int | None = None
-    share: environment.Share = environment.ONE_CORE
-    environment: Path | None = None
-    ordinary: OrdinaryScript | None = None
+    locks: tuple[Path, ...] = ()  # a file for each of them that it shares with other lanes
+    cancel: int | None = None  # a file descriptor; once it can be read, the lane is abandoned
+    share: environment.Share = environment.ONE_CORE  # of the host's cores
+    environment: Path | None = None  # whose interpreter runs it; None: the runner's own
+    ordinary: OrdinaryScript | None = None  # how the script is run where it prints no sentinel of its own
+    #: whether it is to be refused: its times mean nothing, so that it waits for no GPU to be its own
     is_wrong_fix: bool = False
-    stops: bool = False
+    stops: bool = False  # whether it is over with the first check that fails
 
 
 @dataclass(frozen=True)
 class LaneRun:
-    """What came of a lane's processes.
+    """What came of a lane's processes."""
 
-    Attributes:
-        ended: how.
-        script: what reproduce.py said.
-        results: of contract.py; empty where there is none, or it did not run.
-        loaded: the modules under test, by the witness.
-        printed: what reproduce.py wrote to standard output.
-        log: the file of its whole output.
-        problem: why none of it may be believed: the witness's notes cannot be read; or what the lane, or somebody else
-            meanwhile, changed of its tree or dependencies.
-
-    """
-
-    ended: Ended
-    script: Script
-    results: Results
-    loaded: tuple[UpstreamLine, ...]
-    printed: str
-    log: Path
+    ended: Ended  # how
+    script: Script  # what reproduce.py said
+    results: Results  # of contract.py; empty where there is none, or it did not run
+    loaded: tuple[UpstreamLine, ...]  # the modules under test, by the witness
+    printed: str  # what reproduce.py wrote to standard output
+    log: Path  # the file of its whole output
+    #: why none of it may be believed: the witness's notes cannot be read; or what the lane, or somebody else meanwhile,
+    #: changed of its tree or dependencies
     problem: str = ""
 
 

@@ -30,26 +30,17 @@ LONGEST_LINE = 1 << 20
 
 @dataclass(frozen=True)
 class Command:
-    """What to run.
+    """What to run."""
 
-    Attributes:
-        arguments: the interpreter and what follows it.
-        environment: the whole of it.
-        folder: the working directory.
-        timeout: seconds of wall time.
-        cancel: a file descriptor; once it can be read, everything is killed and the end is ``abandoned``.
-        gate: the named pipe on which a probe asks for its GPUs; made by the supervisor where there are `locks`.
-        locks: a file for each GPU that is shared with other lanes.
-
-    """
-
-    arguments: tuple[str, ...]
-    environment: Mapping[str, str]
-    folder: Path
-    timeout: float
+    arguments: tuple[str, ...]  # the interpreter and what follows it
+    environment: Mapping[str, str]  # the whole of it
+    folder: Path  # the working directory
+    timeout: float  # seconds of wall time
+    #: a file descriptor; once it can be read, everything is killed and the end is ``abandoned``
     cancel: int | None = None
+    #: the named pipe on which a probe asks for its GPUs; made by the supervisor where there are `locks`
     gate: Path = Path(os.devnull)
-    locks: tuple[Path, ...] = ()
+    locks: tuple[Path, ...] = ()  # a file for each GPU that is shared with other lanes
 
     @property
     def longest(self) -> float:
@@ -59,24 +50,15 @@ class Command:
 
 @dataclass(frozen=True)
 class Ended:
-    """How a probe ended.
+    """How a probe ended."""
 
-    Attributes:
-        reason: ``exited``, ``timed out``, ``abandoned``, or ``lost`` where the supervisor itself was killed.
-        status: the exit status, negative for a signal.
-        seconds: its wall time, without what it waited for its GPUs.
-        waited: seconds of that.
-        peak_memory: of its largest process, in bytes.
-        left_behind: how many processes outlived it and were killed.
-
-    """
-
+    #: ``exited``, ``timed out``, ``abandoned``, or ``lost`` where the supervisor itself was killed
     reason: str
-    status: int
-    seconds: float
-    peak_memory: int
-    left_behind: int
-    waited: float = 0.0
+    status: int  # the exit status, negative for a signal
+    seconds: float  # its wall time, without what it waited for its GPUs
+    peak_memory: int  # of its largest process, in bytes
+    left_behind: int  # how many processes outlived it and were killed
+    waited: float = 0.0  # seconds of that
 
 
 LOST = Ended("lost", -9, 0.0, 0, 0)

@@ -65,44 +65,24 @@ class OutputLine:
 
 @dataclass(frozen=True)
 class LaneRecord:
-    """What one lane showed.
+    """What one lane showed."""
 
-    Attributes:
-        verdict: of its script and its contract.
-        reason: empty only behind a verdict that needs none.
-        exit_status: of the script; negative for a signal.
-        seconds: wall time of both files, without what it waited for its GPU.
-        peak_memory: of its largest process, in bytes.
-        left_behind: processes that outlived it and were killed.
-        tree: the sha256 of the tree it ran on.
-        device: as the contract names it.
-        upstream: the modules under test that it loaded.
-        checks: in their order.
-        figures: likewise.
-        outputs: likewise.
-        claims: likewise, each once.
-        script: what reproduce.py said; empty where an older runner recorded none.
-        printed: its standard output, 4096 bytes at most; empty where an older runner recorded none.
-        waited: seconds in which it waited until no other lane used its GPU.
-
-    """
-
-    verdict: LaneVerdict
-    reason: str
-    exit_status: int
-    seconds: float
-    peak_memory: int
-    left_behind: int
-    tree: str
-    device: str
-    upstream: tuple[UpstreamLine, ...] = ()
-    checks: tuple[CheckLine, ...] = ()
-    figures: tuple[FigureLine, ...] = ()
-    outputs: tuple[OutputLine, ...] = ()
-    claims: tuple[str, ...] = ()
-    waited: float = 0.0
-    script: str = ""
-    printed: str = ""
+    verdict: LaneVerdict  # of its script and its contract
+    reason: str  # empty only behind a verdict that needs none
+    exit_status: int  # of the script; negative for a signal
+    seconds: float  # wall time of both files, without what it waited for its GPU
+    peak_memory: int  # of its largest process, in bytes
+    left_behind: int  # processes that outlived it and were killed
+    tree: str  # the sha256 of the tree it ran on
+    device: str  # as the contract names it
+    upstream: tuple[UpstreamLine, ...] = ()  # the modules under test that it loaded
+    checks: tuple[CheckLine, ...] = ()  # in their order
+    figures: tuple[FigureLine, ...] = ()  # likewise
+    outputs: tuple[OutputLine, ...] = ()  # likewise
+    claims: tuple[str, ...] = ()  # likewise, each once
+    waited: float = 0.0  # seconds in which it waited until no other lane used its GPU
+    script: str = ""  # what reproduce.py said; empty where an older runner recorded none
+    printed: str = ""  # its standard output, 4096 bytes at most; empty where an older runner recorded none
 
     def figure(self, name: str) -> FigureLine | None:
         """Return a figure by its name; None where the lane printed none."""
@@ -119,44 +99,25 @@ class LogRecord:
 
 @dataclass(frozen=True)
 class LaneEnd:
-    """One lane that ended: enough to judge and to write the receipt without running it again.
+    """One lane that ended: enough to judge and to write the receipt without running it again."""
 
-    Attributes:
-        key: of its task.
-        task: its name, for people.
-        target: what it was about.
-        evidence: how it was seen.
-        lane: which tree it ran on.
-        number: which repetition it is.
-        started: when, in UTC.
-        seconds: while its cores and GPUs were taken, from its start until its log was written.
-        place: where it ran: ``gpu 0``, ``gpus 0,1`` or ``cpu``.
-        gpus: that it had.
-        version: of the tree.
-        tree: the sha256 of the pristine tree.
-        patch: the name of the patch's file; empty in the pristine lane.
-        record: what it showed, scrubbed; None where it could not begin, since the patch does not apply.
-        stale: why the patch does not apply.
-        log: the scrubbed log in the run folder; None where there is none.
-
-    """
-
-    key: str
-    task: str
-    target: str
-    evidence: Evidence
-    lane: LaneName
-    number: int
-    started: str
-    seconds: float
-    place: str
-    gpus: tuple[Gpu, ...]
-    version: str
-    tree: str
-    patch: str
+    key: str  # of its task
+    task: str  # its name, for people
+    target: str  # what it was about
+    evidence: Evidence  # how it was seen
+    lane: LaneName  # which tree it ran on
+    number: int  # which repetition it is
+    started: str  # when, in UTC
+    seconds: float  # while its cores and GPUs were taken, from its start until its log was written
+    place: str  # where it ran: ``gpu 0``, ``gpus 0,1`` or ``cpu``
+    gpus: tuple[Gpu, ...]  # that it had
+    version: str  # of the tree
+    tree: str  # the sha256 of the pristine tree
+    patch: str  # the name of the patch's file; empty in the pristine lane
+    #: what it showed, scrubbed; None where it could not begin, since the patch does not apply
     record: LaneRecord | None
-    stale: str = ""
-    log: LogRecord | None = None
+    stale: str = ""  # why the patch does not apply
+    log: LogRecord | None = None  # the scrubbed log in the run folder; None where there is none
 
     @property
     def verdict(self) -> LaneVerdict | None:

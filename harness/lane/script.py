@@ -53,16 +53,10 @@ class LastLine:
 
 @dataclass(frozen=True)
 class Script:
-    """What a script said.
+    """What a script said."""
 
-    Attributes:
-        verdict: of its sentinel; ERROR where it has none that its exit status agrees with.
-        reason: of UNSUPPORTED and ERROR; of BUG_REPRODUCED where the line has one.
-
-    """
-
-    verdict: LaneVerdict
-    reason: str = ""
+    verdict: LaneVerdict  # of its sentinel; ERROR where it has none that its exit status agrees with
+    reason: str = ""  # of UNSUPPORTED and ERROR; of BUG_REPRODUCED where the line has one
 
     @property
     def text(self) -> str:

@@ -41,28 +41,18 @@ RUN_FOLDER_OPTIONS = "--cache DIR (of a sweep: --runs DIR)"
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the lanes of a cell share, laid out.
+    """What the lanes of a cell share, laid out."""
 
-    Attributes:
-        pristine: the tree.
-        patched: the same with the patch; None where no lane runs on it, or the patch does not apply.
-        patch: the name of the patch's file.
-        stale: why it does not apply.
-        must_load: files that the patch changes and the probe has to load in the patched lane.
-        dependency_set: what the lanes import.
-        dependencies: the folder of it.
-        like: the tree with the pack's own patch, where the cell has a wrong one: that lane's JIT results serve this
-            cell's as well.
-
-    """
-
-    pristine: Tree
+    pristine: Tree  # the tree
+    #: the same with the patch; None where no lane runs on it, or the patch does not apply
     patched: Tree | None
-    patch: str
-    stale: str
-    must_load: tuple[str, ...]
-    dependency_set: DependencySet
-    dependencies: Layout
+    patch: str  # the name of the patch's file
+    stale: str  # why it does not apply
+    must_load: tuple[str, ...]  # files that the patch changes and the probe has to load in the patched lane
+    dependency_set: DependencySet  # what the lanes import
+    dependencies: Layout  # the folder of it
+    #: the tree with the pack's own patch, where the cell has a wrong one: that lane's JIT results serve this cell's as
+    #: well
     like: Tree | None = None
 
 
@@ -75,28 +65,16 @@ class Stopped(Enum):
 
 @dataclass(frozen=True)
 class Runner:
-    """Where lanes run.
+    """Where lanes run."""
 
-    Attributes:
-        cache: of trees, dependency sets and JIT results.
-        host: what it is.
-        folder: of the run: its logs.
-        scratch: for output that is not scrubbed yet.
-        cancel: a file descriptor; once it can be read, every lane is abandoned.
-        threads: that a lane's libraries use, the same in all lanes: sums depend on their number.
-        stop_at: when the budget ends, on the monotonic clock; None without one.
-        keep_raw: whether the raw log of a lane that ended in an error stays in the run folder.
-
-    """
-
-    cache: Cache
-    host: Host
-    folder: Path
-    scratch: Path
-    cancel: int | None = None
-    threads: int = 1
-    stop_at: float | None = None
-    keep_raw: bool = False
+    cache: Cache  # of trees, dependency sets and JIT results
+    host: Host  # what it is
+    folder: Path  # of the run: its logs
+    scratch: Path  # for output that is not scrubbed yet
+    cancel: int | None = None  # a file descriptor; once it can be read, every lane is abandoned
+    threads: int = 1  # that a lane's libraries use, the same in all lanes: sums depend on their number
+    stop_at: float | None = None  # when the budget ends, on the monotonic clock; None without one
+    keep_raw: bool = False  # whether the raw log of a lane that ended in an error stays in the run folder
 
     def prepare(self, cell: Cell) -> Prepared:
         """Fetch and unpack what the lanes of a cell need, and patch its tree.

@@ -29,27 +29,17 @@ CommandOf = Callable[[Cell], str]
 
 @dataclass(frozen=True)
 class CellJudge:
-    """Judges cells by what the journal holds of their lanes.
+    """Judges cells by what the journal holds of their lanes."""
 
-    Attributes:
-        cache: whose names stand in receipts.
-        host: what it is.
-        folder: of the run, with the logs and the receipts.
-        journal: the ends.
-        repeat: how often the lanes were requested.
-        command: that makes a receipt anew.
-        elsewhere: the hosts of lanes that ran on another, by the keys of their tasks.
-        planned: the tasks of cells that are planned already, by the names of the cells.
-
-    """
-
-    cache: Cache
-    host: Host
-    folder: Path
-    journal: Journal
-    repeat: int
-    command: CommandOf
+    cache: Cache  # whose names stand in receipts
+    host: Host  # what it is
+    folder: Path  # of the run, with the logs and the receipts
+    journal: Journal  # the ends
+    repeat: int  # how often the lanes were requested
+    command: CommandOf  # that makes a receipt anew
+    #: the hosts of lanes that ran on another, by the keys of their tasks
     elsewhere: Mapping[str, Host] = field(default_factory=dict)
+    #: the tasks of cells that are planned already, by the names of the cells
     planned: Mapping[str, list[Task]] = field(default_factory=dict)
 
     def judged(self, cell: Cell) -> Outcome | None:

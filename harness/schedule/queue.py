@@ -49,16 +49,11 @@ class Places:
 
     A lane counts as its `cores`, or as all that there are. Lanes are not bound to cores: some compile in several
     processes, and whoever is bound cannot use what is idle.
-
-    Attributes:
-        jobs: how many lanes run at once, whatever they use.
-        devices: the GPUs of the pool that are healthy.
-        taken: the numbers of the GPUs that another program uses: nothing can be measured there.
-
     """
 
-    jobs: int
-    devices: list[Device]
+    jobs: int  # how many lanes run at once, whatever they use
+    devices: list[Device]  # the GPUs of the pool that are healthy
+    #: the numbers of the GPUs that another program uses: nothing can be measured there
     taken: set[str] = field(default_factory=set)
     _on_gpu: dict[str, _GpuUse] = field(default_factory=dict)
     _running: int = 0

@@ -44,33 +44,21 @@ class GpuFault:
 
 @dataclass
 class Account:
-    """What came of the tasks besides the ends in the journal.
+    """What came of the tasks besides the ends in the journal."""
 
-    Attributes:
-        not_run: why a task was not run, by its key.
-        failed: why a cell could not be laid out, by its name.
-        faults: the GPUs that left the pool.
-        ran: how many lanes ended now.
-        resumed: how many had ended before.
-        interrupted: by the user.
-        refused: why a cell was judged nowhere, by its name: no node takes it.
-        elsewhere: the hosts of lanes that ran on another than this one, by the keys of their tasks.
-        seen: the names of their GPUs, by place.
-        planned: the tasks of each cell, by its name.
-        results: what came of each cell that was judged, with its receipt, by its name.
-
-    """
-
-    not_run: dict[str, str] = field(default_factory=dict)
-    failed: dict[str, Failure] = field(default_factory=dict)
-    faults: list[GpuFault] = field(default_factory=list)
-    ran: int = 0
-    resumed: int = 0
-    interrupted: bool = False
+    not_run: dict[str, str] = field(default_factory=dict)  # why a task was not run, by its key
+    failed: dict[str, Failure] = field(default_factory=dict)  # why a cell could not be laid out, by its name
+    faults: list[GpuFault] = field(default_factory=list)  # the GPUs that left the pool
+    ran: int = 0  # how many lanes ended now
+    resumed: int = 0  # how many had ended before
+    interrupted: bool = False  # by the user
+    #: why a cell was judged nowhere, by its name: no node takes it
     refused: dict[str, str] = field(default_factory=dict)
+    #: the hosts of lanes that ran on another than this one, by the keys of their tasks
     elsewhere: dict[str, Host] = field(default_factory=dict)
-    seen: dict[str, str] = field(default_factory=dict)
-    planned: dict[str, list[Task]] = field(default_factory=dict)
+    seen: dict[str, str] = field(default_factory=dict)  # the names of their GPUs, by place
+    planned: dict[str, list[Task]] = field(default_factory=dict)  # the tasks of each cell, by its name
+    #: what came of each cell that was judged, with its receipt, by its name
     results: dict[str, Outcome] = field(default_factory=dict)
 
 
@@ -80,42 +68,26 @@ def _nothing(*_: object) -> None:
 
 @dataclass(frozen=True)
 class Listener:
-    """Whom the scheduler tells.
+    """Whom the scheduler tells."""
 
-    Attributes:
-        planned: the lanes are planned; how many there are, and a bound of the seconds that they take, where known.
-        began: a lane began; its task and its place.
-        ended: a lane is over, however; its task, and a line for people (empty where there is nothing to say).
-        failed: a cell could not be laid out; its name and why.
-        fault: a GPU left the pool.
-
-    """
-
+    #: the lanes are planned; how many there are, and a bound of the seconds that they take, where known
     planned: Callable[[int, float | None], None] = _nothing
-    began: Callable[[Task, str], None] = _nothing
+    began: Callable[[Task, str], None] = _nothing  # a lane began; its task and its place
+    #: a lane is over, however; its task, and a line for people (empty where there is nothing to say)
     ended: Callable[[Task, str], None] = _nothing
-    failed: Callable[[str, str], None] = _nothing
-    fault: Callable[[GpuFault], None] = _nothing
+    failed: Callable[[str, str], None] = _nothing  # a cell could not be laid out; its name and why
+    fault: Callable[[GpuFault], None] = _nothing  # a GPU left the pool
 
 
 @dataclass
 class Scheduler:
-    """Drives the lanes of one command.
+    """Drives the lanes of one command."""
 
-    Attributes:
-        lanes: lays out cells and runs lanes; its journal knows what has ended.
-        places: how many lanes run at once, and the GPUs.
-        listener: whom to tell.
-        stop_at: when the budget ends, on the monotonic clock; None without one.
-        account: what came of it.
-
-    """
-
-    lanes: LaneWork
-    places: Places
-    listener: Listener = field(default_factory=Listener)
-    stop_at: float | None = None
-    account: Account = field(default_factory=Account)
+    lanes: LaneWork  # lays out cells and runs lanes; its journal knows what has ended
+    places: Places  # how many lanes run at once, and the GPUs
+    listener: Listener = field(default_factory=Listener)  # whom to tell
+    stop_at: float | None = None  # when the budget ends, on the monotonic clock; None without one
+    account: Account = field(default_factory=Account)  # what came of it
     _workers: Workers = field(default_factory=Workers)
     _queue: Queue = field(default_factory=Queue)
     _cells: deque[list[Task]] = field(default_factory=deque)

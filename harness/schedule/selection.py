@@ -27,21 +27,13 @@ ASK = "ask"
 
 @dataclass(frozen=True)
 class Request:
-    """What was requested, for every pack of a command alike.
+    """What was requested, for every pack of a command alike."""
 
-    Attributes:
-        upstream: the text of ``--upstream``; None is the pinned release.
-        dependencies: the values of ``--with``.
-        lanes: which of the two.
-        timeout: of each, in seconds; None is the pack's own.
-        ask: with the patch that upstream is asked to merge, on the tree that pack.toml names for it.
-
-    """
-
-    upstream: str | None = None
-    dependencies: tuple[str, ...] = ()
-    lanes: tuple[LaneName, ...] = BOTH_LANES
-    timeout: float | None = None
+    upstream: str | None = None  # the text of ``--upstream``; None is the pinned release
+    dependencies: tuple[str, ...] = ()  # the values of ``--with``
+    lanes: tuple[LaneName, ...] = BOTH_LANES  # which of the two
+    timeout: float | None = None  # of each, in seconds; None is the pack's own
+    #: with the patch that upstream is asked to merge, on the tree that pack.toml names for it
     ask: bool = False
 
 

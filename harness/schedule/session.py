@@ -35,45 +35,25 @@ def default_jobs(cores: int, memory_gib: float) -> int:
 
 @dataclass(frozen=True)
 class Session:
-    """Where a command's lanes run.
+    """Where a command's lanes run."""
 
-    Attributes:
-        cache: of trees, dependency sets and JIT results.
-        host: what it is; its GPUs are `devices`.
-        devices: the GPUs that lanes may use.
-        folder: of the run: logs and receipts.
-        journal: takes the ends of lanes.
-        command: that makes a cell's receipt anew.
-        listener: whom to tell.
-        jobs: how many lanes run at once; None: as many as the cores and the memory allow.
-        repeat: how often each lane runs.
-        estimates: how long lanes take.
-        stop_at: when the budget ends, on the monotonic clock; None without one.
-        watch: looks at GPUs before and after lanes; None: nobody does.
-        faults: the GPUs that had one before this command.
-        keep_raw: whether the raw log of a lane that ended in an error stays in the run folder.
-        runner: what runs a lane: a probe's, or upstream's own tests.
-        threads: that a lane's libraries use; None: the cores, shared among the lanes at once.
-        locks: the folder of the files that lanes lock while they share a GPU; None: the cache's, for every runner here.
-
-    """
-
-    cache: Cache
-    host: Host
-    devices: list[Device]
-    folder: Path
-    journal: Journal
-    command: CommandOf
-    listener: Listener = field(default_factory=Listener)
-    jobs: int | None = None
-    repeat: int = 1
-    estimates: Estimates = field(default_factory=Estimates)
-    stop_at: float | None = None
-    watch: GpuWatch | None = None
-    faults: tuple[GpuFault, ...] = ()
-    keep_raw: bool = False
-    runner: type[Runner] = Runner
-    threads: int | None = None
+    cache: Cache  # of trees, dependency sets and JIT results
+    host: Host  # what it is; its GPUs are `devices`
+    devices: list[Device]  # the GPUs that lanes may use
+    folder: Path  # of the run: logs and receipts
+    journal: Journal  # takes the ends of lanes
+    command: CommandOf  # that makes a cell's receipt anew
+    listener: Listener = field(default_factory=Listener)  # whom to tell
+    jobs: int | None = None  # how many lanes run at once; None: as many as the cores and the memory allow
+    repeat: int = 1  # how often each lane runs
+    estimates: Estimates = field(default_factory=Estimates)  # how long lanes take
+    stop_at: float | None = None  # when the budget ends, on the monotonic clock; None without one
+    watch: GpuWatch | None = None  # looks at GPUs before and after lanes; None: nobody does
+    faults: tuple[GpuFault, ...] = ()  # the GPUs that had one before this command
+    keep_raw: bool = False  # whether the raw log of a lane that ended in an error stays in the run folder
+    runner: type[Runner] = Runner  # what runs a lane: a probe's, or upstream's own tests
+    threads: int | None = None  # that a lane's libraries use; None: the cores, shared among the lanes at once
+    #: the folder of the files that lanes lock while they share a GPU; None: the cache's, for every runner here
     locks: Path | None = None
 
     @property

@@ -23,33 +23,20 @@ WRONG_FIX_PROCESSES = 2
 
 @dataclass(frozen=True)
 class Task:
-    """One lane of one cell.
+    """One lane of one cell."""
 
-    Attributes:
-        cell: what it belongs to.
-        lane: which tree it runs on.
-        number: which repetition it is, from 1.
-        key: the hash of all that could change what it shows; two tasks of one key are one lane.
-        pristine: the key of the pristine lane of the same repetition; its own where it is that lane.
-        waits: whether that lane has to reproduce the bug first.
-        after: the keys of the lanes that have to be over first: that one where it waits, and the same lane's run
-            before, since both use the same JIT caches.
-        seconds: how long it took before; None where no receipt tells.
-        urgent: it was left out last time.
-        isolated: it runs on GPUs of its own: one that it shared before had a fault.
-
-    """
-
-    cell: Cell
-    lane: LaneName
-    number: int
-    key: str
-    pristine: str
-    waits: bool = False
+    cell: Cell  # what it belongs to
+    lane: LaneName  # which tree it runs on
+    number: int  # which repetition it is, from 1
+    key: str  # the hash of all that could change what it shows; two tasks of one key are one lane
+    pristine: str  # the key of the pristine lane of the same repetition; its own where it is that lane
+    waits: bool = False  # whether that lane has to reproduce the bug first
+    #: the keys of the lanes that have to be over first: that one where it waits, and the same lane's run before, since
+    #: both use the same JIT caches
     after: tuple[str, ...] = ()
-    seconds: float | None = None
-    urgent: bool = False
-    isolated: bool = False
+    seconds: float | None = None  # how long it took before; None where no receipt tells
+    urgent: bool = False  # it was left out last time
+    isolated: bool = False  # it runs on GPUs of its own: one that it shared before had a fault
 
     @property
     def name(self) -> str:
@@ -175,16 +162,11 @@ def at_least(tasks: Iterable[Task], jobs: int) -> float | None:
 
 @dataclass(frozen=True)
 class Estimates:
-    """How long lanes take: as in an earlier run, else as in the committed receipts, else nobody knows.
+    """How long lanes take: as in an earlier run, else as in the committed receipts, else nobody knows."""
 
-    Attributes:
-        earlier: seconds by cell name, evidence and lane.
-        urgent: the names of the cells that the newest of the earlier runs left out.
-
-    """
-
+    #: seconds by cell name, evidence and lane
     earlier: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
-    urgent: Collection[str] = ()
+    urgent: Collection[str] = ()  # the names of the cells that the newest of the earlier runs left out
     _receipts: dict[str, dict[tuple[str, str], float]] = field(default_factory=dict)
 
     def of(self, task: Task) -> Task:

@@ -74,31 +74,20 @@ class Workers:
 
 @dataclass(frozen=True)
 class Failure:
-    """Why a cell could not be laid out, or a lane could not begin.
+    """Why a cell could not be laid out, or a lane could not begin."""
 
-    Attributes:
-        verdict: that this is.
-        reason: in one line.
-        wrong_call: whether the command itself is to blame: it names a folder or a set that is not there.
-
-    """
-
-    verdict: Verdict
-    reason: str
+    verdict: Verdict  # that this is
+    reason: str  # in one line
+    #: whether the command itself is to blame: it names a folder or a set that is not there
     wrong_call: bool = False
 
 
 @dataclass(frozen=True)
 class Unfit:
-    """A lane on GPUs that make what it says worthless.
+    """A lane on GPUs that make what it says worthless."""
 
-    Attributes:
-        faults: of the GPUs, by their numbers.
-        taken: the numbers of GPUs that another program uses, for a lane that measures, and why.
-
-    """
-
-    faults: tuple[tuple[str, str], ...] = ()
+    faults: tuple[tuple[str, str], ...] = ()  # of the GPUs, by their numbers
+    #: the numbers of GPUs that another program uses, for a lane that measures, and why
     taken: tuple[tuple[str, str], ...] = ()
 
 
@@ -116,22 +105,13 @@ class Work(Protocol):
 
 @dataclass(frozen=True)
 class LaneWork:
-    """The work of one command: every failure is a result.
+    """The work of one command: every failure is a result."""
 
-    Attributes:
-        work: lays out cells and runs lanes.
-        journal: takes each end before anybody else hears of it.
-        finish: called after each end, such as to write the receipt of its cell.
-        watch: looks at the GPUs before and after lanes; None: nobody does.
-        locks: the folder of the files that lanes lock while they share a GPU.
-
-    """
-
-    work: Work
-    journal: Journal
-    finish: Callable[[Cell], None]
-    watch: GpuWatch | None
-    locks: Path
+    work: Work  # lays out cells and runs lanes
+    journal: Journal  # takes each end before anybody else hears of it
+    finish: Callable[[Cell], None]  # called after each end, such as to write the receipt of its cell
+    watch: GpuWatch | None  # looks at the GPUs before and after lanes; None: nobody does
+    locks: Path  # the folder of the files that lanes lock while they share a GPU
 
     def lay_out(self, cell: Cell) -> Prepared | Failure:
         """Lay out what the lanes of a cell need."""

@@ -47,16 +47,10 @@ FLOOR = 0.05
 
 @dataclass(frozen=True)
 class Baseline:
-    """What a sweep is compared with: the packs' committed receipts, or an earlier sweep's.
+    """What a sweep is compared with: the packs' committed receipts, or an earlier sweep's."""
 
-    Attributes:
-        folder: the earlier sweep's folder; None: the packs' own receipts.
-        text: what it is, for people.
-
-    """
-
-    folder: Path | None
-    text: str
+    folder: Path | None  # the earlier sweep's folder; None: the packs' own receipts
+    text: str  # what it is, for people
 
     def of(self, cell: Cell) -> Receipt | None:
         """Return the receipt to compare a cell with; None where there is none of the same evidence."""

@@ -20,20 +20,12 @@ from harness.versions.judging import Judging
 
 @dataclass(frozen=True)
 class Bisection:
-    """Bisects what flipped.
+    """Bisects what flipped."""
 
-    Attributes:
-        session: of the sweep, with the time that there is for it: what ended before is not run again.
-        compared: what the sweep is compared with.
-        tell: told of each step.
-        clean: takes what is private out of a text.
-
-    """
-
-    session: Session
-    compared: Baseline
-    tell: Callable[[str], None]
-    clean: Callable[[str], str]
+    session: Session  # of the sweep, with the time that there is for it: what ended before is not run again
+    compared: Baseline  # what the sweep is compared with
+    tell: Callable[[str], None]  # told of each step
+    clean: Callable[[str], str]  # takes what is private out of a text
 
     def row(self, cell: Cell, row: CellRow) -> CellRow:
         """Return the row of a cell, with what came of its bisection where its verdict changed.

@@ -31,20 +31,12 @@ PINNED = "pinned"
 
 @dataclass(frozen=True)
 class Collector:
-    """Turns cells into rows.
+    """Turns cells into rows."""
 
-    Attributes:
-        judge: judges them.
-        account: what was not run, and why.
-        baseline: what they are compared with.
-        scrubber: knows the places that an error may name.
-
-    """
-
-    judge: CellJudge
-    account: Account
-    baseline: Baseline
-    scrubber: Scrubber
+    judge: CellJudge  # judges them
+    account: Account  # what was not run, and why
+    baseline: Baseline  # what they are compared with
+    scrubber: Scrubber  # knows the places that an error may name
 
     def row(self, cell: Cell) -> CellRow:
         """Build the row of a cell; what goes wrong with one never takes the others' rows along."""

@@ -34,18 +34,11 @@ def now() -> dt.datetime:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One sweep's folder.
+    """One sweep's folder."""
 
-    Attributes:
-        path: where everything goes.
-        started: when it began, in UTC.
-        request: what it judges.
-
-    """
-
-    path: Path
-    started: dt.datetime
-    request: Request
+    path: Path  # where everything goes
+    started: dt.datetime  # when it began, in UTC
+    request: Request  # what it judges
 
     @property
     def name(self) -> str:

@@ -32,35 +32,22 @@ from harness.verdict.cell import Cell
 
 @dataclass(frozen=True)
 class Order:
-    """What the command line asks for.
+    """What the command line asks for."""
 
-    Attributes:
-        packs: the packs that could be loaded.
-        folder: where they lie.
-        only: the packs and targets that are named; empty: all.
-        moving: upstream's newest releases and default branches too.
-        repeat: how often each lane runs.
-        budget: in seconds; None without one.
-        jobs: how many lanes run at once; None: as many as the cores and the memory allow.
-        runs: the folder of the run folders.
-        baseline: the value of ``--baseline``.
-        bisect: how long the bisections of verdicts that changed may take together, in seconds; None: there are none.
-        cluster: what makes another sweep of it where Slurm runs its lanes; empty: this host does.
-        notes: what the outputs have to say besides, such as packs that could not be loaded.
-
-    """
-
-    packs: list[Pack]
-    folder: Path
-    only: tuple[str, ...]
-    moving: Moving
-    repeat: int
-    budget: float | None
-    jobs: int | None
-    runs: Path
-    baseline: Path | None
+    packs: list[Pack]  # the packs that could be loaded
+    folder: Path  # where they lie
+    only: tuple[str, ...]  # the packs and targets that are named; empty: all
+    moving: Moving  # upstream's newest releases and default branches too
+    repeat: int  # how often each lane runs
+    budget: float | None  # in seconds; None without one
+    jobs: int | None  # how many lanes run at once; None: as many as the cores and the memory allow
+    runs: Path  # the folder of the run folders
+    baseline: Path | None  # the value of ``--baseline``
+    #: how long the bisections of verdicts that changed may take together, in seconds; None: there are none
     bisect: float | None = None
+    #: what makes another sweep of it where Slurm runs its lanes; empty: this host does
     cluster: tuple[str, ...] = ()
+    #: what the outputs have to say besides, such as packs that could not be loaded
     notes: tuple[str, ...] = ()
 
     @property
@@ -88,26 +75,15 @@ class Engine(Protocol):
 
 @dataclass(frozen=True)
 class Sweep:
-    """Runs an order on a host.
+    """Runs an order on a host."""
 
-    Attributes:
-        order: what to do.
-        cache: of trees, dependency sets and JIT results.
-        host: what it is; its GPUs are those of the pool.
-        devices: the GPUs.
-        listener: whom to tell of lanes.
-        progress: whom to tell of the rest.
-        engine: what runs the lanes; None: this host.
-
-    """
-
-    order: Order
-    cache: Cache
-    host: Host
-    devices: list[Device]
-    listener: Listener
-    progress: Progress
-    engine: Engine | None = None
+    order: Order  # what to do
+    cache: Cache  # of trees, dependency sets and JIT results
+    host: Host  # what it is; its GPUs are those of the pool
+    devices: list[Device]  # the GPUs
+    listener: Listener  # whom to tell of lanes
+    progress: Progress  # whom to tell of the rest
+    engine: Engine | None = None  # what runs the lanes; None: this host
 
     def run(self) -> tuple[Results, RunFolder]:
         """Run it, or what an earlier command left of it, and write every output."""

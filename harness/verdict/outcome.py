@@ -15,26 +15,16 @@ from harness.verdict.pack_verdict import Judgement
 
 @dataclass(frozen=True)
 class Outcome:
-    """What one cell showed: the result of a pack on a target.
+    """What one cell showed: the result of a pack on a target."""
 
-    Attributes:
-        cell: what it is about.
-        judgement: the verdict, why, and the claims.
-        runs: of each whole repetition the ends of its lanes; empty where none ran.
-        agreeing: how many of them gave the verdict.
-        dependency_set: what the lanes imported; None where none ran.
-        receipt: where its receipt lies in the run folder; None where none was written.
-        problem: why none was.
-
-    """
-
-    cell: Cell
-    judgement: Judgement
+    cell: Cell  # what it is about
+    judgement: Judgement  # the verdict, why, and the claims
+    #: of each whole repetition the ends of its lanes; empty where none ran
     runs: tuple[tuple[LaneEnd, ...], ...] = ()
-    agreeing: int = 1
-    dependency_set: DependencySet | None = None
-    receipt: Path | None = None
-    problem: HarnessError | None = None
+    agreeing: int = 1  # how many of them gave the verdict
+    dependency_set: DependencySet | None = None  # what the lanes imported; None where none ran
+    receipt: Path | None = None  # where its receipt lies in the run folder; None where none was written
+    problem: HarnessError | None = None  # why none was
 
     @property
     def last(self) -> tuple[LaneEnd, ...]:
