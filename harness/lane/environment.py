@@ -86,33 +86,12 @@ NO_GPU = Gpus("")
 
 
 @dataclass(frozen=True)
-class Witness:
-    """What the witness of a lane looks for, and where it notes what it saw."""
-
-    tree: Path  # the folder of the tree
-    modules: tuple[str, ...]  # the import names of the modules under test
-    loaded: Path  # the file that it writes
-
-    def variables(self) -> dict[str, str]:
-        """Return the variables that say so."""
-        return {
-            "REPRODUCER_TREE": str(self.tree),
-            "REPRODUCER_MODULES": ",".join(self.modules),
-            "REPRODUCER_LOADED": str(self.loaded),
-        }
-
-
-@dataclass(frozen=True)
 class Share:
     """A lane's share of the host's cores: lanes run beside each other."""
 
     threads: int = 1  # that libraries such as torch use for one computation
     #: in how many its probe may compile kernels, or run cases, at once: that changes no result
     processes: int = 1
-
-    def variables(self) -> dict[str, str]:
-        """Return the variables that say so."""
-        return {"OMP_NUM_THREADS": str(self.threads), "REPRODUCER_PROCESSES": str(self.processes)}
 
 
 ONE_CORE = Share()
@@ -143,7 +122,8 @@ def build(
     return {
         **inherited,
         **gpus.variables(),
-        **share.variables(),
+        "OMP_NUM_THREADS": str(share.threads),
+        "REPRODUCER_PROCESSES": str(share.processes),
         **{name: str(folders.kept / folder) for name, folder in kept.items()},
         # A dependency set and torch bring their bytecode; a tree's is compiled in each lane, and kept in none.
         "PYTHONDONTWRITEBYTECODE": "1",

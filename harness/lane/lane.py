@@ -15,7 +15,7 @@ from harness.core.seal import ChangedError, Layout
 from harness.core.words import Evidence, LaneName, LaneVerdict
 from harness.host.host import Host
 from harness.lane import built_environment, environment, process, results, script
-from harness.lane.environment import NO_GPU, Gpus, Witness
+from harness.lane.environment import NO_GPU, Gpus
 from harness.lane.process import Ended, Log
 from harness.lane.record import UpstreamLine
 from harness.lane.results import Results
@@ -117,8 +117,10 @@ def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneRun:
     with cache.guard(), cache.scratch("lane-") as work:
         seals = [layout.lay_out() for layout in layouts]
         built_environment.check(cache, lane.environment)
-        with jit_folder(cache, kept_key(lane, host), work) as kept:
-            ran = _run(lane, environment.Folders(work, kept), log)
+        with jit_folder(cache, kept_key(lane, host), work) as kept, Log(log) as output:
+            folders = environment.Folders(work, kept)
+            folders.create()
+            ran = _run(lane, folders, output)
         try:
             if ran.ended.reason != ABANDONED:
                 for layout, seal_before in zip(layouts, seals, strict=True):
@@ -136,13 +138,7 @@ def gpus_of(lane: Lane, gate: Path) -> Gpus:
     return Gpus(lane.devices, gate if lane.locks and not lane.is_wrong_fix else None)
 
 
-def _run(lane: Lane, folders: environment.Folders, file: Path) -> LaneRun:
-    folders.create()
-    with Log(file) as log:
-        return _run_files(lane, folders, log)
-
-
-def _run_files(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
+def _run(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
     """Run the script, and then the contract: not where the script failed, or has refused a wrong fix already.
 
     Where the script raises on a wrong fix, the contract says whether the code under test did.
@@ -183,13 +179,14 @@ def _together(first: Ended, second: Ended) -> Ended:
 def _command(lane: Lane, folders: environment.Folders, arguments: tuple[str, ...], timeout: float) -> process.Command:
     python = built_environment.interpreter(lane.environment)
     gate = folders.work / f"gate-{len(list(folders.work.glob('gate-*')))}"  # each supervisor makes its own
-    witness = Witness(lane.tree.folder, lane.modules, folders.work / LOADED)
     paths = [WITNESS, lane.tree.import_root, lane.dependencies.folder, REPOSITORY]
     return process.Command(
         arguments=(str(python), *arguments),
         environment={
             **environment.build(os.environ, folders, paths, gpus_of(lane, gate), lane.share),
-            **witness.variables(),
+            "REPRODUCER_TREE": str(lane.tree.folder),
+            "REPRODUCER_MODULES": ",".join(lane.modules),
+            "REPRODUCER_LOADED": str(folders.work / LOADED),
             "REPRODUCER_RESULTS": str(folders.work / RESULTS),
             "REPRODUCER_TARGET": lane.target,
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",

@@ -12,7 +12,9 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, Self
+from typing import Self
+
+from harness.lane.script import LastLine
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 CHUNK = 1 << 16
@@ -65,16 +67,6 @@ LOST = Ended("lost", -9, 0.0, 0, 0)
 ABANDONED = Ended("abandoned", -9, 0.0, 0, 0)
 
 
-class Reader(Protocol):
-    """Takes standard output."""
-
-    def feed(self, data: bytes) -> None:
-        """Take the next piece."""
-
-    def finish(self) -> None:
-        """Take the end."""
-
-
 class Log:
     """Writes both streams to one file in whole lines: the head at once, the tail at the end."""
 
@@ -124,7 +116,7 @@ class Log:
             self._dropped += surplus
 
 
-def run(command: Command, log: Log, lines: Reader | None = None) -> Ended:
+def run(command: Command, log: Log, lines: LastLine | None = None) -> Ended:
     """Run a command until it and everything it started is gone.
 
     Args:
@@ -157,7 +149,7 @@ def run(command: Command, log: Log, lines: Reader | None = None) -> Ended:
 def _read(
     supervisor: subprocess.Popen[bytes],
     report: int,
-    taking: tuple[Reader | None, Log],
+    taking: tuple[LastLine | None, Log],
     deadline: float,
     command: Command,
 ) -> Ended:

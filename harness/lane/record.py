@@ -103,10 +103,7 @@ class LaneEnd:
 
     key: str  # of its task
     task: str  # its name, for people
-    target: str  # what it was about
-    evidence: Evidence  # how it was seen
     lane: LaneName  # which tree it ran on
-    number: int  # which repetition it is
     started: str  # when, in UTC
     seconds: float  # while its cores and GPUs were taken, from its start until its log was written
     place: str  # where it ran: ``gpu 0``, ``gpus 0,1`` or ``cpu``

@@ -18,7 +18,7 @@ from harness.core.errors import HarnessError
 from harness.core.words import LaneVerdict
 from harness.lane.record import LaneEnd
 
-SCHEMA = 2
+SCHEMA = 3
 
 
 class Journal:

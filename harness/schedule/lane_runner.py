@@ -189,14 +189,10 @@ class Runner:
         )
 
     def _blank(self, task: Task, prepared: Prepared, placement: Placement, started: dt.datetime) -> LaneEnd:
-        cell = task.cell
         return LaneEnd(
             key=task.key,
             task=task.name,
-            target=cell.target,
-            evidence=cell.known_evidence,
             lane=task.lane,
-            number=task.number,
             started=started.isoformat(timespec="milliseconds"),
             seconds=0.0,
             place=placement.name,

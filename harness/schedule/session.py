@@ -51,7 +51,6 @@ class Session:
     watch: GpuWatch | None = None  # looks at GPUs before and after lanes; None: nobody does
     faults: tuple[GpuFault, ...] = ()  # the GPUs that had one before this command
     keep_raw: bool = False  # whether the raw log of a lane that ended in an error stays in the run folder
-    runner: type[Runner] = Runner  # what runs a lane: a probe's, or upstream's own tests
     threads: int | None = None  # that a lane's libraries use; None: the cores, shared among the lanes at once
     #: the folder of the files that lanes lock while they share a GPU; None: the cache's, for every runner here
     locks: Path | None = None
@@ -99,7 +98,7 @@ class Session:
         faulty = {fault.place for fault in self.faults}
         devices = [device for device in self.devices if device.place not in faulty]
         with self._cancellable() as (cancel, cancel_end), self.cache.scratch("run-") as scratch:
-            runner = self.runner(
+            runner = Runner(
                 cache=self.cache,
                 host=self.host,
                 folder=self.folder,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from harness.core.words import Evidence, LaneName, LaneVerdict, Role
+from harness.core.words import LaneName, LaneVerdict, Role
 from harness.lane.record import CheckLine, LaneEnd, LaneRecord, OutputLine
 from harness.mutate import fates
 from harness.mutate.mutants import Listed, Mutant, Origin
@@ -22,9 +22,7 @@ def _end(
 ) -> LaneEnd:
     outputs = (OutputLine("y", "float", (), sha256, must_match=True),)
     record = LaneRecord(verdict, reason, status, 1.0, 0, 0, "", "", checks=checks, outputs=outputs)
-    return LaneEnd(
-        "key", "task", "cpu", Evidence.TRACED, LaneName.PATCHED, 1, "", 1.0, "cpu", (), "1.0", "", "x", record
-    )
+    return LaneEnd("key", "task", LaneName.PATCHED, "", 1.0, "cpu", (), "1.0", "", "x", record)
 
 
 BUG, OTHER = CheckLine("bug", Role.DEFECT, ok=False), CheckLine("other", Role.CONTROL, ok=False)

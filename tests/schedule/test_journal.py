@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.core import files
-from harness.core.words import Evidence, LaneName, LaneVerdict
+from harness.core.words import LaneName, LaneVerdict
 from harness.lane.record import LaneEnd, LaneRecord, LogRecord
 from harness.schedule.journal import Journal
 
@@ -19,7 +19,7 @@ def _end(key: str) -> LaneEnd:
     record = LaneRecord(LaneVerdict.BUG_REPRODUCED, "", 10, 1.0, 1, 0, "ab", "CPU")
     log = LogRecord(f"logs/{key}.log", files.sha256_bytes(TEXT.encode()))
     return LaneEnd(
-        key, key, "cpu", Evidence.TRACED, LaneName.PRISTINE, 1, "2026-01-01T00:00:00+00:00", 1.5, "cpu", (), "1.0",
+        key, key, LaneName.PRISTINE, "2026-01-01T00:00:00+00:00", 1.5, "cpu", (), "1.0",
         "tree", "", record, "", log,
     )  # fmt: skip
 
@@ -83,12 +83,12 @@ def test_a_damaged_line_costs_its_own_lane_alone(tmp_path: Path) -> None:
 SHAPES = {
     "no object": "[]",
     "another schema": '{"schema": 1}',
-    "a record of a wrong shape": '{"schema": 2, "key": "one", "record": {"verdict": "BUG_REPRODUCED"}, "seconds": 1}',
-    "a record that is none": '{"schema": 2, "key": "one", "record": null, "seconds": 1}',
-    "a key that is a list": '{"schema": 2, "key": [], "record": null, "seconds": 1}',
-    "900 brackets": '{"schema": 2, "key": ' + "[" * 900 + "]" * 900 + "}",
-    "an infinity": '{"schema": 2, "key": "one", "record": null, "seconds": 1e999}',
-    "half a character": '{"schema": 2, "key": "\\ud800", "record": null, "seconds": 1}',
+    "a record of a wrong shape": '{"schema": 3, "key": "one", "record": {"verdict": "BUG_REPRODUCED"}, "seconds": 1}',
+    "a record that is none": '{"schema": 3, "key": "one", "record": null, "seconds": 1}',
+    "a key that is a list": '{"schema": 3, "key": [], "record": null, "seconds": 1}',
+    "900 brackets": '{"schema": 3, "key": ' + "[" * 900 + "]" * 900 + "}",
+    "an infinity": '{"schema": 3, "key": "one", "record": null, "seconds": 1e999}',
+    "half a character": '{"schema": 3, "key": "\\ud800", "record": null, "seconds": 1}',
 }
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from harness.core.errors import NoRoomError, UnavailableError, UnsupportedHereError
-from harness.core.words import Evidence, LaneName, LaneVerdict, Verdict
+from harness.core.words import LaneName, LaneVerdict, Verdict
 from harness.host import host
 from harness.lane.record import LaneEnd, LaneRecord
 from harness.pack import load
@@ -39,7 +39,7 @@ def end_of(task: Task, verdict: LaneVerdict) -> LaneEnd:
     record = LaneRecord(verdict, "", 10, 1.0, 1, 0, "ab", "CPU")
     started = "2026-01-01T00:00:00+00:00"
     return LaneEnd(
-        task.key, task.name, "cpu", Evidence.TRACED, task.lane, task.number, started, 1.5, "cpu", (), "1.0",
+        task.key, task.name, task.lane, started, 1.5, "cpu", (), "1.0",
         "tree", "", record,
     )  # fmt: skip
 
