@@ -100,16 +100,7 @@ ONE_CORE = Share()
 def build(
     host: Mapping[str, str], folders: Folders, paths: list[Path], gpus: Gpus, share: Share = ONE_CORE
 ) -> dict[str, str]:
-    """Return a lane's environment.
-
-    Args:
-        host: the runner's own environment; only an allow-list of it goes on.
-        folders: the lane's.
-        paths: tree and dependency set, in the order of PYTHONPATH.
-        gpus: what it sees of them.
-        share: of the cores.
-
-    """
+    """Return a lane's environment: of the runner's own, `host`, only an allow-list goes on; `paths` is PYTHONPATH."""
     inherited = {name: value for name, value in host.items() if name in INHERITED or INHERITED_FAMILIES.fullmatch(name)}
     kept = {
         "TRITON_CACHE_DIR": "triton",

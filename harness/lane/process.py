@@ -119,11 +119,7 @@ class Log:
 def run(command: Command, log: Log, lines: LastLine | None = None) -> Ended:
     """Run a command until it and everything it started is gone.
 
-    Args:
-        command: what to run, and where.
-        log: takes both streams as they come; the caller finishes it.
-        lines: takes standard output as it comes; None: nobody else does.
-
+    `log` takes both streams as they come, and the caller finishes it; `lines` takes standard output.
     """
     report, report_end = os.pipe()
     locks = os.pathsep.join(str(path) for path in command.locks)

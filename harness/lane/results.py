@@ -98,11 +98,7 @@ def doubled(names: Iterable[str]) -> list[str]:
 def read(file: Path, status: int, claims: tuple[str, ...]) -> Results:
     """Read the results of a contract that pytest ended with `status`.
 
-    Args:
-        file: of the results.
-        status: pytest's exit status; negative for a signal.
-        claims: the words that the contract may claim.
-
+    The status is negative for a signal; `claims` are the words that the contract may claim.
     """
     data = file.read_bytes() if file.exists() else b""
     if len(data) > MOST_BYTES:

@@ -132,15 +132,7 @@ class Runner:
     def attempt(
         self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]
     ) -> LaneEnd | Stopped:
-        """Run a lane to its end.
-
-        Args:
-            task: the lane.
-            prepared: what it needs.
-            placement: where it runs.
-            locks: a file for each of its GPUs that it shares.
-
-        """
+        """Run a lane to its end; `locks` names a file for each of its GPUs that it shares."""
         started, clock = dt.datetime.now(dt.UTC), time.monotonic()
         base = self._blank(task, prepared, placement, started)
         source = prepared.pristine if task.lane == LaneName.PRISTINE else prepared.patched

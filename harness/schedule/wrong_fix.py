@@ -50,13 +50,7 @@ def lent(cache: Cache, host: Host, wrong: Lane, like: Tree | None) -> Iterator[N
     """Let a lane on a wrong fix begin with the JIT results of the right one; remove its own, and its tree, behind it.
 
     What torch's C++ extensions build is not lent: ninja goes by the times of files.
-
-    Args:
-        cache: where they are.
-        host: where the lane runs.
-        wrong: the lane.
-        like: the tree with the right fix; None where it cannot be laid out.
-
+    `like` is the tree with the right fix; None where it cannot be laid out.
     """
     own = lane.kept_key(wrong, host)
     seal.forget(cache, "jit", own, cache.entry("jit", own))  # of a runner that was killed meanwhile

@@ -11,8 +11,8 @@ from harness.lane.record import LaneEnd
 from harness.receipt.figures import figure_text
 from harness.receipt.receipt import Receipt
 from harness.receipt.redaction import Scrubber
-from harness.schedule.pack_result import CellJudge
 from harness.schedule.scheduler import Account
+from harness.schedule.session import CellJudge
 from harness.schedule.task import Task
 from harness.schedule.workers import failure_of
 from harness.sweep import baseline as comparison
@@ -101,7 +101,7 @@ class Collector:
         found = comparison.of_verdict(verdict, before, f"{cell.pack.definition.upstream.package} {cell.version}")
         found += comparison.of_claims(now, then) + comparison.of_figures(cell, now, then)
         missing = self.judge.missing(cell)
-        short = f"{runs} of {self.judge.repeat} runs: {self._why_not(missing)}" if missing else ""
+        short = f"{runs} of {self.judge.session.repeat} runs: {self._why_not(missing)}" if missing else ""
         name = cell.pack.definition.leading_figure
         return replace(
             _blank(cell, verdict, "; ".join(text for text in (outcome.judgement.reason, short) if text)),
@@ -115,7 +115,7 @@ class Collector:
             changes=tuple(sorted(found, key=lambda change: not change.worse)),
             lanes=tuple(_lane(lane, ends) for lane in LaneName if (ends := outcome.ends(lane))),
             figures=tuple(_figures(now)),
-            receipt=str(self.judge.receipt_path(cell).relative_to(self.judge.folder)),
+            receipt=str(self.judge.receipt_path(cell).relative_to(self.judge.session.folder)),
         )
 
 
@@ -162,10 +162,7 @@ def _figures(now: Receipt) -> Iterator[FigureRow]:
 def marked(rows: list[CellRow], threads: Mapping[str, str]) -> Iterator[CellRow]:
     """Yield the rows; those that deviate name the thread, and where none of a pack does, its first one says so.
 
-    Args:
-        rows: of a whole sweep.
-        threads: the `known` of the packs that have it, by pack.
-
+    `rows` are those of a whole sweep, `threads` the `known` of the packs that have it, by pack.
     """
     judged = [row for row in rows if row.lanes]
     deviating = {row.pack for row in rows if row.deviates}

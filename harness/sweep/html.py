@@ -21,13 +21,7 @@ CALM = {Verdict.CONFIRMED, Verdict.FIXED_UPSTREAM, Verdict.REPRODUCED, Verdict.V
 
 
 def pieces(results: Results, folder: Path) -> Iterator[str]:
-    """Yield the page piece by piece: a sweep of many packs need not fit into memory.
-
-    Args:
-        results: of the sweep.
-        folder: of the run, where the logs lie.
-
-    """
+    """Yield the page piece by piece: a sweep of many packs need not fit into memory. Its logs lie in `folder`."""
     environment = jinja2.Environment(
         loader=jinja2.FileSystemLoader(HERE),
         autoescape=True,
