@@ -142,12 +142,15 @@ def _best(names: list[str], tags: Iterable[Tag]) -> int | None:
 
 
 def _kept(cache: Cache, package: str) -> list[ReleaseFile]:
-    """Read the files that the index listed when it was last asked; none where it never was."""
+    """Read the files that the index listed when it was last asked; none where it never was.
+
+    A list that another version of this harness wrote in another form counts as none.
+    """
     try:
         text = cache.entry("releases", f"{package}.json").read_text(encoding="utf-8")
-    except FileNotFoundError:
+        return [ReleaseFile(**entry) for entry in json.loads(text)]
+    except (FileNotFoundError, TypeError, ValueError):
         return []
-    return [ReleaseFile(**entry) for entry in json.loads(text)]
 
 
 def _listed(cache: Cache, package: str) -> list[ReleaseFile]:

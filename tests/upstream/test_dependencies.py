@@ -79,6 +79,15 @@ def test_the_wheel_for_this_python_and_the_newest_glibc_is_taken_and_remembered(
     assert workbench.rows()[0] == 0, "what the cache has is enough"
 
 
+@pytest.mark.parametrize("kept", ["[{", '[{"name": "a field of another version"}]', '{"schema": 2}'])
+def test_a_list_of_releases_in_another_form_is_asked_for_again(workbench: Workbench, kept: str) -> None:
+    _, wheels = _pinning(workbench, ["py2-none-any", "py3-none-any"])
+    listed = workbench.cache / "releases" / "toyhelper.json"
+    listed.parent.mkdir(parents=True)
+    listed.write_text(kept)
+    assert _verdict(workbench, wheels, "--online")[:2] == (0, "CONFIRMED")
+
+
 def test_a_wheel_of_another_sha256_is_refused(workbench: Workbench) -> None:
     _, (wheel,) = _pinning(workbench, ["py3-none-any"])
     wheel.write_bytes(wheel.read_bytes() + b"x")
