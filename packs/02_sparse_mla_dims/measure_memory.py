@@ -1,19 +1,18 @@
 """Peak memory and time of fused sparse MLA against the unfused path that it replaces, over the sequence length.
 
     PYTHONPATH=PATCHED_TREE:COMPANIONS:REPOSITORY python measure_memory.py --output data/memory.json
-    python measure_memory.py --draw
+    python measure_memory.py --table
 
 Measured, never judged. The tree has fix.patch applied, since without it the dispatcher answers None at this shape.
 Forward and backward, batch 1, latent + RoPE dimension 64 + 64, top-k 512 of the past; the unfused path is
 _unfused_absorbed_dsa_fn, which dsa.py calls with the same arguments where the dispatcher answers None. Peak bytes are
 those that PyTorch's allocator held above what the inputs take. Each length doubles until the unfused path does not
-fit; the fused one goes on. --draw writes data/memory.md and data/memory.svg from the results.
+fit; the fused one goes on. --table writes data/memory.md from the results.
 """
 
 import argparse
 import importlib
 import json
-import math
 import os
 import platform
 import statistics
@@ -78,52 +77,16 @@ def table(document):
     return "\n".join(lines) + "\n"
 
 
-def drawing(document):
-    """SVG: peak bytes over sequence length, both axes logarithmic."""
-    left, top, width, height, low, high = 90, 30, 560, 330, 24, 38  # the last two: powers of two of the bytes
-
-    def place(length, size):
-        across = left + width * math.log2(length / LENGTHS[0]) / (len(LENGTHS) - 1)
-        return across, top + height * (high - math.log2(size)) / (high - low)
-
-    parts = ['<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 760 430" font-family="sans-serif" font-size="13">']
-    parts.append('<rect width="760" height="430" fill="white"/>')
-    for power in range(low, high + 1, 2):
-        _, y = place(LENGTHS[0], 2**power)
-        name = f"{2 ** (power - 30)} GiB" if power >= 30 else f"{2 ** (power - 20)} MiB"
-        parts.append(f'<line x1="{left}" x2="{left + width}" y1="{y:.1f}" y2="{y:.1f}" stroke="#ddd"/>')
-        parts.append(f'<text x="{left - 8}" y="{y + 4:.1f}" text-anchor="end">{name}</text>')
-    for length in LENGTHS:
-        x, _ = place(length, 2**low)
-        parts.append(f'<text x="{x:.1f}" y="{top + height + 20}" text-anchor="middle">{length // 1024}k</text>')
-    parts.append(f'<text x="{left + width / 2}" y="{top + height + 45}" text-anchor="middle">sequence length</text>')
-    for path, colour in zip(PATHS, ("#1a6fb0", "#c0392b"), strict=True):
-        for heads, dash in zip(HEADS, ("none", "6 4"), strict=True):
-            cells = ((length, document["peaks"].get(f"{path} {heads} {length}")) for length in LENGTHS)
-            points = [place(length, found["peak_bytes"]) for length, found in cells if found and found["fits"]]
-            if not points:
-                continue
-            line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
-            parts.append(f'<polyline points="{line}" fill="none" stroke="{colour}" stroke-dasharray="{dash}"/>')
-            parts += [f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}"/>' for x, y in points]
-            x, y = points[-1]
-            label = f"{path}, {heads} heads"
-            x, anchor = (x - 8, "end") if (path, heads) == ("unfused", HEADS[-1]) else (min(x + 8, 650), "start")
-            parts.append(f'<text x="{x:.1f}" y="{y - 8:.1f}" text-anchor="{anchor}" fill="{colour}">{label}</text>')
-    return "\n".join([*parts, "</svg>"]) + "\n"
-
-
 def main():
     """Measure length after length, and write after each."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--output", type=Path, default=HERE / "data" / "memory.json")
-    parser.add_argument("--draw", action="store_true", help="only write the table and the plot")
+    parser.add_argument("--table", action="store_true", help="only write the table")
     arguments = parser.parse_args()
     output = arguments.output
-    if arguments.draw:
+    if arguments.table:
         document = json.loads(output.read_text())
         output.with_suffix(".md").write_text(table(document))
-        output.with_suffix(".svg").write_text(drawing(document))
         return
     torch = importlib.import_module("torch")
     modules = contract.load()

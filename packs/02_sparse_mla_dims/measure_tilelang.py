@@ -1,23 +1,20 @@
 """Whether tilelang's own example of the two kernels works at other dimensions. Measured, never judged.
 
-    PYTHONPATH=COMPANIONS:REPOSITORY python measure_tilelang.py --examples FOLDER --tree NAME --target sm_90a [--launch]
+    PYTHONPATH=COMPANIONS:REPOSITORY python measure_tilelang.py --examples FOLDER --tree NAME --target sm_90a
 
 FOLDER is examples/deepseek_v32 of a checkout of tile-ai/tilelang, as it is or with fix.tilelang.patch; --tree is what
-to call it. No GPU is needed. The kernels are asked for with tensors of the named shapes; what the example's interfaces
-say of these shapes before they ask for a kernel is noted beside it. Results are added to data/tilelang.json, and
-data/tilelang.md is written anew. With --launch, on a GPU, the kernels are launched instead, and out, dQ and dKV are
-compared with float64, as relative errors in the Frobenius norm: data/tilelang_launched.json and .md.
+to call it. Needs a GPU. Both kernels are launched through the example's interfaces at the named shapes, and out, dQ and
+dKV are compared with float64, as relative errors in the Frobenius norm. Results are added to
+data/tilelang_launched.json, and data/tilelang_launched.md is written anew.
 """
 
 import argparse
 import importlib
 import json
 import sys
-import unittest.mock
 from pathlib import Path
 
 import contract
-import measure_dims
 
 HERE = Path(__file__).parent
 SHAPES = (
@@ -30,42 +27,12 @@ SHAPES = (
     (192, 32, 64),
     (96, 64, 64),
 )
-LENGTH, TOP_K, SCALE = 64, 64, 0.1
 COMMIT = "a35008a42531c62b976ae4cec3855d4383db0f3c"
 
 
 def said(error):
     """Return an error's name and last line."""
     return f"{type(error).__name__}: {['', *str(error).strip().splitlines()][-1]}"
-
-
-def measure(torch, target, shape):
-    """Go through both interfaces at one shape, and lower what they ask for instead of running it."""
-    dim, tail, heads = shape
-    forward, backward = (importlib.import_module(f"sparse_mla_{way}") for way in ("fwd", "bwd"))
-    sizes = ((1, LENGTH, heads, dim + tail), (1, LENGTH, 1, dim + tail), (1, LENGTH, heads, dim))
-    query, key, d_out = (torch.zeros(size, dtype=torch.bfloat16) for size in sizes)
-    indices, row = torch.zeros(1, LENGTH, 1, TOP_K, dtype=torch.int32), torch.zeros(1, LENGTH, heads)
-    result, kernels = {}, {"forward": (forward, "sparse_mla_fwd"), "backward": (backward, "bwd")}
-    calls = {
-        "forward": lambda: forward.sparse_mla_fwd_interface(query, key, indices, sm_scale=SCALE, d_v=dim),
-        "backward": lambda: backward.sparse_mla_bwd(query, key, None, d_out, indices, row, SCALE, delta=row),
-    }
-    for way, (module, name) in kernels.items():
-        function = getattr(module, name)
-
-        def ask(*args, way=way, function=function, **_):
-            result[way] = {"source_bytes": len(measure_dims.lowered(function, target, *args).kernel_source)}
-            raise StopIteration
-
-        try:
-            with unittest.mock.patch.object(module, name, ask):
-                calls[way]()
-        except StopIteration:
-            pass
-        except Exception as error:
-            result[way] = {"error": said(error)}
-    return result
 
 
 def launched(torch, shape):
@@ -96,7 +63,7 @@ def seen(one):
     """Return what a table says of one kernel."""
     if "error" in one:
         return f"`{one['error']}`"
-    return "lowered" if "source_bytes" in one else ", ".join(f"{name} {value:.1e}" for name, value in one.items())
+    return ", ".join(f"{name} {value:.1e}" for name, value in one.items())
 
 
 def table(cells):
@@ -115,19 +82,14 @@ def main():
     parser.add_argument("--examples", type=Path, required=True)
     parser.add_argument("--tree", required=True)
     parser.add_argument("--target", default="sm_90a")
-    parser.add_argument("--launch", action="store_true", help="on this host's GPU")
-    parser.add_argument("--output", type=Path, help="default: data/tilelang.json, or tilelang_launched.json")
+    parser.add_argument("--output", type=Path, default=HERE / "data" / "tilelang_launched.json")
     arguments = parser.parse_args()
-    name = "tilelang_launched.json" if arguments.launch else "tilelang.json"
-    output = arguments.output or HERE / "data" / name
+    output = arguments.output
     sys.path.insert(0, str(arguments.examples))
     torch, tilelang = (importlib.import_module(name) for name in ("torch", "tilelang"))
     for shape in SHAPES:
         cell = {"tree": arguments.tree, "commit": COMMIT, "tilelang": tilelang.__version__, "target": arguments.target}
-        if arguments.launch:
-            cell |= {"device": torch.cuda.get_device_name(), "shape": shape, "result": launched(torch, shape)}
-        else:
-            cell |= {"shape": shape, "result": measure(torch, arguments.target, shape)}
+        cell |= {"device": torch.cuda.get_device_name(), "shape": shape, "result": launched(torch, shape)}
         cells = json.loads(output.read_text()) if output.exists() else []
         cells.append(cell)
         output.write_text(json.dumps(cells, indent=1) + "\n")

@@ -1,14 +1,12 @@
 """Errors and time of the SparseMLA backward by context length, top-k, heads, usage, scores and gradient. Never judged.
 
-    PYTHONPATH=RELEASE:COMPANIONS python measure_context.py --tree pristine=FOLDER --tree patched=FOLDER [--drift]
+    PYTHONPATH=RELEASE:COMPANIONS python measure_context.py --tree pristine=FOLDER --tree patched=FOLDER
 
 Needs a GPU. Each case is one input: forward, delta and backward of each tree as SparseMLA.backward calls them, and a
 float64 reference computed in chunks of queries. A row per case and tree is appended to data/context.csv as soon as it
 is measured, and what is there already is not measured again: a run that was cut off goes on where it stopped.
 The committed rows of `patched` are of data/variant_both_subjects.patch: fix.patch and more threads, so their errors are
 fix.patch's and their times are not.
-
---drift writes data/drift.csv instead: dKV summed in float32 over more and more microbatches.
 """
 
 import argparse
@@ -20,7 +18,6 @@ import time
 from pathlib import Path
 
 import reference as ref
-import torch
 
 HERE = Path(__file__).parent
 CASE = ("tokens", "topk", "heads", "usage", "score", "gradient", "seed", "tree")
@@ -81,24 +78,6 @@ def measure(case, trees):
     return rows
 
 
-def drift(trees, seed):
-    """Sum dKV of 256 microbatches over the same 512 keys in float32; yield errors of the sums."""
-    keys = ref.example((512, 64, 512), seed)[1]
-    sums = {name: torch.zeros(2, 512, ref.WIDTH, device="cuda") for name in trees}
-    exact = torch.zeros(512, ref.WIDTH, device="cuda", dtype=torch.float64)
-    for number in range(1, 257):
-        q, _, grad, indices = ref.example((512, 64, 512), 1000 * (seed + 1) + number)
-        inputs = q, keys, grad, indices
-        exact += ref.reference(inputs)[0]
-        for name, (sparse, backward) in trees.items():
-            *_, dkv, buffer = ref.run(sparse, backward, inputs)
-            sums[name] += torch.stack([buffer, dkv.float()])
-        if number & (number - 1) == 0:
-            for name, total in sums.items():
-                totals = {"buffer": ref.error(total[0], exact), "output": ref.error(total[1], exact)}
-                yield {"microbatches": number, "seed": seed, "tree": name, **totals}
-
-
 def shown(value):
     """Write a value as the CSV files have it."""
     return f"{value:.6g}" if isinstance(value, float) else str(value)
@@ -137,26 +116,17 @@ def main():
     """Compile what is needed in parallel, then measure case after case."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--tree", action="append", required=True, metavar="NAME=FOLDER")
-    parser.add_argument("--drift", action="store_true", help="write drift.csv instead")
     parser.add_argument("--data", type=Path, default=HERE / "data", help="where the CSV files are")
     parser.add_argument("--seconds", type=float, default=500, help="begin no new case after that time")
     arguments = parser.parse_args()
     end = time.monotonic() + arguments.seconds
     folders = dict(tree.split("=", 1) for tree in arguments.tree)
-    shapes = {(64, 512)}
-    if not arguments.drift:
-        known, append = appended(arguments.data / "context.csv", CASE + ERRORS + TIMES)
-        cases = list(left(known, folders))
-        shapes = {(case["heads"], case["topk"]) for case, _ in cases}
+    known, append = appended(arguments.data / "context.csv", CASE + ERRORS + TIMES)
+    cases = list(left(known, folders))
+    shapes = {(case["heads"], case["topk"]) for case, _ in cases}
     with multiprocessing.get_context("spawn").Pool(8) as pool:
         pool.starmap(build, [(name, tree, *shape) for name, tree in folders.items() for shape in sorted(shapes)])
     trees = {name: ref.load(name, tree) for name, tree in folders.items()}
-    if arguments.drift:
-        known, append = appended(arguments.data / "drift.csv", ("microbatches", "seed", "tree", "buffer", "output"))
-        for seed in range(len({row["seed"] for row in known}), 3):
-            for row in list(drift(trees, seed)):
-                append(row)
-        return
     for case, missing in cases:
         if time.monotonic() < end:
             for row in measure(case, {name: trees[name] for name in missing}):
