@@ -117,7 +117,7 @@ def _head(pack: Pack) -> str:
     if head is None:
         return "not judged"
     judged = [one for one in receipt.load_all(pack.receipts / "head") if one.verdict in THERE]
-    return f"{THERE.get(judged[0].verdict if judged else head.verdict, 'not judged')}, {head.date}"
+    return f"{THERE[judged[0].verdict]}, {head.date}" if judged else "not judged"
 
 
 def _seen(pack: Pack) -> str:

@@ -27,8 +27,9 @@ NOT_JUDGED, NOT_YET = "not judged", "(output is not recorded yet)"
 #: How a script ended that prints no sentinel.
 NO_ERROR = "(it ends without an error)"
 JUDGED = (LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED)
-#: Lines of a script's output that a report shows.
+#: Lines of a script's output that a report shows, and what a library logs between them, which it leaves out.
 MOST_PRINTED = 30
+LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +\[TileLang:")
 #: What the words of the table say, for those of them that stand in it.
 LEGEND = {
     Verdict.CONFIRMED: "CONFIRMED: the tree is wrong, and right with the patch.",
@@ -109,7 +110,8 @@ class Parts:
             for name in LaneName
             if name in one.lanes and one.lanes[name].printed
         ]
-        return f"{source}\n\n{markdown.fenced(chr(10).join(shown), 'text')}"
+        judged = any(lane.script.partition(":")[0] in JUDGED for lane in one.lanes.values())
+        return f"{source}\n\n{markdown.fenced(chr(10).join(shown if judged else shown[:1]), 'text')}"
 
     def ending(self) -> str:
         """Say how the script of an author failed on the release."""
@@ -276,7 +278,7 @@ class Parts:
 
 def _tail(printed: str, *, is_own: bool) -> str:
     """Return the last lines of an output; `is_own` says whether the script itself prints the sentinel."""
-    lines = printed.splitlines()[-MOST_PRINTED:]
+    lines = [line for line in printed.splitlines() if not LOGGED.match(line)][-MOST_PRINTED:]
     word, mark, reason = lines[-1].partition(": ") if lines else ("", "", "")
     if mark and word in JUDGED:
         lines[-1] = reason
@@ -293,8 +295,8 @@ def _host(one: Receipt, *, with_torch: bool) -> str:
     host = one.host
     of_torch = (("torch", host.torch), ("triton", host.triton)) if with_torch else ()
     versions = ", ".join(f"{name} {version}" for name, version in (("Python", host.python), *of_torch) if version)
-    where = f"{host.gpu}, driver {host.driver}, CUDA {host.cuda}" if host.gpu else one.target
-    return f"{where if host.gpu or one.evidence == Evidence.COMPILED else 'CPU'}: {versions}"
+    where = f"{host.gpu}, driver {host.driver}, CUDA {host.cuda}" if host.gpu else "no GPU"
+    return f"{where}: {versions}"
 
 
 def _suite(suite: SuiteReceipt) -> list[str]:
@@ -310,9 +312,13 @@ def _suite(suite: SuiteReceipt) -> list[str]:
         lines = []
     if added:
         changed = [_counted(Counter(row.before for row in added)), _counted(Counter(row.after for row in added))]
-        number = f"{len(functions)} new test{'s' if len(functions) > 1 else ''}, {len(added)} cases"
+        number = f"{_several(len(functions), 'new test')}, {_several(len(added), 'case')}"
         lines.append(f"{number}: {changed[0]}; with the patch, {changed[1]}.")
     return lines
+
+
+def _several(number: int, noun: str) -> str:
+    return f"{number} {noun}{'s' if number != 1 else ''}"
 
 
 def _counted(results: Mapping[str, int]) -> str:

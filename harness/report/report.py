@@ -14,9 +14,9 @@ from pathlib import Path
 
 from harness.core import files, markdown
 from harness.core.errors import HarnessError
-from harness.core.words import ActionKind, Evidence, LaneName, LaneVerdict, Verdict
+from harness.core.words import ActionKind, LaneName, LaneVerdict, Verdict
 from harness.pack.model import Pack
-from harness.receipt import receipt, redaction, staleness
+from harness.receipt import receipt, redaction
 from harness.receipt.figures import significant
 from harness.receipt.receipt import Receipt
 from harness.receipt.redaction import Scrubber
@@ -177,19 +177,9 @@ def value(parts: Parts, form: str, rest: str | None) -> str:
     one = parts.receipts.get(prefix + target)
     if one is None:
         raise MissingError(f"{whole}: no receipt for {prefix + target}")
-    if form == "verdict":
-        return _verdict(parts.pack, one)
     if form in ("figure", "number", "check"):
         return _measured(form, one, name)
     raise MissingError(f"{whole}: no placeholder of that form")
-
-
-def _verdict(pack: Pack, one: Receipt) -> str:
-    repeats = f", {one.repeats.agreeing} of {one.repeats.of} runs" if one.repeats.of > 1 else ""
-    device = one.host.gpu or ("CPU" if one.evidence != Evidence.COMPILED else f"compiled for {one.target}")
-    why = staleness.reasons(pack, one)
-    text = f"{one.verdict} ({one.evidence}, {device}{repeats})"
-    return text + (f"; STALE: {', '.join(why)}" if why else "")
 
 
 def _measured(form: str, one: Receipt, place: str) -> str:

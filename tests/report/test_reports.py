@@ -128,7 +128,7 @@ def test_verdicts_threads_and_search_stand_as_pack_toml_and_receipts_have_them(f
     ) in text
     assert "Searched on 2026-11-21 for “weights”, “first weight”." in text
     assert "Mutation score: not measured." in text
-    assert re.search(r"toykernel 1\.0; CPU: Python [\d.]+, torch", text)
+    assert re.search(r"toykernel 1\.0; no GPU: Python [\d.]+, torch", text)
     assert f"The default branch at {'2' * 12} of 2026-08-22 was not judged." in text
     (folder / "ask.patch").write_text((folder / "fix.patch").read_text().replace("value * weight", "weight * value"))
     assert "weight * value" in _rendered(folder, "{{diff}}\n"), (
@@ -268,7 +268,15 @@ def test_a_script_that_cannot_judge_shows_what_it_says(folder: Path) -> None:
     for lane in document["lanes"].values():
         lane |= {"script": "UNSUPPORTED: needs a GPU", "printed": "UNSUPPORTED: needs a GPU"}
     path.write_text(json.dumps(document))
-    assert _rendered(folder, "{{script}}\n").count("no GPU\nUNSUPPORTED: needs a GPU\n") == 2
+    assert _rendered(folder, "{{script}}\n").count("no GPU\nUNSUPPORTED: needs a GPU\n") == 1
+
+
+def test_what_tilelang_logs_between_the_lines_of_a_script_is_left_out(folder: Path) -> None:
+    path, document = _receipt(folder)
+    logged = "2026-11-26 17:52:40  [TileLang:tilelang.jit.kernel:INFO]: TileLang begins to compile kernel `main`\n"
+    document["lanes"]["pristine"]["printed"] = f"{logged}2026-11-26: a line of the script\n{logged}BUG_REPRODUCED"
+    path.write_text(json.dumps(document))
+    assert "no GPU\n2026-11-26: a line of the script\nBUG_REPRODUCED\n" in _rendered(folder, "{{script}}\n")
 
 
 @pytest.mark.parametrize(
