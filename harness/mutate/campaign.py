@@ -1,8 +1,7 @@
 """A campaign: the mutants of packs and targets, through the one scheduler, and what became of each.
 
-First both lanes of each pack itself: a probe that does not confirm the fix says nothing of wrong ones. The pristine
-one is not run again where a fresh receipt in the pack has it, seen with the same Python, torch, triton and GPU. Then
-the mutants, in the patched lane alone. Last, one after the other, those whose lane said nothing.
+First both lanes of each pack itself: a probe that does not confirm the fix says nothing of wrong ones. Then the
+mutants, in the patched lane alone. Last, one after the other, those whose lane said nothing.
 """
 
 from __future__ import annotations
@@ -21,13 +20,12 @@ from harness.mutate.fates import Found
 from harness.mutate.mutants import Listed, Mutant, Origin
 from harness.mutate.state import State
 from harness.pack.model import Pack
-from harness.receipt import receipt, staleness, strength, wrong_fixes
+from harness.receipt import receipt, strength, wrong_fixes
 from harness.receipt.receipt import FIRST_SIGHT, Hashed
 from harness.receipt.strength import Fate, MutantRecord, Strength
 from harness.schedule.session import Session
 from harness.schedule.task import Estimates, tasks
 from harness.upstream import tree
-from harness.verdict import pack_verdict
 from harness.verdict.cell import Cell
 
 #: A mutant's lane may take so many times the seconds of the fix's own lane, and so many seconds besides: that one may
@@ -168,10 +166,6 @@ class Campaign:
                 results[cell.name] = Result(cell, None, problem)
         judged = [cell for cell in cells if cell.name not in results]
         judged_by = {cell.name: _judged_by(cell.pack) for cell in judged}
-        known = self._with_known_pristine(judged, judged_by)
-        judged = [cell for cell in judged if cell.name not in {one.cell.name for one in known}]
-        if self.interrupted:
-            return results, []
         failed = self._lanes(self.session, judged) if judged else {}
         subjects = []
         for cell in judged if not self.interrupted else []:
@@ -185,45 +179,7 @@ class Campaign:
             why = failed.get(cell.name) or (outcome.judgement.reason if outcome else "it was not judged")
             problem = f"its own fix gives {verdict}, so that wrong ones say nothing" + (f": {why}" if why else "")
             results[cell.name] = Result(cell, None, problem, verdict)
-        return results, known + subjects
-
-    def _with_known_pristine(self, cells: list[Cell], judged_by: Mapping[str, tuple[Hashed, Hashed]]) -> list[_Subject]:
-        """Run the fix's lane alone where a receipt has the pristine one; return those that confirm the fix together."""
-        known = {cell.name: lane for cell in cells if (lane := self._recorded_pristine(cell)) is not None}
-        fixes = [(cell, replace(cell, lanes=(LaneName.PATCHED,))) for cell in cells if cell.name in known]
-        if not fixes:
-            return []
-        self._lanes(self.session, [fix for _, fix in fixes])
-        subjects = []
-        for cell, fix in fixes if not self.interrupted else []:
-            end, pristine = self._end(fix), known[cell.name]
-            if (
-                end is None
-                or end.record is None
-                or pack_verdict.pair(pristine, end.record).verdict != Verdict.CONFIRMED
-            ):
-                continue
-            gpu = end.gpus[0].name if end.gpus else ""
-            subjects.append(_Subject(cell, pristine, end.record.seconds, gpu, judged_by[cell.name]))
-        return subjects
-
-    def _recorded_pristine(self, cell: Cell) -> LaneRecord | None:
-        """Return the pristine lane of the pack's own receipt; None unless this host would show the same anew."""
-        try:
-            found = receipt.load(cell.pack.folder / "receipts" / f"{cell.target}.{cell.evidence}.json")
-        except HarnessError:
-            return None
-        host = self.session.host
-        gpus = {device.gpu.name for device in self.session.devices} if found.host.gpus else set()
-        same = (found.host.python, found.host.torch, found.host.triton, {gpu.name for gpu in found.host.gpus}) == (
-            host.python,
-            host.torch or "",
-            host.triton or "",
-            gpus,
-        )
-        if not same or found.verdict != Verdict.CONFIRMED or staleness.reasons(cell.pack, found):
-            return None
-        return found.lanes.get(LaneName.PRISTINE)
+        return results, subjects
 
     def _choose(self, subject: _Subject) -> None:
         """Choose the mutants of a cell, write those that are made, and give each a cell of its own."""
