@@ -16,7 +16,6 @@ from harness.core.errors import HarnessError
 from harness.core.words import LaneName, Verdict
 from harness.lane.record import LaneEnd, LaneRecord
 from harness.mutate import fates, generated, mutants
-from harness.mutate.fates import Found
 from harness.mutate.mutants import Listed, Mutant, Origin
 from harness.mutate.state import State
 from harness.pack.model import Pack
@@ -106,7 +105,7 @@ class _Subject:
     gpu: str
     judged: tuple[Hashed, Hashed]
     chosen: list[tuple[Mutant, Cell]] = field(default_factory=list)
-    found: dict[str, tuple[Found, float]] = field(default_factory=dict)
+    records: dict[str, MutantRecord] = field(default_factory=dict)
     logs: dict[str, Path] = field(default_factory=dict)
     first: tuple[str, ...] = ()
 
@@ -226,12 +225,8 @@ class Campaign:
         for subject in subjects:
             listed = _listed(subject.cell)
             for mutant, cell in subject.chosen:
-                if mutant.same:
-                    subject.found[mutant.name] = (Found(Fate.EQUIVALENT, reason=mutant.same), 0.0)
-                    continue
-                if mutant.misfit:
-                    why = f"its patch does not apply: {mutant.misfit}"
-                    subject.found[mutant.name] = (Found(Fate.UNJUDGED, reason=why), 0.0)
+                subject.records[mutant.name] = mutant.unjudged
+                if mutant.same or mutant.misfit:
                     continue
                 cells.append(cell)
                 share = 1.0 if mutant.name in listed else KILLED_SHARE
@@ -262,9 +257,9 @@ class Campaign:
                 if cell.name not in again:
                     continue
                 end = self._end(cell)
-                found = fates.of_lane(subject.pristine, end)
+                found = fates.of_lane(mutant.unjudged, subject.pristine, end)
                 if cell.name in failed:
-                    found = Found(Fate.UNJUDGED, reason=failed[cell.name])
+                    found = replace(mutant.unjudged, reason=failed[cell.name], seconds=found.seconds)
                 elif cell.alone and found.fate == Fate.UNJUDGED:
                     found = replace(found, reason=f"{found.reason} (run twice, the second time alone)")
                 if end is not None and end.log is not None:
@@ -273,7 +268,7 @@ class Campaign:
                     silent = found.fate == Fate.UNJUDGED and end.record and fates.says_nothing(end.record)
                     if silent and said[:MOST_SAID] not in found.reason:
                         found = replace(found, reason=f"{said[:MOST_SAID]}: {found.reason}")
-                subject.found[mutant.name] = (found, end.record.seconds if end and end.record else 0.0)
+                subject.records[mutant.name] = found
 
     def _end(self, cell: Cell) -> LaneEnd | None:
         """Return the end of a mutant's lane; None where it was not run."""
@@ -285,10 +280,8 @@ class Campaign:
         if subject.judged != _judged_by(pack):  # lanes are found by what they ran: a record would name another probe
             return Result(cell, None, CHANGED, Verdict.CONFIRMED)
         listed = _listed(cell)
-        records = []
-        for mutant, _ in subject.chosen:
-            found, seconds = subject.found[mutant.name]
-            records.append(fates.recorded(mutant, found, listed.get(mutant.name), seconds))
+        found = [subject.records[mutant.name] for mutant, _ in subject.chosen]
+        records = tuple(fates.listed_as(one, listed.get(one.name)) for one in found)
         measured = Strength(
             schema=strength.SCHEMA,
             pack=pack.name,
@@ -308,7 +301,7 @@ class Campaign:
             gpu=subject.gpu,
             seconds=round(sum(one.seconds for one in records), 1),
             command=self.command(cell),
-            mutants=tuple(records),
+            mutants=records,
         )
         places = {
             mutant.name: tuple(path for path in (mutant.path, subject.logs.get(mutant.name)) if path is not None)

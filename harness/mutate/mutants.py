@@ -13,7 +13,7 @@ from harness.core import files, structure
 from harness.core.errors import HarnessError
 from harness.pack.model import Pack
 from harness.receipt import wrong_fixes
-from harness.receipt.strength import Fate
+from harness.receipt.strength import Fate, MutantRecord
 
 SLUG = re.compile(r"[^\w.-]+")
 
@@ -63,6 +63,14 @@ class Mutant:
     def why(self) -> str:
         """The line before its diff."""
         return self.patch.partition("diff --git ")[0].strip()
+
+    @property
+    def unjudged(self) -> MutantRecord:
+        """Its record before a lane judged it; UNJUDGED with the reason where none can, EQUIVALENT where none need."""
+        fate, reason = Fate.UNJUDGED, f"its patch does not apply: {self.misfit}" if self.misfit else ""
+        if self.same:
+            fate, reason = Fate.EQUIVALENT, self.same
+        return MutantRecord(self.name, self.origin, self.operator, self.why, self.sha256, fate, reason=reason)
 
     @property
     def slug(self) -> str:
