@@ -44,18 +44,11 @@ CHANGED = "the probe or fix.patch changed while the wrong fixes were judged. Nex
 
 @dataclass(frozen=True)
 class Order:
-    """What the command line asks for.
+    """What the command line asks for."""
 
-    Attributes:
-        generated: how many mutants are made of a pack's patch; None: as many as pack.toml says.
-        unseen: those of the packs' mutants/unseen/ alone.
-        matrix: a lane goes on after a check that fails.
-
-    """
-
-    generated: int | None = None
-    unseen: bool = False
-    matrix: bool = False
+    generated: int | None = None  # how many mutants are made of a pack's patch; None: as many as pack.toml says
+    unseen: bool = False  # those of the packs' mutants/unseen/ alone
+    matrix: bool = False  # a lane goes on after a check that fails
 
     @property
     def makes_none(self) -> bool:
@@ -71,21 +64,13 @@ class Order:
 
 @dataclass(frozen=True)
 class Result:
-    """What a pack's probe did with wrong fixes on one target.
-
-    Attributes:
-        cell: the pack and target.
-        strength: the record; None where nothing was judged.
-        problem: why nothing was, or not all of it.
-        verdict: on the pack itself.
-        files: of each mutant by its name: its patch, and its log where it has one.
-
-    """
+    """What a pack's probe did with wrong fixes on one target."""
 
     cell: Cell
-    strength: Strength | None
-    problem: str = ""
-    verdict: Verdict | None = None
+    strength: Strength | None  # None where nothing was judged
+    problem: str = ""  # why nothing was, or not all of it
+    verdict: Verdict | None = None  # on the pack itself
+    #: of each mutant by its name: its patch, and its log where it has one
     files: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
 
     @property
@@ -112,24 +97,14 @@ class _Subject:
 
 @dataclass
 class Campaign:
-    """Judges mutants.
+    """Judges mutants."""
 
-    Attributes:
-        session: runs the lanes; its journal is kept.
-        state: the folder of the command.
-        order: what was asked for.
-        command: that measures the strength of a cell anew.
-        begin: is told how many lanes follow, and their shortest time.
-        interrupted: by the user.
-
-    """
-
-    session: Session
+    session: Session  # runs the lanes; its journal is kept
     state: State
     order: Order
-    command: Callable[[Cell], str]
-    begin: Callable[[int, float | None], None]
-    interrupted: bool = False
+    command: Callable[[Cell], str]  # that measures the strength of a cell anew
+    begin: Callable[[int, float | None], None]  # is told how many lanes follow, and their shortest time in seconds
+    interrupted: bool = False  # by the user
 
     def run(self, cells: Iterable[Cell]) -> list[Result]:
         """Judge the mutants of cells; `interrupted` says whether the user stopped it, and then nothing is returned."""

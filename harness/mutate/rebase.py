@@ -28,24 +28,14 @@ class ConflictError(Exception):
 
 @dataclass(frozen=True)
 class Rebased:
-    """What became of one wrong fix.
+    """What became of one wrong fix."""
 
-    Attributes:
-        name: of its file, from the pack's folder on.
-        lines: of that file before.
-        became: the name of its file now.
-        lines_now: of that.
-        why: why it could not be put on the fix, and was left as it is; empty where it was.
-        is_kept: whether nothing had to be done.
-
-    """
-
-    name: str
-    lines: int
-    became: str
+    name: str  # of its file, from the pack's folder on
+    lines: int  # of that file before
+    became: str  # the name of its file now
     lines_now: int
-    why: str = ""
-    is_kept: bool = False
+    why: str = ""  # it could not be put on the fix, and was left as it is; empty where it was put there
+    is_kept: bool = False  # nothing had to be done
 
 
 def rebase(pack: Pack, pristine: Tree) -> Iterator[Rebased]:
