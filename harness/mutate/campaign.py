@@ -1,8 +1,7 @@
 """A campaign: the mutants of packs and targets, through the one scheduler, and what became of each.
 
-First both lanes of each pack itself: a probe that does not confirm the fix says nothing of wrong ones. The pristine
-one is not run again where a fresh receipt in the pack has it, seen with the same Python, torch, triton and GPU. Then
-the mutants, in the patched lane alone. Last, one after the other, those whose lane said nothing.
+First both lanes of each pack itself: a probe that does not confirm the fix says nothing of wrong ones. Then the
+mutants, in the patched lane alone. Last, one after the other, those whose lane said nothing.
 """
 
 from __future__ import annotations
@@ -17,17 +16,15 @@ from harness.core.errors import HarnessError
 from harness.core.words import LaneName, Verdict
 from harness.lane.record import LaneEnd, LaneRecord
 from harness.mutate import fates, generated, mutants
-from harness.mutate.fates import Found
 from harness.mutate.mutants import Listed, Mutant, Origin
 from harness.mutate.state import State
 from harness.pack.model import Pack
-from harness.receipt import receipt, staleness, strength, wrong_fixes
+from harness.receipt import receipt, strength, wrong_fixes
 from harness.receipt.receipt import FIRST_SIGHT, Hashed
 from harness.receipt.strength import Fate, MutantRecord, Strength
 from harness.schedule.session import Session
 from harness.schedule.task import Estimates, tasks
 from harness.upstream import tree
-from harness.verdict import pack_verdict
 from harness.verdict.cell import Cell
 
 #: A mutant's lane may take so many times the seconds of the fix's own lane, and so many seconds besides: that one may
@@ -47,18 +44,11 @@ CHANGED = "the probe or fix.patch changed while the wrong fixes were judged. Nex
 
 @dataclass(frozen=True)
 class Order:
-    """What the command line asks for.
+    """What the command line asks for."""
 
-    Attributes:
-        generated: how many mutants are made of a pack's patch; None: as many as pack.toml says.
-        unseen: those of the packs' mutants/unseen/ alone.
-        matrix: a lane goes on after a check that fails.
-
-    """
-
-    generated: int | None = None
-    unseen: bool = False
-    matrix: bool = False
+    generated: int | None = None  # how many mutants are made of a pack's patch; None: as many as pack.toml says
+    unseen: bool = False  # those of the packs' mutants/unseen/ alone
+    matrix: bool = False  # a lane goes on after a check that fails
 
     @property
     def makes_none(self) -> bool:
@@ -74,21 +64,13 @@ class Order:
 
 @dataclass(frozen=True)
 class Result:
-    """What a pack's probe did with wrong fixes on one target.
-
-    Attributes:
-        cell: the pack and target.
-        strength: the record; None where nothing was judged.
-        problem: why nothing was, or not all of it.
-        verdict: on the pack itself.
-        files: of each mutant by its name: its patch, and its log where it has one.
-
-    """
+    """What a pack's probe did with wrong fixes on one target."""
 
     cell: Cell
-    strength: Strength | None
-    problem: str = ""
-    verdict: Verdict | None = None
+    strength: Strength | None  # None where nothing was judged
+    problem: str = ""  # why nothing was, or not all of it
+    verdict: Verdict | None = None  # on the pack itself
+    #: of each mutant by its name: its patch, and its log where it has one
     files: Mapping[str, tuple[Path, ...]] = field(default_factory=dict)
 
     @property
@@ -108,31 +90,21 @@ class _Subject:
     gpu: str
     judged: tuple[Hashed, Hashed]
     chosen: list[tuple[Mutant, Cell]] = field(default_factory=list)
-    found: dict[str, tuple[Found, float]] = field(default_factory=dict)
+    records: dict[str, MutantRecord] = field(default_factory=dict)
     logs: dict[str, Path] = field(default_factory=dict)
     first: tuple[str, ...] = ()
 
 
 @dataclass
 class Campaign:
-    """Judges mutants.
+    """Judges mutants."""
 
-    Attributes:
-        session: runs the lanes; its journal is kept.
-        state: the folder of the command.
-        order: what was asked for.
-        command: that measures the strength of a cell anew.
-        begin: is told how many lanes follow, and their shortest time.
-        interrupted: by the user.
-
-    """
-
-    session: Session
+    session: Session  # runs the lanes; its journal is kept
     state: State
     order: Order
-    command: Callable[[Cell], str]
-    begin: Callable[[int, float | None], None]
-    interrupted: bool = False
+    command: Callable[[Cell], str]  # that measures the strength of a cell anew
+    begin: Callable[[int, float | None], None]  # is told how many lanes follow, and their shortest time in seconds
+    interrupted: bool = False  # by the user
 
     def run(self, cells: Iterable[Cell]) -> list[Result]:
         """Judge the mutants of cells; `interrupted` says whether the user stopped it, and then nothing is returned."""
@@ -168,10 +140,6 @@ class Campaign:
                 results[cell.name] = Result(cell, None, problem)
         judged = [cell for cell in cells if cell.name not in results]
         judged_by = {cell.name: _judged_by(cell.pack) for cell in judged}
-        known = self._with_known_pristine(judged, judged_by)
-        judged = [cell for cell in judged if cell.name not in {one.cell.name for one in known}]
-        if self.interrupted:
-            return results, []
         failed = self._lanes(self.session, judged) if judged else {}
         subjects = []
         for cell in judged if not self.interrupted else []:
@@ -185,45 +153,7 @@ class Campaign:
             why = failed.get(cell.name) or (outcome.judgement.reason if outcome else "it was not judged")
             problem = f"its own fix gives {verdict}, so that wrong ones say nothing" + (f": {why}" if why else "")
             results[cell.name] = Result(cell, None, problem, verdict)
-        return results, known + subjects
-
-    def _with_known_pristine(self, cells: list[Cell], judged_by: Mapping[str, tuple[Hashed, Hashed]]) -> list[_Subject]:
-        """Run the fix's lane alone where a receipt has the pristine one; return those that confirm the fix together."""
-        known = {cell.name: lane for cell in cells if (lane := self._recorded_pristine(cell)) is not None}
-        fixes = [(cell, replace(cell, lanes=(LaneName.PATCHED,))) for cell in cells if cell.name in known]
-        if not fixes:
-            return []
-        self._lanes(self.session, [fix for _, fix in fixes])
-        subjects = []
-        for cell, fix in fixes if not self.interrupted else []:
-            end, pristine = self._end(fix), known[cell.name]
-            if (
-                end is None
-                or end.record is None
-                or pack_verdict.pair(pristine, end.record).verdict != Verdict.CONFIRMED
-            ):
-                continue
-            gpu = end.gpus[0].name if end.gpus else ""
-            subjects.append(_Subject(cell, pristine, end.record.seconds, gpu, judged_by[cell.name]))
-        return subjects
-
-    def _recorded_pristine(self, cell: Cell) -> LaneRecord | None:
-        """Return the pristine lane of the pack's own receipt; None unless this host would show the same anew."""
-        try:
-            found = receipt.load(cell.pack.folder / "receipts" / f"{cell.target}.{cell.evidence}.json")
-        except HarnessError:
-            return None
-        host = self.session.host
-        gpus = {device.gpu.name for device in self.session.devices} if found.host.gpus else set()
-        same = (found.host.python, found.host.torch, found.host.triton, {gpu.name for gpu in found.host.gpus}) == (
-            host.python,
-            host.torch or "",
-            host.triton or "",
-            gpus,
-        )
-        if not same or found.verdict != Verdict.CONFIRMED or staleness.reasons(cell.pack, found):
-            return None
-        return found.lanes.get(LaneName.PRISTINE)
+        return results, subjects
 
     def _choose(self, subject: _Subject) -> None:
         """Choose the mutants of a cell, write those that are made, and give each a cell of its own."""
@@ -270,12 +200,8 @@ class Campaign:
         for subject in subjects:
             listed = _listed(subject.cell)
             for mutant, cell in subject.chosen:
-                if mutant.same:
-                    subject.found[mutant.name] = (Found(Fate.EQUIVALENT, reason=mutant.same), 0.0)
-                    continue
-                if mutant.misfit:
-                    why = f"its patch does not apply: {mutant.misfit}"
-                    subject.found[mutant.name] = (Found(Fate.UNJUDGED, reason=why), 0.0)
+                subject.records[mutant.name] = mutant.unjudged
+                if mutant.same or mutant.misfit:
                     continue
                 cells.append(cell)
                 share = 1.0 if mutant.name in listed else KILLED_SHARE
@@ -306,9 +232,9 @@ class Campaign:
                 if cell.name not in again:
                     continue
                 end = self._end(cell)
-                found = fates.of_lane(subject.pristine, end)
+                found = fates.of_lane(mutant.unjudged, subject.pristine, end)
                 if cell.name in failed:
-                    found = Found(Fate.UNJUDGED, reason=failed[cell.name])
+                    found = replace(mutant.unjudged, reason=failed[cell.name], seconds=found.seconds)
                 elif cell.alone and found.fate == Fate.UNJUDGED:
                     found = replace(found, reason=f"{found.reason} (run twice, the second time alone)")
                 if end is not None and end.log is not None:
@@ -317,7 +243,7 @@ class Campaign:
                     silent = found.fate == Fate.UNJUDGED and end.record and fates.says_nothing(end.record)
                     if silent and said[:MOST_SAID] not in found.reason:
                         found = replace(found, reason=f"{said[:MOST_SAID]}: {found.reason}")
-                subject.found[mutant.name] = (found, end.record.seconds if end and end.record else 0.0)
+                subject.records[mutant.name] = found
 
     def _end(self, cell: Cell) -> LaneEnd | None:
         """Return the end of a mutant's lane; None where it was not run."""
@@ -329,10 +255,8 @@ class Campaign:
         if subject.judged != _judged_by(pack):  # lanes are found by what they ran: a record would name another probe
             return Result(cell, None, CHANGED, Verdict.CONFIRMED)
         listed = _listed(cell)
-        records = []
-        for mutant, _ in subject.chosen:
-            found, seconds = subject.found[mutant.name]
-            records.append(fates.recorded(mutant, found, listed.get(mutant.name), seconds))
+        found = [subject.records[mutant.name] for mutant, _ in subject.chosen]
+        records = tuple(fates.listed_as(one, listed.get(one.name)) for one in found)
         measured = Strength(
             schema=strength.SCHEMA,
             pack=pack.name,
@@ -352,7 +276,7 @@ class Campaign:
             gpu=subject.gpu,
             seconds=round(sum(one.seconds for one in records), 1),
             command=self.command(cell),
-            mutants=tuple(records),
+            mutants=records,
         )
         places = {
             mutant.name: tuple(path for path in (mutant.path, subject.logs.get(mutant.name)) if path is not None)

@@ -17,21 +17,12 @@ CONTEXT = 3
 
 @dataclass(frozen=True)
 class Change:
-    """One run of changed lines.
+    """One run of changed lines."""
 
-    Attributes:
-        path: of the file, in the upstream repository.
-        hunk: which one of the file it stands in, from 1.
-        start: how many lines of the old file come before it.
-        removed: the lines that go, each with its line end.
-        added: the lines that come.
-
-    """
-
-    path: str
-    hunk: int
-    start: int
-    removed: tuple[str, ...] = ()
+    path: str  # of the file, in the upstream repository
+    hunk: int  # which one of the file it stands in, from 1
+    start: int  # how many lines of the old file come before it
+    removed: tuple[str, ...] = ()  # the lines that go, each with its line end
     added: tuple[str, ...] = ()
 
 

@@ -19,19 +19,11 @@ TIMES = 2
 
 @dataclass(frozen=True)
 class Check:
-    """What one check refuses.
-
-    Attributes:
-        name: of the check.
-        refuses: the wrong fixes.
-        alone: those of them that no other check refuses.
-        is_in_cover: whether the cover needs it.
-
-    """
+    """What one check refuses."""
 
     name: str
-    refuses: tuple[str, ...]
-    alone: tuple[str, ...]
+    refuses: tuple[str, ...]  # names of wrong fixes
+    alone: tuple[str, ...]  # those of them that no other check refuses
     is_in_cover: bool
 
 

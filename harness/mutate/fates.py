@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from harness.core.words import LaneVerdict, Verdict
 from harness.lane.record import LaneEnd, LaneRecord
 from harness.lane.script import STATUS
-from harness.mutate.mutants import Listed, Mutant
+from harness.mutate.mutants import Listed
 from harness.receipt.strength import Fate, MutantRecord
 from harness.verdict import pack_verdict
 
@@ -17,16 +17,6 @@ CONCLUDED = set(STATUS.values())
 SCRIPT = "reproduce.py"
 #: The reason of a mutant whose lane the budget left out.
 NOT_RUN = "it was not run"
-
-
-@dataclass(frozen=True)
-class Found:
-    """A mutant's fate by its lane alone, and how it came to it; as in `MutantRecord`."""
-
-    fate: Fate
-    by: tuple[str, ...] = ()
-    reason: str = ""
-    refused: str = ""
 
 
 def says_nothing(record: LaneRecord | None) -> bool:
@@ -40,49 +30,36 @@ def says_nothing(record: LaneRecord | None) -> bool:
     return no_verdict or record.exit_status not in CONCLUDED
 
 
-def of_lane(pristine: LaneRecord, end: LaneEnd | None) -> Found:
+def of_lane(mutant: MutantRecord, pristine: LaneRecord, end: LaneEnd | None) -> MutantRecord:
     """Judge a mutant by its lane: only a failed check kills, or a mode refused that the pristine tree does not refuse.
 
     The probe alone has to kill it, since that is what a maintainer runs: what only the comparison of the two lanes
     refuses has survived, and `refused` says so.
     """
-    if end is None:
-        return Found(Fate.UNJUDGED, reason=NOT_RUN)
-    record = end.record
+    record = end.record if end else None
     if record is None:
-        return Found(Fate.UNJUDGED, reason=f"its patch does not apply: {end.stale}")
+        reason = f"its patch does not apply: {end.stale}" if end else NOT_RUN
+        return replace(mutant, fate=Fate.UNJUDGED, reason=reason)
+    mutant = replace(mutant, seconds=round(record.seconds, 3))
     wrong = tuple(check.name for check in record.checks if check.ok is False)
     if not wrong and record.script.startswith(LaneVerdict.BUG_REPRODUCED):
-        return Found(Fate.KILLED, (SCRIPT,))
+        return replace(mutant, fate=Fate.KILLED, by=(SCRIPT,))
     if record.verdict in (LaneVerdict.BUG_REPRODUCED, LaneVerdict.CONTROL_FAILED, LaneVerdict.FIX_INCOMPLETE):
-        return Found(Fate.KILLED, wrong)
+        return replace(mutant, fate=Fate.KILLED, by=wrong)
     if record.verdict == LaneVerdict.UNSUPPORTED:
-        return Found(Fate.KILLED, reason=f"UNSUPPORTED, which the pristine tree is not: {record.reason}")
-    return _of_pair(pristine, record)
-
-
-def _of_pair(pristine: LaneRecord, record: LaneRecord) -> Found:
+        reason = f"UNSUPPORTED, which the pristine tree is not: {record.reason}"
+        return replace(mutant, fate=Fate.KILLED, reason=reason)
     if record.verdict == LaneVerdict.ERROR:
-        return Found(Fate.UNJUDGED, reason=record.reason)
+        return replace(mutant, fate=Fate.UNJUDGED, reason=record.reason)
     judgement = pack_verdict.pair(pristine, record)
     refused = "" if judgement.verdict == Verdict.CONFIRMED else f"{judgement.verdict}: {judgement.reason}"
-    return Found(Fate.SURVIVED, refused=refused)
+    return replace(mutant, fate=Fate.SURVIVED, refused=refused)
 
 
-def recorded(mutant: Mutant, found: Found, listed: Listed | None, seconds: float = 0.0) -> MutantRecord:
-    """Build the record of a mutant; one that is listed as equivalent or elsewhere, and was not killed, is that."""
-    if listed is not None and found.fate in (Fate.SURVIVED, Fate.UNJUDGED):
-        found = replace(found, fate=listed.fate, reason=listed.reason)
-    return MutantRecord(
-        name=mutant.name,
-        origin=mutant.origin,
-        operator=mutant.operator,
-        why=mutant.why,
-        sha256=mutant.sha256,
-        fate=found.fate,
-        by=found.by,
-        reason=found.reason,
-        refused=found.refused,
-        listed=listed is not None,
-        seconds=round(seconds, 3),
-    )
+def listed_as(record: MutantRecord, listed: Listed | None) -> MutantRecord:
+    """Note that mutants/equivalent.toml lists a mutant; one that was not killed is what the list says."""
+    if listed is None:
+        return record
+    if record.fate in (Fate.SURVIVED, Fate.UNJUDGED):
+        record = replace(record, fate=listed.fate, reason=listed.reason)
+    return replace(record, listed=True)

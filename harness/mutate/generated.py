@@ -23,22 +23,13 @@ PARTS = ("file", "hunk")
 
 @dataclass(frozen=True)
 class Candidate:
-    """A mutant that can be made.
-
-    Attributes:
-        name: of the mutant.
-        operator: what was done.
-        path: of the file that differs from the fixed one, in the upstream repository.
-        text: makes that file; None where it is not there.
-        added: whether it changes a line that the patch adds.
-
-    """
+    """A mutant that can be made."""
 
     name: str
     operator: str
-    path: str
-    text: Callable[[], str | None] = field(compare=False, repr=False)
-    added: bool = True
+    path: str  # of the file that differs from the fixed one, in the upstream repository
+    text: Callable[[], str | None] = field(compare=False, repr=False)  # makes that file; None where it is not there
+    added: bool = True  # whether it changes a line that the patch adds
 
 
 @dataclass(frozen=True)

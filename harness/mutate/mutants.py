@@ -13,7 +13,7 @@ from harness.core import files, structure
 from harness.core.errors import HarnessError
 from harness.pack.model import Pack
 from harness.receipt import wrong_fixes
-from harness.receipt.strength import Fate
+from harness.receipt.strength import Fate, MutantRecord
 
 SLUG = re.compile(r"[^\w.-]+")
 
@@ -32,37 +32,31 @@ FOLDERS = {Origin.OWN: wrong_fixes.OWN, Origin.UNSEEN: wrong_fixes.UNSEEN}
 
 @dataclass(frozen=True)
 class Mutant:
-    """One wrong fix.
+    """One wrong fix."""
 
-    Attributes:
-        name: stable from run to run: the file's stem, or where, by which operator and what was changed.
-        origin: who made it.
-        operator: of a generated one; empty of others.
-        patch: the text, from the line that says why it is wrong.
-        sha256: of what it makes of the release.
-        same: why it is trivially the fix itself; empty where it is not.
-        path: of its file, where a person wrote it.
-        is_whole: whether it is a patch on the release, and not on fix.patch.
-        on_release: the patch that takes fix.patch's place in a lane; empty until it is known.
-        misfit: why it cannot: it does not apply.
-
-    """
-
-    name: str
+    name: str  # stable from run to run: the file's stem, or where, by which operator and what was changed
     origin: Origin
-    operator: str
-    patch: str
-    sha256: str = ""
-    same: str = ""
-    path: Path | None = None
-    is_whole: bool = False
-    on_release: str = ""
-    misfit: str = ""
+    operator: str  # of a generated one; empty of others
+    patch: str  # the text, from the line that says why it is wrong
+    sha256: str = ""  # of what it makes of the release
+    same: str = ""  # why it is trivially the fix itself; empty where it is not
+    path: Path | None = None  # of its file, where a person wrote it
+    is_whole: bool = False  # whether it is a patch on the release, and not on fix.patch
+    on_release: str = ""  # the patch that takes fix.patch's place in a lane; empty until it is known
+    misfit: str = ""  # why it cannot: it does not apply
 
     @property
     def why(self) -> str:
         """The line before its diff."""
         return self.patch.partition("diff --git ")[0].strip()
+
+    @property
+    def unjudged(self) -> MutantRecord:
+        """Its record before a lane judged it; UNJUDGED with the reason where none can, EQUIVALENT where none need."""
+        fate, reason = Fate.UNJUDGED, f"its patch does not apply: {self.misfit}" if self.misfit else ""
+        if self.same:
+            fate, reason = Fate.EQUIVALENT, self.same
+        return MutantRecord(self.name, self.origin, self.operator, self.why, self.sha256, fate, reason=reason)
 
     @property
     def slug(self) -> str:
@@ -75,19 +69,12 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Listed:
-    """A mutant that need not be killed.
-
-    Attributes:
-        name: of the mutant.
-        reason: why.
-        targets: where that is so; empty: everywhere.
-        fate: ``equivalent``: it is no wrong fix; ``elsewhere``: these targets do not run its code, and others do.
-
-    """
+    """A mutant that need not be killed."""
 
     name: str
     reason: str
-    targets: tuple[str, ...] = ()
+    targets: tuple[str, ...] = ()  # where that is so; empty: everywhere
+    #: `equivalent`: it is no wrong fix; `elsewhere`: these targets do not run its code, and others do
     fate: Fate = Fate.EQUIVALENT
 
     def covers(self, target: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -85,7 +86,7 @@ def as_json(results: Iterable[Result]) -> str:
                 "target": result.cell.target,
                 "problem": result.problem,
                 "open": [one.name for one in result.open],
-                "strength": strength.document_of(result.strength) if result.strength else None,
+                "strength": asdict(result.strength) if result.strength else None,
             }
             for result in results
         ]
@@ -100,6 +101,5 @@ def record(found: Strength, folder: Path, scrub: Scrubber) -> Path:
 
     """
     path = folder / found.name
-    document = scrub.document(strength.document_of(found), "strength")
-    files.write_atomic(path, strength.text_of_document(document))
+    files.write_atomic(path, receipt.to_json(scrub.document(asdict(found), "strength")))
     return path

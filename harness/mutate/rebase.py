@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -18,6 +19,8 @@ from harness.upstream.tree import Tree
 
 #: How many earlier versions of fix.patch are looked at.
 EARLIER = 50
+#: The header of a file that is added or removed, as `git diff --no-index` writes it.
+ONE_SIDED = re.compile(r"^diff --git [ab]/(\S+) [ab]/\1$", re.MULTILINE)
 #: What lies under a whole patch.
 NOTHING = Fix({}, {}, {})
 
@@ -28,24 +31,14 @@ class ConflictError(Exception):
 
 @dataclass(frozen=True)
 class Rebased:
-    """What became of one wrong fix.
+    """What became of one wrong fix."""
 
-    Attributes:
-        name: of its file, from the pack's folder on.
-        lines: of that file before.
-        became: the name of its file now.
-        lines_now: of that.
-        why: why it could not be put on the fix, and was left as it is; empty where it was.
-        is_kept: whether nothing had to be done.
-
-    """
-
-    name: str
-    lines: int
-    became: str
+    name: str  # of its file, from the pack's folder on
+    lines: int  # of that file before
+    became: str  # the name of its file now
     lines_now: int
-    why: str = ""
-    is_kept: bool = False
+    why: str = ""  # it could not be put on the fix, and was left as it is; empty where it was put there
+    is_kept: bool = False  # nothing had to be done
 
 
 def rebase(pack: Pack, pristine: Tree) -> Iterator[Rebased]:
@@ -117,7 +110,7 @@ def forms(one: Mutant, made: Fix, fix: Fix) -> tuple[str, str]:
     old = {**fix.old, **made.old}
     on_fix, new = {**old, **fix.new}, {**old, **made.new}
     head = one.patch.partition("diff --git ")[0]
-    return head + _diff(on_fix, new), head + _diff(old, new)
+    return head + written(on_fix, new), head + written(old, new)
 
 
 def _made(pack: Pack, pristine: Tree, fix: Fix, earlier: list[Fix], one: Mutant) -> Fix:
@@ -189,7 +182,7 @@ def _write(folder: Path, texts: Mapping[str, str | None]) -> None:
             (folder / path).write_bytes(text.encode())
 
 
-def _diff(old: Mapping[str, str | None], new: Mapping[str, str | None]) -> str:
+def written(old: Mapping[str, str | None], new: Mapping[str, str | None]) -> str:
     """Write the difference of two sets of files as git does, with whole blob hashes."""
     with tempfile.TemporaryDirectory(prefix="rebase-") as name:
         folder = Path(name)
@@ -197,4 +190,6 @@ def _diff(old: Mapping[str, str | None], new: Mapping[str, str | None]) -> str:
         _write(folder / "b", {path: text for path, text in new.items() if text != old[path]})
         options = ["--no-index", "--no-prefix", "--full-index", "--no-renames", "--no-color", "--no-ext-diff", "-U3"]
         git.run(["diff", *options, "--output=diff", "a", "b"], folder, plain=True)
-        return (folder / "diff").read_bytes().decode()
+        text = (folder / "diff").read_bytes().decode()
+        # git names a file that one side lacks twice by the other side
+        return ONE_SIDED.sub(r"diff --git a/\1 b/\1", text)

@@ -21,16 +21,10 @@ FINISHED, RESULTS, JOURNAL = "finished", "survivors.json", "journal.jsonl"
 
 @dataclass(frozen=True)
 class State:
-    """One command's folder.
-
-    Attributes:
-        path: the folder.
-        resumed: whether an earlier command of the same words was killed before it ended, or ended with survivors.
-
-    """
+    """One command's folder."""
 
     path: Path
-    resumed: bool
+    resumed: bool  # an earlier command of the same words was killed before it ended, or ended with survivors
 
     @property
     def journal(self) -> Path:

@@ -13,7 +13,6 @@ from harness.core.errors import HarnessError
 from harness.core.words import Evidence, Kind, Verdict
 from harness.lane.record import FigureLine, LaneRecord, LogRecord
 from harness.pack.model import Pack
-from harness.receipt import schema_1
 
 SCHEMA = 2
 #: Characters of a message: it may quote what a receipt holds.
@@ -28,22 +27,13 @@ FIRST_SIGHT = "first_sight."
 
 @dataclass(frozen=True)
 class UpstreamRecord:
-    """The upstream that was judged.
+    """The upstream that was judged."""
 
-    Attributes:
-        package: its name on the package index.
-        version: of the tree, as the runner knows it.
-        origin: where the tree came from: pinned, release, latest, path, git or installed.
-        sha256: of its archive, or of the manifest of a tree that had none.
-        commit: that the tree holds unchanged; empty for a release.
-
-    """
-
-    package: str
+    package: str  # its name on the package index
     version: str
-    origin: str
-    sha256: str
-    commit: str = ""
+    origin: str  # of the tree: pinned, release, latest, path, git or installed
+    sha256: str  # of its archive, or of the manifest of a tree that had none
+    commit: str = ""  # that the tree holds unchanged; empty for a release
 
 
 @dataclass(frozen=True)
@@ -64,20 +54,12 @@ class FixKind(StrEnum):
 
 @dataclass(frozen=True)
 class FixRecord:
-    """What the patched lane had that the pristine one had not.
-
-    Attributes:
-        kind: of second tree.
-        name: the patch's file in the pack, the release's version, or the tree's; empty where schema 1 left it open.
-        sha256: of the patch's bytes, the release's archive, or the tree's manifest.
-        meaning: of a patch, from its first ``diff --git`` on.
-
-    """
+    """What the patched lane had that the pristine one had not."""
 
     kind: FixKind
-    name: str
-    sha256: str
-    meaning: str = ""
+    name: str  # the patch's file in the pack, the release's version, or the tree's
+    sha256: str  # of the patch's bytes, the release's archive, or the tree's manifest
+    meaning: str = ""  # of a patch, from its first ``diff --git`` on
 
 
 @dataclass(frozen=True)
@@ -231,12 +213,9 @@ def parse(text: str | bytes, where: str, *, lanes: bool = True) -> Receipt:
         if isinstance(document, dict) and document.get("acknowledged", "") is None:
             del document["acknowledged"]  # what receipts held before pack.toml had `known`; it was always null
         found = document.get("schema") if isinstance(document, dict) else None
-        if type(found) is int and found == schema_1.SCHEMA:
-            document, found = schema_1.renewed(document), SCHEMA
         if type(found) is not int or found != SCHEMA:
             raise HarnessError(
-                f"{where}: receipt of schema {str(found)[:40]}; this runner knows {schema_1.SCHEMA} and {SCHEMA}. "
-                "Next: run the pack again"
+                f"{where}: receipt of schema {str(found)[:40]}; this runner knows {SCHEMA}. Next: run the pack again"
             )
         receipt = structure.structure(document, Receipt)
     except (strict_json.StrictJsonError, structure.StructureError) as error:
@@ -257,11 +236,12 @@ def _strange_lanes(document: object) -> list[str]:
 def _errors(receipt: Receipt) -> list[str]:
     """Say which values have the right type and could be no runner's: readers build paths and dates from them."""
     errors = [] if words.is_target(receipt.target) else [f"target: {receipt.target!r} is no target"]
-    for path, name in (("log.file", receipt.log.file), ("fix.name", _patch_name(receipt.fix))):
-        if name and not files.is_bare_name(name):
+    beside = [("log.file", receipt.log.file)]
+    if receipt.fix is not None and receipt.fix.kind == FixKind.PATCH:
+        beside.append(("fix.name", receipt.fix.name))
+    for path, name in beside:
+        if not files.is_bare_name(name):
             errors.append(f"{path}: {name[:40]!r} is no file beside the receipt")
-    if not receipt.log.file:
-        errors.append("log.file: it names no log")
     if not is_moment(receipt.started):
         errors.append(f"started: {receipt.started[:40]!r} is no date and time with its zone")
     if not 1 <= receipt.repeats.agreeing <= receipt.repeats.of:
@@ -271,10 +251,6 @@ def _errors(receipt: Receipt) -> list[str]:
         *((f"lanes.{name}.seconds", one.seconds) for name, one in receipt.lanes.items()),
     ]
     return errors + [f"{path}: {value} is negative" for path, value in numbers if value < 0]
-
-
-def _patch_name(fix: FixRecord | None) -> str:
-    return fix.name if fix is not None and fix.kind == FixKind.PATCH else ""
 
 
 def is_moment(text: str) -> bool:

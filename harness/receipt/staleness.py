@@ -20,11 +20,6 @@ def _changed(path: Path, recorded: Hashed | FixRecord) -> bool:
     return files.sha256_file(path) != recorded.sha256 and meaning.meaning(path) != recorded.meaning
 
 
-def _patch_of(pack: Pack, receipt: Receipt, fix: FixRecord) -> Path:
-    """Return the patch that a receipt was made with, by its name or (schema 1 does not tell) by the tree's commit."""
-    return pack.folder / Path(fix.name).name if fix.name else pack.patch_for(receipt.upstream.commit)
-
-
 def _is_pinned(pinned: Upstream, recorded: UpstreamRecord) -> bool:
     """Whether a receipt speaks of what pack.toml pins: that archive, or that commit."""
     if pinned.is_commit:
@@ -37,7 +32,7 @@ def reasons(pack: Pack, receipt: Receipt) -> list[str]:
     definition = pack.definition
     found = [judges.CHANGED] if judges.changed(pack, receipt.probe.sha256, receipt.probe.meaning) else []
     fix = receipt.fix
-    if fix is not None and fix.kind == FixKind.PATCH and _changed(_patch_of(pack, receipt, fix), fix):
+    if fix is not None and fix.kind == FixKind.PATCH and _changed(pack.folder / Path(fix.name).name, fix):
         found.append("the patch changed")
     if receipt.upstream.origin == "pinned" and not _is_pinned(definition.upstream, receipt.upstream):
         found.append("the pinned release changed")

@@ -13,7 +13,7 @@ from __future__ import annotations
 import functools
 import json
 from collections.abc import Iterable
-from dataclasses import asdict, dataclass
+from dataclasses import astuple, dataclass
 from enum import StrEnum
 from pathlib import Path
 
@@ -23,7 +23,7 @@ from harness.core.words import Evidence
 from harness.pack import judges, meaning
 from harness.pack.model import Pack
 from harness.receipt import wrong_fixes
-from harness.receipt.receipt import FIRST_SIGHT, STRENGTH, Hashed, to_json
+from harness.receipt.receipt import FIRST_SIGHT, STRENGTH, Hashed
 
 SCHEMA = 1
 #: Said of wrong fixes in code that a target does not run.
@@ -46,36 +46,22 @@ NOT_JUDGED_HERE = frozenset({Fate.EQUIVALENT, Fate.ELSEWHERE})
 
 @dataclass(frozen=True)
 class MutantRecord:
-    """One wrong fix.
-
-    Attributes:
-        name: of the mutant.
-        origin: ``own`` (written by a person), ``generated`` or ``unseen`` (by a person who had not read the probe).
-        operator: of a generated one; empty of others.
-        why: the line before its diff.
-        sha256: of what it makes of the release, as `wrong_fixes.identity` says.
-        fate: what became of it.
-        by: the checks that were wrong and killed it.
-        reason: why it is unjudged, equivalent or judged elsewhere, or how it was killed where no check says so.
-        refused: a survivor of the probe alone: why the runner's comparison of the lanes refuses it; empty where not.
-        listed: it stands in mutants/equivalent.toml, as equivalent or as judged elsewhere.
-        seconds: of its lane.
-        date: of its lane, where that ran for an earlier record and was not run again; else empty.
-
-    """
+    """One wrong fix, and what became of it."""
 
     name: str
-    origin: str
-    operator: str
-    why: str
-    sha256: str
+    origin: str  # `own` (written by a person), `generated`, or `unseen` (by a person who had not read the probe)
+    operator: str  # of a generated one; empty of others
+    why: str  # the line before its diff
+    sha256: str  # of what it makes of the release, as `wrong_fixes.identity` says
     fate: Fate
-    by: tuple[str, ...] = ()
+    by: tuple[str, ...] = ()  # the checks that were wrong and killed it
+    #: why it is unjudged, equivalent or judged elsewhere, or how it was killed where no check says so
     reason: str = ""
+    #: of a survivor of the probe alone: why the runner's comparison of the lanes refuses it; empty where it does not
     refused: str = ""
-    listed: bool = False
-    seconds: float = 0.0
-    date: str = ""
+    listed: bool = False  # in mutants/equivalent.toml, as equivalent or as judged elsewhere
+    seconds: float = 0.0  # of its lane
+    date: str = ""  # of its lane, where that ran for an earlier record and was not run again; else empty
 
 
 @dataclass(frozen=True)
@@ -122,7 +108,7 @@ class Strength:
     @property
     def whole(self) -> Count:
         """Own and generated ones together."""
-        return Count(*(sum(pair) for pair in zip(_numbers(self.own), _numbers(self.made), strict=True)))
+        return Count(*(sum(pair) for pair in zip(astuple(self.own), astuple(self.made), strict=True)))
 
     @property
     def name(self) -> str:
@@ -135,23 +121,11 @@ class Strength:
         return bool(self.mutants) and all(one.origin == "unseen" for one in self.mutants)
 
 
-def _numbers(count: Count) -> tuple[int, ...]:
-    return (count.killed, count.of, count.survived, count.unjudged, count.equivalent, count.elsewhere)
-
-
 def count(found: Iterable[MutantRecord]) -> Count:
     """Count the fates of wrong fixes."""
     fates = [one.fate for one in found]
-    number = {fate: fates.count(fate) for fate in Fate}
-    of = len(fates) - sum(number[fate] for fate in NOT_JUDGED_HERE)
-    return Count(
-        number[Fate.KILLED],
-        of,
-        number[Fate.SURVIVED],
-        number[Fate.UNJUDGED],
-        number[Fate.EQUIVALENT],
-        number[Fate.ELSEWHERE],
-    )
+    number = {str(fate): fates.count(fate) for fate in Fate}
+    return Count(of=sum(fate not in NOT_JUDGED_HERE for fate in fates), **number)
 
 
 def file_name(target: str, evidence: Evidence, kind: str = STRENGTH) -> str:
@@ -174,16 +148,6 @@ def load(path: Path) -> Strength:
         return structure.structure(document, Strength)
     except (ValueError, structure.StructureError) as error:
         raise HarnessError(f"{where}: {error}. Next: runner.py mutate --record") from None
-
-
-def document_of(strength: Strength) -> dict[str, object]:
-    """Return a record as a JSON document."""
-    return asdict(strength)
-
-
-def text_of_document(document: object) -> str:
-    """Write the document of a record."""
-    return to_json(document)
 
 
 def files_of(pack: Pack, kind: str = STRENGTH) -> list[Path]:

@@ -20,16 +20,10 @@ WHOLE = "whole"
 
 @dataclass(frozen=True)
 class WrongFix:
-    """The file of one.
-
-    Attributes:
-        path: of the file.
-        is_whole: whether it is on the release, and not on fix.patch.
-
-    """
+    """The file of one."""
 
     path: Path
-    is_whole: bool
+    is_whole: bool  # whether it is on the release, and not on fix.patch
 
     @property
     def name(self) -> str:

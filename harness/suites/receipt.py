@@ -33,48 +33,26 @@ class PatchRecord:
 
 @dataclass(frozen=True)
 class SuiteReceipt:
-    """What upstream's tests said of a patch.
-
-    Attributes:
-        schema: of this shape.
-        pack: its name.
-        verdict: on the patch.
-        reason: empty where it needs none.
-        upstream: the tree, without any patch.
-        files: of the suite.
-        arguments: that pytest got from pack.toml.
-        environment: that the suite got from pack.toml.
-        patch: that was judged.
-        test_patch: on top in both lanes; None where the pack has none.
-        dependencies: what the tests import.
-        host: where they ran.
-        before: how many tests ended how without the patch, by result.
-        after: likewise with it.
-        tests: those that differ, are red or skipped, or are new.
-        command: that makes it anew.
-        started: in UTC.
-        seconds: of all lanes together.
-
-    """
+    """What upstream's tests said of a patch."""
 
     schema: int
     pack: str
     verdict: SuiteVerdict
     reason: str
-    upstream: UpstreamRecord
-    files: tuple[str, ...]
-    arguments: tuple[str, ...]
-    environment: dict[str, str]
+    upstream: UpstreamRecord  # the tree, without any patch
+    files: tuple[str, ...]  # of the suite
+    arguments: tuple[str, ...]  # that pytest got from pack.toml
+    environment: dict[str, str]  # that the suite got from pack.toml
     patch: PatchRecord | None
-    test_patch: PatchRecord | None
+    test_patch: PatchRecord | None  # on top in both lanes; None where the pack has none
     dependencies: DependencyRecord
     host: HostRecord
-    before: dict[str, int]
+    before: dict[str, int]  # how many tests ended how without the patch, by result
     after: dict[str, int]
-    tests: tuple[TestRow, ...]
-    command: str
-    started: str
-    seconds: float
+    tests: tuple[TestRow, ...]  # those that differ, are red or skipped, or are new
+    command: str  # that makes it anew
+    started: str  # in UTC
+    seconds: float  # of all lanes together
 
 
 def _patch(path: Path) -> PatchRecord | None:

@@ -35,20 +35,12 @@ class Change:
 
 @dataclass(frozen=True)
 class Side:
-    """One of the two trees.
-
-    Attributes:
-        verdict: of its lane.
-        reason: why, where that needs one.
-        version: of the tree, as the runner knows it; empty where it could not be had.
-        record: what the lane showed; None where it did not begin.
-
-    """
+    """One of the two trees."""
 
     verdict: LaneVerdict
     reason: str = ""
-    version: str = ""
-    record: LaneRecord | None = None
+    version: str = ""  # as the runner knows it; empty where the tree could not be had
+    record: LaneRecord | None = None  # None where the lane did not begin
 
 
 BUG, FIXED, CONTROL = LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED, LaneVerdict.CONTROL_FAILED
@@ -118,27 +110,23 @@ def _right(record: LaneRecord, role: Role) -> set[str]:
     return {one.name for one in record.checks if one.role == role and one.ok}
 
 
-def _with(change: Change, names: tuple[str, ...]) -> Change:
-    return Change(change.effect, change.sentence, names)
-
-
 def _controls(base: LaneRecord, head: LaneRecord, said: Change) -> Change:
     """Say which control fails in head and was right in base."""
     wrong, right = failed(head, Role.CONTROL), _right(base, Role.CONTROL)
     broken = tuple(name for name in wrong if name in right)
     if broken:
-        return _with(BREAKS, broken)
+        return replace(BREAKS, names=broken)
     new = tuple(name for name in wrong if name not in failed(base, Role.CONTROL))
-    return _with(NEW_CONTROL, new) if new else said
+    return replace(NEW_CONTROL, names=new) if new else said
 
 
 def _defects(base: LaneRecord, head: LaneRecord) -> Change:
     """Compare two trees that both have the bug, check by check."""
     brought = tuple(name for name in failed(head, Role.DEFECT) if name in _right(base, Role.DEFECT))
     if brought:
-        return _with(PARTLY_WORSE, brought)
+        return replace(PARTLY_WORSE, names=brought)
     mended = tuple(name for name in failed(base, Role.DEFECT) if name in _right(head, Role.DEFECT))
-    return _with(PARTLY_FIXED, mended) if mended else NO_FIX
+    return replace(PARTLY_FIXED, names=mended) if mended else NO_FIX
 
 
 def _as_bug(side: Side) -> Side:
@@ -161,9 +149,9 @@ def between(base: Side, head: Side) -> Change:
     if (base.verdict, head.verdict) == (BUG, BUG):
         return _defects(base.record, head.record)
     if said is BRINGS_IT_IN:
-        return _with(said, failed(head.record, Role.DEFECT))
+        return replace(said, names=failed(head.record, Role.DEFECT))
     unlike = pack_verdict.unlike_checks(base.record, head.record) if said in (FIXES, BOTH_RIGHT) else []
-    return _with(OTHER_CHECKS, tuple(unlike)) if unlike else said
+    return replace(OTHER_CHECKS, names=tuple(unlike)) if unlike else said
 
 
 def status(change: Change, head: LaneVerdict, *, must_fix: bool) -> Exit:

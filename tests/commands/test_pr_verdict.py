@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import time
+from dataclasses import asdict
 from pathlib import Path
 
 import psutil
@@ -68,7 +69,7 @@ def test_a_mutation_score_is_stale_where_the_checks_changed_and_else_not(workben
         receipt.hashed(pack.patch), pack.definition.upstream.sha256, "3.11", "2", "3", "", 1.0, "runner.py mutate", (),
     )  # fmt: skip
     (folder / "receipts").mkdir()
-    (folder / "receipts" / record.name).write_text(receipt.to_json(strength.document_of(record)))
+    (folder / "receipts" / record.name).write_text(receipt.to_json(asdict(record)))
     assert " refused 38 of 40 wrong fixes, 2026-11-21. Again," in _ended(workbench, "wrong", "right")[1][2]
     (folder / "reproduce.py").write_text((folder / "reproduce.py").read_text().replace("scaled:", "is:"))
     shutil.rmtree(workbench.folder / "base")

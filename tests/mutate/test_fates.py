@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from harness.core.words import LaneName, LaneVerdict, Role
 from harness.lane.record import CheckLine, LaneEnd, LaneRecord, OutputLine
 from harness.mutate import fates
-from harness.mutate.mutants import Listed, Mutant, Origin
-from harness.receipt.strength import Fate, count
+from harness.mutate.mutants import Listed
+from harness.receipt.strength import Fate, MutantRecord, count
 
 PRISTINE = LaneRecord(
     LaneVerdict.BUG_REPRODUCED, "", 10, 1.0, 0, 0, "", "",
@@ -25,6 +27,7 @@ def _end(
     return LaneEnd("key", "task", LaneName.PATCHED, "", 1.0, "cpu", (), "1.0", "", "x", record)
 
 
+MUTANT = MutantRecord("name", "own", "", "why", "0", Fate.UNJUDGED)
 BUG, OTHER = CheckLine("bug", Role.DEFECT, ok=False), CheckLine("other", Role.CONTROL, ok=False)
 RIGHT = (CheckLine("bug", Role.DEFECT, ok=True), CheckLine("other", Role.CONTROL, ok=True))
 
@@ -43,13 +46,13 @@ RIGHT = (CheckLine("bug", Role.DEFECT, ok=True), CheckLine("other", Role.CONTROL
     ],
 )
 def test_only_a_failed_check_or_a_refused_mode_kills(end: LaneEnd | None, fate: Fate, by: tuple[str, ...]) -> None:
-    found = fates.of_lane(PRISTINE, end)
+    found = fates.of_lane(MUTANT, PRISTINE, end)
     assert (found.fate, found.by, found.refused) == (fate, by, "")
     assert found.reason or fate in (Fate.SURVIVED, Fate.KILLED)
 
 
 def test_what_the_comparison_alone_refuses_has_survived_the_probe() -> None:
-    found = fates.of_lane(PRISTINE, _end(LaneVerdict.FIX_VALIDATED, 0, checks=RIGHT, sha256="1"))
+    found = fates.of_lane(MUTANT, PRISTINE, _end(LaneVerdict.FIX_VALIDATED, 0, checks=RIGHT, sha256="1"))
     assert found.fate == Fate.SURVIVED
     assert found.refused == "PATCH_BREAKS: outputs differ from the pristine lane's: y"
 
@@ -71,17 +74,17 @@ def test_what_says_nothing_is_run_again(verdict: LaneVerdict, status: int, again
 
 
 def test_a_listed_mutant_is_equivalent_until_it_is_killed() -> None:
-    mutant = Mutant("name", Origin.OWN, "", "why\ndiff --git a/x b/x\n")
+    survivor, refused = replace(MUTANT, fate=Fate.SURVIVED), replace(MUTANT, fate=Fate.KILLED, by=("bug",))
     listed = Listed("name", "because", ("cpu",))
     assert listed.covers("cpu")
     assert not listed.covers("sm_90a")
-    survived = fates.recorded(mutant, fates.Found(Fate.SURVIVED), listed)
+    survived = fates.listed_as(survivor, listed)
     assert (survived.fate, survived.reason, survived.listed, survived.why) == (Fate.EQUIVALENT, "because", True, "why")
-    killed = fates.recorded(mutant, fates.Found(Fate.KILLED, ("bug",)), listed)
+    killed = fates.listed_as(refused, listed)
     assert (killed.fate, killed.listed) == (Fate.KILLED, True)
     elsewhere = Listed("name", "kernel", ("cpu",), Fate.ELSEWHERE)
-    assert fates.recorded(mutant, fates.Found(Fate.SURVIVED), elsewhere).fate == Fate.ELSEWHERE
-    assert fates.recorded(mutant, fates.Found(Fate.KILLED, ("bug",)), elsewhere).fate == Fate.KILLED
-    unlisted = fates.recorded(mutant, fates.Found(Fate.SURVIVED), None)
+    assert fates.listed_as(survivor, elsewhere).fate == Fate.ELSEWHERE
+    assert fates.listed_as(refused, elsewhere).fate == Fate.KILLED
+    unlisted = fates.listed_as(survivor, None)
     assert count([survived, killed, unlisted]).of == 2
     assert count([survived, killed, unlisted]).killed == 1

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.mutate import changes
+from harness.mutate import changes, rebase
+from harness.upstream import patch
 from testing.toys import RESOURCES
 from testing.workbench import Workbench
 
@@ -173,6 +174,13 @@ def test_one_that_grew_on_the_fix_becomes_whole(workbench: Workbench) -> None:
     assert (status, small.exists()) == (0, False)
     assert "mutants/drops_a_function.patch: 16 lines -> mutants/whole/drops_a_function.patch, 14" in said
     assert "drops_a_function" not in _checked(workbench)
+
+
+@pytest.mark.parametrize(("old", "new"), [(None, "NEW = 1\n"), ("GONE = 1\n", None)])
+def test_a_file_that_one_side_lacks_has_the_header_of_any_other(old: str | None, new: str | None) -> None:
+    text = rebase.written({FILE: old}, {FILE: new})
+    assert text == _patch(old, new, "").lstrip("\n")
+    assert [file.path for file in patch.parse(text)] == [FILE]
 
 
 @pytest.mark.parametrize("in_history", [True, False])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -317,7 +318,7 @@ def test_the_strength_is_that_of_the_record_and_stale_with_the_probe(folder: Pat
         "3.11", "2", "3", "", 1.0, "runner.py mutate", (),
     )  # fmt: skip
     path = folder / "receipts/strength.cpu.traced.json"
-    path.write_text(receipt.to_json(strength.document_of(record)))
+    path.write_text(receipt.to_json(asdict(record)))
     text = _rendered(folder, "{{verdicts}}\n\n{{strength}}\n")
     assert "| CONFIRMED | 38/40, 2026-11-21 |" in text
     assert "Mutation score: cpu (traced): 38 of 40 mutants refused, 2026-11-21." in text
