@@ -26,7 +26,6 @@ from harness.upstream.source import parse_source
 from harness.upstream.tree import Tree
 
 SOURCE_FOLDERS_REFUSED = re.compile(r"(?:^|/)(?:tests?|docs?|\.github)/")
-MOST_CONTEXT = 3
 
 
 @dataclass(frozen=True)
@@ -49,7 +48,7 @@ class Checker:
     def findings(self) -> list[Finding]:
         """List everything that is wrong with the pack, all at once."""
         receipts, errors = self._receipts()
-        errors += self._probe(receipts) + self._patch_text() + self._patch_on_tree() + self._report()
+        errors += self._probe(receipts) + self._patch_text() + self._patch_on_tree() + report.errors(self.pack)
         errors += ask.missing_files(self.pack) + ask.check_errors(self.pack) + self._workaround()
         wrong, warnings = wrong_fixes.errors(self.pack, self._pristine())
         found = [Finding(self.pack.name, text) for text in (*errors, *wrong)] + self._states(receipts)
@@ -170,9 +169,6 @@ class Checker:
             for path in target.loads
             if pristine.path_here(path, upstream.source_root) not in changed
         ]
-
-    def _report(self) -> list[str]:
-        return report.errors(self.pack)
 
     def _states(self, receipts: list[Receipt]) -> list[Finding]:
         best = receipt.strongest(receipts)
