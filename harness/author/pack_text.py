@@ -25,26 +25,15 @@ BESIDE_RUNS, SHORTEST_LANE = 120.0, 600.0
 
 @dataclass(frozen=True)
 class Stated:
-    """What a new pack states besides its release.
+    """What a new pack states besides its release."""
 
-    Attributes:
-        title: the symptom.
-        command: what runs it by hand.
-        script: how it is run.
-        targets: cpu, and the GPU of this host.
-        evidence: how the bug is seen on the target cpu.
-        loads: the files that fix.patch changes.
-        fix: whether there is a patch.
-
-    """
-
-    title: str
-    command: str
-    script: OrdinaryScript
-    targets: tuple[str, ...]
-    evidence: Evidence = Evidence.TRACED
-    loads: tuple[str, ...] = ()
-    fix: Fix = Fix.NONE
+    title: str  # the symptom
+    command: str  # what runs it by hand
+    script: OrdinaryScript  # how it is run
+    targets: tuple[str, ...]  # cpu, and the GPU of this host
+    evidence: Evidence = Evidence.TRACED  # how the bug is seen on the target cpu
+    loads: tuple[str, ...] = ()  # the files that fix.patch changes
+    fix: Fix = Fix.NONE  # whether there is a patch
 
 
 def definition(release: Release, stated: Stated, host: Host) -> str:

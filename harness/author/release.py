@@ -41,30 +41,17 @@ NATIVE_SOURCES = {".c", ".cc", ".cpp", ".cu", ".pyx", ".rs"}
 
 @dataclass(frozen=True)
 class Release:
-    """A release, resolved.
+    """A release, resolved."""
 
-    Attributes:
-        upstream: as pack.toml states it; its commit may be unknown.
-        tree: of it.
-        requires_python: the range.
-        pinned: requirements.txt: what it imports besides torch and triton.
-        header: the packages that its script names.
-        needs_torch: whether it or its script imports torch or triton.
-        requires: what is resolved for another release of it: `OrdinaryScript.requires`.
-        day: after which the index had more; empty where it states no day.
-        remarks: what could not be known, a line each.
-
-    """
-
-    upstream: Upstream
-    tree: Tree
-    requires_python: str
-    pinned: str
-    header: tuple[str, ...]
-    needs_torch: bool
-    requires: tuple[str, ...]
-    day: str
-    remarks: tuple[str, ...]
+    upstream: Upstream  # as pack.toml states it; its commit may be unknown
+    tree: Tree  # of it
+    requires_python: str  # the range
+    pinned: str  # requirements.txt: what it imports besides torch and triton
+    header: tuple[str, ...]  # the packages that its script names
+    needs_torch: bool  # whether it or its script imports torch or triton
+    requires: tuple[str, ...]  # what is resolved for another release of it: `OrdinaryScript.requires`
+    day: str  # after which the index had more; empty where it states no day
+    remarks: tuple[str, ...]  # what could not be known, a line each
 
 
 def requirements_of(texts: tuple[str, ...]) -> list[Requirement]:

@@ -20,20 +20,12 @@ FIRST = re.compile(r"(?:#![^\n]*\n)?(?:#[^\n]*coding[:=][^\n]*\n)?")
 
 @dataclass(frozen=True)
 class Script:
-    """What a script says.
+    """What a script says."""
 
-    Attributes:
-        text: the whole file.
-        title: the first line of its docstring; empty where it has none.
-        imports: the import names of the packages that it imports, at its top or in a function.
-        beside: files that it imports or names, by their paths in its folder.
-
-    """
-
-    text: str
-    title: str
-    imports: tuple[str, ...]
-    beside: tuple[str, ...]
+    text: str  # the whole file
+    title: str  # the first line of its docstring; empty where it has none
+    imports: tuple[str, ...]  # the import names of the packages that it imports, at its top or in a function
+    beside: tuple[str, ...]  # files that it imports or names, by their paths in its folder
 
     @property
     def is_test(self) -> bool:

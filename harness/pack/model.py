@@ -11,36 +11,20 @@ from harness.core.words import ActionKind, Evidence, Fix, Kind, ThreadState, Ver
 
 @dataclass(frozen=True)
 class Upstream:
-    """The project under test and what the pack is pinned to: a release, or a commit that no release holds.
+    """The project under test and what the pack is pinned to: a release, or a commit that no release holds."""
 
-    Attributes:
-        package: its name on the package index.
-        repository: its URL.
-        commit: of the release's tag, or the one that is pinned; may be empty where a compiled wheel is pinned.
-        license: of its source, as SPDX names it.
-        modules: the import names under test.
-        version: of the release; empty where a commit is pinned.
-        file: of the release on the package index, likewise.
-        sha256: of that file, likewise.
-        date: of the commit, where that is pinned.
-        source_root: the folder of the repository that goes on PYTHONPATH; empty for its root.
-        url: of that file on PyPI; empty where it is not known.
-        commit_unchecked: whether nothing has compared the commit with the release's tag.
-
-    """
-
-    package: str
-    repository: str
-    commit: str
-    license: str
-    modules: tuple[str, ...]
-    version: str = ""
-    file: str = ""
-    sha256: str = ""
-    date: dt.date | None = None
-    source_root: str = ""
-    url: str = ""
-    commit_unchecked: bool = False
+    package: str  # its name on the package index
+    repository: str  # its URL
+    commit: str  # of the release's tag, or the one that is pinned; may be empty where a compiled wheel is pinned
+    license: str  # of its source, as SPDX names it
+    modules: tuple[str, ...]  # the import names under test
+    version: str = ""  # of the release; empty where a commit is pinned
+    file: str = ""  # of the release on the package index, likewise
+    sha256: str = ""  # of that file, likewise
+    date: dt.date | None = None  # of the commit, where that is pinned
+    source_root: str = ""  # the folder of the repository that goes on PYTHONPATH; empty for its root
+    url: str = ""  # of that file on PyPI; empty where it is not known
+    commit_unchecked: bool = False  # whether nothing has compared the commit with the release's tag
 
     @property
     def marked_commit(self) -> str:
@@ -88,92 +72,52 @@ class Searched:
 
 @dataclass(frozen=True)
 class Thread:
-    """An issue or a pull request of an upstream on the same lines.
+    """An issue or a pull request of an upstream on the same lines."""
 
-    Attributes:
-        url: of it.
-        state: as it was on that date.
-        date: of the copy in which it was read.
-        says: what it says about the same lines, in one sentence.
-
-    """
-
-    url: str
-    state: ThreadState
-    date: dt.date
-    says: str
+    url: str  # of it
+    state: ThreadState  # as it was on that date
+    date: dt.date  # of the copy in which it was read
+    says: str  # what it says about the same lines, in one sentence
 
 
 @dataclass(frozen=True)
 class Action:
-    """What is to be done with a pack.
+    """What is to be done with a pack."""
 
-    Attributes:
-        kind: file, filed, fixed or nothing.
-        text: one sentence: what to file where, what fixed it, or why nothing is to be done.
-
-    """
-
-    kind: ActionKind
-    text: str
+    kind: ActionKind  # file, filed, fixed or nothing
+    text: str  # one sentence: what to file where, what fixed it, or why nothing is to be done
 
 
 @dataclass(frozen=True)
 class Ask:
-    """The patch that upstream is asked to merge, where it is judged on another tree than the release.
+    """The patch that upstream is asked to merge, where it is judged on another tree than the release."""
 
-    Attributes:
-        patch: the pack's file that upstream is asked to merge; empty where that is fix.patch, or nothing.
-        origin: ``git+URL@COMMIT``: the tree where development happens, on which it applies.
-        date: of that commit.
-        checks: names or globs of the defect checks that are wrong there and right with the patch.
-
-    """
-
-    patch: str = ""
-    origin: str = ""
-    date: dt.date | None = None
-    checks: tuple[str, ...] = ()
+    patch: str = ""  # the pack's file that upstream is asked to merge; empty where that is fix.patch, or nothing
+    origin: str = ""  # ``git+URL@COMMIT``: the tree where development happens, on which it applies
+    date: dt.date | None = None  # of that commit
+    checks: tuple[str, ...] = ()  # names or globs of the defect checks that are wrong there and right with the patch
 
 
 @dataclass(frozen=True)
 class Workaround:
-    """What a user of a release with the bug can do without the patch, as far as the probe shows that it works.
+    """What a user of a release with the bug can do without the patch, as far as the probe shows that it works."""
 
-    Attributes:
-        text: one line.
-        checks: names or globs of the controls that show it, right on the pinned release.
-
-    """
-
-    text: str
-    checks: tuple[str, ...]
+    text: str  # one line
+    checks: tuple[str, ...]  # names or globs of the controls that show it, right on the pinned release
 
 
 @dataclass(frozen=True)
 class UpstreamTests:
-    """Upstream's own tests of the files that a patch touches.
+    """Upstream's own tests of the files that a patch touches."""
 
-    Attributes:
-        files: relative to the repository's root.
-        origin: ``git+URL@COMMIT``: the tree that has them; empty for the pinned one.
-        patch: the pack's file that they are run with; empty for ask.patch where there is one, else fix.patch.
-        arguments: for pytest.
-        dependencies: the set that holds pytest and what the tests import.
-        gpu: whether they need one.
-        environment: variables that they need besides a lane's own.
-        timeout_s: of one run of them all, in seconds.
-
-    """
-
-    files: tuple[str, ...]
-    origin: str = ""
-    patch: str = ""
-    arguments: tuple[str, ...] = ()
-    dependencies: str = "tests"
-    gpu: bool = False
-    environment: dict[str, str] = field(default_factory=dict)
-    timeout_s: float = 600.0
+    files: tuple[str, ...]  # relative to the repository's root
+    origin: str = ""  # ``git+URL@COMMIT``: the tree that has them; empty for the pinned one
+    patch: str = ""  # the pack's file that they are run with; empty for ask.patch where there is one, else fix.patch
+    arguments: tuple[str, ...] = ()  # for pytest
+    dependencies: str = "tests"  # the set that holds pytest and what the tests import
+    gpu: bool = False  # whether they need one
+    environment: dict[str, str] = field(default_factory=dict)  # variables that they need besides a lane's own
+    timeout_s: float = 600.0  # of one run of them all, in seconds
 
 
 @dataclass(frozen=True)
@@ -196,39 +140,26 @@ class Dependency:
 
 @dataclass(frozen=True)
 class Target:
-    """What the pinned release must give on one target.
+    """What the pinned release must give on one target."""
 
-    Attributes:
-        evidence: the kinds that it admits.
-        verdict: on the pack.
-        loads: the files of the upstream repository that the probe has to load in the patched lane, if patched.
-        claims: that both lanes must support.
-        claims_executed: likewise, where they execute on the GPU.
-        dependencies: the dependency set that its lanes import.
-        timeout_s: of one lane, in seconds.
-        measures: its figures in ms, MiB and the like are compared from run to run; the probe times with `alone`.
-        exclusive: its lanes have their GPU (on target cpu: the host's cores) for themselves from beginning to end.
-        gpus: how many GPUs an executed lane needs, all at once.
-        ranks: how many ranks the largest group has that the probe starts and speaks for; 1: it starts none.
-        processes: in how many its probe may compile kernels, or run cases, at once, as its lanes are told; 1: in turn.
-        gpu_memory_gib: what an executed lane takes of each at most, in GiB.
-        environment: what a script of the pack builds in the cache; lanes run with its interpreter where it is there.
-
-    """
-
-    evidence: tuple[Evidence, ...]
-    verdict: Verdict
+    evidence: tuple[Evidence, ...]  # the kinds that it admits
+    verdict: Verdict  # on the pack
+    #: The files of the upstream repository that the probe has to load in the patched lane, if patched.
     loads: tuple[str, ...]
-    claims: tuple[str, ...] = ()
-    claims_executed: tuple[str, ...] = ()
-    dependencies: str = "default"
-    timeout_s: float = 600.0
+    claims: tuple[str, ...] = ()  # that both lanes must support
+    claims_executed: tuple[str, ...] = ()  # likewise, where they execute on the GPU
+    dependencies: str = "default"  # the dependency set that its lanes import
+    timeout_s: float = 600.0  # of one lane, in seconds
+    #: Its figures in ms, MiB and the like are compared from run to run; the probe times with `alone`.
     measures: bool = False
+    #: Its lanes have their GPU (on target cpu: the host's cores) for themselves from beginning to end.
     exclusive: bool = False
-    gpus: int = 1
-    ranks: int = 1
+    gpus: int = 1  # how many GPUs an executed lane needs, all at once
+    ranks: int = 1  # how many ranks the largest group has that the probe starts and speaks for; 1: it starts none
+    #: In how many its probe may compile kernels, or run cases, at once, as its lanes are told; 1: in turn.
     processes: int = 1
-    gpu_memory_gib: float = 8.0
+    gpu_memory_gib: float = 8.0  # what an executed lane takes of each at most, in GiB
+    #: What a script of the pack builds in the cache; lanes run with its interpreter where it is there.
     environment: str = ""
 
     def claims_of(self, evidence: Evidence | None) -> tuple[str, ...]:
@@ -243,16 +174,10 @@ UNLISTED = Target(evidence=(), verdict=Verdict.CONFIRMED, loads=())
 
 @dataclass(frozen=True)
 class BuiltEnvironment:
-    """What a script of the pack builds in the cache for lanes that no wheel serves.
+    """What a script of the pack builds in the cache for lanes that no wheel serves."""
 
-    Attributes:
-        script: its name in the pack's folder.
-        files: of the package index that it builds from: sha256 by package.
-
-    """
-
-    script: str
-    files: dict[str, str]
+    script: str  # its name in the pack's folder
+    files: dict[str, str]  # of the package index that it builds from: sha256 by package
 
 
 @dataclass(frozen=True)
@@ -265,37 +190,24 @@ class Sample:
 
 @dataclass(frozen=True)
 class OrdinaryScript:
-    """How a reproduce.py is run that is its author's own, and prints no sentinel.
+    """How a reproduce.py is run that is its author's own, and prints no sentinel."""
 
-    Attributes:
-        fails: the name of the exception that is the bug, or ``timeout``; empty: any failure of the script.
-        timeout_s: of each run, in seconds, after which the script has failed; 0: none but the lane's.
-        repeat: how often it is run; it has failed where one run did.
-        environment: variables that it needs besides a lane's own.
-        beside: files that it imports or reads, by their paths in the pack's folder.
-        requires: the package under test, without a version, and what else is resolved for another release of it;
-            empty: every release is judged with the pack's own dependencies.
-
-    """
-
-    fails: str = ""
-    timeout_s: float = 0.0
-    repeat: int = 1
-    environment: dict[str, str] = field(default_factory=dict)
-    beside: tuple[str, ...] = ()
+    fails: str = ""  # the name of the exception that is the bug, or ``timeout``; empty: any failure of the script
+    timeout_s: float = 0.0  # of each run, in seconds, after which the script has failed; 0: none but the lane's
+    repeat: int = 1  # how often it is run; it has failed where one run did
+    environment: dict[str, str] = field(default_factory=dict)  # variables that it needs besides a lane's own
+    beside: tuple[str, ...] = ()  # files that it imports or reads, by their paths in the pack's folder
+    #: The package under test, without a version, and what else is resolved for another release of it; empty: every
+    #: release is judged with the pack's own dependencies.
     requires: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
 class OtherReleases:
-    """What `runner.py versions` judges releases by, the pinned one among them.
+    """What `runner.py versions` judges releases by, the pinned one among them."""
 
-    Attributes:
-        checks: names or globs of the checks, defects and controls; empty: all of them. An older release may be wrong in
-            another option too, which is another bug, and a control of that option then says nothing of this one.
-
-    """
-
+    #: Names or globs of the checks, defects and controls; empty: all of them. An older release may be wrong in another
+    #: option too, which is another bug, and a control of that option then says nothing of this one.
     checks: tuple[str, ...] = ()
 
 

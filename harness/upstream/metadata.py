@@ -29,20 +29,12 @@ LICENSES = {
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a release states of itself.
+    """What a release states of itself."""
 
-    Attributes:
-        license: as SPDX names it, or as the release writes it; empty where it states none.
-        repository: its URL on GitHub or GitLab; empty where no link leads there.
-        requires_python: a version range; empty where it states none.
-        requires: what it imports of others, with extras and markers.
-
-    """
-
-    license: str
-    repository: str
-    requires_python: str
-    requires: tuple[Requirement, ...]
+    license: str  # as SPDX names it, or as the release writes it; empty where it states none
+    repository: str  # its URL on GitHub or GitLab; empty where no link leads there
+    requires_python: str  # a version range; empty where it states none
+    requires: tuple[Requirement, ...]  # what it imports of others, with extras and markers
 
 
 def read(folder: Path) -> Metadata:

@@ -20,28 +20,16 @@ KIND = "trees"
 
 @dataclass(frozen=True)
 class Tree:
-    """A tree in the cache.
+    """A tree in the cache."""
 
-    Attributes:
-        folder: its root, laid out like the upstream repository or like a wheel.
-        source_root: what stands between `folder` and the import names; empty for a wheel's layout.
-        entries: sha256 by relative path.
-        sha256: of the archive it was unpacked from, or of its manifest.
-        version: what the runner knows of its origin, never the probe's word.
-        key: its name in the cache.
-        layout: checks that it is what was laid out.
-        seal: of it, as of when it was opened.
-
-    """
-
-    folder: Path
-    source_root: str
-    entries: Mapping[str, str]
-    sha256: str
-    version: str
-    key: str
-    layout: Layout = field(compare=False, repr=False)
-    seal: Seal = field(compare=False, repr=False)
+    folder: Path  # its root, laid out like the upstream repository or like a wheel
+    source_root: str  # what stands between `folder` and the import names; empty for a wheel's layout
+    entries: Mapping[str, str]  # sha256 by relative path
+    sha256: str  # of the archive it was unpacked from, or of its manifest
+    version: str  # what the runner knows of its origin, never the probe's word
+    key: str  # its name in the cache
+    layout: Layout = field(compare=False, repr=False)  # checks that it is what was laid out
+    seal: Seal = field(compare=False, repr=False)  # of it, as of when it was opened
 
     @property
     def commit(self) -> str:

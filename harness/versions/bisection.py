@@ -203,18 +203,11 @@ def _commit_or_tag(judging: Judging, mirror: Path, name: str) -> str:
 
 @dataclass(frozen=True)
 class Found:
-    """What a bisection of commits gave.
+    """What a bisection of commits gave."""
 
-    Attributes:
-        rows: the commits judged, in the order of the history.
-        what: ``fixed in`` or ``bug from``.
-        commit: its hash, date and subject; or those of the commits that it is one of.
-
-    """
-
-    rows: list[Entry]
-    what: str
-    commit: str
+    rows: list[Entry]  # the commits judged, in the order of the history
+    what: str  # ``fixed in`` or ``bug from``
+    commit: str  # its hash, date and subject; or those of the commits that it is one of
 
 
 def commit_of(repository: Path, name: str) -> str:

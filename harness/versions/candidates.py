@@ -16,26 +16,15 @@ from harness.upstream import download
 
 @dataclass(frozen=True)
 class Candidate:
-    """One thing to judge.
+    """One thing to judge."""
 
-    Attributes:
-        label: what the table calls it.
-        upstream: for ``--upstream``; None is the pinned release.
-        dependencies: for ``--with``.
-        date: when the index took it in, or empty.
-        reason: why it cannot be judged at all; empty where it can be tried.
-        is_pinned: whether it is what pack.toml states.
-        sha256: of a release's archive, where it is known: by it a lane that ended before is found again.
-
-    """
-
-    label: str
-    upstream: str | None = None
-    dependencies: tuple[str, ...] = ()
-    date: str = ""
-    reason: str = ""
-    is_pinned: bool = False
-    sha256: str = ""
+    label: str  # what the table calls it
+    upstream: str | None = None  # for ``--upstream``; None is the pinned release
+    dependencies: tuple[str, ...] = ()  # for ``--with``
+    date: str = ""  # when the index took it in, or empty
+    reason: str = ""  # why it cannot be judged at all; empty where it can be tried
+    is_pinned: bool = False  # whether it is what pack.toml states
+    sha256: str = ""  # of a release's archive, where it is known: by it a lane that ended before is found again
 
 
 def _range(text: str) -> SpecifierSet:

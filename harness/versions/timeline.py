@@ -28,20 +28,12 @@ class Entry:
 
 @dataclass(frozen=True)
 class Period:
-    """One stretch of judged rows with the bug, by their indices.
+    """One stretch of judged rows with the bug, by their indices."""
 
-    Attributes:
-        first: the first wrong row.
-        last: the last wrong row.
-        before: the last right row before it; None where nothing before it is right.
-        after: the first right row after it; None where nothing after it is right.
-
-    """
-
-    first: int
-    last: int
-    before: int | None
-    after: int | None
+    first: int  # the first wrong row
+    last: int  # the last wrong row
+    before: int | None  # the last right row before it; None where nothing before it is right
+    after: int | None  # the first right row after it; None where nothing after it is right
 
 
 def periods(rows: list[Entry]) -> list[Period]:
