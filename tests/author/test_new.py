@@ -157,7 +157,7 @@ def test_the_environment_names_torch_and_numpy_where_they_are_imported(author: A
     for slug, named in (("toy_plain", False), ("toy_torch", True)):
         assert author.run("run", slug, "--online").returncode == 0
         issue = author.run("report", slug, "--from", "last", "--cache", str(author.bench.cache)).stdout
-        (line,) = [line for line in issue.splitlines() if line.startswith("**Environment.** toykernel 1.0; CPU: ")]
+        (line,) = [line for line in issue.splitlines() if line.startswith("**Environment.** toykernel 1.0; no GPU: ")]
         assert [", torch " in line, "numpy==" in line] == [named, named], line
 
 
