@@ -140,6 +140,7 @@ def copy_commit(cache: Cache, url: str, commit: str, destination: Path) -> str:
         read = git.run(["read-tree", full], mirror, places, plain=True)
         arguments = ["-c", "core.bare=false", "-c", "core.symlinks=false", "-c", "core.autocrlf=false"]
         written = git.run([*arguments, "checkout-index", "--all"], mirror, places, plain=True)
+        (destination.parent / "index").unlink(missing_ok=True)
     for step in (read, written):
         if step.returncode != 0:
             raise UnavailableError(f"git commit {commit}: {git.last_line(step.stderr)}")

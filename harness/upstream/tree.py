@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -16,6 +17,7 @@ from harness.upstream.source import Source, SourceKind, commit_of
 
 #: The folder of the cache that trees lie in, pristine and patched ones under names of one form.
 KIND = "trees"
+FULL_COMMIT = re.compile(r"[0-9a-f]{40}")
 
 
 @dataclass(frozen=True)
@@ -77,6 +79,22 @@ def _from_archive(cache: Cache, upstream: Upstream, version: str, file: str, sha
     return opened(layout, upstream, sha256, version)
 
 
+def _from_commit(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
+    """Lay out a commit once: its 40 digits name what it holds."""
+    version = f"commit {origin.value}"
+
+    def build(entry: Path) -> None:
+        (entry / "content").mkdir()
+        if checkout.copy_commit(cache, origin.url, origin.value, entry / "content") != version:
+            raise UnavailableError(f"git+...@{origin.value}: that is the name of a tag. Next: name its commit")
+
+    key = files.key_of("commit", origin.url, origin.value)
+    found = opened(Layout(cache, KIND, key, build, f"{upstream.package} {version}"), upstream, "", version)
+    if not found.entries:
+        raise UnavailableError(f"{origin.kind} {origin.value}: holds no file")
+    return found
+
+
 def _from_folder(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
     """Copy an origin that can change, and name the copy by what it holds."""
 
@@ -123,4 +141,6 @@ def materialize(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
         version = origin.value if origin.kind == SourceKind.RELEASE else None
         release = download.resolve(cache, upstream.package, version, wheels_only=upstream.is_wheel)
         return _from_archive(cache, upstream, release.version, release.file, release.sha256)
+    if origin.kind in (SourceKind.GIT, SourceKind.PINNED) and FULL_COMMIT.fullmatch(origin.value):
+        return _from_commit(cache, upstream, origin)
     return _from_folder(cache, upstream, origin)

@@ -21,6 +21,7 @@ The reference and the reasons for the tolerances are in kit/cross_entropy.py.
 
 import functools
 import gc
+import re
 
 import pytest
 import torch
@@ -99,10 +100,10 @@ def mode():
     case = make()
     try:
         loss = case.call(case.leaves(), case.target)["loss"]
-    except (AssertionError, TypeError) as error:
-        if "reduction" not in str(error) and "positional arguments" not in str(error):
-            raise
-        pytest.skip(f"this release refuses the call: {type(error).__name__}: {error}")
+    except Exception as error:
+        if isinstance(error, (AssertionError, TypeError)) and re.search("reduction|positional arguments", str(error)):
+            pytest.skip(f"this release refuses the call: {type(error).__name__}: {error}")
+        return  # the checks make the same call, and fail
     if loss.shape != case.target.shape:
         pytest.skip(f'this release gives a loss of shape {[*loss.shape]} for reduction="none"')
 

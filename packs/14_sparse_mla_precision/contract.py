@@ -416,18 +416,23 @@ def result(case):
 
 def run_ahead(name):
     """Run a case in a process of its own: tilelang keeps the kernels on disk. What fails here will fail again."""
-    with contextlib.suppress(Exception):
+    try:
         result(CASES[name])
+    except Exception as error:
+        return f"{name}: {type(error).__name__}: {error}"
+    return ""
 
 
 @pytest.fixture(scope="session")
 def kernels():
     """Compile all kernels at once, by one case for each; the script has compiled those of the reported case."""
     if TARGET.executed:
+        torch.cuda.init()  # so that the processes are spawned: CUDA survives no fork, and upstream's import begins it
         first = {}
         for name, case in CASES.items():
             first.setdefault(tuple(getattr(case, field) for field in (*COMPILED, "width")), name)
-        in_processes(run_ahead, [(name,) for name in first.values() if name != "reported"])
+        ended = in_processes(run_ahead, [(name,) for name in first.values() if name != "reported"])
+        print("run ahead:", *filter(None, ended), sep="\n")
 
 
 def found_of(name):

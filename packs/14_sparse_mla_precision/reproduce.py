@@ -17,8 +17,10 @@ Cause: tilelang_sparse_mla_bwd.py rounds P and dP to bf16 before the products dK
 import os
 import sys
 
+import tilelang
 import torch
 
+tilelang.set_log_level("WARNING")
 if not torch.cuda.is_available():
     print("UNSUPPORTED: needs a GPU")
     sys.exit(125)
