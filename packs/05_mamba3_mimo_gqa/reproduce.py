@@ -16,10 +16,8 @@ https://github.com/state-spaces/mamba/pull/967 has fixed the default branch; no 
 import importlib.util
 import sys
 
-import tilelang
 import torch
 
-tilelang.set_log_level("WARNING")
 # The package's own __init__ imports compiled extensions, and this file needs none: leave the __init__ out.
 sys.modules["mamba_ssm"] = importlib.util.module_from_spec(importlib.util.find_spec("mamba_ssm"))
 from mamba_ssm.ops.tilelang.mamba3 import mamba3_mimo_bwd
