@@ -46,8 +46,8 @@ def _rebased(workbench: Workbench) -> tuple[int, str]:
     return ended.returncode, ended.stdout
 
 
-def _judged(workbench: Workbench, *arguments: str) -> dict[str, dict[str, str]]:
-    ended = workbench.run("mutate", "--json", "--target", "cpu", "--generated", "0", *arguments)
+def _judged(workbench: Workbench) -> dict[str, dict[str, str]]:
+    ended = workbench.run("mutate", "--json", "--target", "cpu", "--generated", "0")
     (found,) = json.loads(ended.stdout)
     return {one["name"]: one for one in found["strength"]["mutants"]}
 

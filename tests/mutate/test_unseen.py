@@ -102,9 +102,8 @@ def test_what_was_seen_in_a_weaker_way_is_said_beside_the_stronger_one(workbench
     assert "1/3 at first sight (compiled) |" in workbench.run("report", pack.name, "--whole").stdout
 
 
-@pytest.mark.parametrize("option", [("--generated", "2")])
-def test_no_other_wrong_fixes_are_mixed_in(workbench: Workbench, pack: Path, option: tuple[str, ...]) -> None:
-    status, said = _mutate(workbench, *option)
+def test_no_other_wrong_fixes_are_mixed_in(workbench: Workbench, pack: Path) -> None:
+    status, said = _mutate(workbench, "--generated", "2")
     assert status == 2
     assert "--unseen takes no other wrong fixes" in said
     assert not (pack / RECORD).exists()
