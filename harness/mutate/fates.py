@@ -20,10 +20,11 @@ def says_nothing(record: LaneRecord | None) -> bool:
 
     A probe that came to a verdict which the runner does not believe would do so again.
     """
-    if record is None or record.verdict != LaneVerdict.ERROR:
-        return False
-    no_verdict = record.exit_status == STATUS[LaneVerdict.UNSUPPORTED]  # its traceback ends so as well
-    return no_verdict or record.exit_status not in STATUS.values()
+    told = {
+        STATUS[LaneVerdict.BUG_REPRODUCED],
+        STATUS[LaneVerdict.FIX_VALIDATED],
+    }  # a traceback ends as UNSUPPORTED does
+    return record is not None and record.verdict == LaneVerdict.ERROR and record.exit_status not in told
 
 
 def of_lane(mutant: MutantRecord, pristine: LaneRecord, end: LaneEnd | None) -> MutantRecord:
