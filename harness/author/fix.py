@@ -40,9 +40,8 @@ def on_release(wanted: str, release: Release) -> tuple[Release, str]:
     with tempfile.TemporaryDirectory(prefix="fix-") as text:
         scratch = Path(text)
         git.run(["init", "--quiet"], scratch, plain=True)
-        given = (
-            Path(wanted).read_text("utf-8", "replace") if Path(wanted).is_file() else _commit(wanted, release, scratch)
-        )
+        file = Path(wanted)
+        given = file.read_text("utf-8", "replace") if file.is_file() else _commit(wanted, release, scratch)
         listed = [one.path for one in patch.parse(given)]
         source = [path for path in listed if not NO_SOURCE.search(path)]
         if not source:

@@ -70,20 +70,17 @@ def write(folder: Path, texts: dict[str, str], source: Path, beside: tuple[str, 
     """
     rules.parse(texts["pack.toml"])  # a mistake of ours, or of the release's metadata, is found here
     folder.parent.mkdir(parents=True, exist_ok=True)
-    made = Path(tempfile.mkdtemp(prefix=".new-", dir=folder.parent))
-    try:
+    with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent) as scratch:
+        made = Path(scratch) / folder.name
         for name, text in texts.items():
             if text:
                 files.write_atomic(made / name, text)
         for name in beside:
             (made / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, made / name)
-        made.chmod(0o755)
         if folder.exists():
             shutil.rmtree(folder)
         made.rename(folder)
-    finally:
-        shutil.rmtree(made, ignore_errors=True)
 
 
 def trial(folder: Path, session: Session) -> tuple[LaneRecord | None, str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 from packaging.utils import canonicalize_name
 
@@ -15,6 +15,11 @@ from harness.pack.model import CPU, OrdinaryScript
 from harness.pack.rules import SCHEMA
 from harness.upstream import uv
 
+#: What pack.toml states of the release, in its order.
+UPSTREAM = (
+    "package", "version", "file", "sha256", "url", "repository", "commit", "commit_unchecked", "source_root", "license",
+    "modules",
+)  # fmt: skip
 #: Keys of pack.toml that stand there with nothing, too.
 REQUIRED = {"commit", "source_root"}
 #: Packages that an issue names, and how uv calls what an author asked for.
@@ -42,42 +47,25 @@ def definition(release: Release, stated: Stated, host: Host) -> str:
     torch = ".".join((host.torch or "2").partition("+")[0].split(".")[:2])
     kind = Kind.WRONG_RESULT if script.fails in {"", "AssertionError", "SystemExit"} else Kind.CRASH
     tables: dict[str, dict[str, object]] = {
-        "upstream": {
-            "package": upstream.package,
-            "version": upstream.version,
-            "file": upstream.file,
-            "sha256": upstream.sha256,
-            "url": upstream.url,
-            "repository": upstream.repository,
-            "commit": upstream.commit,
-            "commit_unchecked": upstream.commit_unchecked,
-            "source_root": upstream.source_root,
-            "license": upstream.license,
-            "modules": list(upstream.modules),
-        },
+        "upstream": {key: getattr(upstream, key) for key in UPSTREAM},
         "action": {"kind": "file", "text": f"Open an issue at {upstream.repository}."},
         "requires": {"python": release.requires_python, "torch": f">={torch}" if release.needs_torch else ""},
-        "script": {
-            "fails": script.fails,
-            "timeout_s": script.timeout_s,
-            "repeat": script.repeat,
-            "environment": script.environment,
-            "beside": list(script.beside),
-            "requires": list(script.requires),
-        },
+        "script": asdict(script),
     }
     seconds = max(SHORTEST_LANE, script.repeat * script.timeout_s + BESIDE_RUNS)
     for target in stated.targets:
         tables[f"targets.{target}"] = {
             "evidence": [stated.evidence if target == CPU else Evidence.EXECUTED],
             "verdict": Verdict.REPRODUCED if stated.fix == Fix.NONE else Verdict.CONFIRMED,
-            "loads": list(stated.loads),
+            "loads": stated.loads,
             "timeout_s": seconds,
         }
     head = {"schema": SCHEMA, "title": stated.title, "kind": kind, "fix": stated.fix, "leading_figure": ""}
     lines = [f"{key} = {_value(value)}" for key, value in head.items()]
     for name, table in tables.items():
-        kept = {key: value for key, value in table.items() if value or isinstance(value, list) or key in REQUIRED}
+        kept = {
+            key: value for key, value in table.items() if value or isinstance(value, list | tuple) or key in REQUIRED
+        }
         lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in kept.items())]
     return "\n".join(lines) + "\n"
 

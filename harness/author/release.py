@@ -90,6 +90,7 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
     if cache.offline:
         raise HarnessError("new asks the package index. Next: without --offline")
     first, others = wanted[0], wanted[1:]
+    name = f"{first.name}{_extras(first)}"
     tell(f"looking up {first.name}")
     index, version = package_index.of_user(), _exact(first)
     try:
@@ -119,30 +120,31 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
         url=url if url.startswith(PYPI_FILES) else "",
     )
     remarks = [] if stated.repository else ["the release links no repository: upstream.repository in pack.toml"]
-    if not release.file.endswith(".whl") and (sources := _files(laid.folder, NATIVE_SOURCES)):
+    if not bare.is_wheel and (sources := _files(laid.folder, NATIVE_SOURCES)):
         remarks.append(f"native code is not built, such as {sources[0]}: the script ran without it")
     tell("resolving what it requires")
-    if not deps:
-        asked = []
-    elif release.file.endswith(".whl"):
-        asked = [f"{first.name}{_extras(first)}=={version}"]
-    else:
+    asked, requires = list[str](), tuple[str, ...]()
+    if deps and bare.is_wheel:
+        asked, requires = [f"{name}=={version}"], (name, *map(str, others))
+    elif deps:
         asked = [str(one) for one in stated.requires if one.marker is None or one.marker.evaluate({"extra": ""})]
-    requires = (f"{first.name}{_extras(first)}", *map(str, others)) if deps and release.file.endswith(".whl") else ()
-    asked += map(str, others)
     day = _day({first.name: version} | {one.name: exact for one in others if (exact := _exact(one))}, index)
-    needs_torch = not INTERPRETERS.isdisjoint(script.imports) or _imports_torch(laid.folder)
-    pinned, taken = _compiled(asked, host.python, day, (OF_INTERPRETER,) if needs_torch else ())
+    scripts = (path for path in laid.folder.rglob("*.py") if path.is_file())
+    imported = not INTERPRETERS.isdisjoint(script.imports)
+    needs_torch = imported or any(IMPORTS_TORCH.search(path.read_bytes()) for path in scripts)
+    more = (OF_INTERPRETER,) if needs_torch else ()
+    pinned, taken = _compiled([*asked, *map(str, others)], host.python, day, more)
     if day != taken:
         remarks.append(f"what it requires is of today: of the release's day no wheels run on Python {host.python}")
-    pinned = _without(pinned, first.name)
-    header = [f"{first.name}{_extras(first)}=={version}", *(_pin(one, pinned) for one in others)]
+    # the release under test is none of its requirements: its tree comes on PYTHONPATH
+    own = rf"(?m)^{re.escape(canonicalize_name(first.name))}(?:\[.*\])?==.*\n(?:[ \t].*\n)*"
+    pinned = re.sub(own, "", pinned)
+    header = [f"{name}=={version}", *(_pin(one, pinned) for one in others)]
     header += [one for one in sorted(INTERPRETERS) if one in script.imports]
     header += ["pytest"] if "pytest" in script.imports or script.is_test else []
-    laid = tree.materialize(cache, upstream, Source(SourceKind.PINNED, version))
     return Release(
         upstream,
-        laid,
+        tree.materialize(cache, upstream, Source(SourceKind.PINNED, version)),
         _python(stated.requires_python),
         pinned,
         tuple(dict.fromkeys(header)),
@@ -163,15 +165,10 @@ def native(release: Release) -> list[str]:
     return _files(release.tree.folder, {".so"})
 
 
-def _imports_torch(folder: Path) -> bool:
-    """Whether a file of a release imports torch or triton."""
-    return any(IMPORTS_TORCH.search(path.read_bytes()) for path in folder.rglob("*.py") if path.is_file())
-
-
 def _pin(one: Requirement, pinned: str) -> str:
     """Write a requirement with the version that was resolved, so that it means the same on another day."""
-    found = dict(pin.split("==") for pin in uv.PIN.findall(pinned))
-    version = {canonicalize_name(name): version for name, version in found.items()}.get(canonicalize_name(one.name))
+    versions = dict(pin.split("==") for pin in uv.PIN.findall(pinned))  # uv writes canonical names
+    version = versions.get(canonicalize_name(one.name))
     return f"{one.name}{_extras(one)}=={version}" if version else str(one)
 
 
@@ -208,17 +205,6 @@ def _day(versions: dict[str, str], index: package_index.Index) -> str:
         if offer.version == Version(version) and offer.file.upload_time is not None
     ]
     return (max(times) + dt.timedelta(days=1)).strftime("%Y-%m-%dT%H:%M:%SZ") if times else ""
-
-
-def _without(pinned: str, package: str) -> str:
-    """Take the release under test out of its requirements: its tree comes on PYTHONPATH."""
-    blocks = pinned.split("\n")
-    kept, inside = [], False
-    for line in blocks:
-        if line[:1].strip():
-            inside = canonicalize_name(line.partition("==")[0].partition("[")[0]) == canonicalize_name(package)
-        kept += [] if inside else [line]
-    return "\n".join(kept)
 
 
 def _modules(folder: Path, script: Script, name: str) -> tuple[str, tuple[str, ...]]:

@@ -16,7 +16,7 @@ from harness.core.errors import HarnessError
 from harness.core.words import LaneName, Verdict
 from harness.lane.record import LaneEnd, LaneRecord
 from harness.mutate import fates, generated, mutants
-from harness.mutate.mutants import Listed, Mutant, Origin
+from harness.mutate.mutants import Listed, Origin
 from harness.mutate.state import State
 from harness.pack.model import Pack
 from harness.receipt import receipt, strength, wrong_fixes
@@ -77,22 +77,28 @@ class Result:
     def open(self) -> list[MutantRecord]:
         """The mutants that survived or are unjudged, and are not listed as equivalent."""
         found = self.strength.mutants if self.strength else ()
-        return [one for one in found if one.fate in (Fate.SURVIVED, Fate.UNJUDGED)]
+        return [one for one in found if one.fate in fates.OPEN]
 
 
 @dataclass
 class _Subject:
-    """One pack on one target, while its mutants are judged."""
+    """One pack on one target, while its mutants are judged; the mappings are by the names of the mutants."""
 
     cell: Cell
     pristine: LaneRecord
     seconds: float
     gpu: str
     judged: tuple[Hashed, Hashed]
-    chosen: list[tuple[Mutant, Cell]] = field(default_factory=list)
-    records: dict[str, MutantRecord] = field(default_factory=dict)
-    logs: dict[str, Path] = field(default_factory=dict)
     first: tuple[str, ...] = ()
+    unjudged: dict[str, MutantRecord] = field(default_factory=dict)  # as they are before a lane judges them
+    cells: dict[str, Cell] = field(default_factory=dict)  # of those that a lane has to judge
+    records: dict[str, MutantRecord] = field(default_factory=dict)
+    files: dict[str, tuple[Path, ...]] = field(default_factory=dict)
+
+    def timeout(self, times: int) -> float:
+        """Return the seconds that a lane may take: so many times the usual, and no more than is stated."""
+        stated = self.cell.timeout or self.cell.stated.timeout_s
+        return min(stated, times * (LONGEST_FACTOR * self.seconds + LONGEST_BESIDES))
 
 
 @dataclass
@@ -112,12 +118,9 @@ class Campaign:
         for pack in {cell.pack.name: cell.pack for cell in listed}.values():
             mutants.listed(pack)  # what is wrong with them is said before anything runs
         results, subjects = self._references(listed)
-        if not self.interrupted:
-            for subject in subjects:
-                self._choose(subject)
-            self._judge(subjects)
-        if not self.interrupted:
-            self._again(subjects)
+        for subject in subjects:
+            self._choose(subject)
+        self._judge(subjects)
         if self.interrupted:
             return []
         results |= {one.cell.name: self._result(one) for one in subjects}
@@ -125,6 +128,8 @@ class Campaign:
 
     def _lanes(self, session: Session, cells: list[Cell]) -> dict[str, str]:
         """Run the lanes of cells; return why some could not be laid out, by their names."""
+        if not cells:
+            return {}
         wanted = session.tasks(cells)
         self.begin(sum(task.key not in session.journal for task in wanted), session.seconds_left(wanted))
         account = session.run(cells, receipts=False)
@@ -140,7 +145,7 @@ class Campaign:
                 results[cell.name] = Result(cell, None, problem)
         judged = [cell for cell in cells if cell.name not in results]
         judged_by = {cell.name: _judged_by(cell.pack) for cell in judged}
-        failed = self._lanes(self.session, judged) if judged else {}
+        failed = self._lanes(self.session, judged)
         subjects = []
         for cell in judged if not self.interrupted else []:
             outcome = self.session.judge.judged(cell) if cell.name not in failed else None
@@ -156,94 +161,77 @@ class Campaign:
         return results, subjects
 
     def _choose(self, subject: _Subject) -> None:
-        """Choose the mutants of a cell, write those that are made, and give each a cell of its own."""
-        pack = subject.cell.pack
-        subject.first = self._survivors(subject.cell)
-        chosen = mutants.own(pack, Origin.UNSEEN if self.order.unseen else Origin.OWN)
+        """Choose the mutants of a cell, write those that are made, and give a cell to each that is not the fix."""
+        pack, target = subject.cell.pack, subject.cell.target
+        known = strength.find(pack, target, str(subject.cell.evidence or ""))
+        recorded = [one.name for one in known.mutants if one.fate in fates.OPEN] if known else []
+        subject.first = (*self.state.survivors(pack.name, target), *recorded)
         pristine = tree.materialize(self.session.cache, pack.definition.upstream, subject.cell.source)
         fix = generated.fix_of(pack, pristine)
         made = generated.candidates(fix, subject.cell.stated.loads)
-        number, seed = self.order.number_of(pack), pack.definition.strength.seed
         first = () if self.order.makes_none else subject.first
-        chosen += generated.sample(fix, made, number, seed, first)
-        stated = subject.cell.timeout or subject.cell.stated.timeout_s
-        timeout = min(stated, LONGEST_FACTOR * subject.seconds + LONGEST_BESIDES)
-        for one in chosen:
+        number, seed = self.order.number_of(pack), pack.definition.strength.seed
+        own = mutants.own(pack, Origin.UNSEEN if self.order.unseen else Origin.OWN)
+        for one in [*own, *generated.sample(fix, made, number, seed, first)]:
             mutant = generated.on_release(one, pack, pristine, fix)
             file = self.state.patch_on_release(pack.name, mutant.slug)
             files.write_atomic(file, mutant.on_release)
-            if mutant.path is None:
+            path = mutant.path
+            if mutant.origin == Origin.GENERATED:
                 path = self.state.patch(pack.name, mutant.slug)
                 files.write_atomic(path, mutant.patch)
-                mutant = replace(mutant, path=path)
-            cell = replace(
-                subject.cell,
-                lanes=(LaneName.PATCHED,),
-                patch=file,
-                is_wrong_fix=True,
-                judges_all=self.order.matrix,
-                column=mutant.slug,
-                timeout=timeout,
-            )
-            subject.chosen.append((mutant, cell))
-
-    def _survivors(self, cell: Cell) -> tuple[str, ...]:
-        """Name the mutants that survived last time, here or when the strength was recorded."""
-        known = strength.find(cell.pack, cell.target, str(cell.evidence or ""))
-        recorded = (one.name for one in known.mutants if one.fate in (Fate.SURVIVED, Fate.UNJUDGED)) if known else ()
-        return tuple(dict.fromkeys([*self.state.survivors(cell.pack.name, cell.target), *recorded]))
+            subject.files[mutant.name] = (path,)
+            subject.unjudged[mutant.name] = mutant.unjudged
+            if not mutant.same and not mutant.misfit:
+                subject.cells[mutant.name] = replace(
+                    subject.cell,
+                    lanes=(LaneName.PATCHED,),
+                    patch=file,
+                    is_wrong_fix=True,
+                    judges_all=self.order.matrix,
+                    column=mutant.slug,
+                    timeout=subject.timeout(1),
+                )
 
     def _judge(self, subjects: list[_Subject]) -> None:
-        """Run the lanes of the mutants that are not trivially the fix."""
-        cells, urgent = [], []
+        """Run the lanes of mutants; then once more, each alone and with twice the time, those that said nothing."""
+        urgent: list[str] = []
         seconds: dict[tuple[str, str, str], float] = {}
         for subject in subjects:
             listed = _listed(subject.cell)
-            for mutant, cell in subject.chosen:
-                subject.records[mutant.name] = mutant.unjudged
-                if mutant.same or mutant.misfit:
-                    continue
-                cells.append(cell)
-                share = 1.0 if mutant.name in listed else KILLED_SHARE
+            for name, cell in subject.cells.items():
+                share = 1.0 if name in listed else KILLED_SHARE
                 seconds[cell.name, str(cell.evidence), LaneName.PATCHED] = share * subject.seconds
-                urgent += [cell.name] if mutant.name in subject.first else []
-        self._run(subjects, cells, Estimates(seconds, urgent))
-
-    def _again(self, subjects: list[_Subject]) -> None:
-        """Run again what said nothing, each alone and with twice the time."""
-        cells = []
+                urgent += [cell.name] if name in subject.first else []
+        self._run(subjects, Estimates(seconds, urgent))
+        if self.interrupted:
+            return
         for subject in subjects:
-            stated = subject.cell.timeout or subject.cell.stated.timeout_s
-            for index, (mutant, cell) in enumerate(subject.chosen):
-                end = None if mutant.same or mutant.misfit else self._end(cell)
-                if end is not None and fates.says_nothing(end.record):
-                    longer = min(stated, 2 * (cell.timeout or stated))
-                    again = replace(cell, alone=True, column=f"{cell.column}.alone", timeout=longer)
-                    subject.chosen[index] = (mutant, again)
-                    cells.append(again)
-        if cells:
-            self._run(subjects, cells, Estimates())
+            subject.cells = {
+                name: replace(cell, alone=True, column=f"{cell.column}.alone", timeout=subject.timeout(2))
+                for name, cell in subject.cells.items()
+                if (end := self._end(cell)) is not None and fates.says_nothing(end.record)
+            }
+        self._run(subjects, Estimates())
 
-    def _run(self, subjects: list[_Subject], cells: list[Cell], estimates: Estimates) -> None:
+    def _run(self, subjects: list[_Subject], estimates: Estimates) -> None:
+        cells = [cell for subject in subjects for cell in subject.cells.values()]
         failed = self._lanes(replace(self.session, estimates=estimates), cells)
-        again = {cell.name for cell in cells}
         for subject in subjects:
-            for mutant, cell in subject.chosen:
-                if cell.name not in again:
-                    continue
+            for name, cell in subject.cells.items():
                 end = self._end(cell)
-                found = fates.of_lane(mutant.unjudged, subject.pristine, end)
+                found = fates.of_lane(subject.unjudged[name], subject.pristine, end)
                 if cell.name in failed:
-                    found = replace(mutant.unjudged, reason=failed[cell.name], seconds=found.seconds)
+                    found = replace(subject.unjudged[name], reason=failed[cell.name])
                 elif cell.alone and found.fate == Fate.UNJUDGED:
                     found = replace(found, reason=f"{found.reason} (run twice, the second time alone)")
                 if end is not None and end.log is not None:
-                    log = subject.logs[mutant.name] = self.session.folder / end.log.file
-                    said = tracebacks.last_exception(log.read_text("utf-8", errors="replace"))
-                    silent = found.fate == Fate.UNJUDGED and end.record and fates.says_nothing(end.record)
-                    if silent and said[:MOST_SAID] not in found.reason:
-                        found = replace(found, reason=f"{said[:MOST_SAID]}: {found.reason}")
-                subject.records[mutant.name] = found
+                    log = self.session.folder / end.log.file
+                    subject.files[name] = (subject.files[name][0], log)
+                    said = tracebacks.last_exception(log.read_text("utf-8", errors="replace"))[:MOST_SAID]
+                    if found.fate == Fate.UNJUDGED and fates.says_nothing(end.record) and said not in found.reason:
+                        found = replace(found, reason=f"{said}: {found.reason}")
+                subject.records[name] = found
 
     def _end(self, cell: Cell) -> LaneEnd | None:
         """Return the end of a mutant's lane; None where it was not run."""
@@ -255,8 +243,8 @@ class Campaign:
         if subject.judged != _judged_by(pack):  # lanes are found by what they ran: a record would name another probe
             return Result(cell, None, CHANGED, Verdict.CONFIRMED)
         listed = _listed(cell)
-        found = [subject.records[mutant.name] for mutant, _ in subject.chosen]
-        records = tuple(fates.listed_as(one, listed.get(one.name)) for one in found)
+        found = subject.unjudged | subject.records
+        records = tuple(fates.listed_as(one, listed.get(name)) for name, one in found.items())
         measured = Strength(
             schema=strength.SCHEMA,
             pack=pack.name,
@@ -278,11 +266,7 @@ class Campaign:
             command=self.command(cell),
             mutants=records,
         )
-        places = {
-            mutant.name: tuple(path for path in (mutant.path, subject.logs.get(mutant.name)) if path is not None)
-            for mutant, _ in subject.chosen
-        }
-        return Result(cell, measured, verdict=Verdict.CONFIRMED, files=places)
+        return Result(cell, measured, verdict=Verdict.CONFIRMED, files=subject.files)
 
 
 def _listed(cell: Cell) -> dict[str, Listed]:
@@ -293,12 +277,6 @@ def _listed(cell: Cell) -> dict[str, Listed]:
 def _judged_by(pack: Pack) -> tuple[Hashed, Hashed]:
     """Return the probe and the patch of a pack, as they are now."""
     return receipt.judged_by(pack), receipt.hashed(pack.patch)
-
-
-def wrongly_listed(result: Result) -> list[str]:
-    """Name the mutants that are listed as equivalent and were killed."""
-    found = result.strength.mutants if result.strength else ()
-    return [one.name for one in found if one.listed and one.fate == Fate.KILLED]
 
 
 def names(pack: Pack, fix: generated.Fix) -> set[str]:

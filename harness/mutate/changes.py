@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import difflib
 import io
+import itertools
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
 
-from harness.upstream.patch import blob
+from harness.core import git
 
 FILE_HEADER = re.compile(r"diff --git a/(?P<path>\S+) b/(?P=path)")
-HUNK_HEADER = re.compile(r"@@ -(?P<start>\d+)(?:,(?P<count>\d+))? \+\d+(?:,\d+)? @@")
-CONTEXT = 3
+HUNK_HEADER = re.compile(r"@@ -(?P<start>\d+)(?:,(?P<old>\d+))? \+\d+(?:,(?P<new>\d+))? @@")
+#: The header of a file that is added or removed, as `git diff --no-index` writes it.
+ONE_SIDED = re.compile(r"^diff --git [ab]/(\S+) [ab]/\1$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -26,79 +29,49 @@ class Change:
     added: tuple[str, ...] = ()
 
 
-class _Reader:
-    """Reads one patch line by line."""
-
-    def __init__(self) -> None:
-        self.found: dict[str, list[Change]] = {}
-        self.path, self.hunk, self.old, self.left = "", 0, 0, (0, 0)
-        self.run: Change | None = None
-        self.sign = ""
-
-    def read(self, line: str) -> None:
-        header, at = FILE_HEADER.match(line), HUNK_HEADER.match(line)
-        if header and not any(self.left):
-            self.path, self.hunk = header["path"], 0
-            self.found[self.path] = []
-        elif at and self.path and not any(self.left):
-            count = int(at["count"] or 1)
-            # a hunk without old lines stands behind the line that it names, any other begins with it
-            self.old, self.hunk, self.left = int(at["start"]) - bool(count), self.hunk + 1, (count, _new_count(line))
-        elif self.hunk and line.startswith("\\"):
-            self._cut_line_end()
-        elif any(self.left):
-            self._body(line[:1], line[1:])
-
-    def _body(self, sign: str, text: str) -> None:
-        old, new = self.left
-        self.sign = sign
-        if sign not in {"-", "+"}:
-            self.run, self.old, self.left = None, self.old + 1, (old - 1, new - 1)
-            return
-        if self.run is None:
-            self.run = Change(self.path, self.hunk, self.old)
-            self.found[self.path].append(self.run)
-        if sign == "-":
-            self.run, self.old, self.left = (
-                replace(self.run, removed=(*self.run.removed, text)),
-                self.old + 1,
-                (old - 1, new),
-            )
-        else:
-            self.run, self.left = replace(self.run, added=(*self.run.added, text)), (old, new - 1)
-        self.found[self.path][-1] = self.run
-        if not any(self.left):
-            self.run = None
-
-    def _cut_line_end(self) -> None:
-        """Take the line end off the line before: the file ends without one."""
-        if self.sign not in {"-", "+"}:
-            return
-        last = self.found[self.path][-1]
-        if self.sign == "+":
-            last = replace(last, added=(*last.added[:-1], last.added[-1].rstrip("\n")))
-        else:
-            last = replace(last, removed=(*last.removed[:-1], last.removed[-1].rstrip("\n")))
-        self.found[self.path][-1] = last
-        self.run = last if any(self.left) else None
-
-
-def _new_count(line: str) -> int:
-    counted = re.search(r"\+\d+(?:,(\d+))? @@", line)
-    return int(counted[1] or 1) if counted else 0
-
-
 def _lines(text: str) -> list[str]:
     """Split a text as git does: a form feed ends no line."""
     return [*io.StringIO(text, newline="\n")]
 
 
+def _patch_lines(text: str) -> Iterator[str]:
+    """Yield the lines of a patch; the last of a file has no line end where the patch says so."""
+    for line, following in itertools.pairwise([*_lines(text), ""]):
+        if not line.startswith("\\"):
+            yield line.rstrip("\n") if following.startswith("\\") else line
+
+
+def _hunk(lines: Iterator[str], old: int, new: int) -> Iterator[str]:
+    """Yield the lines of a hunk that holds so many of the old and of the new file."""
+    for line in lines if old or new else ():
+        yield line
+        old, new = old - (line[:1] != "+"), new - (line[:1] != "-")
+        if old <= 0 and new <= 0:
+            return
+
+
 def parse(text: str) -> dict[str, list[Change]]:
     """Read a patch: the runs of changed lines of each file, in their order."""
-    reader = _Reader()
-    for line in _lines(text):
-        reader.read(line)
-    return reader.found
+    found: dict[str, list[Change]] = {}
+    path, hunk = "", 0
+    lines = _patch_lines(text)
+    for line in lines:
+        if header := FILE_HEADER.match(line):
+            path, hunk = header["path"], 0
+            found[path] = []
+        elif path and (at := HUNK_HEADER.match(line)):
+            old, hunk = int(at["old"] or 1), hunk + 1
+            start = int(at["start"]) - bool(old)  # a hunk without old lines stands behind the line that it names
+            for is_change, run in itertools.groupby(
+                _hunk(lines, old, int(at["new"] or 1)), lambda one: one[:1] in {"-", "+"}
+            ):
+                some = list(run)
+                removed = tuple(one[1:] for one in some if one[:1] != "+")
+                if is_change:
+                    added = tuple(one[1:] for one in some if one[:1] == "+")
+                    found[path].append(Change(path, hunk, start, removed, added))
+                start += len(removed)
+    return found
 
 
 def applied(old: str, changes: Iterable[Change]) -> str:
@@ -129,19 +102,23 @@ def lines_in_new(changes: Iterable[Change]) -> set[int]:
     return found
 
 
-def _diff(path: str, old: str | None, new: str | None) -> str:
-    """Write the change of one file as git does; None is a file that is not there."""
-    mode = "new file mode 100644\n" if old is None else "deleted file mode 100644\n" if new is None else ""
-    index = f"index {blob(old)}..{blob(new)}" + ("\n" if mode else " 100644\n")
-    names = ("/dev/null" if old is None else f"a/{path}", "/dev/null" if new is None else f"b/{path}")
-    before, after = (_lines(text or "") for text in (old, new))
-    body = "".join(
-        line if line.endswith("\n") else f"{line}\n\\ No newline at end of file\n"
-        for line in difflib.unified_diff(before, after, *names, n=CONTEXT)
-    )
-    return f"diff --git a/{path} b/{path}\n{mode}{index}{body}"
+def lay(folder: Path, texts: Mapping[str, str | None]) -> None:
+    """Write files into a folder by their paths in it; one whose text is None is not there."""
+    folder.mkdir(exist_ok=True)
+    for path, text in texts.items():
+        if text is not None:
+            (folder / path).parent.mkdir(parents=True, exist_ok=True)
+            (folder / path).write_bytes(text.encode())
 
 
-def written(why: str, old: Mapping[str, str | None], new: Mapping[str, str | None]) -> str:
-    """Write a patch: one line that says why it is wrong, and the files that differ; only that line where none does."""
-    return f"{why}\n" + "".join(_diff(path, old[path], new[path]) for path in old if old[path] != new[path])
+def written(head: str, old: Mapping[str, str | None], new: Mapping[str, str | None]) -> str:
+    """Write a patch as git does, with whole blob hashes: what stands before it, and the files that differ."""
+    with tempfile.TemporaryDirectory(prefix="changes-") as name:
+        folder = Path(name)
+        lay(folder / "a", {path: text for path, text in old.items() if text != new[path]})
+        lay(folder / "b", {path: text for path, text in new.items() if text != old[path]})
+        options = ["--no-index", "--no-prefix", "--full-index", "--no-renames", "--no-color", "--no-ext-diff", "-U3"]
+        git.run(["diff", *options, "--output=diff", "a", "b"], folder, plain=True)
+        text = (folder / "diff").read_bytes().decode()
+        # git names a file that one side lacks twice by the other side
+        return head + ONE_SIDED.sub(r"diff --git a/\1 b/\1", text)

@@ -11,12 +11,8 @@ from harness.mutate.mutants import Listed
 from harness.receipt.strength import Fate, MutantRecord
 from harness.verdict import pack_verdict
 
-#: Exit statuses with which a probe ends that came to a verdict.
-CONCLUDED = set(STATUS.values())
-#: What kills a mutant that shows the reported bug.
-SCRIPT = "reproduce.py"
-#: The reason of a mutant whose lane the budget left out.
-NOT_RUN = "it was not run"
+#: The fates of wrong fixes that the probe did not refuse.
+OPEN = frozenset({Fate.SURVIVED, Fate.UNJUDGED})
 
 
 def says_nothing(record: LaneRecord | None) -> bool:
@@ -24,10 +20,11 @@ def says_nothing(record: LaneRecord | None) -> bool:
 
     A probe that came to a verdict which the runner does not believe would do so again.
     """
-    if record is None or record.verdict != LaneVerdict.ERROR:
-        return False
-    no_verdict = record.exit_status == STATUS[LaneVerdict.UNSUPPORTED]  # its traceback ends so as well
-    return no_verdict or record.exit_status not in CONCLUDED
+    told = {
+        STATUS[LaneVerdict.BUG_REPRODUCED],
+        STATUS[LaneVerdict.FIX_VALIDATED],
+    }  # a traceback ends as UNSUPPORTED does
+    return record is not None and record.verdict == LaneVerdict.ERROR and record.exit_status not in told
 
 
 def of_lane(mutant: MutantRecord, pristine: LaneRecord, end: LaneEnd | None) -> MutantRecord:
@@ -38,12 +35,12 @@ def of_lane(mutant: MutantRecord, pristine: LaneRecord, end: LaneEnd | None) -> 
     """
     record = end.record if end else None
     if record is None:
-        reason = f"its patch does not apply: {end.stale}" if end else NOT_RUN
+        reason = f"its patch does not apply: {end.stale}" if end else "it was not run"
         return replace(mutant, fate=Fate.UNJUDGED, reason=reason)
     mutant = replace(mutant, seconds=round(record.seconds, 3))
     wrong = tuple(check.name for check in record.checks if check.ok is False)
     if not wrong and record.script.startswith(LaneVerdict.BUG_REPRODUCED):
-        return replace(mutant, fate=Fate.KILLED, by=(SCRIPT,))
+        return replace(mutant, fate=Fate.KILLED, by=("reproduce.py",))
     if record.verdict in (LaneVerdict.BUG_REPRODUCED, LaneVerdict.CONTROL_FAILED, LaneVerdict.FIX_INCOMPLETE):
         return replace(mutant, fate=Fate.KILLED, by=wrong)
     if record.verdict == LaneVerdict.UNSUPPORTED:
@@ -60,6 +57,6 @@ def listed_as(record: MutantRecord, listed: Listed | None) -> MutantRecord:
     """Note that mutants/equivalent.toml lists a mutant; one that was not killed is what the list says."""
     if listed is None:
         return record
-    if record.fate in (Fate.SURVIVED, Fate.UNJUDGED):
+    if record.fate in OPEN:
         record = replace(record, fate=listed.fate, reason=listed.reason)
     return replace(record, listed=True)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import functools
 import itertools
 import types
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
@@ -36,9 +38,9 @@ class Candidate:
 class Fix:
     """The files that a patch changes: as they were, as they are with it, and the runs of lines that it changes."""
 
-    old: Mapping[str, str | None]
-    new: Mapping[str, str | None]
-    runs: Mapping[str, tuple[Change, ...]]
+    old: dict[str, str | None]
+    new: dict[str, str | None]
+    runs: Mapping[str, list[Change]] = field(default_factory=dict)
 
     @property
     def changed(self) -> dict[str, str | None]:
@@ -56,25 +58,34 @@ def fix_of(pack: Pack, pristine: Tree) -> Fix:
     return read(pack.patch.read_text(encoding="utf-8"), pack, pristine)
 
 
-def read(text: str, pack: Pack, pristine: Tree, under: Fix | None = None) -> Fix:
+def under(one: Mutant, fix: Fix) -> Fix:
+    """Return what lies under a wrong fix: the fix, or nothing where it is on the release."""
+    return Fix({}, {}) if one.is_whole else fix
+
+
+def on_pinned(path: str, pack: Pack, pristine: Tree) -> str | None:
+    """Return the text of a file of the pinned tree by its path upstream; None where it is not there."""
+    file = pristine.folder / pristine.path_here(path, pack.definition.upstream.source_root)
+    return file.read_bytes().decode() if file.is_file() else None
+
+
+def read(text: str, pack: Pack, pristine: Tree, base: Fix | None = None) -> Fix:
     """Read what a patch makes of the pinned tree of a pack.
 
     Args:
         text: the patch.
         pack: whose upstream it is for.
         pristine: the pinned tree.
-        under: what the tree has already that the patch is made for; what comes out is both together.
+        base: what the tree has already that the patch is made for; what comes out is both together.
 
     Raises:
         ValueError: it does not fit the tree, or its index lines tell of other files.
 
     """
     parsed, stated = changes.parse(text), {file.path: file for file in patch.parse(text)}
-    old, new = (dict(under.old), dict(under.new)) if under else ({}, {})
+    old = {path: on_pinned(path, pack, pristine) for path in parsed} | (base.old if base else {})
+    new = old | (base.new if base else {})
     for path, runs in parsed.items():
-        if path not in old:
-            file = pristine.folder / pristine.path_here(path, pack.definition.upstream.source_root)
-            old[path] = new[path] = file.read_bytes().decode() if file.is_file() else None
         before, header = new[path], f"diff --git a/{path} b/{path}\n"
         if before is not None and f"{header}new file" in text:
             raise ValueError(f"{path}: it is there already")
@@ -84,7 +95,7 @@ def read(text: str, pack: Pack, pristine: Tree, under: Fix | None = None) -> Fix
             which = "that it changes" if said.before != patch.blob(before) else "that it makes"
             raise ValueError(f"{path}: its index line names another file {which}")
         new[path] = after
-    return Fix(old, new, {path: tuple(runs) for path, runs in parsed.items()})
+    return Fix(old, new, parsed)
 
 
 def on_release(one: Mutant, pack: Pack, pristine: Tree, fix: Fix) -> Mutant:
@@ -94,10 +105,10 @@ def on_release(one: Mutant, pack: Pack, pristine: Tree, fix: Fix) -> Mutant:
     if not patch.outcome(one.patch):  # its context would not be compared with the tree
         return replace(one, misfit="its index line is abbreviated. Next: runner.py mutate --rebase")
     try:
-        made = read(one.patch, pack, pristine, None if one.is_whole else fix)
+        made = read(one.patch, pack, pristine, under(one, fix))
     except ValueError as error:
         return replace(one, misfit=str(error))
-    return replace(one, on_release=changes.written(one.why, made.old, made.new))
+    return replace(one, on_release=changes.written(f"{one.why}\n", made.old, made.new))
 
 
 def candidates(fix: Fix, loads: tuple[str, ...]) -> list[Candidate]:
@@ -106,13 +117,12 @@ def candidates(fix: Fix, loads: tuple[str, ...]) -> list[Candidate]:
     What does not parse, and what is the fix itself, is told apart only when one is taken: parsing takes long.
     """
     chosen = [path for path in fix.runs if path in loads] or list(fix.runs)
-    found = list(itertools.chain.from_iterable(_of_file(fix, path) for path in chosen))
-    names: dict[str, int] = {}
+    names: Counter[str] = Counter()
     unique = []
-    for one in found:
-        names[one.name] = number = names.get(one.name, 0) + 1
-        name = one.name if number == 1 else f"{one.name} ({number})"
-        unique.append(Candidate(name, one.operator, one.path, one.text, one.added))
+    for one in itertools.chain.from_iterable(_of_file(fix, path) for path in chosen):
+        names[one.name] += 1
+        number = names[one.name]
+        unique.append(one if number == 1 else replace(one, name=f"{one.name} ({number})"))
     return unique
 
 
@@ -120,12 +130,9 @@ def _of_file(fix: Fix, path: str) -> Iterator[Candidate]:
     old, new, runs = fix.old[path], fix.new[path], fix.runs[path]
     if len(fix.runs) > 1:
         yield Candidate(f"{path} file: left out", "file", path, lambda: old)
-    hunks = sorted({run.hunk for run in runs})
-    for hunk in hunks if len(hunks) > 1 else []:
-        yield _without(path, old, runs, [run for run in runs if run.hunk == hunk], f"hunk: {hunk} left out")
-    for hunk in hunks:
-        for said, left_out in _halves([run for run in runs if run.hunk == hunk]):
-            yield _without(path, old, runs, left_out, f"half: {said} of hunk {hunk} left out")
+    for said, left_out, rest in _parts(runs):
+        name = f"{path}:{left_out.start + 1} {said} left out"
+        yield Candidate(name, said.partition(":")[0], path, functools.partial(changes.applied, old or "", rest))
     if new is None or not path.endswith(".py"):
         return
     try:
@@ -135,48 +142,29 @@ def _of_file(fix: Fix, path: str) -> Iterator[Candidate]:
     added = changes.lines_in_new(runs)
     for edit in operators.edits(source, operators.touched_lines(source.tree, added)):
         name = f"{path}:{edit.line} {edit.operator}: {edit.what}"
-
-        def made(edit: operators.Edit = edit) -> str:
-            return source.edited(edit)
-
-        yield Candidate(name, edit.operator, path, made, edit.line in added)
+        yield Candidate(name, edit.operator, path, functools.partial(source.edited, edit), edit.line in added)
 
 
-def _without(path: str, old: str | None, runs: tuple[Change, ...], left_out: list[Change], said: str) -> Candidate:
-    """Make the candidate whose file has only the other runs; a run in `left_out` may be a part of one."""
-    rest = [part for run in runs for part in _rest(run, left_out)]
-    name = f"{path}:{left_out[0].start + 1} {said}"
-    return Candidate(name, said.partition(":")[0], path, lambda: changes.applied(old or "", rest))
+def _parts(runs: list[Change]) -> Iterator[tuple[str, Change, list[Change]]]:
+    """Yield each part of a patch that can be left out: its words, its first run, and all that is left.
 
-
-def _rest(run: Change, left_out: list[Change]) -> list[Change]:
-    """Return what is left of a run: nothing, all of it, or the lines that stand in no part that is left out."""
-    if run in left_out:
-        return []
-    cut = next(
-        (one for one in left_out if one.start == run.start and one.added and len(one.added) < len(run.added)), None
-    )
-    if cut is None:
-        return [run]
-    middle = len(cut.added)
-    kept = run.added[middle:] if run.added[:middle] == cut.added else run.added[: len(run.added) - middle]
-    return [Change(run.path, run.hunk, run.start, run.removed, kept)]
-
-
-def _halves(runs: list[Change]) -> list[tuple[str, list[Change]]]:
-    """Split a hunk: between its runs of lines where it has several, else between the lines that it adds."""
-    if len(runs) > 1:
-        middle = len(runs) // 2
-        return [("first half", runs[:middle]), ("second half", runs[middle:])]
-    run = runs[0]
-    middle = len(run.added) // 2
-    if not middle or run.added[:middle] == run.added[-middle:]:
-        return []
-    first, second = run.added[:middle], run.added[middle:]
-    return [
-        (said, [Change(run.path, run.hunk, run.start, run.removed, part)])
-        for said, part in (("first half", first), ("second half", second))
-    ]
+    A hunk is left out where there are several. It is halved between its runs where it has several, else between the
+    lines that it adds.
+    """
+    hunks = [list(some) for _, some in itertools.groupby(runs, lambda run: run.hunk)]
+    for hunk in hunks if len(hunks) > 1 else []:
+        yield f"hunk: {hunk[0].hunk}", hunk[0], [run for run in runs if run not in hunk]
+    for hunk in hunks:
+        run, middle = hunk[0], len(hunk) // 2
+        first, second = hunk[:middle], hunk[middle:]
+        if len(hunk) == 1:
+            middle = len(run.added) // 2
+            if run.added[:middle] == run.added[len(run.added) - middle :]:
+                continue
+            first, second = [replace(run, added=run.added[:middle])], [replace(run, added=run.added[middle:])]
+        others = [other for other in runs if other not in hunk]
+        yield f"half: first half of hunk {run.hunk}", first[0], [*others, *second]
+        yield f"half: second half of hunk {run.hunk}", second[0], [*others, *first]
 
 
 def ranked(found: list[Candidate], seed: int) -> list[Candidate]:
@@ -193,65 +181,49 @@ def ranked(found: list[Candidate], seed: int) -> list[Candidate]:
     return [*first, *(one for turn in turns for one in turn if one is not None)]
 
 
-@dataclass
+@dataclass(frozen=True)
 class Maker:
     """Makes mutants of a fix: only what parses, and nothing twice."""
 
     fix: Fix
     _seen: set[tuple[str, str]] = field(default_factory=set)
-    _codes: dict[str, tuple[str, types.CodeType | None]] = field(default_factory=dict)
 
     def make(self, one: Candidate) -> Mutant | None:
         """Make a mutant; None where it does not parse, is the pristine tree, or was made before under another name."""
         try:
             text = one.text()
-            code = _code(one.path, text)
+            said, code = _code(one.path, text)
         except (SyntaxError, ValueError):
             return None
         new = {**self.fix.new, one.path: text}
-        if new == self.fix.old or (one.path, code[0]) in self._seen:
+        if new == self.fix.old or (one.path, said) in self._seen:
             return None
-        self._seen.add((one.path, code[0]))
-        if one.path not in self._codes:
-            self._codes[one.path] = _code(one.path, self.fix.new[one.path])
-        same = _same(code, self._codes[one.path])
-        why = f"{one.name}: generated"
-        small, whole = (changes.written(why, base, new) for base in (self.fix.new, self.fix.old))
+        self._seen.add((one.path, said))
+        of_fix = _code(one.path, self.fix.new[one.path])
+        same = "the same bytecode as the fix" if code is not None and code == of_fix[1] else ""
+        same = "the same syntax tree as the fix" if said == of_fix[0] else same
+        head = f"{one.name}: generated\n"
+        small, whole = (changes.written(head, base, new) for base in (self.fix.new, self.fix.old))
         sha256 = patch.outcome(whole)
         return Mutant(one.name, Origin.GENERATED, one.operator, small, sha256, same, on_release=whole)
 
 
+@functools.lru_cache(maxsize=8)  # that of the fix is compared with each of its mutants
 def _code(path: str, text: str | None) -> tuple[str, types.CodeType | None]:
-    """Return what a file says, without its layout, and its code; of what is no Python its text."""
-    if text is None or not path.endswith(".py"):
-        return files.key_of(text), None
-    tree = python_ast.parse(text)
-    return files.key_of(ast.dump(tree)), compile(text, "mutant", "exec", dont_inherit=True)
-
-
-def _same(one: tuple[str, types.CodeType | None], other: tuple[str, types.CodeType | None]) -> str:
-    """Say why two files are trivially the same; empty where they are not.
+    """Return what a file says, without its layout, and its code; of what is no Python its text.
 
     Kernels are not lowered to compare their IR: that takes as long as the lane that judges them.
     """
-    if one[0] == other[0]:
-        return "the same syntax tree as the fix"
-    if one[1] is not None and other[1] is not None and _same_code(one[1], other[1]):
-        return "the same bytecode as the fix"
-    return ""
+    if text is None or not path.endswith(".py"):
+        return files.key_of(text), None
+    tree = python_ast.parse(text)
+    return files.key_of(ast.dump(tree)), _without_lines(compile(text, "mutant", "exec", dont_inherit=True))
 
 
-def _same_code(one: types.CodeType, other: types.CodeType) -> bool:
-    """Whether two code objects do the same, wherever their lines stand."""
-    names = ("co_code", "co_names", "co_varnames", "co_freevars", "co_cellvars", "co_flags", "co_exceptiontable")
-    if any(getattr(one, name) != getattr(other, name) for name in names) or len(one.co_consts) != len(other.co_consts):
-        return False
-    return all(
-        _same_code(left, right)
-        if isinstance(left, types.CodeType) and isinstance(right, types.CodeType)
-        else repr(left) == repr(right)  # 0 == False == 0.0, and they are not the same
-        for left, right in zip(one.co_consts, other.co_consts, strict=True)
-    )
+def _without_lines(code: types.CodeType) -> types.CodeType:
+    """Return code that is equal to any other that does the same, wherever their lines stand."""
+    consts = (_without_lines(one) if isinstance(one, types.CodeType) else one for one in code.co_consts)
+    return code.replace(co_consts=tuple(consts), co_firstlineno=1, co_linetable=b"")
 
 
 def sample(fix: Fix, found: list[Candidate], wanted: int, seed: int, first: tuple[str, ...] = ()) -> list[Mutant]:
@@ -271,6 +243,5 @@ def sample(fix: Fix, found: list[Candidate], wanted: int, seed: int, first: tupl
         mutant = maker.make(one) if len(made) < wanted else None
         made += [mutant] if mutant else []
     names = {one.name for one in made}
-    besides = (maker.make(one) for one in order if one.name in first and one.name not in names)
-    every = [*(one for one in besides if one is not None), *made]
-    return sorted(every, key=lambda one: one.name not in first)
+    besides = [maker.make(one) for one in order if one.name in first and one.name not in names]
+    return sorted([*filter(None, besides), *made], key=lambda one: one.name not in first)

@@ -6,6 +6,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import ClassVar
 
 import tomli
 
@@ -40,7 +41,7 @@ class Mutant:
     patch: str  # the text, from the line that says why it is wrong
     sha256: str = ""  # of what it makes of the release
     same: str = ""  # why it is trivially the fix itself; empty where it is not
-    path: Path | None = None  # of its file, where a person wrote it
+    path: Path = Path()  # of its file; of a generated one that is not written yet, none
     is_whole: bool = False  # whether it is a patch on the release, and not on fix.patch
     on_release: str = ""  # the patch that takes fix.patch's place in a lane; empty until it is known
     misfit: str = ""  # why it cannot: it does not apply
@@ -69,13 +70,12 @@ class Mutant:
 
 @dataclass(frozen=True)
 class Listed:
-    """A mutant that need not be killed."""
+    """A mutant that need not be killed: it is no wrong fix."""
 
+    fate: ClassVar[Fate] = Fate.EQUIVALENT
     name: str
     reason: str
     targets: tuple[str, ...] = ()  # where that is so; empty: everywhere
-    #: `equivalent`: it is no wrong fix; `elsewhere`: these targets do not run its code, and others do
-    fate: Fate = Fate.EQUIVALENT
 
     def covers(self, target: str) -> bool:
         """Whether it speaks of a target."""
@@ -83,16 +83,16 @@ class Listed:
 
 
 @dataclass(frozen=True)
-class _Entry:
-    name: str
-    reason: str
-    targets: tuple[str, ...] = ()
+class ListedElsewhere(Listed):
+    """A mutant in code that its targets do not run, and others do."""
+
+    fate: ClassVar[Fate] = Fate.ELSEWHERE
 
 
 @dataclass(frozen=True)
 class _File:
-    equivalent: tuple[_Entry, ...] = ()
-    elsewhere: tuple[_Entry, ...] = ()
+    equivalent: tuple[Listed, ...] = ()
+    elsewhere: tuple[ListedElsewhere, ...] = ()
 
 
 def own(pack: Pack, origin: Origin = Origin.OWN) -> list[Mutant]:
@@ -136,8 +136,4 @@ def listed(pack: Pack) -> list[Listed]:
     errors += [f"{name}: named twice" for name in sorted({name for name in names if names.count(name) > 1})]
     if errors:
         raise HarnessError(f"{where}: {'; '.join(errors)}")
-    return [
-        Listed(one.name, one.reason, one.targets, fate)
-        for fate, some in ((Fate.EQUIVALENT, found.equivalent), (Fate.ELSEWHERE, found.elsewhere))
-        for one in some
-    ]
+    return every

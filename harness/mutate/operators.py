@@ -10,8 +10,7 @@ import ast
 import itertools
 import re
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from dataclasses import dataclass, replace
 from typing import cast
 
 from harness.core import python_ast
@@ -20,7 +19,7 @@ COMPARISONS = {
     "<": ("<=", ">="), "<=": ("<", ">"), ">": (">=", "<="), ">=": (">", "<"), "==": ("!=",), "!=": ("==",),
     "is": ("is not",), "is not": ("is",), "in": ("not in",), "not in": ("in",),
 }  # fmt: skip
-COMPARISON = re.compile(r"is\s+not\b|not\s+in\b|<=|>=|==|!=|<|>|is\b|in\b")
+COMPARISON = r"is\s+not\b|not\s+in\b|<=|>=|==|!=|<|>|is\b|in\b"
 #: The sign of each operation, and what is written in its place: one of the same precedence where there is one.
 ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
@@ -61,8 +60,11 @@ class Edit:
     what: str
 
 
+Node = ast.expr | ast.stmt | ast.keyword
+
+
 class Source:
-    """A Python source, addressed by the positions of its syntax tree.
+    """A Python source, addressed by the positions of its syntax tree; they are counted in bytes.
 
     Raises:
         SyntaxError: it is no Python.
@@ -70,57 +72,39 @@ class Source:
     """
 
     def __init__(self, text: str) -> None:
-        """Parse it."""
-        self.text = text
         self.data = text.encode()
         self.tree = python_ast.parse(text)
         lengths = (len(line) for line in self.data.splitlines(keepends=True))
         self._starts = [0, *itertools.accumulate(lengths)]
 
-    def start(self, node: ast.expr | ast.stmt | ast.keyword) -> int:
-        """Return where a node begins, in bytes."""
+    def start(self, node: Node) -> int:
         return self._starts[node.lineno - 1] + node.col_offset
 
-    def end(self, node: ast.expr | ast.stmt | ast.keyword) -> int:
-        """Return where it ends."""
-        assert node.end_lineno is not None  # noqa: S101 - for the type checker: what was parsed has ends
-        assert node.end_col_offset is not None  # noqa: S101 - likewise
-        return self._starts[node.end_lineno - 1] + node.end_col_offset
+    def end(self, node: Node) -> int:
+        return self._starts[cast("int", node.end_lineno) - 1] + cast("int", node.end_col_offset)
 
     def between(self, start: int, end: int) -> str:
-        """Return the text of so many bytes."""
         return self.data[start:end].decode()
 
-    def of(self, node: ast.expr | ast.stmt | ast.keyword) -> str:
-        """Return the text of a node."""
+    def of(self, node: Node) -> str:
         return self.between(self.start(node), self.end(node))
 
-    def line(self, start: int) -> int:
-        """Return the number of the line in which a byte stands, from 1."""
-        return self.data.count(b"\n", 0, start) + 1
+    def shown(self, node: Node) -> str:
+        """Return the text of a node in one line, shortened."""
+        return _short(self.of(node))
 
     def edited(self, edit: Edit) -> str:
         """Return the source with one change."""
         return (self.data[: edit.start] + edit.new.encode() + self.data[edit.end :]).decode()
 
-    def edit(self, operator: str, start: int, end: int, new: str, what: str = "") -> Edit:
-        """Build a change; `what` says it where old and new text do not."""
-        old = self.between(start, end)
-        said = what or f"{_short(old)} -> {_short(new)}"
-        return Edit(operator, self.line(start), start, end, new, said)
+    def edit(self, start: int, end: int, new: str, what: str = "") -> Edit:
+        """Build a change of no operator yet; `what` says it where old and new text do not."""
+        said = what or f"{_short(self.between(start, end))} -> {_short(new)}"
+        return Edit("", self.data.count(b"\n", 0, start) + 1, start, end, new, said)
 
-    def replaced(self, operator: str, node: ast.expr | ast.stmt | ast.keyword, new: str, what: str = "") -> Edit:
+    def replaced(self, node: Node, new: str, what: str = "") -> Edit:
         """Build the change of a whole node."""
-        return self.edit(operator, self.start(node), self.end(node), new, what)
-
-    @cached_property
-    def docstrings(self) -> set[int]:
-        """The lines where a text stands alone: docstrings, and what was commented out with quotes."""
-        return {
-            node.lineno
-            for node in ast.walk(self.tree)
-            if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant)
-        }
+        return self.edit(self.start(node), self.end(node), new, what)
 
 
 def _short(text: str) -> str:
@@ -138,12 +122,13 @@ def _number(node: ast.AST) -> int | float | None:
     return None
 
 
-def _in_gap(source: Source, left: ast.expr, right: ast.expr, sign: re.Pattern[str]) -> tuple[int, int] | None:
-    """Find an operator between its operands; None where a comment stands there."""
+def _signs(source: Source, left: ast.expr, right: ast.expr, sign: str) -> Iterator[tuple[int, int]]:
+    """Find the operator between two operands by its pattern; none where a comment stands there."""
     start = source.end(left)
     gap = source.between(start, source.start(right))
-    found = None if "#" in gap else sign.search(gap)
-    return (start + found.start(), start + found.end()) if found else None
+    found = None if "#" in gap else re.search(sign, gap)
+    if found:
+        yield start + found.start(), start + found.end()
 
 
 def comparison(source: Source, node: ast.AST) -> Iterator[Edit]:
@@ -151,48 +136,40 @@ def comparison(source: Source, node: ast.AST) -> Iterator[Edit]:
     if not isinstance(node, ast.Compare):
         return
     for left, right in itertools.pairwise([node.left, *node.comparators]):
-        place = _in_gap(source, left, right, COMPARISON)
-        if place:
+        for place in _signs(source, left, right, COMPARISON):
             sign = " ".join(source.between(*place).split())
             for other in COMPARISONS[sign]:
-                said = f"{sign} -> {other} in {_short(source.of(node))}"
-                yield source.edit("comparison", *place, other, said)
+                yield source.edit(*place, other, f"{sign} -> {other} in {source.shown(node)}")
 
 
 def arithmetic(source: Source, node: ast.AST) -> Iterator[Edit]:
     """``+`` to ``-``, ``*`` to ``/``, and the sign of a value."""
-    if isinstance(node, ast.BinOp) and type(node.op) in ARITHMETIC:
-        texts = (ast.JoinedStr, ast.Constant)
-        if any(isinstance(one, texts) and _number(one) is None for one in (node.left, node.right)):
-            return  # texts are put together here
+    if isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in ARITHMETIC:
         sign, other = ARITHMETIC[type(node.op)]
-        place = _in_gap(source, node.left, node.right, re.compile(re.escape(sign)))
-        if place:
-            yield source.edit("arithmetic", *place, other, f"{sign} -> {other} in {_short(source.of(node))}")
-    elif isinstance(node, ast.AugAssign) and type(node.op) in ARITHMETIC:
-        sign, other = ARITHMETIC[type(node.op)]
-        place = _in_gap(source, node.target, node.value, re.compile(re.escape(f"{sign}=")))
-        if place:
-            yield source.edit("arithmetic", *place, f"{other}=", f"{sign}= -> {other}= in {_short(source.of(node))}")
+        if isinstance(node, ast.BinOp):
+            left, right = node.left, node.right
+            texts = (ast.JoinedStr, ast.Constant)
+            if any(isinstance(one, texts) and _number(one) is None for one in (left, right)):
+                return  # texts are put together here
+        else:
+            left, right, sign, other = node.target, node.value, f"{sign}=", f"{other}="
+        for place in _signs(source, left, right, re.escape(sign)):
+            yield source.edit(*place, other, f"{sign} -> {other} in {source.shown(node)}")
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and _number(node) is None:
         start = source.start(node)
-        yield source.edit("arithmetic", start, start + 1, "+", f"sign of {_short(source.of(node))}")
+        yield source.edit(start, start + 1, "+", f"sign of {source.shown(node)}")
     elif isinstance(node, (ast.Assign, ast.Return, ast.AugAssign)) and isinstance(node.value, ast.BinOp):
-        value = node.value
-        yield source.replaced("arithmetic", value, f"-({source.of(value)})", f"sign of {_short(source.of(value))}")
+        yield source.replaced(node.value, f"-({source.of(node.value)})", f"sign of {source.shown(node.value)}")
 
 
 def assignment(source: Source, node: ast.AST) -> Iterator[Edit]:
     """``+=`` to ``=``, and ``=`` to ``+=`` where a part of something is assigned."""
     if isinstance(node, ast.AugAssign):
-        place = _in_gap(source, node.target, node.value, re.compile(r"\S+="))
-        if place:
-            sign = source.between(*place)
-            yield source.edit("assignment", *place, "=", f"{sign} -> = in {_short(source.of(node))}")
+        for place in _signs(source, node.target, node.value, r"\S+="):
+            yield source.edit(*place, "=", f"{source.between(*place)} -> = in {source.shown(node)}")
     elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Subscript):
-        place = _in_gap(source, node.targets[0], node.value, re.compile("="))
-        if place:
-            yield source.edit("assignment", *place, "+=", f"= -> += in {_short(source.of(node))}")
+        for place in _signs(source, node.targets[0], node.value, "="):
+            yield source.edit(*place, "+=", f"= -> += in {source.shown(node)}")
 
 
 def axis(source: Source, node: ast.AST) -> Iterator[Edit]:
@@ -210,22 +187,20 @@ def axis(source: Source, node: ast.AST) -> Iterator[Edit]:
         value = _number(place)
         if isinstance(value, int):
             for other in sorted({0, 1, -1} - {value}):
-                yield source.replaced(
-                    "axis", place, str(other), f"axis {value} -> {other} in {_short(source.of(node))}"
-                )
+                yield source.replaced(place, str(other), f"axis {value} -> {other} in {source.shown(node)}")
 
 
 def constant(source: Source, node: ast.AST) -> Iterator[Edit]:
     """0, 1, -1, one more and twice as much for a whole number; likewise for others; the other truth value."""
     if isinstance(node, ast.Constant) and isinstance(node.value, bool):
-        yield source.replaced("constant", node, str(not node.value))
+        yield source.replaced(node, str(not node.value))
     value = _number(node)
     if value is None or not isinstance(node, ast.expr):
         return
     whole = isinstance(value, int)
     others = [0, 1, -1, 2 * value, value + 1] if whole else [0.0, 1.0, -value, 2 * value]
     for other in dict.fromkeys(one for one in others if one != value):
-        yield source.replaced("constant", node, repr(other))
+        yield source.replaced(node, repr(other))
 
 
 def condition(source: Source, node: ast.AST) -> Iterator[Edit]:
@@ -237,34 +212,30 @@ def condition(source: Source, node: ast.AST) -> Iterator[Edit]:
         tests = node.ifs
     for test in tests:
         for value in ("False",) if isinstance(node, ast.While) else ("True", "False"):
-            yield source.replaced("condition", test, value)
+            yield source.replaced(test, value)
     if isinstance(node, ast.BoolOp):
         for index, left_out in enumerate(node.values):
             rest = [*node.values[:index], *node.values[index + 1 :]]
             new = ast.unparse(ast.BoolOp(node.op, rest) if len(rest) > 1 else rest[0])
-            yield source.replaced("condition", node, f"({new})", f"without {_short(source.of(left_out))}")
+            yield source.replaced(node, f"({new})", f"without {source.shown(left_out)}")
         other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-        yield source.replaced("condition", node, f"({ast.unparse(ast.BoolOp(other, node.values))})")
+        yield source.replaced(node, f"({ast.unparse(ast.BoolOp(other, node.values))})")
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        yield source.replaced(
-            "condition", node, f"({source.of(node.operand)})", f"without not: {_short(source.of(node))}"
-        )
+        yield source.replaced(node, f"({source.of(node.operand)})", f"without not: {source.shown(node)}")
 
 
 def statement(source: Source, node: ast.AST) -> Iterator[Edit]:
     """Delete a statement, return nothing, let a ``with`` only hold its body."""
     simple = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Raise, ast.Assert, ast.Delete)
     if isinstance(node, (*simple, ast.Break, ast.Continue)):
-        if isinstance(node, ast.Expr) and node.lineno in source.docstrings:
-            return
-        yield source.replaced("statement", node, "pass", f"deleted: {_short(source.of(node))}")
+        if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):  # a docstring
+            yield source.replaced(node, "pass", f"deleted: {source.shown(node)}")
     elif isinstance(node, ast.Return) and node.value is not None:
-        yield source.replaced("statement", node, "return None", f"deleted: {_short(source.of(node))}")
+        yield source.replaced(node, "return None", f"deleted: {source.shown(node)}")
     elif isinstance(node, ast.With) and all(item.optional_vars is None for item in node.items):
-        last = source.end(node.items[-1].context_expr)
-        colon = source.data.find(b":", last)
+        colon = source.data.find(b":", source.end(node.items[-1].context_expr))
         said = f"without {_short(', '.join(source.of(item.context_expr) for item in node.items))}"
-        yield source.edit("statement", source.start(node), colon + 1, "if True:", said)
+        yield source.edit(source.start(node), colon + 1, "if True:", said)
 
 
 def argument(source: Source, node: ast.AST) -> Iterator[Edit]:
@@ -279,31 +250,30 @@ def argument(source: Source, node: ast.AST) -> Iterator[Edit]:
             else:
                 start = source.end(given[index - 1]) if index else source.start(one)
                 end = source.end(one) if index else source.end(node) - 1
-            said = f"without {_short(source.of(one))} in {_short(source.of(node))}"
-            yield source.edit("argument", start, end, "", said)
+            yield source.edit(start, end, "", f"without {source.shown(one)} in {source.shown(node)}")
         yield from _swapped(source, node.args, node)
     elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
         yield from _swapped(source, node.value.elts, node)
 
 
-def _swapped(source: Source, given: list[ast.expr], whole: ast.expr | ast.stmt) -> Iterator[Edit]:
+def _swapped(source: Source, given: list[ast.expr], whole: Node) -> Iterator[Edit]:
     for left, right in itertools.pairwise(given):
         if isinstance(left, ast.Starred) or isinstance(right, ast.Starred):
             continue
         gap = source.between(source.end(left), source.start(right))
         new = f"{source.of(right)}{gap}{source.of(left)}"
-        said = f"{_short(source.of(left))} and {_short(source.of(right))} swapped in {_short(source.of(whole))}"
-        yield source.edit("argument", source.start(left), source.end(right), new, said)
+        said = f"{source.shown(left)} and {source.shown(right)} swapped in {source.shown(whole)}"
+        yield source.edit(source.start(left), source.end(right), new, said)
 
 
 def dtype(source: Source, node: ast.AST) -> Iterator[Edit]:
     """Narrow a dtype: ``torch.float32`` to ``torch.bfloat16``, ``.double()`` to ``.float()``, ``"float32"``."""
     if isinstance(node, ast.Attribute) and node.attr in NARROWER:
         end = source.end(node)
-        said = f"{_short(source.of(node))} -> {NARROWER[node.attr]}"
-        yield source.edit("dtype", end - len(node.attr), end, NARROWER[node.attr], said)
+        narrower = NARROWER[node.attr]
+        yield source.edit(end - len(node.attr), end, narrower, f"{source.shown(node)} -> {narrower}")
     elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in NARROWER:
-        yield source.replaced("dtype", node, repr(NARROWER[node.value]))
+        yield source.replaced(node, repr(NARROWER[node.value]))
 
 
 def method(source: Source, node: ast.AST) -> Iterator[Edit]:
@@ -312,16 +282,14 @@ def method(source: Source, node: ast.AST) -> Iterator[Edit]:
         name, value, end = node.func.attr, node.func.value, source.end(node.func)
         dot = source.data.rfind(b".", source.end(value), end)
         if name in DROPPED_METHODS and not (isinstance(value, ast.Name) and value.id in {"torch", "tl"}):
-            yield source.edit("method", dot, source.end(node), "", f"without .{name} in {_short(source.of(node))}")
+            yield source.edit(dot, source.end(node), "", f"without .{name} in {source.shown(node)}")
         if name.endswith("_") and not name.endswith("__"):
-            said = f".{name} -> .{name[:-1]} in {_short(source.of(node))}"
-            yield source.edit("method", end - 1, end, "", said)
-            said = f".clone() before .{name} in {_short(source.of(node))}"
-            yield source.edit("method", dot, dot, ".clone()", said)
+            yield source.edit(end - 1, end, "", f".{name} -> .{name[:-1]} in {source.shown(node)}")
+            yield source.edit(dot, dot, ".clone()", f".clone() before .{name} in {source.shown(node)}")
     if isinstance(node, (ast.Assign, ast.Return)) and node.value is not None and _is_tensor(node.value):
         wrapped = isinstance(node.value, ast.BinOp)
         new = f"({source.of(node.value)}).detach()" if wrapped else f"{source.of(node.value)}.detach()"
-        yield source.replaced("method", node.value, new, f".detach() behind {_short(source.of(node.value))}")
+        yield source.replaced(node.value, new, f".detach() behind {source.shown(node.value)}")
 
 
 def _is_tensor(node: ast.expr) -> bool:
@@ -334,9 +302,8 @@ def _is_tensor(node: ast.expr) -> bool:
     return node.func.attr in TENSOR_METHODS or (isinstance(owner, ast.Name) and owner.id == "torch")
 
 
-Operator = Callable[[Source, ast.AST], Iterator[Edit]]
 #: Where two of them give the same code, the first names it.
-OPERATORS: tuple[Operator, ...] = (
+OPERATORS: tuple[Callable[[Source, ast.AST], Iterator[Edit]], ...] = (
     comparison, condition, arithmetic, assignment, axis, constant, statement, argument, dtype, method,
 )  # fmt: skip
 #: What no operator changes: annotations, the text of an assertion, and below it what says nothing of a result.
@@ -365,20 +332,19 @@ def touched_lines(tree: ast.Module, added: set[int]) -> set[int]:
     ]
     found = set(added)
     for line in added:
-        around = sorted((len(span), span.start) for span in spans if line in span)
-        found |= {around[0][1] + number for number in range(around[0][0])} if around else set()
+        around = sorted((span for span in spans if line in span), key=len)
+        found.update(*around[:1])
     return found
 
 
 def edits(source: Source, lines: set[int]) -> list[Edit]:
     """List what the operators make of the nodes that begin in `lines`, in the order of the source."""
     found = [
-        edit
+        (edit.line, edit.start, number, edit.what, replace(edit, operator=operator.__name__))
         for node in _nodes(source.tree)
         if getattr(node, "lineno", None) in lines or isinstance(node, ast.comprehension)
-        for operator in OPERATORS
+        for number, operator in enumerate(OPERATORS)
         for edit in operator(source, node)
         if edit.line in lines
     ]
-    places = {operator.__name__: number for number, operator in enumerate(OPERATORS)}
-    return sorted(found, key=lambda edit: (edit.line, edit.start, places[edit.operator], edit.what))
+    return [edit for *_, edit in sorted(found, key=lambda one: one[:-1])]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
@@ -12,31 +12,42 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.core import files
-from harness.mutate.campaign import Result, wrongly_listed
+from harness.mutate.campaign import Result
 from harness.receipt import receipt, strength
 from harness.receipt.figures import WIDTH
 from harness.receipt.redaction import Scrubber
 from harness.receipt.strength import Count, Fate, MutantRecord, Strength
 
 
-def _shown(console: Console, result: Result, found: Strength) -> None:
-    table = Table("fate", "mutant", "by", box=None)
-    order = list(Fate)
-    for one in sorted(found.mutants, key=lambda one: (order.index(one.fate), one.origin != "own")):
-        table.add_row(one.fate, one.name if one.origin == "generated" else f"{one.name} ({one.origin})", _by(one))
+def rendered(parts: Iterable[Table | str]) -> str:
+    """Write tables and lines, none of which ends in a blank."""
+    stream = io.StringIO()
+    console = Console(file=stream, width=WIDTH, highlight=False, markup=False)
+    for part in parts:
+        console.print(part, soft_wrap=isinstance(part, str))
+    return "".join(f"{text.rstrip()}\n" for text in stream.getvalue().splitlines())
+
+
+def _shown(result: Result) -> Iterator[Table | str]:
+    found = result.strength
+    if found is None:
+        yield f"{result.cell.name}: not judged: {result.problem}"
+        return
     seed = "" if found.is_first_sight else f", seed {found.seed}"
-    console.print(f"{found.pack} {found.target} ({found.evidence}){seed}")
-    console.print(table)
+    yield f"{found.pack} {found.target} ({found.evidence}){seed}"
+    table = Table("fate", "mutant", "by", box=None)
+    for one in sorted(found.mutants, key=lambda one: ([*Fate].index(one.fate), one.origin != "own")):
+        table.add_row(one.fate, one.name if one.origin == "generated" else f"{one.name} ({one.origin})", _by(one))
+    yield table
     checks = Counter(name for one in found.mutants for name in one.by)
     if checks:
-        listed = ", ".join(f"{name} {number}" for name, number in checks.most_common())
-        console.print(f"killed by check: {listed}", soft_wrap=True)
+        yield "killed by check: " + ", ".join(f"{name} {number}" for name, number in checks.most_common())
     for one in result.open:
-        places = ", ".join(str(path) for path in result.files.get(one.name, ()))
-        console.print(f"{one.fate}: {one.name}: {places}", soft_wrap=True)
-    for name in wrongly_listed(result):
-        console.print(f"listed as equivalent, and killed: {name}: take it off mutants/equivalent.toml", soft_wrap=True)
-    console.print(line(found), soft_wrap=True)
+        yield f"{one.fate}: {one.name}: {', '.join(str(path) for path in result.files.get(one.name, ()))}"
+    for one in found.mutants:
+        if one.listed and one.fate == Fate.KILLED:
+            yield f"listed as equivalent, and killed: {one.name}: take it off mutants/equivalent.toml"
+    yield line(found)
 
 
 def _by(one: MutantRecord) -> str:
@@ -51,7 +62,6 @@ def _counted(count: Count) -> str:
 def line(found: Strength) -> str:
     """Write a record in one line."""
     whole = found.whole
-    parts = [f"own {_counted(found.own)}", f"generated {_counted(found.made)}"]
     refused = sum(bool(one.refused) for one in found.mutants if one.fate == Fate.SURVIVED)
     numbers = [
         (whole.survived, "survived" + (f" the probe alone ({refused} refused by the comparison)" if refused else "")),
@@ -62,35 +72,27 @@ def line(found: Strength) -> str:
     rest = "".join(f"; {number} {word}" for number, word in numbers if number)
     if found.is_first_sight:
         return f"unseen wrong fixes: killed {_counted(whole)}{rest}"
-    return f"strength: killed {_counted(whole)} ({', '.join(parts)}){rest}"
+    return f"strength: killed {_counted(whole)} (own {_counted(found.own)}, generated {_counted(found.made)}){rest}"
 
 
 def as_text(results: Iterable[Result]) -> str:
     """Write the tables, and why a pack was not judged."""
-    stream = io.StringIO()
-    console = Console(file=stream, width=WIDTH, highlight=False, markup=False)
-    for result in results:
-        if result.strength is None:
-            console.print(f"{result.cell.name}: not judged: {result.problem}", soft_wrap=True)
-        else:
-            _shown(console, result, result.strength)
-    return "\n".join(text.rstrip() for text in stream.getvalue().splitlines()) + "\n"
+    return rendered(part for result in results for part in _shown(result))
 
 
 def as_json(results: Iterable[Result]) -> str:
     """Write the results as one JSON document."""
-    return receipt.to_json(
-        [
-            {
-                "pack": result.cell.pack.name,
-                "target": result.cell.target,
-                "problem": result.problem,
-                "open": [one.name for one in result.open],
-                "strength": asdict(result.strength) if result.strength else None,
-            }
-            for result in results
-        ]
-    )
+    documents = [
+        {
+            "pack": result.cell.pack.name,
+            "target": result.cell.target,
+            "problem": result.problem,
+            "open": [one.name for one in result.open],
+            "strength": asdict(result.strength) if result.strength else None,
+        }
+        for result in results
+    ]
+    return receipt.to_json(documents)
 
 
 def record(found: Strength, folder: Path, scrub: Scrubber) -> Path:

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import re
+import contextlib
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,10 +19,6 @@ from harness.upstream.tree import Tree
 
 #: How many earlier versions of fix.patch are looked at.
 EARLIER = 50
-#: The header of a file that is added or removed, as `git diff --no-index` writes it.
-ONE_SIDED = re.compile(r"^diff --git [ab]/(\S+) [ab]/\1$", re.MULTILINE)
-#: What lies under a whole patch.
-NOTHING = Fix({}, {}, {})
 
 
 class ConflictError(Exception):
@@ -54,9 +50,15 @@ def rebase(pack: Pack, pristine: Tree) -> Iterator[Rebased]:
     """
     fix = generated.fix_of(pack, pristine)
     earlier = list(_earlier(pack, pristine))
-    for origin in mutants.FOLDERS:
-        for one in mutants.own(pack, origin):
-            yield _rebased(pack, pristine, fix, earlier, one)
+    for one in (one for origin in mutants.FOLDERS for one in mutants.own(pack, origin)):
+        name, lines = one.path.relative_to(pack.folder).as_posix(), len(one.patch.splitlines())
+        try:
+            path, text = _rebased(pack, pristine, fix, earlier, one)
+        except ConflictError as error:
+            yield Rebased(name, lines, name, lines, str(error))
+            continue
+        became, is_kept = path.relative_to(pack.folder).as_posix(), (path, text) == (one.path, one.patch)
+        yield Rebased(name, lines, became, len(text.splitlines()), is_kept=is_kept)
 
 
 def _earlier(pack: Pack, pristine: Tree) -> Iterator[Fix]:
@@ -65,37 +67,29 @@ def _earlier(pack: Pack, pristine: Tree) -> Iterator[Fix]:
     log = ["log", f"-{EARLIER}", "--follow", "--name-only", "--format=%x01%H", "--", "fix.patch"]
     for entry in git.run(log, pack.folder, above).stdout.split("\x01")[1:]:
         commit, *_, path = entry.split()
-        try:
+        with contextlib.suppress(ValueError):
             yield generated.read(git.run(["show", f"{commit}:{path}"], pack.folder, above).stdout, pack, pristine)
-        except ValueError:
-            continue
 
 
-def _rebased(pack: Pack, pristine: Tree, fix: Fix, earlier: list[Fix], one: Mutant) -> Rebased:
-    path = one.path or pack.folder
-    name, lines = path.relative_to(pack.folder).as_posix(), len(one.patch.splitlines())
-    try:
-        made = _made(pack, pristine, fix, earlier, one)
-    except ConflictError as error:
-        return Rebased(name, lines, name, lines, str(error))
+def _rebased(pack: Pack, pristine: Tree, fix: Fix, earlier: list[Fix], one: Mutant) -> tuple[Path, str]:
+    """Write a wrong fix anew where that is needed; return its file and text now."""
+    made = _made(pack, pristine, fix, earlier, one)
     if why := nothing_wrong(made, fix):
-        return Rebased(name, lines, name, lines, why)
+        raise ConflictError(why)
     small, whole = forms(one, made, fix)
     is_whole = len(whole.splitlines()) < len(small.splitlines())
     text = whole if is_whole else small
     fits = patch.outcome(one.patch) and one.sha256 == patch.outcome(whole)
-    if fits and is_whole == one.is_whole and len(text.splitlines()) == lines:
-        text = one.patch  # it stands there already, perhaps in other words of diff
-    place = path.parent.parent if one.is_whole else path.parent
-    target = (place / wrong_fixes.WHOLE if is_whole else place) / path.name
-    if target != path and target.exists():
-        return Rebased(name, lines, name, lines, f"{target.relative_to(pack.folder).as_posix()} is there already")
-    if text != one.patch or target != path:
-        files.write_atomic(target, text)
-    if target != path:
-        path.unlink()
-    became, is_kept = target.relative_to(pack.folder).as_posix(), (text, target) == (one.patch, path)
-    return Rebased(name, lines, became, len(text.splitlines()), is_kept=is_kept)
+    if fits and is_whole == one.is_whole and len(text.splitlines()) == len(one.patch.splitlines()):
+        return one.path, one.patch  # it stands there already, perhaps in other words of diff
+    place = one.path.parent.parent if one.is_whole else one.path.parent
+    path = (place / wrong_fixes.WHOLE if is_whole else place) / one.path.name
+    if path != one.path and path.exists():
+        raise ConflictError(f"{path.relative_to(pack.folder).as_posix()} is there already")
+    files.write_atomic(path, text)
+    if path != one.path:
+        one.path.unlink()
+    return path, text
 
 
 def nothing_wrong(made: Fix, fix: Fix) -> str:
@@ -110,18 +104,16 @@ def forms(one: Mutant, made: Fix, fix: Fix) -> tuple[str, str]:
     old = {**fix.old, **made.old}
     on_fix, new = {**old, **fix.new}, {**old, **made.new}
     head = one.patch.partition("diff --git ")[0]
-    return head + written(on_fix, new), head + written(old, new)
+    return changes.written(head, on_fix, new), changes.written(head, old, new)
 
 
 def _made(pack: Pack, pristine: Tree, fix: Fix, earlier: list[Fix], one: Mutant) -> Fix:
     """Return what a wrong fix makes of the release once it is on the fix."""
-    under = NOTHING if one.is_whole else fix
+    under = generated.under(one, fix)
     for base in [under, *([] if one.is_whole else earlier)] if patch.outcome(one.patch) else []:
-        try:
+        with contextlib.suppress(ValueError):
             theirs = generated.read(one.patch, pack, pristine, base)
-        except ValueError:
-            continue
-        return theirs if base is under else _merged(base, theirs, fix)
+            return theirs if base is under else _merged(base, theirs, fix)
     return _applied(pack, pristine, under, one)
 
 
@@ -133,7 +125,7 @@ def _merged(base: Fix, theirs: Fix, fix: Fix) -> Fix:
         before, ours = base.new.get(path, old[path]), new[path]
         if text != before:
             new[path] = text if ours == before else _merged_file(path, ours, before, text)
-    return Fix({path: old[path] for path in new}, new, {})
+    return Fix({path: old[path] for path in new}, new)
 
 
 def _merged_file(path: str, ours: str | None, before: str | None, text: str | None) -> str:
@@ -141,7 +133,7 @@ def _merged_file(path: str, ours: str | None, before: str | None, text: str | No
         raise ConflictError(f"{path}: the old or the new fix.patch adds or removes this file")
     with tempfile.TemporaryDirectory(prefix="rebase-") as name:
         folder = Path(name)
-        _write(folder, {"ours": ours, "before": before, "theirs": text})
+        changes.lay(folder, {"ours": ours, "before": before, "theirs": text})
         merged = git.run(["merge-file", "--quiet", "ours", "before", "theirs"], folder, plain=True)
         if merged.returncode:
             raise ConflictError(f"{path}: it changes lines that the new fix.patch changes")
@@ -153,17 +145,13 @@ def _applied(pack: Pack, pristine: Tree, under: Fix, one: Mutant) -> Fix:
     paths = list(changes.parse(one.patch))
     if not paths:
         raise ConflictError("it changes nothing")
-    old = dict(under.old)
-    for path in paths:
-        file = pristine.folder / pristine.path_here(path, pack.definition.upstream.source_root)
-        if path not in old:
-            old[path] = file.read_bytes().decode() if file.is_file() else None
-    new = {**old, **under.new}
+    old = {path: generated.on_pinned(path, pack, pristine) for path in paths} | under.old
+    new = old | under.new
     with tempfile.TemporaryDirectory(prefix="rebase-") as name:
         folder = Path(name)
         tree = folder / "tree"
-        _write(tree, {path: new[path] for path in paths})
-        _write(folder, {"wrong.patch": one.patch})
+        changes.lay(tree, {path: new[path] for path in paths})
+        changes.lay(folder, {"wrong.patch": one.patch})
         applied = git.run(["apply", "--whitespace=nowarn", "../wrong.patch"], tree, plain=True)
         if applied.returncode:
             why = git.last_line(applied.stderr).removeprefix("error: ")
@@ -171,25 +159,4 @@ def _applied(pack: Pack, pristine: Tree, under: Fix, one: Mutant) -> Fix:
             raise ConflictError(f"it does not fit {where}: {why}")
         for path in paths:
             new[path] = (tree / path).read_bytes().decode() if (tree / path).is_file() else None
-    return Fix(old, new, {})
-
-
-def _write(folder: Path, texts: Mapping[str, str | None]) -> None:
-    folder.mkdir(exist_ok=True)
-    for path, text in texts.items():
-        if text is not None:
-            (folder / path).parent.mkdir(parents=True, exist_ok=True)
-            (folder / path).write_bytes(text.encode())
-
-
-def written(old: Mapping[str, str | None], new: Mapping[str, str | None]) -> str:
-    """Write the difference of two sets of files as git does, with whole blob hashes."""
-    with tempfile.TemporaryDirectory(prefix="rebase-") as name:
-        folder = Path(name)
-        _write(folder / "a", {path: text for path, text in old.items() if text != new[path]})
-        _write(folder / "b", {path: text for path, text in new.items() if text != old[path]})
-        options = ["--no-index", "--no-prefix", "--full-index", "--no-renames", "--no-color", "--no-ext-diff", "-U3"]
-        git.run(["diff", *options, "--output=diff", "a", "b"], folder, plain=True)
-        text = (folder / "diff").read_bytes().decode()
-        # git names a file that one side lacks twice by the other side
-        return ONE_SIDED.sub(r"diff --git a/\1 b/\1", text)
+    return Fix(old, new)

@@ -5,11 +5,9 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-
-import filelock
 
 from harness.core import files
 from harness.core.cache import Cache, used
@@ -67,20 +65,18 @@ def opened(cache: Cache, *words: object) -> Iterator[State]:
         HarnessError: the same command runs already.
 
     """
-    path = cache.entry(KIND, files.key_of(*words))
+    key = files.key_of(*words)
+    path = cache.entry(KIND, key)
     path.mkdir(parents=True, exist_ok=True)
     used(path)
-    lock = filelock.FileLock(path / ".lock", timeout=0)
-    try:
-        lock.acquire()
-    except filelock.Timeout:
-        raise HarnessError("the same mutants are being judged by another runner. Next: wait for it") from None
-    try:
+    with ExitStack() as held:
+        try:
+            held.enter_context(cache.lock(f"judging-{key}", timeout=0))
+        except TimeoutError:
+            raise HarnessError("the same mutants are being judged by another runner. Next: wait for it") from None
         if (path / FINISHED).exists():
             for name in ("logs", "patches"):
                 shutil.rmtree(path / name, ignore_errors=True)
             (path / JOURNAL).unlink(missing_ok=True)
             (path / FINISHED).unlink()
         yield State(path, resumed=(path / JOURNAL).exists())
-    finally:
-        lock.release()

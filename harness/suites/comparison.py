@@ -32,20 +32,16 @@ class Change(StrEnum):
 
 
 @dataclass(frozen=True)
-class TestEnd:
+class CaseEnd:
     """How one test ended in one run, and the reason that pytest gave."""
-
-    __test__ = False  # it is no test itself
 
     result: TestResult
     reason: str = ""
 
 
 @dataclass(frozen=True)
-class TestRow:
+class CaseRow:
     """One test: its id, how it ended without and with the patch, what that means, and the reason that was given."""
-
-    __test__ = False  # it is no test itself
 
     test: str
     before: TestResult
@@ -60,26 +56,26 @@ class Comparison:
 
     verdict: SuiteVerdict
     reason: str
-    rows: tuple[TestRow, ...] = ()
+    rows: tuple[CaseRow, ...] = ()
 
     def counts(self, lane: str) -> dict[str, int]:
         """Count the tests of the lane ``before`` or ``after`` by how they ended."""
         return dict(sorted(Counter(str(getattr(row, lane)) for row in self.rows).items()))
 
-    def of(self, *changes: Change) -> list[TestRow]:
+    def of(self, *changes: Change) -> list[CaseRow]:
         """List the tests that a patch does one of these things to."""
         return [row for row in self.rows if row.change in changes]
 
 
-def read(report: Path, tree: Path) -> tuple[dict[str, TestEnd], dict[str, TestEnd]]:
+def read(report: Path, tree: Path) -> tuple[dict[str, CaseEnd], dict[str, CaseEnd]]:
     """Read a report of pytest: how each test ended, and each module that pytest did not collect.
 
     Raises:
         ET.ParseError: the report is not whole.
 
     """
-    tests: dict[str, TestEnd] = {}
-    modules: dict[str, TestEnd] = {}
+    tests: dict[str, CaseEnd] = {}
+    modules: dict[str, CaseEnd] = {}
     for case in ET.parse(report).iter("testcase"):  # noqa: S314 - expat refuses to expand entities without bound
         owner, name, end = case.get("classname", ""), case.get("name", ""), _end(case)
         ends, key = (tests, f"{_node(owner, tree)}::{name}") if owner else (modules, _node(name, tree))
@@ -98,20 +94,15 @@ def _node(owner: str, tree: Path) -> str:
     return owner
 
 
-def _end(case: ET.Element) -> TestEnd:
+def _end(case: ET.Element) -> CaseEnd:
     for tag, result in TAGS.items():
-        found = case.find(tag)
-        if found is not None:
-            is_expected = found.get("type") == "pytest.xfail"
-            return TestEnd(TestResult.EXPECTED if is_expected else result, _reason(found))
-    return TestEnd(TestResult.PASSED)
-
-
-def _reason(found: ET.Element) -> str:
-    message = found.get("message", "")
-    if message.startswith("collection "):  # the text says more: a traceback, or the representation of a skip
-        message = (found.text or "").strip().rpartition("\n")[2].rpartition("Skipped: ")[2].rstrip("\"')")
-    return message.strip().partition("\n")[0][:LONGEST]
+        if (found := case.find(tag)) is not None:
+            message = found.get("message", "")
+            if message.startswith("collection "):  # the text says more: a traceback, or the representation of a skip
+                message = (found.text or "").strip().rpartition("\n")[2].rpartition("Skipped: ")[2].rstrip("\"')")
+            reason = message.strip().partition("\n")[0][:LONGEST]
+            return CaseEnd(TestResult.EXPECTED if found.get("type") == "pytest.xfail" else result, reason)
+    return CaseEnd(TestResult.PASSED)
 
 
 def _change(before: TestResult, after: TestResult) -> Change:
@@ -131,7 +122,7 @@ def _function(test: str) -> str:
 
 
 def compare(
-    known: Mapping[str, TestEnd], before: Mapping[str, TestEnd], after: Mapping[str, TestEnd], *, adds: bool
+    known: Mapping[str, CaseEnd], before: Mapping[str, CaseEnd], after: Mapping[str, CaseEnd], *, adds: bool
 ) -> Comparison:
     """Compare two runs.
 
@@ -144,21 +135,20 @@ def compare(
         adds: whether the pack adds tests, in both runs.
 
     """
-    missing = TestEnd(TestResult.MISSING, "not collected")
-    names = list(dict.fromkeys([*known, *before, *after]))
+    missing = CaseEnd(TestResult.MISSING, "not collected")
     ran = {_function(name) for name in (*before, *after)}
     lost = [name for name in known if _function(name) not in ran]
     if lost:
         return Comparison(SuiteVerdict.ERROR, f"{len(lost)} tests did not run, the first of them {lost[0]}")
     proven = {_function(name) for name, end in before.items() if name not in known and end.result in RED}
     rows = []
-    for name in names:
+    for name in dict.fromkeys([*known, *before, *after]):
         first, second = before.get(name, missing), after.get(name, missing)
         change = _change(first.result, second.result)
         if adds and name not in known:
             good = _function(name) in proven and second.result in GREEN
             change = Change.NEW if good else Change.NEW_WRONG
-        rows.append(TestRow(name, first.result, second.result, change, second.reason or first.reason))
+        rows.append(CaseRow(name, first.result, second.result, change, second.reason or first.reason))
     found = Comparison(SuiteVerdict.UNBROKEN, "", tuple(rows))
     return Comparison(*_verdict(found, adds=adds), found.rows)
 

@@ -14,7 +14,7 @@ from harness.host.host import python_tag
 from harness.pack.model import Pack
 from harness.receipt import receipt, writer
 from harness.receipt.receipt import SUITE, DependencyRecord, HostRecord, UpstreamRecord
-from harness.suites.comparison import Change, Comparison, TestRow
+from harness.suites.comparison import CaseRow, Change, Comparison
 from harness.suites.suite import Suite
 from harness.upstream import dependencies
 from harness.upstream.source import commit_of, of_git
@@ -49,7 +49,7 @@ class SuiteReceipt:
     host: HostRecord
     before: dict[str, int]  # how many tests ended how without the patch, by result
     after: dict[str, int]
-    tests: tuple[TestRow, ...]  # those that differ, are red or skipped, or are new
+    tests: tuple[CaseRow, ...]  # those that differ, are red or skipped, or are new
     command: str  # that makes it anew
     started: str  # in UTC
     seconds: float  # of all lanes together

@@ -23,7 +23,7 @@ from harness.pack.model import Pack, UpstreamTests
 from harness.schedule.lane_runner import Prepared, Runner
 from harness.schedule.session import Session
 from harness.suites import comparison
-from harness.suites.comparison import RED, Comparison, TestEnd
+from harness.suites.comparison import RED, CaseEnd, Comparison
 from harness.upstream import patch
 from harness.upstream.patch import StalePatchError
 from harness.upstream.source import of_git, pinned
@@ -70,7 +70,7 @@ class Suite:
         except StalePatchError as error:
             return Comparison(SuiteVerdict.PATCH_STALE, f"upstream_test.patch: {error}")
         runs = {"the list of tests": pristine, "without the patch": before, "with the patch": after}
-        ends: list[dict[str, TestEnd]] = []
+        ends: list[dict[str, CaseEnd]] = []
         for name, tree in runs.items():
             try:
                 ends.append(self.run(name, tree, listing=not ends))
@@ -83,7 +83,7 @@ class Suite:
         test, upstream = self.cell.pack.upstream_test_patch, self.cell.pack.definition.upstream
         return patch.apply(self.session.cache, tree, upstream, test, exact=False) if test.exists() else tree
 
-    def run(self, name: str, tree: Tree, *, listing: bool) -> dict[str, TestEnd]:
+    def run(self, name: str, tree: Tree, *, listing: bool) -> dict[str, CaseEnd]:
         """Run the suite to its end and return how each test ended; with `listing`, pytest only plans.
 
         The tests may write into the tree: they get a copy, which is also their working directory.
@@ -96,62 +96,52 @@ class Suite:
         if not present:
             return {}
         cache, host, label = self.session.cache, self.session.host, f"{self.cell.pack.name}: {name}"
-        self.session.cache.tell(label)
+        cache.tell(label)
+        layout, locks = self.prepared.dependencies, cache.root / "locks"
+        locks.mkdir(parents=True, exist_ok=True)
         members, toolchain = self.prepared.dependency_set.sha256, (host.python, host.torch, host.triton)
         key = files.key_of("upstream-tests", tree.key, members, *toolchain, self.cell.target)
         with cache.guard(), cache.scratch("lane-") as work, jit_folder(cache, key, work) as kept:
             folders = environment.Folders(work, kept)
             folders.create()
-            copy, report = folders.current, work / "report.xml"
+            copy, report, gate = folders.current, work / "report.xml", work / "gate"
             shutil.copytree(tree.folder, copy, dirs_exist_ok=True)
             plan = ("--setup-plan",) if listing else ()
+            python = str(built_environment.interpreter(self.cell.environment))
             ours = (*OURS, *plan, f"--rootdir={copy}", f"--junitxml={report}", "--", *present)
-            command = self._command(folders, copy, tree.source_root, (*self.tests.arguments, *ours))
-            before = self.prepared.dependencies.lay_out()
+            gpus = Gpus(",".join(device.token for device in self.devices), gate) if self.devices else NO_GPU
+            paths, share = [copy / tree.source_root, layout.folder], environment.Share(len(cores()))
+            command = process.Command(
+                arguments=(python, "-P", "-m", "pytest", *self.tests.arguments, *ours),
+                environment={
+                    **environment.build(os.environ, folders, paths, gpus, share),
+                    # suites that start torch.distributed listen there; two at once would take one port from each other
+                    "MASTER_ADDR": "127.0.0.1",
+                    "MASTER_PORT": str(_free_port()),
+                    **self.tests.environment,
+                    "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",  # no plugin that nobody named
+                },
+                folder=copy,
+                timeout=self.cell.timeout or self.tests.timeout_s,
+                gate=gate,
+                locks=tuple(locks / f"gpu-{files.key_of(device.token)}.lock" for device in self.devices),
+            )
+            before = layout.lay_out()
             with Log(self.session.folder / f"{label}.log") as log:
                 ended = process.run(command, log)
-            self.prepared.dependencies.check(before, while_it_ran=True)
-            why = abnormal_end(ended, command.timeout)
-            if why:
+            layout.check(before, while_it_ran=True)
+            if why := abnormal_end(ended, command.timeout):
                 raise HarnessError(why)
             return _tests(report, copy, ended.status, listing=listing)
-
-    def _command(
-        self, folders: environment.Folders, tree: Path, source_root: str, arguments: tuple[str, ...]
-    ) -> process.Command:
-        """Return the command of pytest, in a lane's environment and with what the suite needs.
-
-        Suites that start torch.distributed listen on MASTER_PORT, or all of them on one port: two at once would take
-        that from each other. Pytest loads no plugin that nobody named.
-        """
-        gate, locks = folders.work / "gate", self.session.cache.root / "locks"
-        locks.mkdir(parents=True, exist_ok=True)
-        gpus = Gpus(",".join(device.token for device in self.devices), gate) if self.devices else NO_GPU
-        paths, share = [tree / source_root, self.prepared.dependencies.folder], environment.Share(len(cores()))
-        rendezvous = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(_free_port())}
-        return process.Command(
-            arguments=(str(built_environment.interpreter(self.cell.environment)), "-P", "-m", "pytest", *arguments),
-            environment={
-                **environment.build(os.environ, folders, paths, gpus, share),
-                **rendezvous,
-                **self.tests.environment,
-                "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
-            },
-            folder=tree,
-            timeout=self.cell.timeout or self.tests.timeout_s,
-            gate=gate,
-            locks=tuple(locks / f"gpu-{files.key_of(device.token)}.lock" for device in self.devices),
-        )
 
 
 def _free_port() -> int:
     """Return a port of the loopback interface that nobody listens on now."""
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
+    with socket.create_server(("127.0.0.1", 0)) as taken:
         return int(taken.getsockname()[1])
 
 
-def _tests(report: Path, tree: Path, status: int, *, listing: bool) -> dict[str, TestEnd]:
+def _tests(report: Path, tree: Path, status: int, *, listing: bool) -> dict[str, CaseEnd]:
     """Return how each test ended, where report and exit status agree; a run that collects nothing is never a pass."""
     try:
         tests, modules = comparison.read(report, tree)

@@ -73,26 +73,24 @@ def author(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Author]:
     sdist = Path(archive.rename(folder / archive.name))
     (folder / "packs/toykernel-1.0").rename(folder / "toykernel-1.0")
     git = releases.repository(folder)
-    late = {"toylate/__init__.py": "", "toylate-1.0.dist-info/RECORD": ""}
-    late["toylate-1.0.dist-info/METADATA"] = (
-        "Metadata-Version: 2.1\nName: toylate\nVersion: 1.0\nRequires-Python: >=4\n"
-    )
-    late["toylate-1.0.dist-info/WHEEL"] = "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-    wheels = [releases.helper(folder, "1.0"), toys.wheel(folder, "toylate-1.0-py3-none-any.whl", late)[0]]
-    shelf = {path.name.partition("-")[0]: {path.name: path.read_bytes()} for path in (sdist, *wheels)}
-    numpy = {f"numpy-2.3.0.dist-info/{name}": text for name, text in NUMPY.items()}
-    wheel = toys.wheel(folder, "numpy-2.3.0-py3-none-any.whl", numpy)[0]
-    shelf["numpy"] = {wheel.name: wheel.read_bytes()}
+    numpy = toys.wheel(folder, "numpy-2.3.0-py3-none-any.whl", {})[0]
+    shelf = {"toykernel": {sdist.name: sdist.read_bytes()}, "numpy": {numpy.name: numpy.read_bytes()}}
+    _wheel(folder, shelf, "toyhelper-1.0")
+    _wheel(folder, shelf, "toylate-1.0", more="Requires-Python: >=4\n")
     with served(Shelf(shelf)) as url:
         index = {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
         yield Author(bench, {**index, **git, "PIP_RETRIES": "0"})
 
 
-NUMPY = {
-    "METADATA": "Metadata-Version: 2.1\nName: numpy\nVersion: 2.3.0\n",
-    "WHEEL": "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
-    "RECORD": "",
-}
+def _wheel(
+    folder: Path, shelf: dict[str, dict[str, bytes]], release: str, text: str = "", *, more: str = "", file: str = ""
+) -> None:
+    """Put a wheel on a shelf: one module, more lines of its metadata, and an empty file besides where it is named."""
+    name, _, version = release.partition("-")
+    metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{more}"
+    members = {f"{name}/__init__.py": text, f"{release}.dist-info/METADATA": metadata} | ({file: ""} if file else {})
+    wheel = toys.wheel(folder, f"{release}-py3-none-any.whl", members)[0]
+    shelf.setdefault(name, {})[wheel.name] = wheel.read_bytes()
 
 
 def test_from_a_script_to_an_issue(author: Author) -> None:
@@ -255,15 +253,6 @@ def test_what_a_script_names_beside_it_is_found(tmp_path: Path) -> None:
         script.read(tmp_path / "latin.py")
 
 
-def _wheel(folder: Path, shelf: dict[str, dict[str, bytes]], name: str, version: str, text: str, more: str) -> None:  # noqa: PLR0917 - what a wheel has
-    """Put a wheel on a shelf: one module, and more lines of its metadata."""
-    info = f"{name}-{version}.dist-info"
-    members = {f"{name}/__init__.py": text, f"{info}/WHEEL": NUMPY["WHEEL"], f"{info}/RECORD": ""}
-    members[f"{info}/METADATA"] = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n{more}"
-    wheel = toys.wheel(folder, f"{name}-{version}-py3-none-any.whl", members)[0]
-    shelf.setdefault(name, {})[wheel.name] = wheel.read_bytes()
-
-
 def _author(bench: Workbench, url: str) -> Author:
     return Author(bench, {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": "", "PIP_CONFIG_FILE": os.devnull})
 
@@ -272,8 +261,8 @@ def test_another_release_is_tried_with_what_it_requires_itself(tmp_path: Path) -
     bench, shelf = empty(tmp_path), dict[str, dict[str, bytes]]()
     for version in ("1.0", "1.1"):
         text = f"import toyhelper\nif toyhelper.VERSION != {version!r}: raise ImportError\n"
-        _wheel(tmp_path, shelf, "toynew", version, text, f"Requires-Dist: toyhelper=={version}\n")
-        _wheel(tmp_path, shelf, "toyhelper", version, f"VERSION = {version!r}\n", "")
+        _wheel(tmp_path, shelf, f"toynew-{version}", text, more=f"Requires-Dist: toyhelper=={version}\n")
+        _wheel(tmp_path, shelf, f"toyhelper-{version}", f"VERSION = {version!r}\n")
     with served(Shelf(shelf)) as url:
         author = _author(bench, url)
         made = author.new("toy_new", "import toynew\nassert not toynew\n", "--with", "toynew==1.0")
@@ -285,8 +274,8 @@ def test_another_release_is_tried_with_what_it_requires_itself(tmp_path: Path) -
 
 def test_what_no_wheel_of_that_day_meets_is_taken_as_of_today(tmp_path: Path) -> None:
     bench, shelf = empty(tmp_path), dict[str, dict[str, bytes]]()
-    _wheel(tmp_path, shelf, "toynew", "1.0", "import toyhelper\n", "Requires-Dist: toyhelper\n")
-    _wheel(tmp_path, shelf, "toyhelper", "1.0", "", "")
+    _wheel(tmp_path, shelf, "toynew-1.0", "import toyhelper\n", more="Requires-Dist: toyhelper\n")
+    _wheel(tmp_path, shelf, "toyhelper-1.0")
     uploaded = {"toynew-1.0-py3-none-any.whl": "2020-01-01T00:00:00Z"}
     uploaded["toyhelper-1.0-py3-none-any.whl"] = "2022-01-01T00:00:00Z"
     with served(Shelf(shelf, uploaded=uploaded)) as url:
@@ -310,16 +299,7 @@ def test_native_code_is_named_whether_it_ran_or_was_not_built(tmp_path: Path) ->
     archive = tmp_path / "toysrc-1.0.zip"
     toys.zip_folder(source, archive)
     shelf["toysrc"] = {archive.name: archive.read_bytes()}
-    info = "toynative-1.0.dist-info"
-    members = {
-        "toynative/__init__.py": "",
-        "toynative/fast.so": "",
-        f"{info}/WHEEL": NUMPY["WHEEL"],
-        f"{info}/RECORD": "",
-    }
-    members[f"{info}/METADATA"] = "Metadata-Version: 2.1\nName: toynative\nVersion: 1.0\n"
-    wheel = toys.wheel(tmp_path, "toynative-1.0-py3-none-any.whl", members)[0]
-    shelf["toynative"] = {wheel.name: wheel.read_bytes()}
+    _wheel(tmp_path, shelf, "toynative-1.0", file="toynative/fast.so")
     with served(Shelf(shelf)) as url:
         author = _author(bench, url)
         made = author.new("toy_src", script, "--with", "toysrc==1.0")

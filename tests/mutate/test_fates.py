@@ -9,7 +9,7 @@ import pytest
 from harness.core.words import LaneName, LaneVerdict, Role
 from harness.lane.record import CheckLine, LaneEnd, LaneRecord, OutputLine
 from harness.mutate import fates
-from harness.mutate.mutants import Listed
+from harness.mutate.mutants import Listed, ListedElsewhere
 from harness.receipt.strength import Fate, MutantRecord, count
 
 PRISTINE = LaneRecord(
@@ -82,7 +82,7 @@ def test_a_listed_mutant_is_equivalent_until_it_is_killed() -> None:
     assert (survived.fate, survived.reason, survived.listed, survived.why) == (Fate.EQUIVALENT, "because", True, "why")
     killed = fates.listed_as(refused, listed)
     assert (killed.fate, killed.listed) == (Fate.KILLED, True)
-    elsewhere = Listed("name", "kernel", ("cpu",), Fate.ELSEWHERE)
+    elsewhere = ListedElsewhere("name", "kernel", ("cpu",))
     assert fates.listed_as(survivor, elsewhere).fate == Fate.ELSEWHERE
     assert fates.listed_as(refused, elsewhere).fate == Fate.KILLED
     unlisted = fates.listed_as(survivor, None)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.mutate import changes, rebase
+from harness.mutate import changes
 from harness.upstream import patch
 from testing.toys import RESOURCES
 from testing.workbench import Workbench
@@ -24,7 +24,7 @@ OTHER_FIX = FIXED.replace(RIGHT, "[v * w for v, w in zip(values, weights, strict
 
 
 def _patch(old: str | None, new: str | None, why: str = "It is wrong.") -> str:
-    return changes.written(why, {FILE: old}, {FILE: new})
+    return changes.written(f"{why}\n", {FILE: old}, {FILE: new})
 
 
 def _put(pack: Path, name: str, text: str) -> Path:
@@ -46,8 +46,8 @@ def _rebased(workbench: Workbench) -> tuple[int, str]:
     return ended.returncode, ended.stdout
 
 
-def _judged(workbench: Workbench, *arguments: str) -> dict[str, dict[str, str]]:
-    ended = workbench.run("mutate", "--json", "--target", "cpu", "--generated", "0", *arguments)
+def _judged(workbench: Workbench) -> dict[str, dict[str, str]]:
+    ended = workbench.run("mutate", "--json", "--target", "cpu", "--generated", "0")
     (found,) = json.loads(ended.stdout)
     return {one["name"]: one for one in found["strength"]["mutants"]}
 
@@ -60,62 +60,38 @@ def _commit(workbench: Workbench) -> None:
 def _another_fix(workbench: Workbench, pack: Path, *, in_history: bool) -> None:
     """Change fix.patch, and know the one before, or not."""
     if in_history:
-        for words in (
-            ["init", "-q"],
-            ["add", "."],
-            ["-c", "user.name=A", "-c", "user.email=a@b", "commit", "-qm", "x"],
-        ):
-            subprocess.run(["git", *words], cwd=workbench.packs, check=True, capture_output=True)
+        _commit(workbench)
     head = (pack / "fix.patch").read_text(encoding="utf-8").partition("diff --git ")[0].rstrip("\n")
     (pack / "fix.patch").write_text(_patch(RELEASE, OTHER_FIX, head), encoding="utf-8")
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "reason"),
-    [
-        ("x", _patch(FIXED, FIXED), "mutants/x.patch: it changes nothing"),
-        ("whole/x", _patch(RELEASE, FIXED), "mutants/whole/x.patch: it makes the fix itself"),
-        ("x", _patch(FIXED, RELEASE), "mutants/x.patch: it makes the release itself"),
-        (
-            "x",
-            _patch(RELEASE, RELEASE.replace(*ROUNDS)),
-            "x.patch: it does not fit the release with fix.patch: src/toykernel/scale.py: its index line names another",
-        ),
-        (
-            "whole/x",
-            _patch(FIXED, FIXED.replace(*ROUNDS)),
-            "mutants/whole/x.patch: it does not fit the pinned release: src/toykernel/scale.py: its index line names",
-        ),
-        ("whole/x", _patch(RELEASE, FIXED.replace(*ROUNDS)), "whole/x.patch: it has 17 lines, and 11 on top of"),
-        (
-            "whole/adds_the_weight",
-            _patch(RELEASE, RELEASE.replace(*ROUNDS)),
-            "mutants/adds_the_weight.patch: another of this name is in mutants/whole",
-        ),
-        (
-            "x",
-            _patch(FIXED, FIXED.replace(*ROUNDS)).replace(
-                "index 7a2983fc3aa160ad1390da8ffa6945e49dd122d5..", "index 7.."
-            ),
-            "mutants/x.patch: its index line is abbreviated; use git diff --full-index, or runner.py mutate --rebase",
-        ),
-        ("x", _patch(None, "NEW = 1\n"), "src/toykernel/scale.py: it is there already"),
-        ("unseen/x", _patch(FIXED, FIXED), "mutants/unseen/x.patch: it changes nothing"),
-        ("unseen/whole/x", _patch(RELEASE, FIXED), "mutants/unseen/whole/x.patch: it makes the fix itself"),
-    ],
-)
-def test_check_refuses_what_is_no_wrong_fix_on_its_tree(
-    workbench: Workbench, name: str, text: str, reason: str
-) -> None:
+def test_check_refuses_what_is_no_wrong_fix_on_its_tree(workbench: Workbench) -> None:
     pack = workbench.lay("42_refuses_wrong_fixes")
-    _put(pack, name, text)
-    assert reason in _checked(workbench)
-
-
-def test_check_says_what_mends_a_misfit(workbench: Workbench) -> None:
-    pack = workbench.lay("42_refuses_wrong_fixes")
-    _put(pack, "x", _patch(RELEASE, RELEASE.replace(*ROUNDS)))
-    assert "Next: runner.py mutate --rebase, or whole/ if it was written on the release" in _checked(workbench)
+    on_fix, on_release = _patch(FIXED, FIXED.replace(*ROUNDS)), _patch(RELEASE, RELEASE.replace(*ROUNDS))
+    other = f"{FILE}: its index line names another file that it changes"
+    mends = "Next: runner.py mutate --rebase, or whole/ if it was written on the release"
+    abbreviated = "its index line is abbreviated; use git diff --full-index, or runner.py mutate --rebase"
+    found = {
+        "empty": (_patch(FIXED, FIXED), "it changes nothing"),
+        "whole/fix": (_patch(RELEASE, FIXED), "it makes the fix itself"),
+        "release": (_patch(FIXED, RELEASE), "it makes the release itself"),
+        "misplaced": (on_release, f"it does not fit the release with fix.patch: {other}. {mends}"),
+        "whole/misplaced_too": (on_fix, f"it does not fit the pinned release: {other}"),
+        "whole/long": (_patch(RELEASE, FIXED.replace(*ROUNDS)), "it has 17 lines, and 11 on top of fix.patch. Next: "),
+        "short": (on_fix.replace("index 7a2983fc3aa160ad1390da8ffa6945e49dd122d5..", "index 7.."), abbreviated),
+        "there": (
+            _patch(None, "NEW = 1\n"),
+            f"it does not fit the release with fix.patch: {FILE}: it is there already",
+        ),
+        "unseen/empty_too": (_patch(FIXED, FIXED), "it changes nothing"),
+        "unseen/whole/fix_too": (_patch(RELEASE, FIXED), "it makes the fix itself"),
+        "adds_the_weight": (on_fix, "another of this name is in mutants/whole"),
+    }
+    _put(pack, "whole/adds_the_weight", on_release)
+    for name, (text, _) in found.items():
+        _put(pack, name, text)
+    said = _checked(workbench)
+    assert [reason for name, (_, reason) in found.items() if f"mutants/{name}.patch: {reason}" not in said] == []
 
 
 def test_sound_ones_are_not_named(workbench: Workbench) -> None:
@@ -178,9 +154,7 @@ def test_one_that_grew_on_the_fix_becomes_whole(workbench: Workbench) -> None:
 
 @pytest.mark.parametrize(("old", "new"), [(None, "NEW = 1\n"), ("GONE = 1\n", None)])
 def test_a_file_that_one_side_lacks_has_the_header_of_any_other(old: str | None, new: str | None) -> None:
-    text = rebase.written({FILE: old}, {FILE: new})
-    assert text == _patch(old, new, "").lstrip("\n")
-    assert [file.path for file in patch.parse(text)] == [FILE]
+    assert [file.path for file in patch.parse(_patch(old, new))] == [FILE]
 
 
 @pytest.mark.parametrize("in_history", [True, False])

@@ -102,9 +102,8 @@ def test_what_was_seen_in_a_weaker_way_is_said_beside_the_stronger_one(workbench
     assert "1/3 at first sight (compiled) |" in workbench.run("report", pack.name, "--whole").stdout
 
 
-@pytest.mark.parametrize("option", [("--generated", "2")])
-def test_no_other_wrong_fixes_are_mixed_in(workbench: Workbench, pack: Path, option: tuple[str, ...]) -> None:
-    status, said = _mutate(workbench, *option)
+def test_no_other_wrong_fixes_are_mixed_in(workbench: Workbench, pack: Path) -> None:
+    status, said = _mutate(workbench, "--generated", "2")
     assert status == 2
     assert "--unseen takes no other wrong fixes" in said
     assert not (pack / RECORD).exists()
@@ -117,19 +116,16 @@ def test_a_pack_without_unseen_ones_is_refused(workbench: Workbench, pack: Path)
     assert "no mutants/unseen/*.patch. Next: let somebody who has not read the probe write some" in said
 
 
-@pytest.mark.parametrize(
-    ("old", "new", "reason"),
-    [
+def test_a_record_that_was_edited_is_unsound(workbench: Workbench, pack: Path) -> None:
+    _mutate(workbench, "--record")
+    text = (pack / RECORD).read_text()
+    for old, new, reason in (
         ('"killed": 1', '"killed": 3', "its numbers are not those of its mutants"),
         ('"target": "cpu"', '"target": "sm_90a"', "speaks of 43_lets_wrong_fixes_pass sm_90a"),
         ('"fate": "killed"', '"fate": "refused"', "first_sight.cpu.traced.json"),
-    ],
-)
-def test_a_record_that_was_edited_is_unsound(workbench: Workbench, pack: Path, old: str, new: str, reason: str) -> None:
-    _mutate(workbench, "--record")
-    text = (pack / RECORD).read_text()
-    assert old in text
-    (pack / RECORD).write_text(text.replace(old, new, 1))
-    checked = workbench.run("check")
-    assert checked.returncode != 0
-    assert reason in checked.stdout + checked.stderr
+    ):
+        assert old in text
+        (pack / RECORD).write_text(text.replace(old, new, 1))
+        checked = workbench.run("check")
+        assert checked.returncode != 0
+        assert reason in checked.stdout + checked.stderr
