@@ -12,7 +12,7 @@ from types import FrameType
 import click
 
 from harness import __version__
-from harness.commands.places import PLACES, also
+from harness.commands.options import OF_PROGRAM, also
 from harness.core import terminal
 from harness.core.errors import HarnessError, unknown
 from harness.core.room import NO_ROOM
@@ -83,7 +83,7 @@ def cli(**_: object) -> None:
     """
 
 
-cli.params[:0] = PLACES
+cli.params[:0] = OF_PROGRAM
 
 
 def _interrupt(_: int, __: FrameType | None) -> None:

@@ -10,7 +10,7 @@ import click
 from harness.audit import records
 from harness.author import missing
 from harness.commands import options
-from harness.commands.options import Places
+from harness.commands.options import Shared
 from harness.core import room, terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
@@ -52,7 +52,7 @@ def _check_advisories(packs: Path, folder: Path, *, write: bool) -> int:
 
 @click.command("check")
 @options.packs_argument
-@options.with_places
+@options.takes(*options.PLACES)
 @click.option("--bundle", "sent", type=click.Path(path_type=Path), help="Check a bundle that somebody sent, instead.")
 @click.option("--advisories", "is_records", is_flag=True, help="Check the OSV records in advisories/, instead.")
 @click.option("--write", is_flag=True, help="With --advisories: write them anew.")
@@ -60,7 +60,7 @@ def _check_advisories(packs: Path, folder: Path, *, write: bool) -> int:
     "--records", "folder", type=click.Path(path_type=Path), default=records.FOLDER, metavar="DIR", hidden=True
 )
 def command(  # noqa: PLR0913, PLR0917 - click passes each option
-    where: Places,
+    shared: Shared,
     wanted: tuple[str, ...],
     sent: Path | None,
     is_records: bool,  # noqa: FBT001 - likewise
@@ -88,11 +88,11 @@ def command(  # noqa: PLR0913, PLR0917 - click passes each option
     if write and not is_records:
         raise click.UsageError("--write is for --advisories")
     if is_records:
-        return _check_advisories(where.packs, folder, write=write)
+        return _check_advisories(shared.packs, folder, write=write)
     if sent is not None:
-        return _check_bundle(sent, where.packs)
-    cache, here = where.cache(), host.detect()
-    chosen, broken = options.sound_packs(where.packs, wanted)
+        return _check_bundle(sent, shared.packs)
+    cache, here = shared.cache(), host.detect()
+    chosen, broken = options.sound_packs(shared.packs, wanted)
     findings, half = soundness.duplicate_numbers(chosen), [pack for pack in chosen if missing.is_half_written(pack)]
     for pack in chosen:
         findings += Checker(pack, cache, here).findings()

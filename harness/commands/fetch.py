@@ -12,6 +12,7 @@ from pathlib import Path
 import click
 
 from harness.commands import options
+from harness.commands.options import Shared
 from harness.core import files, terminal
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError, UnavailableError
@@ -82,22 +83,18 @@ def _fetch_runner(destination: Path, python: str) -> None:
 
 @click.command("fetch")
 @options.packs_argument
-@options.cache_option
 @click.option("--python", default=HERE, show_default=True, metavar="X.Y", help="The Python of that machine.")
 @click.option("--runner", "with_runner", is_flag=True, help="Also the runner's own wheels, into CACHE/wheels.")
 @click.option("--latest", is_flag=True, help="Also each upstream's newest release, for sweep --latest.")
 @click.option("--head", is_flag=True, help="Also the head of its default branch, for sweep --head.")
-@options.packs_option
-@options.mirrors_option
+@options.takes("packs", "cache_root", "mirrors")
 def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    shared: Shared,
     wanted: tuple[str, ...],
-    cache_root: Path | None,
     python: str,
-    packs: Path,
     with_runner: bool,  # noqa: FBT001 - click passes it by name
     latest: bool,  # noqa: FBT001 - likewise
     head: bool,  # noqa: FBT001 - likewise
-    mirrors: Path | None,
 ) -> int:
     """Fill a cache for a machine without network.
 
@@ -116,8 +113,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     python_parts = python.split(".")
     if len(python_parts) != 2 or not all(part.isdecimal() for part in python_parts):  # noqa: PLR2004 - major and minor
         raise HarnessError(f"--python {python!r}: a version such as 3.12. Next: runner.py fetch --help")
-    chosen, errors = options.sound_packs(packs, wanted)
-    cache = options.the_cache(cache_root, offline=False, mirrors=mirrors)
+    chosen, errors = options.sound_packs(shared.packs, wanted)
+    cache = shared.cache()
     filled = 0
     with Progress(sys.stderr) as progress, cache.guard():
         for pack in chosen:

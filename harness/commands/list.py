@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from harness.commands import options
+from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
@@ -57,25 +58,17 @@ def _document(pack: Pack, entries: list[Entry]) -> dict[str, object]:
 
 @click.command("list")
 @options.packs_argument
-@click.option(
-    "--from",
-    "runs",
-    multiple=True,
-    metavar="RUN",
-    help="Read the receipts of a run: `last`, or a folder.",
-)
+@click.option("--from", "runs", multiple=True, metavar="RUN", help="Read the receipts of a run: `last`, or a folder.")
 @click.option(
     "--runs", "sweeps", type=click.Path(path_type=Path), metavar="DIR", help="What the sweeps in DIR found of one pack."
 )
-@options.packs_option
-@options.cache_option
+@options.takes("packs", "cache_root")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+def command(
+    shared: Shared,
     wanted: tuple[str, ...],
     runs: tuple[str, ...],
     sweeps: Path | None,
-    packs: Path,
-    cache_root: Path | None,
     as_json: bool,  # noqa: FBT001 - click passes it by name
 ) -> int:
     """List the packs and what their receipts say.
@@ -97,8 +90,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
         history.show(wanted[0], sweeps)
         return int(Exit.AS_EXPECTED)
-    places = [options.run_receipts(run, cache_root) for run in runs]
-    chosen, errors = options.sound_packs(packs, wanted)
+    places = [options.run_receipts(run, shared) for run in runs]
+    chosen, errors = options.sound_packs(shared.packs, wanted)
     gathered, unreadable = grid.gather(places)
     listed = []
     for pack in chosen:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from typing import IO
 
 import click
 
 from harness.commands import options, running
-from harness.commands.options import Places
+from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.errors import HarnessError
-from harness.core.progress import Progress
 from harness.core.words import Exit
-from harness.host import eligibility, host
-from harness.host.gpus import gpu_pool
+from harness.host import eligibility
 from harness.pack.concerned import concerned
 from harness.pack.model import Pack
 from harness.receipt import redaction
@@ -23,7 +20,7 @@ from harness.schedule.selection import taken
 from harness.schedule.session import Session
 from harness.verdict import change
 from harness.versions import two_trees
-from harness.versions.two_trees import Compared, Pair, Trees
+from harness.versions.two_trees import Pair, Trees
 
 
 @click.command("pr-verdict")
@@ -40,11 +37,9 @@ from harness.versions.two_trees import Compared, Pair, Trees
 @click.option("--with", "dependencies", multiple=True, metavar="SET|PKG==VER", help="Another dependency set, or wheel.")
 @click.option("--commits-at", default="", metavar="URL", help="The repository on the web that has both commits.")
 @click.option("--must-fix", is_flag=True, help="Exit status 1 where head still has the bug.")
-@options.jobs_option
-@options.timeout_option
-@options.with_places
+@options.takes(*options.PLACES, "jobs", "timeout")
 def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
-    where: Places,
+    shared: Shared,
     wanted: tuple[str, ...],
     base: str | None,
     head: str | None,
@@ -53,8 +48,6 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     dependencies: tuple[str, ...],
     commits_at: str,
     must_fix: bool,  # noqa: FBT001 - click passes options by name
-    jobs: int | None,
-    timeout: float | None,
 ) -> int:
     """Say whether a change fixes a pack's bug.
 
@@ -84,7 +77,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         raise HarnessError(
             f"--commits-at {commits_at!r} is no https:// URL of a repository. Next: https://github.com/OWNER/NAME"
         )
-    chosen, broken = options.sound_packs(where.packs, wanted)
+    chosen, broken = options.sound_packs(shared.packs, wanted)
     options.complain(broken)
     if changed is not None:
         chosen = concerned(chosen, changed.read().splitlines())
@@ -92,18 +85,16 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         for pack in chosen:
             terminal.echo(pack.name)
         return int(Exit.WRONG_CALL if broken else Exit.AS_EXPECTED)
-    trees = Trees(base, head, dependencies, timeout)
-    with Progress(sys.stderr) as progress, gpu_pool() as pool:
-        cache = where.cache(progress.tell)
-        here = host.detect(pool)
-        with cache.guard(), taken(cache, chosen) as copies:
-            session = running.session(cache, here, pool, progress, jobs)
-            pairs, refused = _pairs(session, copies, target, trees)
-            found, interrupted = two_trees.compared(session, pairs)
-            scrub = redaction.of_host({**cache.places, options.REPOSITORY: "$REPOSITORY"})
-            text = pr_comment.text(found, trees, commits_at, scrub)  # while the copies are there that were judged
+    trees = Trees(base, head, dependencies, shared.timeout)
+    with running.session(shared) as (session, _), taken(session.cache, chosen) as copies:
+        pairs, refused = _pairs(session, copies, target, trees)
+        found, interrupted = two_trees.compared(session, pairs)
+        scrub = redaction.of_host({**session.cache.places, options.REPOSITORY: "$REPOSITORY"})
+        text = pr_comment.text(found, trees, commits_at, scrub)  # while the copies are there that were judged
     options.complain(refused)
-    _print(found, text)
+    for one in found:
+        report.scrubber(one.pack).require_clean("what is printed", text)
+    terminal.echo(text, nl=False)
     if interrupted:
         raise KeyboardInterrupt
     if broken:
@@ -124,9 +115,3 @@ def _pairs(session: Session, packs: list[Pack], target: str, trees: Trees) -> tu
             continue
         pairs.append(two_trees.pair(session, pack, chosen, evidence, trees))
     return pairs, refused
-
-
-def _print(found: list[Compared], text: str) -> None:
-    for one in found:
-        report.scrubber(one.pack).require_clean("what is printed", text)
-    terminal.echo(text, nl=False)

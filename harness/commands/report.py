@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from harness.commands import options
+from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.room import NO_ROOM
@@ -29,10 +30,12 @@ from harness.report import bundle, links, parts, pull_request, report
     help="Commit the patch in your clone of the upstream.",
 )
 @click.option("--branch", metavar="NAME", help="With --pr: the branch to make (default: fix-, and the pack's name).")
-@options.from_option
-@options.packs_option
-@options.cache_option
+@click.option(
+    "--from", "run", metavar="RUN", help="Read the receipts of a run: `last`, or its folder (default: the packs' own)."
+)
+@options.takes("packs", "cache_root")
 def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+    shared: Shared,
     wanted: str,
     whole: bool,  # noqa: FBT001 - click passes options by name
     write: bool,  # noqa: FBT001 - likewise
@@ -40,8 +43,6 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     checkout: Path | None,
     branch: str | None,
     run: str | None,
-    packs: Path,
-    cache_root: Path | None,
 ) -> int:
     """Print, bundle or commit what goes upstream.
 
@@ -64,8 +65,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         raise click.UsageError("--write and --pr take what is committed, not --from")
     if branch is not None and checkout is None:
         raise click.UsageError("--branch is for --pr")
-    subject = options.one_pack(packs, wanted, "report")
-    judged = options.run_receipts(run, cache_root, subject.name) / subject.name if run is not None else None
+    subject = options.one_pack(shared.packs, wanted, "report")
+    judged = options.run_receipts(run, shared, subject.name) / subject.name if run is not None else None
     if checkout is not None:
         _commit(subject, checkout, branch)
     elif zipped is not None:

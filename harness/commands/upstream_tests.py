@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import io
-import sys
 from dataclasses import dataclass
 
 import click
@@ -12,13 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.commands import options, running
-from harness.commands.options import Places
+from harness.commands.options import Shared
 from harness.core import files, room, terminal
 from harness.core.errors import HarnessError, UnsupportedHereError
-from harness.core.progress import Progress
 from harness.core.words import Exit, SuiteVerdict
-from harness.host import host
-from harness.host.gpus import gpu_pool
 from harness.lane import supervisor
 from harness.pack.model import Pack
 from harness.receipt import receipt as receipts
@@ -35,16 +31,14 @@ TOLD = tuple(change for change in Change if change != Change.SAME)
 
 @click.command("upstream-tests")
 @options.packs_argument
-@options.with_places
+@options.takes(*options.PLACES, "timeout")
 @click.option("--gpu", is_flag=True, help="Show the tests this host's GPU, also where they do not need one.")
-@options.timeout_option
 @click.option("--record", is_flag=True, help="Put the receipt into the pack: receipts/upstream_tests.json.")
 @click.option("--json", "as_json", is_flag=True, help="Print the receipts as JSON on standard output.")
-def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
-    where: Places,
+def command(
+    shared: Shared,
     wanted: tuple[str, ...],
     gpu: bool,  # noqa: FBT001 - click passes options by name
-    timeout: float | None,
     record: bool,  # noqa: FBT001 - likewise
     as_json: bool,  # noqa: FBT001 - likewise
 ) -> int:
@@ -64,16 +58,13 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
     Exit status 0: all UNBROKEN; 1: something is not; 2: a pack names no tests; 5: nothing was judged.
     """
-    chosen, errors = options.sound_packs(where.packs, wanted)
+    chosen, errors = options.sound_packs(shared.packs, wanted)
     for pack in chosen if wanted else ():
         suite.suite_of(pack)
     chosen = [pack for pack in chosen if pack.definition.upstream_tests]
     supervisor.adopt_orphans()
-    with Progress(sys.stderr) as progress, gpu_pool() as pool:
-        cache = where.cache(progress.tell)
-        with cache.guard():
-            session = running.session(cache, host.detect(pool), pool, progress, None)
-            rows = [_row(pack, session, timeout, gpu=gpu) for pack in chosen]
+    with running.session(shared) as (session, _):
+        rows = [_row(pack, session, shared.timeout, gpu=gpu) for pack in chosen]
     for row in rows:
         if record and row.found.verdict in JUDGED:
             with room.guard(row.pack.receipts, "the pack", "--packs DIR"):

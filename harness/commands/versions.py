@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from harness.commands import options, running
-from harness.commands.options import Places
+from harness.commands.options import Shared
 from harness.core import files, terminal
 from harness.core.errors import HarnessError
-from harness.core.progress import Progress
 from harness.core.words import Exit, LaneVerdict
-from harness.host import eligibility, host
-from harness.host.gpus import gpu_pool
+from harness.host import eligibility
 from harness.receipt import receipt, redaction
 from harness.schedule.selection import taken
 from harness.upstream import tree
@@ -34,13 +30,11 @@ GIT = "git+"
 @click.option("--upstream", metavar="SPEC", help="git+URL: over its commits. With --vary: any origin, as in `run`.")
 @click.option("--with", "dependencies", multiple=True, metavar="SET|PKG==VER", help="Another dependency set, or wheel.")
 @click.option("--target", default="auto", show_default=True, help="cpu, sm_90a, ..., auto (the first judged here).")
-@options.jobs_option
-@options.timeout_option
-@options.with_places
+@options.takes(*options.PLACES, "jobs", "timeout")
 @click.option("--record", "save", is_flag=True, help="Put the result into the pack's data/, for reports.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
-    where: Places,
+    shared: Shared,
     wanted: str,
     within: str,
     bisect: bool,  # noqa: FBT001 - click passes options by name
@@ -48,8 +42,6 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     upstream: str | None,
     dependencies: tuple[str, ...],
     target: str,
-    jobs: int | None,
-    timeout: float | None,
     save: bool,  # noqa: FBT001 - likewise
     as_json: bool,  # noqa: FBT001 - likewise
 ) -> int:
@@ -68,16 +60,13 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
     Exit status 1: a lane failed, or its controls are wrong; 5: nothing was judged; 0: all others.
     """
-    subject = options.one_pack(where.packs, wanted, "versions")
+    subject = options.one_pack(shared.packs, wanted, "versions")
     if upstream and not vary and not upstream.startswith(GIT):
         raise HarnessError(f"--upstream {upstream!r}: git+URL here. Next: runner.py run --upstream, for one release")
-    with Progress(sys.stderr) as progress, gpu_pool() as pool:
-        cache = where.cache(progress.tell)
-        here = host.detect(pool)
-        chosen, evidence = eligibility.first(subject, target, here)
-        with cache.guard(), taken(cache, [subject]) as (subject,):
-            session = running.session(cache, here, pool, progress, jobs)
-            judging = Judging(session, subject, chosen, evidence, timeout, subject.definition.versions.checks)
+    with running.session(shared) as (session, progress):
+        chosen, evidence = eligibility.first(subject, target, session.host)
+        with taken(session.cache, [subject]) as (subject,):
+            judging = Judging(session, subject, chosen, evidence, shared.timeout, subject.definition.versions.checks)
             if upstream and not vary:
                 url = upstream.removeprefix(GIT)
                 found = bisection.commits_in(judging, url, within, dependencies, progress.tell)
@@ -87,7 +76,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
                 if vary:
                     listed = candidates.dependency_sets(subject, vary, within, usual, upstream)
                 else:
-                    listed = candidates.releases(cache, subject, within, dependencies)
+                    listed = candidates.releases(session.cache, subject, within, dependencies)
                 known = Known(judging, lambda _: None, listed)  # the scheduler tells of each lane
                 entries, interrupted = _bisected(known) if bisect else _judged(known)
                 line = "interrupted" if interrupted else timeline.line(entries)

@@ -16,6 +16,7 @@ import pytest
 from click.testing import CliRunner
 
 from harness.commands import VERBS, cli, options, running
+from harness.commands.options import Shared
 from harness.core.cache import Cache
 from testing import toys
 from testing.workbench import REPOSITORY, Workbench
@@ -241,4 +242,4 @@ def test_the_last_of_runs_within_one_second_is_the_last(tmp_path: Path) -> None:
     for _ in range(20):
         receipts = running.run_folder(Cache(tmp_path)) / "receipts"
         receipts.mkdir()
-        assert options.run_receipts("last", tmp_path) == receipts
+        assert options.run_receipts("last", Shared(cache_root=tmp_path)) == receipts
