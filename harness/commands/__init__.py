@@ -107,20 +107,20 @@ def main() -> int:
         sys.stdout.flush()
     except HarnessError as error:
         terminal.echo(f"error: {error}", err=True)
-        return int(error.status)
+        return error.status
     except click.ClickException as error:
         error.show()
-        return int(Exit.WRONG_CALL)
+        return Exit.WRONG_CALL
     except (KeyboardInterrupt, click.Abort):
         terminal.echo("interrupted", err=True)
-        return int(Exit.INTERRUPTED)
+        return Exit.INTERRUPTED
     except BrokenPipeError:
         _close_output()
-        return int(Exit.AS_EXPECTED)
+        return Exit.AS_EXPECTED
     except OSError as error:
         if error.errno not in NO_ROOM or error.filename is not None:
             raise
         _close_output()
         terminal.echo(f"error: standard output cannot be written ({error.strerror}). Next: free room for it", err=True)
-        return int(Exit.DEVIATES)
+        return Exit.DEVIATES
     return int(status or 0)

@@ -29,7 +29,7 @@ def _check_bundle(sent: Path, packs: Path) -> int:
     for line in found:
         terminal.echo(f"refuted: {line}")
     terminal.echo(f"{sent.name}: {f'{len(found)} error(s)' if found else 'it holds'}")
-    return int(Exit.DEVIATES if found else Exit.AS_EXPECTED)
+    return Exit.DEVIATES if found else Exit.AS_EXPECTED
 
 
 def _check_advisories(packs: Path, folder: Path, *, write: bool) -> int:
@@ -37,7 +37,7 @@ def _check_advisories(packs: Path, folder: Path, *, write: bool) -> int:
     chosen, broken = options.sound_packs(packs, ())
     if broken:
         options.complain(broken)
-        return int(Exit.WRONG_CALL)
+        return Exit.WRONG_CALL
     found = advisories.plans(chosen, folder, dt.datetime.now(dt.UTC))
     if write:
         with room.guard(folder, "the folder of advisories", "--records DIR"):
@@ -47,7 +47,7 @@ def _check_advisories(packs: Path, folder: Path, *, write: bool) -> int:
         terminal.echo(f"{one.path.name}: {one.why}; {done}" if write else f"{one.path.name}: {one.why}. {done}")
     if not found:
         terminal.echo("all records are as their packs say")
-    return int(Exit.DEVIATES if found and not write else Exit.AS_EXPECTED)
+    return Exit.DEVIATES if found and not write else Exit.AS_EXPECTED
 
 
 @click.command("check")
@@ -108,5 +108,5 @@ def command(  # noqa: PLR0913, PLR0917 - click passes each option
     unsound = {finding.pack for finding in findings if not finding.warning} | {pack.name for pack in half}
     terminal.echo(f"{len(chosen)} pack(s) read, {len(chosen) - len(unsound)} sound")
     if broken:
-        return int(Exit.WRONG_CALL)
-    return int(Exit.DEVIATES if unsound else Exit.AS_EXPECTED)
+        return Exit.WRONG_CALL
+    return Exit.DEVIATES if unsound else Exit.AS_EXPECTED

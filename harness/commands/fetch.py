@@ -19,8 +19,7 @@ from harness.core.errors import HarnessError, UnavailableError
 from harness.core.progress import Progress
 from harness.core.words import Exit
 from harness.host.host import python_tag
-from harness.pack.model import Pack
-from harness.sweep.selection import Moving
+from harness.pack.model import Pack, Upstream
 from harness.upstream import dependencies, download, newest, tree
 from harness.upstream.source import of_git, parse_source
 
@@ -41,16 +40,17 @@ def _fetch(pack: Pack, cache: Cache, tag: str) -> None:
             download.fetch(cache, package, None, sha256)
 
 
-def _fetch_moving(packs: list[Pack], cache: Cache, moving: Moving, tell: Callable[[str], None]) -> list[HarnessError]:
+def _fetch_moving(
+    packs: list[Pack], cache: Cache, tell: Callable[[str], None], *, latest: bool, head: bool
+) -> list[HarnessError]:
     """Fetch each upstream's newest release, and the head of its default branch; return what could not be had."""
     upstreams = [pack.definition.upstream for pack in packs]
-    packages = dict.fromkeys((one.package, one.is_wheel) for one in upstreams if moving.latest)
-    urls = dict.fromkeys(one.repository for one in upstreams if moving.head and not one.is_compiled)
-    looks: dict[str, Callable[[], object]] = {
-        f"the newest release of {package}": functools.partial(_newest_release, cache, package, wheels_only=wheel)
-        for package, wheel in packages
-    }
-    looks |= {f"the head of {url}": functools.partial(newest.head, cache, url) for url in urls}
+    looks: dict[str, Callable[[], object]] = {}
+    for one in upstreams if latest else ():
+        looks[f"the newest release of {one.package}"] = functools.partial(_fetch_newest, cache, one)
+    for one in upstreams if head else ():
+        if not one.is_compiled:
+            looks[f"the head of {one.repository}"] = functools.partial(newest.head, cache, one.repository)
     errors = []
     for what, look in looks.items():
         tell(f"fetching {what}")
@@ -61,9 +61,9 @@ def _fetch_moving(packs: list[Pack], cache: Cache, moving: Moving, tell: Callabl
     return errors
 
 
-def _newest_release(cache: Cache, package: str, *, wheels_only: bool) -> None:
-    file = newest.release(cache, package, wheels_only=wheels_only).file
-    download.fetch(cache, package, file.file, file.sha256)
+def _fetch_newest(cache: Cache, upstream: Upstream) -> None:
+    file = newest.release(cache, upstream.package, wheels_only=upstream.is_wheel).file
+    download.fetch(cache, upstream.package, file.file, file.sha256)
 
 
 def _fetch_runner(destination: Path, python: str) -> None:
@@ -124,7 +124,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
                 filled += 1
             except HarnessError as error:
                 errors.append(HarnessError(f"{pack.name}: {error}", status=error.status))
-        errors += _fetch_moving(chosen, cache, Moving(latest, head), progress.tell)
+        errors += _fetch_moving(chosen, cache, progress.tell, latest=latest, head=head)
         if with_runner:
             progress.tell("fetching the runner's own wheels")
             _fetch_runner(cache.root, python)

@@ -30,11 +30,6 @@ def _lines(pack: Pack, entries: list[Entry]) -> list[str]:
     ]
 
 
-def _expected(pack: Pack, target: str) -> str:
-    listed = pack.definition.targets.get(target)
-    return listed.verdict if listed else ""
-
-
 def _state(one: Entry) -> str:
     if one.state == grid.NONE:
         return "; ".join(filter(None, ("no receipt", one.strength)))
@@ -44,7 +39,8 @@ def _state(one: Entry) -> str:
 
 
 def _document(pack: Pack, entries: list[Entry]) -> dict[str, object]:
-    definition = pack.definition
+    definition, listed = pack.definition, pack.definition.targets
+    expected = {one.target: listed[one.target].verdict if one.target in listed else "" for one in entries}
     return {
         "pack": pack.name,
         "title": definition.title,
@@ -52,16 +48,14 @@ def _document(pack: Pack, entries: list[Entry]) -> dict[str, object]:
         "upstream": definition.upstream.package,
         "version": definition.upstream.pin,
         "fixed_in": definition.fixed_in,
-        "targets": {one.target: {"expected": _expected(pack, one.target), **asdict(one)} for one in entries},
+        "targets": {one.target: {"expected": expected[one.target], **asdict(one)} for one in entries},
     }
 
 
 @click.command("list")
 @options.packs_argument
 @click.option("--from", "runs", multiple=True, metavar="RUN", help="Read the receipts of a run: `last`, or a folder.")
-@click.option(
-    "--runs", "sweeps", type=click.Path(path_type=Path), metavar="DIR", help="What the sweeps in DIR found of one pack."
-)
+@click.option("--runs", "sweeps", type=options.FOLDER, metavar="DIR", help="What the sweeps in DIR found of one pack.")
 @options.takes("packs", "cache_root")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -89,7 +83,7 @@ def command(
         from harness.commands import history  # noqa: PLC0415 - rich, which `list` does without
 
         history.show(wanted[0], sweeps)
-        return int(Exit.AS_EXPECTED)
+        return Exit.AS_EXPECTED
     places = [options.run_receipts(run, shared) for run in runs]
     chosen, errors = options.sound_packs(shared.packs, wanted)
     gathered, unreadable = grid.gather(places)
@@ -105,4 +99,4 @@ def command(
     else:
         terminal.echo("\n".join(line for pack, entries in listed for line in _lines(pack, entries)))
     options.complain([*errors, *unreadable])
-    return int(Exit.WRONG_CALL if errors or unreadable else Exit.AS_EXPECTED)
+    return Exit.WRONG_CALL if errors or unreadable else Exit.AS_EXPECTED

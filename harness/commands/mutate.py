@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from dataclasses import replace
 
@@ -82,7 +83,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     order = Order(generated, unseen, matrix)
     _refuse(order, is_rebase=is_rebase, is_kept=record or as_json)
     if is_rebase:
-        return int(_rebased(chosen, shared.cache(_tell)))
+        return _rebased(chosen, shared.cache(functools.partial(terminal.echo, err=True)))
     if record and not unseen:
         campaign.refuse(order, chosen)
     with Progress(sys.stderr) as progress, gpu_pool() as pool:
@@ -106,13 +107,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
                 jobs=shared.jobs,
                 keep_raw=True,
             )
-            judging = Campaign(
-                session,
-                kept,
-                order,
-                lambda cell: f"runner.py mutate {cell.pack.name} --target {cell.target}",
-                progress.begin,
-            )
+            judging = Campaign(session, kept, order, _command_line, progress.begin)
             results = judging.run(cells)
             if judging.interrupted:
                 raise KeyboardInterrupt
@@ -125,7 +120,11 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             scrub = writer.scrubber(one.cell.pack, cache, here, None, {})
             path = output.record(one.strength, one.cell.pack.folder / "receipts", scrub)
             terminal.echo(f"recorded {one.cell.pack.name}/receipts/{path.name}", err=True)
-    return int(_status(results))
+    return _status(results)
+
+
+def _command_line(cell: Cell) -> str:
+    return f"runner.py mutate {cell.pack.name} --target {cell.target}"
 
 
 def _refuse(order: Order, *, is_rebase: bool, is_kept: bool) -> None:
@@ -134,10 +133,6 @@ def _refuse(order: Order, *, is_rebase: bool, is_kept: bool) -> None:
         raise HarnessError("--unseen takes no other wrong fixes. Next: leave out --generated")
     if is_rebase and (is_kept or order != Order()):
         raise HarnessError("--rebase judges nothing. Next: leave out what chooses wrong fixes, --record and --json")
-
-
-def _tell(text: str) -> None:
-    terminal.echo(text, err=True)
 
 
 def _rebased(packs: list[Pack], cache: Cache) -> Exit:

@@ -98,7 +98,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     terminal.echo(
         f"{why}\nwrote {folder.name}\nNext: {then if shows else 'mend the script, then the same call with --again'}"
     )
-    return int(Exit.AS_EXPECTED if shows else Exit.DEVIATES)
+    return Exit.AS_EXPECTED if shows else Exit.DEVIATES
 
 
 def _environment(variables: tuple[str, ...]) -> dict[str, str]:

@@ -84,7 +84,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     if base is None or head is None:
         for pack in chosen:
             terminal.echo(pack.name)
-        return int(Exit.WRONG_CALL if broken else Exit.AS_EXPECTED)
+        return Exit.WRONG_CALL if broken else Exit.AS_EXPECTED
     trees = Trees(base, head, dependencies, shared.timeout)
     with running.session(shared) as (session, _), taken(session.cache, chosen) as copies:
         pairs, refused = _pairs(session, copies, target, trees)
@@ -98,7 +98,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     if interrupted:
         raise KeyboardInterrupt
     if broken:
-        return int(Exit.WRONG_CALL)
+        return Exit.WRONG_CALL
     return int(change.together([change.status(one.change, one.head.verdict, must_fix=must_fix) for one in found]))
 
 

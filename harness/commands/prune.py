@@ -40,4 +40,4 @@ def command(shared: Shared, days: float, dry_run: bool) -> int:  # noqa: FBT001 
             terminal.echo(f"{one.entries:5} {prune.KINDS[one.kind]} ({one.kind}/), {one.size / 2**20:.0f} MiB")
     removed = "would be removed" if dry_run else "removed"
     terminal.echo(f"{sum(one.size for one in found) / 2**20:.0f} MiB {removed} from {cache.root}")
-    return int(Exit.AS_EXPECTED)
+    return Exit.AS_EXPECTED

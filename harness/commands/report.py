@@ -86,7 +86,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         for part in report.open_parts(subject, receipts):
             terminal.echo(f"open: {part}", err=True)
         _tell_of_missing(subject, text)
-    return int(Exit.AS_EXPECTED)
+    return Exit.AS_EXPECTED
 
 
 def _tell_of_missing(pack: Pack, text: str) -> None:

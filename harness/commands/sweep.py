@@ -36,22 +36,19 @@ UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float | None:
     """Return a duration such as 90, 90s, 30m or 2h in seconds."""
-    match = BUDGET.fullmatch(value) if value is not None else None
-    if value is not None and match is None:
+    if value is None:
+        return None
+    match = BUDGET.fullmatch(value)
+    if match is None:
         raise click.BadParameter(f"{value!r} is no duration such as 90s, 30m or 2h")
-    seconds = float(match["number"]) * UNITS[match["unit"]] if match else None
-    if seconds is not None and not 0 < seconds <= options.LONGEST:
-        raise click.BadParameter(f"{value[:40] if value else value!r}: more than nothing, and at most a month")
+    seconds = float(match["number"]) * UNITS[match["unit"]]
+    if not 0 < seconds <= options.LONGEST:
+        raise click.BadParameter(f"{value[:40]}: more than nothing, and at most a month")
     return seconds
 
 
 def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...], tell: Callable[[str], None]) -> SlurmEngine:
-    """Return what runs lanes on a cluster.
-
-    Raises:
-        HarnessError: submitit is not installed, or an option is wrong.
-
-    """
+    """Return what runs lanes on a cluster."""
     try:
         from harness.cluster import engine, slurm  # noqa: PLC0415 - submitit comes with an extra
     except ImportError:
@@ -64,7 +61,7 @@ def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...], tell: Cal
 @options.takes(*options.PLACES, "jobs")
 @click.option(
     "--runs",
-    type=click.Path(path_type=Path),
+    type=options.FOLDER,
     default=Path("sweeps"),
     show_default=True,
     metavar="DIR",
@@ -72,19 +69,12 @@ def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...], tell: Cal
 )
 @click.option("--budget", callback=_duration, metavar="TIME", help="90s, 30m, 2h: the rest is NOT_RUN.")
 @click.option(
-    "--repeat",
-    type=options.REPEATS,
-    default=1,
-    metavar="N",
-    help="Run each lane N times; FLAKY if they differ.",
+    "--repeat", type=options.REPEATS, default=1, metavar="N", help="Run each lane N times; FLAKY if they differ."
 )
 @click.option("--latest", is_flag=True, help="Judge upstream's newest releases too.")
 @click.option("--head", is_flag=True, help="Judge the heads of default branches too.")
 @click.option(
-    "--bisect",
-    callback=_duration,
-    metavar="TIME",
-    help="Find what changed --latest or --head, in this time.",
+    "--bisect", callback=_duration, metavar="TIME", help="Find what changed --latest or --head, in this time."
 )
 @click.option("--slurm", is_flag=True, help="Let Slurm run the lanes, from a login node.")
 @click.option(
@@ -101,12 +91,7 @@ def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...], tell: Cal
     metavar="NAME[=VALUE]",
     help="Of sbatch (partition=gpu); repeatable.",
 )
-@click.option(
-    "--baseline",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Compare with this run, or the newest below.",
-)
+@click.option("--baseline", type=options.FOLDER, metavar="DIR", help="Compare with this run, or the newest below.")
 def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     shared: Shared,
     only: tuple[str, ...],
@@ -159,13 +144,12 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             cluster=cluster.settings.request if cluster else (),
             notes=(*(str(error) for error in broken), *pool.lost),
         )
-        cache = shared.cache(progress.tell)
-        listener = running.listener(progress)
-        here = host.detect(pool)
+        cache, here = shared.cache(progress.tell), host.detect(pool)
         if cluster:
             here = replace(here, gpus=cluster.settings.gpus(chosen))
         with cache.guard():
-            results, folder = Sweep(order, cache, here, pool.devices, listener, progress, cluster).run()
+            sweep = Sweep(order, cache, here, pool.devices, running.listener(progress), progress, cluster)
+            results, folder = sweep.run()
     for line in text_outputs.change_lines(results):
         terminal.echo(line)
     terminal.echo(text_outputs.headline(results))

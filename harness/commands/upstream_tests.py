@@ -75,10 +75,10 @@ def command(
         terminal.echo(receipts.to_json([row.document for row in rows]) if as_json else as_text(rows), nl=False)
     verdicts = {row.found.verdict for row in rows}
     if errors:
-        return int(Exit.WRONG_CALL)
+        return Exit.WRONG_CALL
     if verdicts <= {SuiteVerdict.UNSUPPORTED}:
-        return int(Exit.NOTHING_JUDGED)
-    return int(Exit.DEVIATES if verdicts - {SuiteVerdict.UNBROKEN, SuiteVerdict.UNSUPPORTED} else Exit.AS_EXPECTED)
+        return Exit.NOTHING_JUDGED
+    return Exit.DEVIATES if verdicts - {SuiteVerdict.UNBROKEN, SuiteVerdict.UNSUPPORTED} else Exit.AS_EXPECTED
 
 
 @dataclass(frozen=True)

@@ -117,6 +117,6 @@ def _end(judging: Judging, shown: Shown, *, save: bool, as_json: bool) -> int:
     if save:
         terminal.echo(f"kept in {output.save(found, judging, scrub)}", err=True)
     if not any(row.is_judged for row in shown.rows):
-        return int(Exit.NOTHING_JUDGED)
+        return Exit.NOTHING_JUDGED
     failed = {LaneVerdict.ERROR, LaneVerdict.CONTROL_FAILED}
-    return int(Exit.DEVIATES if any(row.verdict in failed for row in shown.rows) else Exit.AS_EXPECTED)
+    return Exit.DEVIATES if any(row.verdict in failed for row in shown.rows) else Exit.AS_EXPECTED

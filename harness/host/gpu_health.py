@@ -48,25 +48,22 @@ def _uncorrected(earlier: Reading, later: Reading) -> str:
     return f"{count} uncorrected memory error(s)" if count > 0 else ""
 
 
-def before(device: Device, *, measures: bool, patience: float = COURTESY) -> tuple[Reading, str, str]:
-    """Look at a GPU before its first lane.
+def before(device: Device, *, measures: bool) -> tuple[Reading, str, str]:
+    """Look at a GPU before its first lane; where that measures, wait a while for other programs' processes to end.
 
-    Args:
-        device: the GPU.
-        measures: the lane measures, so that no other program's process may be there.
-        patience: how long to wait for those to end, in seconds.
-
-    Returns: the reading, its fault, and why it is merely taken; both empty where the lane can begin.
-
+    Returns the reading, its fault, and why it is merely taken; both empty where the lane can begin.
     """
-    end = time.monotonic() + patience
+    end = time.monotonic() + COURTESY
     while True:
         reading = gpus.read(device)
-        found = fault(reading)
-        taken = f"{len(reading.processes)} process(es) of another program" if measures and reading.processes else ""
+        found, taken = fault(reading), _taken(reading) if measures else ""
         if found or not taken or time.monotonic() > end:
             return reading, found, taken
         time.sleep(POLL)
+
+
+def _taken(reading: Reading) -> str:
+    return f"{len(reading.processes)} process(es) of another program" if reading.processes else ""
 
 
 def after(device: Device, earlier: Reading, *, last: bool = True, patience: float = PATIENCE) -> str:
@@ -109,10 +106,8 @@ class GpuWatch:
                 if found or taken:
                     return found, taken
                 use = self._used[device.number] = _Use(0, earlier)
-            elif use.fault:
-                return use.fault, ""
-            elif measures and use.earlier.processes:
-                return "", f"{len(use.earlier.processes)} process(es) of another program"
+            elif use.fault or (measures and use.earlier.processes):
+                return use.fault, "" if use.fault else _taken(use.earlier)
             use.lanes += 1
             return "", ""
 
