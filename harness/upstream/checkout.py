@@ -30,7 +30,7 @@ def _tracked(folder: Path) -> list[str] | None:
 
 
 def _every_file(folder: Path) -> list[str]:
-    found = []
+    found: list[str] = []
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in SKIPPED]
         found += [str((Path(parent) / name).relative_to(folder)) for name in names if not name.endswith(".pyc")]
@@ -68,13 +68,10 @@ def _mirror(cache: Cache, url: str, commit: str) -> Path:
     mirror = cache.entry("git", files.key_of(url))
 
     def has() -> bool:
-        return (
-            mirror.is_dir() and git.run(["cat-file", "-e", f"{commit}^{{commit}}"], mirror, plain=True).returncode == 0
-        )
+        asked = ["cat-file", "-e", f"{commit}^{{commit}}"]
+        return mirror.is_dir() and git.run(asked, mirror, plain=True).returncode == 0
 
-    if has():
-        return mirror
-    if cache.mirrors is not None and mirrors.take(cache.mirrors, url, commit, mirror) and has():
+    if has() or (cache.mirrors is not None and mirrors.take(cache.mirrors, url, commit, mirror) and has()):
         return mirror
     if cache.offline:
         raise UnavailableError(f"git commit {commit}: not in the cache, and --offline forbids to fetch it")
@@ -116,12 +113,7 @@ def history(cache: Cache, url: str) -> Path:
 
 
 def kept(cache: Cache, url: str) -> Path:
-    """Return the bare clone that `history` brought into the cache.
-
-    Raises:
-        UnavailableError: there is none, or it has no history.
-
-    """
+    """Return the bare clone that `history` brought into the cache; UnavailableError where it brought none."""
     mirror = cache.entry("git", files.key_of(url))
     if not mirror.is_dir() or (mirror / "shallow").exists():
         raise UnavailableError("git+...: its history is not in the cache, and --offline forbids to fetch it")

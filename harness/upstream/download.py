@@ -22,8 +22,6 @@ PLATFORMS = (
     *(f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)),
     *(f"manylinux{year}_x86_64" for year in (2014, 2010, 1)),
 )
-
-
 NOT_HERE = (
     "not in the cache {}, and --offline forbids to download it. "
     "Next: runner.py fetch --cache DIR on a machine with network, then --cache DIR here"
@@ -48,14 +46,9 @@ class ReleaseFile:
 
 
 def fetch(cache: Cache, package: str, file: str | None, sha256: str) -> Path:
-    """Return the path of the file with that sha256, downloaded unless the cache has it.
+    """Return the path of the file with that sha256 in hexadecimal digits, downloaded unless the cache has it.
 
-    Args:
-        cache: where the file is, or will be.
-        package: its name on the index.
-        file: its file name, for errors; None where only the sha256 is pinned.
-        sha256: in hexadecimal digits.
-
+    `file` is its name, for errors; None where only the sha256 is pinned.
     """
 
     def build(folder: Path) -> None:
@@ -83,10 +76,7 @@ def fetch(cache: Cache, package: str, file: str | None, sha256: str) -> Path:
 def wheel(cache: Cache, package: str, version: str, hashes: tuple[str, ...], python_tag: str) -> Path:
     """Return the wheel of a release, among the files of some sha256, that fits a Python best; downloaded where needed.
 
-    Raises:
-        UnavailableError: it cannot be had.
-        UnsupportedHereError: there is none for that Python.
-
+    UnavailableError: it cannot be had. UnsupportedHereError: there is none for that Python.
     """
     if len(hashes) == 1:
         path = fetch(cache, package, None, hashes[0])
@@ -154,19 +144,13 @@ def _kept(cache: Cache, package: str) -> list[ReleaseFile]:
 
 
 def _listed(cache: Cache, package: str) -> list[ReleaseFile]:
-    """Ask the index for every file of a package, and keep the answer; without network, what was kept counts.
-
-    Raises:
-        UnavailableError: the index cannot be asked, or without network: it never was, into this cache.
-
-    """
+    """Ask the index for every file of a package, and keep the answer; without network, what was kept counts."""
     if cache.offline:
-        kept = _kept(cache, package)
-        if not kept:
-            raise UnavailableError(
-                f"{package}: its releases were not listed before, and --offline forbids to ask the package index"
-            )
-        return kept
+        if kept := _kept(cache, package):
+            return kept
+        raise UnavailableError(
+            f"{package}: its releases were not listed before, and --offline forbids to ask the package index"
+        )
     found = []
     for offer in package_index.of_user().offers(package):
         if offer.version is not None:
@@ -198,9 +182,7 @@ def _releases(listed: list[ReleaseFile], *, wheels_only: bool) -> list[ReleaseFi
 def releases(cache: Cache, package: str, *, wheels_only: bool = False) -> list[ReleaseFile]:
     """List every release of a package, the oldest first, each with the file of it that would be taken here.
 
-    Raises:
-        UnavailableError: the index cannot be asked, or without network: it never was, into this cache.
-
+    UnavailableError is raised where the index cannot be asked, or without network: it never was, into this cache.
     """
     return _releases(_listed(cache, package), wheels_only=wheels_only)
 
@@ -208,11 +190,8 @@ def releases(cache: Cache, package: str, *, wheels_only: bool = False) -> list[R
 def resolve(cache: Cache, package: str, version: str | None, *, wheels_only: bool = False) -> ReleaseFile:
     """Return the best file of one release; where `version` is None, of the newest final one.
 
-    A version that the index has listed is not looked up again, so that the same call works offline.
-
-    Raises:
-        UnavailableError: there is no such release, or nothing of it can be read here.
-
+    A version that the index has listed is not looked up again, so that the same call works offline. UnavailableError is
+    raised where there is no such release, or nothing of it can be read here.
     """
     if cache.offline and version is None:
         raise UnavailableError(f"{package} latest: --offline forbids to ask the package index")

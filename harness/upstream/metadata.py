@@ -38,12 +38,7 @@ class Metadata:
 
 
 def read(folder: Path) -> Metadata:
-    """Read the metadata of an unpacked sdist or wheel.
-
-    Raises:
-        UnavailableError: there is none, or it cannot be read.
-
-    """
+    """Read the metadata of an unpacked sdist or wheel; UnavailableError where there is none."""
     path = next((one for one in (folder / "PKG-INFO", *folder.glob("*.dist-info/METADATA")) if one.is_file()), None)
     if path is None:
         raise UnavailableError(

@@ -7,6 +7,7 @@ looked up: a machine without network judges what `fetch --latest --head` found, 
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import json
 import re
 from collections.abc import Callable
@@ -48,24 +49,15 @@ Found = TypeVar("Found", bound="DataclassInstance")
 def release(cache: Cache, package: str, *, wheels_only: bool) -> Release:
     """Look up the newest release.
 
-    Raises:
-        UnavailableError: it cannot be looked up, and without network: it never was, into this cache.
-
+    UnavailableError is raised where it cannot be looked up, and without network: it never was, into this cache.
     """
-
-    def look() -> Release:
-        return Release(download.resolve(cache, package, None, wheels_only=wheels_only), _today())
-
-    return _known(cache, f"release of {package}{' (wheel)' if wheels_only else ''}", Release, look)
+    what = f"release of {package}{' (wheel)' if wheels_only else ''}"
+    look = functools.partial(download.resolve, cache, package, None, wheels_only=wheels_only)
+    return _known(cache, what, Release, lambda: Release(look(), _today()))
 
 
 def head(cache: Cache, url: str) -> Head:
-    """Look up the commit at the head of the default branch of the repository at `url`, and fetch it.
-
-    Raises:
-        UnavailableError: likewise.
-
-    """
+    """Look up the commit at the head of the default branch of the repository at `url`, and fetch it, likewise."""
 
     def look() -> Head:
         listed = git.run(["ls-remote", "--", url, "HEAD"], cache.root)

@@ -51,9 +51,7 @@ class Tree:
 def opened(layout: Layout, upstream: Upstream, sha256: str, version: str) -> Tree:
     """Return a tree of the cache, laid out unless it is there and sealed; an empty `sha256` means its manifest's.
 
-    Raises:
-        ChangedError: it was there and had been changed.
-
+    ChangedError is raised where it was there and had been changed.
     """
     seal, folder = layout.lay_out(), layout.folder
     source_root = upstream.source_root if (folder / upstream.source_root).is_dir() else ""
@@ -68,8 +66,9 @@ def _from_archive(cache: Cache, upstream: Upstream, version: str, file: str, sha
         path = download.fetch(cache, upstream.package, file, sha256)
         cache.tell(f"unpacking {upstream.package} {version}")
         archive.unpack(path, raw)
-        top = archive.only_folder(raw) if not file.endswith(".whl") else raw
-        top.rename(entry / "content")
+        inside = list(raw.iterdir())
+        only = inside[0] if len(inside) == 1 and inside[0].is_dir() and not file.endswith(".whl") else raw
+        only.rename(entry / "content")
         if raw.exists():
             raw.rmdir()
 
