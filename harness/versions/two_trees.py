@@ -53,12 +53,7 @@ class Compared:
 
 
 def pair(session: Session, pack: Pack, target: str, evidence: Evidence, trees: Trees) -> Pair:
-    """Build the cells of both trees.
-
-    Raises:
-        HarnessError: one of them names nothing of this pack.
-
-    """
+    """Build the cells of both trees; HarnessError where one of them names nothing of this pack."""
     cells = []
     for name, upstream in ((BASE, trees.base), (HEAD, trees.head)):
         request = Request(upstream, trees.dependencies, (LaneName.PRISTINE,), trees.timeout)
@@ -70,9 +65,7 @@ def pair(session: Session, pack: Pack, target: str, evidence: Evidence, trees: T
 def compared(session: Session, pairs: list[Pair]) -> tuple[list[Compared], bool]:
     """Run the lanes of all pairs; return what they say, and whether the user interrupted.
 
-    Raises:
-        HarnessError: the call names a folder that is not there.
-
+    HarnessError is raised where the call names a folder that is not there.
     """
     cells = [cell for pair in pairs for cell in (pair.base, pair.head)]
     account = session.run(cells, receipts=False)
