@@ -71,8 +71,7 @@ def test_another_defect_may_stay_wrong(workbench: Workbench) -> None:
     ):
         path = pack / "receipts/ask/cpu.traced.json"
         text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new))
+        toys.replace(path, old, new)
         status, said = _verified(workbench, pack)
         assert (status, reason in said) == (1, True), said
         path.write_text(text)
@@ -126,8 +125,7 @@ def test_a_check_that_is_right_without_the_patch_is_no_proof(workbench: Workbenc
 
 def test_a_patch_made_for_another_tree_is_stale(workbench: Workbench) -> None:
     pack = _asks(workbench)
-    patch = pack / "ask.patch"
-    patch.write_text(patch.read_text().replace("@@ -3,7 +3,7 @@", "@@ -2,7 +2,7 @@"))
+    toys.replace(pack / "ask.patch", "@@ -3,7 +3,7 @@", "@@ -2,7 +2,7 @@")
     status, row = _run(workbench)
     assert (status, row["verdict"]) == (1, "PATCH_STALE")
 
@@ -151,12 +149,10 @@ def test_check_names_what_the_ask_lacks(workbench: Workbench) -> None:
     pack = _asks(workbench)
     places = ("--mirrors", str(workbench.folder / "mirrors"))
     assert workbench.run("run", "--record").returncode == 0
-    (pack / "pack.toml").write_text((pack / "pack.toml").read_text().replace('"test_wei*"', '"test_wei*", "no such"'))
+    toys.replace(pack / "pack.toml", '"test_wei*"', '"test_wei*", "no such"')
     said = workbench.run("check", *places).stdout
     assert "ask.checks: no defect check of a receipt matches 'no such'" in said
-    (pack / "ask.patch").write_text(
-        HEADER + (pack / "ask.patch").read_text()[len(HEADER) :].replace("-3,7 +3,7", "-2,7 +2,7")
-    )
+    toys.replace(pack / "ask.patch", "-3,7 +3,7", "-2,7 +2,7")
     assert "ask.patch does not apply to ask.origin" in workbench.run("check", *places).stdout
     assert "ask.patch was not tried" in workbench.run("check", "--cache", str(workbench.folder / "other")).stdout
     (pack / "ask.patch").unlink()

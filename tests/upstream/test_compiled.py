@@ -22,9 +22,7 @@ def pack(workbench: Workbench) -> Path:
     toys.seed(workbench.cache, archive, sha256)
     toys.seed(workbench.cache, helper, helper_sha256)
     folder = toys.lay(workbench.packs, NAME, sha256)
-    definition = folder / "pack.toml"
-    text = definition.read_text().replace("@WHEEL@", archive.name)
-    definition.write_text(text)
+    toys.replace(folder / "pack.toml", "@WHEEL@", archive.name)
     toys.pin(folder, "toyhelper", "1.0", helper_sha256)
     return folder
 
@@ -39,8 +37,8 @@ def test_it_finds_what_lies_beside_it(workbench: Workbench, pack: Path) -> None:
     assert workbench.run("check").stdout == "1 pack(s) read, 1 sound\n"
 
 
-def test_a_file_that_was_changed_in_the_cache_is_an_error(workbench: Workbench, pack: Path) -> None:
-    assert pack.is_dir()
+@pytest.mark.usefixtures("pack")
+def test_a_file_that_was_changed_in_the_cache_is_an_error(workbench: Workbench) -> None:
     assert workbench.rows()[0] == 0
     (changed,) = (workbench.cache / "dependencies").glob("*/site/toykernel/scale.py")
     changed.chmod(0o644)
@@ -53,11 +51,10 @@ def test_a_file_that_was_changed_in_the_cache_is_an_error(workbench: Workbench, 
     assert workbench.rows()[0] == 0, "it has been laid out anew"
 
 
-def test_other_releases_are_judged_by_their_wheels(workbench: Workbench, pack: Path) -> None:
-    assert pack.is_dir()
+@pytest.mark.usefixtures("pack")
+def test_other_releases_are_judged_by_their_wheels(workbench: Workbench) -> None:
     folder = workbench.folder / "index"
     wheels = [toys.compiled_wheel(folder, "1.0")[0], toys.compiled_wheel(folder, "2.0", right=True)[0]]
-    (folder / "sdist").mkdir()
     files = {path.name: path.read_bytes() for path in wheels}
     files["toykernel-2.0.zip"] = b"an sdist that needs a compiler"
     with served(Shelf({"toykernel": files})) as url:
@@ -81,8 +78,5 @@ def test_other_releases_are_judged_by_their_wheels(workbench: Workbench, pack: P
     ],
 )
 def test_what_no_wheel_can_give_is_refused(workbench: Workbench, pack: Path, old: str, new: str, reason: str) -> None:
-    definition = pack / "pack.toml"
-    text = definition.read_text()
-    assert old in text
-    definition.write_text(text.replace(old, new))
+    toys.replace(pack / "pack.toml", old, new)
     assert reason in workbench.run("list").stderr

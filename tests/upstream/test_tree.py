@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from testing import toys
+from testing import histories, mirrors, toys
 from testing.package_index import Shelf, served
 from testing.workbench import Workbench
 
@@ -93,15 +93,7 @@ def test_a_version_that_does_not_exist_names_those_that_do(workbench: Workbench)
 
 def test_latest_is_the_newest_release_and_what_it_gives_is_no_deviation(workbench: Workbench) -> None:
     workbench.lay("01_confirmed")
-    shelf = _shelf(workbench)
-    fixed = workbench.folder / "toykernel-1.1"
-    shutil.copytree(toys.RESOURCES / "upstream/toykernel-1.0", fixed)
-    scale = fixed / "src/toykernel/scale.py"
-    scale.write_text(
-        scale.read_text().replace("weights[0] for value in values", "w for value, w in zip(values, weights)")
-    )
-    toys.zip_folder(fixed, workbench.folder / "toykernel-1.1.zip")
-    shelf.files["toykernel"]["toykernel-1.1.zip"] = (workbench.folder / "toykernel-1.1.zip").read_bytes()
+    shelf = histories.shelf(workbench.folder / "index", {"1.0": "wrong", "1.1": "right"})
     shelf.files["toykernel"]["toykernel-1.2-no-tags.whl"] = b"no wheel at all"
     with served(shelf) as url:
         status, (row,) = workbench.rows("--online", "--upstream", "latest", **_index(url))
@@ -119,21 +111,13 @@ def test_fetch_fills_a_cache_that_runs_offline(workbench: Workbench) -> None:
     assert (status, row["verdict"]) == (0, "CONFIRMED")
 
 
-def _checkout(workbench: Workbench) -> Path:
-    folder = workbench.folder / "checkout"
-    shutil.copytree(toys.RESOURCES / "upstream/toykernel-1.0", folder)
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b.invalid"]
-    for arguments in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "begin"]):
-        subprocess.run(["git", *arguments], cwd=folder, check=True)
-    return folder
-
-
 def test_a_checkout_is_judged_as_it_is_in_its_work_tree(workbench: Workbench) -> None:
     pack = workbench.lay("01_confirmed")
-    folder = _checkout(workbench)
+    folder = workbench.folder / "checkout"
+    mirrors.repository(folder, {})
     status, (row,) = workbench.rows("--upstream", f"path:{folder}")
     assert (status, row["verdict"]) == (0, "CONFIRMED")
-    subprocess.run(["git", "apply", str(pack / "fix.patch")], cwd=folder, check=True)
+    histories.git(folder, "apply", str(pack / "fix.patch"))
     (folder / "untracked.py").write_text("raise RuntimeError\n")
     status, (row,) = workbench.rows("--upstream", f"path:{folder}")
     assert (status, row["verdict"]) == (0, "FIXED_UPSTREAM")
@@ -144,15 +128,13 @@ def test_a_checkout_is_judged_as_it_is_in_its_work_tree(workbench: Workbench) ->
 @pytest.mark.parametrize("digits", [40, 9])
 def test_a_commit_is_judged_through_gits_own_configuration(workbench: Workbench, digits: int) -> None:
     workbench.lay("01_confirmed")
-    folder = _checkout(workbench)
-    answer = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
+    folder = workbench.folder / "checkout"
+    upstream = f"git+{mirrors.URL}@{mirrors.repository(folder, {})[:digits]}"
     redirect = {
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": f"url.{folder}.insteadOf",
-        "GIT_CONFIG_VALUE_0": "https://example.org/toykernel",
+        "GIT_CONFIG_VALUE_0": mirrors.URL,
     }
-    commit = answer.stdout.strip()[:digits]
-    upstream = f"git+https://example.org/toykernel@{commit}"
     status, (row,) = workbench.rows("--online", "--upstream", upstream, **redirect)
     assert (status, row["verdict"]) == (0, "CONFIRMED"), row["reason"]
     status, (row,) = workbench.rows("--upstream", upstream)
