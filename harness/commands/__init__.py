@@ -51,12 +51,7 @@ class Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggest the near verbs where there is none of that name.
-
-        Raises:
-            HarnessError: there is no such verb.
-
-        """
+        """Suggest the near verbs in a HarnessError where there is none of that name."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             raise unknown("command", args[0], VERBS, "runner.py --help")
         return super().resolve_command(ctx, args)

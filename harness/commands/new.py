@@ -102,12 +102,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
 
 def _environment(variables: tuple[str, ...]) -> dict[str, str]:
-    """Read the values of ``--env``.
-
-    Raises:
-        HarnessError: one is no NAME=VALUE, or names what a lane sets itself.
-
-    """
+    """Read the values of ``--env``; each is a NAME=VALUE, and names nothing that a lane sets itself."""
     found = {}
     for one in variables:
         name, equals, value = one.partition("=")

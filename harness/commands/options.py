@@ -135,9 +135,7 @@ def also(command: click.Command) -> str:
 def run_receipts(run: str, shared: Shared, pack: str = "") -> Path:
     """Return the folder of the receipts of a run: a run folder, or ``last``, the newest (that judged `pack`).
 
-    Raises:
-        HarnessError: there is no such run.
-
+    HarnessError is raised where there is no such run.
     """
     if run == "last":
         runs = sorted((shared.cache().root / RUNS).glob("*/receipts"))

@@ -10,7 +10,7 @@ from harness.commands import options, running
 from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.errors import HarnessError
-from harness.core.words import Exit
+from harness.core.words import Evidence, Exit
 from harness.host import eligibility
 from harness.pack.concerned import concerned
 from harness.pack.model import Pack
@@ -20,7 +20,7 @@ from harness.schedule.selection import taken
 from harness.schedule.session import Session
 from harness.verdict import change
 from harness.versions import two_trees
-from harness.versions.two_trees import Pair, Trees
+from harness.versions.two_trees import Trees
 
 
 @click.command("pr-verdict")
@@ -87,8 +87,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         return Exit.WRONG_CALL if broken else Exit.AS_EXPECTED
     trees = Trees(base, head, dependencies, shared.timeout)
     with running.session(shared) as (session, _), taken(session.cache, chosen) as copies:
-        pairs, refused = _pairs(session, copies, target, trees)
-        found, interrupted = two_trees.compared(session, pairs)
+        judged, refused = _judged(session, copies, target)
+        found, interrupted = two_trees.compared(session, judged, trees)
         scrub = redaction.of_host({**session.cache.places, options.REPOSITORY: "$REPOSITORY"})
         text = pr_comment.text(found, trees, commits_at, scrub)  # while the copies are there that were judged
     options.complain(refused)
@@ -102,16 +102,16 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     return int(change.together([change.status(one.change, one.head.verdict, must_fix=must_fix) for one in found]))
 
 
-def _pairs(session: Session, packs: list[Pack], target: str, trees: Trees) -> tuple[list[Pair], list[HarnessError]]:
-    """Build the cells of every pack that this host can judge; say of the others why it cannot."""
-    pairs, refused = [], []
+def _judged(
+    session: Session, packs: list[Pack], target: str
+) -> tuple[list[tuple[Pack, str, Evidence]], list[HarnessError]]:
+    """Return the target and the evidence of every pack that this host can judge; say of the others why it cannot."""
+    found, refused = [], []
     for pack in packs:
         try:
-            chosen, evidence = eligibility.first(pack, target, session.host)
+            found.append((pack, *eligibility.first(pack, target, session.host)))
         except HarnessError as error:
             if error.status != Exit.NOTHING_JUDGED:
                 raise
             refused.append(error)
-            continue
-        pairs.append(two_trees.pair(session, pack, chosen, evidence, trees))
-    return pairs, refused
+    return found, refused

@@ -82,7 +82,13 @@ def wheel(cache: Cache, package: str, version: str, hashes: tuple[str, ...], pyt
         path = fetch(cache, package, None, hashes[0])
         _fitting([ReleaseFile(package, version, path.name, hashes[0])], package, version, python_tag)
         return path
-    there = _downloaded(cache, package, version, hashes) if cache.offline else _offered(cache, package, hashes)
+    if cache.offline:
+        paths = (path for one in hashes for path in cache.entry("downloads", one).glob("*"))
+        there = [ReleaseFile(package, version, path.name, path.parent.name) for path in paths]
+    else:
+        there = [one for one in _kept(cache, package) if one.sha256 in hashes]
+        if len(there) != len(hashes):
+            there = [one for one in _listed(cache, package) if one.sha256 in hashes]
     if not there:
         why = (
             "wrong sha256: the index has no file of one that is pinned. Next: compare them with the release's own page"
@@ -90,17 +96,6 @@ def wheel(cache: Cache, package: str, version: str, hashes: tuple[str, ...], pyt
         raise UnavailableError(f"{package} {version}: {NOT_HERE.format(cache.root) if cache.offline else why}")
     release = _fitting(there, package, version, python_tag)
     return fetch(cache, package, release.file, release.sha256)
-
-
-def _downloaded(cache: Cache, package: str, version: str, hashes: tuple[str, ...]) -> list[ReleaseFile]:
-    paths = (path for one in hashes for path in cache.entry("downloads", one).glob("*"))
-    return [ReleaseFile(package, version, path.name, path.parent.name) for path in paths]
-
-
-def _offered(cache: Cache, package: str, hashes: tuple[str, ...]) -> list[ReleaseFile]:
-    """List the files of some sha256; the index is asked where it has not listed them all before."""
-    kept = [one for one in _kept(cache, package) if one.sha256 in hashes]
-    return kept if len(kept) == len(hashes) else [one for one in _listed(cache, package) if one.sha256 in hashes]
 
 
 def _fitting(there: list[ReleaseFile], package: str, version: str, python_tag: str) -> ReleaseFile:
@@ -163,8 +158,13 @@ def _listed(cache: Cache, package: str) -> list[ReleaseFile]:
     return found
 
 
-def _releases(listed: list[ReleaseFile], *, wheels_only: bool) -> list[ReleaseFile]:
-    """Choose of each release the file that would be taken here, the oldest release first; a yanked one is left out."""
+def releases(cache: Cache, package: str, *, wheels_only: bool = False, only_kept: bool = False) -> list[ReleaseFile]:
+    """List every release of a package, the oldest first, each with the file of it that would be taken here.
+
+    A yanked one is left out. With `only_kept` the index is not asked, and what it listed before counts. Else
+    UnavailableError is raised where it cannot be asked, or without network: it never was, into this cache.
+    """
+    listed = _kept(cache, package) if only_kept else _listed(cache, package)
     by_version: dict[Version, list[ReleaseFile]] = {}
     for one in listed:
         if not one.yanked:
@@ -179,14 +179,6 @@ def _releases(listed: list[ReleaseFile], *, wheels_only: bool) -> list[ReleaseFi
     return found
 
 
-def releases(cache: Cache, package: str, *, wheels_only: bool = False) -> list[ReleaseFile]:
-    """List every release of a package, the oldest first, each with the file of it that would be taken here.
-
-    UnavailableError is raised where the index cannot be asked, or without network: it never was, into this cache.
-    """
-    return _releases(_listed(cache, package), wheels_only=wheels_only)
-
-
 def resolve(cache: Cache, package: str, version: str | None, *, wheels_only: bool = False) -> ReleaseFile:
     """Return the best file of one release; where `version` is None, of the newest final one.
 
@@ -195,7 +187,7 @@ def resolve(cache: Cache, package: str, version: str | None, *, wheels_only: boo
     """
     if cache.offline and version is None:
         raise UnavailableError(f"{package} latest: --offline forbids to ask the package index")
-    listed = _releases(_kept(cache, package), wheels_only=wheels_only) if version else []
+    listed = releases(cache, package, wheels_only=wheels_only, only_kept=True) if version else []
     found = _of_version(listed, version)
     if found is None:
         listed = releases(cache, package, wheels_only=wheels_only)
