@@ -101,19 +101,15 @@ def _bisected(known: Known) -> tuple[list[Entry], bool]:
     return known.entries, False
 
 
-def _tell_of_the_cache(judging: Judging) -> None:
-    """Say what the trees of all releases take, which nobody may want any more."""
-    cache = judging.session.cache
-    size = sum(one.st_size for _, one in files.walk(cache.root / tree.KIND) if one) if cache.root.is_dir() else 0
-    terminal.echo(f"{size / 2**20:.0f} MiB of trees in {cache.root}; runner.py prune removes what is unused", err=True)
-
-
 def _end(judging: Judging, shown: Shown, *, save: bool, as_json: bool) -> int:
-    scrub = redaction.of_host({**judging.session.cache.places, options.REPOSITORY: "$REPOSITORY"})
+    cache = judging.session.cache
+    scrub = redaction.of_host({**cache.places, options.REPOSITORY: "$REPOSITORY"})
     shown = Shown(shown.what, [output.scrubbed(row, scrub) for row in shown.rows], shown.line)
     found = output.document(shown, judging, running.command_line())
     terminal.echo(receipt.to_json(found) if as_json else output.as_text(shown), nl=False)
-    _tell_of_the_cache(judging)
+    trees = cache.root / tree.KIND  # of all releases, which nobody may want any more
+    size = sum(one.st_size for _, one in files.walk(trees) if one) if trees.is_dir() else 0
+    terminal.echo(f"{size / 2**20:.0f} MiB of trees in {cache.root}; runner.py prune removes what is unused", err=True)
     if save:
         terminal.echo(f"kept in {output.save(found, judging, scrub)}", err=True)
     if not any(row.is_judged for row in shown.rows):

@@ -59,15 +59,14 @@ def _walk(document: object, *, strings: bool) -> None:
     while level:
         if depth > DEEPEST:
             raise StrictJsonError(f"more than {DEEPEST} brackets inside each other")
-        if strings:
-            for text in (one for one in level if isinstance(one, str)):
-                _whole(text)
         inner: list[object] = []
         for one in level:
             if isinstance(one, dict):
-                inner += [*one.keys(), *one.values()] if strings else one.values()
+                inner += [*one.keys(), *one.values()]
             elif isinstance(one, list):
                 inner += one
+            elif strings and isinstance(one, str):
+                _whole(one)
         level, depth = inner, depth + 1
 
 

@@ -1,11 +1,14 @@
-"""Copying a tree out of a maintainer's checkout, or out of a commit of a repository."""
+"""Copying a tree out of a checkout, out of the runner's own environment, or out of a commit of a repository."""
 
 from __future__ import annotations
 
 import datetime as dt
+import importlib.metadata
+import json
 import os
 import shutil
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from harness.core import files, git, room
 from harness.core.cache import Cache
@@ -61,6 +64,29 @@ def copy_path(folder: Path, destination: Path) -> str:
     commit = git.run(["rev-parse", "HEAD"], folder).stdout.strip() or "no commit"
     status = git.run([*NO_MONITOR, "status", "--porcelain", "--untracked-files=no"], folder)
     return f"path at {commit}" + (" with modified files" if status.stdout.strip() else "")
+
+
+def copy_installed(package: str, destination: Path) -> str:
+    """Copy the files that an installed distribution recorded; an editable one is copied from its checkout.
+
+    Returns its version.
+    """
+    try:
+        distribution = importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        raise UnavailableError(
+            f"--upstream installed: {package} is not installed. Next: pip install {package}"
+        ) from None
+    source = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if source.get("dir_info", {}).get("editable"):
+        folder = Path(unquote(urlsplit(source["url"]).path))
+        return f"{distribution.version}, editable {copy_path(folder, destination)}"
+    for file in distribution.files or []:
+        path, target = Path(str(distribution.locate_file(file))), destination / file
+        if ".." not in file.parts and file.suffix != ".pyc" and path.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+    return f"{distribution.version}, installed"
 
 
 def _mirror(cache: Cache, url: str, commit: str) -> Path:

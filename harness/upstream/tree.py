@@ -11,7 +11,7 @@ from harness.core.cache import Cache
 from harness.core.errors import UnavailableError
 from harness.core.seal import Layout, Seal
 from harness.pack.model import Upstream
-from harness.upstream import archive, checkout, download, installed
+from harness.upstream import archive, checkout, download
 from harness.upstream.source import Source, SourceKind, commit_of
 
 #: The folder of the cache that trees lie in, pristine and patched ones under names of one form.
@@ -85,7 +85,7 @@ def _from_folder(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
             return checkout.copy_path(Path(origin.value).expanduser(), content)
         if origin.kind in (SourceKind.GIT, SourceKind.PINNED):
             return checkout.copy_commit(cache, origin.url, origin.value, content)
-        return installed.copy(upstream.package, content)
+        return checkout.copy_installed(upstream.package, content)
 
     with cache.guard(), cache.scratch("origin-") as scratch:
         version = copy(scratch / "content")
