@@ -59,13 +59,8 @@ def _check_advisories(packs: Path, folder: Path, *, write: bool) -> int:
 @click.option(
     "--records", "folder", type=click.Path(path_type=Path), default=records.FOLDER, metavar="DIR", hidden=True
 )
-def command(  # noqa: PLR0913, PLR0917 - click passes each option
-    shared: Shared,
-    wanted: tuple[str, ...],
-    sent: Path | None,
-    is_records: bool,  # noqa: FBT001 - likewise
-    write: bool,  # noqa: FBT001 - likewise
-    folder: Path,
+def command(
+    shared: Shared, wanted: tuple[str, ...], sent: Path | None, is_records: bool, write: bool, folder: Path
 ) -> int:
     """Check that packs are sound.
 

@@ -88,14 +88,7 @@ def _fetch_runner(destination: Path, python: str) -> None:
 @click.option("--latest", is_flag=True, help="Also each upstream's newest release, for sweep --latest.")
 @click.option("--head", is_flag=True, help="Also the head of its default branch, for sweep --head.")
 @options.takes("packs", "cache_root", "mirrors")
-def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
-    shared: Shared,
-    wanted: tuple[str, ...],
-    python: str,
-    with_runner: bool,  # noqa: FBT001 - click passes it by name
-    latest: bool,  # noqa: FBT001 - likewise
-    head: bool,  # noqa: FBT001 - likewise
-) -> int:
+def command(shared: Shared, wanted: tuple[str, ...], python: str, with_runner: bool, latest: bool, head: bool) -> int:
     """Fill a cache for a machine without network.
 
     It fetches the pinned trees and all dependency sets of the packs, the trees of [ask] and [upstream_tests], and what

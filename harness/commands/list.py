@@ -58,13 +58,7 @@ def _document(pack: Pack, entries: list[Entry]) -> dict[str, object]:
 @click.option("--runs", "sweeps", type=options.FOLDER, metavar="DIR", help="What the sweeps in DIR found of one pack.")
 @options.takes("packs", "cache_root")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(
-    shared: Shared,
-    wanted: tuple[str, ...],
-    runs: tuple[str, ...],
-    sweeps: Path | None,
-    as_json: bool,  # noqa: FBT001 - click passes it by name
-) -> int:
+def command(shared: Shared, wanted: tuple[str, ...], runs: tuple[str, ...], sweeps: Path | None, as_json: bool) -> int:
     """List the packs and what their receipts say.
 
     For each target it shows the verdict of the strongest receipt.

@@ -42,16 +42,16 @@ from harness.verdict.cell import Cell
 @click.option("--rebase", "is_rebase", is_flag=True, help="Put the packs' own on fix.patch as it is now.")
 @click.option("--record", is_flag=True, help="Put the strength into the packs' receipts/.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+def command(
     shared: Shared,
     wanted: tuple[str, ...],
     target: str,
     generated: int | None,
-    unseen: bool,  # noqa: FBT001 - click passes options by name
-    matrix: bool,  # noqa: FBT001 - likewise
-    is_rebase: bool,  # noqa: FBT001 - likewise
-    record: bool,  # noqa: FBT001 - likewise
-    as_json: bool,  # noqa: FBT001 - likewise
+    unseen: bool,
+    matrix: bool,
+    is_rebase: bool,
+    record: bool,
+    as_json: bool,
 ) -> int:
     """Say which wrong fixes a pack refuses.
 

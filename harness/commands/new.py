@@ -42,17 +42,17 @@ from harness.upstream import patch
 @click.option("--fix-commit", default="", metavar="SHA|PATCH", help="Upstream's fix: a commit, or a patch's file.")
 @click.option("--again", is_flag=True, help="Make a pack of this name anew.")
 @options.takes("packs", "cache_root")
-def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+def command(
     shared: Shared,
     slug: str,
     source: Path,
     packages: tuple[str, ...],
-    no_deps: bool,  # noqa: FBT001 - click passes options by name
+    no_deps: bool,
     timeout: float | None,
     repeat: int,
     variables: tuple[str, ...],
     fix_commit: str,
-    again: bool,  # noqa: FBT001 - likewise
+    again: bool,
 ) -> int:
     """Write a pack from a script that fails.
 

@@ -38,7 +38,7 @@ from harness.versions.two_trees import Trees
 @click.option("--commits-at", default="", metavar="URL", help="The repository on the web that has both commits.")
 @click.option("--must-fix", is_flag=True, help="Exit status 1 where head still has the bug.")
 @options.takes(*options.PLACES, "jobs", "timeout")
-def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+def command(
     shared: Shared,
     wanted: tuple[str, ...],
     base: str | None,
@@ -47,7 +47,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     target: str,
     dependencies: tuple[str, ...],
     commits_at: str,
-    must_fix: bool,  # noqa: FBT001 - click passes options by name
+    must_fix: bool,
 ) -> int:
     """Say whether a change fixes a pack's bug.
 

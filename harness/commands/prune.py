@@ -24,7 +24,7 @@ from harness.core.words import Exit
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @options.takes("cache_root")
-def command(shared: Shared, days: float, dry_run: bool) -> int:  # noqa: FBT001 - click passes it by name
+def command(shared: Shared, days: float, dry_run: bool) -> int:
     """Remove from the cache what nobody uses.
 
     Run folders, JIT results, trees, dependency sets and downloads: each can be fetched or made again. What a lane

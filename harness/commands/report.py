@@ -34,11 +34,11 @@ from harness.report import bundle, links, parts, pull_request, report
     "--from", "run", metavar="RUN", help="Read the receipts of a run: `last`, or its folder (default: the packs' own)."
 )
 @options.takes("packs", "cache_root")
-def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+def command(
     shared: Shared,
     wanted: str,
-    whole: bool,  # noqa: FBT001 - click passes options by name
-    write: bool,  # noqa: FBT001 - likewise
+    whole: bool,
+    write: bool,
     zipped: Path | None,
     checkout: Path | None,
     branch: str | None,

@@ -45,7 +45,7 @@ UNJUDGED = {Verdict.ERROR, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 @click.option("--receipts", type=click.Path(path_type=Path), metavar="DIR", help="Write the receipts below DIR too.")
 @click.option("--verbose", "-v", is_flag=True, help="Name claims, log and receipt of every row.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+def command(
     shared: Shared,
     wanted: tuple[str, ...],
     target: str,
@@ -53,10 +53,10 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     dependencies: tuple[str, ...],
     lane: str,
     repeat: int,
-    record: bool,  # noqa: FBT001 - click passes options by name
+    record: bool,
     receipts: Path | None,
-    verbose: bool,  # noqa: FBT001 - likewise
-    as_json: bool,  # noqa: FBT001 - likewise
+    verbose: bool,
+    as_json: bool,
 ) -> int:
     """Judge packs, without the patch and with it.
 

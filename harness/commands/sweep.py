@@ -92,16 +92,16 @@ def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...], tell: Cal
     help="Of sbatch (partition=gpu); repeatable.",
 )
 @click.option("--baseline", type=options.FOLDER, metavar="DIR", help="Compare with this run, or the newest below.")
-def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+def command(
     shared: Shared,
     only: tuple[str, ...],
     runs: Path,
     budget: float | None,
     repeat: int,
-    latest: bool,  # noqa: FBT001 - click passes options by name
-    head: bool,  # noqa: FBT001 - likewise
+    latest: bool,
+    head: bool,
     bisect: float | None,
-    slurm: bool,  # noqa: FBT001 - likewise
+    slurm: bool,
     gpu_types: tuple[str, ...],
     slurm_options: tuple[str, ...],
     baseline: Path | None,

@@ -25,8 +25,6 @@ from harness.suites.comparison import Change, Comparison
 
 #: After these, something was judged; their receipts may be recorded.
 JUDGED = {SuiteVerdict.UNBROKEN, SuiteVerdict.BREAKS_TESTS, SuiteVerdict.NEW_TEST_WRONG}
-#: Each such test is named above the table.
-TOLD = tuple(change for change in Change if change != Change.SAME)
 
 
 @click.command("upstream-tests")
@@ -35,13 +33,7 @@ TOLD = tuple(change for change in Change if change != Change.SAME)
 @click.option("--gpu", is_flag=True, help="Show the tests this host's GPU, also where they do not need one.")
 @click.option("--record", is_flag=True, help="Put the receipt into the pack: receipts/upstream_tests.json.")
 @click.option("--json", "as_json", is_flag=True, help="Print the receipts as JSON on standard output.")
-def command(
-    shared: Shared,
-    wanted: tuple[str, ...],
-    gpu: bool,  # noqa: FBT001 - click passes options by name
-    record: bool,  # noqa: FBT001 - likewise
-    as_json: bool,  # noqa: FBT001 - likewise
-) -> int:
+def command(shared: Shared, wanted: tuple[str, ...], gpu: bool, record: bool, as_json: bool) -> int:
     """Run upstream's own tests, with and without the patch.
 
     pack.toml names the files in [upstream_tests]; with no PACK, every pack that names some. They run as lanes do, and
@@ -112,7 +104,7 @@ def as_text(rows: list[Row]) -> str:
     for row in rows:
         if row.found.reason:
             console.print(f"{row.pack.name}: {row.found.reason}", soft_wrap=True)
-        for test in row.found.of(*TOLD):
+        for test in row.found.of(*(change for change in Change if change != Change.SAME)):
             said = f"{test.change}: {test.test} ({test.before} -> {test.after}) {test.reason}"
             console.print(f"{row.pack.name}: {said}".rstrip(), soft_wrap=True)
         counts = [

@@ -33,17 +33,17 @@ GIT = "git+"
 @options.takes(*options.PLACES, "jobs", "timeout")
 @click.option("--record", "save", is_flag=True, help="Put the result into the pack's data/, for reports.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+def command(
     shared: Shared,
     wanted: str,
     within: str,
-    bisect: bool,  # noqa: FBT001 - click passes options by name
+    bisect: bool,
     vary: str | None,
     upstream: str | None,
     dependencies: tuple[str, ...],
     target: str,
-    save: bool,  # noqa: FBT001 - likewise
-    as_json: bool,  # noqa: FBT001 - likewise
+    save: bool,
+    as_json: bool,
 ) -> int:
     """Say which releases have the bug.
 
@@ -78,7 +78,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
                 else:
                     listed = candidates.releases(session.cache, subject, within, dependencies)
                 known = Known(judging, lambda _: None, listed)  # the scheduler tells of each lane
-                entries, interrupted = _bisected(known) if bisect else _judged(known)
+                entries, interrupted = _entries(known, bisect=bisect)
                 line = "interrupted" if interrupted else timeline.line(entries)
                 shown = Shown("dependency set" if vary else "release", entries, line)
             status = _end(judging, shown, save=save and not interrupted, as_json=as_json)
@@ -87,13 +87,11 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     return status
 
 
-def _judged(known: Known) -> tuple[list[Entry], bool]:
-    entries, account = known.judging.every(known.listed)
-    return entries, account.interrupted
-
-
-def _bisected(known: Known) -> tuple[list[Entry], bool]:
-    """Bisect what was listed; what was finished is shown where the user interrupted."""
+def _entries(known: Known, *, bisect: bool) -> tuple[list[Entry], bool]:
+    """Judge what was listed, or bisect it; say whether the user interrupted, after which what was finished is shown."""
+    if not bisect:
+        entries, account = known.judging.every(known.listed)
+        return entries, account.interrupted
     try:
         bisection.around_the_bug(known)
     except KeyboardInterrupt:

@@ -197,8 +197,9 @@ class Layout:
         if while_it_ran and not changes:
             changes = [f"{path} was written anew" for path in suspects if _touched(now[path], seal.stats[path])]
         if changes:
-            self._anew()
-            raise self._changed(changes)
+            with self.cache.guard(), self.cache.scratch(f"{self.kind}-") as fresh:
+                self.build(fresh)
+                return self._replaced(fresh, changes)
         return self._sealed(Seal(seal.entries, now))
 
     def _hashed(self) -> Seal:
@@ -221,29 +222,20 @@ class Layout:
                 {path: sha256 for path, sha256 in entries.items() if not self.ignored(path)}
                 for entries in (wanted, found.entries)
             )
-            self._replace(fresh)
-        if changes := differences(before, after):
-            raise self._changed(changes)
-        return self._sealed(self._hashed())
+            return self._replaced(fresh, differences(before, after))
 
-    def _replace(self, fresh: Path) -> None:
+    def _replaced(self, fresh: Path, changes: list[str]) -> Seal:
+        """Put a fresh entry in the place of this one; its files may be shared. ChangedError: something had changed."""
         entry = self.cache.entry(self.kind, self.key)
         with self.cache.lock(f"{self.kind}-{self.key}"), self.cache.scratch("changed-") as aside:
             if entry.exists():
                 entry.rename(aside / "old")
             fresh.rename(entry)
-
-    def _anew(self) -> None:
-        """Lay the entry out anew: its files may be shared with others, so that none is written in place."""
-        with self.cache.guard(), self.cache.scratch(f"{self.kind}-") as fresh:
-            self.build(fresh)
-            self._replace(fresh)
-        self._sealed(self._hashed())
-
-    def _changed(self, changes: list[str]) -> ChangedError:
-        return ChangedError(
-            f"{self.name} in the cache is not what was laid out: {in_words(changes)}. It has been laid out anew"
-        )
+        seal = self._sealed(self._hashed())
+        if changes:
+            said = in_words(changes)
+            raise ChangedError(f"{self.name} in the cache is not what was laid out: {said}. It has been laid out anew")
+        return seal
 
 
 def _touched(now: Stat, before: Stat) -> bool:
