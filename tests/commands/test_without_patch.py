@@ -67,11 +67,9 @@ def test_a_release_without_the_bug_is_fixed_upstream(workbench: Workbench, tmp_p
     pack = workbench.lay(NAME)
     source = tmp_path / "checkout"
     histories.commits(source, ["right"])
-    status, (row,) = workbench.rows("--upstream", f"path:{source}")
-    assert (status, row["verdict"]) == (0, "FIXED_UPSTREAM")
+    workbench.gives(0, "FIXED_UPSTREAM", "--upstream", f"path:{source}")
     toys.blind(pack)
-    status, (row,) = workbench.rows()
-    assert (status, row["verdict"]) == (1, "FIXED_UPSTREAM"), "pack.toml expects REPRODUCED of the pinned release"
+    workbench.gives(1, "FIXED_UPSTREAM")  # pack.toml expects REPRODUCED of the pinned release
 
 
 def test_a_pack_that_nobody_saw_fail_is_not_said_to_be_fixed(workbench: Workbench) -> None:

@@ -45,9 +45,7 @@ def test_a_file_that_was_changed_in_the_cache_is_an_error(workbench: Workbench) 
     text = changed.read_text()
     changed.unlink()
     changed.write_text(text + "# edited\n")
-    status, (row,) = workbench.rows()
-    assert (status, row["verdict"]) == (1, "ERROR")
-    assert "scale.py was edited" in row["reason"]
+    workbench.gives(1, "ERROR", reason="scale.py was edited")
     assert workbench.rows()[0] == 0, "it has been laid out anew"
 
 
@@ -59,10 +57,11 @@ def test_other_releases_are_judged_by_their_wheels(workbench: Workbench) -> None
     files["toykernel-2.0.zip"] = b"an sdist that needs a compiler"
     with served(Shelf({"toykernel": files})) as url:
         ended = workbench.run("versions", NAME, "--online", "--json", PIP_INDEX_URL=url, PIP_EXTRA_INDEX_URL="")
-        status, (row,) = workbench.rows("--online", "--upstream", "latest", PIP_INDEX_URL=url, PIP_EXTRA_INDEX_URL="")
+        workbench.gives(
+            0, "FIXED_UPSTREAM", "--online", "--upstream", "latest", PIP_INDEX_URL=url, PIP_EXTRA_INDEX_URL=""
+        )
     rows = {one["label"]: one["verdict"] for one in json.loads(ended.stdout)["rows"]}
     assert rows == {"1.0": "BUG_REPRODUCED", "2.0": "FIX_VALIDATED"}, ended.stderr
-    assert (status, row["verdict"]) == (0, "FIXED_UPSTREAM")
 
 
 @pytest.mark.parametrize(

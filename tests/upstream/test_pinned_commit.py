@@ -30,8 +30,7 @@ def _pinned(workbench: Workbench, behaviour: str = "01_confirmed") -> tuple[Path
 def test_every_verb_knows_a_pinned_commit(workbench: Workbench) -> None:
     pack, commit = _pinned(workbench)
     places = ("--mirrors", str(workbench.folder / "mirrors"))
-    status, (row,) = workbench.rows(*places, "--record")
-    assert (status, row["verdict"]) == (0, "CONFIRMED"), row
+    workbench.gives(0, "CONFIRMED", *places, "--record")
     found = json.loads((pack / "receipts/cpu.traced.json").read_text())
     assert "--mirrors $MIRRORS" in found["command"].replace("'", ""), found["command"]
     assert found["upstream"] | {"sha256": ""} == {
@@ -73,8 +72,7 @@ def test_releases_are_judged_beside_a_pinned_commit(workbench: Workbench) -> Non
         ended = workbench.run("versions", "1", "--online", "--json", **index)
         assert ended.returncode == 0, ended.stderr
         assert [row["verdict"] for row in json.loads(ended.stdout)["rows"]] == ["BUG_REPRODUCED"]
-        status, (row,) = workbench.rows("--online", "--upstream", "toykernel==1.0", **index)
-    assert (status, row["verdict"]) == (0, "CONFIRMED")
+        workbench.gives(0, "CONFIRMED", "--online", "--upstream", "toykernel==1.0", **index)
 
 
 def test_another_commit_makes_its_receipts_stale(workbench: Workbench) -> None:
@@ -86,8 +84,7 @@ def test_another_commit_makes_its_receipts_stale(workbench: Workbench) -> None:
 
 def test_a_pinned_commit_that_cannot_be_had_is_an_error(workbench: Workbench) -> None:
     _pinned(workbench)
-    status, (row,) = workbench.rows()
-    assert (status, row["verdict"]) == (1, "ERROR")
+    workbench.gives(1, "ERROR")
 
 
 @pytest.mark.parametrize(
