@@ -58,5 +58,4 @@ def run(
 
 def last_line(text: str) -> str:
     """Return the last line of git's own message that says something."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "no message"
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "no message")
