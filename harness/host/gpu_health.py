@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.host import gpus
 from harness.host.gpus import Device, Reading
@@ -43,11 +43,6 @@ def _remains(before: Reading, after: Reading) -> str:
     return f"{kept / 2**20:.0f} MiB did not come back" if kept > SLACK else ""
 
 
-def _uncorrected(earlier: Reading, later: Reading) -> str:
-    count = (later.uncorrected or 0) - (earlier.uncorrected or 0)
-    return f"{count} uncorrected memory error(s)" if count > 0 else ""
-
-
 def before(device: Device, *, measures: bool) -> tuple[Reading, str, str]:
     """Look at a GPU before its first lane; where that measures, wait a while for other programs' processes to end.
 
@@ -73,7 +68,9 @@ def after(device: Device, earlier: Reading, *, last: bool = True, patience: floa
     while True:
         reading = gpus.read(device)
         xids += reading.xids
-        found = fault(reading) or fault(Reading(xids=xids)) or _uncorrected(earlier, reading)
+        count = (reading.uncorrected or 0) - (earlier.uncorrected or 0)
+        uncorrected = f"{count} uncorrected memory error(s)" if count > 0 else ""
+        found = fault(replace(reading, xids=xids)) or uncorrected
         remains = "" if found or not last else _remains(earlier, reading)
         if found or not remains or time.monotonic() > end:
             return found or remains

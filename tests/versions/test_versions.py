@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import subprocess
 from typing import Any
 
-import psutil
 import pytest
 
 from harness.core.words import LaneVerdict
 from harness.versions import bisection, timeline
 from harness.versions.timeline import Entry
 from testing import histories, toys
-from testing.interrupted import interrupted, until
+from testing.interrupted import interrupted
 from testing.package_index import served
 from testing.workbench import Workbench
 
@@ -193,32 +190,6 @@ def test_git_itself_bisects_commits(workbench: Workbench, states: list[str], lin
     assert not list((workbench.cache / "work").glob("*/*"))
     same = workbench.run("versions", "1", "--online", "--upstream", url, "--range", f"{hashes[0]}..{hashes[1]}")
     assert (same.returncode, "nothing to bisect" in same.stderr) == (1, True)
-
-
-def _children(pid: int) -> list[psutil.Process]:
-    """List the processes that a runner started, once one of them supervises a lane."""
-    with contextlib.suppress(psutil.Error):  # one that has just ended
-        found = psutil.Process(pid).children(recursive=True)
-        if any(word.endswith("supervisor.py") for one in found for word in one.cmdline()):
-            return found
-    return []
-
-
-def test_a_bisection_whose_runner_is_killed_leaves_no_process(workbench: Workbench) -> None:
-    workbench.lay("01_confirmed")
-    hashes = histories.commits(workbench.folder / "history", ["wrong", "hanging", "right"])
-    url, within = f"git+file://{workbench.folder / 'history'}", f"{hashes[0]}..{hashes[-1]}"
-    command = workbench.command("versions", "1", "--online", "--upstream", url, "--range", within)
-    said = workbench.folder / "said"
-    with said.open("w") as errors:
-        runner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
-    try:
-        until(lambda: f"{hashes[2][:12]} FIX_VALIDATED" in said.read_text(), 60)
-        children = until(lambda: _children(runner.pid), 60)
-    finally:
-        runner.kill()
-        runner.wait()
-    assert psutil.wait_procs(children, timeout=20)[1] == []
 
 
 def test_dependency_sets_are_varied(workbench: Workbench) -> None:
