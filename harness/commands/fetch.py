@@ -34,7 +34,8 @@ def _fetch(pack: Pack, cache: Cache, tag: str) -> None:
     for origin in {one.origin for one in (suite, asked) if one is not None and one.origin}:
         tree.materialize(cache, upstream, of_git(origin))
     for name in pack.definition.dependencies:
-        dependencies.fetch(cache, dependencies.named(pack.definition, name, tag), tag)
+        for one in dependencies.named(pack.definition, name, tag).members:  # a lane's host lays them out
+            download.wheel(cache, one.package, one.version, one.hashes, tag)
     for built in pack.definition.environments.values():
         for package, sha256 in built.files.items():
             download.fetch(cache, package, None, sha256)

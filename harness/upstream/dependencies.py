@@ -95,12 +95,6 @@ def with_wheel(dependencies: DependencySet, package: str, version: str, sha256: 
     return replace(dependencies, members=(*dependencies.members, Member(package, version, (sha256,))))
 
 
-def fetch(cache: Cache, dependencies: DependencySet, tag: str) -> None:
-    """Download every wheel of a set, for whatever Python it is; a lane's host lays them out."""
-    for one in dependencies.members:
-        download.wheel(cache, one.package, one.version, one.hashes, tag)
-
-
 def layout(cache: Cache, dependencies: DependencySet, python: Path, tag: str) -> Layout:
     """Return the one folder that holds all wheels of a set with their bytecode, not yet laid out.
 

@@ -26,8 +26,6 @@ NOT_HERE = (
     "not in the cache {}, and --offline forbids to download it. "
     "Next: runner.py fetch --cache DIR on a machine with network, then --cache DIR here"
 )
-#: Releases that a message names.
-NEWEST_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -193,7 +191,7 @@ def resolve(cache: Cache, package: str, version: str | None, *, wheels_only: boo
         listed = releases(cache, package, wheels_only=wheels_only)
         found = _of_version(listed, version)
     if found is None:
-        newest = ", ".join(one.version for one in listed[: -NEWEST_SHOWN - 1 : -1])
+        newest = ", ".join(one.version for one in listed[: -package_index.NEWEST_SHOWN - 1 : -1])
         raise UnavailableError(
             f"{package}: no release {version} on the package index. It has {newest or 'no release'}. "
             f"Next: --upstream {package}==VERSION, or --upstream latest"

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 DEFAULT_INDEX = "https://pypi.org/simple/"
 #: The sections of pip's configuration, the weakest first.
 SETTING_SECTIONS = ("global", "install", "download", ":env:")
+#: Releases that a message names.
 NEWEST_SHOWN = 8
 #: What the index client raises where an answer has another shape than the standard says.
 MISSHAPEN = (ValueError, TypeError, KeyError, AttributeError, RecursionError, UserWarning)
