@@ -56,9 +56,7 @@ def _check_advisories(packs: Path, folder: Path, *, write: bool) -> int:
 @click.option("--bundle", "sent", type=click.Path(path_type=Path), help="Check a bundle that somebody sent, instead.")
 @click.option("--advisories", "is_records", is_flag=True, help="Check the OSV records in advisories/, instead.")
 @click.option("--write", is_flag=True, help="With --advisories: write them anew.")
-@click.option(
-    "--records", "folder", type=click.Path(path_type=Path), default=records.FOLDER, metavar="DIR", hidden=True
-)
+@click.option("--records", "folder", type=options.FOLDER, default=records.FOLDER, metavar="DIR", hidden=True)
 def command(
     shared: Shared, wanted: tuple[str, ...], sent: Path | None, is_records: bool, write: bool, folder: Path
 ) -> int:

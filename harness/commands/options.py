@@ -25,7 +25,7 @@ RUNS = "runs"
 #: Seconds: no lane and no budget is longer than a month, and no clock takes an infinity.
 LONGEST = 31 * 24 * 3600.0
 REPEATS = click.IntRange(1, 1000)
-FOLDER = click.Path(path_type=Path)
+FOLDER, EXISTING = click.Path(path_type=Path), click.Path(path_type=Path, file_okay=False, exists=True)
 
 
 class Seconds(click.FloatRange):
@@ -68,7 +68,7 @@ OF_PROGRAM = (
     click.Option(["--offline"], is_flag=True, envvar="REPRODUCER_PACKS_OFFLINE", help="Never reach the network."),
     click.Option(
         ["--mirrors"],
-        type=click.Path(path_type=Path, file_okay=False, exists=True),
+        type=EXISTING,
         envvar="REPRODUCER_PACKS_MIRRORS",
         metavar="DIR",
         help="DIR/NAME.git stands for upstream's repository NAME.",

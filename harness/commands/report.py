@@ -23,11 +23,7 @@ from harness.report import bundle, links, parts, pull_request, report
 @click.option("--write", is_flag=True, help="Write the whole text into README.md of the pack; print nothing of it.")
 @click.option("--bundle", "zipped", type=click.Path(path_type=Path), metavar="FILE", help="Write one zip to attach.")
 @click.option(
-    "--pr",
-    "checkout",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    metavar="DIR",
-    help="Commit the patch in your clone of the upstream.",
+    "--pr", "checkout", type=options.EXISTING, metavar="DIR", help="Commit the patch in your clone of the upstream."
 )
 @click.option("--branch", metavar="NAME", help="With --pr: the branch to make (default: fix-, and the pack's name).")
 @click.option(

@@ -12,16 +12,13 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from harness.core import files, git, strict_json, structure
 from harness.core.cache import Cache
 from harness.core.errors import UnavailableError
 from harness.upstream import checkout, download
 from harness.upstream.download import ReleaseFile
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 COMMIT = re.compile(r"(?P<commit>[0-9a-f]{40})\tHEAD")
 
@@ -43,7 +40,7 @@ class Head:
     seen: str
 
 
-Found = TypeVar("Found", bound="DataclassInstance")
+Found = TypeVar("Found", Release, Head)
 
 
 def release(cache: Cache, package: str, *, wheels_only: bool) -> Release:
