@@ -43,7 +43,7 @@ def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float
         raise click.BadParameter(f"{value!r} is no duration such as 90s, 30m or 2h")
     seconds = float(match["number"]) * UNITS[match["unit"]]
     if not 0 < seconds <= options.LONGEST:
-        raise click.BadParameter(f"{value[:40]}: more than nothing, and at most a month")
+        raise click.BadParameter(f"{value[:40]!r}: more than nothing, and at most a month")
     return seconds
 
 
