@@ -56,10 +56,9 @@ def test_other_releases_are_judged_by_their_wheels(workbench: Workbench) -> None
     files = {path.name: path.read_bytes() for path in wheels}
     files["toykernel-2.0.zip"] = b"an sdist that needs a compiler"
     with served(Shelf({"toykernel": files})) as url:
-        ended = workbench.run("versions", NAME, "--online", "--json", PIP_INDEX_URL=url, PIP_EXTRA_INDEX_URL="")
-        workbench.gives(
-            0, "FIXED_UPSTREAM", "--online", "--upstream", "latest", PIP_INDEX_URL=url, PIP_EXTRA_INDEX_URL=""
-        )
+        index = {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": ""}
+        ended = workbench.run("versions", NAME, "--online", "--json", **index)
+        workbench.gives(0, "FIXED_UPSTREAM", "--online", "--upstream", "latest", **index)
     rows = {one["label"]: one["verdict"] for one in json.loads(ended.stdout)["rows"]}
     assert rows == {"1.0": "BUG_REPRODUCED", "2.0": "FIX_VALIDATED"}, ended.stderr
 
