@@ -84,6 +84,12 @@ class Workbench:
         assert "Traceback" not in ended.stderr, ended.stderr
         return ended.returncode, json.loads(ended.stdout) if ended.stdout else []
 
+    def gives(self, status: int, verdict: str, *arguments: str, reason: str = "", **environment: str) -> dict[str, Any]:
+        """Run the one pack; return its row, which has to have this verdict, and this text in its reason."""
+        ended, (row,) = self.rows(*arguments, **environment)
+        assert (ended, row["verdict"], reason in row["reason"]) == (status, verdict, True), row
+        return row
+
 
 def unpacked(one: Pack) -> Tree:
     """Lay out the release that a real pack judges, in the user's cache."""

@@ -12,7 +12,7 @@ from types import FrameType
 import click
 
 from harness import __version__
-from harness.commands.places import PLACES, also
+from harness.commands.options import OF_PROGRAM, also
 from harness.core import terminal
 from harness.core.errors import HarnessError, unknown
 from harness.core.room import NO_ROOM
@@ -51,12 +51,7 @@ class Verbs(click.Group):
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggest the near verbs where there is none of that name.
-
-        Raises:
-            HarnessError: there is no such verb.
-
-        """
+        """Suggest the near verbs in a HarnessError where there is none of that name."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             raise unknown("command", args[0], VERBS, "runner.py --help")
         return super().resolve_command(ctx, args)
@@ -83,7 +78,7 @@ def cli(**_: object) -> None:
     """
 
 
-cli.params[:0] = PLACES
+cli.params[:0] = OF_PROGRAM
 
 
 def _interrupt(_: int, __: FrameType | None) -> None:
@@ -107,20 +102,20 @@ def main() -> int:
         sys.stdout.flush()
     except HarnessError as error:
         terminal.echo(f"error: {error}", err=True)
-        return int(error.status)
+        return error.status
     except click.ClickException as error:
         error.show()
-        return int(Exit.WRONG_CALL)
+        return Exit.WRONG_CALL
     except (KeyboardInterrupt, click.Abort):
         terminal.echo("interrupted", err=True)
-        return int(Exit.INTERRUPTED)
+        return Exit.INTERRUPTED
     except BrokenPipeError:
         _close_output()
-        return int(Exit.AS_EXPECTED)
+        return Exit.AS_EXPECTED
     except OSError as error:
         if error.errno not in NO_ROOM or error.filename is not None:
             raise
         _close_output()
         terminal.echo(f"error: standard output cannot be written ({error.strerror}). Next: free room for it", err=True)
-        return int(Exit.DEVIATES)
+        return Exit.DEVIATES
     return int(status or 0)

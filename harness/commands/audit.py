@@ -118,9 +118,9 @@ def command(python: Path | None, advisories: Path, arguments: tuple[str, ...]) -
             terminal.echo(f"not judged, since pip-audit skips it: {line[:200]}", err=True)
             states.append(State.NOT_JUDGED)
     if State.AFFECTED in states:
-        return int(Exit.DEVIATES)
+        return Exit.DEVIATES
     if not states:
         raise HarnessError("pip-audit read no package. Next: install pip-audit, or add --no-deps --disable-pip")
     if ended.returncode:
         raise HarnessError(f"pip-audit ended with status {ended.returncode}. Next: see what it says above")
-    return int(Exit.AS_EXPECTED if set(states) == {State.UNAFFECTED} else Exit.NOTHING_JUDGED)
+    return Exit.AS_EXPECTED if set(states) == {State.UNAFFECTED} else Exit.NOTHING_JUDGED

@@ -10,7 +10,7 @@ import click
 from harness.audit import records
 from harness.author import missing
 from harness.commands import options
-from harness.commands.options import Places
+from harness.commands.options import Shared
 from harness.core import room, terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
@@ -29,7 +29,7 @@ def _check_bundle(sent: Path, packs: Path) -> int:
     for line in found:
         terminal.echo(f"refuted: {line}")
     terminal.echo(f"{sent.name}: {f'{len(found)} error(s)' if found else 'it holds'}")
-    return int(Exit.DEVIATES if found else Exit.AS_EXPECTED)
+    return Exit.DEVIATES if found else Exit.AS_EXPECTED
 
 
 def _check_advisories(packs: Path, folder: Path, *, write: bool) -> int:
@@ -37,7 +37,7 @@ def _check_advisories(packs: Path, folder: Path, *, write: bool) -> int:
     chosen, broken = options.sound_packs(packs, ())
     if broken:
         options.complain(broken)
-        return int(Exit.WRONG_CALL)
+        return Exit.WRONG_CALL
     found = advisories.plans(chosen, folder, dt.datetime.now(dt.UTC))
     if write:
         with room.guard(folder, "the folder of advisories", "--records DIR"):
@@ -47,25 +47,18 @@ def _check_advisories(packs: Path, folder: Path, *, write: bool) -> int:
         terminal.echo(f"{one.path.name}: {one.why}; {done}" if write else f"{one.path.name}: {one.why}. {done}")
     if not found:
         terminal.echo("all records are as their packs say")
-    return int(Exit.DEVIATES if found and not write else Exit.AS_EXPECTED)
+    return Exit.DEVIATES if found and not write else Exit.AS_EXPECTED
 
 
 @click.command("check")
 @options.packs_argument
-@options.with_places
+@options.takes(*options.PLACES)
 @click.option("--bundle", "sent", type=click.Path(path_type=Path), help="Check a bundle that somebody sent, instead.")
 @click.option("--advisories", "is_records", is_flag=True, help="Check the OSV records in advisories/, instead.")
 @click.option("--write", is_flag=True, help="With --advisories: write them anew.")
-@click.option(
-    "--records", "folder", type=click.Path(path_type=Path), default=records.FOLDER, metavar="DIR", hidden=True
-)
-def command(  # noqa: PLR0913, PLR0917 - click passes each option
-    where: Places,
-    wanted: tuple[str, ...],
-    sent: Path | None,
-    is_records: bool,  # noqa: FBT001 - likewise
-    write: bool,  # noqa: FBT001 - likewise
-    folder: Path,
+@click.option("--records", "folder", type=options.FOLDER, default=records.FOLDER, metavar="DIR", hidden=True)
+def command(
+    shared: Shared, wanted: tuple[str, ...], sent: Path | None, is_records: bool, write: bool, folder: Path
 ) -> int:
     """Check that packs are sound.
 
@@ -88,11 +81,11 @@ def command(  # noqa: PLR0913, PLR0917 - click passes each option
     if write and not is_records:
         raise click.UsageError("--write is for --advisories")
     if is_records:
-        return _check_advisories(where.packs, folder, write=write)
+        return _check_advisories(shared.packs, folder, write=write)
     if sent is not None:
-        return _check_bundle(sent, where.packs)
-    cache, here = where.cache(), host.detect()
-    chosen, broken = options.sound_packs(where.packs, wanted)
+        return _check_bundle(sent, shared.packs)
+    cache, here = shared.cache(), host.detect()
+    chosen, broken = options.sound_packs(shared.packs, wanted)
     findings, half = soundness.duplicate_numbers(chosen), [pack for pack in chosen if missing.is_half_written(pack)]
     for pack in chosen:
         findings += Checker(pack, cache, here).findings()
@@ -108,5 +101,5 @@ def command(  # noqa: PLR0913, PLR0917 - click passes each option
     unsound = {finding.pack for finding in findings if not finding.warning} | {pack.name for pack in half}
     terminal.echo(f"{len(chosen)} pack(s) read, {len(chosen) - len(unsound)} sound")
     if broken:
-        return int(Exit.WRONG_CALL)
-    return int(Exit.DEVIATES if unsound else Exit.AS_EXPECTED)
+        return Exit.WRONG_CALL
+    return Exit.DEVIATES if unsound else Exit.AS_EXPECTED

@@ -12,14 +12,14 @@ from pathlib import Path
 import click
 
 from harness.commands import options
+from harness.commands.options import Shared
 from harness.core import files, terminal
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError, UnavailableError
 from harness.core.progress import Progress
 from harness.core.words import Exit
 from harness.host.host import python_tag
-from harness.pack.model import Pack
-from harness.sweep.selection import Moving
+from harness.pack.model import Pack, Upstream
 from harness.upstream import dependencies, download, newest, tree
 from harness.upstream.source import of_git, parse_source
 
@@ -34,22 +34,24 @@ def _fetch(pack: Pack, cache: Cache, tag: str) -> None:
     for origin in {one.origin for one in (suite, asked) if one is not None and one.origin}:
         tree.materialize(cache, upstream, of_git(origin))
     for name in pack.definition.dependencies:
-        dependencies.fetch(cache, dependencies.named(pack.definition, name, tag), tag)
+        for one in dependencies.named(pack.definition, name, tag).members:  # a lane's host lays them out
+            download.wheel(cache, one.package, one.version, one.hashes, tag)
     for built in pack.definition.environments.values():
         for package, sha256 in built.files.items():
             download.fetch(cache, package, None, sha256)
 
 
-def _fetch_moving(packs: list[Pack], cache: Cache, moving: Moving, tell: Callable[[str], None]) -> list[HarnessError]:
+def _fetch_moving(
+    packs: list[Pack], cache: Cache, tell: Callable[[str], None], *, latest: bool, head: bool
+) -> list[HarnessError]:
     """Fetch each upstream's newest release, and the head of its default branch; return what could not be had."""
     upstreams = [pack.definition.upstream for pack in packs]
-    packages = dict.fromkeys((one.package, one.is_wheel) for one in upstreams if moving.latest)
-    urls = dict.fromkeys(one.repository for one in upstreams if moving.head and not one.is_compiled)
-    looks: dict[str, Callable[[], object]] = {
-        f"the newest release of {package}": functools.partial(_newest_release, cache, package, wheels_only=wheel)
-        for package, wheel in packages
-    }
-    looks |= {f"the head of {url}": functools.partial(newest.head, cache, url) for url in urls}
+    looks: dict[str, Callable[[], object]] = {}
+    for one in upstreams if latest else ():
+        looks[f"the newest release of {one.package}"] = functools.partial(_fetch_newest, cache, one)
+    for one in upstreams if head else ():
+        if not one.is_compiled:
+            looks[f"the head of {one.repository}"] = functools.partial(newest.head, cache, one.repository)
     errors = []
     for what, look in looks.items():
         tell(f"fetching {what}")
@@ -60,9 +62,9 @@ def _fetch_moving(packs: list[Pack], cache: Cache, moving: Moving, tell: Callabl
     return errors
 
 
-def _newest_release(cache: Cache, package: str, *, wheels_only: bool) -> None:
-    file = newest.release(cache, package, wheels_only=wheels_only).file
-    download.fetch(cache, package, file.file, file.sha256)
+def _fetch_newest(cache: Cache, upstream: Upstream) -> None:
+    file = newest.release(cache, upstream.package, wheels_only=upstream.is_wheel).file
+    download.fetch(cache, upstream.package, file.file, file.sha256)
 
 
 def _fetch_runner(destination: Path, python: str) -> None:
@@ -82,23 +84,12 @@ def _fetch_runner(destination: Path, python: str) -> None:
 
 @click.command("fetch")
 @options.packs_argument
-@options.cache_option
 @click.option("--python", default=HERE, show_default=True, metavar="X.Y", help="The Python of that machine.")
 @click.option("--runner", "with_runner", is_flag=True, help="Also the runner's own wheels, into CACHE/wheels.")
 @click.option("--latest", is_flag=True, help="Also each upstream's newest release, for sweep --latest.")
 @click.option("--head", is_flag=True, help="Also the head of its default branch, for sweep --head.")
-@options.packs_option
-@options.mirrors_option
-def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
-    wanted: tuple[str, ...],
-    cache_root: Path | None,
-    python: str,
-    packs: Path,
-    with_runner: bool,  # noqa: FBT001 - click passes it by name
-    latest: bool,  # noqa: FBT001 - likewise
-    head: bool,  # noqa: FBT001 - likewise
-    mirrors: Path | None,
-) -> int:
+@options.takes("packs", "cache_root", "mirrors")
+def command(shared: Shared, wanted: tuple[str, ...], python: str, with_runner: bool, latest: bool, head: bool) -> int:
     """Fill a cache for a machine without network.
 
     It fetches the pinned trees and all dependency sets of the packs, the trees of [ask] and [upstream_tests], and what
@@ -116,8 +107,8 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     python_parts = python.split(".")
     if len(python_parts) != 2 or not all(part.isdecimal() for part in python_parts):  # noqa: PLR2004 - major and minor
         raise HarnessError(f"--python {python!r}: a version such as 3.12. Next: runner.py fetch --help")
-    chosen, errors = options.sound_packs(packs, wanted)
-    cache = options.the_cache(cache_root, offline=False, mirrors=mirrors)
+    chosen, errors = options.sound_packs(shared.packs, wanted)
+    cache = shared.cache()
     filled = 0
     with Progress(sys.stderr) as progress, cache.guard():
         for pack in chosen:
@@ -127,7 +118,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
                 filled += 1
             except HarnessError as error:
                 errors.append(HarnessError(f"{pack.name}: {error}", status=error.status))
-        errors += _fetch_moving(chosen, cache, Moving(latest, head), progress.tell)
+        errors += _fetch_moving(chosen, cache, progress.tell, latest=latest, head=head)
         if with_runner:
             progress.tell("fetching the runner's own wheels")
             _fetch_runner(cache.root, python)

@@ -56,9 +56,7 @@ def _table(name: str, rows: Rows) -> Table:
 def show(wanted: str, runs: Path) -> None:
     """Print a line for each figure of each finished sweep, the oldest first; a pack that is gone is found as well.
 
-    Raises:
-        HarnessError: there is no such pack or sweep.
-
+    HarnessError is raised where there is no such pack or sweep.
     """
     sweeps = reversed([results for _, results in history.finished(runs, pass_over=_pass_over)])
     every = [(sweep, cell) for sweep in sweeps for cell in sweep.cells]

@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from harness.commands import options
+from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
@@ -29,11 +30,6 @@ def _lines(pack: Pack, entries: list[Entry]) -> list[str]:
     ]
 
 
-def _expected(pack: Pack, target: str) -> str:
-    listed = pack.definition.targets.get(target)
-    return listed.verdict if listed else ""
-
-
 def _state(one: Entry) -> str:
     if one.state == grid.NONE:
         return "; ".join(filter(None, ("no receipt", one.strength)))
@@ -43,7 +39,8 @@ def _state(one: Entry) -> str:
 
 
 def _document(pack: Pack, entries: list[Entry]) -> dict[str, object]:
-    definition = pack.definition
+    definition, listed = pack.definition, pack.definition.targets
+    expected = {one.target: listed[one.target].verdict if one.target in listed else "" for one in entries}
     return {
         "pack": pack.name,
         "title": definition.title,
@@ -51,33 +48,17 @@ def _document(pack: Pack, entries: list[Entry]) -> dict[str, object]:
         "upstream": definition.upstream.package,
         "version": definition.upstream.pin,
         "fixed_in": definition.fixed_in,
-        "targets": {one.target: {"expected": _expected(pack, one.target), **asdict(one)} for one in entries},
+        "targets": {one.target: {"expected": expected[one.target], **asdict(one)} for one in entries},
     }
 
 
 @click.command("list")
 @options.packs_argument
-@click.option(
-    "--from",
-    "runs",
-    multiple=True,
-    metavar="RUN",
-    help="Read the receipts of a run: `last`, or a folder.",
-)
-@click.option(
-    "--runs", "sweeps", type=click.Path(path_type=Path), metavar="DIR", help="What the sweeps in DIR found of one pack."
-)
-@options.packs_option
-@options.cache_option
+@click.option("--from", "runs", multiple=True, metavar="RUN", help="Read the receipts of a run: `last`, or a folder.")
+@click.option("--runs", "sweeps", type=options.FOLDER, metavar="DIR", help="What the sweeps in DIR found of one pack.")
+@options.takes("packs", "cache_root")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
-    wanted: tuple[str, ...],
-    runs: tuple[str, ...],
-    sweeps: Path | None,
-    packs: Path,
-    cache_root: Path | None,
-    as_json: bool,  # noqa: FBT001 - click passes it by name
-) -> int:
+def command(shared: Shared, wanted: tuple[str, ...], runs: tuple[str, ...], sweeps: Path | None, as_json: bool) -> int:
     """List the packs and what their receipts say.
 
     For each target it shows the verdict of the strongest receipt.
@@ -96,9 +77,9 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         from harness.commands import history  # noqa: PLC0415 - rich, which `list` does without
 
         history.show(wanted[0], sweeps)
-        return int(Exit.AS_EXPECTED)
-    places = [options.run_receipts(run, cache_root) for run in runs]
-    chosen, errors = options.sound_packs(packs, wanted)
+        return Exit.AS_EXPECTED
+    places = [options.run_receipts(run, shared) for run in runs]
+    chosen, errors = options.sound_packs(shared.packs, wanted)
     gathered, unreadable = grid.gather(places)
     listed = []
     for pack in chosen:
@@ -112,4 +93,4 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     else:
         terminal.echo("\n".join(line for pack, entries in listed for line in _lines(pack, entries)))
     options.complain([*errors, *unreadable])
-    return int(Exit.WRONG_CALL if errors or unreadable else Exit.AS_EXPECTED)
+    return Exit.WRONG_CALL if errors or unreadable else Exit.AS_EXPECTED

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import sys
 from dataclasses import replace
 
 import click
 
 from harness.commands import options, running
-from harness.commands.options import Places
+from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError
@@ -31,7 +32,7 @@ from harness.verdict.cell import Cell
 
 @click.command("mutate")
 @options.packs_argument
-@options.with_places
+@options.takes(*options.PLACES, "jobs", "timeout")
 @click.option("--target", default="auto", show_default=True, help="cpu, sm_90a, ..., all, or auto (GPU, else cpu).")
 @click.option(
     "--generated", type=click.IntRange(0), metavar="N", help="Make N mutants of the patch (default: pack.toml's)."
@@ -39,22 +40,18 @@ from harness.verdict.cell import Cell
 @click.option("--unseen", is_flag=True, help="Those in mutants/unseen/ alone.")
 @click.option("--matrix", is_flag=True, help="Say which check refuses which wrong fix.")
 @click.option("--rebase", "is_rebase", is_flag=True, help="Put the packs' own on fix.patch as it is now.")
-@options.jobs_option
-@options.timeout_option
 @click.option("--record", is_flag=True, help="Put the strength into the packs' receipts/.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
-    where: Places,
+def command(
+    shared: Shared,
     wanted: tuple[str, ...],
     target: str,
     generated: int | None,
-    unseen: bool,  # noqa: FBT001 - click passes options by name
-    matrix: bool,  # noqa: FBT001 - likewise
-    is_rebase: bool,  # noqa: FBT001 - likewise
-    jobs: int | None,
-    timeout: float | None,
-    record: bool,  # noqa: FBT001 - likewise
-    as_json: bool,  # noqa: FBT001 - likewise
+    unseen: bool,
+    matrix: bool,
+    is_rebase: bool,
+    record: bool,
+    as_json: bool,
 ) -> int:
     """Say which wrong fixes a pack refuses.
 
@@ -80,22 +77,22 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
     Exit status 1: one survived or is unjudged; 0: all others.
     """
-    chosen, broken = options.sound_packs(where.packs, wanted)
+    chosen, broken = options.sound_packs(shared.packs, wanted)
     if broken:
         raise broken[0]
     order = Order(generated, unseen, matrix)
     _refuse(order, is_rebase=is_rebase, is_kept=record or as_json)
     if is_rebase:
-        return int(_rebased(chosen, where.cache(_tell)))
+        return _rebased(chosen, shared.cache(functools.partial(terminal.echo, err=True)))
     if record and not unseen:
         campaign.refuse(order, chosen)
     with Progress(sys.stderr) as progress, gpu_pool() as pool:
-        cache = where.cache(progress.tell)
+        cache = shared.cache(progress.tell)
         here = host.detect(pool)
-        cells = _listed(cells_of(chosen, target, Request(timeout=timeout), here, cache), target)
+        cells = _listed(cells_of(chosen, target, Request(timeout=shared.timeout), here, cache), target)
         if record and unseen:
             campaign.refuse_second_sight(cells)
-        words = (where.packs.resolve(), target, *(one.name for one in chosen), order)
+        words = (shared.packs.resolve(), target, *(one.name for one in chosen), order)
         with cache.guard(), state.opened(cache, *words) as kept, Journal(kept.journal) as journal:
             if kept.resumed:
                 progress.tell(f"going on: {len(journal)} lanes ended before")
@@ -107,16 +104,10 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
                 journal=journal,
                 command=lambda _: running.command_line(),
                 listener=running.listener(progress),
-                jobs=jobs,
+                jobs=shared.jobs,
                 keep_raw=True,
             )
-            judging = Campaign(
-                session,
-                kept,
-                order,
-                lambda cell: f"runner.py mutate {cell.pack.name} --target {cell.target}",
-                progress.begin,
-            )
+            judging = Campaign(session, kept, order, _command_line, progress.begin)
             results = judging.run(cells)
             if judging.interrupted:
                 raise KeyboardInterrupt
@@ -129,7 +120,11 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
             scrub = writer.scrubber(one.cell.pack, cache, here, None, {})
             path = output.record(one.strength, one.cell.pack.folder / "receipts", scrub)
             terminal.echo(f"recorded {one.cell.pack.name}/receipts/{path.name}", err=True)
-    return int(_status(results))
+    return _status(results)
+
+
+def _command_line(cell: Cell) -> str:
+    return f"runner.py mutate {cell.pack.name} --target {cell.target}"
 
 
 def _refuse(order: Order, *, is_rebase: bool, is_kept: bool) -> None:
@@ -138,10 +133,6 @@ def _refuse(order: Order, *, is_rebase: bool, is_kept: bool) -> None:
         raise HarnessError("--unseen takes no other wrong fixes. Next: leave out --generated")
     if is_rebase and (is_kept or order != Order()):
         raise HarnessError("--rebase judges nothing. Next: leave out what chooses wrong fixes, --record and --json")
-
-
-def _tell(text: str) -> None:
-    terminal.echo(text, err=True)
 
 
 def _rebased(packs: list[Pack], cache: Cache) -> Exit:

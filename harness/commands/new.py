@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,13 +9,11 @@ import click
 
 from harness.author import fix, new_pack, release, script
 from harness.author.pack_text import Stated
-from harness.commands import options, places, running
+from harness.commands import options, running
+from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.errors import HarnessError
-from harness.core.progress import Progress
 from harness.core.words import Exit, Fix, LaneVerdict
-from harness.host import host
-from harness.host.gpus import gpu_pool
 from harness.lane import ordinary
 from harness.pack.model import CPU, OrdinaryScript
 from harness.pack.rules import OWN_VARIABLES, VARIABLE
@@ -37,27 +34,25 @@ from harness.upstream import patch
     help="First the release that has the bug, then what else the script needs.",
 )
 @click.option("--no-deps", is_flag=True, help="Install only what --with names, and not what the release requires.")
-@click.option("--timeout", type=places.Seconds(), default=None, metavar="S", help="A run that takes longer has failed.")
+@click.option("--timeout", type=options.Seconds(), metavar="S", help="A run that takes longer has failed.")
 @click.option(
-    "--repeat", type=places.REPEATS, default=1, metavar="N", help="Runs of the script; one that fails will do."
+    "--repeat", type=options.REPEATS, default=1, metavar="N", help="Runs of the script; one that fails will do."
 )
 @click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="A variable that the script needs.")
 @click.option("--fix-commit", default="", metavar="SHA|PATCH", help="Upstream's fix: a commit, or a patch's file.")
 @click.option("--again", is_flag=True, help="Make a pack of this name anew.")
-@options.packs_option
-@options.cache_option
-def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+@options.takes("packs", "cache_root")
+def command(
+    shared: Shared,
     slug: str,
     source: Path,
     packages: tuple[str, ...],
-    no_deps: bool,  # noqa: FBT001 - click passes options by name
+    no_deps: bool,
     timeout: float | None,
     repeat: int,
     variables: tuple[str, ...],
     fix_commit: str,
-    again: bool,  # noqa: FBT001 - likewise
-    packs: Path,
-    cache_root: Path | None,
+    again: bool,
 ) -> int:
     """Write a pack from a script that fails.
 
@@ -74,25 +69,24 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     """
     fix.refuse(fix_commit)
     given = script.read(source)
-    folder = new_pack.folder_for(packs.absolute(), slug, again=again)
+    folder = new_pack.folder_for(shared.packs.absolute(), slug, again=again)
     run = OrdinaryScript("", timeout or 0.0, repeat, _environment(variables), given.beside)
     title = given.title or slug.replace("_", " ")
-    with Progress(sys.stderr) as progress, gpu_pool() as pool:
-        cache, here = options.the_cache(cache_root, offline=False, tell=progress.tell), host.detect(pool)
-        with cache.guard():
-            wanted = release.requirements_of(packages)
-            found = release.resolve(wanted, given, cache, here, progress.tell, deps=not no_deps)
-            is_patched = bool(fix_commit) and not found.upstream.is_compiled
-            found, diff = fix.on_release(fix_commit, found) if is_patched else (found, "")
-            loads = tuple(one.path for one in patch.parse(diff))
-            targets = tuple(dict.fromkeys((CPU, here.auto_target)))
-            run = replace(run, requires=found.requires)
-            typed = ordinary.typed(given.text, run.environment)
-            stated = Stated(title, typed, run, targets, loads=loads, fix=Fix.PATCH if diff else Fix.NONE)
-            new_pack.write(folder, new_pack.texts(given, found, stated, here, diff), source.parent, given.beside)
-            lane, why = new_pack.trial(folder, running.session(cache, here, pool, progress, jobs=1))
-            if lane is not None:
-                new_pack.learn(folder, found, stated, here, lane)
+    with running.session(replace(shared, jobs=1)) as (session, progress):
+        here = session.host
+        wanted = release.requirements_of(packages)
+        found = release.resolve(wanted, given, session.cache, here, progress.tell, deps=not no_deps)
+        is_patched = bool(fix_commit) and not found.upstream.is_compiled
+        found, diff = fix.on_release(fix_commit, found) if is_patched else (found, "")
+        loads = tuple(one.path for one in patch.parse(diff))
+        targets = tuple(dict.fromkeys((CPU, here.auto_target)))
+        run = replace(run, requires=found.requires)
+        typed = ordinary.typed(given.text, run.environment)
+        stated = Stated(title, typed, run, targets, loads=loads, fix=Fix.PATCH if diff else Fix.NONE)
+        new_pack.write(folder, new_pack.texts(given, found, stated, here, diff), source.parent, given.beside)
+        lane, why = new_pack.trial(folder, session)
+        if lane is not None:
+            new_pack.learn(folder, found, stated, here, lane)
     name = f"{found.upstream.package} {found.upstream.version}"
     shows = lane is not None and lane.verdict == LaneVerdict.BUG_REPRODUCED
     if lane is not None:
@@ -104,16 +98,11 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     terminal.echo(
         f"{why}\nwrote {folder.name}\nNext: {then if shows else 'mend the script, then the same call with --again'}"
     )
-    return int(Exit.AS_EXPECTED if shows else Exit.DEVIATES)
+    return Exit.AS_EXPECTED if shows else Exit.DEVIATES
 
 
 def _environment(variables: tuple[str, ...]) -> dict[str, str]:
-    """Read the values of ``--env``.
-
-    Raises:
-        HarnessError: one is no NAME=VALUE, or names what a lane sets itself.
-
-    """
+    """Read the values of ``--env``; each is a NAME=VALUE, and names nothing that a lane sets itself."""
     found = {}
     for one in variables:
         name, equals, value = one.partition("=")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -11,81 +12,133 @@ from typing import Any
 
 import click
 
-from harness.commands import places
 from harness.core import cache, terminal
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError
 from harness.pack import load
 from harness.pack.model import Pack
 
-REPOSITORY = places.REPOSITORY
+#: The repository; where the runner is installed, the folder that it is installed in.
+REPOSITORY = Path(__file__).resolve().parents[2]
 #: The folder of the run folders in a cache.
 RUNS = "runs"
+#: Seconds: no lane and no budget is longer than a month, and no clock takes an infinity.
+LONGEST = 31 * 24 * 3600.0
+REPEATS = click.IntRange(1, 1000)
+FOLDER, EXISTING = click.Path(path_type=Path), click.Path(path_type=Path, file_okay=False, exists=True)
 
+
+class Seconds(click.FloatRange):
+    """A positive number of seconds, at most a month: neither infinity nor what is no number."""
+
+    def __init__(self) -> None:
+        super().__init__(min=0, min_open=True, max=LONGEST)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
+        """Return the number, or fail with a line that names the option."""
+        found = super().convert(value, param, ctx)
+        if not math.isfinite(found):
+            self.fail(f"{value} is no number of seconds.", param, ctx)
+        return found
+
+
+def _packs() -> Path:
+    """Return the repository's packs, and those of the current folder where the runner is installed without any."""
+    own = REPOSITORY / "packs"
+    return own if own.is_dir() else Path("packs")
+
+
+#: Options of the program, which a verb takes as well: its help does not repeat them.
+OF_PROGRAM = (
+    click.Option(
+        ["--packs"],
+        type=FOLDER,
+        default=_packs,
+        envvar="REPRODUCER_PACKS_PACKS",
+        metavar="DIR",
+        help="Folder of the packs.",
+    ),
+    click.Option(
+        ["--cache", "cache_root"],
+        type=FOLDER,
+        envvar="REPRODUCER_PACKS_CACHE",
+        metavar="DIR",
+        help="Cache (default: the user's own).",
+    ),
+    click.Option(["--offline"], is_flag=True, envvar="REPRODUCER_PACKS_OFFLINE", help="Never reach the network."),
+    click.Option(
+        ["--mirrors"],
+        type=EXISTING,
+        envvar="REPRODUCER_PACKS_MIRRORS",
+        metavar="DIR",
+        help="DIR/NAME.git stands for upstream's repository NAME.",
+    ),
+    click.Option(["--jobs"], type=click.IntRange(1, 4096), metavar="N", help="Lanes at once (default: as fits)."),
+    click.Option(["--timeout"], type=Seconds(), metavar="S", help="Seconds per lane (default: pack.toml's)."),
+)
+#: Those that say where things lie.
+PLACES = ("packs", "cache_root", "offline", "mirrors")
 packs_argument = click.argument("wanted", metavar="[PACK]...", nargs=-1)
-packs_option, cache_option = places.packs_option, places.cache_option
-offline_option, mirrors_option = places.offline_option, places.mirrors_option
-jobs_option, timeout_option = places.jobs_option, places.timeout_option
-from_option = click.option(
-    "--from", "run", metavar="RUN", help="Read the receipts of a run: `last`, or its folder (default: the packs' own)."
-)
-runs_option = click.option(
-    "--runs",
-    type=click.Path(path_type=Path),
-    default=Path("sweeps"),
-    show_default=True,
-    metavar="DIR",
-    help="Folder of the run folders; each sweep is one of them.",
-)
-
-
-def _nothing(_: str) -> None:
-    """Tell nobody."""
-
-
-def the_cache(
-    root: Path | None, *, offline: bool, tell: Callable[[str], None] = _nothing, mirrors: Path | None = None
-) -> Cache:
-    """Return the cache that the options name; `tell` takes what is being fetched."""
-    folder = (root or cache.default_root()).expanduser().absolute()
-    if os.pathsep in str(folder):
-        raise HarnessError(f"the cache {folder}: {os.pathsep!r} in its path would part PYTHONPATH. Next: --cache DIR")
-    return Cache(folder, offline, tell, mirrors.absolute() if mirrors is not None else None)
 
 
 @dataclass(frozen=True)
-class Places:
-    """Where a call finds packs, releases and commits; its members are the options of the program."""
+class Shared:
+    """What the options of the program say, as far as a verb takes them; `timeout` is in seconds."""
 
-    packs: Path
-    cache_root: Path | None
-    offline: bool
-    mirrors: Path | None
+    packs: Path = Path("packs")
+    cache_root: Path | None = None
+    offline: bool = False
+    mirrors: Path | None = None
+    jobs: int | None = None
+    timeout: float | None = None
 
-    def cache(self, tell: Callable[[str], None] = _nothing) -> Cache:
+    def cache(self, tell: Callable[[str], None] = lambda _: None) -> Cache:
         """Return the cache; `tell` takes what is being fetched."""
-        return the_cache(self.cache_root, offline=self.offline, tell=tell, mirrors=self.mirrors)
+        root = (self.cache_root or cache.default_root()).expanduser().absolute()
+        if os.pathsep in str(root):
+            raise HarnessError(f"the cache {root}: {os.pathsep!r} in its path would part PYTHONPATH. Next: --cache DIR")
+        return Cache(root, self.offline, tell, self.mirrors.absolute() if self.mirrors is not None else None)
 
 
-def with_places(command: Callable[..., int]) -> Callable[..., int]:
-    """Let a verb take the options of `Places`, as its argument `where`."""
+def takes(*names: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
+    """Let a verb take options of the program by their names, as members of its argument `shared`."""
 
-    @functools.wraps(command)
-    def called(packs: Path, cache_root: Path | None, offline: bool, mirrors: Path | None, **others: Any) -> int:  # noqa: ANN401, FBT001 - click passes each option by name
-        return command(where=Places(packs, cache_root, offline, mirrors), **others)
+    def decorated(command: Callable[..., int]) -> Callable[..., int]:
+        @functools.wraps(command)
+        def called(**given: Any) -> int:  # noqa: ANN401 - click passes each option by name
+            return command(shared=Shared(**{name: given.pop(name) for name in names}), **given)
 
-    return packs_option(cache_option(offline_option(mirrors_option(called))))
+        for one in OF_PROGRAM:
+            if one.name in names:
+                value = functools.partial(_of_program, one.name)
+                again = click.option(
+                    *one.opts, one.name, type=one.type, is_flag=one.is_flag, default=value, hidden=True
+                )
+                called = again(called)
+        return called
+
+    return decorated
 
 
-def run_receipts(run: str, cache_root: Path | None, pack: str = "") -> Path:
+def _of_program(name: str) -> Any:  # noqa: ANN401 - the value of any option
+    """Return the value of an option of the program, where the verb does not state it again."""
+    return click.get_current_context().find_root().params.get(name)
+
+
+def also(command: click.Command) -> str:
+    """Name the options of the program that a verb takes: its help does not describe them again."""
+    of_program = {option.name: option.opts[0] for option in OF_PROGRAM}
+    taken = [of_program[one.name] for one in command.params if getattr(one, "hidden", False) and one.name in of_program]
+    return f"See also runner.py --help for: {' '.join(sorted(taken))}" if taken else ""
+
+
+def run_receipts(run: str, shared: Shared, pack: str = "") -> Path:
     """Return the folder of the receipts of a run: a run folder, or ``last``, the newest (that judged `pack`).
 
-    Raises:
-        HarnessError: there is no such run.
-
+    HarnessError is raised where there is no such run.
     """
     if run == "last":
-        runs = sorted((the_cache(cache_root, offline=True).root / RUNS).glob("*/receipts"))
+        runs = sorted((shared.cache().root / RUNS).glob("*/receipts"))
         found = [folder for folder in runs if (folder / pack).is_dir()]
         if not found:
             of_pack = f" of {pack}" if pack else ""

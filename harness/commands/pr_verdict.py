@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import sys
 from typing import IO
 
 import click
 
 from harness.commands import options, running
-from harness.commands.options import Places
+from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.errors import HarnessError
-from harness.core.progress import Progress
-from harness.core.words import Exit
-from harness.host import eligibility, host
-from harness.host.gpus import gpu_pool
+from harness.core.words import Evidence, Exit
+from harness.host import eligibility
 from harness.pack.concerned import concerned
 from harness.pack.model import Pack
 from harness.receipt import redaction
@@ -23,7 +20,7 @@ from harness.schedule.selection import taken
 from harness.schedule.session import Session
 from harness.verdict import change
 from harness.versions import two_trees
-from harness.versions.two_trees import Compared, Pair, Trees
+from harness.versions.two_trees import Trees
 
 
 @click.command("pr-verdict")
@@ -40,11 +37,9 @@ from harness.versions.two_trees import Compared, Pair, Trees
 @click.option("--with", "dependencies", multiple=True, metavar="SET|PKG==VER", help="Another dependency set, or wheel.")
 @click.option("--commits-at", default="", metavar="URL", help="The repository on the web that has both commits.")
 @click.option("--must-fix", is_flag=True, help="Exit status 1 where head still has the bug.")
-@options.jobs_option
-@options.timeout_option
-@options.with_places
-def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
-    where: Places,
+@options.takes(*options.PLACES, "jobs", "timeout")
+def command(
+    shared: Shared,
     wanted: tuple[str, ...],
     base: str | None,
     head: str | None,
@@ -52,9 +47,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     target: str,
     dependencies: tuple[str, ...],
     commits_at: str,
-    must_fix: bool,  # noqa: FBT001 - click passes options by name
-    jobs: int | None,
-    timeout: float | None,
+    must_fix: bool,
 ) -> int:
     """Say whether a change fixes a pack's bug.
 
@@ -84,49 +77,41 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         raise HarnessError(
             f"--commits-at {commits_at!r} is no https:// URL of a repository. Next: https://github.com/OWNER/NAME"
         )
-    chosen, broken = options.sound_packs(where.packs, wanted)
+    chosen, broken = options.sound_packs(shared.packs, wanted)
     options.complain(broken)
     if changed is not None:
         chosen = concerned(chosen, changed.read().splitlines())
     if base is None or head is None:
         for pack in chosen:
             terminal.echo(pack.name)
-        return int(Exit.WRONG_CALL if broken else Exit.AS_EXPECTED)
-    trees = Trees(base, head, dependencies, timeout)
-    with Progress(sys.stderr) as progress, gpu_pool() as pool:
-        cache = where.cache(progress.tell)
-        here = host.detect(pool)
-        with cache.guard(), taken(cache, chosen) as copies:
-            session = running.session(cache, here, pool, progress, jobs)
-            pairs, refused = _pairs(session, copies, target, trees)
-            found, interrupted = two_trees.compared(session, pairs)
-            scrub = redaction.of_host({**cache.places, options.REPOSITORY: "$REPOSITORY"})
-            text = pr_comment.text(found, trees, commits_at, scrub)  # while the copies are there that were judged
+        return Exit.WRONG_CALL if broken else Exit.AS_EXPECTED
+    trees = Trees(base, head, dependencies, shared.timeout)
+    with running.session(shared) as (session, _), taken(session.cache, chosen) as copies:
+        judged, refused = _judged(session, copies, target)
+        found, interrupted = two_trees.compared(session, judged, trees)
+        scrub = redaction.of_host({**session.cache.places, options.REPOSITORY: "$REPOSITORY"})
+        text = pr_comment.text(found, trees, commits_at, scrub)  # while the copies are there that were judged
     options.complain(refused)
-    _print(found, text)
+    for one in found:
+        report.scrubber(one.pack).require_clean("what is printed", text)
+    terminal.echo(text, nl=False)
     if interrupted:
         raise KeyboardInterrupt
     if broken:
-        return int(Exit.WRONG_CALL)
+        return Exit.WRONG_CALL
     return int(change.together([change.status(one.change, one.head.verdict, must_fix=must_fix) for one in found]))
 
 
-def _pairs(session: Session, packs: list[Pack], target: str, trees: Trees) -> tuple[list[Pair], list[HarnessError]]:
-    """Build the cells of every pack that this host can judge; say of the others why it cannot."""
-    pairs, refused = [], []
+def _judged(
+    session: Session, packs: list[Pack], target: str
+) -> tuple[list[tuple[Pack, str, Evidence]], list[HarnessError]]:
+    """Return the target and the evidence of every pack that this host can judge; say of the others why it cannot."""
+    found, refused = [], []
     for pack in packs:
         try:
-            chosen, evidence = eligibility.first(pack, target, session.host)
+            found.append((pack, *eligibility.first(pack, target, session.host)))
         except HarnessError as error:
             if error.status != Exit.NOTHING_JUDGED:
                 raise
             refused.append(error)
-            continue
-        pairs.append(two_trees.pair(session, pack, chosen, evidence, trees))
-    return pairs, refused
-
-
-def _print(found: list[Compared], text: str) -> None:
-    for one in found:
-        report.scrubber(one.pack).require_clean("what is printed", text)
-    terminal.echo(text, nl=False)
+    return found, refused

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from pathlib import Path
 
 import click
 
 from harness.commands import options
+from harness.commands.options import Shared
 from harness.core import prune, terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
@@ -23,8 +23,8 @@ from harness.core.words import Exit
     help="Remove what was not used for N days.",
 )
 @click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
-@options.cache_option
-def command(days: float, dry_run: bool, cache_root: Path | None) -> int:  # noqa: FBT001 - click passes it by name
+@options.takes("cache_root")
+def command(shared: Shared, days: float, dry_run: bool) -> int:
     """Remove from the cache what nobody uses.
 
     Run folders, JIT results, trees, dependency sets and downloads: each can be fetched or made again. What a lane
@@ -32,7 +32,7 @@ def command(days: float, dry_run: bool, cache_root: Path | None) -> int:  # noqa
     """
     if math.isnan(days):
         raise HarnessError("--days nan: a number of days. Next: runner.py prune --days 30")
-    cache = options.the_cache(cache_root, offline=True)
+    cache = shared.cache()
     with cache.guard():
         found = prune.prune(cache, days, dry_run=dry_run)
     for one in found:
@@ -40,4 +40,4 @@ def command(days: float, dry_run: bool, cache_root: Path | None) -> int:  # noqa
             terminal.echo(f"{one.entries:5} {prune.KINDS[one.kind]} ({one.kind}/), {one.size / 2**20:.0f} MiB")
     removed = "would be removed" if dry_run else "removed"
     terminal.echo(f"{sum(one.size for one in found) / 2**20:.0f} MiB {removed} from {cache.root}")
-    return int(Exit.AS_EXPECTED)
+    return Exit.AS_EXPECTED

@@ -8,6 +8,7 @@ from pathlib import Path
 import click
 
 from harness.commands import options
+from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.room import NO_ROOM
@@ -22,26 +23,22 @@ from harness.report import bundle, links, parts, pull_request, report
 @click.option("--write", is_flag=True, help="Write the whole text into README.md of the pack; print nothing of it.")
 @click.option("--bundle", "zipped", type=click.Path(path_type=Path), metavar="FILE", help="Write one zip to attach.")
 @click.option(
-    "--pr",
-    "checkout",
-    type=click.Path(path_type=Path, file_okay=False, exists=True),
-    metavar="DIR",
-    help="Commit the patch in your clone of the upstream.",
+    "--pr", "checkout", type=options.EXISTING, metavar="DIR", help="Commit the patch in your clone of the upstream."
 )
 @click.option("--branch", metavar="NAME", help="With --pr: the branch to make (default: fix-, and the pack's name).")
-@options.from_option
-@options.packs_option
-@options.cache_option
-def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
+@click.option(
+    "--from", "run", metavar="RUN", help="Read the receipts of a run: `last`, or its folder (default: the packs' own)."
+)
+@options.takes("packs", "cache_root")
+def command(
+    shared: Shared,
     wanted: str,
-    whole: bool,  # noqa: FBT001 - click passes options by name
-    write: bool,  # noqa: FBT001 - likewise
+    whole: bool,
+    write: bool,
     zipped: Path | None,
     checkout: Path | None,
     branch: str | None,
     run: str | None,
-    packs: Path,
-    cache_root: Path | None,
 ) -> int:
     """Print, bundle or commit what goes upstream.
 
@@ -64,10 +61,12 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         raise click.UsageError("--write and --pr take what is committed, not --from")
     if branch is not None and checkout is None:
         raise click.UsageError("--branch is for --pr")
-    subject = options.one_pack(packs, wanted, "report")
-    judged = options.run_receipts(run, cache_root, subject.name) / subject.name if run is not None else None
+    subject = options.one_pack(shared.packs, wanted, "report")
+    judged = options.run_receipts(run, shared, subject.name) / subject.name if run is not None else None
     if checkout is not None:
-        _commit(subject, checkout, branch)
+        made = pull_request.make(subject, checkout, branch)
+        terminal.echo(f"branch {made.branch}, commit {made.commit[:12]} by {made.author}\n{made.stat}")
+        terminal.echo("\n  ".join(["left to you, when you have read the commit:", *made.left]))
     elif zipped is not None:
         subject = replace(subject, receipts_elsewhere=judged) if judged else subject
         data = bundle.build(subject, report.scrubber(subject))
@@ -85,7 +84,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         for part in report.open_parts(subject, receipts):
             terminal.echo(f"open: {part}", err=True)
         _tell_of_missing(subject, text)
-    return int(Exit.AS_EXPECTED)
+    return Exit.AS_EXPECTED
 
 
 def _tell_of_missing(pack: Pack, text: str) -> None:
@@ -96,15 +95,6 @@ def _tell_of_missing(pack: Pack, text: str) -> None:
         )
     if not links.repository_url() and pack.definition.script is None:  # a stranger's issue links to nothing of ours
         terminal.echo("repository_url in pyproject.toml is empty. Next: set it before you file the text", err=True)
-
-
-def _commit(pack: Pack, checkout: Path, branch: str | None) -> None:
-    made = pull_request.make(pack, checkout, branch)
-    terminal.echo(f"branch {made.branch}, commit {made.commit[:12]} by {made.author}")
-    terminal.echo(made.stat)
-    terminal.echo("left to you, when you have read the commit:")
-    for line in made.left:
-        terminal.echo(f"  {line}")
 
 
 def _write(path: Path, data: bytes) -> None:

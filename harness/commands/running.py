@@ -5,14 +5,16 @@ from __future__ import annotations
 import datetime as dt
 import sys
 import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
-from harness.commands.options import RUNS
+from harness.commands.options import RUNS, Shared
 from harness.core import urls
 from harness.core.cache import Cache
 from harness.core.progress import Progress
-from harness.host.gpus import GpuPool
-from harness.host.host import Host
+from harness.host import host
+from harness.host.gpus import gpu_pool
 from harness.schedule.journal import Journal
 from harness.schedule.scheduler import Listener
 from harness.schedule.session import Session
@@ -28,18 +30,23 @@ def run_folder(cache: Cache) -> Path:
     return Path(tempfile.mkdtemp(prefix=f"{stamp}-", dir=cache.root / RUNS))
 
 
-def session(cache: Cache, here: Host, pool: GpuPool, progress: Progress, jobs: int | None) -> Session:
-    """Return where the lanes of one call run: a run folder of its own, and a journal that ends with the call."""
-    return Session(
-        cache=cache,
-        host=here,
-        devices=pool.devices,
-        folder=run_folder(cache),
-        journal=Journal(),
-        command=lambda _: command_line(),
-        listener=listener(progress),
-        jobs=jobs,
-    )
+@contextmanager
+def session(shared: Shared) -> Iterator[tuple[Session, Progress]]:
+    """Yield where the lanes of one call run, with a run folder and a journal of its own, and what shows them."""
+    with Progress(sys.stderr) as progress, gpu_pool() as pool:
+        cache = shared.cache(progress.tell)
+        with cache.guard():
+            made = Session(
+                cache=cache,
+                host=host.detect(pool),
+                devices=pool.devices,
+                folder=run_folder(cache),
+                journal=Journal(),
+                command=lambda _: command_line(),
+                listener=listener(progress),
+                jobs=shared.jobs,
+            )
+            yield made, progress
 
 
 def listener(progress: Progress) -> Listener:

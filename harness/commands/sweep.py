@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import click
 
-from harness.commands import options, places, running
-from harness.commands.options import Places
+from harness.commands import options, running
+from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.progress import Progress
@@ -36,22 +36,19 @@ UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float | None:
     """Return a duration such as 90, 90s, 30m or 2h in seconds."""
-    match = BUDGET.fullmatch(value) if value is not None else None
-    if value is not None and match is None:
+    if value is None:
+        return None
+    match = BUDGET.fullmatch(value)
+    if match is None:
         raise click.BadParameter(f"{value!r} is no duration such as 90s, 30m or 2h")
-    seconds = float(match["number"]) * UNITS[match["unit"]] if match else None
-    if seconds is not None and not 0 < seconds <= places.LONGEST:
-        raise click.BadParameter(f"{value[:40] if value else value!r}: more than nothing, and at most a month")
+    seconds = float(match["number"]) * UNITS[match["unit"]]
+    if not 0 < seconds <= options.LONGEST:
+        raise click.BadParameter(f"{value[:40]!r}: more than nothing, and at most a month")
     return seconds
 
 
 def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...], tell: Callable[[str], None]) -> SlurmEngine:
-    """Return what runs lanes on a cluster.
-
-    Raises:
-        HarnessError: submitit is not installed, or an option is wrong.
-
-    """
+    """Return what runs lanes on a cluster."""
     try:
         from harness.cluster import engine, slurm  # noqa: PLC0415 - submitit comes with an extra
     except ImportError:
@@ -61,24 +58,23 @@ def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...], tell: Cal
 
 @click.command("sweep")
 @click.argument("only", metavar="[PACK[:TARGET]]...", nargs=-1)
-@options.with_places
-@options.runs_option
-@options.jobs_option
+@options.takes(*options.PLACES, "jobs")
+@click.option(
+    "--runs",
+    type=options.FOLDER,
+    default=Path("sweeps"),
+    show_default=True,
+    metavar="DIR",
+    help="Folder of the run folders; each sweep is one of them.",
+)
 @click.option("--budget", callback=_duration, metavar="TIME", help="90s, 30m, 2h: the rest is NOT_RUN.")
 @click.option(
-    "--repeat",
-    type=places.REPEATS,
-    default=1,
-    metavar="N",
-    help="Run each lane N times; FLAKY if they differ.",
+    "--repeat", type=options.REPEATS, default=1, metavar="N", help="Run each lane N times; FLAKY if they differ."
 )
 @click.option("--latest", is_flag=True, help="Judge upstream's newest releases too.")
 @click.option("--head", is_flag=True, help="Judge the heads of default branches too.")
 @click.option(
-    "--bisect",
-    callback=_duration,
-    metavar="TIME",
-    help="Find what changed --latest or --head, in this time.",
+    "--bisect", callback=_duration, metavar="TIME", help="Find what changed --latest or --head, in this time."
 )
 @click.option("--slurm", is_flag=True, help="Let Slurm run the lanes, from a login node.")
 @click.option(
@@ -95,23 +91,17 @@ def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...], tell: Cal
     metavar="NAME[=VALUE]",
     help="Of sbatch (partition=gpu); repeatable.",
 )
-@click.option(
-    "--baseline",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="Compare with this run, or the newest below.",
-)
-def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
-    where: Places,
+@click.option("--baseline", type=options.FOLDER, metavar="DIR", help="Compare with this run, or the newest below.")
+def command(
+    shared: Shared,
     only: tuple[str, ...],
     runs: Path,
-    jobs: int | None,
     budget: float | None,
     repeat: int,
-    latest: bool,  # noqa: FBT001 - click passes options by name
-    head: bool,  # noqa: FBT001 - likewise
+    latest: bool,
+    head: bool,
     bisect: float | None,
-    slurm: bool,  # noqa: FBT001 - likewise
+    slurm: bool,
     gpu_types: tuple[str, ...],
     slurm_options: tuple[str, ...],
     baseline: Path | None,
@@ -133,34 +123,33 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     if bisect is not None and not latest and not head:
         raise HarnessError("--bisect: pinned releases do not move. Next: runner.py sweep --latest --bisect 30m")
     if slurm and bisect is not None:
-        raise HarnessError("--bisect: with --slurm the lanes run elsewhere. Next: leave it out")
+        raise HarnessError("--bisect: with --slurm the lanes run elseshared. Next: leave it out")
     if (gpu_types or slurm_options) and not slurm:
         raise HarnessError("--gpu-type, --slurm-option: no cluster was asked for. Next: runner.py sweep --slurm ...")
-    chosen, broken = options.sound_packs(where.packs, ())
+    chosen, broken = options.sound_packs(shared.packs, ())
     options.complain(broken)
     with Progress(sys.stderr) as progress, nullcontext(NO_GPUS) if slurm else gpu_pool() as pool:
         cluster = _slurm(gpu_types, slurm_options, progress.tell) if slurm else None
         order = Order(
             packs=chosen,
-            folder=where.packs,
+            folder=shared.packs,
             only=only,
             moving=Moving(latest, head),
             repeat=repeat,
             budget=budget,
-            jobs=jobs or (LANES_OF_A_CELL if cluster else None),
+            jobs=shared.jobs or (LANES_OF_A_CELL if cluster else None),
             runs=runs.absolute(),
             baseline=baseline,
             bisect=bisect,
             cluster=cluster.settings.request if cluster else (),
             notes=(*(str(error) for error in broken), *pool.lost),
         )
-        cache = where.cache(progress.tell)
-        listener = running.listener(progress)
-        here = host.detect(pool)
+        cache, here = shared.cache(progress.tell), host.detect(pool)
         if cluster:
             here = replace(here, gpus=cluster.settings.gpus(chosen))
         with cache.guard():
-            results, folder = Sweep(order, cache, here, pool.devices, listener, progress, cluster).run()
+            sweep = Sweep(order, cache, here, pool.devices, running.listener(progress), progress, cluster)
+            results, folder = sweep.run()
     for line in text_outputs.change_lines(results):
         terminal.echo(line)
     terminal.echo(text_outputs.headline(results))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import datetime as dt
 import io
-import sys
 from dataclasses import dataclass
 
 import click
@@ -12,13 +11,10 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.commands import options, running
-from harness.commands.options import Places
+from harness.commands.options import Shared
 from harness.core import files, room, terminal
 from harness.core.errors import HarnessError, UnsupportedHereError
-from harness.core.progress import Progress
 from harness.core.words import Exit, SuiteVerdict
-from harness.host import host
-from harness.host.gpus import gpu_pool
 from harness.lane import supervisor
 from harness.pack.model import Pack
 from harness.receipt import receipt as receipts
@@ -29,25 +25,15 @@ from harness.suites.comparison import Change, Comparison
 
 #: After these, something was judged; their receipts may be recorded.
 JUDGED = {SuiteVerdict.UNBROKEN, SuiteVerdict.BREAKS_TESTS, SuiteVerdict.NEW_TEST_WRONG}
-#: Each such test is named above the table.
-TOLD = tuple(change for change in Change if change != Change.SAME)
 
 
 @click.command("upstream-tests")
 @options.packs_argument
-@options.with_places
+@options.takes(*options.PLACES, "timeout")
 @click.option("--gpu", is_flag=True, help="Show the tests this host's GPU, also where they do not need one.")
-@options.timeout_option
 @click.option("--record", is_flag=True, help="Put the receipt into the pack: receipts/upstream_tests.json.")
 @click.option("--json", "as_json", is_flag=True, help="Print the receipts as JSON on standard output.")
-def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
-    where: Places,
-    wanted: tuple[str, ...],
-    gpu: bool,  # noqa: FBT001 - click passes options by name
-    timeout: float | None,
-    record: bool,  # noqa: FBT001 - likewise
-    as_json: bool,  # noqa: FBT001 - likewise
-) -> int:
+def command(shared: Shared, wanted: tuple[str, ...], gpu: bool, record: bool, as_json: bool) -> int:
     """Run upstream's own tests, with and without the patch.
 
     pack.toml names the files in [upstream_tests]; with no PACK, every pack that names some. They run as lanes do, and
@@ -64,16 +50,13 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
     Exit status 0: all UNBROKEN; 1: something is not; 2: a pack names no tests; 5: nothing was judged.
     """
-    chosen, errors = options.sound_packs(where.packs, wanted)
+    chosen, errors = options.sound_packs(shared.packs, wanted)
     for pack in chosen if wanted else ():
         suite.suite_of(pack)
     chosen = [pack for pack in chosen if pack.definition.upstream_tests]
     supervisor.adopt_orphans()
-    with Progress(sys.stderr) as progress, gpu_pool() as pool:
-        cache = where.cache(progress.tell)
-        with cache.guard():
-            session = running.session(cache, host.detect(pool), pool, progress, None)
-            rows = [_row(pack, session, timeout, gpu=gpu) for pack in chosen]
+    with running.session(shared) as (session, _):
+        rows = [_row(pack, session, shared.timeout, gpu=gpu) for pack in chosen]
     for row in rows:
         if record and row.found.verdict in JUDGED:
             with room.guard(row.pack.receipts, "the pack", "--packs DIR"):
@@ -84,10 +67,10 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
         terminal.echo(receipts.to_json([row.document for row in rows]) if as_json else as_text(rows), nl=False)
     verdicts = {row.found.verdict for row in rows}
     if errors:
-        return int(Exit.WRONG_CALL)
+        return Exit.WRONG_CALL
     if verdicts <= {SuiteVerdict.UNSUPPORTED}:
-        return int(Exit.NOTHING_JUDGED)
-    return int(Exit.DEVIATES if verdicts - {SuiteVerdict.UNBROKEN, SuiteVerdict.UNSUPPORTED} else Exit.AS_EXPECTED)
+        return Exit.NOTHING_JUDGED
+    return Exit.DEVIATES if verdicts - {SuiteVerdict.UNBROKEN, SuiteVerdict.UNSUPPORTED} else Exit.AS_EXPECTED
 
 
 @dataclass(frozen=True)
@@ -121,7 +104,7 @@ def as_text(rows: list[Row]) -> str:
     for row in rows:
         if row.found.reason:
             console.print(f"{row.pack.name}: {row.found.reason}", soft_wrap=True)
-        for test in row.found.of(*TOLD):
+        for test in row.found.of(*(change for change in Change if change != Change.SAME)):
             said = f"{test.change}: {test.test} ({test.before} -> {test.after}) {test.reason}"
             console.print(f"{row.pack.name}: {said}".rstrip(), soft_wrap=True)
         counts = [

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import sys
-
 import click
 
 from harness.commands import options, running
-from harness.commands.options import Places
+from harness.commands.options import Shared
 from harness.core import files, terminal
 from harness.core.errors import HarnessError
-from harness.core.progress import Progress
 from harness.core.words import Exit, LaneVerdict
-from harness.host import eligibility, host
-from harness.host.gpus import gpu_pool
+from harness.host import eligibility
 from harness.receipt import receipt, redaction
 from harness.schedule.selection import taken
 from harness.upstream import tree
@@ -34,24 +30,20 @@ GIT = "git+"
 @click.option("--upstream", metavar="SPEC", help="git+URL: over its commits. With --vary: any origin, as in `run`.")
 @click.option("--with", "dependencies", multiple=True, metavar="SET|PKG==VER", help="Another dependency set, or wheel.")
 @click.option("--target", default="auto", show_default=True, help="cpu, sm_90a, ..., auto (the first judged here).")
-@options.jobs_option
-@options.timeout_option
-@options.with_places
+@options.takes(*options.PLACES, "jobs", "timeout")
 @click.option("--record", "save", is_flag=True, help="Put the result into the pack's data/, for reports.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
-    where: Places,
+def command(
+    shared: Shared,
     wanted: str,
     within: str,
-    bisect: bool,  # noqa: FBT001 - click passes options by name
+    bisect: bool,
     vary: str | None,
     upstream: str | None,
     dependencies: tuple[str, ...],
     target: str,
-    jobs: int | None,
-    timeout: float | None,
-    save: bool,  # noqa: FBT001 - likewise
-    as_json: bool,  # noqa: FBT001 - likewise
+    save: bool,
+    as_json: bool,
 ) -> int:
     """Say which releases have the bug.
 
@@ -68,16 +60,13 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
 
     Exit status 1: a lane failed, or its controls are wrong; 5: nothing was judged; 0: all others.
     """
-    subject = options.one_pack(where.packs, wanted, "versions")
+    subject = options.one_pack(shared.packs, wanted, "versions")
     if upstream and not vary and not upstream.startswith(GIT):
         raise HarnessError(f"--upstream {upstream!r}: git+URL here. Next: runner.py run --upstream, for one release")
-    with Progress(sys.stderr) as progress, gpu_pool() as pool:
-        cache = where.cache(progress.tell)
-        here = host.detect(pool)
-        chosen, evidence = eligibility.first(subject, target, here)
-        with cache.guard(), taken(cache, [subject]) as (subject,):
-            session = running.session(cache, here, pool, progress, jobs)
-            judging = Judging(session, subject, chosen, evidence, timeout, subject.definition.versions.checks)
+    with running.session(shared) as (session, progress):
+        chosen, evidence = eligibility.first(subject, target, session.host)
+        with taken(session.cache, [subject]) as (subject,):
+            judging = Judging(session, subject, chosen, evidence, shared.timeout, subject.definition.versions.checks)
             if upstream and not vary:
                 url = upstream.removeprefix(GIT)
                 found = bisection.commits_in(judging, url, within, dependencies, progress.tell)
@@ -87,9 +76,9 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
                 if vary:
                     listed = candidates.dependency_sets(subject, vary, within, usual, upstream)
                 else:
-                    listed = candidates.releases(cache, subject, within, dependencies)
+                    listed = candidates.releases(session.cache, subject, within, dependencies)
                 known = Known(judging, lambda _: None, listed)  # the scheduler tells of each lane
-                entries, interrupted = _bisected(known) if bisect else _judged(known)
+                entries, interrupted = _entries(known, bisect=bisect)
                 line = "interrupted" if interrupted else timeline.line(entries)
                 shown = Shown("dependency set" if vary else "release", entries, line)
             status = _end(judging, shown, save=save and not interrupted, as_json=as_json)
@@ -98,13 +87,11 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     return status
 
 
-def _judged(known: Known) -> tuple[list[Entry], bool]:
-    entries, account = known.judging.every(known.listed)
-    return entries, account.interrupted
-
-
-def _bisected(known: Known) -> tuple[list[Entry], bool]:
-    """Bisect what was listed; what was finished is shown where the user interrupted."""
+def _entries(known: Known, *, bisect: bool) -> tuple[list[Entry], bool]:
+    """Judge what was listed, or bisect it; say whether the user interrupted, after which what was finished is shown."""
+    if not bisect:
+        entries, account = known.judging.every(known.listed)
+        return entries, account.interrupted
     try:
         bisection.around_the_bug(known)
     except KeyboardInterrupt:
@@ -112,22 +99,18 @@ def _bisected(known: Known) -> tuple[list[Entry], bool]:
     return known.entries, False
 
 
-def _tell_of_the_cache(judging: Judging) -> None:
-    """Say what the trees of all releases take, which nobody may want any more."""
-    cache = judging.session.cache
-    size = sum(one.st_size for _, one in files.walk(cache.root / tree.KIND) if one) if cache.root.is_dir() else 0
-    terminal.echo(f"{size / 2**20:.0f} MiB of trees in {cache.root}; runner.py prune removes what is unused", err=True)
-
-
 def _end(judging: Judging, shown: Shown, *, save: bool, as_json: bool) -> int:
-    scrub = redaction.of_host({**judging.session.cache.places, options.REPOSITORY: "$REPOSITORY"})
+    cache = judging.session.cache
+    scrub = redaction.of_host({**cache.places, options.REPOSITORY: "$REPOSITORY"})
     shown = Shown(shown.what, [output.scrubbed(row, scrub) for row in shown.rows], shown.line)
     found = output.document(shown, judging, running.command_line())
     terminal.echo(receipt.to_json(found) if as_json else output.as_text(shown), nl=False)
-    _tell_of_the_cache(judging)
+    trees = cache.root / tree.KIND  # of all releases, which nobody may want any more
+    size = sum(one.st_size for _, one in files.walk(trees) if one) if trees.is_dir() else 0
+    terminal.echo(f"{size / 2**20:.0f} MiB of trees in {cache.root}; runner.py prune removes what is unused", err=True)
     if save:
         terminal.echo(f"kept in {output.save(found, judging, scrub)}", err=True)
     if not any(row.is_judged for row in shown.rows):
-        return int(Exit.NOTHING_JUDGED)
+        return Exit.NOTHING_JUDGED
     failed = {LaneVerdict.ERROR, LaneVerdict.CONTROL_FAILED}
-    return int(Exit.DEVIATES if any(row.verdict in failed for row in shown.rows) else Exit.AS_EXPECTED)
+    return Exit.DEVIATES if any(row.verdict in failed for row in shown.rows) else Exit.AS_EXPECTED

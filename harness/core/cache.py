@@ -24,26 +24,14 @@ def default_root() -> Path:
     return Path(platformdirs.user_cache_dir("reproducer-packs", appauthor=False))
 
 
-def _nothing(_: str) -> None:
-    """Tell nobody."""
-
-
 @dataclass(frozen=True)
 class Cache:
-    """The cache at `root`, and where what it lacks comes from.
+    """The cache, and where what it lacks comes from."""
 
-    Attributes:
-        root: its folder.
-        offline: forbids whatever would reach the network.
-        tell: takes what is being fetched.
-        mirrors: a folder of repositories NAME.git that stand for the upstreams' own of that name; None: there is none.
-
-    """
-
-    root: Path
-    offline: bool = False
-    tell: Callable[[str], None] = field(default=_nothing, compare=False, repr=False)
-    mirrors: Path | None = None
+    root: Path  # its folder
+    offline: bool = False  # forbids whatever would reach the network
+    tell: Callable[[str], None] = field(default=lambda _: None, compare=False, repr=False)  # takes what is fetched
+    mirrors: Path | None = None  # a folder of repositories NAME.git that stand for the upstreams' own of that name
 
     @property
     def places(self) -> dict[Path, str]:
@@ -75,9 +63,7 @@ class Cache:
     def lock(self, name: str, timeout: float = -1) -> Iterator[None]:
         """Hold the lock `name`; the kernel releases it when the process dies, however it dies.
 
-        Raises:
-            TimeoutError: somebody else has held it for `timeout` seconds (negative: wait for ever).
-
+        TimeoutError is raised where somebody else has held it for `timeout` seconds (negative: wait for ever).
         """
         folder = self.root / "locks"
         folder.mkdir(parents=True, exist_ok=True)

@@ -39,15 +39,7 @@ class UnsupportedHereError(HarnessError):
 
 
 def unknown(what: str, given: str, valid: Iterable[str], next_command: str) -> HarnessError:
-    """Build the error for a name that is none of the valid ones.
-
-    Args:
-        what: the noun, such as ``pack``.
-        given: the name that was given.
-        valid: every name that would have been right.
-        next_command: what to run next.
-
-    """
+    """Build the error for a name of a `what`, such as ``pack``, that is none of the valid ones."""
     choices = sorted(valid)
     holding = [name for name in choices if given and given.lower() in name.lower()]
     near = (holding or difflib.get_close_matches(given, choices))[:NEAR_NAMES]

@@ -37,11 +37,7 @@ def start(arguments: list[str], folder: Path, environment: dict[str, str]) -> su
 
 
 def run(
-    arguments: list[str],
-    folder: Path,
-    extra: dict[str, str] | None = None,
-    *,
-    plain: bool = False,
+    arguments: list[str], folder: Path, extra: dict[str, str] | None = None, *, plain: bool = False
 ) -> subprocess.CompletedProcess[str]:
     """Run git in `folder`; it never asks for a password and never looks for a repository above `folder`.
 
@@ -57,12 +53,9 @@ def run(
         **(PLAIN if plain else of_user),
         **(extra or {}),
     }
-    if plain:
-        arguments = [*PLAIN_SETTINGS, *arguments]
-    return start(arguments, folder, environment)
+    return start([*PLAIN_SETTINGS, *arguments] if plain else arguments, folder, environment)
 
 
 def last_line(text: str) -> str:
     """Return the last line of git's own message that says something."""
-    lines = [line for line in text.splitlines() if line.strip()]
-    return lines[-1] if lines else "no message"
+    return next((line for line in reversed(text.splitlines()) if line.strip()), "no message")

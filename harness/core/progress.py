@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import threading
 import time
-from dataclasses import dataclass
 from typing import Self, TextIO
 
 from rich.console import Console, Group
@@ -22,19 +21,6 @@ def duration(seconds: float) -> str:
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
 
 
-@dataclass(frozen=True)
-class _Running:
-    """One thing that runs: its name, when it began, and how long it is expected to last."""
-
-    name: str
-    started: float
-    expected: float | None
-
-    def line(self, now: float) -> str:
-        expected = f" of about {duration(self.expected)}" if self.expected else ""
-        return f"  {self.name}: {duration(now - self.started)}{expected}"
-
-
 class Progress:
     """Tells what is being done now, and what is left."""
 
@@ -44,7 +30,7 @@ class Progress:
         self._live: Live | None = None
         self._lock = threading.Lock()
         self._started = time.monotonic()
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, tuple[float, str, str]] = {}  # when each began, its name, how long it may last
         self._last = "starting"
         self._total = self._ended = 0
         self._seconds: float | None = None
@@ -67,8 +53,9 @@ class Progress:
         with self._lock:
             left = "" if self._seconds is None else f", {self._left(now)}"
             count = f"{self._ended} of {self._total} lanes{left}; " if self._total else ""
-            lines = [Text(running.line(now), no_wrap=True, overflow="ellipsis") for running in self._running.values()]
-            spinner.update(text=Text(count + self._last, no_wrap=True, overflow="ellipsis"))
+            said = [f"  {name}: {duration(now - began)}{of}" for began, name, of in self._running.values()]
+            first, *lines = [Text(line, no_wrap=True, overflow="ellipsis") for line in (count + self._last, *said)]
+            spinner.update(text=first)
         return Group(spinner, *lines)
 
     def _left(self, now: float) -> str:
@@ -95,7 +82,7 @@ class Progress:
     def start(self, key: str, name: str, expected: float | None) -> None:
         """Note that something runs from now on; `expected` is in seconds."""
         with self._lock:
-            self._running[key] = _Running(name, time.monotonic(), expected)
+            self._running[key] = time.monotonic(), name, f" of about {duration(expected)}" if expected else ""
 
     def end(self, key: str, line: str) -> None:
         """Note that it is over, and say so where there is something to say."""

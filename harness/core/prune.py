@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
-from pathlib import Path
 
 from harness.core import files
 from harness.core.cache import Cache
@@ -34,11 +33,6 @@ class Pruned:
     size: int
 
 
-def size_of(entry: Path) -> int:
-    """Return the bytes that go with an entry: files that others link to stay."""
-    return sum(one.st_size for _, one in files.walk(entry) if one and one.st_nlink == 1)
-
-
 def prune(cache: Cache, days: float, *, dry_run: bool = False) -> list[Pruned]:
     """Remove the entries that were not used for `days` days; `dry_run` only says which those are."""
     cache.sweep()
@@ -48,7 +42,7 @@ def prune(cache: Cache, days: float, *, dry_run: bool = False) -> list[Pruned]:
         size = 0
         for entry in entries:
             with cache.lock(f"{kind}-{entry.name}"):
-                size += size_of(entry)
+                size += sum(one.st_size for _, one in files.walk(entry) if one and one.st_nlink == 1)  # others stay
                 if not dry_run:
                     files.remove_tree(entry)
         found.append(Pruned(kind, len(entries), size))

@@ -25,11 +25,7 @@ def _existing(path: Path) -> Path:
 def guard(folder: Path, what: str, option: str) -> Iterator[None]:
     """Turn what a file system refuses into one line that names the folder.
 
-    Args:
-        folder: that is written into.
-        what: the noun for it, such as ``the cache``.
-        option: that names another folder, such as ``--cache DIR``.
-
+    `what` is the noun for it, such as ``the cache``, and `option` names another one, such as ``--cache DIR``.
     """
     try:
         yield

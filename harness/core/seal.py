@@ -14,9 +14,10 @@ import hmac
 import json
 import os
 import secrets
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache as once
+from itertools import islice
 from pathlib import Path
 
 import platformdirs
@@ -28,8 +29,6 @@ from harness.core.words import Exit
 
 #: Of a file: size in bytes, times of modification and of change in ns, inode, type and permissions.
 Stat = tuple[int, int, int, int, int]
-#: The place of the time of change in it.
-CHANGED = 2
 #: Stands for the stat of a folder that is not looked into: files.walk says which.
 TOO_DEEP = (0, 0, 0, 0, 0)
 KEY_BYTES = 32
@@ -76,20 +75,19 @@ def owner() -> str:
 
 def stats(folder: Path) -> dict[str, Stat]:
     """Map the path of whatever is no folder below `folder` to what the file system says of it, links not followed."""
-    return {path: _stat(one) for path, one in files.walk(folder)}
+    return {
+        path: (one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino, one.st_mode) if one else TOO_DEEP
+        for path, one in files.walk(folder)
+    }
 
 
-def _stat(one: os.stat_result | None) -> Stat:
-    return (one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino, one.st_mode) if one else TOO_DEEP
-
-
-def hashes(folder: Path, paths: Iterator[str] | Mapping[str, Stat]) -> dict[str, str]:
+def hashes(folder: Path, paths: Iterable[str]) -> dict[str, str]:
     """Map paths below `folder` to the sha256 of their bytes; of a link, a pipe or a device to what it is."""
-    return {path: files.sha256_file(folder / path) if _regular(folder / path) else "no file" for path in paths}
-
-
-def _regular(path: Path) -> bool:
-    return os.path.isfile(path) and not path.is_symlink()  # noqa: PTH113 - false of a path that is too long
+    found = {}
+    for path in paths:
+        is_file = os.path.isfile(folder / path)  # noqa: PTH113 - false of a path that is too long
+        found[path] = files.sha256_file(folder / path) if is_file and not (folder / path).is_symlink() else "no file"
+    return found
 
 
 def differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
@@ -100,13 +98,10 @@ def differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str
 
 
 def in_words(changes: list[str]) -> str:
-    """Join the first few changes."""
+    """Join the first few changes, each cut in its middle where it is long."""
     more = f" and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
-    return "; ".join(map(_short, changes[:SHOWN])) + more
-
-
-def _short(change: str) -> str:
-    return change if len(change) <= 2 * SHOWN_END else f"{change[:SHOWN_END]} ... {change[-SHOWN_END:]}"
+    shown = (one if len(one) <= 2 * SHOWN_END else f"{one[:SHOWN_END]} ... {one[-SHOWN_END:]}" for one in changes)
+    return "; ".join(islice(shown, SHOWN)) + more
 
 
 @dataclass(frozen=True)
@@ -153,25 +148,16 @@ def write(cache: Cache, kind: str, key: str, seal: Seal) -> None:
 
 @dataclass(frozen=True)
 class Layout:
-    """An entry of the cache that can be checked, and laid out anew.
-
-    Attributes:
-        cache: where it lies.
-        kind: of the entry.
-        key: that names it.
-        build: lays it out in a folder; called again where the entry cannot be believed.
-        name: for people, such as ``liger-kernel 0.8.1``.
-        content: what is sealed in the entry's folder.
-        ignored: paths that building again need not give byte for byte (bytecode).
-
-    """
+    """An entry of the cache that can be checked, and laid out anew."""
 
     cache: Cache
     kind: str
     key: str
+    #: lays it out in a folder; called again where the entry cannot be believed
     build: Callable[[Path], None] = field(compare=False, repr=False)
-    name: str
-    content: str = "content"
+    name: str  # for people, such as ``liger-kernel 0.8.1``
+    content: str = "content"  # what is sealed in the entry's folder
+    #: paths that building again need not give byte for byte (bytecode)
     ignored: Callable[[str], bool] = field(default=lambda _: False, compare=False, repr=False)
 
     @property
@@ -182,9 +168,7 @@ class Layout:
     def lay_out(self) -> Seal:
         """Return the seal of the entry, which is built, checked, or compared with one that is built again.
 
-        Raises:
-            ChangedError: it held something else; it has been laid out anew.
-
+        ChangedError is raised where it held something else; it has been laid out anew.
         """
         seal = read(self.cache, self.kind, self.key)
         if seal and self.folder.is_dir() and stats(self.folder) == seal.stats:
@@ -193,42 +177,36 @@ class Layout:
         with self.cache.guard(), self.cache.lock(f"seal-{self.kind}-{self.key}"):
             if not self.folder.is_dir():
                 self.cache.populate(self.kind, self.key, self.build)
-                return self._seal(self._hashed())
+                return self._sealed(self._hashed())
             seal = read(self.cache, self.kind, self.key)
             return self.check(seal) if seal else self._compared()
 
     def check(self, seal: Seal, *, while_it_ran: bool = False) -> Seal:
         """Compare the entry with its seal; return the seal as the file system has it now.
 
-        Args:
-            seal: of the entry.
-            while_it_ran: a file that was written again with the same bytes is a change as well.
-
-        Raises:
-            ChangedError: a byte changed; the entry has been laid out anew.
-
+        ChangedError is raised where a byte changed; the entry has been laid out anew. With `while_it_ran` a file that
+        was written again with the same bytes is a change as well.
         """
         now = stats(self.folder) if self.folder.is_dir() else {}
         if now == seal.stats:
             return seal
         suspects = [path for path in now if now[path] != seal.stats.get(path)]
         entries = {path: seal.entries[path] for path in now if path in seal.entries}
-        entries |= hashes(self.folder, iter(suspects))
+        entries |= hashes(self.folder, suspects)
         changes = differences(seal.entries, entries)
         if while_it_ran and not changes:
             changes = [f"{path} was written anew" for path in suspects if _touched(now[path], seal.stats[path])]
         if changes:
-            self._anew()
-            raise self._changed(changes)
-        fresh = Seal(seal.entries, now)
-        write(self.cache, self.kind, self.key, fresh)
-        return fresh
+            with self.cache.guard(), self.cache.scratch(f"{self.kind}-") as fresh:
+                self.build(fresh)
+                return self._replaced(fresh, changes)
+        return self._sealed(Seal(seal.entries, now))
 
     def _hashed(self) -> Seal:
         found = stats(self.folder)
         return Seal(hashes(self.folder, found), found)
 
-    def _seal(self, seal: Seal) -> Seal:
+    def _sealed(self, seal: Seal) -> Seal:
         write(self.cache, self.kind, self.key, seal)
         return seal
 
@@ -239,39 +217,30 @@ class Layout:
             self.build(fresh)
             found, wanted = self._hashed(), hashes(fresh / self.content, stats(fresh / self.content))
             if found.entries == wanted:
-                return self._seal(found)
-            changes = differences(self._judged(wanted), self._judged(found.entries))
-            self._replace(fresh)
-        if changes:
-            raise self._changed(changes)
-        return self._seal(self._hashed())
+                return self._sealed(found)
+            before, after = (
+                {path: sha256 for path, sha256 in entries.items() if not self.ignored(path)}
+                for entries in (wanted, found.entries)
+            )
+            return self._replaced(fresh, differences(before, after))
 
-    def _judged(self, entries: Mapping[str, str]) -> dict[str, str]:
-        return {path: sha256 for path, sha256 in entries.items() if not self.ignored(path)}
-
-    def _replace(self, fresh: Path) -> None:
+    def _replaced(self, fresh: Path, changes: list[str]) -> Seal:
+        """Put a fresh entry in the place of this one; its files may be shared. ChangedError: something had changed."""
         entry = self.cache.entry(self.kind, self.key)
         with self.cache.lock(f"{self.kind}-{self.key}"), self.cache.scratch("changed-") as aside:
             if entry.exists():
                 entry.rename(aside / "old")
             fresh.rename(entry)
-
-    def _anew(self) -> None:
-        """Lay the entry out anew: its files may be shared with others, so that none is written in place."""
-        with self.cache.guard(), self.cache.scratch(f"{self.kind}-") as fresh:
-            self.build(fresh)
-            self._replace(fresh)
-        self._seal(self._hashed())
-
-    def _changed(self, changes: list[str]) -> ChangedError:
-        return ChangedError(
-            f"{self.name} in the cache is not what was laid out: {in_words(changes)}. It has been laid out anew"
-        )
+        seal = self._sealed(self._hashed())
+        if changes:
+            said = in_words(changes)
+            raise ChangedError(f"{self.name} in the cache is not what was laid out: {said}. It has been laid out anew")
+        return seal
 
 
 def _touched(now: Stat, before: Stat) -> bool:
     """Whether a file was written or replaced; a further link to it changes its time of change alone."""
-    return (now[:CHANGED], now[CHANGED + 1 :]) != (before[:CHANGED], before[CHANGED + 1 :])
+    return now[:2] + now[3:] != before[:2] + before[3:]
 
 
 def keep(cache: Cache, kind: str, key: str, folder: Path) -> None:

@@ -59,15 +59,14 @@ def _walk(document: object, *, strings: bool) -> None:
     while level:
         if depth > DEEPEST:
             raise StrictJsonError(f"more than {DEEPEST} brackets inside each other")
-        if strings:
-            for text in (one for one in level if isinstance(one, str)):
-                _whole(text)
         inner: list[object] = []
         for one in level:
             if isinstance(one, dict):
-                inner += [*one.keys(), *one.values()] if strings else one.values()
+                inner += [*one.keys(), *one.values()]
             elif isinstance(one, list):
                 inner += one
+            elif strings and isinstance(one, str):
+                _whole(one)
         level, depth = inner, depth + 1
 
 
@@ -83,31 +82,20 @@ def _whole(text: str) -> None:
 def loads(text: str | bytes) -> Any:  # noqa: ANN401 - any JSON
     """Parse one JSON document.
 
-    Raises:
-        StrictJsonError: it is not UTF-8, no JSON, or holds NaN, a number that no float or 64 bits hold, a key twice,
-            half a character, NUL, or more than `DEEPEST` brackets inside each other.
-
+    StrictJsonError is raised where it is not UTF-8, no JSON, or holds NaN, a number that no float or 64 bits hold, a
+    key twice, half a character, NUL, or more than `DEEPEST` brackets inside each other.
     """
     try:
         whole = text.decode() if isinstance(text, bytes) else text
         document = json.loads(
             whole, parse_constant=_constant, parse_float=_real, parse_int=_integer, object_pairs_hook=_object
         )
-    except StrictJsonError:
-        raise
     except UnicodeDecodeError as error:
         raise StrictJsonError(f"not UTF-8: {error.reason} at byte {error.start}") from None
     except json.JSONDecodeError as error:
         raise StrictJsonError(f"not JSON: {error}") from None
     except RecursionError:
         raise StrictJsonError(f"more than {DEEPEST} brackets inside each other") from None
-    _walk(document, strings=SUSPECT.search(whole) is not None or not _encodes(whole))
+    _whole(whole)
+    _walk(document, strings=SUSPECT.search(whole) is not None)
     return document
-
-
-def _encodes(text: str) -> bool:
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        return False
-    return True

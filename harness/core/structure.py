@@ -7,7 +7,7 @@ import datetime as dt
 import functools
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Any, TypeVar, cast, get_args, get_origin
+from typing import Any, TypeVar, cast, get_args
 
 import cattrs
 from cattrs.gen import make_dict_structure_fn
@@ -50,10 +50,6 @@ def _only(kinds: tuple[type, ...], what: str, inner: Callable[[Any, Any], Any]) 
     return structure
 
 
-def _origin(kind: Any) -> object:  # noqa: ANN401 - any annotation may stand here
-    return get_origin(kind)
-
-
 @functools.cache
 def converter() -> cattrs.Converter:
     """Build a converter that coerces nothing and refuses unknown keys."""
@@ -71,8 +67,12 @@ def converter() -> cattrs.Converter:
     def table(value: Any, kind: Any) -> Any:  # noqa: ANN401 - a table, and the dict that it becomes
         return strict.structure(value, tables[get_args(kind)])
 
-    strict.register_structure_hook_func(lambda kind: _origin(kind) is tuple, _only((list, tuple), "a list", members))
-    strict.register_structure_hook_func(lambda kind: _origin(kind) is dict, _only((dict,), "a table", table))
+    strict.register_structure_hook_func(
+        lambda kind: getattr(kind, "__origin__", None) is tuple, _only((list, tuple), "a list", members)
+    )
+    strict.register_structure_hook_func(
+        lambda kind: getattr(kind, "__origin__", None) is dict, _only((dict,), "a table", table)
+    )
     strict.register_structure_hook_factory(
         dataclasses.is_dataclass,
         lambda kind: _only((dict,), "a table", make_dict_structure_fn(kind, strict, _cattrs_forbid_extra_keys=True)),
@@ -85,9 +85,8 @@ def structure(document: Any, kind: type[Structured]) -> Structured:  # noqa: ANN
     try:
         return converter().structure(document, kind)
     except cattrs.BaseValidationError as error:
-        raise StructureError(
-            [_readable(line) for line in cattrs.transform_error(error, format_exception=_explain)]
-        ) from None
+        lines = cattrs.transform_error(error, format_exception=_explain)
+        raise StructureError([_readable(line) for line in lines]) from None
     except (TypeError, ValueError) as error:
         raise StructureError([f"top level: {error}"]) from None
 

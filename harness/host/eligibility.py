@@ -44,37 +44,22 @@ def out_of_range(pack: Pack, host: Host) -> str:
 
 def _one(pack: Pack, name: str, host: Host) -> Planned:
     targets, stated = pack.definition.targets, pack.definition.stated(name)
+    listed = f"this pack lists {', '.join(targets)}"
     if not stated.evidence:
-        return Planned(name, None, f"this pack lists {', '.join(targets)}")
+        return Planned(name, None, listed)
     reason = out_of_range(pack, host)
     evidence = evidence_here(host, name, stated)
     if evidence is None:
         here = f"{host.count(name)} of {stated.gpus} {name} GPUs" if host.count(name) else f"no {name} GPU"
-        admits = "the pack admits only executed" if name in targets else f"this pack lists {', '.join(targets)}"
-        reason = f"{here} here, and {admits}"
+        reason = f"{here} here, and {'the pack admits only executed' if name in targets else listed}"
     return Planned(name, None if reason else evidence, reason)
-
-
-def _unlisted(pack: Pack, host: Host) -> list[Planned]:
-    """Plan the GPUs of this host that a pack does not list, where it executes on others; nothing is expected of them.
-
-    The pack's list says what somebody has seen, not where it can run.
-    """
-    targets = pack.definition.targets
-    if not any(Evidence.EXECUTED in target.evidence for target in targets.values()):
-        return []
-    names = dict.fromkeys(gpu.target for gpu in host.gpus if gpu.target not in targets)
-    return [_one(pack, name, host) for name in names]
 
 
 def plan(pack: Pack, wanted: str, host: Host) -> list[Planned]:
     """List the targets to judge: ``auto`` (this host's GPU, else cpu), ``all`` (what this host can show), or one.
 
     A GPU of this host is judged whether the pack lists it or not; of one that is not listed nothing is expected.
-
-    Raises:
-        HarnessError: `wanted` is no target.
-
+    HarnessError is raised where `wanted` is no target.
     """
     if wanted == "auto":
         return [_one(pack, host.auto_target, host)]
@@ -85,17 +70,18 @@ def plan(pack: Pack, wanted: str, host: Host) -> list[Planned]:
                 "(with the suffix from sm_90 on). Next: runner.py list"
             )
         return [_one(pack, wanted, host)]
-    every = [_one(pack, name, host) for name in pack.definition.targets] + _unlisted(pack, host)
-    shown = [planned for planned in every if planned.evidence is not None]
-    return shown or every[:1]
+    targets = pack.definition.targets
+    executes = any(Evidence.EXECUTED in target.evidence for target in targets.values())
+    # What pack.toml does not list is judged, too: its list says what somebody has seen, not where the pack can run
+    others = [gpu.target for gpu in host.gpus if executes and gpu.target not in targets]
+    every = [_one(pack, name, host) for name in dict.fromkeys([*targets, *others])]
+    return [planned for planned in every if planned.evidence is not None] or every[:1]
 
 
 def first(pack: Pack, wanted: str, host: Host) -> tuple[str, Evidence]:
     """Return the one target to judge, and how; ``auto`` is this host's GPU, else cpu, else the first that it can show.
 
-    Raises:
-        HarnessError: this host can show none of them, or `wanted` is no target.
-
+    HarnessError is raised where this host can show none of them, or `wanted` is no target.
     """
     planned = [*plan(pack, wanted, host), *(plan(pack, "all", host) if wanted == "auto" else [])]
     for one in planned:

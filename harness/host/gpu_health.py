@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.host import gpus
 from harness.host.gpus import Device, Reading
@@ -43,30 +43,22 @@ def _remains(before: Reading, after: Reading) -> str:
     return f"{kept / 2**20:.0f} MiB did not come back" if kept > SLACK else ""
 
 
-def _uncorrected(earlier: Reading, later: Reading) -> str:
-    count = (later.uncorrected or 0) - (earlier.uncorrected or 0)
-    return f"{count} uncorrected memory error(s)" if count > 0 else ""
+def before(device: Device, *, measures: bool) -> tuple[Reading, str, str]:
+    """Look at a GPU before its first lane; where that measures, wait a while for other programs' processes to end.
 
-
-def before(device: Device, *, measures: bool, patience: float = COURTESY) -> tuple[Reading, str, str]:
-    """Look at a GPU before its first lane.
-
-    Args:
-        device: the GPU.
-        measures: the lane measures, so that no other program's process may be there.
-        patience: how long to wait for those to end, in seconds.
-
-    Returns: the reading, its fault, and why it is merely taken; both empty where the lane can begin.
-
+    Returns the reading, its fault, and why it is merely taken; both empty where the lane can begin.
     """
-    end = time.monotonic() + patience
+    end = time.monotonic() + COURTESY
     while True:
         reading = gpus.read(device)
-        found = fault(reading)
-        taken = f"{len(reading.processes)} process(es) of another program" if measures and reading.processes else ""
+        found, taken = fault(reading), _taken(reading) if measures else ""
         if found or not taken or time.monotonic() > end:
             return reading, found, taken
         time.sleep(POLL)
+
+
+def _taken(reading: Reading) -> str:
+    return f"{len(reading.processes)} process(es) of another program" if reading.processes else ""
 
 
 def after(device: Device, earlier: Reading, *, last: bool = True, patience: float = PATIENCE) -> str:
@@ -76,7 +68,9 @@ def after(device: Device, earlier: Reading, *, last: bool = True, patience: floa
     while True:
         reading = gpus.read(device)
         xids += reading.xids
-        found = fault(reading) or fault(Reading(xids=xids)) or _uncorrected(earlier, reading)
+        count = (reading.uncorrected or 0) - (earlier.uncorrected or 0)
+        uncorrected = f"{count} uncorrected memory error(s)" if count > 0 else ""
+        found = fault(replace(reading, xids=xids)) or uncorrected
         remains = "" if found or not last else _remains(earlier, reading)
         if found or not remains or time.monotonic() > end:
             return found or remains
@@ -109,10 +103,8 @@ class GpuWatch:
                 if found or taken:
                     return found, taken
                 use = self._used[device.number] = _Use(0, earlier)
-            elif use.fault:
-                return use.fault, ""
-            elif measures and use.earlier.processes:
-                return "", f"{len(use.earlier.processes)} process(es) of another program"
+            elif use.fault or (measures and use.earlier.processes):
+                return use.fault, "" if use.fault else _taken(use.earlier)
             use.lanes += 1
             return "", ""
 

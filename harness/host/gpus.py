@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,24 +32,14 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Device:
-    """One GPU of the pool.
+    """One GPU of the pool."""
 
-    Attributes:
-        token: what CUDA_VISIBLE_DEVICES calls it: NVML's number, or the UUID that the host's own variable holds.
-        number: its number in the pool's order, for people: a UUID never gets into an output.
-        gpu: name, compute capability and memory.
-        handle: NVML's.
-        events: NVML's set of its critical Xid events; None where it cannot be had.
-        is_instance: whether it is a MIG instance, of which a process can use one only.
-
-    """
-
-    token: str
-    number: str
+    token: str  # what CUDA_VISIBLE_DEVICES calls it: NVML's number, or the UUID that the host's own variable holds
+    number: str  # its number in the pool's order, for people: a UUID never gets into an output
     gpu: Gpu
-    handle: Any
-    events: Any
-    is_instance: bool = False
+    handle: Any  # NVML's
+    events: Any  # NVML's set of its critical Xid events; None where it cannot be had
+    is_instance: bool = False  # whether it is a MIG instance, of which a process can use one only
 
     @property
     def place(self) -> str:
@@ -100,11 +91,9 @@ def _events(handle: Any) -> Any:  # noqa: ANN401 - NVML's own types
 
 def _new_xids(events: Any) -> Iterator[int]:  # noqa: ANN401 - NVML's own type
     """Yield the Xids since the last look, without waiting for more."""
-    while events is not None:
-        try:
+    with contextlib.suppress(pynvml.NVMLError):
+        while events is not None:
             yield int(pynvml.nvmlEventSetWait_v2(events, 0).eventData)
-        except pynvml.NVMLError:
-            return
 
 
 def read(device: Device) -> Reading:
@@ -124,10 +113,9 @@ def read(device: Device) -> Reading:
 
 def _instances(handle: Any) -> list[str]:  # noqa: ANN401 - NVML's own type
     """List the UUIDs of a GPU's MIG instances; nothing where MIG is off or unknown."""
-    mode = _optional(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0])
-    if mode != pynvml.NVML_DEVICE_MIG_ENABLE:
-        return []
-    found = []
+    found: list[str] = []
+    if _optional(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0]) != pynvml.NVML_DEVICE_MIG_ENABLE:
+        return found
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         instance = _optional(lambda: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))  # noqa: B023 - called here
         if instance is not None:
@@ -135,31 +123,26 @@ def _instances(handle: Any) -> list[str]:  # noqa: ANN401 - NVML's own type
     return found
 
 
-def _every_token() -> list[str]:
-    """List every GPU of the host by NVML's number; one that is split into MIG instances by their UUIDs."""
+def _tokens() -> list[str]:
+    """List what this host shows: what CUDA_VISIBLE_DEVICES names, as CUDA reads it, else every GPU.
+
+    CUDA takes numbers, UUIDs and the beginnings of UUIDs, and sees nothing behind the first that names no GPU. A GPU
+    that is split into MIG instances is listed by their UUIDs.
+    """
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     tokens: list[str] = []
+    if visible is not None:
+        for token in (text.strip() for text in visible.split(",")):
+            if not token or token.startswith("-") or token in tokens:
+                break
+            tokens.append(token)
+        return tokens
     for index in range(pynvml.nvmlDeviceGetCount()):
         try:
             instances = _instances(pynvml.nvmlDeviceGetHandleByIndex(index))
         except pynvml.NVMLError:
             instances = []  # it is lost: opening it says so
         tokens += instances or [str(index)]
-    return tokens
-
-
-def _tokens() -> list[str]:
-    """List what this host shows: what CUDA_VISIBLE_DEVICES names, as CUDA reads it, else every GPU.
-
-    CUDA takes numbers, UUIDs and the beginnings of UUIDs, and sees nothing behind the first that names no GPU.
-    """
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES")
-    if visible is None:
-        return _every_token()
-    tokens: list[str] = []
-    for token in (text.strip() for text in visible.split(",")):
-        if not token or token.startswith("-") or token in tokens:
-            break
-        tokens.append(token)
     return tokens
 
 
@@ -184,26 +167,22 @@ def _device(token: str, position: int) -> Device:
     return Device(token, number, gpu, handle, _optional(lambda: _events(whole)), is_instance)
 
 
-def _opened() -> GpuPool:
-    devices, lost = [], []
-    for position, token in enumerate(_tokens()):
-        try:
-            devices.append(_device(token, position))
-        except pynvml.NVMLError as error:
-            lost.append(f"gpu {token if token.isdecimal() else position} cannot be used: {error}")
-    driver = _text(pynvml.nvmlSystemGetDriverVersion()) if devices else ""
-    return GpuPool(devices, driver, lost)
-
-
 @contextmanager
 def gpu_pool() -> Iterator[GpuPool]:
     """Yield the GPUs that this host shows; NVML stays open meanwhile."""
+    devices: list[Device] = []
+    lost: list[str] = []
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError:
-        yield GpuPool([], "", [])
+        yield GpuPool(devices, "", lost)
         return
     try:
-        yield _opened()
+        for position, token in enumerate(_tokens()):
+            try:
+                devices.append(_device(token, position))
+            except pynvml.NVMLError as error:
+                lost.append(f"gpu {token if token.isdecimal() else position} cannot be used: {error}")
+        yield GpuPool(devices, _text(pynvml.nvmlSystemGetDriverVersion()) if devices else "", lost)
     finally:
         pynvml.nvmlShutdown()

@@ -98,10 +98,8 @@ def _write(members: Iterator[tuple[PurePosixPath, IO[bytes]]], archive: Path, fo
 def unpack(archive: Path, folder: Path) -> None:
     """Unpack the regular files of a .tar.gz, .zip or .whl into `folder`, without compiled Python files.
 
-    Raises:
-        UnavailableError: a member is a link, leads out of the folder or has an absolute name, or the
-            archive is damaged. What was written until then is the caller's to remove.
-
+    UnavailableError is raised where a member is a link, leads out of the folder or has an absolute name, or the archive
+    is damaged. What was written until then is the caller's to remove.
     """
     try:
         members = _zip_members(archive) if archive.suffix in {".zip", ".whl"} else _tar_members(archive)
@@ -112,9 +110,3 @@ def unpack(archive: Path, folder: Path) -> None:
         raise UnavailableError(f"{archive.name}: it cannot be unpacked: {error}") from None
     except (FileExistsError, IsADirectoryError, NotADirectoryError):
         raise UnavailableError(f"{archive.name}: one name stands for a file and a folder; it is refused") from None
-
-
-def only_folder(folder: Path) -> Path:
-    """Return the one folder that an sdist holds, or `folder` itself where there is no such single folder."""
-    inside = list(folder.iterdir())
-    return inside[0] if len(inside) == 1 and inside[0].is_dir() else folder

@@ -1,11 +1,14 @@
-"""Copying a tree out of a maintainer's checkout, or out of a commit of a repository."""
+"""Copying a tree out of a checkout, out of the runner's own environment, or out of a commit of a repository."""
 
 from __future__ import annotations
 
 import datetime as dt
+import importlib.metadata
+import json
 import os
 import shutil
 from pathlib import Path
+from urllib.parse import unquote, urlsplit
 
 from harness.core import files, git, room
 from harness.core.cache import Cache
@@ -30,7 +33,7 @@ def _tracked(folder: Path) -> list[str] | None:
 
 
 def _every_file(folder: Path) -> list[str]:
-    found = []
+    found: list[str] = []
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in SKIPPED]
         found += [str((Path(parent) / name).relative_to(folder)) for name in names if not name.endswith(".pyc")]
@@ -63,18 +66,38 @@ def copy_path(folder: Path, destination: Path) -> str:
     return f"path at {commit}" + (" with modified files" if status.stdout.strip() else "")
 
 
+def copy_installed(package: str, destination: Path) -> str:
+    """Copy the files that an installed distribution recorded; an editable one is copied from its checkout.
+
+    Returns its version.
+    """
+    try:
+        distribution = importlib.metadata.distribution(package)
+    except importlib.metadata.PackageNotFoundError:
+        raise UnavailableError(
+            f"--upstream installed: {package} is not installed. Next: pip install {package}"
+        ) from None
+    source = json.loads(distribution.read_text("direct_url.json") or "{}")
+    if source.get("dir_info", {}).get("editable"):
+        folder = Path(unquote(urlsplit(source["url"]).path))
+        return f"{distribution.version}, editable {copy_path(folder, destination)}"
+    for file in distribution.files or []:
+        path, target = Path(str(distribution.locate_file(file))), destination / file
+        if ".." not in file.parts and file.suffix != ".pyc" and path.is_file():
+            target.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(path, target)
+    return f"{distribution.version}, installed"
+
+
 def _mirror(cache: Cache, url: str, commit: str) -> Path:
     """Return a bare clone in the cache that has the commit."""
     mirror = cache.entry("git", files.key_of(url))
 
     def has() -> bool:
-        return (
-            mirror.is_dir() and git.run(["cat-file", "-e", f"{commit}^{{commit}}"], mirror, plain=True).returncode == 0
-        )
+        asked = ["cat-file", "-e", f"{commit}^{{commit}}"]
+        return mirror.is_dir() and git.run(asked, mirror, plain=True).returncode == 0
 
-    if has():
-        return mirror
-    if cache.mirrors is not None and mirrors.take(cache.mirrors, url, commit, mirror) and has():
+    if has() or (cache.mirrors is not None and mirrors.take(cache.mirrors, url, commit, mirror) and has()):
         return mirror
     if cache.offline:
         raise UnavailableError(f"git commit {commit}: not in the cache, and --offline forbids to fetch it")
@@ -116,12 +139,7 @@ def history(cache: Cache, url: str) -> Path:
 
 
 def kept(cache: Cache, url: str) -> Path:
-    """Return the bare clone that `history` brought into the cache.
-
-    Raises:
-        UnavailableError: there is none, or it has no history.
-
-    """
+    """Return the bare clone that `history` brought into the cache; UnavailableError where it brought none."""
     mirror = cache.entry("git", files.key_of(url))
     if not mirror.is_dir() or (mirror / "shallow").exists():
         raise UnavailableError("git+...: its history is not in the cache, and --offline forbids to fetch it")

@@ -15,7 +15,7 @@ from harness.core.cache import Cache
 from harness.core.errors import HarnessError, UnavailableError, unknown
 from harness.core.seal import Layout
 from harness.pack import requirements
-from harness.pack.model import Definition, Dependency
+from harness.pack.model import Definition
 from harness.upstream import download, uv
 
 
@@ -26,11 +26,6 @@ class Member:
     package: str
     version: str
     hashes: tuple[str, ...]
-
-    @property
-    def requirement(self) -> str:
-        """The line of a requirements file."""
-        return " ".join([f"{self.package}=={self.version}", *(f"--hash=sha256:{one}" for one in sorted(self.hashes))])
 
 
 @dataclass(frozen=True)
@@ -43,7 +38,8 @@ class DependencySet:
     @property
     def requirements(self) -> str:
         """The set as a requirements file."""
-        return "".join(f"{line}\n" for line in sorted(member.requirement for member in self.members))
+        hashes = {one: "".join(f" --hash=sha256:{sha256}" for sha256 in sorted(one.hashes)) for one in self.members}
+        return "".join(sorted(f"{one.package}=={one.version}{hashes[one]}\n" for one in self.members))
 
     @property
     def sha256(self) -> str:
@@ -62,24 +58,18 @@ def named(definition: Definition, name: str, tag: str) -> DependencySet:
         raise unknown("dependency set", name, definition.dependencies, "--with SET, or --with PACKAGE==VERSION")
     members = definition.dependencies.get(name, {})
     python = f"3.{tag.removeprefix('cp3')}"
-    here = {package: one for package, one in members.items() if requirements.holds(_marker(one), python)}
-    return DependencySet(name, tuple(Member(package, here[package].version, here[package].hashes) for package in here))
-
-
-def _marker(dependency: Dependency) -> Marker | None:
-    return Marker(dependency.marker) if dependency.marker else None
+    here = {
+        package: one
+        for package, one in members.items()
+        if requirements.holds(Marker(one.marker) if one.marker else None, python)
+    }
+    return DependencySet(name, tuple(Member(package, one.version, one.hashes) for package, one in here.items()))
 
 
 def chosen(cache: Cache, definition: Definition, wanted: tuple[str, ...], default: str, tag: str) -> DependencySet:
-    """Return the set that ``--with`` asks for: a named one, single wheels of other versions, or both.
+    """Return the set that the values of ``--with`` ask for: a named one, single ``PACKAGE==VERSION``, or both.
 
-    Args:
-        cache: where single wheels are looked up.
-        definition: of the pack.
-        wanted: the values of ``--with``, each a set's name or ``PACKAGE==VERSION``.
-        default: the set that the target names.
-        tag: the Python tag of the wheels.
-
+    `default` is the set that the target names, `tag` the Python tag of the wheels, such as ``cp311``.
     """
     names = [text for text in wanted if "==" not in text]
     if len(names) > 1:
@@ -105,29 +95,14 @@ def with_wheel(dependencies: DependencySet, package: str, version: str, sha256: 
     return replace(dependencies, members=(*dependencies.members, Member(package, version, (sha256,))))
 
 
-def fetch(cache: Cache, dependencies: DependencySet, tag: str) -> None:
-    """Download every wheel of a set, for whatever Python it is; a lane's host lays them out."""
-    for member in dependencies.members:
-        _wheel(cache, member, tag)
-
-
-def _wheel(cache: Cache, member: Member, tag: str) -> Path:
-    return download.wheel(cache, member.package, member.version, member.hashes, tag)
-
-
 def layout(cache: Cache, dependencies: DependencySet, python: Path, tag: str) -> Layout:
     """Return the one folder that holds all wheels of a set with their bytecode, not yet laid out.
+
+    `python` is the interpreter that compiles, and that lanes run with; `tag` is of its version, such as ``cp311``.
 
     It is laid out from the wheels alone, each time: no folder is shared with another set, nor with a cache of uv's, in
     which what a lane has written could come back. Whoever seals it has one of his own: bytecode cannot be made again
     byte for byte, so that nobody else can check it.
-
-    Args:
-        cache: where it is, or will be.
-        dependencies: the set.
-        python: the interpreter that compiles, and that lanes run with.
-        tag: of its version, such as ``cp311``.
-
     """
 
     def build(entry: Path) -> None:
@@ -135,8 +110,8 @@ def layout(cache: Cache, dependencies: DependencySet, python: Path, tag: str) ->
             wheels, given, site = scratch / "wheels", scratch / "requirements.txt", entry / "site"
             wheels.mkdir()
             site.mkdir()  # of a set of no wheel
-            for member in dependencies.members:
-                wheel = _wheel(cache, member, tag)
+            for one in dependencies.members:
+                wheel = download.wheel(cache, one.package, one.version, one.hashes, tag)
                 (wheels / wheel.name).symlink_to(wheel)
             _refuse_conflicts(wheels)
             cache.tell(f"laying out the dependency set {dependencies.name}")

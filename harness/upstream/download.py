@@ -22,14 +22,10 @@ PLATFORMS = (
     *(f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)),
     *(f"manylinux{year}_x86_64" for year in (2014, 2010, 1)),
 )
-
-
 NOT_HERE = (
     "not in the cache {}, and --offline forbids to download it. "
     "Next: runner.py fetch --cache DIR on a machine with network, then --cache DIR here"
 )
-#: Releases that a message names.
-NEWEST_SHOWN = 8
 
 
 @dataclass(frozen=True)
@@ -48,14 +44,9 @@ class ReleaseFile:
 
 
 def fetch(cache: Cache, package: str, file: str | None, sha256: str) -> Path:
-    """Return the path of the file with that sha256, downloaded unless the cache has it.
+    """Return the path of the file with that sha256 in hexadecimal digits, downloaded unless the cache has it.
 
-    Args:
-        cache: where the file is, or will be.
-        package: its name on the index.
-        file: its file name, for errors; None where only the sha256 is pinned.
-        sha256: in hexadecimal digits.
-
+    `file` is its name, for errors; None where only the sha256 is pinned.
     """
 
     def build(folder: Path) -> None:
@@ -83,16 +74,19 @@ def fetch(cache: Cache, package: str, file: str | None, sha256: str) -> Path:
 def wheel(cache: Cache, package: str, version: str, hashes: tuple[str, ...], python_tag: str) -> Path:
     """Return the wheel of a release, among the files of some sha256, that fits a Python best; downloaded where needed.
 
-    Raises:
-        UnavailableError: it cannot be had.
-        UnsupportedHereError: there is none for that Python.
-
+    UnavailableError: it cannot be had. UnsupportedHereError: there is none for that Python.
     """
     if len(hashes) == 1:
         path = fetch(cache, package, None, hashes[0])
         _fitting([ReleaseFile(package, version, path.name, hashes[0])], package, version, python_tag)
         return path
-    there = _downloaded(cache, package, version, hashes) if cache.offline else _offered(cache, package, hashes)
+    if cache.offline:
+        paths = (path for one in hashes for path in cache.entry("downloads", one).glob("*"))
+        there = [ReleaseFile(package, version, path.name, path.parent.name) for path in paths]
+    else:
+        there = [one for one in _kept(cache, package) if one.sha256 in hashes]
+        if len(there) != len(hashes):
+            there = [one for one in _listed(cache, package) if one.sha256 in hashes]
     if not there:
         why = (
             "wrong sha256: the index has no file of one that is pinned. Next: compare them with the release's own page"
@@ -100,17 +94,6 @@ def wheel(cache: Cache, package: str, version: str, hashes: tuple[str, ...], pyt
         raise UnavailableError(f"{package} {version}: {NOT_HERE.format(cache.root) if cache.offline else why}")
     release = _fitting(there, package, version, python_tag)
     return fetch(cache, package, release.file, release.sha256)
-
-
-def _downloaded(cache: Cache, package: str, version: str, hashes: tuple[str, ...]) -> list[ReleaseFile]:
-    paths = (path for one in hashes for path in cache.entry("downloads", one).glob("*"))
-    return [ReleaseFile(package, version, path.name, path.parent.name) for path in paths]
-
-
-def _offered(cache: Cache, package: str, hashes: tuple[str, ...]) -> list[ReleaseFile]:
-    """List the files of some sha256; the index is asked where it has not listed them all before."""
-    kept = [one for one in _kept(cache, package) if one.sha256 in hashes]
-    return kept if len(kept) == len(hashes) else [one for one in _listed(cache, package) if one.sha256 in hashes]
 
 
 def _fitting(there: list[ReleaseFile], package: str, version: str, python_tag: str) -> ReleaseFile:
@@ -154,19 +137,13 @@ def _kept(cache: Cache, package: str) -> list[ReleaseFile]:
 
 
 def _listed(cache: Cache, package: str) -> list[ReleaseFile]:
-    """Ask the index for every file of a package, and keep the answer; without network, what was kept counts.
-
-    Raises:
-        UnavailableError: the index cannot be asked, or without network: it never was, into this cache.
-
-    """
+    """Ask the index for every file of a package, and keep the answer; without network, what was kept counts."""
     if cache.offline:
-        kept = _kept(cache, package)
-        if not kept:
-            raise UnavailableError(
-                f"{package}: its releases were not listed before, and --offline forbids to ask the package index"
-            )
-        return kept
+        if kept := _kept(cache, package):
+            return kept
+        raise UnavailableError(
+            f"{package}: its releases were not listed before, and --offline forbids to ask the package index"
+        )
     found = []
     for offer in package_index.of_user().offers(package):
         if offer.version is not None:
@@ -179,8 +156,13 @@ def _listed(cache: Cache, package: str) -> list[ReleaseFile]:
     return found
 
 
-def _releases(listed: list[ReleaseFile], *, wheels_only: bool) -> list[ReleaseFile]:
-    """Choose of each release the file that would be taken here, the oldest release first; a yanked one is left out."""
+def releases(cache: Cache, package: str, *, wheels_only: bool = False, only_kept: bool = False) -> list[ReleaseFile]:
+    """List every release of a package, the oldest first, each with the file of it that would be taken here.
+
+    A yanked one is left out. With `only_kept` the index is not asked, and what it listed before counts. Else
+    UnavailableError is raised where it cannot be asked, or without network: it never was, into this cache.
+    """
+    listed = _kept(cache, package) if only_kept else _listed(cache, package)
     by_version: dict[Version, list[ReleaseFile]] = {}
     for one in listed:
         if not one.yanked:
@@ -195,34 +177,21 @@ def _releases(listed: list[ReleaseFile], *, wheels_only: bool) -> list[ReleaseFi
     return found
 
 
-def releases(cache: Cache, package: str, *, wheels_only: bool = False) -> list[ReleaseFile]:
-    """List every release of a package, the oldest first, each with the file of it that would be taken here.
-
-    Raises:
-        UnavailableError: the index cannot be asked, or without network: it never was, into this cache.
-
-    """
-    return _releases(_listed(cache, package), wheels_only=wheels_only)
-
-
 def resolve(cache: Cache, package: str, version: str | None, *, wheels_only: bool = False) -> ReleaseFile:
     """Return the best file of one release; where `version` is None, of the newest final one.
 
-    A version that the index has listed is not looked up again, so that the same call works offline.
-
-    Raises:
-        UnavailableError: there is no such release, or nothing of it can be read here.
-
+    A version that the index has listed is not looked up again, so that the same call works offline. UnavailableError is
+    raised where there is no such release, or nothing of it can be read here.
     """
     if cache.offline and version is None:
         raise UnavailableError(f"{package} latest: --offline forbids to ask the package index")
-    listed = _releases(_kept(cache, package), wheels_only=wheels_only) if version else []
+    listed = releases(cache, package, wheels_only=wheels_only, only_kept=True) if version else []
     found = _of_version(listed, version)
     if found is None:
         listed = releases(cache, package, wheels_only=wheels_only)
         found = _of_version(listed, version)
     if found is None:
-        newest = ", ".join(one.version for one in listed[: -NEWEST_SHOWN - 1 : -1])
+        newest = ", ".join(one.version for one in listed[: -package_index.NEWEST_SHOWN - 1 : -1])
         raise UnavailableError(
             f"{package}: no release {version} on the package index. It has {newest or 'no release'}. "
             f"Next: --upstream {package}==VERSION, or --upstream latest"

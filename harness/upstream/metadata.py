@@ -17,14 +17,7 @@ FORGES = re.compile(r"https?://(?:www\.)?(?P<place>(?:github|gitlab)\.com/[\w.-]
 #: Labels of a project's links, the likeliest to be its repository first.
 LABELS = ("source", "repository", "code", "github", "homepage", "home")
 #: Of the licences that upstreams of GPU libraries state in words or as a classifier.
-LICENSES = {
-    "apache": "Apache-2.0",
-    "mit": "MIT",
-    "bsd-2": "BSD-2-Clause",
-    "bsd-3": "BSD-3-Clause",
-    "bsd 2": "BSD-2-Clause",
-    "bsd 3": "BSD-3-Clause",
-}
+LICENSES = {"apache": "Apache-2.0", "mit": "MIT", "bsd 2": "BSD-2-Clause", "bsd 3": "BSD-3-Clause"}
 
 
 @dataclass(frozen=True)
@@ -38,12 +31,7 @@ class Metadata:
 
 
 def read(folder: Path) -> Metadata:
-    """Read the metadata of an unpacked sdist or wheel.
-
-    Raises:
-        UnavailableError: there is none, or it cannot be read.
-
-    """
+    """Read the metadata of an unpacked sdist or wheel; UnavailableError where there is none."""
     path = next((one for one in (folder / "PKG-INFO", *folder.glob("*.dist-info/METADATA")) if one.is_file()), None)
     if path is None:
         raise UnavailableError(
@@ -64,7 +52,7 @@ def _license(raw: RawMetadata) -> str:
     classifiers = [line for line in raw.get("classifiers", []) if line.startswith("License ::")]
     for text in (raw.get("license", ""), *(line.rpartition("::")[2] for line in classifiers)):
         for word, name in LICENSES.items():
-            if re.search(rf"\b{re.escape(word)}", text.lower()):
+            if re.search(rf"\b{word}", text.lower().replace("-", " ")):
                 return name
     return ""
 

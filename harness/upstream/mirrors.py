@@ -27,17 +27,10 @@ def folder_of(mirrors: Path, url: str) -> Path | None:
 
 
 def take(mirrors: Path, url: str, commit: str, repository: Path) -> bool:
-    """Bring one commit from the mirror of `url` into a bare repository; say whether the mirror has it.
+    """Bring one commit from the mirror of `url` into a bare repository, made where needed; say whether it was there.
 
-    Args:
-        mirrors: the folder of the mirrors.
-        url: of the upstream's repository.
-        commit: in 40 digits; a branch, a tag or fewer digits are the upstream's own to resolve.
-        repository: where it goes, made where it is not there.
-
-    Raises:
-        HarnessError: the mirror cannot be read.
-
+    A commit has 40 digits: a branch, a tag or fewer digits are the upstream's own to resolve. HarnessError is raised
+    where the mirror cannot be read.
     """
     folder = folder_of(mirrors, url)
     if folder is None or not COMMIT.fullmatch(commit):

@@ -7,20 +7,18 @@ looked up: a machine without network judges what `fetch --latest --head` found, 
 from __future__ import annotations
 
 import datetime as dt
+import functools
 import json
 import re
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from harness.core import files, git, strict_json, structure
 from harness.core.cache import Cache
 from harness.core.errors import UnavailableError
 from harness.upstream import checkout, download
 from harness.upstream.download import ReleaseFile
-
-if TYPE_CHECKING:
-    from _typeshed import DataclassInstance
 
 COMMIT = re.compile(r"(?P<commit>[0-9a-f]{40})\tHEAD")
 
@@ -42,30 +40,21 @@ class Head:
     seen: str
 
 
-Found = TypeVar("Found", bound="DataclassInstance")
+Found = TypeVar("Found", Release, Head)
 
 
 def release(cache: Cache, package: str, *, wheels_only: bool) -> Release:
     """Look up the newest release.
 
-    Raises:
-        UnavailableError: it cannot be looked up, and without network: it never was, into this cache.
-
+    UnavailableError is raised where it cannot be looked up, and without network: it never was, into this cache.
     """
-
-    def look() -> Release:
-        return Release(download.resolve(cache, package, None, wheels_only=wheels_only), _today())
-
-    return _known(cache, f"release of {package}{' (wheel)' if wheels_only else ''}", Release, look)
+    what = f"release of {package}{' (wheel)' if wheels_only else ''}"
+    look = functools.partial(download.resolve, cache, package, None, wheels_only=wheels_only)
+    return _known(cache, what, Release, lambda: Release(look(), _today()))
 
 
 def head(cache: Cache, url: str) -> Head:
-    """Look up the commit at the head of the default branch of the repository at `url`, and fetch it.
-
-    Raises:
-        UnavailableError: likewise.
-
-    """
+    """Look up the commit at the head of the default branch of the repository at `url`, and fetch it, likewise."""
 
     def look() -> Head:
         listed = git.run(["ls-remote", "--", url, "HEAD"], cache.root)

@@ -29,27 +29,10 @@ if TYPE_CHECKING:
 DEFAULT_INDEX = "https://pypi.org/simple/"
 #: The sections of pip's configuration, the weakest first.
 SETTING_SECTIONS = ("global", "install", "download", ":env:")
+#: Releases that a message names.
 NEWEST_SHOWN = 8
 #: What the index client raises where an answer has another shape than the standard says.
 MISSHAPEN = (ValueError, TypeError, KeyError, AttributeError, RecursionError, UserWarning)
-
-
-def pip_settings() -> dict[str, str]:
-    """Read pip's effective configuration: its files and the PIP_* variables."""
-    command = [sys.executable, "-m", "pip", "config", "list"]
-    answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    found: dict[str, dict[str, str]] = {}
-    for line in answer.splitlines():
-        name, separator, value = line.partition("=")
-        section, _, key = name.rpartition(".")
-        if separator:
-            found.setdefault(section, {})[key.replace("_", "-")] = str(python_ast.literal(value))
-    return {key: value for section in SETTING_SECTIONS for key, value in found.get(section, {}).items()}
-
-
-def _retries(settings: dict[str, str]) -> int:
-    text = settings.get("retries", "3")
-    return int(text) if text.isdecimal() and len(text) < 4 else 3  # noqa: PLR2004 - pip's own default and a sane one
 
 
 @contextmanager
@@ -65,7 +48,9 @@ def _client(endpoint: str, settings: dict[str, str], package: str) -> Iterator[P
             "that another machine filled (runner.py fetch --cache DIR there, --cache DIR --offline here)"
         ) from None
     session = requests.Session()
-    retries = Retry(total=_retries(settings), backoff_factor=0.3, status_forcelist=(502, 503, 504))
+    wanted = settings.get("retries", "")
+    total = int(wanted) if wanted.isdecimal() and len(wanted) < 4 else 3  # noqa: PLR2004 - a sane one, else pip's own
+    retries = Retry(total=total, backoff_factor=0.3, status_forcelist=(502, 503, 504))
     for scheme in ("https://", "http://"):
         session.mount(scheme, HTTPAdapter(max_retries=retries))
     trusted = urlsplit(endpoint).hostname in settings.get("trusted-host", "").split()
@@ -182,6 +167,14 @@ def of_user() -> Index:
 
 
 @functools.cache
-def _configured(_: tuple[tuple[str, str], ...]) -> Index:
-    """Ask pip once, as long as its variables stay: a set of wheels asks for each."""
-    return Index(pip_settings())
+def _configured(_variables: tuple[tuple[str, str], ...]) -> Index:
+    """Ask pip for its effective configuration once, as long as its variables stay: a set of wheels asks for each."""
+    command = [sys.executable, "-m", "pip", "config", "list"]
+    answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout
+    found: dict[str, dict[str, str]] = {}
+    for line in answer.splitlines():
+        name, separator, value = line.partition("=")
+        section, _, key = name.rpartition(".")
+        if separator:
+            found.setdefault(section, {})[key.replace("_", "-")] = str(python_ast.literal(value))
+    return Index({key: value for section in SETTING_SECTIONS for key, value in found.get(section, {}).items()})

@@ -51,9 +51,10 @@ def parse(text: str) -> tuple[PatchedFile, ...]:
 
 def blob(text: str | None) -> str:
     """Return git's blob hash of a file's text; of None, a file that is not there, `NO_BLOB`."""
-    if text is None:
-        return NO_BLOB
-    data = text.encode()
+    return NO_BLOB if text is None else _blob(text.encode())
+
+
+def _blob(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
@@ -72,13 +73,6 @@ def outcome(*texts: str) -> str:
         after[file.path] = file.after
     differ = (f"{path} {after[path]}\n" for path in sorted(after) if after[path] != before[path])
     return files.sha256_bytes("".join(differ).encode())
-
-
-def _blobs(folder: Path, paths: list[str]) -> dict[str, str]:
-    """Map the paths that exist to git's blob hashes."""
-    present = [path for path in paths if (folder / path).is_file()]
-    answer = git.run(["hash-object", "--no-filters", "--", *present], folder, plain=True) if present else None
-    return dict(zip(present, answer.stdout.split(), strict=True)) if answer else {}
 
 
 def _why(folder: Path, patch: Path, arguments: list[str], message: str) -> str:
@@ -112,9 +106,9 @@ def _verify(source: Tree, upstream: Upstream, listed: tuple[PatchedFile, ...], c
     if changed != set(expected):
         unchanged, others = sorted(set(expected) - changed), sorted(changed - set(expected))
         raise StalePatchError(f"it left {unchanged or 'nothing'} unchanged and changed {others or 'nothing'} besides")
-    blobs = _blobs(content, list(expected))
     for path, file in expected.items():
-        if exact and file.after and blobs.get(path, NO_BLOB) != file.after:
+        made = _blob((content / path).read_bytes()) if (content / path).is_file() else NO_BLOB
+        if exact and file.after and made != file.after:
             raise StalePatchError(f"{path} is not what the patch's index line says after applying it")
 
 
@@ -124,18 +118,12 @@ def key_of(source: Tree, patch: Path, *, exact: bool) -> str:
 
 
 def apply(cache: Cache, source: Tree, upstream: Upstream, patch: Path, *, exact: bool) -> Tree:
-    """Return the patched copy of a tree.
+    """Return the patched copy of a tree, which is not touched itself.
 
-    Args:
-        cache: where the copy is, or will be.
-        source: the pristine tree; it is not touched.
-        upstream: its source_root says what to strip where the tree has a wheel's layout.
-        patch: forward, with the paths of the upstream repository (``-p1`` at its root).
-        exact: no offset, and the blob hashes of the patch's index lines must match; for the pinned tree.
-
-    Raises:
-        StalePatchError: it does not apply cleanly, or git did something else than the patch says.
-
+    The patch is forward, with the paths of the upstream repository (``-p1`` at its root); where the tree has a wheel's
+    layout, `upstream` says what to strip. With `exact`, for the pinned tree, no offset is taken, and the blob hashes of
+    the patch's index lines must match. StalePatchError is raised where it does not apply cleanly, or git did something
+    else than the patch says.
     """
     key = key_of(source, patch, exact=exact)
 

@@ -14,14 +14,9 @@ SECONDS = {"GIT_HTTP_LOW_SPEED_LIMIT": "1", "GIT_HTTP_LOW_SPEED_TIME": "20"}
 
 
 def commit_of(repository: str, package: str, version: str, folder: Path) -> str:
-    """Return the commit that a release's tag names; empty where no such tag can be read.
+    """Return the commit that a release's tag names in the repository at a URL; empty where no such tag can be read.
 
-    Args:
-        repository: its URL.
-        package: its name on the index: some repositories name it in the tag.
-        version: of the release.
-        folder: any folder, to run git in.
-
+    Some repositories name the package in the tag. `folder` is any, to run git in.
     """
     if not repository:
         return ""

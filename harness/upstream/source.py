@@ -52,9 +52,7 @@ class Source:
 def parse_source(text: str | None, definition: Definition) -> Source:
     """Parse an ``--upstream`` specification for one pack; None is the pinned release.
 
-    Raises:
-        HarnessError: the text is of none of the forms, or names another package than the pack's.
-
+    HarnessError is raised where the text is of none of the forms, or names another package than the pack's.
     """
     upstream = definition.upstream
     if text is None:
@@ -81,12 +79,7 @@ def pinned(definition: Definition) -> Source:
 
 
 def of_git(text: str) -> Source:
-    """Return the origin that a pack.toml names as ``git+URL@COMMIT``; its rules have looked at it.
-
-    Raises:
-        HarnessError: the text is of another form.
-
-    """
+    """Return the origin that a pack.toml names as ``git+URL@COMMIT``; HarnessError where it is of another form."""
     match = GIT_PATTERN.fullmatch(text)
     if match is None:
         raise HarnessError(f"{text!r} is no git+URL@COMMIT")

@@ -12,7 +12,7 @@ from harness.core.cache import Cache
 from harness.core.errors import UnavailableError
 from harness.core.seal import Layout, Seal
 from harness.pack.model import Upstream
-from harness.upstream import archive, checkout, download, installed
+from harness.upstream import archive, checkout, download
 from harness.upstream.source import Source, SourceKind, commit_of
 
 #: The folder of the cache that trees lie in, pristine and patched ones under names of one form.
@@ -53,9 +53,7 @@ class Tree:
 def opened(layout: Layout, upstream: Upstream, sha256: str, version: str) -> Tree:
     """Return a tree of the cache, laid out unless it is there and sealed; an empty `sha256` means its manifest's.
 
-    Raises:
-        ChangedError: it was there and had been changed.
-
+    ChangedError is raised where it was there and had been changed.
     """
     seal, folder = layout.lay_out(), layout.folder
     source_root = upstream.source_root if (folder / upstream.source_root).is_dir() else ""
@@ -70,8 +68,9 @@ def _from_archive(cache: Cache, upstream: Upstream, version: str, file: str, sha
         path = download.fetch(cache, upstream.package, file, sha256)
         cache.tell(f"unpacking {upstream.package} {version}")
         archive.unpack(path, raw)
-        top = archive.only_folder(raw) if not file.endswith(".whl") else raw
-        top.rename(entry / "content")
+        inside = list(raw.iterdir())
+        only = inside[0] if len(inside) == 1 and inside[0].is_dir() and not file.endswith(".whl") else raw
+        only.rename(entry / "content")
         if raw.exists():
             raw.rmdir()
 
@@ -104,7 +103,7 @@ def _from_folder(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
             return checkout.copy_path(Path(origin.value).expanduser(), content)
         if origin.kind in (SourceKind.GIT, SourceKind.PINNED):
             return checkout.copy_commit(cache, origin.url, origin.value, content)
-        return installed.copy(upstream.package, content)
+        return checkout.copy_installed(upstream.package, content)
 
     with cache.guard(), cache.scratch("origin-") as scratch:
         version = copy(scratch / "content")

@@ -31,29 +31,19 @@ class UvError(Exception):
     """What uv answered, on one line and without URLs."""
 
 
-def _binary() -> str:
+def run(arguments: Sequence[str], **variables: str) -> None:
+    """Run uv with arguments such as ``pip install``, and with variables beside the caller's own.
+
+    What of those configures uv or Python is left out. HarnessError: there is no uv. UvError: it failed.
+    """
     try:
         from uv import find_uv_bin  # noqa: PLC0415 - only what resolves or lays out needs it
 
-        return find_uv_bin()
+        binary = find_uv_bin()
     except (ImportError, FileNotFoundError):
         raise HarnessError("uv is not installed. Next: pip install uv") from None
-
-
-def run(arguments: Sequence[str], **variables: str) -> None:
-    """Run uv.
-
-    Args:
-        arguments: such as ``pip install``.
-        variables: of its environment, beside the caller's own without what configures uv or Python.
-
-    Raises:
-        HarnessError: there is no uv.
-        UvError: it failed.
-
-    """
     kept = {name: value for name, value in os.environ.items() if not FOREIGN.fullmatch(name)}
-    command = [_binary(), *arguments, "--no-progress", "--quiet", "--color", "never"]
+    command = [binary, *arguments, "--no-progress", "--quiet", "--color", "never"]
     ended = subprocess.run(command, env=kept | variables, capture_output=True, text=True, errors="replace", check=False)
     if ended.returncode != 0:
         said = " ".join(line.strip() for line in ended.stderr.splitlines() if not line.startswith("warning:"))
@@ -62,16 +52,10 @@ def run(arguments: Sequence[str], **variables: str) -> None:
 
 
 def compiled(requirements: str, python: str = "", before: str = "") -> str:
-    """Resolve what a pack asks for into the lines that pin it, as an author would by CONTRIBUTING.md.
+    """Resolve the lines of a requirements.in into those that pin them, as an author would by CONTRIBUTING.md.
 
-    Args:
-        requirements: the lines of requirements.in.
-        python: the version that they are resolved for; empty: every Python.
-        before: the time from which on the index has nothing, in UTC, as RFC 3339 writes it; empty: now.
-
-    Raises:
-        UvError: nothing meets them.
-
+    `python` is the version that they are resolved for (empty: every one), `before` the time from which on the index has
+    nothing, in UTC, as RFC 3339 writes it (empty: now). UvError is raised where nothing meets them.
     """
     main, *others = package_index.of_user().endpoints()
     indexes = {"UV_DEFAULT_INDEX": main, "UV_INDEX": " ".join(others), "UV_INDEX_STRATEGY": "unsafe-best-match"}
@@ -86,20 +70,12 @@ def compiled(requirements: str, python: str = "", before: str = "") -> str:
 
 
 def lay_out(requirements: Path, wheels: Path, site: Path, python: Path, cache: Path) -> None:
-    """Lay out wheels of one folder in another, with their bytecode; no network is reached.
+    """Lay out the wheels of one folder in another, `site`, with their bytecode; no network is reached.
 
-    Each compiled file states that its source need not be looked at: both are sealed.
-
-    Args:
-        requirements: each with the version and the sha256 of its wheel.
-        wheels: the folder that holds them all.
-        site: the folder to be made.
-        python: the interpreter whose wheels and bytecode are laid out.
-        cache: a folder of uv's own on the same file system, to which nobody else writes.
-
-    Raises:
-        UvError: a wheel is missing, or is not for that interpreter, or is another one than the sha256 says.
-
+    `requirements` is a file that states version and sha256 of each, `python` the interpreter that they are for, `cache`
+    a folder of uv's own on the same file system, to which nobody else writes. Each compiled file states that its source
+    need not be looked at: both are sealed. UvError is raised where a wheel is missing, is not for that interpreter, or
+    is another one than the sha256 says.
     """
     given = ["--requirement", str(requirements), "--find-links", str(wheels)]
     made = ["--target", str(site), "--python", str(python), "--cache-dir", str(cache), "--link-mode", "hardlink"]

@@ -92,10 +92,8 @@ def search(judge: Judge, end: int, anchor: int) -> None:
 def around_the_bug(known: Known) -> None:
     """Judge what decides where the bug of the pinned release (or of the newest) begins and ends.
 
-    Raises:
-        HarnessError: that release does not have the bug, so there is nothing to search from.
-        KeyboardInterrupt: the user interrupted; `known` holds what was judged.
-
+    HarnessError: that release does not have the bug, so there is nothing to search from. KeyboardInterrupt: the user
+    interrupted; `known` holds what was judged.
     """
     last = len(known.listed) - 1
     anchor = next((index for index, candidate in enumerate(known.listed) if candidate.is_pinned), last)
@@ -112,11 +110,8 @@ def around_the_bug(known: Known) -> None:
 def release_between(judging: Judging, old: str, new: str, tell: Tell) -> list[str]:
     """Say which release made the verdict change, and which of its commits, or why that cannot be told.
 
-    Both ends are judged again, now and here: what they gave on another day may have had another cause.
-
-    Raises:
-        KeyboardInterrupt: the user interrupted.
-
+    Both ends are judged again, now and here: what they gave on another day may have had another cause. An interruption
+    is KeyboardInterrupt.
     """
     upstream, number = judging.pack.definition.upstream, judging.pack.name.partition("_")[0]
     if Version(new) <= Version(old):
@@ -124,8 +119,7 @@ def release_between(judging: Judging, old: str, new: str, tell: Tell) -> list[st
     try:
         known = Known(judging, tell, _between(judging, old, new))
         last = len(known.listed) - 1
-        why = _nothing_to_search(known(0), known(last))
-        if why:
+        if why := _nothing_to_search(known(0), known(last)):
             return [why]
         before, after = (known.rows[index].label for index in narrow(known, 0, last))
     except HarnessError as error:
@@ -159,18 +153,10 @@ def _nothing_to_search(old: Entry, new: Entry) -> str:
 
 
 def commit_between(judging: Judging, old: str, new: str, tell: Tell, intro: str = "") -> str:
-    """Say which commit made the verdict change, or why that cannot be told.
+    """Say which commit made the verdict change, or why that cannot be told; an interruption is KeyboardInterrupt.
 
-    Args:
-        judging: the pack and target.
-        old: the earlier commit, by its 40 digits, or a release.
-        new: the later one, likewise.
-        tell: told of each step.
-        intro: what stands before the commit; empty: ``fixed in`` or ``bug from``.
-
-    Raises:
-        KeyboardInterrupt: the user interrupted.
-
+    `old` and `new` are commits by their 40 digits, or releases. `intro` stands before the commit; empty: ``fixed in``
+    or ``bug from``.
     """
     if old == new:
         return "not bisected: the commit is the same"
@@ -230,19 +216,10 @@ def commits_in(judging: Judging, url: str, within: str, requested: tuple[str, ..
 
 
 def commits(judging: Judging, url: str, ends: tuple[str, str], requested: tuple[str, ...], tell: Tell) -> Found:
-    """Find the commit between two, named by all their digits, at which the verdict changes.
+    """Find the commit between two, the earlier one first, named by all their digits, at which the verdict changes.
 
-    Args:
-        judging: the pack and target.
-        url: the repository's, whose history is in the cache.
-        ends: the earlier commit and the later.
-        requested: the values of ``--with``.
-        tell: told of each step.
-
-    Raises:
-        HarnessError: an end cannot be judged, or both give the same verdict.
-        KeyboardInterrupt: the user interrupted.
-
+    The history of the repository at `url` is in the cache; `requested` are the values of ``--with``. HarnessError: an
+    end cannot be judged, or both give the same verdict. KeyboardInterrupt: the user interrupted.
     """
     cache, mirror = judging.session.cache, checkout.kept(judging.session.cache, url)
     rows: dict[str, Entry] = {}

@@ -34,11 +34,6 @@ def _range(text: str) -> SpecifierSet:
         raise HarnessError(f"--range {text!r}: no version range. Next: --range '>=0.5,<0.9'") from None
 
 
-def _same(version: str, pinned: str) -> bool:
-    """Whether a release is the pinned one, of which there is none (an empty text) where a commit is pinned."""
-    return bool(pinned) and Version(version) == Version(pinned)
-
-
 def releases(cache: Cache, pack: Pack, wanted: str, dependencies: tuple[str, ...] = ()) -> list[Candidate]:
     """List the releases of a pack's upstream that lie in a range such as ``>=0.5``, the oldest first.
 
@@ -51,19 +46,13 @@ def releases(cache: Cache, pack: Pack, wanted: str, dependencies: tuple[str, ...
     if not inside:
         every = ", ".join(one.version for one in listed[-8:])
         raise HarnessError(f"--range {wanted!r}: no release of {package} lies in it. The newest: {every}")
-    return [
-        Candidate(
-            label=one.version,
-            upstream=None if _same(one.version, pinned) else f"{package}=={one.version}",
-            dependencies=dependencies,
-            date=one.date,
-            reason="" if one.file else "no file of it that this interpreter could read",
-            is_pinned=_same(one.version, pinned),
-            sha256=one.sha256,
-        )
-        for one in listed
-        if one.version in inside
-    ]
+    found = []
+    for one in (one for one in listed if one.version in inside):
+        is_pinned = bool(pinned) and Version(one.version) == Version(pinned)  # no release is where a commit is pinned
+        named = None if is_pinned else f"{package}=={one.version}"
+        reason = "" if one.file else "no file of it that this interpreter could read"
+        found.append(Candidate(one.version, named, dependencies, one.date, reason, is_pinned, one.sha256))
+    return found
 
 
 def dependency_sets(pack: Pack, package: str, wanted: str, usual: str, upstream: str | None = None) -> list[Candidate]:
@@ -72,22 +61,22 @@ def dependency_sets(pack: Pack, package: str, wanted: str, usual: str, upstream:
     `usual` names the target's own set; `upstream` is what each is judged with, None the pinned release.
     """
     specifier = _range(wanted)
-    found = []
     suite = pack.definition.upstream_tests
     judged = {target.dependencies for target in pack.definition.targets.values()}
-    for name, members in pack.definition.dependencies.items():
-        if suite is not None and name == suite.dependencies and name not in judged:
-            continue  # it is for upstream's own tests, not for the probe
-        for member, dependency in members.items():
-            if canonicalize_name(member) == canonicalize_name(package):
-                found.append((Version(dependency.version), name))
+    found = [
+        (Version(dependency.version), name)
+        for name, members in pack.definition.dependencies.items()
+        if suite is None or name != suite.dependencies or name in judged  # else it is for upstream's own tests
+        for member, dependency in members.items()
+        if canonicalize_name(member) == canonicalize_name(package)
+    ]
     if not found:
         names = sorted({member for members in pack.definition.dependencies.values() for member in members})
         raise HarnessError(
             f"--vary {package}: no dependency set of {pack.name} has it. They have: {', '.join(names) or 'nothing'}"
         )
-    inside = [(version, name) for version, name in sorted(found) if specifier.contains(version, prereleases=True)]
     return [
         Candidate(f"{package} {version} ({name})", upstream, (name,), is_pinned=name == usual)
-        for version, name in inside
+        for version, name in sorted(found)
+        if specifier.contains(version, prereleases=True)
     ]

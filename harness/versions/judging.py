@@ -13,7 +13,7 @@ from harness.core import tracebacks
 from harness.core.errors import HarnessError, UnavailableError
 from harness.core.words import Evidence, LaneName, LaneVerdict, Role, Verdict
 from harness.host.eligibility import Planned
-from harness.lane.record import CheckLine, LaneRecord, LogRecord
+from harness.lane.record import CheckLine, LaneEnd, LaneRecord
 from harness.lane.script import NO_SENTINEL
 from harness.pack.model import Pack
 from harness.receipt import figures
@@ -59,13 +59,7 @@ class Judging:
         return [entry for entry in entries if entry is not None], account
 
     def one(self, candidate: Candidate) -> Entry:
-        """Judge a single candidate.
-
-        Raises:
-            KeyboardInterrupt: the user interrupted.
-            LaneNotRunError: its lane was not run.
-
-        """
+        """Judge a single candidate. KeyboardInterrupt: the user interrupted. LaneNotRunError: its lane was not run."""
         entries, account = self.every([candidate])
         if account.interrupted:
             raise KeyboardInterrupt
@@ -127,33 +121,27 @@ def side_of(session: Session, cell: Cell, account: Account) -> Side | None:
     failure = account.failed.get(cell.name)
     if failure is None:
         try:
-            return _side(session, cell)
+            judged = session.judge.judged(cell)
+            return None if judged is None else _side(session, judged.last[0])
         except Exception as error:  # noqa: BLE001 - what goes wrong with one tree leaves the others' rows
             failure = failure_of(error, cell)
     unsupported = failure.verdict == Verdict.UNSUPPORTED
     return Side(LaneVerdict.UNSUPPORTED if unsupported else LaneVerdict.ERROR, failure.reason)
 
 
-def _side(session: Session, cell: Cell) -> Side | None:
-    judged = session.judge.judged(cell)
-    if judged is None:
-        return None
-    (end,) = judged.last
-    if end.record is None:
-        return Side(LaneVerdict.ERROR, "its lane did not begin", end.version)
-    return Side(*_verdict(session, end.record, end.log), end.version, end.record)
-
-
-def _verdict(session: Session, record: LaneRecord, log: LogRecord | None) -> tuple[LaneVerdict, str]:
-    """Return what a lane on another tree than the pinned one says, and why.
+def _side(session: Session, end: LaneEnd) -> Side:
+    """Say what came of a lane on another tree than the pinned one.
 
     A surprise inside the script, such as a name that this tree does not have, is UNSUPPORTED here, never the bug.
     """
+    record = end.record
+    if record is None:
+        return Side(LaneVerdict.ERROR, "its lane did not begin", end.version)
     surprised = record.verdict == LaneVerdict.ERROR and record.reason.startswith(NO_SENTINEL)
-    if log is None or not surprised or record.exit_status not in FAILED:
-        return record.verdict, record.reason
-    text = (session.folder / log.file).read_text(encoding="utf-8", errors="replace")
-    return LaneVerdict.UNSUPPORTED, tracebacks.last_exception(text) or record.reason
+    if end.log is None or not surprised or record.exit_status not in FAILED:
+        return Side(record.verdict, record.reason, end.version, record)
+    text = (session.folder / end.log.file).read_text(encoding="utf-8", errors="replace")
+    return Side(LaneVerdict.UNSUPPORTED, tracebacks.last_exception(text) or record.reason, end.version, record)
 
 
 def by_checks(record: LaneRecord, verdict: LaneVerdict, reason: str, about: tuple[str, ...]) -> tuple[LaneVerdict, str]:

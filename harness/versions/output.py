@@ -44,8 +44,7 @@ def as_text(shown: Shown) -> str:
     for row in shown.rows:
         table.add_row(row.label, row.date or "-", row.verdict, row.figure or "-", row.reason)
     stream = io.StringIO()
-    console = Console(file=stream, width=WIDTH, highlight=False, markup=False)
-    console.print(table)
+    Console(file=stream, width=WIDTH, highlight=False, markup=False).print(table)
     lines = [line.rstrip() for line in stream.getvalue().splitlines()]
     return "\n".join([*lines, shown.line]) + "\n"
 

@@ -10,7 +10,6 @@ from harness.host.eligibility import Planned
 from harness.pack.model import Pack
 from harness.schedule.selection import Request, cell_of
 from harness.schedule.session import Session
-from harness.verdict.cell import Cell
 from harness.verdict.change import Change, Side, between
 from harness.versions.judging import side_of
 
@@ -25,15 +24,6 @@ class Trees:
     head: str
     dependencies: tuple[str, ...] = ()
     timeout: float | None = None
-
-
-@dataclass(frozen=True)
-class Pair:
-    """The cells of both trees, of one pack on one target."""
-
-    evidence: Evidence
-    base: Cell
-    head: Cell
 
 
 @dataclass(frozen=True)
@@ -52,37 +42,25 @@ class Compared:
         return between(self.base, self.head)
 
 
-def pair(session: Session, pack: Pack, target: str, evidence: Evidence, trees: Trees) -> Pair:
-    """Build the cells of both trees.
+def compared(session: Session, judged: list[tuple[Pack, str, Evidence]], trees: Trees) -> tuple[list[Compared], bool]:
+    """Judge both trees by packs, each on a target; return what they say, and whether the user interrupted.
 
-    Raises:
-        HarnessError: one of them names nothing of this pack.
-
+    HarnessError is raised where a tree names nothing of a pack, or a folder that is not there.
     """
     cells = []
-    for name, upstream in ((BASE, trees.base), (HEAD, trees.head)):
-        request = Request(upstream, trees.dependencies, (LaneName.PRISTINE,), trees.timeout)
-        cell = cell_of(pack, Planned(target, evidence), request, session.host, session.cache)
-        cells.append(replace(cell, column=name))
-    return Pair(evidence, *cells)
-
-
-def compared(session: Session, pairs: list[Pair]) -> tuple[list[Compared], bool]:
-    """Run the lanes of all pairs; return what they say, and whether the user interrupted.
-
-    Raises:
-        HarnessError: the call names a folder that is not there.
-
-    """
-    cells = [cell for pair in pairs for cell in (pair.base, pair.head)]
+    for pack, target, evidence in judged:
+        for column, upstream in ((BASE, trees.base), (HEAD, trees.head)):
+            request = Request(upstream, trees.dependencies, (LaneName.PRISTINE,), trees.timeout)
+            cell = cell_of(pack, Planned(target, evidence), request, session.host, session.cache)
+            cells.append(replace(cell, column=column))
     account = session.run(cells, receipts=False)
     for cell in cells:
         failure = account.failed.get(cell.name)
         if failure is not None and failure.wrong_call:
             raise HarnessError(f"--{cell.column}: {failure.reason}")
+    sides = [side_of(session, cell, account) for cell in cells]
     found = []
-    for pair in pairs:
-        base, head = side_of(session, pair.base, account), side_of(session, pair.head, account)
+    for (pack, target, evidence), base, head in zip(judged, sides[::2], sides[1::2], strict=True):
         if base is not None and head is not None:
-            found.append(Compared(pair.base.pack, pair.base.target, pair.evidence, base, head))
+            found.append(Compared(pack, target, evidence, base, head))
     return found, account.interrupted

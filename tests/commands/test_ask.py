@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,22 +42,19 @@ def _asks(workbench: Workbench, asked: str = SMALLER, checks: str = '["test_wei*
     return pack
 
 
-def _run(workbench: Workbench, *arguments: str) -> tuple[int, dict[str, str]]:
+def _gives(workbench: Workbench, status: int, verdict: str, *arguments: str, reason: str = "") -> dict[str, Any]:
     places = ("--mirrors", str(workbench.folder / "mirrors"))
-    status, (row,) = workbench.rows("--upstream", "ask", *places, *arguments)
-    return status, row
+    return workbench.gives(status, verdict, "--upstream", "ask", *places, *arguments, reason=reason)
 
 
 def test_another_defect_may_stay_wrong(workbench: Workbench) -> None:
     pack = _asks(workbench)
-    status, row = _run(workbench, "--record")
-    assert (status, row["verdict"], row["patched"]) == (0, "CONFIRMED", "FIX_INCOMPLETE"), row
+    assert _gives(workbench, 0, "CONFIRMED", "--record")["patched"] == "FIX_INCOMPLETE"
     found = json.loads((pack / "receipts/ask/cpu.traced.json").read_text())
     assert (found["about"], found["fix"]["name"], found["upstream"]["origin"]) == (["test_wei*"], "ask.patch", "git")
     assert found["upstream"]["commit"] in (pack / "pack.toml").read_text()
     assert list(pack.glob("receipts/*.json")) == []
-    usual = workbench.rows("--record")
-    assert (usual[0], usual[1][0]["verdict"]) == (0, "CONFIRMED")
+    workbench.gives(0, "CONFIRMED", "--record")
     assert "about" not in json.loads((pack / "receipts/cpu.traced.json").read_text())
     report.write(load.load_pack(pack))
     assert "| CONFIRMED | not judged |" not in (pack / "README.md").read_text()
@@ -71,8 +69,7 @@ def test_another_defect_may_stay_wrong(workbench: Workbench) -> None:
     ):
         path = pack / "receipts/ask/cpu.traced.json"
         text = path.read_text()
-        assert old in text
-        path.write_text(text.replace(old, new))
+        toys.replace(path, old, new)
         status, said = _verified(workbench, pack)
         assert (status, reason in said) == (1, True), said
         path.write_text(text)
@@ -100,9 +97,7 @@ def test_a_patch_that_does_not_do_what_it_is_for(
     workbench: Workbench, asked: str, checks: str, verdict: str, reason: str
 ) -> None:
     _asks(workbench, asked, checks)
-    status, row = _run(workbench)
-    assert (status, row["verdict"]) == (1, verdict)
-    assert reason in row["reason"]
+    _gives(workbench, 1, verdict, reason=reason)
 
 
 def test_a_defect_that_the_patch_makes_wrong_is_a_break(workbench: Workbench) -> None:
@@ -111,32 +106,24 @@ def test_a_defect_that_the_patch_makes_wrong_is_a_break(workbench: Workbench) ->
     toys.replace(
         pack / "contract.py", SECOND_DEFECT, f"\n\n@pytest.mark.defect\ndef test_l(scale):\n    {right_before}\n"
     )
-    status, row = _run(workbench)
-    assert (status, row["verdict"]) == (1, "PATCH_BREAKS")
-    assert "right without the patch, wrong with it: test_l" in row["reason"]
+    _gives(workbench, 1, "PATCH_BREAKS", reason="right without the patch, wrong with it: test_l")
 
 
 def test_a_check_that_is_right_without_the_patch_is_no_proof(workbench: Workbench) -> None:
     pack = _asks(workbench, checks='["test_weights", "test_lengths"]')
     toys.replace(pack / "contract.py", "    with pytest.raises(ValueError):\n        scale", "    scale")
-    status, row = _run(workbench)
-    assert (status, row["verdict"]) == (1, "ERROR")
-    assert "right without the patch already: test_lengths" in row["reason"]
+    _gives(workbench, 1, "ERROR", reason="right without the patch already: test_lengths")
 
 
 def test_a_patch_made_for_another_tree_is_stale(workbench: Workbench) -> None:
     pack = _asks(workbench)
-    patch = pack / "ask.patch"
-    patch.write_text(patch.read_text().replace("@@ -3,7 +3,7 @@", "@@ -2,7 +2,7 @@"))
-    status, row = _run(workbench)
-    assert (status, row["verdict"]) == (1, "PATCH_STALE")
+    toys.replace(pack / "ask.patch", "@@ -3,7 +3,7 @@", "@@ -2,7 +2,7 @@")
+    _gives(workbench, 1, "PATCH_STALE")
 
 
 def test_an_origin_that_cannot_be_had_is_an_error(workbench: Workbench) -> None:
     _asks(workbench)
-    status, (row,) = workbench.rows("--upstream", "ask")
-    assert (status, row["verdict"]) == (1, "ERROR")
-    assert "not in the cache" in row["reason"]
+    workbench.gives(1, "ERROR", "--upstream", "ask", reason="not in the cache")
 
 
 def test_a_pack_that_asks_for_no_patch_of_its_own(workbench: Workbench) -> None:
@@ -151,12 +138,10 @@ def test_check_names_what_the_ask_lacks(workbench: Workbench) -> None:
     pack = _asks(workbench)
     places = ("--mirrors", str(workbench.folder / "mirrors"))
     assert workbench.run("run", "--record").returncode == 0
-    (pack / "pack.toml").write_text((pack / "pack.toml").read_text().replace('"test_wei*"', '"test_wei*", "no such"'))
+    toys.replace(pack / "pack.toml", '"test_wei*"', '"test_wei*", "no such"')
     said = workbench.run("check", *places).stdout
     assert "ask.checks: no defect check of a receipt matches 'no such'" in said
-    (pack / "ask.patch").write_text(
-        HEADER + (pack / "ask.patch").read_text()[len(HEADER) :].replace("-3,7 +3,7", "-2,7 +2,7")
-    )
+    toys.replace(pack / "ask.patch", "-3,7 +3,7", "-2,7 +2,7")
     assert "ask.patch does not apply to ask.origin" in workbench.run("check", *places).stdout
     assert "ask.patch was not tried" in workbench.run("check", "--cache", str(workbench.folder / "other")).stdout
     (pack / "ask.patch").unlink()

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -16,8 +15,10 @@ import pytest
 from click.testing import CliRunner
 
 from harness.commands import VERBS, cli, options, running
+from harness.commands.options import Shared
 from harness.core.cache import Cache
 from testing import toys
+from testing.interrupted import until
 from testing.workbench import REPOSITORY, Workbench
 
 
@@ -111,41 +112,15 @@ def test_a_target_that_is_not_here_is_unsupported_with_the_reason(workbench: Wor
 
 
 def test_a_torch_out_of_range_is_unsupported(workbench: Workbench) -> None:
-    pack = workbench.lay("01_confirmed")
-    (pack / "pack.toml").write_text((pack / "pack.toml").read_text().replace('torch = ">=2"', 'torch = "<2"'))
-    status, (row,) = workbench.rows()
-    assert (status, row["verdict"]) == (5, "UNSUPPORTED")
-    assert "is outside the pack's range <2" in row["reason"]
+    toys.replace(workbench.lay("01_confirmed") / "pack.toml", 'torch = ">=2"', 'torch = "<2"')
+    workbench.gives(5, "UNSUPPORTED", reason="is outside the pack's range <2")
 
 
-def _wait_for(path: Path, seconds: float = 20.0) -> str:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        if path.exists() and path.read_text():
-            return path.read_text()
-        time.sleep(0.02)
-    raise AssertionError(f"{path.name} never came")
-
-
-def _wait_for_receipt(workbench: Workbench, seconds: float = 20.0) -> Path:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        for path in workbench.cache.glob("runs/*/receipts/*/cpu.traced.json"):
-            return path
-        time.sleep(0.02)
-    raise AssertionError("no receipt came")
-
-
-def _gone(pid: int, seconds: float = 10.0) -> bool:
-    end = time.monotonic() + seconds
-    while time.monotonic() < end:
-        try:
-            if psutil.Process(pid).status() == psutil.STATUS_ZOMBIE:
-                return True
-        except psutil.NoSuchProcess:
-            return True
-        time.sleep(0.02)
-    return False
+def _is_gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
 
 
 @pytest.mark.parametrize("jobs", [3, 4])  # both lanes of the one that hangs, and at least one of the other
@@ -155,16 +130,16 @@ def test_an_interrupted_run_keeps_what_was_finished_and_leaves_no_process(
 ) -> None:
     workbench.lay("01_confirmed")
     hanging = workbench.lay("37_needs_long")
+    theirs = (hanging / "pid", hanging / "grandchild")
     command = workbench.command("run", "--json", "--jobs", str(jobs))
     with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as runner:
-        finished = _wait_for_receipt(workbench)
-        probe = int(_wait_for(hanging / "pid"))
-        grandchild = int(_wait_for(hanging / "grandchild"))
+        finished = until(lambda: next(workbench.cache.glob("runs/*/receipts/*/cpu.traced.json"), None))
+        pids = [until(lambda path=path: path.exists() and path.read_text()) for path in theirs]
         os.kill(runner.pid, number)
         output, _ = runner.communicate(timeout=30)
     assert runner.returncode == status
-    assert _gone(probe)
-    assert _gone(grandchild)
+    for pid in pids:
+        until(lambda pid=pid: _is_gone(int(pid)), 10)
     assert json.loads(finished.read_text())["verdict"] == "CONFIRMED"
     assert [path.parent.name for path in workbench.cache.glob("runs/*/receipts/*/*.json")] == ["01_confirmed"]
     if number != signal.SIGKILL:
@@ -190,15 +165,8 @@ def test_the_table_is_the_last_thing_on_the_screen_and_logs_are_named_where_some
     pack = workbench.lay("01_confirmed")
     ended = workbench.run("run")
     first = ended.stdout.splitlines()[2].split()
-    assert first[:7] == [
-        "01_confirmed",
-        "wrong-result",
-        "cpu",
-        "traced",
-        "BUG_REPRODUCED",
-        "FIX_VALIDATED",
-        "CONFIRMED",
-    ]
+    said = "01_confirmed wrong-result cpu traced BUG_REPRODUCED FIX_VALIDATED CONFIRMED"
+    assert " ".join(first[:7]) == said
     assert "max_error 3 -> 0" in ended.stdout
     assert len(ended.stdout.splitlines()) == 3
     assert "01_confirmed/cpu pristine: BUG_REPRODUCED" in ended.stderr
@@ -241,4 +209,4 @@ def test_the_last_of_runs_within_one_second_is_the_last(tmp_path: Path) -> None:
     for _ in range(20):
         receipts = running.run_folder(Cache(tmp_path)) / "receipts"
         receipts.mkdir()
-        assert options.run_receipts("last", tmp_path) == receipts
+        assert options.run_receipts("last", Shared(cache_root=tmp_path)) == receipts

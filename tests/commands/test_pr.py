@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from testing import toys
+from harness.upstream import patch
+from testing import histories, toys
 from testing.workbench import Workbench
 
 SUBJECT = "Scale each value by its own weight"
@@ -29,6 +30,7 @@ index 0000000000000000000000000000000000000000..{blob}
 +    assert True
 """
 SOURCE = "src/toykernel/scale.py"
+RIGHT_LINE = "[value * weight for value, weight in zip(values, weights, strict=True)]"
 
 
 @dataclass(frozen=True)
@@ -51,6 +53,11 @@ class Clone:
         return self.workbench.run(
             "report", "1", "--pr", str(self.folder), *arguments, **(self.environment | environment)
         )
+
+    def edit(self, old: str, new: str) -> None:
+        """Edit the source that the patch is about, and commit it."""
+        toys.replace(self.folder / SOURCE, old, new)
+        self.git("commit", "--quiet", "--all", "--message=Edit it")
 
     def state(self) -> tuple[str, ...]:
         """Everything that a refused call must leave as it was."""
@@ -80,20 +87,8 @@ def _pack(clone: Clone) -> Path:
     return clone.workbench.packs / "01_confirmed"
 
 
-def _edit(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
-
-
 def test_a_branch_with_one_commit_of_the_patch_and_its_test(clone: Clone) -> None:
-    blob = subprocess.run(
-        ["git", "hash-object", "--stdin"],
-        input="def test_each_value_has_its_own_weight():\n    assert True\n",
-        capture_output=True,
-        text=True,
-        check=True,
-    ).stdout.strip()
+    blob = patch.blob("def test_each_value_has_its_own_weight():\n    assert True\n")
     (_pack(clone) / "upstream_test.patch").write_text(TEST.format(blob=blob))
     (clone.folder / "notes.txt").write_text("mine\n")
     base = clone.git("rev-parse", "HEAD")
@@ -121,7 +116,7 @@ def test_a_branch_with_one_commit_of_the_patch_and_its_test(clone: Clone) -> Non
 
 
 def test_it_is_pushed_to_the_remote_that_is_not_the_upstream(clone: Clone) -> None:
-    _edit(_pack(clone) / "pack.toml", "https://example.org/toykernel", "https://github.com/Example/ToyKernel")
+    toys.replace(_pack(clone) / "pack.toml", "https://example.org/toykernel", "https://github.com/Example/ToyKernel")
     ended = clone.pr("--branch", "weights")
     assert ended.returncode == 0, ended.stderr
     assert "push --set-upstream mine weights" in ended.stdout
@@ -131,7 +126,7 @@ def test_it_is_pushed_to_the_remote_that_is_not_the_upstream(clone: Clone) -> No
 def test_the_patch_that_upstream_is_asked_to_merge_goes_before_fix_patch(clone: Clone) -> None:
     pack = _pack(clone)
     (pack / "ask.patch").write_text((pack / "fix.patch").read_text().replace(SUBJECT, "Ask for less"))
-    _edit(
+    toys.replace(
         pack / "pack.toml",
         "[upstream]",
         '[ask]\npatch = "ask.patch"\nchecks = ["scale"]\ndate = 2026-01-01\n'
@@ -142,17 +137,9 @@ def test_the_patch_that_upstream_is_asked_to_merge_goes_before_fix_patch(clone: 
     assert clone.git("show", "--no-patch", "--format=%s") == "Ask for less"
 
 
-def _dirty(clone: Clone) -> None:
-    (clone.folder / SOURCE).write_text("changed\n")
-
-
 def _staged(clone: Clone) -> None:
     (clone.folder / "new.py").write_text("new\n")
     clone.git("add", "new.py")
-
-
-def _merging(clone: Clone) -> None:
-    (clone.folder / ".git/MERGE_HEAD").write_text(clone.git("rev-parse", "HEAD") + "\n")
 
 
 def _of_something_else(clone: Clone) -> None:
@@ -168,24 +155,9 @@ def _moved(clone: Clone) -> None:
     clone.git("commit", "--quiet", "--all", "--message=Move it down")
 
 
-def _rewritten(clone: Clone) -> None:
-    _edit(clone.folder / SOURCE, "weights[0]", "weights[-1]")
-    clone.git("commit", "--quiet", "--all", "--message=Write it anew")
-
-
-def _fixed(clone: Clone) -> None:
-    _edit(
-        clone.folder / SOURCE,
-        "[value * weights[0] for value in values]",
-        "[value * weight for value, weight in zip(values, weights, strict=True)]",
-    )
-    clone.git("commit", "--quiet", "--all", "--message=Fix it")
-
-
 def _reindented(clone: Clone) -> None:
     clone.git("config", "apply.ignoreWhitespace", "change")
-    _edit(clone.folder / SOURCE, "def scale(values, weights)", "def scale(values,  weights)")
-    clone.git("commit", "--quiet", "--all", "--message=Space it")
+    clone.edit("def scale(values, weights)", "def scale(values,  weights)")
 
 
 def _hook(clone: Clone) -> None:
@@ -200,32 +172,36 @@ def _nameless(clone: Clone) -> None:
     clone.git("config", "user.useConfigOnly", "true")
 
 
-def _another_result(clone: Clone) -> None:
-    _edit(_pack(clone) / "fix.patch", "..7a2983fc", "..7a2983fd")
-
-
-def _no_patch(clone: Clone) -> None:
-    (_pack(clone) / "fix.patch").unlink()
-
-
 @pytest.mark.parametrize(
     ("spoil", "reason"),
     [
-        (_dirty, f"it has changes ({SOURCE}). Next: git stash"),
+        (lambda clone: (clone.folder / SOURCE).write_text("changed\n"), f"it has changes ({SOURCE}). Next: git stash"),
         (_staged, "it has changes (new.py). Next: git stash"),
-        (_merging, "MERGE_HEAD says that something is unfinished"),
+        (
+            lambda clone: (clone.folder / ".git/MERGE_HEAD").write_text("1" * 40),
+            "MERGE_HEAD says that something is unfinished",
+        ),
         (_of_something_else, f"no clone of that upstream, or at a commit of another time: it lacks {SOURCE}"),
         (_moved, "does not fit the checkout's commit exactly: Hunk #1 succeeded at 6 (offset 3 lines)"),
-        (_rewritten, f"does not fit the checkout's commit exactly: patch failed: {SOURCE}"),
-        (_fixed, "does not fit the checkout's commit exactly: it holds these changes already. Next: "),
+        (
+            lambda clone: clone.edit("weights[0]", "weights[-1]"),
+            f"does not fit the checkout's commit exactly: patch failed: {SOURCE}",
+        ),
+        (
+            lambda clone: clone.edit(histories.WRONG_LINE, RIGHT_LINE),
+            "does not fit the checkout's commit exactly: it holds these changes already. Next: ",
+        ),
         (_reindented, f"does not fit the checkout's commit exactly: patch failed: {SOURCE}"),
         (_hook, "the checkout is as it was. It said: the hook wants a ticket number Next: "),
         (_nameless, "git does not know who you are. Next: git config user.name and user.email"),
-        (_another_result, f"{SOURCE} is not what the patch's index line says after applying it"),
-        (_no_patch, "it has no patch. Next: runner.py report"),
+        (
+            lambda clone: toys.replace(_pack(clone) / "fix.patch", "..7a2983fc", "..7a2983fd"),
+            f"{SOURCE} is not what the patch's index line says after applying it",
+        ),
+        (lambda clone: (_pack(clone) / "fix.patch").unlink(), "it has no patch. Next: runner.py report"),
     ],
 )
-def test_what_is_refused_and_left_as_it_was(clone: Clone, spoil: Callable[[Clone], None], reason: str) -> None:
+def test_what_is_refused_and_left_as_it_was(clone: Clone, spoil: Callable[[Clone], object], reason: str) -> None:
     spoil(clone)
     before = clone.state()
     ended = clone.pr()

@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import os
 import shutil
-import signal
 import subprocess
-import time
 from dataclasses import asdict
 from pathlib import Path
 
-import psutil
 import pytest
 
 from harness.core.words import Evidence
@@ -18,6 +14,7 @@ from harness.pack import load
 from harness.receipt import receipt, strength
 from testing import histories, mirrors
 from testing.histories import STATES
+from testing.interrupted import interrupted
 from testing.workbench import Workbench
 
 SCALE = "src/toykernel/scale.py"
@@ -199,17 +196,7 @@ def test_a_commit_that_nobody_has_is_an_error_of_its_side(workbench: Workbench) 
 def test_an_interruption_ends_it_and_leaves_no_process(workbench: Workbench) -> None:
     workbench.lay("37_needs_long")
     trees = [f"--{name}={_tree(workbench, name, 'wrong')}" for name in ("base", "head")]
-    command = workbench.command("pr-verdict", "37", *trees, "--jobs", "2")
-    runner = subprocess.Popen(command, env=os.environ, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    while not (workbench.packs / "37_needs_long/grandchild").exists():
-        assert runner.poll() is None
-        time.sleep(0.05)
-    children = psutil.Process(runner.pid).children(recursive=True)
-    runner.send_signal(signal.SIGINT)
-    output, _ = runner.communicate(timeout=30)
-    assert (runner.returncode, output) == (130, "")
-    assert children
-    assert psutil.wait_procs(children, timeout=20)[1] == []
+    assert interrupted(workbench, "pr-verdict", "37", *trees, "--jobs", "2") == ""
 
 
 def test_a_private_path_is_not_printed(workbench: Workbench) -> None:

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
 
-from testing import toys
-from testing.workbench import REPOSITORY, Workbench
+from testing import histories, toys
+from testing.workbench import Workbench
 
 NAME = "45_has_no_patch"
 
@@ -22,25 +21,24 @@ def judged(workbench: Workbench) -> Workbench:
     return workbench
 
 
-def test_one_lane_runs_and_the_receipt_says_so(judged: Workbench) -> None:
+def test_every_verb_takes_it(judged: Workbench) -> None:
     found = json.loads((judged.packs / NAME / "receipts/cpu.traced.json").read_text())
     assert (found["verdict"], found["fix"], list(found["lanes"])) == ("REPRODUCED", None, ["pristine"])
-
-
-def test_it_is_sound(judged: Workbench) -> None:
     ended = judged.run("check")
     assert (ended.returncode, ended.stdout) == (0, "1 pack(s) read, 1 sound\n")
-
-
-def test_a_run_says_that_no_patch_was_judged(judged: Workbench) -> None:
-    said = "toykernel 1.0 has the bug on cpu; no patch was judged."
-    assert said in judged.run("run").stdout
-
-
-def test_the_report_speaks_of_no_patch(judged: Workbench) -> None:
+    assert "toykernel 1.0 has the bug on cpu; no patch was judged." in judged.run("run").stdout
     text = (judged.packs / NAME / "README.md").read_text()
     assert "| cpu | traced | CPU | REPRODUCED | no patch |" in text
     assert "with the patch" not in text.partition("\n---\n")[0]
+    ended = judged.run("mutate", NAME)
+    assert (ended.returncode, "pack.toml expects REPRODUCED" in ended.stdout) == (5, True)
+    ended = judged.run("sweep", "--runs", str(judged.folder / "runs"))
+    assert (ended.returncode, "REPRODUCED" in ended.stdout) == (0, True), ended.stdout + ended.stderr
+    bundle = judged.folder / f"{NAME}.zip"
+    made = judged.run("report", NAME, "--bundle", str(bundle))
+    assert made.returncode == 0, made.stderr
+    ended = judged.run("check", "--bundle", str(bundle))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize("file", ["fix.patch", "fix.head.patch", "mutants/all.patch"])
@@ -54,8 +52,7 @@ def test_a_patch_beside_it_is_named(judged: Workbench, file: str) -> None:
 
 
 def test_a_docstring_that_does_not_say_how_it_is_run_is_named(judged: Workbench) -> None:
-    probe = judged.packs / NAME / "reproduce.py"
-    probe.write_text(probe.read_text().replace("uv run reproduce.py", "uv run it"))
+    toys.replace(judged.packs / NAME / "reproduce.py", "uv run reproduce.py", "uv run it")
     assert "its docstring does not say how reproduce.py is run" in judged.run("check").stdout
 
 
@@ -69,16 +66,10 @@ def test_the_patched_lane_cannot_be_asked_for(workbench: Workbench) -> None:
 def test_a_release_without_the_bug_is_fixed_upstream(workbench: Workbench, tmp_path: Path) -> None:
     pack = workbench.lay(NAME)
     source = tmp_path / "checkout"
-    shutil.copytree(REPOSITORY / "tests/resources/upstream/toykernel-1.0", source)
-    scale = source / "src/toykernel/scale.py"
-    scale.write_text(
-        scale.read_text().replace("value * weights[0] for value in values", "v * w for v, w in zip(values, weights)")
-    )
-    status, (row,) = workbench.rows("--upstream", f"path:{source}")
-    assert (status, row["verdict"]) == (0, "FIXED_UPSTREAM")
+    histories.commits(source, ["right"])
+    workbench.gives(0, "FIXED_UPSTREAM", "--upstream", f"path:{source}")
     toys.blind(pack)
-    status, (row,) = workbench.rows()
-    assert (status, row["verdict"]) == (1, "FIXED_UPSTREAM"), "pack.toml expects REPRODUCED of the pinned release"
+    workbench.gives(1, "FIXED_UPSTREAM")  # pack.toml expects REPRODUCED of the pinned release
 
 
 def test_a_pack_that_nobody_saw_fail_is_not_said_to_be_fixed(workbench: Workbench) -> None:
@@ -97,26 +88,6 @@ def test_a_pack_that_nobody_saw_fail_is_not_said_to_be_fixed(workbench: Workbenc
     assert (ended.returncode, "FIXED_UPSTREAM" in ended.stdout, said in ended.stdout) == (1, True, False)
 
 
-def test_no_wrong_fix_is_made_of_it(judged: Workbench) -> None:
-    ended = judged.run("mutate", NAME)
-    assert ended.returncode == 5
-    assert "pack.toml expects REPRODUCED" in ended.stdout
-
-
-def test_a_sweep_judges_it(judged: Workbench) -> None:
-    ended = judged.run("sweep", "--runs", str(judged.folder / "runs"))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "REPRODUCED" in ended.stdout
-
-
-def test_its_bundle_holds(judged: Workbench) -> None:
-    bundle = judged.folder / f"{NAME}.zip"
-    made = judged.run("report", NAME, "--bundle", str(bundle))
-    assert made.returncode == 0, made.stderr
-    ended = judged.run("check", "--bundle", str(bundle))
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-
-
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
@@ -126,6 +97,5 @@ def test_its_bundle_holds(judged: Workbench) -> None:
     ],
 )
 def test_a_definition_that_wants_a_patch_is_refused(workbench: Workbench, old: str, new: str, reason: str) -> None:
-    definition = workbench.lay(NAME) / "pack.toml"
-    definition.write_text(definition.read_text().replace(old, new))
+    toys.replace(workbench.lay(NAME) / "pack.toml", old, new)
     assert reason in workbench.run("list").stderr

@@ -6,8 +6,10 @@ import json
 from pathlib import Path
 
 from harness.pack import judges, load
-from testing import tampering
+from testing import tampering, toys
 from testing.workbench import Workbench
+
+LINE = "from toykernel import scale\n"
 
 
 def test_a_cache_from_elsewhere_is_built_again_and_compared(tmp_path: Path) -> None:
@@ -18,18 +20,15 @@ def test_a_cache_from_elsewhere_is_built_again_and_compared(tmp_path: Path) -> N
     state = {"XDG_STATE_HOME": str(tmp_path / "state of another user")}
     assert workbench.rows(**state)[1][0]["verdict"] == "CONFIRMED"
     tampering.append(tampering.scale(workbench))
-    status, (row,) = workbench.rows(XDG_STATE_HOME=str(tmp_path / "a third user"))
-    assert (status, row["verdict"]) == (1, "ERROR")
+    workbench.gives(1, "ERROR", XDG_STATE_HOME=str(tmp_path / "a third user"))
 
 
 def test_jit_results_that_somebody_touched_are_not_used(workbench: Workbench) -> None:
     pack = workbench.lay("01_confirmed")
-    probe = pack / "reproduce.py"
-    line = "from toykernel import scale\n"
     jit = 'import os, pathlib\nkept = pathlib.Path(os.environ["TRITON_CACHE_DIR"], "x")\n'
     jit += "kept.parent.mkdir(exist_ok=True)\n"
     jit += 'print("FOUND", kept.read_text() if kept.exists() else None)\nkept.write_text("made")\n'
-    probe.write_text(probe.read_text().replace(line, line + jit))
+    toys.replace(pack / "reproduce.py", LINE, LINE + jit)
 
     def found() -> list[str]:
         logs = [Path(log).read_text() for log in workbench.rows()[1][0]["logs"]]
@@ -45,9 +44,8 @@ def test_jit_results_that_somebody_touched_are_not_used(workbench: Workbench) ->
 def test_what_runs_is_what_the_receipt_states(workbench: Workbench) -> None:
     pack = workbench.lay("01_confirmed")
     probe = pack / "reproduce.py"
-    line = "from toykernel import scale\n"
     edit = f'with open({str(probe)!r}, "a") as stream: stream.write("# edited\\n")\n'
-    probe.write_text(probe.read_text().replace(line, line + edit))
+    toys.replace(probe, LINE, LINE + edit)
     before, judged = probe.read_bytes(), judges.sha256(load.load_pack(pack))
     workbench.rows("--receipts", str(workbench.folder / "out"))
     assert probe.read_bytes() != before
@@ -57,10 +55,8 @@ def test_what_runs_is_what_the_receipt_states(workbench: Workbench) -> None:
 
 def test_a_lane_cannot_tell_which_one_it_is_by_its_paths(workbench: Workbench) -> None:
     pack = workbench.lay("01_confirmed")
-    probe = pack / "reproduce.py"
-    line = "from toykernel import scale\n"
     shown = 'print("PATHS", scale.__file__, __file__, sys.path)\n'
-    probe.write_text(probe.read_text().replace(line, line + shown))
+    toys.replace(pack / "reproduce.py", LINE, LINE + shown)
     status, (row,) = workbench.rows()
     assert status == 0
     for log in row["logs"]:

@@ -11,6 +11,11 @@ from harness.host.gpus import Device, Gpu, Reading
 DEVICE = Device("0", "0", Gpu("Toy", (9, 0)), None, None)
 
 
+def _readings(monkeypatch: pytest.MonkeyPatch, *readings: Reading) -> None:
+    following = iter(readings)
+    monkeypatch.setattr(gpus, "read", lambda _: next(following))
+
+
 @pytest.mark.parametrize(
     ("reading", "fault"),
     [
@@ -31,8 +36,7 @@ def test_what_is_a_fault(monkeypatch: pytest.MonkeyPatch, reading: Reading, faul
 
 
 def test_memory_may_take_a_moment_to_come_back(monkeypatch: pytest.MonkeyPatch) -> None:
-    readings = iter([Reading(memory=900 * 2**20), Reading(memory=0)])
-    monkeypatch.setattr(gpus, "read", lambda _: next(readings))
+    _readings(monkeypatch, Reading(memory=900 * 2**20), Reading(memory=0))
     assert gpu_health.after(DEVICE, Reading(memory=0)) == ""
 
 
@@ -40,11 +44,6 @@ def test_memory_says_nothing_where_somebody_else_was_there(monkeypatch: pytest.M
     others = frozenset({7})
     monkeypatch.setattr(gpus, "read", lambda _: Reading(memory=900 * 2**20, processes=others))
     assert gpu_health.after(DEVICE, Reading(memory=0, processes=others), patience=0) == ""
-
-
-def _readings(monkeypatch: pytest.MonkeyPatch, *readings: Reading) -> None:
-    following = iter(readings)
-    monkeypatch.setattr(gpus, "read", lambda _: next(following))
 
 
 def test_memory_is_looked_at_when_the_last_of_several_lanes_is_gone(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,9 +22,7 @@ def pack(workbench: Workbench) -> Path:
     toys.seed(workbench.cache, archive, sha256)
     toys.seed(workbench.cache, helper, helper_sha256)
     folder = toys.lay(workbench.packs, NAME, sha256)
-    definition = folder / "pack.toml"
-    text = definition.read_text().replace("@WHEEL@", archive.name)
-    definition.write_text(text)
+    toys.replace(folder / "pack.toml", "@WHEEL@", archive.name)
     toys.pin(folder, "toyhelper", "1.0", helper_sha256)
     return folder
 
@@ -39,33 +37,30 @@ def test_it_finds_what_lies_beside_it(workbench: Workbench, pack: Path) -> None:
     assert workbench.run("check").stdout == "1 pack(s) read, 1 sound\n"
 
 
-def test_a_file_that_was_changed_in_the_cache_is_an_error(workbench: Workbench, pack: Path) -> None:
-    assert pack.is_dir()
+@pytest.mark.usefixtures("pack")
+def test_a_file_that_was_changed_in_the_cache_is_an_error(workbench: Workbench) -> None:
     assert workbench.rows()[0] == 0
     (changed,) = (workbench.cache / "dependencies").glob("*/site/toykernel/scale.py")
     changed.chmod(0o644)
     text = changed.read_text()
     changed.unlink()
     changed.write_text(text + "# edited\n")
-    status, (row,) = workbench.rows()
-    assert (status, row["verdict"]) == (1, "ERROR")
-    assert "scale.py was edited" in row["reason"]
+    workbench.gives(1, "ERROR", reason="scale.py was edited")
     assert workbench.rows()[0] == 0, "it has been laid out anew"
 
 
-def test_other_releases_are_judged_by_their_wheels(workbench: Workbench, pack: Path) -> None:
-    assert pack.is_dir()
+@pytest.mark.usefixtures("pack")
+def test_other_releases_are_judged_by_their_wheels(workbench: Workbench) -> None:
     folder = workbench.folder / "index"
     wheels = [toys.compiled_wheel(folder, "1.0")[0], toys.compiled_wheel(folder, "2.0", right=True)[0]]
-    (folder / "sdist").mkdir()
     files = {path.name: path.read_bytes() for path in wheels}
     files["toykernel-2.0.zip"] = b"an sdist that needs a compiler"
     with served(Shelf({"toykernel": files})) as url:
-        ended = workbench.run("versions", NAME, "--online", "--json", PIP_INDEX_URL=url, PIP_EXTRA_INDEX_URL="")
-        status, (row,) = workbench.rows("--online", "--upstream", "latest", PIP_INDEX_URL=url, PIP_EXTRA_INDEX_URL="")
+        index = {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": ""}
+        ended = workbench.run("versions", NAME, "--online", "--json", **index)
+        workbench.gives(0, "FIXED_UPSTREAM", "--online", "--upstream", "latest", **index)
     rows = {one["label"]: one["verdict"] for one in json.loads(ended.stdout)["rows"]}
     assert rows == {"1.0": "BUG_REPRODUCED", "2.0": "FIX_VALIDATED"}, ended.stderr
-    assert (status, row["verdict"]) == (0, "FIXED_UPSTREAM")
 
 
 @pytest.mark.parametrize(
@@ -81,8 +76,5 @@ def test_other_releases_are_judged_by_their_wheels(workbench: Workbench, pack: P
     ],
 )
 def test_what_no_wheel_can_give_is_refused(workbench: Workbench, pack: Path, old: str, new: str, reason: str) -> None:
-    definition = pack / "pack.toml"
-    text = definition.read_text()
-    assert old in text
-    definition.write_text(text.replace(old, new))
+    toys.replace(pack / "pack.toml", old, new)
     assert reason in workbench.run("list").stderr

@@ -53,25 +53,22 @@ def _pinning(workbench: Workbench, wheels: list[str], *, among: int = 2) -> tupl
     return folder, [path for path, _ in made]
 
 
-def _verdict(workbench: Workbench, served_files: list[Path], *arguments: str) -> tuple[int, str, str]:
+def _gives(workbench: Workbench, served_files: list[Path], status: int, verdict: str, reason: str = "") -> None:
     """Run the pack with an index that has these files alone."""
     with served(Shelf({"toyhelper": {path.name: path.read_bytes() for path in served_files}})) as url:
         own = {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": "", "PIP_RETRIES": "0"}
-        status, (row,) = workbench.rows(*arguments, **own)
-    return status, row["verdict"], row["reason"]
+        workbench.gives(status, verdict, "--online", reason=reason, **own)
 
 
 def test_a_python_without_a_pinned_wheel_is_unsupported(workbench: Workbench) -> None:
     _, wheels = _pinning(workbench, ["cp39-cp39-manylinux2014_x86_64"])
-    status, verdict, reason = _verdict(workbench, wheels, "--online")
-    assert (status, verdict) == (5, "UNSUPPORTED")
-    assert "toyhelper 1.0: the requirements file pins no wheel for cp3" in reason
+    _gives(workbench, wheels, 5, "UNSUPPORTED", "toyhelper 1.0: the requirements file pins no wheel for cp3")
 
 
 def test_the_wheel_for_this_python_and_the_newest_glibc_is_taken_and_remembered(workbench: Workbench) -> None:
     tags = ["cp311-cp311-win_amd64", "py3-none-manylinux2014_x86_64", "py3-none-manylinux_2_28_x86_64"]
     _, wheels = _pinning(workbench, [*tags, "py3-none-any"])
-    assert _verdict(workbench, wheels, "--online")[:2] == (0, "CONFIRMED")
+    _gives(workbench, wheels, 0, "CONFIRMED")
     downloads = [path.name for path in workbench.cache.glob("downloads/*/toyhelper*")]
     assert downloads == ["toyhelper-1.0-py3-none-manylinux_2_28_x86_64.whl"]
     assert workbench.rows()[0] == 0, "offline"
@@ -85,24 +82,21 @@ def test_a_list_of_releases_in_another_form_is_asked_for_again(workbench: Workbe
     listed = workbench.cache / "releases" / "toyhelper.json"
     listed.parent.mkdir(parents=True)
     listed.write_text(kept)
-    assert _verdict(workbench, wheels, "--online")[:2] == (0, "CONFIRMED")
+    _gives(workbench, wheels, 0, "CONFIRMED")
 
 
 def test_a_wheel_of_another_sha256_is_refused(workbench: Workbench) -> None:
     _, (wheel,) = _pinning(workbench, ["py3-none-any"])
     wheel.write_bytes(wheel.read_bytes() + b"x")
-    status, verdict, reason = _verdict(workbench, [wheel], "--online")
-    assert (status, verdict) == (1, "ERROR")
-    assert "toyhelper 1.0: wrong sha256: the index has no file of one that is pinned" in reason
+    said = "toyhelper 1.0: wrong sha256: the index has no file of one that is pinned"
+    _gives(workbench, [wheel], 1, "ERROR", said)
     assert not list(workbench.cache.glob("downloads/*/toyhelper*"))
 
 
 def test_a_wheel_that_is_not_in_the_cache_is_missed_offline(workbench: Workbench) -> None:
     _pinning(workbench, ["py3-none-any"])
-    status, verdict, reason = _verdict(workbench, [])
-    assert (status, verdict) == (1, "ERROR")
-    assert "toyhelper 1.0: not in the cache" in reason
-    assert "--offline forbids to download it. Next: runner.py fetch --cache DIR" in reason
+    row = workbench.gives(1, "ERROR", reason="toyhelper 1.0: not in the cache")
+    assert "--offline forbids to download it. Next: runner.py fetch --cache DIR" in row["reason"]
 
 
 def test_an_sdist_is_neither_built_nor_executed(workbench: Workbench) -> None:
@@ -115,9 +109,8 @@ def test_an_sdist_is_neither_built_nor_executed(workbench: Workbench) -> None:
         tar.addfile(info, io.BytesIO(text))
     folder = workbench.lay("01_confirmed")
     toys.pin(folder, "toyhelper", "1.0", hashlib.sha256(archive.read_bytes()).hexdigest(), "0" * 64)
-    status, verdict, reason = _verdict(workbench, [archive], "--online")
-    assert (status, verdict, executed.exists()) == (1, "ERROR", False)
-    assert "toyhelper 1.0: it has no wheel, and an sdist is never built" in reason
+    _gives(workbench, [archive], 1, "ERROR", "toyhelper 1.0: it has no wheel, and an sdist is never built")
+    assert not executed.exists()
 
 
 @pytest.mark.parametrize(
@@ -150,9 +143,7 @@ def test_two_wheels_with_one_file_of_two_contents_are_refused(workbench: Workben
     toys.pin(folder, "another", "1.0", sha256)
     for path in (wheel, other):
         toys.seed(workbench.cache, path, hashlib.sha256(path.read_bytes()).hexdigest())
-    status, _, reason = _verdict(workbench, [])
-    assert status == 1
-    assert "toyhelper.py stands in another-1.0-py3-none-any.whl with other content" in reason
+    workbench.gives(1, "ERROR", reason="toyhelper.py stands in another-1.0-py3-none-any.whl with other content")
 
 
 def test_what_is_laid_out_anew_comes_from_the_wheel(workbench: Workbench) -> None:
@@ -161,6 +152,5 @@ def test_what_is_laid_out_anew_comes_from_the_wheel(workbench: Workbench) -> Non
     assert workbench.rows()[0] == 0
     (laid,) = workbench.cache.glob("dependencies/*/site/toyhelper.py")
     laid.write_text("EDITED = 1\n")
-    status, (row,) = workbench.rows()
-    assert (status, "toyhelper.py was edited" in row["reason"]) == (1, True)
+    workbench.gives(1, "ERROR", reason="toyhelper.py was edited")
     assert (workbench.rows()[0], laid.read_text()) == (0, "")

@@ -36,8 +36,7 @@ def test_a_commit_comes_from_a_mirror(workbench: Workbench, source: Path, how: s
     option = ("--mirrors", str(folder)) if how == "option" else ()
     variables = {"REPRODUCER_PACKS_MIRRORS": str(folder)} if how == "variable" else {}
     for commit, verdict in ((wrong, "CONFIRMED"), (right, "FIXED_UPSTREAM")):
-        status, (row,) = workbench.rows("--upstream", f"git+{mirrors.URL}@{commit}", *option, **variables)
-        assert (status, row["verdict"]) == (0, verdict), row
+        row = workbench.gives(0, verdict, "--upstream", f"git+{mirrors.URL}@{commit}", *option, **variables)
         assert json.loads(Path(row["receipt"]).read_text())["upstream"]["commit"] == commit
 
 
@@ -45,8 +44,7 @@ def test_without_the_setting_a_commit_comes_from_the_upstream_alone(workbench: W
     workbench.lay("01_confirmed")
     wrong, _ = _commits(source)
     mirrors.mirror(workbench.folder / "mirrors", source, [wrong])
-    status, (row,) = workbench.rows("--upstream", f"git+{mirrors.URL}@{wrong}")
-    assert (status, row["verdict"]) == (1, "ERROR")
+    workbench.gives(1, "ERROR", "--upstream", f"git+{mirrors.URL}@{wrong}")
 
 
 @pytest.mark.parametrize("is_head", [True, False])
@@ -59,8 +57,8 @@ def test_a_head_that_no_mirror_has_is_unavailable_and_any_other_commit_an_error(
     with (pack / "pack.toml").open("a") as stream:
         stream.write(f'[head]\ncommit = "{wrong}"\ndate = 2026-08-22\nverdict = "CONFIRMED"\n')
     wanted = "head" if is_head else f"git+{mirrors.URL}@{'1' * 40}"
-    status, (row,) = workbench.rows("--upstream", wanted, "--mirrors", str(workbench.folder / "mirrors"))
-    assert (status, row["verdict"]) == ((5, "UNAVAILABLE") if is_head else (1, "ERROR"))
+    status, verdict = (5, "UNAVAILABLE") if is_head else (1, "ERROR")
+    workbench.gives(status, verdict, "--upstream", wanted, "--mirrors", str(workbench.folder / "mirrors"))
 
 
 def test_a_name_that_lies_gives_no_other_commit(workbench: Workbench, source: Path) -> None:
@@ -68,9 +66,8 @@ def test_a_name_that_lies_gives_no_other_commit(workbench: Workbench, source: Pa
     wrong, right = _commits(source)
     folder = mirrors.mirror(workbench.folder / "mirrors", source, [right])
     histories.git(folder, "branch", "-m", f"at-{right[:10]}", f"at-{wrong[:10]}")
-    status, (row,) = workbench.rows("--upstream", f"git+{mirrors.URL}@{wrong}", "--mirrors", str(folder.parent))
-    assert (status, row["verdict"]) == (1, "ERROR")
-    assert f"git commit {wrong}: not in the cache" in row["reason"]
+    asked = ("--upstream", f"git+{mirrors.URL}@{wrong}", "--mirrors", str(folder.parent))
+    workbench.gives(1, "ERROR", *asked, reason=f"git commit {wrong}: not in the cache")
 
 
 def test_a_mirror_that_cannot_be_read_is_refused(workbench: Workbench, source: Path) -> None:
@@ -78,11 +75,8 @@ def test_a_mirror_that_cannot_be_read_is_refused(workbench: Workbench, source: P
     wrong, _ = _commits(source)
     folder = mirrors.mirror(workbench.folder / "mirrors", source, [wrong])
     shutil.rmtree(folder / "objects")
-    status, (row,) = workbench.rows(
-        "--upstream", f"git+{mirrors.URL}@{wrong}", "--mirrors", str(workbench.folder / "mirrors")
-    )
-    assert (status, row["verdict"]) == (1, "ERROR")
-    assert "the mirror toykernel.git is refused" in row["reason"]
+    asked = ("--upstream", f"git+{mirrors.URL}@{wrong}", "--mirrors", str(folder.parent))
+    workbench.gives(1, "ERROR", *asked, reason="the mirror toykernel.git is refused")
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from testing import mirrors
+from testing import mirrors, toys
 from testing.package_index import Shelf, served
 from testing.workbench import Workbench
 
@@ -20,19 +20,17 @@ def _pinned(workbench: Workbench, behaviour: str = "01_confirmed") -> tuple[Path
     source = workbench.folder / "source"
     commit = mirrors.repository(source, {"README": "no release holds this\n"})
     mirrors.mirror(workbench.folder / "mirrors", source, [commit])
-    text = (pack / "pack.toml").read_text().replace(RELEASE, "")
-    text = text.replace(f'sha256 = "{workbench.sha256}"\n', "date = 2026-08-22\n").replace("0" * 39 + "1", commit)
-    (pack / "pack.toml").write_text(text)
-    probe = (pack / "reproduce.py").read_text()
-    (pack / "reproduce.py").write_text(probe.replace('["toykernel==1.0"]', "[]"))
+    stated = {RELEASE: "", f'sha256 = "{workbench.sha256}"\n': "date = 2026-08-22\n", "0" * 39 + "1": commit}
+    for old, new in stated.items():
+        toys.replace(pack / "pack.toml", old, new)
+    toys.replace(pack / "reproduce.py", '["toykernel==1.0"]', "[]")
     return pack, commit
 
 
 def test_every_verb_knows_a_pinned_commit(workbench: Workbench) -> None:
     pack, commit = _pinned(workbench)
     places = ("--mirrors", str(workbench.folder / "mirrors"))
-    status, (row,) = workbench.rows(*places, "--record")
-    assert (status, row["verdict"]) == (0, "CONFIRMED"), row
+    workbench.gives(0, "CONFIRMED", *places, "--record")
     found = json.loads((pack / "receipts/cpu.traced.json").read_text())
     assert "--mirrors $MIRRORS" in found["command"].replace("'", ""), found["command"]
     assert found["upstream"] | {"sha256": ""} == {
@@ -74,21 +72,19 @@ def test_releases_are_judged_beside_a_pinned_commit(workbench: Workbench) -> Non
         ended = workbench.run("versions", "1", "--online", "--json", **index)
         assert ended.returncode == 0, ended.stderr
         assert [row["verdict"] for row in json.loads(ended.stdout)["rows"]] == ["BUG_REPRODUCED"]
-        status, (row,) = workbench.rows("--online", "--upstream", "toykernel==1.0", **index)
-    assert (status, row["verdict"]) == (0, "CONFIRMED")
+        workbench.gives(0, "CONFIRMED", "--online", "--upstream", "toykernel==1.0", **index)
 
 
 def test_another_commit_makes_its_receipts_stale(workbench: Workbench) -> None:
     pack, commit = _pinned(workbench)
     assert workbench.rows("--mirrors", str(workbench.folder / "mirrors"), "--record")[0] == 0
-    (pack / "pack.toml").write_text((pack / "pack.toml").read_text().replace(commit, "1" * 40))
+    toys.replace(pack / "pack.toml", commit, "1" * 40)
     assert "the pinned release changed" in workbench.run("list").stdout
 
 
 def test_a_pinned_commit_that_cannot_be_had_is_an_error(workbench: Workbench) -> None:
     _pinned(workbench)
-    status, (row,) = workbench.rows()
-    assert (status, row["verdict"]) == (1, "ERROR")
+    workbench.gives(1, "ERROR")
 
 
 @pytest.mark.parametrize(
@@ -102,7 +98,5 @@ def test_a_pinned_commit_that_cannot_be_had_is_an_error(workbench: Workbench) ->
 )
 def test_half_a_release_is_refused(workbench: Workbench, old: str, new: str, reason: str) -> None:
     pack, _ = _pinned(workbench)
-    text = (pack / "pack.toml").read_text()
-    assert old in text
-    (pack / "pack.toml").write_text(text.replace(old, new))
+    toys.replace(pack / "pack.toml", old, new)
     assert reason in workbench.run("check").stderr

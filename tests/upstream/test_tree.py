@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from testing import toys
+from testing import histories, mirrors, toys
 from testing.package_index import Shelf, served
 from testing.workbench import Workbench
 
@@ -34,8 +34,7 @@ def _empty(workbench: Workbench) -> Workbench:
 def test_a_pack_is_fetched_from_the_users_own_index(workbench: Workbench) -> None:
     _empty(workbench).lay("01_confirmed")
     with served(_shelf(workbench)) as url:
-        status, (row,) = workbench.rows("--online", **_index(url))
-    assert (status, row["verdict"]) == (0, "CONFIRMED")
+        workbench.gives(0, "CONFIRMED", "--online", **_index(url))
 
 
 @pytest.mark.parametrize(
@@ -61,52 +60,37 @@ def test_what_the_index_lacks_or_spoils_is_named(
     shelf = _shelf(workbench)
     spoil(shelf)
     with served(shelf) as url:
-        status, (row,) = workbench.rows("--online", **_index(url))
-    assert (status, row["verdict"]) == (1, "ERROR")
-    assert reason in row["reason"]
+        row = workbench.gives(1, "ERROR", "--online", reason=reason, **_index(url))
     assert "127.0.0.1" not in row["reason"]
     assert not [*workbench.cache.glob("trees/*"), *workbench.cache.glob("downloads/*"), *workbench.cache.glob("work/*")]
 
 
 def test_no_network_is_one_line(workbench: Workbench) -> None:
     _empty(workbench).lay("01_confirmed")
-    status, (row,) = workbench.rows("--online", **_index("http://127.0.0.1:9/simple/"))
-    assert (status, row["verdict"]) == (1, "ERROR")
-    assert "the package index cannot be read (ConnectionError)" in row["reason"]
+    index = _index("http://127.0.0.1:9/simple/")
+    workbench.gives(1, "ERROR", "--online", reason="the package index cannot be read (ConnectionError)", **index)
 
 
 def test_offline_names_what_the_cache_lacks(workbench: Workbench) -> None:
     _empty(workbench).lay("01_confirmed")
-    status, (row,) = workbench.rows()
-    assert status == 1
-    assert "toykernel-1.0.zip: not in the cache" in row["reason"]
+    row = workbench.gives(1, "ERROR", reason="toykernel-1.0.zip: not in the cache")
     assert "runner.py fetch --cache DIR" in row["reason"]
 
 
 def test_a_version_that_does_not_exist_names_those_that_do(workbench: Workbench) -> None:
     workbench.lay("01_confirmed")
     with served(_shelf(workbench)) as url:
-        status, (row,) = workbench.rows("--online", "--upstream", "toykernel==9.9", **_index(url))
-    assert (status, row["verdict"]) == (1, "ERROR")
-    assert "no release 9.9 on the package index. It has 1.0" in row["reason"]
+        index, said = _index(url), "no release 9.9 on the package index. It has 1.0"
+        workbench.gives(1, "ERROR", "--online", "--upstream", "toykernel==9.9", reason=said, **index)
 
 
 def test_latest_is_the_newest_release_and_what_it_gives_is_no_deviation(workbench: Workbench) -> None:
     workbench.lay("01_confirmed")
-    shelf = _shelf(workbench)
-    fixed = workbench.folder / "toykernel-1.1"
-    shutil.copytree(toys.RESOURCES / "upstream/toykernel-1.0", fixed)
-    scale = fixed / "src/toykernel/scale.py"
-    scale.write_text(
-        scale.read_text().replace("weights[0] for value in values", "w for value, w in zip(values, weights)")
-    )
-    toys.zip_folder(fixed, workbench.folder / "toykernel-1.1.zip")
-    shelf.files["toykernel"]["toykernel-1.1.zip"] = (workbench.folder / "toykernel-1.1.zip").read_bytes()
+    shelf = histories.shelf(workbench.folder / "index", {"1.0": "wrong", "1.1": "right"})
     shelf.files["toykernel"]["toykernel-1.2-no-tags.whl"] = b"no wheel at all"
     with served(shelf) as url:
-        status, (row,) = workbench.rows("--online", "--upstream", "latest", **_index(url))
-    assert (status, row["verdict"], row["patched"]) == (0, "FIXED_UPSTREAM", "")
-    assert "runs" in row["receipt"]
+        row = workbench.gives(0, "FIXED_UPSTREAM", "--online", "--upstream", "latest", **_index(url))
+    assert (row["patched"], "runs" in row["receipt"]) == ("", True)
 
 
 def test_fetch_fills_a_cache_that_runs_offline(workbench: Workbench) -> None:
@@ -115,28 +99,17 @@ def test_fetch_fills_a_cache_that_runs_offline(workbench: Workbench) -> None:
     with served(_shelf(workbench)) as url:
         filled = workbench.run("fetch", "1", "--cache", str(destination), "--python", "3.12", **_index(url))
     assert filled.returncode == 0, filled.stderr
-    status, (row,) = workbench.rows("--cache", str(destination))
-    assert (status, row["verdict"]) == (0, "CONFIRMED")
-
-
-def _checkout(workbench: Workbench) -> Path:
-    folder = workbench.folder / "checkout"
-    shutil.copytree(toys.RESOURCES / "upstream/toykernel-1.0", folder)
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b.invalid"]
-    for arguments in (["init", "-q"], ["add", "-A"], [*identity, "commit", "-qm", "begin"]):
-        subprocess.run(["git", *arguments], cwd=folder, check=True)
-    return folder
+    workbench.gives(0, "CONFIRMED", "--cache", str(destination))
 
 
 def test_a_checkout_is_judged_as_it_is_in_its_work_tree(workbench: Workbench) -> None:
     pack = workbench.lay("01_confirmed")
-    folder = _checkout(workbench)
-    status, (row,) = workbench.rows("--upstream", f"path:{folder}")
-    assert (status, row["verdict"]) == (0, "CONFIRMED")
-    subprocess.run(["git", "apply", str(pack / "fix.patch")], cwd=folder, check=True)
+    folder = workbench.folder / "checkout"
+    mirrors.repository(folder, {})
+    workbench.gives(0, "CONFIRMED", "--upstream", f"path:{folder}")
+    histories.git(folder, "apply", str(pack / "fix.patch"))
     (folder / "untracked.py").write_text("raise RuntimeError\n")
-    status, (row,) = workbench.rows("--upstream", f"path:{folder}")
-    assert (status, row["verdict"]) == (0, "FIXED_UPSTREAM")
+    row = workbench.gives(0, "FIXED_UPSTREAM", "--upstream", f"path:{folder}")
     assert "with modified files" in Path(row["receipt"]).read_text()
     assert not list(pack.glob("receipts/*"))
 
@@ -144,19 +117,15 @@ def test_a_checkout_is_judged_as_it_is_in_its_work_tree(workbench: Workbench) ->
 @pytest.mark.parametrize("digits", [40, 9])
 def test_a_commit_is_judged_through_gits_own_configuration(workbench: Workbench, digits: int) -> None:
     workbench.lay("01_confirmed")
-    folder = _checkout(workbench)
-    answer = subprocess.run(["git", "rev-parse", "HEAD"], cwd=folder, capture_output=True, text=True, check=True)
+    folder = workbench.folder / "checkout"
+    upstream = f"git+{mirrors.URL}@{mirrors.repository(folder, {})[:digits]}"
     redirect = {
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": f"url.{folder}.insteadOf",
-        "GIT_CONFIG_VALUE_0": "https://example.org/toykernel",
+        "GIT_CONFIG_VALUE_0": mirrors.URL,
     }
-    commit = answer.stdout.strip()[:digits]
-    upstream = f"git+https://example.org/toykernel@{commit}"
-    status, (row,) = workbench.rows("--online", "--upstream", upstream, **redirect)
-    assert (status, row["verdict"]) == (0, "CONFIRMED"), row["reason"]
-    status, (row,) = workbench.rows("--upstream", upstream)
-    assert (status, row["verdict"]) == (0, "CONFIRMED"), "the second time it needs no network"
+    workbench.gives(0, "CONFIRMED", "--online", "--upstream", upstream, **redirect)
+    workbench.gives(0, "CONFIRMED", "--upstream", upstream)  # the second time it needs no network
 
 
 def test_what_is_installed_is_judged_and_not_touched(workbench: Workbench) -> None:
@@ -168,8 +137,7 @@ def test_what_is_installed_is_judged_and_not_touched(workbench: Workbench) -> No
     (record / "METADATA").write_text("Metadata-Version: 2.1\nName: toykernel\nVersion: 1.5\n")
     (record / "RECORD").write_text("toykernel/__init__.py,,\ntoykernel/scale.py,,\ntoykernel/other.py,,\n")
     before = {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}
-    status, (row,) = workbench.rows("--upstream", "installed", PYTHONPATH=str(site))
-    assert (status, row["verdict"]) == (0, "CONFIRMED")
+    row = workbench.gives(0, "CONFIRMED", "--upstream", "installed", PYTHONPATH=str(site))
     assert '"version": "1.5, installed"' in Path(row["receipt"]).read_text()
     assert before == {path: path.read_bytes() for path in site.rglob("*") if path.is_file()}
 

@@ -2,24 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
-import os
-import shutil
-import signal
-import subprocess
-import time
-from pathlib import Path
 from typing import Any
 
-import psutil
 import pytest
 
 from harness.core.words import LaneVerdict
 from harness.versions import bisection, timeline
 from harness.versions.timeline import Entry
 from testing import histories, toys
+from testing.interrupted import interrupted
 from testing.package_index import served
 from testing.workbench import Workbench
 
@@ -30,15 +23,8 @@ LETTERS = {
     "E": LaneVerdict.ERROR,
     "C": LaneVerdict.CONTROL_FAILED,
 }
-MIXED = {
-    "0.1": "unimportable",
-    "0.2": "other API",
-    "0.3": "right",
-    "0.9": "unimportable",
-    "1.0": "wrong",
-    "1.1": "wrong",
-    "2.0": "right",
-}
+MIXED = {"0.1": "unimportable", "0.2": "other API", "0.3": "right", "0.9": "unimportable"}
+MIXED |= {"1.0": "wrong", "1.1": "wrong", "2.0": "right"}
 
 
 def _rows(text: str) -> list[Entry]:
@@ -103,13 +89,9 @@ def test_releases_are_judged_and_what_cannot_be_is_neither(workbench: Workbench)
     status, found, _ = _versions(workbench, MIXED)
     rows = {row["label"]: row for row in found["rows"]}
     assert list(rows) == list(MIXED)
-    assert [rows[label]["verdict"] for label in ("1.0", "2.0", "0.9")] == [
-        "BUG_REPRODUCED",
-        "FIX_VALIDATED",
-        "UNSUPPORTED",
-    ]
+    said = {"1.0": "BUG_REPRODUCED", "2.0": "FIX_VALIDATED", "0.9": "UNSUPPORTED", "0.2": "UNSUPPORTED"}
+    assert {label: rows[label]["verdict"] for label in said} == said
     assert "a_package_that_nobody_has" in rows["0.1"]["reason"]
-    assert rows["0.2"]["verdict"] == "UNSUPPORTED"
     assert "AttributeError" in rows["0.2"]["reason"]
     assert rows["1.0"]["figure"] == "max_error 3"
     assert found["line"] == "bug from 1.0 (or 0.9, not judged), fixed in 2.0"
@@ -210,42 +192,13 @@ def test_git_itself_bisects_commits(workbench: Workbench, states: list[str], lin
     assert (same.returncode, "nothing to bisect" in same.stderr) == (1, True)
 
 
-def _scripts(processes: list[psutil.Process]) -> set[str]:
-    """Name the scripts that processes run; one that has just ended runs none."""
-    found = set()
-    for one in processes:
-        with contextlib.suppress(psutil.Error):
-            found |= {Path(word).name for word in one.cmdline() if word.endswith(".py")}
-    return found
-
-
-def test_a_bisection_whose_runner_is_killed_leaves_no_process(workbench: Workbench) -> None:
-    workbench.lay("01_confirmed")
-    hashes = histories.commits(workbench.folder / "history", ["wrong", "hanging", "right"])
-    url, within = f"git+file://{workbench.folder / 'history'}", f"{hashes[0]}..{hashes[-1]}"
-    command = workbench.command("versions", "1", "--online", "--upstream", url, "--range", within)
-    said = workbench.folder / "said"
-    with said.open("w") as errors:
-        runner = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=errors)
-    try:
-        deadline, children = time.monotonic() + 60, []
-        while f"{hashes[2][:12]} FIX_VALIDATED" not in said.read_text() or "supervisor.py" not in _scripts(children):
-            assert time.monotonic() < deadline
-            time.sleep(0.2)
-            children = psutil.Process(runner.pid).children(recursive=True)
-    finally:
-        runner.kill()
-        runner.wait()
-    assert psutil.wait_procs(children, timeout=20)[1] == []
-
-
 def test_dependency_sets_are_varied(workbench: Workbench) -> None:
     pack = workbench.lay("01_confirmed")
     for number, name in ((2, "new"), (1, "default")):
         file, members = f"helper-{number}.0-py3-none-any.whl", {"helper/__init__.py": f"VERSION = {number}\n"}
-        wheel, sha256 = histories.toys.wheel(workbench.folder, file, members)
-        histories.toys.seed(workbench.cache, wheel, sha256)
-        histories.toys.pin(pack, "helper", f"{number}.0", sha256, name=name)
+        wheel, sha256 = toys.wheel(workbench.folder, file, members)
+        toys.seed(workbench.cache, wheel, sha256)
+        toys.pin(pack, "helper", f"{number}.0", sha256, name=name)
     needs = (
         "import helper\nif helper.VERSION == 2:\n    print('UNSUPPORTED: helper 2 has no scale')\n    sys.exit(125)\n"
     )
@@ -267,22 +220,9 @@ def test_what_is_kept_holds_no_path(workbench: Workbench) -> None:
     assert json.loads(text)["rows"][0]["verdict"] == "BUG_REPRODUCED"
 
 
-def test_an_interruption_shows_what_was_finished_and_leaves_no_process(workbench: Workbench) -> None:
+def test_an_interruption_ends_in_130_and_leaves_no_process(workbench: Workbench) -> None:
     workbench.lay("37_needs_long")
     states = {"0.9": "unimportable", "1.0": "wrong", "1.1": "wrong"}
     with served(histories.shelf(workbench.folder / "index", states)) as url:
-        command = workbench.command("versions", "37", "--online", "--jobs", "2")
-        environment = os.environ | {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": ""}
-        runner = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-        assert runner.stderr is not None
-        while not (workbench.packs / "37_needs_long/grandchild").exists():
-            time.sleep(0.05)
-        time.sleep(1.0)
-        children = psutil.Process(runner.pid).children(recursive=True)
-        runner.send_signal(signal.SIGINT)
-        runner.communicate(timeout=30)
-    assert runner.returncode == 130
-    assert children
-    gone, alive = psutil.wait_procs(children, timeout=20)
-    assert (len(gone), alive) == (len(children), [])
-    shutil.rmtree(workbench.cache / "work", ignore_errors=True)
+        index = {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": ""}
+        assert "interrupted" in interrupted(workbench, "versions", "37", "--online", "--jobs", "2", **index)
