@@ -67,7 +67,7 @@ def command(  # noqa: PLR0913, PLR0917 - one parameter for each option
     subject = options.one_pack(packs, wanted, "report")
     judged = options.run_receipts(run, cache_root, subject.name) / subject.name if run is not None else None
     if checkout is not None:
-        _commit(subject, checkout, branch)
+        terminal.echo("\n".join(pull_request.make(subject, checkout, branch)))
     elif zipped is not None:
         subject = replace(subject, receipts_elsewhere=judged) if judged else subject
         data = bundle.build(subject, report.scrubber(subject))
@@ -96,15 +96,6 @@ def _tell_of_missing(pack: Pack, text: str) -> None:
         )
     if not links.repository_url() and pack.definition.script is None:  # a stranger's issue links to nothing of ours
         terminal.echo("repository_url in pyproject.toml is empty. Next: set it before you file the text", err=True)
-
-
-def _commit(pack: Pack, checkout: Path, branch: str | None) -> None:
-    made = pull_request.make(pack, checkout, branch)
-    terminal.echo(f"branch {made.branch}, commit {made.commit[:12]} by {made.author}")
-    terminal.echo(made.stat)
-    terminal.echo("left to you, when you have read the commit:")
-    for line in made.left:
-        terminal.echo(f"  {line}")
 
 
 def _write(path: Path, data: bytes) -> None:
