@@ -56,15 +56,13 @@ def _members(data: bytes) -> dict[str, bytes]:
             problem = next(_zip_problems(data, opened, infos), "")
             if problem:
                 raise HarnessError(problem)
-            return {info.filename: _read(opened, info) for info in infos}
+            content = {}
+            for info in infos:
+                with opened.open(info) as member:  # of one that inflates to more than it states, no more is held
+                    content[info.filename] = member.read(info.file_size + 1)
+            return content
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, ValueError, EOFError, zlib.error) as error:
         raise HarnessError(f"it is no zip that can be read: {error}") from None
-
-
-def _read(opened: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    """Read a member; of one that inflates to more than it states, no more than that is held in memory."""
-    with opened.open(info) as member:
-        return member.read(info.file_size + 1)
 
 
 def _zip_problems(data: bytes, opened: zipfile.ZipFile, infos: list[zipfile.ZipInfo]) -> Iterator[str]:
@@ -111,8 +109,7 @@ def _lane_errors(name: str, lane: LaneRecord) -> list[str]:
     errors = []
     for kind, lines in (("check", lane.checks), ("figure", lane.figures), ("output", lane.outputs)):
         errors += [f"{kind} {name!r} stands there twice" for name in results.doubled(line.name for line in lines)]
-    mute = (one.name for one in lane.checks if one.ok is None and not one.reason)
-    errors += [f"check {name!r} is not judged and gives no reason" for name in mute]
+    errors += lane_verdict.mute(lane.checks)
     numbers = (lane.seconds, lane.waited, lane.peak_memory, lane.left_behind)
     errors += ["a negative time, memory or number of processes"] if min(numbers) < 0 else []
     if lane.verdict == LaneVerdict.ERROR:
@@ -141,14 +138,10 @@ def _verdict_errors(one: Receipt, pack: Pack) -> list[str]:
     if pristine is None and patched is None:
         return [] if one.verdict in WITHOUT_LANES else [f"verdict: {one.verdict} without a lane"]
     found = pack_verdict.pair(pristine, patched, stale, one.about)
-    stated = (one.verdict, one.reason, tuple(one.claims))
-    errors = (
-        []
-        if (found.verdict, found.reason, found.claims) == stated
-        else [
-            f"verdict, reason or claims: the lanes say {found.verdict} {found.reason} {' '.join(found.claims)}".rstrip()
-        ]
-    )
+    errors = []
+    if (found.verdict, found.reason, found.claims) != (one.verdict, one.reason, tuple(one.claims)):
+        said = f"{found.verdict} {found.reason} {' '.join(found.claims)}".rstrip()
+        errors.append(f"verdict, reason or claims: the lanes say {said}")
     if one.verdict != Verdict.ERROR and one.repeats.agreeing != one.repeats.of:
         errors.append(f"repeats: {one.repeats.agreeing} of {one.repeats.of} runs agree, which is no {one.verdict}")
     if (patched is not None) != (one.fix is not None):
@@ -209,15 +202,6 @@ def _host_errors(one: Receipt, pack: Pack) -> list[str]:
     return errors
 
 
-def _time_errors(one: Receipt) -> list[str]:
-    errors = []
-    if one.age > dt.datetime.now(dt.UTC) + dt.timedelta(days=1):
-        errors.append(f"started: {one.started} is in the future")
-    if one.seconds + 0.01 < sum(lane.seconds for lane in one.lanes.values()):  # both are rounded
-        errors.append("seconds: less than its lanes took")
-    return errors
-
-
 def _about_pack(one: Receipt, pack: Pack, place: str) -> list[str]:
     upstream, definition = pack.definition.upstream, pack.definition
     stated = {
@@ -235,6 +219,10 @@ def _about_pack(one: Receipt, pack: Pack, place: str) -> list[str]:
     if one.about != (ask.checks if ask else ()):
         errors.append("about: not the checks of pack.toml's [ask]")
     errors += _command_errors(one, pack)
+    if one.age > dt.datetime.now(dt.UTC) + dt.timedelta(days=1):
+        errors.append(f"started: {one.started} is in the future")
+    if one.seconds + 0.01 < sum(lane.seconds for lane in one.lanes.values()):  # both are rounded
+        errors.append("seconds: less than its lanes took")
     pristine = one.lanes.get(LaneName.PRISTINE)
     if pristine and pristine.tree != one.upstream.sha256:
         errors.append("lanes: the pristine lane ran on another tree than upstream.sha256")
@@ -280,7 +268,7 @@ def _receipt_errors(pack: Pack, place: str, content: dict[str, bytes]) -> list[s
         return [str(error)]
     folder = PurePosixPath(place).parent
     errors = _about_pack(one, pack, place) + _log_errors(one, content.get(str(folder / one.log.file)))
-    errors += _verdict_errors(one, pack) + _module_errors(one, pack) + _host_errors(one, pack) + _time_errors(one)
+    errors += _verdict_errors(one, pack) + _module_errors(one, pack) + _host_errors(one, pack)
     errors += [error for name, lane in one.lanes.items() for error in _lane_errors(name, lane)]
     if pack.contract.exists():
         errors += [f"{name} lane: it has no script" for name, lane in one.lanes.items() if not lane.script]
@@ -300,13 +288,10 @@ def _text_errors(pack: Pack, content: dict[str, bytes]) -> list[str]:
             wanted = bundle.members(replace(pack, receipts_elsewhere=Path(folder, "receipts")))
         except HarnessError as error:
             return [str(error)]
-    texts = {name: text.encode(errors="surrogateescape") for name, text in wanted.items()}
-    missing = [f"{name}: it is missing" for name in texts if name not in content]
-    strange = [f"{name}: no bundle of this pack has it" for name in content if name not in texts]
-    differing = [
-        f"{name}: it differs from this repository's" for name, text in texts.items() if content.get(name, text) != text
-    ]
-    return missing + strange + differing
+    missing = [f"{name}: it is missing" for name in wanted if name not in content]
+    strange = [f"{name}: no bundle of this pack has it" for name in content if name not in wanted]
+    differing = [name for name, text in wanted.items() if content.get(name, text) != text]
+    return missing + strange + [f"{name}: it differs from this repository's" for name in differing]
 
 
 def errors(data: bytes, packs: list[Pack]) -> list[str]:
