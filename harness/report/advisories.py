@@ -211,7 +211,6 @@ def _gives_way(one: Lane, lanes: list[Lane]) -> bool:
 
 
 def _why_not(lane: Lane) -> str:
-    """Say why a lane judged nothing."""
     if lane.verdict != LaneVerdict.CONTROL_FAILED:
         return lane.reason or f"the lane ended in {lane.verdict}"
     names = lane.reason.split(", ")

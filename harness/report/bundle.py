@@ -50,7 +50,6 @@ def readme(pack: Pack, receipts: list[Receipt]) -> str:
 
 
 def _refuse_stale(pack: Pack) -> None:
-    """Refuse receipts of another probe or patch than the bundle would hold."""
     for folder, option in FOLDERS.items():
         for one in receipt.load_all(pack.receipts / folder):
             why = staleness.reasons(pack, one)

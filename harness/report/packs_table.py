@@ -103,7 +103,6 @@ def _row(pack: Pack) -> list[str]:
 
 
 def _period(pack: Pack) -> str:
-    """Return since when a release has the bug, and where it is fixed."""
     document = advisories.document(pack)
     if document is None:
         return "-"
@@ -114,7 +113,6 @@ def _period(pack: Pack) -> str:
 
 
 def _head(pack: Pack) -> str:
-    """Return what the default branch has, and the date of the commit that was judged."""
     head = pack.definition.head
     if head is None:
         return "not judged"
@@ -123,7 +121,6 @@ def _head(pack: Pack) -> str:
 
 
 def _seen(pack: Pack) -> str:
-    """Return the strongest evidence, and the GPU."""
     receipts = receipt.strongest(receipt.load_all(pack.receipts)).values()
     best = min(receipts, key=lambda one: one.evidence.rank, default=None)
     return best.evidence + (f", {best.host.gpu}" if best.host.gpu else "") if best else "-"

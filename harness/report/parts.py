@@ -261,7 +261,7 @@ class Parts:
         lines += [f"Fixed in {definition.upstream.package} {definition.fixed_in}."] if definition.fixed_in else []
         head = definition.head
         if head is not None and head.fixed_by:
-            lines.append(f"Fixed on the default branch by {COMMIT.sub(lambda match: match[0][:12], head.fixed_by)}.")
+            lines.append(f"Fixed on the default branch by {_short(head.fixed_by)}.")
         suite = suite_receipt.load(self.pack.folder / "receipts")
         if suite is not None:
             lines += _suite(suite)

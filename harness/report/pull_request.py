@@ -189,7 +189,6 @@ def _commit(folder: Path, message: str) -> None:
 
 
 def _left(folder: Path, pack: Pack, branch: str) -> tuple[str, str]:
-    """Write the two commands that push the branch and open the pull request."""
     asked, upstream = pack.definition.ask, pack.definition.upstream
     origin = asked.origin.removeprefix("git+").rpartition("@")[0] if asked else ""
     project = _project_of(origin or upstream.repository)
