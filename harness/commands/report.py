@@ -64,9 +64,7 @@ def command(
     subject = options.one_pack(shared.packs, wanted, "report")
     judged = options.run_receipts(run, shared, subject.name) / subject.name if run is not None else None
     if checkout is not None:
-        made = pull_request.make(subject, checkout, branch)
-        terminal.echo(f"branch {made.branch}, commit {made.commit[:12]} by {made.author}\n{made.stat}")
-        terminal.echo("\n  ".join(["left to you, when you have read the commit:", *made.left]))
+        terminal.echo("\n".join(pull_request.make(subject, checkout, branch)))
     elif zipped is not None:
         subject = replace(subject, receipts_elsewhere=judged) if judged else subject
         data = bundle.build(subject, report.scrubber(subject))

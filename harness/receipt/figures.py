@@ -21,7 +21,8 @@ def significant(value: object) -> str:
     A mapping becomes ``name value, name value``, a sequence ``value, value``; integers are counts and stay whole.
     """
     if isinstance(value, float):
-        return _three_digits(value)
+        text = f"{value:.3g}"
+        return f"{float(text):.0f}" if WHOLE_FROM <= abs(value) < WHOLE_TO else text
     if isinstance(value, dict):
         return ", ".join(f"{name} {significant(one)}" for name, one in value.items())
     if isinstance(value, list | tuple):
@@ -29,12 +30,6 @@ def significant(value: object) -> str:
     if value is None or isinstance(value, bool):
         return {None: "-", True: "yes", False: "no"}[value]
     return str(value)
-
-
-def _three_digits(value: float) -> str:
-    text = f"{value:.3g}"
-    whole = WHOLE_FROM <= abs(value) < WHOLE_TO
-    return f"{float(text):.0f}" if whole else text
 
 
 def figure_text(pristine: FigureLine | None, patched: FigureLine | None) -> str:

@@ -12,6 +12,7 @@ from harness.core import files, strict_json, structure, words
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, Kind, Verdict
 from harness.lane.record import FigureLine, LaneRecord, LogRecord
+from harness.pack import judges, meaning
 from harness.pack.model import Pack
 
 SCHEMA = 2
@@ -116,17 +117,6 @@ class Repeats:
 
 
 @dataclass(frozen=True)
-class Strength:
-    """How many wrong fixes the probe refused: `killed` of `of`, with `unjudged` besides; the sample's seed and date."""
-
-    killed: int
-    of: int
-    unjudged: int
-    seed: int
-    date: str
-
-
-@dataclass(frozen=True)
 class Receipt:
     """One pack on one target, as it was seen.
 
@@ -156,7 +146,7 @@ class Receipt:
     seconds: float
     repeats: Repeats = field(default_factory=Repeats)
     ranks: int = 1
-    strength: Strength | None = None
+    strength: object = None  # null in every receipt: no runner of this schema wrote another value
     about: tuple[str, ...] = ()
 
     @property
@@ -177,15 +167,11 @@ class Receipt:
 
 def judged_by(pack: Pack) -> Hashed:
     """Hash what judges a pack, by bytes and by meaning."""
-    from harness.pack import judges  # noqa: PLC0415 - the parser is loaded only where a file changed
-
     return Hashed(judges.sha256(pack), judges.meaning_of(pack))
 
 
 def hashed(path: Path) -> Hashed:
     """Hash a patch, by bytes and by meaning."""
-    from harness.pack import meaning  # noqa: PLC0415 - the parser is loaded only where a file changed
-
     return Hashed(files.sha256_file(path), meaning.meaning(path))
 
 
@@ -244,6 +230,8 @@ def _errors(receipt: Receipt) -> list[str]:
             errors.append(f"{path}: {name[:40]!r} is no file beside the receipt")
     if not is_moment(receipt.started):
         errors.append(f"started: {receipt.started[:40]!r} is no date and time with its zone")
+    if receipt.strength is not None:
+        errors.append("strength: it is null in every receipt")
     if not 1 <= receipt.repeats.agreeing <= receipt.repeats.of:
         errors.append("repeats: agreeing lies between 1 and of")
     numbers = [

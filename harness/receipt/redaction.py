@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from harness.core import urls
 from harness.core.errors import HarnessError
@@ -156,30 +156,20 @@ def _is_private_address(text: str) -> bool:
     return not (address.is_loopback or address.is_unspecified)
 
 
-def _services() -> Iterator[str]:
-    for name, value in os.environ.items():
-        urls = value.split() if SERVICE_NAMES.search(name) else []
-        for host in (urlsplit(url).hostname for url in urls if "://" in url):
-            if host and not PUBLIC_HOSTS.fullmatch(host):
-                yield host
-
-
-def _passwords() -> dict[str, str]:
-    """Return the passwords in the URLs of the user's indexes and proxies, by where they stand."""
-    found: dict[str, str] = {}
+def _services() -> Iterator[tuple[str, SplitResult]]:
+    """Yield the URLs of the user's indexes and proxies, behind the variables that name them."""
     for name, value in os.environ.items():
         for url in value.split() if SERVICE_NAMES.search(name) else []:
-            password = urlsplit(url).password if "://" in url else None
-            for way in {password, unquote(password)} if password else set():
-                if way and len(way) >= SHORTEST_SECRET:
-                    found[way] = f"{name} (its password)"
-    return found
+            if "://" in url:
+                yield name, urlsplit(url)
 
 
 def _names() -> dict[str, str]:
     host = socket.gethostname()
     found = {host: "the host's name", host.partition(".")[0]: "the host's name"}
-    found |= dict.fromkeys(_services(), "the name of a private index or proxy")
+    services = {url.hostname for _, url in _services() if url.hostname}
+    private = (one for one in services if not PUBLIC_HOSTS.fullmatch(one))
+    found |= dict.fromkeys(private, "the name of a private index or proxy")
     with contextlib.suppress(KeyError, OSError):
         found[getpass.getuser()] = "the user's name"
     return {name: what for name, what in found.items() if len(name) >= SHORTEST_NAME and name.lower() not in GENERIC}
@@ -207,6 +197,8 @@ def of_host(places: Mapping[Path, str], public: Iterable[str] = ()) -> Scrubber:
         and value not in named
         and not (name in SHELL_FOLDERS and value.startswith("/"))
     }
-    secrets |= _passwords()
+    for name, url in _services():
+        ways = {url.password, unquote(url.password)} if url.password else set()
+        secrets |= {way: f"{name} (its password)" for way in ways if len(way) >= SHORTEST_SECRET}
     kept = {place: name for place, name in named.items() if len(place) > 1}
     return Scrubber(kept, _names(), secrets, frozenset(public))

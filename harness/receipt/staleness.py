@@ -9,22 +9,19 @@ from harness.core.errors import HarnessError
 from harness.host.eligibility import evidence_here
 from harness.host.host import Host, python_tag
 from harness.pack import judges, meaning
-from harness.pack.model import Pack, Upstream
-from harness.receipt.receipt import FixKind, FixRecord, Hashed, Receipt, UpstreamRecord
+from harness.pack.model import Pack
+from harness.receipt.receipt import FixKind, FixRecord, Hashed, Receipt
 from harness.upstream import dependencies
 
+#: Why a receipt or a record of another day is STALE.
+PATCH_CHANGED = "the patch changed"
 
-def _changed(path: Path, recorded: Hashed | FixRecord) -> bool:
+
+def changed(path: Path, recorded: Hashed | FixRecord) -> bool:
+    """Whether a patch means something else than when it was recorded, or is gone."""
     if not path.exists():
         return True
     return files.sha256_file(path) != recorded.sha256 and meaning.meaning(path) != recorded.meaning
-
-
-def _is_pinned(pinned: Upstream, recorded: UpstreamRecord) -> bool:
-    """Whether a receipt speaks of what pack.toml pins: that archive, or that commit."""
-    if pinned.is_commit:
-        return recorded.commit == pinned.commit
-    return recorded.sha256 == pinned.sha256
 
 
 def reasons(pack: Pack, receipt: Receipt) -> list[str]:
@@ -32,9 +29,11 @@ def reasons(pack: Pack, receipt: Receipt) -> list[str]:
     definition = pack.definition
     found = [judges.CHANGED] if judges.changed(pack, receipt.probe.sha256, receipt.probe.meaning) else []
     fix = receipt.fix
-    if fix is not None and fix.kind == FixKind.PATCH and _changed(pack.folder / Path(fix.name).name, fix):
-        found.append("the patch changed")
-    if receipt.upstream.origin == "pinned" and not _is_pinned(definition.upstream, receipt.upstream):
+    if fix is not None and fix.kind == FixKind.PATCH and changed(pack.folder / Path(fix.name).name, fix):
+        found.append(PATCH_CHANGED)
+    pinned, recorded = definition.upstream, receipt.upstream
+    same = recorded.commit == pinned.commit if pinned.is_commit else recorded.sha256 == pinned.sha256
+    if recorded.origin == "pinned" and not same:
         found.append("the pinned release changed")
     target = definition.targets.get(receipt.target)
     if target is None:

@@ -10,7 +10,6 @@ day's probe, so that it is never stale; a later set replaces it.
 
 from __future__ import annotations
 
-import functools
 import json
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
@@ -20,9 +19,9 @@ from pathlib import Path
 from harness.core import structure
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence
-from harness.pack import judges, meaning
+from harness.pack import judges
 from harness.pack.model import Pack
-from harness.receipt import wrong_fixes
+from harness.receipt import staleness, wrong_fixes
 from harness.receipt.receipt import FIRST_SIGHT, STRENGTH, Hashed
 
 SCHEMA = 1
@@ -180,29 +179,12 @@ def in_another_way(found: Strength, evidence: str) -> str:
     return "" if found.evidence == evidence else f" ({found.evidence})"
 
 
-@functools.lru_cache(maxsize=64)
-def _meaning(path: Path, _: tuple[int, int]) -> str:
-    return meaning.meaning(path)
-
-
-def _changed(path: Path, recorded: Hashed) -> bool:
-    if not path.exists():
-        return True
-    stat = path.stat()
-    return _meaning(path, (stat.st_mtime_ns, stat.st_size)) != recorded.meaning
-
-
-def _judge_reason(pack: Pack, strength: Strength) -> list[str]:
-    """Say whether script or contract changed since; what was carried forward from a commit speaks of that day's."""
-    if strength.measured_at:
-        return []
-    return [judges.CHANGED] if judges.changed(pack, strength.probe.sha256, strength.probe.meaning) else []
-
-
 def stale(pack: Pack, strength: Strength) -> list[str]:
     """Say why a record is STALE; nothing where it is fresh."""
-    found = _judge_reason(pack, strength)
-    found += ["the patch changed"] if _changed(pack.patch, strength.patch) else []
+    found = []
+    if not strength.measured_at and judges.changed(pack, strength.probe.sha256, strength.probe.meaning):
+        found.append(judges.CHANGED)  # what was carried forward from a commit speaks of that day's
+    found += [staleness.PATCH_CHANGED] if staleness.changed(pack.patch, strength.patch) else []
     found += ["the pinned release changed"] if strength.upstream != pack.definition.upstream.sha256 else []
     recorded = {one.name: one.sha256 for one in strength.mutants if one.origin == "own"}
     found += ["its own wrong fixes changed"] if recorded != wrong_fixes.identities(pack) else []
@@ -215,13 +197,23 @@ def stale(pack: Pack, strength: Strength) -> list[str]:
     return found
 
 
+def is_visibly_stale(pack: Pack, strength: Strength) -> bool:
+    """Whether a record is STALE for a reason that a bundle shows: a pack's own wrong fixes are no part of one."""
+    return not {judges.CHANGED, staleness.PATCH_CHANGED}.isdisjoint(stale(pack, strength))
+
+
+def nothing(pack: Pack) -> str:
+    """Say why there is no strength: it was not measured, or the pack has no patch that a wrong one could stand for."""
+    return "not measured" if pack.definition.has_patch else "no patch"
+
+
 def found_again(pack: Pack, recorded: Strength, folder: str) -> list[tuple[str, str]]:
     """Pair the names of a record's wrong fixes with those that they have in a folder of the pack.
 
     Each is found by what it makes of the release. With another fix.patch that is another thing, and its name counts.
     """
     there = wrong_fixes.identities(pack, folder)
-    by_name = _changed(pack.patch, recorded.patch)
+    by_name = staleness.changed(pack.patch, recorded.patch)
     return [
         (one.name, name)
         for one in recorded.mutants

@@ -19,16 +19,6 @@ from harness.host.host import Host
 from harness.lane.record import LaneRecord, LogRecord
 from harness.pack.model import Pack
 from harness.receipt import receipt, redaction
-from harness.receipt.receipt import (
-    DependencyRecord,
-    FixKind,
-    FixRecord,
-    GpuRecord,
-    HostRecord,
-    Receipt,
-    Repeats,
-    UpstreamRecord,
-)
 from harness.receipt.redaction import Scrubber
 from harness.upstream.dependencies import DependencySet
 from harness.upstream.source import commit_of
@@ -73,33 +63,27 @@ def without_lane_folders(text: str) -> str:
     return LANE_FOLDER.sub(lambda match: LANE_NAMES[match[1]], text)
 
 
-def scrubbed_text(scrub: Scrubber, what: str, text: str) -> str:
-    """Return a text with known places replaced by names; raise PrivateTextError where something private is left."""
-    clean = without_lane_folders(scrub.scrub(text))
-    scrub.require_clean(what, clean)
-    return clean
-
-
 def scrubbed(scrub: Scrubber, what: str, record: LaneRecord) -> LaneRecord:
     """Return a lane's record with every text in it scrubbed, or raise PrivateTextError."""
     document = scrub.document(asdict(record), what, without_lane_folders)
     return structure.structure(document, LaneRecord)
 
 
-def host_record(host: Host, gpus: tuple[Gpu, ...]) -> HostRecord:
+def host_record(host: Host, gpus: tuple[Gpu, ...]) -> receipt.HostRecord:
     """Record a host, and of its GPUs those that lanes had."""
-    base = HostRecord(
+    records = (receipt.GpuRecord(gpu.name, ".".join(map(str, gpu.compute_capability))) for gpu in gpus)
+    return receipt.HostRecord(
         python=host.python,
         torch=host.torch or "",
         triton=host.triton or "",
         cuda=host.cuda,
+        driver=host.driver if gpus else "",
+        gpus=tuple(records),
         system=host.system,
         cudnn=host.cudnn,
         nccl=host.nccl,
         variables=host.variables,
     )
-    records = tuple(GpuRecord(gpu.name, ".".join(map(str, gpu.compute_capability))) for gpu in gpus)
-    return replace(base, driver=host.driver, gpus=records) if gpus else base
 
 
 def _as_lanes_saw_it(host: Host, members: DependencySet | None) -> Host:
@@ -113,12 +97,12 @@ def _as_lanes_saw_it(host: Host, members: DependencySet | None) -> Host:
     return replace(host, triton=versions.get("triton", host.triton))
 
 
-def _fix(outcome: Outcome) -> FixRecord | None:
+def _fix(outcome: Outcome) -> receipt.FixRecord | None:
     patch, pack = next((end.patch for end in outcome.last if end.patch and end.record), ""), outcome.cell.pack
     if not patch:
         return None
     of = receipt.hashed(outcome.cell.patch or (pack.inputs or pack.folder) / patch)
-    return FixRecord(FixKind.PATCH, patch, of.sha256, of.meaning)
+    return receipt.FixRecord(receipt.FixKind.PATCH, patch, of.sha256, of.meaning)
 
 
 def started(outcome: Outcome) -> str:
@@ -126,11 +110,11 @@ def started(outcome: Outcome) -> str:
     return dt.datetime.fromisoformat(outcome.runs[0][0].started).isoformat(timespec="seconds")
 
 
-def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> Receipt:
+def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> receipt.Receipt:
     """Build the receipt of an outcome whose lanes ran."""
     cell, members = outcome.cell, outcome.dependency_set
     pack, gpus = cell.pack, outcome.last[-1].gpus if cell.evidence == Evidence.EXECUTED else ()
-    return Receipt(
+    return receipt.Receipt(
         schema=receipt.SCHEMA,
         pack=pack.name,
         title=pack.definition.title,
@@ -140,7 +124,7 @@ def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> Receipt
         verdict=outcome.judgement.verdict,
         reason=outcome.judgement.reason,
         claims=outcome.judgement.claims,
-        upstream=UpstreamRecord(
+        upstream=receipt.UpstreamRecord(
             package=pack.definition.upstream.package,
             version=outcome.version,
             origin=cell.source.kind,
@@ -149,7 +133,7 @@ def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> Receipt
         ),
         probe=receipt.judged_by(pack),
         fix=_fix(outcome),
-        dependencies=DependencyRecord(
+        dependencies=receipt.DependencyRecord(
             name=members.name if members else "",
             sha256=members.sha256 if members else "",
             packages=members.versions if members else {},
@@ -160,15 +144,10 @@ def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> Receipt
         command=command,
         started=started(outcome),
         seconds=round(outcome.seconds, 3),
-        repeats=Repeats(outcome.agreeing, len(outcome.runs)),
+        repeats=receipt.Repeats(outcome.agreeing, len(outcome.runs)),
         ranks=cell.stated.ranks,
         about=cell.about,
     )
-
-
-def joined(logs: Mapping[LaneName, str]) -> str:
-    """Join the scrubbed logs of the lanes into that of the receipt."""
-    return "\n".join(f"== {name} lane ==\n{text}" for name, text in logs.items())
 
 
 @contextmanager
@@ -198,7 +177,7 @@ def write(outcome: Outcome, made_by: MadeBy, folder: Path, logs: Mapping[LaneNam
         PrivateTextError: a field still looks private; then nothing is written.
 
     """
-    cell, text = outcome.cell, joined(logs)
+    cell, text = outcome.cell, "\n".join(f"== {name} lane ==\n{log}" for name, log in logs.items())
     name = f"{cell.target}.{cell.evidence}"
     digest = files.sha256_bytes(text.encode())
     log = LogRecord(f"{name}.{digest[:12]}.log", digest)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-import json
 from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass, field
@@ -161,16 +160,13 @@ def known(pack: Pack) -> Known:
     """
     histories = [_history(path) for path in sorted((pack.folder / "data").glob("history.*.json"))]
     of_releases = [one for one in histories if one.over == "release"]
-    by_version: dict[str, list[Lane]] = defaultdict(list)
-    adjacent: set[tuple[str, str]] = set()
-    for one in of_releases:
-        labels = [row.label for row in one.rows]
-        adjacent |= set(itertools.pairwise(labels))
+    pairs = (itertools.pairwise(row.label for row in one.rows) for one in of_releases)
+    adjacent = frozenset(itertools.chain.from_iterable(pairs))
     from_receipts = [lane for one in receipt.load_all(pack.receipts, lanes=False) for lane in _of_receipt(pack, one)]
+    by_version: dict[str, list[Lane]] = defaultdict(list)
     for lane in [*from_receipts, *(lane for one in of_releases for lane in _of_history(pack, one))]:
         by_version[lane.version].append(lane)
-    ordered = sorted(by_version, key=Version)
-    return Known({version: tuple(by_version[version]) for version in ordered}, frozenset(adjacent))
+    return Known({version: tuple(by_version[version]) for version in sorted(by_version, key=Version)}, adjacent)
 
 
 def _since(found: Known, period: Period) -> str:
@@ -215,7 +211,6 @@ def _gives_way(one: Lane, lanes: list[Lane]) -> bool:
 
 
 def _why_not(lane: Lane) -> str:
-    """Say why a lane judged nothing."""
     if lane.verdict != LaneVerdict.CONTROL_FAILED:
         return lane.reason or f"the lane ended in {lane.verdict}"
     names = lane.reason.split(", ")
@@ -257,23 +252,17 @@ def workaround(pack: Pack) -> str:
     )
 
 
-def number(pack: Pack) -> str:
-    """Return a pack's number as its folder writes it."""
-    return pack.name.partition("_")[0]
-
-
-def file_name(pack: Pack) -> str:
-    """Return the name of a pack's record."""
-    return f"{PREFIX}{number(pack)}.json"
+def identity(pack: Pack) -> str:
+    """Return the id of a pack's record, which is the stem of its file."""
+    return PREFIX + pack.name.partition("_")[0]
 
 
 def _references(pack: Pack) -> list[dict[str, str]]:
     definition = pack.definition
     repository = definition.upstream.repository.removesuffix(".git").rstrip("/")
     found = [{"type": "PACKAGE", "url": repository}]
-    ours = links.repository_url()
-    if ours:
-        found.append({"type": "EVIDENCE", "url": f"{ours}/blob/{links.BRANCH}/packs/{pack.name}/README.md"})
+    report = links.page(f"packs/{pack.name}/README.md")
+    found += [{"type": "EVIDENCE", "url": report}] if report else []
     head = definition.head
     if head is not None and head.fixed_by:
         found.append({"type": "FIX", "url": f"{repository}/commit/{head.fixed_by}"})
@@ -320,10 +309,10 @@ def document(pack: Pack) -> dict[str, Any] | None:
     ranges = [
         {"type": "ECOSYSTEM", "events": [{"introduced": last}, {"fixed": fixed}]} for last, fixed in ends if fixed
     ]
-    path, ours = f"packs/{pack.name}/README.md", links.repository_url()
+    report = f"packs/{pack.name}/README.md"
     return {
         "schema_version": SCHEMA_VERSION,
-        "id": f"{PREFIX}{number(pack)}",
+        "id": identity(pack),
         "summary": definition.title,
         "details": _details(pack, periods, work),
         "affected": [affected | ({"ranges": ranges} if ranges else {})],
@@ -332,16 +321,12 @@ def document(pack: Pack) -> dict[str, Any] | None:
             "pack": pack.name,
             "kind": definition.kind.value,
             "silent": definition.kind in SILENT,
-            "report": f"{ours}/blob/{links.BRANCH}/{path}" if ours else path,
+            "report": links.page(report) or report,
             "workaround": work,
             "periods": periods,
             "judged": {version: _judged(lanes) for version, lanes in found.lanes.items()},
         },
     }
-
-
-def _without_times(one: dict[str, Any]) -> dict[str, Any]:
-    return {key: value for key, value in one.items() if key not in TIMES}
 
 
 def _kept(path: Path) -> dict[str, Any]:
@@ -362,13 +347,6 @@ class Plan:
     text: str | None
 
 
-def _timed(one: dict[str, Any], kept: dict[str, Any], now: str) -> dict[str, Any]:
-    """Add the times: published once, modified when the record says something else than before."""
-    published = kept.get("published")
-    times = {"modified": now, "published": published if isinstance(published, str) else now}
-    return {"schema_version": one["schema_version"], "id": one["id"], **times, **one}
-
-
 def plans(packs: list[Pack], folder: Path, now: dt.datetime) -> list[Plan]:
     """List the records that are missing, differ from their packs, or have no pack; nothing where all are fresh.
 
@@ -382,13 +360,16 @@ def plans(packs: list[Pack], folder: Path, now: dt.datetime) -> list[Plan]:
         one = document(pack)
         if one is None:
             continue
-        path = folder / file_name(pack)
+        path = folder / f"{identity(pack)}.json"
         wanted.add(path.name)
         kept = _kept(path)
-        if _without_times(kept) == one and all(isinstance(kept.get(key), str) for key in TIMES):
+        texts = {key: kept.pop(key, None) for key in TIMES}
+        if kept == one and all(isinstance(text, str) for text in texts.values()):
             continue
-        text = json.dumps(_timed(one, kept, stamp), indent=1, ensure_ascii=False) + "\n"
-        found.append(Plan(path, "differs from its pack" if path.exists() else "is missing", text))
+        published = texts["published"] if isinstance(texts["published"], str) else stamp
+        first = {key: one[key] for key in ("schema_version", "id")}
+        timed = {**first, "modified": stamp, "published": published, **one}
+        found.append(Plan(path, "differs from its pack" if path.exists() else "is missing", receipt.to_json(timed)))
     gone = [path for path in sorted(folder.glob(f"{PREFIX}*.json")) if path.name not in wanted]
     return found + [Plan(path, "has no pack that proves a bug of a release", None) for path in gone]
 

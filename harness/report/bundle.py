@@ -20,9 +20,6 @@ from harness.upstream.source import SourceKind
 SCHEMA = 1
 MANIFEST, REPORT = "MANIFEST.json", "REPORT.md"
 PARTS = ("reproduce.py", "contract.py", "fix.patch", "fix.head.patch", "ask.patch", "upstream_test.patch", "pack.toml")
-README = Path(__file__).with_name("bundle_readme.md")
-#: The same of a pack without a patch.
-UNPATCHED_README = Path(__file__).with_name("bundle_readme_unpatched.md")
 #: The folders of receipts that go with it, and what of `run` judges each anew.
 FOLDERS = {"": "", "head": " --upstream head", "ask": " --upstream ask"}
 #: Every member carries this date: the same pack gives the same bytes.
@@ -36,7 +33,10 @@ def readme(pack: Pack, receipts: list[Receipt]) -> str:
     """
     upstream = pack.definition.upstream
     verdicts = (f"- {one.target}: {one.verdict} ({one.evidence}, {one.host.gpu or 'no GPU'})" for one in receipts)
-    template = README if pack.definition.has_patch else UNPATCHED_README
+    template = Path(__file__).with_name(
+        "bundle_readme.md" if pack.definition.has_patch else "bundle_readme_unpatched.md"
+    )
+    root = f"CHECKOUT/{upstream.source_root}".rstrip("/")
     return template.read_text(encoding="utf-8").format(
         title=pack.definition.title,
         package=upstream.package,
@@ -44,13 +44,12 @@ def readme(pack: Pack, receipts: list[Receipt]) -> str:
         repository=upstream.repository,
         commit=upstream.marked_commit,
         verdicts="\n".join(verdicts),
-        root=f"CHECKOUT/{upstream.source_root}".rstrip("/"),
-        path="" if upstream.is_compiled else f"PYTHONPATH={f'CHECKOUT/{upstream.source_root}'.rstrip('/')} ",
+        root=root,
+        path="" if upstream.is_compiled else f"PYTHONPATH={root} ",
     )
 
 
 def _refuse_stale(pack: Pack) -> None:
-    """Refuse receipts of another probe or patch than the bundle would hold."""
     for folder, option in FOLDERS.items():
         for one in receipt.load_all(pack.receipts / folder):
             why = staleness.reasons(pack, one)
@@ -63,8 +62,8 @@ def _refuse_stale(pack: Pack) -> None:
                 )
 
 
-def members(pack: Pack) -> dict[str, str]:
-    """Map the name of each member of a pack's bundle to its text.
+def members(pack: Pack) -> dict[str, bytes]:
+    """Map the name of each member of a pack's bundle to its bytes.
 
     Raises:
         HarnessError: there is no receipt, one is not of the pinned release or STALE, or a report cannot be filled.
@@ -91,17 +90,13 @@ def members(pack: Pack) -> dict[str, str]:
     for suffix in ("*.json", "*.log"):
         for path in filter(receipt.is_receipt, sorted(pack.receipts.rglob(suffix))):
             paths[f"receipts/{path.relative_to(pack.receipts).as_posix()}"] = path
-    found = {name: _text(path) for name, path in paths.items() if path.exists()}
-    return {"README.md": readme(pack, receipts), **found, REPORT: report.render(pack)}
-
-
-def _text(path: Path) -> str:
-    return path.read_bytes().decode(errors="surrogateescape")
+    found = {name: path.read_bytes() for name, path in paths.items() if path.exists()}
+    return {"README.md": readme(pack, receipts).encode(), **found, REPORT: report.render(pack).encode()}
 
 
 def build(pack: Pack, scrubber: Scrubber) -> bytes:
     """Build the zip; refuse where something private is in any member, and name that member."""
-    content = {name: text.encode(errors="surrogateescape") for name, text in members(pack).items()}
+    content = members(pack)
     for name, data in content.items():
         scrubber.require_clean(name, data.decode(errors="replace"))
     manifest = {

@@ -56,15 +56,13 @@ def _members(data: bytes) -> dict[str, bytes]:
             problem = next(_zip_problems(data, opened, infos), "")
             if problem:
                 raise HarnessError(problem)
-            return {info.filename: _read(opened, info) for info in infos}
+            content = {}
+            for info in infos:
+                with opened.open(info) as member:  # of one that inflates to more than it states, no more is held
+                    content[info.filename] = member.read(info.file_size + 1)
+            return content
     except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, ValueError, EOFError, zlib.error) as error:
         raise HarnessError(f"it is no zip that can be read: {error}") from None
-
-
-def _read(opened: zipfile.ZipFile, info: zipfile.ZipInfo) -> bytes:
-    """Read a member; of one that inflates to more than it states, no more than that is held in memory."""
-    with opened.open(info) as member:
-        return member.read(info.file_size + 1)
 
 
 def _zip_problems(data: bytes, opened: zipfile.ZipFile, infos: list[zipfile.ZipInfo]) -> Iterator[str]:
@@ -106,76 +104,69 @@ def _manifest_errors(content: dict[str, bytes], name: str) -> list[str]:
     return errors + [f"{member}: the zip and {bundle.MANIFEST} do not agree" for member in wrong]
 
 
-def _lane_errors(name: str, lane: LaneRecord) -> list[str]:
+def _lane_errors(lane: LaneRecord) -> Iterator[str]:
     """Judge a lane again, from its script and its checks."""
-    errors = []
     for kind, lines in (("check", lane.checks), ("figure", lane.figures), ("output", lane.outputs)):
-        errors += [f"{kind} {name!r} stands there twice" for name in results.doubled(line.name for line in lines)]
-    mute = (one.name for one in lane.checks if one.ok is None and not one.reason)
-    errors += [f"check {name!r} is not judged and gives no reason" for name in mute]
-    numbers = (lane.seconds, lane.waited, lane.peak_memory, lane.left_behind)
-    errors += ["a negative time, memory or number of processes"] if min(numbers) < 0 else []
+        yield from (f"{kind} {name!r} stands there twice" for name in results.doubled(line.name for line in lines))
+    yield from lane_verdict.mute(lane.checks)
+    if min(lane.seconds, lane.waited, lane.peak_memory, lane.left_behind) < 0:
+        yield "a negative time, memory or number of processes"
     if lane.verdict == LaneVerdict.ERROR:
-        return [f"{name} lane: {error}" for error in errors]
+        return
     if lane.script:
         word, _, reason = lane.script.partition(": ")
         said = script.read(lane.script, script.STATUS.get(LaneVerdict(word), -1)) if word in script.STATUS else None
         if said is None or said.reason != reason or said.verdict == LaneVerdict.ERROR:
-            errors.append(f"script: {lane.script[:60]!r} is no sentinel")
+            yield f"script: {lane.script[:60]!r} is no sentinel"
         else:
-            found = lane_verdict.of_two_files(said, lane.checks)
-            errors += [] if found == (lane.verdict, lane.reason) else [f"script and checks say {found[0]}: {found[1]}"]
-            wanted = script.STATUS[said.verdict]
-            errors += [] if lane.exit_status == wanted else [f"exit_status: {lane.exit_status}, not {wanted}"]
+            found, wanted = lane_verdict.of_two_files(said, lane.checks), script.STATUS[said.verdict]
+            if found != (lane.verdict, lane.reason):
+                yield f"script and checks say {found[0]}: {found[1]}"
+            if lane.exit_status != wanted:
+                yield f"exit_status: {lane.exit_status}, not {wanted}"
     elif lane_verdict.implied(lane.checks) != lane.verdict:
-        errors.append(f"verdict: {lane.verdict}; its checks say {lane_verdict.implied(lane.checks)}")
+        yield f"verdict: {lane.verdict}; its checks say {lane_verdict.implied(lane.checks)}"
     if lane.verdict != LaneVerdict.UNSUPPORTED and not lane.upstream:
-        errors.append("upstream: nothing says what was judged")
-    return [f"{name} lane: {error}" for error in errors]
+        yield "upstream: nothing says what was judged"
 
 
-def _verdict_errors(one: Receipt, pack: Pack) -> list[str]:
+def _verdict_errors(one: Receipt, pack: Pack) -> Iterator[str]:
     """Judge the pack again, from its lanes."""
     pristine, patched = one.lanes.get(LaneName.PRISTINE), one.lanes.get(LaneName.PATCHED)
     stale = one.reason if one.verdict == Verdict.PATCH_STALE else ""
     if pristine is None and patched is None:
-        return [] if one.verdict in WITHOUT_LANES else [f"verdict: {one.verdict} without a lane"]
+        if one.verdict not in WITHOUT_LANES:
+            yield f"verdict: {one.verdict} without a lane"
+        return
     found = pack_verdict.pair(pristine, patched, stale, one.about)
-    stated = (one.verdict, one.reason, tuple(one.claims))
-    errors = (
-        []
-        if (found.verdict, found.reason, found.claims) == stated
-        else [
-            f"verdict, reason or claims: the lanes say {found.verdict} {found.reason} {' '.join(found.claims)}".rstrip()
-        ]
-    )
+    if (found.verdict, found.reason, found.claims) != (one.verdict, one.reason, tuple(one.claims)):
+        said = f"{found.verdict} {found.reason} {' '.join(found.claims)}".rstrip()
+        yield f"verdict, reason or claims: the lanes say {said}"
     if one.verdict != Verdict.ERROR and one.repeats.agreeing != one.repeats.of:
-        errors.append(f"repeats: {one.repeats.agreeing} of {one.repeats.of} runs agree, which is no {one.verdict}")
+        yield f"repeats: {one.repeats.agreeing} of {one.repeats.of} runs agree, which is no {one.verdict}"
     if (patched is not None) != (one.fix is not None):
-        errors.append("fix: a patched lane has one, and no other receipt has")
+        yield "fix: a patched lane has one, and no other receipt has"
     if pristine and patched and pristine.tree == patched.tree:
-        errors.append("lanes: both ran on one tree")
+        yield "lanes: both ran on one tree"
     unknown = [claim for claim in one.claims if claim not in {*pack.definition.claims, "BITWISE_IDENTICAL"}]
-    return errors + [f"claims: the pack does not know {claim}" for claim in unknown]
+    yield from (f"claims: the pack does not know {claim}" for claim in unknown)
 
 
-def _module_errors(one: Receipt, pack: Pack) -> list[str]:
+def _module_errors(one: Receipt, pack: Pack) -> Iterator[str]:
     """Say where a lane judged something else than the modules under test, or the patched one an unchanged file."""
-    errors: list[str] = []
     hashes: dict[tuple[str, str], str] = {}
     for name, lane in one.lanes.items():
         for line in lane.upstream:
             inside = line.file.startswith("$TREE/") and ".." not in PurePosixPath(line.file).parts
             if line.module.partition(".")[0] not in pack.definition.upstream.modules or not inside:
-                errors.append(f"{name} lane: {line.module} ({line.file[:80]}) is no module under test of the tree")
+                yield f"{name} lane: {line.module} ({line.file[:80]}) is no module under test of the tree"
             if hashes.setdefault((name, line.file), line.sha256) != line.sha256:
-                errors.append(f"{name} lane: {line.file} has two hashes")
+                yield f"{name} lane: {line.file} has two hashes"
     target = pack.definition.targets.get(one.target)
     for path in target.loads if target and len(one.lanes) == len(LaneName) else ():
         files_of = [hashes.get((name, f"$TREE/{path}")) or _by_end(hashes, name, path) for name in LaneName]
         if None in files_of or files_of[0] == files_of[1]:
-            errors.append(f"{path}: the lanes did not load two versions of it")
-    return errors
+            yield f"{path}: the lanes did not load two versions of it"
 
 
 def _by_end(hashes: dict[tuple[str, str], str], lane: str, path: str) -> str | None:
@@ -184,41 +175,31 @@ def _by_end(hashes: dict[tuple[str, str], str], lane: str, path: str) -> str | N
     return next(ends, None)
 
 
-def _host_errors(one: Receipt, pack: Pack) -> list[str]:
-    errors, gpus = [], one.host.gpus
+def _host_errors(one: Receipt, pack: Pack) -> Iterator[str]:
+    gpus = one.host.gpus
     if (one.evidence == Evidence.EXECUTED) != bool(gpus):
-        errors.append(f"host.gpus: {len(gpus)} with {one.evidence} evidence")
+        yield f"host.gpus: {len(gpus)} with {one.evidence} evidence"
     for gpu in gpus:
         name = "sm_" + gpu.compute_capability.replace(".", "")
         if one.target not in (name, f"{name}a"):
-            errors.append(f"host.gpus: a GPU of compute capability {gpu.compute_capability[:20]} is no {one.target}")
+            yield f"host.gpus: a GPU of compute capability {gpu.compute_capability[:20]} is no {one.target}"
     devices = {lane.device for lane in one.lanes.values() if lane.device}
     if gpus and devices - {gpu.name for gpu in gpus}:
-        errors.append(f"device: a lane names {', '.join(sorted(devices))[:80]}, the host {gpus[0].name}")
+        yield f"device: a lane names {', '.join(sorted(devices))[:80]}, the host {gpus[0].name}"
     target = pack.definition.targets.get(one.target)
     if target is None or one.evidence not in target.evidence:
-        errors.append(f"target: the pack lists no {one.evidence} evidence for {one.target}")
+        yield f"target: the pack lists no {one.evidence} evidence for {one.target}"
     elif (gpus and len(gpus) != target.gpus) or one.ranks != target.ranks:
-        errors.append(f"host.gpus, ranks: pack.toml states {target.gpus} and {target.ranks}")
+        yield f"host.gpus, ranks: pack.toml states {target.gpus} and {target.ranks}"
     try:
         members = dependencies.named(pack.definition, one.dependencies.name, python_tag(one.host.python))
         if members.versions != one.dependencies.packages:
-            errors.append("dependencies: other versions than the pack pins")
+            yield "dependencies: other versions than the pack pins"
     except HarnessError as error:
-        errors.append(f"dependencies: {error}")
-    return errors
+        yield f"dependencies: {error}"
 
 
-def _time_errors(one: Receipt) -> list[str]:
-    errors = []
-    if one.age > dt.datetime.now(dt.UTC) + dt.timedelta(days=1):
-        errors.append(f"started: {one.started} is in the future")
-    if one.seconds + 0.01 < sum(lane.seconds for lane in one.lanes.values()):  # both are rounded
-        errors.append("seconds: less than its lanes took")
-    return errors
-
-
-def _about_pack(one: Receipt, pack: Pack, place: str) -> list[str]:
+def _about_pack(one: Receipt, pack: Pack, place: str) -> Iterator[str]:
     upstream, definition = pack.definition.upstream, pack.definition
     stated = {
         "pack": (one.pack, pack.name),
@@ -230,34 +211,37 @@ def _about_pack(one: Receipt, pack: Pack, place: str) -> list[str]:
     if PurePosixPath(place).parent.name == "receipts":
         stated["upstream.version"] = (one.upstream.version, upstream.pin)
         stated["upstream.origin"] = (one.upstream.origin, "pinned")
-    errors = [f"{name}: {found}, not {wanted}" for name, (found, wanted) in stated.items() if found != wanted]
+    yield from (f"{name}: {found}, not {wanted}" for name, (found, wanted) in stated.items() if found != wanted)
     ask = definition.ask if PurePosixPath(place).parent.name == "ask" else None
     if one.about != (ask.checks if ask else ()):
-        errors.append("about: not the checks of pack.toml's [ask]")
-    errors += _command_errors(one, pack)
+        yield "about: not the checks of pack.toml's [ask]"
+    if one.age > dt.datetime.now(dt.UTC) + dt.timedelta(days=1):
+        yield f"started: {one.started} is in the future"
+    if one.seconds + 0.01 < sum(lane.seconds for lane in one.lanes.values()):  # both are rounded
+        yield "seconds: less than its lanes took"
     pristine = one.lanes.get(LaneName.PRISTINE)
     if pristine and pristine.tree != one.upstream.sha256:
-        errors.append("lanes: the pristine lane ran on another tree than upstream.sha256")
-    return errors
+        yield "lanes: the pristine lane ran on another tree than upstream.sha256"
 
 
-def _command_errors(one: Receipt, pack: Pack) -> list[str]:
+def _command_errors(one: Receipt, pack: Pack) -> Iterator[str]:
     """Say that a command which names packs or a target names others."""
     words = one.command.split()
     named = {word for word in words if re.fullmatch(r"\d+(?:_\w+)?", word)}
     target = words[words.index("--target") + 1 :][:1] if "--target" in words else ["all"]
     others = words[:1] != ["runner.py"] or (named and not any(load.matches(pack.name, word) for word in named))
     if others or target[0] not in (one.target, "all", "auto"):
-        return [f"command: {one.command[:80]!r} does not run this pack on {one.target}"]
-    return []
+        yield f"command: {one.command[:80]!r} does not run this pack on {one.target}"
 
 
-def _log_errors(one: Receipt, log: bytes | None) -> list[str]:
+def _log_errors(one: Receipt, log: bytes | None) -> Iterator[str]:
     if log is None or files.sha256_bytes(log) != one.log.sha256:
-        return [f"its log {one.log.file} is missing or has another hash"]
+        yield f"its log {one.log.file} is missing or has another hash"
+        return
     if one.log.file != f"{one.name}.{one.log.sha256[:12]}.log":
-        return [f"log: {one.log.file} is named otherwise"]
-    text, errors = log.decode("utf-8", errors="replace"), []
+        yield f"log: {one.log.file} is named otherwise"
+        return
+    text = log.decode("utf-8", errors="replace")
     for name, lane in one.lanes.items():
         _, mark, rest = text.partition(f"== {name} lane ==\n")
         lines = rest.split("\n== ")[0].splitlines()
@@ -265,12 +249,11 @@ def _log_errors(one: Receipt, log: bytes | None) -> list[str]:
         kept = {*map(terminal.visible, lines), script.CUT}
         foreign = [line for line in lane.printed.splitlines() if line.strip() and line not in kept]
         if foreign and LEFT_OUT not in rest:
-            errors.append(f"{name} lane: printed: its log has no line {foreign[0][:60]!r}")
+            yield f"{name} lane: printed: its log has no line {foreign[0][:60]!r}"
         if lane.printed and lane.printed.splitlines()[-1].partition(":")[0] != lane.script.partition(":")[0]:
-            errors.append(f"{name} lane: printed: its last line is no {lane.script[:60]}")
+            yield f"{name} lane: printed: its last line is no {lane.script[:60]}"
         if not mark or not any(line == sentinel or line.startswith(f"{sentinel} {{") for line in lines):
-            errors.append(f"its log does not say {sentinel[:60]} in the {name} lane")
-    return errors
+            yield f"its log does not say {sentinel[:60]} in the {name} lane"
 
 
 def _receipt_errors(pack: Pack, place: str, content: dict[str, bytes]) -> list[str]:
@@ -279,9 +262,10 @@ def _receipt_errors(pack: Pack, place: str, content: dict[str, bytes]) -> list[s
     except HarnessError as error:
         return [str(error)]
     folder = PurePosixPath(place).parent
-    errors = _about_pack(one, pack, place) + _log_errors(one, content.get(str(folder / one.log.file)))
-    errors += _verdict_errors(one, pack) + _module_errors(one, pack) + _host_errors(one, pack) + _time_errors(one)
-    errors += [error for name, lane in one.lanes.items() for error in _lane_errors(name, lane)]
+    errors = [*_about_pack(one, pack, place), *_command_errors(one, pack)]
+    errors += _log_errors(one, content.get(str(folder / one.log.file)))
+    errors += [*_verdict_errors(one, pack), *_module_errors(one, pack), *_host_errors(one, pack)]
+    errors += [f"{name} lane: {error}" for name, lane in one.lanes.items() for error in _lane_errors(lane)]
     if pack.contract.exists():
         errors += [f"{name} lane: it has no script" for name, lane in one.lanes.items() if not lane.script]
     errors += [f"it is STALE: {reason}" for reason in staleness.reasons(pack, one)]
@@ -300,13 +284,10 @@ def _text_errors(pack: Pack, content: dict[str, bytes]) -> list[str]:
             wanted = bundle.members(replace(pack, receipts_elsewhere=Path(folder, "receipts")))
         except HarnessError as error:
             return [str(error)]
-    texts = {name: text.encode(errors="surrogateescape") for name, text in wanted.items()}
-    missing = [f"{name}: it is missing" for name in texts if name not in content]
-    strange = [f"{name}: no bundle of this pack has it" for name in content if name not in texts]
-    differing = [
-        f"{name}: it differs from this repository's" for name, text in texts.items() if content.get(name, text) != text
-    ]
-    return missing + strange + differing
+    missing = [f"{name}: it is missing" for name in wanted if name not in content]
+    strange = [f"{name}: no bundle of this pack has it" for name in content if name not in wanted]
+    differing = [name for name, text in wanted.items() if content.get(name, text) != text]
+    return missing + strange + [f"{name}: it differs from this repository's" for name in differing]
 
 
 def errors(data: bytes, packs: list[Pack]) -> list[str]:

@@ -65,8 +65,6 @@ def gather(folders: list[Path]) -> tuple[dict[str, list[Receipt]], list[HarnessE
         places = [folder, *folder.glob("*/"), *folder.glob("*/receipts/")]
         for path in sorted({path for place in places for path in receipt.paths(place)}):
             try:
-                if not receipt.is_receipt(path):
-                    continue
                 one = receipt.load(path)
                 found.setdefault(one.pack, []).append(one)
             except HarnessError as error:

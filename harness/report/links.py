@@ -22,8 +22,6 @@ BRANCH = "main"
 #: What stands where the address belongs, in the files that a user copies lines from.
 RAW, ADDRESS = "https://RAW-URL-OF-THIS-REPOSITORY", "https://URL-OF-THIS-REPOSITORY"
 PAGE = re.compile(r"https://[\w.:-]+(?:/[\w.~-]+)+")
-#: How a text names this repository while it has no address.
-NAMELESS = "the repository of this pack"
 WRITTEN = ("README.md", "docs/nights.md", "deploy/github/reproducer-packs.yml")
 
 
@@ -37,21 +35,19 @@ def repository_url() -> str:
     return str(tool.get("reproducer-packs", {}).get("repository_url", "")).rstrip("/")
 
 
+def page(path: str) -> str:
+    """Return the URL of a file of this repository (or of a heading in it); empty while there is no address."""
+    return f"{repository_url()}/blob/{BRANCH}/{path}" if repository_url() else ""
+
+
 def to(path: str) -> str:
     """Link a file of this repository by its path in it."""
-    url = repository_url()
-    return f"[{path}]({url}/blob/{BRANCH}/{path})" if url else f"`{path}`"
+    return f"[{path}]({page(path)})" if page(path) else f"`{path}`"
 
 
 def named(text: str, path: str) -> str:
     """Link a word to a file of this repository (or a heading in it); the word alone while there is no address."""
-    url = repository_url()
-    return f"[{text}]({url}/blob/{BRANCH}/{path})" if url else text
-
-
-def project() -> str:
-    """Name this repository in a sentence."""
-    return repository_url() or NAMELESS
+    return f"[{text}]({page(path)})" if page(path) else text
 
 
 def commit(sha: str, url: str) -> str:

@@ -15,7 +15,6 @@ from harness.pack import load
 from harness.pack.model import Pack
 from harness.receipt import receipt
 from harness.receipt.figures import figure_text
-from harness.receipt.receipt import Receipt
 from harness.report import advisories, run_table
 from harness.report.run_table import RunRow
 
@@ -27,7 +26,7 @@ CONTROL = "wrong_launches_sync_threads"
 SENTENCE = (
     "**{package} {version} leaves out a barrier: a kernel of three gemms and `T.reduce_sum` gives wrong numbers in "
     "{measured} {unit}\non an {gpu}**, without an error; with the barrier put in by hand, in {control} "
-    "([pack 20](packs/20_tilelang_reduce_barrier) has the kernel)."
+    "([pack 20](packs/20_tilelang_reduce_barrier) has the kernel).\n"
 )
 #: The receipt of the run that README.md begins with.
 FIRST_RUN = ("17_liger_flce_saved_gradients", "cpu.interpreted.json")
@@ -48,11 +47,14 @@ def first_figure(folder: Path) -> str:
     pack, file, name = FIRST
     found = receipt.load(folder / pack / "receipts" / file)
     figures = {one.name: one for one in found.lanes[LaneName.PRISTINE].figures}
-    figure = figures[name]
-    upstream = found.upstream
-    named = {"gpu": found.host.gpu, "package": upstream.package, "version": upstream.version}
-    named["control"] = str(figures[CONTROL].value)
-    return SENTENCE.format(**named, measured=figure.value, unit=figure.unit) + "\n"
+    return SENTENCE.format(
+        gpu=found.host.gpu,
+        package=found.upstream.package,
+        version=found.upstream.version,
+        control=figures[CONTROL].value,
+        measured=figures[name].value,
+        unit=figures[name].unit,
+    )
 
 
 def first_run(folder: Path) -> str:
@@ -101,7 +103,6 @@ def _row(pack: Pack) -> list[str]:
 
 
 def _period(pack: Pack) -> str:
-    """Return since when a release has the bug, and where it is fixed."""
     document = advisories.document(pack)
     if document is None:
         return "-"
@@ -112,7 +113,6 @@ def _period(pack: Pack) -> str:
 
 
 def _head(pack: Pack) -> str:
-    """Return what the default branch has, and the date of the commit that was judged."""
     head = pack.definition.head
     if head is None:
         return "not judged"
@@ -121,13 +121,9 @@ def _head(pack: Pack) -> str:
 
 
 def _seen(pack: Pack) -> str:
-    """Return the strongest evidence, and the GPU."""
-    best = min(receipt.strongest(receipt.load_all(pack.receipts)).values(), key=_rank, default=None)
+    receipts = receipt.strongest(receipt.load_all(pack.receipts)).values()
+    best = min(receipts, key=lambda one: one.evidence.rank, default=None)
     return best.evidence + (f", {best.host.gpu}" if best.host.gpu else "") if best else "-"
-
-
-def _rank(one: Receipt) -> int:
-    return one.evidence.rank
 
 
 def within(readme: str, name: str, written: str) -> str:

@@ -12,16 +12,20 @@ from harness.core import markdown
 from harness.core.words import NO_EXPECTATION, Evidence, LaneName, LaneVerdict, Verdict
 from harness.lane import ordinary
 from harness.pack.model import Pack, Thread
-from harness.receipt import staleness
+from harness.receipt import staleness, strength
 from harness.receipt.receipt import Receipt
-from harness.receipt.strength import NOT_RUN_HERE
-from harness.report import patches, strong
 from harness.suites import receipt as suite_receipt
 from harness.suites.comparison import Change
 from harness.suites.receipt import SuiteReceipt
 
 THREAD = re.compile(r"https://github\.com/(?P<project>[^/]+/[^/]+)/(?:issues|pull|discussions)/(?P<number>\d+)")
 COMMIT = re.compile(r"\b[0-9a-f]{40}\b")
+PATCH_NAME = re.compile(r"[A-Za-z0-9][\w.-]*\.patch")
+INDEX = re.compile(r"(?m)^index [0-9a-f]{40}\.\.[0-9a-f]{40}.*\n")
+FILE = re.compile(r"(?m)^diff --git a/(?P<path>\S+) b/\S+$")
+CHANGED = re.compile(r"(?m)^(?:\+(?!\+\+ )|-(?!-- ))")
+#: Lines of a diff, added and removed, that stand in a report unfolded.
+MOST_INLINE = 25
 HEAD, ASK = "head:", "ask:"
 NOT_JUDGED, NOT_YET = "not judged", "(output is not recorded yet)"
 #: How a script ended that prints no sentinel.
@@ -44,8 +48,8 @@ SAID_OF_HEAD = {
 }
 
 
-class NothingStatedError(LookupError):
-    """A part was asked for that neither pack.toml nor a receipt has anything for."""
+class MissingError(LookupError):
+    """A placeholder names something that no receipt, data file or pack.toml holds."""
 
 
 @dataclass(frozen=True)
@@ -67,13 +71,12 @@ class Parts:
         """Write a part.
 
         Raises:
-            NothingStatedError: there is none of that name, or nothing to write in it.
+            MissingError: there is none of that name, or nothing to write in it.
 
         """
         parts: dict[str, Callable[[], str]] = {
             "script": self.script,
             "ending": self.ending,
-            "diff": self.diff,
             "threads": self.threads,
             "environment": self.environment,
             "verdicts": self.verdicts,
@@ -81,10 +84,10 @@ class Parts:
             "searched": self.searched,
             "since": self.since,
         }
-        if part == "diff" and rest is not None:
-            return self._diff_of(rest)
+        if part == "diff":
+            return self.diff(rest)
         if part not in parts or rest is not None:
-            raise NothingStatedError("no placeholder of that form")
+            raise MissingError("no placeholder of that form")
         return parts[part]()
 
     # --- for upstream
@@ -92,13 +95,13 @@ class Parts:
     def script(self) -> str:
         """Write reproduce.py, and what it printed on the release and with the patch."""
         if not self.pack.probe.exists():
-            raise NothingStatedError("reproduce.py is missing")
+            raise MissingError("reproduce.py is missing")
         text = self.pack.probe.read_text(encoding="utf-8")
         source = markdown.fenced(text, "python")
         one = self._shown()
         if one is None and not self.is_draft:
             again = f"runner.py run {self.pack.name} --record"
-            raise NothingStatedError(f"no receipt holds what today's script printed; record again. Next: {again}")
+            raise MissingError(f"no receipt holds what today's script printed; record again. Next: {again}")
         if one is None:
             return f"{source}\n\n{NOT_YET}"
         tree, device = f"{one.upstream.package} {_short(one.upstream.version)}", one.host.gpu or "no GPU"
@@ -118,7 +121,7 @@ class Parts:
         one = self._shown()
         verdict, _, reason = (one.lanes[LaneName.PRISTINE].script if one else "").partition(": ")
         if one is None or verdict != LaneVerdict.BUG_REPRODUCED:
-            raise NothingStatedError("the script does not fail in what is reported")
+            raise MissingError("the script does not fail in what is reported")
         runs, mark, ending = reason.partition(" runs: ")
         often, ending = (f"{runs} runs of the script below end", ending) if mark else ("the script below ends", reason)
         name = f"{one.upstream.package} {_short(one.upstream.version)}"
@@ -147,24 +150,24 @@ class Parts:
         asked = self.pack.ask_patch or self.pack.patch
         return "the patch" if one.fix is None or one.fix.name == asked.name else one.fix.name
 
-    def diff(self) -> str:
-        """Show the patch that upstream is asked to merge."""
-        path = self.pack.ask_patch or self.pack.patch
-        if not self.pack.definition.has_patch or not path.exists():
-            raise NothingStatedError("the pack has no patch")
-        return patches.shown(path)
-
-    def _diff_of(self, name: str) -> str:
-        path = self.pack.folder / name
-        if not patches.NAME.fullmatch(name) or not path.is_file():
-            raise NothingStatedError("the pack has no such patch")
-        return patches.shown(path)
+    def diff(self, name: str | None) -> str:
+        """Show the patch that upstream is asked to merge, or another by its name; folded away where it is long."""
+        path = self.pack.folder / name if name else self.pack.ask_patch or self.pack.patch
+        if name is None and not (self.pack.definition.has_patch and path.exists()):
+            raise MissingError("the pack has no patch")
+        if name is not None and not (PATCH_NAME.fullmatch(name) and path.is_file()):
+            raise MissingError("the pack has no such patch")
+        text = path.read_text(encoding="utf-8")
+        start = FILE.search(text)
+        diff = INDEX.sub("", text[start.start() :] if start else text)
+        changed, fence = len(CHANGED.findall(diff)), markdown.fenced(diff, "diff")
+        return fence if changed <= MOST_INLINE else markdown.details(f"The patch, {changed} lines", fence).strip()
 
     def since(self) -> str:
         """Say where the bug came and went, as ``versions --record`` kept it for the first target that it judged."""
         kept = sorted((self.pack.folder / "data").glob("history.*.json"))
         if not kept:
-            raise NothingStatedError(f"no release was compared. Next: runner.py versions {self.pack.name} --record")
+            raise MissingError(f"no release was compared. Next: runner.py versions {self.pack.name} --record")
         line = str(json.loads(kept[0].read_text(encoding="utf-8"))["line"])
         return f"{line[:1].upper()}{line[1:]}."
 
@@ -172,7 +175,7 @@ class Parts:
         """Write what upstream has already on the same lines, a line each."""
         found = self.pack.definition.threads
         if not found and self.pack.definition.searched is None:
-            raise NothingStatedError("pack.toml has neither [[threads]] nor searched")
+            raise MissingError("pack.toml has neither [[threads]] nor searched")
         return "\n".join([self._thread(one) for one in found] or ["No thread on the same lines was found."])
 
     def _thread(self, one: Thread) -> str:
@@ -221,15 +224,26 @@ class Parts:
         others = [name for name in self.receipts if name not in listed and ":" not in name]
         found = [name for name in listed if name in self.receipts] + others
         if not found:
-            raise NothingStatedError("there is no receipt")
+            raise MissingError("there is no receipt")
         return found
 
     def _row(self, target: str, prefixes: list[str]) -> list[str]:
         one = self.receipts[target]
-        found = strong.find(self.pack, target, one.evidence)
         cells = [self._cell(self.receipts.get(prefix + target), one.evidence) for prefix in prefixes]
-        parts = (str(found or strong.nothing(self.pack)), strong.first_sight(self.pack, target, one.evidence))
-        return [target, one.evidence, one.host.gpu or "CPU", *cells, "; ".join(filter(None, parts))]
+        found, said = strength.find(self.pack, target, one.evidence), strength.nothing(self.pack)
+        if found is not None:
+            more = f" (+{found.whole.elsewhere} elsewhere)" if found.whole.elsewhere else ""
+            stale = " STALE" if strength.is_visibly_stale(self.pack, found) else ""
+            said = f"{found.whole.killed}/{found.whole.of}{more}, {found.date}{stale}"
+        mutants = "; ".join(filter(None, (said, self._first_sight(target, one.evidence))))
+        return [target, one.evidence, one.host.gpu or "CPU", *cells, mutants]
+
+    def _first_sight(self, target: str, evidence: Evidence) -> str:
+        """Return ``7/10 at first sight``: of wrong fixes that the probe had not met; empty where there are none."""
+        found = strength.at_first_sight(self.pack, target, evidence)
+        if found is None:
+            return ""
+        return f"{found.whole.killed}/{found.whole.of} at first sight{strength.in_another_way(found, evidence)}"
 
     def _cell(self, one: Receipt | None, of_row: Evidence) -> str:
         """Write a verdict, with its evidence where that is not the row's."""
@@ -247,7 +261,7 @@ class Parts:
         lines += [f"Fixed in {definition.upstream.package} {definition.fixed_in}."] if definition.fixed_in else []
         head = definition.head
         if head is not None and head.fixed_by:
-            lines.append(f"Fixed on the default branch by {COMMIT.sub(lambda match: match[0][:12], head.fixed_by)}.")
+            lines.append(f"Fixed on the default branch by {_short(head.fixed_by)}.")
         suite = suite_receipt.load(self.pack.folder / "receipts")
         if suite is not None:
             lines += _suite(suite)
@@ -259,20 +273,21 @@ class Parts:
         measured = []
         for target in self.pack.definition.targets:
             one = self.receipts.get(target)
-            found = strong.find(self.pack, target, one.evidence) if one else None
+            found = strength.find(self.pack, target, one.evidence) if one else None
             if one is not None and found is not None:
-                more = f" ({found.elsewhere} {NOT_RUN_HERE})" if found.elsewhere else ""
-                stale = ", STALE" if found.stale else ""
-                killed = f"{found.killed} of {found.of} mutants refused{more}"
-                parts = (f"{killed}, {found.date}{stale}", strong.first_sight(self.pack, target, one.evidence))
-                measured.append(f"{target} ({one.evidence}): {', '.join(filter(None, parts))}")
-        return f"Mutation score: {'; '.join(measured) or strong.nothing(self.pack)}."
+                whole = found.whole
+                more = f" ({whole.elsewhere} {strength.NOT_RUN_HERE})" if whole.elsewhere else ""
+                stale = ", STALE" if strength.is_visibly_stale(self.pack, found) else ""
+                killed = f"{whole.killed} of {whole.of} mutants refused{more}, {found.date}{stale}"
+                parts = filter(None, (killed, self._first_sight(target, one.evidence)))
+                measured.append(f"{target} ({one.evidence}): {', '.join(parts)}")
+        return f"Mutation score: {'; '.join(measured) or strength.nothing(self.pack)}."
 
     def searched(self) -> str:
         """Say when, and for which words, upstream's threads were searched."""
         found = self.pack.definition.searched
         if found is None:
-            raise NothingStatedError("pack.toml has no searched")
+            raise MissingError("pack.toml has no searched")
         return f"Searched on {found.date} for {', '.join(f'“{query}”' for query in found.queries)}."
 
 
@@ -305,11 +320,10 @@ def _suite(suite: SuiteReceipt) -> list[str]:
     functions = {row.test.partition("[")[0] for row in added}
     before, after = (Counter(results) for results in (suite.before, suite.after))
     own = [before - Counter(row.before for row in added), after - Counter(row.after for row in added)]
-    lines = [
-        f"Upstream's own tests in {', '.join(suite.files)}: {_counted(own[0])}; with the patch, {_counted(own[1])}."
-    ]
-    if not own[0] and not own[1]:
-        lines = []
+    lines = []
+    if own[0] or own[1]:
+        files = ", ".join(suite.files)
+        lines = [f"Upstream's own tests in {files}: {_counted(own[0])}; with the patch, {_counted(own[1])}."]
     if added:
         changed = [_counted(Counter(row.before for row in added)), _counted(Counter(row.after for row in added))]
         number = f"{_several(len(functions), 'new test')}, {_several(len(added), 'case')}"

@@ -12,15 +12,17 @@ from harness.core import markdown
 from harness.core.words import Kind, LaneVerdict, Role
 from harness.receipt import figures, strength
 from harness.receipt.redaction import PrivateTextError, Scrubber
-from harness.report import links, strong
+from harness.report import links
 from harness.upstream.source import GIT_PATTERN, commit_of
 from harness.verdict import change, pack_verdict
-from harness.verdict.change import Change, Side
+from harness.verdict.change import Side
 from harness.versions.two_trees import BASE, HEAD, Compared, Trees
 
 SHA = re.compile(r"\b[0-9a-f]{40}\b")
 #: Checks of one line: more are counted.
 MOST_NAMES = 6
+#: How a text names this repository while it has no address.
+NAMELESS = "the repository of this pack"
 WORDS = "README.md#what-a-verdict-says"
 #: What a lane printed before it ended so is shown by nobody.
 UNJUDGED = (LaneVerdict.UNSUPPORTED, LaneVerdict.ERROR)
@@ -44,11 +46,9 @@ def text(found: list[Compared], trees: Trees, commits_at: str, scrub: Scrubber) 
         scrub: replaces known places, and finds what still looks private.
 
     """
-    return "\n".join(_lines(one, trees, commits_at, scrub) for one in found)
-
-
-def _lines(one: Compared, trees: Trees, commits_at: str, scrub: Scrubber) -> str:
-    return "\n".join([_verdict(one, scrub), f"- {_trees(one, trees, commits_at, scrub)}", f"- {_strength(one)}"]) + "\n"
+    return "\n".join(
+        f"{_verdict(one, scrub)}\n- {_trees(one, trees, commits_at, scrub)}\n- {_strength(one)}\n" for one in found
+    )
 
 
 def _verdict(one: Compared, scrub: Scrubber) -> str:
@@ -58,8 +58,9 @@ def _verdict(one: Compared, scrub: Scrubber) -> str:
     names = f": {_names(said.names, scrub)}" if said.names else ""
     page = one.pack.report if one.pack.report.exists() else one.pack.probe
     pack = links.to(f"packs/{one.pack.name}/{page.name}")
+    sentence = CLEANUP_SENTENCES.get(said.sentence, said.sentence) if definition.kind == Kind.CLEANUP else said.sentence
     about = f"{definition.title} ({definition.kind}, {one.target}, {one.evidence})"
-    return f"{pack}: {about}. {', '.join(words)}: **{_sentence(one, said)}**{names}."
+    return f"{pack}: {about}. {', '.join(words)}: **{sentence}**{names}."
 
 
 def _word(one: Compared, side: Side) -> str:
@@ -68,11 +69,6 @@ def _word(one: Compared, side: Side) -> str:
     else:
         word = f"`{side.verdict}`"
     return links.named(word, WORDS)
-
-
-def _sentence(one: Compared, said: Change) -> str:
-    cleanup = one.pack.definition.kind == Kind.CLEANUP
-    return CLEANUP_SENTENCES.get(said.sentence, said.sentence) if cleanup else said.sentence
 
 
 def _names(names: tuple[str, ...], scrub: Scrubber) -> str:
@@ -124,14 +120,14 @@ def _strength(one: Compared) -> str:
     """Say how strong the verdict is, what the words say, and how to see it again."""
     folder = f"packs/{one.pack.name}"
     probe = links.to(f"{folder}/{one.pack.probe.name}")
-    found = strong.find(one.pack, one.target, one.evidence)
+    found = strength.find(one.pack, one.target, one.evidence)
     if found is None:
-        said = f"Strength of {probe}: {strong.nothing(one.pack)}"
+        said = f"Strength of {probe}: {strength.nothing(one.pack)}"
     else:
         record = links.named(found.date, f"{folder}/receipts/{strength.file_name(one.target, one.evidence)}")
-        stale = ", STALE" if found.stale else ""
-        said = f"Strength: {probe} refused {found.killed} of {found.of} wrong fixes, {record}{stale}"
+        stale = ", STALE" if strength.is_visibly_stale(one.pack, found) else ""
+        said = f"Strength: {probe} refused {found.whole.killed} of {found.whole.of} wrong fixes, {record}{stale}"
     call = markdown.code(
         f"runner.py pr-verdict {one.pack.name} --base path:BASE --head path:HEAD --target {one.target}"
     )
-    return f"{said}. Again, in a clone of {links.project()}: {call}."
+    return f"{said}. Again, in a clone of {links.repository_url() or NAMELESS}: {call}."

@@ -15,12 +15,13 @@ from pathlib import Path
 from harness.core import files, markdown
 from harness.core.errors import HarnessError
 from harness.core.words import ActionKind, LaneName, LaneVerdict, Verdict
+from harness.lane.record import CheckLine, FigureLine
 from harness.pack.model import Pack
 from harness.receipt import receipt, redaction
 from harness.receipt.figures import significant
 from harness.receipt.receipt import Receipt
 from harness.receipt.redaction import Scrubber
-from harness.report.parts import ASK, HEAD, NothingStatedError, Parts
+from harness.report.parts import ASK, HEAD, MissingError, Parts
 
 PLACEHOLDER = re.compile(r"\{\{(?P<form>[a-z_]+)(?::(?P<rest>[^{}]+))?\}\}")
 LEFT_OVER = re.compile(r"\{\{|\}\}|\b(?:TODO|FIXME|TBD)\b")
@@ -55,10 +56,6 @@ OWN_WORDS = re.compile(
     re.IGNORECASE,
 )
 CODE = re.compile(r"`[^`\n]*`")
-
-
-class MissingError(LookupError):
-    """A placeholder names something that no receipt, data file or pack.toml holds."""
 
 
 def receipts_of(pack: Pack, run: Path | None = None) -> dict[str, Receipt]:
@@ -96,10 +93,9 @@ def render(pack: Pack, receipts: dict[str, Receipt] | None = None, *, is_draft: 
     if not path.exists():
         raise HarnessError(f"{pack.name}: {path.name} is missing. Next: CONTRIBUTING.md, Reports")
     try:
-        text = filled(pack, receipts or receipts_of(pack), path.read_text(encoding="utf-8"), is_draft=is_draft)
+        return filled(pack, receipts or receipts_of(pack), path.read_text(encoding="utf-8"), is_draft=is_draft)
     except MissingError as error:
         raise HarnessError(f"{pack.name}/{path.name}: {error}. Next: runner.py check {pack.name}") from None
-    return text
 
 
 def filled(pack: Pack, receipts: dict[str, Receipt], template: str, *, is_draft: bool = False) -> str:
@@ -164,22 +160,26 @@ def value(parts: Parts, form: str, rest: str | None) -> str:
         MissingError: nothing holds it.
 
     """
-    whole = f"{{{{{form}}}}}" if rest is None else f"{{{{{form}:{rest}}}}}"
     try:
-        if rest is None or form == "diff":
-            return parts.text(form, rest)
-        if form in ("data", "table"):
-            return _data(parts.pack, form, rest)
-    except NothingStatedError as error:
-        raise MissingError(f"{whole}: {error}") from None
-    prefix, place = (HEAD, rest.removeprefix(HEAD)) if rest.startswith(HEAD) else ("", rest)
-    target, _, name = place.partition(":")
+        return _value(parts, form, rest)
+    except MissingError as error:
+        whole = form if rest is None else f"{form}:{rest}"
+        raise MissingError(f"{{{{{whole}}}}}: {error}") from None
+
+
+def _value(parts: Parts, form: str, rest: str | None) -> str:
+    if rest is None or form == "diff":
+        return parts.text(form, rest)
+    if form in ("data", "table"):
+        return _data(parts.pack, form, rest)
+    prefix = HEAD if rest.startswith(HEAD) else ""
+    target, _, place = rest.removeprefix(HEAD).partition(":")
     one = parts.receipts.get(prefix + target)
     if one is None:
-        raise MissingError(f"{whole}: no receipt for {prefix + target}")
+        raise MissingError(f"no receipt for {prefix + target}")
     if form in ("figure", "number", "check"):
-        return _measured(form, one, name)
-    raise MissingError(f"{whole}: no placeholder of that form")
+        return _measured(form, one, place)
+    raise MissingError("no placeholder of that form")
 
 
 def _measured(form: str, one: Receipt, place: str) -> str:
@@ -188,10 +188,10 @@ def _measured(form: str, one: Receipt, place: str) -> str:
     lines = (record.checks if form == "check" else record.figures) if record else ()
     line = next((line for line in lines if line.name == name), None)
     if line is None:
-        raise MissingError(f"{{{{{form}:{one.target}:{name}}}}}: no such {form} in the {lane or 'pristine'} lane")
-    measured = getattr(line, "measured", None) if form == "check" else getattr(line, "value", None)
-    if form == "check" and measured is None:
-        measured = getattr(line, "reason", "") or None
+        raise MissingError(f"no such {form} in the {lane or 'pristine'} lane")
+    measured = line.value if isinstance(line, FigureLine) else line.measured
+    if isinstance(line, CheckLine) and measured is None:
+        measured = line.reason or None
     unit = f" {line.unit}" if line.unit not in ("", "1") and form != "number" else ""
     shown = f"{significant(measured)}{unit}"
     return markdown.code(shown) if isinstance(measured, str) else shown
@@ -201,7 +201,7 @@ def _data(pack: Pack, form: str, rest: str) -> str:
     name, _, keys = rest.partition(":")
     path = pack.folder / "data" / name
     if not path.is_file() or path.parent.resolve() != (pack.folder / "data").resolve():
-        raise MissingError(f"{{{{{form}:{rest}}}}}: no file data/{name}")
+        raise MissingError(f"no file data/{name}")
     text = path.read_text(encoding="utf-8")
     if form == "table":
         return text.strip()
@@ -210,20 +210,21 @@ def _data(pack: Pack, form: str, rest: str) -> str:
         try:
             found = found[int(key)] if isinstance(found, list) else found[key]
         except (KeyError, IndexError, ValueError, TypeError):
-            raise MissingError(f"{{{{{form}:{rest}}}}}: no {key} in data/{name}") from None
+            raise MissingError(f"no {key} in data/{name}") from None
     return significant(found)
 
 
 def errors(pack: Pack) -> list[str]:
     """Say what keeps report.in.md from being filled, or is wrong with its form, and whether README.md is that text."""
-    path = pack.report_template
-    if not path.exists():
-        return [f"{path.name} is missing"]
-    return list(_errors(pack, path.read_text(encoding="utf-8")))
+    return list(_errors(pack))
 
 
-def _errors(pack: Pack, template: str) -> Iterator[str]:
+def _errors(pack: Pack) -> Iterator[str]:
     name = pack.report_template.name
+    if not pack.report_template.exists():
+        yield f"{name} is missing"
+        return
+    template = pack.report_template.read_text(encoding="utf-8")
     yield from (f"{name}: {match[0]!r} is left in it" for match in LEFT_OVER.finditer(PLACEHOLDER.sub("", template)))
     yield from (f"{name}: {error}" for error in form_errors(pack, template))
     if not any(receipt.paths(pack.receipts)):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,7 +12,7 @@ from packaging.utils import canonicalize_name
 from harness.core import files
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError, UnavailableError
-from harness.core.words import SuiteVerdict, Verdict
+from harness.core.words import Role, SuiteVerdict, Verdict
 from harness.host.eligibility import evidence_here
 from harness.host.host import Host
 from harness.mutate import soundness as wrong_fixes
@@ -19,10 +20,11 @@ from harness.pack import script_text
 from harness.pack.model import Pack
 from harness.receipt import receipt, staleness
 from harness.receipt.receipt import Receipt
-from harness.report import advisories, ask, report
+from harness.report import advisories, report
 from harness.suites import receipt as suite_receipt
 from harness.upstream import patch, tree
-from harness.upstream.source import parse_source
+from harness.upstream.patch import PatchedFile
+from harness.upstream.source import of_git, parse_source
 from harness.upstream.tree import Tree
 
 SOURCE_FOLDERS_REFUSED = re.compile(r"(?:^|/)(?:tests?|docs?|\.github)/")
@@ -47,13 +49,16 @@ class Checker:
 
     def findings(self) -> list[Finding]:
         """List everything that is wrong with the pack, all at once."""
-        receipts, errors = self._receipts()
-        errors += self._probe(receipts) + self._patch_text() + self._patch_on_tree() + report.errors(self.pack)
-        errors += ask.missing_files(self.pack) + ask.check_errors(self.pack) + self._workaround()
+        every, errors = self._receipts()
+        own = [one for path, one in every.items() if path.parent == self.pack.receipts]
+        asked = [one for path, one in every.items() if path.parent == self.pack.receipts / "ask"]
+        errors += self._probe(own) + self._patch_text() + self._patch_on_tree() + report.errors(self.pack)
+        errors += self._other_patches() + self._ask_checks([*every.values()]) + self._workaround()
         wrong, warnings = wrong_fixes.errors(self.pack, self._pristine())
-        found = [Finding(self.pack.name, text) for text in (*errors, *wrong)] + self._states(receipts)
+        found = [Finding(self.pack.name, text) for text in (*errors, *wrong)] + self._without_receipt(own)
+        found += self._stale(own)
         found += [Finding(self.pack.name, text, warning=True) for text in warnings]
-        return found + self._ask_on_tree() + self._ask_receipts() + self._suite_receipt()
+        return found + self._ask_on_tree() + self._stale(asked, is_asked=True) + self._suite_receipt()
 
     def _pristine(self) -> Tree | None:
         """Return the pinned tree; None where it cannot be had."""
@@ -88,27 +93,32 @@ class Checker:
         return found
 
     def _ask_on_tree(self) -> list[Finding]:
+        """Say why the patch does not apply to the tree that [ask] names."""
+        asked, path, upstream = self.pack.definition.ask, self.pack.ask_patch, self.pack.definition.upstream
+        if asked is None or path is None or not path.exists():
+            return []
         try:
-            stale = ask.stale(self.pack, self.cache)
+            pristine = tree.materialize(self.cache, upstream, of_git(asked.origin))
+            patch.apply(self.cache, pristine, upstream, path, exact=True)
         except UnavailableError as error:
             return [Finding(self.pack.name, f"ask.patch was not tried: {error}", warning=True)]
-        return [Finding(self.pack.name, stale)] if stale else []
+        except patch.StalePatchError as error:
+            return [Finding(self.pack.name, f"{path.name} does not apply to ask.origin: {error}")]
+        return []
 
-    def _ask_receipts(self) -> list[Finding]:
-        found = []
-        for path in receipt.paths(self.pack.receipts / "ask"):
-            try:
-                one = receipt.load(path)
-            except HarnessError:
-                continue  # told with the other receipts
-            why = ask.receipt_errors(self.pack, one)
-            text = f"ask/{one.name}: STALE: {'; '.join(why)}. Next: runner.py run {self.pack.name} --upstream ask"
-            warning = not staleness.rerunnable(self.pack, one, self.host)
-            found += [Finding(self.pack.name, text, warning=warning)] if why else []
-        return found
+    def _ask_checks(self, receipts: list[Receipt]) -> list[str]:
+        """Name what [ask] calls a check and no receipt knows as a defect check, where there are receipts."""
+        asked, lanes = self.pack.definition.ask, [lane for one in receipts for lane in one.lanes.values()]
+        known = {check.name for lane in lanes for check in lane.checks if check.role == Role.DEFECT}
+        return [
+            f"ask.checks: no defect check of a receipt matches {glob!r}"
+            for glob in (asked.checks if asked else ())
+            if known and not any(fnmatch.fnmatchcase(name, glob) for name in known)
+        ]
 
-    def _receipts(self) -> tuple[list[Receipt], list[str]]:
-        found, errors = [], []
+    def _receipts(self) -> tuple[dict[Path, Receipt], list[str]]:
+        found: dict[Path, Receipt] = {}
+        errors: list[str] = []
         loose = set(self.pack.receipts.rglob("*.log"))
         for path in filter(receipt.is_receipt, sorted(self.pack.receipts.rglob("*.json"))):
             try:
@@ -119,8 +129,7 @@ class Checker:
                 continue
             errors += _receipt_errors(self.pack, path, one)
             loose.discard(path.with_name(one.log.file))
-            if path.parent == self.pack.receipts:
-                found.append(one)
+            found[path] = one
         for log in sorted(loose):
             errors.append(f"{log.relative_to(self.pack.folder).as_posix()}: no receipt names it. Next: remove it")
         return found, errors
@@ -145,10 +154,25 @@ class Checker:
         errors = []
         if not self.pack.patch.exists():
             errors.append(f"{self.pack.patch.name} is missing")
-        patches = [self.pack.patch, self.pack.own_head_patch, *([self.pack.ask_patch] if self.pack.ask_patch else [])]
-        for path in (one for one in patches if one.exists()):
+        for path in (self.pack.patch, self.pack.own_head_patch, self.pack.ask_patch):
+            if path is None or not path.exists():
+                continue
             text = path.read_text(encoding="utf-8", errors="replace")
             errors += [f"{path.name}: {error}" for error in patch_errors(text, self.pack)]
+        return errors
+
+    def _other_patches(self) -> list[str]:
+        """Name the patches that the folder lacks, and what is wrong with upstream_test.patch."""
+        suite, test = self.pack.definition.upstream_tests, self.pack.upstream_test_patch
+        wanted = dict.fromkeys([self.pack.ask_patch, self.pack.suite_patch(suite) if suite else None])
+        missing = [path for path in wanted if path and path != self.pack.patch and not path.exists()]
+        errors = [f"{path.name} is missing" for path in missing]
+        if test.exists():
+            if suite is None:
+                errors.append(f"{test.name}: pack.toml has no [upstream_tests] that says where it applies")
+            listed = patch.parse(test.read_text(encoding="utf-8", errors="replace"))
+            errors += [] if listed else [f"{test.name}: it names no file"]
+            errors += [f"{test.name}: {error}" for error in _abbreviated(listed)]
         return errors
 
     def _patch_on_tree(self) -> list[str]:
@@ -170,24 +194,41 @@ class Checker:
             if pristine.path_here(path, upstream.source_root) not in changed
         ]
 
-    def _states(self, receipts: list[Receipt]) -> list[Finding]:
-        best = receipt.strongest(receipts)
+    def _without_receipt(self, receipts: list[Receipt]) -> list[Finding]:
+        seen = {one.target for one in receipts}
+        again = f"no receipt. Next: runner.py run {self.pack.name} --target"
+        return [
+            Finding(self.pack.name, f"{name}: {again} {name}", warning=evidence_here(self.host, name, target) is None)
+            for name, target in self.pack.definition.targets.items()
+            if name not in seen
+        ]
+
+    def _stale(self, receipts: list[Receipt], *, is_asked: bool = False) -> list[Finding]:
+        """Say which receipts are STALE: a warning where this host cannot make them anew."""
         findings = []
-        for name, target in self.pack.definition.targets.items():
-            found = best.get(name)
-            here = evidence_here(self.host, name, target)
-            if found is None:
-                text = f"{name}: no receipt. Next: runner.py run {self.pack.name} --target {name}"
-                findings.append(Finding(self.pack.name, text, warning=here is None))
         for one in receipts:
-            why = staleness.reasons(self.pack, one)
-            if why:
-                text = (
-                    f"{one.name}: STALE: {'; '.join(why)}. Next: runner.py run {self.pack.name} --target {one.target}"
-                )
-                warning = not staleness.rerunnable(self.pack, one, self.host)
-                findings.append(Finding(self.pack.name, text, warning=warning))
+            why = _ask_reasons(self.pack, one) if is_asked else staleness.reasons(self.pack, one)
+            option = "--upstream ask" if is_asked else f"--target {one.target}"
+            name = f"ask/{one.name}" if is_asked else one.name
+            text = f"{name}: STALE: {'; '.join(why)}. Next: runner.py run {self.pack.name} {option}"
+            warning = not staleness.rerunnable(self.pack, one, self.host)
+            findings += [Finding(self.pack.name, text, warning=warning)] if why else []
         return findings
+
+
+def _ask_reasons(pack: Pack, one: Receipt) -> list[str]:
+    """Say where a receipt of the patch that upstream is asked to merge speaks of something else than pack.toml."""
+    asked = pack.definition.ask
+    if asked is None or not asked.patch:
+        return ["pack.toml asks for no patch"]
+    found = staleness.reasons(pack, one)
+    found += ["ask.origin changed"] if one.upstream.commit != of_git(asked.origin).value else []
+    return found + (["ask.checks changed"] if one.about != asked.checks else [])
+
+
+def _abbreviated(listed: tuple[PatchedFile, ...]) -> list[str]:
+    short = [one.path for one in listed if not one.after]
+    return [f"{path}: its index line is abbreviated; use git diff --full-index" for path in short]
 
 
 def _receipt_errors(pack: Pack, path: Path, one: Receipt) -> list[str]:
@@ -227,13 +268,10 @@ def _pin_errors(pack: Pack, pins: dict[str, str], receipts: list[Receipt]) -> li
     ]
     seen = {(one.host.torch.partition("+")[0], one.host.triton) for one in receipts}
     pinned = (pins.get("torch", ""), pins.get("triton", ""))
-    if seen and any(pinned) and not any(_agrees(pinned, one) for one in seen):
+    agreeing = [one for one in seen if all(want in ("", found) for want, found in zip(pinned, one, strict=True))]
+    if seen and any(pinned) and not agreeing:
         errors.append(f"reproduce.py: no receipt was made with its header's torch {pinned[0]} and triton {pinned[1]}")
     return errors
-
-
-def _agrees(pinned: tuple[str, str], seen: tuple[str, str]) -> bool:
-    return all(not want or want == found for want, found in zip(pinned, seen, strict=True))
 
 
 def patch_errors(text: str, pack: Pack) -> list[str]:
@@ -249,9 +287,7 @@ def patch_errors(text: str, pack: Pack) -> list[str]:
     listed = patch.parse(text)
     if not listed or body.count("\ndiff --git ") + 1 != len(listed):
         errors.append("some file of it cannot be read (binary, renamed?)")
-    errors += [
-        f"{one.path}: its index line is abbreviated; use git diff --full-index" for one in listed if not one.after
-    ]
+    errors += _abbreviated(listed)
     errors += [f"{one.path} is no source" for one in listed if SOURCE_FOLDERS_REFUSED.search(one.path)]
     return errors
 

@@ -92,15 +92,17 @@ def _judged(lane: Lane, run: LaneRun) -> tuple[LaneVerdict, str]:
     verdict, reason = of_two_files(run.script, found.checks)
     abnormal = abnormal_end(run.ended, lane.timeout)
     abnormal += f" in {found.running}" if abnormal and found.running else ""
-    mute = (f"check {one.name!r} is not judged and gives no reason" for one in found.checks if _is_mute(one))
     failed = run.script.reason if verdict == run.script.verdict == LaneVerdict.ERROR else ""
     foreign = () if verdict == LaneVerdict.UNSUPPORTED else _foreign(lane, run)
-    problem = next(filter(None, (run.problem, abnormal, failed, *found.problems, *mute, *foreign)), "")
+    problem = next(filter(None, (run.problem, abnormal, failed, *found.problems, *mute(found.checks), *foreign)), "")
     return (LaneVerdict.ERROR, problem) if problem else (verdict, reason)
 
 
-def _is_mute(check: CheckLine) -> bool:
-    return check.ok is None and not check.reason
+def mute(checks: tuple[CheckLine, ...]) -> list[str]:
+    """Name the checks that are not judged and do not say why."""
+    return [
+        f"check {one.name!r} is not judged and gives no reason" for one in checks if one.ok is None and not one.reason
+    ]
 
 
 def raised(log: Path) -> str:
@@ -134,16 +136,15 @@ def _foreign(lane: Lane, run: LaneRun) -> list[str]:
     loaded = set()
     for line in run.loaded:
         inside = _inside(Path(line.file), lane.tree.folder)
-        if inside is not None and line.module.split(".")[0] not in lane.modules:
-            loaded.add(inside)  # loaded by its path, under another name
-        elif line.module.split(".")[0] not in lane.modules:
+        is_under_test = line.module.split(".")[0] in lane.modules
+        if inside is None and not is_under_test:
             problems.append(f"{line.module} is none of the modules under test ({', '.join(lane.modules)})")
         elif inside is None:
             problems.append(f"{line.module} was loaded from outside the lane's tree: {line.file}")
-        elif lane.tree.entries.get(inside) != line.sha256:
+        elif is_under_test and lane.tree.entries.get(inside) != line.sha256:
             problems.append(f"{line.module} has another hash than {inside} in the lane's tree")
         else:
-            loaded.add(inside)
+            loaded.add(inside)  # of another package: by its path, under another name
     problems += [f"{path} was never loaded" for path in lane.must_load if path not in loaded]
     return problems
 

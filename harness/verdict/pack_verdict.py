@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fnmatch
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
@@ -72,19 +73,15 @@ def asked(pristine: LaneRecord, patched: LaneRecord, about: tuple[str, ...]) -> 
     wanted = chosen(before, about)
     if not wanted:
         return Judgement(Verdict.ERROR, f"no defect check that was judged matches {', '.join(about)}")
-    already = sorted(name for name in wanted if before[name])
-    if already:
-        return Judgement(Verdict.ERROR, f"right without the patch already: {', '.join(already)}")
-    gone = sorted(before.keys() - after.keys())
-    if gone:
-        return Judgement(Verdict.ERROR, f"not judged in the patched lane: {', '.join(gone)}")
-    worse = sorted(name for name, right in before.items() if right and not after[name])
-    if worse:
-        return Judgement(Verdict.PATCH_BREAKS, f"right without the patch, wrong with it: {', '.join(worse)}")
-    still = sorted(name for name in wanted if not after[name])
-    if still:
-        return Judgement(Verdict.FIX_INEFFECTIVE, f"still wrong: {', '.join(still)}")
-    return Judgement(Verdict.CONFIRMED)
+    worse = {name for name, right in before.items() if right and not after.get(name)}
+    problems = (
+        (Verdict.ERROR, "right without the patch already", {name for name in wanted if before[name]}),
+        (Verdict.ERROR, "not judged in the patched lane", before.keys() - after.keys()),
+        (Verdict.PATCH_BREAKS, "right without the patch, wrong with it", worse),
+        (Verdict.FIX_INEFFECTIVE, "still wrong", {name for name in wanted if not after.get(name)}),
+    )
+    found = (Judgement(verdict, f"{why}: {', '.join(sorted(names))}") for verdict, why, names in problems if names)
+    return next(found, Judgement(Verdict.CONFIRMED))
 
 
 def unlike_checks(pristine: LaneRecord, patched: LaneRecord, about: tuple[str, ...] = ()) -> list[str]:
@@ -169,8 +166,6 @@ def repeated(judgements: list[Judgement]) -> tuple[Judgement, int]:
     if len(agreeing) == len(judgements):
         common = set.intersection(*(set(judgement.claims) for judgement in judgements))
         return replace(last, claims=tuple(claim for claim in last.claims if claim in common)), len(agreeing)
-    counts: dict[str, int] = {}
-    for judgement in judgements:
-        counts[judgement.verdict] = counts.get(judgement.verdict, 0) + 1
+    counts = Counter(str(judgement.verdict) for judgement in judgements)
     text = ", ".join(f"{word} {count}/{len(judgements)}" for word, count in sorted(counts.items()))
     return Judgement(Verdict.ERROR, f"the runs differ: {text}"), max(counts.values())

@@ -7,15 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from testing import toys
 from testing.workbench import Workbench
 
 EQUIVALENT = '[[equivalent]]\nname = "{}"\nreason = "Nobody adds up nothing."\n'
-
-
-def _edit(path: Path, old: str, new: str) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new), encoding="utf-8")
 
 
 def _lay(workbench: Workbench, behaviour: str) -> Path:
@@ -46,17 +41,17 @@ def test_every_table_shows_the_strength_and_no_reader_takes_it_for_a_receipt(wor
 
 def test_a_record_is_stale_when_what_it_speaks_of_changed(workbench: Workbench) -> None:
     pack = _lay(workbench, "42_refuses_wrong_fixes")
-    _edit(pack / "contract.py", "2.0, 3.0]", "2.0, 4.0]")
+    toys.replace(pack / "contract.py", "2.0, 3.0]", "2.0, 4.0]")
     assert "STALE: the script or the contract changed" in workbench.run("list").stdout
-    _edit(pack / "contract.py", "2.0, 4.0]", "2.0, 3.0]")
-    _edit(pack / "mutants/adds_the_weight.patch", "value + weight", "value - weight")
+    toys.replace(pack / "contract.py", "2.0, 4.0]", "2.0, 3.0]")
+    toys.replace(pack / "mutants/adds_the_weight.patch", "value + weight", "value - weight")
     assert "adds_the_weight.patch: it does not fit the release with fix.patch: " in _check(workbench)
     assert workbench.run("mutate", "--rebase").returncode == 0
     assert "STALE: its own wrong fixes changed" in _check(workbench)
-    _edit(pack / "mutants/adds_the_weight.patch", "value - weight", "value + weight")
+    toys.replace(pack / "mutants/adds_the_weight.patch", "value - weight", "value + weight")
     assert workbench.run("mutate", "--rebase").returncode == 0
     assert "STALE" not in _check(workbench)
-    _edit(pack / "pack.toml", "generated = 0", "generated = 1")
+    toys.replace(pack / "pack.toml", "generated = 0", "generated = 1")
     assert "STALE: pack.toml states another sample" in _check(workbench)
 
 

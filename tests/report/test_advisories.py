@@ -16,6 +16,7 @@ from harness.pack import judges, load
 from harness.pack.model import Pack
 from harness.receipt.receipt import to_json
 from harness.report import advisories
+from testing import toys
 from testing import workbench as benches
 from testing.workbench import REPOSITORY, Workbench
 
@@ -75,10 +76,7 @@ def _document(bench: Workbench) -> dict[str, Any]:
 
 
 def _edit(bench: Workbench, old: str, new: str) -> None:
-    path = bench.packs / "01_confirmed/pack.toml"
-    text = path.read_text(encoding="utf-8")
-    assert old in text
-    path.write_text(text.replace(old, new, 1), encoding="utf-8")
+    toys.replace(bench.packs / "01_confirmed/pack.toml", old, new)
 
 
 def _valid(document: object, schema: Path = SCHEMA) -> None:

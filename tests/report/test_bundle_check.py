@@ -84,41 +84,32 @@ def _forged(honest: dict[str, bytes], lie: Callable[[Document], None], log: tupl
     return _zipped(_with_manifest(content))
 
 
+def _at(document: Document, keys: list[str]) -> Any:  # noqa: ANN401 - any value of a receipt
+    """Return what lies in a receipt behind these keys and numbers."""
+    place: Any = document
+    for key in keys:
+        place = place[int(key)] if isinstance(place, list) else place[key]
+    return place
+
+
 def _set(path: str, value: object, /) -> Callable[[Document], None]:
     """Return the lie that a value of the receipt is another; `path` names it by keys and numbers."""
-
-    def lie(document: Document) -> None:
-        *parents, last = path.split(".")
-        place: Any = document
-        for key in parents:
-            place = place[int(key)] if isinstance(place, list) else place[key]
-        if isinstance(place, list):
-            place[int(last)] = value
-        else:
-            place[last] = value
-
-    return lie
+    *parents, last = path.split(".")
+    return lambda document: _at(document, parents).update({last: value})
 
 
 def _drop(path: str) -> Callable[[Document], None]:
+    *parents, last = path.split(".")
+
     def lie(document: Document) -> None:
-        *parents, last = path.split(".")
-        place: Any = document
-        for key in parents:
-            place = place[int(key)] if isinstance(place, list) else place[key]
+        place = _at(document, parents)
         del place[int(last) if isinstance(place, list) else last]
 
     return lie
 
 
 def _twice(path: str) -> Callable[[Document], None]:
-    def lie(document: Document) -> None:
-        place: Any = document
-        for key in path.split("."):
-            place = place[key]
-        place.append(place[0])
-
-    return lie
+    return lambda document: _at(document, path.split(".")).append(_at(document, [*path.split("."), "0"]))
 
 
 def _swapped(document: Document) -> None:
@@ -178,6 +169,10 @@ RECEIPTS: dict[str, tuple[Callable[[Document], None], str]] = {
         _set("host.gpus", [{"name": "H100", "memory": 1, "compute_capability": "9.0"}]),
         "host.gpus",
     ),
+    "a strength of nobody": (
+        _set("strength", {"killed": 9, "of": 9, "unjudged": 0, "seed": 1, "date": "2026-11-21"}),
+        "strength: it is null",
+    ),
     "more ranks": (_set("ranks", 8), "ranks: pack.toml states"),
     "no ranks": (_set("ranks", 0), "ranks: pack.toml states"),
     "a command for another pack": (
@@ -227,13 +222,6 @@ RECEIPTS: dict[str, tuple[Callable[[Document], None], str]] = {
 }
 
 
-@pytest.mark.parametrize("name", RECEIPTS)
-def test_a_forged_receipt_is_refuted(honest: dict[str, bytes], pack: Pack, name: str) -> None:
-    lie, words = RECEIPTS[name]
-    found = bundle_check.errors(_forged(honest, lie), [pack])
-    assert any(words in error for error in found), found
-
-
 LOGS = {
     "no sentinel": ("FIX_VALIDATED", "done", "its log does not say FIX_VALIDATED in the patched lane"),
     "no patched lane": ("== patched lane ==", "==", "its log does not say FIX_VALIDATED in the patched lane"),
@@ -241,11 +229,21 @@ LOGS = {
 }
 
 
+def _refute(data: bytes, pack: Pack, words: str) -> None:
+    found = bundle_check.errors(data, [pack])
+    assert any(words in error for error in found), found
+
+
+@pytest.mark.parametrize("name", RECEIPTS)
+def test_a_forged_receipt_is_refuted(honest: dict[str, bytes], pack: Pack, name: str) -> None:
+    lie, words = RECEIPTS[name]
+    _refute(_forged(honest, lie), pack, words)
+
+
 @pytest.mark.parametrize("name", LOGS)
 def test_a_forged_log_is_refuted(honest: dict[str, bytes], pack: Pack, name: str) -> None:
     old, new, words = LOGS[name]
-    found = bundle_check.errors(_forged(honest, lambda _: None, (old, new)), [pack])
-    assert any(words in error for error in found), found
+    _refute(_forged(honest, lambda _: None, (old, new)), pack, words)
 
 
 def _replaced(honest: dict[str, bytes], name: str, old: str, new: str) -> bytes:
@@ -329,8 +327,7 @@ BUNDLES: dict[str, tuple[Callable[[dict[str, bytes]], bytes], str]] = {
 @pytest.mark.parametrize("name", BUNDLES)
 def test_a_forged_bundle_is_refuted(honest: dict[str, bytes], pack: Pack, name: str) -> None:
     forge, words = BUNDLES[name]
-    found = bundle_check.errors(forge(honest), [pack])
-    assert any(words in error for error in found), found
+    _refute(forge(honest), pack, words)
 
 
 def test_no_flipped_bit_raises(honest: dict[str, bytes], pack: Pack) -> None:
@@ -357,7 +354,3 @@ def test_an_honest_bundle_holds_and_a_forged_one_is_refuted_line_by_line(
 def test_the_same_pack_gives_the_same_bytes(bench: Workbench) -> None:
     bench.run("report", TOY, "--bundle", str(bench.folder / "again.zip"))
     assert (bench.folder / "again.zip").read_bytes() == (bench.folder / "sent.zip").read_bytes()
-
-
-def test_there_are_sixty_forgeries_at_least() -> None:
-    assert len(RECEIPTS) + len(LOGS) + len(BUNDLES) >= 60

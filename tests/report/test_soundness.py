@@ -4,17 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from pathlib import Path
 
 import pytest
 
+from testing import toys
 from testing.workbench import Workbench
-
-
-def _edit(path: Path, old: str, new: str) -> None:
-    text = path.read_text()
-    assert old in text
-    path.write_text(text.replace(old, new))
 
 
 @pytest.mark.parametrize(
@@ -61,7 +55,7 @@ def _edit(path: Path, old: str, new: str) -> None:
 def test_each_rule_is_held(workbench: Workbench, file: str, old: str, new: str, reason: str) -> None:
     pack = workbench.lay("01_confirmed")
     workbench.recorded()
-    _edit(pack / file, old, new)
+    toys.replace(pack / file, old, new)
     ended = workbench.run("check")
     assert ended.returncode == 1, ended.stdout
     assert reason in ended.stdout
