@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
-from testing import mirrors, toys
+from testing import histories, mirrors, toys
 from testing.package_index import Shelf, served
 from testing.workbench import Workbench
 
@@ -53,6 +54,27 @@ def test_every_verb_knows_a_pinned_commit(workbench: Workbench) -> None:
     filled = workbench.run("fetch", "--cache", str(workbench.folder / "filled"), *places)
     assert filled.returncode == 0, filled.stderr
     assert workbench.rows("--cache", str(workbench.folder / "filled"))[0] == 0
+
+
+def test_a_commit_is_laid_out_once(workbench: Workbench) -> None:
+    _pinned(workbench)
+    workbench.gives(0, "CONFIRMED", "--mirrors", str(workbench.folder / "mirrors"))
+    shutil.rmtree(workbench.cache / "git")
+    workbench.gives(0, "CONFIRMED")
+
+
+def test_a_tag_is_no_commit(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    source = workbench.folder / "source"
+    mirrors.repository(source, {})
+    histories.git(source, "tag", "-a", "-m", "a tag", "v1")
+    tag = histories.git(source, "rev-parse", "v1")
+    mirror = mirrors.mirror(workbench.folder / "mirrors", source, [])
+    histories.git(mirror, "fetch", "-q", source.as_uri(), "v1:refs/tags/v1")
+    row = workbench.gives(
+        1, "ERROR", "--upstream", f"git+{mirrors.URL}@{tag}", "--mirrors", str(workbench.folder / "mirrors")
+    )
+    assert "the name of a tag" in str(row), row
 
 
 def test_wrong_fixes_are_judged_on_a_commit_that_only_a_mirror_has(workbench: Workbench) -> None:
