@@ -67,8 +67,8 @@ class Lane:
     modules: tuple[str, ...]  # the import names of the modules under test
     #: files of the tree that the lane has to load, or its verdict is about something else
     must_load: tuple[str, ...]
-    #: files of the tree that the patch changes and the target runs: which tree they are of is recorded
-    changed: tuple[str, ...]
+    #: files of the tree that the target runs, and that the patch changes where there is one: their hashes are recorded
+    recorded: tuple[str, ...]
     claims: tuple[str, ...]  # the words that the contract may claim
     timeout: float  # in seconds
     #: the GPUs it sees where it executes, as CUDA_VISIBLE_DEVICES names them; None: what the host shows

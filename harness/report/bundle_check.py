@@ -28,7 +28,8 @@ from harness.pack.model import Pack
 from harness.receipt import receipt, staleness
 from harness.receipt.receipt import Receipt
 from harness.report import bundle
-from harness.upstream import dependencies
+from harness.upstream import dependencies, patch
+from harness.upstream.patch import PatchedFile
 from harness.verdict import lane_verdict, pack_verdict
 
 MOST_MEMBERS = 500
@@ -162,11 +163,20 @@ def _module_errors(one: Receipt, pack: Pack) -> Iterator[str]:
                 yield f"{name} lane: {line.module} ({line.file[:80]}) is no module under test of the tree"
             if hashes.setdefault((name, line.file), line.sha256) != line.sha256:
                 yield f"{name} lane: {line.file} has two hashes"
+    for file in _patched_files(one, pack) if len(one.lanes) == len(LaneName) else ():
+        before, after = (
+            hashes.get((name, f"$TREE/{file.path}")) or _by_end(hashes, name, file.path) for name in LaneName
+        )
+        if after is None or before == after or (before is None and file.before != patch.NO_BLOB):
+            yield f"{file.path}: the lanes did not load two versions of it"
+
+
+def _patched_files(one: Receipt, pack: Pack) -> list[PatchedFile]:
+    """List the files that the target has to load and that the patch of a receipt changes."""
     target = pack.definition.targets.get(one.target)
-    for path in target.loads if target and len(one.lanes) == len(LaneName) else ():
-        files_of = [hashes.get((name, f"$TREE/{path}")) or _by_end(hashes, name, path) for name in LaneName]
-        if None in files_of or files_of[0] == files_of[1]:
-            yield f"{path}: the lanes did not load two versions of it"
+    path = pack.folder / one.fix.name if one.fix else pack.patch
+    text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
+    return [file for file in patch.parse(text) if target and file.path in target.loads]
 
 
 def _by_end(hashes: dict[tuple[str, str], str], lane: str, path: str) -> str | None:
@@ -203,7 +213,6 @@ def _about_pack(one: Receipt, pack: Pack, place: str) -> Iterator[str]:
     upstream, definition = pack.definition.upstream, pack.definition
     stated = {
         "pack": (one.pack, pack.name),
-        "title": (one.title, definition.title),
         "kind": (one.kind, definition.kind),
         "upstream.package": (one.upstream.package, upstream.package),
         "its name": (PurePosixPath(place).stem, one.name),

@@ -157,7 +157,8 @@ class Runner:
         return replace(base, record=record, log=log, seconds=seconds)
 
     def _lane(self, task: Task, prepared: Prepared, source: Tree, timeout: float) -> Lane:
-        cell = task.cell
+        cell, root = task.cell, task.cell.pack.definition.upstream.source_root
+        loads = tuple(source.path_here(path, root) for path in cell.stated.loads)
         return Lane(
             name=task.lane,
             probe=cell.pack.probe,
@@ -169,7 +170,7 @@ class Runner:
             evidence=cell.known_evidence,
             modules=cell.pack.definition.upstream.modules,
             must_load=prepared.must_load if task.lane == LaneName.PATCHED else (),
-            changed=prepared.must_load,
+            recorded=prepared.must_load or loads,
             claims=cell.pack.definition.claims,
             timeout=timeout,
             cancel=self.cancel,

@@ -82,9 +82,9 @@ def record_of(lane: Lane, run: LaneRun) -> LaneRecord:
 
 
 def _kept(lane: Lane, loaded: tuple[UpstreamLine, ...]) -> tuple[UpstreamLine, ...]:
-    """Return what a record keeps of the modules: those of the changed files, and the packages under test themselves."""
-    changed = {str(lane.tree.folder / path) for path in lane.changed}
-    return tuple(line for line in loaded if line.module in lane.modules or line.file in changed)
+    """Return what a record keeps of the modules: those of such files, and the packages under test themselves."""
+    files = {str(lane.tree.folder / path) for path in lane.recorded}
+    return tuple(line for line in loaded if line.module in lane.modules or line.file in files)
 
 
 def _judged(lane: Lane, run: LaneRun) -> tuple[LaneVerdict, str]:

@@ -12,8 +12,10 @@ from pathlib import Path
 import pytest
 
 from harness.core import git
+from harness.core.errors import HarnessError
 from harness.pack import load, script_text
 from harness.pack.model import Pack
+from harness.report import bundle, bundle_check, report
 from testing.workbench import REPOSITORY, unpacked
 
 PACKS = [load.load_pack(folder) for folder in sorted((REPOSITORY / "packs").glob("*_*"))]
@@ -37,6 +39,17 @@ def test_the_readme_lists_the_pack(one: Pack) -> None:
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     assert f"(packs/{one.name})" in text
     assert one.definition.upstream.version in text
+
+
+@pytest.mark.parametrize("one", PACKS, ids=lambda one: one.name)
+def test_its_bundle_is_made_and_holds(one: Pack) -> None:
+    try:
+        sent = bundle.build(one, report.scrubber(one))
+    except HarnessError as error:
+        if "STALE" not in str(error):
+            raise
+        pytest.skip(str(error))
+    assert bundle_check.errors(sent, PACKS) == []
 
 
 def test_the_three_patches_for_mamba_apply_in_series(tmp_path: Path) -> None:

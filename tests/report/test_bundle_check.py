@@ -150,7 +150,6 @@ RECEIPTS: dict[str, tuple[Callable[[Document], None], str]] = {
     "a figure twice": (_twice("lanes.patched.figures"), "stands there twice"),
     "another pack": (_set("pack", "01_confirmed"), "pack: 01_confirmed"),
     "a pack that climbs": (_set("pack", "../60"), "pack: ../60"),
-    "another title": (_set("title", "Another bug"), "title: Another bug"),
     "another kind": (_set("kind", "crash"), "kind: crash"),
     "another package": (_set("upstream.package", "torch"), "upstream.package: torch"),
     "another release": (_set("upstream.version", "2.0"), "upstream.version: 2.0"),
@@ -343,12 +342,19 @@ def test_an_honest_bundle_holds_and_a_forged_one_is_refuted_line_by_line(
     ended = bench.run("check", "--bundle", str(bench.folder / "sent.zip"))
     assert (ended.returncode, ended.stdout.strip()) == (0, "sent.zip: it holds"), ended.stdout
     forged = bench.folder / "forged.zip"
-    forged.write_bytes(_forged(honest, _set("title", "\x1b[2J")))
+    forged.write_bytes(_forged(honest, _set("kind", "\x1b[2J")))
     ended = bench.run("check", "--bundle", str(forged))
     assert ended.returncode == 1
     assert "refuted: " in ended.stdout
     assert ended.stderr == ""
     assert bench.run("check", "--bundle", str(bench.folder / "absent.zip")).returncode == 2
+
+
+def test_a_pack_may_be_named_otherwise_than_when_it_was_judged(bench: Workbench, honest: dict[str, bytes]) -> None:
+    renamed = bench.folder / "renamed.zip"
+    renamed.write_bytes(_forged(honest, _set("title", "Another title")))
+    ended = bench.run("check", "--bundle", str(renamed))
+    assert (ended.returncode, ended.stdout.strip()) == (0, "renamed.zip: it holds"), ended.stdout
 
 
 def test_the_same_pack_gives_the_same_bytes(bench: Workbench) -> None:

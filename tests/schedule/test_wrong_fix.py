@@ -35,7 +35,7 @@ def _lane(tree: Tree) -> Lane:
         evidence=Evidence.TRACED,
         modules=(),
         must_load=(),
-        changed=(),
+        recorded=(),
         claims=(),
         timeout=1.0,
     )
