@@ -106,20 +106,20 @@ def _require_whole(folder: Path, branch: str) -> None:
     """Refuse what is no checkout, has changes or something unfinished in it, or has the branch already."""
     top = _git(folder, "rev-parse", "--show-toplevel") if folder.is_dir() else None
     if top is None or top.returncode != 0 or Path(top.stdout.rstrip("\n")).resolve() != folder:
-        raise HarnessError(f"--checkout {folder}: not the top of a git checkout. Next: git clone the upstream")
+        raise HarnessError(f"--pr {folder}: not the top of a git checkout. Next: git clone the upstream")
     if _git(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}").returncode != 0:
-        raise HarnessError(f"--checkout {folder}: it has no commit. Next: git clone the upstream")
+        raise HarnessError(f"--pr {folder}: it has no commit. Next: git clone the upstream")
     for unfinished in UNFINISHED:
         if (folder / _answer(folder, "rev-parse", "--git-path", unfinished)).exists():
-            raise HarnessError(f"--checkout {folder}: {unfinished} says that something is unfinished. Next: git status")
+            raise HarnessError(f"--pr {folder}: {unfinished} says that something is unfinished. Next: git status")
     changed = _answer(folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=none")
     if changed:
         first = changed.splitlines()[0][3:]
-        raise HarnessError(f"--checkout {folder}: it has changes ({first}). Next: git stash")
+        raise HarnessError(f"--pr {folder}: it has changes ({first}). Next: git stash")
     if _git(folder, "check-ref-format", "--branch", branch).returncode != 0:
         raise HarnessError(f"--branch {branch}: git takes no such name. Next: --branch fix-what-is-wrong")
     if _git(folder, "show-ref", "--verify", "--quiet", f"refs/heads/{branch}").returncode == 0:
-        raise HarnessError(f"--checkout {folder}: it has a branch {branch}. Next: --branch another, or git branch -D")
+        raise HarnessError(f"--pr {folder}: it has a branch {branch}. Next: --branch another, or git branch -D")
 
 
 def _fitting(folder: Path, path: Path, files: list[PatchedFile]) -> list[PatchedFile]:
@@ -132,7 +132,7 @@ def _fitting(folder: Path, path: Path, files: list[PatchedFile]) -> list[Patched
     missing = [one.path for one in files if one.before != NO_BLOB and not _blob(folder, one.path)]
     if missing:
         raise HarnessError(
-            f"--checkout {folder}: no clone of that upstream, or at a commit of another time: it lacks "
+            f"--pr {folder}: no clone of that upstream, or at a commit of another time: it lacks "
             f"{missing[0]}, which {path.name} changes. Next: git switch its default branch"
         )
     tried = _git(folder, *EXACTLY, "apply", "--check", "--verbose", "--index", str(path.resolve()))
