@@ -37,21 +37,16 @@ def _imported(source: str) -> set[str]:
     return found
 
 
-def _file(module: str) -> Path | None:
-    path = REPOSITORY.joinpath(*module.split("."))
-    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
-
-
-def kit_files(contract: Path) -> list[Path]:
+def _kit_files(contract: Path) -> list[Path]:
     """Return the files of the kit that a contract imports, directly or not, in the order of their names."""
     found: set[Path] = set()
     waiting = [contract]
     while waiting:
         for module in _imported(waiting.pop().read_text(encoding="utf-8")) - {PLUGIN}:
-            file = _file(module)
-            if file is not None and file not in found:
-                found.add(file)
-                waiting.append(file)
+            path = REPOSITORY.joinpath(*module.split("."))
+            here = {file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()} - found
+            found |= here
+            waiting += here
     return sorted(found)
 
 
@@ -62,7 +57,7 @@ def files_of(pack: Pack) -> list[Path]:
     if not pack.contract.is_file():
         return script
     try:
-        return [*script, pack.contract, *kit_files(pack.contract)]
+        return [*script, pack.contract, *_kit_files(pack.contract)]
     except UnicodeDecodeError:  # running it will say so
         return [*script, pack.contract]
 
@@ -72,22 +67,12 @@ def _joined(hashes: list[str]) -> str:
 
 
 def sha256(pack: Pack) -> str:
-    """Return one hash of the bytes of what judges a pack.
-
-    Raises:
-        OSError: the script cannot be read.
-
-    """
+    """Return one hash of the bytes of what judges a pack, or raise OSError where the script cannot be read."""
     return _joined([files.sha256_file(path) for path in files_of(pack)])
 
 
 def meaning_of(pack: Pack) -> str:
-    """Return one hash of what these files mean, without comments and module docstrings.
-
-    Raises:
-        OSError: the script cannot be read.
-
-    """
+    """Return one hash of what these files mean, without comments and module docstrings; OSError likewise."""
     return _joined([meaning.meaning(path) for path in files_of(pack)])
 
 

@@ -12,26 +12,17 @@ from harness.core import python_ast
 from harness.core.files import sha256_bytes
 
 
-def _docstring_lines(source: str) -> range:
-    body = python_ast.parse(source).body
-    first = body[0] if body else None
-    if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str):
-        return range(first.lineno, (first.end_lineno or first.lineno) + 1)
-    return range(0)
-
-
 @functools.lru_cache(maxsize=64)
 def probe_meaning(source: str) -> str:
     """Return the sha256 of a probe without its comments, blank lines and module docstring.
 
-    It works on the text, since syntax trees and token streams differ between Python versions.
-
-    Raises:
-        SyntaxError: the probe is no Python.
-
+    It works on the text, since syntax trees and token streams differ between Python versions. SyntaxError is raised
+    where the probe is no Python.
     """
     source = source.replace("\r\n", "\n").replace("\r", "\n")
-    dropped = _docstring_lines(source)
+    tree = python_ast.parse(source)
+    first = tree.body[0] if ast.get_docstring(tree) is not None else None
+    dropped = range(first.lineno, (first.end_lineno or first.lineno) + 1) if first else ()
     lines = source.split("\n")  # as the tokenizer counts them: a form feed or U+2028 ends no line
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
