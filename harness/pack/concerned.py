@@ -27,12 +27,11 @@ def concerned(packs: Iterable[Pack], changed: Iterable[str]) -> list[Pack]:
     A pack of compiled code is none of them: a checkout is judged without being built, and cannot be imported.
     """
     files = {str(PurePosixPath(line)) for line in changed if line}
-    return [
-        pack
-        for pack in packs
-        if not pack.definition.upstream.is_compiled and any(_touches(path, files) for path in paths(pack.definition))
-    ]
-
-
-def _touches(path: str, files: set[str]) -> bool:
-    return any(file.startswith(path) for file in files) if path.endswith("/") else path in files
+    found = []
+    for pack in packs:
+        about = paths(pack.definition)
+        folders = tuple(path for path in about if path.endswith("/"))
+        touched = not files.isdisjoint(about) or any(file.startswith(folders) for file in files)
+        if touched and not pack.definition.upstream.is_compiled:
+            found.append(pack)
+    return found
