@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from harness.sweep import history
+from harness.sweep import run_folder
 from testing import histories, package_index, sweeps, toys
 from testing.workbench import REPOSITORY, Workbench, until
 
@@ -31,7 +31,7 @@ def test_a_sweep_leaves_everything_in_one_folder_and_the_next_says_that_nothing_
     assert "nothing needs attention; 1 cells: 1 CONFIRMED" in first.stdout
     document = json.loads((workbench.newest / "results.json").read_text())
     assert (document["finished"], document["lanes_run"], document["status"]) == (True, 4, 0)
-    assert history.read(workbench.newest).run == workbench.newest.name, "it is what harness/sweep/results.py says"
+    assert run_folder.read(workbench.newest).run == workbench.newest.name, "it is what harness/sweep/results.py says"
     receipt = json.loads((workbench.newest / "receipts/01_confirmed/cpu.traced.json").read_text())
     assert (receipt["verdict"], receipt["repeats"]) == ("CONFIRMED", {"agreeing": 2, "of": 2})
     assert receipt["claims"] == ["BITWISE_IDENTICAL"]
