@@ -121,7 +121,7 @@ def kills(folder: Path, wanted: int, seed: int) -> None:
     one = sweeps.siege(folder, KILLED_PACKS, KILLED_JOBS, seed)
     while one.kills < wanted:
         one.assault(LONGEST_LIFE)
-        sweeps.prune(one.runs, keep=2)
+        sweeps.prune(one.bench.sweeps, keep=2)
     print(
         f"{one.kills} SIGKILLs of a sweep of {2 * KILLED_PACKS} lanes (seed {seed}), {one.ended} sweeps finished "
         f"meanwhile, {one.torn} torn journal lines, {time.monotonic() - began:.0f} s: "

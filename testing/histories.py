@@ -26,20 +26,19 @@ STATES = {
 }
 
 
-def release(folder: Path, version: str, state: str) -> bytes:
+def _release(folder: Path, version: str, state: str) -> bytes:
     """Build the sdist of one release in one state."""
     source = folder / f"toykernel-{version}"
     shutil.copytree(BASE, source)
     (source / "src/toykernel/scale.py").write_text(STATES[state], encoding="utf-8")
-    archive = folder / f"{source.name}.zip"
-    toys.zip_folder(source, archive)
-    return archive.read_bytes()
+    toys.zip_folder(source, folder / f"{source.name}.zip")
+    return (folder / f"{source.name}.zip").read_bytes()
 
 
 def shelf(folder: Path, states: dict[str, str]) -> Shelf:
     """Build an index of the toy upstream with a release in each of these states, beside the pinned one if named."""
     folder.mkdir(parents=True, exist_ok=True)
-    files = {f"toykernel-{version}.zip": release(folder, version, state) for version, state in states.items()}
+    files = {f"toykernel-{version}.zip": _release(folder, version, state) for version, state in states.items()}
     if "1.0" in states:
         assert states["1.0"] == "wrong"
         (folder / "pinned").mkdir()
@@ -52,6 +51,12 @@ def git(folder: Path, *arguments: str) -> str:
     identity = ["-c", "user.name=a", "-c", "user.email=a@b.invalid"]
     ended = subprocess.run(["git", *identity, *arguments], cwd=folder, capture_output=True, text=True, check=True)
     return ended.stdout.strip()
+
+
+def redirected(url: str, folder: Path) -> dict[str, str]:
+    """Return the variables that lead git from a URL to a folder, as a user's configuration may."""
+    rule = {"GIT_CONFIG_KEY_0": f"url.{folder.as_uri()}.insteadOf", "GIT_CONFIG_VALUE_0": url}
+    return {"GIT_CONFIG_COUNT": "1"} | rule
 
 
 def commits(folder: Path, states: list[str]) -> list[str]:

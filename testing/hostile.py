@@ -22,9 +22,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.pack import judges, load
-from testing import outside, package_index, tampering, toys
+from testing import package_index, tampering, toys
 from testing import workbench as benches
-from testing.workbench import Workbench
+from testing.workbench import Workbench, until
 
 SOUND = "01_confirmed"
 #: Behind this line a toy contract writes what a case wants it to write, into the file of its results.
@@ -33,24 +33,11 @@ LAST_LINE = '    figure("max_error", error)\n'
 
 @dataclass(frozen=True)
 class Case:
-    """One thing that must be refused.
-
-    Attributes:
-        name: what it is.
-        attempt: plants it in an empty folder and tries it; raises AssertionError where it is taken.
-
-    """
+    """One thing that must be refused: its attempt plants it in an empty folder, and asserts that it is not taken."""
 
     name: str
-    attempt: Callable[[Path], None]
-
-
-def bench_of(folder: Path, *behaviours: str) -> Workbench:
-    """Build a workbench with these toy packs."""
-    bench = benches.empty(folder)
-    for behaviour in behaviours:
-        bench.lay(behaviour)
-    return bench
+    attempt: Callable[..., None]  # of the folder and the arguments
+    arguments: tuple[object, ...] = ()
 
 
 def lay_hostile(bench: Workbench, number: int, said: bytes = b"") -> Path:
@@ -167,8 +154,7 @@ def _read() -> dict[str, tuple[int, str, str]]:
             shutil.copytree(bench.packs / SOUND, pack)
             path = pack / "receipts/cpu.traced.json"
             path.write_bytes(content(json.loads(path.read_bytes()) | {"pack": pack.name}))
-        found = {verb: bench.run(verb) for verb in READERS}
-        found |= {verb: bench.run(verb, hostile(0)) for verb in ("report",)}
+        found = {verb: bench.run(verb) for verb in READERS} | {"report": bench.run("report", hostile(0))}
         return {verb: (ended.returncode, ended.stdout, ended.stderr) for verb, ended in found.items()}
 
 
@@ -186,16 +172,15 @@ def read_receipt(_: Path, name: str) -> None:
 # --- calls
 
 
-def call(folder: Path, status: int, *arguments: str, words: tuple[str, ...] = ("error:",)) -> None:
-    """Make a call that is wrong: one line, the exit status, and nothing else."""
-    bench = bench_of(folder, SOUND)
+def call(folder: Path, word: str, *arguments: str) -> None:
+    """Make a call that is wrong: one line with this word, exit status 2, and nothing else."""
     given = [text.replace("FOLDER", str(folder)) for text in arguments]
-    one_line(bench.run(*given), status, *words)
+    one_line(benches.sound(folder).run(*given), 2, word)
 
 
 def full_output(folder: Path) -> None:
     """Let standard output be full."""
-    bench = bench_of(folder, SOUND)
+    bench = benches.sound(folder)
     with Path("/dev/full").open("w") as full:
         ended = subprocess.run(
             bench.command("list"), stdout=full, stderr=subprocess.PIPE, text=True, check=False, timeout=60
@@ -243,10 +228,7 @@ def _defined() -> tuple[subprocess.CompletedProcess[str], subprocess.CompletedPr
     with tempfile.TemporaryDirectory() as folder:
         bench = benches.empty(Path(folder))
         for number, (old, new) in enumerate(DEFINITIONS.values()):
-            path = lay_hostile(bench, number) / "pack.toml"
-            text = path.read_text(encoding="utf-8")
-            assert old in text
-            path.write_text(text.replace(old, new), encoding="utf-8")
+            toys.replace(lay_hostile(bench, number) / "pack.toml", old, new)
         bench.lay(SOUND)
         return bench.run("check"), bench.run("run", "--lane", "pristine", "--json")
 
@@ -263,26 +245,17 @@ def define(_: Path, name: str) -> None:
 # --- sweeps
 
 
-def _sweep(bench: Workbench, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
-    return bench.run("sweep", "--runs", str(bench.folder / "sweeps"), *arguments, **environment)
-
-
 def _unfinished(folder: Path) -> tuple[Workbench, Path]:
     """Run a sweep and make it look as if it had been killed before its end."""
-    bench = bench_of(folder, SOUND)
-    one_line(_sweep(bench), 0)
-    (run,) = (path.parent for path in (folder / "sweeps").glob("*/run.json"))
-    record = json.loads((run / "run.json").read_bytes())
-    (run / "run.json").write_text(json.dumps(record | {"finished": False}), encoding="utf-8")
-    return bench, run
+    bench = benches.sound(folder)
+    bench.swept()
+    toys.replace(bench.newest / "run.json", '"finished": true', '"finished": false')
+    return bench, bench.newest
 
 
 def _goes_on(bench: Workbench, lanes_run: int) -> None:
-    one_line(_sweep(bench), 0)
-    newest = max(path.parent for path in (bench.folder / "sweeps").glob("*/results.json"))
-    results = json.loads((newest / "results.json").read_bytes())
-    assert [cell["verdict"] for cell in results["cells"]] == ["CONFIRMED"], results
-    assert results["lanes_run"] == lanes_run, results
+    assert [cell["verdict"] for cell in bench.swept().values()] == ["CONFIRMED"]
+    assert json.loads((bench.newest / "results.json").read_bytes())["lanes_run"] == lanes_run
 
 
 def journal_of_another_shape(folder: Path) -> None:
@@ -315,31 +288,30 @@ def dated_in_the_future(folder: Path) -> None:
     record = json.loads((run / "run.json").read_bytes()) | {"started": "2099-01-01T00:00:00+00:00"}
     (run / "run.json").write_text(json.dumps(record), encoding="utf-8")
     run.rename(run.with_name("20990101T000000Z"))
-    one_line(_sweep(bench), 0)
-    names = sorted(path.parent.name for path in (folder / "sweeps").glob("*/run.json"))
-    assert len(names) == len(("the new one", "that of the future")), names
-    results = json.loads((folder / "sweeps" / names[0] / "results.json").read_bytes())
+    bench.swept()
+    new, _ = sorted(bench.sweeps.glob("*/run.json"))
+    results = json.loads(new.with_name("results.json").read_bytes())
     assert (results["lanes_run"], results["lanes_resumed"]) == (2, 0)
 
 
 def malformed_baselines(folder: Path) -> None:
     """Damage everything that an earlier run left for comparison."""
-    bench = bench_of(folder, SOUND)
-    one_line(_sweep(bench), 0)
-    (run,) = (path.parent for path in (folder / "sweeps").glob("*/run.json"))
+    bench = benches.sound(folder)
+    bench.swept()
+    run = bench.newest
     time.sleep(1.1)  # the next run has another name
     for content in (b"\xff\x00", b'{"cells": [{"name": [], "verdict": 1e999}]}', b"[" * 900, b'{"cells": 5}'):
         (run / "results.json").write_bytes(content)
         next(run.glob("receipts/*/*.json")).write_bytes(content)
-        one_line(_sweep(bench, "--baseline", str(folder / "sweeps")), 0)
+        bench.swept("--baseline", str(bench.sweeps))
 
 
 def no_room_for_runs(folder: Path) -> None:
     """Let no file of the run folder grow: the line names that folder, not the cache."""
-    bench = bench_of(folder, SOUND)
+    bench = benches.sound(folder)
     one_line(bench.run("run"), 0)  # the cache has everything
     ended = subprocess.run(
-        bench.command("sweep", "--runs", str(folder / "sweeps")),
+        bench.command("sweep"),
         capture_output=True,
         text=True,
         check=False,
@@ -357,14 +329,12 @@ def no_room_for_runs(folder: Path) -> None:
 
 def edited_while_it_runs(folder: Path) -> None:
     """Edit probe and patch while the lanes run: the receipt states the hashes of what ran."""
-    bench = bench_of(folder)
+    bench = benches.empty(folder)
     pack = bench.lay("42_waits_for_a_word")
     probe, patch = pack / "reproduce.py", pack / "fix.patch"
     ran = [judges.sha256(load.load_pack(pack)), hashlib.sha256(patch.read_bytes()).hexdigest()]
     with subprocess.Popen(bench.command("run", "--jobs", "1"), stdout=-1, stderr=-1, text=True) as runner:
-        end = time.monotonic() + 60
-        while not (pack / "began").exists() and time.monotonic() < end:
-            time.sleep(0.02)
+        until((pack / "began").exists, 60)
         probe.write_text("raise SystemExit(0)\n", encoding="utf-8")
         patch.write_text("", encoding="utf-8")
         (pack / "word").touch()
@@ -382,7 +352,7 @@ def edited_while_it_runs(folder: Path) -> None:
 
 def three_at_once(folder: Path) -> None:
     """Let three runners write the receipts of one folder at once, four times: each receipt has its own log alone."""
-    bench = bench_of(folder, SOUND)
+    bench = benches.sound(folder)
     one_line(bench.run("run"), 0)
     place = folder / "out"
     for _ in range(4):
@@ -426,7 +396,7 @@ PAGES: dict[str, tuple[str, bytes]] = {
 
 def index(folder: Path, kind: str, body: bytes) -> None:
     """Answer so where a release is looked up: the row has one line, and says nothing of the URL."""
-    bench = bench_of(folder, SOUND)
+    bench = benches.sound(folder)
     with package_index.answering(kind, body) as url:
         private = url.replace("http://", "http://ada:correct-horse@")
         ended = bench.run("run", "--online", "--upstream", "toykernel==1.1", PIP_INDEX_URL=private)
@@ -437,25 +407,21 @@ def index(folder: Path, kind: str, body: bytes) -> None:
     assert "correct-horse" not in said, said
 
 
-def _case(name: str, attempt: Callable[..., None], *arguments: Any, **named: Any) -> Case:  # noqa: ANN401 - passed on
-    return Case(name, lambda folder: attempt(folder, *arguments, **named))
-
-
 CASES: list[Case] = [
-    *(_case(f"a probe says {name}", say, name) for name in SAID),
-    *(_case(f"a receipt holds {name}", read_receipt, name) for name in RECEIPTS),
-    *(_case(f"a pack.toml holds {name}", define, name) for name in DEFINITIONS),
-    *(_case(f"an index answers with {name}", index, *given) for name, given in PAGES.items()),
-    _case("--timeout inf", call, 2, "run", "--timeout", "inf", words=("--timeout",)),
-    _case("--timeout nan", call, 2, "run", "--timeout", "nan", words=("--timeout",)),
-    _case("--budget without end", call, 2, "sweep", "--budget", "9" * 400 + "h", words=("--budget",)),
-    _case("--repeat without end", call, 2, "run", "--repeat", "9" * 30, words=("--repeat",)),
-    _case("a number of 5000 digits for a pack", call, 2, "list", "9" * 5000),
-    _case("a cache at /dev/null", call, 2, "run", "--cache", "/dev/null", words=("is no folder",)),
-    _case("a cache below /dev/null", call, 2, "run", "--cache", "/dev/null/x", words=("is no folder",)),
-    _case("a cache with a colon", call, 2, "run", "--cache", "FOLDER/a:b", words=("PYTHONPATH",)),
-    _case("runs at /dev/null", call, 2, "sweep", "--runs", "/dev/null", words=("is no folder",)),
-    _case("receipts at /dev/null", call, 2, "run", "--receipts", "/dev/null"),
+    *(Case(f"a probe says {name}", say, (name,)) for name in SAID),
+    *(Case(f"a receipt holds {name}", read_receipt, (name,)) for name in RECEIPTS),
+    *(Case(f"a pack.toml holds {name}", define, (name,)) for name in DEFINITIONS),
+    *(Case(f"an index answers with {name}", index, given) for name, given in PAGES.items()),
+    Case("--timeout inf", call, ("--timeout", "run", "--timeout", "inf")),
+    Case("--timeout nan", call, ("--timeout", "run", "--timeout", "nan")),
+    Case("--budget without end", call, ("--budget", "sweep", "--budget", "9" * 400 + "h")),
+    Case("--repeat without end", call, ("--repeat", "run", "--repeat", "9" * 30)),
+    Case("a number of 5000 digits for a pack", call, ("error:", "list", "9" * 5000)),
+    Case("a cache at /dev/null", call, ("is no folder", "run", "--cache", "/dev/null")),
+    Case("a cache below /dev/null", call, ("is no folder", "run", "--cache", "/dev/null/x")),
+    Case("a cache with a colon", call, ("PYTHONPATH", "run", "--cache", "FOLDER/a:b")),
+    Case("runs at /dev/null", call, ("is no folder", "sweep", "--runs", "/dev/null")),
+    Case("receipts at /dev/null", call, ("error:", "run", "--receipts", "/dev/null")),
     Case("a probe and a patch that are edited while they run", edited_while_it_runs),
     Case("a full standard output", full_output),
     Case("a folder and a full device for a bundle", bundle_into_folder),
@@ -466,9 +432,9 @@ CASES: list[Case] = [
     Case("malformed baselines", malformed_baselines),
     Case("no room for a sweep", no_room_for_runs),
     Case("three runners on one folder", three_at_once),
-    *(_case(f"in the cache {name}", tampering.changed, name) for name in tampering.CHANGES),
-    *(_case(f"a probe writes into {name}", tampering.writes, name) for name in tampering.WRITES),
-    *(_case(f"a probe {name} where it is patched", tampering.unlike, name) for name in tampering.UNLIKE),
+    *(Case(f"in the cache {name}", tampering.changed, (name,)) for name in tampering.CHANGES),
+    *(Case(f"a probe writes into {name}", tampering.writes, (name,)) for name in tampering.WRITES),
+    *(Case(f"a probe {name} where it is patched", tampering.unlike, (name,)) for name in tampering.UNLIKE),
     Case("a flipped bit of a download", tampering.flipped_download),
     Case("git's configuration in an archive", tampering.git_configuration),
     Case("an option of git for a URL", tampering.option_for_a_url),
@@ -476,23 +442,23 @@ CASES: list[Case] = [
     Case("a member with a name of 300 characters", tampering.long_name),
     Case("a file name of the index that leads out of the cache", tampering.name_outside),
     Case("a supervisor that is killed", tampering.killed_supervisor),
-    *(_case(f"a lane nests {outside.DEEP} folders in {name}", outside.nests, name) for name in outside.FOLDERS),
-    Case("a lane names a file that is no text", outside.names_a_file_that_is_no_text),
-    Case("an archive with 5000 folders in each other", outside.archive_of_5000_folders),
-    Case("an exception that acts on a terminal", outside.acts_on_a_terminal),
-    Case("an exception that acts in Markdown", outside.acts_in_markdown),
-    Case("a bundle that inflates to more than it states", outside.inflating_member),
-    _case("a pax header of 768 MiB", outside.inflating_header, tarfile.XHDTYPE),
-    _case("a GNU name of 768 MiB", outside.inflating_header, tarfile.GNUTYPE_LONGNAME),
-    _case("a tree at /proc/self", outside.origin, "/proc/self"),
-    _case("a tree at a path of 5000 characters", outside.origin, "/" + "x" * 5000),
+    *(Case(f"a lane nests {tampering.DEEP} folders in {name}", tampering.nests, (name,)) for name in tampering.FOLDERS),
+    Case("a lane names a file that is no text", tampering.names_a_file_that_is_no_text),
+    Case("an archive with 5000 folders in each other", tampering.archive_of_5000_folders),
+    Case("an exception that acts on a terminal", tampering.acts_on_a_terminal),
+    Case("an exception that acts in Markdown", tampering.acts_in_markdown),
+    Case("a bundle that inflates to more than it states", tampering.inflating_member),
+    Case("a pax header of 768 MiB", tampering.inflating_header, (tarfile.XHDTYPE,)),
+    Case("a GNU name of 768 MiB", tampering.inflating_header, (tarfile.GNUTYPE_LONGNAME,)),
+    Case("a tree at /proc/self", tampering.origin, ("/proc/self",)),
+    Case("a tree at a path of 5000 characters", tampering.origin, ("/" + "x" * 5000,)),
 ]
 
 
 def refused(case: Case, folder: Path) -> str:
     """Try a case in a folder; return what was wrong, or nothing where it was refused."""
     try:
-        case.attempt(folder)
+        case.attempt(folder, *case.arguments)
     except (AssertionError, subprocess.SubprocessError, OSError, ValueError, KeyError) as error:
         return f"{type(error).__name__}: {error}"
     return ""

@@ -5,13 +5,10 @@ from __future__ import annotations
 import datetime as dt
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 
 from harness.sweep.results import SCHEMA, CellRow, FigureRow, GpuFault, HostRow, LaneRow, Results
-
-FIRST = dt.datetime(2026, 1, 1, 2, tzinfo=dt.UTC)
-GPU = "NVIDIA H200"
 
 
 def figure(name: str, value: object, unit: str = "ms", patched: object = None, spread: object = None) -> FigureRow:
@@ -24,11 +21,7 @@ def cell(
 ) -> CellRow:
     """Build a cell of the pinned release."""
     on_gpu = target != "cpu"
-    lanes = tuple(
-        LaneRow(name, (verdict,), 4.0, "gpu 0" if on_gpu else "cpu", f"logs/{pack}/{target}.{name}.log")
-        for name in ("pristine", "patched")
-    )
-    row = CellRow(
+    return CellRow(
         name=f"{pack}/{target}",
         pack=pack,
         title=f"What the toy pack {pack} shows",
@@ -40,13 +33,20 @@ def cell(
         evidence="executed" if on_gpu else "interpreted",
         verdict=verdict,
         reason="",
+        agreeing=1,
+        runs=1,
+        seconds=8.0,
+        lanes=tuple(
+            LaneRow(name, (verdict,), 4.0, "gpu 0" if on_gpu else "cpu", f"logs/{pack}/{target}.{name}.log")
+            for name in ("pristine", "patched")
+        ),
+        figures=tuple(figures),
     )
-    return replace(row, agreeing=1, runs=1, seconds=8.0, lanes=lanes, figures=tuple(figures))
 
 
-def results(night: int, cells: Sequence[CellRow], *, driver: str = "580.1", torch: str = "2.11.0") -> Results:
+def results(night: int, cells: Sequence[CellRow]) -> Results:
     """Build the results of one night, counted from 2026-01-01."""
-    moment = FIRST + dt.timedelta(days=night)
+    moment = dt.datetime(2026, 1, 1, 2, tzinfo=dt.UTC) + dt.timedelta(days=night)
     return Results(
         schema=SCHEMA,
         run=moment.strftime("%Y%m%dT%H%M%SZ"),
@@ -57,18 +57,18 @@ def results(night: int, cells: Sequence[CellRow], *, driver: str = "580.1", torc
         baseline="the committed receipts",
         lanes_run=2 * len(cells),
         lanes_resumed=0,
-        host=HostRow("3.12.3", torch, "3.6.0", "13.0", driver, 4),
-        gpus=(GpuFault("gpu 0", GPU, "", ""),),
+        host=HostRow("3.12.3", "2.11.0", "3.6.0", "13.0", "580.1", 4),
+        gpus=(GpuFault("gpu 0", "NVIDIA H200", "", ""),),
         notes=(),
         cells=tuple(cells),
     )
 
 
-def lay(runs: Path, found: Results, *, finished: bool = True) -> Path:
-    """Write the folder of one run."""
+def lay(runs: Path, found: Results) -> Path:
+    """Write the folder of one finished run."""
     folder = runs / found.run
     folder.mkdir(parents=True, exist_ok=True)
-    record = {"schema": 1, "started": found.started, "finished": finished, "request": {}}
+    record = {"schema": 1, "started": found.started, "finished": True, "request": {}}
     (folder / "run.json").write_text(json.dumps(record))
-    (folder / "results.json").write_text(json.dumps(asdict(replace(found, finished=finished))))
+    (folder / "results.json").write_text(json.dumps(asdict(found)))
     return folder

@@ -45,6 +45,19 @@ class Shelf:
         return ("<!DOCTYPE html><html><body>" + "\n".join(links) + "</body></html>").encode()
 
 
+class _Handler(BaseHTTPRequestHandler):
+    def _send(self, data: bytes, kind: str, *, cut: bool = False) -> None:
+        self.send_response(200)
+        self.send_header("Content-Type", kind)
+        self.send_header("Content-Length", str(len(data)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(data[: len(data) // 2] if cut else data)
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
 @contextmanager
 def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
     """Listen on a free port; yield the URL for PIP_INDEX_URL."""
@@ -63,7 +76,7 @@ def listening(handler: type[BaseHTTPRequestHandler]) -> Iterator[str]:
 def served(shelf: Shelf) -> Iterator[str]:
     """Serve a shelf on a free port; yield the URL for PIP_INDEX_URL."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(_Handler):
         def do_GET(self) -> None:
             parts = self.path.strip("/").split("/")
             if parts[0] == "simple" and len(parts) > 1 and parts[1] in shelf.files:
@@ -78,17 +91,6 @@ def served(shelf: Shelf) -> Iterator[str]:
 
         do_HEAD = do_GET  # noqa: N815 - http.server names it; uv asks so how large a wheel is
 
-        def _send(self, data: bytes, kind: str, *, cut: bool = False) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(data)))
-            self.end_headers()
-            if self.command != "HEAD":
-                self.wfile.write(data[: len(data) // 2] if cut else data)
-
-        def log_message(self, *_: object) -> None:
-            pass
-
     with listening(Handler) as url:
         yield url
 
@@ -97,16 +99,9 @@ def served(shelf: Shelf) -> Iterator[str]:
 def answering(kind: str, body: bytes) -> Iterator[str]:
     """Serve one answer to every request; yield the URL for PIP_INDEX_URL."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(_Handler):
         def do_GET(self) -> None:
-            self.send_response(200)
-            self.send_header("Content-Type", kind)
-            self.send_header("Content-Length", str(len(body)))
-            self.end_headers()
-            self.wfile.write(body)
-
-        def log_message(self, *_: object) -> None:
-            pass
+            self._send(body, kind)
 
     with listening(Handler) as url:
         yield url

@@ -20,6 +20,8 @@ from pathlib import Path
 
 import psutil
 
+from testing.workbench import until
+
 COMMANDS = ("sbatch", "squeue", "scancel", "sinfo", "munged", "slurmctld", "slurmd")
 PATH = os.pathsep.join((os.environ.get("PATH", os.defpath), "/usr/sbin", "/usr/local/sbin"))
 #: Why the tests of it are skipped; empty where all of it is here.
@@ -76,16 +78,10 @@ def _port() -> int:
 
 @dataclass
 class Cluster:
-    """A Slurm that runs.
+    """A Slurm that runs."""
 
-    Attributes:
-        folder: everything that it writes.
-        daemons: its processes, by name.
-
-    """
-
-    folder: Path
-    daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)
+    folder: Path  # of everything that it writes
+    daemons: dict[str, subprocess.Popen[bytes]] = field(default_factory=dict)  # its processes, by name
 
     @property
     def variables(self) -> dict[str, str]:
@@ -163,10 +159,10 @@ class Cluster:
                     found.append(process)
         return found
 
-    def until(self, state: str, nodes: int = len(NODES), seconds: float = 120.0) -> None:
-        """Wait until so many nodes are in that state."""
-        end = time.monotonic() + seconds
-        while self.ask("sinfo", "--noheader", "--Node", "--format=%T").split().count(state) < nodes:
+    def until(self, state: str) -> None:
+        """Wait until every node is in that state."""
+        end = time.monotonic() + 120
+        while self.ask("sinfo", "--noheader", "--Node", "--format=%T").split().count(state) < len(NODES):
             assert time.monotonic() < end, self.ask("sinfo") + self.logs()
             time.sleep(0.05)
 
@@ -191,7 +187,7 @@ class Cluster:
                     process.kill()
 
 
-def _configure(folder: Path, nodes: dict[str, int]) -> None:
+def _configure(folder: Path) -> None:
     (folder / "state").mkdir(parents=True)
     key = folder / "munge.key"
     key.write_bytes(os.urandom(128))
@@ -204,43 +200,35 @@ def _configure(folder: Path, nodes: dict[str, int]) -> None:
         expired=EXPIRED,
         lost=LOST,
     )
-    for name, cards in nodes.items():
-        text += (
-            f"NodeName={name} NodeAddr=127.0.0.1 Port={_port()} CPUs=64 Gres=gpu:{KINDS.get(name, 'h200')}:{cards}\n"
-        )
+    for name, cards in NODES.items():
+        kind = KINDS.get(name, "h200")
+        text += f"NodeName={name} NodeAddr=127.0.0.1 Port={_port()} CPUs=64 Gres=gpu:{kind}:{cards}\n"
     text += "PartitionName=toys Nodes=ALL Default=YES State=UP MaxTime=INFINITE\n"
     text += "PartitionName=short Nodes=ALL State=UP MaxTime=1\n"
     (folder / "slurm.conf").write_text(text)
-    cards = [*CARDS, *(str(folder / f"card{number}") for number in range(len(CARDS), max(nodes.values())))]
-    for card in cards[len(CARDS) :]:
-        Path(card).touch()
     lines = [
         f"NodeName={name} Name=gpu Type={KINDS.get(name, 'h200')} File={card}\n"
-        for name, count in nodes.items()
-        for card in cards[:count]
+        for name, count in NODES.items()
+        for card in CARDS[:count]
     ]
     (folder / "gres.conf").write_text("".join(lines))
 
 
 @contextlib.contextmanager
-def running(folder: Path, nodes: dict[str, int] | None = None) -> Iterator[Cluster]:
+def running(folder: Path) -> Iterator[Cluster]:
     """Yield a Slurm whose nodes are idle; it is gone behind the block."""
-    chosen = NODES if nodes is None else nodes
-    _configure(folder, chosen)
+    _configure(folder)
     cluster = Cluster(folder)
     places = (
         f"--{what}={folder}/munge.{what.partition('-')[0]}" for what in ("socket", "pid-file", "log-file", "seed-file")
     )
     try:
         cluster.start("munged", "munged", "--foreground", "--force", f"--key-file={folder}/munge.key", *places)
-        end = time.monotonic() + 120
-        while not (folder / "munge.socket").exists():
-            assert time.monotonic() < end, cluster.logs()
-            time.sleep(0.02)
+        until((folder / "munge.socket").exists, 120)
         cluster.start("slurmctld", "slurmctld", "-D")
-        for name in chosen:
+        for name in NODES:
             cluster.start_node(name)
-        cluster.until("idle", len(chosen))
+        cluster.until("idle")
         yield cluster
     finally:
         cluster.stop()

@@ -8,8 +8,6 @@ import random
 import shutil
 import signal
 import subprocess
-import sys
-import time
 from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -17,8 +15,8 @@ from pathlib import Path
 import psutil
 
 from testing import toys
+from testing.workbench import REPOSITORY, Workbench, empty, until
 
-REPOSITORY = Path(__file__).resolve().parent.parent
 TOY = "40_runs_for_a_while"
 
 
@@ -48,73 +46,43 @@ def starts(pack: Path) -> Counter[str]:
 
 @dataclass
 class Siege:
-    """A sweep of toy packs that is killed again and again.
+    """A sweep of toy packs that is killed again and again."""
 
-    Attributes:
-        folder: everything that it writes.
-        packs: of two lanes each.
-        jobs: lanes at once.
-        chance: of the moments of the kills.
-        kills: how many sweeps were killed before they ended.
-        ended: how many sweeps were finished.
-        torn: how often a kill left half a line in the journal.
-        last: the last sweep that was finished.
-        known: the lanes of the sweep that goes on, as the journal has them.
-
-    """
-
-    folder: Path
-    packs: list[Path]
-    jobs: int
-    chance: random.Random
-    kills: int = 0
-    ended: int = 0
-    torn: int = 0
-    last: str = ""
-    known: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def runs(self) -> Path:
-        """The folder of the run folders."""
-        return self.folder / "sweeps"
-
-    def command(self) -> list[str]:
-        """Build the command line, the same every time."""
-        places = ["--packs", str(self.folder / "packs"), "--cache", str(self.folder / "cache"), "--offline"]
-        runs = ["--runs", str(self.runs), "--jobs", str(self.jobs)]
-        return [sys.executable, str(REPOSITORY / "runner.py"), "sweep", *places, *runs]
+    bench: Workbench
+    packs: list[Path]  # of two lanes each
+    jobs: int  # lanes at once
+    chance: random.Random  # of the moments of the kills
+    kills: int = 0  # how many sweeps were killed before they ended
+    ended: int = 0  # how many sweeps were finished
+    torn: int = 0  # how often a kill left half a line in the journal
+    last: str = ""  # the last sweep that was finished
+    known: dict[str, str] = field(default_factory=dict)  # the lanes of the sweep that goes on, as the journal has them
 
     def assault(self, longest: float) -> None:
         """Begin or continue the sweep, kill it after a random time of at most `longest` seconds, look at the ruins."""
         before = {pack.name: starts(pack) for pack in self.packs}
-        with subprocess.Popen(self.command(), stdout=-3, stderr=subprocess.PIPE, text=True) as sweep:
+        command = self.bench.command("sweep", "--jobs", str(self.jobs))
+        with subprocess.Popen(command, stdout=-3, stderr=subprocess.PIPE, text=True) as sweep:
             try:
                 sweep.wait(self.chance.uniform(0.0, longest))
             except subprocess.TimeoutExpired:
                 sweep.send_signal(signal.SIGKILL)
             said = sweep.stderr.read() if sweep.stderr else ""
         assert sweep.returncode in {0, -signal.SIGKILL}, said
-        self._no_orphan()
+        until(lambda: not living(self.bench.folder), 10)
         self._nothing_run_twice(before)
         self._nothing_lost()
         self.kills += sweep.returncode != 0
-        if self._finished():  # a kill may hit the moment between the end of the sweep and that of the command
-            self._whole_run()
+        newest = self._newest()
+        if newest and json.loads((newest / "run.json").read_text(encoding="utf-8"))["finished"]:
+            self._whole_run(newest)  # a kill may hit the moment between the end of the sweep and that of the command
         else:
             assert sweep.returncode != 0
 
-    def _finished(self) -> bool:
-        """Say whether the newest sweep is finished and was not looked at before."""
-        newest = max(self.runs.glob("*/run.json"), default=None)
-        if newest is None or newest.parent.name == self.last:
-            return False
-        return json.loads(newest.read_text(encoding="utf-8"))["finished"] is True
-
-    def _no_orphan(self) -> None:
-        end = time.monotonic() + 10
-        while (left := living(self.folder)) and time.monotonic() < end:
-            time.sleep(0.02)
-        assert not left, left
+    def _newest(self) -> Path | None:
+        """Return the folder of the newest sweep, unless that was finished and looked at before."""
+        newest = max(self.bench.sweeps.glob("*/run.json"), default=None)
+        return None if newest is None or newest.parent.name == self.last else newest.parent
 
     def _nothing_run_twice(self, before: dict[str, Counter[str]]) -> None:
         """Check that no lane whose end stood in the journal when the command began was started by it."""
@@ -126,13 +94,13 @@ class Siege:
 
     def _nothing_lost(self) -> None:
         """Check that every line of the journal still stands there, no lane ended twice, and every file is whole."""
-        newest = max(self.runs.glob("*/run.json"), default=None)
-        if newest is None or newest.parent.name == self.last:
+        newest = self._newest()
+        if newest is None:
             return
-        for path in newest.parent.rglob("*.json"):
+        for path in newest.rglob("*.json"):
             if not path.name.startswith("."):
                 json.loads(path.read_text(encoding="utf-8"))
-        journal = newest.parent / "journal.jsonl"
+        journal = newest / "journal.jsonl"
         text = journal.read_text(encoding="utf-8") if journal.exists() else ""
         lines, _, torn = text.rpartition("\n")
         self.torn += bool(torn)
@@ -143,10 +111,9 @@ class Siege:
         assert self.known.items() <= now.items(), "a finished lane was lost"
         self.known = now
 
-    def _whole_run(self) -> None:
+    def _whole_run(self, folder: Path) -> None:
         """Check that a finished sweep has every lane once and every cell right; the next command begins another."""
         self.ended += 1
-        folder = max(self.runs.glob("*/run.json")).parent
         results = json.loads((folder / "results.json").read_text(encoding="utf-8"))
         assert len(self.known) == 2 * len(self.packs)
         assert [cell["verdict"] for cell in results["cells"]] == ["CONFIRMED"] * len(self.packs)
@@ -160,10 +127,9 @@ class Siege:
 
 def siege(folder: Path, packs: int, jobs: int, seed: int) -> Siege:
     """Build one in an empty folder."""
-    archive, sha256 = toys.sdist(folder)
-    toys.seed(folder / "cache", archive, sha256)
-    (folder / "packs").mkdir()
-    return Siege(folder, copies(folder / "packs", sha256, packs), jobs, random.Random(seed))  # noqa: S311 - no secret
+    bench = empty(folder)
+    chance = random.Random(seed)  # noqa: S311 - no secret
+    return Siege(bench, copies(bench.packs, bench.sha256, packs), jobs, chance)
 
 
 def prune(runs: Path, keep: int) -> None:

@@ -1,26 +1,31 @@
-"""Hostile cases of the cache, archives, git, the index and processes; `testing.hostile` lists them with the others."""
+"""Hostile cases of the cache, archives, git, the index, processes and upstream's own words.
+
+`testing.hostile` lists them with the others.
+"""
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import io
 import json
 import os
+import pty
+import re
 import shutil
-import signal
 import subprocess
 import tarfile
-import time
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
 import psutil
 
+from harness.core.words import Exit
 from testing import package_index, toys
 from testing import workbench as benches
 from testing.package_index import Shelf
-from testing.workbench import Workbench
+from testing.workbench import Workbench, until
 
 SOUND = "01_confirmed"
 LOADS = "from toykernel import scale\n"
@@ -30,29 +35,12 @@ WHEEL = "beside-1.0-py3-none-any.whl"
 
 def with_a_dependency(folder: Path) -> Workbench:
     """Build a workbench whose toy pack has a dependency set of one wheel."""
-    bench = benches.empty(folder)
-    pack = bench.lay(SOUND)
+    bench = benches.sound(folder)
     wheel, sha256 = toys.wheel(folder, WHEEL, {"beside/__init__.py": "VALUE = 1\n"})
     toys.seed(bench.cache, wheel, sha256)
-    toys.pin(pack, "beside", "1.0", sha256)
-    edit_probe(bench, "import beside\n")
+    toys.pin(bench.packs / SOUND, "beside", "1.0", sha256)
+    toys.replace(bench.packs / SOUND / "reproduce.py", LOADS, f"{LOADS}import beside\n")
     return bench
-
-
-def edit_probe(bench: Workbench, lines: str, *, after: str = LOADS) -> None:
-    """Put lines behind the import of the toy upstream."""
-    probe = bench.packs / SOUND / "reproduce.py"
-    text = probe.read_text()
-    assert after in text
-    probe.write_text(text.replace(after, after + lines, 1))
-
-
-def verdict(bench: Workbench, wanted: str, *words: str, **environment: str) -> None:
-    """Run the toy pack and require its verdict, and words of its reason."""
-    status, (row,) = bench.rows(**environment)
-    assert (status, row["verdict"]) == (int(wanted == "ERROR"), wanted), row
-    for word in words:
-        assert word in row["reason"], row["reason"]
 
 
 # --- the cache
@@ -125,21 +113,20 @@ def changed(folder: Path, what: str) -> None:
     """Change a byte of the cache: that run has no verdict, and names the file; the next has it laid out anew."""
     change, named = CHANGES[what]
     bench = with_a_dependency(folder)
-    verdict(bench, "CONFIRMED")
+    bench.gives(0, "CONFIRMED")
     change(bench)
-    verdict(bench, "ERROR", named, "laid out anew")
-    verdict(bench, "CONFIRMED")
+    assert "laid out anew" in bench.gives(1, "ERROR", reason=named)["reason"]
+    bench.gives(0, "CONFIRMED")
 
 
 def flipped_download(folder: Path) -> None:
     """Flip one bit of a download behind which there is no tree yet."""
-    bench = benches.empty(folder)
-    bench.lay(SOUND)
+    bench = benches.sound(folder)
     (archive,) = (bench.cache / "downloads" / bench.sha256).iterdir()
     data = bytearray(archive.read_bytes())
     data[len(data) // 2] ^= 1
     archive.write_bytes(data)
-    verdict(bench, "ERROR", "no longer has its sha256")
+    bench.gives(1, "ERROR", reason="no longer has its sha256")
 
 
 #: What a probe does to what it imports.
@@ -155,33 +142,35 @@ def writes(folder: Path, where: str) -> None:
     bench = with_a_dependency(folder)
     probe = bench.packs / SOUND / "reproduce.py"
     text = probe.read_text()
-    edit_probe(bench, f"{WRITES[where]}\n")
-    verdict(bench, "ERROR", "while it ran")
+    toys.replace(probe, LOADS, f"{LOADS}{WRITES[where]}\n")
+    bench.gives(1, "ERROR", reason="while it ran")
     probe.write_text(text)
-    verdict(bench, "CONFIRMED")
+    bench.gives(0, "CONFIRMED")
 
 
 # --- archives, git, the index
 
 
-def _released(folder: Path, members: dict[str, bytes]) -> Workbench:
+def released(folder: Path, archive: Path) -> Workbench:
+    """Build a workbench with a sound pack whose release is this archive."""
+    bench = benches.sound(folder)
+    sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
+    toys.seed(bench.cache, archive, sha256)
+    for old, new in ((bench.sha256, sha256), ("toykernel-1.0.zip", archive.name)):
+        toys.replace(bench.packs / SOUND / "pack.toml", old, new)
+    return bench
+
+
+def _packed(folder: Path, members: dict[str, bytes]) -> Workbench:
     """Build a workbench whose upstream is a .tar.gz of the toy's files and these."""
-    bench = benches.empty(folder)
-    pack = bench.lay(SOUND)
     archive = folder / "toykernel-1.0.tar.gz"
-    source = toys.RESOURCES / "upstream" / "toykernel-1.0"
     with tarfile.open(archive, "w:gz") as tar:
-        tar.add(source, "toykernel-1.0")
+        tar.add(toys.RESOURCES / "upstream/toykernel-1.0", "toykernel-1.0")
         for name, data in members.items():
             info = tarfile.TarInfo(f"toykernel-1.0/{name}")
             info.size = len(data)
             tar.addfile(info, io.BytesIO(data))
-    sha256 = hashlib.sha256(archive.read_bytes()).hexdigest()
-    toys.seed(bench.cache, archive, sha256)
-    definition = pack / "pack.toml"
-    text = definition.read_text().replace(bench.sha256, sha256).replace("toykernel-1.0.zip", archive.name)
-    definition.write_text(text)
-    return bench
+    return released(folder, archive)
 
 
 def git_configuration(folder: Path) -> None:
@@ -195,17 +184,16 @@ def git_configuration(folder: Path) -> None:
         ".git/refs/x": b"",
         ".gitattributes": b"* filter=x\n",
     }
-    bench = _released(folder, members)
-    parameters = "'filter.x.clean=touch " + str(ran) + "; cat' 'filter.x.required=true'"
-    verdict(bench, "CONFIRMED", GIT_CONFIG_PARAMETERS=parameters)
+    bench = _packed(folder, members)
+    parameters = f"'filter.x.clean=touch {ran}; cat' 'filter.x.required=true'"
+    bench.gives(0, "CONFIRMED", GIT_CONFIG_PARAMETERS=parameters)
     assert not ran.exists(), "a command of the archive, or of the environment, ran"
     assert not list(bench.cache.glob("trees/*/content/.git")), ".git left its archive"
 
 
 def option_for_a_url(folder: Path) -> None:
     """Name options of git where a URL or a commit belongs."""
-    bench = benches.empty(folder)
-    bench.lay(SOUND)
+    bench = benches.sound(folder)
     ran = folder / "ran"
     for text in (f"git+--upload-pack=touch {ran}@./", f"git+./@--upload-pack=touch {ran}", "git+./@-x"):
         ended = bench.run("run", "--online", "--upstream", text)
@@ -237,14 +225,12 @@ def bomb(folder: Path) -> None:
 
 def long_name(folder: Path) -> None:
     """Name a member with 300 characters."""
-    bench = _released(folder, {"x" * 300: b""})
-    verdict(bench, "ERROR", "a name that no file system takes")
+    _packed(folder, {"x" * 300: b""}).gives(1, "ERROR", reason="a name that no file system takes")
 
 
 def name_outside(folder: Path) -> None:
     """Let an index name a file outside the cache, with the right sha256."""
-    bench = benches.empty(folder)
-    bench.lay(SOUND)
+    bench = benches.sound(folder)
     (archive,) = (bench.cache / "downloads" / bench.sha256).iterdir()
     data = archive.read_bytes()
     shutil.rmtree(bench.cache)
@@ -261,38 +247,18 @@ def name_outside(folder: Path) -> None:
 # --- processes
 
 
-def _supervisor_of(pid: int) -> psutil.Process:
-    found = psutil.Process(pid).parent()
-    assert found is not None
-    return found
-
-
-def _waiting(bench: Workbench, names: tuple[str, ...]) -> subprocess.Popen[bytes]:
-    command = bench.command("run", "--lane", "pristine", "--timeout", "60")
-    started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-    end = time.monotonic() + 60
-    while not all((bench.packs / "37_needs_long" / name).exists() for name in names) and time.monotonic() < end:
-        time.sleep(0.05)
-    time.sleep(0.2)
-    return started
-
-
 def killed_supervisor(folder: Path) -> None:
     """Kill the supervisor of a lane: neither the probe nor what it started goes on."""
     bench = benches.empty(folder)
     pack = bench.lay("37_needs_long")
-    with _waiting(bench, ("pid", "grandchild")) as runner:
-        pids = [int((pack / name).read_text()) for name in ("pid", "grandchild")]
-        _supervisor_of(pids[0]).send_signal(signal.SIGKILL)
+    files = [pack / name for name in ("pid", "grandchild")]
+    command = bench.command("run", "--lane", "pristine", "--timeout", "60")
+    with subprocess.Popen(command, stdout=-3, stderr=-3) as runner:
+        until(lambda: all(file.exists() and file.read_text() for file in files), 60)
+        pids = [int(file.read_text()) for file in files]
+        psutil.Process(psutil.Process(pids[0]).ppid()).kill()
         assert runner.wait(60) == 1
-    _gone(pids)
-
-
-def _gone(pids: list[int]) -> None:
-    end = time.monotonic() + 10
-    while (left := [pid for pid in pids if psutil.pid_exists(pid)]) and time.monotonic() < end:
-        time.sleep(0.05)
-    assert not left, f"processes are left: {left}"
+    until(lambda: not any(psutil.pid_exists(pid) for pid in pids))
 
 
 # --- the two lanes
@@ -325,8 +291,151 @@ if "zip(" in pathlib.Path(importlib.util.find_spec("toykernel.scale").origin).re
 
 def unlike(folder: Path, how: str) -> None:
     """Let a contract that knows its lane judge less in the patched one."""
-    bench = benches.empty(folder)
+    bench = benches.sound(folder)
     less, why = UNLIKE[how]
-    with (bench.lay(SOUND) / "contract.py").open("a") as stream:
+    with (bench.packs / SOUND / "contract.py").open("a") as stream:
         stream.write(KNOWS_ITS_LANE.format(less))
-    verdict(bench, "ERROR", "the lanes made other checks", why)
+    assert "the lanes made other checks" in bench.gives(1, "ERROR", reason=why)["reason"]
+
+
+# --- what upstream says, and what it leaves behind
+
+
+OTHER = "02_other"
+#: Before this line a script's own values are laid; what is planted stands there.
+VALUES = "values, weights ="
+#: Clears the screen, and names the window.
+ESCAPES = "\x1b[2J\x1b]0;pwned\x07"
+#: A heading, a link, an image, a tag, and three ways to mention somebody.
+MARKUP = "\n# heading\n[x](http://evil) ![i](http://evil/t.png) <img src=x> @ada &#64;ada &commat;ada"
+#: Longer than Python's recursion goes, and shorter than a path may be.
+DEEP = 1500
+#: Bytes, of what is stated as less: more than the process has that starts the runner, since a child's peak counts it.
+INFLATED = 768 << 20
+#: Folders of a lane, by the variable that names them to it.
+FOLDERS = ("HOME", "TMPDIR", "TRITON_CACHE_DIR")
+
+
+def _bench(folder: Path, planted: str) -> Workbench:
+    """Build a workbench with a sound pack, and one whose script does more."""
+    bench = benches.sound(folder)
+    toys.replace(bench.packs / SOUND / "reproduce.py", VALUES, f"{planted}\n{VALUES}")
+    bench.lay(SOUND, OTHER)
+    return bench
+
+
+def nests(folder: Path, variable: str) -> None:
+    """Nest folders in a folder of the lane: the packs are judged, now and afterwards, and nothing of it is left."""
+    folders = f"for _ in range({DEEP}):\n    os.mkdir('d')\n    os.chdir('d')"
+    there = f"import os\nhere = os.environ[{variable!r}]\nos.makedirs(here, exist_ok=True)\nos.chdir(here)"
+    bench = _bench(folder, f"{there}\n{folders}")
+    for _ in range(2):
+        status, rows = bench.rows()
+        assert (status, {row["verdict"] for row in rows}) == (0, {"CONFIRMED"}), rows
+        assert not list(bench.cache.glob("work/*"))
+        assert not list(bench.cache.glob("jit/**/d/d"))
+
+
+def names_a_file_that_is_no_text(folder: Path) -> None:
+    """Add such a file to the tree: this lane is an error that names it, and its receipt is written."""
+    planted = (
+        "import os, toykernel\n"
+        "open(os.path.join(os.fsencode(os.path.dirname(toykernel.__file__)), b'\\xff.py'), 'w').close()"
+    )
+    status, rows = _bench(folder, planted).rows("--lane", "pristine", "--jobs", "1")
+    row, other = rows
+    assert (status, row["verdict"], other["verdict"]) == (1, "ERROR", "REPRODUCED"), rows
+    assert "\\udcff.py was added" in row["reason"], row
+    assert Path(row["receipt"]).is_file()
+
+
+def archive_of_5000_folders(folder: Path) -> None:
+    """Lay out a release with a member that deep: it is refused whole."""
+    archive = folder / "toykernel-1.0.tar.gz"
+    with tarfile.open(archive, "w:gz") as bundle:
+        for name in (f"toykernel-1.0/{'d/' * 5000}f.py", "toykernel-1.0/PKG-INFO"):
+            bundle.addfile(tarfile.TarInfo(name), io.BytesIO())
+    bench = released(folder, archive)
+    status, (row,) = bench.rows()
+    assert (status, row["verdict"]) == (1, "ERROR"), row
+    assert "refused whole" in row["reason"], row
+
+
+def _peak(command: list[str]) -> tuple[int, str, int]:
+    """Run a command; return its exit status, what it said, and the most bytes of memory that it held."""
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as child:
+        said = child.stdout.read() if child.stdout else ""
+        _, status, usage = os.wait4(child.pid, 0)
+        child.returncode = os.waitstatus_to_exitcode(status)
+    return child.returncode, said, usage.ru_maxrss * 1024
+
+
+def inflating_member(folder: Path) -> None:
+    """Check a bundle whose member states 10 bytes and holds INFLATED: it is refuted, and never held in memory."""
+    path = folder / "bundle.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed, packed.open(f"{SOUND}/pack.toml", "w") as member:
+        for _ in range(INFLATED >> 20):
+            member.write(bytes(1 << 20))
+    data = bytearray(path.read_bytes())
+    for header, size in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):
+        at = data.index(header) + size
+        data[at : at + 4] = (10).to_bytes(4, "little")
+    path.write_bytes(data)
+    bench = benches.sound(folder)
+    status, said, peak = _peak(bench.command("check", "--bundle", str(path)))
+    assert (status, "it is no zip that can be read" in said) == (1, True), said
+    assert peak < INFLATED, (peak, said)
+
+
+def inflating_header(folder: Path, kind: bytes) -> None:
+    """Lay out a release with a header of INFLATED bytes: it is refused, and never held in memory."""
+    archive = folder / "toykernel-1.0.tar.gz"
+    header = tarfile.TarInfo("x")
+    header.type, header.size = kind, INFLATED
+    with gzip.open(archive, "wb", compresslevel=1) as stream:
+        stream.write(header.tobuf(tarfile.USTAR_FORMAT))
+        for _ in range(INFLATED >> 20):
+            stream.write(b"a" * (1 << 20))
+    bench = released(folder, archive)
+    status, said, peak = _peak(bench.command("run"))
+    assert (status, "Traceback" in said) == (1, False), said
+    assert "a header of more than" in said, said
+    assert peak < INFLATED, (peak, said)
+
+
+def origin(folder: Path, spec: str) -> None:
+    """Judge a tree from there: one line, exit status 2."""
+    ended = benches.sound(folder).run("run", "--upstream", f"path:{spec}")
+    assert ended.returncode == Exit.WRONG_CALL, ended
+    assert "Traceback" not in ended.stderr, ended.stderr
+    assert "x" * 200 not in ended.stderr, ended.stderr
+
+
+def acts_on_a_terminal(folder: Path) -> None:
+    """Raise such a text where a terminal shows it: what cannot be seen is shown as its escape."""
+    bench = _bench(folder, f"raise RuntimeError({ESCAPES!r})")
+    ours, theirs = pty.openpty()
+    with subprocess.Popen(bench.command("run", "--verbose"), stdin=theirs, stdout=theirs, stderr=theirs):
+        os.close(theirs)
+        shown = b""
+        try:
+            while piece := os.read(ours, 1 << 16):
+                shown += piece
+        except OSError:  # the terminal's other end is closed
+            os.close(ours)
+    assert b"RuntimeError" in shown, shown
+    assert b"\x1b[2J" not in shown, shown
+    assert b"\x1b]0" not in shown, shown
+
+
+def acts_in_markdown(folder: Path) -> None:
+    """Raise such a text in script and contract: the summary of a sweep shows it, and none of it is alive."""
+    bench = _bench(folder, f"raise NotImplementedError({MARKUP!r})")
+    line = "    total = scale.total(VALUES)\n"
+    toys.replace(bench.packs / OTHER / "contract.py", line, f"    raise RuntimeError({MARKUP!r})\n")
+    bench.swept(status=1)
+    summary = (bench.newest / "summary.md").read_text(encoding="utf-8")
+    assert "RuntimeError" in summary, summary
+    not_code = re.sub(r"`[^`\n]*`", "", summary)
+    for alive in ("\n# heading", "](http", "<img", "@ada", "&#64;", "&commat;"):
+        assert alive not in not_code, (alive, summary)

@@ -15,14 +15,18 @@ RESOURCES = Path(__file__).resolve().parents[1] / "tests/resources"
 BASE = "01_confirmed"
 
 
+def _zip(archive: Path, members: dict[str, bytes]) -> str:
+    """Write a zip whose bytes depend on its members alone; return its sha256."""
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as bundle:
+        for name, data in members.items():
+            bundle.writestr(zipfile.ZipInfo(name, (2026, 1, 1, 0, 0, 0)), data)
+    return hashlib.sha256(archive.read_bytes()).hexdigest()
+
+
 def zip_folder(folder: Path, archive: Path) -> str:
     """Write a folder into a zip whose bytes depend on its files alone; return its sha256."""
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as bundle:
-        for path in sorted(folder.rglob("*")):
-            if path.is_file() and "__pycache__" not in path.parts:
-                member = zipfile.ZipInfo(path.relative_to(folder.parent).as_posix(), (2026, 1, 1, 0, 0, 0))
-                bundle.writestr(member, path.read_bytes())
-    return hashlib.sha256(archive.read_bytes()).hexdigest()
+    files = [path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts]
+    return _zip(archive, {path.relative_to(folder.parent).as_posix(): path.read_bytes() for path in files})
 
 
 def sdist(folder: Path, version: str = "1.0") -> tuple[Path, str]:
@@ -35,12 +39,12 @@ def wheel_of_installed(name: str, folder: Path) -> tuple[Path, str]:
     """Build a wheel of a package that is installed here and pure Python; return its path and sha256."""
     distribution = importlib.metadata.distribution(name)
     archive = folder / f"{name}-{distribution.version}-py3-none-any.whl"
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as bundle:
-        for file in sorted(distribution.files or []):
-            source = Path(str(distribution.locate_file(file)))
-            if ".." not in file.parts and file.suffix != ".pyc" and source.is_file():
-                bundle.writestr(zipfile.ZipInfo(file.as_posix(), (2026, 1, 1, 0, 0, 0)), source.read_bytes())
-    return archive, hashlib.sha256(archive.read_bytes()).hexdigest()
+    members = {}
+    for file in sorted(distribution.files or []):
+        source = Path(str(distribution.locate_file(file)))
+        if ".." not in file.parts and file.suffix != ".pyc" and source.is_file():
+            members[file.as_posix()] = source.read_bytes()
+    return archive, _zip(archive, members)
 
 
 def wheel(folder: Path, file: str, members: dict[str, str]) -> tuple[Path, str]:
@@ -54,10 +58,7 @@ def wheel(folder: Path, file: str, members: dict[str, str]) -> tuple[Path, str]:
         "RECORD": "",
     }
     members = {f"{name}-{version}.dist-info/{one}": text for one, text in stated.items()} | members
-    with zipfile.ZipFile(archive, "w", zipfile.ZIP_STORED) as bundle:
-        for name, text in members.items():
-            bundle.writestr(zipfile.ZipInfo(name, (2026, 1, 1, 0, 0, 0)), text)
-    return archive, hashlib.sha256(archive.read_bytes()).hexdigest()
+    return archive, _zip(archive, {name: text.encode() for name, text in members.items()})
 
 
 def compiled_wheel(folder: Path, version: str, *, right: bool = False) -> tuple[Path, str]:
@@ -70,11 +71,6 @@ def compiled_wheel(folder: Path, version: str, *, right: bool = False) -> tuple[
     members = {"toykernel/__init__.py": "", "toykernel/scale.py": text + library}
     platform = next(iter(sys_tags())).platform
     return wheel(folder, f"toykernel-{version}-cp38-abi3-{platform}.whl", members)
-
-
-def helper_wheel(folder: Path) -> tuple[Path, str]:
-    """Build the wheel that `compiled_wheel` finds its file in."""
-    return wheel(folder, "toyhelper-1.0-py3-none-any.whl", {"toyhelper/library.txt": "a library\n"})
 
 
 def pin(pack: Path, package: str, version: str, *hashes: str, name: str = "default") -> None:
@@ -110,9 +106,8 @@ def lay(packs: Path, behaviour: str, sha256: str, name: str = "") -> Path:
     for one in change.get("edits") or [change] * ("file" in change):
         replace(target / one["file"], one["old"], one["new"])
     for file in target.glob("*.py"):
-        file.write_text(
-            file.read_text(encoding="utf-8").replace("Path(__file__)", f"Path({str(file)!r})"), encoding="utf-8"
-        )
+        text = file.read_text(encoding="utf-8").replace("Path(__file__)", f"Path({str(file)!r})")
+        file.write_text(text, encoding="utf-8")
     replace(target / "pack.toml", "@SHA256@", sha256)
     definition = tomllib.loads((target / "pack.toml").read_text(encoding="utf-8"))
     if not (target / "contract.py").exists() and definition["targets"].get("cpu", {}).get("claims"):

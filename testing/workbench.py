@@ -4,11 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
-from dataclasses import dataclass
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import psutil
 
 from harness.core import cache
 from harness.core.cache import Cache
@@ -23,7 +28,17 @@ from testing import toys
 
 VERBS_OF_LANES = {"run", "check", "sweep", "versions", "pr-verdict", "mutate", "upstream-tests"}
 VERBS_OF_PACKS = VERBS_OF_LANES | {"list", "fetch", "report", "new"}
+Found = TypeVar("Found")
 REPOSITORY = Path(__file__).resolve().parent.parent
+
+
+def until(look: Callable[[], Found], seconds: float = 20.0) -> Found:
+    """Look until something is there, and return it."""
+    end = time.monotonic() + seconds
+    while not (found := look()):
+        assert time.monotonic() < end, "it never came"
+        time.sleep(0.02)
+    return found
 
 
 @dataclass(frozen=True)
@@ -31,21 +46,43 @@ class Workbench:
     """A folder of toy packs with a cache that holds their upstream."""
 
     folder: Path
-    sha256: str
+    sha256: str  # of that upstream's archive
+    variables: dict[str, str] = field(default_factory=dict)  # that the runner finds in its environment
 
     @property
     def packs(self) -> Path:
-        """The folder of the toy packs."""
         return self.folder / "packs"
 
     @property
     def cache(self) -> Path:
-        """The cache."""
         return self.folder / "cache"
 
-    def lay(self, behaviour: str, name: str = "") -> Path:
-        """Lay a toy pack, named for its behaviour unless another name is given."""
-        return toys.lay(self.packs, behaviour, self.sha256, name)
+    @property
+    def sweeps(self) -> Path:
+        """The folder of the run folders."""
+        return self.folder / "sweeps"
+
+    @property
+    def newest(self) -> Path:
+        """The newest run folder."""
+        return max(self.sweeps.glob("*/run.json")).parent
+
+    def lay(self, behaviour: str, name: str = "", **files: str) -> Path:
+        """Lay a toy pack, named for its behaviour unless another name is given, with small files that steer it."""
+        pack = toys.lay(self.packs, behaviour, self.sha256, name)
+        for file, text in files.items():
+            (pack / file.replace("_json", ".json")).write_text(text)
+        return pack
+
+    def gpus(self, *states: dict[str, object]) -> Path:
+        """Give the host toy GPUs; return the file of their state."""
+        path = self.folder / "gpus.json"
+        base = {"name": "Toy H200", "capability": [9, 0]}
+        path.write_text(json.dumps({"devices": [base | state for state in states]}))
+        self.variables["PYTHONPATH"] = str(REPOSITORY / "tests/resources/fake_nvml")
+        self.variables["NCCL_FAKE_STATE"] = str(path)
+        self.variables["CUDA_VISIBLE_DEVICES"] = ",".join(map(str, range(len(states))))
+        return path
 
     def command(self, *arguments: str) -> list[str]:
         """Build the command line of the runner, with this workbench's folders where the verb takes them."""
@@ -55,6 +92,8 @@ class Workbench:
             places += ["--cache", str(self.cache)]
         if verb in VERBS_OF_LANES and "--online" not in arguments:
             places += ["--offline"]
+        if verb == "sweep" and "--runs" not in arguments:
+            places += ["--runs", str(self.sweeps)]
         rest = [text for text in arguments if text != "--online"]
         return [sys.executable, "-W", "error", str(REPOSITORY / "runner.py"), *rest[:1], *places, *rest[1:]]
 
@@ -62,7 +101,7 @@ class Workbench:
         """Run the runner to its end."""
         return subprocess.run(
             self.command(*arguments),
-            env=os.environ | environment,
+            env=os.environ | self.variables | environment,
             capture_output=True,
             text=True,
             errors="replace",
@@ -83,6 +122,41 @@ class Workbench:
         ended = self.run("run", "--json", *arguments, **environment)
         assert "Traceback" not in ended.stderr, ended.stderr
         return ended.returncode, json.loads(ended.stdout) if ended.stdout else []
+
+    def sweep(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+        """Run a sweep to its end."""
+        ended = self.run("sweep", *arguments, **environment)
+        assert "Traceback" not in ended.stderr, ended.stderr
+        return ended
+
+    def swept(self, *arguments: str, status: int = 0, **environment: str) -> dict[str, dict[str, Any]]:
+        """Run a sweep that ends so, and return its cells by name."""
+        ended = self.sweep(*arguments, **environment)
+        assert ended.returncode == status, ended.stderr + ended.stdout
+        return self.cells()
+
+    def cells(self) -> dict[str, dict[str, Any]]:
+        """Return the newest sweep's cells by name."""
+        return {cell["name"]: cell for cell in json.loads((self.newest / "results.json").read_text())["cells"]}
+
+    def ends(self) -> list[dict[str, Any]]:
+        """Return the lines of the newest sweep's journal."""
+        return [json.loads(line) for line in (self.newest / "journal.jsonl").read_text().splitlines()]
+
+    def interrupted(self, *arguments: str, **environment: str) -> str:
+        """Interrupt the runner as Ctrl-C does, once a lane of the toy that needs long hangs; return its output.
+
+        It has to end with 130, and none of its processes may be left.
+        """
+        command = self.command(*arguments)
+        with subprocess.Popen(command, env=os.environ | environment, stdout=-1, stderr=-1, text=True) as runner:
+            until((self.packs / "37_needs_long/grandchild").exists)
+            children = psutil.Process(runner.pid).children(recursive=True)
+            runner.send_signal(signal.SIGINT)
+            output, _ = runner.communicate(timeout=30)
+        assert (runner.returncode, bool(children)) == (130, True)
+        assert psutil.wait_procs(children, timeout=20)[1] == []
+        return output
 
     def gives(self, status: int, verdict: str, *arguments: str, reason: str = "", **environment: str) -> dict[str, Any]:
         """Run the one pack; return its row, which has to have this verdict, and this text in its reason."""
@@ -107,9 +181,15 @@ def installed(one: Pack) -> Path:
 
 def confirmed(folder: Path) -> Workbench:
     """Judge the sound toy pack in a folder; return its workbench."""
-    made = empty(folder)
-    made.lay("01_confirmed")
+    made = sound(folder)
     made.recorded("1")
+    return made
+
+
+def sound(folder: Path) -> Workbench:
+    """Build a workbench with the sound toy pack alone."""
+    made = empty(folder)
+    made.lay(toys.BASE)
     return made
 
 

@@ -11,7 +11,7 @@ from testing import workbench as benches
 from testing.workbench import Workbench
 
 #: Fixtures that run the real runner, or another program, as a child process.
-CHILD_PROCESSES = {"workbench", "runs", "sent", "judged", "page", "found", "folders", "bench", "odd", "nights"}
+CHILD_PROCESSES = {"workbench", "sent", "judged", "page", "found", "folders", "bench", "odd", "nights"}
 
 
 def pytest_configure() -> None:

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.slow
 
 @pytest.mark.parametrize("case", hostile.CASES, ids=lambda case: case.name)
 def test_it_is_refused(case: Case, tmp_path: Path) -> None:
-    case.attempt(tmp_path)
+    case.attempt(tmp_path, *case.arguments)
 
 
 def test_no_two_cases_have_one_name() -> None:

@@ -11,7 +11,7 @@ from harness.core import markdown, terminal
 from harness.core.errors import HarnessError, unknown
 from harness.pack import load
 from harness.receipt.figures import WIDTH, number
-from harness.sweep import history
+from harness.sweep import run_folder
 from harness.sweep.results import CellRow, Results
 
 Rows = list[tuple[Results, CellRow]]
@@ -58,7 +58,7 @@ def show(wanted: str, runs: Path) -> None:
 
     HarnessError is raised where there is no such pack or sweep.
     """
-    sweeps = reversed([results for _, results in history.finished(runs, pass_over=_pass_over)])
+    sweeps = reversed([results for _, results in run_folder.finished(runs, pass_over=_pass_over)])
     every = [(sweep, cell) for sweep in sweeps for cell in sweep.cells]
     pack = _pack(every, wanted, runs)
     rows = [(sweep, cell) for sweep, cell in every if cell.pack == pack]

@@ -12,7 +12,7 @@ from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, Exit
 from harness.host import eligibility
-from harness.pack.concerned import concerned
+from harness.pack import load
 from harness.pack.model import Pack
 from harness.receipt import redaction
 from harness.report import links, pr_comment, report
@@ -80,7 +80,7 @@ def command(
     chosen, broken = options.sound_packs(shared.packs, wanted)
     options.complain(broken)
     if changed is not None:
-        chosen = concerned(chosen, changed.read().splitlines())
+        chosen = load.concerned(chosen, changed.read().splitlines())
     if base is None or head is None:
         for pack in chosen:
             terminal.echo(pack.name)

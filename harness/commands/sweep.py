@@ -20,7 +20,7 @@ from harness.core.progress import Progress
 from harness.core.words import Exit
 from harness.host import host
 from harness.host.gpus import GpuPool, gpu_pool
-from harness.sweep import text_outputs
+from harness.sweep import outputs
 from harness.sweep.selection import Moving
 from harness.sweep.sweep import Order, Sweep
 
@@ -150,9 +150,9 @@ def command(
         with cache.guard():
             sweep = Sweep(order, cache, here, pool.devices, running.listener(progress), progress, cluster)
             results, folder = sweep.run()
-    for line in text_outputs.change_lines(results):
+    for line in outputs.change_lines(results):
         terminal.echo(line)
-    terminal.echo(text_outputs.headline(results))
+    terminal.echo(outputs.headline(results))
     terminal.echo(folder.path / "index.html")
     if results.status == Exit.INTERRUPTED:
         raise KeyboardInterrupt

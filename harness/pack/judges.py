@@ -1,13 +1,18 @@
-"""What judges a pack: its script, its contract, and the modules of the kit that the contract imports."""
+"""What judges a pack: its script, its contract, and the modules of the kit that the contract imports.
+
+A receipt is fresh by meaning: comments, a docstring or a commit message do not make it stale.
+"""
 
 from __future__ import annotations
 
+import ast
 import functools
+import io
 import re
+import tokenize
 from pathlib import Path
 
-from harness.core import files
-from harness.pack import meaning
+from harness.core import files, python_ast
 from harness.pack.model import Pack
 
 #: Every contract runs under it, and it decides nothing: a change of it makes no receipt stale.
@@ -37,21 +42,16 @@ def _imported(source: str) -> set[str]:
     return found
 
 
-def _file(module: str) -> Path | None:
-    path = REPOSITORY.joinpath(*module.split("."))
-    return next((file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()), None)
-
-
-def kit_files(contract: Path) -> list[Path]:
+def _kit_files(contract: Path) -> list[Path]:
     """Return the files of the kit that a contract imports, directly or not, in the order of their names."""
     found: set[Path] = set()
     waiting = [contract]
     while waiting:
         for module in _imported(waiting.pop().read_text(encoding="utf-8")) - {PLUGIN}:
-            file = _file(module)
-            if file is not None and file not in found:
-                found.add(file)
-                waiting.append(file)
+            path = REPOSITORY.joinpath(*module.split("."))
+            here = {file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()} - found
+            found |= here
+            waiting += here
     return sorted(found)
 
 
@@ -62,9 +62,45 @@ def files_of(pack: Pack) -> list[Path]:
     if not pack.contract.is_file():
         return script
     try:
-        return [*script, pack.contract, *kit_files(pack.contract)]
+        return [*script, pack.contract, *_kit_files(pack.contract)]
     except UnicodeDecodeError:  # running it will say so
         return [*script, pack.contract]
+
+
+@functools.lru_cache(maxsize=64)
+def probe_meaning(source: str) -> str:
+    """Return the sha256 of a probe without its comments, blank lines and module docstring.
+
+    It works on the text, since syntax trees and token streams differ between Python versions. SyntaxError is raised
+    where the probe is no Python.
+    """
+    source = source.replace("\r\n", "\n").replace("\r", "\n")
+    tree = python_ast.parse(source)
+    first = tree.body[0] if ast.get_docstring(tree) is not None else None
+    dropped = range(first.lineno, (first.end_lineno or first.lineno) + 1) if first else ()
+    lines = source.split("\n")  # as the tokenizer counts them: a form feed or U+2028 ends no line
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type == tokenize.COMMENT:
+            row, column = token.start
+            lines[row - 1] = lines[row - 1][:column]
+    kept = [line.rstrip() for number, line in enumerate(lines, start=1) if number not in dropped and line.strip()]
+    return files.sha256_bytes("\n".join(kept).encode())
+
+
+def patch_meaning(text: str) -> str:
+    """Return the sha256 of a patch from its first ``diff --git`` on."""
+    start = text.find("diff --git ")
+    return files.sha256_bytes(text[max(start, 0) :].encode())
+
+
+def meaning(path: Path) -> str:
+    """Return the sha256 of what a probe or a patch means; of its bytes where it cannot be read as either."""
+    data = path.read_bytes()
+    try:
+        text = data.decode()
+        return probe_meaning(text) if path.suffix == ".py" else patch_meaning(text)
+    except (SyntaxError, ValueError, tokenize.TokenError, RecursionError, MemoryError):
+        return files.sha256_bytes(data)
 
 
 def _joined(hashes: list[str]) -> str:
@@ -72,23 +108,13 @@ def _joined(hashes: list[str]) -> str:
 
 
 def sha256(pack: Pack) -> str:
-    """Return one hash of the bytes of what judges a pack.
-
-    Raises:
-        OSError: the script cannot be read.
-
-    """
+    """Return one hash of the bytes of what judges a pack, or raise OSError where the script cannot be read."""
     return _joined([files.sha256_file(path) for path in files_of(pack)])
 
 
 def meaning_of(pack: Pack) -> str:
-    """Return one hash of what these files mean, without comments and module docstrings.
-
-    Raises:
-        OSError: the script cannot be read.
-
-    """
-    return _joined([meaning.meaning(path) for path in files_of(pack)])
+    """Return one hash of what these files mean, without comments and module docstrings; OSError likewise."""
+    return _joined([meaning(path) for path in files_of(pack)])
 
 
 def changed(pack: Pack, sha256_before: str, meaning_before: str) -> bool:

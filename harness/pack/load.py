@@ -1,15 +1,16 @@
-"""Packs on disk: the folders ``packs/NN_slug``, found by number, slug or glob, and loaded."""
+"""Packs on disk: the folders ``packs/NN_slug``, found by number, slug, glob or what they are about, and loaded."""
 
 from __future__ import annotations
 
 import fnmatch
 import re
-from pathlib import Path
+from collections.abc import Iterable
+from pathlib import Path, PurePosixPath
 
 from harness.core import structure
 from harness.core.errors import HarnessError, unknown
 from harness.pack import requirements, rules
-from harness.pack.model import Pack
+from harness.pack.model import Definition, Pack
 
 FOLDER_PATTERN = re.compile(r"(?P<number>\d{2,})_(?P<slug>[a-z0-9_]+)")
 
@@ -70,3 +71,32 @@ def select_packs(packs: Path, wanted: tuple[str, ...]) -> list[Path]:
         if not any(matches(folder.name, name) for folder in every):
             raise unknown("pack", name, (folder.name for folder in every), "runner.py list")
     return [folder for folder in every if not wanted or any(matches(folder.name, name) for name in wanted)]
+
+
+def paths(definition: Definition) -> tuple[str, ...]:
+    """List the files of the upstream repository that a pack is about; a folder ends with a slash.
+
+    They are those that its targets load; where it names none, because it has no patch, the modules under test.
+    """
+    loads = dict.fromkeys(path for target in definition.targets.values() for path in target.loads)
+    if loads:
+        return tuple(loads)
+    root = f"{definition.upstream.source_root}/".lstrip("/")
+    modules = [f"{root}{name.replace('.', '/')}" for name in definition.upstream.modules]
+    return tuple(path for module in modules for path in (f"{module}.py", f"{module}/"))
+
+
+def concerned(packs: Iterable[Pack], changed: Iterable[str]) -> list[Pack]:
+    """Return the packs that are about one of these files, by their paths from the repository's root.
+
+    A pack of compiled code is none of them: a checkout is judged without being built, and cannot be imported.
+    """
+    files = {str(PurePosixPath(line)) for line in changed if line}
+    found = []
+    for pack in packs:
+        about = paths(pack.definition)
+        folders = tuple(path for path in about if path.endswith("/"))
+        touched = not files.isdisjoint(about) or any(file.startswith(folders) for file in files)
+        if touched and not pack.definition.upstream.is_compiled:
+            found.append(pack)
+    return found

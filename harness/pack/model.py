@@ -213,13 +213,7 @@ class OtherReleases:
 
 @dataclass(frozen=True)
 class Definition:
-    """A parsed pack.toml, and the dependency sets that lie beside it.
-
-    `fix` says whether the pack has a patch: without one there is no patched lane, and REPRODUCED is all that can be
-    shown. `script` says how a reproduce.py is run that prints no sentinel; None: it prints its own.
-    `known` is the thread in which a deviation of the pack is known: a sweep names it and does not fail for it.
-    Without `advisory` nobody who has the release is warned of it: what the pack shows is no defect.
-    """
+    """A parsed pack.toml, and the dependency sets that lie beside it."""
 
     schema: int
     title: str
@@ -228,13 +222,13 @@ class Definition:
     upstream: Upstream
     requires: Requires
     targets: dict[str, Target]
-    fix: Fix = Fix.PATCH
+    fix: Fix = Fix.PATCH  # without a patch there is no patched lane, and REPRODUCED is all that can be shown
     head: Head | None = None
     fixed_in: str = ""
-    known: str = ""
+    known: str = ""  # the thread in which its deviation is known: a sweep names it and does not fail for it
     action: Action | None = None
     workaround: Workaround | None = None
-    advisory: bool = True
+    advisory: bool = True  # without it nobody who has the release is warned: what the pack shows is no defect
     searched: Searched | None = None
     threads: tuple[Thread, ...] = ()
     ask: Ask | None = None
@@ -243,7 +237,7 @@ class Definition:
     environments: dict[str, BuiltEnvironment] = field(default_factory=dict)
     strength: Sample = field(default_factory=Sample)
     versions: OtherReleases = field(default_factory=OtherReleases)
-    script: OrdinaryScript | None = None
+    script: OrdinaryScript | None = None  # how a reproduce.py is run that prints no sentinel; None: it prints its own
 
     @property
     def has_patch(self) -> bool:
@@ -276,16 +270,12 @@ class Definition:
 
 @dataclass(frozen=True)
 class Pack:
-    """One pack on disk.
-
-    `receipts_elsewhere` is the folder of other receipts than its own, such as a run's; `inputs` that of the copies of
-    probe and patches which a run took, None: they are read in the pack itself.
-    """
+    """One pack on disk."""
 
     folder: Path
     definition: Definition
-    receipts_elsewhere: Path | None = None
-    inputs: Path | None = None
+    receipts_elsewhere: Path | None = None  # the folder of other receipts than its own, such as a run's
+    inputs: Path | None = None  # that of the copies of probe and patches which a run took; None: the pack itself
 
     @property
     def name(self) -> str:
@@ -294,7 +284,6 @@ class Pack:
 
     @property
     def probe(self) -> Path:
-        """The probe."""
         return (self.inputs or self.folder) / "reproduce.py"
 
     @property
@@ -304,7 +293,6 @@ class Pack:
 
     @property
     def patch(self) -> Path:
-        """The patch for the pinned release."""
         return (self.inputs or self.folder) / "fix.patch"
 
     @property
@@ -334,7 +322,6 @@ class Pack:
 
     @property
     def report(self) -> Path:
-        """The report that upstream reads."""
         return self.folder / "README.md"
 
     @property

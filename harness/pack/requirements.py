@@ -31,12 +31,7 @@ def file_of(name: str) -> str:
 
 
 def of_folder(folder: Path) -> dict[str, dict[str, Dependency]]:
-    """Read the dependency sets of a pack's folder, by name.
-
-    Raises:
-        StructureError: a file of them is wrong; it names every mistake.
-
-    """
+    """Read the dependency sets of a pack's folder, by name, or raise StructureError with every mistake in them."""
     sets: dict[str, dict[str, Dependency]] = {}
     errors: list[str] = []
     paths = sorted((*folder.glob("requirements*.txt"), *folder.glob("requirements*.in")), key=lambda path: path.suffix)
@@ -51,22 +46,13 @@ def of_folder(folder: Path) -> dict[str, dict[str, Dependency]]:
         if not name:
             errors.append(f"{path.name}: no requirements.txt, and no requirements.NAME.txt")
         elif path.suffix == ".txt":
-            sets[name] = {}
-            errors += [f"{path.name}: {error}" for error in _read(text, sets[name])]
+            sets[name], wrong = read(text)
+            errors += [f"{path.name}: {error}" for error in wrong]
         else:
             errors += [f"{path.name}: {error}" for error in _unmet(text, file_of(name), sets.get(name))]
     if errors:
         raise StructureError(errors)
     return sets
-
-
-def read(text: str) -> dict[str, Dependency]:
-    """Read one requirements file, or raise StructureError with all its errors."""
-    found: dict[str, Dependency] = {}
-    errors = list(_read(text, found))
-    if errors:
-        raise StructureError(errors)
-    return found
 
 
 def holds(marker: Marker | None, python: str, extras: frozenset[str] = frozenset()) -> bool:
@@ -84,27 +70,30 @@ def _lines(text: str) -> Iterator[str]:
     yield from (line.strip() for line in re.sub(r"\\\s*\n", " ", whole).splitlines() if line.strip())
 
 
-def _read(text: str, found: dict[str, Dependency]) -> Iterator[str]:
-    """Put what a file pins into `found`; yield its errors."""
+def read(text: str) -> tuple[dict[str, Dependency], list[str]]:
+    """Return what one requirements file pins, by package, and its errors."""
+    found: dict[str, Dependency] = {}
+    errors = []
     for line in _lines(text):
         hashes = [(match["kind"], match["digest"]) for match in HASH.finditer(line)]
-        stated = HASH.sub("", line).strip()
-        error, requirement = _requirement(stated)
+        error, requirement = _requirement(HASH.sub("", line).strip())
         if requirement is None:
-            yield error
+            errors.append(error)
             continue
         package, versions = requirement.name, list(requirement.specifier)
         if canonicalize_name(package) in INTERPRETERS:
-            yield f"{package}: the lane's interpreter brings it. Next: make the file with packs/uv.toml"
-        elif canonicalize_name(package) in {canonicalize_name(name) for name in found}:
-            yield f"{package}: it stands there twice; every Python takes one version"
+            errors.append(f"{package}: the lane's interpreter brings it. Next: make the file with packs/uv.toml")
+        elif canonicalize_name(package) in map(canonicalize_name, found):
+            errors.append(f"{package}: it stands there twice; every Python takes one version")
         elif len(versions) != 1 or versions[0].operator != "==" or "*" in versions[0].version:
-            yield f"{package}: no single version with =="
+            errors.append(f"{package}: no single version with ==")
         elif not hashes or any(kind != "sha256" or not SHA256.fullmatch(digest) for kind, digest in hashes):
-            yield f"{package}: {'a hash that is no sha256' if hashes else 'no sha256'}. Next: uv's --generate-hashes"
+            what = "a hash that is no sha256" if hashes else "no sha256"
+            errors.append(f"{package}: {what}. Next: uv's --generate-hashes")
         else:
             marker = str(requirement.marker or "")
             found[package] = Dependency(versions[0].version, tuple(digest for _, digest in hashes), marker)
+    return found, errors
 
 
 def _requirement(text: str) -> tuple[str, Requirement | None]:

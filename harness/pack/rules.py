@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import PurePosixPath
 from typing import Any
@@ -13,13 +13,12 @@ from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from harness.core import structure
-from harness.core.words import Evidence, Verdict, is_target
-from harness.pack import values
-from harness.pack.model import Action, Ask, Definition, Dependency, Upstream, UpstreamTests
+from harness.core import files, structure
+from harness.core.words import BITWISE_IDENTICAL, Evidence, LaneVerdict, Verdict, is_target
+from harness.pack.model import Definition, Dependency, Target, Upstream
+from harness.pack.requirements import SHA256
 
 SCHEMA = 1
-SHA256_PATTERN = re.compile(r"[0-9a-f]{64}")
 COMMIT_PATTERN = re.compile(r"[0-9a-f]{40}")
 ENVIRONMENT = re.compile(r"[a-z0-9]+(-[a-z0-9]+)*")
 THREAD = re.compile(r"https://github\.com/[\w.-]+/[\w.-]+/(?:issues|pull|discussions)/\d+(?:#[\w-]+)?")
@@ -29,242 +28,286 @@ PATCH_NAME = re.compile(r"[A-Za-z0-9][\w.-]*\.patch")
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 #: What a lane sets itself, or what decides which code runs.
 OWN_VARIABLES = re.compile(r"PATH|HOME|TMPDIR|(?:PYTHON|PYTEST|LD_|CUDA_VISIBLE|XDG_|REPRODUCER_).*")
-PYTEST = "pytest"
+#: Seconds: a lane of a month is a mistake.
+LONGEST = 31 * 24 * 3600.0
+MOST_GPUS = MOST_RANKS = 1024
+MOST_MEMORY_GIB = 1 << 20
+PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
+CLAIM = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*")
+#: A claim of such a name would be read as something else.
+TAKEN = {"TARGET", "UPSTREAM", "CHECK", "FIGURE", "OUTPUT", *LaneVerdict}
+#: Never a path or an option of git's.
+REPOSITORY = re.compile(r"https?://[^\s]+")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f]")
+NO_ORIGIN = "is no git+https://HOST/OWNER/REPO@COMMIT with 40 digits"
 
 
-def _version_errors(definition: Definition) -> list[str]:
-    errors = []
+def _control_errors(document: object) -> Iterator[str]:
+    """Say which texts hold control characters: no path, no argument and no table takes them. No recursion."""
+    waiting = [("", document)]
+    while waiting:
+        path, value = waiting.pop()
+        if isinstance(value, str) and CONTROL.search(value):
+            yield f"{path[:80]!r}: it holds control characters"
+        elif isinstance(value, dict):
+            for key, item in value.items():
+                inner = f"{path}.{key}".lstrip(".")
+                if CONTROL.search(key):
+                    yield f"{inner[:80]!r}: it holds control characters"
+                waiting.append((inner, item))
+        elif isinstance(value, list):
+            waiting += [(f"{path}[{index}]", item) for index, item in enumerate(value)]
+
+
+def _is_sentence(text: str) -> bool:
+    return bool(text.strip()) and "\n" not in text
+
+
+def _is_relative(text: str) -> bool:
+    path = PurePosixPath(text)
+    return not path.is_absolute() and ".." not in path.parts
+
+
+def _version_errors(definition: Definition) -> Iterator[str]:
     for path, text in (("upstream.version", definition.upstream.version), ("fixed_in", definition.fixed_in)):
         try:
             Version(text or "0")
         except InvalidVersion:
-            errors.append(f"{path}: {text!r} is no version")
+            yield f"{path}: {text!r} is no version"
     for path in ("python", "torch", "triton"):
         text = getattr(definition.requires, path)
         try:
             SpecifierSet(text)
         except InvalidSpecifier:
-            errors.append(f"requires.{path}: {text!r} is no version range such as '>=2.6,<3'")
-    return errors
+            yield f"requires.{path}: {text!r} is no version range such as '>=2.6,<3'"
 
 
-def _release_errors(upstream: Upstream) -> list[str]:
-    errors = []
+def _release_errors(upstream: Upstream) -> Iterator[str]:
     if not upstream.version:
-        errors.append("upstream.version: a release has one; a pinned commit has neither version, file nor sha256")
-    if not SHA256_PATTERN.fullmatch(upstream.sha256):
-        errors.append("upstream.sha256: not 64 lower-case hexadecimal digits")
+        yield "upstream.version: a release has one; a pinned commit has neither version, file nor sha256"
+    if not SHA256.fullmatch(upstream.sha256):
+        yield "upstream.sha256: not 64 lower-case hexadecimal digits"
     if not upstream.file.endswith((".tar.gz", ".zip", ".whl")) or "/" in upstream.file:
-        errors.append(f"upstream.file: {upstream.file!r} is no .tar.gz, .zip or .whl of the index")
+        yield f"upstream.file: {upstream.file!r} is no .tar.gz, .zip or .whl of the index"
     if upstream.date is not None:
-        errors.append("upstream.date: of a pinned commit; a release has none")
+        yield "upstream.date: of a pinned commit; a release has none"
     if upstream.url and not (FILE_URL.fullmatch(upstream.url) and upstream.url.endswith(f"/{upstream.file}")):
-        errors.append(f"upstream.url: {upstream.url!r} is no https:// URL of {upstream.file}")
-    return errors
+        yield f"upstream.url: {upstream.url!r} is no https:// URL of {upstream.file}"
 
 
-def _commit_errors(upstream: Upstream) -> list[str]:
-    errors = []
+def _commit_errors(upstream: Upstream) -> Iterator[str]:
     if upstream.version or upstream.sha256:
-        errors.append("upstream.file: the key is missing; a pinned commit has neither version, file nor sha256")
+        yield "upstream.file: the key is missing; a pinned commit has neither version, file nor sha256"
     elif upstream.date is None:
-        errors.append("upstream.date: a pinned commit states its date")
+        yield "upstream.date: a pinned commit states its date"
     if upstream.url or upstream.commit_unchecked:
-        errors.append("upstream.url, upstream.commit_unchecked: of a release; a pinned commit has neither")
+        yield "upstream.url, upstream.commit_unchecked: of a release; a pinned commit has neither"
     if not upstream.repository.startswith("https://"):
-        errors.append(f"upstream.repository: {upstream.repository!r} is no https:// URL")
-    return errors
+        yield f"upstream.repository: {upstream.repository!r} is no https:// URL"
 
 
-def _upstream_errors(definition: Definition) -> list[str]:
+def _upstream_errors(definition: Definition) -> Iterator[str]:
     upstream, head = definition.upstream, definition.head
-    errors = _commit_errors(upstream) if upstream.is_commit else _release_errors(upstream)
+    yield from _commit_errors(upstream) if upstream.is_commit else _release_errors(upstream)
     if not COMMIT_PATTERN.fullmatch(upstream.commit) and (upstream.commit or upstream.is_commit):
-        errors.append("upstream.commit: not 40 lower-case hexadecimal digits")
+        yield "upstream.commit: not 40 lower-case hexadecimal digits"
     if not upstream.modules:
-        errors.append("upstream.modules: name at least one import name")
+        yield "upstream.modules: name at least one import name"
     if head and not COMMIT_PATTERN.fullmatch(head.commit):
-        errors.append("head.commit: not 40 lower-case hexadecimal digits")
+        yield "head.commit: not 40 lower-case hexadecimal digits"
     if head and upstream.is_compiled:
-        errors.append("head: the pinned wheel is compiled, and a commit is judged without being built")
+        yield "head: the pinned wheel is compiled, and a commit is judged without being built"
     if head and head.verdict == Verdict.FIXED_UPSTREAM and not head.fixed_by:
-        errors.append("head.fixed_by: name the commit that fixed it")
-    return errors
+        yield "head.fixed_by: name the commit that fixed it"
 
 
-def _target_errors(definition: Definition) -> list[str]:
-    errors = [] if definition.targets else ["targets: name at least one"]
+def _target_errors(definition: Definition) -> Iterator[str]:
+    if not definition.targets:
+        yield "targets: name at least one"
     for name, target in definition.targets.items():
         path = f"targets.{name}"
         if not is_target(name):
-            errors.append(f"{path}: no target such as cpu, sm_80, sm_90a (with the suffix from sm_90 on)")
+            yield f"{path}: no target such as cpu, sm_80, sm_90a (with the suffix from sm_90 on)"
         if not target.evidence:
-            errors.append(f"{path}.evidence: name at least one of {', '.join(Evidence)}")
+            yield f"{path}.evidence: name at least one of {', '.join(Evidence)}"
         if name == "cpu" and Evidence.EXECUTED in target.evidence:
-            errors.append(f"{path}.evidence: executed means on a GPU of that architecture")
+            yield f"{path}.evidence: executed means on a GPU of that architecture"
         if name != "cpu" and Evidence.INTERPRETED in target.evidence:
-            errors.append(f"{path}.evidence: interpreted is evidence for the target cpu")
-        if target.dependencies not in definition.dependencies and target.dependencies != "default":
-            errors.append(
-                f"{path}.dependencies: no set {target.dependencies!r}; there is {', '.join(definition.dependencies)}"
-            )
-        if target.environment and target.environment not in definition.environments:
-            errors.append(
-                f"{path}.environment: no environment {target.environment!r}; "
-                f"there is {', '.join(definition.environments) or 'none'}"
-            )
+            yield f"{path}.evidence: interpreted is evidence for the target cpu"
+        sets, environments = definition.dependencies, definition.environments
+        if target.dependencies not in sets and target.dependencies != "default":
+            yield f"{path}.dependencies: no set {target.dependencies!r}; there is {', '.join(sets)}"
+        if target.environment and target.environment not in environments:
+            there = ", ".join(environments) or "none"
+            yield f"{path}.environment: no environment {target.environment!r}; there is {there}"
         if target.gpus < 1 or (target.gpus > 1 and Evidence.EXECUTED not in target.evidence):
-            errors.append(f"{path}.gpus: at least 1, and more only where executed is admitted")
-        errors.extend(
-            f"{path}.loads: {file!r} is no relative path"
-            for file in target.loads
-            if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts
-        )
-    return errors
+            yield f"{path}.gpus: at least 1, and more only where executed is admitted"
+        yield from (f"{path}.loads: {file!r} is no relative path" for file in target.loads if not _is_relative(file))
 
 
-def _ranks_errors(definition: Definition, document: dict[str, Any]) -> list[str]:
-    """Say which ranks do not fit a target's GPUs: NCCL wants one for each, and several share one on purpose alone."""
-    errors = []
-    for name, target in definition.targets.items():
-        path = f"targets.{name}.ranks"
-        if target.ranks < 1:
-            errors.append(f"{path}: at least 1")
-        shares = target.gpus == 1 and "gpus" in document["targets"][name]
-        if Evidence.EXECUTED in target.evidence and target.ranks not in (1, target.gpus) and not shares:
-            errors.append(
-                f"{path}: {target.ranks} on {target.gpus} GPU{'s' * (target.gpus > 1)}; NCCL wants one GPU a rank "
-                f"(gpus = {target.ranks}); write gpus = 1 where all ranks share one"
-            )
-    return errors
-
-
-def _fix_errors(definition: Definition) -> list[str]:
-    """Say what a pack without a patch states that only a patch could give."""
-    if definition.has_patch:
-        compiled = definition.upstream.is_compiled
-        return ['fix: a wheel of compiled code cannot be patched; say fix = "none"'] if compiled else []
-    errors = [
-        f"targets.{name}.verdict: {target.verdict}; without a patch it is {Verdict.REPRODUCED}"
-        for name, target in definition.targets.items()
-        if target.verdict != Verdict.REPRODUCED
-    ]
-    errors += [
-        f"targets.{name}.loads: without a patch no file is changed"
-        for name, target in definition.targets.items()
-        if target.loads
-    ]
-    if definition.head is not None and definition.head.verdict not in (Verdict.REPRODUCED, Verdict.FIXED_UPSTREAM):
-        errors.append(f"head.verdict: {definition.head.verdict}; without a patch it is {Verdict.REPRODUCED}")
-    if definition.ask is not None and definition.ask.patch:
-        errors.append("ask.patch: the pack says that it has none")
-    if definition.upstream_tests is not None:
-        errors.append("upstream_tests: they are run without and with a patch, and there is none")
-    return errors
-
-
-def _environment_errors(definition: Definition) -> list[str]:
-    errors = []
+def _environment_errors(definition: Definition) -> Iterator[str]:
     for name, built in definition.environments.items():
         path = f"environments.{name}"
         if not ENVIRONMENT.fullmatch(name):
-            errors.append(f"{path}: no name of lower-case letters, digits and -")
+            yield f"{path}: no name of lower-case letters, digits and -"
         if PurePosixPath(built.script).name != built.script:
-            errors.append(f"{path}.script: {built.script!r} is no file of the pack's folder")
-        errors += [
-            f"{path}.files.{package}: not 64 lower-case hexadecimal digits"
-            for package, digest in built.files.items()
-            if not SHA256_PATTERN.fullmatch(digest)
-        ]
-    return errors
+            yield f"{path}.script: {built.script!r} is no file of the pack's folder"
+        for package, digest in built.files.items():
+            if not SHA256.fullmatch(digest):
+                yield f"{path}.files.{package}: not 64 lower-case hexadecimal digits"
 
 
-def _prior_art_errors(definition: Definition) -> list[str]:
-    errors = []
+def _ranks_errors(definition: Definition, document: dict[str, Any]) -> Iterator[str]:
+    """Say which ranks do not fit a target's GPUs: NCCL wants one for each, and several share one on purpose alone."""
+    for name, target in definition.targets.items():
+        path = f"targets.{name}.ranks"
+        if target.ranks < 1:
+            yield f"{path}: at least 1"
+        shares = target.gpus == 1 and "gpus" in document["targets"][name]
+        if Evidence.EXECUTED in target.evidence and target.ranks not in (1, target.gpus) and not shares:
+            yield (
+                f"{path}: {target.ranks} on {target.gpus} GPU{'s' * (target.gpus > 1)}; NCCL wants one GPU a rank "
+                f"(gpus = {target.ranks}); write gpus = 1 where all ranks share one"
+            )
+
+
+def _fix_errors(definition: Definition) -> Iterator[str]:
+    """Say what a pack without a patch states that only a patch could give."""
+    if definition.has_patch:
+        if definition.upstream.is_compiled:
+            yield 'fix: a wheel of compiled code cannot be patched; say fix = "none"'
+        return
+    for name, target in definition.targets.items():
+        if target.verdict != Verdict.REPRODUCED:
+            yield f"targets.{name}.verdict: {target.verdict}; without a patch it is {Verdict.REPRODUCED}"
+    for name, target in definition.targets.items():
+        if target.loads:
+            yield f"targets.{name}.loads: without a patch no file is changed"
+    if definition.head is not None and definition.head.verdict not in (Verdict.REPRODUCED, Verdict.FIXED_UPSTREAM):
+        yield f"head.verdict: {definition.head.verdict}; without a patch it is {Verdict.REPRODUCED}"
+    if definition.ask is not None and definition.ask.patch:
+        yield "ask.patch: the pack says that it has none"
+    if definition.upstream_tests is not None:
+        yield "upstream_tests: they are run without and with a patch, and there is none"
+
+
+def _prior_art_errors(definition: Definition) -> Iterator[str]:
     searched = definition.searched
     if searched and not (searched.queries and all(query.strip() for query in searched.queries)):
-        errors.append("searched.queries: name the words that were searched for")
+        yield "searched.queries: name the words that were searched for"
     urls = [thread.url for thread in definition.threads]
     for index, thread in enumerate(definition.threads):
         path = f"threads[{index}]"
         if not THREAD.fullmatch(thread.url):
-            errors.append(
-                f"{path}.url: {thread.url!r} is no https://github.com/OWNER/REPO/pull/N (issues, discussions)"
-            )
+            yield f"{path}.url: {thread.url!r} is no https://github.com/OWNER/REPO/pull/N (issues, discussions)"
         if urls.index(thread.url) != index:
-            errors.append(f"{path}.url: {thread.url} stands there twice")
-        if not thread.says.strip() or "\n" in thread.says:
-            errors.append(f"{path}.says: one sentence, on one line")
-    return errors
+            yield f"{path}.url: {thread.url} stands there twice"
+        if not _is_sentence(thread.says):
+            yield f"{path}.says: one sentence, on one line"
 
 
-def _action_errors(action: Action | None) -> list[str]:
-    if action is None or (action.text.strip() and "\n" not in action.text and action.text.endswith(".")):
-        return []
-    return ["action.text: one sentence on one line: file what where, fixed by what, or why nothing"]
+def _ask_errors(definition: Definition) -> Iterator[str]:
+    ask, action = definition.ask, definition.action
+    if ask is not None:
+        given = {"patch": ask.patch, "origin": ask.origin, "date": ask.date, "checks": ask.checks}
+        missing = [name for name, value in given.items() if not value]
+        if 0 < len(missing) < len(given):
+            yield f"ask: with one of {', '.join(given)} all four stand there; {', '.join(missing)} is missing"
+        if ask.patch and (not PATCH_NAME.fullmatch(ask.patch) or ask.patch == "fix.patch"):
+            yield f"ask.patch: {ask.patch!r} is no patch beside fix.patch, such as ask.patch"
+        if ask.origin and not ORIGIN.fullmatch(ask.origin):
+            yield f"ask.origin: {ask.origin!r} {NO_ORIGIN}"
+        if not all(name.strip() for name in ask.checks):
+            yield "ask.checks: an empty name"
+    if action is not None and not (_is_sentence(action.text) and action.text.endswith(".")):
+        yield "action.text: one sentence on one line: file what where, fixed by what, or why nothing"
 
 
-def _ask_errors(ask: Ask | None) -> list[str]:
-    if ask is None:
-        return []
-    errors = []
-    given = {"patch": ask.patch, "origin": ask.origin, "date": ask.date, "checks": ask.checks}
-    missing = [name for name, value in given.items() if not value]
-    if 0 < len(missing) < len(given):
-        errors.append(f"ask: with one of {', '.join(given)} all four stand there; {', '.join(missing)} is missing")
-    if ask.patch and (not PATCH_NAME.fullmatch(ask.patch) or ask.patch == "fix.patch"):
-        errors.append(f"ask.patch: {ask.patch!r} is no patch beside fix.patch, such as ask.patch")
-    if ask.origin and not ORIGIN.fullmatch(ask.origin):
-        errors.append(f"ask.origin: {ask.origin!r} is no git+https://HOST/OWNER/REPO@COMMIT with 40 digits")
-    if not all(name.strip() for name in ask.checks):
-        errors.append("ask.checks: an empty name")
-    return errors
-
-
-def _workaround_errors(definition: Definition) -> list[str]:
-    one = definition.workaround
-    if one is None:
-        return []
-    errors = [] if one.text.strip() and "\n" not in one.text else ["workaround.text: what a user can do, on one line"]
-    if not one.checks or not all(name.strip() for name in one.checks):
-        errors.append("workaround.checks: name the controls that show that it works")
-    return errors
-
-
-def _versions_errors(definition: Definition) -> list[str]:
-    named = all(name.strip() for name in definition.versions.checks)
-    return [] if named else ["versions.checks: an empty name"]
-
-
-def _suite_errors(definition: Definition, suite: UpstreamTests | None) -> list[str]:
+def _suite_errors(definition: Definition) -> Iterator[str]:
+    suite = definition.upstream_tests
     if suite is None:
-        return []
-    errors = [] if suite.files else ["upstream_tests.files: name at least one"]
-    errors += [f"upstream_tests.files: {file!r} is no relative path" for file in suite.files if not _is_inside(file)]
+        return
+    if not suite.files:
+        yield "upstream_tests.files: name at least one"
+    # What begins with a hyphen could be taken for an option.
+    odd = [file for file in suite.files if not _is_relative(file) or file[:1] in {"", "-"} or "::" in file]
+    yield from (f"upstream_tests.files: {file!r} is no relative path" for file in odd)
     if suite.origin and not ORIGIN.fullmatch(suite.origin):
-        errors.append(
-            f"upstream_tests.origin: {suite.origin!r} is no git+https://HOST/OWNER/REPO@COMMIT with 40 digits"
-        )
+        yield f"upstream_tests.origin: {suite.origin!r} {NO_ORIGIN}"
     if suite.patch and not PATCH_NAME.fullmatch(suite.patch):
-        errors.append(f"upstream_tests.patch: {suite.patch!r} is no patch of the pack's folder")
+        yield f"upstream_tests.patch: {suite.patch!r} is no patch of the pack's folder"
     members = definition.dependencies.get(suite.dependencies)
     if members is None:
         there = ", ".join(definition.dependencies) or "none"
-        errors.append(f"upstream_tests.dependencies: no set {suite.dependencies!r}; there is {there}")
-    elif PYTEST not in {str(canonicalize_name(name)) for name in members}:
-        errors.append(f"upstream_tests.dependencies: the set {suite.dependencies!r} lacks pytest")
-    for name in suite.environment:
-        if not VARIABLE.fullmatch(name) or OWN_VARIABLES.fullmatch(name):
-            errors.append(f"upstream_tests.environment: {name} is no variable that a suite may set")
+        yield f"upstream_tests.dependencies: no set {suite.dependencies!r}; there is {there}"
+    elif not any(canonicalize_name(name) == "pytest" for name in members):
+        yield f"upstream_tests.dependencies: the set {suite.dependencies!r} lacks pytest"
+    refused = [name for name in suite.environment if not VARIABLE.fullmatch(name) or OWN_VARIABLES.fullmatch(name)]
+    yield from (f"upstream_tests.environment: {name} is no variable that a suite may set" for name in refused)
     if suite.timeout_s <= 0:
-        errors.append("upstream_tests.timeout_s: must be positive, in seconds")
-    return errors
+        yield "upstream_tests.timeout_s: must be positive, in seconds"
 
 
-def _is_inside(file: str) -> bool:
-    """Whether a path leads to something inside the repository, and could be taken for no option."""
-    path = PurePosixPath(file)
-    return bool(file) and not path.is_absolute() and ".." not in path.parts and file[0] != "-" and "::" not in file
+def _check_errors(definition: Definition) -> Iterator[str]:
+    one = definition.workaround
+    if one is not None and not _is_sentence(one.text):
+        yield "workaround.text: what a user can do, on one line"
+    if one is not None and not (one.checks and all(name.strip() for name in one.checks)):
+        yield "workaround.checks: name the controls that show that it works"
+    if not all(name.strip() for name in definition.versions.checks):
+        yield "versions.checks: an empty name"
+
+
+def _name_errors(definition: Definition) -> Iterator[str]:
+    """Say which names of the upstream no reader may use as paths, arguments or patterns."""
+    upstream = definition.upstream
+    if not PACKAGE.fullmatch(upstream.package):
+        yield f"upstream.package: {upstream.package!r} is no name of a package"
+    if upstream.file and not files.is_bare_name(upstream.file):  # none where a commit is pinned
+        yield f"upstream.file: {upstream.file[:80]!r} is no name of a file"
+    if not _is_relative(upstream.source_root) or "\\" in upstream.source_root:
+        yield f"upstream.source_root: {upstream.source_root!r} leads out of the repository"
+    if not REPOSITORY.fullmatch(upstream.repository):
+        yield f"upstream.repository: {upstream.repository!r} is no http(s) URL"
+    yield from (f"upstream.modules: {name!r} is no import name" for name in upstream.modules if not name.isidentifier())
+
+
+def _limit_errors(path: str, target: Target) -> Iterator[str]:
+    if not 0 < target.timeout_s <= LONGEST:
+        yield f"{path}.timeout_s: {target.timeout_s!r} is not between 0 and {LONGEST:.0f} s (a month)"
+    if not target.gpus <= MOST_GPUS:
+        yield f"{path}.gpus: more than {MOST_GPUS}"
+    if not target.ranks <= MOST_RANKS:
+        yield f"{path}.ranks: more than {MOST_RANKS}"
+    if not 1 <= target.processes <= MOST_RANKS:
+        yield f"{path}.processes: {target.processes!r} is not between 1 and {MOST_RANKS}"
+    if not 0 <= target.gpu_memory_gib <= MOST_MEMORY_GIB:
+        yield f"{path}.gpu_memory_gib: {target.gpu_memory_gib!r} is no number of GiB"
+    everywhere = tuple(claim for claim in target.claims if claim != BITWISE_IDENTICAL)
+    for key, claims in (("claims", everywhere), ("claims_executed", target.claims_executed)):
+        for claim in claims:
+            if not CLAIM.fullmatch(claim) or claim in TAKEN:
+                yield f"{path}.{key}: {claim!r} is no claim such as MEMORY_SAVE_VERIFIED, or a word of the verdicts"
+
+
+def _errors(definition: Definition, document: dict[str, Any]) -> Iterator[str]:
+    if definition.schema != SCHEMA:
+        yield f"schema: {definition.schema} is not the known {SCHEMA}"
+    yield from _version_errors(definition)
+    yield from _upstream_errors(definition)
+    if definition.strength.generated < 0:
+        yield "strength.generated: a number of mutants, 0 or more"
+    yield from _target_errors(definition)
+    yield from _environment_errors(definition)
+    yield from _ranks_errors(definition, document)
+    for found in (_fix_errors, _prior_art_errors, _ask_errors, _suite_errors, _check_errors, _name_errors):
+        yield from found(definition)
+    for name, target in definition.targets.items():
+        yield from _limit_errors(f"targets.{name}", target)
+    for name, built in definition.environments.items():
+        for package in built.files:
+            if not PACKAGE.fullmatch(package):
+                yield f"environments.{name}.files.{package}: no name of a package"
 
 
 def parse(text: str, sets: Mapping[str, dict[str, Dependency]] = {}) -> Definition:
@@ -273,23 +316,12 @@ def parse(text: str, sets: Mapping[str, dict[str, Dependency]] = {}) -> Definiti
         document = tomli.loads(text)
     except (ValueError, RecursionError) as error:  # a number of 5000 digits, 900 brackets
         raise structure.StructureError([f"not TOML: {error}"]) from None
-    hidden = values.text_errors(document)
-    if hidden:
-        raise structure.StructureError(hidden)
-    if "dependencies" in document:
-        raise structure.StructureError(["dependencies: they stand in requirements.txt, which uv makes"])
-    definition = replace(structure.structure(document, Definition), dependencies=dict(sets))
-    errors = [] if definition.schema == SCHEMA else [f"schema: {definition.schema} is not the known {SCHEMA}"]
-    errors += _version_errors(definition) + _upstream_errors(definition)
-    if definition.strength.generated < 0:
-        errors.append("strength.generated: a number of mutants, 0 or more")
-    errors += _target_errors(definition) + _environment_errors(definition)
-    errors += _ranks_errors(definition, document)
-    errors += _fix_errors(definition) + _prior_art_errors(definition)
-    errors += _ask_errors(definition.ask) + _action_errors(definition.action)
-    errors += _suite_errors(definition, definition.upstream_tests) + _workaround_errors(definition)
-    errors += _versions_errors(definition)
-    errors += values.errors(definition)
+    errors = list(_control_errors(document))
+    if "dependencies" in document and not errors:
+        errors = ["dependencies: they stand in requirements.txt, which uv makes"]
+    if not errors:
+        definition = replace(structure.structure(document, Definition), dependencies=dict(sets))
+        errors = list(_errors(definition, document))
     if errors:
         raise structure.StructureError(errors)
     return definition

@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import re
 import tomllib
-from dataclasses import dataclass
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
@@ -20,16 +19,7 @@ MOST_DOCSTRING_LINES = 12
 SENTINELS = ("BUG_REPRODUCED", "FIX_VALIDATED", "UNSUPPORTED")
 
 
-@dataclass(frozen=True)
-class ScriptText:
-    """A script's text, taken apart; `errors` says what of it breaks DESIGN's rules."""
-
-    pins: dict[str, str]
-    docstring: str
-    errors: tuple[str, ...]
-
-
-def pins_of(content: str) -> tuple[dict[str, str], str, list[str]]:
+def _pins(content: str) -> tuple[dict[str, str], str, list[str]]:
     """Return the exact pins of a PEP 723 header, its requires-python, and its errors."""
     try:
         document = tomllib.loads("\n".join(line[2:] for line in content.splitlines()))
@@ -52,16 +42,13 @@ def pins_of(content: str) -> tuple[dict[str, str], str, list[str]]:
     return pins, str(document.get("requires-python", "")), errors
 
 
-def read(text: str, *, has_patch: bool = True) -> ScriptText:
-    """Take a script apart.
+def read(text: str, *, has_patch: bool = True) -> tuple[dict[str, str], list[str]]:
+    """Return a script's exact pins by package, and what of its text breaks the rules.
 
-    Args:
-        text: the whole file.
-        has_patch: whether the pack has a fix.patch, so that the script can end with FIX_VALIDATED.
-
+    Where the pack has a fix.patch, the script has to be able to say FIX_VALIDATED.
     """
     header = HEADER.search(text)
-    pins, requires_python, errors = pins_of(header["content"]) if header else ({}, "", ["it has no PEP 723 header"])
+    pins, requires_python, errors = _pins(header["content"]) if header else ({}, "", ["it has no PEP 723 header"])
     docstring, problem = _docstring(text)
     length, lines = len(text.splitlines()), len(docstring.splitlines())
     if not requires_python:
@@ -80,7 +67,7 @@ def read(text: str, *, has_patch: bool = True) -> ScriptText:
     errors += [f"it never says {word}" for word in wanted if word not in text]
     if re.search(r"(?m)^\s*(?:from|import) (?:harness|kit|packs)\b", text):
         errors.append("it imports from this repository: a script is pasted into an issue as it is")
-    return ScriptText(pins, docstring, tuple(errors))
+    return pins, errors
 
 
 def _docstring(text: str) -> tuple[str, str]:

@@ -12,7 +12,7 @@ from harness.core import files, strict_json, structure, words
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, Kind, Verdict
 from harness.lane.record import FigureLine, LaneRecord, LogRecord
-from harness.pack import judges, meaning
+from harness.pack import judges
 from harness.pack.model import Pack
 
 SCHEMA = 2
@@ -172,7 +172,7 @@ def judged_by(pack: Pack) -> Hashed:
 
 def hashed(path: Path) -> Hashed:
     """Hash a patch, by bytes and by meaning."""
-    return Hashed(files.sha256_file(path), meaning.meaning(path))
+    return Hashed(files.sha256_file(path), judges.meaning(path))
 
 
 def to_json(document: object) -> str:

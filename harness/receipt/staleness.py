@@ -8,7 +8,7 @@ from harness.core import files
 from harness.core.errors import HarnessError
 from harness.host.eligibility import evidence_here
 from harness.host.host import Host, python_tag
-from harness.pack import judges, meaning
+from harness.pack import judges
 from harness.pack.model import Pack
 from harness.receipt.receipt import FixKind, FixRecord, Hashed, Receipt
 from harness.upstream import dependencies
@@ -21,7 +21,7 @@ def changed(path: Path, recorded: Hashed | FixRecord) -> bool:
     """Whether a patch means something else than when it was recorded, or is gone."""
     if not path.exists():
         return True
-    return files.sha256_file(path) != recorded.sha256 and meaning.meaning(path) != recorded.meaning
+    return files.sha256_file(path) != recorded.sha256 and judges.meaning(path) != recorded.meaning
 
 
 def reasons(pack: Pack, receipt: Receipt) -> list[str]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.pack import meaning
+from harness.pack import judges
 from harness.pack.model import Pack
 from harness.upstream import patch
 
@@ -45,7 +45,7 @@ def fix_text(pack: Pack) -> str:
 
 def identity(fix: str, text: str, *, is_whole: bool) -> str:
     """Return the sha256 of what a wrong fix makes of the release; of its text where index lines are abbreviated."""
-    return patch.outcome(*([] if is_whole else [fix]), text) or meaning.patch_meaning(text)
+    return patch.outcome(*([] if is_whole else [fix]), text) or judges.patch_meaning(text)
 
 
 def identities(pack: Pack, folder: str = OWN) -> dict[str, str]:

@@ -140,8 +140,8 @@ class Checker:
         text = self.pack.probe.read_text(encoding="utf-8", errors="replace")
         if self.pack.definition.script is not None:  # its author's own
             return [] if script_text.HEADER.search(text) else ["reproduce.py: it has no PEP 723 header"]
-        script = script_text.read(text, has_patch=self.pack.definition.has_patch)
-        return [f"reproduce.py: {error}" for error in script.errors] + _pin_errors(self.pack, script.pins, receipts)
+        pins, errors = script_text.read(text, has_patch=self.pack.definition.has_patch)
+        return [f"reproduce.py: {error}" for error in errors] + _pin_errors(self.pack, pins, receipts)
 
     def _patch_text(self) -> list[str]:
         if not self.pack.definition.has_patch:

@@ -13,7 +13,7 @@ from harness.lane.record import FigureLine
 from harness.receipt import receipt
 from harness.receipt.figures import number
 from harness.receipt.receipt import Receipt
-from harness.sweep import history, run_folder
+from harness.sweep import run_folder
 from harness.sweep.results import FLAKY, ChangeRow
 from harness.sweep.selection import HEAD, LATEST
 from harness.verdict.cell import Cell
@@ -34,12 +34,11 @@ RECOVERED, BUG_AGAIN = "recovered", "has the bug"
 OF_VERDICT = {*WORSE.values(), RECOVERED, BUG_AGAIN}
 #: Verdicts on a release that has the bug; where the release before it was right, that is no recovery.
 HAVE_BUG = {Verdict.CONFIRMED, Verdict.REPRODUCED}
-#: Units of time and memory, in which more is worse, and of throughput, in which less is.
-TIMES = frozenset({"s", "ms", "us", "µs", "ns"})
+#: Units of memory, in which more is worse, and of throughput, in which less is.
 MEMORY = frozenset({"bytes", "B", "KiB", "MiB", "GiB", "KB", "MB", "GB"})
 RATES = frozenset({"GB/s", "TB/s", "GFLOP/s", "TFLOP/s", "tokens/s"})
-#: Units of figures that another lane beside it would change.
-DISTURBED = TIMES | MEMORY | RATES
+#: Units of figures that another lane beside it would change: these and those of time, in which more is worse.
+DISTURBED = {"s", "ms", "us", "µs", "ns"} | MEMORY | RATES
 #: Below this share of its value a difference is no change: clocks and temperatures differ from run to run by more
 #: than the spread inside one run tells.
 FLOOR = 0.05
@@ -73,9 +72,7 @@ class Baseline:
 def find(wanted: Path | None, runs: Path, today: str) -> Baseline:
     """Find the baseline: the committed receipts, a run folder, or the newest before `today` that judged anything.
 
-    Raises:
-        HarnessError: there is no such folder, or the run that it is judged nothing.
-
+    HarnessError is raised where there is no such folder, or the run that it is judged nothing.
     """
     if wanted is None:
         return Baseline(None, "the committed receipts")
@@ -83,11 +80,10 @@ def find(wanted: Path | None, runs: Path, today: str) -> Baseline:
         raise HarnessError(f"--baseline {wanted}: no such folder. Next: name a run folder, or the folder of them")
     if run_folder.is_run(wanted):
         if not any(wanted.glob("*/*/*.json")):
-            raise HarnessError(
-                f"--baseline {wanted}: that run judged nothing. Next: name another, or the folder of them"
-            )
+            said = f"--baseline {wanted}: that run judged nothing"
+            raise HarnessError(f"{said}. Next: name another, or the folder of them")
         return Baseline(wanted, wanted.name)
-    newest = next((folder for folder, results in history.finished(wanted, today) if results.has_judged), None)
+    newest = next((folder for folder, results in run_folder.finished(wanted, today) if results.has_judged), None)
     if newest is None:
         return Baseline(None, "the committed receipts: no earlier run judged anything")
     return Baseline(newest, f"the run {newest.name}")
@@ -141,10 +137,12 @@ def of_figures(cell: Cell, now: Receipt, then: Receipt | None) -> list[ChangeRow
 
 
 def _figure(lane: str, now: FigureLine, then: FigureLine) -> list[ChangeRow]:
-    after, before = _measured(now.value), _measured(then.value)
-    noise = _noise(now, then)
-    if after is None or before is None or noise is None or now.unit != then.unit:
+    after, before, *spreads = map(_measured, (now.value, then.value, now.spread, then.spread))
+    is_unknown = now.unit not in MEMORY and None in spreads  # what it may differ by without meaning anything
+    if after is None or before is None or is_unknown or now.unit != then.unit:
         return []
+    floor = FLOOR * abs(before) if now.unit in DISTURBED else 0.0
+    noise = max(sum(spread or 0.0 for spread in spreads), floor)
     loss = before - after if now.unit in RATES else after - before
     if abs(loss) <= noise:
         return []
@@ -154,15 +152,6 @@ def _figure(lane: str, now: FigureLine, then: FigureLine) -> list[ChangeRow]:
     is_worse = loss > 0 and now.unit in DISTURBED
     text = f"{lane} {now.name}: {number(after)} {now.unit}, was {number(before)} (noise {number(noise)})"
     return [ChangeRow(worse if loss > 0 else better, worse=is_worse, text=text)]
-
-
-def _noise(now: FigureLine, then: FigureLine) -> float | None:
-    """Return what two values may differ by without meaning anything; None where that is unknown."""
-    before, spreads = _measured(then.value) or 0.0, [_measured(line.spread) for line in (now, then)]
-    if now.unit not in MEMORY and None in spreads:
-        return None
-    floor = FLOOR * abs(before) if now.unit in DISTURBED else 0.0
-    return max(sum(spread or 0.0 for spread in spreads), floor)
 
 
 def _measured(value: object) -> float | None:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
-from harness.core.errors import HarnessError
 from harness.core.words import LaneName, Verdict
 from harness.lane.record import LaneEnd
 from harness.receipt.figures import figure_text
@@ -21,12 +20,8 @@ from harness.sweep.results import FLAKY, NOT_HERE, NOT_RUN, CellRow, ChangeRow, 
 from harness.verdict.cell import Cell
 from harness.verdict.outcome import Outcome, deviation
 
-#: How a reason begins that is the user's own choice.
-BUDGET = "budget"
 #: Verdicts that no thread of upstream's explains: an exception is never a deviation that is known.
 NEVER_KNOWN = {Verdict.ERROR, FLAKY, NOT_RUN, NOT_HERE}
-#: What results call a cell of the pinned release.
-PINNED = "pinned"
 
 
 @dataclass(frozen=True)
@@ -55,10 +50,7 @@ class Collector:
         judged = self.account.results.get(cell.name) or self.judge.judged(cell)
         if judged is None:
             return self._not_run(cell)
-        try:
-            return self._judged(judged, self.judge.receipt(judged))
-        except HarnessError as error:
-            return self._broken(cell, str(error))
+        return self._judged(judged, self.judge.receipt(judged))
 
     def _not_here(self, cell: Cell) -> CellRow:
         """Build the row of a cell that this host cannot judge; it is a change where an earlier run here could."""
@@ -75,7 +67,7 @@ class Collector:
         if failure is not None:
             return self._broken(cell, failure.reason)
         reason = self._why_not(self.judge.missing(cell))
-        chosen = BUDGET in reason or self.account.interrupted
+        chosen = "budget" in reason or self.account.interrupted  # by the user
         found = () if chosen else (ChangeRow("not run", worse=True, text=reason),)
         return _blank(cell, NOT_RUN, reason, *found)
 
@@ -128,7 +120,7 @@ def _blank(cell: Cell, verdict: str, reason: str, *found: ChangeRow) -> CellRow:
         title=definition.title,
         kind=definition.kind,
         upstream=definition.upstream.package,
-        release=cell.column or PINNED,
+        release=cell.column or "pinned",
         version=cell.version,
         as_of=cell.seen,
         target=cell.target,
@@ -147,16 +139,9 @@ def _lane(name: LaneName, ends: list[LaneEnd]) -> LaneRow:
 def _figures(now: Receipt) -> Iterator[FigureRow]:
     names = dict.fromkeys(line.name for lane in now.lanes.values() for line in lane.figures)
     for name in names:
-        pristine, patched = (now.figure(name, lane) for lane in LaneName)
-        line = pristine or patched
-        yield FigureRow(
-            name=name,
-            unit=line.unit if line else "",
-            pristine=pristine.value if pristine else None,
-            patched=patched.value if patched else None,
-            spread_pristine=pristine.spread if pristine else None,
-            spread_patched=patched.spread if patched else None,
-        )
+        lines = [now.figure(name, lane) for lane in LaneName]
+        unit = next((line.unit for line in lines if line), "")
+        yield FigureRow(name, unit, *(line and line.value for line in lines), *(line and line.spread for line in lines))
 
 
 def marked(rows: list[CellRow], threads: Mapping[str, str]) -> Iterator[CellRow]:

@@ -51,11 +51,7 @@ class CellRow:
     """One pack on one target and release.
 
     `verdict` is a pack's verdict, or FLAKY (`agreeing` of `runs` runs agree), NOT_RUN (it could have been judged and
-    was not, `reason` says why), NOT_HERE (this host cannot judge it). `baseline` is the verdict that it is compared
-    with; empty where there is none. `deviation` says how it differs from what pack.toml states. `known` is the
-    thread of a deviation that is known, as pack.toml names it; empty where nothing deviates, or nobody knows it.
-    `as_of` is the day on which a version that moves was the newest; empty for the pinned one. `bisected` says which
-    release or commit changed the verdict, or why that could not be told; empty where nothing was bisected.
+    was not, `reason` says why), NOT_HERE (this host cannot judge it).
     """
 
     name: str
@@ -70,19 +66,19 @@ class CellRow:
     verdict: str
     reason: str
     changes: tuple[ChangeRow, ...] = ()
-    deviation: str = ""
+    deviation: str = ""  # how it differs from what pack.toml states
     claims: tuple[str, ...] = ()
     agreeing: int = 0
     runs: int = 0
     seconds: float = 0.0
     figure: str = ""
-    baseline: str = ""
+    baseline: str = ""  # the verdict that it is compared with
     lanes: tuple[LaneRow, ...] = ()
     figures: tuple[FigureRow, ...] = ()
     receipt: str = ""
-    known: str = ""
-    as_of: str = ""
-    bisected: str = ""
+    known: str = ""  # the thread of its deviation, as pack.toml names it
+    as_of: str = ""  # the day on which a version that moves was the newest
+    bisected: str = ""  # which release or commit changed the verdict, or why that could not be told
 
     @property
     def says(self) -> str:

@@ -1,4 +1,4 @@
-"""The folder of one sweep: found again after a kill, locked while a sweep writes into it."""
+"""The folder of one sweep: found again after a kill, locked while a sweep writes into it, read when it is finished."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import datetime as dt
 import itertools
 import json
 import os
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -16,12 +16,16 @@ import filelock
 from harness.core import files, strict_json, structure
 from harness.core.errors import HarnessError
 from harness.schedule.scheduler import GpuFault
+from harness.schedule.task import Estimates
+from harness.sweep.results import NOT_RUN, SCHEMA, Results
 
 STAMP = "%Y%m%dT%H%M%SZ"
 #: An unfinished sweep that began longer ago than this is left as it is: today is another sweep.
 LONGEST = dt.timedelta(hours=20)
 #: A run that began later than this after now was dated by a clock that was wrong: it is no run to go on with.
 CLOCKS_DIFFER = dt.timedelta(minutes=5)
+#: How many runs tell how long a lane takes.
+LOOKED_AT = 10
 #: What a sweep was requested to judge, in words; it is continued by the same request only.
 Request = tuple[str, ...]
 RECORD, JOURNAL, FAULTS, RESULTS = "run.json", "journal.jsonl", "gpus.jsonl", "results.json"
@@ -49,7 +53,11 @@ class RunFolder:
         """List the GPUs that left the pool earlier in this sweep."""
         path = self.path / FAULTS
         lines = path.read_bytes().split(b"\n") if path.is_file() else []
-        return [fault for fault in map(_fault, lines) if fault is not None]
+        found = []
+        for line in lines:
+            with suppress(ValueError):  # a kill left half of it
+                found.append(structure.structure(strict_json.loads(line), GpuFault))
+        return found
 
     def note(self, fault: GpuFault) -> None:
         """Keep on disk that a GPU left the pool: a continued sweep does not take it back."""
@@ -62,14 +70,6 @@ class RunFolder:
         """Write down what it is; after a finished sweep the same command begins a new one."""
         document = {"schema": 1, "started": self.started.isoformat(), "finished": finished, "request": self.request}
         files.write_atomic(self.path / RECORD, json.dumps(document, indent=1) + "\n")
-
-
-def _fault(line: bytes) -> GpuFault | None:
-    """Read one line of the faults; None where a kill left half of it."""
-    try:
-        return structure.structure(strict_json.loads(line), GpuFault)
-    except ValueError:
-        return None
 
 
 def is_run(folder: Path) -> bool:
@@ -112,35 +112,63 @@ def _moment(text: object) -> dt.datetime | None:
     return moment if moment.tzinfo is not None else None
 
 
-def _unused(runs: Path, stamp: str) -> Path:
-    numbers = itertools.count(2)
-    folder = runs / stamp
-    while folder.exists():
-        folder = runs / f"{stamp}_{next(numbers)}"
-    return folder
-
-
 @contextmanager
 def opened(runs: Path, request: Request, moment: dt.datetime) -> Iterator[RunFolder]:
     """Yield the unfinished run of the same request, or a new one; nobody else writes into `runs` meanwhile.
 
-    Raises:
-        HarnessError: another sweep does.
-
+    HarnessError is raised where another sweep does.
     """
     runs.mkdir(parents=True, exist_ok=True)
-    lock = filelock.FileLock(runs / ".lock", timeout=0)
     try:
-        lock.acquire()
+        lock = filelock.FileLock(runs / ".lock", timeout=0).acquire()
     except filelock.Timeout:
         raise HarnessError(f"another sweep writes into {runs}. Next: wait for it, or name another --runs") from None
-    try:
+    with lock:
         run = _unfinished(runs, request, moment)
         for half_written in (path for path in run.path.rglob(".*") if path.is_file()) if run else ():
             half_written.unlink(missing_ok=True)  # what a kill left of a file that was to appear as a whole
         if run is None:
-            run = RunFolder(_unused(runs, moment.strftime(STAMP)), moment, request)
+            stamp, numbers = moment.strftime(STAMP), itertools.count(2)
+            folder = runs / stamp
+            while folder.exists():
+                folder = runs / f"{stamp}_{next(numbers)}"
+            run = RunFolder(folder, moment, request)
             run.record(finished=False)
         yield run
-    finally:
-        lock.release()
+
+
+def read(folder: Path) -> Results:
+    """Read the results of one finished run.
+
+    OSError is raised where they cannot be read, ValueError where they are damaged, of another schema, or unfinished.
+    """
+    document = strict_json.loads((folder / RESULTS).read_bytes())
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise ValueError(f"no results of schema {SCHEMA}")
+    found = structure.structure(document, Results)
+    if not found.finished:
+        raise ValueError("the sweep was interrupted")
+    return found
+
+
+def finished(
+    runs: Path, before: str | None = None, pass_over: Callable[[Path, Exception], None] | None = None
+) -> Iterator[tuple[Path, Results]]:
+    """Yield the finished runs before the one named `before`, the newest first; `pass_over` hears of unreadable ones."""
+    for folder in earlier(runs, before):
+        try:
+            yield folder, read(folder)
+        except (OSError, ValueError) as error:
+            if pass_over is not None:
+                pass_over(folder, error)
+
+
+def estimates(runs: Path, before: str) -> Estimates:
+    """Return how long each lane took in the newest run that ran it, and which cells the newest run left out."""
+    newest = [results for _, results in itertools.islice(finished(runs, before), LOOKED_AT)]
+    seconds: dict[tuple[str, str, str], float] = {}
+    for cell in (cell for results in newest for cell in results.cells):
+        for lane in cell.lanes:
+            seconds.setdefault((cell.name, cell.evidence, lane.lane), lane.seconds)
+    left_out = [cell.name for results in newest[:1] for cell in results.cells if cell.verdict == NOT_RUN]
+    return Estimates(seconds, left_out)

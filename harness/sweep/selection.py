@@ -37,9 +37,7 @@ class Moving:
 def selected(packs: list[Pack], only: tuple[str, ...]) -> list[tuple[Pack, str]]:
     """List pack and target for every ``PACK``, ``PACK:TARGET`` or ``:TARGET``; all where there is none.
 
-    Raises:
-        HarnessError: one of them names nothing.
-
+    HarnessError is raised where one of them names nothing.
     """
     every = [(one, target) for one in packs for target in one.definition.targets]
     chosen: set[tuple[str, str]] = set()
@@ -92,10 +90,8 @@ def _looked_up(look: Callable[[], Found]) -> Found | str:
 
 
 def _unavailable(cell: Cell, column: str, reason: str) -> Cell:
-    source = Source(SourceKind.LATEST)
-    return replace(
-        cell, column=column, source=source, version="", evidence=None, reason=reason, verdict=Verdict.UNAVAILABLE
-    )
+    cell = replace(cell, column=column, source=Source(SourceKind.LATEST), version="")
+    return replace(cell, evidence=None, reason=reason, verdict=Verdict.UNAVAILABLE)
 
 
 def _latest(cell: Cell, found: Release | str) -> Cell:

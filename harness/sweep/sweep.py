@@ -21,7 +21,7 @@ from harness.schedule.journal import Journal
 from harness.schedule.scheduler import Account, GpuFault, Listener
 from harness.schedule.selection import taken
 from harness.schedule.session import Session
-from harness.sweep import baseline, history, html, run_folder, selection, text_outputs
+from harness.sweep import baseline, outputs, run_folder, selection
 from harness.sweep.bisection import Bisection
 from harness.sweep.collector import Collector, marked
 from harness.sweep.results import SCHEMA, CellRow, HostRow, Results
@@ -87,21 +87,17 @@ class Sweep:
 
     def run(self) -> tuple[Results, RunFolder]:
         """Run it, or what an earlier command left of it, and write every output."""
-        with room.guard(self.order.runs, "the folder of runs", "--runs DIR"):
-            return self._run()
-
-    def _run(self) -> tuple[Results, RunFolder]:
         begun, order = time.monotonic(), self.order
         chosen = selection.selected(order.packs, order.only)
         with (
+            room.guard(order.runs, "the folder of runs", "--runs DIR"),
             taken(self.cache, order.packs) as copies,
             run_folder.opened(order.runs, order.request, run_folder.now()) as folder,
         ):
             compared = baseline.find(order.baseline, order.runs, folder.name)
             packs = {one.name: one for one in copies}
-            cells = selection.cells(
-                [(packs[one.name], target) for one, target in chosen], self.host, self.cache, order.moving
-            )
+            taken_here = [(packs[one.name], target) for one, target in chosen]
+            cells = selection.cells(taken_here, self.host, self.cache, order.moving)
             with Journal(folder.path / run_folder.JOURNAL) as journal:
                 session = self._session(folder, journal, begun)
                 self._announce(session, journal, cells)
@@ -133,7 +129,7 @@ class Sweep:
             listener=replace(self.listener, fault=note),
             jobs=order.jobs,
             repeat=order.repeat,
-            estimates=history.estimates(order.runs, folder.name),
+            estimates=run_folder.estimates(order.runs, folder.name),
             stop_at=None if order.budget is None else begun + order.budget,
             watch=GpuWatch(),
             faults=tuple(folder.gpu_faults()),
@@ -202,8 +198,8 @@ class Sweep:
 def write(results: Results, folder: Path) -> None:
     """Write every output of a sweep, each whole or not at all."""
     files.write_atomic(folder / run_folder.RESULTS, receipt.to_json(asdict(results)))
-    files.write_atomic(folder / "summary.md", text_outputs.summary(results))
-    files.write_atomic(folder / "index.html", html.pieces(results, folder))
+    files.write_atomic(folder / "summary.md", outputs.summary(results))
+    files.write_atomic(folder / "index.html", outputs.page(results, folder))
 
 
 def _status(results: Results) -> Exit:

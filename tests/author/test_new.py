@@ -15,7 +15,7 @@ import pytest
 from harness.author import script
 from harness.core.errors import HarnessError
 from harness.pack import load
-from testing import releases, toys
+from testing import histories, releases, toys
 from testing.package_index import Shelf, served
 from testing.workbench import Workbench, empty
 
@@ -33,7 +33,6 @@ found = scale(VALUES, [1.0, 0.5])
 print("found", found)
 assert found == [1.0, 1.0]
 '''
-REQUIRES = f"{releases.METADATA}Requires-Dist: toyextra; extra == 'more'\n".replace("Requires-Dist: halfworld\n", "")
 
 
 @dataclass(frozen=True)
@@ -69,9 +68,7 @@ def author(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Author]:
     """Serve the toy release as an sdist, the wheels that it requires, and one that needs a later Python."""
     bench = empty(tmp_path_factory.mktemp("author"))
     folder = bench.folder
-    archive = releases.sdist(folder / "packs", REQUIRES, init="")
-    sdist = Path(archive.rename(folder / archive.name))
-    (folder / "packs/toykernel-1.0").rename(folder / "toykernel-1.0")
+    sdist = releases.sdist(folder)
     git = releases.repository(folder)
     numpy = toys.wheel(folder, "numpy-2.3.0-py3-none-any.whl", {})[0]
     shelf = {"toykernel": {sdist.name: sdist.read_bytes()}, "numpy": {numpy.name: numpy.read_bytes()}}
@@ -189,7 +186,7 @@ def test_how_often_it_fails_is_what_the_run_counted(author: Author) -> None:
 
 
 def test_a_public_fix_is_judged_and_its_diff_stands_in_the_issue(author: Author) -> None:
-    fix = releases.commit(author.bench.folder, "main")
+    fix = histories.git(author.bench.folder / "repository", "rev-parse", "main")
     ended = author.new("toy_fixed", SCRIPT, "--with", "toykernel==1.0", "--fix-commit", fix)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     assert "README" not in (author.folder("toy_fixed") / "fix.patch").read_text()

@@ -18,8 +18,7 @@ from harness.commands import VERBS, cli, options, running
 from harness.commands.options import Shared
 from harness.core.cache import Cache
 from testing import toys
-from testing.interrupted import until
-from testing.workbench import REPOSITORY, Workbench
+from testing.workbench import REPOSITORY, Workbench, until
 
 
 def _error(workbench: Workbench, *arguments: str) -> str:

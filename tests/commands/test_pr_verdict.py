@@ -14,7 +14,6 @@ from harness.pack import load
 from harness.receipt import receipt, strength
 from testing import histories, mirrors
 from testing.histories import STATES
-from testing.interrupted import interrupted
 from testing.workbench import Workbench
 
 SCALE = "src/toykernel/scale.py"
@@ -196,7 +195,7 @@ def test_a_commit_that_nobody_has_is_an_error_of_its_side(workbench: Workbench) 
 def test_an_interruption_ends_it_and_leaves_no_process(workbench: Workbench) -> None:
     workbench.lay("37_needs_long")
     trees = [f"--{name}={_tree(workbench, name, 'wrong')}" for name in ("base", "head")]
-    assert interrupted(workbench, "pr-verdict", "37", *trees, "--jobs", "2") == ""
+    assert workbench.interrupted("pr-verdict", "37", *trees, "--jobs", "2") == ""
 
 
 def test_a_private_path_is_not_printed(workbench: Workbench) -> None:

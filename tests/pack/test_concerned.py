@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.pack import load
-from harness.pack.concerned import concerned, paths
+from harness.pack.load import concerned, paths
 from testing.workbench import REPOSITORY
 
 PACKS = [load.load_pack(folder) for folder in load.folders(REPOSITORY / "packs")]

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.core import files
-from harness.pack import meaning
+from harness.pack import judges
 
 PROBE = '"""Doc."""\n\nimport os  # why\n\nx = """#no comment"""\nprint(f"{x}#")\n'
 
@@ -24,18 +24,18 @@ PROBE = '"""Doc."""\n\nimport os  # why\n\nx = """#no comment"""\nprint(f"{x}#")
     ],
 )
 def test_a_probe_is_compared_by_meaning(changed: str, same: bool) -> None:  # noqa: FBT001 - a parameter of the test
-    assert (meaning.probe_meaning(PROBE) == meaning.probe_meaning(changed)) == same
+    assert (judges.probe_meaning(PROBE) == judges.probe_meaning(changed)) == same
 
 
 def test_a_form_feed_hides_no_change() -> None:
     source = "NOTE = 'a\x0cb\x1cc\u2028d'\nvalue = 1  # one\nother = 2\n"
-    assert meaning.probe_meaning(source) != meaning.probe_meaning(source.replace("other = 2", "other = 3"))
-    assert meaning.probe_meaning(source) != meaning.probe_meaning(source.replace("value = 1", "value = 4"))
-    assert meaning.probe_meaning(source) == meaning.probe_meaning(source.replace("# one", "# two"))
+    assert judges.probe_meaning(source) != judges.probe_meaning(source.replace("other = 2", "other = 3"))
+    assert judges.probe_meaning(source) != judges.probe_meaning(source.replace("value = 1", "value = 4"))
+    assert judges.probe_meaning(source) == judges.probe_meaning(source.replace("# one", "# two"))
 
 
 def test_what_cannot_be_parsed_means_its_bytes(tmp_path: Path) -> None:
     path = tmp_path / "reproduce.py"
     for data in (b"\x00", b"(" * 5000, b"\xff", b"x = 1\n  y", b"x = ("):
         path.write_bytes(data)
-        assert meaning.meaning(path) == files.sha256_bytes(data)
+        assert judges.meaning(path) == files.sha256_bytes(data)

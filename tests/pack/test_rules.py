@@ -11,11 +11,10 @@ from testing.workbench import Workbench
 
 
 def test_all_errors_of_a_broken_definition_come_at_once(workbench: Workbench) -> None:
-    pack = workbench.lay("01_confirmed")
-    text = (pack / "pack.toml").read_text()
-    text = text.replace('kind = "wrong-result"', 'kind = "opinion"\ncolour = "red"').replace('title = "', "title = 3 #")
-    text = text.replace("[targets.cpu]", "[targets.sm_90]").replace("timeout_s = 60", 'timeout_s = "long"')
-    (pack / "pack.toml").write_text(text)
+    definition = workbench.lay("01_confirmed") / "pack.toml"
+    toys.replace(definition, 'kind = "wrong-result"', 'kind = "opinion"\ncolour = "red"')
+    toys.replace(definition, 'title = "', "title = 3 #")
+    toys.replace(definition, "timeout_s = 60", 'timeout_s = "long"')
     ended = workbench.run("check")
     assert ended.returncode == 2
     (line,) = ended.stderr.strip().splitlines()
@@ -44,13 +43,11 @@ def test_all_errors_of_a_broken_definition_come_at_once(workbench: Workbench) ->
         ("timeout_s = 60", "ranks = -2", "targets.cpu.ranks: at least 1"),
         ("timeout_s = 60", "ranks = 2000", "targets.cpu.ranks: more than 1024"),
         ("timeout_s = 60", 'ranks = "2"', "ranks: expected int"),
+        ("schema = 1", "schema = 1\nknown = 3042", "known: expected str"),
     ],
 )
 def test_a_definition_that_cannot_be_right_is_refused(workbench: Workbench, old: str, new: str, reason: str) -> None:
-    pack = workbench.lay("01_confirmed")
-    text = (pack / "pack.toml").read_text()
-    assert old in text
-    (pack / "pack.toml").write_text(text.replace(old, new))
+    toys.replace(workbench.lay("01_confirmed") / "pack.toml", old, new)
     assert reason in workbench.run("list").stderr
 
 
@@ -69,8 +66,7 @@ ON_A_GPU = '[targets.sm_90a]\nevidence = ["executed"]\nverdict = "CONFIRMED"\nlo
     ],
 )
 def test_ranks_fit_the_gpus_on_which_they_execute(workbench: Workbench, stated: str, reason: str) -> None:
-    pack = workbench.lay("01_confirmed")
-    with (pack / "pack.toml").open("a") as stream:
+    with (workbench.lay("01_confirmed") / "pack.toml").open("a") as stream:
         stream.write(f"{ON_A_GPU}{stated}\n")
     ended = workbench.run("list")
     assert (reason in ended.stderr) if reason else (ended.stderr == "")
@@ -114,9 +110,9 @@ def _stating(workbench: Workbench, stated: str) -> Workbench:
     pack = workbench.lay("01_confirmed")
     for name, package in (("tests", "pytest"), ("other", "nose")):
         toys.pin(pack, package, "9.0", "0" * 64, name=name)
-    text = re.sub(r"(?m)^searched = .*\n", "", (pack / "pack.toml").read_text())
-    assert LAST in text
-    (pack / "pack.toml").write_text(text.replace(LAST, LAST + stated))
+    definition = pack / "pack.toml"
+    definition.write_text(re.sub(r"(?m)^searched = .*\n", "", definition.read_text()))
+    toys.replace(definition, LAST, LAST + stated)
     return workbench
 
 
@@ -137,9 +133,7 @@ def _stating(workbench: Workbench, stated: str) -> Workbench:
     ],
 )
 def test_what_is_to_be_done_is_stated(workbench: Workbench, action: str, reason: str) -> None:
-    pack = workbench.lay("01_confirmed")
-    text = (pack / "pack.toml").read_text()
-    (pack / "pack.toml").write_text(text.replace('kind = "file"\ntext = "Open an issue."', action))
+    toys.replace(workbench.lay("01_confirmed") / "pack.toml", 'kind = "file"\ntext = "Open an issue."', action)
     ended = workbench.run("list")
     assert (ended.returncode == 0) == (not reason)
     assert reason in ended.stderr

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from harness.core.errors import HarnessError
-from harness.core.words import Evidence, LaneVerdict, Verdict
+from harness.core.words import Verdict
 from harness.host import host
-from harness.lane.record import FigureLine, LaneRecord, LogRecord
+from harness.lane.record import FigureLine
 from harness.pack import load
 from harness.receipt import receipt
 from harness.receipt.receipt import GpuRecord, Receipt
@@ -23,7 +23,7 @@ from harness.sweep.selection import Moving
 from harness.sweep.sweep import write
 from harness.verdict.cell import Cell
 from testing import nights
-from testing.workbench import Workbench
+from testing.workbench import REPOSITORY, Workbench
 
 HOST = host.Host("3.11.7", "2.13.0+cpu", "3.6.0")
 
@@ -41,29 +41,10 @@ def _measuring(toy: Cell) -> Cell:
     return replace(toy, pack=replace(toy.pack, definition=replace(toy.pack.definition, targets={"cpu": target})))
 
 
-def _receipt(toy: Cell, *figures: FigureLine, gpu: str = "Toy") -> Receipt:
-    lane = LaneRecord(LaneVerdict.BUG_REPRODUCED, "", 10, 1.0, 1, 0, "ab", "CPU", figures=figures)
-    return Receipt(
-        schema=receipt.SCHEMA,
-        pack=toy.pack.name,
-        title="",
-        kind=toy.pack.definition.kind,
-        target="cpu",
-        evidence=Evidence.TRACED,
-        verdict=Verdict.CONFIRMED,
-        reason="",
-        claims=(),
-        upstream=receipt.UpstreamRecord("toykernel", "1.0", "pinned", ""),
-        probe=receipt.Hashed("", ""),
-        fix=None,
-        dependencies=receipt.DependencyRecord("default", "", {}),
-        lanes={"pristine": lane},
-        host=receipt.HostRecord("3.11.7", "2.13.0", "", gpus=(GpuRecord(gpu, "9.0"),)),
-        log=LogRecord("", ""),
-        command="",
-        started="2026-01-01T00:00:00+00:00",
-        seconds=1.0,
-    )
+def _receipt(*figures: FigureLine, gpu: str = "Toy") -> Receipt:
+    found = receipt.load(REPOSITORY / "packs/09_liger_flce_none/receipts/cpu.interpreted.json")
+    lanes = {"pristine": replace(found.lanes["pristine"], figures=figures)}
+    return replace(found, lanes=lanes, host=replace(found.host, gpus=(GpuRecord(gpu, "9.0"),)))
 
 
 @pytest.mark.parametrize(
@@ -88,7 +69,7 @@ def test_a_figure_changed_only_by_more_than_its_noise(
     toy: Cell, unit: str, before: tuple[Any, Any], after: tuple[Any, Any], kinds: list[str]
 ) -> None:
     measuring = _measuring(toy)
-    then, now = (_receipt(toy, FigureLine("time", value, unit, spread)) for value, spread in (before, after))
+    then, now = (_receipt(FigureLine("time", value, unit, spread)) for value, spread in (before, after))
     assert [change.kind for change in baseline.of_figures(measuring, now, then)] == kinds
     disturbed = [] if unit in baseline.DISTURBED else kinds
     assert [change.kind for change in baseline.of_figures(toy, now, then)] == disturbed, "its lanes shared the host"

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from testing import histories, package_index, toys
+from testing import histories, mirrors, package_index, toys
 from testing.workbench import Workbench
 
 #: Of four releases the third fixes the bug.
@@ -30,38 +28,25 @@ def _repository(bench: Workbench) -> list[str]:
 
 
 def _variables(bench: Workbench, url: str) -> dict[str, str]:
-    """Return what makes the runner find the index and the toy upstream's repository, as a user's configuration may."""
-    rule = {"GIT_CONFIG_COUNT": "1", "GIT_CONFIG_KEY_0": f"url.file://{bench.folder / 'toykernel'}.insteadOf"}
+    """Return what makes the runner find the index and the toy upstream's repository."""
     index = {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": "", "PIP_CONFIG_FILE": os.devnull}
-    return rule | index | {"GIT_CONFIG_VALUE_0": "https://example.org/toykernel"}
+    return index | histories.redirected(mirrors.URL, bench.folder / "toykernel")
 
 
 def _arguments(bench: Workbench, *arguments: str) -> list[str]:
-    runs = str(bench.folder / "sweeps")
-    return ["sweep", "--online", "--runs", runs, "--baseline", runs, "--jobs", "1", *arguments]
+    return ["--online", "--baseline", str(bench.sweeps), "--jobs", "1", *arguments]
 
 
 def _night(bench: Workbench, states: dict[str, str], *arguments: str) -> tuple[int, dict[str, Any], str]:
     """Sweep while the index has these releases; return the exit status, the cells and what was said."""
     number = len(list(bench.folder.glob("index-*")))
     with package_index.served(histories.shelf(bench.folder / f"index-{number}", states)) as url:
-        ended = bench.run(*_arguments(bench, *arguments), **_variables(bench, url))
-    assert "Traceback" not in ended.stderr, ended.stderr
-    return ended.returncode, _cells(bench), ended.stdout
-
-
-def _newest(bench: Workbench) -> Path:
-    return max((bench.folder / "sweeps").glob("*/run.json")).parent
-
-
-def _cells(bench: Workbench) -> dict[str, Any]:
-    document = json.loads((_newest(bench) / "results.json").read_text())
-    return {cell["name"]: cell for cell in document["cells"]}
+        ended = bench.sweep(*_arguments(bench, *arguments), **_variables(bench, url))
+    return ended.returncode, bench.cells(), ended.stdout
 
 
 def _logs(bench: Workbench) -> list[str]:
-    lines = (_newest(bench) / "journal.jsonl").read_text().splitlines()
-    return [json.loads(line)["task"] for line in lines]
+    return [end["task"] for end in bench.ends()]
 
 
 def _first(states: dict[str, str], count: int) -> dict[str, str]:
@@ -79,7 +64,7 @@ def test_a_release_that_fixes_the_bug_is_named_and_its_commit(workbench: Workben
     assert row["bisected"].endswith(", number 3, right)")
     assert cells["01_confirmed/cpu"]["bisected"] == ""
     for name in ("summary.md", "index.html"):
-        assert f"fixed in 1.2; its commit: {commits[3][:12]}" in (_newest(workbench) / name).read_text(), name
+        assert f"fixed in 1.2; its commit: {commits[3][:12]}" in (workbench.newest / name).read_text(), name
     assert said.splitlines()[:2] == [
         "01_confirmed/cpu@latest: FIXED UPSTREAM: toykernel 1.3: was CONFIRMED",
         f"01_confirmed/cpu@latest: {row['bisected']}",
@@ -156,7 +141,7 @@ def test_a_sweep_that_ends_while_it_bisects_goes_on_where_it_was(
     slow = {"1.0": "wrong", "1.1": "wrong", "1.2": "hanging", "1.3": "right", "1.4": "right"}
     toml = pack / "pack.toml"
     toml.write_text(toml.read_text().replace("timeout_s = 60", "timeout_s = 15"))
-    command = workbench.command(*_arguments(workbench, "--latest", "--bisect", "5m"))
+    command = workbench.command("sweep", *_arguments(workbench, "--latest", "--bisect", "5m"))
     with package_index.served(histories.shelf(workbench.folder / "index", slow)) as url:
         environment = os.environ | _variables(workbench, url)
         killed = subprocess.Popen(
@@ -174,7 +159,7 @@ def test_a_sweep_that_ends_while_it_bisects_goes_on_where_it_was(
     assert (tasks[: len(before)], len(tasks)) == (before, len(set(tasks)))
     assert "01_confirmed/cpu@1.2 pristine" in tasks[len(before) :]
     assert len(list((workbench.folder / "sweeps").glob("*/run.json"))) == 2
-    assert _cells(workbench)["01_confirmed/cpu@latest"]["bisected"].startswith("fixed in 1.3 (or 1.2, not judged); ")
+    assert workbench.cells()["01_confirmed/cpu@latest"]["bisected"].startswith("fixed in 1.3 (or 1.2, not judged); ")
 
 
 def test_a_sweep_of_pinned_releases_alone_has_nothing_to_bisect(workbench: Workbench) -> None:

@@ -10,13 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.sweep import html
-from harness.sweep.results import SCHEMA, CellRow, ChangeRow, FigureRow, GpuFault, HostRow, LaneRow, Results
+from harness.sweep import outputs
+from harness.sweep.results import ChangeRow, FigureRow, GpuFault, Results
 from testing import nights
 
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 BROWSER = next((path for name in BROWSERS if (path := shutil.which(name))), None)
 TARGETS = ("cpu", "sm_80", "sm_90a", "sm_100a", "sm_120a", "sm_121a")
+TITLE = "A title that says <what> goes wrong & where, at the length at which titles of real packs are written"
 #: Says in the page's title how far it is scrolled sideways, how wide it is, and where it is wider than the window.
 MEASURE = """<script>
 for (const one of document.querySelectorAll('details')) one.open = OPEN;
@@ -27,65 +28,36 @@ document.title = ['MEASURED', page.scrollWidth, page.clientWidth, wide].join(' '
 </script>"""
 
 
-def _row(pack: str, target: str) -> CellRow:
-    base = CellRow(
-        name=f"{pack}/{target}",
-        pack=pack,
-        title="A title that says <what> goes wrong & where, at the length at which titles of real packs are written",
-        kind="wrong-result",
-        upstream="some-upstream",
-        release="pinned",
-        version="2.3.2.post1",
-        target=target,
-        evidence="executed",
-        verdict="CONFIRMED",
-        reason="",
-    )
-    lanes = tuple(LaneRow(lane, ("BUG_REPRODUCED",), 12.5, "gpu 0", f"logs/{lane}.log") for lane in ("pristine",))
-    figures = (
-        FigureRow("a_figure_with_a_very_long_name_as_probes_have_them_too", "ms", 1.5, 1.25, 0.1, None),
-        FigureRow("max_error", "1", 0.25, {"loss": 1e-7, "grad": 2e-7}, None, None),
-    )
-    return replace(
-        base, agreeing=1, runs=1, seconds=37.5, figure="max_error 0.25 -> 0.0031", lanes=lanes, figures=figures
-    )
-
-
-def _results() -> Results:
-    rows = [_row(f"{number:02d}_{'a_pack_with_a_long_name'}", target) for number in range(1, 15) for target in TARGETS]
-    change = ChangeRow("patch stale", worse=True, text="some-upstream 2.3.2.post1: was CONFIRMED")
-    rows[3] = replace(rows[3], verdict="PATCH_STALE", changes=(change,), reason="x" * 300)
-    rows[5] = replace(rows[5], verdict="FLAKY", agreeing=2, runs=3, changes=(replace(change, kind="flaky"),))
-    rows[8] = replace(rows[8], verdict="NOT_HERE", reason="no sm_100a GPU here", lanes=(), figures=())
-    rows.insert(1, replace(rows[0], name=f"{rows[0].name}@latest", release="latest", version="2.4.0"))
-    host = HostRow("3.12.3", "2.11.0+cu130", "3.6.0", "13.0", "580.1", 2)
-    gpus = (GpuFault("gpu 0", "NVIDIA H200", "", ""), GpuFault("gpu 1", "NVIDIA H200", "Xid 79", "a/sm_90a pristine"))
-    return Results(
-        schema=SCHEMA,
-        run="20261121T020000Z",
-        started="2026-11-21T02:00:00+00:00",
-        seconds=4000.0,
-        finished=True,
-        status=1,
-        baseline="the committed receipts",
-        lanes_run=160,
-        lanes_resumed=0,
-        host=host,
-        gpus=gpus,
-        notes=(),
-        cells=tuple(rows),
-    )
+def _page(folder: Path, results: Results, log: str) -> Path:
+    """Write the page of a sweep each of whose lanes said that."""
+    for lane in (lane for row in results.cells for lane in row.lanes):
+        (folder / lane.log).parent.mkdir(parents=True, exist_ok=True)
+        (folder / lane.log).write_text(log)
+    (folder / "index.html").write_text("".join(outputs.page(results, folder)))
+    return folder / "index.html"
 
 
 @pytest.fixture(scope="module")
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the page of a large sweep: 14 packs on 6 targets, logs with long lines."""
-    folder = tmp_path_factory.mktemp("sweep")
-    (folder / "logs").mkdir()
-    (folder / "logs/pristine.log").write_text("\n".join("log " + "y" * 400 + "<b>&" for _ in range(50)))
-    path = folder / "index.html"
-    path.write_text("".join(html.pieces(_results(), folder)))
-    return path
+    figures = (
+        FigureRow("a_figure_with_a_very_long_name_as_probes_have_them_too", "ms", 1.5, 1.25, 0.1, None),
+        FigureRow("max_error", "1", 0.25, {"loss": 1e-7, "grad": 2e-7}, None, None),
+    )
+    packs = [f"{number:02d}_a_pack_with_a_long_name" for number in range(1, 15)]
+    rows = [
+        replace(nights.cell(pack, target, figures=figures), title=TITLE, figure="max_error 0.25 -> 0.0031")
+        for pack in packs
+        for target in TARGETS
+    ]
+    change = ChangeRow("patch stale", worse=True, text="some-upstream 2.3.2.post1: was CONFIRMED")
+    rows[3] = replace(rows[3], verdict="PATCH_STALE", changes=(change,), reason="x" * 300)
+    rows[5] = replace(rows[5], verdict="FLAKY", agreeing=2, runs=3, changes=(replace(change, kind="flaky"),))
+    rows[8] = replace(rows[8], verdict="NOT_HERE", reason="no sm_100a GPU here", lanes=(), figures=())
+    rows.insert(1, replace(rows[0], name=f"{rows[0].name}@latest", release="latest", version="2.4.0"))
+    gpus = (GpuFault("gpu 0", "NVIDIA H200", "", ""), GpuFault("gpu 1", "NVIDIA H200", "Xid 79", "a/sm_90a pristine"))
+    results = replace(nights.results(0, rows), status=1, gpus=gpus)
+    return _page(tmp_path_factory.mktemp("sweep"), results, ("log " + "y" * 400 + "<b>&\n") * 50)
 
 
 def test_the_page_needs_no_network_and_no_script(page: Path) -> None:
@@ -93,9 +65,9 @@ def test_the_page_needs_no_network_and_no_script(page: Path) -> None:
     assert "<script" not in text
     assert "@import" not in text
     assert not re.search(r"(?:src|href|url)\s*[=(]\s*[\"']?\s*(?:https?:)?//", text)
-    assert text.count("<pre>") == 2, "the log of each cell that needs attention; the others are linked"
+    assert text.count("<pre>") == 4, "the logs of each cell that needs attention; the others are linked"
     assert "<b>&" not in text
-    assert text.count('<a href="logs/pristine.log">') > 80
+    assert text.count('.pristine.log">log</a>') > 80
 
 
 def test_the_page_of_many_packs_stays_small(page: Path) -> None:
@@ -105,22 +77,13 @@ def test_the_page_of_many_packs_stays_small(page: Path) -> None:
 @pytest.fixture(scope="module")
 def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the page of 30 packs on 2 targets."""
-    folder = tmp_path_factory.mktemp("large")
     figures = [nights.figure(f"time_{index}", 10.0, patched=8.0, spread=0.3) for index in range(4)]
     packs = [f"{number:02d}_toy" for number in range(1, 31)]
     rows = [nights.cell(pack, target, figures=figures) for pack in packs for target in ("cpu", "sm_90a")]
-    now = nights.results(0, rows)
     worse = ChangeRow("error", worse=True, text="toykernel 1.0: was CONFIRMED")
-    cells = (
-        replace(now.cells[0], verdict="ERROR", changes=(worse,)),
-        *(replace(cell, verdict="CONFIRMED") for cell in now.cells[1:]),
-    )
-    for lane in (lane for row in cells for lane in row.lanes):
-        (folder / lane.log).parent.mkdir(parents=True, exist_ok=True)
-        (folder / lane.log).write_text("a line of a log that a lane wrote\n" * 300)
-    path = folder / "index.html"
-    path.write_text("".join(html.pieces(replace(now, cells=cells), folder)))
-    return path
+    rows[0] = replace(rows[0], verdict="ERROR", changes=(worse,))
+    folder = tmp_path_factory.mktemp("large")
+    return _page(folder, nights.results(0, rows), "a line of a log that a lane wrote\n" * 300)
 
 
 def test_thirty_packs_fit_into_one_page(large: Path) -> None:
@@ -141,11 +104,11 @@ def test_the_matrix_comes_first_and_says_each_verdict(large: Path) -> None:
 def test_a_target_that_this_host_cannot_judge_has_no_column_unless_it_was_lost(tmp_path: Path) -> None:
     away = nights.cell("01_toy", "sm_100a", "NOT_HERE")
     cells = [nights.cell("01_toy"), away, nights.cell("02_away", "sm_100a", "NOT_HERE")]
-    text = "".join(html.pieces(nights.results(0, cells), tmp_path))
+    text = "".join(outputs.page(nights.results(0, cells), tmp_path))
     assert "Not judged on this host: 02_away, sm_100a." in text
     assert '<th scope="col">sm_100a' not in text
     lost = replace(away, changes=(ChangeRow("newly unsupported", worse=True, text="no GPU"),))
-    text = "".join(html.pieces(nights.results(0, [cells[0], lost]), tmp_path))
+    text = "".join(outputs.page(nights.results(0, [cells[0], lost]), tmp_path))
     assert "Not judged" not in text
     assert '<th scope="col">sm_100a' in text
 
@@ -161,7 +124,7 @@ def _luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("scheme", [0, 1])
 def test_text_and_lines_have_the_contrast_of_wcag_aa(scheme: int) -> None:
-    style = (html.HERE / "html.css").read_text().split("--ink")[scheme + 1]
+    style = (outputs.HERE / "html.css").read_text().split("--ink")[scheme + 1]
     colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]+)", "--ink" + style.partition("}")[0]))
 
     def contrast(one: str, other: str) -> float:

@@ -18,7 +18,8 @@ NAME = "46_compiled_upstream"
 def pack(workbench: Workbench) -> Path:
     """Lay the toy pack whose upstream is a wheel for this platform, and fill the cache with its wheels."""
     archive, sha256 = toys.compiled_wheel(workbench.folder / "wheels", "1.0")
-    helper, helper_sha256 = toys.helper_wheel(workbench.folder / "wheels")
+    library = {"toyhelper/library.txt": "a library\n"}
+    helper, helper_sha256 = toys.wheel(archive.parent, "toyhelper-1.0-py3-none-any.whl", library)
     toys.seed(workbench.cache, archive, sha256)
     toys.seed(workbench.cache, helper, helper_sha256)
     folder = toys.lay(workbench.packs, NAME, sha256)

@@ -12,7 +12,6 @@ from harness.core.words import LaneVerdict
 from harness.versions import bisection, timeline
 from harness.versions.timeline import Entry
 from testing import histories, toys
-from testing.interrupted import interrupted
 from testing.package_index import served
 from testing.workbench import Workbench
 
@@ -225,4 +224,4 @@ def test_an_interruption_ends_in_130_and_leaves_no_process(workbench: Workbench)
     states = {"0.9": "unimportable", "1.0": "wrong", "1.1": "wrong"}
     with served(histories.shelf(workbench.folder / "index", states)) as url:
         index = {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": ""}
-        assert "interrupted" in interrupted(workbench, "versions", "37", "--online", "--jobs", "2", **index)
+        assert "interrupted" in workbench.interrupted("versions", "37", "--online", "--jobs", "2", **index)

@@ -1,13 +1,24 @@
-"""A sweep in words: one line, what changed, and summary.md for a pull request's page."""
+"""A sweep for people: one line, what changed, summary.md for a pull request's page, and index.html."""
 
 from __future__ import annotations
 
+import functools
 from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import jinja2
 
 from harness.core import markdown
 from harness.core.words import Verdict
+from harness.receipt.figures import number
 from harness.sweep.baseline import OF_VERDICT
-from harness.sweep.results import CellRow, Results
+from harness.sweep.results import NOT_HERE, NOT_RUN, CellRow, LaneRow, Results
+
+HERE = Path(__file__).parent
+#: Of the log of a cell that needs attention, its last bytes go into the page; every whole one lies beside it.
+LOG_BYTES = 8 * 1024
+CALM = {Verdict.CONFIRMED, Verdict.FIXED_UPSTREAM, Verdict.REPRODUCED, Verdict.VALIDATED}
 
 
 def headline(results: Results) -> str:
@@ -64,10 +75,10 @@ def summary(results: Results) -> str:
     host = results.host
     changed = "\n".join(f"- {markdown.inert(line)}" for line in change_lines(results))
     header = ["pack", "target", "release", "evidence", "verdict", "figure", "seconds", "remark"]
-    rows = [
-        [row.pack, row.target, _release(row), row.evidence, row.says, row.figure, _seconds(row), _remark(row)]
-        for row in results.cells
-    ]
+    rows = []
+    for row in results.cells:
+        seconds = f"{row.seconds:.1f}" if row.runs else ""
+        rows.append([row.pack, row.target, _release(row), row.evidence, row.says, row.figure, seconds, row.reason])
     gpus = ", ".join(markdown.inert(gpu.name) for gpu in results.gpus) or "no GPU"
     return (
         f"# Sweep {results.run}: {headline(results)}\n\n"
@@ -83,9 +94,51 @@ def _release(row: CellRow) -> str:
     return f"{row.upstream} {row.version}{moving}"
 
 
-def _seconds(row: CellRow) -> str:
-    return f"{row.seconds:.1f}" if row.runs else ""
+def page(results: Results, folder: Path) -> Iterator[str]:
+    """Yield index.html, one file without network or script, in pieces: not all need fit into memory.
+
+    Its logs lie in `folder`.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(HERE),
+        autoescape=True,
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.filters |= {
+        "plain": markdown.plain,
+        "number": number,
+        "id": lambda name: name.replace("/", ".").replace("@", "."),  # no name in an address needs escapes
+        "mood": _mood,
+        "log": functools.partial(_log, folder),
+    }
+    # Targets of which this host can judge nothing, and which lost nothing either, have no column.
+    here = {row.target for row in results.cells if row.verdict != NOT_HERE or row.needs_attention}
+    rows = [row for row in results.cells if row.target in here]
+    names = {name for row in rows for name in (row.pack, row.target)}
+    yield from environment.get_template("index.html.j2").generate(
+        results=results,
+        headline=headline(results),
+        changes=change_lines(results) or [calm(results)],
+        rows=rows,
+        targets=sorted({row.target for row in rows}, key=lambda name: (name != "cpu", len(name), name)),
+        absent=sorted({name for row in results.cells for name in (row.pack, row.target) if name not in names}),
+    )
 
 
-def _remark(row: CellRow) -> str:
-    return "" if row.verdict in (Verdict.CONFIRMED, Verdict.FIXED_UPSTREAM) and not row.reason else row.reason
+def _mood(row: CellRow) -> str:
+    """Return the class of a cell, which gives it its colour."""
+    if row.needs_attention:
+        return "bad"
+    if row.verdict in (NOT_HERE, NOT_RUN, Verdict.UNAVAILABLE):
+        return "none"
+    return "good" if row.verdict in CALM else "warn"
+
+
+def _log(folder: Path, lane: LaneRow) -> str:
+    """Return the end of a lane's log; empty where it is gone."""
+    path = folder / lane.log
+    if not path.is_file():
+        return ""
+    return markdown.tail(markdown.plain(path.read_text(encoding="utf-8", errors="replace")), LOG_BYTES)
