@@ -85,9 +85,7 @@ class SlurmEngine:
     def run(self, session: Session, cells: Iterable[Cell]) -> Account:
         """Judge cells on nodes; what an earlier command submitted is not submitted again.
 
-        Raises:
-            HarnessError: Slurm cannot be reached, or its commands are not here.
-
+        HarnessError is raised where Slurm cannot be reached, or its commands are not here.
         """
         slurm.prepare(self.settings)
         folder = beside(session.folder)
@@ -185,12 +183,7 @@ class Collection:
         return [work for work in left if self._names[work.keys][0] not in self.account.failed]
 
     def _submit(self, array: list[Work]) -> None:
-        """Submit an array, a few times where Slurm is away.
-
-        Raises:
-            HarnessError: it stays away.
-
-        """
+        """Submit an array, a few times where Slurm is away; HarnessError is raised where it stays away."""
         name = f"reproducer-{self.session.folder.name}-{secrets.token_hex(4)}"
         frozen = [self._frozen(work, self.folder / "packs" / name) for work in array]
         self._note(name, {})

@@ -84,12 +84,7 @@ class Showed:
 
 
 def judge(work: Work) -> Showed:
-    """Judge a cell; submitit calls it on the node.
-
-    Raises:
-        KeyboardInterrupt: the task was told to stop.
-
-    """
+    """Judge a cell; submitit calls it on the node. KeyboardInterrupt is raised where the task was told to stop."""
     signal.signal(signal.SIGTERM, _interrupt)  # submitit passes it over
     sys.stdout.write(f"{socket.gethostname()}: {work.cell.name}\n")
     if not work.gpus:

@@ -109,9 +109,7 @@ def kept_key(lane: Lane, host: Host) -> str:
 def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneRun:
     """Run one lane to its end.
 
-    Raises:
-        ChangedError: its tree or its dependencies are not what was laid out; they have been laid out anew.
-
+    ChangedError is raised where its tree or dependencies are not what was laid out; they have been laid out anew.
     """
     layouts = (lane.tree.layout, lane.dependencies)
     with cache.guard(), cache.scratch("lane-") as work:

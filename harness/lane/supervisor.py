@@ -119,8 +119,7 @@ def abandoned(wait: float, *descriptors: int) -> bool:
 def wait(probe: int, timeout: float, wakeup: int, gate: Gate | None) -> tuple[str, float]:
     """Wait until the probe ends (without reaping it), its time is up, or the runner is gone.
 
-    Returns: why, and for how many seconds the probe waited for its GPUs.
-
+    Return why, and for how many seconds the probe waited for its GPUs.
     """
     started, waited = time.monotonic(), 0.0
     while True:

@@ -67,12 +67,7 @@ class Journal:
         return end.verdict if end else None
 
     def append(self, end: LaneEnd) -> None:
-        """Take the end of a lane, and wait until the disk has it; a lane that has ended cannot end again.
-
-        Raises:
-            ValueError: it has ended already.
-
-        """
+        """Take the end of a lane, and wait until the disk has it; ValueError is raised where it has ended already."""
         with self._lock:
             if end.key in self._ends:
                 raise ValueError(f"{end.task} has ended already")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from harness.host.gpus import Device
@@ -13,12 +12,7 @@ from harness.schedule.task import Task, expected_seconds
 
 #: Left out last time, then what needs quiet (it waits for others, so the sooner it is through the better), then those
 #: of several GPUs, then those of several cores, then the longest first with what waits for it; then as they came.
-Rank = tuple[bool, bool, int, int, float, int]
-
-
-def _rank(task: Task, after_it: float, place: int) -> Rank:
-    quiet = task.cell.measures or task.exclusive
-    return (not task.urgent, not quiet, -task.gpus, -task.cores, -expected_seconds(task) - after_it, place)
+Rank = tuple[bool, bool, int, int, float]
 
 
 @dataclass(frozen=True)
@@ -64,12 +58,8 @@ class Places:
         """Whether no lane can begin, whatever it needs."""
         return self._alone or self._running >= self.jobs
 
-    def _cores(self, task: Task) -> int:
-        """Return as how many lanes a lane counts."""
-        return min(task.cores, self.jobs)
-
     def _has_cores(self, task: Task) -> bool:
-        return not self.full and self._running + self._cores(task) <= self.jobs
+        return not self.full and self._running + min(task.cores, self.jobs) <= self.jobs
 
     def waits_for_cores(self, task: Task, kept: Collection[str]) -> bool:
         """Whether the cores are all that keeps a lane from beginning, on other GPUs than those `kept`, by number."""
@@ -81,9 +71,7 @@ class Places:
             return ""
         ours = [device for device in self.devices if device.gpu.target == task.cell.gpu]
         if len(ours) < task.gpus:
-            return (
-                f"no healthy {task.cell.gpu} GPU is left" if not ours else f"{len(ours)} of {task.gpus} GPUs are left"
-            )
+            return f"{len(ours)} of {task.gpus} GPUs are left" if ours else f"no healthy {task.cell.gpu} GPU is left"
         usable = [device for device in ours if self._suits(device, task)]
         return "" if len(usable) >= task.gpus else f"every {task.cell.gpu} GPU is taken by another program"
 
@@ -104,7 +92,7 @@ class Places:
             use.lanes += 1
             use.memory_gib += task.cell.stated.gpu_memory_gib
             use.exclusive = task.exclusive
-        self._running += self._cores(task)
+        self._running += min(task.cores, self.jobs)
         self._alone = on_cores_alone
         return Placement(devices)
 
@@ -124,9 +112,8 @@ class Places:
 
     def _has_room(self, device: Device, task: Task) -> bool:
         use = self._on_gpu.get(device.number, _GpuUse())
-        if not self._suits(device, task) or use.exclusive or (task.exclusive and use.lanes):
-            return False
-        if task.gpus > 1 and device.is_instance:
+        is_part = task.gpus > 1 and device.is_instance  # no process uses two instances
+        if is_part or not self._suits(device, task) or use.exclusive or (task.exclusive and use.lanes):
             return False
         memory = device.gpu.memory_gib or math.inf
         return not use.lanes or use.memory_gib + task.cell.stated.gpu_memory_gib <= memory
@@ -138,13 +125,12 @@ class Places:
             use.lanes -= 1
             use.memory_gib -= task.cell.stated.gpu_memory_gib
             use.exclusive = False
-        self._running -= self._cores(task)
+        self._running -= min(task.cores, self.jobs)
         self._alone = False
 
-    def retire(self, devices: Iterable[Device]) -> None:
-        """Take GPUs out of the pool; lanes that are on them go on until they end."""
-        gone = {device.number for device in devices}
-        self.devices = [device for device in self.devices if device.number not in gone]
+    def retire(self, gone: Device) -> None:
+        """Take a GPU out of the pool; lanes that are on it go on until they end."""
+        self.devices = [device for device in self.devices if device.number != gone.number]
 
 
 @dataclass
@@ -152,14 +138,12 @@ class Queue:
     """The tasks that may begin, in the order in which they do."""
 
     _ready: list[tuple[Rank, Task]] = field(default_factory=list)
-    _places: Iterator[int] = field(default_factory=itertools.count)
-
-    def __len__(self) -> int:
-        return len(self._ready)
 
     def put(self, task: Task, after_it: float = 0.0) -> None:
         """Add a task that may begin; `after_it`: the seconds of the lanes that wait for its end."""
-        bisect.insort(self._ready, (_rank(task, after_it, next(self._places)), task), key=lambda entry: entry[0])
+        quiet = task.cell.measures or task.exclusive
+        rank = (not task.urgent, not quiet, -task.gpus, -task.cores, -expected_seconds(task) - after_it)
+        bisect.insort(self._ready, (rank, task), key=lambda entry: entry[0])
 
     def take(self, places: Places, wanted: Callable[[Task], bool]) -> tuple[Task, Placement] | None:
         """Take the first task for which there is a place; None where there is none.

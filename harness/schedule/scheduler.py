@@ -14,7 +14,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 
 from harness.core.words import LaneName, LaneVerdict
-from harness.host.gpus import Device
 from harness.host.host import Host
 from harness.lane.record import LaneEnd
 from harness.schedule.lane_runner import Prepared, Stopped
@@ -180,7 +179,7 @@ class Scheduler:
             self._fail(task.cell, found)
             self._release(task.key)
         elif isinstance(found, Unfit):
-            self._repeat_elsewhere(task, placement, found)
+            self._repeat_elsewhere(task, found)
         elif found == Stopped.CUT:
             self._give_up(task, found.value)
         self.listener.ended(task, line)
@@ -189,30 +188,25 @@ class Scheduler:
         self.lanes.after(cell)
         return lambda: None
 
-    def _repeat_elsewhere(self, task: Task, placement: Placement, unfit: Unfit) -> None:
+    def _repeat_elsewhere(self, task: Task, unfit: Unfit) -> None:
         """Put a lane back that says nothing: its GPU has a fault, or cannot be had for a lane that measures."""
         self.places.taken |= {number for number, _ in unfit.taken}
         if not unfit.faults:
             self._queue.put(task)
             return
-        faulty = {device.number: device for device in placement.devices}
+        pool = {device.number: device for device in self.places.devices}
         for number, reason in unfit.faults:
-            self._retire(faulty[number], reason, task)
+            if (device := pool.get(number)) is not None:  # it leaves the pool, and is told of once
+                self.places.retire(device)
+                fault = GpuFault(device.place, device.gpu.name, reason, task.name)
+                self.account.faults.append(fault)
+                self.listener.fault(fault)
         self._faults_after[task.key] += 1
         count = self._faults_after[task.key]
         if count < MOST_FAULTS:
             self._queue.put(replace(task, isolated=True))
         else:
             self._give_up(task, f"{count} GPUs had a fault after it, the last one: {unfit.faults[-1][1]}")
-
-    def _retire(self, device: Device, reason: str, task: Task) -> None:
-        """Take a GPU out of the pool, and tell of it once."""
-        if all(one.number != device.number for one in self.places.devices):
-            return
-        self.places.retire([device])
-        fault = GpuFault(device.place, device.gpu.name, reason, task.name)
-        self.account.faults.append(fault)
-        self.listener.fault(fault)
 
     def _start(self) -> None:
         """Start what there is a place for."""

@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from harness.core import files
 from harness.core.errors import HarnessError, NoRoomError, UnavailableError, UnsupportedHereError
@@ -19,7 +18,7 @@ from harness.host.gpu_health import GpuWatch
 from harness.host.gpus import Device
 from harness.lane.record import LaneEnd
 from harness.schedule.journal import Journal
-from harness.schedule.lane_runner import Prepared, Stopped
+from harness.schedule.lane_runner import Prepared, Runner, Stopped
 from harness.schedule.queue import Placement
 from harness.schedule.task import Task
 from harness.verdict.cell import Cell
@@ -91,23 +90,11 @@ class Unfit:
     taken: tuple[tuple[str, str], ...] = ()
 
 
-class Work(Protocol):
-    """What the threads do; `lane_runner.Runner` is the real one."""
-
-    def prepare(self, cell: Cell) -> Prepared:
-        """Lay out what the lanes of a cell need."""
-
-    def attempt(
-        self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]
-    ) -> LaneEnd | Stopped:
-        """Run a lane to its end."""
-
-
 @dataclass(frozen=True)
 class LaneWork:
     """The work of one command: every failure is a result."""
 
-    work: Work  # lays out cells and runs lanes
+    work: Runner  # lays out cells and runs lanes
     journal: Journal  # takes each end before anybody else hears of it
     finish: Callable[[Cell], None]  # called after each end, such as to write the receipt of its cell
     watch: GpuWatch | None  # looks at the GPUs before and after lanes; None: nobody does

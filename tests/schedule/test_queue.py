@@ -258,6 +258,6 @@ def test_a_gpu_that_another_program_uses_measures_nothing(toy: Cell) -> None:
 
 def test_a_gpu_with_a_fault_gets_no_lane(toy: Cell) -> None:
     places = _places(9, 140.0)
-    places.retire(list(places.devices))
+    places.retire(places.devices[0])
     task = _task(toy, "one", 1.0, gpus=1)
     assert (_started(_queue(task), places), places.never(task)) == ([], "no healthy sm_90a GPU is left")

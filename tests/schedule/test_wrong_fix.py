@@ -13,7 +13,7 @@ from harness.host import host
 from harness.lane import lane
 from harness.lane.environment import NO_GPU
 from harness.lane.lane import Lane
-from harness.schedule import wrong_fix
+from harness.schedule import lane_runner
 from harness.upstream.dependencies import DependencySet
 from harness.upstream.tree import Tree
 from testing import laid_out
@@ -54,7 +54,7 @@ def test_results_of_the_right_fix_are_lent_and_nothing_stays(tmp_path: Path) -> 
     kernel, group = source / "triton/k/kernel.bin", source / "triton/k/__grp__kernel.json"
     group.write_text(json.dumps({"child_paths": {"kernel.bin": str(kernel)}}), encoding="utf-8")
     seal.keep(cache, "jit", source.name, source)
-    with wrong_fix.lent(cache, here, wrong, right):
+    with lane_runner.lent(cache, here, wrong, right):
         assert {path.name for path in own.iterdir()} == {"triton", "tilelang", "inductor", "cuda"}
         assert seal.kept(cache, "jit", own.name, own)
         assert (own / "triton/k/kernel.bin").stat().st_ino != kernel.stat().st_ino, "a link would break a seal"
@@ -72,7 +72,7 @@ def test_results_of_the_right_fix_are_lent_and_nothing_stays(tmp_path: Path) -> 
 
 def test_without_a_right_tree_nothing_is_lent(tmp_path: Path) -> None:
     cache, here, wrong = Cache(tmp_path), host.detect(), _lane(_tree("wrong"))
-    with wrong_fix.lent(cache, here, wrong, None):
+    with lane_runner.lent(cache, here, wrong, None):
         assert not cache.entry("jit", lane.kept_key(wrong, here)).exists()
 
 
@@ -83,7 +83,7 @@ def test_results_that_somebody_touched_are_not_lent(tmp_path: Path) -> None:
     (source / "triton").mkdir(parents=True)
     seal.keep(cache, "jit", source.name, source)
     (source / "triton/poison").write_bytes(b"code")
-    with wrong_fix.lent(cache, here, wrong, right):
+    with lane_runner.lent(cache, here, wrong, right):
         assert not cache.entry("jit", lane.kept_key(wrong, here)).exists()
 
 
