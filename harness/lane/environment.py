@@ -49,19 +49,9 @@ class Folders:
         """The lane's working directory."""
         return self.work / "cwd"
 
-    @property
-    def home(self) -> Path:
-        """The lane's HOME."""
-        return self.work / "home"
-
-    @property
-    def temporary(self) -> Path:
-        """The lane's TMPDIR."""
-        return self.work / "tmp"
-
     def create(self) -> None:
         """Make them all."""
-        for folder in (self.current, self.home, self.temporary, self.kept):
+        for folder in (self.current, self.work / "home", self.work / "tmp", self.kept):
             folder.mkdir(parents=True, exist_ok=True)
         used(self.kept)
 
@@ -118,8 +108,8 @@ def build(
         **{name: str(folders.kept / folder) for name, folder in kept.items()},
         # A dependency set and torch bring their bytecode; a tree's is compiled in each lane, and kept in none.
         "PYTHONDONTWRITEBYTECODE": "1",
-        "HOME": str(folders.home),
-        "TMPDIR": str(folders.temporary),
+        "HOME": str(folders.work / "home"),
+        "TMPDIR": str(folders.work / "tmp"),
         "PYTHONPATH": os.pathsep.join(str(path) for path in paths),
         "PYTHONSAFEPATH": "1",
         "PYTHONNOUSERSITE": "1",

@@ -82,7 +82,6 @@ def test_what_is_kept_is_harmless(pieces: list[bytes], printed: str) -> None:
     output = script.LastLine()
     for piece in pieces:
         output.feed(piece)
-    output.finish()
     assert output.printed == printed
 
 
@@ -92,7 +91,6 @@ def test_of_a_long_output_the_beginning_and_the_last_line_are_kept(line: bytes) 
     for _ in range(5000):
         output.feed(line)
     output.feed(b"UNSUPPORTED: it needs a GPU")
-    output.finish()
     assert len(output.printed.encode()) <= script.MOST_PRINTED
     assert output.printed.endswith("\n[... more was printed ...]\nUNSUPPORTED: it needs a GPU")
     kept = output.printed.splitlines()[:-2]
