@@ -31,7 +31,7 @@ from harness.core.words import Exit
 from harness.lane.record import LaneEnd
 from harness.schedule.lane_runner import Runner
 from harness.schedule.scheduler import Account
-from harness.schedule.session import Session
+from harness.schedule.session import CellJudge, Session
 from harness.schedule.task import expected_seconds
 from harness.schedule.workers import Failure, failure_of
 from harness.verdict.cell import Cell
@@ -203,9 +203,8 @@ class Collection:
                 time.sleep(SELDOM if tries else OFTEN)
                 slurm.cancel(f"--name={name}")  # Slurm may have taken it all the same
         else:
-            raise HarnessError(
-                f"{away}. Next: the same command again, which goes on where it was", status=Exit.DEVIATES
-            )
+            again = "the same command again, which goes on where it was"
+            raise HarnessError(f"{away}. Next: {again}", status=Exit.DEVIATES)
         followed = dict(zip(tasks, array, strict=True))
         self._note(name, {task: " ".join(work.keys) for task, work in followed.items()})
         self._waiting |= followed
@@ -292,7 +291,7 @@ class Collection:
 
     def _take(self, work: Work, showed: Showed) -> None:
         """Give the journal what a task showed; what it has already it keeps."""
-        account, judge = self.account, self.session.judge
+        account, judge = self.account, CellJudge(self.session, self.account)
         account.elsewhere |= dict.fromkeys(work.keys, showed.host)
         account.not_run |= showed.not_run or {}
         account.faults += showed.faults
@@ -311,7 +310,7 @@ class Collection:
         judged = None if judge.missing(work.cell) else judge.judged(work.cell)
         if judged is not None:
             with suppress(HarnessError):  # told in the end, by whoever asks for the receipt
-                replace(judge, elsewhere=account.elsewhere).receipt(judged)
+                judge.receipt(judged)
 
     def _append(self, work: Work, end: LaneEnd, log: str) -> None:
         """Write a lane's log, then its end, and tell of it."""

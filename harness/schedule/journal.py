@@ -37,7 +37,9 @@ class Journal:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             self._read_all(path)
-            _sync_folder(path.parent)
+            folder = os.open(path.parent, os.O_RDONLY)  # the disk is to keep the name of a new file, too
+            os.fsync(folder)
+            os.close(folder)
 
     def __enter__(self) -> Self:
         return self
@@ -121,12 +123,3 @@ def _end_of(data: bytes) -> LaneEnd | None:
         return end if dt.datetime.fromisoformat(end.started).tzinfo is not None else None
     except ValueError:
         return None
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the disk keep the name of a new file, not only its content."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

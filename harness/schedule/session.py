@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -88,7 +88,7 @@ class Session:
         account.planned = {cell.name: tasks(cell, self.host, self.repeat) for cell in cells}
         planned = [self.estimates.of(task) for task in unique(chain.from_iterable(account.planned.values()))]
         self.listener.planned(len(planned), self.seconds_left(planned))
-        judge = replace(self.judge, planned=account.planned)
+        judge = CellJudge(self, account)
 
         def settle(cell: Cell) -> None:
             judged = judge.judged(cell)
@@ -133,10 +133,7 @@ class CellJudge:
     """Judges cells by what the journal holds of their lanes."""
 
     session: Session
-    #: the hosts of lanes that ran on another, by the keys of their tasks
-    elsewhere: Mapping[str, Host] = field(default_factory=dict)
-    #: the tasks of cells that are planned already, by the names of the cells
-    planned: Mapping[str, list[Task]] = field(default_factory=dict)
+    account: Account = field(default_factory=Account)  # knows what is planned, and what ran on other hosts
 
     def judged(self, cell: Cell) -> Outcome | None:
         """Judge a cell by its whole runs; None where there is not one."""
@@ -159,8 +156,8 @@ class CellJudge:
         return [task for some in self._repetitions(cell) for task in self._missing(some)]
 
     def _repetitions(self, cell: Cell) -> list[list[Task]]:
-        session, width = self.session, len(cell.lanes)
-        every = self.planned[cell.name] if cell.name in self.planned else tasks(cell, session.host, session.repeat)
+        width = len(cell.lanes)
+        every = self.account.planned.get(cell.name) or tasks(cell, self.session.host, self.session.repeat)
         return [every[start : start + width] for start in range(0, len(every), width)]
 
     def _missing(self, repetition: list[Task]) -> list[Task]:
@@ -206,7 +203,7 @@ class CellJudge:
         """
         try:
             texts = {name: path.read_text(encoding="utf-8") for name, path in self.logs(outcome).items()}
-            host = self.elsewhere.get(outcome.last[-1].key, self.session.host)
+            host = self.account.elsewhere.get(outcome.last[-1].key, self.session.host)
             made_by = MadeBy(self.session.cache, host, self.session.command(outcome.cell))
             return writer.write(outcome, made_by, folder, texts)
         except (OSError, UnicodeDecodeError) as error:
