@@ -12,6 +12,7 @@ from pathlib import Path
 from harness.host.host import cores
 from harness.lane import environment
 from harness.lane.environment import NO_GPU, Folders, Gpus, Share
+from testing import toys
 from testing.workbench import Workbench
 
 KEPT = {
@@ -53,15 +54,12 @@ def test_a_lane_keeps_the_switches_of_a_shared_host_and_drops_the_rest(tmp_path:
 
 def test_a_real_lane_has_its_own_folders_and_the_switches(workbench: Workbench) -> None:
     folder = workbench.lay("01_confirmed")
-    probe = folder / "reproduce.py"
     shown = 'import os\nprint("ENVIRONMENT", sorted(os.environ.items()), os.getcwd())\nvalues, weights ='
-    probe.write_text(probe.read_text().replace("values, weights =", shown))
-    definition = folder / "pack.toml"
-    definition.write_text(definition.read_text().replace("[targets.cpu]\n", "[targets.cpu]\nprocesses = 1000\n"))
+    toys.replace(folder / "reproduce.py", "values, weights =", shown)
+    toys.replace(folder / "pack.toml", "[targets.cpu]\n", "[targets.cpu]\nprocesses = 1000\n")
     search = os.pathsep.join(["/elsewhere", *filter(None, [os.environ.get("PYTHONPATH")])])
-    status, (row,) = workbench.rows(
-        "--receipts", str(workbench.folder / "out"), **(KEPT | DROPPED | {"PYTHONPATH": search})
-    )
+    variables = KEPT | DROPPED | {"PYTHONPATH": search}
+    status, (row,) = workbench.rows("--receipts", str(workbench.folder / "out"), **variables)
     assert status == 0
     receipt = json.loads(next((workbench.folder / "out").rglob("cpu.*.json")).read_text())
     assert receipt["host"]["variables"] == ["NCCL_NVLS_ENABLE=0"]
