@@ -29,15 +29,6 @@ class Placement:
 
 
 @dataclass
-class _GpuUse:
-    """The lanes on one GPU: how many, how much of its memory they may take, and whether one has it for itself."""
-
-    lanes: int = 0
-    memory_gib: float = 0.0
-    exclusive: bool = False
-
-
-@dataclass
 class Places:
     """How many lanes run at once, on which GPUs, and what of them is taken.
 
@@ -49,17 +40,19 @@ class Places:
     devices: list[Device]  # the GPUs of the pool that are healthy
     #: the numbers of the GPUs that another program uses: nothing can be measured there
     taken: set[str] = field(default_factory=set)
-    _on_gpu: dict[str, _GpuUse] = field(default_factory=dict)
-    _running: int = 0
-    _alone: bool = False
+    _running: list[tuple[Task, Placement]] = field(default_factory=list)
 
     @property
     def full(self) -> bool:
         """Whether no lane can begin, whatever it needs."""
-        return self._alone or self._running >= self.jobs
+        return self._free < 1 or any(task.exclusive and not task.gpus for task, _ in self._running)
+
+    @property
+    def _free(self) -> int:
+        return self.jobs - sum(min(task.cores, self.jobs) for task, _ in self._running)
 
     def _has_cores(self, task: Task) -> bool:
-        return not self.full and self._running + min(task.cores, self.jobs) <= self.jobs
+        return not self.full and min(task.cores, self.jobs) <= self._free
 
     def waits_for_cores(self, task: Task, kept: Collection[str]) -> bool:
         """Whether the cores are all that keeps a lane from beginning, on other GPUs than those `kept`, by number."""
@@ -81,20 +74,12 @@ class Places:
 
     def take(self, task: Task, kept: Collection[str]) -> Placement | None:
         """Give a lane its place and its GPUs, none of those `kept`, all together; None where it has to wait."""
-        on_cores_alone = task.exclusive and not task.gpus
-        if not self._has_cores(task) or (on_cores_alone and self._running):
-            return None
         devices = self._devices_for(task, kept)
-        if devices is None:
+        if devices is None or not self._has_cores(task) or (task.exclusive and not task.gpus and self._running):
             return None
-        for device in devices:
-            use = self._on_gpu.setdefault(device.number, _GpuUse())
-            use.lanes += 1
-            use.memory_gib += task.cell.stated.gpu_memory_gib
-            use.exclusive = task.exclusive
-        self._running += min(task.cores, self.jobs)
-        self._alone = on_cores_alone
-        return Placement(devices)
+        placement = Placement(devices)
+        self._running.append((task, placement))
+        return placement
 
     def _devices_for(self, task: Task, kept: Collection[str]) -> tuple[Device, ...] | None:
         """Choose the GPUs of a lane, those with the fewest lanes first; None where there are not enough."""
@@ -102,8 +87,11 @@ class Places:
         room.sort(key=self._lanes)
         return tuple(room[: task.gpus]) if len(room) >= task.gpus else None
 
+    def _on(self, device: Device) -> list[Task]:
+        return [task for task, placement in self._running if device in placement.devices]
+
     def _lanes(self, device: Device) -> int:
-        return self._on_gpu.get(device.number, _GpuUse()).lanes
+        return len(self._on(device))
 
     def _suits(self, device: Device, task: Task) -> bool:
         """Whether a GPU can take a lane, whatever else is on it now."""
@@ -111,22 +99,16 @@ class Places:
         return device.gpu.target == task.cell.gpu and is_quiet
 
     def _has_room(self, device: Device, task: Task) -> bool:
-        use = self._on_gpu.get(device.number, _GpuUse())
-        is_part = task.gpus > 1 and device.is_instance  # no process uses two instances
-        if is_part or not self._suits(device, task) or use.exclusive or (task.exclusive and use.lanes):
+        if not self._suits(device, task) or (task.gpus > 1 and device.is_instance):  # no process uses two instances
             return False
-        memory = device.gpu.memory_gib or math.inf
-        return not use.lanes or use.memory_gib + task.cell.stated.gpu_memory_gib <= memory
+        others = self._on(device)
+        wanted = sum(one.cell.stated.gpu_memory_gib for one in (*others, task))
+        fits = wanted <= (device.gpu.memory_gib or math.inf) and not any(one.exclusive for one in (*others, task))
+        return not others or fits
 
     def give_back(self, task: Task, placement: Placement) -> None:
         """Note that a lane is over."""
-        for device in placement.devices:
-            use = self._on_gpu[device.number]
-            use.lanes -= 1
-            use.memory_gib -= task.cell.stated.gpu_memory_gib
-            use.exclusive = False
-        self._running -= min(task.cores, self.jobs)
-        self._alone = False
+        self._running.remove((task, placement))
 
     def retire(self, gone: Device) -> None:
         """Take a GPU out of the pool; lanes that are on it go on until they end."""
