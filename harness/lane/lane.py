@@ -15,7 +15,6 @@ from harness.core.seal import ChangedError, Layout
 from harness.core.words import Evidence, LaneName, LaneVerdict
 from harness.host.host import Host
 from harness.lane import built_environment, environment, process, results, script
-from harness.lane.environment import NO_GPU, Gpus
 from harness.lane.process import Ended, Log
 from harness.lane.record import UpstreamLine
 from harness.lane.results import Results
@@ -63,11 +62,9 @@ class Lane:
     changed: tuple[str, ...]
     claims: tuple[str, ...]  # the words that the contract may claim
     timeout: float  # in seconds
-    #: the GPUs it sees where it executes, as CUDA_VISIBLE_DEVICES names them; None: what the host shows
-    devices: str | None = None
-    locks: tuple[Path, ...] = ()  # a file for each of them that it shares with other lanes
+    locks: tuple[Path, ...] = ()  # a file for each GPU that it shares with other lanes
     cancel: int | None = None  # a file descriptor; once it can be read, the lane is abandoned
-    share: environment.Share = environment.ONE_CORE  # of the host's cores
+    share: environment.Share = environment.ONE_CORE  # of the host's cores, and of its GPUs where it executes
     environment: Path | None = None  # whose interpreter runs it; None: the runner's own
     ordinary: OrdinaryScript | None = None  # how the script is run where it prints no sentinel of its own
     #: whether it is to be refused: its times mean nothing, so that it waits for no GPU to be its own
@@ -121,11 +118,11 @@ def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneRun:
     return ran
 
 
-def gpus_of(lane: Lane, gate: Path) -> Gpus:
-    """Return what a lane sees of the host's GPUs; it may ask for them alone where others use them and it measures."""
+def share_of(lane: Lane, gate: Path) -> environment.Share:
+    """Return a lane's share of the host; it may ask for its GPUs alone where others use them and it measures."""
     if lane.evidence != Evidence.EXECUTED:
-        return NO_GPU
-    return Gpus(lane.devices, gate if lane.locks and not lane.is_wrong_fix else None)
+        return replace(lane.share, visible="")
+    return replace(lane.share, gate=gate if lane.locks and not lane.is_wrong_fix else None)
 
 
 def _run(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
@@ -173,7 +170,7 @@ def _command(lane: Lane, folders: environment.Folders, arguments: tuple[str, ...
     return process.Command(
         arguments=(str(python), *arguments),
         environment={
-            **environment.build(os.environ, folders, paths, gpus_of(lane, gate), lane.share),
+            **environment.build(os.environ, folders, paths, share_of(lane, gate)),
             "REPRODUCER_TREE": str(lane.tree.folder),
             "REPRODUCER_MODULES": ",".join(lane.modules),
             "REPRODUCER_LOADED": str(folders.work / LOADED),

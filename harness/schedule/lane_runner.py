@@ -151,6 +151,7 @@ class Runner:
             return replace(base, stale=prepared.stale)
         whole = cell.timeout or cell.stated.timeout_s
         left = self.stop_at - clock if self.stop_at is not None else whole
+        visible = ",".join(device.token for device in placement.devices) or None
         wanted = Lane(
             name=task.lane,
             probe=cell.pack.probe,
@@ -165,10 +166,9 @@ class Runner:
             changed=prepared.must_load,
             claims=cell.pack.definition.claims,
             timeout=max(0.1, min(whole, left)),
-            devices=",".join(device.token for device in placement.devices) or None,
             locks=locks,
             cancel=self.cancel,
-            share=Share(self.threads, min(task.processes, len(this_host.cores()))),
+            share=Share(self.threads, min(task.processes, len(this_host.cores())), visible),
             environment=cell.environment,
             ordinary=cell.pack.definition.script,
             is_wrong_fix=cell.is_wrong_fix and is_patched,

@@ -11,7 +11,7 @@ from harness.core.cache import Cache
 from harness.core.words import Evidence, LaneName
 from harness.host import host
 from harness.lane import lane
-from harness.lane.environment import NO_GPU
+from harness.lane.environment import Share
 from harness.lane.lane import Lane
 from harness.schedule import lane_runner
 from harness.upstream.dependencies import DependencySet
@@ -88,10 +88,10 @@ def test_results_that_somebody_touched_are_not_lent(tmp_path: Path) -> None:
 
 
 def test_a_wrong_fix_waits_for_no_gpu_to_be_its_own() -> None:
-    gate, shared = Path("/gate"), {"devices": "0", "locks": (Path("/lock"),)}
+    gate, shared = Path("/gate"), {"share": Share(visible="0"), "locks": (Path("/lock"),)}
     right = replace(_lane(_tree("right")), evidence=Evidence.EXECUTED, **shared)
     wrong = replace(right, is_wrong_fix=True)
-    assert lane.gpus_of(right, gate).variables()["REPRODUCER_GPU_GATE"] == "/gate"
-    assert lane.gpus_of(wrong, gate).variables().keys() == {"CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"}
-    assert lane.gpus_of(replace(right, locks=()), gate).gate is None, "nobody else uses its GPU"
-    assert lane.gpus_of(replace(wrong, evidence=Evidence.TRACED), gate) == NO_GPU
+    assert lane.share_of(right, gate) == Share(visible="0", gate=gate)
+    assert lane.share_of(wrong, gate) == Share(visible="0")
+    assert lane.share_of(replace(right, locks=()), gate).gate is None, "nobody else uses its GPU"
+    assert lane.share_of(replace(wrong, evidence=Evidence.TRACED), gate) == Share(visible="")
