@@ -190,7 +190,7 @@ class Scheduler:
 
     def _repeat_elsewhere(self, task: Task, unfit: Unfit) -> None:
         """Put a lane back that says nothing: its GPU has a fault, or cannot be had for a lane that measures."""
-        self.places.taken |= {number for number, _ in unfit.taken}
+        self.places.taken.update(unfit.taken)
         if not unfit.faults:
             self._queue.put(task)
             return

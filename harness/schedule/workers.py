@@ -86,8 +86,7 @@ class Unfit:
     """A lane on GPUs that make what it says worthless."""
 
     faults: tuple[tuple[str, str], ...] = ()  # of the GPUs, by their numbers
-    #: the numbers of GPUs that another program uses, for a lane that measures, and why
-    taken: tuple[tuple[str, str], ...] = ()
+    taken: tuple[str, ...] = ()  # the numbers of GPUs that another program uses, for a lane that measures
 
 
 @dataclass(frozen=True)
@@ -126,7 +125,7 @@ class LaneWork:
         for device in placement.devices:
             fault, why = watch.enter(device, measures=task.cell.measures)
             faults += [(device.number, fault)] if fault else []
-            taken += [(device.number, why)] if why else []
+            taken += [device.number] if why else []
             entered += [] if fault or why else [device]
         found: LaneEnd | Stopped = Stopped.ABANDONED
         try:
