@@ -16,7 +16,6 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -309,8 +308,7 @@ class Collection:
         self._fail(work, showed.failure)
         judged = None if judge.missing(work.cell) else judge.judged(work.cell)
         if judged is not None:
-            with suppress(HarnessError):  # told in the end, by whoever asks for the receipt
-                judge.receipt(judged)
+            judge.recorded(judged)  # a problem is told in the end, by whoever asks for the receipt
 
     def _append(self, work: Work, end: LaneEnd, log: str) -> None:
         """Write a lane's log, then its end, and tell of it."""

@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.core import files, seal
 from harness.core.cache import Cache
 from harness.core.seal import ChangedError, Layout
-from harness.core.words import Evidence, LaneName, LaneVerdict
+from harness.core.words import Evidence, LaneVerdict
 from harness.host.host import Host
 from harness.lane import built_environment, environment, process, results, script
 from harness.lane.process import Ended, Log
@@ -47,7 +47,6 @@ PYTEST = (
 class Lane:
     """What to run."""
 
-    name: LaneName  # which of the two trees it is
     probe: Path  # the script's file
     contract: Path | None  # the contract's file; None where the pack has none
     tree: Tree  # the tree, patched or not

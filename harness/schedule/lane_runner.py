@@ -153,7 +153,6 @@ class Runner:
         left = self.stop_at - clock if self.stop_at is not None else whole
         visible = ",".join(device.token for device in placement.devices) or None
         wanted = Lane(
-            name=task.lane,
             probe=cell.pack.probe,
             contract=cell.pack.contract if cell.pack.contract.exists() else None,
             tree=source,

@@ -105,22 +105,25 @@ class Scheduler:
         of_cell: dict[str, list[Task]] = {}
         for task in pending:
             of_cell.setdefault(task.cell.name, []).append(task)
-        self._cells.extend(
-            sorted(of_cell.values(), key=lambda some: (not some[0].urgent, -max(map(expected_seconds, some))))
-        )
+        cells = sorted(of_cell.values(), key=lambda some: (not some[0].urgent, -max(map(expected_seconds, some))))
+        self._cells.extend(cells)
         for _ in range(PREPARING):
             self._lay_out_next()
         try:
             while self._workers.running:
                 self._workers.next()()
-                self._start()
+                while (found := self._queue.take(self.places, self._may_start)) is not None:
+                    self.listener.began(found[0], found[1].name)
+                    self._workers.start(partial(self._lane, *found))
         except KeyboardInterrupt:
             self.account.interrupted = True
         finally:
             os.close(cancel)
             self._cells.clear()
             self._workers.drain(DRAIN_SECONDS)
-        self._give_up_the_rest()
+        for task in self._queue.drain():
+            reason = "interrupted" if self.account.interrupted else self.places.never(task) or "nothing could take it"
+            self.account.not_run.setdefault(task.key, reason)
         return self.account
 
     def _lay_out_next(self) -> None:
@@ -208,12 +211,6 @@ class Scheduler:
         else:
             self._give_up(task, f"{count} GPUs had a fault after it, the last one: {unfit.faults[-1][1]}")
 
-    def _start(self) -> None:
-        """Start what there is a place for."""
-        while (found := self._queue.take(self.places, self._may_start)) is not None:
-            self.listener.began(found[0], found[1].name)
-            self._workers.start(partial(self._lane, *found))
-
     def _lane(self, task: Task, placement: Placement) -> Then:
         return partial(self._settle, task, placement, self.lanes.run(task, self._prepared[task.cell.name], placement))
 
@@ -230,9 +227,3 @@ class Scheduler:
             self._give_up(task, f"{expected}{max(0.0, left):.0f} s were left of the budget")
             return False
         return True
-
-    def _give_up_the_rest(self) -> None:
-        """Say why each task that is still in the queue was not run."""
-        for task in self._queue.drain():
-            reason = "interrupted" if self.account.interrupted else self.places.never(task) or "nothing could take it"
-            self.account.not_run.setdefault(task.key, reason)

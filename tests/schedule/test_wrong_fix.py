@@ -8,7 +8,7 @@ from pathlib import Path
 
 from harness.core import seal
 from harness.core.cache import Cache
-from harness.core.words import Evidence, LaneName
+from harness.core.words import Evidence
 from harness.host import host
 from harness.lane import lane
 from harness.lane.environment import Share
@@ -25,7 +25,6 @@ def _tree(key: str) -> Tree:
 
 def _lane(tree: Tree) -> Lane:
     return Lane(
-        name=LaneName.PATCHED,
         probe=Path("reproduce.py"),
         contract=None,
         tree=tree,
