@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
@@ -96,9 +96,8 @@ class Scheduler:
     _faults_after: Counter[str] = field(default_factory=Counter)
     _total: int = 0
 
-    def run(self, tasks: Iterable[Task], cancel: int) -> Account:
+    def run(self, tasks: list[Task], cancel: int) -> Account:
         """Run every task that has not ended before; closing `cancel` ends the lanes when the user interrupts."""
-        tasks = list(tasks)
         pending = [task for task in tasks if task.key not in self.lanes.journal]
         self.account.resumed += len(tasks) - len(pending)
         self._total = len(pending)
@@ -145,10 +144,7 @@ class Scheduler:
             for task in tasks:
                 self._put_if_ready(task)
 
-        def work() -> Then:
-            return partial(admit, self.lanes.lay_out(cell))
-
-        self._workers.start(work, awaited=False)
+        self._workers.start(lambda: partial(admit, self.lanes.lay_out(cell)), awaited=False)
 
     def _fail(self, cell: Cell, failure: Failure) -> None:
         self.account.failed[cell.name] = failure
@@ -177,7 +173,7 @@ class Scheduler:
             said = found.verdict or "the patch does not apply"
             line = f"{self.account.ran}/{self._total} {task.name}: {said}, {found.seconds:.1f} s on {placement.name}"
             self._release(task.key)
-            self._workers.start(lambda: self._finished(task.cell))
+            self._workers.start(partial(self.lanes.after, task.cell))
         elif isinstance(found, Failure):
             self._fail(task.cell, found)
             self._release(task.key)
@@ -186,10 +182,6 @@ class Scheduler:
         elif found == Stopped.CUT:
             self._give_up(task, found.value)
         self.listener.ended(task, line)
-
-    def _finished(self, cell: Cell) -> Then:
-        self.lanes.after(cell)
-        return lambda: None
 
     def _repeat_elsewhere(self, task: Task, unfit: Unfit) -> None:
         """Put a lane back that says nothing: its GPU has a fault, or cannot be had for a lane that measures."""

@@ -38,10 +38,10 @@ class Workers:
         self._awaited: list[threading.Thread] = []
         self._results: queue.SimpleQueue[Then] = queue.SimpleQueue()
 
-    def start(self, work: Callable[[], Then], *, awaited: bool = True) -> None:
+    def start(self, work: Callable[[], Then | None], *, awaited: bool = True) -> None:
         """Let a thread do some work, which never raises; an interrupted command waits for what is `awaited`."""
         self.running += 1
-        thread = threading.Thread(target=lambda: self._results.put(work()), daemon=True)
+        thread = threading.Thread(target=lambda: self._results.put(work() or (lambda: None)), daemon=True)
         if awaited:
             self._awaited = [*(other for other in self._awaited if other.is_alive()), thread]
         thread.start()
