@@ -55,8 +55,7 @@ class Lane:
     target: str  # what the verdict is about
     evidence: Evidence  # how it has to be seen on this host
     modules: tuple[str, ...]  # the import names of the modules under test
-    #: files of the tree that the lane has to load, or its verdict is about something else
-    must_load: tuple[str, ...]
+    must_load: tuple[str, ...]  # files of the tree that it has to load, or its verdict is about something else
     #: files of the tree that the patch changes and the target runs: which tree they are of is recorded
     changed: tuple[str, ...]
     claims: tuple[str, ...]  # the words that the contract may claim

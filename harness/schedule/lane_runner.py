@@ -6,7 +6,7 @@ import datetime as dt
 import shutil
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -45,15 +45,13 @@ class Prepared:
     """What the lanes of a cell share, laid out."""
 
     pristine: Tree  # the tree
-    #: the same with the patch; None where no lane runs on it, or the patch does not apply
-    patched: Tree | None
+    patched: Tree | None  # the same with the patch; None where no lane runs on it, or the patch does not apply
     patch: str  # the name of the patch's file
     stale: str  # why it does not apply
     must_load: tuple[str, ...]  # files that the patch changes and the probe has to load in the patched lane
     dependency_set: DependencySet  # what the lanes import
     dependencies: Layout  # the folder of it
-    #: the tree with the pack's own patch, where the cell has a wrong one: that lane's JIT results serve this cell's as
-    #: well
+    #: the tree with the pack's own patch, where the cell has a wrong one: its lane's JIT results serve this one, too
     like: Tree | None = None
 
 
@@ -115,17 +113,12 @@ class Runner:
             changed = set(patch.changed_files(pristine, patched))
             loads = (pristine.path_here(path, upstream.source_root) for path in cell.stated.loads)
             must_load = tuple(path for path in loads if path in changed)
-            like = self._right_fix(cell, pristine) if cell.is_wrong_fix else None
+            like: Tree | None = None
+            if cell.is_wrong_fix:
+                with suppress(patch.StalePatchError, OSError):
+                    like = patch.apply(self.cache, pristine, upstream, likely, exact=cell.source.is_pinned)
             return replace(prepared, patched=patched, patch=file.name, must_load=must_load, like=like)
         return replace(prepared, patch=candidates[0].name, stale=stale)
-
-    def _right_fix(self, cell: Cell, pristine: Tree) -> Tree | None:
-        """Lay out the tree with the pack's own patch; None where it does not apply."""
-        file, upstream = cell.pack.patch_for(pristine.commit), cell.pack.definition.upstream
-        try:
-            return patch.apply(self.cache, pristine, upstream, file, exact=cell.source.is_pinned)
-        except (patch.StalePatchError, OSError):
-            return None
 
     def attempt(
         self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]
