@@ -209,8 +209,8 @@ class Scheduler:
     def _may_start(self, task: Task) -> bool:
         """Whether a task still makes sense and fits into what is left of the budget."""
         second = task.lane == LaneName.PATCHED and task.key != task.pristine and LaneName.PRISTINE in task.cell.lanes
-        known = task.pristine in self.lanes.journal
-        if second and (known or task.waits) and self.lanes.journal.verdict(task.pristine) != LaneVerdict.BUG_REPRODUCED:
+        known = task.pristine in self.lanes.journal or task.pristine in task.after
+        if second and known and self.lanes.journal.verdict(task.pristine) != LaneVerdict.BUG_REPRODUCED:
             self._release(task.key)
             return False
         left = None if self.stop_at is None else self.stop_at - time.monotonic()

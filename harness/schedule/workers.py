@@ -117,9 +117,13 @@ class LaneWork:
         return found
 
     def _run(self, task: Task, prepared: Prepared, placement: Placement) -> LaneEnd | Stopped | Unfit:
+        shared = () if task.exclusive else placement.devices  # a lane that has its GPUs for itself asks nobody
+        locks = tuple(self.locks / f"gpu-{files.key_of(device.token)}.lock" for device in shared)
+        if locks:
+            self.locks.mkdir(parents=True, exist_ok=True)
         watch = self.watch
         if watch is None:
-            return self.work.attempt(task, prepared, placement, self._locks_of(task, placement))
+            return self.work.attempt(task, prepared, placement, locks)
         entered: list[Device] = []
         faults, taken = [], []
         for device in placement.devices:
@@ -130,19 +134,12 @@ class LaneWork:
         found: LaneEnd | Stopped = Stopped.ABANDONED
         try:
             if not faults and not taken:
-                found = self.work.attempt(task, prepared, placement, self._locks_of(task, placement))
+                found = self.work.attempt(task, prepared, placement, locks)
         finally:
             for device in entered:
                 fault = watch.leave(device, look=found != Stopped.ABANDONED)
                 faults += [(device.number, fault)] if fault else []
         return Unfit(tuple(faults), tuple(taken)) if faults or taken else found
-
-    def _locks_of(self, task: Task, placement: Placement) -> tuple[Path, ...]:
-        """Name the locks of the GPUs that a lane may share; one that has them for itself asks nobody."""
-        if task.exclusive or not placement.devices:
-            return ()
-        self.locks.mkdir(parents=True, exist_ok=True)
-        return tuple(self.locks / f"gpu-{files.key_of(device.token)}.lock" for device in placement.devices)
 
     def after(self, cell: Cell) -> None:
         """Do what is done after a lane's end; the receipt is written, and its failure told, once more in the end."""
