@@ -38,25 +38,6 @@ INHERITED_FAMILIES = re.compile(r"(NCCL|NVSHMEM|TORCH_SYMM_MEM)_(?!.*(KEY|TOKEN|
 
 
 @dataclass(frozen=True)
-class Folders:
-    """The folders of one lane."""
-
-    work: Path  # new for every run: working directory, HOME and TMPDIR
-    kept: Path  # what makes a second run of the same lane fast: JIT caches
-
-    @property
-    def current(self) -> Path:
-        """The lane's working directory."""
-        return self.work / "cwd"
-
-    def create(self) -> None:
-        """Make them all."""
-        for folder in (self.current, self.work / "home", self.work / "tmp", self.kept):
-            folder.mkdir(parents=True, exist_ok=True)
-        used(self.kept)
-
-
-@dataclass(frozen=True)
 class Share:
     """A lane's share of the host's cores and GPUs: lanes run beside each other."""
 
@@ -72,10 +53,22 @@ class Share:
 ONE_CORE = Share()
 
 
-def build(host: Mapping[str, str], folders: Folders, paths: list[Path], share: Share) -> dict[str, str]:
+def make_folders(work: Path, kept: Path) -> Path:
+    """Make the folders of a lane, and return its working directory.
+
+    What lies in `work` is new for every run: working directory, HOME and TMPDIR. What lies in `kept` makes a second run
+    of the same lane fast: JIT caches.
+    """
+    for folder in (work / "cwd", work / "home", work / "tmp", kept):
+        folder.mkdir(parents=True, exist_ok=True)
+    used(kept)
+    return work / "cwd"
+
+
+def build(host: Mapping[str, str], work: Path, kept: Path, paths: list[Path], share: Share) -> dict[str, str]:
     """Return a lane's environment: of the runner's own, `host`, only an allow-list goes on; `paths` is PYTHONPATH."""
     inherited = {name: value for name, value in host.items() if name in INHERITED or INHERITED_FAMILIES.fullmatch(name)}
-    kept = {
+    caches = {
         "TRITON_CACHE_DIR": "triton",
         "TILELANG_CACHE_DIR": "tilelang",
         "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -91,11 +84,11 @@ def build(host: Mapping[str, str], folders: Folders, paths: list[Path], share: S
         **({} if share.gate is None else {"REPRODUCER_GPU_GATE": str(share.gate)}),
         "OMP_NUM_THREADS": str(share.threads),
         "REPRODUCER_PROCESSES": str(share.processes),
-        **{name: str(folders.kept / folder) for name, folder in kept.items()},
+        **{name: str(kept / folder) for name, folder in caches.items()},
         # A dependency set and torch bring their bytecode; a tree's is compiled in each lane, and kept in none.
         "PYTHONDONTWRITEBYTECODE": "1",
-        "HOME": str(folders.work / "home"),
-        "TMPDIR": str(folders.work / "tmp"),
+        "HOME": str(work / "home"),
+        "TMPDIR": str(work / "tmp"),
         "PYTHONPATH": os.pathsep.join(str(path) for path in paths),
         "PYTHONSAFEPATH": "1",
         "PYTHONNOUSERSITE": "1",

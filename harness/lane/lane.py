@@ -103,9 +103,8 @@ def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneRun:
         seals = [layout.lay_out() for layout in layouts]
         built_environment.check(cache, lane.environment)
         with jit_folder(cache, kept_key(lane, host), work) as kept, Log(log) as output:
-            folders = environment.Folders(work, kept)
-            folders.create()
-            ran = _run(lane, folders, output)
+            environment.make_folders(work, kept)
+            ran = _run(lane, work, kept, output)
         try:
             if ran.ended.reason != ABANDONED:
                 for layout, seal_before in zip(layouts, seals, strict=True):
@@ -123,14 +122,14 @@ def share_of(lane: Lane, gate: Path) -> environment.Share:
     return replace(lane.share, gate=gate if lane.locks and not lane.is_wrong_fix else None)
 
 
-def _run(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
+def _run(lane: Lane, work: Path, kept: Path, log: Log) -> LaneRun:
     """Run the script, and then the contract: not where the script failed, or has refused a wrong fix already.
 
     Where the script raises on a wrong fix, the contract says whether the code under test did.
     """
     line, none = LastLine(), Script(LaneVerdict.ERROR, "")
     ordinary = () if lane.ordinary is None else (str(ORDINARY), json.dumps(asdict(lane.ordinary)))
-    command = _command(lane, folders, ("-P", *ordinary[:1], str(lane.probe), *ordinary[1:]), lane.timeout)
+    command = _command(lane, work, kept, ("-P", *ordinary[:1], str(lane.probe), *ordinary[1:]), lane.timeout)
     ended = process.run(command, log, line)
     said = script.read(line.text, ended.status) if ended.reason == "exited" and ended.status >= 0 else none
     refused = lane.stops and said.verdict == LaneVerdict.BUG_REPRODUCED
@@ -140,11 +139,11 @@ def _run(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
     if lane.contract is not None and (not failed or raised) and not refused:
         stop = ("-x",) if lane.stops else ()
         pytest = ("-P", *PYTEST, "--rootdir", str(lane.contract.parent), *stop, str(lane.contract))
-        command = _command(lane, folders, pytest, lane.timeout - ended.seconds)
+        command = _command(lane, work, kept, pytest, lane.timeout - ended.seconds)
         second = process.run(command, log)
-        found = results.read(folders.work / RESULTS, second.status, lane.claims)
+        found = results.read(work / RESULTS, second.status, lane.claims)
         ended = _together(ended, second)
-    seen, problem = results.read_loaded(folders.work / LOADED)
+    seen, problem = results.read_loaded(work / LOADED)
     return LaneRun(ended, said, found, seen, line.printed, log.path, problem)
 
 
@@ -161,22 +160,22 @@ def _together(first: Ended, second: Ended) -> Ended:
     )
 
 
-def _command(lane: Lane, folders: environment.Folders, arguments: tuple[str, ...], timeout: float) -> process.Command:
+def _command(lane: Lane, work: Path, kept: Path, arguments: tuple[str, ...], timeout: float) -> process.Command:
     python = built_environment.interpreter(lane.environment)
-    gate = folders.work / f"gate-{len(list(folders.work.glob('gate-*')))}"  # each supervisor makes its own
+    gate = work / f"gate-{len(list(work.glob('gate-*')))}"  # each supervisor makes its own
     paths = [WITNESS, lane.tree.import_root, lane.dependencies.folder, REPOSITORY]
     return process.Command(
         arguments=(str(python), *arguments),
         environment={
-            **environment.build(os.environ, folders, paths, share_of(lane, gate)),
+            **environment.build(os.environ, work, kept, paths, share_of(lane, gate)),
             "REPRODUCER_TREE": str(lane.tree.folder),
             "REPRODUCER_MODULES": ",".join(lane.modules),
-            "REPRODUCER_LOADED": str(folders.work / LOADED),
-            "REPRODUCER_RESULTS": str(folders.work / RESULTS),
+            "REPRODUCER_LOADED": str(work / LOADED),
+            "REPRODUCER_RESULTS": str(work / RESULTS),
             "REPRODUCER_TARGET": lane.target,
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         },
-        folder=folders.current,
+        folder=work / "cwd",
         timeout=max(0.1, timeout),
         cancel=lane.cancel,
         gate=gate,

@@ -101,9 +101,7 @@ class Suite:
         members, toolchain = self.prepared.dependency_set.sha256, (host.python, host.torch, host.triton)
         key = files.key_of("upstream-tests", tree.key, members, *toolchain, self.cell.target)
         with cache.guard(), cache.scratch("lane-") as work, jit_folder(cache, key, work) as kept:
-            folders = environment.Folders(work, kept)
-            folders.create()
-            copy, report, gate = folders.current, work / "report.xml", work / "gate"
+            copy, report, gate = environment.make_folders(work, kept), work / "report.xml", work / "gate"
             shutil.copytree(tree.folder, copy, dirs_exist_ok=True)
             plan = ("--setup-plan",) if listing else ()
             python = str(built_environment.interpreter(self.cell.environment))
@@ -114,7 +112,7 @@ class Suite:
             command = process.Command(
                 arguments=(python, "-P", "-m", "pytest", *self.tests.arguments, *ours),
                 environment={
-                    **environment.build(os.environ, folders, paths, share),
+                    **environment.build(os.environ, work, kept, paths, share),
                     # suites that start torch.distributed listen there; two at once would take one port from each other
                     "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(_free_port()),
