@@ -1,4 +1,4 @@
-"""What a cell's lanes need, for tests whose lanes are no processes: nothing of it lies anywhere."""
+"""Cells, and what their lanes need, for tests whose lanes are no processes: nothing of it lies anywhere."""
 
 from __future__ import annotations
 
@@ -6,9 +6,23 @@ from pathlib import Path
 
 from harness.core.cache import Cache
 from harness.core.seal import Layout, Seal
+from harness.host.host import Host
+from harness.pack import load
 from harness.schedule.lane_runner import Prepared
+from harness.sweep import selection
+from harness.sweep.selection import Moving
 from harness.upstream.dependencies import DependencySet
 from harness.upstream.tree import Tree
+from harness.verdict.cell import Cell
+
+#: A host without a GPU.
+HOST = Host("3.11.7", "2.13.0+cpu", "3.6.0")
+
+
+def cell(folder: Path) -> Cell:
+    """Return the cell of a pack on the cores of `HOST`."""
+    (one,) = selection.cells([(load.load_pack(folder), "cpu")], HOST, None, Moving())  # type: ignore[arg-type]
+    return one
 
 
 def nothing(version: str) -> Prepared:

@@ -16,7 +16,6 @@ import shutil
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -31,7 +30,7 @@ from harness.core.words import Exit
 from harness.lane.record import LaneEnd
 from harness.schedule.lane_runner import Runner
 from harness.schedule.scheduler import Account
-from harness.schedule.session import Session
+from harness.schedule.session import CellJudge, Session
 from harness.schedule.task import expected_seconds
 from harness.schedule.workers import Failure, failure_of
 from harness.verdict.cell import Cell
@@ -85,9 +84,7 @@ class SlurmEngine:
     def run(self, session: Session, cells: Iterable[Cell]) -> Account:
         """Judge cells on nodes; what an earlier command submitted is not submitted again.
 
-        Raises:
-            HarnessError: Slurm cannot be reached, or its commands are not here.
-
+        HarnessError is raised where Slurm cannot be reached, or its commands are not here.
         """
         slurm.prepare(self.settings)
         folder = beside(session.folder)
@@ -185,12 +182,7 @@ class Collection:
         return [work for work in left if self._names[work.keys][0] not in self.account.failed]
 
     def _submit(self, array: list[Work]) -> None:
-        """Submit an array, a few times where Slurm is away.
-
-        Raises:
-            HarnessError: it stays away.
-
-        """
+        """Submit an array, a few times where Slurm is away; HarnessError is raised where it stays away."""
         name = f"reproducer-{self.session.folder.name}-{secrets.token_hex(4)}"
         frozen = [self._frozen(work, self.folder / "packs" / name) for work in array]
         self._note(name, {})
@@ -210,9 +202,8 @@ class Collection:
                 time.sleep(SELDOM if tries else OFTEN)
                 slurm.cancel(f"--name={name}")  # Slurm may have taken it all the same
         else:
-            raise HarnessError(
-                f"{away}. Next: the same command again, which goes on where it was", status=Exit.DEVIATES
-            )
+            again = "the same command again, which goes on where it was"
+            raise HarnessError(f"{away}. Next: {again}", status=Exit.DEVIATES)
         followed = dict(zip(tasks, array, strict=True))
         self._note(name, {task: " ".join(work.keys) for task, work in followed.items()})
         self._waiting |= followed
@@ -299,7 +290,7 @@ class Collection:
 
     def _take(self, work: Work, showed: Showed) -> None:
         """Give the journal what a task showed; what it has already it keeps."""
-        account, judge = self.account, self.session.judge
+        account, judge = self.account, CellJudge(self.session, self.account)
         account.elsewhere |= dict.fromkeys(work.keys, showed.host)
         account.not_run |= showed.not_run or {}
         account.faults += showed.faults
@@ -317,8 +308,7 @@ class Collection:
         self._fail(work, showed.failure)
         judged = None if judge.missing(work.cell) else judge.judged(work.cell)
         if judged is not None:
-            with suppress(HarnessError):  # told in the end, by whoever asks for the receipt
-                replace(judge, elsewhere=account.elsewhere).receipt(judged)
+            judge.recorded(judged)  # a problem is told in the end, by whoever asks for the receipt
 
     def _append(self, work: Work, end: LaneEnd, log: str) -> None:
         """Write a lane's log, then its end, and tell of it."""

@@ -9,7 +9,6 @@ import sys
 import tempfile
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import FrameType
 
 from harness.core.cache import Cache
 from harness.host import host as this_host
@@ -20,7 +19,7 @@ from harness.lane import built_environment
 from harness.lane.record import LaneEnd
 from harness.receipt import redaction
 from harness.schedule.journal import Journal
-from harness.schedule.scheduler import Account, GpuFault
+from harness.schedule.scheduler import GpuFault
 from harness.schedule.session import Session
 from harness.schedule.task import Task
 from harness.schedule.workers import Failure
@@ -84,22 +83,13 @@ class Showed:
 
 
 def judge(work: Work) -> Showed:
-    """Judge a cell; submitit calls it on the node.
-
-    Raises:
-        KeyboardInterrupt: the task was told to stop.
-
-    """
-    signal.signal(signal.SIGTERM, _interrupt)  # submitit passes it over
+    """Judge a cell; submitit calls it on the node. KeyboardInterrupt is raised where the task was told to stop."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # submitit passes it over
     sys.stdout.write(f"{socket.gethostname()}: {work.cell.name}\n")
     if not work.gpus:
         os.environ["CUDA_VISIBLE_DEVICES"] = ""  # Slurm says NoDevFiles, or nothing, where no GPU was asked for
     with gpu_pool() as pool:
         return _judged(work, this_host.detect(pool), pool)
-
-
-def _interrupt(_: int, __: FrameType | None) -> None:
-    raise KeyboardInterrupt
 
 
 def _judged(work: Work, host: Host, pool: GpuPool) -> Showed:
@@ -130,25 +120,20 @@ def _judged(work: Work, host: Host, pool: GpuPool) -> Showed:
         account = session.run([cell], receipts=False)
         if account.interrupted:
             raise KeyboardInterrupt
-        return _showed(work, session, account, cell)
-
-
-def _showed(work: Work, session: Session, account: Account, cell: Cell) -> Showed:
-    """Put together what the lanes of a cell showed, under the keys that the collector has for them."""
-    key_of = {task.key: key for task, key in zip(session.tasks([cell]), work.keys, strict=True)}
-    found = {key: session.journal.read(own) for own, key in key_of.items()}
-    ends = tuple(replace(end, key=key, place=work.place) for key, end in found.items() if end is not None)
-    failure = account.failed.get(cell.name)
-    if failure is not None:
-        scrub = redaction.of_host(session.cache.places)
-        text = scrub.scrub(failure.reason)
-        private = any(scrub.findings(text))
-        failure = replace(failure, reason="[left out: it names something private]" if private else text)
-    return Showed(
-        host=session.host,
-        ends=ends,
-        logs={end.log.file: (session.folder / end.log.file).read_text("utf-8") for end in ends if end.log is not None},
-        not_run={key_of[own]: reason for own, reason in account.not_run.items()},
-        faults=tuple(replace(fault, place=work.place) for fault in account.faults),
-        failure=failure,
-    )
+        key_of = {task.key: key for task, key in zip(session.tasks([cell]), work.keys, strict=True)}
+        found = {key: session.journal.read(own) for own, key in key_of.items()}
+        ends = tuple(replace(end, key=key, place=work.place) for key, end in found.items() if end is not None)
+        failure = account.failed.get(cell.name)
+        if failure is not None:
+            scrub = redaction.of_host(cache.places)
+            reason = scrub.scrub(failure.reason)
+            private = any(scrub.findings(reason))
+            failure = replace(failure, reason="[left out: it names something private]" if private else reason)
+        return Showed(
+            host=host,
+            ends=ends,
+            logs={end.log.file: (folder / end.log.file).read_text("utf-8") for end in ends if end.log is not None},
+            not_run={key_of[own]: why for own, why in account.not_run.items()},
+            faults=tuple(replace(fault, place=work.place) for fault in account.faults),
+            failure=failure,
+        )

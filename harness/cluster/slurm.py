@@ -83,9 +83,7 @@ class Settings:
 def settings(gpu_types: Iterable[str], options: Iterable[str]) -> Settings:
     """Read ``ARCH[=TYPE]`` and ``NAME[=VALUE]`` from the command line.
 
-    Raises:
-        HarnessError: a text is neither, or a name comes twice.
-
+    HarnessError is raised where a text is neither, or a name comes twice.
     """
     types = _pairs("--gpu-type", gpu_types, r"(sm_\w+)(?:=([\w.-]+))?", "sm_90a=h200")
     for target in types:
@@ -106,9 +104,7 @@ def _pairs(option: str, texts: Iterable[str], pattern: str, example: str) -> dic
 def gpu_of(target: str, kind: str | None) -> Gpu:
     """Return a GPU as a cluster promises it: its name is the cluster's word for it.
 
-    Raises:
-        HarnessError: `target` names no architecture.
-
+    HarnessError is raised where `target` names no architecture.
     """
     match = re.fullmatch(r"sm_(\d+)(\d)a?", target)
     gpu = Gpu(kind or target, (int(match[1]), int(match[2]))) if match else None
@@ -138,9 +134,7 @@ class TaskState:
 def prepare(chosen: Settings) -> None:
     """Check that Slurm's commands are here, and take out of the environment what would mislead them.
 
-    Raises:
-        HarnessError: a command is not here.
-
+    HarnessError is raised where a command is not here.
     """
     for command in ("sbatch", "srun", "squeue", "scancel"):
         if shutil.which(command) is None:
@@ -153,22 +147,12 @@ def prepare(chosen: Settings) -> None:
 def submit(  # noqa: PLR0913, PLR0917 - what an array is
     folder: Path, name: str, function: Callable[[Work], object], work: Sequence[Work], minutes: int, chosen: Settings
 ) -> list[str]:
-    """Submit an array, one task for each piece of work, and return Slurm's names of the tasks.
+    """Submit an array, one task for each piece of work (all of one need), and return Slurm's names of the tasks.
 
-    A kill before it returns leaves tasks that do nothing: each waits for its work under Slurm's name, and gives up.
-
-    Args:
-        folder: of submitit's files.
-        name: of the array alone, so that it can be cancelled where nobody noted the names of its tasks.
-        function: that each task calls.
-        work: what it calls it with; all of one need.
-        minutes: that a task may last.
-        chosen: options of the command line.
-
-    Raises:
-        RefusedError: Slurm does not take it.
-        AwayError: Slurm cannot be asked now; the array may have been taken all the same.
-
+    `folder` takes submitit's files. `name` is the array's alone, so that it can be cancelled where nobody noted its
+    tasks. Each task calls `function` with its work, and may last so many `minutes`. A kill before this returns leaves
+    tasks that do nothing: each waits for its work under Slurm's name, and gives up. RefusedError is raised where Slurm
+    does not take the array, AwayError where it cannot be asked now; it may have taken the array all the same.
     """
     more = {name: True if value is None else value for name, value in chosen.options.items()}
     executor = submitit.SlurmExecutor(folder)
@@ -198,12 +182,7 @@ def _words(text: str) -> str:
 
 
 def _asked(*command: str) -> str:
-    """Run a short command and return what it printed; nothing where Slurm has forgotten the jobs.
-
-    Raises:
-        AwayError: Slurm cannot be asked now.
-
-    """
+    """Run a short command and return what it printed; nothing where Slurm has forgotten the jobs."""
     try:
         ended = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False, process_group=0
@@ -218,9 +197,7 @@ def _asked(*command: str) -> str:
 def states(tasks: Iterable[str]) -> dict[str, TaskState]:
     """Return what squeue says of tasks, one question for all; of a task that Slurm has forgotten, nothing.
 
-    Raises:
-        AwayError: Slurm cannot be asked now.
-
+    AwayError is raised where Slurm cannot be asked now.
     """
     numbers = sorted({task.partition("_")[0] for task in tasks})
     every = ("--noheader", "--states=all", "--array", "--format=%i|%T|%r")

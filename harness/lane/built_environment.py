@@ -31,9 +31,7 @@ def environment(cache: Cache, host: Host, name: str) -> Path | None:
 def check(cache: Cache, folder: Path | None) -> None:
     """Check that an environment is what it was when a lane first used it: no index can give it again.
 
-    Raises:
-        ChangedError: it is not; it has been removed.
-
+    ChangedError is raised where it is not; it has been removed.
     """
     if folder is None:
         return

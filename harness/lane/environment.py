@@ -38,71 +38,37 @@ INHERITED_FAMILIES = re.compile(r"(NCCL|NVSHMEM|TORCH_SYMM_MEM)_(?!.*(KEY|TOKEN|
 
 
 @dataclass(frozen=True)
-class Folders:
-    """The folders of one lane."""
-
-    work: Path  # new for every run: working directory, HOME and TMPDIR
-    kept: Path  # what makes a second run of the same lane fast: JIT caches
-
-    @property
-    def current(self) -> Path:
-        """The lane's working directory."""
-        return self.work / "cwd"
-
-    @property
-    def home(self) -> Path:
-        """The lane's HOME."""
-        return self.work / "home"
-
-    @property
-    def temporary(self) -> Path:
-        """The lane's TMPDIR."""
-        return self.work / "tmp"
-
-    def create(self) -> None:
-        """Make them all."""
-        for folder in (self.current, self.home, self.temporary, self.kept):
-            folder.mkdir(parents=True, exist_ok=True)
-        used(self.kept)
-
-
-@dataclass(frozen=True)
-class Gpus:
-    """What a lane sees of the host's GPUs."""
-
-    #: what CUDA_VISIBLE_DEVICES says; None leaves it as the host has it. Numbers are NVML's
-    visible: str | None = None
-    #: the named pipe on which the probe asks for them alone; None where nobody else uses them
-    gate: Path | None = None
-
-    def variables(self) -> dict[str, str]:
-        """Return the variables that say so."""
-        order = {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if self.visible else {}
-        visible = {} if self.visible is None else {"CUDA_VISIBLE_DEVICES": self.visible}
-        return order | visible | ({} if self.gate is None else {"REPRODUCER_GPU_GATE": str(self.gate)})
-
-
-NO_GPU = Gpus("")
-
-
-@dataclass(frozen=True)
 class Share:
-    """A lane's share of the host's cores: lanes run beside each other."""
+    """A lane's share of the host's cores and GPUs: lanes run beside each other."""
 
     threads: int = 1  # that libraries such as torch use for one computation
     #: in how many its probe may compile kernels, or run cases, at once: that changes no result
     processes: int = 1
+    #: what CUDA_VISIBLE_DEVICES says; None leaves it as the host has it. Numbers are NVML's
+    visible: str | None = None
+    #: the named pipe on which the probe asks for its GPUs alone; None where nobody else uses them
+    gate: Path | None = None
 
 
 ONE_CORE = Share()
 
 
-def build(
-    host: Mapping[str, str], folders: Folders, paths: list[Path], gpus: Gpus, share: Share = ONE_CORE
-) -> dict[str, str]:
+def make_folders(work: Path, kept: Path) -> Path:
+    """Make the folders of a lane, and return its working directory.
+
+    What lies in `work` is new for every run: working directory, HOME and TMPDIR. What lies in `kept` makes a second run
+    of the same lane fast: JIT caches.
+    """
+    for folder in (work / "cwd", work / "home", work / "tmp", kept):
+        folder.mkdir(parents=True, exist_ok=True)
+    used(kept)
+    return work / "cwd"
+
+
+def build(host: Mapping[str, str], work: Path, kept: Path, paths: list[Path], share: Share) -> dict[str, str]:
     """Return a lane's environment: of the runner's own, `host`, only an allow-list goes on; `paths` is PYTHONPATH."""
     inherited = {name: value for name, value in host.items() if name in INHERITED or INHERITED_FAMILIES.fullmatch(name)}
-    kept = {
+    caches = {
         "TRITON_CACHE_DIR": "triton",
         "TILELANG_CACHE_DIR": "tilelang",
         "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -110,16 +76,19 @@ def build(
         "CUDA_CACHE_PATH": "cuda",
         "XDG_CACHE_HOME": "other",
     }
+    gpus = {} if share.visible is None else {"CUDA_VISIBLE_DEVICES": share.visible}
+    gpus |= {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"} if share.visible else {}
     return {
         **inherited,
-        **gpus.variables(),
+        **gpus,
+        **({} if share.gate is None else {"REPRODUCER_GPU_GATE": str(share.gate)}),
         "OMP_NUM_THREADS": str(share.threads),
         "REPRODUCER_PROCESSES": str(share.processes),
-        **{name: str(folders.kept / folder) for name, folder in kept.items()},
+        **{name: str(kept / folder) for name, folder in caches.items()},
         # A dependency set and torch bring their bytecode; a tree's is compiled in each lane, and kept in none.
         "PYTHONDONTWRITEBYTECODE": "1",
-        "HOME": str(folders.home),
-        "TMPDIR": str(folders.temporary),
+        "HOME": str(work / "home"),
+        "TMPDIR": str(work / "tmp"),
         "PYTHONPATH": os.pathsep.join(str(path) for path in paths),
         "PYTHONSAFEPATH": "1",
         "PYTHONNOUSERSITE": "1",

@@ -12,10 +12,9 @@ from pathlib import Path
 from harness.core import files, seal
 from harness.core.cache import Cache
 from harness.core.seal import ChangedError, Layout
-from harness.core.words import Evidence, LaneName, LaneVerdict
+from harness.core.words import Evidence, LaneVerdict
 from harness.host.host import Host
 from harness.lane import built_environment, environment, process, results, script
-from harness.lane.environment import NO_GPU, Gpus
 from harness.lane.process import Ended, Log
 from harness.lane.record import UpstreamLine
 from harness.lane.results import Results
@@ -38,17 +37,9 @@ RAISED = 1
 RESULTS, LOADED = "results.jsonl", "loaded.jsonl"
 #: pytest as a contract sees it: no configuration, no plugin but the kit's, no cache in the pack.
 PYTEST = (
-    "-m",
-    "pytest",
-    "-c",
-    os.devnull,
-    "--tb=short",
+    *("-m", "pytest", "-c", os.devnull, "--tb=short"),
     "--disable-warnings",  # their summary names files by a path that leads out of the tree
-    "-p",
-    "kit.plugin",
-    "-p",
-    "no:cacheprovider",
-    "--import-mode=importlib",
+    *("-p", "kit.plugin", "-p", "no:cacheprovider", "--import-mode=importlib"),
 )
 
 
@@ -56,7 +47,6 @@ PYTEST = (
 class Lane:
     """What to run."""
 
-    name: LaneName  # which of the two trees it is
     probe: Path  # the script's file
     contract: Path | None  # the contract's file; None where the pack has none
     tree: Tree  # the tree, patched or not
@@ -65,17 +55,14 @@ class Lane:
     target: str  # what the verdict is about
     evidence: Evidence  # how it has to be seen on this host
     modules: tuple[str, ...]  # the import names of the modules under test
-    #: files of the tree that the lane has to load, or its verdict is about something else
-    must_load: tuple[str, ...]
+    must_load: tuple[str, ...]  # files of the tree that it has to load, or its verdict is about something else
     #: files of the tree that the target runs, and that the patch changes where there is one: their hashes are recorded
     recorded: tuple[str, ...]
     claims: tuple[str, ...]  # the words that the contract may claim
     timeout: float  # in seconds
-    #: the GPUs it sees where it executes, as CUDA_VISIBLE_DEVICES names them; None: what the host shows
-    devices: str | None = None
-    locks: tuple[Path, ...] = ()  # a file for each of them that it shares with other lanes
+    locks: tuple[Path, ...] = ()  # a file for each GPU that it shares with other lanes
     cancel: int | None = None  # a file descriptor; once it can be read, the lane is abandoned
-    share: environment.Share = environment.ONE_CORE  # of the host's cores
+    share: environment.Share = environment.ONE_CORE  # of the host's cores, and of its GPUs where it executes
     environment: Path | None = None  # whose interpreter runs it; None: the runner's own
     ordinary: OrdinaryScript | None = None  # how the script is run where it prints no sentinel of its own
     #: whether it is to be refused: its times mean nothing, so that it waits for no GPU to be its own
@@ -109,18 +96,15 @@ def kept_key(lane: Lane, host: Host) -> str:
 def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneRun:
     """Run one lane to its end.
 
-    Raises:
-        ChangedError: its tree or its dependencies are not what was laid out; they have been laid out anew.
-
+    ChangedError is raised where its tree or dependencies are not what was laid out; they have been laid out anew.
     """
     layouts = (lane.tree.layout, lane.dependencies)
     with cache.guard(), cache.scratch("lane-") as work:
         seals = [layout.lay_out() for layout in layouts]
         built_environment.check(cache, lane.environment)
         with jit_folder(cache, kept_key(lane, host), work) as kept, Log(log) as output:
-            folders = environment.Folders(work, kept)
-            folders.create()
-            ran = _run(lane, folders, output)
+            environment.make_folders(work, kept)
+            ran = _run(lane, work, kept, output)
         try:
             if ran.ended.reason != ABANDONED:
                 for layout, seal_before in zip(layouts, seals, strict=True):
@@ -131,21 +115,21 @@ def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneRun:
     return ran
 
 
-def gpus_of(lane: Lane, gate: Path) -> Gpus:
-    """Return what a lane sees of the host's GPUs; it may ask for them alone where others use them and it measures."""
+def share_of(lane: Lane, gate: Path) -> environment.Share:
+    """Return a lane's share of the host; it may ask for its GPUs alone where others use them and it measures."""
     if lane.evidence != Evidence.EXECUTED:
-        return NO_GPU
-    return Gpus(lane.devices, gate if lane.locks and not lane.is_wrong_fix else None)
+        return replace(lane.share, visible="")
+    return replace(lane.share, gate=gate if lane.locks and not lane.is_wrong_fix else None)
 
 
-def _run(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
+def _run(lane: Lane, work: Path, kept: Path, log: Log) -> LaneRun:
     """Run the script, and then the contract: not where the script failed, or has refused a wrong fix already.
 
     Where the script raises on a wrong fix, the contract says whether the code under test did.
     """
     line, none = LastLine(), Script(LaneVerdict.ERROR, "")
     ordinary = () if lane.ordinary is None else (str(ORDINARY), json.dumps(asdict(lane.ordinary)))
-    command = _command(lane, folders, ("-P", *ordinary[:1], str(lane.probe), *ordinary[1:]), lane.timeout)
+    command = _command(lane, work, kept, ("-P", *ordinary[:1], str(lane.probe), *ordinary[1:]), lane.timeout)
     ended = process.run(command, log, line)
     said = script.read(line.text, ended.status) if ended.reason == "exited" and ended.status >= 0 else none
     refused = lane.stops and said.verdict == LaneVerdict.BUG_REPRODUCED
@@ -155,11 +139,11 @@ def _run(lane: Lane, folders: environment.Folders, log: Log) -> LaneRun:
     if lane.contract is not None and (not failed or raised) and not refused:
         stop = ("-x",) if lane.stops else ()
         pytest = ("-P", *PYTEST, "--rootdir", str(lane.contract.parent), *stop, str(lane.contract))
-        command = _command(lane, folders, pytest, lane.timeout - ended.seconds)
+        command = _command(lane, work, kept, pytest, lane.timeout - ended.seconds)
         second = process.run(command, log)
-        found = results.read(folders.work / RESULTS, second.status, lane.claims)
+        found = results.read(work / RESULTS, second.status, lane.claims)
         ended = _together(ended, second)
-    seen, problem = results.read_loaded(folders.work / LOADED)
+    seen, problem = results.read_loaded(work / LOADED)
     return LaneRun(ended, said, found, seen, line.printed, log.path, problem)
 
 
@@ -176,22 +160,22 @@ def _together(first: Ended, second: Ended) -> Ended:
     )
 
 
-def _command(lane: Lane, folders: environment.Folders, arguments: tuple[str, ...], timeout: float) -> process.Command:
+def _command(lane: Lane, work: Path, kept: Path, arguments: tuple[str, ...], timeout: float) -> process.Command:
     python = built_environment.interpreter(lane.environment)
-    gate = folders.work / f"gate-{len(list(folders.work.glob('gate-*')))}"  # each supervisor makes its own
+    gate = work / f"gate-{len(list(work.glob('gate-*')))}"  # each supervisor makes its own
     paths = [WITNESS, lane.tree.import_root, lane.dependencies.folder, REPOSITORY]
     return process.Command(
         arguments=(str(python), *arguments),
         environment={
-            **environment.build(os.environ, folders, paths, gpus_of(lane, gate), lane.share),
+            **environment.build(os.environ, work, kept, paths, share_of(lane, gate)),
             "REPRODUCER_TREE": str(lane.tree.folder),
             "REPRODUCER_MODULES": ",".join(lane.modules),
-            "REPRODUCER_LOADED": str(folders.work / LOADED),
-            "REPRODUCER_RESULTS": str(folders.work / RESULTS),
+            "REPRODUCER_LOADED": str(work / LOADED),
+            "REPRODUCER_RESULTS": str(work / RESULTS),
             "REPRODUCER_TARGET": lane.target,
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         },
-        folder=folders.current,
+        folder=work / "cwd",
         timeout=max(0.1, timeout),
         cancel=lane.cancel,
         gate=gate,

@@ -313,7 +313,8 @@ def once(script: Path, settings: dict[str, Any], folder: Path) -> tuple[dict[str
                 process.wait(SECONDS_TO_WRITE)
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            found = ended_late(settings["timeout_s"]) | {"trace": hanging(outcome.with_suffix(STACK), str(folder))}
+            said, trace = f"{TIMEOUT}: no end after {settings['timeout_s']:g} s", hanging(outcome, str(folder))
+            found = {"kind": BUG, "name": TIMEOUT, "said": said, "line": 0, "source": "", "trace": trace}
             outcome.write_text(json.dumps(found), encoding="utf-8")
     text = output.read_text(encoding="utf-8", errors="replace")
     sys.stderr.write(text)
@@ -325,16 +326,12 @@ def once(script: Path, settings: dict[str, Any], folder: Path) -> tuple[dict[str
     return {"kind": OPEN, "why": f"it was {how}. Next: run that part in a subprocess, and assert its status"}, lines
 
 
-def hanging(stack: Path, folder: str) -> list[str]:
+def hanging(outcome: Path, folder: str) -> list[str]:
     """Write the frames of a process that hung, the innermost last; nothing where none is of the release."""
+    stack = outcome.with_suffix(STACK)
     text = stack.read_text(encoding="utf-8", errors="replace") if stack.exists() else ""
     found = [(match["file"], int(match["line"]), match["name"]) for match in HANGS.finditer(text)]
     return traced([traceback.FrameSummary(*one) for one in reversed(found)], folder)
-
-
-def ended_late(seconds: float) -> dict[str, Any]:
-    """Return how a run ended that a time limit ended."""
-    return {"kind": BUG, "name": TIMEOUT, "said": f"{TIMEOUT}: no end after {seconds:g} s", "line": 0, "source": ""}
 
 
 def checked(found: dict[str, Any], fails: str) -> dict[str, Any]:

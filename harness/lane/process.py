@@ -44,11 +44,6 @@ class Command:
     gate: Path = Path(os.devnull)
     locks: tuple[Path, ...] = ()  # a file for each GPU that is shared with other lanes
 
-    @property
-    def longest(self) -> float:
-        """Seconds after which even a supervisor that is stuck is given up."""
-        return self.timeout + GRACE + (LONGEST_WAIT if self.locks else 0.0)
-
 
 @dataclass(frozen=True)
 class Ended:
@@ -136,27 +131,22 @@ def run(command: Command, log: Log, lines: LastLine | None = None) -> Ended:
     )
     os.close(report_end)
     try:
-        return _read(supervisor, report, (lines, log), time.monotonic() + command.longest, command)
+        return _read(supervisor, report, command, log, lines)
     finally:
         _end(supervisor)
         os.close(report)
 
 
 def _read(
-    supervisor: subprocess.Popen[bytes],
-    report: int,
-    taking: tuple[LastLine | None, Log],
-    deadline: float,
-    command: Command,
+    supervisor: subprocess.Popen[bytes], report: int, command: Command, log: Log, lines: LastLine | None
 ) -> Ended:
-    assert supervisor.stdout is not None  # noqa: S101 - for the type checker: both are pipes
-    assert supervisor.stderr is not None  # noqa: S101 - likewise
-    ended, (lines, log), cancel = LOST, taking, command.cancel
+    """Read until the supervisor has reported and its pipes end; even one that is stuck is given up in the end."""
+    deadline = time.monotonic() + command.timeout + GRACE + (LONGEST_WAIT if command.locks else 0.0)
+    ended, cancel = LOST, command.cancel
     with selectors.DefaultSelector() as selector:
-        for stream in (supervisor.stdout, supervisor.stderr):
-            selector.register(stream, selectors.EVENT_READ)
-        for descriptor in [report] if cancel is None else [report, cancel]:
-            selector.register(descriptor, selectors.EVENT_READ)
+        for source in (supervisor.stdout, supervisor.stderr, report, cancel):
+            if source is not None:
+                selector.register(source, selectors.EVENT_READ)
         unread = 3
         while unread and time.monotonic() < deadline:
             for key, _ in selector.select(max(0.0, deadline - time.monotonic())):
@@ -174,15 +164,14 @@ def _read(
                     log.feed(key.fd, data)
                     if lines is not None and key.fileobj is supervisor.stdout:
                         lines.feed(data)
-    if lines is not None:
-        lines.finish()
     return ended
 
 
 def _end(supervisor: subprocess.Popen[bytes]) -> None:
     """Let go of the supervisor: closing its standard input makes it kill whatever still runs.
 
-    One that was killed cannot, and one that was stopped does not: then what it had started is killed here.
+    One that was killed cannot, and one that was stopped does not: then what it had started is killed here. The kernel
+    has made this process the parent of that. A child in another session is a supervisor that lives, or an orphan.
     """
     for stream in (supervisor.stdin, supervisor.stdout, supervisor.stderr):
         if stream is not None:
@@ -192,15 +181,8 @@ def _end(supervisor: subprocess.Popen[bytes]) -> None:
     except subprocess.TimeoutExpired:
         supervisor.kill()
         supervisor.wait()
-    if supervisor.returncode != 0:
-        kill_orphans()
-
-
-def kill_orphans() -> None:
-    """Kill what supervisors that are gone had started: the kernel has made this process its parent.
-
-    A child of this process in another session is a supervisor that lives, or an orphan.
-    """
+    if supervisor.returncode == 0:
+        return
     import psutil  # noqa: PLC0415 - 15 ms that nearly no run needs
 
     own = os.getsid(0)

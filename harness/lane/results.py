@@ -23,18 +23,15 @@ MOST_LINES = 50_000
 
 @dataclass(frozen=True)
 class Results:
-    """What a contract found; `problems` is empty only if the file is whole.
-
-    `running` is the test that had begun and not ended.
-    """
+    """What a contract found."""
 
     target: TargetLine | None = None
     checks: tuple[CheckLine, ...] = ()
     figures: tuple[FigureLine, ...] = ()
     outputs: tuple[OutputLine, ...] = ()
     claims: tuple[str, ...] = ()
-    running: str = ""
-    problems: tuple[str, ...] = ()
+    running: str = ""  # the test that had begun and not ended
+    problems: tuple[str, ...] = ()  # none only if the file is whole
 
 
 @dataclass(frozen=True)
@@ -115,16 +112,10 @@ def read(file: Path, status: int, claims: tuple[str, ...]) -> Results:
     judged = {check.name for check in checks}
     running = next((name for name in begun if name not in judged), "")
     problems = [f"contract: {event.reason}" for event in _of(events, _Problem)] + problems
-    problems += [
-        f"the contract claims {event.word}, which pack.toml does not list"
-        for event in _of(events, _Claim)
-        if event.word not in claims
-    ]
-    problems += [
-        f"the contract claims {BITWISE_IDENTICAL}, which is the runner's to state"
-        for event in _of(events, _Claim)
-        if event.word == BITWISE_IDENTICAL
-    ]
+    words = [event.word for event in _of(events, _Claim)]
+    problems += [f"the contract claims {word}, which pack.toml does not list" for word in words if word not in claims]
+    ours = [word for word in words if word == BITWISE_IDENTICAL]
+    problems += [f"the contract claims {word}, which is the runner's to state" for word in ours]
     problems += [f"the contract has two tests named {name}" for name in doubled(check.name for check in checks)]
     problems += _ending(events, status, running)
     wrong = any(check.ok is False for check in checks)
@@ -138,7 +129,7 @@ def read(file: Path, status: int, claims: tuple[str, ...]) -> Results:
         checks=checks,
         figures=_of(events, FigureLine),
         outputs=_of(events, OutputLine),
-        claims=tuple(dict.fromkeys(event.word for event in _of(events, _Claim))),
+        claims=tuple(dict.fromkeys(words)),
         running=running,
         problems=tuple(problems),
     )

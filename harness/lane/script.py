@@ -30,15 +30,10 @@ class LastLine:
         self._line = next((line for line in reversed(whole) if line.strip()), self._line)[:LONGEST_LINE]
         self._rest = self._rest[:LONGEST_LINE]
 
-    def finish(self) -> None:
-        """Take a last line without a line end."""
-        *whole, self._rest = [*self._rest.split(b"\n"), b""]
-        self._line = next((line for line in reversed(whole) if line.strip()), self._line)[:LONGEST_LINE]
-
     @property
     def text(self) -> str:
-        """The line, without spaces at its ends."""
-        return self._line.decode(errors="replace").strip()
+        """The line, without spaces at its ends; it may lack its line end."""
+        return (self._rest if self._rest.strip() else self._line).decode(errors="replace").strip()
 
     @property
     def printed(self) -> str:
@@ -72,7 +67,7 @@ def read(last_line: str, status: int) -> Script:
         return Script(LaneVerdict.ERROR, NO_SENTINEL)
     if (verdict == LaneVerdict.UNSUPPORTED or separator) and not reason.strip():
         return Script(LaneVerdict.ERROR, f"the script says {verdict} without a reason")
-    if status != STATUS[verdict]:
-        text = f"the script says {verdict}, its exit status is {status}, not {STATUS[verdict]}"
-        return Script(LaneVerdict.ERROR, text)
+    wanted = STATUS[verdict]
+    if status != wanted:
+        return Script(LaneVerdict.ERROR, f"the script says {verdict}, its exit status is {status}, not {wanted}")
     return Script(verdict, reason.strip())

@@ -119,8 +119,7 @@ def abandoned(wait: float, *descriptors: int) -> bool:
 def wait(probe: int, timeout: float, wakeup: int, gate: Gate | None) -> tuple[str, float]:
     """Wait until the probe ends (without reaping it), its time is up, or the runner is gone.
 
-    Returns: why, and for how many seconds the probe waited for its GPUs.
-
+    Return why, and for how many seconds the probe waited for its GPUs.
     """
     started, waited = time.monotonic(), 0.0
     while True:
@@ -148,7 +147,13 @@ def kill_all(probe: int) -> tuple[int, int]:
     seen: set[int] = set()
     end = time.monotonic() + PATIENCE
     while orphans_left() and time.monotonic() < end:
-        kill_descendants(seen)
+        import psutil  # noqa: PLC0415 - most probes leave nothing behind, and its import would cost each of them 15 ms
+
+        for process in psutil.Process().children(recursive=True):
+            with contextlib.suppress(psutil.Error):
+                if process.status() != psutil.STATUS_ZOMBIE:
+                    seen.add(process.pid)
+                process.kill()
         time.sleep(POLL)
     return status, len(seen)
 
@@ -161,27 +166,6 @@ def orphans_left() -> bool:
     except ChildProcessError:
         return False
     return True
-
-
-def kill_descendants(seen: set[int]) -> None:
-    """Kill every living descendant and add it to `seen`."""
-    import psutil  # noqa: PLC0415 - most probes leave nothing behind, and its import would cost each of them 15 ms
-
-    for process in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.Error):
-            if process.status() != psutil.STATUS_ZOMBIE:
-                seen.add(process.pid)
-            process.kill()
-
-
-def opened_gate(pipe: str, locks: str) -> Gate | None:
-    """Make the pipe and take the shared locks; None where the runner is gone before that was possible."""
-    os.mkfifo(pipe, 0o600)
-    gate = Gate(pipe, locks.split(os.pathsep))
-    while not gate.share():
-        if abandoned(POLL):
-            return None
-    return gate
 
 
 def start(command: list[str]) -> int:
@@ -210,17 +194,21 @@ def start(command: list[str]) -> int:
 
 def main() -> None:
     """Run the command and report how it ended."""
-    timeout, report, pipe, locks = float(sys.argv[1]), int(sys.argv[2]), sys.argv[3], sys.argv[4]
-    command = sys.argv[5:]
+    pipe, locks, *command = sys.argv[3:]
+    timeout, report = float(sys.argv[1]), int(sys.argv[2])
     os.set_inheritable(report, False)  # noqa: FBT003 - its signature
     adopt_orphans()
     wakeup, wakeup_end = os.pipe()
     os.set_blocking(wakeup_end, False)
     signal.set_wakeup_fd(wakeup_end)
     signal.signal(signal.SIGCHLD, lambda *_: None)
-    gate = opened_gate(pipe, locks) if locks else None
-    if locks and gate is None:
-        return
+    gate: Gate | None = None
+    if locks:
+        os.mkfifo(pipe, 0o600)
+        gate = Gate(pipe, locks.split(os.pathsep))
+        while not gate.share():
+            if abandoned(POLL):
+                return
     started = time.monotonic()
     probe = start(command)
     quiet = os.open(os.devnull, os.O_WRONLY)

@@ -25,7 +25,7 @@ class Journal:
     """The ends of lanes by their keys; with a path they lie on disk too, where the same command finds them again."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Open the journal at `path`, which need not exist; call `close` in the end.
+        """Open the journal at `path`, which need not exist; a ``with`` statement closes it.
 
         A lane counts as ended where its line is whole and its log lies there as the line says; else it is run again.
         """
@@ -37,16 +37,14 @@ class Journal:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             self._read_all(path)
-            _sync_folder(path.parent)
+            folder = os.open(path.parent, os.O_RDONLY)  # the disk is to keep the name of a new file, too
+            os.fsync(folder)
+            os.close(folder)
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        self.close()
-
-    def close(self) -> None:
-        """Close the file."""
         if self._path is not None:
             os.close(self._descriptor)
 
@@ -67,12 +65,7 @@ class Journal:
         return end.verdict if end else None
 
     def append(self, end: LaneEnd) -> None:
-        """Take the end of a lane, and wait until the disk has it; a lane that has ended cannot end again.
-
-        Raises:
-            ValueError: it has ended already.
-
-        """
+        """Take the end of a lane, and wait until the disk has it; ValueError is raised where it has ended already."""
         with self._lock:
             if end.key in self._ends:
                 raise ValueError(f"{end.task} has ended already")
@@ -97,41 +90,23 @@ class Journal:
         whole, newline, _ = path.read_bytes().rpartition(b"\n")
         os.ftruncate(self._descriptor, len(whole + newline))
         for line in whole.split(b"\n") if newline else ():
-            end = _end_of(line)
-            if end is not None and _has_log(path.parent, end):
+            end = _end_of(path.parent, line)
+            if end is not None:
                 self._ends.setdefault(end.key, end)
             else:
                 self.passed_over += 1
 
 
-def _has_log(folder: Path, end: LaneEnd) -> bool:
-    """Whether the log of a lane lies in the run folder, as it was when the lane ended."""
-    if end.log is None:
-        return True
-    path = PurePosixPath(end.log.file)
-    try:
-        inside = not path.is_absolute() and ".." not in path.parts
-        return inside and files.sha256_file(folder / path) == end.log.sha256
-    except (OSError, ValueError):
-        return False
-
-
-def _end_of(data: bytes) -> LaneEnd | None:
-    """Read one line; None where it is none of ours."""
+def _end_of(folder: Path, data: bytes) -> LaneEnd | None:
+    """Read one line; None where it is none of ours, or its log is not in the run folder as the line says."""
     try:
         document = strict_json.loads(data)
         if not isinstance(document, dict) or document.pop("schema", None) != SCHEMA:
             return None
         end = structure.structure(document, LaneEnd)
-        return end if dt.datetime.fromisoformat(end.started).tzinfo is not None else None
-    except ValueError:
+        path = PurePosixPath(end.log.file if end.log else "")
+        inside = not path.is_absolute() and ".." not in path.parts
+        has_log = end.log is None or (inside and files.sha256_file(folder / path) == end.log.sha256)
+        return end if has_log and dt.datetime.fromisoformat(end.started).tzinfo is not None else None
+    except (OSError, ValueError):
         return None
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the disk keep the name of a new file, not only its content."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

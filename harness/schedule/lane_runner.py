@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import datetime as dt
-import os
+import shutil
 import time
-from contextlib import nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
 
-from harness.core import files, room
+from harness.core import files, room, seal
 from harness.core.cache import Cache
 from harness.core.seal import Layout
 from harness.core.words import LaneName, LaneVerdict
@@ -22,7 +23,6 @@ from harness.lane.lane import Lane, LaneRun
 from harness.lane.record import LaneEnd, LaneRecord, LogRecord
 from harness.receipt import writer
 from harness.receipt.redaction import PrivateTextError
-from harness.schedule import wrong_fix
 from harness.schedule.queue import Placement
 from harness.schedule.task import Task
 from harness.upstream import dependencies, patch, tree
@@ -33,10 +33,11 @@ from harness.verdict.cell import Cell
 
 #: Raw logs that could not be scrubbed, or whose lane ended in an error, are kept here for whoever runs it.
 RAW_LOGS = "raw"
-#: What a pack can show that has no patch yet.
-WITHOUT_A_PATCH = "runner.py run --lane pristine shows the bug alone"
-#: What puts run folders elsewhere, in `run` and in `sweep`.
-RUN_FOLDER_OPTIONS = "--cache DIR (of a sweep: --runs DIR)"
+#: The caches whose keys hash what was compiled - the source with all that it refers to, options, compiler, target -
+#: so that a result of the right fix is that of any tree with the same kernel.
+LENT = ("triton", "tilelang", "inductor", "cuda")
+#: How Triton's files begin that name the other files of one kernel, by their whole paths.
+GROUP = "__grp__"
 
 
 @dataclass(frozen=True)
@@ -44,15 +45,13 @@ class Prepared:
     """What the lanes of a cell share, laid out."""
 
     pristine: Tree  # the tree
-    #: the same with the patch; None where no lane runs on it, or the patch does not apply
-    patched: Tree | None
+    patched: Tree | None  # the same with the patch; None where no lane runs on it, or the patch does not apply
     patch: str  # the name of the patch's file
     stale: str  # why it does not apply
     must_load: tuple[str, ...]  # files that the patch changes and the probe has to load in the patched lane
     dependency_set: DependencySet  # what the lanes import
     dependencies: Layout  # the folder of it
-    #: the tree with the pack's own patch, where the cell has a wrong one: that lane's JIT results serve this cell's as
-    #: well
+    #: the tree with the pack's own patch, where the cell has a wrong one: its lane's JIT results serve this one, too
     like: Tree | None = None
 
 
@@ -80,12 +79,8 @@ class Runner:
         """Fetch and unpack what the lanes of a cell need, and patch its tree.
 
         A compiled upstream is laid out in one folder with its dependency set: its libraries find those of other wheels
-        by paths relative to their own.
-
-        Raises:
-            UnavailableError: something cannot be had from outside.
-            UnsupportedHereError: a dependency has no wheel for this Python.
-
+        by paths relative to their own. UnavailableError is raised where something cannot be had from outside,
+        UnsupportedHereError where a dependency has no wheel for this Python.
         """
         definition, tag = cell.pack.definition, self.host.python_tag
         members = dependencies.chosen(self.cache, definition, cell.dependencies, cell.stated.dependencies, tag)
@@ -107,7 +102,8 @@ class Runner:
         candidates = [cell.patch] if cell.patch else [likely, *({pack.patch, pack.own_head_patch} - {likely})]
         if cell.source.is_pinned:
             candidates = candidates[:1]
-        stale = "" if candidates[0].exists() else f"{candidates[0].name} is missing: {WITHOUT_A_PATCH}"
+        stale = f"{candidates[0].name} is missing: runner.py run --lane pristine shows the bug alone"
+        stale = "" if candidates[0].exists() else stale
         for file in (path for path in candidates if path.exists()):
             try:
                 patched = patch.apply(self.cache, pristine, upstream, file, exact=cell.fits_exactly)
@@ -117,72 +113,20 @@ class Runner:
             changed = set(patch.changed_files(pristine, patched))
             loads = (pristine.path_here(path, upstream.source_root) for path in cell.stated.loads)
             must_load = tuple(path for path in loads if path in changed)
-            like = self._right_fix(cell, pristine) if cell.is_wrong_fix else None
+            like: Tree | None = None
+            if cell.is_wrong_fix:
+                with suppress(patch.StalePatchError, OSError):
+                    like = patch.apply(self.cache, pristine, upstream, likely, exact=cell.source.is_pinned)
             return replace(prepared, patched=patched, patch=file.name, must_load=must_load, like=like)
         return replace(prepared, patch=candidates[0].name, stale=stale)
-
-    def _right_fix(self, cell: Cell, pristine: Tree) -> Tree | None:
-        """Lay out the tree with the pack's own patch; None where it does not apply."""
-        file, upstream = cell.pack.patch_for(pristine.commit), cell.pack.definition.upstream
-        try:
-            return patch.apply(self.cache, pristine, upstream, file, exact=cell.source.is_pinned)
-        except (patch.StalePatchError, OSError):
-            return None
 
     def attempt(
         self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]
     ) -> LaneEnd | Stopped:
         """Run a lane to its end; `locks` names a file for each of its GPUs that it shares."""
         started, clock = dt.datetime.now(dt.UTC), time.monotonic()
-        base = self._blank(task, prepared, placement, started)
-        source = prepared.pristine if task.lane == LaneName.PRISTINE else prepared.patched
-        if source is None:
-            return replace(base, stale=prepared.stale)
-        whole = task.cell.timeout or task.cell.stated.timeout_s
-        left = self.stop_at - clock if self.stop_at is not None else whole
-        wanted = self._lane(task, prepared, source, max(0.1, min(whole, left)))
-        devices = ",".join(device.token for device in placement.devices) or None
-        wanted = replace(wanted, devices=devices, locks=locks)
-        raw = self.scratch / f"{task.key}.log"
-        is_wrong_fix = task.cell.is_wrong_fix and task.lane == LaneName.PATCHED
-        with wrong_fix.lent(self.cache, self.host, wanted, prepared.like) if is_wrong_fix else nullcontext():
-            run = lane.run(self.cache, self.host, wanted, raw)
-        if run.ended.reason == lane.ABANDONED:
-            return Stopped.ABANDONED
-        if wanted.timeout < whole and run.ended.reason == "timed out":
-            return Stopped.CUT
-        record, log = self._recorded(task, prepared, wanted, run)
-        raw.unlink(missing_ok=True)
-        seconds = round(time.monotonic() - clock - run.ended.waited, 3)
-        return replace(base, record=record, log=log, seconds=seconds)
-
-    def _lane(self, task: Task, prepared: Prepared, source: Tree, timeout: float) -> Lane:
-        cell, root = task.cell, task.cell.pack.definition.upstream.source_root
-        loads = tuple(source.path_here(path, root) for path in cell.stated.loads)
-        return Lane(
-            name=task.lane,
-            probe=cell.pack.probe,
-            contract=cell.pack.contract if cell.pack.contract.exists() else None,
-            tree=source,
-            dependency_set=prepared.dependency_set,
-            dependencies=prepared.dependencies,
-            target=cell.target,
-            evidence=cell.known_evidence,
-            modules=cell.pack.definition.upstream.modules,
-            must_load=prepared.must_load if task.lane == LaneName.PATCHED else (),
-            recorded=prepared.must_load or loads,
-            claims=cell.pack.definition.claims,
-            timeout=timeout,
-            cancel=self.cancel,
-            share=Share(self.threads, min(task.processes, len(this_host.cores()))),
-            environment=cell.environment,
-            ordinary=cell.pack.definition.script,
-            is_wrong_fix=cell.is_wrong_fix and task.lane == LaneName.PATCHED,
-            stops=cell.is_wrong_fix and not cell.judges_all and task.lane == LaneName.PATCHED,
-        )
-
-    def _blank(self, task: Task, prepared: Prepared, placement: Placement, started: dt.datetime) -> LaneEnd:
-        return LaneEnd(
+        cell, is_patched = task.cell, task.lane == LaneName.PATCHED
+        base = LaneEnd(
             key=task.key,
             task=task.name,
             lane=task.lane,
@@ -192,9 +136,49 @@ class Runner:
             gpus=tuple(device.gpu for device in placement.devices),
             version=prepared.pristine.version,
             tree=prepared.pristine.sha256,
-            patch=prepared.patch if task.lane == LaneName.PATCHED else "",
+            patch=prepared.patch if is_patched else "",
             record=None,
         )
+        source = prepared.patched if is_patched else prepared.pristine
+        if source is None:
+            return replace(base, stale=prepared.stale)
+        whole = cell.timeout or cell.stated.timeout_s
+        left = self.stop_at - clock if self.stop_at is not None else whole
+        visible = ",".join(device.token for device in placement.devices) or None
+        root = cell.pack.definition.upstream.source_root
+        loads = tuple(source.path_here(path, root) for path in cell.stated.loads)
+        wanted = Lane(
+            probe=cell.pack.probe,
+            contract=cell.pack.contract if cell.pack.contract.exists() else None,
+            tree=source,
+            dependency_set=prepared.dependency_set,
+            dependencies=prepared.dependencies,
+            target=cell.target,
+            evidence=cell.known_evidence,
+            modules=cell.pack.definition.upstream.modules,
+            must_load=prepared.must_load if is_patched else (),
+            recorded=prepared.must_load or loads,
+            claims=cell.pack.definition.claims,
+            timeout=max(0.1, min(whole, left)),
+            locks=locks,
+            cancel=self.cancel,
+            share=Share(self.threads, min(task.processes, len(this_host.cores())), visible),
+            environment=cell.environment,
+            ordinary=cell.pack.definition.script,
+            is_wrong_fix=cell.is_wrong_fix and is_patched,
+            stops=cell.is_wrong_fix and not cell.judges_all and is_patched,
+        )
+        raw = self.scratch / f"{task.key}.log"
+        with lent(self.cache, self.host, wanted, prepared.like) if wanted.is_wrong_fix else nullcontext():
+            run = lane.run(self.cache, self.host, wanted, raw)
+        if run.ended.reason == lane.ABANDONED:
+            return Stopped.ABANDONED
+        if wanted.timeout < whole and run.ended.reason == "timed out":
+            return Stopped.CUT
+        record, log = self._recorded(task, prepared, wanted, run)
+        raw.unlink(missing_ok=True)
+        seconds = round(time.monotonic() - clock - run.ended.waited, 3)
+        return replace(base, record=record, log=log, seconds=seconds)
 
     def _recorded(self, task: Task, prepared: Prepared, wanted: Lane, run: LaneRun) -> tuple[LaneRecord, LogRecord]:
         """Judge a lane, scrub what it said, and write its log; what still looks private makes it an error."""
@@ -206,30 +190,50 @@ class Runner:
             text = str(scrub.document(raw, "log", writer.without_lane_folders))
             record = writer.scrubbed(scrub, "lane", record)
         except PrivateTextError as error:
-            refused = LaneRecord(
-                LaneVerdict.ERROR, str(error), record.exit_status, record.seconds, 0, 0, record.tree, ""
-            )
-            self._keep(task, raw)
-            return refused, self._write_log(task, f"[left out: {error}]\n")
-        if record.verdict == LaneVerdict.ERROR:
-            self._keep(task, raw)
-        return record, self._write_log(task, text)
-
-    def _keep(self, task: Task, raw: str) -> None:
-        """Keep a raw log beside the scrubbed ones, readable to its owner alone, where somebody sits before it."""
-        if self.keep_raw:
+            status, seconds, tree_sha256 = record.exit_status, record.seconds, record.tree
+            record = LaneRecord(LaneVerdict.ERROR, str(error), status, seconds, 0, 0, tree_sha256, "")
+            text = f"[left out: {error}]\n"
+        if record.verdict == LaneVerdict.ERROR and self.keep_raw:  # readable to its owner alone
             path = self.folder / RAW_LOGS / Path(task.log).relative_to("logs")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(0o600)
             path.write_text(raw, encoding="utf-8")
+        with room.guard(self.folder, "the run folder", "--cache DIR (of a sweep: --runs DIR)"):
+            files.write_atomic(self.folder / task.log, text)  # the disk has it before the journal speaks of it
+        return record, LogRecord(task.log, files.sha256_bytes(text.encode()))
 
-    def _write_log(self, task: Task, text: str) -> LogRecord:
-        """Write a log and wait until the disk has it: the journal speaks of it next."""
-        path = self.folder / task.log
-        with room.guard(self.folder, "the run folder", RUN_FOLDER_OPTIONS):
-            path.parent.mkdir(parents=True, exist_ok=True)
-            with path.open("w", encoding="utf-8", newline="") as stream:
-                stream.write(text)
-                stream.flush()
-                os.fsync(stream.fileno())
-        return LogRecord(task.log, files.sha256_bytes(text.encode()))
+
+def _copy(source: str, target: str) -> str:
+    """Copy a file; write it anew where it names the folder that it lies in. A link would break the source's seal."""
+    old, new = Path(source), Path(target)
+    if old.name.startswith(GROUP):
+        text = old.read_text(encoding="utf-8")
+        new.write_text(text.replace(str(old.parents[0]), str(new.parents[0])), encoding="utf-8")
+    else:
+        shutil.copy2(old, new)
+    return target
+
+
+@contextmanager
+def lent(cache: Cache, host: Host, wrong: Lane, like: Tree | None) -> Iterator[None]:
+    """Let a lane on a wrong fix begin with the JIT results of the right one; remove its own, and its tree, behind it.
+
+    What torch's C++ extensions build is not lent: ninja goes by the times of files.
+    `like` is the tree with the right fix; None where it cannot be laid out.
+    """
+    own = lane.kept_key(wrong, host)
+    target = cache.entry("jit", own)
+    seal.forget(cache, "jit", own, target)  # of a runner that was killed meanwhile
+    try:
+        if like is not None:
+            right = lane.kept_key(replace(wrong, tree=like), host)
+            source = cache.entry("jit", right)
+            if not target.exists() and source.is_dir() and seal.kept(cache, "jit", right, source):
+                for name in (one for one in LENT if (source / one).is_dir()):
+                    shutil.copytree(source / name, target / name, copy_function=_copy)
+                target.mkdir(parents=True, exist_ok=True)
+                seal.keep(cache, "jit", own, target)
+        yield
+    finally:
+        seal.forget(cache, "jit", own, target)
+        seal.forget(cache, tree.KIND, wrong.tree.key, cache.entry(tree.KIND, wrong.tree.key))

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import bisect
-import itertools
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 
 from harness.host.gpus import Device
@@ -13,12 +12,7 @@ from harness.schedule.task import Task, expected_seconds
 
 #: Left out last time, then what needs quiet (it waits for others, so the sooner it is through the better), then those
 #: of several GPUs, then those of several cores, then the longest first with what waits for it; then as they came.
-Rank = tuple[bool, bool, int, int, float, int]
-
-
-def _rank(task: Task, after_it: float, place: int) -> Rank:
-    quiet = task.cell.measures or task.exclusive
-    return (not task.urgent, not quiet, -task.gpus, -task.cores, -expected_seconds(task) - after_it, place)
+Rank = tuple[bool, bool, int, int, float]
 
 
 @dataclass(frozen=True)
@@ -35,15 +29,6 @@ class Placement:
 
 
 @dataclass
-class _GpuUse:
-    """The lanes on one GPU: how many, how much of its memory they may take, and whether one has it for itself."""
-
-    lanes: int = 0
-    memory_gib: float = 0.0
-    exclusive: bool = False
-
-
-@dataclass
 class Places:
     """How many lanes run at once, on which GPUs, and what of them is taken.
 
@@ -55,21 +40,19 @@ class Places:
     devices: list[Device]  # the GPUs of the pool that are healthy
     #: the numbers of the GPUs that another program uses: nothing can be measured there
     taken: set[str] = field(default_factory=set)
-    _on_gpu: dict[str, _GpuUse] = field(default_factory=dict)
-    _running: int = 0
-    _alone: bool = False
+    _running: list[tuple[Task, Placement]] = field(default_factory=list)
 
     @property
     def full(self) -> bool:
         """Whether no lane can begin, whatever it needs."""
-        return self._alone or self._running >= self.jobs
+        return self._free < 1 or any(task.exclusive and not task.gpus for task, _ in self._running)
 
-    def _cores(self, task: Task) -> int:
-        """Return as how many lanes a lane counts."""
-        return min(task.cores, self.jobs)
+    @property
+    def _free(self) -> int:
+        return self.jobs - sum(min(task.cores, self.jobs) for task, _ in self._running)
 
     def _has_cores(self, task: Task) -> bool:
-        return not self.full and self._running + self._cores(task) <= self.jobs
+        return not self.full and min(task.cores, self.jobs) <= self._free
 
     def waits_for_cores(self, task: Task, kept: Collection[str]) -> bool:
         """Whether the cores are all that keeps a lane from beginning, on other GPUs than those `kept`, by number."""
@@ -81,9 +64,7 @@ class Places:
             return ""
         ours = [device for device in self.devices if device.gpu.target == task.cell.gpu]
         if len(ours) < task.gpus:
-            return (
-                f"no healthy {task.cell.gpu} GPU is left" if not ours else f"{len(ours)} of {task.gpus} GPUs are left"
-            )
+            return f"{len(ours)} of {task.gpus} GPUs are left" if ours else f"no healthy {task.cell.gpu} GPU is left"
         usable = [device for device in ours if self._suits(device, task)]
         return "" if len(usable) >= task.gpus else f"every {task.cell.gpu} GPU is taken by another program"
 
@@ -93,20 +74,12 @@ class Places:
 
     def take(self, task: Task, kept: Collection[str]) -> Placement | None:
         """Give a lane its place and its GPUs, none of those `kept`, all together; None where it has to wait."""
-        on_cores_alone = task.exclusive and not task.gpus
-        if not self._has_cores(task) or (on_cores_alone and self._running):
-            return None
         devices = self._devices_for(task, kept)
-        if devices is None:
+        if devices is None or not self._has_cores(task) or (task.exclusive and not task.gpus and self._running):
             return None
-        for device in devices:
-            use = self._on_gpu.setdefault(device.number, _GpuUse())
-            use.lanes += 1
-            use.memory_gib += task.cell.stated.gpu_memory_gib
-            use.exclusive = task.exclusive
-        self._running += self._cores(task)
-        self._alone = on_cores_alone
-        return Placement(devices)
+        placement = Placement(devices)
+        self._running.append((task, placement))
+        return placement
 
     def _devices_for(self, task: Task, kept: Collection[str]) -> tuple[Device, ...] | None:
         """Choose the GPUs of a lane, those with the fewest lanes first; None where there are not enough."""
@@ -114,8 +87,11 @@ class Places:
         room.sort(key=self._lanes)
         return tuple(room[: task.gpus]) if len(room) >= task.gpus else None
 
+    def _on(self, device: Device) -> list[Task]:
+        return [task for task, placement in self._running if device in placement.devices]
+
     def _lanes(self, device: Device) -> int:
-        return self._on_gpu.get(device.number, _GpuUse()).lanes
+        return len(self._on(device))
 
     def _suits(self, device: Device, task: Task) -> bool:
         """Whether a GPU can take a lane, whatever else is on it now."""
@@ -123,28 +99,20 @@ class Places:
         return device.gpu.target == task.cell.gpu and is_quiet
 
     def _has_room(self, device: Device, task: Task) -> bool:
-        use = self._on_gpu.get(device.number, _GpuUse())
-        if not self._suits(device, task) or use.exclusive or (task.exclusive and use.lanes):
+        if not self._suits(device, task) or (task.gpus > 1 and device.is_instance):  # no process uses two instances
             return False
-        if task.gpus > 1 and device.is_instance:
-            return False
-        memory = device.gpu.memory_gib or math.inf
-        return not use.lanes or use.memory_gib + task.cell.stated.gpu_memory_gib <= memory
+        others = self._on(device)
+        wanted = sum(one.cell.stated.gpu_memory_gib for one in (*others, task))
+        fits = wanted <= (device.gpu.memory_gib or math.inf) and not any(one.exclusive for one in (*others, task))
+        return not others or fits
 
     def give_back(self, task: Task, placement: Placement) -> None:
         """Note that a lane is over."""
-        for device in placement.devices:
-            use = self._on_gpu[device.number]
-            use.lanes -= 1
-            use.memory_gib -= task.cell.stated.gpu_memory_gib
-            use.exclusive = False
-        self._running -= self._cores(task)
-        self._alone = False
+        self._running.remove((task, placement))
 
-    def retire(self, devices: Iterable[Device]) -> None:
-        """Take GPUs out of the pool; lanes that are on them go on until they end."""
-        gone = {device.number for device in devices}
-        self.devices = [device for device in self.devices if device.number not in gone]
+    def retire(self, gone: Device) -> None:
+        """Take a GPU out of the pool; lanes that are on it go on until they end."""
+        self.devices = [device for device in self.devices if device.number != gone.number]
 
 
 @dataclass
@@ -152,14 +120,12 @@ class Queue:
     """The tasks that may begin, in the order in which they do."""
 
     _ready: list[tuple[Rank, Task]] = field(default_factory=list)
-    _places: Iterator[int] = field(default_factory=itertools.count)
-
-    def __len__(self) -> int:
-        return len(self._ready)
 
     def put(self, task: Task, after_it: float = 0.0) -> None:
         """Add a task that may begin; `after_it`: the seconds of the lanes that wait for its end."""
-        bisect.insort(self._ready, (_rank(task, after_it, next(self._places)), task), key=lambda entry: entry[0])
+        quiet = task.cell.measures or task.exclusive
+        rank = (not task.urgent, not quiet, -task.gpus, -task.cores, -expected_seconds(task) - after_it)
+        bisect.insort(self._ready, (rank, task), key=lambda entry: entry[0])
 
     def take(self, places: Places, wanted: Callable[[Task], bool]) -> tuple[Task, Placement] | None:
         """Take the first task for which there is a place; None where there is none.

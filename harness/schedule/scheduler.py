@@ -9,12 +9,11 @@ from __future__ import annotations
 import os
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from functools import partial
 
 from harness.core.words import LaneName, LaneVerdict
-from harness.host.gpus import Device
 from harness.host.host import Host
 from harness.lane.record import LaneEnd
 from harness.schedule.lane_runner import Prepared, Stopped
@@ -97,31 +96,33 @@ class Scheduler:
     _faults_after: Counter[str] = field(default_factory=Counter)
     _total: int = 0
 
-    def run(self, tasks: Iterable[Task], cancel: int) -> Account:
+    def run(self, tasks: list[Task], cancel: int) -> Account:
         """Run every task that has not ended before; closing `cancel` ends the lanes when the user interrupts."""
-        tasks = list(tasks)
         pending = [task for task in tasks if task.key not in self.lanes.journal]
         self.account.resumed += len(tasks) - len(pending)
         self._total = len(pending)
         of_cell: dict[str, list[Task]] = {}
         for task in pending:
             of_cell.setdefault(task.cell.name, []).append(task)
-        self._cells.extend(
-            sorted(of_cell.values(), key=lambda some: (not some[0].urgent, -max(map(expected_seconds, some))))
-        )
+        cells = sorted(of_cell.values(), key=lambda some: (not some[0].urgent, -max(map(expected_seconds, some))))
+        self._cells.extend(cells)
         for _ in range(PREPARING):
             self._lay_out_next()
         try:
             while self._workers.running:
                 self._workers.next()()
-                self._start()
+                while (found := self._queue.take(self.places, self._may_start)) is not None:
+                    self.listener.began(found[0], found[1].name)
+                    self._workers.start(partial(self._lane, *found))
         except KeyboardInterrupt:
             self.account.interrupted = True
         finally:
             os.close(cancel)
             self._cells.clear()
             self._workers.drain(DRAIN_SECONDS)
-        self._give_up_the_rest()
+        for task in self._queue.drain():
+            reason = "interrupted" if self.account.interrupted else self.places.never(task) or "nothing could take it"
+            self.account.not_run.setdefault(task.key, reason)
         return self.account
 
     def _lay_out_next(self) -> None:
@@ -143,10 +144,7 @@ class Scheduler:
             for task in tasks:
                 self._put_if_ready(task)
 
-        def work() -> Then:
-            return partial(admit, self.lanes.lay_out(cell))
-
-        self._workers.start(work, awaited=False)
+        self._workers.start(lambda: partial(admit, self.lanes.lay_out(cell)), awaited=False)
 
     def _fail(self, cell: Cell, failure: Failure) -> None:
         self.account.failed[cell.name] = failure
@@ -175,29 +173,29 @@ class Scheduler:
             said = found.verdict or "the patch does not apply"
             line = f"{self.account.ran}/{self._total} {task.name}: {said}, {found.seconds:.1f} s on {placement.name}"
             self._release(task.key)
-            self._workers.start(lambda: self._finished(task.cell))
+            self._workers.start(partial(self.lanes.after, task.cell))
         elif isinstance(found, Failure):
             self._fail(task.cell, found)
             self._release(task.key)
         elif isinstance(found, Unfit):
-            self._repeat_elsewhere(task, placement, found)
+            self._repeat_elsewhere(task, found)
         elif found == Stopped.CUT:
             self._give_up(task, found.value)
         self.listener.ended(task, line)
 
-    def _finished(self, cell: Cell) -> Then:
-        self.lanes.after(cell)
-        return lambda: None
-
-    def _repeat_elsewhere(self, task: Task, placement: Placement, unfit: Unfit) -> None:
+    def _repeat_elsewhere(self, task: Task, unfit: Unfit) -> None:
         """Put a lane back that says nothing: its GPU has a fault, or cannot be had for a lane that measures."""
-        self.places.taken |= {number for number, _ in unfit.taken}
+        self.places.taken.update(unfit.taken)
         if not unfit.faults:
             self._queue.put(task)
             return
-        faulty = {device.number: device for device in placement.devices}
+        pool = {device.number: device for device in self.places.devices}
         for number, reason in unfit.faults:
-            self._retire(faulty[number], reason, task)
+            if (device := pool.get(number)) is not None:  # it leaves the pool, and is told of once
+                self.places.retire(device)
+                fault = GpuFault(device.place, device.gpu.name, reason, task.name)
+                self.account.faults.append(fault)
+                self.listener.fault(fault)
         self._faults_after[task.key] += 1
         count = self._faults_after[task.key]
         if count < MOST_FAULTS:
@@ -205,29 +203,14 @@ class Scheduler:
         else:
             self._give_up(task, f"{count} GPUs had a fault after it, the last one: {unfit.faults[-1][1]}")
 
-    def _retire(self, device: Device, reason: str, task: Task) -> None:
-        """Take a GPU out of the pool, and tell of it once."""
-        if all(one.number != device.number for one in self.places.devices):
-            return
-        self.places.retire([device])
-        fault = GpuFault(device.place, device.gpu.name, reason, task.name)
-        self.account.faults.append(fault)
-        self.listener.fault(fault)
-
-    def _start(self) -> None:
-        """Start what there is a place for."""
-        while (found := self._queue.take(self.places, self._may_start)) is not None:
-            self.listener.began(found[0], found[1].name)
-            self._workers.start(partial(self._lane, *found))
-
     def _lane(self, task: Task, placement: Placement) -> Then:
         return partial(self._settle, task, placement, self.lanes.run(task, self._prepared[task.cell.name], placement))
 
     def _may_start(self, task: Task) -> bool:
         """Whether a task still makes sense and fits into what is left of the budget."""
         second = task.lane == LaneName.PATCHED and task.key != task.pristine and LaneName.PRISTINE in task.cell.lanes
-        known = task.pristine in self.lanes.journal
-        if second and (known or task.waits) and self.lanes.journal.verdict(task.pristine) != LaneVerdict.BUG_REPRODUCED:
+        known = task.pristine in self.lanes.journal or task.pristine in task.after
+        if second and known and self.lanes.journal.verdict(task.pristine) != LaneVerdict.BUG_REPRODUCED:
             self._release(task.key)
             return False
         left = None if self.stop_at is None else self.stop_at - time.monotonic()
@@ -236,9 +219,3 @@ class Scheduler:
             self._give_up(task, f"{expected}{max(0.0, left):.0f} s were left of the budget")
             return False
         return True
-
-    def _give_up_the_rest(self) -> None:
-        """Say why each task that is still in the queue was not run."""
-        for task in self._queue.drain():
-            reason = "interrupted" if self.account.interrupted else self.places.never(task) or "nothing could take it"
-            self.account.not_run.setdefault(task.key, reason)

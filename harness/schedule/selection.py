@@ -40,14 +40,19 @@ class Request:
 def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: Cache) -> Cell:
     """Build the cell of one pack and target.
 
-    Raises:
-        HarnessError: ``--upstream`` names nothing of this pack, or it asks upstream to merge no patch of its own.
-
+    HarnessError is raised where ``--upstream`` names nothing of this pack, or the pack asks upstream to merge no patch.
     """
     if request.ask:
-        return _asked(pack, planned, replace(request, upstream=_origin(pack), ask=False), host, cache)
+        ask = pack.definition.ask
+        if ask is None or not ask.patch:
+            raise HarnessError("--upstream ask: pack.toml names no patch in [ask]. Next: runner.py run, without it")
+        cell = cell_of(pack, planned, replace(request, upstream=ask.origin, ask=False), host, cache)
+        return replace(cell, column=ASK, patch=pack.ask_patch, about=ask.checks)
     source = parse_source(request.upstream, pack.definition)
     pinned, upstream = source.is_pinned, pack.definition.upstream
+    lanes = tuple(lane for lane in request.lanes if lane in lanes_of(pack))
+    if not lanes:
+        raise HarnessError(f'{pack.name} has no patched lane: pack.toml says fix = "none". Next: --lane pristine')
     cell = Cell(
         pack=pack,
         target=planned.target,
@@ -56,7 +61,7 @@ def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: C
         version=upstream.pin if pinned else source.value if source.kind == SourceKind.RELEASE else "",
         tree=upstream.sha256 if pinned else "",
         dependencies=request.dependencies,
-        lanes=_lanes(pack, request.lanes),
+        lanes=lanes,
         timeout=request.timeout,
         reason=planned.reason,
     )
@@ -75,34 +80,10 @@ def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: C
     return replace(cell, environment=built_environment.environment(cache, host, cell.stated.environment))
 
 
-def _lanes(pack: Pack, requested: tuple[LaneName, ...]) -> tuple[LaneName, ...]:
-    """Return those of the requested lanes that a pack has."""
-    found = tuple(lane for lane in requested if lane in lanes_of(pack))
-    if not found:
-        raise HarnessError(f'{pack.name} has no patched lane: pack.toml says fix = "none". Next: --lane pristine')
-    return found
-
-
-def _origin(pack: Pack) -> str:
-    ask = pack.definition.ask
-    if ask is None or not ask.patch:
-        raise HarnessError("--upstream ask: pack.toml names no patch in [ask]. Next: runner.py run, without it")
-    return ask.origin
-
-
-def _asked(pack: Pack, planned: Planned, request: Request, host: Host, cache: Cache) -> Cell:
-    """Build the cell of what upstream is asked to merge, about the checks that it is to mend."""
-    cell = cell_of(pack, planned, request, host, cache)
-    about = pack.definition.ask.checks if pack.definition.ask else ()
-    return replace(cell, column=ASK, patch=pack.ask_patch, about=about)
-
-
 def cells_of(packs: list[Pack], target: str, request: Request, host: Host, cache: Cache) -> list[Cell]:
     """Build the cells of packs on ``auto``, ``all`` or one target, in the order of packs and targets.
 
-    Raises:
-        HarnessError: `target` or the request names nothing.
-
+    HarnessError is raised where `target` or the request names nothing.
     """
     pairs = [(pack, planned) for pack in packs for planned in eligibility.plan(pack, target, host)]
     return [cell_of(pack, planned, request, host, cache) for pack, planned in pairs]

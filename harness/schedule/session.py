@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable
+from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -38,11 +38,6 @@ from harness.verdict.pack_verdict import Judgement
 LANE_MEMORY_GIB = 2.0
 
 
-def default_jobs(cores: int, memory_gib: float) -> int:
-    """Return how many lanes run at once where nobody says it: one a core, as far as memory goes."""
-    return max(1, min(cores, int(memory_gib // LANE_MEMORY_GIB)))
-
-
 @dataclass(frozen=True)
 class Session:
     """Where a command's lanes run."""
@@ -67,8 +62,8 @@ class Session:
 
     @property
     def most_jobs(self) -> int:
-        """How many lanes run at once."""
-        return self.jobs or default_jobs(len(this_host.cores()), this_host.memory_gib())
+        """How many lanes run at once; where nobody says it, one a core, as far as memory goes."""
+        return self.jobs or max(1, min(len(this_host.cores()), int(this_host.memory_gib() // LANE_MEMORY_GIB)))
 
     def tasks(self, cells: Iterable[Cell]) -> list[Task]:
         """List the lanes of cells, each with what is known of its duration."""
@@ -93,7 +88,7 @@ class Session:
         account.planned = {cell.name: tasks(cell, self.host, self.repeat) for cell in cells}
         planned = [self.estimates.of(task) for task in unique(chain.from_iterable(account.planned.values()))]
         self.listener.planned(len(planned), self.seconds_left(planned))
-        judge = replace(self.judge, planned=account.planned)
+        judge = CellJudge(self, account)
 
         def settle(cell: Cell) -> None:
             judged = judge.judged(cell)
@@ -107,7 +102,10 @@ class Session:
         supervisor.adopt_orphans()
         faulty = {fault.place for fault in self.faults}
         devices = [device for device in self.devices if device.place not in faulty]
-        with self._cancellable() as (cancel, cancel_end), self.cache.scratch("run-") as scratch:
+        with ExitStack() as stack:
+            scratch = stack.enter_context(self.cache.scratch("run-"))
+            cancel, cancel_end = os.pipe()  # lanes watch its first end, and are abandoned once the second is closed
+            stack.callback(os.close, cancel)
             runner = Runner(
                 cache=self.cache,
                 host=self.host,
@@ -129,26 +127,13 @@ class Session:
                     account.failed[cell.name] = failure_of(error, cell)
         return account
 
-    @staticmethod
-    @contextmanager
-    def _cancellable() -> Iterator[tuple[int, int]]:
-        """Yield a pipe: lanes watch its first end, and are abandoned once the second is closed."""
-        cancel, cancel_end = os.pipe()
-        try:
-            yield cancel, cancel_end
-        finally:
-            os.close(cancel)
-
 
 @dataclass(frozen=True)
 class CellJudge:
     """Judges cells by what the journal holds of their lanes."""
 
     session: Session
-    #: the hosts of lanes that ran on another, by the keys of their tasks
-    elsewhere: Mapping[str, Host] = field(default_factory=dict)
-    #: the tasks of cells that are planned already, by the names of the cells
-    planned: Mapping[str, list[Task]] = field(default_factory=dict)
+    account: Account = field(default_factory=Account)  # knows what is planned, and what ran on other hosts
 
     def judged(self, cell: Cell) -> Outcome | None:
         """Judge a cell by its whole runs; None where there is not one."""
@@ -156,13 +141,8 @@ class CellJudge:
         if not runs:
             return None
         judgement, agreeing = pack_verdict.repeated([_judgement(run, cell.about) for run in runs])
-        members = dependencies.chosen(
-            self.session.cache,
-            cell.pack.definition,
-            cell.dependencies,
-            cell.stated.dependencies,
-            self.session.host.python_tag,
-        )
+        cache, definition, tag = self.session.cache, cell.pack.definition, self.session.host.python_tag
+        members = dependencies.chosen(cache, definition, cell.dependencies, cell.stated.dependencies, tag)
         return Outcome(cell, judgement, tuple(runs), agreeing, members)
 
     def _ends(self, repetition: list[Task]) -> tuple[LaneEnd, ...]:
@@ -176,21 +156,17 @@ class CellJudge:
         return [task for some in self._repetitions(cell) for task in self._missing(some)]
 
     def _repetitions(self, cell: Cell) -> list[list[Task]]:
-        every = (
-            self.planned[cell.name]
-            if cell.name in self.planned
-            else tasks(cell, self.session.host, self.session.repeat)
-        )
         width = len(cell.lanes)
+        every = self.account.planned.get(cell.name) or tasks(cell, self.session.host, self.session.repeat)
         return [every[start : start + width] for start in range(0, len(every), width)]
 
     def _missing(self, repetition: list[Task]) -> list[Task]:
-        missing = []
+        """List the tasks that have not ended; the second of a pair is not missed where the first shows no bug."""
+        journal, missing = self.session.journal, []
         for task in repetition:
             second = task.lane == LaneName.PATCHED and len(repetition) > 1
-            if second and self.session.journal.verdict(task.pristine) != LaneVerdict.BUG_REPRODUCED:
-                continue  # the bug is not there, or its own lane is missing
-            if task.key not in self.session.journal:
+            needed = not second or journal.verdict(task.pristine) == LaneVerdict.BUG_REPRODUCED
+            if needed and task.key not in journal:
                 missing.append(task)
         return missing
 
@@ -214,12 +190,7 @@ class CellJudge:
             return replace(outcome, problem=error)
 
     def receipt(self, outcome: Outcome) -> Receipt:
-        """Return the receipt of a cell, written unless it lies there already.
-
-        Raises:
-            HarnessError: something private would be written, or the disk does not take it.
-
-        """
+        """Return the receipt of a cell, written unless it lies there already; fail as `write` does."""
         recorded = self.recorded(outcome)
         if recorded.problem is not None:
             raise recorded.problem
@@ -228,16 +199,13 @@ class CellJudge:
     def write(self, outcome: Outcome, folder: Path) -> Path:
         """Write the receipt of a cell into `folder` and return its path.
 
-        Raises:
-            HarnessError: something private would be written, or the disk does not take it.
-
+        HarnessError is raised where something private would be written, or the disk does not take it.
         """
         try:
             texts = {name: path.read_text(encoding="utf-8") for name, path in self.logs(outcome).items()}
-            host = self.elsewhere.get(outcome.last[-1].key, self.session.host)
-            return writer.write(
-                outcome, MadeBy(self.session.cache, host, self.session.command(outcome.cell)), folder, texts
-            )
+            host = self.account.elsewhere.get(outcome.last[-1].key, self.session.host)
+            made_by = MadeBy(self.session.cache, host, self.session.command(outcome.cell))
+            return writer.write(outcome, made_by, folder, texts)
         except (OSError, UnicodeDecodeError) as error:
             name = Path(error.filename).name if isinstance(error, OSError) and error.filename else ""
             why = (error.strerror or str(error)) if isinstance(error, OSError) else "a log is not UTF-8"
@@ -246,14 +214,8 @@ class CellJudge:
 
 def _judgement(run: tuple[LaneEnd, ...], about: tuple[str, ...]) -> Judgement:
     """Judge one repetition by the ends of its lanes."""
-    ends = {end.lane: end for end in run}
-    pristine, patched = ends.get(LaneName.PRISTINE), ends.get(LaneName.PATCHED)
-    return pack_verdict.pair(
-        pristine.record if pristine else None,
-        patched.record if patched else None,
-        patched.stale if patched else "",
-        about,
-    )
+    records, stale = {end.lane: end.record for end in run}, "".join(end.stale for end in run)
+    return pack_verdict.pair(records.get(LaneName.PRISTINE), records.get(LaneName.PATCHED), stale, about)
 
 
 def _lies_at(path: Path, outcome: Outcome) -> bool:

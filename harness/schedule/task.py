@@ -30,9 +30,8 @@ class Task:
     number: int  # which repetition it is, from 1
     key: str  # the hash of all that could change what it shows; two tasks of one key are one lane
     pristine: str  # the key of the pristine lane of the same repetition; its own where it is that lane
-    waits: bool = False  # whether that lane has to reproduce the bug first
-    #: the keys of the lanes that have to be over first: that one where it waits, and the same lane's run before, since
-    #: both use the same JIT caches
+    #: the keys of the lanes that have to be over first: that one where it has to reproduce the bug first, and the same
+    #: lane's run before, since both use the same JIT caches
     after: tuple[str, ...] = ()
     seconds: float | None = None  # how long it took before; None where no receipt tells
     urgent: bool = False  # it was left out last time
@@ -133,9 +132,9 @@ def tasks(cell: Cell, host: Host, repeat: int) -> list[Task]:
             LaneName.PATCHED: files.key_of(*base, LaneName.PATCHED, change, cell.source.kind, number),
         }
         for lane in cell.lanes:
-            first = waits and lane == LaneName.PATCHED
-            after = (*([before[lane]] if lane in before else []), *([pristine] if first else []))
-            found.append(Task(cell, lane, number, keys[lane], pristine, first, after))
+            first = [pristine] if waits and lane == LaneName.PATCHED else []
+            after = (*([before[lane]] if lane in before else []), *first)
+            found.append(Task(cell, lane, number, keys[lane], pristine, after))
         before = keys
     return found
 

@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from harness.core import files
 from harness.core.errors import HarnessError, NoRoomError, UnavailableError, UnsupportedHereError
@@ -19,7 +18,7 @@ from harness.host.gpu_health import GpuWatch
 from harness.host.gpus import Device
 from harness.lane.record import LaneEnd
 from harness.schedule.journal import Journal
-from harness.schedule.lane_runner import Prepared, Stopped
+from harness.schedule.lane_runner import Prepared, Runner, Stopped
 from harness.schedule.queue import Placement
 from harness.schedule.task import Task
 from harness.verdict.cell import Cell
@@ -39,10 +38,10 @@ class Workers:
         self._awaited: list[threading.Thread] = []
         self._results: queue.SimpleQueue[Then] = queue.SimpleQueue()
 
-    def start(self, work: Callable[[], Then], *, awaited: bool = True) -> None:
+    def start(self, work: Callable[[], Then | None], *, awaited: bool = True) -> None:
         """Let a thread do some work, which never raises; an interrupted command waits for what is `awaited`."""
         self.running += 1
-        thread = threading.Thread(target=lambda: self._results.put(work()), daemon=True)
+        thread = threading.Thread(target=lambda: self._results.put(work() or (lambda: None)), daemon=True)
         if awaited:
             self._awaited = [*(other for other in self._awaited if other.is_alive()), thread]
         thread.start()
@@ -87,27 +86,14 @@ class Unfit:
     """A lane on GPUs that make what it says worthless."""
 
     faults: tuple[tuple[str, str], ...] = ()  # of the GPUs, by their numbers
-    #: the numbers of GPUs that another program uses, for a lane that measures, and why
-    taken: tuple[tuple[str, str], ...] = ()
-
-
-class Work(Protocol):
-    """What the threads do; `lane_runner.Runner` is the real one."""
-
-    def prepare(self, cell: Cell) -> Prepared:
-        """Lay out what the lanes of a cell need."""
-
-    def attempt(
-        self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]
-    ) -> LaneEnd | Stopped:
-        """Run a lane to its end."""
+    taken: tuple[str, ...] = ()  # the numbers of GPUs that another program uses, for a lane that measures
 
 
 @dataclass(frozen=True)
 class LaneWork:
     """The work of one command: every failure is a result."""
 
-    work: Work  # lays out cells and runs lanes
+    work: Runner  # lays out cells and runs lanes
     journal: Journal  # takes each end before anybody else hears of it
     finish: Callable[[Cell], None]  # called after each end, such as to write the receipt of its cell
     watch: GpuWatch | None  # looks at the GPUs before and after lanes; None: nobody does
@@ -131,32 +117,29 @@ class LaneWork:
         return found
 
     def _run(self, task: Task, prepared: Prepared, placement: Placement) -> LaneEnd | Stopped | Unfit:
+        shared = () if task.exclusive else placement.devices  # a lane that has its GPUs for itself asks nobody
+        locks = tuple(self.locks / f"gpu-{files.key_of(device.token)}.lock" for device in shared)
+        if locks:
+            self.locks.mkdir(parents=True, exist_ok=True)
         watch = self.watch
         if watch is None:
-            return self.work.attempt(task, prepared, placement, self._locks_of(task, placement))
+            return self.work.attempt(task, prepared, placement, locks)
         entered: list[Device] = []
         faults, taken = [], []
         for device in placement.devices:
             fault, why = watch.enter(device, measures=task.cell.measures)
             faults += [(device.number, fault)] if fault else []
-            taken += [(device.number, why)] if why else []
+            taken += [device.number] if why else []
             entered += [] if fault or why else [device]
         found: LaneEnd | Stopped = Stopped.ABANDONED
         try:
             if not faults and not taken:
-                found = self.work.attempt(task, prepared, placement, self._locks_of(task, placement))
+                found = self.work.attempt(task, prepared, placement, locks)
         finally:
             for device in entered:
                 fault = watch.leave(device, look=found != Stopped.ABANDONED)
                 faults += [(device.number, fault)] if fault else []
         return Unfit(tuple(faults), tuple(taken)) if faults or taken else found
-
-    def _locks_of(self, task: Task, placement: Placement) -> tuple[Path, ...]:
-        """Name the locks of the GPUs that a lane may share; one that has them for itself asks nobody."""
-        if task.exclusive or not placement.devices:
-            return ()
-        self.locks.mkdir(parents=True, exist_ok=True)
-        return tuple(self.locks / f"gpu-{files.key_of(device.token)}.lock" for device in placement.devices)
 
     def after(self, cell: Cell) -> None:
         """Do what is done after a lane's end; the receipt is written, and its failure told, once more in the end."""

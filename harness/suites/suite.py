@@ -16,7 +16,6 @@ from harness.host.eligibility import out_of_range
 from harness.host.gpus import Device
 from harness.host.host import cores
 from harness.lane import built_environment, environment, process
-from harness.lane.environment import NO_GPU, Gpus
 from harness.lane.lane import jit_folder
 from harness.lane.process import Log
 from harness.pack.model import Pack, UpstreamTests
@@ -102,19 +101,18 @@ class Suite:
         members, toolchain = self.prepared.dependency_set.sha256, (host.python, host.torch, host.triton)
         key = files.key_of("upstream-tests", tree.key, members, *toolchain, self.cell.target)
         with cache.guard(), cache.scratch("lane-") as work, jit_folder(cache, key, work) as kept:
-            folders = environment.Folders(work, kept)
-            folders.create()
-            copy, report, gate = folders.current, work / "report.xml", work / "gate"
+            copy, report, gate = environment.make_folders(work, kept), work / "report.xml", work / "gate"
             shutil.copytree(tree.folder, copy, dirs_exist_ok=True)
             plan = ("--setup-plan",) if listing else ()
             python = str(built_environment.interpreter(self.cell.environment))
             ours = (*OURS, *plan, f"--rootdir={copy}", f"--junitxml={report}", "--", *present)
-            gpus = Gpus(",".join(device.token for device in self.devices), gate) if self.devices else NO_GPU
-            paths, share = [copy / tree.source_root, layout.folder], environment.Share(len(cores()))
+            visible = ",".join(device.token for device in self.devices)
+            share = environment.Share(len(cores()), 1, visible, gate if self.devices else None)
+            paths = [copy / tree.source_root, layout.folder]
             command = process.Command(
                 arguments=(python, "-P", "-m", "pytest", *self.tests.arguments, *ours),
                 environment={
-                    **environment.build(os.environ, folders, paths, gpus, share),
+                    **environment.build(os.environ, work, kept, paths, share),
                     # suites that start torch.distributed listen there; two at once would take one port from each other
                     "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(_free_port()),

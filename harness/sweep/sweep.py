@@ -148,7 +148,7 @@ class Sweep:
     ) -> tuple[CellRow, ...]:
         """Return the rows of the cells; those whose verdict changed say why where that was asked for."""
         places = {**self.cache.places, self.order.folder.absolute(): "$PACKS", self.order.runs: "$RUNS"}
-        judge = replace(session.judge, elsewhere=account.elsewhere, planned=account.planned)
+        judge = replace(session.judge, account=account)
         collector = Collector(judge, account, compared, redaction.of_host(places))
         threads = {cell.pack.name: cell.pack.definition.known for cell in cells if cell.pack.definition.known}
         rows = list(marked([collector.row(cell) for cell in cells], threads))

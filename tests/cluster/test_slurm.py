@@ -54,8 +54,8 @@ class Odd:
 
     @property
     def variables(self) -> dict[str, str]:
-        """What the runner needs in its environment."""
-        return {"FAKE_SLURM": str(self.state), "PATH": f"{FAKE}{os.pathsep}{os.environ['PATH']}"}
+        """The environment of the runner."""
+        return os.environ | {"FAKE_SLURM": str(self.state), "PATH": f"{FAKE}{os.pathsep}{os.environ['PATH']}"}
 
     def command(self, *arguments: str) -> list[str]:
         """Build the command line of a sweep."""
@@ -63,17 +63,14 @@ class Odd:
 
     def sweep(self, *arguments: str, status: int) -> str:
         """Run a sweep to its end, and return what it said on standard error."""
-        environment = os.environ | self.variables
-        ended = subprocess.run(
-            self.command(*arguments), env=environment, capture_output=True, text=True, check=False, timeout=120
-        )
+        command = self.command(*arguments)
+        ended = subprocess.run(command, env=self.variables, capture_output=True, text=True, check=False, timeout=120)
         assert ended.returncode == status, ended.stdout + ended.stderr
         return ended.stderr
 
     def killed(self) -> None:
         """Run a sweep, and kill it when it has submitted an array."""
-        command, environment = self.command(), os.environ | self.variables
-        with subprocess.Popen(command, env=environment, stderr=subprocess.PIPE, text=True) as one:
+        with subprocess.Popen(self.command(), env=self.variables, stderr=subprocess.PIPE, text=True) as one:
             assert one.stderr
             assert any("Slurm's job 100" in line for line in one.stderr)
             one.kill()
@@ -109,9 +106,9 @@ def test_an_array_that_was_taken_in_silence_is_cancelled_and_counted_once(odd: O
     assert odd.cell()["verdict"] == "CONFIRMED"
     assert "Slurm cannot be reached: Unable to contact slurm controller" in said
     first, second = odd.scripts()
-    (name,) = {
-        line.partition("=")[2] for script in (first, second) for line in script.splitlines() if "job-name" in line
-    }
+    names = [line for line in (first + second).splitlines() if "job-name" in line]
+    assert names[0] == names[1]
+    name = names[0].partition("=")[2]
     assert (odd.state / "cancelled").read_text() == f"--name={name}\n"
 
 
@@ -211,8 +208,8 @@ def test_an_installation_without_the_extra_says_so(odd: Odd) -> None:
 
 
 def test_slurm_that_cannot_be_asked_is_not_the_end_of_a_task(monkeypatch: pytest.MonkeyPatch, odd: Odd) -> None:
-    for name, value in odd.variables.items():
-        monkeypatch.setenv(name, value)
+    for name in ("FAKE_SLURM", "PATH"):
+        monkeypatch.setenv(name, odd.variables[name])
     odd.is_odd(away=1)
     with pytest.raises(AwayError, match="Unable to contact"):
         slurm.states(["100"])

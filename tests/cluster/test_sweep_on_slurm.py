@@ -18,7 +18,7 @@ from typing import Any
 
 import pytest
 
-from testing import clones, slurm, sweeps
+from testing import clones, slurm, sweeps, toys
 from testing.slurm import Cluster
 from testing.workbench import REPOSITORY, Workbench
 
@@ -132,11 +132,6 @@ def wait(done: Callable[[], object], seen: Callable[[], object] = str) -> None:
         time.sleep(0.05)
 
 
-def lanes_of(pack: Path) -> int:
-    """Count the lanes of a pack that were started."""
-    return sweeps.starts(pack).total()
-
-
 def test_forty_lanes_on_five_cards_take_what_the_cards_allow(nights: Nights) -> None:
     packs = nights.toys(20)
     chance = random.Random(1)  # noqa: S311 - no secret
@@ -171,14 +166,12 @@ def test_forty_lanes_on_five_cards_take_what_the_cards_allow(nights: Nights) -> 
 
 def test_a_lane_of_two_gpus_asks_for_two_and_a_wrong_type_is_not_here(nights: Nights) -> None:
     one, two = nights.toys(2)
-    definition = two / "pack.toml"
-    definition.write_text(definition.read_text().replace("timeout_s = 60", "timeout_s = 60\ngpus = 2"))
+    toys.replace(two / "pack.toml", "timeout_s = 60", "timeout_s = 60\ngpus = 2")
     nights.run()
     assert nights.cells()["002_toy/sm_90a"]["lanes"][0]["place"] == "gpus h200,h200"
     assert {line.split()[1] for line in (two / "starts").read_text().splitlines()} == {"0,1"}
     assert {line.split()[1] for line in (one / "starts").read_text().splitlines()} <= {"0", "1"}
-    three = definition.read_text().replace("gpus = 2", "gpus = 3")
-    definition.write_text(three)
+    toys.replace(two / "pack.toml", "gpus = 2", "gpus = 3")
     nights.run("--baseline", str(nights.folder), status=1)
     cell = nights.cells()["002_toy/sm_90a"]
     words = "Slurm refuses gpu:h200:3: Batch job submission failed: Requested node configuration is not available"
@@ -209,7 +202,7 @@ def test_a_wrong_partition_is_not_here_in_slurms_own_words(nights: Nights) -> No
     cell = nights.cells()["001_toy/sm_90a"]
     assert cell["verdict"] == "NOT_HERE"
     assert "invalid partition specified: nope; Batch job submission failed: Invalid partition name" in cell["reason"]
-    assert not lanes_of(nights.bench.packs / "001_toy")
+    assert not sweeps.starts(nights.bench.packs / "001_toy")
 
 
 def test_an_option_counts_more_than_the_environment(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -243,12 +236,11 @@ def test_a_gpu_with_a_fault_is_told_and_its_lanes_say_nothing(nights: Nights) ->
 
 
 def test_a_type_that_is_another_architecture_is_not_here(nights: Nights) -> None:
-    pack = nights.toys(1)[0]
-    definition = pack / "pack.toml"
-    definition.write_text(definition.read_text().replace("[targets.sm_90a]", "[targets.sm_80]"))
+    (pack,) = nights.toys(1)
+    toys.replace(pack / "pack.toml", "[targets.sm_90a]", "[targets.sm_80]")
     nights.run("--gpu-type", "sm_80=h200", status=5)
     cell = nights.cells()["001_toy/sm_80"]
-    assert (cell["verdict"], lanes_of(pack)) == ("NOT_HERE", 0)
+    assert (cell["verdict"], sweeps.starts(pack).total()) == ("NOT_HERE", 0)
     assert cell["reason"] == "Slurm gave Toy H200 (sm_90a) for gpu:h200:1, and not 1 of sm_80"
 
 
@@ -274,8 +266,7 @@ def test_ctrl_c_cancels_the_array_and_the_same_command_goes_on(nights: Nights) -
 
 
 def _journal(nights: Nights) -> str:
-    found = max(nights.folder.glob("*/journal.jsonl"), default=None)
-    return found.read_text() if found is not None else ""
+    return "".join(_read(path) for path in sorted(nights.folder.glob("*/journal.jsonl"))[-1:])
 
 
 def test_a_night_that_somebody_cancels_says_so_of_each_lane(nights: Nights) -> None:
@@ -308,7 +299,7 @@ def test_the_batch_file_runs_a_sweep_and_its_end_is_that_of_its_arrays(nights: N
     said = (clone / f"sweep.{job}.out").read_text()
     assert "nothing needs attention; 1 cells: 1 CONFIRMED" in said, said
     probe = clone / "packs/01_confirmed/reproduce.py"
-    probe.write_text(probe.read_text().replace("from toykernel import scale\n", "import time; time.sleep(90)\n"))
+    toys.replace(probe, "from toykernel import scale\n", "import time; time.sleep(90)\n")
     job = subprocess.run(submit, env=nights.variables, capture_output=True, text=True, check=True).stdout.strip()
     wait(lambda: "1 running" in _read(clone / f"sweep.{job}.out"))
     nights.cluster.ask("scancel", job)

@@ -8,25 +8,21 @@ import sys
 
 from harness.host import host
 from harness.lane import built_environment
+from testing import toys
 from testing.workbench import Workbench
 
 
 def _lay(workbench: Workbench, name: str) -> None:
-    folder = workbench.lay("01_confirmed")
-    text = (folder / "pack.toml").read_text()
-    built = f'[environments."{name}"]\nscript = "build.py"\nfiles = {{}}\n'
-    (folder / "pack.toml").write_text(
-        text.replace("timeout_s = 60", f'timeout_s = 60\nenvironment = "{name}"\n\n{built}')
-    )
+    built = f'environment = "{name}"\n\n[environments."{name}"]\nscript = "build.py"\nfiles = {{}}\n'
+    toys.replace(workbench.lay("01_confirmed") / "pack.toml", "timeout_s = 60", f"timeout_s = 60\n{built}")
 
 
 def test_lanes_run_in_the_environment_of_their_target_once_it_is_there(workbench: Workbench) -> None:
     _lay(workbench, "toy")
     marker = workbench.folder / "marker"
     assert workbench.run("run", "1").returncode == 0
-    interpreter = (
-        workbench.cache / built_environment.KIND / built_environment.key(host.detect(), "toy") / "bin" / "python"
-    )
+    folder = workbench.cache / built_environment.KIND / built_environment.key(host.detect(), "toy")
+    interpreter = folder / "bin/python"
     interpreter.parent.mkdir(parents=True)
     own = shlex.quote(sys.executable)
     interpreter.write_text(f'#!/bin/sh\necho lane >> {shlex.quote(str(marker))}\nexec {own} "$@"\n')
@@ -40,10 +36,8 @@ def test_lanes_run_in_the_environment_of_their_target_once_it_is_there(workbench
 def test_an_environment_belongs_to_one_interpreter_and_one_torch() -> None:
     here = host.detect()
     others = (dataclasses.replace(here, torch="1.0"), dataclasses.replace(here, python="3.99.0"))
-    assert (
-        len({built_environment.key(one, "toy") for one in (here, *others)} | {built_environment.key(here, "other")})
-        == 4
-    )
+    keys = {built_environment.key(one, "toy") for one in (here, *others)} | {built_environment.key(here, "other")}
+    assert len(keys) == 4
 
 
 def test_a_name_that_is_no_name_is_an_error(workbench: Workbench) -> None:

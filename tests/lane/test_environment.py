@@ -11,7 +11,8 @@ from pathlib import Path
 
 from harness.host.host import cores
 from harness.lane import environment
-from harness.lane.environment import NO_GPU, Folders, Gpus, Share
+from harness.lane.environment import Share
+from testing import toys
 from testing.workbench import Workbench
 
 KEPT = {
@@ -37,31 +38,28 @@ DROPPED = {
 
 
 def test_a_lane_keeps_the_switches_of_a_shared_host_and_drops_the_rest(tmp_path: Path) -> None:
-    folders = Folders(tmp_path / "work", tmp_path / "kept")
-    built = environment.build(KEPT | DROPPED, folders, [Path("/tree"), Path("/dependencies")], Gpus(), Share(3, 2))
+    folders, paths = (tmp_path / "work", tmp_path / "kept"), [Path("/tree"), Path("/dependencies")]
+    built = environment.build(KEPT | DROPPED, *folders, paths, Share(3, 2))
     assert KEPT.items() <= built.items()
     assert not (set(DROPPED) - {"PYTHONPATH"}) & set(built)
     assert (built["PYTHONPATH"], built["OMP_NUM_THREADS"]) == ("/tree:/dependencies", "3")
     assert built["REPRODUCER_PROCESSES"] == "2"
-    chosen = environment.build(KEPT, folders, [], Gpus("0,1", Path("/gate")))
+    chosen = environment.build(KEPT, *folders, [], Share(visible="0,1", gate=Path("/gate")))
     assert (chosen["CUDA_VISIBLE_DEVICES"], chosen["CUDA_DEVICE_ORDER"]) == ("0,1", "PCI_BUS_ID")
     assert chosen["REPRODUCER_GPU_GATE"] == "/gate"
-    hidden = environment.build(KEPT, folders, [], NO_GPU)
+    hidden = environment.build(KEPT, *folders, [], Share(visible=""))
     assert hidden["CUDA_VISIBLE_DEVICES"] == ""
     assert hidden["NCCL_NVLS_ENABLE"] == "0"
 
 
 def test_a_real_lane_has_its_own_folders_and_the_switches(workbench: Workbench) -> None:
     folder = workbench.lay("01_confirmed")
-    probe = folder / "reproduce.py"
     shown = 'import os\nprint("ENVIRONMENT", sorted(os.environ.items()), os.getcwd())\nvalues, weights ='
-    probe.write_text(probe.read_text().replace("values, weights =", shown))
-    definition = folder / "pack.toml"
-    definition.write_text(definition.read_text().replace("[targets.cpu]\n", "[targets.cpu]\nprocesses = 1000\n"))
+    toys.replace(folder / "reproduce.py", "values, weights =", shown)
+    toys.replace(folder / "pack.toml", "[targets.cpu]\n", "[targets.cpu]\nprocesses = 1000\n")
     search = os.pathsep.join(["/elsewhere", *filter(None, [os.environ.get("PYTHONPATH")])])
-    status, (row,) = workbench.rows(
-        "--receipts", str(workbench.folder / "out"), **(KEPT | DROPPED | {"PYTHONPATH": search})
-    )
+    variables = KEPT | DROPPED | {"PYTHONPATH": search}
+    status, (row,) = workbench.rows("--receipts", str(workbench.folder / "out"), **variables)
     assert status == 0
     receipt = json.loads(next((workbench.folder / "out").rglob("cpu.*.json")).read_text())
     assert receipt["host"]["variables"] == ["NCCL_NVLS_ENABLE=0"]

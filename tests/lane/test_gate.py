@@ -36,20 +36,6 @@ work("shared", after)
 """
 
 
-def _run(folder: Path, name: str, times: tuple[float, float, float], locks: tuple[Path, ...], timeout: float) -> Ended:
-    gate = folder / f"{name}.gate"
-    command = Command(
-        arguments=(sys.executable, "-c", PROBE, name, *map(str, times)),
-        environment={"REPRODUCER_GPU_GATE": str(gate), "SPANS": str(folder / "spans")},
-        folder=folder,
-        timeout=timeout,
-        gate=gate,
-        locks=locks,
-    )
-    with Log(folder / f"{name}.log") as log:
-        return process.run(command, log)
-
-
 def _together(
     folder: Path, *lanes: tuple[str, tuple[float, float, float], tuple[str, ...]], timeout: float = 30.0
 ) -> dict[str, Ended]:
@@ -57,7 +43,17 @@ def _together(
     ended: dict[str, Ended] = {}
 
     def one(name: str, times: tuple[float, float, float], locks: tuple[str, ...]) -> None:
-        ended[name] = _run(folder, name, times, tuple(folder / lock for lock in locks), timeout)
+        gate = folder / f"{name}.gate"
+        command = Command(
+            arguments=(sys.executable, "-c", PROBE, name, *map(str, times)),
+            environment={"REPRODUCER_GPU_GATE": str(gate), "SPANS": str(folder / "spans")},
+            folder=folder,
+            timeout=timeout,
+            gate=gate,
+            locks=tuple(folder / lock for lock in locks),
+        )
+        with Log(folder / f"{name}.log") as log:
+            ended[name] = process.run(command, log)
 
     threads = [threading.Thread(target=one, args=lane) for lane in lanes]
     for thread in threads:
@@ -107,14 +103,10 @@ def test_the_time_out_stands_still_while_a_lane_waits(tmp_path: Path) -> None:
 
 
 def test_nobody_new_begins_while_a_lane_waits_to_be_alone(tmp_path: Path) -> None:
-    lanes = [(f"new {number}".replace(" ", "-"), (0.4, 0.0, 0.0), ("gpu",)) for number in range(4)]
+    lanes = [(f"new-{number}", (0.4, 0.0, 0.0), ("gpu",)) for number in range(4)]
     _together(tmp_path, ("plain", (2.0, 0.0, 0.0), ("gpu",)), ("one", (0.1, 0.3, 0.0), ("gpu",)), *lanes)
-    order = [
-        name
-        for name, kind, *_ in sorted(_spans(tmp_path), key=lambda span: span[3])
-        if kind == "alone" or "new" in name
-    ]
-    assert order[0] == "one", order
+    ends = sorted((ended, name) for name, kind, _, ended in _spans(tmp_path) if kind == "alone" or "new" in name)
+    assert ends[0][1] == "one", ends
 
 
 def test_a_lane_that_dies_while_it_is_alone_holds_up_nobody(tmp_path: Path) -> None:

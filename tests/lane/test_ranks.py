@@ -30,11 +30,7 @@ WAYS = {
     "raise ValueError('a surprise')": "rank 1 of 2 ended with status 1",
     "os._exit(0)": "rank 0 of 2 hangs after 6 s; rank 1 of 2 left no answer",
 }
-SWITCHES = {
-    "NCCL_NVLS_ENABLE": "0",
-    "NVSHMEM_DISABLE_NVLS": "1",
-    "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1",
-}
+SWITCHES = {"NCCL_NVLS_ENABLE": "0", "NVSHMEM_DISABLE_NVLS": "1", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
 
 
 def _changed(workbench: Workbench, behaviour: str, *edits: tuple[str, str]) -> Path:
@@ -95,8 +91,7 @@ def test_what_a_rank_prints_where_the_contract_prints_decides_nothing(workbench:
 
 
 def test_a_lane_that_ends_before_the_contracts_patience_leaves_no_rank(workbench: Workbench) -> None:
-    workbench.lay("49_a_rank_hangs")
-    toys.replace(workbench.packs / "49_a_rank_hangs/contract.py", "SECONDS = 2.0", "SECONDS = 60.0")
+    _changed(workbench, "49_a_rank_hangs", ("SECONDS = 2.0", "SECONDS = 60.0"))
     row, _ = _refused(workbench, "--timeout", "5")
     assert row["reason"] == "timed out after 5 s in test_ones"
 
@@ -110,10 +105,8 @@ def test_a_contract_that_dies_leaves_no_rank(workbench: Workbench) -> None:
 
 def test_the_switches_of_a_shared_host_reach_every_rank(workbench: Workbench) -> None:
     folder = workbench.packs / RIGHT
-    shown = (
-        f"    Path({str(folder)!r}, f'switches.{{rank}}').write_text(str(sorted(os.environ.items())))\n    ones = scale"
-    )
-    _changed(workbench, RIGHT, ("    ones = scale", shown))
+    shown = f"Path({str(folder)!r}, f'switches.{{rank}}').write_text(str(sorted(os.environ.items())))"
+    _changed(workbench, RIGHT, ("    ones = scale", f"    {shown}\n    ones = scale"))
     status, (row,) = workbench.rows("--lane", "pristine", **SWITCHES)
     assert (status, row["verdict"]) == (0, "REPRODUCED")
     texts = [file.read_text() for file in folder.glob("switches.*")]

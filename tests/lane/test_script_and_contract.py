@@ -16,18 +16,13 @@ import pytest
 from harness.core import terminal
 from harness.lane import results, script
 from harness.lane.lane import WITNESS
+from testing import toys
 from testing.workbench import Workbench
 
 TOY = "60_script_and_contract"
 SENTINEL = 'print("FIX_VALIDATED")'
 SHOWS_THE_BUG = "if scaled != [1.0, 1.0, 0.0]:"
 SECOND = "assert kernel.total([1.0, 2.0, 3.0]) == 6.0"
-
-
-def _edit(file: Path, old: str, new: str) -> None:
-    text = file.read_text(encoding="utf-8")
-    assert old in text
-    file.write_text(text.replace(old, new), encoding="utf-8")
 
 
 def _receipt(workbench: Workbench) -> dict[str, Any]:
@@ -56,17 +51,9 @@ def test_script_and_contract_agree(workbench: Workbench) -> None:
     }
     assert [line["value"] for line in patched["figures"]] == [4.0, 1.0]
     assert {line["module"] for line in pristine["upstream"]} == {"toykernel", "toykernel.scale"}
-
-
-def test_what_the_script_printed_is_kept(workbench: Workbench) -> None:
-    workbench.lay(TOY)
-    lanes = _receipt(workbench)["lanes"]
-    said = (workbench.packs / TOY / "reproduce.py").read_text()
-    assert "print(" in said
-    for lane in lanes.values():
+    for lane in (pristine, patched):
         assert lane["printed"].endswith(f"\n{lane['script']}")
         assert "passed" not in lane["printed"], "the contract's output is none of the script's"
-        assert len(lane["printed"].splitlines()) > 1
 
 
 @pytest.mark.parametrize(
@@ -82,7 +69,6 @@ def test_what_is_kept_is_harmless(pieces: list[bytes], printed: str) -> None:
     output = script.LastLine()
     for piece in pieces:
         output.feed(piece)
-    output.finish()
     assert output.printed == printed
 
 
@@ -92,7 +78,6 @@ def test_of_a_long_output_the_beginning_and_the_last_line_are_kept(line: bytes) 
     for _ in range(5000):
         output.feed(line)
     output.feed(b"UNSUPPORTED: it needs a GPU")
-    output.finish()
     assert len(output.printed.encode()) <= script.MOST_PRINTED
     assert output.printed.endswith("\n[... more was printed ...]\nUNSUPPORTED: it needs a GPU")
     kept = output.printed.splitlines()[:-2]
@@ -115,19 +100,22 @@ def test_a_contract_is_not_needed(workbench: Workbench) -> None:
 )
 def test_outputs_that_must_match_are_compared(workbench: Workbench, tensor: str, verdict: str) -> None:
     folder = workbench.lay(TOY)
-    _edit(folder / "contract.py", "is_the_sum(kernel):", "is_the_sum(kernel, output):")
-    _edit(folder / "contract.py", SECOND, f"import torch\n    output('total', {tensor})")
+    toys.replace(folder / "contract.py", "is_the_sum(kernel):", "is_the_sum(kernel, output):")
+    toys.replace(folder / "contract.py", SECOND, f"import torch\n    output('total', {tensor})")
     found = _receipt(workbench)
     assert found["verdict"] == verdict, found["said"]
     assert found["claims"] == (["BITWISE_IDENTICAL"] if verdict == "CONFIRMED" else [])
 
 
-UNSUPPORTED = 'print("UNSUPPORTED: needs a GPU")\nsys.exit(125)\n'
+def _without_a_gpu(workbench: Workbench) -> Path:
+    """Lay the toy with a script that needs a GPU."""
+    folder, says = workbench.lay(TOY), 'print("UNSUPPORTED: needs a GPU")\nsys.exit(125)\n'
+    toys.replace(folder / "reproduce.py", "values, weights =", f"{says}values, weights =")
+    return folder
 
 
 def test_the_contract_judges_alone_where_the_script_cannot(workbench: Workbench) -> None:
-    folder = workbench.lay(TOY)
-    _edit(folder / "reproduce.py", "values, weights =", UNSUPPORTED + "values, weights =")
+    _without_a_gpu(workbench)
     found = _receipt(workbench)
     assert found["verdict"] == "CONFIRMED", found["said"]
     assert found["lanes"]["pristine"]["script"] == "UNSUPPORTED: needs a GPU"
@@ -135,9 +123,8 @@ def test_the_contract_judges_alone_where_the_script_cannot(workbench: Workbench)
 
 
 def test_nothing_is_judged_where_neither_can(workbench: Workbench) -> None:
-    folder = workbench.lay(TOY)
-    _edit(folder / "reproduce.py", "values, weights =", UNSUPPORTED + "values, weights =")
-    _edit(folder / "contract.py", 'EVIDENCE_WITHOUT_GPU = "traced"\n', "")
+    folder = _without_a_gpu(workbench)
+    toys.replace(folder / "contract.py", 'EVIDENCE_WITHOUT_GPU = "traced"\n', "")
     found = _receipt(workbench)
     assert (found["verdict"], found["reason"]) == ("UNSUPPORTED", "needs a GPU")
 
@@ -211,7 +198,7 @@ def test_what_the_unpatched_lane_alone_decides(  # noqa: PLR0917 - an edit and w
     elsewhere.mkdir(parents=True)
     (elsewhere / "__init__.py").write_text("")
     (elsewhere / "scale.py").write_text("scale = lambda values, weights: values\ntotal = sum\n")
-    _edit(folder / file, old, new.replace("ELSEWHERE", repr(str(elsewhere.parent))))
+    toys.replace(folder / file, old, new.replace("ELSEWHERE", repr(str(elsewhere.parent))))
     found = _receipt(workbench)
     assert (found["verdict"], found["status"]) == (verdict, 1), found["said"]
     assert reason in found["reason"], found["reason"]
@@ -219,22 +206,16 @@ def test_what_the_unpatched_lane_alone_decides(  # noqa: PLR0917 - an edit and w
 
 def test_a_test_that_hangs_is_named(workbench: Workbench) -> None:
     folder = workbench.lay(TOY)
-    _edit(folder / "contract.py", SECOND, "import time\n    time.sleep(100)")
-    _edit(folder / "pack.toml", "timeout_s = 60", "timeout_s = 12")
+    toys.replace(folder / "contract.py", SECOND, "import time\n    time.sleep(100)")
+    toys.replace(folder / "pack.toml", "timeout_s = 60", "timeout_s = 12")
     found = _receipt(workbench)
     assert (found["verdict"], found["reason"]) == ("ERROR", "timed out after 12 s in test_total_is_the_sum")
 
 
 def test_a_fix_that_the_contract_refuses_is_incomplete(workbench: Workbench) -> None:
-    folder = workbench.lay(TOY)
-    more = (
-        "\n\n@pytest.mark.defect\ndef test_more(kernel):\n    assert kernel.scale([1.0, 2.0], [3.0, 0.5])[0] == 0.0\n"
-    )
-    _edit(
-        folder / "contract.py",
-        "\n\n@pytest.mark.control\ndef test_total",
-        f"{more}\n\n@pytest.mark.control\ndef test_total",
-    )
+    more = "@pytest.mark.defect\ndef test_more(kernel):\n    assert kernel.scale([1.0, 2.0], [3.0, 0.5])[0] == 0.0\n"
+    total = "@pytest.mark.control\ndef test_total"
+    toys.replace(workbench.lay(TOY) / "contract.py", total, f"{more}\n\n{total}")
     found = _receipt(workbench)
     assert (found["verdict"], found["reason"]) == ("FIX_INCOMPLETE", "test_more"), found["said"]
 
@@ -261,7 +242,7 @@ def test_a_module_that_a_child_process_loads_is_seen(workbench: Workbench, way: 
     child = f"HOW = {how!r}\n{runs}\nif __name__ == '__main__':\n    {way}\n"
     (folder / "child.py").write_text(child)
     call = f"import subprocess, sys\n    subprocess.run([sys.executable, {str(folder / 'child.py')!r}], check=True)"
-    _edit(folder / "contract.py", SECOND, call)
+    toys.replace(folder / "contract.py", SECOND, call)
     found = _receipt(workbench)
     assert found["verdict"] == "ERROR", found["said"]
     assert "toykernel was loaded from outside the lane's tree" in found["reason"]

@@ -18,10 +18,16 @@ TEXT = "what the probe said\n"
 def _end(key: str) -> LaneEnd:
     record = LaneRecord(LaneVerdict.BUG_REPRODUCED, "", 10, 1.0, 1, 0, "ab", "CPU")
     log = LogRecord(f"logs/{key}.log", files.sha256_bytes(TEXT.encode()))
-    return LaneEnd(
-        key, key, LaneName.PRISTINE, "2026-01-01T00:00:00+00:00", 1.5, "cpu", (), "1.0",
-        "tree", "", record, "", log,
-    )  # fmt: skip
+    started = "2026-01-01T00:00:00+00:00"
+    return LaneEnd(key, key, LaneName.PRISTINE, started, 1.5, "cpu", (), "1.0", "tree", "", record, "", log)
+
+
+def _written(path: Path, *keys: str) -> Path:
+    """Write the ends of lanes into a journal."""
+    with Journal(path) as journal:
+        for key in keys:
+            journal.append(_end(key))
+    return path
 
 
 @pytest.fixture(autouse=True)
@@ -41,12 +47,9 @@ def test_a_journal_in_memory_keeps_the_same_rules() -> None:
 
 
 def test_a_journal_gives_back_what_it_took(tmp_path: Path) -> None:
-    with Journal(tmp_path / "journal.jsonl") as journal:
-        for name in ("one", "two"):
-            journal.append(_end(name))
+    with Journal(_written(tmp_path / "journal.jsonl", "one", "two")) as journal:
         with pytest.raises(ValueError, match="two has ended already"):
             journal.append(_end("two"))
-    with Journal(tmp_path / "journal.jsonl") as journal:
         assert (len(journal), "one" in journal, "three" in journal) == (2, True, False)
         assert journal.read("two") == _end("two")
         assert journal.read("three") is None
@@ -54,10 +57,7 @@ def test_a_journal_gives_back_what_it_took(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("cut", [1, 40, 200])
 def test_half_a_line_at_the_end_of_a_journal_is_a_lane_that_did_not_end(tmp_path: Path, cut: int) -> None:
-    path = tmp_path / "journal.jsonl"
-    with Journal(path) as journal:
-        journal.append(_end("one"))
-        journal.append(_end("two"))
+    path = _written(tmp_path / "journal.jsonl", "one", "two")
     whole = path.read_bytes()
     path.write_bytes(whole[:-cut])
     with Journal(path) as journal:
@@ -66,21 +66,8 @@ def test_half_a_line_at_the_end_of_a_journal_is_a_lane_that_did_not_end(tmp_path
     assert path.read_bytes() == whole
 
 
-def test_a_damaged_line_costs_its_own_lane_alone(tmp_path: Path) -> None:
-    path = tmp_path / "journal.jsonl"
-    with Journal(path) as journal:
-        for name in ("one", "two", "three"):
-            journal.append(_end(name))
-    lines = path.read_bytes().splitlines(keepends=True)
-    path.write_bytes(lines[0] + b"\0" * (len(lines[1]) - 1) + b"\n" + lines[2])
-    with Journal(path) as journal:
-        assert ["one" in journal, "two" in journal, "three" in journal] == [True, False, True]
-        journal.append(_end("two"))
-        assert journal.read("three") == _end("three")
-        assert journal.read("two") == _end("two")
-
-
 SHAPES = {
+    "a bad block": "\0" * 200,
     "no object": "[]",
     "another schema": '{"schema": 1}',
     "a record of a wrong shape": '{"schema": 3, "key": "one", "record": {"verdict": "BUG_REPRODUCED"}, "seconds": 1}',
@@ -94,17 +81,12 @@ SHAPES = {
 
 @pytest.mark.parametrize("what", SHAPES)
 def test_a_line_of_the_wrong_shape_costs_its_own_lane_alone(tmp_path: Path, what: str) -> None:
-    path = tmp_path / "journal.jsonl"
+    path = _written(tmp_path / "journal.jsonl", "two", "three")
+    first, second = path.read_text().splitlines(keepends=True)
+    path.write_text(f"{first}{SHAPES[what]}\n{second}")
     with Journal(path) as journal:
-        journal.append(_end("two"))
-    path.write_text(SHAPES[what] + "\n" + path.read_text())
-    with Journal(path) as journal:
-        assert (len(journal), journal.passed_over, journal.read("one"), journal.read("two")) == (
-            1,
-            1,
-            None,
-            _end("two"),
-        )
+        assert (len(journal), journal.passed_over, journal.read("one")) == (2, 1, None)
+        assert (journal.read("two"), journal.read("three")) == (_end("two"), _end("three"))
         journal.append(_end("one"))
     with Journal(path) as journal:
         assert journal.read("one") == _end("one")
@@ -112,10 +94,7 @@ def test_a_line_of_the_wrong_shape_costs_its_own_lane_alone(tmp_path: Path, what
 
 @pytest.mark.parametrize("how", ["gone", "cut", "a folder"])
 def test_a_lane_whose_log_is_gone_has_not_ended(tmp_path: Path, how: str) -> None:
-    path, log = tmp_path / "journal.jsonl", tmp_path / "logs/one.log"
-    with Journal(path) as journal:
-        for name in ("one", "two"):
-            journal.append(_end(name))
+    path, log = _written(tmp_path / "journal.jsonl", "one", "two"), tmp_path / "logs/one.log"
     log.unlink()
     if how == "cut":
         log.write_text(TEXT[:5])

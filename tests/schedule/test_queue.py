@@ -7,25 +7,18 @@ from dataclasses import replace
 import pytest
 
 from harness.core.words import Evidence, LaneName
-from harness.host import host
 from harness.host.gpus import Device, Gpu
-from harness.pack import load
 from harness.schedule.queue import Placement, Places, Queue
 from harness.schedule.task import Task, at_least
-from harness.sweep import selection
-from harness.sweep.selection import Moving
 from harness.verdict.cell import Cell
+from testing import laid_out
 from testing.workbench import Workbench
-
-HOST = host.Host("3.11.7", "2.13.0+cpu", "3.6.0")
 
 
 @pytest.fixture
 def toy(workbench: Workbench) -> Cell:
     """Return the cell of the sound toy pack."""
-    loaded = load.load_pack(workbench.lay("01_confirmed"))
-    (one,) = selection.cells([(loaded, "cpu")], HOST, None, Moving())  # type: ignore[arg-type]
-    return one
+    return laid_out.cell(workbench.lay("01_confirmed"))
 
 
 def _task(toy: Cell, name: str, seconds: float | None, *, gpus: int = 0, **stated: object) -> Task:
@@ -258,6 +251,6 @@ def test_a_gpu_that_another_program_uses_measures_nothing(toy: Cell) -> None:
 
 def test_a_gpu_with_a_fault_gets_no_lane(toy: Cell) -> None:
     places = _places(9, 140.0)
-    places.retire(list(places.devices))
+    places.retire(places.devices[0])
     task = _task(toy, "one", 1.0, gpus=1)
     assert (_started(_queue(task), places), places.never(task)) == ([], "no healthy sm_90a GPU is left")

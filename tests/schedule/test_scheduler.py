@@ -13,9 +13,7 @@ import pytest
 
 from harness.core.errors import NoRoomError, UnavailableError, UnsupportedHereError
 from harness.core.words import LaneName, LaneVerdict, Verdict
-from harness.host import host
 from harness.lane.record import LaneEnd, LaneRecord
-from harness.pack import load
 from harness.schedule import task as schedule_task
 from harness.schedule.journal import Journal
 from harness.schedule.lane_runner import Prepared, Stopped
@@ -24,13 +22,12 @@ from harness.schedule.scheduler import DRAIN_SECONDS, Account, Scheduler
 from harness.schedule.task import Task
 from harness.schedule.workers import LaneWork, Then, Workers
 from harness.sweep import selection
-from harness.sweep.selection import Moving
 from harness.upstream.source import Source, SourceKind
 from harness.verdict.cell import Cell
 from testing import laid_out
+from testing.laid_out import HOST
 from testing.workbench import Workbench
 
-HOST = host.Host("3.11.7", "2.13.0+cpu", "3.6.0")
 BUG, FIXED = LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED
 
 
@@ -38,26 +35,17 @@ def end_of(task: Task, verdict: LaneVerdict) -> LaneEnd:
     """Build the end of a lane."""
     record = LaneRecord(verdict, "", 10, 1.0, 1, 0, "ab", "CPU")
     started = "2026-01-01T00:00:00+00:00"
-    return LaneEnd(
-        task.key, task.name, task.lane, started, 1.5, "cpu", (), "1.0",
-        "tree", "", record,
-    )  # fmt: skip
+    return LaneEnd(task.key, task.name, task.lane, started, 1.5, "cpu", (), "1.0", "tree", "", record)
 
 
 @dataclass
 class Script:
-    """Lanes that end at once.
+    """Lanes that end at once."""
 
-    Attributes:
-        verdicts: what each lane says, by its name's end; the bug where it is not told.
-        broken: what laying out a cell, or running a lane, raises.
-        ran: the lanes in their order.
-
-    """
-
+    #: what each lane says, by its name's end; where it is not told, what the tree would have it say
     verdicts: dict[str, LaneVerdict] = field(default_factory=dict)
-    broken: dict[str, Exception] = field(default_factory=dict)
-    ran: list[str] = field(default_factory=list)
+    broken: dict[str, Exception] = field(default_factory=dict)  # what laying out a cell, or running a lane, raises
+    ran: list[str] = field(default_factory=list)  # the lanes in their order
 
     def prepare(self, cell: Cell) -> Prepared:
         """Fail where the script says so."""
@@ -78,10 +66,6 @@ class Script:
         return end_of(task, self.verdicts.get(name, default))
 
 
-def _nothing(_: Cell) -> None:
-    """Do nothing behind a lane's end."""
-
-
 @dataclass(frozen=True)
 class Stage:
     """A cell, and a journal to run its lanes into."""
@@ -94,11 +78,9 @@ class Stage:
         cancel, cancel_end = os.pipe()
         try:
             with Journal(self.journal) as journal:
-                scheduler = Scheduler(LaneWork(script, journal, _nothing, None, self.journal.parent), Places(1, []))
-                return scheduler.run(
-                    [task for cell in (self.cell, *others) for task in schedule_task.tasks(cell, HOST, repeat)],
-                    cancel_end,
-                )
+                lanes = LaneWork(script, journal, lambda _: None, None, self.journal.parent)
+                tasks = [task for cell in (self.cell, *others) for task in schedule_task.tasks(cell, HOST, repeat)]
+                return Scheduler(lanes, Places(1, [])).run(tasks, cancel_end)
         finally:
             os.close(cancel)
 
@@ -106,13 +88,7 @@ class Stage:
 @pytest.fixture
 def stage(workbench: Workbench, tmp_path: Path) -> Stage:
     """Return a stage with the sound toy pack."""
-    return Stage(_cell(workbench.lay("01_confirmed")), tmp_path / "journal.jsonl")
-
-
-def _cell(folder: Path) -> Cell:
-    loaded = load.load_pack(folder)
-    (one,) = selection.cells([(loaded, "cpu")], HOST, None, Moving())  # type: ignore[arg-type]
-    return one
+    return Stage(laid_out.cell(workbench.lay("01_confirmed")), tmp_path / "journal.jsonl")
 
 
 def _newest(one: Cell) -> Cell:
@@ -211,7 +187,7 @@ def test_what_ended_before_is_not_run_again(stage: Stage) -> None:
 def test_what_cannot_be_laid_out_does_not_stop_the_others(
     stage: Stage, workbench: Workbench, capfd: pytest.CaptureFixture[str], error: Exception
 ) -> None:
-    other = _cell(workbench.lay("30_control_fails"))
+    other = laid_out.cell(workbench.lay("30_control_fails"))
     script = Script(broken={other.pack.name: error})
     account = stage.run(script, 1, other)
     assert sorted(script.ran) == ["patched 1", "pristine 1"]

@@ -8,27 +8,22 @@ from dataclasses import replace
 import pytest
 
 from harness.core.words import Evidence
-from harness.host import host
-from harness.pack import load
+from harness.host.host import Host
 from harness.schedule import task
-from harness.sweep import selection
-from harness.sweep.selection import Moving
 from harness.verdict.cell import Cell
+from testing import laid_out
+from testing.laid_out import HOST
 from testing.workbench import Workbench
-
-HOST = host.Host("3.11.7", "2.13.0+cpu", "3.6.0")
 
 
 @pytest.fixture
 def toy(workbench: Workbench) -> Cell:
     """Return the cell of the sound toy pack."""
-    loaded = load.load_pack(workbench.lay("01_confirmed"))
-    (one,) = selection.cells([(loaded, "cpu")], HOST, None, Moving())  # type: ignore[arg-type]
-    return one
+    return laid_out.cell(workbench.lay("01_confirmed"))
 
 
 def test_a_key_changes_with_everything_that_could_change_what_a_lane_shows(toy: Cell) -> None:
-    def keys(one: Cell, where: host.Host = HOST) -> tuple[str, ...]:
+    def keys(one: Cell, where: Host = HOST) -> tuple[str, ...]:
         return tuple(one_task.key for one_task in task.tasks(one, where, 1))
 
     definition = toy.pack.definition

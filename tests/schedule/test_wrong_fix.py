@@ -8,12 +8,12 @@ from pathlib import Path
 
 from harness.core import seal
 from harness.core.cache import Cache
-from harness.core.words import Evidence, LaneName
+from harness.core.words import Evidence
 from harness.host import host
 from harness.lane import lane
-from harness.lane.environment import NO_GPU
+from harness.lane.environment import Share
 from harness.lane.lane import Lane
-from harness.schedule import wrong_fix
+from harness.schedule import lane_runner
 from harness.upstream.dependencies import DependencySet
 from harness.upstream.tree import Tree
 from testing import laid_out
@@ -25,7 +25,6 @@ def _tree(key: str) -> Tree:
 
 def _lane(tree: Tree) -> Lane:
     return Lane(
-        name=LaneName.PATCHED,
         probe=Path("reproduce.py"),
         contract=None,
         tree=tree,
@@ -54,7 +53,7 @@ def test_results_of_the_right_fix_are_lent_and_nothing_stays(tmp_path: Path) -> 
     kernel, group = source / "triton/k/kernel.bin", source / "triton/k/__grp__kernel.json"
     group.write_text(json.dumps({"child_paths": {"kernel.bin": str(kernel)}}), encoding="utf-8")
     seal.keep(cache, "jit", source.name, source)
-    with wrong_fix.lent(cache, here, wrong, right):
+    with lane_runner.lent(cache, here, wrong, right):
         assert {path.name for path in own.iterdir()} == {"triton", "tilelang", "inductor", "cuda"}
         assert seal.kept(cache, "jit", own.name, own)
         assert (own / "triton/k/kernel.bin").stat().st_ino != kernel.stat().st_ino, "a link would break a seal"
@@ -72,7 +71,7 @@ def test_results_of_the_right_fix_are_lent_and_nothing_stays(tmp_path: Path) -> 
 
 def test_without_a_right_tree_nothing_is_lent(tmp_path: Path) -> None:
     cache, here, wrong = Cache(tmp_path), host.detect(), _lane(_tree("wrong"))
-    with wrong_fix.lent(cache, here, wrong, None):
+    with lane_runner.lent(cache, here, wrong, None):
         assert not cache.entry("jit", lane.kept_key(wrong, here)).exists()
 
 
@@ -83,15 +82,15 @@ def test_results_that_somebody_touched_are_not_lent(tmp_path: Path) -> None:
     (source / "triton").mkdir(parents=True)
     seal.keep(cache, "jit", source.name, source)
     (source / "triton/poison").write_bytes(b"code")
-    with wrong_fix.lent(cache, here, wrong, right):
+    with lane_runner.lent(cache, here, wrong, right):
         assert not cache.entry("jit", lane.kept_key(wrong, here)).exists()
 
 
 def test_a_wrong_fix_waits_for_no_gpu_to_be_its_own() -> None:
-    gate, shared = Path("/gate"), {"devices": "0", "locks": (Path("/lock"),)}
+    gate, shared = Path("/gate"), {"share": Share(visible="0"), "locks": (Path("/lock"),)}
     right = replace(_lane(_tree("right")), evidence=Evidence.EXECUTED, **shared)
     wrong = replace(right, is_wrong_fix=True)
-    assert lane.gpus_of(right, gate).variables()["REPRODUCER_GPU_GATE"] == "/gate"
-    assert lane.gpus_of(wrong, gate).variables().keys() == {"CUDA_DEVICE_ORDER", "CUDA_VISIBLE_DEVICES"}
-    assert lane.gpus_of(replace(right, locks=()), gate).gate is None, "nobody else uses its GPU"
-    assert lane.gpus_of(replace(wrong, evidence=Evidence.TRACED), gate) == NO_GPU
+    assert lane.share_of(right, gate) == Share(visible="0", gate=gate)
+    assert lane.share_of(wrong, gate) == Share(visible="0")
+    assert lane.share_of(replace(right, locks=()), gate).gate is None, "nobody else uses its GPU"
+    assert lane.share_of(replace(wrong, evidence=Evidence.TRACED), gate) == Share(visible="")
