@@ -51,12 +51,13 @@ found = {"out": out, "lse": lse, "dq": dq, "dkv": dkv}
 print(json.dumps({name: relative_error(getattr(made, name), x.detach()) for name, x in found.items()}))
 """
 MISSING = """
-met = {frozenset(pair) for row in contract.ROWS for pair in itertools.combinations(row.items(), 2)}
-values = [(name, x) for name, factor in contract.FACTORS.items() for x in factor]
-for one, other in itertools.combinations(values, 2):
-    allowed = one[0] != other[0] and not any(pair.items() <= {one, other} for pair in contract.EXCLUDED)
-    if allowed and frozenset((one, other)) not in met:
-        print(one, other)
+rows = [dict(zip(contract.FACTORS, values)) for values in itertools.product(*contract.FACTORS.values())]
+possible = [row for row in rows if not contract.is_excluded(row)]
+met, can_be = (
+    {frozenset(pair) for row in some for pair in itertools.combinations(row.items(), 2)}
+    for some in (contract.ROWS, possible)
+)
+print(*can_be - met, sep="\\n", end="")
 """
 
 
