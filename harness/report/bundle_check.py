@@ -224,6 +224,8 @@ def _about_pack(one: Receipt, pack: Pack, place: str) -> Iterator[str]:
     ask = definition.ask if PurePosixPath(place).parent.name == "ask" else None
     if one.about != (ask.checks if ask else ()):
         yield "about: not the checks of pack.toml's [ask]"
+    if one.fix and one.fix.name not in _patches_for(pack, PurePosixPath(place).parent.name):
+        yield f"fix: {one.fix.name[:40]} is no patch of the pack for that tree"
     if one.age > dt.datetime.now(dt.UTC) + dt.timedelta(days=1):
         yield f"started: {one.started} is in the future"
     if one.seconds + 0.01 < sum(lane.seconds for lane in one.lanes.values()):  # both are rounded
@@ -231,6 +233,16 @@ def _about_pack(one: Receipt, pack: Pack, place: str) -> Iterator[str]:
     pristine = one.lanes.get(LaneName.PRISTINE)
     if pristine and pristine.tree != one.upstream.sha256:
         yield "lanes: the pristine lane ran on another tree than upstream.sha256"
+
+
+def _patches_for(pack: Pack, folder: str) -> set[str]:
+    """Name the patches that the receipts of a folder may have: another changes fewer of the files under test."""
+    upstream = pack.definition.upstream
+    if folder == "ask":
+        return {pack.ask_patch.name} if pack.ask_patch else set()
+    if folder == "head":
+        return {pack.patch.name, pack.own_head_patch.name}
+    return {pack.patch_for(upstream.commit if upstream.is_commit else "").name}
 
 
 def _command_errors(one: Receipt, pack: Pack) -> Iterator[str]:

@@ -190,6 +190,7 @@ RECEIPTS: dict[str, tuple[Callable[[Document], None], str]] = {
         "the patch changed",
     ),
     "a patch that climbs": (_set("fix.name", "../fix.patch"), "is no file beside the receipt"),
+    "a patch for another tree": (_set("fix.name", "fix.head.patch"), "no patch of the pack for that tree"),
     "no patch": (_set("fix", None), "a patched lane has one"),
     "no modules": (_set("lanes.patched.upstream", []), "nothing says what was judged"),
     "a module from outside": (
