@@ -19,7 +19,7 @@ from harness.core.errors import HarnessError
 from harness.host.host import Host
 from harness.pack.model import Upstream
 from harness.pack.requirements import INTERPRETERS
-from harness.upstream import download, metadata, package_index, release_tag, tree, uv
+from harness.upstream import checkout, download, metadata, package_index, tree, uv
 from harness.upstream.source import Source, SourceKind
 from harness.upstream.tree import Tree
 
@@ -108,7 +108,7 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
             "Next: run new with such a Python"
         )
     root, modules = _modules(laid.folder, script, f"{first.name} {version}")
-    commit = release_tag.commit_of(stated.repository, first.name, version, cache.root)
+    commit = checkout.commit_of_tag(stated.repository, first.name, version, cache.root)
     upstream = replace(
         bare,
         repository=stated.repository or UNKNOWN,

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.commands.options import RUNS, Shared
-from harness.core import urls
+from harness.core import errors
 from harness.core.cache import Cache
 from harness.core.progress import Progress
 from harness.host import host
@@ -61,4 +61,4 @@ def listener(progress: Progress) -> Listener:
 
 def command_line() -> str:
     """Return the command line as a receipt shows it."""
-    return urls.without_credentials(" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]))
+    return errors.without_credentials(" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]))

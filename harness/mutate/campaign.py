@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.core import files, tracebacks
+from harness.core import files
 from harness.core.errors import HarnessError
 from harness.core.words import LaneName, Verdict
+from harness.lane import script
 from harness.lane.record import LaneEnd, LaneRecord
 from harness.mutate import fates, generated, mutants
 from harness.mutate.mutants import Listed, Origin
@@ -228,7 +229,7 @@ class Campaign:
                 if end is not None and end.log is not None:
                     log = self.session.folder / end.log.file
                     subject.files[name] = (subject.files[name][0], log)
-                    said = tracebacks.last_exception(log.read_text("utf-8", errors="replace"))[:MOST_SAID]
+                    said = script.last_exception(log.read_text("utf-8", errors="replace"))[:MOST_SAID]
                     if found.fate == Fate.UNJUDGED and fates.says_nothing(end.record) and said not in found.reason:
                         found = replace(found, reason=f"{said}: {found.reason}")
                 subject.records[name] = found

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 
 from rich.table import Table
 
-from harness.mutate import output
+from harness.core.terminal import rendered
 from harness.mutate.campaign import Result
 
 #: How many checks of a cover refuse each wrong fix, where as many do.
@@ -48,4 +48,4 @@ def as_text(results: Iterable[Result]) -> str:
             alone = len(refused[name] - others)
             table.add_row(name, str(len(refused[name])), str(alone), "needed" if name in needed else "")
         parts += [table, f"{pack}: {len(needed)} of {len(refused)} checks refuse each wrong fix twice, where two do"]
-    return output.rendered(parts)
+    return rendered(parts)

@@ -2,30 +2,19 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from harness.core import files
+from harness.core.terminal import rendered
 from harness.mutate.campaign import Result
 from harness.receipt import receipt, strength
-from harness.receipt.figures import WIDTH
 from harness.receipt.redaction import Scrubber
 from harness.receipt.strength import Count, Fate, MutantRecord, Strength
-
-
-def rendered(parts: Iterable[Table | str]) -> str:
-    """Write tables and lines, none of which ends in a blank."""
-    stream = io.StringIO()
-    console = Console(file=stream, width=WIDTH, highlight=False, markup=False)
-    for part in parts:
-        console.print(part, soft_wrap=isinstance(part, str))
-    return "".join(f"{text.rstrip()}\n" for text in stream.getvalue().splitlines())
 
 
 def _shown(result: Result) -> Iterator[Table | str]:

@@ -15,7 +15,7 @@ from packaging.version import Version
 from harness.core import git
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
-from harness.upstream import checkout, release_tag
+from harness.upstream import checkout
 from harness.versions import candidates, timeline
 from harness.versions.candidates import Candidate
 from harness.versions.judging import Judging, LaneNotRunError
@@ -179,7 +179,7 @@ def _commit_or_tag(judging: Judging, mirror: Path, name: str) -> str:
     """Return a commit as it is, and that of a release by its tag, or as pack.toml names it."""
     upstream = judging.pack.definition.upstream
     if not COMMIT.fullmatch(name):
-        tagged = release_tag.commit_of(str(mirror), upstream.package, name, mirror)
+        tagged = checkout.commit_of_tag(str(mirror), upstream.package, name, mirror)
         pinned = upstream.commit if name == upstream.version else ""
         if not tagged and not pinned:
             raise HarnessError(f"the repository has no tag of {name}")

@@ -9,12 +9,11 @@ from dataclasses import dataclass, replace
 
 from packaging.utils import canonicalize_name
 
-from harness.core import tracebacks
 from harness.core.errors import HarnessError, UnavailableError
 from harness.core.words import Evidence, LaneName, LaneVerdict, Role, Verdict
 from harness.host.eligibility import Planned
 from harness.lane.record import CheckLine, LaneEnd, LaneRecord
-from harness.lane.script import NO_SENTINEL
+from harness.lane.script import NO_SENTINEL, last_exception
 from harness.pack.model import Pack
 from harness.receipt import figures
 from harness.schedule.scheduler import Account
@@ -141,7 +140,7 @@ def _side(session: Session, end: LaneEnd) -> Side:
     if end.log is None or not surprised or record.exit_status not in FAILED:
         return Side(record.verdict, record.reason, end.version, record)
     text = (session.folder / end.log.file).read_text(encoding="utf-8", errors="replace")
-    return Side(LaneVerdict.UNSUPPORTED, tracebacks.last_exception(text) or record.reason, end.version, record)
+    return Side(LaneVerdict.UNSUPPORTED, last_exception(text) or record.reason, end.version, record)
 
 
 def by_checks(record: LaneRecord, verdict: LaneVerdict, reason: str, about: tuple[str, ...]) -> tuple[LaneVerdict, str]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from dataclasses import asdict, dataclass, replace
 
-from rich.console import Console
 from rich.table import Table
 
 from harness.core import files
+from harness.core.terminal import rendered
 from harness.pack import judges
 from harness.receipt import receipt
-from harness.receipt.figures import WIDTH
 from harness.receipt.redaction import PrivateTextError, Scrubber
 from harness.versions.judging import Judging
 from harness.versions.timeline import Entry
@@ -43,10 +41,7 @@ def as_text(shown: Shown) -> str:
     table = Table(shown.what, "date", "verdict", "figure", "reason", box=None)
     for row in shown.rows:
         table.add_row(row.label, row.date or "-", row.verdict, row.figure or "-", row.reason)
-    stream = io.StringIO()
-    Console(file=stream, width=WIDTH, highlight=False, markup=False).print(table)
-    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
-    return "\n".join([*lines, shown.line]) + "\n"
+    return rendered([table, shown.line])
 
 
 def document(shown: Shown, judging: Judging, command: str) -> dict[str, object]:

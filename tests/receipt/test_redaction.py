@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
-from harness.core import urls
+from harness.core import errors
 from harness.core.errors import HarnessError
 from harness.receipt import redaction
 from harness.receipt.redaction import PrivateTextError, Scrubber
@@ -190,7 +190,7 @@ def test_the_command_of_a_receipt_names_no_password(workbench: Workbench) -> Non
     upstream = f"path:{toys.RESOURCES}/upstream/toykernel-1.0?private_token=abcd1234"
     ended = workbench.run("run", "1", "--lane", "pristine", "--upstream", upstream)
     assert "abcd1234" not in ended.stdout + ended.stderr
-    masked = urls.without_credentials("--upstream git+https://ada:pw@h.example/x?private_token=abcd1234@main")
+    masked = errors.without_credentials("--upstream git+https://ada:pw@h.example/x?private_token=abcd1234@main")
     assert masked == "--upstream git+https://***@h.example/x?private_token=***"
     assert not list(Scrubber({}, {}, {}).findings(masked)), "what is masked gets its receipt"
 
