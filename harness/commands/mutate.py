@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import sys
+from collections import Counter
 from dataclasses import replace
 
 import click
@@ -67,7 +68,7 @@ def command(
     ELSEWHERE     listed there: only another target runs its code
 
     With --matrix each lane goes on to its end, and a table says which check refuses which wrong fix. After a change
-    of fix.patch, --rebase merges the pack's own with it.
+    of fix.patch, --rebase merges the pack's own with it; git has to know the one before.
 
     \b
     Examples:
@@ -145,16 +146,16 @@ def _rebased(packs: list[Pack], cache: Cache) -> Exit:
         with cache.guard():
             pristine = tree.materialize(cache, pack.definition.upstream, parse_source(None, pack.definition))
         try:
-            found = list(rebase.rebase(pack, pristine))
+            found = dict(rebase.rebase(pack, pristine))
         except ValueError as error:
             raise HarnessError(f"{pack.name}/fix.patch does not fit the pinned release: {error}") from None
-        for one in (one for one in found if not one.is_kept):
-            became = f"left: {one.why}" if one.why else f"{one.lines} lines -> {one.became}, {one.lines_now}"
-            terminal.echo(f"{pack.name}/{one.name}: {became}")
-        kept, failed = sum(one.is_kept for one in found), sum(bool(one.why) for one in found)
-        lines = f"{sum(one.lines for one in found)} lines -> {sum(one.lines_now for one in found)}"
-        terminal.echo(f"{pack.name}: {kept} kept, {len(found) - kept - failed} rebased, {failed} left; {lines}")
-        left += failed
+        conflicts = {name: became for name, became in found.items() if became not in {rebase.KEPT, rebase.REBASED}}
+        for name, why in conflicts.items():
+            terminal.echo(f"{pack.name}/{name}: left: {why}")
+        count = Counter(found.values())
+        kept, rebased = count[rebase.KEPT], count[rebase.REBASED]
+        terminal.echo(f"{pack.name}: {kept} kept, {rebased} rebased, {len(conflicts)} left")
+        left += len(conflicts)
     return Exit.DEVIATES if left else Exit.AS_EXPECTED
 
 

@@ -1,4 +1,4 @@
-"""``runner.py versions``: over the releases, commits or dependency sets of a pack."""
+"""``runner.py versions``: over the releases or commits of a pack."""
 
 from __future__ import annotations
 
@@ -26,8 +26,7 @@ GIT = "git+"
 @click.argument("wanted", metavar="PACK")
 @click.option("--range", "within", default="", metavar="SPEC", help="Releases such as '>=0.5,<0.9'; commits: OLD..NEW.")
 @click.option("--bisect", is_flag=True, help="Only what decides where the bug came and went, about log2(n) lanes.")
-@click.option("--vary", metavar="PACKAGE", help="Over the dependency sets of the pack that hold this package.")
-@click.option("--upstream", metavar="SPEC", help="git+URL: over its commits. With --vary: any origin, as in `run`.")
+@click.option("--upstream", metavar="git+URL", help="Over the commits of this repository.")
 @click.option("--with", "dependencies", multiple=True, metavar="SET|PKG==VER", help="Another dependency set, or wheel.")
 @click.option("--target", default="auto", show_default=True, help="cpu, sm_90a, ..., auto (the first judged here).")
 @options.takes(*options.PLACES, "jobs", "timeout")
@@ -38,7 +37,6 @@ def command(
     wanted: str,
     within: str,
     bisect: bool,
-    vary: str | None,
     upstream: str | None,
     dependencies: tuple[str, ...],
     target: str,
@@ -56,31 +54,26 @@ def command(
       runner.py versions 9
       runner.py versions 9 --range '>=0.5' --bisect
       runner.py versions 9 --upstream git+URL --range v0.8.1..main
-      runner.py versions 7 --vary tilelang
 
     Exit status 1: a lane failed, or its controls are wrong; 5: nothing was judged; 0: all others.
     """
     subject = options.one_pack(shared.packs, wanted, "versions")
-    if upstream and not vary and not upstream.startswith(GIT):
+    if upstream and not upstream.startswith(GIT):
         raise HarnessError(f"--upstream {upstream!r}: git+URL here. Next: runner.py run --upstream, for one release")
     with running.session(shared) as (session, progress):
         chosen, evidence = eligibility.first(subject, target, session.host)
         with taken(session.cache, [subject]) as (subject,):
             judging = Judging(session, subject, chosen, evidence, shared.timeout, subject.definition.versions.checks)
-            if upstream and not vary:
+            if upstream:
                 url = upstream.removeprefix(GIT)
                 found = bisection.commits_in(judging, url, within, dependencies, progress.tell)
                 shown, interrupted = Shown("commit", found.rows, f"{found.what} {found.commit}"), False
             else:
-                usual = subject.definition.stated(chosen).dependencies
-                if vary:
-                    listed = candidates.dependency_sets(subject, vary, within, usual, upstream)
-                else:
-                    listed = candidates.releases(session.cache, subject, within, dependencies)
+                listed = candidates.releases(session.cache, subject, within, dependencies)
                 known = Known(judging, lambda _: None, listed)  # the scheduler tells of each lane
                 entries, interrupted = _entries(known, bisect=bisect)
                 line = "interrupted" if interrupted else timeline.line(entries)
-                shown = Shown("dependency set" if vary else "release", entries, line)
+                shown = Shown("release", entries, line)
             status = _end(judging, shown, save=save and not interrupted, as_json=as_json)
     if interrupted:
         raise KeyboardInterrupt

@@ -103,7 +103,7 @@ def on_release(one: Mutant, pack: Pack, pristine: Tree, fix: Fix) -> Mutant:
     if one.on_release:
         return one
     if not patch.outcome(one.patch):  # its context would not be compared with the tree
-        return replace(one, misfit="its index line is abbreviated. Next: runner.py mutate --rebase")
+        return replace(one, misfit="its index line is abbreviated. Next: git diff --full-index")
     try:
         made = read(one.patch, pack, pristine, under(one, fix))
     except ValueError as error:

@@ -1,11 +1,10 @@
-"""What there is to judge: the releases of a package index, or the dependency sets of a pack.toml."""
+"""What there is to judge: the releases of a package index."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 from packaging.specifiers import InvalidSpecifier, SpecifierSet
-from packaging.utils import canonicalize_name
 from packaging.version import Version
 
 from harness.core.cache import Cache
@@ -27,20 +26,17 @@ class Candidate:
     sha256: str = ""  # of a release's archive, where it is known: by it a lane that ended before is found again
 
 
-def _range(text: str) -> SpecifierSet:
-    try:
-        return SpecifierSet(text)
-    except InvalidSpecifier:
-        raise HarnessError(f"--range {text!r}: no version range. Next: --range '>=0.5,<0.9'") from None
-
-
 def releases(cache: Cache, pack: Pack, wanted: str, dependencies: tuple[str, ...] = ()) -> list[Candidate]:
     """List the releases of a pack's upstream that lie in a range such as ``>=0.5``, the oldest first.
 
     Pre-releases are listed only where the range names one. An empty range is every final release.
     """
-    upstream, specifier = pack.definition.upstream, _range(wanted)
+    upstream = pack.definition.upstream
     package, pinned = upstream.package, upstream.version
+    try:
+        specifier = SpecifierSet(wanted)
+    except InvalidSpecifier:
+        raise HarnessError(f"--range {wanted!r}: no version range. Next: --range '>=0.5,<0.9'") from None
     listed = download.releases(cache, package, wheels_only=upstream.is_wheel)
     inside = set(specifier.filter(one.version for one in listed))
     if not inside:
@@ -53,30 +49,3 @@ def releases(cache: Cache, pack: Pack, wanted: str, dependencies: tuple[str, ...
         reason = "" if one.file else "no file of it that this interpreter could read"
         found.append(Candidate(one.version, named, dependencies, one.date, reason, is_pinned, one.sha256))
     return found
-
-
-def dependency_sets(pack: Pack, package: str, wanted: str, usual: str, upstream: str | None = None) -> list[Candidate]:
-    """List the dependency sets of a pack.toml that hold `package`, by its version, the oldest first.
-
-    `usual` names the target's own set; `upstream` is what each is judged with, None the pinned release.
-    """
-    specifier = _range(wanted)
-    suite = pack.definition.upstream_tests
-    judged = {target.dependencies for target in pack.definition.targets.values()}
-    found = [
-        (Version(dependency.version), name)
-        for name, members in pack.definition.dependencies.items()
-        if suite is None or name != suite.dependencies or name in judged  # else it is for upstream's own tests
-        for member, dependency in members.items()
-        if canonicalize_name(member) == canonicalize_name(package)
-    ]
-    if not found:
-        names = sorted({member for members in pack.definition.dependencies.values() for member in members})
-        raise HarnessError(
-            f"--vary {package}: no dependency set of {pack.name} has it. They have: {', '.join(names) or 'nothing'}"
-        )
-    return [
-        Candidate(f"{package} {version} ({name})", upstream, (name,), is_pinned=name == usual)
-        for version, name in sorted(found)
-        if specifier.contains(version, prereleases=True)
-    ]

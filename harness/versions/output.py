@@ -15,13 +15,11 @@ from harness.versions.judging import Judging
 from harness.versions.timeline import Entry
 
 SCHEMA = 1
-#: In which file of data/ a result over these is kept.
-KEPT = {"release": "history", "commit": "history", "dependency set": "dependencies"}
 
 
 @dataclass(frozen=True)
 class Shown:
-    """The rows in order, what they are (release, commit, dependency set), and the answer in one line."""
+    """The rows in order, what they are (release, commit), and the answer in one line."""
 
     what: str
     rows: list[Entry]
@@ -66,7 +64,7 @@ def document(shown: Shown, judging: Judging, command: str) -> dict[str, object]:
 
 def save(found: dict[str, object], judging: Judging, scrub: Scrubber) -> str:
     """Write the document into the pack's data/ and return its name; refuse where something private is in it."""
-    name = f"{KEPT[str(found['over'])]}.{judging.target}.json"
+    name = f"history.{judging.target}.json"
     text = receipt.to_json(scrub.document(found, name))
     files.write_atomic(judging.pack.folder / "data" / name, text)
     return f"{judging.pack.name}/data/{name}"

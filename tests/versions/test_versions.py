@@ -11,7 +11,7 @@ import pytest
 from harness.core.words import LaneVerdict
 from harness.versions import bisection, timeline
 from harness.versions.timeline import Entry
-from testing import histories, toys
+from testing import histories
 from testing.package_index import served
 from testing.workbench import Workbench
 
@@ -153,7 +153,6 @@ def test_a_pack_names_the_checks_that_other_releases_are_judged_by(workbench: Wo
         (["--range", ">=9"], 2, "no release of toykernel lies in it. The newest: 0.5, 1.0"),
         (["--range", "<1", "--bisect"], 1, "--bisect starts from 0.5, which gives FIX_VALIDATED"),
         (["--upstream", "toykernel==1.0"], 2, "git+URL here"),
-        (["--vary", "numpy"], 2, "no dependency set of 01_confirmed has it"),
         (["--target", "sm_90a"], 5, "no sm_90a GPU here, and this pack lists cpu"),
     ],
 )
@@ -189,26 +188,6 @@ def test_git_itself_bisects_commits(workbench: Workbench, states: list[str], lin
     assert not list((workbench.cache / "work").glob("*/*"))
     same = workbench.run("versions", "1", "--online", "--upstream", url, "--range", f"{hashes[0]}..{hashes[1]}")
     assert (same.returncode, "nothing to bisect" in same.stderr) == (1, True)
-
-
-def test_dependency_sets_are_varied(workbench: Workbench) -> None:
-    pack = workbench.lay("01_confirmed")
-    for number, name in ((2, "new"), (1, "default")):
-        file, members = f"helper-{number}.0-py3-none-any.whl", {"helper/__init__.py": f"VERSION = {number}\n"}
-        wheel, sha256 = toys.wheel(workbench.folder, file, members)
-        toys.seed(workbench.cache, wheel, sha256)
-        toys.pin(pack, "helper", f"{number}.0", sha256, name=name)
-    needs = (
-        "import helper\nif helper.VERSION == 2:\n    print('UNSUPPORTED: helper 2 has no scale')\n    sys.exit(125)\n"
-    )
-    skips = "    import helper\n    if helper.VERSION == 2:\n        pytest.skip('no scale')\n    return scale\n"
-    toys.replace(pack / "reproduce.py", "from toykernel import scale\n", f"{needs}from toykernel import scale\n")
-    toys.replace(pack / "contract.py", "    return scale\n", skips)
-    ended = workbench.run("versions", "1", "--vary", "helper")
-    assert ended.returncode == 0, ended.stderr
-    assert [line.split()[1] for line in ended.stdout.splitlines()[1:3]] == ["1.0", "2.0"]
-    assert "helper 2 has no scale" in ended.stdout
-    assert ended.stdout.splitlines()[-1].startswith("bug from helper 1.0 (default) or earlier, not fixed in helper 1.0")
 
 
 def test_what_is_kept_holds_no_path(workbench: Workbench) -> None:
