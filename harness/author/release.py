@@ -55,12 +55,7 @@ class Release:
 
 
 def requirements_of(texts: tuple[str, ...]) -> list[Requirement]:
-    """Read the values of ``--with``.
-
-    Raises:
-        HarnessError: one is neither PACKAGE nor PACKAGE==VERSION.
-
-    """
+    """Read the values of ``--with``; HarnessError: one is neither PACKAGE nor PACKAGE==VERSION."""
     try:
         found = [Requirement(text) for text in texts]
     except InvalidRequirement as error:
@@ -75,17 +70,8 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
 ) -> Release:
     """Resolve the first of some requirements as the release under test, and the others for its script.
 
-    Args:
-        wanted: what ``--with`` names.
-        script: that shows the bug.
-        cache: of trees.
-        host: whose Python, and on which day's index.
-        tell: takes what is being done.
-        deps: whether what the release requires is installed; else only what `wanted` names.
-
-    Raises:
-        HarnessError: there is no such release, or the script imports nothing of it.
-
+    `deps` says whether what the release requires is installed; else only what `wanted` names. HarnessError is raised
+    where there is no such release, or the script imports nothing of it.
     """
     if cache.offline:
         raise HarnessError("new asks the package index. Next: without --offline")

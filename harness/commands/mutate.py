@@ -18,11 +18,11 @@ from harness.core.progress import Progress
 from harness.core.words import Exit
 from harness.host import host
 from harness.host.gpus import gpu_pool
-from harness.mutate import campaign, checks_matrix, output, rebase, state
+from harness.mutate import campaign, output, rebase, state
 from harness.mutate.campaign import Campaign, Order, Result
 from harness.pack.model import Pack
 from harness.receipt import writer
-from harness.receipt.strength import NOT_JUDGED_HERE, Fate
+from harness.receipt.strength import Fate
 from harness.schedule.journal import Journal
 from harness.schedule.selection import Request, cells_of
 from harness.schedule.session import Session
@@ -108,24 +108,20 @@ def command(
                 jobs=shared.jobs,
                 keep_raw=True,
             )
-            judging = Campaign(session, kept, order, _command_line, progress.begin)
+            judging = Campaign(session, kept, order, progress.begin)
             results = judging.run(cells)
             if judging.interrupted:
                 raise KeyboardInterrupt
-            kept.finish(_survivors(results), is_settled=not _is_waiting(results))
+            kept.finish(is_settled=not _is_waiting(results))
     terminal.echo(output.as_json(results) if as_json else output.as_text(results), nl=False)
     if matrix and not as_json:
-        terminal.echo(checks_matrix.as_text(results), nl=False)
+        terminal.echo(output.matrix(results), nl=False)
     for one in results if record else ():
         if one.strength is not None:
             scrub = writer.scrubber(one.cell.pack, cache, here, None, {})
             path = output.record(one.strength, one.cell.pack.folder / "receipts", scrub)
             terminal.echo(f"recorded {one.cell.pack.name}/receipts/{path.name}", err=True)
     return _status(results)
-
-
-def _command_line(cell: Cell) -> str:
-    return f"runner.py mutate {cell.pack.name} --target {cell.target}"
 
 
 def _refuse(order: Order, *, is_rebase: bool, is_kept: bool) -> None:
@@ -166,21 +162,11 @@ def _listed(cells: list[Cell], target: str) -> list[Cell]:
     return [cell if cell.is_listed else replace(cell, evidence=None, reason=cell.reason or reason) for cell in wanted]
 
 
-def _survivors(results: list[Result]) -> dict[str, list[str]]:
-    """Name the survivors of each pack and target, for the next time."""
-    return {
-        f"{one.cell.pack.name} {one.cell.target}": [
-            mutant.name
-            for mutant in one.strength.mutants
-            if mutant.fate in (Fate.SURVIVED, Fate.UNJUDGED) or (mutant.fate in NOT_JUDGED_HERE and mutant.listed)
-        ]
-        for one in results
-        if one.strength is not None
-    }
-
-
 def _is_waiting(results: list[Result]) -> bool:
-    """Say whether all is judged and survivors wait for a check or a reason; what is unjudged has to be run again."""
+    """Say whether all is judged and survivors wait for a check or a reason; what is unjudged has to be run again.
+
+    Then the same command goes on from here: a survivor that is listed now, with a reason, costs no lane.
+    """
     fates = {one.fate for result in results for one in result.open}
     return fates == {Fate.SURVIVED} and not any(result.problem for result in results)
 

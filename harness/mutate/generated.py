@@ -49,12 +49,7 @@ class Fix:
 
 
 def fix_of(pack: Pack, pristine: Tree) -> Fix:
-    """Read what the pack's patch does to its pinned tree.
-
-    Raises:
-        ValueError: it does not fit the tree.
-
-    """
+    """Read what the pack's patch does to its pinned tree; ValueError is raised where it does not fit."""
     return read(pack.patch.read_text(encoding="utf-8"), pack, pristine)
 
 
@@ -72,15 +67,8 @@ def on_pinned(path: str, pack: Pack, pristine: Tree) -> str | None:
 def read(text: str, pack: Pack, pristine: Tree, base: Fix | None = None) -> Fix:
     """Read what a patch makes of the pinned tree of a pack.
 
-    Args:
-        text: the patch.
-        pack: whose upstream it is for.
-        pristine: the pinned tree.
-        base: what the tree has already that the patch is made for; what comes out is both together.
-
-    Raises:
-        ValueError: it does not fit the tree, or its index lines tell of other files.
-
+    `base` is what the tree that it is made for has already; what comes out is both together. ValueError is raised where
+    it does not fit, or its index lines tell of other files.
     """
     parsed, stated = changes.parse(text), {file.path: file for file in patch.parse(text)}
     old = {path: on_pinned(path, pack, pristine) for path in parsed} | (base.old if base else {})
@@ -227,15 +215,9 @@ def _without_lines(code: types.CodeType) -> types.CodeType:
 
 
 def sample(fix: Fix, found: list[Candidate], wanted: int, seed: int, first: tuple[str, ...] = ()) -> list[Mutant]:
-    """Make so many mutants.
+    """Make so many mutants of candidates: the same seed gives the same ones.
 
-    Args:
-        fix: what they are made of.
-        found: the candidates.
-        wanted: how many; fewer where there are not so many.
-        seed: of the sample: the same one gives the same mutants.
-        first: names of those that come first, and besides where the sample has not got them.
-
+    `first` names those that come first, and besides where the sample has not got them.
     """
     maker, order = Maker(fix), ranked(found, seed)
     made: list[Mutant] = []

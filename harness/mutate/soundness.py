@@ -18,13 +18,7 @@ from harness.upstream.tree import Tree
 
 
 def errors(pack: Pack, pristine: Tree | None) -> tuple[list[str], list[str]]:
-    """List what is wrong, and what is only worth a warning.
-
-    Args:
-        pack: the pack.
-        pristine: the pinned tree; None where it cannot be had, and then names are not looked up.
-
-    """
+    """List what is wrong, and what is only worth a warning; without the pinned tree names are not looked up."""
     try:
         listed = mutants.listed(pack)
         written = {folder: mutants.own(pack, origin) for origin, folder in mutants.FOLDERS.items()}
