@@ -1,4 +1,4 @@
-"""``runner.py versions``: over the releases or commits of a pack."""
+"""``runner.py versions``: over the releases of a pack."""
 
 from __future__ import annotations
 
@@ -7,27 +7,22 @@ import click
 from harness.commands import options, running
 from harness.commands.options import Shared
 from harness.core import files, terminal
-from harness.core.errors import HarnessError
 from harness.core.words import Exit, LaneVerdict
 from harness.host import eligibility
 from harness.receipt import receipt, redaction
 from harness.schedule.selection import taken
 from harness.upstream import tree
-from harness.versions import bisection, candidates, output, timeline
+from harness.versions import bisection, output, timeline
 from harness.versions.bisection import Known
-from harness.versions.judging import Judging
+from harness.versions.judging import Judging, releases
 from harness.versions.output import Shown
 from harness.versions.timeline import Entry
-
-GIT = "git+"
 
 
 @click.command("versions")
 @click.argument("wanted", metavar="PACK")
-@click.option("--range", "within", default="", metavar="SPEC", help="Releases such as '>=0.5,<0.9'; commits: OLD..NEW.")
+@click.option("--range", "within", default="", metavar="SPEC", help="Releases such as '>=0.5,<0.9'.")
 @click.option("--bisect", is_flag=True, help="Only what decides where the bug came and went, about log2(n) lanes.")
-@click.option("--upstream", metavar="git+URL", help="Over the commits of this repository.")
-@click.option("--with", "dependencies", multiple=True, metavar="SET|PKG==VER", help="Another dependency set, or wheel.")
 @click.option("--target", default="auto", show_default=True, help="cpu, sm_90a, ..., auto (the first judged here).")
 @options.takes(*options.PLACES, "jobs", "timeout")
 @click.option("--record", "save", is_flag=True, help="Put the result into the pack's data/, for reports.")
@@ -37,8 +32,6 @@ def command(
     wanted: str,
     within: str,
     bisect: bool,
-    upstream: str | None,
-    dependencies: tuple[str, ...],
     target: str,
     save: bool,
     as_json: bool,
@@ -53,27 +46,18 @@ def command(
     Examples:
       runner.py versions 9
       runner.py versions 9 --range '>=0.5' --bisect
-      runner.py versions 9 --upstream git+URL --range v0.8.1..main
 
     Exit status 1: a lane failed, or its controls are wrong; 5: nothing was judged; 0: all others.
     """
     subject = options.one_pack(shared.packs, wanted, "versions")
-    if upstream and not upstream.startswith(GIT):
-        raise HarnessError(f"--upstream {upstream!r}: git+URL here. Next: runner.py run --upstream, for one release")
-    with running.session(shared) as (session, progress):
+    with running.session(shared) as (session, _):
         chosen, evidence = eligibility.first(subject, target, session.host)
         with taken(session.cache, [subject]) as (subject,):
             judging = Judging(session, subject, chosen, evidence, shared.timeout, subject.definition.versions.checks)
-            if upstream:
-                url = upstream.removeprefix(GIT)
-                found = bisection.commits_in(judging, url, within, dependencies, progress.tell)
-                shown, interrupted = Shown("commit", found.rows, f"{found.what} {found.commit}"), False
-            else:
-                listed = candidates.releases(session.cache, subject, within, dependencies)
-                known = Known(judging, lambda _: None, listed)  # the scheduler tells of each lane
-                entries, interrupted = _entries(known, bisect=bisect)
-                line = "interrupted" if interrupted else timeline.line(entries)
-                shown = Shown("release", entries, line)
+            listed = releases(session.cache, subject, within)
+            known = Known(judging, lambda _: None, listed)  # the scheduler tells of each lane
+            entries, interrupted = _entries(known, bisect=bisect)
+            shown = Shown(entries, "interrupted" if interrupted else timeline.line(entries))
             status = _end(judging, shown, save=save and not interrupted, as_json=as_json)
     if interrupted:
         raise KeyboardInterrupt
@@ -95,7 +79,7 @@ def _entries(known: Known, *, bisect: bool) -> tuple[list[Entry], bool]:
 def _end(judging: Judging, shown: Shown, *, save: bool, as_json: bool) -> int:
     cache = judging.session.cache
     scrub = redaction.of_host({**cache.places, options.REPOSITORY: "$REPOSITORY"})
-    shown = Shown(shown.what, [output.scrubbed(row, scrub) for row in shown.rows], shown.line)
+    shown = Shown([output.scrubbed(row, scrub) for row in shown.rows], shown.line)
     found = output.document(shown, judging, running.command_line())
     terminal.echo(receipt.to_json(found) if as_json else output.as_text(shown), nl=False)
     trees = cache.root / tree.KIND  # of all releases, which nobody may want any more

@@ -19,9 +19,8 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class Shown:
-    """The rows in order, what they are (release, commit), and the answer in one line."""
+    """The releases in order, and the answer in one line."""
 
-    what: str
     rows: list[Entry]
     line: str
 
@@ -36,7 +35,7 @@ def scrubbed(row: Entry, scrub: Scrubber) -> Entry:
 
 def as_text(shown: Shown) -> str:
     """Write the table and the line."""
-    table = Table(shown.what, "date", "verdict", "figure", "reason", box=None)
+    table = Table("release", "date", "verdict", "figure", "reason", box=None)
     for row in shown.rows:
         table.add_row(row.label, row.date or "-", row.verdict, row.figure or "-", row.reason)
     return rendered([table, shown.line])
@@ -50,7 +49,7 @@ def document(shown: Shown, judging: Judging, command: str) -> dict[str, object]:
         "pack": judging.pack.name,
         "target": judging.target,
         "evidence": judging.evidence,
-        "over": shown.what,
+        "over": "release",
         "line": shown.line,
         "probe": judges.sha256(judging.pack),
         "python": host.python,
