@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import sys
 from collections import Counter
 from dataclasses import replace
 
@@ -14,10 +13,7 @@ from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError
-from harness.core.progress import Progress
 from harness.core.words import Exit
-from harness.host import host
-from harness.host.gpus import gpu_pool
 from harness.mutate import campaign, output, rebase, state
 from harness.mutate.campaign import Campaign, Order, Result
 from harness.pack.model import Pack
@@ -25,7 +21,6 @@ from harness.receipt import writer
 from harness.receipt.strength import Fate
 from harness.schedule.journal import Journal
 from harness.schedule.selection import Request, cells_of
-from harness.schedule.session import Session
 from harness.upstream import tree
 from harness.upstream.source import parse_source
 from harness.verdict.cell import Cell
@@ -87,27 +82,16 @@ def command(
         return _rebased(chosen, shared.cache(functools.partial(terminal.echo, err=True)))
     if record and not unseen:
         campaign.refuse(order, chosen)
-    with Progress(sys.stderr) as progress, gpu_pool() as pool:
-        cache = shared.cache(progress.tell)
-        here = host.detect(pool)
+    with running.session(shared, has_folder=False) as (usual, progress):
+        cache, here = usual.cache, usual.host
         cells = _listed(cells_of(chosen, target, Request(timeout=shared.timeout), here, cache), target)
         if record and unseen:
             campaign.refuse_second_sight(cells)
         words = (shared.packs.resolve(), target, *(one.name for one in chosen), order)
-        with cache.guard(), state.opened(cache, *words) as kept, Journal(kept.journal) as journal:
+        with state.opened(cache, *words) as kept, Journal(kept.journal) as journal:
             if kept.resumed:
                 progress.tell(f"going on: {len(journal)} lanes ended before")
-            session = Session(
-                cache=cache,
-                host=here,
-                devices=pool.devices,
-                folder=kept.path,
-                journal=journal,
-                command=lambda _: running.command_line(),
-                listener=running.listener(progress),
-                jobs=shared.jobs,
-                keep_raw=True,
-            )
+            session = replace(usual, folder=kept.path, journal=journal, keep_raw=True)
             judging = Campaign(session, kept, order, progress.begin)
             results = judging.run(cells)
             if judging.interrupted:

@@ -34,7 +34,7 @@ from harness.upstream import patch
     help="First the release that has the bug, then what else the script needs.",
 )
 @click.option("--no-deps", is_flag=True, help="Install only what --with names, and not what the release requires.")
-@click.option("--timeout", type=options.Seconds(), metavar="S", help="A run that takes longer has failed.")
+@click.option("--timeout", type=options.SECONDS, metavar="S", help="A run that takes longer has failed.")
 @click.option(
     "--repeat", type=options.REPEATS, default=1, metavar="N", help="Runs of the script; one that fails will do."
 )
