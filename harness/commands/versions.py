@@ -15,7 +15,6 @@ from harness.upstream import tree
 from harness.versions import bisection, output, timeline
 from harness.versions.bisection import Known
 from harness.versions.judging import Judging, releases
-from harness.versions.output import Shown
 from harness.versions.timeline import Entry
 
 
@@ -27,15 +26,7 @@ from harness.versions.timeline import Entry
 @options.takes(*options.PLACES, "jobs", "timeout")
 @click.option("--record", "save", is_flag=True, help="Put the result into the pack's data/, for reports.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(
-    shared: Shared,
-    wanted: str,
-    within: str,
-    bisect: bool,
-    target: str,
-    save: bool,
-    as_json: bool,
-) -> int:
+def command(shared: Shared, wanted: str, within: str, bisect: bool, target: str, save: bool, as_json: bool) -> int:
     """Say which releases have the bug.
 
     The answer is a line such as `bug from A, fixed in B`. Every final release of the pack's upstream is judged, from
@@ -57,8 +48,8 @@ def command(
             listed = releases(session.cache, subject, within)
             known = Known(judging, lambda _: None, listed)  # the scheduler tells of each lane
             entries, interrupted = _entries(known, bisect=bisect)
-            shown = Shown(entries, "interrupted" if interrupted else timeline.line(entries))
-            status = _end(judging, shown, save=save and not interrupted, as_json=as_json)
+            line = "interrupted" if interrupted else timeline.line(entries)
+            status = _end(judging, entries, line, save=save and not interrupted, as_json=as_json)
     if interrupted:
         raise KeyboardInterrupt
     return status
@@ -76,18 +67,18 @@ def _entries(known: Known, *, bisect: bool) -> tuple[list[Entry], bool]:
     return known.entries, False
 
 
-def _end(judging: Judging, shown: Shown, *, save: bool, as_json: bool) -> int:
+def _end(judging: Judging, entries: list[Entry], line: str, *, save: bool, as_json: bool) -> int:
     cache = judging.session.cache
     scrub = redaction.of_host({**cache.places, options.REPOSITORY: "$REPOSITORY"})
-    shown = Shown([output.scrubbed(row, scrub) for row in shown.rows], shown.line)
-    found = output.document(shown, judging, running.command_line())
-    terminal.echo(receipt.to_json(found) if as_json else output.as_text(shown), nl=False)
+    rows = [output.scrubbed(row, scrub) for row in entries]
+    found = output.document(rows, line, judging, running.command_line())
+    terminal.echo(receipt.to_json(found) if as_json else output.as_text(rows, line), nl=False)
     trees = cache.root / tree.KIND  # of all releases, which nobody may want any more
     size = sum(one.st_size for _, one in files.walk(trees) if one) if trees.is_dir() else 0
     terminal.echo(f"{size / 2**20:.0f} MiB of trees in {cache.root}; runner.py prune removes what is unused", err=True)
     if save:
         terminal.echo(f"kept in {output.save(found, judging, scrub)}", err=True)
-    if not any(row.is_judged for row in shown.rows):
+    if not any(row.is_judged for row in rows):
         return Exit.NOTHING_JUDGED
     failed = {LaneVerdict.ERROR, LaneVerdict.CONTROL_FAILED}
-    return Exit.DEVIATES if any(row.verdict in failed for row in shown.rows) else Exit.AS_EXPECTED
+    return Exit.DEVIATES if any(row.verdict in failed for row in rows) else Exit.AS_EXPECTED

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
 from rich.table import Table
 
@@ -17,14 +17,6 @@ from harness.versions.timeline import Entry
 SCHEMA = 1
 
 
-@dataclass(frozen=True)
-class Shown:
-    """The releases in order, and the answer in one line."""
-
-    rows: list[Entry]
-    line: str
-
-
 def scrubbed(row: Entry, scrub: Scrubber) -> Entry:
     """Return a row whose texts may be shown to anybody: a reason that still looks private is withheld."""
     try:
@@ -33,15 +25,15 @@ def scrubbed(row: Entry, scrub: Scrubber) -> Entry:
         return replace(row, reason=f"withheld: {str(error).partition(' holds ')[2].partition('.')[0]}")
 
 
-def as_text(shown: Shown) -> str:
+def as_text(rows: list[Entry], line: str) -> str:
     """Write the table and the line."""
     table = Table("release", "date", "verdict", "figure", "reason", box=None)
-    for row in shown.rows:
+    for row in rows:
         table.add_row(row.label, row.date or "-", row.verdict, row.figure or "-", row.reason)
-    return rendered([table, shown.line])
+    return rendered([table, line])
 
 
-def document(shown: Shown, judging: Judging, command: str) -> dict[str, object]:
+def document(rows: list[Entry], line: str, judging: Judging, command: str) -> dict[str, object]:
     """Return what was found as a JSON document, with what it was found by."""
     host = judging.session.host
     return {
@@ -50,14 +42,14 @@ def document(shown: Shown, judging: Judging, command: str) -> dict[str, object]:
         "target": judging.target,
         "evidence": judging.evidence,
         "over": "release",
-        "line": shown.line,
+        "line": line,
         "probe": judges.sha256(judging.pack),
         "python": host.python,
         "torch": host.torch,
         "triton": host.triton,
         "command": command,
         "checks": list(judging.about),
-        "rows": [asdict(row) for row in shown.rows],
+        "rows": [asdict(row) for row in rows],
     }
 
 
