@@ -147,23 +147,19 @@ class Runner:
         left = self.stop_at - clock if self.stop_at is not None else whole
         visible = ",".join(device.token for device in placement.devices) or None
         wanted = Lane(
-            probe=cell.pack.probe,
-            contract=cell.pack.contract if cell.pack.contract.exists() else None,
+            pack=cell.pack,
             tree=source,
             dependency_set=prepared.dependency_set,
             dependencies=prepared.dependencies,
             target=cell.target,
             evidence=cell.known_evidence,
-            modules=cell.pack.definition.upstream.modules,
             must_load=prepared.must_load if is_patched else (),
             recorded=prepared.must_load or prepared.loads,
-            claims=cell.pack.definition.claims,
             timeout=max(0.1, min(whole, left)),
             locks=locks,
             cancel=self.cancel,
             share=Share(self.threads, min(task.processes, len(this_host.cores())), visible),
             environment=cell.environment,
-            ordinary=cell.pack.definition.script,
             is_wrong_fix=cell.is_wrong_fix and is_patched,
             stops=cell.is_wrong_fix and not cell.judges_all and is_patched,
         )
