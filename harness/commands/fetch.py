@@ -97,7 +97,7 @@ def command(shared: Shared, wanted: tuple[str, ...], python: str, with_runner: b
     failed: dict[str, HarnessError] = {}
     with Progress(sys.stderr) as progress, cache.guard():
         for name, step in steps.items():
-            progress.tell(f"fetching {name} for Python {python}")
+            progress.tell(f"fetching {name}")
             try:
                 step()
             except HarnessError as error:

@@ -53,11 +53,6 @@ def fix_of(pack: Pack, pristine: Tree) -> Fix:
     return read(pack.patch.read_text(encoding="utf-8"), pack, pristine)
 
 
-def under(one: Mutant, fix: Fix) -> Fix:
-    """Return what lies under a wrong fix: the fix, or nothing where it is on the release."""
-    return Fix({}, {}) if one.is_whole else fix
-
-
 def on_pinned(path: str, pack: Pack, pristine: Tree) -> str | None:
     """Return the text of a file of the pinned tree by its path upstream; None where it is not there."""
     file = pristine.folder / pristine.path_here(path, pack.definition.upstream.source_root)
@@ -93,7 +88,7 @@ def on_release(one: Mutant, pack: Pack, pristine: Tree, fix: Fix) -> Mutant:
     if not patch.outcome(one.patch):  # its context would not be compared with the tree
         return replace(one, misfit="its index line is abbreviated. Next: git diff --full-index")
     try:
-        made = read(one.patch, pack, pristine, under(one, fix))
+        made = read(one.patch, pack, pristine, None if one.is_whole else fix)
     except ValueError as error:
         return replace(one, misfit=str(error))
     return replace(one, on_release=changes.written(f"{one.why}\n", made.old, made.new))

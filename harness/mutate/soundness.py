@@ -116,7 +116,7 @@ def _errors_of(pack: Pack, one: Mutant, pristine: Tree | None, fix: Fix | None) 
     if pristine is None or fix is None:
         return found
     try:
-        made = generated.read(one.patch, pack, pristine, generated.under(one, fix))
+        made = generated.read(one.patch, pack, pristine, None if one.is_whole else fix)
     except ValueError as error:
         if one.is_whole:
             return [*found, f"it does not fit the pinned release: {error}"]

@@ -185,7 +185,7 @@ def _fix_errors(definition: Definition) -> Iterator[str]:
             yield f"targets.{name}.loads: without a patch no file is changed"
     if definition.head is not None and definition.head.verdict not in (Verdict.REPRODUCED, Verdict.FIXED_UPSTREAM):
         yield f"head.verdict: {definition.head.verdict}; without a patch it is {Verdict.REPRODUCED}"
-    if definition.ask is not None and definition.ask.patch:
+    if definition.ask is not None:
         yield "ask.patch: the pack says that it has none"
     if definition.upstream_tests is not None:
         yield "upstream_tests: they are run without and with a patch, and there is none"
@@ -209,16 +209,12 @@ def _prior_art_errors(definition: Definition) -> Iterator[str]:
 def _ask_errors(definition: Definition) -> Iterator[str]:
     ask, action = definition.ask, definition.action
     if ask is not None:
-        given = {"patch": ask.patch, "origin": ask.origin, "date": ask.date, "checks": ask.checks}
-        missing = [name for name, value in given.items() if not value]
-        if 0 < len(missing) < len(given):
-            yield f"ask: with one of {', '.join(given)} all four stand there; {', '.join(missing)} is missing"
-        if ask.patch and (not PATCH_NAME.fullmatch(ask.patch) or ask.patch == "fix.patch"):
+        if not PATCH_NAME.fullmatch(ask.patch) or ask.patch == "fix.patch":
             yield f"ask.patch: {ask.patch!r} is no patch beside fix.patch, such as ask.patch"
-        if ask.origin and not ORIGIN.fullmatch(ask.origin):
+        if not ORIGIN.fullmatch(ask.origin):
             yield f"ask.origin: {ask.origin!r} {NO_ORIGIN}"
-        if not all(name.strip() for name in ask.checks):
-            yield "ask.checks: an empty name"
+        if not ask.checks or not all(name.strip() for name in ask.checks):
+            yield "ask.checks: name the defect checks that are wrong there"
     if action is not None and not (_is_sentence(action.text) and action.text.endswith(".")):
         yield "action.text: one sentence on one line: file what where, fixed by what, or why nothing"
 
