@@ -171,12 +171,6 @@ def history(cache: Cache, url: str) -> Path:
             fetched = git.run(["fetch", "--quiet", "--tags", *whole, "--", url, *names], mirror)
             if fetched.returncode != 0:
                 raise UnavailableError(f"git+...: its history cannot be fetched: {git.last_line(fetched.stderr)}")
-    return kept(cache, url)
-
-
-def kept(cache: Cache, url: str) -> Path:
-    """Return the bare clone that `history` brought into the cache; UnavailableError where it brought none."""
-    mirror = cache.entry("git", files.key_of(url))
     if not mirror.is_dir() or (mirror / "shallow").exists():
         raise UnavailableError("git+...: its history is not in the cache, and --offline forbids to fetch it")
     return mirror

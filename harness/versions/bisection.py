@@ -158,11 +158,10 @@ def commit_between(judging: Judging, old: str, new: str, tell: Tell, intro: str 
     """
     if old == new:
         return "not bisected: the commit is the same"
-    url = judging.pack.definition.upstream.repository
     try:
-        mirror = checkout.history(judging.session.cache, url)
+        mirror = checkout.history(judging.session.cache, judging.pack.definition.upstream.repository)
         ends = _commit_or_tag(judging, mirror, old), _commit_or_tag(judging, mirror, new)
-        what, commit = commits(judging, url, ends, tell)
+        what, commit = commits(judging, mirror, ends, tell)
     except HarnessError as error:
         return f"which commit did it cannot be told ({_why(error)})"
     return f"{intro or what} {commit}"
@@ -187,15 +186,15 @@ def _commit_or_tag(judging: Judging, mirror: Path, name: str) -> str:
     return name
 
 
-def commits(judging: Judging, url: str, ends: tuple[str, str], tell: Tell) -> tuple[str, str]:
+def commits(judging: Judging, mirror: Path, ends: tuple[str, str], tell: Tell) -> tuple[str, str]:
     """Find the commit between two, the earlier one first, named by all their digits, at which the verdict changes.
 
     It returns ``fixed in`` or ``bug from``, and the commit with its date and subject, or those that it is one of.
 
-    The history of the repository at `url` is in the cache. HarnessError: an end cannot be judged, or both give the same
-    verdict. KeyboardInterrupt: the user interrupted.
+    `mirror` has the upstream's history. HarnessError: an end cannot be judged, or both give the same verdict.
+    KeyboardInterrupt: the user interrupted.
     """
-    cache, mirror = judging.session.cache, checkout.kept(judging.session.cache, url)
+    cache, url = judging.session.cache, judging.pack.definition.upstream.repository
 
     def judge(commit: str) -> Entry:
         date = _show(mirror, commit, "%cd")
