@@ -121,17 +121,11 @@ def test_both_forms_are_one_wrong_fix(workbench: Workbench) -> None:
     definition = pack / "pack.toml"
     definition.write_text(definition.read_text() + "\n[strength]\ngenerated = 0\n", encoding="utf-8")
     assert workbench.run("mutate", "--target", "cpu", "--record").returncode == 0
-    path = pack / "mutants/adds_the_weight.patch"
-    text = path.read_text(encoding="utf-8")
-    _put(
-        pack,
-        "whole/adds_the_weight",
-        _patch(RELEASE, FIXED.replace("[value * weight for", "[value + weight for"), "It adds the weight."),
-    )
-    path.unlink()
-    assert "STALE" not in _checked(workbench)
-    _put(pack, "whole/adds_the_weight", text.replace("value + weight", "value - weight"))
-    assert "STALE: its own wrong fixes changed" in _checked(workbench)
+    (pack / "mutants/adds_the_weight.patch").unlink()
+    for sign, is_stale in (("+", False), ("-", True)):
+        wrong = FIXED.replace("[value * weight for", f"[value {sign} weight for")
+        _put(pack, "whole/adds_the_weight", _patch(RELEASE, wrong, "It adds the weight."))
+        assert ("STALE: its own wrong fixes changed" in _checked(workbench)) == is_stale
 
 
 @pytest.mark.parametrize(("old", "new"), [(None, "NEW = 1\n"), ("GONE = 1\n", None)])
