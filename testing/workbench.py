@@ -109,6 +109,11 @@ class Workbench:
             check=False,
         )
 
+    @property
+    def receipts(self) -> Path:
+        """The folder of the newest run's receipts."""
+        return max(self.cache.glob("runs/*/receipts"))
+
     def recorded(self, *arguments: str) -> None:
         """Run packs and put their receipts into them."""
         ended = self.run("run", "--record", *arguments)

@@ -28,14 +28,8 @@ def refuse(wanted: str) -> None:
 def on_release(wanted: str, release: Release) -> tuple[Release, str]:
     """Return the source part of upstream's fix as a patch of a release, and the release with the root of its paths.
 
-    Args:
-        wanted: a patch's file, or a commit of upstream's repository.
-        release: with its tree; of a wheel, the fix tells in which folder of the repository its modules lie.
-
-    Raises:
-        HarnessError: the fix names no source, or does not apply.
-        UnavailableError: the repository does not give the commit.
-
+    `wanted` is a patch's file, or a commit of upstream's repository. Of a wheel, the fix tells in which folder of the
+    repository its modules lie. HarnessError is raised where the fix cannot be had, names no source, or does not apply.
     """
     with tempfile.TemporaryDirectory(prefix="fix-") as text:
         scratch = Path(text)

@@ -8,7 +8,7 @@ import tempfile
 from dataclasses import replace
 from pathlib import Path
 
-from harness.author import missing, pack_text
+from harness.author import pack_text
 from harness.author.pack_text import Stated
 from harness.author.release import Release
 from harness.author.script import Script
@@ -27,21 +27,14 @@ SLUG = re.compile(r"[a-z0-9]+(?:_[a-z0-9]+)*")
 OFTEN = re.compile(r"^\d+ of \d+ runs: ")
 
 
-def folder_for(packs: Path, slug: str, *, again: bool) -> Path:
-    """Return the folder of a new pack: the next number that no pack has had, or that of one to be made anew.
-
-    Raises:
-        HarnessError: the slug cannot be a folder's name, or a pack has it that is not to be made anew, or has receipts.
-
-    """
+def folder_for(packs: Path, slug: str) -> Path:
+    """Return the folder of a new pack under the next number; HarnessError: the slug is none, or a pack has it."""
     if not SLUG.fullmatch(slug):
         raise HarnessError(f"{slug!r} is no slug. Next: lower-case letters, digits and _, such as liger_flce_none")
     taken = [match for path in packs.glob("*") if (match := load.FOLDER_PATTERN.fullmatch(path.name))]
     same = next((match for match in taken if match["slug"] == slug), None)
-    if same is not None and again and missing.is_new(load.load_pack(packs / same[0])):
-        return packs / same[0]
     if same is not None:
-        raise HarnessError(f"{same[0]} is there already. Next: --again to make it anew, or another slug")
+        raise HarnessError(f"{same[0]} is there already. Next: remove it, or another slug")
     number = max((int(match["number"]) for match in taken), default=0) + 1
     return packs / f"{number:02}_{slug}"
 
@@ -59,15 +52,7 @@ def texts(script: Script, release: Release, stated: Stated, host: Host, diff: st
 
 
 def write(folder: Path, texts: dict[str, str], source: Path, beside: tuple[str, ...]) -> None:
-    """Write every file of a pack, or none.
-
-    Args:
-        folder: of it; one that is there makes room.
-        texts: by the names of their files.
-        source: the folder of the author's script.
-        beside: files of that folder.
-
-    """
+    """Write every file of a pack, or none: its texts by their names, and the files beside the author's script."""
     rules.parse(texts["pack.toml"])  # a mistake of ours, or of the release's metadata, is found here
     folder.parent.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent) as scratch:
@@ -78,8 +63,6 @@ def write(folder: Path, texts: dict[str, str], source: Path, beside: tuple[str, 
         for name in beside:
             (made / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, made / name)
-        if folder.exists():
-            shutil.rmtree(folder)
         made.rename(folder)
 
 

@@ -19,7 +19,7 @@ from harness.core.errors import HarnessError
 from harness.host.host import Host
 from harness.pack.model import Upstream
 from harness.pack.requirements import INTERPRETERS
-from harness.upstream import download, metadata, package_index, release_tag, tree, uv
+from harness.upstream import checkout, download, metadata, package_index, tree, uv
 from harness.upstream.source import Source, SourceKind
 from harness.upstream.tree import Tree
 
@@ -55,12 +55,7 @@ class Release:
 
 
 def requirements_of(texts: tuple[str, ...]) -> list[Requirement]:
-    """Read the values of ``--with``.
-
-    Raises:
-        HarnessError: one is neither PACKAGE nor PACKAGE==VERSION.
-
-    """
+    """Read the values of ``--with``; HarnessError: one is neither PACKAGE nor PACKAGE==VERSION."""
     try:
         found = [Requirement(text) for text in texts]
     except InvalidRequirement as error:
@@ -75,17 +70,8 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
 ) -> Release:
     """Resolve the first of some requirements as the release under test, and the others for its script.
 
-    Args:
-        wanted: what ``--with`` names.
-        script: that shows the bug.
-        cache: of trees.
-        host: whose Python, and on which day's index.
-        tell: takes what is being done.
-        deps: whether what the release requires is installed; else only what `wanted` names.
-
-    Raises:
-        HarnessError: there is no such release, or the script imports nothing of it.
-
+    `deps` says whether what the release requires is installed; else only what `wanted` names. HarnessError is raised
+    where there is no such release, or the script imports nothing of it.
     """
     if cache.offline:
         raise HarnessError("new asks the package index. Next: without --offline")
@@ -108,7 +94,7 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
             "Next: run new with such a Python"
         )
     root, modules = _modules(laid.folder, script, f"{first.name} {version}")
-    commit = release_tag.commit_of(stated.repository, first.name, version, cache.root)
+    commit = checkout.commit_of_tag(stated.repository, first.name, version, cache.root)
     upstream = replace(
         bare,
         repository=stated.repository or UNKNOWN,

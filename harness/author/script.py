@@ -44,12 +44,7 @@ class Script:
 
 
 def read(path: Path) -> Script:
-    """Read a script.
-
-    Raises:
-        HarnessError: it is no Python.
-
-    """
+    """Read a script; HarnessError: it is no Python."""
     try:
         text = path.read_text(encoding="utf-8")
         module = python_ast.parse(text)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 import subprocess
 import sys
 import tomllib
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import click
@@ -39,27 +39,6 @@ def _fetch(pack: Pack, cache: Cache, tag: str) -> None:
     for built in pack.definition.environments.values():
         for package, sha256 in built.files.items():
             download.fetch(cache, package, None, sha256)
-
-
-def _fetch_moving(
-    packs: list[Pack], cache: Cache, tell: Callable[[str], None], *, latest: bool, head: bool
-) -> list[HarnessError]:
-    """Fetch each upstream's newest release, and the head of its default branch; return what could not be had."""
-    upstreams = [pack.definition.upstream for pack in packs]
-    looks: dict[str, Callable[[], object]] = {}
-    for one in upstreams if latest else ():
-        looks[f"the newest release of {one.package}"] = functools.partial(_fetch_newest, cache, one)
-    for one in upstreams if head else ():
-        if not one.is_compiled:
-            looks[f"the head of {one.repository}"] = functools.partial(newest.head, cache, one.repository)
-    errors = []
-    for what, look in looks.items():
-        tell(f"fetching {what}")
-        try:
-            look()
-        except HarnessError as error:
-            errors.append(error)
-    return errors
 
 
 def _fetch_newest(cache: Cache, upstream: Upstream) -> None:
@@ -108,21 +87,28 @@ def command(shared: Shared, wanted: tuple[str, ...], python: str, with_runner: b
     if len(python_parts) != 2 or not all(part.isdecimal() for part in python_parts):  # noqa: PLR2004 - major and minor
         raise HarnessError(f"--python {python!r}: a version such as 3.12. Next: runner.py fetch --help")
     chosen, errors = options.sound_packs(shared.packs, wanted)
-    cache = shared.cache()
-    filled = 0
+    cache, tag = shared.cache(), python_tag(python)
+    steps: dict[str, Callable[[], object]] = {one.name: partial(_fetch, one, cache, tag) for one in chosen}
+    for one in (pack.definition.upstream for pack in chosen):
+        if latest:
+            steps[f"the newest release of {one.package}"] = partial(_fetch_newest, cache, one)
+        if head and not one.is_compiled:
+            steps[f"the head of {one.repository}"] = partial(newest.head, cache, one.repository)
+    failed: dict[str, HarnessError] = {}
     with Progress(sys.stderr) as progress, cache.guard():
-        for pack in chosen:
-            progress.tell(f"{pack.name}: fetching for Python {python}")
+        for name, step in steps.items():
+            progress.tell(f"fetching {name}")
             try:
-                _fetch(pack, cache, python_tag(python))
-                filled += 1
+                step()
             except HarnessError as error:
-                errors.append(HarnessError(f"{pack.name}: {error}", status=error.status))
-        errors += _fetch_moving(chosen, cache, progress.tell, latest=latest, head=head)
+                text = str(error) if str(error).startswith(name) else f"{name}: {error}"
+                failed[name] = HarnessError(text, status=error.status)
         if with_runner:
             progress.tell("fetching the runner's own wheels")
             _fetch_runner(cache.root, python)
+    errors += failed.values()
     options.complain(errors)
+    filled = sum(one.name not in failed for one in chosen)
     terminal.echo(
         f"filled {cache.root} for {filled} of {len(chosen)} pack(s). Next, there: runner.py run --cache DIR --offline"
     )

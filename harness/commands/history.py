@@ -9,8 +9,9 @@ from rich.table import Table
 
 from harness.core import markdown, terminal
 from harness.core.errors import HarnessError, unknown
+from harness.core.terminal import WIDTH
 from harness.pack import load
-from harness.receipt.figures import WIDTH, number
+from harness.receipt.figures import number
 from harness.sweep import run_folder
 from harness.sweep.results import CellRow, Results
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-import sys
+from collections import Counter
 from dataclasses import replace
 
 import click
@@ -13,18 +13,14 @@ from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError
-from harness.core.progress import Progress
 from harness.core.words import Exit
-from harness.host import host
-from harness.host.gpus import gpu_pool
-from harness.mutate import campaign, checks_matrix, output, rebase, state
+from harness.mutate import campaign, output, rebase, state
 from harness.mutate.campaign import Campaign, Order, Result
 from harness.pack.model import Pack
 from harness.receipt import writer
-from harness.receipt.strength import NOT_JUDGED_HERE, Fate
+from harness.receipt.strength import Fate
 from harness.schedule.journal import Journal
 from harness.schedule.selection import Request, cells_of
-from harness.schedule.session import Session
 from harness.upstream import tree
 from harness.upstream.source import parse_source
 from harness.verdict.cell import Cell
@@ -67,7 +63,7 @@ def command(
     ELSEWHERE     listed there: only another target runs its code
 
     With --matrix each lane goes on to its end, and a table says which check refuses which wrong fix. After a change
-    of fix.patch, --rebase merges the pack's own with it.
+    of fix.patch, --rebase merges the pack's own with it; git has to know the one before.
 
     \b
     Examples:
@@ -86,45 +82,30 @@ def command(
         return _rebased(chosen, shared.cache(functools.partial(terminal.echo, err=True)))
     if record and not unseen:
         campaign.refuse(order, chosen)
-    with Progress(sys.stderr) as progress, gpu_pool() as pool:
-        cache = shared.cache(progress.tell)
-        here = host.detect(pool)
+    with running.session(shared, has_folder=False) as (usual, progress):
+        cache, here = usual.cache, usual.host
         cells = _listed(cells_of(chosen, target, Request(timeout=shared.timeout), here, cache), target)
         if record and unseen:
             campaign.refuse_second_sight(cells)
         words = (shared.packs.resolve(), target, *(one.name for one in chosen), order)
-        with cache.guard(), state.opened(cache, *words) as kept, Journal(kept.journal) as journal:
+        with state.opened(cache, *words) as kept, Journal(kept.journal) as journal:
             if kept.resumed:
                 progress.tell(f"going on: {len(journal)} lanes ended before")
-            session = Session(
-                cache=cache,
-                host=here,
-                devices=pool.devices,
-                folder=kept.path,
-                journal=journal,
-                command=lambda _: running.command_line(),
-                listener=running.listener(progress),
-                jobs=shared.jobs,
-                keep_raw=True,
-            )
-            judging = Campaign(session, kept, order, _command_line, progress.begin)
+            session = replace(usual, folder=kept.path, journal=journal, keep_raw=True)
+            judging = Campaign(session, kept, order, progress.begin)
             results = judging.run(cells)
             if judging.interrupted:
                 raise KeyboardInterrupt
-            kept.finish(_survivors(results), is_settled=not _is_waiting(results))
+            kept.finish(is_settled=not _is_waiting(results))
     terminal.echo(output.as_json(results) if as_json else output.as_text(results), nl=False)
     if matrix and not as_json:
-        terminal.echo(checks_matrix.as_text(results), nl=False)
+        terminal.echo(output.matrix(results), nl=False)
     for one in results if record else ():
         if one.strength is not None:
             scrub = writer.scrubber(one.cell.pack, cache, here, None, {})
             path = output.record(one.strength, one.cell.pack.folder / "receipts", scrub)
             terminal.echo(f"recorded {one.cell.pack.name}/receipts/{path.name}", err=True)
     return _status(results)
-
-
-def _command_line(cell: Cell) -> str:
-    return f"runner.py mutate {cell.pack.name} --target {cell.target}"
 
 
 def _refuse(order: Order, *, is_rebase: bool, is_kept: bool) -> None:
@@ -145,16 +126,16 @@ def _rebased(packs: list[Pack], cache: Cache) -> Exit:
         with cache.guard():
             pristine = tree.materialize(cache, pack.definition.upstream, parse_source(None, pack.definition))
         try:
-            found = list(rebase.rebase(pack, pristine))
+            found = dict(rebase.rebase(pack, pristine))
         except ValueError as error:
             raise HarnessError(f"{pack.name}/fix.patch does not fit the pinned release: {error}") from None
-        for one in (one for one in found if not one.is_kept):
-            became = f"left: {one.why}" if one.why else f"{one.lines} lines -> {one.became}, {one.lines_now}"
-            terminal.echo(f"{pack.name}/{one.name}: {became}")
-        kept, failed = sum(one.is_kept for one in found), sum(bool(one.why) for one in found)
-        lines = f"{sum(one.lines for one in found)} lines -> {sum(one.lines_now for one in found)}"
-        terminal.echo(f"{pack.name}: {kept} kept, {len(found) - kept - failed} rebased, {failed} left; {lines}")
-        left += failed
+        conflicts = {name: became for name, became in found.items() if became not in {rebase.KEPT, rebase.REBASED}}
+        for name, why in conflicts.items():
+            terminal.echo(f"{pack.name}/{name}: left: {why}")
+        count = Counter(found.values())
+        kept, rebased = count[rebase.KEPT], count[rebase.REBASED]
+        terminal.echo(f"{pack.name}: {kept} kept, {rebased} rebased, {len(conflicts)} left")
+        left += len(conflicts)
     return Exit.DEVIATES if left else Exit.AS_EXPECTED
 
 
@@ -165,21 +146,11 @@ def _listed(cells: list[Cell], target: str) -> list[Cell]:
     return [cell if cell.is_listed else replace(cell, evidence=None, reason=cell.reason or reason) for cell in wanted]
 
 
-def _survivors(results: list[Result]) -> dict[str, list[str]]:
-    """Name the survivors of each pack and target, for the next time."""
-    return {
-        f"{one.cell.pack.name} {one.cell.target}": [
-            mutant.name
-            for mutant in one.strength.mutants
-            if mutant.fate in (Fate.SURVIVED, Fate.UNJUDGED) or (mutant.fate in NOT_JUDGED_HERE and mutant.listed)
-        ]
-        for one in results
-        if one.strength is not None
-    }
-
-
 def _is_waiting(results: list[Result]) -> bool:
-    """Say whether all is judged and survivors wait for a check or a reason; what is unjudged has to be run again."""
+    """Say whether all is judged and survivors wait for a check or a reason; what is unjudged has to be run again.
+
+    Then the same command goes on from here: a survivor that is listed now, with a reason, costs no lane.
+    """
     fates = {one.fate for result in results for one in result.open}
     return fates == {Fate.SURVIVED} and not any(result.problem for result in results)
 

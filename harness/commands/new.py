@@ -34,13 +34,12 @@ from harness.upstream import patch
     help="First the release that has the bug, then what else the script needs.",
 )
 @click.option("--no-deps", is_flag=True, help="Install only what --with names, and not what the release requires.")
-@click.option("--timeout", type=options.Seconds(), metavar="S", help="A run that takes longer has failed.")
+@click.option("--timeout", type=options.SECONDS, metavar="S", help="A run that takes longer has failed.")
 @click.option(
     "--repeat", type=options.REPEATS, default=1, metavar="N", help="Runs of the script; one that fails will do."
 )
 @click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="A variable that the script needs.")
 @click.option("--fix-commit", default="", metavar="SHA|PATCH", help="Upstream's fix: a commit, or a patch's file.")
-@click.option("--again", is_flag=True, help="Make a pack of this name anew.")
 @options.takes("packs", "cache_root")
 def command(
     shared: Shared,
@@ -52,7 +51,6 @@ def command(
     repeat: int,
     variables: tuple[str, ...],
     fix_commit: str,
-    again: bool,
 ) -> int:
     """Write a pack from a script that fails.
 
@@ -69,7 +67,7 @@ def command(
     """
     fix.refuse(fix_commit)
     given = script.read(source)
-    folder = new_pack.folder_for(shared.packs.absolute(), slug, again=again)
+    folder = new_pack.folder_for(shared.packs.absolute(), slug)
     run = OrdinaryScript("", timeout or 0.0, repeat, _environment(variables), given.beside)
     title = given.title or slug.replace("_", " ")
     with running.session(replace(shared, jobs=1)) as (session, progress):
@@ -95,9 +93,8 @@ def command(
     for remark in found.remarks:
         terminal.echo(f"open: {remark}", err=True)
     then = f"runner.py run {folder.name}, then runner.py report {folder.name} --from last"
-    terminal.echo(
-        f"{why}\nwrote {folder.name}\nNext: {then if shows else 'mend the script, then the same call with --again'}"
-    )
+    again = f"mend the script, remove {folder.name}, then the same call again"
+    terminal.echo(f"{why}\nwrote {folder.name}\nNext: {then if shows else again}")
     return Exit.AS_EXPECTED if shows else Exit.DEVIATES
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import math
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,23 +22,10 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 #: The folder of the run folders in a cache.
 RUNS = "runs"
 #: Seconds: no lane and no budget is longer than a month, and no clock takes an infinity.
-LONGEST = 31 * 24 * 3600.0
+LONGEST = 31 * 24 * 3600
+SECONDS = click.IntRange(1, LONGEST)
 REPEATS = click.IntRange(1, 1000)
 FOLDER, EXISTING = click.Path(path_type=Path), click.Path(path_type=Path, file_okay=False, exists=True)
-
-
-class Seconds(click.FloatRange):
-    """A positive number of seconds, at most a month: neither infinity nor what is no number."""
-
-    def __init__(self) -> None:
-        super().__init__(min=0, min_open=True, max=LONGEST)
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:  # noqa: ANN401
-        """Return the number, or fail with a line that names the option."""
-        found = super().convert(value, param, ctx)
-        if not math.isfinite(found):
-            self.fail(f"{value} is no number of seconds.", param, ctx)
-        return found
 
 
 def _packs() -> Path:
@@ -74,7 +60,7 @@ OF_PROGRAM = (
         help="DIR/NAME.git stands for upstream's repository NAME.",
     ),
     click.Option(["--jobs"], type=click.IntRange(1, 4096), metavar="N", help="Lanes at once (default: as fits)."),
-    click.Option(["--timeout"], type=Seconds(), metavar="S", help="Seconds per lane (default: pack.toml's)."),
+    click.Option(["--timeout"], type=SECONDS, metavar="S", help="Seconds per lane (default: pack.toml's)."),
 )
 #: Those that say where things lie.
 PLACES = ("packs", "cache_root", "offline", "mirrors")

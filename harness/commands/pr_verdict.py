@@ -34,7 +34,6 @@ from harness.versions.two_trees import Trees
     help="The files that the change touches, a path a line (-: standard input): only packs that are about them.",
 )
 @click.option("--target", default="auto", show_default=True, help="cpu, sm_90a, ..., auto (the first judged here).")
-@click.option("--with", "dependencies", multiple=True, metavar="SET|PKG==VER", help="Another dependency set, or wheel.")
 @click.option("--commits-at", default="", metavar="URL", help="The repository on the web that has both commits.")
 @click.option("--must-fix", is_flag=True, help="Exit status 1 where head still has the bug.")
 @options.takes(*options.PLACES, "jobs", "timeout")
@@ -45,7 +44,6 @@ def command(
     head: str | None,
     changed: IO[str] | None,
     target: str,
-    dependencies: tuple[str, ...],
     commits_at: str,
     must_fix: bool,
 ) -> int:
@@ -85,7 +83,7 @@ def command(
         for pack in chosen:
             terminal.echo(pack.name)
         return Exit.WRONG_CALL if broken else Exit.AS_EXPECTED
-    trees = Trees(base, head, dependencies, shared.timeout)
+    trees = Trees(base, head, shared.timeout)
     with running.session(shared) as (session, _), taken(session.cache, chosen) as copies:
         judged, refused = _judged(session, copies, target)
         found, interrupted = two_trees.compared(session, judged, trees)

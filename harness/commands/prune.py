@@ -2,42 +2,65 @@
 
 from __future__ import annotations
 
-import math
+import time
 
 import click
 
 from harness.commands import options
 from harness.commands.options import Shared
-from harness.core import prune, terminal
-from harness.core.errors import HarnessError
+from harness.core import files, terminal
+from harness.core.cache import Cache
 from harness.core.words import Exit
+
+#: The folders of the cache whose entries are pruned, with what an entry is.
+KINDS = {
+    "runs": "run folders of `run` and `versions`",
+    "mutate": "journals and logs of `mutate`",
+    "jit": "JIT results of lanes",
+    "trees": "trees, with and without patches",
+    "dependencies": "dependency sets",
+    "environments": "built environments",
+    "git": "clones",
+    "downloads": "downloads",
+}
+DAY = 24 * 3600.0
+
+
+def prune(cache: Cache, kind: str, days: int) -> tuple[int, int]:
+    """Remove the entries of a kind that were not used for `days` days; return their number and size in bytes."""
+    oldest = time.time() - days * DAY
+    entries = [path for path in sorted((cache.root / kind).glob("*")) if path.lstat().st_mtime < oldest]
+    size = 0
+    for entry in entries:
+        with cache.lock(f"{kind}-{entry.name}"):
+            size += sum(one.st_size for _, one in files.walk(entry) if one and one.st_nlink == 1)  # others stay
+            files.remove_tree(entry)
+    return len(entries), size
 
 
 @click.command("prune")
 @click.option(
     "--days",
-    type=click.FloatRange(1, 36500),
+    type=click.IntRange(1, 36500),
     default=30,
     show_default=True,
     metavar="N",
     help="Remove what was not used for N days.",
 )
-@click.option("--dry-run", is_flag=True, help="Only say what would be removed.")
 @options.takes("cache_root")
-def command(shared: Shared, days: float, dry_run: bool) -> int:
+def command(shared: Shared, days: int) -> int:
     """Remove from the cache what nobody uses.
 
     Run folders, JIT results, trees, dependency sets and downloads: each can be fetched or made again. What a lane
     used within the last N days stays. The run folders of `sweep` lie elsewhere and are not touched.
     """
-    if math.isnan(days):
-        raise HarnessError("--days nan: a number of days. Next: runner.py prune --days 30")
-    cache = shared.cache()
+    cache, total = shared.cache(), 0
     with cache.guard():
-        found = prune.prune(cache, days, dry_run=dry_run)
-    for one in found:
-        if one.entries:
-            terminal.echo(f"{one.entries:5} {prune.KINDS[one.kind]} ({one.kind}/), {one.size / 2**20:.0f} MiB")
-    removed = "would be removed" if dry_run else "removed"
-    terminal.echo(f"{sum(one.size for one in found) / 2**20:.0f} MiB {removed} from {cache.root}")
+        cache.sweep()
+        for kind, what in KINDS.items():
+            entries, size = prune(cache, kind, days)
+            total += size
+            if entries:
+                terminal.echo(f"{entries:5} {what} ({kind}/), {size / 2**20:.0f} MiB")
+    terminal.echo(f"{total / 2**20:.0f} MiB removed from {cache.root}")
     return Exit.AS_EXPECTED

@@ -42,7 +42,6 @@ UNJUDGED = {Verdict.ERROR, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 @options.takes(*options.PLACES, "jobs", "timeout")
 @click.option("--repeat", type=options.REPEATS, default=1, metavar="N", help="Run each lane N times; all must agree.")
 @click.option("--record", is_flag=True, help="Put the receipts into the packs too.")
-@click.option("--receipts", type=click.Path(path_type=Path), metavar="DIR", help="Write the receipts below DIR too.")
 @click.option("--verbose", "-v", is_flag=True, help="Name claims, log and receipt of every row.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -54,7 +53,6 @@ def command(
     lane: str,
     repeat: int,
     record: bool,
-    receipts: Path | None,
     verbose: bool,
     as_json: bool,
 ) -> int:
@@ -98,7 +96,7 @@ def command(
             for cell in cells:
                 outcome, problem = _outcome(cell, account)
                 if outcome is not None:
-                    row, problem = _row(outcome, session, receipts, record=record)
+                    row, problem = _row(outcome, session, record=record)
                     rows.append(row)
                 errors += [HarnessError(f"{cell.pack.name} {cell.target}: {problem}")] if problem else []
     options.complain(errors)
@@ -136,13 +134,17 @@ def _outcome(cell: Cell, account: Account) -> tuple[Outcome | None, str]:
     return Outcome(cell, Judgement(failure.verdict, failure.reason)), ""
 
 
-def _row(outcome: Outcome, session: Session, receipts: Path | None, *, record: bool) -> tuple[RunRow, str]:
-    """Write the receipts of an outcome; return its row, and what went wrong beside its verdict."""
+def _row(outcome: Outcome, session: Session, *, record: bool) -> tuple[RunRow, str]:
+    """Record the receipt of an outcome where that is asked for; return its row, and what went wrong beside its verdict.
+
+    The run folder has the receipt in any case.
+    """
     written, problem = outcome.receipt, str(outcome.problem or "")
+    says_something = outcome.lanes and outcome.cell.is_listed and outcome.judgement.verdict not in UNJUDGED
     try:
         try:
-            for folder in _folders(outcome, receipts, record=record) if outcome.lanes and not problem else ():
-                written = session.judge.write(outcome, folder)
+            if record and says_something and not problem:
+                written = session.judge.write(outcome, _home(outcome))
         except HarnessError as error:
             problem = str(error)
         logs = session.judge.logs(outcome).values()
@@ -152,15 +154,6 @@ def _row(outcome: Outcome, session: Session, receipts: Path | None, *, record: b
     except Exception as error:  # noqa: BLE001 - what goes wrong with one never takes the others' rows along
         failure = failure_of(error, outcome.cell)
         return run_table.row(Outcome(outcome.cell, Judgement(failure.verdict, failure.reason)), None), ""
-
-
-def _folders(outcome: Outcome, receipts: Path | None, *, record: bool) -> list[Path]:
-    """List where a receipt goes besides the run folder."""
-    cell = outcome.cell
-    found = [receipts / cell.pack.name] if receipts is not None else []
-    if record and cell.is_listed and outcome.judgement.verdict not in UNJUDGED:
-        found.append(_home(outcome))
-    return found
 
 
 def _home(outcome: Outcome) -> Path:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from harness.commands.options import RUNS, Shared
-from harness.core import urls
+from harness.core import errors
 from harness.core.cache import Cache
 from harness.core.progress import Progress
 from harness.host import host
@@ -31,7 +31,7 @@ def run_folder(cache: Cache) -> Path:
 
 
 @contextmanager
-def session(shared: Shared) -> Iterator[tuple[Session, Progress]]:
+def session(shared: Shared, *, has_folder: bool = True) -> Iterator[tuple[Session, Progress]]:
     """Yield where the lanes of one call run, with a run folder and a journal of its own, and what shows them."""
     with Progress(sys.stderr) as progress, gpu_pool() as pool:
         cache = shared.cache(progress.tell)
@@ -40,7 +40,7 @@ def session(shared: Shared) -> Iterator[tuple[Session, Progress]]:
                 cache=cache,
                 host=host.detect(pool),
                 devices=pool.devices,
-                folder=run_folder(cache),
+                folder=run_folder(cache) if has_folder else cache.root,
                 journal=Journal(),
                 command=lambda _: command_line(),
                 listener=listener(progress),
@@ -61,4 +61,4 @@ def listener(progress: Progress) -> Listener:
 
 def command_line() -> str:
     """Return the command line as a receipt shows it."""
-    return urls.without_credentials(" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]))
+    return errors.without_credentials(" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]))

@@ -123,7 +123,7 @@ def command(
     if bisect is not None and not latest and not head:
         raise HarnessError("--bisect: pinned releases do not move. Next: runner.py sweep --latest --bisect 30m")
     if slurm and bisect is not None:
-        raise HarnessError("--bisect: with --slurm the lanes run elseshared. Next: leave it out")
+        raise HarnessError("--bisect: with --slurm the lanes run elsewhere. Next: leave it out")
     if (gpu_types or slurm_options) and not slurm:
         raise HarnessError("--gpu-type, --slurm-option: no cluster was asked for. Next: runner.py sweep --slurm ...")
     chosen, broken = options.sound_packs(shared.packs, ())

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import datetime as dt
-import io
 from dataclasses import dataclass
 
 import click
-from rich.console import Console
 from rich.table import Table
 
 from harness.commands import options, running
@@ -18,7 +16,6 @@ from harness.core.words import Exit, SuiteVerdict
 from harness.lane import supervisor
 from harness.pack.model import Pack
 from harness.receipt import receipt as receipts
-from harness.receipt.figures import WIDTH
 from harness.schedule.session import Session
 from harness.suites import receipt, suite
 from harness.suites.comparison import Change, Comparison
@@ -98,19 +95,17 @@ def _row(pack: Pack, session: Session, timeout: float | None, *, gpu: bool) -> R
 
 def as_text(rows: list[Row]) -> str:
     """Write first what has to be said of single tests, then the table."""
-    stream = io.StringIO()
-    console = Console(file=stream, width=WIDTH, highlight=False, markup=False)
+    lines: list[Table | str] = []
     table = Table("pack", "patch", "before", "after", "verdict", box=None)
     for row in rows:
         if row.found.reason:
-            console.print(f"{row.pack.name}: {row.found.reason}", soft_wrap=True)
+            lines.append(f"{row.pack.name}: {row.found.reason}")
         for test in row.found.of(*(change for change in Change if change != Change.SAME)):
             said = f"{test.change}: {test.test} ({test.before} -> {test.after}) {test.reason}"
-            console.print(f"{row.pack.name}: {said}".rstrip(), soft_wrap=True)
+            lines.append(f"{row.pack.name}: {said}")
         counts = [
             ", ".join(f"{count} {result}" for result, count in row.found.counts(lane).items()) or "-"
             for lane in ("before", "after")
         ]
         table.add_row(row.pack.name, row.pack.suite_patch(suite.suite_of(row.pack)).name, *counts, row.found.verdict)
-    console.print(table)
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+    return terminal.rendered([*lines, table])

@@ -1,4 +1,4 @@
-"""``runner.py versions``: over the releases, commits or dependency sets of a pack."""
+"""``runner.py versions``: over the releases of a pack."""
 
 from __future__ import annotations
 
@@ -7,44 +7,26 @@ import click
 from harness.commands import options, running
 from harness.commands.options import Shared
 from harness.core import files, terminal
-from harness.core.errors import HarnessError
 from harness.core.words import Exit, LaneVerdict
 from harness.host import eligibility
 from harness.receipt import receipt, redaction
 from harness.schedule.selection import taken
 from harness.upstream import tree
-from harness.versions import bisection, candidates, output, timeline
+from harness.versions import bisection, output, timeline
 from harness.versions.bisection import Known
-from harness.versions.judging import Judging
-from harness.versions.output import Shown
+from harness.versions.judging import Judging, releases
 from harness.versions.timeline import Entry
-
-GIT = "git+"
 
 
 @click.command("versions")
 @click.argument("wanted", metavar="PACK")
-@click.option("--range", "within", default="", metavar="SPEC", help="Releases such as '>=0.5,<0.9'; commits: OLD..NEW.")
+@click.option("--range", "within", default="", metavar="SPEC", help="Releases such as '>=0.5,<0.9'.")
 @click.option("--bisect", is_flag=True, help="Only what decides where the bug came and went, about log2(n) lanes.")
-@click.option("--vary", metavar="PACKAGE", help="Over the dependency sets of the pack that hold this package.")
-@click.option("--upstream", metavar="SPEC", help="git+URL: over its commits. With --vary: any origin, as in `run`.")
-@click.option("--with", "dependencies", multiple=True, metavar="SET|PKG==VER", help="Another dependency set, or wheel.")
 @click.option("--target", default="auto", show_default=True, help="cpu, sm_90a, ..., auto (the first judged here).")
 @options.takes(*options.PLACES, "jobs", "timeout")
 @click.option("--record", "save", is_flag=True, help="Put the result into the pack's data/, for reports.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(
-    shared: Shared,
-    wanted: str,
-    within: str,
-    bisect: bool,
-    vary: str | None,
-    upstream: str | None,
-    dependencies: tuple[str, ...],
-    target: str,
-    save: bool,
-    as_json: bool,
-) -> int:
+def command(shared: Shared, wanted: str, within: str, bisect: bool, target: str, save: bool, as_json: bool) -> int:
     """Say which releases have the bug.
 
     The answer is a line such as `bug from A, fixed in B`. Every final release of the pack's upstream is judged, from
@@ -55,33 +37,19 @@ def command(
     Examples:
       runner.py versions 9
       runner.py versions 9 --range '>=0.5' --bisect
-      runner.py versions 9 --upstream git+URL --range v0.8.1..main
-      runner.py versions 7 --vary tilelang
 
     Exit status 1: a lane failed, or its controls are wrong; 5: nothing was judged; 0: all others.
     """
     subject = options.one_pack(shared.packs, wanted, "versions")
-    if upstream and not vary and not upstream.startswith(GIT):
-        raise HarnessError(f"--upstream {upstream!r}: git+URL here. Next: runner.py run --upstream, for one release")
-    with running.session(shared) as (session, progress):
+    with running.session(shared) as (session, _):
         chosen, evidence = eligibility.first(subject, target, session.host)
         with taken(session.cache, [subject]) as (subject,):
             judging = Judging(session, subject, chosen, evidence, shared.timeout, subject.definition.versions.checks)
-            if upstream and not vary:
-                url = upstream.removeprefix(GIT)
-                found = bisection.commits_in(judging, url, within, dependencies, progress.tell)
-                shown, interrupted = Shown("commit", found.rows, f"{found.what} {found.commit}"), False
-            else:
-                usual = subject.definition.stated(chosen).dependencies
-                if vary:
-                    listed = candidates.dependency_sets(subject, vary, within, usual, upstream)
-                else:
-                    listed = candidates.releases(session.cache, subject, within, dependencies)
-                known = Known(judging, lambda _: None, listed)  # the scheduler tells of each lane
-                entries, interrupted = _entries(known, bisect=bisect)
-                line = "interrupted" if interrupted else timeline.line(entries)
-                shown = Shown("dependency set" if vary else "release", entries, line)
-            status = _end(judging, shown, save=save and not interrupted, as_json=as_json)
+            listed = releases(session.cache, subject, within)
+            known = Known(judging, lambda _: None, listed)  # the scheduler tells of each lane
+            entries, interrupted = _entries(known, bisect=bisect)
+            line = "interrupted" if interrupted else timeline.line(entries)
+            status = _end(judging, entries, line, save=save and not interrupted, as_json=as_json)
     if interrupted:
         raise KeyboardInterrupt
     return status
@@ -99,18 +67,18 @@ def _entries(known: Known, *, bisect: bool) -> tuple[list[Entry], bool]:
     return known.entries, False
 
 
-def _end(judging: Judging, shown: Shown, *, save: bool, as_json: bool) -> int:
+def _end(judging: Judging, entries: list[Entry], line: str, *, save: bool, as_json: bool) -> int:
     cache = judging.session.cache
     scrub = redaction.of_host({**cache.places, options.REPOSITORY: "$REPOSITORY"})
-    shown = Shown(shown.what, [output.scrubbed(row, scrub) for row in shown.rows], shown.line)
-    found = output.document(shown, judging, running.command_line())
-    terminal.echo(receipt.to_json(found) if as_json else output.as_text(shown), nl=False)
+    rows = [output.scrubbed(row, scrub) for row in entries]
+    found = output.document(rows, line, judging, running.command_line())
+    terminal.echo(receipt.to_json(found) if as_json else output.as_text(rows, line), nl=False)
     trees = cache.root / tree.KIND  # of all releases, which nobody may want any more
     size = sum(one.st_size for _, one in files.walk(trees) if one) if trees.is_dir() else 0
     terminal.echo(f"{size / 2**20:.0f} MiB of trees in {cache.root}; runner.py prune removes what is unused", err=True)
     if save:
         terminal.echo(f"kept in {output.save(found, judging, scrub)}", err=True)
-    if not any(row.is_judged for row in shown.rows):
+    if not any(row.is_judged for row in rows):
         return Exit.NOTHING_JUDGED
     failed = {LaneVerdict.ERROR, LaneVerdict.CONTROL_FAILED}
-    return Exit.DEVIATES if any(row.verdict in failed for row in shown.rows) else Exit.AS_EXPECTED
+    return Exit.DEVIATES if any(row.verdict in failed for row in rows) else Exit.AS_EXPECTED

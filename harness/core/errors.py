@@ -3,14 +3,28 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterable
 
-from harness.core import urls
 from harness.core.terminal import visible
 from harness.core.words import Exit
 
 #: How many near names a message suggests, and how many choices it lists beside them.
 NEAR_NAMES, SHORT_LIST = 3, 8
+#: A password or a token in a URL is whoever's who typed it.
+CREDENTIALS = re.compile(r"(?P<scheme>\w://)[^\s/@]+@")
+#: A parameter of a URL whose value opens something; one that is masked already is none.
+PARAMETER = re.compile(
+    r"(?P<name>[?&;](?:[\w-]*[_-])?"
+    r"(?:token|secret|password|passwd|pwd|api_?key|signature|sig|auth|credential)=)"
+    r"(?!\*{3}(?:[\s&#\"']|$))[^\s&#\"']{4,}",
+    re.IGNORECASE,
+)
+
+
+def without_credentials(text: str) -> str:
+    """Return a text whose URLs name no user, no password and no token."""
+    return PARAMETER.sub(r"\g<name>***", CREDENTIALS.sub(r"\g<scheme>***@", text))
 
 
 class HarnessError(Exception):
@@ -18,7 +32,7 @@ class HarnessError(Exception):
 
     def __init__(self, message: str, *, status: Exit = Exit.WRONG_CALL) -> None:
         """Keep the message on one line, visible whatever it quotes, and free of the passwords in URLs."""
-        super().__init__(urls.without_credentials(" ".join(visible(message).split())))
+        super().__init__(without_credentials(" ".join(visible(message).split())))
         self.status = status
 
 

@@ -16,8 +16,6 @@ from typing import Any
 DEEPEST = 32
 #: Whole numbers have at most 64 bits: a seed or a count of bytes has, and every other reader takes them.
 LARGEST = 2**64
-#: Digits, before any arithmetic is done with them.
-MOST_DIGITS = len(str(LARGEST))
 #: An escape that may be half a character, or NUL, which no path and no XML may hold.
 SUSPECT = re.compile(r"\\u(?:[dD][89a-fA-F]|0000)")
 SHOWN = 40
@@ -25,19 +23,6 @@ SHOWN = 40
 
 class StrictJsonError(ValueError):
     """A text is no JSON, or none that can be taken as it stands."""
-
-
-def _integer(text: str) -> int:
-    if len(text.lstrip("-")) > MOST_DIGITS or abs(int(text)) >= LARGEST:
-        raise StrictJsonError(f"the number {text[:SHOWN]}{'...' if len(text) > SHOWN else ''} has more than 64 bits")
-    return int(text)
-
-
-def _real(text: str) -> float:
-    value = float(text)
-    if not math.isfinite(value):
-        raise StrictJsonError(f"the number {text[:SHOWN]} is too large for a float")
-    return value
 
 
 def _constant(text: str) -> float:
@@ -54,7 +39,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _walk(document: object, *, strings: bool) -> None:
-    """Refuse what is too deep, and (with `strings`) text that holds half a character or NUL; no recursion."""
+    """Refuse numbers that no reader holds, what is too deep, and (with `strings`) half a character or NUL."""
     level, depth = [document], 0
     while level:
         if depth > DEEPEST:
@@ -65,6 +50,10 @@ def _walk(document: object, *, strings: bool) -> None:
                 inner += [*one.keys(), *one.values()]
             elif isinstance(one, list):
                 inner += one
+            elif isinstance(one, int) and abs(one) >= LARGEST:
+                raise StrictJsonError(f"the number {str(one)[:SHOWN]} has more than 64 bits")
+            elif isinstance(one, float) and not math.isfinite(one):
+                raise StrictJsonError("a number is too large for a float")
             elif strings and isinstance(one, str):
                 _whole(one)
         level, depth = inner, depth + 1
@@ -87,12 +76,12 @@ def loads(text: str | bytes) -> Any:  # noqa: ANN401 - any JSON
     """
     try:
         whole = text.decode() if isinstance(text, bytes) else text
-        document = json.loads(
-            whole, parse_constant=_constant, parse_float=_real, parse_int=_integer, object_pairs_hook=_object
-        )
+        document = json.loads(whole, parse_constant=_constant, object_pairs_hook=_object)
     except UnicodeDecodeError as error:
         raise StrictJsonError(f"not UTF-8: {error.reason} at byte {error.start}") from None
-    except json.JSONDecodeError as error:
+    except StrictJsonError:
+        raise
+    except ValueError as error:  # no JSON, or a number of more digits than Python reads
         raise StrictJsonError(f"not JSON: {error}") from None
     except RecursionError:
         raise StrictJsonError(f"more than {DEEPEST} brackets inside each other") from None

@@ -19,7 +19,7 @@ from harness.lane.process import Ended, Log
 from harness.lane.record import UpstreamLine
 from harness.lane.results import Results
 from harness.lane.script import LastLine, Script
-from harness.pack.model import OrdinaryScript
+from harness.pack.model import Pack
 from harness.upstream.dependencies import DependencySet
 from harness.upstream.tree import Tree
 
@@ -47,27 +47,28 @@ PYTEST = (
 class Lane:
     """What to run."""
 
-    probe: Path  # the script's file
-    contract: Path | None  # the contract's file; None where the pack has none
+    pack: Pack  # whose script and contract
     tree: Tree  # the tree, patched or not
     dependency_set: DependencySet  # its name and members
     dependencies: Layout  # the folder that the set is merged into, laid out and checked
     target: str  # what the verdict is about
     evidence: Evidence  # how it has to be seen on this host
-    modules: tuple[str, ...]  # the import names of the modules under test
     must_load: tuple[str, ...]  # files of the tree that it has to load, or its verdict is about something else
     #: files of the tree that the target runs, and that the patch changes where there is one: their hashes are recorded
     recorded: tuple[str, ...]
-    claims: tuple[str, ...]  # the words that the contract may claim
     timeout: float  # in seconds
     locks: tuple[Path, ...] = ()  # a file for each GPU that it shares with other lanes
     cancel: int | None = None  # a file descriptor; once it can be read, the lane is abandoned
     share: environment.Share = environment.ONE_CORE  # of the host's cores, and of its GPUs where it executes
     environment: Path | None = None  # whose interpreter runs it; None: the runner's own
-    ordinary: OrdinaryScript | None = None  # how the script is run where it prints no sentinel of its own
     #: whether it is to be refused: its times mean nothing, so that it waits for no GPU to be its own
     is_wrong_fix: bool = False
     stops: bool = False  # whether it is over with the first check that fails
+
+    @property
+    def modules(self) -> tuple[str, ...]:
+        """The import names of the modules under test."""
+        return self.pack.definition.upstream.modules
 
 
 @dataclass(frozen=True)
@@ -128,20 +129,21 @@ def _run(lane: Lane, work: Path, kept: Path, log: Log) -> LaneRun:
     Where the script raises on a wrong fix, the contract says whether the code under test did.
     """
     line, none = LastLine(), Script(LaneVerdict.ERROR, "")
-    ordinary = () if lane.ordinary is None else (str(ORDINARY), json.dumps(asdict(lane.ordinary)))
-    command = _command(lane, work, kept, ("-P", *ordinary[:1], str(lane.probe), *ordinary[1:]), lane.timeout)
+    probe, contract, settings = lane.pack.probe, lane.pack.contract, lane.pack.definition.script
+    how = (str(probe),) if settings is None else (str(ORDINARY), str(probe), json.dumps(asdict(settings)))
+    command = _command(lane, work, kept, ("-P", *how), lane.timeout)
     ended = process.run(command, log, line)
     said = script.read(line.text, ended.status) if ended.reason == "exited" and ended.status >= 0 else none
     refused = lane.stops and said.verdict == LaneVerdict.BUG_REPRODUCED
     found = Results()
     failed = said.verdict == LaneVerdict.ERROR
     raised = lane.is_wrong_fix and failed and ended.reason == "exited" and ended.status == RAISED
-    if lane.contract is not None and (not failed or raised) and not refused:
+    if contract.exists() and (not failed or raised) and not refused:
         stop = ("-x",) if lane.stops else ()
-        pytest = ("-P", *PYTEST, "--rootdir", str(lane.contract.parent), *stop, str(lane.contract))
+        pytest = ("-P", *PYTEST, "--rootdir", str(contract.parent), *stop, str(contract))
         command = _command(lane, work, kept, pytest, lane.timeout - ended.seconds)
         second = process.run(command, log)
-        found = results.read(work / RESULTS, second.status, lane.claims)
+        found = results.read(work / RESULTS, second.status, lane.pack.definition.claims)
         ended = _together(ended, second)
     seen, problem = results.read_loaded(work / LOADED)
     return LaneRun(ended, said, found, seen, line.printed, log.path, problem)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 from harness.core.terminal import visible
@@ -15,6 +16,8 @@ NO_SENTINEL = "the last line of the script is no sentinel"
 LONGEST_LINE = 4096
 #: Bytes of the whole output that are kept, and what stands there where the script printed more.
 MOST_PRINTED, CUT = 4096, "[... more was printed ...]"
+#: How a traceback names the exception that ended a program.
+EXCEPTION = re.compile(r"(?m)^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning)\b.*)$")
 
 
 class LastLine:
@@ -71,3 +74,10 @@ def read(last_line: str, status: int) -> Script:
     if status != wanted:
         return Script(LaneVerdict.ERROR, f"the script says {verdict}, its exit status is {status}, not {wanted}")
     return Script(verdict, reason.strip())
+
+
+def last_exception(text: str, of: str = "") -> str:
+    """Return the line of the last exception that a log names, of those with `of` in it if there are any; or nothing."""
+    said = EXCEPTION.findall(text)
+    wanted = [line for line in said if of in line] or said
+    return wanted[-1].strip() if wanted else ""

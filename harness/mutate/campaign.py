@@ -11,9 +11,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from harness.core import files, tracebacks
+from harness.core import files
 from harness.core.errors import HarnessError
 from harness.core.words import LaneName, Verdict
+from harness.lane import script
 from harness.lane.record import LaneEnd, LaneRecord
 from harness.mutate import fates, generated, mutants
 from harness.mutate.mutants import Listed, Origin
@@ -81,19 +82,26 @@ class Result:
 
 
 @dataclass
+class _Trial:
+    """One mutant, while it is judged."""
+
+    unjudged: MutantRecord  # before any lane
+    record: MutantRecord  # by now
+    files: tuple[Path, ...]
+    cell: Cell | None  # that a lane has to judge; None where none has to, or none any more
+
+
+@dataclass
 class _Subject:
-    """One pack on one target, while its mutants are judged; the mappings are by the names of the mutants."""
+    """One pack on one target, while its mutants are judged."""
 
     cell: Cell
     pristine: LaneRecord
     seconds: float
     gpu: str
     judged: tuple[Hashed, Hashed]
-    first: tuple[str, ...] = ()
-    unjudged: dict[str, MutantRecord] = field(default_factory=dict)  # as they are before a lane judges them
-    cells: dict[str, Cell] = field(default_factory=dict)  # of those that a lane has to judge
-    records: dict[str, MutantRecord] = field(default_factory=dict)
-    files: dict[str, tuple[Path, ...]] = field(default_factory=dict)
+    trials: dict[str, _Trial] = field(default_factory=dict)  # by the names of the mutants
+    first: tuple[str, ...] = ()  # of these
 
     def timeout(self, times: int) -> float:
         """Return the seconds that a lane may take: so many times the usual, and no more than is stated."""
@@ -108,7 +116,6 @@ class Campaign:
     session: Session  # runs the lanes; its journal is kept
     state: State
     order: Order
-    command: Callable[[Cell], str]  # that measures the strength of a cell anew
     begin: Callable[[int, float | None], None]  # is told how many lanes follow, and their shortest time in seconds
     interrupted: bool = False  # by the user
 
@@ -164,8 +171,7 @@ class Campaign:
         """Choose the mutants of a cell, write those that are made, and give a cell to each that is not the fix."""
         pack, target = subject.cell.pack, subject.cell.target
         known = strength.find(pack, target, str(subject.cell.evidence or ""))
-        recorded = [one.name for one in known.mutants if one.fate in fates.OPEN] if known else []
-        subject.first = (*self.state.survivors(pack.name, target), *recorded)
+        subject.first = tuple(one.name for one in known.mutants if one.fate in fates.OPEN) if known else ()
         pristine = tree.materialize(self.session.cache, pack.definition.upstream, subject.cell.source)
         fix = generated.fix_of(pack, pristine)
         made = generated.candidates(fix, subject.cell.stated.loads)
@@ -174,24 +180,23 @@ class Campaign:
         own = mutants.own(pack, Origin.UNSEEN if self.order.unseen else Origin.OWN)
         for one in [*own, *generated.sample(fix, made, number, seed, first)]:
             mutant = generated.on_release(one, pack, pristine, fix)
-            file = self.state.patch_on_release(pack.name, mutant.slug)
+            file, path = self.state.patch_on_release(pack.name, mutant.slug), mutant.path
             files.write_atomic(file, mutant.on_release)
-            path = mutant.path
             if mutant.origin == Origin.GENERATED:
                 path = self.state.patch(pack.name, mutant.slug)
                 files.write_atomic(path, mutant.patch)
-            subject.files[mutant.name] = (path,)
-            subject.unjudged[mutant.name] = mutant.unjudged
-            if not mutant.same and not mutant.misfit:
-                subject.cells[mutant.name] = replace(
-                    subject.cell,
-                    lanes=(LaneName.PATCHED,),
-                    patch=file,
-                    is_wrong_fix=True,
-                    judges_all=self.order.matrix,
-                    column=mutant.slug,
-                    timeout=subject.timeout(1),
-                )
+            cell = replace(
+                subject.cell,
+                lanes=(LaneName.PATCHED,),
+                patch=file,
+                is_wrong_fix=True,
+                judges_all=self.order.matrix,
+                column=mutant.slug,
+                timeout=subject.timeout(1),
+            )
+            needs_lane = not mutant.same and not mutant.misfit
+            trial = _Trial(mutant.unjudged, mutant.unjudged, (path,), cell if needs_lane else None)
+            subject.trials[mutant.name] = trial
 
     def _judge(self, subjects: list[_Subject]) -> None:
         """Run the lanes of mutants; then once more, each alone and with twice the time, those that said nothing."""
@@ -199,39 +204,40 @@ class Campaign:
         seconds: dict[tuple[str, str, str], float] = {}
         for subject in subjects:
             listed = _listed(subject.cell)
-            for name, cell in subject.cells.items():
-                share = 1.0 if name in listed else KILLED_SHARE
-                seconds[cell.name, str(cell.evidence), LaneName.PATCHED] = share * subject.seconds
-                urgent += [cell.name] if name in subject.first else []
+            for name, trial in subject.trials.items():
+                if trial.cell is not None:
+                    share = 1.0 if name in listed else KILLED_SHARE
+                    seconds[trial.cell.name, str(trial.cell.evidence), LaneName.PATCHED] = share * subject.seconds
+                    urgent += [trial.cell.name] if name in subject.first else []
         self._run(subjects, Estimates(seconds, urgent))
         if self.interrupted:
             return
         for subject in subjects:
-            subject.cells = {
-                name: replace(cell, alone=True, column=f"{cell.column}.alone", timeout=subject.timeout(2))
-                for name, cell in subject.cells.items()
-                if (end := self._end(cell)) is not None and fates.says_nothing(end.record)
-            }
+            for trial in subject.trials.values():
+                cell, end = trial.cell, self._end(trial.cell) if trial.cell else None
+                trial.cell = None
+                if cell is not None and end is not None and fates.says_nothing(end.record):
+                    column = f"{cell.column}.alone"
+                    trial.cell = replace(cell, alone=True, column=column, timeout=subject.timeout(2))
         self._run(subjects, Estimates())
 
     def _run(self, subjects: list[_Subject], estimates: Estimates) -> None:
-        cells = [cell for subject in subjects for cell in subject.cells.values()]
-        failed = self._lanes(replace(self.session, estimates=estimates), cells)
-        for subject in subjects:
-            for name, cell in subject.cells.items():
-                end = self._end(cell)
-                found = fates.of_lane(subject.unjudged[name], subject.pristine, end)
-                if cell.name in failed:
-                    found = replace(subject.unjudged[name], reason=failed[cell.name])
-                elif cell.alone and found.fate == Fate.UNJUDGED:
-                    found = replace(found, reason=f"{found.reason} (run twice, the second time alone)")
-                if end is not None and end.log is not None:
-                    log = self.session.folder / end.log.file
-                    subject.files[name] = (subject.files[name][0], log)
-                    said = tracebacks.last_exception(log.read_text("utf-8", errors="replace"))[:MOST_SAID]
-                    if found.fate == Fate.UNJUDGED and fates.says_nothing(end.record) and said not in found.reason:
-                        found = replace(found, reason=f"{said}: {found.reason}")
-                subject.records[name] = found
+        waiting = [(one, trial, trial.cell) for one in subjects for trial in one.trials.values() if trial.cell]
+        failed = self._lanes(replace(self.session, estimates=estimates), [cell for *_, cell in waiting])
+        for subject, trial, cell in waiting:
+            end = self._end(cell)
+            found = fates.of_lane(trial.unjudged, subject.pristine, end)
+            if cell.name in failed:
+                found = replace(trial.unjudged, reason=failed[cell.name])
+            elif cell.alone and found.fate == Fate.UNJUDGED:
+                found = replace(found, reason=f"{found.reason} (run twice, the second time alone)")
+            if end is not None and end.log is not None:
+                log = self.session.folder / end.log.file
+                trial.files = (trial.files[0], log)
+                said = script.last_exception(log.read_text("utf-8", errors="replace"))[:MOST_SAID]
+                if found.fate == Fate.UNJUDGED and fates.says_nothing(end.record) and said not in found.reason:
+                    found = replace(found, reason=f"{said}: {found.reason}")
+            trial.record = found
 
     def _end(self, cell: Cell) -> LaneEnd | None:
         """Return the end of a mutant's lane; None where it was not run."""
@@ -243,8 +249,8 @@ class Campaign:
         if subject.judged != _judged_by(pack):  # lanes are found by what they ran: a record would name another probe
             return Result(cell, None, CHANGED, Verdict.CONFIRMED)
         listed = _listed(cell)
-        found = subject.unjudged | subject.records
-        records = tuple(fates.listed_as(one, listed.get(name)) for name, one in found.items())
+        trials = subject.trials.items()
+        records = tuple(fates.listed_as(trial.record, listed.get(name)) for name, trial in trials)
         measured = Strength(
             schema=strength.SCHEMA,
             pack=pack.name,
@@ -263,10 +269,10 @@ class Campaign:
             triton=host.triton or "",
             gpu=subject.gpu,
             seconds=round(sum(one.seconds for one in records), 1),
-            command=self.command(cell),
+            command=f"runner.py mutate {pack.name} --target {cell.target}",
             mutants=records,
         )
-        return Result(cell, measured, verdict=Verdict.CONFIRMED, files=subject.files)
+        return Result(cell, measured, verdict=Verdict.CONFIRMED, files={name: trial.files for name, trial in trials})
 
 
 def _listed(cell: Cell) -> dict[str, Listed]:

@@ -75,12 +75,7 @@ def parse(text: str) -> dict[str, list[Change]]:
 
 
 def applied(old: str, changes: Iterable[Change]) -> str:
-    """Return a file with some runs of its lines changed.
-
-    Raises:
-        ValueError: it does not hold the lines that go.
-
-    """
+    """Return a file with some runs of its lines changed; ValueError: it does not hold the lines that go."""
     lines, made, place = _lines(old), [], 0
     for one in sorted(changes, key=lambda change: change.start):
         end = one.start + len(one.removed)

@@ -49,18 +49,8 @@ class Fix:
 
 
 def fix_of(pack: Pack, pristine: Tree) -> Fix:
-    """Read what the pack's patch does to its pinned tree.
-
-    Raises:
-        ValueError: it does not fit the tree.
-
-    """
+    """Read what the pack's patch does to its pinned tree; ValueError is raised where it does not fit."""
     return read(pack.patch.read_text(encoding="utf-8"), pack, pristine)
-
-
-def under(one: Mutant, fix: Fix) -> Fix:
-    """Return what lies under a wrong fix: the fix, or nothing where it is on the release."""
-    return Fix({}, {}) if one.is_whole else fix
 
 
 def on_pinned(path: str, pack: Pack, pristine: Tree) -> str | None:
@@ -72,15 +62,8 @@ def on_pinned(path: str, pack: Pack, pristine: Tree) -> str | None:
 def read(text: str, pack: Pack, pristine: Tree, base: Fix | None = None) -> Fix:
     """Read what a patch makes of the pinned tree of a pack.
 
-    Args:
-        text: the patch.
-        pack: whose upstream it is for.
-        pristine: the pinned tree.
-        base: what the tree has already that the patch is made for; what comes out is both together.
-
-    Raises:
-        ValueError: it does not fit the tree, or its index lines tell of other files.
-
+    `base` is what the tree that it is made for has already; what comes out is both together. ValueError is raised where
+    it does not fit, or its index lines tell of other files.
     """
     parsed, stated = changes.parse(text), {file.path: file for file in patch.parse(text)}
     old = {path: on_pinned(path, pack, pristine) for path in parsed} | (base.old if base else {})
@@ -103,9 +86,9 @@ def on_release(one: Mutant, pack: Pack, pristine: Tree, fix: Fix) -> Mutant:
     if one.on_release:
         return one
     if not patch.outcome(one.patch):  # its context would not be compared with the tree
-        return replace(one, misfit="its index line is abbreviated. Next: runner.py mutate --rebase")
+        return replace(one, misfit="its index line is abbreviated. Next: git diff --full-index")
     try:
-        made = read(one.patch, pack, pristine, under(one, fix))
+        made = read(one.patch, pack, pristine, None if one.is_whole else fix)
     except ValueError as error:
         return replace(one, misfit=str(error))
     return replace(one, on_release=changes.written(f"{one.why}\n", made.old, made.new))
@@ -227,15 +210,9 @@ def _without_lines(code: types.CodeType) -> types.CodeType:
 
 
 def sample(fix: Fix, found: list[Candidate], wanted: int, seed: int, first: tuple[str, ...] = ()) -> list[Mutant]:
-    """Make so many mutants.
+    """Make so many mutants of candidates: the same seed gives the same ones.
 
-    Args:
-        fix: what they are made of.
-        found: the candidates.
-        wanted: how many; fewer where there are not so many.
-        seed: of the sample: the same one gives the same mutants.
-        first: names of those that come first, and besides where the sample has not got them.
-
+    `first` names those that come first, and besides where the sample has not got them.
     """
     maker, order = Maker(fix), ranked(found, seed)
     made: list[Mutant] = []

@@ -112,10 +112,8 @@ def own(pack: Pack, origin: Origin = Origin.OWN) -> list[Mutant]:
 def listed(pack: Pack) -> list[Listed]:
     """Read mutants/equivalent.toml; nothing where there is none.
 
-    Raises:
-        HarnessError: it does not parse, says no reason, names a target that pack.toml has not, or a mutant twice; or
-            no target is left that judges what is said to be judged elsewhere.
-
+    HarnessError is raised where it does not parse, says no reason, names a target that pack.toml has not, or a mutant
+    twice; or where no target is left that judges what is said to be judged elsewhere.
     """
     path = pack.folder / "mutants/equivalent.toml"
     if not path.exists():

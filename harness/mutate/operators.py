@@ -64,12 +64,7 @@ Node = ast.expr | ast.stmt | ast.keyword
 
 
 class Source:
-    """A Python source, addressed by the positions of its syntax tree; they are counted in bytes.
-
-    Raises:
-        SyntaxError: it is no Python.
-
-    """
+    """A Python source, addressed by the positions of its syntax tree, which are counted in bytes."""
 
     def __init__(self, text: str) -> None:
         self.data = text.encode()

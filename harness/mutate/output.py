@@ -1,31 +1,40 @@
-"""What ``runner.py mutate`` prints and keeps: the table of fates, the same as JSON, and the record in the pack."""
+"""What ``runner.py mutate`` prints and keeps: the tables of fates and of checks, JSON, and the record in the pack."""
 
 from __future__ import annotations
 
-import io
 from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from harness.core import files
+from harness.core.terminal import rendered
 from harness.mutate.campaign import Result
 from harness.receipt import receipt, strength
-from harness.receipt.figures import WIDTH
 from harness.receipt.redaction import Scrubber
 from harness.receipt.strength import Count, Fate, MutantRecord, Strength
 
+#: How many checks of a cover refuse each wrong fix, where as many do.
+TIMES = 2
 
-def rendered(parts: Iterable[Table | str]) -> str:
-    """Write tables and lines, none of which ends in a blank."""
-    stream = io.StringIO()
-    console = Console(file=stream, width=WIDTH, highlight=False, markup=False)
-    for part in parts:
-        console.print(part, soft_wrap=isinstance(part, str))
-    return "".join(f"{text.rstrip()}\n" for text in stream.getvalue().splitlines())
+
+def cover(refused: Mapping[str, set[str]]) -> list[str]:
+    """Choose checks so that each wrong fix is refused by `TIMES` of them, or by all that refuse it.
+
+    Greedy, as for set cover: each next check refuses the most that is still wanted; of equals the first by name.
+    """
+    mutants = set().union(*refused.values())
+    wanted = {mutant: min(TIMES, sum(mutant in names for names in refused.values())) for mutant in mutants}
+    chosen: list[str] = []
+    while any(wanted.values()):
+        rest = sorted(refused.keys() - set(chosen))
+        best = max(rest, key=lambda name: sum(wanted[mutant] > 0 for mutant in refused[name]))
+        chosen.append(best)
+        for mutant in refused[best]:
+            wanted[mutant] = max(0, wanted[mutant] - 1)
+    return chosen
 
 
 def _shown(result: Result) -> Iterator[Table | str]:
@@ -96,12 +105,28 @@ def as_json(results: Iterable[Result]) -> str:
 
 
 def record(found: Strength, folder: Path, scrub: Scrubber) -> Path:
-    """Write a record into a folder of receipts and return its path.
-
-    Raises:
-        PrivateTextError: a field looks private; then nothing is written.
-
-    """
+    """Write a record into a folder of receipts and return its path; PrivateTextError: a field looks private."""
     path = folder / found.name
     files.write_atomic(path, receipt.to_json(scrub.document(asdict(found), "strength")))
     return path
+
+
+def matrix(results: Iterable[Result]) -> str:
+    """Write a table for each pack: its checks, what they refuse on any target, and which the cover needs."""
+    packs: dict[str, dict[str, set[str]]] = {}
+    for result in results:
+        if result.strength is not None:
+            refused = packs.setdefault(result.cell.pack.name, {})
+            for mutant in result.strength.mutants:
+                for name in mutant.by:
+                    refused.setdefault(name, set()).add(mutant.name)
+    parts: list[Table | str] = []
+    for pack, refused in packs.items():
+        needed = cover(refused)
+        table = Table("check", "refuses", "alone", "cover", box=None, title=pack, title_justify="left")
+        for name in [*needed, *sorted(refused.keys() - set(needed))]:
+            others = set().union(*(names for other, names in refused.items() if other != name))
+            alone = len(refused[name] - others)
+            table.add_row(name, str(len(refused[name])), str(alone), "needed" if name in needed else "")
+        parts += [table, f"{pack}: {len(needed)} of {len(refused)} checks refuse each wrong fix twice, where two do"]
+    return rendered(parts)

@@ -16,18 +16,9 @@ from harness.receipt.strength import NOT_JUDGED_HERE, Strength
 from harness.upstream import patch
 from harness.upstream.tree import Tree
 
-#: What mends the form of wrong fixes.
-REBASE = "runner.py mutate --rebase"
-
 
 def errors(pack: Pack, pristine: Tree | None) -> tuple[list[str], list[str]]:
-    """List what is wrong, and what is only worth a warning.
-
-    Args:
-        pack: the pack.
-        pristine: the pinned tree; None where it cannot be had, and then names are not looked up.
-
-    """
+    """List what is wrong, and what is only worth a warning; without the pinned tree names are not looked up."""
     try:
         listed = mutants.listed(pack)
         written = {folder: mutants.own(pack, origin) for origin, folder in mutants.FOLDERS.items()}
@@ -114,27 +105,21 @@ def _records(pack: Pack, kind: str, wrong: list[str]) -> Iterator[tuple[str, Str
 
 
 def _errors_of(pack: Pack, one: Mutant, pristine: Tree | None, fix: Fix | None) -> list[str]:
-    """List what is wrong with a mutant: its form, or it does not fit, is no wrong fix, or has a shorter form."""
+    """List what is wrong with a mutant: its form, or it does not fit, or is no wrong fix."""
     found = []
     if "\n" in one.why or not re.search(r"\w", one.why):
         found.append("before its first 'diff --git' stands one line: why it is wrong")
     if not changes.parse(one.patch):
         return [*found, "it changes nothing"]
     if not patch.outcome(one.patch):
-        found.append(f"its index line is abbreviated; use git diff --full-index, or {REBASE}")
+        found.append("its index line is abbreviated; use git diff --full-index")
     if pristine is None or fix is None:
         return found
     try:
-        made = generated.read(one.patch, pack, pristine, generated.under(one, fix))
+        made = generated.read(one.patch, pack, pristine, None if one.is_whole else fix)
     except ValueError as error:
         if one.is_whole:
             return [*found, f"it does not fit the pinned release: {error}"]
-        hint = f"{REBASE}, or {wrong_fixes.WHOLE}/ if it was written on the release"
+        hint = f"runner.py mutate --rebase, or {wrong_fixes.WHOLE}/ if it was written on the release"
         return [*found, f"it does not fit the release with fix.patch: {error}. Next: {hint}"]
-    if why := rebase.nothing_wrong(made, fix):
-        found.append(why)
-    elif one.is_whole:
-        small, whole = (len(text.splitlines()) for text in rebase.forms(one, made, fix))
-        if small <= whole:
-            found.append(f"it has {whole} lines, and {small} on top of fix.patch. Next: {REBASE}")
-    return found
+    return [*found, *filter(None, [rebase.nothing_wrong(made, fix)])]

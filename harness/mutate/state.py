@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -14,7 +13,7 @@ from harness.core.cache import Cache, used
 from harness.core.errors import HarnessError
 
 KIND = "mutate"
-FINISHED, RESULTS, JOURNAL = "finished", "survivors.json", "journal.jsonl"
+FINISHED, JOURNAL = "finished", "journal.jsonl"
 
 
 @dataclass(frozen=True)
@@ -37,20 +36,8 @@ class State:
         """Return the file of the patch that takes fix.patch's place in a mutant's lane."""
         return self.path / "patches" / pack / "on_release" / f"{slug}.patch"
 
-    def survivors(self, pack: str, target: str) -> tuple[str, ...]:
-        """Return the names of the mutants that survived when this command last ended."""
-        try:
-            results = json.loads((self.path / RESULTS).read_text(encoding="utf-8"))
-            return tuple(str(name) for name in results.get(f"{pack} {target}", []))
-        except (OSError, ValueError, AttributeError):
-            return ()
-
-    def finish(self, survivors: dict[str, list[str]], *, is_settled: bool) -> None:
-        """Note which mutants come first from now on, and if it is settled, let the same command begin anew.
-
-        Else it goes on from what has been judged: a survivor that is listed now, with a reason, costs no lane.
-        """
-        files.write_atomic(self.path / RESULTS, json.dumps(survivors))
+    def finish(self, *, is_settled: bool) -> None:
+        """Let the same command begin anew if it is settled; else it goes on from what has been judged."""
         if is_settled:
             files.write_atomic(self.path / FINISHED, "")
 
@@ -60,10 +47,7 @@ def opened(cache: Cache, *words: object) -> Iterator[State]:
     """Yield the folder of a command, for nobody else meanwhile; what an earlier one that ended left there is removed.
 
     What its journal holds is believed by key: lanes of another probe, patch or toolchain have other keys.
-
-    Raises:
-        HarnessError: the same command runs already.
-
+    HarnessError is raised where the same command runs already.
     """
     key = files.key_of(*words)
     path = cache.entry(KIND, key)

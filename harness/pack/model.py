@@ -92,10 +92,10 @@ class Action:
 class Ask:
     """The patch that upstream is asked to merge, where it is judged on another tree than the release."""
 
-    patch: str = ""  # the pack's file that upstream is asked to merge; empty where that is fix.patch, or nothing
-    origin: str = ""  # ``git+URL@COMMIT``: the tree where development happens, on which it applies
-    date: dt.date | None = None  # of that commit
-    checks: tuple[str, ...] = ()  # names or globs of the defect checks that are wrong there and right with the patch
+    patch: str  # the pack's file that upstream is asked to merge
+    origin: str  # ``git+URL@COMMIT``: the tree where development happens, on which it applies
+    date: dt.date  # of that commit
+    checks: tuple[str, ...]  # names or globs of the defect checks that are wrong there and right with the patch
 
 
 @dataclass(frozen=True)
@@ -308,8 +308,7 @@ class Pack:
     @property
     def ask_patch(self) -> Path | None:
         """The patch that upstream is asked to merge, where that is another than fix.patch."""
-        ask = self.definition.ask
-        return self.folder / ask.patch if ask is not None and ask.patch else None
+        return self.folder / self.definition.ask.patch if self.definition.ask else None
 
     @property
     def upstream_test_patch(self) -> Path:

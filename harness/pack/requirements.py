@@ -25,11 +25,6 @@ HASH = re.compile(r"\s--hash=(?P<kind>\w+):(?P<digest>\S+)")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def file_of(name: str) -> str:
-    """Return the name of a set's file."""
-    return "requirements.txt" if name == DEFAULT else f"requirements.{name}.txt"
-
-
 def of_folder(folder: Path) -> dict[str, dict[str, Dependency]]:
     """Read the dependency sets of a pack's folder, by name, or raise StructureError with every mistake in them."""
     sets: dict[str, dict[str, Dependency]] = {}
@@ -49,7 +44,7 @@ def of_folder(folder: Path) -> dict[str, dict[str, Dependency]]:
             sets[name], wrong = read(text)
             errors += [f"{path.name}: {error}" for error in wrong]
         else:
-            errors += [f"{path.name}: {error}" for error in _unmet(text, file_of(name), sets.get(name))]
+            errors += [f"{path.name}: {error}" for error in _unmet(text, path.with_suffix(".txt").name, sets.get(name))]
     if errors:
         raise StructureError(errors)
     return sets

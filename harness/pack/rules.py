@@ -28,10 +28,14 @@ PATCH_NAME = re.compile(r"[A-Za-z0-9][\w.-]*\.patch")
 VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 #: What a lane sets itself, or what decides which code runs.
 OWN_VARIABLES = re.compile(r"PATH|HOME|TMPDIR|(?:PYTHON|PYTEST|LD_|CUDA_VISIBLE|XDG_|REPRODUCER_).*")
-#: Seconds: a lane of a month is a mistake.
-LONGEST = 31 * 24 * 3600.0
-MOST_GPUS = MOST_RANKS = 1024
-MOST_MEMORY_GIB = 1 << 20
+#: The least and the most of a target's numbers: seconds (a lane of a month is a mistake), counts and GiB.
+LIMITS = {
+    "timeout_s": (0.001, 31 * 24 * 3600.0),
+    "gpus": (1, 1024),
+    "ranks": (1, 1024),
+    "processes": (1, 1024),
+    "gpu_memory_gib": (0, 1 << 20),
+}
 PACKAGE = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
 CLAIM = re.compile(r"[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*")
 #: A claim of such a name would be read as something else.
@@ -140,8 +144,8 @@ def _target_errors(definition: Definition) -> Iterator[str]:
         if target.environment and target.environment not in environments:
             there = ", ".join(environments) or "none"
             yield f"{path}.environment: no environment {target.environment!r}; there is {there}"
-        if target.gpus < 1 or (target.gpus > 1 and Evidence.EXECUTED not in target.evidence):
-            yield f"{path}.gpus: at least 1, and more only where executed is admitted"
+        if target.gpus > 1 and Evidence.EXECUTED not in target.evidence:
+            yield f"{path}.gpus: more than 1 only where executed is admitted"
         yield from (f"{path}.loads: {file!r} is no relative path" for file in target.loads if not _is_relative(file))
 
 
@@ -153,6 +157,8 @@ def _environment_errors(definition: Definition) -> Iterator[str]:
         if PurePosixPath(built.script).name != built.script:
             yield f"{path}.script: {built.script!r} is no file of the pack's folder"
         for package, digest in built.files.items():
+            if not PACKAGE.fullmatch(package):
+                yield f"{path}.files.{package}: no name of a package"
             if not SHA256.fullmatch(digest):
                 yield f"{path}.files.{package}: not 64 lower-case hexadecimal digits"
 
@@ -160,14 +166,11 @@ def _environment_errors(definition: Definition) -> Iterator[str]:
 def _ranks_errors(definition: Definition, document: dict[str, Any]) -> Iterator[str]:
     """Say which ranks do not fit a target's GPUs: NCCL wants one for each, and several share one on purpose alone."""
     for name, target in definition.targets.items():
-        path = f"targets.{name}.ranks"
-        if target.ranks < 1:
-            yield f"{path}: at least 1"
         shares = target.gpus == 1 and "gpus" in document["targets"][name]
         if Evidence.EXECUTED in target.evidence and target.ranks not in (1, target.gpus) and not shares:
             yield (
-                f"{path}: {target.ranks} on {target.gpus} GPU{'s' * (target.gpus > 1)}; NCCL wants one GPU a rank "
-                f"(gpus = {target.ranks}); write gpus = 1 where all ranks share one"
+                f"targets.{name}.ranks: {target.ranks} on {target.gpus} GPU{'s' * (target.gpus > 1)}; "
+                f"NCCL wants one GPU a rank (gpus = {target.ranks}); write gpus = 1 where all ranks share one"
             )
 
 
@@ -180,12 +183,11 @@ def _fix_errors(definition: Definition) -> Iterator[str]:
     for name, target in definition.targets.items():
         if target.verdict != Verdict.REPRODUCED:
             yield f"targets.{name}.verdict: {target.verdict}; without a patch it is {Verdict.REPRODUCED}"
-    for name, target in definition.targets.items():
         if target.loads:
             yield f"targets.{name}.loads: without a patch no file is changed"
     if definition.head is not None and definition.head.verdict not in (Verdict.REPRODUCED, Verdict.FIXED_UPSTREAM):
         yield f"head.verdict: {definition.head.verdict}; without a patch it is {Verdict.REPRODUCED}"
-    if definition.ask is not None and definition.ask.patch:
+    if definition.ask is not None:
         yield "ask.patch: the pack says that it has none"
     if definition.upstream_tests is not None:
         yield "upstream_tests: they are run without and with a patch, and there is none"
@@ -209,16 +211,12 @@ def _prior_art_errors(definition: Definition) -> Iterator[str]:
 def _ask_errors(definition: Definition) -> Iterator[str]:
     ask, action = definition.ask, definition.action
     if ask is not None:
-        given = {"patch": ask.patch, "origin": ask.origin, "date": ask.date, "checks": ask.checks}
-        missing = [name for name, value in given.items() if not value]
-        if 0 < len(missing) < len(given):
-            yield f"ask: with one of {', '.join(given)} all four stand there; {', '.join(missing)} is missing"
-        if ask.patch and (not PATCH_NAME.fullmatch(ask.patch) or ask.patch == "fix.patch"):
+        if not PATCH_NAME.fullmatch(ask.patch) or ask.patch == "fix.patch":
             yield f"ask.patch: {ask.patch!r} is no patch beside fix.patch, such as ask.patch"
-        if ask.origin and not ORIGIN.fullmatch(ask.origin):
+        if not ORIGIN.fullmatch(ask.origin):
             yield f"ask.origin: {ask.origin!r} {NO_ORIGIN}"
-        if not all(name.strip() for name in ask.checks):
-            yield "ask.checks: an empty name"
+        if not ask.checks or not all(name.strip() for name in ask.checks):
+            yield "ask.checks: name the defect checks that are wrong there"
     if action is not None and not (_is_sentence(action.text) and action.text.endswith(".")):
         yield "action.text: one sentence on one line: file what where, fixed by what, or why nothing"
 
@@ -273,16 +271,10 @@ def _name_errors(definition: Definition) -> Iterator[str]:
 
 
 def _limit_errors(path: str, target: Target) -> Iterator[str]:
-    if not 0 < target.timeout_s <= LONGEST:
-        yield f"{path}.timeout_s: {target.timeout_s!r} is not between 0 and {LONGEST:.0f} s (a month)"
-    if not target.gpus <= MOST_GPUS:
-        yield f"{path}.gpus: more than {MOST_GPUS}"
-    if not target.ranks <= MOST_RANKS:
-        yield f"{path}.ranks: more than {MOST_RANKS}"
-    if not 1 <= target.processes <= MOST_RANKS:
-        yield f"{path}.processes: {target.processes!r} is not between 1 and {MOST_RANKS}"
-    if not 0 <= target.gpu_memory_gib <= MOST_MEMORY_GIB:
-        yield f"{path}.gpu_memory_gib: {target.gpu_memory_gib!r} is no number of GiB"
+    for key, (least, most) in LIMITS.items():
+        value = getattr(target, key)
+        if not least <= value <= most:
+            yield f"{path}.{key}: {value!r} is not between {least} and {most}"
     everywhere = tuple(claim for claim in target.claims if claim != BITWISE_IDENTICAL)
     for key, claims in (("claims", everywhere), ("claims_executed", target.claims_executed)):
         for claim in claims:
@@ -293,21 +285,16 @@ def _limit_errors(path: str, target: Target) -> Iterator[str]:
 def _errors(definition: Definition, document: dict[str, Any]) -> Iterator[str]:
     if definition.schema != SCHEMA:
         yield f"schema: {definition.schema} is not the known {SCHEMA}"
-    yield from _version_errors(definition)
-    yield from _upstream_errors(definition)
     if definition.strength.generated < 0:
         yield "strength.generated: a number of mutants, 0 or more"
-    yield from _target_errors(definition)
-    yield from _environment_errors(definition)
-    yield from _ranks_errors(definition, document)
-    for found in (_fix_errors, _prior_art_errors, _ask_errors, _suite_errors, _check_errors, _name_errors):
+    for found in (
+        *(_version_errors, _upstream_errors, _target_errors, _environment_errors, _fix_errors),
+        *(_prior_art_errors, _ask_errors, _suite_errors, _check_errors, _name_errors),
+    ):
         yield from found(definition)
+    yield from _ranks_errors(definition, document)
     for name, target in definition.targets.items():
         yield from _limit_errors(f"targets.{name}", target)
-    for name, built in definition.environments.items():
-        for package in built.files:
-            if not PACKAGE.fullmatch(package):
-                yield f"environments.{name}.files.{package}: no name of a package"
 
 
 def parse(text: str, sets: Mapping[str, dict[str, Dependency]] = {}) -> Definition:

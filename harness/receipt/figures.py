@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from harness.lane.record import FigureLine, LaneRecord
 
-#: Characters: tables of verdicts are as wide as a wide terminal.
-WIDTH = 160
 #: From one to the other a value is written without an exponent.
 WHOLE_FROM, WHOLE_TO = 1e2, 1e9
 

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
-from harness.core import urls
+from harness.core import errors
 from harness.core.errors import HarnessError
 
 #: Host and user names that tell nothing about anybody.
@@ -50,7 +50,7 @@ PATTERNS = {
         r"\b(?:Basic|(?i:bearer))\s+[\w+/=.-]{16,}|(?i:\bbasic)\s+(?=[\w+/=.-]*\d)[\w+/=.-]{16,}"
     ),
     "a password in a URL": re.compile(r"\w:\\*/\\*/[^\s/@]*:[^\s/@]+@|\w:\\*/\\*/[\w.~%-]{16,}@"),
-    "a secret in a URL": urls.PARAMETER,
+    "a secret in a URL": errors.PARAMETER,
     "a MAC address": re.compile(r"(?<![0-9A-Za-z:-])(?:[0-9a-f]{2}[:-]){5}[0-9a-f]{2}(?![0-9A-Za-z:-])", re.IGNORECASE),
     "a GPU UUID": re.compile(r"\b(?:GPU|MIG)-[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}", re.IGNORECASE),
     "an e-mail address": re.compile(r"\b[\w.+-]+@[\w-]+(?:\.[\w-]+)*\.[a-z]{2,}\b(?!\()", re.IGNORECASE),

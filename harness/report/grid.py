@@ -55,7 +55,7 @@ def of_pack(pack: Pack, receipts: list[Receipt]) -> list[Entry]:
 
 
 def gather(folders: list[Path]) -> tuple[dict[str, list[Receipt]], list[HarnessError]]:
-    """Read the receipts below `folders` by pack: a folder of packs, or what ``--receipts DIR`` wrote on some machine.
+    """Read the receipts below `folders` by pack: a folder of packs, or what a run wrote on some machine.
 
     Receipts of upstream's default branch (``head``) are left out: they speak of another tree.
     """

@@ -12,10 +12,10 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.core.errors import HarnessError
+from harness.core.terminal import WIDTH
 from harness.core.words import NO_EXPECTATION, LaneVerdict, Verdict
 from harness.pack.model import Pack
 from harness.receipt import figures, receipt
-from harness.receipt.figures import WIDTH
 from harness.verdict.outcome import Outcome, deviation
 from harness.verdict.pack_verdict import PRISTINE
 

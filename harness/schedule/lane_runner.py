@@ -48,7 +48,8 @@ class Prepared:
     patched: Tree | None  # the same with the patch; None where no lane runs on it, or the patch does not apply
     patch: str  # the name of the patch's file
     stale: str  # why it does not apply
-    must_load: tuple[str, ...]  # files that the patch changes and the probe has to load in the patched lane
+    loads: tuple[str, ...]  # files of the tree that the target runs
+    must_load: tuple[str, ...]  # those of them that the patch changes: the probe has to load them in the patched lane
     dependency_set: DependencySet  # what the lanes import
     dependencies: Layout  # the folder of it
     #: the tree with the pack's own patch, where the cell has a wrong one: its lane's JIT results serve this one, too
@@ -92,7 +93,8 @@ class Runner:
         layout = dependencies.layout(self.cache, merged, python, tag)
         layout.lay_out()
         pristine = tree.beside(pristine, layout) if together else pristine
-        prepared = Prepared(pristine, None, "", "", (), members, layout)
+        loads = tuple(pristine.path_here(path, upstream.source_root) for path in cell.stated.loads)
+        prepared = Prepared(pristine, None, "", "", loads, (), members, layout)
         return self._patched(cell, prepared) if LaneName.PATCHED in cell.lanes else prepared
 
     def _patched(self, cell: Cell, prepared: Prepared) -> Prepared:
@@ -111,8 +113,7 @@ class Runner:
                 stale = stale or str(error)
                 continue
             changed = set(patch.changed_files(pristine, patched))
-            loads = (pristine.path_here(path, upstream.source_root) for path in cell.stated.loads)
-            must_load = tuple(path for path in loads if path in changed)
+            must_load = tuple(path for path in prepared.loads if path in changed)
             like: Tree | None = None
             if cell.is_wrong_fix:
                 with suppress(patch.StalePatchError, OSError):
@@ -145,26 +146,20 @@ class Runner:
         whole = cell.timeout or cell.stated.timeout_s
         left = self.stop_at - clock if self.stop_at is not None else whole
         visible = ",".join(device.token for device in placement.devices) or None
-        root = cell.pack.definition.upstream.source_root
-        loads = tuple(source.path_here(path, root) for path in cell.stated.loads)
         wanted = Lane(
-            probe=cell.pack.probe,
-            contract=cell.pack.contract if cell.pack.contract.exists() else None,
+            pack=cell.pack,
             tree=source,
             dependency_set=prepared.dependency_set,
             dependencies=prepared.dependencies,
             target=cell.target,
             evidence=cell.known_evidence,
-            modules=cell.pack.definition.upstream.modules,
             must_load=prepared.must_load if is_patched else (),
-            recorded=prepared.must_load or loads,
-            claims=cell.pack.definition.claims,
+            recorded=prepared.must_load or prepared.loads,
             timeout=max(0.1, min(whole, left)),
             locks=locks,
             cancel=self.cancel,
             share=Share(self.threads, min(task.processes, len(this_host.cores())), visible),
             environment=cell.environment,
-            ordinary=cell.pack.definition.script,
             is_wrong_fix=cell.is_wrong_fix and is_patched,
             stops=cell.is_wrong_fix and not cell.judges_all and is_patched,
         )

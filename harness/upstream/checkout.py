@@ -6,19 +6,29 @@ import datetime as dt
 import importlib.metadata
 import json
 import os
+import re
 import shutil
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from packaging.utils import canonicalize_name
+
 from harness.core import files, git, room
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError, UnavailableError
-from harness.upstream import mirrors
+from harness.core.words import Exit
 
 #: A checkout may name a program that git would start to learn what changed.
 NO_MONITOR = ("-c", "core.fsmonitor=false")
 #: Characters of a name in a message.
 SHOWN = 80
+#: A remote that asks for a password or does not answer is none.
+SECONDS = {"GIT_HTTP_LOW_SPEED_LIMIT": "1", "GIT_HTTP_LOW_SPEED_TIME": "20"}
+#: A mirror ``NAME.git`` stands for the repository at such a URL.
+REPOSITORY = re.compile(r"https://[\w.-]+(?::\d+)?/(?:[\w.-]+/)*(?P<name>[A-Za-z0-9][\w.-]*?)(?:\.git)?/?")
+COMMIT = re.compile(r"[0-9a-f]{40}")
+#: What git says of a repository that does not have a commit.
+LACKS = "not our ref"
 SKIPPED = {".git", "__pycache__", ".venv", "node_modules"}
 
 
@@ -89,6 +99,32 @@ def copy_installed(package: str, destination: Path) -> str:
     return f"{distribution.version}, installed"
 
 
+def mirror_of(mirrors: Path, url: str) -> Path | None:
+    """Return the mirror that stands for the repository at `url`; None where there is none."""
+    match = REPOSITORY.fullmatch(url)
+    folder = mirrors / f"{match['name']}.git" if match else None
+    return folder if folder is not None and folder.is_dir() else None
+
+
+def take(mirrors: Path, url: str, commit: str, repository: Path) -> bool:
+    """Bring one commit from the mirror of `url` into a bare repository, made where needed; say whether it was there.
+
+    A commit's name is the hash of what it holds: one from a mirror is the same commit. A branch, a tag or fewer digits
+    are the upstream's own to resolve. HarnessError is raised where the mirror cannot be read.
+    """
+    folder = mirror_of(mirrors, url)
+    if folder is None or not COMMIT.fullmatch(commit):
+        return False
+    repository.mkdir(parents=True, exist_ok=True)
+    git.run(["init", "--quiet", "--bare"], repository)
+    arguments = ["fetch", "--quiet", "--depth=1", "--no-tags", "--update-shallow"]
+    fetched = git.run([*arguments, "--", folder.absolute().as_uri(), commit], repository)
+    if fetched.returncode != 0 and LACKS not in fetched.stderr:
+        why = git.last_line(fetched.stderr)
+        raise HarnessError(f"the mirror {folder.name} is refused: {why}. Next: without --mirrors", status=Exit.DEVIATES)
+    return fetched.returncode == 0
+
+
 def _mirror(cache: Cache, url: str, commit: str) -> Path:
     """Return a bare clone in the cache that has the commit."""
     mirror = cache.entry("git", files.key_of(url))
@@ -97,7 +133,7 @@ def _mirror(cache: Cache, url: str, commit: str) -> Path:
         asked = ["cat-file", "-e", f"{commit}^{{commit}}"]
         return mirror.is_dir() and git.run(asked, mirror, plain=True).returncode == 0
 
-    if has() or (cache.mirrors is not None and mirrors.take(cache.mirrors, url, commit, mirror) and has()):
+    if has() or (cache.mirrors is not None and take(cache.mirrors, url, commit, mirror) and has()):
         return mirror
     if cache.offline:
         raise UnavailableError(f"git commit {commit}: not in the cache, and --offline forbids to fetch it")
@@ -135,12 +171,6 @@ def history(cache: Cache, url: str) -> Path:
             fetched = git.run(["fetch", "--quiet", "--tags", *whole, "--", url, *names], mirror)
             if fetched.returncode != 0:
                 raise UnavailableError(f"git+...: its history cannot be fetched: {git.last_line(fetched.stderr)}")
-    return kept(cache, url)
-
-
-def kept(cache: Cache, url: str) -> Path:
-    """Return the bare clone that `history` brought into the cache; UnavailableError where it brought none."""
-    mirror = cache.entry("git", files.key_of(url))
     if not mirror.is_dir() or (mirror / "shallow").exists():
         raise UnavailableError("git+...: its history is not in the cache, and --offline forbids to fetch it")
     return mirror
@@ -163,3 +193,23 @@ def copy_commit(cache: Cache, url: str, commit: str, destination: Path) -> str:
         if step.returncode != 0:
             raise UnavailableError(f"git commit {commit}: {git.last_line(step.stderr)}")
     return f"commit {full}"
+
+
+def commit_of_tag(repository: str, package: str, version: str, folder: Path) -> str:
+    """Return the commit that a release's tag names in the repository at a URL; empty where no such tag can be read.
+
+    Some repositories name the package in the tag. `folder` is any, to run git in.
+    """
+    if not repository:
+        return ""
+    listed = git.run(["ls-remote", "--tags", "--", repository], folder, SECONDS)
+    pairs = (line.partition("\t") for line in listed.stdout.splitlines())
+    tags = {name.removeprefix("refs/tags/"): commit for commit, _, name in pairs}
+    names = (f"{before}{version}" for before in ("v", "", "release-", f"{package}-", f"{package}-v", "core_v", "core_"))
+    known = {canonicalize_name(tag): tag for tag in tags}
+    for name in names:
+        tag = known.get(canonicalize_name(name))
+        found = tags.get(f"{tag}^{{}}", tags.get(tag or "", ""))  # what an annotated tag points at comes first
+        if tag and re.fullmatch(r"[0-9a-f]{40}", found):
+            return found
+    return ""

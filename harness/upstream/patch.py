@@ -112,11 +112,6 @@ def _verify(source: Tree, upstream: Upstream, listed: tuple[PatchedFile, ...], c
             raise StalePatchError(f"{path} is not what the patch's index line says after applying it")
 
 
-def key_of(source: Tree, patch: Path, *, exact: bool) -> str:
-    """Return the name in the cache of a tree with a patch."""
-    return files.key_of("patched", source.key, files.sha256_file(patch), exact)
-
-
 def apply(cache: Cache, source: Tree, upstream: Upstream, patch: Path, *, exact: bool) -> Tree:
     """Return the patched copy of a tree, which is not touched itself.
 
@@ -125,7 +120,7 @@ def apply(cache: Cache, source: Tree, upstream: Upstream, patch: Path, *, exact:
     the patch's index lines must match. StalePatchError is raised where it does not apply cleanly, or git did something
     else than the patch says.
     """
-    key = key_of(source, patch, exact=exact)
+    key = files.key_of("patched", source.key, files.sha256_file(patch), exact)
 
     def build(entry: Path) -> None:
         content = entry / "content"

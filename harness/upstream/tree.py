@@ -11,7 +11,7 @@ from harness.core.cache import Cache
 from harness.core.errors import UnavailableError
 from harness.core.seal import Layout, Seal
 from harness.pack.model import Upstream
-from harness.upstream import archive, checkout, download, mirrors
+from harness.upstream import archive, checkout, download
 from harness.upstream.source import Source, SourceKind, commit_of
 
 #: The folder of the cache that trees lie in, pristine and patched ones under names of one form.
@@ -138,6 +138,6 @@ def materialize(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
         version = origin.value if origin.kind == SourceKind.RELEASE else None
         release = download.resolve(cache, upstream.package, version, wheels_only=upstream.is_wheel)
         return _from_archive(cache, upstream, release.version, release.file, release.sha256)
-    if origin.kind in (SourceKind.GIT, SourceKind.PINNED) and mirrors.COMMIT.fullmatch(origin.value):
+    if origin.kind in (SourceKind.GIT, SourceKind.PINNED) and checkout.COMMIT.fullmatch(origin.value):
         return _from_commit(cache, upstream, origin)
     return _from_folder(cache, upstream, origin)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import signal
 from pathlib import Path, PurePosixPath
 
-from harness.core import tracebacks
 from harness.core.words import LaneVerdict, Role
 from harness.lane.lane import ABANDONED, RAISED, Lane, LaneRun
 from harness.lane.process import Ended
 from harness.lane.record import CheckLine, LaneRecord, UpstreamLine
-from harness.lane.script import NO_SENTINEL, STATUS, Script
+from harness.lane.script import NO_SENTINEL, STATUS, Script, last_exception
 
 #: Exit statuses of a script without a sentinel after which the log ends in what was raised.
 FAILED = (STATUS[LaneVerdict.UNSUPPORTED], RAISED)
@@ -107,7 +106,7 @@ def mute(checks: tuple[CheckLine, ...]) -> list[str]:
 
 def raised(log: Path) -> str:
     """Return what a probe raised, in brackets: the line that names a rank where one does, else the last; or nothing."""
-    line = tracebacks.last_exception(log.read_text("utf-8", errors="replace"), of=": rank ")
+    line = last_exception(log.read_text("utf-8", errors="replace"), of=": rank ")
     return f" ({line[:MOST_SAID]})" if line else ""
 
 

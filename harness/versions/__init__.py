@@ -1,1 +1,1 @@
-"""What the probe says of many releases, commits or dependency sets, and where the bug came and went."""
+"""What the probe says of many releases or commits, and where the bug came and went."""

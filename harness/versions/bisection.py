@@ -15,15 +15,13 @@ from packaging.version import Version
 from harness.core import git
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
-from harness.upstream import checkout, release_tag
-from harness.versions import candidates, timeline
-from harness.versions.candidates import Candidate
-from harness.versions.judging import Judging, LaneNotRunError
+from harness.upstream import checkout
+from harness.versions import timeline
+from harness.versions.judging import Candidate, Judging, LaneNotRunError, releases
 from harness.versions.timeline import RIGHT, WRONG, Entry
 
 #: Digits of a commit that people see.
 SHOWN = 12
-COMMIT = re.compile(r"[0-9a-f]{40}")
 EXACT = re.compile(r"(?m)^([0-9a-f]{40}) is the first after commit")
 SKIPPED = re.compile(r"(?m)^[0-9a-f]{40}$")
 Tell = Callable[[str], None]
@@ -134,7 +132,7 @@ def release_between(judging: Judging, old: str, new: str, tell: Tell) -> list[st
 
 def _between(judging: Judging, old: str, new: str) -> list[Candidate]:
     """List the releases from one to another; both have to be there."""
-    listed = candidates.releases(judging.session.cache, judging.pack, f">={old},<={new}")
+    listed = releases(judging.session.cache, judging.pack, f">={old},<={new}")
     missing = {Version(old), Version(new)} - {Version(candidate.label) for candidate in listed}
     if missing:
         raise HarnessError(f"the package index does not list {min(missing)}")
@@ -160,14 +158,13 @@ def commit_between(judging: Judging, old: str, new: str, tell: Tell, intro: str 
     """
     if old == new:
         return "not bisected: the commit is the same"
-    url = judging.pack.definition.upstream.repository
     try:
-        mirror = checkout.history(judging.session.cache, url)
+        mirror = checkout.history(judging.session.cache, judging.pack.definition.upstream.repository)
         ends = _commit_or_tag(judging, mirror, old), _commit_or_tag(judging, mirror, new)
-        found = commits(judging, url, ends, (), tell)
+        what, commit = commits(judging, mirror, ends, tell)
     except HarnessError as error:
         return f"which commit did it cannot be told ({_why(error)})"
-    return f"{intro or found.what} {found.commit}"
+    return f"{intro or what} {commit}"
 
 
 def _why(error: HarnessError) -> str:
@@ -178,75 +175,47 @@ def _why(error: HarnessError) -> str:
 def _commit_or_tag(judging: Judging, mirror: Path, name: str) -> str:
     """Return a commit as it is, and that of a release by its tag, or as pack.toml names it."""
     upstream = judging.pack.definition.upstream
-    if not COMMIT.fullmatch(name):
-        tagged = release_tag.commit_of(str(mirror), upstream.package, name, mirror)
+    if not checkout.COMMIT.fullmatch(name):
+        tagged = checkout.commit_of_tag(str(mirror), upstream.package, name, mirror)
         pinned = upstream.commit if name == upstream.version else ""
         if not tagged and not pinned:
             raise HarnessError(f"the repository has no tag of {name}")
         name = tagged or pinned
-    return commit_of(mirror, name)
+    if git.run(["cat-file", "-e", f"{name}^{{commit}}"], mirror).returncode:
+        raise HarnessError(f"the repository has no commit {name}")
+    return name
 
 
-@dataclass(frozen=True)
-class Found:
-    """What a bisection of commits gave."""
-
-    rows: list[Entry]  # the commits judged, in the order of the history
-    what: str  # ``fixed in`` or ``bug from``
-    commit: str  # its hash, date and subject; or those of the commits that it is one of
-
-
-def commit_of(repository: Path, name: str) -> str:
-    """Return the full hash of a commit, branch or tag."""
-    for place in (name, f"refs/upstream/heads/{name}", f"refs/upstream/{name}"):
-        answer = git.run(["rev-parse", "--quiet", "--verify", f"{place}^{{commit}}"], repository)
-        if answer.returncode == 0:
-            return answer.stdout.strip()
-    raise HarnessError(f"--range: the repository has no commit, branch or tag {name!r}. Next: --range OLD..NEW")
-
-
-def commits_in(judging: Judging, url: str, within: str, requested: tuple[str, ...], tell: Tell) -> Found:
-    """Find the commit in a range ``OLD..NEW``: by default from the pinned commit to the default branch."""
-    mirror = checkout.history(judging.session.cache, url)
-    old, separator, new = within.partition("..")
-    if within and not separator:
-        raise HarnessError(f"--range {within!r}: two commits, branches or tags. Next: --range OLD..NEW")
-    pinned = judging.pack.definition.upstream.commit
-    return commits(judging, url, (commit_of(mirror, old or pinned), commit_of(mirror, new or "HEAD")), requested, tell)
-
-
-def commits(judging: Judging, url: str, ends: tuple[str, str], requested: tuple[str, ...], tell: Tell) -> Found:
+def commits(judging: Judging, mirror: Path, ends: tuple[str, str], tell: Tell) -> tuple[str, str]:
     """Find the commit between two, the earlier one first, named by all their digits, at which the verdict changes.
 
-    The history of the repository at `url` is in the cache; `requested` are the values of ``--with``. HarnessError: an
-    end cannot be judged, or both give the same verdict. KeyboardInterrupt: the user interrupted.
+    It returns ``fixed in`` or ``bug from``, and the commit with its date and subject, or those that it is one of.
+
+    `mirror` has the upstream's history. HarnessError: an end cannot be judged, or both give the same verdict.
+    KeyboardInterrupt: the user interrupted.
     """
-    cache, mirror = judging.session.cache, checkout.kept(judging.session.cache, url)
-    rows: dict[str, Entry] = {}
+    cache, url = judging.session.cache, judging.pack.definition.upstream.repository
 
     def judge(commit: str) -> Entry:
         date = _show(mirror, commit, "%cd")
-        entry = rows[commit] = judging.one(Candidate(commit[:SHOWN], f"git+{url}@{commit}", requested, date))
+        entry = judging.one(Candidate(commit[:SHOWN], f"git+{url}@{commit}", date))
         tell(f"{entry.label} {entry.verdict}")
         return entry
 
     old, new = (judge(commit) for commit in ends)
     if not (old.is_judged and new.is_judged) or old.verdict == new.verdict:
         said = "; ".join(f"{row.label} gives {row.verdict} {row.reason}".strip() for row in (old, new))
-        raise HarnessError(f"nothing to bisect: {said}. Next: --range OLD..NEW", status=Exit.DEVIATES)
+        raise HarnessError(f"nothing to bisect: {said}", status=Exit.DEVIATES)
     with cache.guard(), cache.scratch("bisect-") as folder:
-        output = _drive(mirror, folder, ends, old, judge)
-    listed = git.run(["rev-list", "--no-walk=sorted", *rows], mirror).stdout.split()
-    in_order = [rows[commit] for commit in reversed(listed)] if len(listed) == len(rows) else list(rows.values())
-    return Found(in_order, {WRONG: "fixed in", RIGHT: "bug from"}[old.verdict], _answer(mirror, output))
+        return {WRONG: "fixed in", RIGHT: "bug from"}[old.verdict], changed_at(mirror, folder, ends, old, judge)
 
 
 def _show(repository: Path, commit: str, form: str) -> str:
     return git.run(["log", "-1", f"--format={form}", "--date=short", commit], repository).stdout.strip()
 
 
-def _drive(mirror: Path, repository: Path, ends: tuple[str, str], old: Entry, judge: Callable[[str], Entry]) -> str:
-    """Let git choose each commit, and return what git said last.
+def changed_at(mirror: Path, repository: Path, ends: tuple[str, str], old: Entry, judge: Callable[[str], Entry]) -> str:
+    """Let git choose each commit until it names the one at which the verdict changes, or those that it is one of.
 
     Its state is in a bare repository of its own, which borrows the objects of the mirror.
     """
@@ -264,10 +233,7 @@ def _drive(mirror: Path, repository: Path, ends: tuple[str, str], old: Entry, ju
         entry = judge(commit)
         same = "before" if entry.verdict == old.verdict else "after"
         ended = git.run(["bisect", same if entry.is_judged else "skip", commit], repository)
-    return ended.stdout + ended.stderr
-
-
-def _answer(mirror: Path, output: str) -> str:
+    output = ended.stdout + ended.stderr
     exact = EXACT.search(output)
     commits = [exact[1]] if exact else SKIPPED.findall(output.rpartition("could be any of:")[2])
     if not commits:

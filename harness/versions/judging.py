@@ -7,30 +7,43 @@ import re
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
+from packaging.specifiers import InvalidSpecifier, SpecifierSet
 from packaging.utils import canonicalize_name
+from packaging.version import Version
 
-from harness.core import tracebacks
+from harness.core.cache import Cache
 from harness.core.errors import HarnessError, UnavailableError
 from harness.core.words import Evidence, LaneName, LaneVerdict, Role, Verdict
 from harness.host.eligibility import Planned
 from harness.lane.record import CheckLine, LaneEnd, LaneRecord
-from harness.lane.script import NO_SENTINEL
+from harness.lane.script import NO_SENTINEL, last_exception
 from harness.pack.model import Pack
 from harness.receipt import figures
 from harness.schedule.scheduler import Account
 from harness.schedule.selection import Request, cell_of
 from harness.schedule.session import Session
 from harness.schedule.workers import failure_of
-from harness.upstream import uv
+from harness.upstream import download, uv
 from harness.verdict import pack_verdict
 from harness.verdict.cell import Cell
 from harness.verdict.change import Side
 from harness.verdict.lane_verdict import FAILED
-from harness.versions.candidates import Candidate
 from harness.versions.timeline import RIGHT, WRONG, Entry
 
 #: What a lane says that went through all of its checks. In any other its checks are not all there.
 WHOLE = (WRONG, RIGHT, LaneVerdict.CONTROL_FAILED)
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One thing to judge."""
+
+    label: str  # what the table calls it
+    upstream: str | None = None  # for ``--upstream``; None is the pinned release
+    date: str = ""  # when the index took it in, or empty
+    reason: str = ""  # why it cannot be judged at all; empty where it can be tried
+    is_pinned: bool = False  # whether it is what pack.toml states
+    sha256: str = ""  # of a release's archive, where it is known: by it a lane that ended before is found again
 
 
 class LaneNotRunError(HarnessError):
@@ -71,8 +84,7 @@ class Judging:
         """Return the cell of a candidate, or why it has none."""
         if candidate.reason:
             return Side(LaneVerdict.UNSUPPORTED, candidate.reason)
-        dependencies = candidate.dependencies or self._of_its_day(candidate)
-        request = Request(candidate.upstream, dependencies, (LaneName.PRISTINE,), self.timeout)
+        request = Request(candidate.upstream, self._of_its_day(candidate), (LaneName.PRISTINE,), self.timeout)
         planned = Planned(self.target, self.evidence)
         try:
             cell = cell_of(self.pack, planned, request, self.session.host, self.session.cache)
@@ -141,7 +153,7 @@ def _side(session: Session, end: LaneEnd) -> Side:
     if end.log is None or not surprised or record.exit_status not in FAILED:
         return Side(record.verdict, record.reason, end.version, record)
     text = (session.folder / end.log.file).read_text(encoding="utf-8", errors="replace")
-    return Side(LaneVerdict.UNSUPPORTED, tracebacks.last_exception(text) or record.reason, end.version, record)
+    return Side(LaneVerdict.UNSUPPORTED, last_exception(text) or record.reason, end.version, record)
 
 
 def by_checks(record: LaneRecord, verdict: LaneVerdict, reason: str, about: tuple[str, ...]) -> tuple[LaneVerdict, str]:
@@ -169,3 +181,28 @@ def by_checks(record: LaneRecord, verdict: LaneVerdict, reason: str, about: tupl
 
 def _wrong_controls(lines: Iterable[CheckLine]) -> list[str]:
     return [line.name for line in lines if line.role == Role.CONTROL and line.ok is False]
+
+
+def releases(cache: Cache, pack: Pack, wanted: str) -> list[Candidate]:
+    """List the releases of a pack's upstream that lie in a range such as ``>=0.5``, the oldest first.
+
+    Pre-releases are listed only where the range names one. An empty range is every final release.
+    """
+    upstream = pack.definition.upstream
+    package, pinned = upstream.package, upstream.version
+    try:
+        specifier = SpecifierSet(wanted)
+    except InvalidSpecifier:
+        raise HarnessError(f"--range {wanted!r}: no version range. Next: --range '>=0.5,<0.9'") from None
+    listed = download.releases(cache, package, wheels_only=upstream.is_wheel)
+    inside = set(specifier.filter(one.version for one in listed))
+    if not inside:
+        every = ", ".join(one.version for one in listed[-8:])
+        raise HarnessError(f"--range {wanted!r}: no release of {package} lies in it. The newest: {every}")
+    found = []
+    for one in (one for one in listed if one.version in inside):
+        is_pinned = bool(pinned) and Version(one.version) == Version(pinned)  # no release is where a commit is pinned
+        named = None if is_pinned else f"{package}=={one.version}"
+        reason = "" if one.file else "no file of it that this interpreter could read"
+        found.append(Candidate(one.version, named, one.date, reason, is_pinned, one.sha256))
+    return found

@@ -2,32 +2,19 @@
 
 from __future__ import annotations
 
-import io
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 
-from rich.console import Console
 from rich.table import Table
 
 from harness.core import files
+from harness.core.terminal import rendered
 from harness.pack import judges
 from harness.receipt import receipt
-from harness.receipt.figures import WIDTH
 from harness.receipt.redaction import PrivateTextError, Scrubber
 from harness.versions.judging import Judging
 from harness.versions.timeline import Entry
 
 SCHEMA = 1
-#: In which file of data/ a result over these is kept.
-KEPT = {"release": "history", "commit": "history", "dependency set": "dependencies"}
-
-
-@dataclass(frozen=True)
-class Shown:
-    """The rows in order, what they are (release, commit, dependency set), and the answer in one line."""
-
-    what: str
-    rows: list[Entry]
-    line: str
 
 
 def scrubbed(row: Entry, scrub: Scrubber) -> Entry:
@@ -38,18 +25,15 @@ def scrubbed(row: Entry, scrub: Scrubber) -> Entry:
         return replace(row, reason=f"withheld: {str(error).partition(' holds ')[2].partition('.')[0]}")
 
 
-def as_text(shown: Shown) -> str:
+def as_text(rows: list[Entry], line: str) -> str:
     """Write the table and the line."""
-    table = Table(shown.what, "date", "verdict", "figure", "reason", box=None)
-    for row in shown.rows:
+    table = Table("release", "date", "verdict", "figure", "reason", box=None)
+    for row in rows:
         table.add_row(row.label, row.date or "-", row.verdict, row.figure or "-", row.reason)
-    stream = io.StringIO()
-    Console(file=stream, width=WIDTH, highlight=False, markup=False).print(table)
-    lines = [line.rstrip() for line in stream.getvalue().splitlines()]
-    return "\n".join([*lines, shown.line]) + "\n"
+    return rendered([table, line])
 
 
-def document(shown: Shown, judging: Judging, command: str) -> dict[str, object]:
+def document(rows: list[Entry], line: str, judging: Judging, command: str) -> dict[str, object]:
     """Return what was found as a JSON document, with what it was found by."""
     host = judging.session.host
     return {
@@ -57,21 +41,21 @@ def document(shown: Shown, judging: Judging, command: str) -> dict[str, object]:
         "pack": judging.pack.name,
         "target": judging.target,
         "evidence": judging.evidence,
-        "over": shown.what,
-        "line": shown.line,
+        "over": "release",
+        "line": line,
         "probe": judges.sha256(judging.pack),
         "python": host.python,
         "torch": host.torch,
         "triton": host.triton,
         "command": command,
         "checks": list(judging.about),
-        "rows": [asdict(row) for row in shown.rows],
+        "rows": [asdict(row) for row in rows],
     }
 
 
 def save(found: dict[str, object], judging: Judging, scrub: Scrubber) -> str:
     """Write the document into the pack's data/ and return its name; refuse where something private is in it."""
-    name = f"{KEPT[str(found['over'])]}.{judging.target}.json"
+    name = f"history.{judging.target}.json"
     text = receipt.to_json(scrub.document(found, name))
     files.write_atomic(judging.pack.folder / "data" / name, text)
     return f"{judging.pack.name}/data/{name}"

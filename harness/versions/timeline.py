@@ -11,7 +11,7 @@ WRONG, RIGHT = LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED
 
 @dataclass(frozen=True)
 class Entry:
-    """What the probe said of one release, commit or dependency set; `seconds` is the wall time of its lane."""
+    """What the probe said of one release or commit; `seconds` is the wall time of its lane."""
 
     label: str
     date: str

@@ -18,11 +18,10 @@ BASE, HEAD = "base", "head"
 
 @dataclass(frozen=True)
 class Trees:
-    """The two trees: each as ``--upstream`` names one, with the dependency set and the seconds of a lane."""
+    """The two trees: each as ``--upstream`` names one, with the seconds of a lane."""
 
     base: str
     head: str
-    dependencies: tuple[str, ...] = ()
     timeout: float | None = None
 
 
@@ -50,7 +49,7 @@ def compared(session: Session, judged: list[tuple[Pack, str, Evidence]], trees: 
     cells = []
     for pack, target, evidence in judged:
         for column, upstream in ((BASE, trees.base), (HEAD, trees.head)):
-            request = Request(upstream, trees.dependencies, (LaneName.PRISTINE,), trees.timeout)
+            request = Request(upstream, (), (LaneName.PRISTINE,), trees.timeout)
             cell = cell_of(pack, Planned(target, evidence), request, session.host, session.cache)
             cells.append(replace(cell, column=column))
     account = session.run(cells, receipts=False)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import subprocess
 import tomllib
 from collections.abc import Iterator
@@ -204,11 +205,10 @@ def test_a_pack_is_made_anew(author: Author) -> None:
     passes = SCRIPT.replace("== [1.0, 1.0]", "")
     first = author.new("toy_again", passes)
     assert (first.returncode, first.stdout.splitlines()[0]) == (1, "the script does not fail on toykernel 1.0")
-    assert "is there already. Next: --again" in author.new("toy_again", SCRIPT).stderr
+    assert "is there already. Next: remove it" in author.new("toy_again", SCRIPT).stderr
     folder = author.folder("toy_again")
-    ended = author.new(
-        "toy_again", SCRIPT, "--with", "toykernel==1.0", "--again", "--env", "MY_SWITCH=1", "--repeat", "2"
-    )
+    shutil.rmtree(folder)
+    ended = author.new("toy_again", SCRIPT, "--with", "toykernel==1.0", "--env", "MY_SWITCH=1", "--repeat", "2")
     assert (ended.returncode, author.folder("toy_again")) == (0, folder), ended.stdout + ended.stderr
     assert ended.stdout.startswith("BUG_REPRODUCED on toykernel 1.0: 2 of 2 runs: AssertionError")
     stated = tomllib.loads((folder / "pack.toml").read_text())["script"]

@@ -47,9 +47,9 @@ def test_what_runs_is_what_the_receipt_states(workbench: Workbench) -> None:
     edit = f'with open({str(probe)!r}, "a") as stream: stream.write("# edited\\n")\n'
     toys.replace(probe, LINE, LINE + edit)
     before, judged = probe.read_bytes(), judges.sha256(load.load_pack(pack))
-    workbench.rows("--receipts", str(workbench.folder / "out"))
+    workbench.rows()
     assert probe.read_bytes() != before
-    (receipt,) = (workbench.folder / "out").rglob("*.json")
+    (receipt,) = workbench.receipts.rglob("*.json")
     assert json.loads(receipt.read_text())["probe"]["sha256"] == judged
 
 

@@ -27,8 +27,8 @@ SECOND = "assert kernel.total([1.0, 2.0, 3.0]) == 6.0"
 
 def _receipt(workbench: Workbench) -> dict[str, Any]:
     """Run the toy; return what its receipt says, however it ended."""
-    ended = workbench.run("run", "60", "--receipts", str(workbench.folder / "receipts"))
-    (path,) = (workbench.folder / "receipts").rglob("cpu.traced.json")
+    ended = workbench.run("run", "60")
+    (path,) = workbench.receipts.rglob("cpu.traced.json")
     found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
     found["status"], found["said"] = ended.returncode, ended.stdout + ended.stderr
     return found

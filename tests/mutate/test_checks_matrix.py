@@ -8,19 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.mutate import checks_matrix
+from harness.mutate import output
 from testing.workbench import REPOSITORY, Workbench
 
 
 def test_each_wrong_fix_is_covered_twice_where_two_checks_refuse_it() -> None:
     refused = {"a": {"1", "2", "3"}, "b": {"1"}, "c": {"2", "3"}, "d": {"3"}, "e": {"4"}}
-    assert checks_matrix.cover(refused) == ["a", "c", "b", "e"]
-    assert checks_matrix.cover({}) == []
+    assert output.cover(refused) == ["a", "c", "b", "e"]
+    assert output.cover({}) == []
 
 
 @given(st.dictionaries(st.text("abcdef", min_size=1, max_size=3), st.sets(st.integers(0, 9).map(str))))
 def test_a_cover_loses_no_wrong_fix(refused: dict[str, set[str]]) -> None:
-    chosen = checks_matrix.cover(refused)
+    chosen = output.cover(refused)
     for mutant in set().union(*refused.values()):
         by = [name for name, names in refused.items() if mutant in names]
         assert len([name for name in chosen if name in by]) >= min(2, len(by))

@@ -13,7 +13,7 @@ from urllib.parse import quote
 
 import pytest
 
-from harness.core import urls
+from harness.core import errors
 from harness.core.errors import HarnessError
 from harness.receipt import redaction
 from harness.receipt.redaction import PrivateTextError, Scrubber
@@ -79,8 +79,7 @@ def test_what_is_planted_is_scrubbed_or_refused(what: str) -> None:
 )
 def test_a_run_refuses_what_a_probe_repeats(workbench: Workbench, place: str, what: str) -> None:
     workbench.lay("38_repeats_what_it_was_given")
-    arguments = ["run", "--lane", "pristine", "--receipts", str(workbench.folder / "out")]
-    ended = workbench.run(*arguments, NCCL_PLANT=PLANTS[what], NCCL_PLANT_IN=place)
+    ended = workbench.run("run", "--lane", "pristine", NCCL_PLANT=PLANTS[what], NCCL_PLANT_IN=place)
     assert (ended.returncode, "refused to write" in ended.stdout) == (1, True), ended.stdout
     assert PLANTS[what] not in ended.stdout + ended.stderr + _written(workbench.folder)
 
@@ -190,7 +189,7 @@ def test_the_command_of_a_receipt_names_no_password(workbench: Workbench) -> Non
     upstream = f"path:{toys.RESOURCES}/upstream/toykernel-1.0?private_token=abcd1234"
     ended = workbench.run("run", "1", "--lane", "pristine", "--upstream", upstream)
     assert "abcd1234" not in ended.stdout + ended.stderr
-    masked = urls.without_credentials("--upstream git+https://ada:pw@h.example/x?private_token=abcd1234@main")
+    masked = errors.without_credentials("--upstream git+https://ada:pw@h.example/x?private_token=abcd1234@main")
     assert masked == "--upstream git+https://***@h.example/x?private_token=***"
     assert not list(Scrubber({}, {}, {}).findings(masked)), "what is masked gets its receipt"
 
@@ -221,11 +220,11 @@ def test_a_private_path_becomes_a_name(workbench: Workbench) -> None:
 def test_a_probe_that_prints_a_token_gets_no_receipt(workbench: Workbench) -> None:
     pack = workbench.lay("32_prints_secrets")
     value = "correct-horse-battery"
-    ended = workbench.run("run", "--lane", "pristine", "--receipts", str(workbench.folder / "out"), MY_TOKEN=value)
+    ended = workbench.run("run", "--lane", "pristine", MY_TOKEN=value)
     assert ended.returncode == 1
     assert "32_prints_secrets cpu: refused to write: log holds a token" in ended.stdout
     assert "ghp_" not in ended.stdout + ended.stderr
-    assert "ghp_" not in "".join(path.read_text() for path in workbench.folder.glob("out/**/*.*"))
+    assert "ghp_" not in "".join(path.read_text() for path in workbench.cache.glob("runs/*/receipts/**/*.*"))
     assert not list(pack.glob("receipts/*"))
     (raw,) = workbench.cache.glob("runs/*/raw/*/*.log")
     assert raw.stat().st_mode & 0o777 == 0o600, "whoever runs it can read what was refused, and nobody else"

@@ -13,6 +13,7 @@ from harness.host import host
 from harness.lane import lane
 from harness.lane.environment import Share
 from harness.lane.lane import Lane
+from harness.pack.model import Pack
 from harness.schedule import lane_runner
 from harness.upstream.dependencies import DependencySet
 from harness.upstream.tree import Tree
@@ -25,17 +26,14 @@ def _tree(key: str) -> Tree:
 
 def _lane(tree: Tree) -> Lane:
     return Lane(
-        probe=Path("reproduce.py"),
-        contract=None,
+        pack=Pack(Path(), None),  # type: ignore[arg-type] - nobody asks for what it states
         tree=tree,
         dependency_set=DependencySet("default", ()),
         dependencies=laid_out.nothing("1.0").dependencies,
         target="cpu",
         evidence=Evidence.TRACED,
-        modules=(),
         must_load=(),
         recorded=(),
-        claims=(),
         timeout=1.0,
     )
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.upstream import mirrors as ours
+from harness.upstream import checkout as ours
 from testing import histories, mirrors
 from testing.workbench import Workbench
 
@@ -94,9 +94,9 @@ def test_a_mirror_that_cannot_be_read_is_refused(workbench: Workbench, source: P
 def test_a_name_never_leads_anywhere_else(tmp_path: Path, url: str) -> None:
     for name in ("toykernel.git", "...git", "-toykernel.git", ".git"):
         (tmp_path / "mirrors" / name).mkdir(parents=True, exist_ok=True)
-    found = ours.folder_of(tmp_path / "mirrors", url)
+    found = ours.mirror_of(tmp_path / "mirrors", url)
     assert found is None or found == tmp_path / "mirrors/toykernel.git"
-    assert ours.folder_of(tmp_path / "mirrors", url.replace("toykernel", "..")) is None
+    assert ours.mirror_of(tmp_path / "mirrors", url.replace("toykernel", "..")) is None
 
 
 @pytest.mark.parametrize("commit", ["main", "--upload-pack=x", "HEAD", "1234567"])
