@@ -133,12 +133,7 @@ def file_name(target: str, evidence: Evidence, kind: str = STRENGTH) -> str:
 
 
 def load(path: Path) -> Strength:
-    """Load a record.
-
-    Raises:
-        HarnessError: it cannot be read; the text names the file and every error in it.
-
-    """
+    """Load a record, or raise HarnessError that names the file and every error in it."""
     where = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
     try:
         document = json.loads(path.read_text(encoding="utf-8"))

@@ -42,16 +42,7 @@ class MadeBy:
 def scrubber(
     pack: Pack, cache: Cache, host: Host, dependency_set: DependencySet | None, trees: Mapping[Path, str]
 ) -> Scrubber:
-    """Return the scrubber that knows a pack's folders, and the versions that look like an address.
-
-    Args:
-        pack: the pack.
-        cache: its root is ``$CACHE``, its mirrors are ``$MIRRORS``.
-        host: where the lanes run.
-        dependency_set: what they import.
-        trees: folders of trees, with their names.
-
-    """
+    """Return the scrubber that knows the folders of a pack, a cache and trees, and which versions are no address."""
     own = {folder: f"$PACKS/{pack.name}" for folder in (pack.folder, pack.inputs) if folder is not None}
     places = {REPOSITORY: "$REPOSITORY", **own, **cache.places, **trees}
     versions = dependency_set.versions.values() if dependency_set else ()
@@ -165,17 +156,9 @@ def _only_writer(folder: Path) -> Iterator[None]:
 def write(outcome: Outcome, made_by: MadeBy, folder: Path, logs: Mapping[LaneName, str]) -> Path:
     """Write receipt and log into `folder` and return the receipt's path.
 
-    The log's name holds its hash, and the receipt names the log: whoever reads finds the old pair or the new one.
-
-    Args:
-        outcome: its lanes' records are scrubbed.
-        made_by: what ran the lanes.
-        folder: where receipts of the pack go.
-        logs: of the lanes, scrubbed.
-
-    Raises:
-        PrivateTextError: a field still looks private; then nothing is written.
-
+    The log's name holds its hash, and the receipt names the log: whoever reads finds the old pair or the new one. The
+    lanes' records and `logs` are scrubbed already. PrivateTextError is raised where another field looks private; then
+    nothing is written.
     """
     cell, text = outcome.cell, "\n".join(f"== {name} lane ==\n{log}" for name, log in logs.items())
     name = f"{cell.target}.{cell.evidence}"

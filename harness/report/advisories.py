@@ -91,16 +91,11 @@ class Lane:
 
 @dataclass(frozen=True)
 class Known:
-    """All that is known of the versions of one package with respect to one bug.
+    """All that is known of the versions of one package with respect to one bug."""
 
-    Attributes:
-        lanes: by version, as the package index writes it, the oldest first.
-        adjacent: neighbours in one history. Where their verdicts differ, the package index has no other final release
-            between them that is not yanked, also where the history comes from a bisection.
-
-    """
-
-    lanes: dict[str, tuple[Lane, ...]]
+    lanes: dict[str, tuple[Lane, ...]]  # by version, as the package index writes it, the oldest first
+    #: neighbours in one history. Where their verdicts differ, the package index has no other final release between them
+    #: that is not yanked, also where the history comes from a bisection.
     adjacent: frozenset[tuple[str, str]] = field(default_factory=frozenset)
 
     @property
@@ -154,9 +149,7 @@ def _of_receipt(pack: Pack, one: Receipt) -> list[Lane]:
 def known(pack: Pack) -> Known:
     """Gather what the committed receipts and histories of a pack say of releases.
 
-    Raises:
-        HarnessError: one of the files cannot be read; the text names it.
-
+    HarnessError is raised where one of the files cannot be read; the text names it.
     """
     histories = [_history(path) for path in sorted((pack.folder / "data").glob("history.*.json"))]
     of_releases = [one for one in histories if one.over == "release"]
@@ -232,9 +225,7 @@ def _judged(lanes: tuple[Lane, ...]) -> dict[str, object]:
 def workaround(pack: Pack) -> str:
     """Return what a user can do meanwhile, and on which release a check has shown that; empty where there is nothing.
 
-    Raises:
-        HarnessError: no receipt shows that it works.
-
+    HarnessError is raised where no receipt shows that it works.
     """
     stated = pack.definition.workaround
     if stated is None:
@@ -281,9 +272,7 @@ def _details(pack: Pack, periods: list[dict[str, str]], work: str) -> str:
 def document(pack: Pack) -> dict[str, Any] | None:
     """Return a pack's record without its times; None where it proves no bug of a release.
 
-    Raises:
-        HarnessError: a receipt, a history or the workaround cannot be used.
-
+    HarnessError is raised where a receipt, a history or the workaround cannot be used.
     """
     definition, found = pack.definition, known(pack)
     rows = found.rows
@@ -350,9 +339,7 @@ class Plan:
 def plans(packs: list[Pack], folder: Path, now: dt.datetime) -> list[Plan]:
     """List the records that are missing, differ from their packs, or have no pack; nothing where all are fresh.
 
-    Raises:
-        HarnessError: a pack's files cannot be used.
-
+    HarnessError is raised where a pack's files cannot be used.
     """
     stamp = now.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     found, wanted = [], set()

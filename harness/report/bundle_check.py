@@ -47,9 +47,7 @@ WITHOUT_LANES = {Verdict.UNAVAILABLE, Verdict.PATCH_STALE, Verdict.ERROR}
 def _members(data: bytes) -> dict[str, bytes]:
     """Read a zip as the runner writes it: plain files of bounded size under names that lead nowhere else.
 
-    Raises:
-        HarnessError: it is none.
-
+    HarnessError is raised where it is none.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as opened:
@@ -312,13 +310,7 @@ def _text_errors(pack: Pack, content: dict[str, bytes]) -> list[str]:
 
 
 def errors(data: bytes, packs: list[Pack]) -> list[str]:
-    """Say what of a bundle does not hold; nothing where all of it does.
-
-    Args:
-        data: the zip.
-        packs: those of this repository.
-
-    """
+    """Say what of a bundle, a zip, does not hold by the packs of this repository; nothing where all of it does."""
     try:
         content = _members(data)
     except HarnessError as error:

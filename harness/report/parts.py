@@ -54,26 +54,14 @@ class MissingError(LookupError):
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of one report.
+    """The parts of one report."""
 
-    Attributes:
-        pack: whose report it is.
-        receipts: the strongest of each target, by target; ``head:`` and ``ask:`` before those of other trees.
-        is_draft: whether it says of an output that no receipt holds that it is missing, instead of failing.
-
-    """
-
-    pack: Pack
-    receipts: dict[str, Receipt]
-    is_draft: bool = False
+    pack: Pack  # whose report it is
+    receipts: dict[str, Receipt]  # the strongest by target; ``head:`` and ``ask:`` before those of other trees
+    is_draft: bool = False  # whether it says of an output that no receipt holds that it is missing, instead of failing
 
     def text(self, part: str, rest: str | None) -> str:
-        """Write a part.
-
-        Raises:
-            MissingError: there is none of that name, or nothing to write in it.
-
-        """
+        """Write a part; MissingError is raised where there is none of that name, or nothing to write in it."""
         parts: dict[str, Callable[[], str]] = {
             "script": self.script,
             "ending": self.ending,

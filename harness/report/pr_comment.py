@@ -37,15 +37,7 @@ CLEANUP_SENTENCES = {
 
 
 def text(found: list[Compared], trees: Trees, commits_at: str, scrub: Scrubber) -> str:
-    """Write what all packs say.
-
-    Args:
-        found: what was judged.
-        trees: as the call names them.
-        commits_at: where the commits of both trees are on the web; empty: where `trees` says it.
-        scrub: replaces known places, and finds what still looks private.
-
-    """
+    """Write what all packs say; `commits_at` is where both commits are on the web, where `trees` do not say it."""
     return "\n".join(
         f"{_verdict(one, scrub)}\n- {_trees(one, trees, commits_at, scrub)}\n- {_strength(one)}\n" for one in found
     )

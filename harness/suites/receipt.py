@@ -66,15 +66,7 @@ def _patch(path: Path) -> PatchRecord | None:
 def document(suite: Suite, found: Comparison, started: dt.datetime, command: str) -> dict[str, object]:
     """Return the receipt of a suite as a JSON document with nothing private in it.
 
-    Args:
-        suite: that was run.
-        found: what its tests say.
-        started: in UTC.
-        command: that makes it anew.
-
-    Raises:
-        PrivateTextError: a field still looks private.
-
+    PrivateTextError is raised where a field still looks private.
     """
     pack, prepared, session = suite.cell.pack, suite.prepared, suite.session
     members, tree = prepared.dependency_set, prepared.pristine
@@ -108,9 +100,7 @@ def document(suite: Suite, found: Comparison, started: dt.datetime, command: str
 def load(folder: Path) -> SuiteReceipt | None:
     """Read the receipt in a folder of receipts; None where there is none.
 
-    Raises:
-        HarnessError: it cannot be read.
-
+    HarnessError is raised where it cannot be read.
     """
     path = folder / SUITE
     if not path.exists():

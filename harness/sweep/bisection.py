@@ -30,9 +30,7 @@ class Bisection:
     def row(self, cell: Cell, row: CellRow) -> CellRow:
         """Return the row of a cell, with what came of its bisection where its verdict changed.
 
-        Raises:
-            KeyboardInterrupt: the user interrupted.
-
+        KeyboardInterrupt is raised where the user interrupted.
         """
         moves = cell.column in (LATEST, HEAD) and row.lanes and not row.known
         flipped = any(change.kind in OF_VERDICT for change in row.changes)
