@@ -77,12 +77,12 @@ def host_record(host: Host, gpus: tuple[Gpu, ...]) -> receipt.HostRecord:
     )
 
 
-def _as_lanes_saw_it(host: Host, members: DependencySet | None) -> Host:
+def _as_lanes_saw_it(host: Host, members: DependencySet) -> Host:
     """Return a host with the torch and triton of a dependency set that holds them: lanes import these first.
 
     Which CUDA libraries such a torch brings stands among the packages of the set.
     """
-    versions = members.versions if members else {}
+    versions = members.versions
     if "torch" in versions:
         host = replace(host, torch=versions["torch"], cuda="", cudnn="", nccl="")
     return replace(host, triton=versions.get("triton", host.triton))
@@ -104,6 +104,7 @@ def started(outcome: Outcome) -> str:
 def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> receipt.Receipt:
     """Build the receipt of an outcome whose lanes ran."""
     cell, members = outcome.cell, outcome.dependency_set
+    assert members is not None  # noqa: S101 - for the type checker: its lanes ran
     pack, gpus = cell.pack, outcome.last[-1].gpus if cell.evidence == Evidence.EXECUTED else ()
     return receipt.Receipt(
         schema=receipt.SCHEMA,
@@ -111,7 +112,7 @@ def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> receipt
         title=pack.definition.title,
         kind=pack.definition.kind,
         target=cell.target,
-        evidence=cell.evidence or Evidence.TRACED,
+        evidence=cell.known_evidence,
         verdict=outcome.judgement.verdict,
         reason=outcome.judgement.reason,
         claims=outcome.judgement.claims,
@@ -125,9 +126,9 @@ def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> receipt
         probe=receipt.judged_by(pack),
         fix=_fix(outcome),
         dependencies=receipt.DependencyRecord(
-            name=members.name if members else "",
-            sha256=members.sha256 if members else "",
-            packages=members.versions if members else {},
+            name=members.name,
+            sha256=members.sha256,
+            packages=members.versions,
         ),
         lanes={str(name): record for name, record in outcome.lanes.items()},
         host=host_record(_as_lanes_saw_it(host, members), gpus),

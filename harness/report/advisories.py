@@ -26,7 +26,7 @@ from harness.core.words import Evidence, Kind, LaneName, LaneVerdict, Role, Verd
 from harness.pack import judges
 from harness.pack.model import Pack
 from harness.receipt import receipt, staleness
-from harness.receipt.receipt import FixKind, Receipt
+from harness.receipt.receipt import Receipt
 from harness.report import links
 from harness.verdict import pack_verdict
 from harness.versions import timeline
@@ -135,15 +135,12 @@ def _of_history(pack: Pack, found: History) -> list[Lane]:
 
 
 def _of_receipt(pack: Pack, one: Receipt) -> list[Lane]:
-    """Return what a receipt says of releases: the pinned one, and one that stood in the patched lane's place."""
+    """Return what a receipt says of the pinned release."""
     verdict = pack_verdict.PRISTINE.get(one.verdict)
     if verdict is None or one.upstream.origin != "pinned" or pack.definition.upstream.is_commit:
         return []  # a commit is no release that anybody could have installed
     outdated = tuple(staleness.reasons(pack, one))
-    found = [Lane(one.upstream.version, verdict, one.target, one.evidence, "", one.host.gpu, outdated)]
-    if one.verdict == Verdict.CONFIRMED and one.fix is not None and one.fix.kind == FixKind.RELEASE:
-        found.append(Lane(one.fix.name, RIGHT, one.target, one.evidence, "", one.host.gpu, outdated))
-    return found
+    return [Lane(one.upstream.version, verdict, one.target, one.evidence, "", one.host.gpu, outdated)]
 
 
 def known(pack: Pack) -> Known:

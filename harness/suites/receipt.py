@@ -10,13 +10,11 @@ from pathlib import Path
 from harness.core import structure
 from harness.core.errors import HarnessError
 from harness.core.words import SuiteVerdict
-from harness.host.host import python_tag
 from harness.pack.model import Pack
-from harness.receipt import receipt, writer
+from harness.receipt import receipt, staleness, writer
 from harness.receipt.receipt import SUITE, DependencyRecord, HostRecord, UpstreamRecord
 from harness.suites.comparison import CaseRow, Change, Comparison
 from harness.suites.suite import Suite
-from harness.upstream import dependencies
 from harness.upstream.source import commit_of, of_git
 
 SCHEMA = 1
@@ -124,9 +122,4 @@ def reasons(pack: Pack, one: SuiteReceipt) -> list[str]:
         found.append("its tree changed")
     found += ["the patch changed"] if _patch(pack.suite_patch(suite)) != one.patch else []
     found += ["upstream_test.patch changed"] if _patch(pack.upstream_test_patch) != one.test_patch else []
-    try:
-        members = dependencies.named(definition, suite.dependencies, python_tag(one.host.python))
-    except HarnessError:
-        return [*found, "its dependency set is gone"]
-    same = members.sha256 == one.dependencies.sha256 or members.versions == one.dependencies.packages
-    return found if same else [*found, "the dependency set changed"]
+    return found + staleness.dependency_reasons(pack, suite.dependencies, one.dependencies, one.host.python)

@@ -170,7 +170,7 @@ RECEIPTS: dict[str, tuple[Callable[[Document], None], str]] = {
     ),
     "a strength of nobody": (
         _set("strength", {"killed": 9, "of": 9, "unjudged": 0, "seed": 1, "date": "2026-11-21"}),
-        "strength: it is null",
+        "strength",
     ),
     "more ranks": (_set("ranks", 8), "ranks: pack.toml states"),
     "no ranks": (_set("ranks", 0), "ranks: pack.toml states"),
