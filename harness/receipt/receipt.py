@@ -10,6 +10,7 @@ from pathlib import Path
 
 from harness.core import files, strict_json, structure, words
 from harness.core.errors import HarnessError
+from harness.core.structure import Structured
 from harness.core.words import Evidence, Kind, Verdict
 from harness.lane.record import FigureLine, LaneRecord, LogRecord
 from harness.pack import judges
@@ -227,7 +228,7 @@ def _errors(receipt: Receipt) -> list[str]:
     for path, name in beside:
         if not files.is_bare_name(name):
             errors.append(f"{path}: {name[:40]!r} is no file beside the receipt")
-    if not is_moment(receipt.started):
+    if moment(receipt.started) is None:
         errors.append(f"started: {receipt.started[:40]!r} is no date and time with its zone")
     if not 1 <= receipt.repeats.agreeing <= receipt.repeats.of:
         errors.append("repeats: agreeing lies between 1 and of")
@@ -238,22 +239,36 @@ def _errors(receipt: Receipt) -> list[str]:
     return errors + [f"{path}: {value} is negative" for path, value in numbers if value < 0]
 
 
-def is_moment(text: str) -> bool:
-    """Whether `text` is a date and time with its zone, as `datetime.isoformat` writes it."""
+def moment(text: object) -> dt.datetime | None:
+    """Read a date and time with its zone, as `datetime.isoformat` writes it; None where a text is none."""
     try:
-        return dt.datetime.fromisoformat(text).tzinfo is not None
+        found = dt.datetime.fromisoformat(str(text))
     except ValueError:
-        return False
+        return None
+    return found if found.tzinfo is not None else None
+
+
+def _text(path: Path, again: str) -> tuple[bytes, str]:
+    """Read a file of a pack, and name it for people; `again` makes it anew where it cannot be read."""
+    where = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
+    try:
+        return path.read_bytes(), where
+    except OSError as error:
+        raise HarnessError(f"{where}: it cannot be read ({error.strerror}). Next: {again}") from None
 
 
 def load(path: Path, *, lanes: bool = True) -> Receipt:
     """Load the receipt at `path`, without `lanes` where nobody needs them."""
-    where = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
+    return parse(*_text(path, "run the pack again"), lanes=lanes)
+
+
+def load_as(path: Path, kind: type[Structured], again: str) -> Structured:
+    """Load another JSON file of a pack; HarnessError names it, every error in it, and what makes it anew."""
+    text, where = _text(path, again)
     try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise HarnessError(f"{where}: it cannot be read ({error.strerror}). Next: run the pack again") from None
-    return parse(text, where, lanes=lanes)
+        return structure.structure(strict_json.loads(text), kind)
+    except (strict_json.StrictJsonError, structure.StructureError) as error:
+        raise HarnessError(f"{where}: {str(error)[:LONGEST_MESSAGE]}. Next: {again}") from None
 
 
 def paths(folder: Path) -> list[Path]:

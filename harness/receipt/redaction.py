@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from harness.core import urls
@@ -124,7 +125,7 @@ class Scrubber:
                 f"refused to write: {field} holds {what}. Next: keep it out of what the probe prints, then run again"
             )
 
-    def document(self, value: object, field: str = "receipt", also: Callable[[str], str] = str) -> object:
+    def document(self, value: Any, field: str = "receipt", also: Callable[[str], str] = str) -> Any:  # noqa: ANN401 - any JSON
         """Return a JSON document with every string scrubbed, passed through `also`, and found clean."""
         if isinstance(value, str):
             clean = also(self.scrub(value))

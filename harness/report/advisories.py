@@ -20,7 +20,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from harness.audit.records import PREFIX, State
-from harness.core import files, strict_json, structure
+from harness.core import files, strict_json
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, Kind, LaneName, LaneVerdict, Role, Verdict
 from harness.pack import judges
@@ -114,15 +114,12 @@ def decisive(lanes: Iterable[Lane]) -> Lane:
 
 
 def _history(path: Path) -> History:
-    where = f"{path.parent.parent.name}/data/{path.name}"
-    try:
-        found = structure.structure(strict_json.loads(path.read_bytes()), History)
-        for row in found.rows:
-            Version(row.label if found.over == "release" else "0")
-    except OSError as error:
-        raise HarnessError(f"{where}: it cannot be read ({error.strerror})") from None
-    except (strict_json.StrictJsonError, structure.StructureError, InvalidVersion) as error:
-        raise HarnessError(f"{where}: {str(error)[:500]}. Next: runner.py versions --record") from None
+    found = receipt.load_as(path, History, "runner.py versions --record")
+    for row in found.rows if found.over == "release" else ():
+        try:
+            Version(row.label)
+        except InvalidVersion as error:
+            raise HarnessError(f"{path.name}: {error}. Next: runner.py versions --record") from None
     return found
 
 

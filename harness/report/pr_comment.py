@@ -72,7 +72,7 @@ def _names(names: tuple[str, ...], scrub: Scrubber) -> str:
 def _clean(text: str, scrub: Scrubber) -> str:
     """Write text from a lane as code; one that still looks private is withheld."""
     try:
-        return markdown.code(str(scrub.document(text, "it")))
+        return markdown.code(scrub.document(text, "it"))
     except PrivateTextError as error:
         return f"(withheld: it holds {str(error).partition(' holds ')[2].partition('.')[0]})"
 

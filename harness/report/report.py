@@ -202,12 +202,8 @@ def _data(pack: Pack, form: str, rest: str) -> str:
     return significant(found)
 
 
-def errors(pack: Pack) -> list[str]:
+def errors(pack: Pack) -> Iterator[str]:
     """Say what keeps report.in.md from being filled, or is wrong with its form, and whether README.md is that text."""
-    return list(_errors(pack))
-
-
-def _errors(pack: Pack) -> Iterator[str]:
     name = pack.report_template.name
     if not pack.report_template.exists():
         yield f"{name} is missing"
