@@ -40,6 +40,8 @@ MOST_IN_ALL = 1 << 27
 LONGEST_NAME = 200
 #: A member's name: it leads nowhere out of the pack's folder.
 NAME = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*", re.ASCII)
+#: How a command begins: in a clone, and where the runner is installed.
+RUNNERS = (["runner.py"], ["reproducer-packs"])
 #: What a log says where it is not whole.
 LEFT_OUT = " bytes are left out here ...]"
 #: Verdicts that no two lanes give.
@@ -162,8 +164,9 @@ def _module_errors(one: Receipt, pack: Pack) -> Iterator[str]:
             if hashes.setdefault((name, line.file), line.sha256) != line.sha256:
                 yield f"{name} lane: {line.file} has two hashes"
     for file in _patched_files(one, pack) if len(one.lanes) == len(LaneName) else ():
+        in_wheel = file.path.removeprefix(f"{pack.definition.upstream.source_root}/")  # a release has no source root
         before, after = (
-            hashes.get((name, f"$TREE/{file.path}")) or _by_end(hashes, name, file.path) for name in LaneName
+            hashes.get((name, f"$TREE/{file.path}")) or hashes.get((name, f"$TREE/{in_wheel}")) for name in LaneName
         )
         if after is None or before == after or (before is None and file.before != patch.NO_BLOB):
             yield f"{file.path}: the lanes did not load two versions of it"
@@ -175,12 +178,6 @@ def _patched_files(one: Receipt, pack: Pack) -> list[PatchedFile]:
     path = pack.folder / one.fix.name if one.fix else pack.patch
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return [file for file in patch.parse(text) if target and file.path in target.loads]
-
-
-def _by_end(hashes: dict[tuple[str, str], str], lane: str, path: str) -> str | None:
-    """Find a file of a wheel's layout, where the source root of the repository is missing."""
-    ends = (digest for (name, file), digest in hashes.items() if name == lane and path.endswith(file[len("$TREE") :]))
-    return next(ends, None)
 
 
 def _host_errors(one: Receipt, pack: Pack) -> Iterator[str]:
@@ -248,8 +245,8 @@ def _command_errors(one: Receipt, pack: Pack) -> Iterator[str]:
     words = one.command.split()
     named = {word for word in words if re.fullmatch(r"\d+(?:_\w+)?", word)}
     target = words[words.index("--target") + 1 :][:1] if "--target" in words else ["all"]
-    others = words[:1] != ["runner.py"] or (named and not any(load.matches(pack.name, word) for word in named))
-    if others or target[0] not in (one.target, "all", "auto"):
+    others = bool(named) and not any(load.matches(pack.name, word) for word in named)
+    if others or words[:1] not in RUNNERS or target[0] not in (one.target, "all", "auto"):
         yield f"command: {one.command[:80]!r} does not run this pack on {one.target}"
 
 
