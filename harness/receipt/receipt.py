@@ -10,12 +10,15 @@ from pathlib import Path
 
 from harness.core import files, strict_json, structure, words
 from harness.core.errors import HarnessError
+from harness.core.structure import Structured
 from harness.core.words import Evidence, Kind, Verdict
 from harness.lane.record import FigureLine, LaneRecord, LogRecord
 from harness.pack import judges
 from harness.pack.model import Pack
 
 SCHEMA = 2
+#: What older receipts of this schema hold besides; it is null in each.
+GONE = ("acknowledged", "strength")
 #: Characters of a message: it may quote what a receipt holds.
 LONGEST_MESSAGE = 1000
 #: The receipt of upstream's own tests, beside a pack's other receipts.
@@ -46,11 +49,9 @@ class Hashed:
 
 
 class FixKind(StrEnum):
-    """What made the second tree: a patch of the first, a release that holds the fix, or a tree of somebody's own."""
+    """What made the second tree of the first."""
 
     PATCH = "patch"
-    RELEASE = "release"
-    TREE = "tree"
 
 
 @dataclass(frozen=True)
@@ -58,9 +59,9 @@ class FixRecord:
     """What the patched lane had that the pristine one had not."""
 
     kind: FixKind
-    name: str  # the patch's file in the pack, the release's version, or the tree's
-    sha256: str  # of the patch's bytes, the release's archive, or the tree's manifest
-    meaning: str = ""  # of a patch, from its first ``diff --git`` on
+    name: str  # the patch's file in the pack
+    sha256: str  # of the patch's bytes
+    meaning: str  # of the patch, from its first ``diff --git`` on
 
 
 @dataclass(frozen=True)
@@ -146,7 +147,6 @@ class Receipt:
     seconds: float
     repeats: Repeats = field(default_factory=Repeats)
     ranks: int = 1
-    strength: object = None  # null in every receipt: no runner of this schema wrote another value
     about: tuple[str, ...] = ()
 
     @property
@@ -196,8 +196,8 @@ def parse(text: str | bytes, where: str, *, lanes: bool = True) -> Receipt:
         strange = _strange_lanes(document)
         if not lanes and isinstance(document, dict):
             document["lanes"] = {}
-        if isinstance(document, dict) and document.get("acknowledged", "") is None:
-            del document["acknowledged"]  # what receipts held before pack.toml had `known`; it was always null
+        for gone in [one for one in GONE if isinstance(document, dict) and document.get(one, "") is None]:
+            del document[gone]
         found = document.get("schema") if isinstance(document, dict) else None
         if type(found) is not int or found != SCHEMA:
             raise HarnessError(
@@ -223,15 +223,13 @@ def _errors(receipt: Receipt) -> list[str]:
     """Say which values have the right type and could be no runner's: readers build paths and dates from them."""
     errors = [] if words.is_target(receipt.target) else [f"target: {receipt.target!r} is no target"]
     beside = [("log.file", receipt.log.file)]
-    if receipt.fix is not None and receipt.fix.kind == FixKind.PATCH:
+    if receipt.fix is not None:
         beside.append(("fix.name", receipt.fix.name))
     for path, name in beside:
         if not files.is_bare_name(name):
             errors.append(f"{path}: {name[:40]!r} is no file beside the receipt")
-    if not is_moment(receipt.started):
+    if moment(receipt.started) is None:
         errors.append(f"started: {receipt.started[:40]!r} is no date and time with its zone")
-    if receipt.strength is not None:
-        errors.append("strength: it is null in every receipt")
     if not 1 <= receipt.repeats.agreeing <= receipt.repeats.of:
         errors.append("repeats: agreeing lies between 1 and of")
     numbers = [
@@ -241,22 +239,36 @@ def _errors(receipt: Receipt) -> list[str]:
     return errors + [f"{path}: {value} is negative" for path, value in numbers if value < 0]
 
 
-def is_moment(text: str) -> bool:
-    """Whether `text` is a date and time with its zone, as `datetime.isoformat` writes it."""
+def moment(text: object) -> dt.datetime | None:
+    """Read a date and time with its zone, as `datetime.isoformat` writes it; None where a text is none."""
     try:
-        return dt.datetime.fromisoformat(text).tzinfo is not None
+        found = dt.datetime.fromisoformat(str(text))
     except ValueError:
-        return False
+        return None
+    return found if found.tzinfo is not None else None
+
+
+def _text(path: Path, again: str) -> tuple[bytes, str]:
+    """Read a file of a pack, and name it for people; `again` makes it anew where it cannot be read."""
+    where = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
+    try:
+        return path.read_bytes(), where
+    except OSError as error:
+        raise HarnessError(f"{where}: it cannot be read ({error.strerror}). Next: {again}") from None
 
 
 def load(path: Path, *, lanes: bool = True) -> Receipt:
     """Load the receipt at `path`, without `lanes` where nobody needs them."""
-    where = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
+    return parse(*_text(path, "run the pack again"), lanes=lanes)
+
+
+def load_as(path: Path, kind: type[Structured], again: str) -> Structured:
+    """Load another JSON file of a pack; HarnessError names it, every error in it, and what makes it anew."""
+    text, where = _text(path, again)
     try:
-        text = path.read_bytes()
-    except OSError as error:
-        raise HarnessError(f"{where}: it cannot be read ({error.strerror}). Next: run the pack again") from None
-    return parse(text, where, lanes=lanes)
+        return structure.structure(strict_json.loads(text), kind)
+    except (strict_json.StrictJsonError, structure.StructureError) as error:
+        raise HarnessError(f"{where}: {str(error)[:LONGEST_MESSAGE]}. Next: {again}") from None
 
 
 def paths(folder: Path) -> list[Path]:

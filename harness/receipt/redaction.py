@@ -15,6 +15,7 @@ import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urlsplit
 
 from harness.core import errors
@@ -87,20 +88,12 @@ class PrivateTextError(HarnessError):
 
 @dataclass(frozen=True)
 class Scrubber:
-    """Replaces known places by names; knows what must not be left.
+    """Replaces known places by names; knows what must not be left."""
 
-    Attributes:
-        places: absolute path to name, such as ``/home/ada`` to ``$HOME``.
-        names: host and user names, by what they are.
-        secrets: values of environment variables whose names say that they are secret, by variable.
-        public: version numbers that pack.toml states, since one of four parts looks like an address.
-
-    """
-
-    places: Mapping[str, str]
-    names: Mapping[str, str]
-    secrets: Mapping[str, str]
-    public: frozenset[str] = frozenset()
+    places: Mapping[str, str]  # absolute path to name, such as ``/home/ada`` to ``$HOME``
+    names: Mapping[str, str]  # host and user names, and what each is
+    secrets: Mapping[str, str]  # values of variables whose names say that they are secret, and the variable
+    public: frozenset[str] = frozenset()  # version numbers: one of four parts looks like an address
 
     def scrub(self, text: str) -> str:
         """Replace every known place, however it is written, the longest path first."""
@@ -132,7 +125,7 @@ class Scrubber:
                 f"refused to write: {field} holds {what}. Next: keep it out of what the probe prints, then run again"
             )
 
-    def document(self, value: object, field: str = "receipt", also: Callable[[str], str] = str) -> object:
+    def document(self, value: Any, field: str = "receipt", also: Callable[[str], str] = str) -> Any:  # noqa: ANN401 - any JSON
         """Return a JSON document with every string scrubbed, passed through `also`, and found clean."""
         if isinstance(value, str):
             clean = also(self.scrub(value))
@@ -176,13 +169,7 @@ def _names() -> dict[str, str]:
 
 
 def of_host(places: Mapping[Path, str], public: Iterable[str] = ()) -> Scrubber:
-    """Build the scrubber for this host.
-
-    Args:
-        places: a run's own, besides HOME, TMPDIR and the interpreter.
-        public: version numbers that pack.toml states.
-
-    """
+    """Build the scrubber for this host; it knows HOME, TMPDIR and the interpreter besides a run's own `places`."""
     general = dict.fromkeys(map(Path, (*TEMPORARY, tempfile.gettempdir())), "$TMP") | {Path.home(): "$HOME"}
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix} - PUBLIC_PREFIXES
     interpreter = {Path(prefix): "$PYTHON" for prefix in prefixes}

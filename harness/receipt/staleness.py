@@ -10,7 +10,7 @@ from harness.host.eligibility import evidence_here
 from harness.host.host import Host, python_tag
 from harness.pack import judges
 from harness.pack.model import Pack
-from harness.receipt.receipt import FixKind, FixRecord, Hashed, Receipt
+from harness.receipt.receipt import DependencyRecord, FixRecord, Hashed, Receipt
 from harness.upstream import dependencies
 
 #: Why a receipt or a record of another day is STALE.
@@ -29,7 +29,7 @@ def reasons(pack: Pack, receipt: Receipt) -> list[str]:
     definition = pack.definition
     found = [judges.CHANGED] if judges.changed(pack, receipt.probe.sha256, receipt.probe.meaning) else []
     fix = receipt.fix
-    if fix is not None and fix.kind == FixKind.PATCH and changed(pack.folder / Path(fix.name).name, fix):
+    if fix is not None and changed(pack.folder / Path(fix.name).name, fix):
         found.append(PATCH_CHANGED)
     pinned, recorded = definition.upstream, receipt.upstream
     same = recorded.commit == pinned.commit if pinned.is_commit else recorded.sha256 == pinned.sha256
@@ -41,16 +41,17 @@ def reasons(pack: Pack, receipt: Receipt) -> list[str]:
     if receipt.evidence not in target.evidence:
         found.append(f"pack.toml lists no {receipt.evidence} evidence for {receipt.target}")
     elif receipt.dependencies.name == target.dependencies:
-        found += _dependency_reason(pack, receipt)
+        found += dependency_reasons(pack, target.dependencies, receipt.dependencies, receipt.host.python)
     return found
 
 
-def _dependency_reason(pack: Pack, receipt: Receipt) -> list[str]:
+def dependency_reasons(pack: Pack, name: str, recorded: DependencyRecord, python: str) -> list[str]:
+    """Say whether a dependency set of the pack is another now, for the Python that it was recorded with."""
     try:
-        here = dependencies.named(pack.definition, receipt.dependencies.name, python_tag(receipt.host.python))
+        here = dependencies.named(pack.definition, name, python_tag(python))
     except HarnessError:
         return ["its dependency set is gone"]
-    same = receipt.dependencies.sha256 == here.sha256 or receipt.dependencies.packages == here.versions
+    same = recorded.sha256 == here.sha256 or recorded.packages == here.versions
     return [] if same else ["the dependency set changed"]
 
 

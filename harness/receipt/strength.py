@@ -10,21 +10,20 @@ day's probe, so that it is never stale; a later set replaces it.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import astuple, dataclass
 from enum import StrEnum
 from pathlib import Path
 
-from harness.core import structure
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence
 from harness.pack import judges
 from harness.pack.model import Pack
-from harness.receipt import staleness, wrong_fixes
+from harness.receipt import receipt, staleness, wrong_fixes
 from harness.receipt.receipt import FIRST_SIGHT, STRENGTH, Hashed
 
 SCHEMA = 1
+AGAIN = "runner.py mutate --record"
 #: Said of wrong fixes in code that a target does not run.
 NOT_RUN_HERE = "more in code that only another target runs"
 
@@ -133,20 +132,11 @@ def file_name(target: str, evidence: Evidence, kind: str = STRENGTH) -> str:
 
 
 def load(path: Path) -> Strength:
-    """Load a record.
-
-    Raises:
-        HarnessError: it cannot be read; the text names the file and every error in it.
-
-    """
-    where = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-            raise HarnessError(f"{where}: not of schema {SCHEMA}. Next: runner.py mutate --record")
-        return structure.structure(document, Strength)
-    except (ValueError, structure.StructureError) as error:
-        raise HarnessError(f"{where}: {error}. Next: runner.py mutate --record") from None
+    """Load a record, or raise HarnessError that names the file and every error in it."""
+    found = receipt.load_as(path, Strength, AGAIN)
+    if found.schema != SCHEMA:
+        raise HarnessError(f"{path.name}: not of schema {SCHEMA}. Next: {AGAIN}")
+    return found
 
 
 def files_of(pack: Pack, kind: str = STRENGTH) -> list[Path]:

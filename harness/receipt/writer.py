@@ -42,16 +42,7 @@ class MadeBy:
 def scrubber(
     pack: Pack, cache: Cache, host: Host, dependency_set: DependencySet | None, trees: Mapping[Path, str]
 ) -> Scrubber:
-    """Return the scrubber that knows a pack's folders, and the versions that look like an address.
-
-    Args:
-        pack: the pack.
-        cache: its root is ``$CACHE``, its mirrors are ``$MIRRORS``.
-        host: where the lanes run.
-        dependency_set: what they import.
-        trees: folders of trees, with their names.
-
-    """
+    """Return the scrubber that knows the folders of a pack, a cache and trees, and which versions are no address."""
     own = {folder: f"$PACKS/{pack.name}" for folder in (pack.folder, pack.inputs) if folder is not None}
     places = {REPOSITORY: "$REPOSITORY", **own, **cache.places, **trees}
     versions = dependency_set.versions.values() if dependency_set else ()
@@ -86,12 +77,12 @@ def host_record(host: Host, gpus: tuple[Gpu, ...]) -> receipt.HostRecord:
     )
 
 
-def _as_lanes_saw_it(host: Host, members: DependencySet | None) -> Host:
+def _as_lanes_saw_it(host: Host, members: DependencySet) -> Host:
     """Return a host with the torch and triton of a dependency set that holds them: lanes import these first.
 
     Which CUDA libraries such a torch brings stands among the packages of the set.
     """
-    versions = members.versions if members else {}
+    versions = members.versions
     if "torch" in versions:
         host = replace(host, torch=versions["torch"], cuda="", cudnn="", nccl="")
     return replace(host, triton=versions.get("triton", host.triton))
@@ -113,6 +104,7 @@ def started(outcome: Outcome) -> str:
 def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> receipt.Receipt:
     """Build the receipt of an outcome whose lanes ran."""
     cell, members = outcome.cell, outcome.dependency_set
+    assert members is not None  # noqa: S101 - for the type checker: its lanes ran
     pack, gpus = cell.pack, outcome.last[-1].gpus if cell.evidence == Evidence.EXECUTED else ()
     return receipt.Receipt(
         schema=receipt.SCHEMA,
@@ -120,7 +112,7 @@ def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> receipt
         title=pack.definition.title,
         kind=pack.definition.kind,
         target=cell.target,
-        evidence=cell.evidence or Evidence.TRACED,
+        evidence=cell.known_evidence,
         verdict=outcome.judgement.verdict,
         reason=outcome.judgement.reason,
         claims=outcome.judgement.claims,
@@ -134,9 +126,9 @@ def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> receipt
         probe=receipt.judged_by(pack),
         fix=_fix(outcome),
         dependencies=receipt.DependencyRecord(
-            name=members.name if members else "",
-            sha256=members.sha256 if members else "",
-            packages=members.versions if members else {},
+            name=members.name,
+            sha256=members.sha256,
+            packages=members.versions,
         ),
         lanes={str(name): record for name, record in outcome.lanes.items()},
         host=host_record(_as_lanes_saw_it(host, members), gpus),
@@ -165,17 +157,9 @@ def _only_writer(folder: Path) -> Iterator[None]:
 def write(outcome: Outcome, made_by: MadeBy, folder: Path, logs: Mapping[LaneName, str]) -> Path:
     """Write receipt and log into `folder` and return the receipt's path.
 
-    The log's name holds its hash, and the receipt names the log: whoever reads finds the old pair or the new one.
-
-    Args:
-        outcome: its lanes' records are scrubbed.
-        made_by: what ran the lanes.
-        folder: where receipts of the pack go.
-        logs: of the lanes, scrubbed.
-
-    Raises:
-        PrivateTextError: a field still looks private; then nothing is written.
-
+    The log's name holds its hash, and the receipt names the log: whoever reads finds the old pair or the new one. The
+    lanes' records and `logs` are scrubbed already. PrivateTextError is raised where another field looks private; then
+    nothing is written.
     """
     cell, text = outcome.cell, "\n".join(f"== {name} lane ==\n{log}" for name, log in logs.items())
     name = f"{cell.target}.{cell.evidence}"
@@ -185,7 +169,6 @@ def write(outcome: Outcome, made_by: MadeBy, folder: Path, logs: Mapping[LaneNam
     document = receipt.document_of(build(outcome, made_by.host, made_by.command, log))
     lanes = document.pop("lanes")
     clean = scrub.document(document, "receipt", without_lane_folders)
-    assert isinstance(clean, dict)  # noqa: S101 - for the type checker: a document stays one
     path = folder / f"{name}.json"
     content = receipt.to_json({**clean, "lanes": lanes})
     with _only_writer(folder):

@@ -20,13 +20,13 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from harness.audit.records import PREFIX, State
-from harness.core import files, strict_json, structure
+from harness.core import files, strict_json
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, Kind, LaneName, LaneVerdict, Role, Verdict
 from harness.pack import judges
 from harness.pack.model import Pack
 from harness.receipt import receipt, staleness
-from harness.receipt.receipt import FixKind, Receipt
+from harness.receipt.receipt import Receipt
 from harness.report import links
 from harness.verdict import pack_verdict
 from harness.versions import timeline
@@ -91,16 +91,11 @@ class Lane:
 
 @dataclass(frozen=True)
 class Known:
-    """All that is known of the versions of one package with respect to one bug.
+    """All that is known of the versions of one package with respect to one bug."""
 
-    Attributes:
-        lanes: by version, as the package index writes it, the oldest first.
-        adjacent: neighbours in one history. Where their verdicts differ, the package index has no other final release
-            between them that is not yanked, also where the history comes from a bisection.
-
-    """
-
-    lanes: dict[str, tuple[Lane, ...]]
+    lanes: dict[str, tuple[Lane, ...]]  # by version, as the package index writes it, the oldest first
+    #: neighbours in one history. Where their verdicts differ, the package index has no other final release between them
+    #: that is not yanked, also where the history comes from a bisection.
     adjacent: frozenset[tuple[str, str]] = field(default_factory=frozenset)
 
     @property
@@ -119,15 +114,12 @@ def decisive(lanes: Iterable[Lane]) -> Lane:
 
 
 def _history(path: Path) -> History:
-    where = f"{path.parent.parent.name}/data/{path.name}"
-    try:
-        found = structure.structure(strict_json.loads(path.read_bytes()), History)
-        for row in found.rows:
-            Version(row.label if found.over == "release" else "0")
-    except OSError as error:
-        raise HarnessError(f"{where}: it cannot be read ({error.strerror})") from None
-    except (strict_json.StrictJsonError, structure.StructureError, InvalidVersion) as error:
-        raise HarnessError(f"{where}: {str(error)[:500]}. Next: runner.py versions --record") from None
+    found = receipt.load_as(path, History, "runner.py versions --record")
+    for row in found.rows if found.over == "release" else ():
+        try:
+            Version(row.label)
+        except InvalidVersion as error:
+            raise HarnessError(f"{path.name}: {error}. Next: runner.py versions --record") from None
     return found
 
 
@@ -140,23 +132,18 @@ def _of_history(pack: Pack, found: History) -> list[Lane]:
 
 
 def _of_receipt(pack: Pack, one: Receipt) -> list[Lane]:
-    """Return what a receipt says of releases: the pinned one, and one that stood in the patched lane's place."""
+    """Return what a receipt says of the pinned release."""
     verdict = pack_verdict.PRISTINE.get(one.verdict)
     if verdict is None or one.upstream.origin != "pinned" or pack.definition.upstream.is_commit:
         return []  # a commit is no release that anybody could have installed
     outdated = tuple(staleness.reasons(pack, one))
-    found = [Lane(one.upstream.version, verdict, one.target, one.evidence, "", one.host.gpu, outdated)]
-    if one.verdict == Verdict.CONFIRMED and one.fix is not None and one.fix.kind == FixKind.RELEASE:
-        found.append(Lane(one.fix.name, RIGHT, one.target, one.evidence, "", one.host.gpu, outdated))
-    return found
+    return [Lane(one.upstream.version, verdict, one.target, one.evidence, "", one.host.gpu, outdated)]
 
 
 def known(pack: Pack) -> Known:
     """Gather what the committed receipts and histories of a pack say of releases.
 
-    Raises:
-        HarnessError: one of the files cannot be read; the text names it.
-
+    HarnessError is raised where one of the files cannot be read; the text names it.
     """
     histories = [_history(path) for path in sorted((pack.folder / "data").glob("history.*.json"))]
     of_releases = [one for one in histories if one.over == "release"]
@@ -232,9 +219,7 @@ def _judged(lanes: tuple[Lane, ...]) -> dict[str, object]:
 def workaround(pack: Pack) -> str:
     """Return what a user can do meanwhile, and on which release a check has shown that; empty where there is nothing.
 
-    Raises:
-        HarnessError: no receipt shows that it works.
-
+    HarnessError is raised where no receipt shows that it works.
     """
     stated = pack.definition.workaround
     if stated is None:
@@ -281,9 +266,7 @@ def _details(pack: Pack, periods: list[dict[str, str]], work: str) -> str:
 def document(pack: Pack) -> dict[str, Any] | None:
     """Return a pack's record without its times; None where it proves no bug of a release.
 
-    Raises:
-        HarnessError: a receipt, a history or the workaround cannot be used.
-
+    HarnessError is raised where a receipt, a history or the workaround cannot be used.
     """
     definition, found = pack.definition, known(pack)
     rows = found.rows
@@ -350,9 +333,7 @@ class Plan:
 def plans(packs: list[Pack], folder: Path, now: dt.datetime) -> list[Plan]:
     """List the records that are missing, differ from their packs, or have no pack; nothing where all are fresh.
 
-    Raises:
-        HarnessError: a pack's files cannot be used.
-
+    HarnessError is raised where a pack's files cannot be used.
     """
     stamp = now.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     found, wanted = [], set()

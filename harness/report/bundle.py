@@ -65,9 +65,8 @@ def _refuse_stale(pack: Pack) -> None:
 def members(pack: Pack) -> dict[str, bytes]:
     """Map the name of each member of a pack's bundle to its bytes.
 
-    Raises:
-        HarnessError: there is no receipt, one is not of the pinned release or STALE, or a report cannot be filled.
-
+    HarnessError is raised where there is no receipt, one is not of the pinned release or STALE, or a report cannot be
+    filled.
     """
     _refuse_stale(pack)
     best = receipt.strongest(receipt.load_all(pack.receipts))

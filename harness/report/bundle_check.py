@@ -38,6 +38,10 @@ MOST_BYTES = 1 << 25
 #: Likewise, of all members.
 MOST_IN_ALL = 1 << 27
 LONGEST_NAME = 200
+#: A member's name: it leads nowhere out of the pack's folder.
+NAME = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*", re.ASCII)
+#: How a command begins: in a clone, and where the runner is installed.
+RUNNERS = (["runner.py"], ["reproducer-packs"])
 #: What a log says where it is not whole.
 LEFT_OUT = " bytes are left out here ...]"
 #: Verdicts that no two lanes give.
@@ -47,9 +51,7 @@ WITHOUT_LANES = {Verdict.UNAVAILABLE, Verdict.PATCH_STALE, Verdict.ERROR}
 def _members(data: bytes) -> dict[str, bytes]:
     """Read a zip as the runner writes it: plain files of bounded size under names that lead nowhere else.
 
-    Raises:
-        HarnessError: it is none.
-
+    HarnessError is raised where it is none.
     """
     try:
         with zipfile.ZipFile(io.BytesIO(data)) as opened:
@@ -73,13 +75,11 @@ def _zip_problems(data: bytes, opened: zipfile.ZipFile, infos: list[zipfile.ZipI
         yield f"its members state more than {MOST_IN_ALL} bytes"
     names = [info.filename.casefold() for info in infos]
     for info in infos:
-        path = PurePosixPath(info.filename)
-        plain = info.filename.isprintable() and len(info.filename) <= LONGEST_NAME and str(path) == info.filename
-        if not plain or path.is_absolute() or ".." in path.parts or "\\" in info.filename or ":" in info.filename:
+        if not NAME.fullmatch(info.filename) or len(info.filename) > LONGEST_NAME:
             yield f"member {info.filename[:60]!r}: no name of a file in the pack's folder"
         elif names.count(info.filename.casefold()) > 1:
             yield f"member {info.filename}: it stands there twice"
-        elif info.is_dir() or stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
+        elif stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
             yield f"member {info.filename}: it is no plain file"
         elif info.external_attr >> 16 & 0o111:
             yield f"member {info.filename}: it can be executed"
@@ -164,8 +164,9 @@ def _module_errors(one: Receipt, pack: Pack) -> Iterator[str]:
             if hashes.setdefault((name, line.file), line.sha256) != line.sha256:
                 yield f"{name} lane: {line.file} has two hashes"
     for file in _patched_files(one, pack) if len(one.lanes) == len(LaneName) else ():
+        in_wheel = file.path.removeprefix(f"{pack.definition.upstream.source_root}/")  # a release has no source root
         before, after = (
-            hashes.get((name, f"$TREE/{file.path}")) or _by_end(hashes, name, file.path) for name in LaneName
+            hashes.get((name, f"$TREE/{file.path}")) or hashes.get((name, f"$TREE/{in_wheel}")) for name in LaneName
         )
         if after is None or before == after or (before is None and file.before != patch.NO_BLOB):
             yield f"{file.path}: the lanes did not load two versions of it"
@@ -177,12 +178,6 @@ def _patched_files(one: Receipt, pack: Pack) -> list[PatchedFile]:
     path = pack.folder / one.fix.name if one.fix else pack.patch
     text = path.read_text(encoding="utf-8", errors="replace") if path.is_file() else ""
     return [file for file in patch.parse(text) if target and file.path in target.loads]
-
-
-def _by_end(hashes: dict[tuple[str, str], str], lane: str, path: str) -> str | None:
-    """Find a file of a wheel's layout, where the source root of the repository is missing."""
-    ends = (digest for (name, file), digest in hashes.items() if name == lane and path.endswith(file[len("$TREE") :]))
-    return next(ends, None)
 
 
 def _host_errors(one: Receipt, pack: Pack) -> Iterator[str]:
@@ -250,8 +245,8 @@ def _command_errors(one: Receipt, pack: Pack) -> Iterator[str]:
     words = one.command.split()
     named = {word for word in words if re.fullmatch(r"\d+(?:_\w+)?", word)}
     target = words[words.index("--target") + 1 :][:1] if "--target" in words else ["all"]
-    others = words[:1] != ["runner.py"] or (named and not any(load.matches(pack.name, word) for word in named))
-    if others or target[0] not in (one.target, "all", "auto"):
+    others = bool(named) and not any(load.matches(pack.name, word) for word in named)
+    if others or words[:1] not in RUNNERS or target[0] not in (one.target, "all", "auto"):
         yield f"command: {one.command[:80]!r} does not run this pack on {one.target}"
 
 
@@ -312,13 +307,7 @@ def _text_errors(pack: Pack, content: dict[str, bytes]) -> list[str]:
 
 
 def errors(data: bytes, packs: list[Pack]) -> list[str]:
-    """Say what of a bundle does not hold; nothing where all of it does.
-
-    Args:
-        data: the zip.
-        packs: those of this repository.
-
-    """
+    """Say what of a bundle, a zip, does not hold by the packs of this repository; nothing where all of it does."""
     try:
         content = _members(data)
     except HarnessError as error:

@@ -50,8 +50,7 @@ def entry(pack: Pack, target: str, best: Receipt | None) -> Entry:
 def of_pack(pack: Pack, receipts: list[Receipt]) -> list[Entry]:
     """Build the entries of a pack, one for each target that pack.toml lists, then for those that it does not."""
     best = receipt.strongest(receipts)
-    targets = dict.fromkeys((*pack.definition.targets, *best))
-    return [entry(pack, target, best.get(target)) for target in targets]
+    return [entry(pack, target, best.get(target)) for target in dict.fromkeys((*pack.definition.targets, *best))]
 
 
 def gather(folders: list[Path]) -> tuple[dict[str, list[Receipt]], list[HarnessError]]:

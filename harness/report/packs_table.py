@@ -71,11 +71,6 @@ def first_run(folder: Path) -> str:
         patched=found.lanes[LaneName.PATCHED].verdict,
         verdict=found.verdict,
         figure=figure_text(*figures),
-        deviation="",
-        reason=found.reason,
-        claims=found.claims,
-        receipt="",
-        logs=(),
         tree=f"{found.upstream.package} {found.upstream.version}",
     )
     return f"```\n{run_table.as_text([row])}```\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.core import markdown
@@ -26,6 +26,8 @@ FILE = re.compile(r"(?m)^diff --git a/(?P<path>\S+) b/\S+$")
 CHANGED = re.compile(r"(?m)^(?:\+(?!\+\+ )|-(?!-- ))")
 #: Lines of a diff, added and removed, that stand in a report unfolded.
 MOST_INLINE = 25
+#: The parts that have no argument, each by the name of its method.
+WHOLE = ("script", "ending", "threads", "environment", "verdicts", "strength", "searched", "since")
 HEAD, ASK = "head:", "ask:"
 NOT_JUDGED, NOT_YET = "not judged", "(output is not recorded yet)"
 #: How a script ended that prints no sentinel.
@@ -54,41 +56,19 @@ class MissingError(LookupError):
 
 @dataclass(frozen=True)
 class Parts:
-    """The parts of one report.
+    """The parts of one report."""
 
-    Attributes:
-        pack: whose report it is.
-        receipts: the strongest of each target, by target; ``head:`` and ``ask:`` before those of other trees.
-        is_draft: whether it says of an output that no receipt holds that it is missing, instead of failing.
-
-    """
-
-    pack: Pack
-    receipts: dict[str, Receipt]
-    is_draft: bool = False
+    pack: Pack  # whose report it is
+    receipts: dict[str, Receipt]  # the strongest by target; ``head:`` and ``ask:`` before those of other trees
+    is_draft: bool = False  # whether it says of an output that no receipt holds that it is missing, instead of failing
 
     def text(self, part: str, rest: str | None) -> str:
-        """Write a part.
-
-        Raises:
-            MissingError: there is none of that name, or nothing to write in it.
-
-        """
-        parts: dict[str, Callable[[], str]] = {
-            "script": self.script,
-            "ending": self.ending,
-            "threads": self.threads,
-            "environment": self.environment,
-            "verdicts": self.verdicts,
-            "strength": self.strength,
-            "searched": self.searched,
-            "since": self.since,
-        }
+        """Write a part; MissingError is raised where there is none of that name, or nothing to write in it."""
         if part == "diff":
             return self.diff(rest)
-        if part not in parts or rest is not None:
+        if part not in WHOLE or rest is not None:
             raise MissingError("no placeholder of that form")
-        return parts[part]()
+        return str(getattr(self, part)())
 
     # --- for upstream
 

@@ -37,15 +37,7 @@ CLEANUP_SENTENCES = {
 
 
 def text(found: list[Compared], trees: Trees, commits_at: str, scrub: Scrubber) -> str:
-    """Write what all packs say.
-
-    Args:
-        found: what was judged.
-        trees: as the call names them.
-        commits_at: where the commits of both trees are on the web; empty: where `trees` says it.
-        scrub: replaces known places, and finds what still looks private.
-
-    """
+    """Write what all packs say; `commits_at` is where both commits are on the web, where `trees` do not say it."""
     return "\n".join(
         f"{_verdict(one, scrub)}\n- {_trees(one, trees, commits_at, scrub)}\n- {_strength(one)}\n" for one in found
     )
@@ -80,7 +72,7 @@ def _names(names: tuple[str, ...], scrub: Scrubber) -> str:
 def _clean(text: str, scrub: Scrubber) -> str:
     """Write text from a lane as code; one that still looks private is withheld."""
     try:
-        return markdown.code(str(scrub.document(text, "it")))
+        return markdown.code(scrub.document(text, "it"))
     except PrivateTextError as error:
         return f"(withheld: it holds {str(error).partition(' holds ')[2].partition('.')[0]})"
 

@@ -59,16 +59,9 @@ def _message(text: str) -> str:
 def make(pack: Pack, folder: Path, branch: str | None) -> list[str]:
     """Make a branch with one commit in a checkout; return lines that say so, and what is left to the user.
 
-    Args:
-        pack: whose patch it is.
-        folder: the checkout's top.
-        branch: to make; None is named for the pack by its slug.
-
-    Raises:
-        HarnessError: the pack has no patch, or the checkout is no clone of it, is not clean, has the
-            branch already, is at a commit that the patch does not fit exactly, or git or a hook refuses. The checkout
-            is then as it was.
-
+    HarnessError is raised where the pack has no patch, or the checkout is no clone of it, is not clean, has the branch
+    already, is at a commit that the patch does not fit exactly, or git or a hook refuses. The checkout is then as it
+    was. Without a name for it, the branch is named for the pack by its slug.
     """
     fix = pack.ask_patch or pack.patch
     if not pack.definition.has_patch or not fix.exists():

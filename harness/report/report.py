@@ -61,13 +61,8 @@ CODE = re.compile(r"`[^`\n]*`")
 def receipts_of(pack: Pack, run: Path | None = None) -> dict[str, Receipt]:
     """Map targets to the strongest receipts, ``head:`` and ``ask:`` before those of other trees.
 
-    Args:
-        pack: whose receipts.
-        run: a folder of a run's receipts, which stand in the place of the pack's own for the same target.
-
-    Raises:
-        HarnessError: there is none.
-
+    The receipts in `run`, of a run, stand in the place of the pack's own for the same target. HarnessError is raised
+    where there is none.
     """
     best = receipt.strongest(receipt.load_all(pack.receipts))
     for prefix in (HEAD, ASK):
@@ -85,9 +80,7 @@ def receipts_of(pack: Pack, run: Path | None = None) -> dict[str, Receipt]:
 def render(pack: Pack, receipts: dict[str, Receipt] | None = None, *, is_draft: bool = False) -> str:
     """Fill report.in.md from receipts; by default the pack's own. A draft may lack the output of the script.
 
-    Raises:
-        HarnessError: it is missing, or a placeholder cannot be filled.
-
+    HarnessError is raised where it is missing, or a placeholder cannot be filled.
     """
     path = pack.report_template
     if not path.exists():
@@ -154,12 +147,7 @@ def write(pack: Pack) -> bool:
 
 
 def value(parts: Parts, form: str, rest: str | None) -> str:
-    """Return what one placeholder stands for.
-
-    Raises:
-        MissingError: nothing holds it.
-
-    """
+    """Return what one placeholder stands for; MissingError is raised where nothing holds it."""
     try:
         return _value(parts, form, rest)
     except MissingError as error:
@@ -214,12 +202,8 @@ def _data(pack: Pack, form: str, rest: str) -> str:
     return significant(found)
 
 
-def errors(pack: Pack) -> list[str]:
+def errors(pack: Pack) -> Iterator[str]:
     """Say what keeps report.in.md from being filled, or is wrong with its form, and whether README.md is that text."""
-    return list(_errors(pack))
-
-
-def _errors(pack: Pack) -> Iterator[str]:
     name = pack.report_template.name
     if not pack.report_template.exists():
         yield f"{name} is missing"

@@ -47,11 +47,11 @@ class RunRow:
     patched: str
     verdict: str
     figure: str
-    deviation: str
-    reason: str
-    claims: tuple[str, ...]
-    receipt: str
-    logs: tuple[str, ...]
+    deviation: str = ""
+    reason: str = ""
+    claims: tuple[str, ...] = ()
+    receipt: str = ""
+    logs: tuple[str, ...] = ()
     expectation: str = ""
     ranks: int = 1
     words: str = ""

@@ -52,7 +52,7 @@ class Checker:
         every, errors = self._receipts()
         own = [one for path, one in every.items() if path.parent == self.pack.receipts]
         asked = [one for path, one in every.items() if path.parent == self.pack.receipts / "ask"]
-        errors += self._probe(own) + self._patch_text() + self._patch_on_tree() + report.errors(self.pack)
+        errors += self._probe(own) + self._patch_text() + self._patch_on_tree() + [*report.errors(self.pack)]
         errors += self._other_patches() + self._ask_checks([*every.values()]) + self._workaround()
         wrong, warnings = wrong_fixes.errors(self.pack, self._pristine())
         found = [Finding(self.pack.name, text) for text in (*errors, *wrong)] + self._without_receipt(own)

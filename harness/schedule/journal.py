@@ -5,7 +5,6 @@ A line that was being written when the power went is cut off when the file is op
 
 from __future__ import annotations
 
-import datetime as dt
 import json
 import os
 import threading
@@ -17,6 +16,7 @@ from harness.core import files, room, strict_json, structure
 from harness.core.errors import HarnessError
 from harness.core.words import LaneVerdict
 from harness.lane.record import LaneEnd
+from harness.receipt import receipt
 
 SCHEMA = 3
 
@@ -107,6 +107,6 @@ def _end_of(folder: Path, data: bytes) -> LaneEnd | None:
         path = PurePosixPath(end.log.file if end.log else "")
         inside = not path.is_absolute() and ".." not in path.parts
         has_log = end.log is None or (inside and files.sha256_file(folder / path) == end.log.sha256)
-        return end if has_log and dt.datetime.fromisoformat(end.started).tzinfo is not None else None
+        return end if has_log and receipt.moment(end.started) else None
     except (OSError, ValueError):
         return None

@@ -182,7 +182,7 @@ class Runner:
         scrub = writer.scrubber(task.cell.pack, self.cache, self.host, prepared.dependency_set, trees)
         raw = run.log.read_text("utf-8", errors="replace")
         try:
-            text = str(scrub.document(raw, "log", writer.without_lane_folders))
+            text: str = scrub.document(raw, "log", writer.without_lane_folders)
             record = writer.scrubbed(scrub, "lane", record)
         except PrivateTextError as error:
             status, seconds, tree_sha256 = record.exit_status, record.seconds, record.tree

@@ -70,9 +70,7 @@ class Comparison:
 def read(report: Path, tree: Path) -> tuple[dict[str, CaseEnd], dict[str, CaseEnd]]:
     """Read a report of pytest: how each test ended, and each module that pytest did not collect.
 
-    Raises:
-        ET.ParseError: the report is not whole.
-
+    ET.ParseError is raised where the report is not whole.
     """
     tests: dict[str, CaseEnd] = {}
     modules: dict[str, CaseEnd] = {}
@@ -124,16 +122,10 @@ def _function(test: str) -> str:
 def compare(
     known: Mapping[str, CaseEnd], before: Mapping[str, CaseEnd], after: Mapping[str, CaseEnd], *, adds: bool
 ) -> Comparison:
-    """Compare two runs.
+    """Compare the runs without and with the patch; `known` are the tests that upstream has already.
 
-    Of the new tests of one function, one case at least has to be red before, and every case green after.
-
-    Args:
-        known: the tests that upstream has already.
-        before: how the tests ended without the patch.
-        after: how the tests ended with the patch.
-        adds: whether the pack adds tests, in both runs.
-
+    Where the pack adds tests, they are in both runs: of those of one function, one case at least has to be red before,
+    and every case green after.
     """
     missing = CaseEnd(TestResult.MISSING, "not collected")
     ran = {_function(name) for name in (*before, *after)}

@@ -3,20 +3,16 @@
 from __future__ import annotations
 
 import datetime as dt
-import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import Any
 
-from harness.core import structure
-from harness.core.errors import HarnessError
 from harness.core.words import SuiteVerdict
-from harness.host.host import python_tag
 from harness.pack.model import Pack
-from harness.receipt import receipt, writer
+from harness.receipt import receipt, staleness, writer
 from harness.receipt.receipt import SUITE, DependencyRecord, HostRecord, UpstreamRecord
 from harness.suites.comparison import CaseRow, Change, Comparison
 from harness.suites.suite import Suite
-from harness.upstream import dependencies
 from harness.upstream.source import commit_of, of_git
 
 SCHEMA = 1
@@ -63,18 +59,10 @@ def _patch(path: Path) -> PatchRecord | None:
     return PatchRecord(path.name, of.sha256, of.meaning)
 
 
-def document(suite: Suite, found: Comparison, started: dt.datetime, command: str) -> dict[str, object]:
+def document(suite: Suite, found: Comparison, started: dt.datetime, command: str) -> dict[str, Any]:
     """Return the receipt of a suite as a JSON document with nothing private in it.
 
-    Args:
-        suite: that was run.
-        found: what its tests say.
-        started: in UTC.
-        command: that makes it anew.
-
-    Raises:
-        PrivateTextError: a field still looks private.
-
+    PrivateTextError is raised where a field still looks private.
     """
     pack, prepared, session = suite.cell.pack, suite.prepared, suite.session
     members, tree = prepared.dependency_set, prepared.pristine
@@ -100,25 +88,16 @@ def document(suite: Suite, found: Comparison, started: dt.datetime, command: str
         seconds=round((dt.datetime.now(dt.UTC) - started).total_seconds(), 3),
     )
     scrub = writer.scrubber(pack, session.cache, session.host, members, {})
-    clean = scrub.document(asdict(one), "upstream_tests", writer.without_lane_folders)
-    assert isinstance(clean, dict)  # noqa: S101 - for the type checker: a document stays one
-    return clean
+    return dict(scrub.document(asdict(one), "upstream_tests", writer.without_lane_folders))
 
 
 def load(folder: Path) -> SuiteReceipt | None:
     """Read the receipt in a folder of receipts; None where there is none.
 
-    Raises:
-        HarnessError: it cannot be read.
-
+    HarnessError is raised where it cannot be read.
     """
     path = folder / SUITE
-    if not path.exists():
-        return None
-    try:
-        return structure.structure(json.loads(path.read_text(encoding="utf-8")), SuiteReceipt)
-    except (json.JSONDecodeError, structure.StructureError) as error:
-        raise HarnessError(f"receipts/{SUITE}: {error}. Next: runner.py upstream-tests --record") from None
+    return receipt.load_as(path, SuiteReceipt, "runner.py upstream-tests --record") if path.exists() else None
 
 
 def reasons(pack: Pack, one: SuiteReceipt) -> list[str]:
@@ -134,9 +113,4 @@ def reasons(pack: Pack, one: SuiteReceipt) -> list[str]:
         found.append("its tree changed")
     found += ["the patch changed"] if _patch(pack.suite_patch(suite)) != one.patch else []
     found += ["upstream_test.patch changed"] if _patch(pack.upstream_test_patch) != one.test_patch else []
-    try:
-        members = dependencies.named(definition, suite.dependencies, python_tag(one.host.python))
-    except HarnessError:
-        return [*found, "its dependency set is gone"]
-    same = members.sha256 == one.dependencies.sha256 or members.versions == one.dependencies.packages
-    return found if same else [*found, "the dependency set changed"]
+    return found + staleness.dependency_reasons(pack, suite.dependencies, one.dependencies, one.host.python)

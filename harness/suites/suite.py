@@ -37,12 +37,7 @@ RIGHT, WRONG, NOTHING = 0, 1, 5
 
 
 def suite_of(pack: Pack) -> UpstreamTests:
-    """Return what pack.toml names of upstream's tests.
-
-    Raises:
-        HarnessError: it names nothing.
-
-    """
+    """Return what pack.toml names of upstream's tests; HarnessError is raised where it names nothing."""
     suite = pack.definition.upstream_tests
     if suite is None:
         raise HarnessError(f"{pack.name}: pack.toml has no [upstream_tests]. Next: see CONTRIBUTING.md")
@@ -85,11 +80,8 @@ class Suite:
     def run(self, name: str, tree: Tree, *, listing: bool) -> dict[str, CaseEnd]:
         """Run the suite to its end and return how each test ended; with `listing`, pytest only plans.
 
-        The tests may write into the tree: they get a copy, which is also their working directory.
-
-        Raises:
-            HarnessError: the run says nothing of the tests, and why.
-
+        The tests may write into the tree: they get a copy, which is also their working directory. HarnessError is
+        raised where the run says nothing of the tests, and why.
         """
         present = [file for file in self.tests.files if not listing or (tree.folder / file).exists()]
         if not present:
@@ -162,16 +154,9 @@ def _tests(report: Path, tree: Path, status: int, *, listing: bool) -> dict[str,
 def laid_out(pack: Pack, session: Session, timeout: float | None, *, gpu: bool) -> Suite:
     """Lay out what upstream's tests of a pack need.
 
-    Args:
-        pack: the pack.
-        session: the cache, the host with its GPUs, and the folder for the logs.
-        timeout: of each run, in seconds; None: as pack.toml states.
-        gpu: whether tests see a GPU that do not need one.
-
-    Raises:
-        UnsupportedHereError: this host lacks a GPU, or lies outside the pack's range.
-        HarnessError: pack.toml names no suite, or something cannot be had from outside.
-
+    UnsupportedHereError is raised where this host lacks a GPU, or lies outside the pack's range. HarnessError is
+    raised where pack.toml names no suite, or something cannot be had from outside. `gpu` says whether tests see a GPU
+    that do not need one.
     """
     tests, cache, host = suite_of(pack), session.cache, session.host
     wants_gpu = tests.gpu or gpu

@@ -30,9 +30,7 @@ class Bisection:
     def row(self, cell: Cell, row: CellRow) -> CellRow:
         """Return the row of a cell, with what came of its bisection where its verdict changed.
 
-        Raises:
-            KeyboardInterrupt: the user interrupted.
-
+        KeyboardInterrupt is raised where the user interrupted.
         """
         moves = cell.column in (LATEST, HEAD) and row.lanes and not row.known
         flipped = any(change.kind in OF_VERDICT for change in row.changes)
@@ -54,10 +52,8 @@ class Bisection:
             return self.clean(f"not bisected: {failure_of(error, cell).reason}")
 
     def _found(self, cell: Cell, then: Receipt | None) -> list[str]:
-        if cell.evidence is None:
-            return ["not bisected: nothing was judged"]
         quiet = replace(self.session, watch=None, repeat=1)
-        judging = Judging(quiet, cell.pack, cell.target, cell.evidence)
+        judging = Judging(quiet, cell.pack, cell.target, cell.known_evidence)
         definition = cell.pack.definition
         if cell.column == HEAD:
             named = definition.head.commit if definition.head else definition.upstream.commit

@@ -15,6 +15,7 @@ import filelock
 
 from harness.core import files, strict_json, structure
 from harness.core.errors import HarnessError
+from harness.receipt import receipt
 from harness.schedule.scheduler import GpuFault
 from harness.schedule.task import Estimates
 from harness.sweep.results import NOT_RUN, SCHEMA, Results
@@ -95,21 +96,12 @@ def _unfinished(runs: Path, request: Request, moment: dt.datetime) -> RunFolder 
     """Find the run to go on with: the newest, whatever clock that was wrong or broken record lies beside it."""
     for folder in sorted((path.parent for path in runs.glob(f"*/{RECORD}")), reverse=True):
         found = _read(folder)
-        started = _moment(found.get("started"))
+        started = receipt.moment(found.get("started"))
         if started is None or started > moment + CLOCKS_DIFFER:
             continue
         goes_on = found.get("request") == list(request) and not found.get("finished") and moment - started < LONGEST
         return RunFolder(folder, started, request) if goes_on else None
     return None
-
-
-def _moment(text: object) -> dt.datetime | None:
-    """Read a date and time with its zone; None where it is none."""
-    try:
-        moment = dt.datetime.fromisoformat(str(text))
-    except ValueError:
-        return None
-    return moment if moment.tzinfo is not None else None
 
 
 @contextmanager

@@ -19,51 +19,28 @@ def lanes_of(pack: Pack) -> tuple[LaneName, ...]:
 
 @dataclass(frozen=True)
 class Cell:
-    """One pack on one target, judged on one tree with one dependency set.
-
-    Attributes:
-        pack: the pack.
-        target: what the verdict is about.
-        evidence: the strongest that this host can produce; None where it cannot judge the cell at all.
-        source: where its tree comes from.
-        column: what tells it from the pack's cell on the pinned release: ``latest``, ``head``, a release; else
-            empty.
-        version: of the release, where it is known before the tree is laid out.
-        tree: the sha256 of the release's archive, likewise.
-        dependencies: another dependency set than the target's own, as ``--with`` names it.
-        lanes: which of the two run.
-        timeout: of each, in seconds; None is the target's own.
-        patch: in place of the pack's own; None is that.
-        is_wrong_fix: whether `patch` is one: what is laid out for it is removed behind its lane.
-        judges_all: whether the lane of a wrong fix goes on after a check that fails.
-        about: the defect checks that the verdict is about, by name or glob; empty: all of them.
-        alone: its lanes run while no other lane does: what they said beside others is not believed.
-        environment: the one that its target names, where it has been built here.
-        reason: why it cannot be judged, where `evidence` is None.
-        verdict: what that makes of it: UNSUPPORTED (a property of this host), UNAVAILABLE, or ERROR.
-        seen: the day on which a release or a commit that moves was looked up; empty for others.
-
-    """
+    """One pack on one target, judged on one tree with one dependency set."""
 
     pack: Pack
-    target: str
-    evidence: Evidence | None
-    source: Source
+    target: str  # what the verdict is about
+    evidence: Evidence | None  # the strongest that this host can produce; None where it cannot judge the cell at all
+    source: Source  # where its tree comes from
+    #: what tells it from the pack's cell on the pinned release: ``latest``, ``head``, a release; else empty
     column: str = ""
-    version: str = ""
-    tree: str = ""
-    dependencies: tuple[str, ...] = ()
-    lanes: tuple[LaneName, ...] = BOTH_LANES
-    timeout: float | None = None
-    patch: Path | None = None
-    is_wrong_fix: bool = False
-    judges_all: bool = False
-    about: tuple[str, ...] = ()
-    alone: bool = False
-    environment: Path | None = None
-    reason: str = ""
-    verdict: Verdict = Verdict.UNSUPPORTED
-    seen: str = ""
+    version: str = ""  # of the release, where it is known before the tree is laid out
+    tree: str = ""  # the sha256 of the release's archive, likewise
+    dependencies: tuple[str, ...] = ()  # another dependency set than the target's own, as ``--with`` names it
+    lanes: tuple[LaneName, ...] = BOTH_LANES  # which of the two run
+    timeout: float | None = None  # of each, in seconds; None is the target's own
+    patch: Path | None = None  # in place of the pack's own; None is that
+    is_wrong_fix: bool = False  # whether `patch` is one: what is laid out for it is removed after its lane
+    judges_all: bool = False  # whether the lane of a wrong fix goes on after a check that fails
+    about: tuple[str, ...] = ()  # the defect checks that the verdict is about, by name or glob; empty: all of them
+    alone: bool = False  # its lanes run while no other lane does: what they said beside others is not believed
+    environment: Path | None = None  # the one that its target names, where it has been built here
+    reason: str = ""  # why it cannot be judged, where `evidence` is None
+    verdict: Verdict = Verdict.UNSUPPORTED  # what that makes of it: UNSUPPORTED (of this host), UNAVAILABLE, or ERROR
+    seen: str = ""  # the day on which a release or a commit that moves was looked up; empty for others
 
     @property
     def name(self) -> str:
@@ -82,12 +59,7 @@ class Cell:
 
     @property
     def known_evidence(self) -> Evidence:
-        """The evidence of a cell that this host can judge.
-
-        Raises:
-            ValueError: it cannot.
-
-        """
+        """The evidence of a cell that this host can judge; ValueError is raised where it cannot."""
         if self.evidence is None:
             raise ValueError(f"{self.name} cannot be judged here")
         return self.evidence

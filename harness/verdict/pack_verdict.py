@@ -132,14 +132,10 @@ def both(pristine: LaneRecord, patched: LaneRecord, about: tuple[str, ...] = ())
 def pair(
     pristine: LaneRecord | None, patched: LaneRecord | None, stale: str = "", about: tuple[str, ...] = ()
 ) -> Judgement:
-    """Judge a pack.
+    """Judge a pack by its lanes; None is one that was not requested, or had no reason to run.
 
-    Args:
-        pristine: the lane on the untouched tree; None where only the patched lane was requested.
-        patched: the lane on the patched tree; None where it was not requested, or had no reason to run.
-        stale: why the patch does not apply cleanly; empty where it does or was not tried.
-        about: the defect checks that the verdict is about, by name or glob; empty: all of them.
-
+    `stale` says why the patch does not apply cleanly. `about` names the defect checks that the verdict is about, where
+    these are not all of them.
     """
     if pristine is not None and pristine.verdict in ALONE:
         return Judgement(ALONE[pristine.verdict], pristine.reason)

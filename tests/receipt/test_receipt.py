@@ -7,7 +7,6 @@ from pathlib import Path
 
 from harness.core import files
 from harness.pack import judges, load
-from harness.receipt import receipt as receipts
 from testing.workbench import Workbench
 
 
@@ -94,20 +93,6 @@ def test_an_error_never_replaces_a_receipt(workbench: Workbench) -> None:
     assert (status, row["verdict"]) == (1, "ERROR")
     assert path.read_bytes() == before
     assert Path(row["receipt"]).is_relative_to(workbench.cache)
-
-
-def test_a_receipt_of_an_older_runner_holds_no_output(workbench: Workbench) -> None:
-    pack = workbench.lay("01_confirmed")
-    workbench.recorded()
-    path = pack / "receipts/cpu.traced.json"
-    document = json.loads(path.read_text())
-    for lane in document["lanes"].values():
-        assert lane.pop("printed").endswith(f"\n{lane['script']}")
-    path.write_text(json.dumps(document))
-    reason = "{{script}}: no receipt holds what today's script printed; record again"
-    assert reason in _check(workbench)[1]
-    assert "STALE" not in _check(workbench)[1]
-    assert [lane.printed for lane in receipts.load(path).lanes.values()] == ["", ""]
 
 
 def test_what_a_script_prints_is_scrubbed_as_everything_else(workbench: Workbench) -> None:

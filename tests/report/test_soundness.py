@@ -8,7 +8,13 @@ import re
 import pytest
 
 from testing import toys
-from testing.workbench import Workbench
+from testing.workbench import Workbench, confirmed
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    """Judge the sound toy pack once."""
+    return confirmed(tmp_path_factory.mktemp("judged"))
 
 
 @pytest.mark.parametrize(
@@ -52,21 +58,24 @@ from testing.workbench import Workbench
         ("report.in.md", "largest", "TODO", "'TODO' is left in it"),
     ],
 )
-def test_each_rule_is_held(workbench: Workbench, file: str, old: str, new: str, reason: str) -> None:
-    pack = workbench.lay("01_confirmed")
-    workbench.recorded()
-    toys.replace(pack / file, old, new)
-    ended = workbench.run("check")
+def test_each_rule_is_held(judged: Workbench, file: str, old: str, new: str, reason: str) -> None:
+    path = judged.packs / "01_confirmed" / file
+    text = path.read_text()
+    toys.replace(path, old, new)
+    ended = judged.run("check")
+    path.write_text(text)
     assert ended.returncode == 1, ended.stdout
     assert reason in ended.stdout
 
 
 @pytest.mark.parametrize("file", ["reproduce.py", "fix.patch", "README.md"])
-def test_a_missing_file_is_named(workbench: Workbench, file: str) -> None:
-    pack = workbench.lay("01_confirmed")
-    workbench.recorded()
-    (pack / file).unlink()
-    assert re.search(rf"{re.escape(file)}(:| is) missing", workbench.run("check").stdout)
+def test_a_missing_file_is_named(judged: Workbench, file: str) -> None:
+    path = judged.packs / "01_confirmed" / file
+    text = path.read_text()
+    path.unlink()
+    said = judged.run("check").stdout
+    path.write_text(text)
+    assert re.search(rf"{re.escape(file)}(:| is) missing", said)
 
 
 def test_a_number_is_never_used_twice(workbench: Workbench) -> None:

@@ -8,13 +8,12 @@ import json
 import os
 import signal
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 from harness.sweep import run_folder
 from testing import histories, package_index, sweeps, toys
-from testing.workbench import REPOSITORY, Workbench, until
+from testing.workbench import Workbench, until
 
 GPU_TOY = "41_executes_on_a_gpu"
 
@@ -317,10 +316,3 @@ def test_a_target_that_this_host_lost_is_newly_unsupported(workbench: Workbench)
     first = min(workbench.sweeps.glob("*/run.json")).parent
     lost = workbench.swept("--baseline", str(first), status=1)["001_toy/sm_90a"]
     assert (lost["verdict"], kinds(lost)) == ("NOT_HERE", ["newly unsupported"])
-
-
-def test_help_names_every_option() -> None:
-    command = [sys.executable, str(REPOSITORY / "runner.py"), "sweep", "--help"]
-    text = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-    for option in ("--jobs", "PACK[:TARGET]", "--budget", "--repeat", "--baseline", "--latest", "--runs"):
-        assert option in text

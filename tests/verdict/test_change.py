@@ -24,13 +24,6 @@ def _side(verdict: LaneVerdict, **checks: bool | None) -> Side:
     return Side(verdict, "", "", LaneRecord(verdict, "", 0, 1.0, 0, 0, "", "", checks=lines))
 
 
-@pytest.mark.parametrize(("base", "head"), PAIRS)
-def test_each_two_verdicts_have_a_sentence_and_a_status(base: LaneVerdict, head: LaneVerdict) -> None:
-    said = between(Side(base), Side(head))
-    assert said == TABLE[base][head]
-    assert change.status(said, head, must_fix=False) in (Exit.AS_EXPECTED, Exit.DEVIATES, Exit.NOTHING_JUDGED)
-
-
 def test_no_two_pairs_have_the_same_sentence_unless_they_say_the_same() -> None:
     sentences = [TABLE[base][head].sentence for base, head in PAIRS]
     twice = {one for one in sentences if sentences.count(one) > 1}
