@@ -95,6 +95,7 @@ class Suite:
         with cache.guard(), cache.scratch("lane-") as work, jit_folder(cache, key, work) as kept:
             copy, report, gate = environment.make_folders(work, kept), work / "report.xml", work / "gate"
             shutil.copytree(tree.folder, copy, dirs_exist_ok=True)
+            (work / "pytest.ini").touch()  # pytest looks for it upwards: no folder above the cache configures the suite
             plan = ("--setup-plan",) if listing else ()
             python = str(built_environment.interpreter(self.cell.environment))
             ours = (*OURS, *plan, f"--rootdir={copy}", f"--junitxml={report}", "--", *present)

@@ -210,6 +210,7 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
     wheel = toys.wheel_of_installed("pytest", made.folder)
     toys.seed(made.cache, *wheel)
     (made.folder / "sources").mkdir()
+    (made.folder / "pytest.ini").write_text("[pytest]\naddopts = --no-such-option\n")  # above the cache: nobody's
     for number, (name, case) in enumerate(CASES.items(), start=1):
         _lay(made, number, name, case, wheel)
     return made
