@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from kit.capture import unseen
+
 
 def counted(indices: torch.Tensor, keys: int) -> torch.Tensor:
     """Return how often each of the keys is named by indices [b, s, k] that are not -1: [b, s, keys], float32."""
@@ -44,7 +46,7 @@ def attend(
 
 
 def stand_in(name: str, given: Mapping[str, Any], *operands: torch.Tensor) -> Any:  # noqa: ANN401 - as many results as the kernel has
-    """Do in float32 what the kernel does that a builder was asked for with these arguments.
+    """Do in float32 what the kernel does that a builder was asked for with these arguments, as `kit.capture.unseen`.
 
     Args:
         name: of the builder: sparse_mla_fwd, preprocess, bwd or postprocess.
@@ -61,7 +63,8 @@ def stand_in(name: str, given: Mapping[str, Any], *operands: torch.Tensor) -> An
         "bwd": _backward,
         "postprocess": _postprocess,
     }
-    return kernels[name](given, *operands)
+    with unseen():
+        return kernels[name](given, *operands)
 
 
 def _demand(kernel: str, **wanted: tuple[torch.Tensor, tuple[int, ...], torch.dtype]) -> None:
