@@ -22,12 +22,9 @@ DOORS = {  # the call that users make, and what has to be on for it to pass ther
     "loss_scale-first": (f"{DSA}, backward", "first backward of a process in which no loss scale was set"),
     "cudnn_backward": (f"{DSA}, backward", "cuDNN backend, rows without keys possible"),
     "packed_positions": (DSA, f"packed, {CP}"),
-    "packed_reorder": (DSA, f"packed, {CP}"),
     "indexer_layout": (DSA, f"{FUSED}, packed, {CP}; stops where there is one sequence"),
     "varlen-whole": (f"{MASKING}generate_varlen_mask_params", "nothing in megatron.core calls it"),
-    "varlen-positions": (DSA, "packed"),
     "rope": ("DSAIndexer.forward_before_topk and MLA", "packed, unfused RoPE"),
-    "rope-slice": ("RotaryEmbedding.forward", f"not packed, {CP}; once per length"),
     "attention-plain": (DSA, "forward and backward"),
     "attention-packed": (DSA, "forward and backward, packed"),
     "reported-scatter_topk": (DSA, "any"),
@@ -40,7 +37,6 @@ DOORS = {  # the call that users make, and what has to be on for it to pass ther
     "two_ranks-indexer_loss": (f"{DSA}, backward", "as indexer_loss, with tensor parallelism"),
     "two_ranks-attention-plain": (DSA, f"forward and backward, {CP}"),
     "two_ranks-attention-packed": (DSA, f"forward and backward, packed, {CP}"),
-    "four_ranks-equal_lengths": (DSA, f"not packed, {CP}"),
     "four_ranks-uneven": (f"{LAYOUT}get_cp_positions_from_layout", "key rows are not query rows times ranks"),
 }
 

@@ -1,19 +1,14 @@
 # ruff: noqa: SLF001 - private names are where stand-ins enter
 """The linear cross entropy fusion (branch dev) is right for tokens whose logits all lie far below zero.
 
-Upstream promises cross entropy, which does not change where all logits of a token move together:
+Upstream promises cross entropy, which does not change where all logits of a token move together: down to -2^96 (the
+main loop goes to -1e30), far above, and mixed over tokens, splits of the vocabulary, steps of 64 splits, and ranks.
 
-- reductions none, sum and mean, with any gradient from above; labels ignored by -100, by a class, or all; a mean of
-  none is nan, as in torch; forward under autocast; another forward, or a second backward, before the last backward;
-- one token, odd numbers of them, batches; 1 to 131 splits, also more than the 64 of a step; bf16 and fp16;
-- logits down to -2^96 (the main loop goes to -1e30), far above, and mixed over tokens, splits, steps and ranks; splits,
-  steps or ranks whose logits are all -inf; one logit above up to 133,119 equal ones, which together add percents;
-- ranks 1, 2 and 4, sequence parallel or not;
 - nan where a split or a rank is nan alone, and 0 for an ignored token whose hidden state is nan or infinite;
 - what the caller gives stays as it is; nothing is read on the host, which would wait for the GPU; buffers lie on the
   GPU and are fp32 where the kernels read fp32, whatever PyTorch's defaults are; new memory may hold nan;
 - no kernel reads or writes outside of the tensor that an access is about, or needs what a mask leaves out without
-  another value. By themselves the kernels take any strides, and stand in larger memory with nan around.
+  another value.
 
 Where each token's maximum over the first 64 splits is not below zero, the bits are those of the unpatched tree.
 
@@ -70,9 +65,7 @@ MAKERS = [getattr(torch, name) for name in MADE_ON_THE_DEFAULT_DEVICE]
 LOSS = 2.0**-19
 LEVEL = 2.0**-22
 GRADIENT = 2.0**-7
-NONE, SUM, MEAN = range(3)  # reductions, as the kernels are told them
-MARGIN = 64  # rows: more than a block of tokens, or of splits
-HUGE = 2**40  # neither a label nor a number of tokens
+MEAN = 2  # the reduction, as the kernel is told it
 
 
 @dataclass(frozen=True)
@@ -107,7 +100,7 @@ class Case:
 
 
 FAR = (-150.0,)
-PEAK = (-133.0, *FAR * (66 * WIDTH - 1))  # one logit above 16,895: a split of these adds 1e-5, all of them 7e-4
+PEAK = (-130.0, *FAR * (130 * 1024 - 1))  # one logit above 133,119: a split of these adds 2e-6, all of them 3e-4
 # fmt: off
 DEFECTS = {
     "example": Case(FAR, classes=20, shape=(1,), spread=0.0),
@@ -116,42 +109,33 @@ DEFECTS = {
     "mean": Case(FAR, reduction="mean", above=3.0),
     "default_split": Case(FAR, classes=7001, shape=(9, 2), width=3072),
     "float16": Case(FAR, dtype="float16", reduction="mean"),
-    "two_dimensions": Case(FAR, shape=(5, 3), reduction="mean"),
     "batch_two": Case(FAR, shape=(17, 2), labels="some ignored"),
     "one_token": Case(FAR, shape=(1,), reduction="mean"),
     "tokens-16": Case(FAR, shape=(16,), reduction="sum"),
     "tokens-33": Case(FAR, shape=(33,), reduction="mean", labels="some ignored"),
     "subnormal-minus-100": Case((-100.0,), spread=0.0),
-    "level-minus-112": Case((-112.0,)),
-    "level-minus-512": Case((-512.0,), reduction="mean"),
-    "level-minus-8192": Case((-8192.0,)),
     "level-minus-131072": Case((-131072.0,)),
+    "level-minus-131072-blocks": Case((-131072.0,), classes=128 * WIDTH, shape=(3,)),
     "level-minus-2_to_the_96": Case((-(2.0**96),), spread=0.0, shape=(17,)),
-    "ignored-none": Case(FAR, labels="some ignored"),
     "ignored-mean": Case(FAR, labels="some ignored", reduction="mean"),
-    "ignored-sum": Case(FAR, labels="some ignored", reduction="sum", above=-0.5),
     "ignored-class": Case(FAR, labels="some ignored", reduction="mean", ignore_index=4),
     "ignored-class_zero": Case(FAR, labels="some ignored", ignore_index=0),
     "ignored-all-gradients": Case(FAR, labels="all ignored", reduction="sum"),
     "splits-one": Case(FAR, classes=200),
-    "splits-two": Case(FAR, classes=2 * WIDTH, reduction="mean"),
     "splits-64": Case(FAR, classes=64 * WIDTH, shape=(5,)),
     "splits-65": Case(FAR, classes=65 * WIDTH - 3, shape=(5,), reduction="mean"),
+    "splits-300": Case(FAR, classes=300 * WIDTH, shape=(3,)),
     "splits-131": Case(FAR, classes=131 * WIDTH - 100, shape=(3,)),
     "far_splits-falling": Case((-120.0, -300.0, -512.0)),
     "far_splits-rising": Case((-512.0, -300.0, -120.0), labels="first part"),
-    "far_splits-last_label": Case((-128.0, -144.0, -512.0), labels="last part", reduction="mean"),
     "far_blocks-falling": Case((-120.0, -400.0), classes=128 * WIDTH, shape=(3,)),
     "far_blocks-rising": Case((-400.0, -120.0), classes=128 * WIDTH, shape=(3,)),
-    "far_blocks-near": Case((-120.0, -124.0), classes=128 * WIDTH, shape=(3,), reduction="sum"),
     "mixed-tokens": Case(FAR, signs=(1.0, 0.0, -1.0), labels="some ignored"),
-    "mixed-tokens-mean": Case(FAR, signs=(0.0, 0.0, 0.0, 1.0), reduction="mean"),
     "mixed-levels": Case((-128.0,), signs=(1.0, 0.5, 2.0, 0.0, -0.5, -2.0)),
-    "empty_split": Case((-150.0, -math.inf, -150.0), labels="first part", classes=768),
     "empty_split-first": Case((-math.inf, -150.0), labels="last part", classes=512),
     "empty_block-first": Case((-math.inf, -150.0), labels="last part", classes=128 * WIDTH, shape=(3,)),
-    "peak": Case(PEAK, classes=len(PEAK), shape=(1,), spread=0.0),
-    "ranks-two-peak": Case(PEAK, ranks=2, classes=len(PEAK), shape=(1,), spread=0.0),
+    "peak": Case(PEAK, classes=len(PEAK), shape=(1,), spread=0.0, width=1024),
+    "ranks-two-peak": Case(PEAK, ranks=2, classes=len(PEAK), shape=(1,), spread=0.0, width=1024),
     "default-bfloat16": Case(FAR, shape=(5,), default="bfloat16"),
     "default-float64": Case(FAR, shape=(5,), default="float64", reduction="mean"),
     "ranks-two-default-bfloat16": Case(FAR, ranks=2, shape=(5,), default="bfloat16", reduction="sum"),
@@ -161,13 +145,11 @@ DEFECTS = {
     "in_flight": Case(FAR, shape=(5,), in_flight=True),
     "ranks-two-in_flight": Case(FAR, ranks=2, shape=(5,), reduction="mean", in_flight=True),
     "twice": Case(FAR, shape=(5,), labels="some ignored", twice=True),
-    "twice-mean": Case(FAR, shape=(4, 3), reduction="mean", labels="some ignored", twice=True),
     "ranks-two-twice": Case(FAR, ranks=2, shape=(5,), reduction="sum", labels="some ignored", twice=True),
     "padding-nan": Case(FAR, shape=(5,), labels="some ignored", padding=math.nan),
     "ranks-two-padding-nan": Case(FAR, ranks=2, shape=(5,), reduction="mean", labels="some ignored", padding=math.nan),
     "ranks-one": Case(FAR, group=True),
     "ranks-two": Case(FAR, ranks=2, classes=1200),
-    "ranks-two-sum": Case(FAR, ranks=2, classes=1200, reduction="sum", labels="first part"),
     "ranks-two-mean": Case(FAR, ranks=2, classes=1200, reduction="mean", labels="some ignored"),
     "ranks-two-last": Case(FAR, ranks=2, classes=1200, reduction="mean", labels="last part", ignore_index=7),
     "ranks-two-sequence": Case(FAR, ranks=2, classes=1200, shape=(6, 3), sequence_parallel=True),
@@ -175,37 +157,31 @@ DEFECTS = {
     "ranks-two-levels-rising": Case((-512.0, -120.0), ranks=2, classes=1200, labels="first part", reduction="sum"),
     "ranks-two-crossed": Case((-120.0, -300.0, -300.0, -120.0), ranks=2, classes=4 * WIDTH),
     "ranks-two-mixed": Case(FAR, ranks=2, classes=1200, signs=(1.0, 0.0, -1.0), labels="some ignored"),
-    "ranks-two-deep": Case((-8192.0,), ranks=2, classes=1200),
+    "ranks-two-deep-blocks": Case((-131072.0,), ranks=2, classes=4 * 65 * WIDTH, shape=(3,)),
     "ranks-two-deepest": Case((-(2.0**96),), ranks=2, classes=1200, spread=0.0, shape=(17,)),
-    "ranks-two-subnormal": Case((-100.0,), ranks=2, classes=1200, spread=0.0),
     "ranks-two-block": Case((-400.0, -120.0), ranks=2, classes=130 * WIDTH, shape=(3,), labels="some ignored"),
     "ranks-two-blocks": Case((-120.0, -400.0, -128.0, -136.0), ranks=2, classes=2 * 65 * WIDTH, shape=(3,)),
     "ranks-two-blocks-rising": Case((-400.0, -120.0) * 2, ranks=2, classes=4 * 65 * WIDTH, shape=(3,)),
     "ranks-two-empty": Case((-math.inf, -150.0), ranks=2, classes=1200, labels="last part"),
     "ranks-four": Case((-131072.0,), ranks=4, classes=1100, shape=(8, 1), sequence_parallel=True),
     "ranks-four-levels": Case((-300.0, -120.0, -512.0, -144.0), ranks=4, classes=1100, reduction="mean"),
-    "ranks-four-float16": Case(FAR, ranks=4, classes=1100, dtype="float16", labels="some ignored", reduction="mean"),
 }
 EXACT = {  # in each token the first 64 splits reach 0: the same bits with the patch as without
     "normal-none": Case(labels="some ignored"),
-    "normal-sum": Case(reduction="sum", labels="some ignored"),
     "normal-mean": Case(reduction="mean", labels="some ignored", above=2.0),
     "normal-float16": Case(dtype="float16", shape=(9, 2)),
     "normal-default_split": Case(classes=7001, width=3072, shape=(5, 2)),
+    "normal-splits-300": Case(classes=300 * WIDTH, shape=(3,)),
     "normal-splits-131": Case(classes=131 * WIDTH - 100, shape=(3,)),
     "normal-ranks-two": Case(ranks=2, classes=1200, labels="some ignored"),
-    "normal-ranks-two-mean": Case(ranks=2, classes=1200, reduction="mean", labels="some ignored"),
     "normal-ranks-four": Case(ranks=4, classes=1100, shape=(8, 1), sequence_parallel=True, reduction="sum"),
-    "zero": Case(spread=0.0),
     "zero-blocks": Case(spread=0.0, classes=130 * WIDTH, shape=(3,)),
     "zero-ranks-two-blocks": Case(spread=0.0, ranks=2, classes=4 * 65 * WIDTH, shape=(3,), reduction="mean"),
     "above": Case((150.0,), reduction="mean"),
+    "above-peak": Case((20.0, *(0.0,) * (130 * 1024 - 1)), classes=130 * 1024, shape=(1,), spread=0.0, width=1024),
     "above-far": Case((131072.0,)),
-    "above-splits": Case((150.0, -300.0, 120.0)),
-    "above-blocks": Case((120.0, 400.0), classes=128 * WIDTH, shape=(3,)),
     "above-ranks-two": Case((-400.0, 120.0), ranks=2, classes=1200),
     "above-default-bfloat16": Case((150.0,), shape=(5,), default="bfloat16", reduction="mean"),
-    "above-default-float64": Case((150.0,), shape=(5,), default="float64"),
     "above-ranks-two-default-bfloat16": Case((150.0,), ranks=2, shape=(4, 1), default="bfloat16",
                                              sequence_parallel=True),
     "above-ranks-two-default-float64": Case((150.0,), ranks=2, shape=(5,), default="float64", reduction="sum"),
@@ -218,13 +194,10 @@ EXACT = {  # in each token the first 64 splits reach 0: the same bits with the p
 }
 NEAR = {  # below 0, and no sum underflows: right, but not the same bits; and what is nan, or has nan beside it
     "below-minus-4": Case((-4.0,), spread=0.0, reduction="mean"),
-    "below-minus-48": Case((-48.0,)),
     "below-minus-64-ranks-two": Case((-64.0,), ranks=2, classes=1200),
-    "below-unlike": Case((-50.0, -300.0), shape=(5,)),
     "below-unlike-rising": Case((-300.0, -50.0), shape=(5,), reduction="mean"),
     "below-ranks-two-unlike": Case((-50.0, -300.0), ranks=2, shape=(5,), labels="some ignored"),
     "below-ranks-two-unlike-rising": Case((-300.0, -50.0), ranks=2, shape=(5,), reduction="mean"),
-    "below-ranks-two-near": Case((-4.0, -300.0), ranks=2, shape=(5,), spread=0.0, labels="first part"),
     "below-blocks": Case((-16.0, 16.0), classes=128 * WIDTH, shape=(3,)),
     "ignored-all-mean": Case(reduction="mean", labels="all ignored"),
     "nan_split": Case((0.0, math.nan), classes=512, shape=(5,), labels="first part"),
@@ -232,9 +205,7 @@ NEAR = {  # below 0, and no sum underflows: right, but not the same bits; and wh
     "nan_block": Case((0.0, math.nan), classes=128 * WIDTH, shape=(3,), labels="first part"),
     "ranks-two-nan_split": Case((0.0, 0.0, math.nan, 0.0), ranks=2, classes=4 * WIDTH, shape=(5,), labels="first part"),
     "ranks-two-nan_rank": Case((0.0, math.nan), ranks=2, shape=(5,), reduction="mean", labels="first part"),
-    "padding-nan-normal": Case(shape=(5,), reduction="mean", labels="some ignored", padding=math.nan),
     "padding-inf": Case(shape=(5,), reduction="sum", labels="some ignored", padding=math.inf),
-    "ranks-two-padding-nan-none": Case(ranks=2, shape=(5,), labels="some ignored", padding=math.nan),
     "ranks-two-padding-nan-mean": Case(ranks=2, shape=(5,), reduction="mean", labels="some ignored", padding=math.nan),
     "ranks-two-padding-inf": Case(ranks=2, shape=(4, 1), reduction="sum", labels="some ignored", padding=math.inf,
                                   sequence_parallel=True),
@@ -643,35 +614,6 @@ def test_losses_and_gradients_are_those_of_cross_entropy(case, infinite, output,
     assert not sum(accesses), f"{sum(accesses)} accesses outside of a tensor"
 
 
-class Guarded:
-    """Copies of tensors within larger memory, which is full of nan or of HUGE: neither to be read nor to be written."""
-
-    def __init__(self):
-        self.kept = []
-
-    def put(self, tensor, first, second=1, *, written=False):
-        """Return a view of the same numbers with these steps between them; one that is not `written` stays as it is."""
-        shape = tensor.shape if tensor.dim() == 2 else (*tensor.shape, 1)
-        columns = (shape[1] + (MARGIN if tensor.dim() == 2 else 0)) * second
-        fill = math.nan if tensor.is_floating_point() else HUGE
-        memory = torch.full(((2 * MARGIN + shape[0]) * first, columns), fill, dtype=tensor.dtype)
-        view = memory[MARGIN * first : (MARGIN + shape[0]) * first : first, : shape[1] * second : second]
-        view.copy_(tensor.view(shape) if tensor.dim() == 1 else tensor)
-        self.kept.append((memory, memory.clone(), view, written))
-        return view if tensor.dim() == 2 else view[:, 0]
-
-    def transposed(self, tensor):
-        """Return a view of the same numbers, a column after the other in memory, with room after each."""
-        return self.put(tensor.t(), 1).t()
-
-    def assert_untouched(self):
-        """Assert that all is as it was but for the views that are written."""
-        for memory, before, view, written in self.kept:
-            if written:
-                before.as_strided(view.shape, view.stride(), view.storage_offset()).copy_(view)
-            assert_same([memory], [before], "memory beside a tensor, or a tensor that is only read")
-
-
 class Watch:
     """Of each access of a kernel, notes how many elements lie outside of the tensor that it is about, and prevents it.
 
@@ -715,11 +657,6 @@ class Watch:
     def atomic_rmw(self, operation, pointers, value, mask, order):
         mask = self.inside(pointers, mask, value.dtype.itemsize)
         return self.raw.atomic_rmw(operation, pointers, value, mask, order)
-
-    def atomic_cas(self, pointers, expected, value, order):
-        """Exchange what lies inside, if all of it does: there is no mask."""
-        every = self.inside(pointers, np.ones_like(pointers, dtype=bool), value.dtype.itemsize).all()
-        return self.raw.atomic_cas(pointers, expected, value, order) if every else expected
 
     def undefined(self, pointers):
         """Return what stands for elements that a mask leaves out."""
@@ -766,164 +703,27 @@ def statistics(logits, width):
     return maximum, (parts - maximum.unsqueeze(2)).exp().sum(dim=2)
 
 
-def tokens_of(level, splits, count=21):
-    """Return the logits of so many tokens, and labels of which a third is ignored, but not that of a single one."""
-    random = torch.Generator().manual_seed(11)
-    logits = torch.randint(-24, 25, (count, splits * 8), generator=random) / 8 + level
-    labels = torch.randint(logits.shape[1], (count,), generator=random)
-    labels[0 if count > 1 else 1 :: 3] = -100
-    return logits, labels
-
-
-def peaks(level, column):
-    """Return 21 tokens that have one logit above 133,119 equal ones, and labels of which a third is ignored.
-
-    The 16 tokens of the first program have it 24 above: a split of the others adds 4e-8, less than fp32 resolves
-    beside 1, and all 130 of them 5e-6, more than a loss may be off. The other tokens have other distances.
-    """
-    logits = torch.full((21, 130 * 1024), level)
-    logits[:, column] += torch.tensor([24.0] * 16 + [4.0, 8.0, 13.0, 17.0, 60.0])
-    labels = torch.randint(logits.shape[1], (21,), generator=torch.Generator().manual_seed(12))
-    labels[::3] = -100
-    return logits, labels
-
-
-@dataclass(frozen=True)
-class Launch:
-    """What kernels are given; with `spoiled` a third of the rows has a sum of nan, as a weight of nan gives it."""
-
-    level: float = -150.0
-    splits: int = 3  # of each rank
-    count: int = 21
-    reduction: int = NONE
-    spoiled: bool = False
-    peak: int | None = None  # the column of a logit above all others
-
-    @property
-    def width(self):
-        return 8 if self.peak is None else 1024
-
-    @property
-    def spoiled_rows(self):
-        return slice(1 if self.spoiled else None, None if self.spoiled else 0, 3)
-
-    def tokens(self, ranks):
-        if self.peak is not None:
-            return peaks(self.level, self.peak)
-        return tokens_of(self.level, ranks * self.splits, self.count)
-
-
-LAUNCHES = {
-    **{
-        f"{splits}_splits": Launch(splits=splits) for splits in (3, 67, 531)
-    },  # a vocabulary of 271,872 in splits of 512
-    **{f"{n}_tokens": Launch(count=n, splits=splits) for n, splits in ((1, 2), (16, 65), (47, 5))},
-    "sum": Launch(count=37, reduction=SUM),
-    "mean": Launch(count=37, reduction=MEAN),
-}
-NORMAL = {f"{name}-normal": Launch(0.0, x.splits, x.count, x.reduction) for name, x in LAUNCHES.items()}
-LAUNCHES |= {"far_below": Launch(-131072.0, 67), "peak-first": Launch(peak=0)}
-NORMAL |= {
-    "far_above": Launch(131072.0, 67),
-    "nan": Launch(0.0, 67, spoiled=True),
-    "peak-last": Launch(0.0, peak=-1),
-}
-
-
-def given_to_launch(guarded, logits, labels, reduction):
-    """Return the labels' logits, labels, their number for a mean, and the sum, as the last kernel is given them."""
-    label_logits = logits.gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
-    valid = int((labels != -100).sum()) if reduction == MEAN else HUGE
-    return (
-        guarded.put(label_logits, 2, written=True),
-        guarded.put(labels, 4),
-        guarded.put(torch.tensor([valid]), 3),
-        guarded.put(torch.zeros(1), 3, written=reduction != NONE),
-    )
-
-
 def programs(count):
     return lambda meta: (-(-count // meta["BLOCK_SIZE_M"]),)
 
 
-def launch_dp(how, guarded):
-    """Launch the epilogue without tensor parallelism on tensors that are not contiguous."""
-    logits, labels = how.tokens(1)
-    count, splits = logits.shape[0], logits.shape[1] // how.width
-    maximum, total = statistics(logits, how.width)
-    total[how.spoiled_rows, -1] = math.nan
-    maximum, total = guarded.transposed(maximum), guarded.put(total, 3, 2)
-    loss, labels, valid, scalar = given_to_launch(guarded, logits, labels, how.reduction)
-    found_max, found_sum = (guarded.put(torch.zeros(count), step, written=True) for step in (3, 5))
-    kernels.forward_dp_epilogue[programs(count)](
-        count, splits, -100, labels, labels.stride(0), valid, maximum, *maximum.stride(), total, *total.stride(),
-        found_max, found_max.stride(0), found_sum, found_sum.stride(0), loss, loss.stride(0), scalar,
-        REDUCTION=how.reduction,
-    )  # fmt: skip
-    return loss if how.reduction == NONE else scalar, found_max, found_sum
-
-
-def launch_tp(how, guarded):
-    """Launch the epilogues of two tensor-parallel ranks on tensors that are not contiguous; return the first's."""
-    logits, labels = how.tokens(2)
-    count, splits = logits.shape[0], logits.shape[1] // how.width // 2
-    ranks = [statistics(part, how.width) for part in logits.chunk(2, dim=1)]
-    ranks[1][1][how.spoiled_rows, -1] = math.nan
-    reduced = guarded.transposed(torch.maximum(ranks[0][0], ranks[1][0]))
-    found_max, sums = guarded.put(torch.zeros(count), 3, written=True), []
-    for rank in ranks:
-        maximum, total = guarded.put(rank[0], 2, 3), guarded.put(rank[1], 3, 2)
-        found_sum = guarded.put(torch.zeros(count), 5, written=True)
-        kernels.forward_tp_epilogue[programs(count)](
-            count, splits, reduced, *reduced.stride(), maximum, *maximum.stride(), total, *total.stride(),
-            found_max, found_max.stride(0), found_sum, found_sum.stride(0),
-        )  # fmt: skip
-        sums.append(found_sum)
-    loss, labels, valid, scalar = given_to_launch(guarded, logits, labels, how.reduction)
-    kept_max, kept_sum = guarded.put(found_max, 2), guarded.put(sums[0] + sums[1], 3)
-    kernels.forward_tp_epilogue_update_logprobs[programs(count)](
-        count, -100, valid, labels, labels.stride(0), loss, loss.stride(0), kept_max, kept_max.stride(0),
-        kept_sum, kept_sum.stride(0), scalar, REDUCTION=how.reduction,
-    )  # fmt: skip
-    return loss if how.reduction == NONE else scalar, kept_max, kept_sum
-
-
-@pytest.mark.parametrize("how", [*rows(LAUNCHES, DEFECT), *rows(NORMAL, CONTROL)])
-@pytest.mark.parametrize(
-    ("launch", "ranks"), [pytest.param(launch_dp, 1, id="dp"), pytest.param(launch_tp, 2, id="tp")]
-)
-def test_epilogue_by_itself(launch, ranks, how):
-    """Losses are right, backward gets the sum above the maximum, and all accesses are inside."""
-    logits, labels = how.tokens(ranks)
-    guarded = Guarded()
-    with watch() as accesses, raised_by_kernels():
-        loss, maximum, total = launch(how, guarded)
-    sums, counts = logits.double().logsumexp(dim=1), labels != -100
-    sums[how.spoiled_rows] = math.nan
-    near = LOSS + LEVEL * logits.abs().amax(dim=1)
-    expected = sums - logits.double().gather(1, labels.clamp(min=0).unsqueeze(1)).squeeze(1)
-    expected, near_loss = expected.where(counts, 0.0), near
-    if how.reduction != NONE:
-        number = int(counts.sum()) if how.reduction == MEAN else 1
-        expected, near_loss = expected.sum(0, True) / number, (near * counts).sum(0, True) / number
-    assert_near(loss, expected, near_loss, "the loss")
-    assert_near(maximum.double() + total.double().log(), sums, near, "maximum and sum")
-    assert_near(total.double().log(), sums - maximum.double(), torch.full_like(near, LOSS), "the sum")
-    guarded.assert_untouched()
-    assert not sum(accesses), f"{sum(accesses)} accesses outside of a tensor"
-
-
 @pytest.mark.control
-@pytest.mark.parametrize("ignored", [-100, 4])
-@pytest.mark.parametrize("count", [1, 21, 1024, 1025, 3001])
-def test_count_of_labels_that_are_not_ignored(count, ignored):
-    """Of tokens that are no multiple of a block, and that are."""
-    labels, guarded = torch.arange(count) % 7, Guarded()
-    labels[::3] = ignored
-    found, strided = guarded.put(torch.full((1,), HUGE), 2, written=True), guarded.put(labels, 3)
+@pytest.mark.parametrize("reduced_first", [True, False])
+def test_kernel_takes_maxima_of_unlike_strides(reduced_first):
+    """Those of the rank and those of all ranks, which the host makes alike."""
+    count, splits, width = 21, 3, 8
+    logits = torch.randint(-24, 25, (count, splits * width), generator=torch.Generator().manual_seed(11)) / 8
+    maximum, total = statistics(logits, width)
+    reduced = maximum + torch.arange(splits) / 2  # another rank's are larger
+    transposed = [each.t().contiguous().t() for each in (reduced, maximum)]
+    given = (transposed[0], maximum) if reduced_first else (reduced, transposed[1])
+    found_max, found_sum = torch.zeros(2, count)
     with watch() as accesses, raised_by_kernels():
-        kernels.get_num_valid_tokens[(1,)](count, ignored, strided, strided.stride(0), found)
-    expected = int((labels != ignored).sum())
-    assert int(found) == expected, f"{int(found)} labels count, not {expected}"
-    guarded.assert_untouched()
+        kernels.forward_tp_epilogue[programs(count)](
+            count, splits, given[0], *given[0].stride(), given[1], *given[1].stride(), total, *total.stride(),
+            found_max, 1, found_sum, 1,
+        )  # fmt: skip
+    expected = (logits.double() - reduced.amax(dim=1, keepdim=True)).exp().sum(dim=1)
+    assert_same([found_max], [reduced.amax(dim=1)], "the maximum")
+    assert_close(found_sum, expected, LOSS, "the sum")
     assert not sum(accesses), f"{sum(accesses)} accesses outside of a tensor"
