@@ -85,10 +85,18 @@ class Linear(torch.nn.Linear):
         return super().forward(x), None
 
 
+class GatedNorm(torch.nn.Module):
+    """Stands for mamba_ssm's RMSNorm with a gate, which is made and not called."""
+
+    def __init__(self, size, **_):
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(size))
+
+
 # Upstream imports these compiled packages.
 STAND_INS = {
     "mamba_ssm": {}, "mamba_ssm.ops": {}, "mamba_ssm.ops.triton": {},
-    "mamba_ssm.ops.triton.layernorm_gated": {"RMSNorm": torch.nn.Module},
+    "mamba_ssm.ops.triton.layernorm_gated": {"RMSNorm": GatedNorm},
     "mamba_ssm.ops.triton.ssd_combined": {
         "mamba_chunk_scan_combined": scan, "mamba_split_conv1d_scan_combined": whole_scan,
     },
