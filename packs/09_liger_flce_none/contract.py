@@ -21,6 +21,7 @@ The reference and the reasons for the tolerances are in kit/cross_entropy.py.
 
 import functools
 import gc
+import inspect
 import re
 
 import pytest
@@ -101,11 +102,13 @@ def mode():
     try:
         loss = case.call(case.leaves(), case.target)["loss"]
     except Exception as error:
-        if isinstance(error, (AssertionError, TypeError)) and re.search("reduction|positional arguments", str(error)):
+        refused = re.search("reduction|positional arguments|transformers.functional", str(error))
+        if refused and isinstance(error, (AssertionError, TypeError, ImportError)):
             pytest.skip(f"this release refuses the call: {type(error).__name__}: {error}")
         return  # the checks make the same call, and fail
-    if loss.shape != case.target.shape:
-        pytest.skip(f'this release gives a loss of shape {[*loss.shape]} for reduction="none"')
+    knows_none = '"none"' in inspect.getsource(inspect.getmodule(liger().function))
+    if loss.shape != case.target.shape and not knows_none:
+        pytest.skip(f'this release gives a loss of shape {[*loss.shape]} for reduction="none", and knows no such word')
 
 
 @pytest.fixture

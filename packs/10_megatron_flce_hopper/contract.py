@@ -1,6 +1,6 @@
 """On Hopper the linear cross entropy fusion (branch dev) gives a loss, and the loss is right.
 
-What the docstrings of LinearCrossEntropy and of the kernels for Blackwell promise, for compute capability 9:
+What the docstrings of LinearCrossEntropy and of Blackwell's kernels promise, for compute capability 9:
 
 - tensor-parallel ranks: 1, 2 and 4, sequence parallel or not, also ranks that do not follow one another; no group is
   one rank, whether or not torch.distributed is set up;
@@ -47,7 +47,6 @@ import importlib
 import math
 import os
 import sys
-import time
 import types
 from dataclasses import dataclass
 
@@ -59,15 +58,11 @@ from torch.overrides import TorchFunctionMode
 
 fused = pytest.importorskip("megatron.core.fusions.fused_linear_cross_entropy", reason="this tree has no such fusion")
 from megatron.core import parallel_state
-from megatron.core.models.backends import LocalSpecProvider
 from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_submodules
 from megatron.core.models.gpt.gpt_model import GPTModel
 from megatron.core.tensor_parallel import random as parallel_random
 from megatron.core.tensor_parallel.cross_entropy import vocab_parallel_cross_entropy
 from megatron.core.tensor_parallel.layers import ColumnParallelLinear
-from megatron.core.transformer import multi_token_prediction as mtp
-from megatron.core.transformer.enums import AttnMaskType
-from megatron.core.transformer.identity_op import IdentityOp
 from megatron.core.transformer.linear_cross_entropy import LinearCrossEntropyModule
 from megatron.core.transformer.spec_utils import ModuleSpec
 from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
@@ -75,9 +70,9 @@ from megatron.core.transformer.transformer_config import TransformerConfig
 from megatron.core.transformer.transformer_layer import TransformerLayer, TransformerLayerSubmodules
 
 from kit import current_target
-from kit.autograd import CHANGED_IN_PLACE, unless_refused, weak_storages
+from kit.autograd import CHANGED_IN_PLACE, unless_refused
 from kit.ranks import assert_ranks_agree, own_group, partition, ranks
-from kit.vocabulary import Storages, assert_close, assert_same, host_waits, on_ranks, perform, watching
+from kit.vocabulary import Handed, Storages, assert_close, assert_same, host_waits, on_ranks, perform, watching
 
 EVIDENCE_WITHOUT_GPU = {"cpu": "traced"}
 FLOAT32_LOSS = 2.0**-17
@@ -129,74 +124,50 @@ class Case:
         """Return how many ranks the world needs."""
         return 2 * self.ranks if self.spread else self.ranks
 
-    def of_group(self, found):
-        """Return what the ranks found whose group is judged: those of the last one of its size."""
-        return found[1::2] if self.spread else found[-self.ranks :]
+    def other(self, **changes):
+        """Return this case with some values changed."""
+        return dataclasses.replace(self, **changes)
 
 
 # fmt: off
 CASES = {
     "plain": Case(),
     "plain-two": Case(ranks=2, shape=(7, 3)),
-    "plain-four": Case(ranks=4, shape=(3, 2), classes=40),
     "bfloat16": Case(dtype="bfloat16", shape=(33, 2), hidden=64, classes=1000),
     "bfloat16-two": Case(ranks=2, dtype="bfloat16", shape=(17, 2), hidden=64, classes=1000, labels="some ignored"),
     "bfloat16-four": Case(ranks=4, dtype="bfloat16", shape=(16, 2), hidden=64, classes=1000, sequence_parallel=True),
     "sequence_parallel-two": Case(ranks=2, shape=(6, 3), sequence_parallel=True, labels="some ignored"),
-    "sequence_parallel-four": Case(ranks=4, shape=(8, 1), classes=48, sequence_parallel=True),
-    "sequence_parallel-one": Case(sequence_parallel=True),
     "spread-two": Case(ranks=2, shape=(7, 3), spread=True),
     "spread-two-sequence_parallel": Case(2, (8,), spread=True, sequence_parallel=True, entry="function"),
-    "padded-two": Case(ranks=2, classes=64, labelled=37, shape=(9, 2)),
     "padded-four": Case(ranks=4, classes=64, labelled=37, labels="some ignored", dtype="bfloat16"),
-    "ignored": Case(labels="some ignored", shape=(11, 2)),
     "ignored-all": Case(ranks=2, labels="all ignored"),
     "ignored-class-two": Case(ranks=2, ignore_index=4, shape=(40,), entry="function", reduction="mean"),
     "ignored-class-zero": Case(ignore_index=0, shape=(20, 3)),
-    "ignored-unlabelled_class_zero": Case(labels="some ignored", labelled=2, shape=(20, 3)),
-    "first_rank-two": Case(ranks=2, labels="first rank", shape=(6, 2)),
     "last_rank-four": Case(ranks=4, labels="last rank", shape=(6, 2), classes=32),
     "mean": Case(reduction="mean", labels="some ignored", shape=(9, 2)),
     "mean-two-uneven": Case(ranks=2, reduction="mean", labels="uneven", shape=(18, 1), sequence_parallel=True),
-    "mean-four-uneven": Case(ranks=4, reduction="mean", labels="uneven", shape=(36, 2), sequence_parallel=True),
     "mean-bfloat16-four": Case(4, reduction="mean", labels="uneven", shape=(36,), dtype="bfloat16", entry="function"),
     "mean-float16": Case(shape=(2049,), classes=4, hidden=4, dtype="float16", reduction="mean", entry="function"),
     "mean-of_none": Case(reduction="mean", labels="all ignored"),
     "mean-of_none-two": Case(ranks=2, reduction="mean", labels="all ignored", sequence_parallel=True, shape=(4, 3)),
-    "sum": Case(reduction="sum", labels="some ignored"),
     "sum-two": Case(ranks=2, reduction="sum", labels="uneven", shape=(18, 2), entry="function"),
-    "function-flat": Case(entry="function", shape=(13,)),
-    "function-flat-four": Case(ranks=4, entry="function", shape=(12,), sequence_parallel=True, labels="some ignored"),
     "function-without_group": Case(entry="function, no group", shape=(13,), reduction="mean", labels="some ignored"),
     "function-without_group-sequence_parallel": Case(entry="function, no group", shape=(13,), sequence_parallel=True),
     "expanded": Case(entry="function", above="expanded", shape=(7,)),
-    "ones-two": Case(ranks=2, above="ones", dtype="bfloat16", shape=(5, 3), hidden=64, classes=1000),
     "many_tokens": Case(entry="function", shape=(65537,), classes=4, hidden=4, above="ones"),
-    "wide": Case(entry="function", shape=(3,), hidden=8193),
-    "one_token": Case(shape=(1, 1)),
     "one_token-two": Case(ranks=2, shape=(1, 1), reduction="mean"),
-    "one_token-each_of_four": Case(ranks=4, shape=(4, 1), sequence_parallel=True),
     "one_class-each_of_four": Case(ranks=4, classes=4, shape=(5, 2)),
-    "large_logits-two": Case(ranks=2, scale=60.0, shape=(12, 2), hidden=8),
     "large_logits-bfloat16": Case(scale=60.0, shape=(12, 2), dtype="bfloat16"),
     "large_logits-bfloat16-four": Case(ranks=4, scale=60.0, shape=(12, 2), dtype="bfloat16", labels="first rank"),
     "large_logits-tens_of_thousands": Case(scale=3e4, shape=(9, 2), hidden=8),
     "large_logits-tens_of_thousands-four": Case(ranks=4, scale=3e4, shape=(9, 2), hidden=8, classes=44),
     "far_below": Case(levels=(-208.0,), shape=(9, 2)),
     "far_below-two": Case(ranks=2, levels=(-131072.0,), labels="some ignored", reduction="mean"),
-    "far_below-hundred_thousand": Case(levels=(-131072.0,), shape=(9, 2)),
     "far_above-hundred_thousand-four": Case(ranks=4, levels=(131072.0,), mixed=True, shape=(8, 2)),
-    "far_below-four": Case(ranks=4, levels=(-112.0,), shape=(8, 1), sequence_parallel=True, entry="function"),
-    "far_below-bfloat16": Case(levels=(-208.0,), dtype="bfloat16", shape=(7, 3), classes=1000),
     "far_below-bfloat16-four": Case(ranks=4, levels=(-416.0,), dtype="bfloat16", shape=(7, 3)),
     "far_above": Case(levels=(208.0,), shape=(9, 2)),
-    "far_above-bfloat16-two": Case(ranks=2, levels=(208.0,), dtype="bfloat16", shape=(7, 3)),
-    "far_mixed": Case(levels=(-144.0,), mixed=True, reduction="sum"),
-    "far_mixed-bfloat16-two": Case(ranks=2, levels=(-144.0,), mixed=True, dtype="bfloat16"),
     "far_shards-two": Case(ranks=2, levels=(-120.0, -240.0), shape=(9, 2)),
-    "far_shards-two-last": Case(ranks=2, levels=(-240.0, -120.0), shape=(9, 2), labels="first rank"),
     "far_shards-four": Case(ranks=4, levels=(0.0, -320.0, -112.0, -208.0), mixed=True, shape=(9, 2)),
-    "far_shards-bfloat16-four": Case(ranks=4, levels=(-320.0, -208.0, -304.0, -416.0), dtype="bfloat16"),
     "far_splits": Case(classes=9216, levels=(-208.0, -416.0, -112.0), mixed=True, shape=(3, 2), hidden=8),
     "far_splits-two": Case(ranks=2, classes=12288, levels=(-128.0, -112.0, -320.0, -112.0), shape=(3, 2), hidden=8),
     "splits": Case(classes=7001, shape=(9, 2), hidden=8),
@@ -204,7 +175,6 @@ CASES = {
     "splits-exact": Case(classes=3072, shape=(7, 1), hidden=8),
     "splits-bfloat16": Case(classes=40000, bias=3.0, shape=(3, 2), hidden=8, dtype="bfloat16", above="ones"),
     "unrounded": Case(1, (12, 2), 8, 5, 32, "bfloat16", exact=True),
-    "unrounded-function": Case(1, (24,), 8, 5, 32, "bfloat16", "some ignored", exact=True, entry="function"),
     "unrounded-mean": Case(1, (49, 7), 8, 3, 351, "bfloat16", "some ignored", reduction="mean", exact=True),  # of 257
     "unrounded-sum-two": Case(2, (24,), 16, 3, 40, "bfloat16", reduction="sum", exact=True, entry="function"),
     "unrounded-two": Case(2, (24, 1), 16, 3, 40, "bfloat16", exact=True, sequence_parallel=True),
@@ -220,11 +190,9 @@ NEIGHBOURS = {  # "native", which makes logits: it counts every label, and round
     "native": Case(entry="native", shape=(7, 3)),
     "native-two": Case(ranks=2, entry="native", shape=(7, 3), labels="first rank"),
     "native-two-sequence_parallel": Case(ranks=2, entry="native", shape=(6, 2), sequence_parallel=True),
-    "native-two-spread": Case(ranks=2, entry="native", shape=(7, 3), spread=True),
-    "native-four": Case(ranks=4, entry="native", classes=64, labelled=37, shape=(9, 2)),
 }
 FUNCTION = Case(entry="function", shape=(13,), labels="some ignored")
-MEAN = dataclasses.replace(FUNCTION, reduction="mean")
+MEAN = FUNCTION.other(reduction="mean")
 MEAN_OF_TWO = Case(2, (12,), reduction="mean", sequence_parallel=True, entry="function")
 BROKEN = tuple((name, float(text)) for name in ("hidden", "weight") for text in ("nan", "inf", "-inf"))
 
@@ -412,21 +380,66 @@ class Calls:
             above = torch.ones((), device=self.device).expand(above.shape)
         return hidden, weight, labels, above
 
+    def gathered(self, case, tensor):
+        """Return what each rank of the group has."""
+        if case.ranks == 1:
+            return [tensor.detach()]
+        found = [torch.empty_like(tensor, memory_format=torch.contiguous_format) for _ in range(case.ranks)]
+        torch.distributed.all_gather(found, tensor.detach().contiguous(), group=self.group(case))
+        return found
+
     def computed(self, case, parts):
         """Return the loss of what a rank gives, and both of its gradients."""
         hidden, weight, labels, above = parts
         found = self.losses(case, hidden, weight, labels)
-        return found.detach(), *torch.autograd.grad(found, (hidden, weight), above.reshape(found.shape))
+        return found, *torch.autograd.grad(found, (hidden, weight), above.reshape(found.shape))
 
 
-def loss(up, case):
-    """Return losses and gradients; assert that a second call and backward agree, and that inputs stay as they are."""
+def judge(up, case, loss, *gradients):
+    """Judge the loss, and the gradients of what is not frozen, by float64."""
+    expected, *towards = reference(inputs_of(case), case)
+    rounding = BFLOAT16 if case.dtype != "float32" and not case.exact else 0.0
+    assert_ranks_agree(up.gathered(case, loss), "the loss")
+    assert loss.dtype == torch.float32, f"a loss of {loss.dtype}"
+    level = FLOAT32_LEVEL * max(map(abs, case.levels), default=0.0)
+    assert_close(loss.cpu(), expected, FLOAT32_LOSS + level, "the loss")
+    right = {name: each for name, each in zip(("hidden", "weight"), towards, strict=True) if name != case.frozen}
+    for (name, exact), found in zip(right.items(), gradients, strict=False):
+        assert found.dtype == getattr(torch, case.dtype), f"a gradient of {found.dtype}"
+        whole = whole_gradient(up, case, name, found)
+        assert_close(
+            judged_part(whole, name, case),
+            judged_part(exact, name, case),
+            FLOAT32_GRADIENT + rounding,
+            f"the gradient of {name}",
+        )
+
+
+def whole_gradient(up, case, name, gradient):
+    """Return a gradient on the CPU: joined of all ranks' parts, or as each rank has it."""
+    parts = up.gathered(case, gradient) if name == "weight" or case.sequence_parallel else [gradient]
+    return torch.cat(parts).cpu()
+
+
+def judged_part(gradient, name, case):
+    """Return what is judged of a gradient."""
+    if case.reduction == "mean" and case.labels == "all ignored":
+        return gradient.where(~gradient.isnan(), 0.0)  # of a mean of none: 0 or nan
+    if case.levels and name == "hidden":
+        return gradient[..., :-1]  # the last column is a level times a sum that is zero: nothing but rounding
+    return gradient
+
+
+def judged(up, case):
+    """Judge a loss and its gradients; a second call and backward agree, and inputs stay as they are."""
     hidden, weight, labels, above = parts = up.parts(case)
     leaves = [each for each in (hidden, weight) if each.requires_grad]
-    before = [each.detach().clone() for each in parts]
     # As Megatron's DDP has it: its hook adds the gradient that is returned to main_grad, and nothing else does.
-    noted = {"main_grad": torch.ones_like(before[1], dtype=torch.float32), "grad_added_to_main_grad": False}
+    noted = {"main_grad": torch.ones_like(weight, dtype=torch.float32), "grad_added_to_main_grad": False}
     vars(weight).update(noted)
+    handed = Handed()
+    for name, each in zip(("hidden", "weight", "labels", "the gradient from above"), parts, strict=True):
+        handed.watch(name, each, values=True)
     autocast = torch.autocast(up.device.type, torch.bfloat16, enabled=case.autocast)
     with autocast:
         found = up.losses(case, hidden, weight, labels)
@@ -439,135 +452,12 @@ def loss(up, case):
         assert_same([again, *twice], [found, *once], "a second call or backward")
         pairs = zip([again, *twice], [found, *once], strict=True)
         assert all(x.untyped_storage().data_ptr() != y.untyped_storage().data_ptr() for x, y in pairs), "shared memory"
-    assert_same([each.detach() for each in parts], before, "inputs")
+    handed.assert_unaltered()
     assert vars(weight).keys() == noted.keys(), f"attributes of the weight: {[*vars(weight)]}"
     assert all(vars(weight)[name] is each for name, each in noted.items()), "attributes of the weight"
     assert bool((noted["main_grad"] == 1).all()), "main_grad was changed"
-    return record(case, found, once)
-
-
-def record(case, found, gradients):
-    """Return what is judged of a loss and its gradients."""
-    names = [name for name in ("hidden", "weight") if case.frozen != name]
-    dtypes = [str(each.dtype).removeprefix("torch.") for each in (found, *gradients)]
-    return {"loss": found.detach(), "dtypes": dtypes, **dict(zip(names, gradients, strict=True))}
-
-
-def without_autograd(up, case):
-    hidden, weight, labels, _ = up.parts(case)
-    with torch.no_grad():
-        return {"loss": up.losses(case, hidden, weight, labels)}
-
-
-def without_distributed(up, case):
-    """Compute where torch.distributed has no default group: without a group it is one rank."""
-    group = torch.distributed.group
-    default, group.WORLD = group.WORLD, None
-    try:
-        return loss(up, case)
-    finally:
-        group.WORLD = default
-
-
-def deterministic(up, case):
-    """Compute where what is not deterministic raises, and where new memory is filled with nan."""
-    torch.use_deterministic_algorithms(True)
-    try:
-        return loss(up, case)
-    finally:
-        torch.use_deterministic_algorithms(False)
-
-
-def halved_in_place(up, case):
-    """Halve a loss in place, and give twice the gradient from above: both are exact, and gradients are the same."""
-    hidden, weight, labels, above = up.parts(case)
-    found = up.losses(case, hidden, weight, labels)
-    halved = unless_refused(lambda: found.mul_(0.5), "")
-    assert halved is not None, "the loss cannot be changed in place"
-    given = 2 * above.reshape(found.shape)
-    return record(case, 2 * found, torch.autograd.grad(found, (hidden, weight), given))
-
-
-def in_flight(up, case):
-    """Compute a loss and gradients, and others of the same shapes whole between any two operators of these.
-
-    One more loss is begun before, and goes back first: its bits are those that it has alone. Several ranks compute the
-    others between forward and backward alone: their operators need not be the same, and their reductions have to meet.
-    """
-    hidden, weight, labels, above = up.parts(case)
-    cuda = up.device.type == "cuda"
-    aside = torch.cuda.stream(torch.cuda.Stream()) if cuda else contextlib.nullcontext()
-    wait = torch.cuda.synchronize if cuda else lambda: None  # the order is the host's, on two streams
-
-    def whole(*inputs):
-        return up.computed(case, [*(each.detach().requires_grad_() for each in inputs), labels, above])
-
-    class Between(TorchFunctionMode):
-        def __torch_function__(self, function, _types, given=(), named=None):
-            made = function(*given, **(named or {}))
-            if function.__name__ != "__get__":  # a shape, a dtype
-                wait()
-                with aside, torch.enable_grad():
-                    whole(-hidden, weight.clone())  # of both with the other sign logits are the same
-                wait()
-            return made
-
-    first = [each.detach().clone().requires_grad_() for each in (hidden / 2, weight)]
-    alone = up.computed(case, [*first, labels, above])
-    begun = up.losses(case, *first, labels)
-    between = Between() if case.ranks == 1 else contextlib.nullcontext()
-    with between:
-        found = up.losses(case, hidden, weight, labels)
-    whole(-hidden, weight.clone())
-    # Autograd leaves modes behind: this one is entered again in the thread that runs the backward, around it alone.
-    found.grad_fn.register_prehook(lambda _: between.__enter__() and None)
-    found.grad_fn.register_hook(lambda *_: between.__exit__(None, None, None))
-    made = [begun.detach(), *torch.autograd.grad(begun, first, above.reshape(begun.shape))]
-    assert_same(made, alone, "a loss that was begun before")
-    return record(case, found, torch.autograd.grad(found, (hidden, weight), above.reshape(found.shape)))
-
-
-SPLIT_SIZES = {"LCE_FWD_VOCAB_SPLIT_SIZE": (1024, 2048), "LCE_BWD_VOCAB_SPLIT_SIZE": (2048, 1024)}
-
-
-def split_sizes(up, case):
-    """Compute where the environment sets the sizes of splits, when modules are loaded."""
-    seen, records = fused.torch, []
-    try:
-        for values in zip(*SPLIT_SIZES.values(), strict=True):
-            with pytest.MonkeyPatch.context() as patch:
-                for name, value in zip(SPLIT_SIZES, values, strict=True):
-                    patch.setenv(name, str(value))
-                load_again(seen)
-                records.append(loss(up, case))
-    finally:
-        load_again(seen)
-    return records
-
-
-HOPPER_BESIDE = (  # the compute capabilities of a host's GPUs, and which one is the current device: a Hopper
-    (((8, 0), (9, 0), (12, 0)), 1),
-    (((10, 0), (9, 0), (8, 9)), 1),
-    (((9, 0), (10, 0)), 0),
-    (((7, 5), (10, 3), (9, 0)), 2),
-)
-
-
-def hopper_beside(up, case):
-    """Compute on hosts of unlike GPUs, of which the current device is a Hopper."""
-    records = []
-    for capabilities, current in HOPPER_BESIDE:
-        parts = up.parts(case)
-        with another_gpu(up, capabilities, current):
-            found, *gradients = up.computed(case, parts)
-        records.append(record(case, found, gradients))
-    return records
-
-
-def not_finite(up, case):
-    """Compute where a number of the hidden states, or of the weight, is nan or infinite."""
-    parts = [up.parts(dataclasses.replace(case, broken=broken)) for broken in BROKEN]
-    return [record(case, found, gradients) for found, *gradients in (up.computed(case, each) for each in parts)]
+    judge(up, case, found, *once)
+    return {"loss": found.detach(), **dict(zip(("hidden", "weight"), once, strict=False))}
 
 
 # Other devices.
@@ -655,75 +545,25 @@ def another_gpu(up, capabilities, current):
 # The tests.
 
 
-class World:
-    """The ranks, and how many jobs raised on them."""
-
-    def __init__(self, group):
-        self.group, self.raised = group, 0
-
-    def run(self, *given):
-        try:
-            return self.group.run(*given)
-        except AssertionError as error:
-            self.raised += "it raised" in str(error)
-            raise
-
-
 @pytest.fixture(scope="session")
 def world(figure):
-    """One rank for each GPU, 1, 2 or 4; on the CPU four."""
-    target = current_target()
+    """One rank for each GPU, 1, 2 or 4; on the CPU four. Counted is how many jobs raise on them."""
+    target, raised = current_target(), []
     if target.executed and torch.cuda.get_device_capability()[0] != 9:
         pytest.skip("the claim is about GPUs of compute capability 9: this is none")
     count = max(size for size in (1, 2, 4) if size <= torch.cuda.device_count()) if target.executed else CPU_RANKS
+
+    def counted(run, *given):
+        try:
+            return run(*given)
+        except AssertionError as error:
+            raised.append("it raised" in str(error))
+            raise
+
     with ranks(count, Calls, device=target.device) as group:
-        counting = World(group)
-        yield counting
-    figure("defect_checks_that_raise", counting.raised)
-
-
-@pytest.fixture
-def found(world):
-    """Return a function: what a job found on each rank of the group that is judged."""
-
-    def run(job, case):
-        return case.of_group(world.run(perform, __name__, job.__name__, {"case": case}))
-
-    return run
-
-
-def gradients(found, name, case):
-    """Return the whole gradient: joined of all ranks' parts, or each rank's."""
-    if name == "weight" or case.sequence_parallel:
-        return [torch.cat([each[name] for each in found])]
-    return [each[name] for each in found]
-
-
-def judged_part(gradient, name, case):
-    """Return what is judged of a gradient."""
-    if case.reduction == "mean" and case.labels == "all ignored":
-        return gradient.where(~gradient.isnan(), 0.0)  # of a mean of none: 0 or nan
-    if case.levels and name == "hidden":
-        return gradient[..., :-1]  # the last column is a level times a sum that is zero: nothing but rounding
-    return gradient
-
-
-def judge(found, case):
-    """Judge the losses of every rank, and the gradients, by float64."""
-    losses, *towards = reference(inputs_of(case), case)
-    rounding = BFLOAT16 if case.dtype != "float32" and not case.exact else 0.0
-    assert_ranks_agree([each["loss"] for each in found], "the loss")
-    assert found[0]["loss"].dtype == torch.float32, f"a loss of {found[0]['loss'].dtype}"
-    level = FLOAT32_LEVEL * max(map(abs, case.levels), default=0.0)
-    assert_close(found[0]["loss"], losses, FLOAT32_LOSS + level, "the loss")
-    for name, expected in zip(("hidden", "weight"), towards, strict=True):
-        if name not in found[0]:
-            continue
-        right = judged_part(expected, name, case)
-        for each in gradients(found, name, case):
-            assert_close(judged_part(each, name, case), right, FLOAT32_GRADIENT + rounding, f"the gradient of {name}")
-    dtypes = ["float32"] + [case.dtype] * (len(found[0].get("dtypes", ["float32"])) - 1)
-    assert all(each.get("dtypes", dtypes) == dtypes for each in found), f"dtypes {found[0]['dtypes']}, not {dtypes}"
+        group.run = functools.partial(counted, group.run)
+        yield group
+    figure("defect_checks_that_raise", sum(raised))
 
 
 def cases(**named):
@@ -735,19 +575,18 @@ WITHOUT_GROUP = {name: CASES[f"function-{name}"] for name in ("without_group", "
 
 @pytest.mark.defect
 @cases(**CASES)
-def test_losses_and_gradients_are_exact(found, case):
-    judge(found(loss, case), case)
+@on_ranks
+def test_losses_and_gradients_are_exact(up, case):
+    judged(up, case)
 
 
 @pytest.mark.control
 @cases(**NEIGHBOURS)
-def test_native_losses_and_gradients_are_exact(found, output, request, case):
+def test_native_losses_and_gradients_are_exact(world, output, request, case):
     """The implementation "native" makes logits: it counts every label, and rounds in bf16."""
-    records = found(loss, case)
-    for rank, each in enumerate(records):
-        for key in ("loss", "hidden", "weight"):
-            output(f"{request.node.callspec.id}.{key}.{rank}", each[key])
-    judge(records, case)
+    for rank, found in enumerate(world.run(perform, __name__, "judged", {"case": case})):
+        for name, tensor in found.items():
+            output(f"{request.node.callspec.id}.{name}.{rank}", tensor)
 
 
 @pytest.mark.defect
@@ -758,50 +597,127 @@ def test_native_losses_and_gradients_are_exact(found, output, request, case):
         "spoilt-mean-two": Case(2, (26,), labels="some ignored", spoilt=True, reduction="mean", entry="function"),
     }
 )
-def test_losses_without_autograd(found, case):
-    judge(found(without_autograd, case), case)
+@on_ranks
+def test_losses_without_autograd(up, case):
+    hidden, weight, labels, _ = up.parts(case)
+    with torch.no_grad():
+        judge(up, case, up.losses(case, hidden, weight, labels))
 
 
 @pytest.mark.defect
 @cases(
     **{
         "bfloat16": Case(dtype="bfloat16", shape=(9, 2), hidden=64, classes=1000),
-        "mean-two": dataclasses.replace(MEAN_OF_TWO, classes=7000, labels="some ignored"),
+        "mean-two": MEAN_OF_TWO.other(classes=7000, labels="some ignored"),
     }
 )
-def test_deterministic_algorithms(found, case):
-    judge(found(deterministic, case), case)
+@on_ranks
+def test_deterministic_algorithms(up, case):
+    """What is not deterministic raises, and new memory is filled with nan."""
+    torch.use_deterministic_algorithms(True)
+    try:
+        judged(up, case)
+    finally:
+        torch.use_deterministic_algorithms(False)
 
 
 @pytest.mark.defect
-@cases(none=FUNCTION, mean=MEAN, two=dataclasses.replace(MEAN_OF_TWO, reduction="none"))
-def test_loss_that_its_caller_changes_in_place(found, case):
-    judge(found(halved_in_place, case), case)
+@cases(none=FUNCTION, mean=MEAN, two=MEAN_OF_TWO.other(reduction="none"))
+@on_ranks
+def test_loss_that_its_caller_halves_in_place_with_twice_the_gradient_from_above(up, case):
+    hidden, weight, labels, above = up.parts(case)
+    found = up.losses(case, hidden, weight, labels)
+    assert unless_refused(lambda: found.mul_(0.5), "") is not None, "the loss cannot be changed in place"
+    given = 2 * above.reshape(found.shape)
+    judge(up, case, 2 * found, *torch.autograd.grad(found, (hidden, weight), given))
 
 
 @pytest.mark.defect
 @cases(one=FUNCTION, two=MEAN_OF_TWO)
-def test_other_losses_in_flight_change_nothing(found, case):
-    judge(found(in_flight, case), case)
+@on_ranks
+def test_other_losses_in_flight_change_nothing(up, case):
+    """Others of the same shapes are computed whole between any two operators of a loss and its gradients.
+
+    One more loss is begun before, and goes back first: its bits are those that it has alone. Several ranks compute the
+    others between forward and backward alone: their operators need not be the same, and their reductions have to meet.
+    """
+    hidden, weight, labels, above = up.parts(case)
+    cuda = up.device.type == "cuda"
+    aside = torch.cuda.stream(torch.cuda.Stream()) if cuda else contextlib.nullcontext()
+    wait = torch.cuda.synchronize if cuda else lambda: None  # the order is the host's, on two streams
+
+    def whole(*inputs):
+        return up.computed(case, [*(each.detach().requires_grad_() for each in inputs), labels, above])
+
+    class Between(TorchFunctionMode):
+        def __torch_function__(self, function, _types, given=(), named=None):
+            made = function(*given, **(named or {}))
+            if function.__name__ != "__get__":  # a shape, a dtype
+                wait()
+                with aside, torch.enable_grad():
+                    whole(-hidden, weight.clone())  # of both with the other sign logits are the same
+                wait()
+            return made
+
+    first = [each.detach().clone().requires_grad_() for each in (hidden / 2, weight)]
+    alone = up.computed(case, [*first, labels, above])
+    begun = up.losses(case, *first, labels)
+    between = Between() if case.ranks == 1 else contextlib.nullcontext()
+    with between:
+        found = up.losses(case, hidden, weight, labels)
+    whole(-hidden, weight.clone())
+    # Autograd leaves modes behind: this one is entered again in the thread that runs the backward, around it alone.
+    found.grad_fn.register_prehook(lambda _: between.__enter__() and None)
+    found.grad_fn.register_hook(lambda *_: between.__exit__(None, None, None))
+    made = [begun, *torch.autograd.grad(begun, first, above.reshape(begun.shape))]
+    assert_same(made, alone, "a loss that was begun before")
+    judge(up, case, found, *torch.autograd.grad(found, (hidden, weight), above.reshape(found.shape)))
 
 
 @pytest.mark.defect
 @cases(**WITHOUT_GROUP)
-def test_losses_where_torch_distributed_is_not_set_up(found, case):
-    judge(found(without_distributed, case), case)
+@on_ranks
+def test_losses_where_torch_distributed_is_not_set_up(up, case):
+    """Without a group it is one rank."""
+    group = torch.distributed.group
+    default, group.WORLD = group.WORLD, None
+    try:
+        judged(up, case)
+    finally:
+        group.WORLD = default
+
+
+@pytest.mark.defect
+@pytest.mark.parametrize(("forward", "backward"), [(1024, 2048), (2048, 1024)])
+@on_ranks
+def test_split_sizes_of_the_environment_are_not_half_followed(up, forward, backward):
+    seen = fused.torch
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LCE_FWD_VOCAB_SPLIT_SIZE", str(forward))
+        patch.setenv("LCE_BWD_VOCAB_SPLIT_SIZE", str(backward))
+        load_again(seen)
+        try:
+            judged(up, Case(entry="function", classes=5001, shape=(9,), hidden=8))
+        finally:
+            patch.undo()
+            load_again(seen)
 
 
 @pytest.mark.defect
 @pytest.mark.parametrize(
-    ("job", "case"),
+    ("capabilities", "current"),
     [
-        pytest.param(split_sizes, Case(entry="function", classes=5001, shape=(9,), hidden=8), id="split_sizes"),
-        pytest.param(hopper_beside, WITHOUT_GROUP["without_group"], id="hopper_beside_other_gpus"),
+        pytest.param(((8, 0), (9, 0), (12, 0)), 1, id="between_others"),
+        pytest.param(((10, 0), (9, 0), (8, 9)), 1, id="after_a_blackwell"),
+        pytest.param(((9, 0), (10, 0)), 0, id="before_a_blackwell"),
     ],
 )
-def test_losses_whatever_the_environment_is(found, job, case):
-    for each in zip(*found(job, case), strict=True):
-        judge(each, case)
+@on_ranks
+def test_losses_on_a_hopper_beside_other_gpus(up, capabilities, current):
+    case = WITHOUT_GROUP["without_group"]
+    parts = up.parts(case)
+    with another_gpu(up, capabilities, current):
+        judge(up, case, *up.computed(case, parts))
 
 
 @pytest.mark.defect
@@ -810,30 +726,32 @@ def test_losses_whatever_the_environment_is(found, job, case):
         "none": FUNCTION,
         "mean": MEAN,
         "sum-two": Case(2, (12,), reduction="sum", labels="some ignored", entry="function"),
-        "bfloat16": Case(dtype="bfloat16", shape=(9, 2), hidden=8, classes=1000),
-        "bfloat16-two": dataclasses.replace(MEAN_OF_TWO, classes=7000, hidden=8, dtype="bfloat16"),
+        "bfloat16-two": MEAN_OF_TWO.other(classes=7000, hidden=8, dtype="bfloat16"),
     }
 )
-def test_what_is_not_finite_shows_and_changes_no_other_token(found, case):
+@on_ranks
+def test_what_is_not_finite_shows_and_changes_no_other_token(up, case):
     """Of a weight that is infinite a token's loss may be finite, and is not judged then."""
     rounding = BFLOAT16 if case.dtype != "float32" else 0.0
-    for broken, *records in zip(BROKEN, *found(not_finite, case), strict=True):
-        mine = dataclasses.replace(case, broken=broken)
-        given = inputs_of(mine)
-        losses, towards_hidden, towards_weight = reference(given, mine)
-        counted = given[2].flatten() != case.ignore_index
-        told = [(each["loss"], losses, FLOAT32_LOSS) for each in records]
-        told += [
-            (each.flatten(0, -2)[counted], towards_hidden.flatten(0, -2)[counted], FLOAT32_GRADIENT + rounding)
-            for each in gradients(records, "hidden", case)
+    for broken in BROKEN:
+        mine = case.other(broken=broken)
+        inputs = inputs_of(mine)
+        loss, *gradients = up.computed(mine, up.parts(mine))
+        expected, *towards = reference(inputs, mine)
+        hidden, weight = (whole_gradient(up, case, *each) for each in zip(("hidden", "weight"), gradients, strict=True))
+        counted = inputs[2].flatten() != case.ignore_index
+        rows = [each.flatten(0, -2)[counted] for each in (hidden, towards[0])]
+        told = [
+            (loss.detach().cpu(), expected, FLOAT32_LOSS),
+            (*rows, FLOAT32_GRADIENT + rounding),
+            (weight, towards[1], None),
         ]
-        told += [(each, towards_weight, None) for each in gradients(records, "weight", case)]
-        for got, expected, limit in told:
-            finite = expected.isfinite()
+        for got, right, limit in told:
+            finite = right.isfinite()
             assert not finite.all(), "the reference has lost what is not finite"  # a fault of this test
             assert not (got.isfinite() & ~finite).any(), f"{broken} is lost: finite where it should not be"
             if limit is not None and broken[0] == "hidden":
-                assert_close(got[finite], expected[finite], limit, f"beside {broken}")
+                assert_close(got[finite], right[finite], limit, f"beside {broken}")
 
 
 @pytest.mark.defect
@@ -856,30 +774,27 @@ def test_input_that_changes_in_place_is_refused_or_makes_no_difference(up, case)
 @on_ranks
 def test_nothing_outlives_a_loss_that_is_dropped(up, case):
     """Without a collection of cycles; a loss that is held after its backward keeps no input and no gradient."""
+    seconds = 10.0 if up.device.type == "cuda" else 1.0  # there the thread of the backward may lag behind
     gc.disable()
     try:
         for backward in (False, True):
             hidden, weight, labels, above = up.parts(case)
             given = [hidden.clone(), weight.clone(), labels.clone()]  # a graph keeps its leaves, not these
             found = up.losses(case, *given)
-            kept, mine = weak_storages(given), weak_storages([found])
+            inputs, losses = Storages(), Storages()
+            inputs.note(None, None, given)
+            losses.note(None, None, found)
             if backward:
                 made = torch.autograd.grad(found, given[:2], above.reshape(found.shape))
-                kept += weak_storages(made)
+                inputs.note(None, None, made)
                 del given, made
-                assert not still_held(kept), "a loss that is held after backward keeps inputs or gradients"
+                held = inputs.living(seconds=seconds)
+                assert not held, f"a loss that is held after backward keeps inputs or gradients: {held}"
             given = found = None
-            assert not still_held([*mine, *kept]), f"after {'a' if backward else 'no'} backward"
+            held = inputs.living(seconds=seconds) + losses.living(seconds=seconds)
+            assert not held, f"after {'a' if backward else 'no'} backward: {held}"
     finally:
         gc.enable()
-
-
-def still_held(storages):
-    """Return how many storages are held; on a GPU the thread of the backward may lag behind. It collects no cycles."""
-    until = time.monotonic() + 10
-    while not all(each.expired() for each in storages) and time.monotonic() < until:
-        time.sleep(0.01)
-    return sum(not each.expired() for each in storages)
 
 
 @pytest.mark.defect
@@ -923,82 +838,64 @@ def test_other_default_dtypes_and_inference_mode_change_nothing(up, case):
         assert_same([up.losses(case, *parts[:3])], usual[:1], "in inference mode")
 
 
-SWITCHES = (  # of torch.backends; on the CPU they do nothing, but are kept as on a GPU
-    "cuda.matmul.allow_tf32",
-    "cuda.matmul.allow_bf16_reduced_precision_reduction",
-    "cuda.matmul.allow_fp16_reduced_precision_reduction",
-    "cuda.matmul.allow_fp16_accumulation",
-    "cudnn.allow_tf32",
-    "cudnn.benchmark",
-    "cudnn.deterministic",
+MATMUL, CUDNN = torch.backends.cuda.matmul, torch.backends.cudnn
+SWITCHES = (  # on the CPU they do nothing, but are kept as on a GPU
+    (MATMUL, "allow_tf32"),
+    (MATMUL, "allow_bf16_reduced_precision_reduction"),
+    (MATMUL, "allow_fp16_reduced_precision_reduction"),
+    (CUDNN, "allow_tf32"),
+    (CUDNN, "benchmark"),
+    (CUDNN, "deterministic"),
 )
 
 
-def switch(name):
-    """Return the object that has a switch of torch.backends, and what it is called there."""
-    *path, last = name.split(".")
-    return functools.reduce(getattr, path, torch.backends), last
+@contextlib.contextmanager
+def all_switched(*, to):
+    before = [(owner, name, getattr(owner, name)) for owner, name in SWITCHES]
+    try:
+        for owner, name in SWITCHES:
+            setattr(owner, name, to)
+        yield
+    finally:
+        for each in before:
+            setattr(*each)
 
 
 def settings_now(device):
     """Return what the process has set, by name; PyTorch refuses to tell what was set in two ways: a change as well."""
-    read = {name: functools.partial(getattr, *switch(name)) for name in SWITCHES}
-    read |= {
-        "float32 products": torch.get_float32_matmul_precision,
-        "float32 products on a GPU": lambda: getattr(torch.backends.cuda.matmul, "fp32_precision", None),
-        "BLAS library": torch.backends.cuda.preferred_blas_library,
-        "default dtype": torch.get_default_dtype,
-        "deterministic": torch.get_deterministic_debug_mode,
-        "memory is filled": lambda: torch.utils.deterministic.fill_uninitialized_memory,
-        "gradients": torch.is_grad_enabled,
-        "autocast": lambda: torch.is_autocast_enabled(device.type),
-        "threads": torch.get_num_threads,
-        "random numbers": lambda: torch.get_rng_state().tolist(),
-        "environment": lambda: dict(os.environ),
-    }
+    read = {f"{owner} {name}": functools.partial(getattr, owner, name) for owner, name in SWITCHES}
+    named = {name: unless_refused(function, "") for name, function in read.items()}
     if device.type == "cuda":
-        read["random numbers of the GPU"] = lambda: torch.cuda.get_rng_state().tolist()
-        read["GPU"] = torch.cuda.current_device
-        read["stream"] = torch.cuda.current_stream
-    return {name: unless_refused(function, "") for name, function in read.items()}
-
-
-@contextlib.contextmanager
-def settings_otherwise():
-    """Turn every switch, and what else has two ways, the other way meanwhile."""
-    before = [(*switch(name), getattr(*switch(name))) for name in SWITCHES]
-    try:
-        for owner, name, value in before:
-            setattr(owner, name, not value)
-        torch.use_deterministic_algorithms(True)
-        torch.set_default_dtype(torch.float64)
-        yield
-    finally:
-        torch.set_default_dtype(torch.float32)
-        torch.use_deterministic_algorithms(False)
-        for owner, name, value in before:
-            setattr(owner, name, value)
+        named["GPU"] = (torch.cuda.current_device(), torch.cuda.current_stream(), torch.cuda.get_rng_state().tolist())
+    return named | {
+        "float32 products": torch.get_float32_matmul_precision(),
+        "default dtype": torch.get_default_dtype(),
+        "deterministic": torch.get_deterministic_debug_mode(),
+        "gradients": torch.is_grad_enabled(),
+        "autocast": torch.is_autocast_enabled(device.type),
+        "threads": torch.get_num_threads(),
+        "random numbers": torch.get_rng_state().tolist(),
+        "environment": dict(os.environ),
+    }
 
 
 @pytest.mark.defect
+@pytest.mark.parametrize("on", [True, False], ids=["on", "off"])
 @cases(one=FUNCTION, two=MEAN_OF_TWO)
 @on_ranks
-def test_settings_of_the_process_stay_as_they_are(up, case):
-    """After forward, backward and a refusal, whichever way they are set."""
+def test_settings_of_the_process_stay_as_they_are(up, case, on):
     hidden, weight, labels, above = up.parts(case)
-    refused = dataclasses.replace(case, reduction="avg")
-    for way, entered in (("usual", contextlib.nullcontext()), ("other", settings_otherwise())):
-        with entered:
-            before, after = settings_now(up.device), {}
-            found = up.losses(case, hidden, weight, labels)
-            after["forward"] = settings_now(up.device)
-            torch.autograd.grad(found, (hidden, weight), above.reshape(found.shape))
-            after["backward"] = settings_now(up.device)
-            refusal(functools.partial(up.losses, refused, hidden, weight, labels))
-            after["a refusal"] = settings_now(up.device)
-        for when, now in after.items():
-            changed = [name for name in before if now[name] != before[name]]
-            assert not changed, f"{way} settings, after {when}: {', '.join(changed)}"
+    with all_switched(to=on):
+        before, after = settings_now(up.device), {}
+        found = up.losses(case, hidden, weight, labels)
+        after["forward"] = settings_now(up.device)
+        torch.autograd.grad(found, (hidden, weight), above.reshape(found.shape))
+        after["backward"] = settings_now(up.device)
+        refusal(functools.partial(up.losses, case.other(reduction="avg"), hidden, weight, labels))
+        after["a refusal"] = settings_now(up.device)
+    for when, now in after.items():
+        changed = [name for name in before if now[name] != before[name]]
+        assert not changed, f"changed after {when}: {', '.join(changed)}"
 
 
 def refusal(call):
@@ -1017,7 +914,7 @@ def test_reductions_that_there_are_not_are_refused_by_name(up, case):
     hidden, weight, labels, _ = up.parts(case)
 
     def ask(reduction):
-        return up.losses(dataclasses.replace(case, reduction=reduction), hidden, weight, labels)
+        return up.losses(case.other(reduction=reduction), hidden, weight, labels)
 
     assert (ask("none").numel(), ask("mean").numel()) == (labels.numel(), 1)
     for reduction in ("Mean", "avg", "batchmean", "", None):
@@ -1049,8 +946,8 @@ def test_memory_is_less_than_half_of_the_logits(up):
     hidden, weight, labels, above = up.parts(case)
     storages, most = Storages(), {"largest": 0, "together": 0}
 
-    def note(operator, given, found):
-        storages.note(operator, given, found)
+    def note(*noted):
+        storages.note(*noted)
         living = storages.living(hidden, weight, labels)
         most["largest"] = max([most["largest"], *(math.prod(shape) for _, shape in living)])
         most["together"] = max(most["together"], sum(size for size, _ in living))
@@ -1093,122 +990,44 @@ def test_other_gpus_are_refused_at_every_call(up):
         assert all(str(capability[0]) in each for each in told), f"{capability} is refused by: {told}"
 
 
-# GPTModel, as small as reaches its output layer: an MLP layer of 16 hidden units, without a final norm.
-
-
-@dataclass(frozen=True)
-class Model:
-    """How a GPTModel is built and what it is given."""
-
-    tied: bool = False
-    depths: int = 0
-    fusion: bool = True
-    labels: bool = True
-
-
-def layer_spec():
-    """Return the specification of a layer that has an MLP alone."""
-    local = get_gpt_layer_local_submodules()
-    submodules = TransformerLayerSubmodules(
-        self_attention=ModuleSpec(module=IdentityOp, params={"attn_mask_type": AttnMaskType.causal}),
-        pre_mlp_layernorm=local.pre_mlp_layernorm,
-        mlp=local.mlp,
-        mlp_bda=local.mlp_bda,
-    )
-    return ModuleSpec(module=TransformerLayer, submodules=submodules)
-
-
-def mtp_spec(depths):
-    """Return the specification of a multi-token prediction block."""
-    backend = LocalSpecProvider()
-    norm, projection = backend.layer_norm(), backend.column_parallel_linear()
-    inner = mtp.MultiTokenPredictionLayerSubmodules(
-        enorm=norm, hnorm=norm, eh_proj=projection, mtp_model_layer=layer_spec(), layer_norm=norm
-    )
-    specs = [ModuleSpec(module=mtp.MultiTokenPredictionLayer, submodules=inner)] * depths
-    return mtp.MultiTokenPredictionBlockSubmodules(layer_specs=specs)
-
-
-def step(up, model, state=None):
-    """Go through a model and back; return losses or logits, gradients, and what entered its output layer."""
+@pytest.mark.parametrize(
+    "fusion",
+    [
+        pytest.param(True, id="gpt", marks=pytest.mark.defect),
+        pytest.param(False, id="gpt-unfused", marks=pytest.mark.control),
+    ],
+)
+@on_ranks
+def test_gpt_model(up, fusion):
+    """Of one MLP layer, without a final norm: losses and gradients are those of its own logits."""
     torch.manual_seed(11)
     if up.device.type == "cuda":
         parallel_random.model_parallel_cuda_manual_seed(11)
     config = TransformerConfig(
         num_layers=1,
         hidden_size=16,
-        ffn_hidden_size=16,
         num_attention_heads=2,
         hidden_dropout=0.0,
-        attention_dropout=0.0,
         init_method_std=0.7,
         use_cpu_initialization=True,
         tensor_model_parallel_size=min(2, up.count),
-        mtp_num_layers=model.depths or None,
-        cross_entropy_loss_fusion=model.fusion,
+        cross_entropy_loss_fusion=fusion,
         cross_entropy_fusion_impl="linear",
     )
-    block = TransformerBlockSubmodules(layer_specs=[layer_spec()], layer_norm=None)
-    named = {"share_embeddings_and_output_weights": model.tied, "position_embedding_type": "none"}
-    named["mtp_block_spec"] = mtp_spec(model.depths) if model.depths else None
-    built = GPTModel(config, block, 44, 16, **named).to(up.device).eval()  # MTP's losses are not logged, over all ranks
-    if state is not None:
-        built.load_state_dict(state)
-    entered = []
-
-    def enter(_, given, named):
-        entered.append((given[0] if given else named["input_"]).detach().clone())
-
-    built.output_layer.register_forward_pre_hook(enter, with_kwargs=True)
+    local = get_gpt_layer_local_submodules()
+    layer = TransformerLayerSubmodules(pre_mlp_layernorm=local.pre_mlp_layernorm, mlp=local.mlp, mlp_bda=local.mlp_bda)
+    spec = ModuleSpec(module=TransformerLayer, submodules=layer)
+    block = TransformerBlockSubmodules(layer_specs=[spec], layer_norm=None)
+    model = GPTModel(config, block, 44, 16, position_embedding_type="none").to(up.device).eval()
     random = torch.Generator().manual_seed(3)
     ids, labels = (torch.randint(44, (2, 7), generator=random).to(up.device) for _ in range(2))
     positions = torch.arange(7, device=up.device).expand_as(ids)
-    found = built(ids, positions, None, labels=labels if model.labels else None)
-    found.sum().backward()
-    weight = built.shared_embedding_or_output_weight() if model.tied else built.output_layer.weight
-    return {
-        "found": found.detach(),
-        "hidden": entered[-1],
-        "weight": weight.detach(),
-        "labels": labels,
-        "gradients": {name: each.grad for name, each in built.named_parameters() if each.grad is not None},
-        "state": {name: each for name, each in built.state_dict().items() if isinstance(each, torch.Tensor)},
-    }
-
-
-def train(up, model):
-    """Go through a model, and with the fusion also through the same one without; compare their gradients."""
-    mine = step(up, model)
-    if model.fusion and model.labels:
-        unfused = step(up, dataclasses.replace(model, fusion=False), mine["state"])["gradients"]
-        assert mine["gradients"].keys() == unfused.keys(), "other parameters have a gradient"
-        largest = max(float(each.norm()) for each in unfused.values())
-        for name, each in unfused.items():
-            if float(each.norm()) > largest * 2.0**-12:  # a gradient that is nothing but rounding has no direction
-                assert_close(mine["gradients"][name], each, FLOAT32_GRADIENT, f"the gradient of {name}")
-    return mine
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        pytest.param(Model(), id="gpt", marks=pytest.mark.defect),
-        pytest.param(Model(tied=True), id="gpt-tied", marks=pytest.mark.defect),
-        pytest.param(Model(depths=1), id="gpt-mtp", marks=pytest.mark.defect),
-        pytest.param(Model(fusion=False), id="gpt-unfused", marks=pytest.mark.control),
-        pytest.param(Model(fusion=False, depths=1), id="gpt-unfused-mtp", marks=pytest.mark.control),
-        pytest.param(Model(labels=False), id="gpt-logits", marks=pytest.mark.control),
-    ],
-)
-def test_gpt_model(world, model):
-    """Losses, or logits, are those of float64 at the output layer; gradients those without the fusion."""
-    found = world.run(perform, __name__, "train", {"model": model})
-    found = found[-min(2, len(found)) :]
-    weight, hidden = torch.cat([each["weight"] for each in found]).double(), found[0]["hidden"].double()
-    scores = (hidden @ weight.t()).transpose(0, 1)
-    if model.labels:
-        expected = scores.logsumexp(-1) - scores.gather(-1, found[0]["labels"].unsqueeze(-1)).squeeze(-1)
-        for each in found:
-            assert_close(each["found"], expected, FLOAT32_LOSS, "the loss")
-    else:
-        assert_close(torch.cat([each["found"] for each in found], -1), scores, FLOAT32_LOSS, "the logits")
+    found = model(ids, positions, None, labels=labels).flatten()
+    logits = model(ids, positions, None, runtime_gather_output=True).flatten(0, 1)
+    expected = torch.nn.functional.cross_entropy(logits, labels.flatten(), reduction="none")
+    assert_close(found, expected, FLOAT32_LOSS, "the loss")
+    weights = dict(model.named_parameters())
+    gradients, right = (torch.autograd.grad(each.sum(), weights.values()) for each in (found, expected))
+    least = max(float(each.norm()) for each in right) / 8  # what is nothing but rounding has no direction
+    for name, one, other in zip(weights, gradients, right, strict=True):
+        assert_close(one, other, FLOAT32_GRADIENT, f"the gradient of {name}", least)

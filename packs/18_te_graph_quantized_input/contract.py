@@ -1,27 +1,20 @@
 """Transformer Engine's graphed callables give what the eager module gives, for quantized tensors as for plain ones.
 
-What is promised, with each class of quantized tensors that a release has (KINDS), and with plain tensors:
-
-- Each call computes with the values that it was given: new ones, the same tensor filled anew (also within itself, and
-  before its backward), the sample, its alias, its neighbour in storage, what a callable gave, another class, dtype or
-  scale. Each backward computes with its own incoming gradients, plain or quantized.
-- What does not fit the sample is refused. What is given stays as it was, and is let go; the sample and its plain alias
-  are not copied onto themselves.
-- Trained arguments get gradients, and no others do. Outputs and gradients are the caller's own.
-- That holds by place, by name and in containers; for several callables, chains and microbatches; for training and
-  inference; on another stream; in FP8 regions; in the mode that was not captured; and until reset().
+Each call computes with the values that it was given, and each backward with its own incoming gradients. What does not
+fit the sample is refused. What is given stays as it was, and is let go. The sample and its plain alias are not copied
+onto themselves. Trained arguments get gradients, and no others do.
 
 Not judged: capture_time_hooks, calibrating, groups of ranks, delayed gradients of weights, modules of upstream's own.
 
-`traced` (cpu): graph.py and the tensor classes are real. The compiled extension is a stand-in that quantizes and
-dequantizes by PyTorch operators in each class's format, and so is the Python that only modules, operations, attention,
-ONNX and C++ wrappers need. A CUDA graph is a list of the operators called during capture, and its replay calls them
-again on the same tensors. What is replayed on another stream runs when that is waited for, and not at all before it has
-waited itself. `executed`: CUDA graphs are real, and so is the extension where it can be imported.
+`traced` (cpu): graph.py and the tensor classes are real. The compiled extension is a stand-in that quantizes by PyTorch
+operators, with one FP8 scale a tensor. So is the Python that only modules, operations, attention, ONNX and C++ wrappers
+need. A CUDA graph is a list of the operators called during capture, and its replay calls them again on the same
+tensors. What is replayed on another stream runs when that is waited for, and not at all before it has waited itself.
+`executed`: CUDA graphs are real, and so is the extension where it can be imported.
 
-Tolerances: values are +-s and +-s/2, with +-s in each block of 16, which each format holds up to the rounding of its
-scale. 2**-16 for float32: the scale's rounding of 2**-24, and sums of up to 20480 terms, compared with the sum of their
-sizes. 2**-7 for bf16, that rounds inputs, products and sums by 2**-9 each. What is stale is wrong by half and more.
+TOLERANCE: values are +-s and +-s/2, with +-s in each block of 16, which each format holds up to the rounding of its
+scale by 2**-24. Sums have up to 20480 terms, and are compared with the sum of their sizes. What is stale is wrong by
+half and more.
 """
 
 import contextlib
@@ -29,6 +22,7 @@ import enum
 import functools
 import importlib.util
 import inspect
+import itertools
 import math
 import os
 import sys
@@ -48,96 +42,42 @@ EVIDENCE_WITHOUT_GPU = {"cpu": "traced"}
 DEVICE = current_target().device
 TE = "transformer_engine.pytorch"
 SHAPE = (2, 64, 160)  # three dimensions, rows and columns that no tile of 128 divides
-TYPES = "kByte kInt16 kInt32 kInt64 kFloat32 kFloat16 kBFloat16 kFloat8E4M3 kFloat8E5M2 kFloat8E8M0 kFloat4E2M1"
-DTYPES = {name: number for number, name in enumerate(TYPES.split()) if name not in ("kInt16", "kInt64", "kFloat8E8M0")}
-FORMATS = {"kFloat8E4M3": (torch.float8_e4m3fn, 448), "kFloat8E5M2": (torch.float8_e5m2, 57344)}  # with the largest
-KINDS = ("float8", "float8_columnwise", "float8_e5m2", "float8_delayed", "blockwise", "blockwise_1d", "mxfp8", "nvfp4")
+DTYPES = "kByte kInt32 kFloat32 kFloat16 kBFloat16 kFloat8E4M3 kFloat8E5M2 kFloat4E2M1"
+FP8, FP8_MAX = torch.float8_e4m3fn, 448
+KINDS = ("float8", "float8_columnwise", "float8_delayed", "blockwise", "mxfp8", "nvfp4")
 KINDS += ("identity",)  # a wrapper of plain data, since 2.18
-CLASSES = {"ops": "Sequential", "ops.op": "BasicOperation", "ops.fuser": "OperationFuser", "module": "Module"}
-CLASSES |= {"module.base": "TransformerEngineBaseModule", "attention": "Attention"}
-CLASSES |= {"attention.linear_attention": "Linear", "attention.linear_attention.base": "LinearAttentionBase"}
-TOLERANCES = {"float32": 2**-16, "bfloat16": 2**-7}
-ROUNDS = ((1, 3.0), (2, 0.25))  # seed and size of the values of each call
+CLASSES = ("Sequential", "BasicOperation", "OperationFuser", "TransformerEngineBaseModule", "LinearAttentionBase")
+MOCKED = "onnx_extensions triton triton.pad ops ops.op ops.fuser module module.base attention "
+MOCKED += "attention.linear_attention attention.linear_attention.base"
+TOLERANCE = 2**-16
+ROUNDS = ((1, 3.0), (2, 0.25), (3, 20.0))  # seed and size of the values of each call
 CYCLES = 2**26  # for which a GPU is kept busy: some 35 ms
 
 
 # What stands in for the compiled extension.
 
 
-def stored(quantizer):
-    """Return the dtype and the largest value of a quantizer's FP8 format."""
-    return FORMATS[sys.modules["transformer_engine_torch"].DType(int(quantizer.dtype)).name]
-
-
-@functools.cache
-def levels(device):
-    """Return the sizes that E2M1 has, and the limits half way between them."""
-    limits = [0.25, 0.75, 1.25, 1.75, 2.5, 3.5, 5]
-    return torch.tensor([0, 0.5, 1, 1.5, 2, 3, 4, 6], device=device), torch.tensor(limits, device=device)
-
-
-def per_tensor(x, quantizer):
-    """Return what a Float8Tensor stores: one scale, of the quantizer or of the values."""
-    dtype, peak = stored(quantizer)
-    given = type(quantizer).__name__ == "Float8Quantizer"
-    scale = quantizer.scale if given else peak / x.float().abs().amax().clamp(min=2**-100)
-    data = (x.float() * scale).to(dtype).view(torch.uint8)
-    fields = {"data": data, "fp8_scale_inv": (1 / scale).view(1), "fp8_dtype": quantizer.dtype}
-    return fields | {"data_transpose": data.movedim(-1, 0).contiguous() if quantizer.columnwise_usage else None}
-
-
-def tiles(x, height, width):
-    """Return x as rows of tiles [rows of tiles, height, columns of tiles, width], with zeros where it ends."""
-    flat = x.reshape(-1, x.shape[-1])
-    wide = torch.nn.functional.pad(flat, (0, -flat.shape[1] % width, 0, -flat.shape[0] % height))
-    return wide.view(wide.shape[0] // height, height, wide.shape[1] // width, width)
-
-
-def flattened(tiled, shape):
-    """Undo tiles()."""
-    rows = math.prod(shape[:-1])
-    return tiled.reshape(tiled.shape[0] * tiled.shape[1], -1)[:rows, : shape[-1]].reshape(shape)
-
-
-def per_tile(x, quantizer, height, width):
-    """Return what a tensor with one FP8 scale a tile stores: powers of two for MXFP8."""
-    dtype, peak = stored(quantizer)
-    tiled = tiles(x.float(), height, width)
-    scale = (tiled.abs().amax((1, 3)) / peak).clamp(min=2**-100)
-    scale = scale.log2().ceil().exp2() if width == 32 else scale
-    data = flattened((tiled / scale[:, None, :, None]).to(dtype).view(torch.uint8), x.shape)
-    scale = (scale.log2() + 127).to(torch.uint8) if width == 32 else scale
-    fields = {"rowwise_data": data, "rowwise_scale_inv": scale, "fp8_dtype": quantizer.dtype}
-    return fields | {"columnwise_data": None, "columnwise_scale_inv": None}
-
-
-def per_block_of_fp4(x, quantizer):
-    """Return what an NVFP4Tensor stores: two values a byte, E4M3 scales of 16 values, and one size of all."""
-    whole, tiled = x.float().abs().amax().clamp(min=2**-100), tiles(x.float(), 1, 16)
-    scale = (tiled.abs().amax((1, 3)) / 6 / (whole / (6 * 448))).to(torch.float8_e4m3fn)
-    scaled = tiled / (scale.float() * whole / (6 * 448)).clamp(min=2**-100)[:, None, :, None]
-    codes = torch.bucketize(scaled.abs(), levels(x.device)[1]) + 8 * (scaled < 0)
-    codes = flattened(codes.to(torch.uint8), x.shape)
-    fields = {"rowwise_data": codes[..., ::2] + 16 * codes[..., 1::2], "rowwise_scale_inv": scale.view(torch.uint8)}
-    fields |= {"columnwise_data": None, "columnwise_scale_inv": None, "fp4_dtype": quantizer.dtype}
-    return fields | {"amax_rowwise": whole.view(1), "amax_columnwise": None, "with_gemm_swizzled_scales": False}
-
-
 def quantize(x, quantizer, target=None, _noop=None):
-    """Quantize a plain tensor by a quantizer, into a new tensor of its class or into the one given."""
+    """Quantize a plain tensor by one scale, in the fields of the class; into a new tensor or a given one."""
     tensors, name = sys.modules[f"{TE}.tensor"], type(quantizer).__name__
+    stated = name == "Float8Quantizer"
+    scale = quantizer.scale if stated else FP8_MAX / x.float().abs().amax().clamp(min=2**-100)
+    data, inverse = (x.float() * scale).to(FP8).view(torch.uint8), (1 / scale).view(1)
+    fields = {"rowwise_data": data, "rowwise_scale_inv": inverse, "columnwise_data": None, "columnwise_scale_inv": None}
+    fields |= {"fp4_dtype" if name == "NVFP4Quantizer" else "fp8_dtype": quantizer.dtype}
     if name in ("Float8Quantizer", "Float8CurrentScalingQuantizer"):
-        made, fields = tensors.Float8Tensor, per_tensor(x, quantizer)
+        turned = transpose(data, None) if quantizer.columnwise_usage else None
+        fields = {"data": data, "fp8_scale_inv": inverse, "fp8_dtype": quantizer.dtype, "data_transpose": turned}
+        made = tensors.Float8Tensor
     elif name == "NVFP4Quantizer":
-        made, fields = tensors.NVFP4Tensor, per_block_of_fp4(x, quantizer)
+        made = tensors.NVFP4Tensor
+        fields |= {"amax_rowwise": inverse.clone(), "amax_columnwise": None, "with_gemm_swizzled_scales": False}
     elif name == "MXFP8Quantizer":
-        made, fields = tensors.MXFP8Tensor, per_tile(x, quantizer, 1, 32) | {"with_gemm_swizzled_scales": False}
-    else:
-        square = quantizer.block_scaling_dim == 2
-        made, fields = tensors.Float8BlockwiseQTensor, per_tile(x, quantizer, 128 if square else 1, 128)
-        scale = fields["rowwise_scale_inv"] if square else fields["rowwise_scale_inv"].T
-        padded = torch.nn.functional.pad(scale, (0, -scale.shape[1] % 4))
-        fields |= {"is_2D_scaled": square, "rowwise_scale_inv": padded.contiguous()}
+        made, fields = tensors.MXFP8Tensor, fields | {"with_gemm_swizzled_scales": False}
+    else:  # a scale for each tile of 128 by 128, in rows of 4
+        rows, columns = -(-math.prod(x.shape[:-1]) // 128), -(-x.shape[-1] // 512) * 4
+        made = tensors.Float8BlockwiseQTensor
+        fields |= {"is_2D_scaled": True, "rowwise_scale_inv": inverse.expand(rows, columns).contiguous()}
     if target is None:
         return made(shape=x.shape, dtype=x.dtype, device=x.device, quantizer=quantizer, **fields)
     names = {"data_transpose": "_transpose", "fp8_scale_inv": "_scale_inv"}
@@ -149,20 +89,9 @@ def quantize(x, quantizer, target=None, _noop=None):
 
 def dequantize(x, dtype):
     """Return in plain form what a quantized tensor stands for."""
-    shape, fields = tuple(x.shape), vars(x)
-    dtype = sys.modules[f"{TE}.constants"].TE_DType_To_Torch[dtype]
-    if "_fp4_dtype" in fields:
-        data = fields["_rowwise_data"].long()
-        codes = torch.stack([data & 15, data >> 4], -1).flatten(-2)
-        values = levels(data.device)[0][codes & 7] * (1 - 2 * (codes >> 3))
-        scale = fields["_rowwise_scale_inv"].view(torch.float8_e4m3fn).float() * fields["_amax_rowwise"] / (6 * 448)
-        return flattened(tiles(values, 1, 16) * scale[:, None, :, None], shape).to(dtype)
-    form = FORMATS[sys.modules["transformer_engine_torch"].DType(int(fields["_fp8_dtype"])).name][0]
-    if "_scale_inv" in fields:
-        return (fields["_data"].view(form).float() * fields["_scale_inv"]).to(dtype)
-    scale = torch.exp2(fields["_rowwise_scale_inv"].float() - 127)  # MXFP8's
-    values = tiles(fields["_rowwise_data"].view(form).float(), 1, 32)
-    return flattened(values * scale[:, None, :, None], shape).to(dtype)
+    fields, prefix = vars(x), "_rowwise" if "_rowwise_data" in vars(x) else ""
+    values = fields[f"{prefix}_data"].view(FP8).float() * fields[f"{prefix}_scale_inv"]
+    return values.to(sys.modules[f"{TE}.constants"].TE_DType_To_Torch[dtype])
 
 
 def transpose(data, _dtype, out=None):
@@ -177,24 +106,17 @@ def make_empty(quantizer, shape, *, dtype, device=None, requires_grad=False, **_
 
 
 def stand_in():
-    """Put the stand-in in the extension's place, and bare modules in that of what only wants it."""
+    """Put the stand-in in the extension's place, and mocks in that of what only wants it."""
     os.environ["NVTE_PROJECT_BUILDING"] = "1"  # the common part then does without the core library
     compiled = sys.modules["transformer_engine_torch"] = unittest.mock.MagicMock()
     compiled.DType = enum.IntEnum("DType", DTYPES)
     compiled.quantize, compiled.dequantize, compiled.fp8_transpose = quantize, dequantize, transpose
     compiled.get_cublasLt_version = lambda: 130000
-    spec = importlib.util.find_spec("transformer_engine")
-    if spec is None:
-        raise NotImplementedError("no transformer_engine on the path")
-    folders = spec.submodule_search_locations
-    packages = {"transformer_engine": [*folders], TE: [f"{folder}/pytorch" for folder in folders]}
-    for name, path in (packages | {f"{TE}.{name}": [] for name in CLASSES}).items():
-        sys.modules[name] = types.ModuleType(name)
-        sys.modules[name].__path__ = path
-    for name, needed in CLASSES.items():
-        setattr(sys.modules[f"{TE}.{name}"], needed, type(needed, (), {}))
-    for name in ("onnx_extensions", "triton", "triton.pad"):
-        sys.modules[f"{TE}.{name}"] = unittest.mock.MagicMock()
+    [folder] = importlib.util.find_spec("transformer_engine").submodule_search_locations
+    for name, path in (("transformer_engine", folder), (TE, f"{folder}/pytorch")):
+        sys.modules[name] = unittest.mock.MagicMock(__path__=[path], __spec__=None)
+    for name in MOCKED.split():
+        sys.modules[f"{TE}.{name}"] = unittest.mock.MagicMock(**{name: type(name, (), {}) for name in CLASSES})
     tensors = importlib.import_module(f"{TE}.tensor")
     if DEVICE == "cpu":  # these two would go to the GPU
         types_of = importlib.import_module(f"{TE}.constants").TE_DType
@@ -375,14 +297,13 @@ def quantizer(kind):
     if kind in ("mxfp8", "nvfp4") and te().real and torch.cuda.get_device_capability() < (10, 0):
         pytest.skip("the compiled extension needs sm_100 to quantize to it")
     usage = {"rowwise": True, "columnwise": kind == "float8_columnwise"}
-    form, device = dtypes.kFloat8E5M2 if kind == "float8_e5m2" else dtypes.kFloat8E4M3, torch.device(DEVICE)
+    form, device = dtypes.kFloat8E4M3, torch.device(DEVICE)
     makers = {
         "plain": lambda: None,
         "float8_delayed": lambda: tensors.Float8Quantizer(
             torch.full((1,), 16.0, device=device), torch.zeros(1, device=device), form, **usage
         ),
         "blockwise": lambda: tensors.Float8BlockQuantizer(form, block_scaling_dim=2, **usage),
-        "blockwise_1d": lambda: tensors.Float8BlockQuantizer(form, block_scaling_dim=1, **usage),
         "mxfp8": lambda: tensors.MXFP8Quantizer(form, **usage),
         "nvfp4": lambda: tensors.NVFP4Quantizer(dtypes.kFloat4E2M1, **usage),
         "identity": lambda: tensors.IdentityQuantizer(**usage),
@@ -405,13 +326,13 @@ class Weighted(torch.nn.Module):
         return self.finish(total) if self.finish else total
 
 
-def draw(seed, size, shape=SHAPE, dtype="float32"):
+def draw(seed, size, shape=SHAPE):
     """Return a plain tensor of values +-size and +-size/2, with +-size at the first of every 16."""
     generator = torch.Generator().manual_seed(seed)
     sign = torch.randint(0, 2, shape, generator=generator) * 2 - 1
     half = 1 + torch.randint(0, 2, shape, generator=generator)
     half.view(-1)[::16] = 1
-    return (size * sign / half).to(DEVICE, getattr(torch, dtype))
+    return (size * sign / half).to(DEVICE)
 
 
 def wrap(kind, plain, *, grad=False):
@@ -435,13 +356,13 @@ def capture(*samples, finish=None, training=True, options=None, **more):
     return module, te().graph.make_graphed_callables(module, samples, **more)
 
 
-def close(name, got, expected, size=None, dtype="float32"):
+def close(name, got, expected, size=None):
     """Check the largest difference over the largest size."""
     assert got is not None, f"no {name}"
     with torch.no_grad():
         got = (got.dequantize() if hasattr(got, "dequantize") and type(got) is not type(expected) else got).double()
         error = float((got - expected).abs().max() / (expected.abs().max() if size is None else size))
-    assert error <= TOLERANCES[dtype], f"{name}: relative error {error:.2e}, tolerance {TOLERANCES[dtype]:.2e}"
+    assert error <= TOLERANCE, f"{name}: relative error {error:.2e}"
 
 
 def go_back(module, got, given, upstream):
@@ -457,11 +378,11 @@ def check_weight(weight, total, upstream, name="weight"):
     close(f"gradient of {name}", weight, products.sum(), products.abs().sum())
 
 
-def check_calls(call, kind, *, factor=2, rounds=ROUNDS, shape=SHAPE, values="float32", dtype="float32"):
+def check_calls(call, kind, *, factor=2, rounds=ROUNDS, shape=SHAPE):
     """Check what a callable gives for other tensors of a kind."""
     for seed, size in rounds:
-        plain = draw(seed, size, shape, values)
-        close(f"call {seed}", call(wrap(kind, plain)), factor * plain.double(), dtype=dtype)
+        plain = draw(seed, size, shape)
+        close(f"call {seed}", call(wrap(kind, plain)), factor * plain.double())
 
 
 def check_training(module, call, kind, *, back="plain", size_back=None, between=None):
@@ -494,24 +415,10 @@ of_each_kind = each("kind", ("plain", *KINDS))
 of_both = each("kind", ("plain", "float8"))
 
 
-@each("kind", ("plain", *KINDS))
+@of_each_kind
 def test_call_computes_with_its_own_values(kind):
     _, call = capture(sample(kind))
-    check_calls(call, kind, rounds=(*ROUNDS, (3, 20.0)))
-
-
-@of_both
-def test_call_in_inference(kind):
-    _, call = capture(sample(kind), training=False)
-    with torch.no_grad():
-        check_calls(call, kind, rounds=(*ROUNDS, (3, 20.0)))
-
-
-@pytest.mark.parametrize(("shape", "dtype"), [((3, 5), "float32"), (SHAPE, "bfloat16")], ids=["odd", "bf16"])
-@of_both
-def test_call_of_another_shape_or_dtype(kind, shape, dtype):
-    _, call = capture(wrap(kind, draw(0, 1.0, shape, dtype)))
-    check_calls(call, kind, rounds=(*ROUNDS, (3, 20.0)), shape=shape, values=dtype, dtype=dtype)
+    check_calls(call, kind)
 
 
 @of_each_kind
@@ -545,14 +452,7 @@ def test_incoming_gradient_of_an_output(kind, back):
     check_training(module, call, "plain", back=back)
 
 
-@each(
-    ("kind", "given"),
-    [
-        *((x, y) for x in ("plain", "float8", "blockwise") for y in ("plain", "float8", "blockwise") if x != y),
-        ("float8_columnwise", "float8"),
-        ("float8", "float8_columnwise"),
-    ],
-)
+@each(("kind", "given"), itertools.permutations(("plain", "float8", "float8_columnwise", "blockwise"), 2))
 def test_tensor_of_another_class_than_the_sample(kind, given):
     _, call = capture(sample(kind))
     check_calls(call, given)
@@ -565,42 +465,14 @@ def test_columns_that_a_float8_sample_keeps_turned(given):
     A tensor that is given may have none: the static one makes it.
     """
     static = sample("float8_columnwise")
-    form, _ = stored(quantizer("float8_columnwise"))
 
     def columns(total):
         fields = static.get_metadata()
-        values = fields["data_transpose"].view(form).to(total.dtype).movedim(0, -1)
+        values = fields["data_transpose"].view(FP8).to(total.dtype).movedim(0, -1)
         return total + values * fields["fp8_scale_inv"]
 
     _, call = capture(static, finish=columns)
     check_calls(call, given, factor=2 + 1)
-
-
-@of_both
-def test_two_callables_at_once(kind):
-    calls = te().graph.make_graphed_callables((Weighted(), Weighted()), tuple((sample(kind, x),) for x in range(2)))
-    for seed, call in enumerate(calls, 2):
-        check_calls(call, kind, rounds=[(seed, 3.0)])
-
-
-@pytest.mark.parametrize(("order", "reuse"), [([1, 1, -1, -1], False), ([1, -1, 1, -1], True)], ids=["all", "reused"])
-@of_both
-def test_microbatches_in_the_order_of_a_pipeline(kind, order, reuse):
-    module, samples = Weighted(), tuple((sample(kind, seed, grad=True),) for seed in range(2))
-    options = {"_order": order, "_reuse_graph_input_output_buffers": reuse, "allow_unused_input": True}
-    calls, waiting = iter(te().graph.make_graphed_callables((module,), samples, **options)), []
-    for step, chunk in enumerate(order):
-        if chunk > 0:
-            plain = draw(10 + step, 3.0 + step)
-            x = wrap(kind, plain, grad=True)
-            waiting.append((plain, x, next(calls)(x)))
-            close(f"output {step}", waiting[-1][2], 2 * plain.double())
-        else:
-            plain, x, got = waiting.pop(0)
-            upstream = draw(20 + step, 2.0)
-            (grad,), weight = go_back(module, got, (x,), upstream)
-            close(f"gradient of input {step}", grad, 2 * upstream.double())
-            check_weight(weight, plain, upstream)
 
 
 @defect
@@ -642,12 +514,6 @@ def test_neighbour_of_the_sample_in_storage(kind):
         close(f"call {seed}", call(placed(wrap(kind, plain), 1)), 2 * plain.double())
 
 
-@of_both
-def test_values_of_another_dtype(kind):
-    _, call = capture(sample(kind))
-    check_calls(call, kind, values="bfloat16")
-
-
 @control
 def test_values_that_the_nominal_dtype_of_a_quantized_tensor_lacks():
     _, call = capture(sample("plain"))
@@ -663,7 +529,7 @@ def test_columns_of_a_larger_tensor_and_an_expanded_gradient(kind):
     columns = SHAPE[-1]
     wide = (*SHAPE[:-1], 2 * columns)
     module, call = capture(wrap(kind, draw(0, 1.0, wide))[..., :columns])
-    for seed, size in (*ROUNDS, (3, 20.0)):
+    for seed, size in ROUNDS:
         plain = draw(seed, size, wide)
         plain, x = plain[..., columns:], wrap(kind, plain)[..., columns:]
         if seed == 1:
@@ -674,18 +540,12 @@ def test_columns_of_a_larger_tensor_and_an_expanded_gradient(kind):
         check_weight(module.weight.grad, plain, torch.ones_like(plain))
 
 
+@pytest.mark.parametrize("shape", [(1, *SHAPE[1:]), SHAPE[-1:], (1,)], ids=len)
 @control
-def test_plain_tensor_of_fewer_rows_is_repeated():
-    module, call = capture(sample("plain", grad=True))
-    for seed, shape in enumerate(((1, *SHAPE[1:]), SHAPE[-1:], ()), 1):
-        plain, upstream = draw(seed, 3.0)[0, 0, 0], draw(10 + seed, 2.0)
-        plain = draw(seed, 3.0, shape) if shape else plain
-        x = plain.clone().requires_grad_()
-        got, back = call(x), upstream.double()
-        close(f"output {seed}", got, 2 * plain.double().expand(SHAPE))
-        (grad,), weight = go_back(module, got, (x,), upstream)
-        close(f"gradient {seed}", grad, 2 * back.sum_to_size(shape), 2 * back.abs().sum_to_size(shape).max())
-        check_weight(weight, plain, upstream)
+def test_plain_tensor_of_fewer_rows_is_repeated(shape):
+    _, call = capture(sample("plain"))
+    plain = draw(1, 3.0, shape)
+    close("output", call(plain), 2 * plain.double().expand(SHAPE))
 
 
 @control
@@ -707,31 +567,6 @@ def test_frozen_tensor_where_the_sample_was_trained_and_the_reverse(kind):
             (grad,), weight = go_back(module, got, (x,), upstream)
             check_weight(weight, plain, upstream)
             assert grad is None, "what is frozen has a gradient"
-
-
-LEARNING = (False, True, False, True)  # of the arguments: by place, by place, by name, by name
-
-
-@of_both
-def test_each_trained_and_used_argument_gets_its_own_gradient(kind):
-    def arguments(plains):
-        one, two, three, four = (wrap(kind, x, grad=y) for x, y in zip(plains[:4], LEARNING, strict=True))
-        return (one, two), {"first": three, "last": four, "unused": wrap(kind, plains[4], grad=True)}
-
-    samples, options = arguments([draw(seed, 1.0) for seed in range(5)])
-    module, call = capture(*samples, options=options, allow_unused_input=True)
-    for seed, size in ROUNDS:
-        plains, upstream = [draw(10 * seed + place, size) for place in range(5)], draw(9 + seed, 2.0)
-        samples, options = arguments(plains)
-        got = call(*samples, **options)
-        total = sum(n * x.double() for n, x in enumerate(plains[:4], 1))
-        close(f"output {seed}", got, 2 * total)
-        grads, weight = go_back(module, got, (*samples, *options.values()), upstream)
-        check_weight(weight, total, upstream)
-        for place, (grad, learns) in enumerate(zip(grads, (*LEARNING, False), strict=True)):
-            if learns:
-                close(f"gradient of {place} {seed}", grad, 2 * (place + 1) * upstream.double())
-            assert learns or grad is None, f"argument {place} has a gradient"
 
 
 @of_both
@@ -861,55 +696,11 @@ def test_callable_takes_what_another_gives(kind, options):
 
 
 @of_both
-def test_callable_takes_what_it_gave(kind):
-    _, call = capture(sample(kind), finish=quantizer(kind), training=False)
-    with torch.no_grad():
-        check_calls(lambda x: call(call(x)), kind, factor=4)
-
-
-@pytest.mark.parametrize("passes", [1, 2], ids=["once", "retained"])
-@of_both
-def test_options_of_the_capture(kind, passes):
-    options = {"num_warmup_iters": 4, "retain_graph_in_backward": True}
-    if passes == 1:
-        options = {"num_warmup_iters": 1, "pool": te().graph.graph_pool_handle(), "enabled": True}
-    hooks, known = [], inspect.signature(te().graph.make_graphed_callables).parameters
-    hooked = [when for when in ("pre", "post") if f"{when}_warmup_hook" in known]  # releases before 2.14 have none
-    options |= {f"{when}_warmup_hook": functools.partial(hooks.append, when) for when in hooked}
-    module, call = capture(sample(kind, grad=True), **options)
-    assert hooks == hooked
-    for seed, size in ROUNDS:
-        plain = draw(seed, size)
-        x = wrap(kind, plain, grad=True)
-        got = call(x)
-        close(f"output {seed}", got, 2 * plain.double())
-        for number in range(passes):
-            upstream = draw(10 * seed + number, 2.0)
-            grad, weight = torch.autograd.grad(got, (x, module.weight), upstream, retain_graph=True)
-            close(f"gradient of input {seed} {number}", grad, 2 * upstream.double())
-            check_weight(weight, plain, upstream)
-        module.eval()
-        close(f"eager {seed}", call(x), 2 * plain.double())
-        module.train()
-
-
-@of_both
 def test_what_does_not_fit_the_sample_is_refused(kind):
     _, call = capture(sample(kind))
     for shape in ((2, 64, 16), (3, 64, 160)):
         with pytest.raises((RuntimeError, ValueError)):
             call(wrap(kind, draw(1, 3.0, shape)))
-
-
-@control
-def test_missing_keyword_argument_is_refused():
-    x = draw(0, 1.0)
-    _, named = capture(x, options={"other": x.clone()})
-    _, cached = capture(x, cache_quantized_params=True)
-    with pytest.raises(TypeError):
-        named(x)
-    with pytest.raises(ValueError):  # noqa: PT011 - the flag that caching asks for; the text is upstream's to change
-        cached(x)
 
 
 @of_both
@@ -971,35 +762,19 @@ def test_reset_frees_what_the_graph_read(kind):
     assert kept_alive(storages) == 0, "reset() keeps tensors"
 
 
-@control
-def test_nothing_is_replayed_after_reset():
-    _, call = capture(sample("plain", grad=True))
-    got = call(draw(1, 3.0).requires_grad_())
-    call.reset()
-    with pytest.raises(RuntimeError):
-        got.backward(draw(2, 2.0))
-    with pytest.raises(RuntimeError):
-        call(draw(1, 3.0))
-
-
 def needs(there, what):
     """Leave out what a release, or PyTorch, does not have."""
     if not there:
         pytest.skip(f"this release, or PyTorch, has no {what}")
 
 
-def needs_cloning():
-    """Leave out a release that has no choice of cloning gradients."""
-    option = "clone_param_grads_on_return"
-    needs(option in inspect.signature(te().graph.make_graphed_callables).parameters, option)
-
-
 @of_both
 def test_outputs_and_gradients_are_the_callers_own(kind):
-    needs_cloning()
+    option = "clone_param_grads_on_return"
+    needs(option in inspect.signature(te().graph.make_graphed_callables).parameters, option)
     module, call = capture(sample(kind, grad=True), finish=quantizer(kind))
     found = []
-    for seed, size in ROUNDS:
+    for seed, size in ROUNDS[:2]:
         plain, upstream = draw(seed, size), draw(10 + seed, 2.0)
         x = wrap(kind, plain, grad=True)
         with torch.no_grad():
@@ -1015,23 +790,6 @@ def test_outputs_and_gradients_are_the_callers_own(kind):
     assert all(one is not two for one, two in zip(*(each[:3] for each in found), strict=True))
     for *_, weight, plain, upstream in found:  # the first is not overwritten by the second
         check_weight(weight, plain, upstream)
-
-
-@pytest.mark.parametrize("by_option", [True, False], ids=["by-option", "by-parameter"])
-@of_both
-def test_gradients_that_are_not_cloned(kind, by_option):
-    needs_cloning()
-    module, static, places = Weighted(), sample(kind, grad=True), set()
-    module.weight.skip_backward_post_hook = not by_option
-    call = te().graph.make_graphed_callables(module, (static,), clone_param_grads_on_return=not by_option)
-    for seed, size in ROUNDS:
-        plain, upstream = draw(seed, size), draw(10 + seed, 2.0)
-        x = wrap(kind, plain, grad=True)
-        grad, weight = torch.autograd.grad(call(x), (x, module.weight), upstream)
-        close(f"gradient of input {seed}", grad, 2 * upstream.double())
-        check_weight(weight, plain, upstream)
-        places.add((grad.data_ptr(), weight.data_ptr()))
-    assert len(places) == 1, "each backward gives what lies in the graph"
 
 
 @pytest.mark.parametrize("event", [False, True], ids=["stream", "event"])
@@ -1089,61 +847,30 @@ def test_replay_on_another_stream(kind, event):
 
 
 @of_both
-def test_first_callable_of_an_fp8_region_says_whether_weights_are_quantized_again(kind):
-    needs(hasattr(te().graph, "autocast"), "autocast")
-    manager = te().graph.FP8GlobalStateManager
-
-    def finish(total):
-        flag = manager.get_skip_fp8_weight_update_tensor()
-        return total if flag is None else total * (1 + flag)
-
-    manager.reset()
-    try:
-        _, call = capture(sample(kind), finish=finish, cache_quantized_params=True)
-        for seed, first in enumerate((False, True, False), 1):
-            plain = draw(seed, 1.0 + seed)
-            expected = (2 if first else 4) * plain.double()
-            with te().graph.autocast(enabled=True):
-                close(f"first {seed}", call(wrap(kind, plain), is_first_microbatch=first), expected)
-                close(f"second {seed}", call(wrap(kind, 2 * plain), is_first_microbatch=not first), 2 * expected)
-        plain = draw(4, 3.0)
-        close("outside", call(wrap(kind, plain), is_first_microbatch=True), 4 * plain.double())
-    finally:
-        manager.reset()
+def test_later_microbatches_compute_with_their_own_values(kind):
+    needs(hasattr(te().graph, "autocast"), "autocast")  # since then the option has this name
+    _, call = capture(sample(kind), cache_quantized_params=True)
+    for seed, first in enumerate((False, True, False), 1):
+        plain = draw(seed, 1.0 + seed)
+        close(f"call {seed}", call(wrap(kind, plain), is_first_microbatch=first), 2 * plain.double())
 
 
 @control
 def test_first_callable_of_an_fp8_region_updates_the_scales_of_backward():
-    graph, seen, steps, marks = te().graph, [], [], {"scaling_fwd": 1.0, "scaling_bwd": 2.0}
-    manager = graph.FP8GlobalStateManager
-
-    def largest(history):
-        seen.append(float(history[0]))
-        return history[0].clone()
-
-    recipe = graph.DelayedScaling(
-        amax_compute_algo=largest, scaling_factor_compute_algo=lambda _amax, scale, _peak, _recipe: scale
-    )
-    meta = {"recipe": recipe, "fp8_group": None}
-    for name, mark in marks.items():
-        history = torch.full((1, 1), mark, device=DEVICE)
-        meta[name] = types.SimpleNamespace(amax_history=history, scale=torch.ones(1, device=DEVICE))
-    manager.reset()
+    needs(hasattr(te().graph, "autocast"), "autocast")
+    manager = te().graph.FP8GlobalStateManager
     _, call = capture(sample("plain", grad=True))
-    try:
-        manager.add_fp8_tensors_to_global_buffer(meta)
-        for region in (True, False):
-            with graph.autocast(enabled=True, recipe=recipe) if region else contextlib.nullcontext():
-                both = [call(draw(seed, 3.0).requires_grad_()) for seed in (1, 2)]
-            for got in both:
-                for name, mark in marks.items():
-                    meta[name].amax_history.fill_(mark)
-                seen.clear()
-                got.backward(draw(3, 2.0))
-                steps.append([*seen])
-    finally:
-        manager.reset()
-    assert steps == [[marks["scaling_bwd"]], [], [], []], f"largest values of updated scales: {steps}"
+    manager.reset()
+    with te().graph.autocast(enabled=True):
+        both = [call(draw(seed, 3.0).requires_grad_()) for seed in (1, 2)]
+    both.append(call(draw(3, 3.0).requires_grad_()))
+    manager.reset()
+    updates = []
+    with unittest.mock.patch.object(manager, "reduce_and_update_fp8_tensors", lambda **given: updates.append(given)):
+        for got in both:
+            got.backward(draw(4, 2.0))
+            updates.append(None)
+    assert updates == [{"forward": False}, None, None, None]
 
 
 @pytest.mark.parametrize("alias", [False, True], ids=["itself", "alias"])
@@ -1190,4 +917,4 @@ def test_three_after_a_capture_with_one(kind, figure):
     _, call = capture(wrap(kind, torch.full(SHAPE, 1.0, device=DEVICE)))
     got = float(call(wrap(kind, torch.full(SHAPE, 3.0, device=DEVICE))).detach().mean()) / 6
     figure("second_call_over_expected" + "_plain" * (kind == "plain"), round(got, 6))
-    assert abs(got - 1) <= TOLERANCES["float32"], f"{got} times what x * 2 should be"
+    assert abs(got - 1) <= TOLERANCE, f"{got} times what x * 2 should be"
