@@ -856,11 +856,11 @@ def observe(up, site):
     answer, host = ({"wrong": [], "waits": set(), "captured": []} for _ in range(2))
     torch.manual_seed(1)
     up.dsa.DSAIndexerLossAutoScaler.main_loss_backward_scale = None
+    if site in HOST:
+        here = types.SimpleNamespace(**vars(up) | {"device": torch.device("cpu")})
+        with mock.patch("torch.cuda.is_current_stream_capturing", return_value=True):
+            _ = [eagerly(here, Gpu(), call, host) for call in SITES[site](here)]
     with contextlib.nullcontext(Gpu()) if TARGET.executed else pretended_gpu("megatron") as gpu:
-        if site in HOST:
-            here = types.SimpleNamespace(**vars(up) | {"device": torch.device("cpu")})
-            with mock.patch("torch.cuda.is_current_stream_capturing", return_value=True):
-                _ = [eagerly(here, gpu, call, host) for call in SITES[site](here)]
         up.device = getattr(gpu, "device", up.device)
         answer |= {"refused": refused(up, site), "host": host["wrong"]}
         calls = [*SITES[site](up)]
