@@ -180,6 +180,7 @@ EXACT = {  # in each token the first 64 splits reach 0: the same bits with the p
     "above": Case((150.0,), reduction="mean"),
     "above-peak": Case((20.0, *(0.0,) * (130 * 1024 - 1)), classes=130 * 1024, shape=(1,), spread=0.0, width=1024),
     "above-far": Case((131072.0,)),
+    "above-ignored": Case((150.0,), shape=(5,), labels="some ignored"),
     "above-ranks-two": Case((-400.0, 120.0), ranks=2, classes=1200),
     "above-default-bfloat16": Case((150.0,), shape=(5,), default="bfloat16", reduction="mean"),
     "above-ranks-two-default-bfloat16": Case((150.0,), ranks=2, shape=(4, 1), default="bfloat16",
@@ -707,14 +708,20 @@ def programs(count):
     return lambda meta: (-(-count // meta["BLOCK_SIZE_M"]),)
 
 
-@pytest.mark.control
-@pytest.mark.parametrize("reduced_first", [True, False])
-def test_kernel_takes_maxima_of_unlike_strides(reduced_first):
-    """Those of the rank and those of all ranks, which the host makes alike."""
-    count, splits, width = 21, 3, 8
-    logits = torch.randint(-24, 25, (count, splits * width), generator=torch.Generator().manual_seed(11)) / 8
+@pytest.mark.parametrize(
+    ("reduced_first", "splits", "level"),
+    [
+        pytest.param(True, 3, 0.0, id="strided_reduced", marks=CONTROL),
+        pytest.param(False, 3, 0.0, id="strided_own", marks=CONTROL),
+        pytest.param(True, 67, -131072.0, id="far_below", marks=DEFECT),
+    ],
+)
+def test_kernel_adds_the_sums_of_all_splits(reduced_first, splits, level):
+    """Maxima of the rank and of all ranks may have unlike strides; a loss hides by how little a sum is off there."""
+    count, width = 21, 8
+    logits = torch.randint(-24, 25, (count, splits * width), generator=torch.Generator().manual_seed(11)) / 8 + level
     maximum, total = statistics(logits, width)
-    reduced = maximum + torch.arange(splits) / 2  # another rank's are larger
+    reduced = maximum + torch.arange(splits) % 3 / 2  # another rank's are larger
     transposed = [each.t().contiguous().t() for each in (reduced, maximum)]
     given = (transposed[0], maximum) if reduced_first else (reduced, transposed[1])
     found_max, found_sum = torch.zeros(2, count)
