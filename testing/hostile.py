@@ -71,7 +71,10 @@ CHECK = b'{"number": 9, "kind": "check", "name": "more", "role": "control", "ok"
 OUTPUT = b'{"number": 9, "kind": "output", "name": "o", "dtype": "f", "shape": %s, "sha256": "x", "must_match": true}\n'
 #: By what it is: the bytes, and what the reason has to say.
 SAID: dict[str, tuple[bytes, str]] = {
-    "a figure of 1e999": (b'{"number": 9, "kind": "figure", "name": "f", "value": 1e999}\n', "1e999 is too large"),
+    "a figure of 1e999": (
+        b'{"number": 9, "kind": "figure", "name": "f", "value": 1e999}\n',
+        "a number is too large for a float",
+    ),
     "a number of 400 digits": (CHECK % (b"7" * 400), "more than 64 bits"),
     "a lone surrogate": (CHECK % b'"\\ud800"', "half a character"),
     "NUL in a text": (CHECK % b'"a\\u0000b"', "NUL"),

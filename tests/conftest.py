@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
 from pathlib import Path
 
 import pytest
@@ -15,7 +17,13 @@ CHILD_PROCESSES = {"workbench", "sent", "judged", "page", "found", "folders", "b
 
 
 def pytest_configure() -> None:
-    """Let Ctrl-C reach what the tests start, also where a shell started them in the background and ignores it there."""
+    """Keep the cache as it is, and let Ctrl-C reach what the tests start.
+
+    Tests of packs import trees of the cache: bytecode beside these would break their seals. A shell that starts the
+    tests in the background has Ctrl-C ignored.
+    """
+    sys.dont_write_bytecode = True
+    os.environ["PYTHONDONTWRITEBYTECODE"] = "1"
     if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
