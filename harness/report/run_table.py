@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import io
 import json
 from collections import Counter
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from rich.console import Console
 from rich.table import Table
 
 from harness.core.errors import HarnessError
-from harness.core.terminal import WIDTH
+from harness.core.terminal import rendered
 from harness.core.words import NO_EXPECTATION, LaneVerdict, Verdict
 from harness.pack.model import Pack
 from harness.receipt import figures, receipt
@@ -111,20 +109,14 @@ def as_text(rows: list[RunRow], *, verbose: bool = False) -> str:
 
     Logs and receipts of what is as expected are named only where `verbose`.
     """
-    stream = io.StringIO()
-    console = Console(file=stream, width=WIDTH, highlight=False, markup=False)
-    for one in rows:
-        for line in _remarks(one, verbose=verbose):
-            console.print(f"{one.pack} {one.target}: {line}", soft_wrap=True)
-    console.print(_sentence(rows), soft_wrap=True)
+    remarks = [f"{one.pack} {one.target}: {line}" for one in rows for line in _remarks(one, verbose=verbose)]
     table = Table("pack", "kind", "target", "evidence", "unpatched", "patched", "verdict", "figure", box=None)
     for one in rows:
         shown = one.words or one.verdict
         verdict = f"{shown} ({one.expectation})" if one.expectation else shown
         cells = (one.pack, one.kind, one.target, one.evidence, one.pristine, one.patched, verdict, one.figure)
         table.add_row(*(cell or "-" for cell in cells))
-    console.print(table, soft_wrap=False)
-    return "\n".join(line.rstrip() for line in stream.getvalue().splitlines()) + "\n"
+    return rendered([*remarks, _sentence(rows), table])
 
 
 def _sentence(rows: list[RunRow]) -> str:
