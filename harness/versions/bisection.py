@@ -235,7 +235,10 @@ def changed_at(mirror: Path, repository: Path, ends: tuple[str, str], old: Entry
         ended = git.run(["bisect", same if entry.is_judged else "skip", commit], repository)
     output = ended.stdout + ended.stderr
     exact = EXACT.search(output)
-    commits = [exact[1]] if exact else SKIPPED.findall(output.rpartition("could be any of:")[2])
+    left = [exact[1]] if exact else SKIPPED.findall(output.rpartition("could be any of:")[2])
+    # git names the commits that are left in the order of their hashes where their dates are the same
+    history = git.run(["rev-list", "--topo-order", "--reverse", f"{ends[0]}..{ends[1]}"], repository).stdout.split()
+    commits = [commit for commit in history if commit in left]
     if not commits:
         raise HarnessError(f"git bisect gave no commit: {git.last_line(output)}", status=Exit.DEVIATES)
     several = ", ".join(f"{commit[:SHOWN]} ({_show(mirror, commit, '%cd, %s')})" for commit in commits)
