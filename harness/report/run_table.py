@@ -11,7 +11,7 @@ from rich.table import Table
 
 from harness.core.errors import HarnessError
 from harness.core.terminal import rendered
-from harness.core.words import NO_EXPECTATION, LaneVerdict, Verdict
+from harness.core.words import NO_EXPECTATION, Kind, LaneVerdict, Verdict
 from harness.pack.model import Pack
 from harness.receipt import figures, receipt
 from harness.verdict.outcome import Outcome, deviation
@@ -126,7 +126,8 @@ def _sentence(rows: list[RunRow]) -> str:
         expected = sum(not one.deviation for one in rows)
         return f"{expected} of {len(rows)} as expected: {', '.join(f'{n} {word}' for word, n in counted.items())}."
     one = rows[0]
-    said = SENTENCES.get(Verdict(one.verdict), "{verdict} on {target}.")
+    known = SENTENCES if one.kind != Kind.CLEANUP else {}  # which is no bug
+    said = known.get(Verdict(one.verdict), "{verdict} on {target}.")
     return said.format(tree=one.tree or one.pack, target=one.target, verdict=one.verdict)
 
 
