@@ -415,7 +415,7 @@ def acts_on_a_terminal(folder: Path) -> None:
     """Raise such a text where a terminal shows it: what cannot be seen is shown as its escape."""
     bench = _bench(folder, f"raise RuntimeError({ESCAPES!r})")
     ours, theirs = pty.openpty()
-    with subprocess.Popen(bench.command("run", "--verbose"), stdin=theirs, stdout=theirs, stderr=theirs):
+    with subprocess.Popen(bench.command("run"), stdin=theirs, stdout=theirs, stderr=theirs):
         os.close(theirs)
         shown = b""
         try:

@@ -54,10 +54,10 @@ def load(path: Path) -> Advisory:
         found = Advisory(affected["package"]["name"], by_version, document)
         stated = {Version(label) for label in affected["versions"]}
     except (OSError, strict_json.StrictJsonError, InvalidVersion, LookupError, TypeError, ValueError) as error:
-        raise HarnessError(f"{path.name}: {error!r:.300}. Next: runner.py check --advisories --write") from None
+        raise HarnessError(f"{path.name}: {error!r:.300}. Next: runner.py check --write") from None
     if stated != {version for version, (state, _) in by_version.items() if state == State.AFFECTED}:
         said = "affected.versions are not the versions that database_specific.judged calls affected"
-        raise HarnessError(f"{path.name}: {said}. Next: runner.py check --advisories --write")
+        raise HarnessError(f"{path.name}: {said}. Next: runner.py check --write")
     return found
 
 

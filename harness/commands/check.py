@@ -7,7 +7,6 @@ from pathlib import Path
 
 import click
 
-from harness.audit import records
 from harness.author import missing
 from harness.commands import options
 from harness.commands.options import Shared
@@ -15,8 +14,9 @@ from harness.core import room, terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
 from harness.host import host
+from harness.pack.model import Pack
 from harness.report import advisories, bundle_check, soundness
-from harness.report.soundness import Checker
+from harness.report.soundness import Checker, Finding
 
 
 def _check_bundle(sent: Path, packs: Path) -> int:
@@ -32,34 +32,35 @@ def _check_bundle(sent: Path, packs: Path) -> int:
     return Exit.DEVIATES if found else Exit.AS_EXPECTED
 
 
-def _check_advisories(packs: Path, folder: Path, *, write: bool) -> int:
-    """Say which records in a folder differ from their packs, or write them anew."""
+def _write_advisories(packs: Path, folder: Path) -> int:
+    """Write the records in a folder as their packs have them now."""
     chosen, broken = options.sound_packs(packs, ())
     if broken:
         options.complain(broken)
         return Exit.WRONG_CALL
     found = advisories.plans(chosen, folder, dt.datetime.now(dt.UTC))
-    if write:
-        with room.guard(folder, "the folder of advisories", "--records DIR"):
-            advisories.carry_out(found)
+    with room.guard(folder, "the folder of advisories", "--packs DIR"):
+        advisories.carry_out(found)
     for one in found:
-        done = ("deleted" if one.text is None else "written") if write else "Next: runner.py check --advisories --write"
-        terminal.echo(f"{one.path.name}: {one.why}; {done}" if write else f"{one.path.name}: {one.why}. {done}")
-    if not found:
-        terminal.echo("all records are as their packs say")
-    return Exit.DEVIATES if found and not write else Exit.AS_EXPECTED
+        terminal.echo(f"{one.path.name}: {one.why}; {'deleted' if one.text is None else 'written'}")
+    return Exit.AS_EXPECTED
+
+
+def _stale_advisories(packs: list[Pack], folder: Path) -> list[Finding]:
+    """Say which records differ from their packs."""
+    try:
+        found = advisories.plans(packs, folder, dt.datetime.now(dt.UTC))
+    except HarnessError as error:
+        return [Finding(folder.name, str(error))]
+    return [Finding(folder.name, f"{one.path.name}: {one.why}. Next: runner.py check --write") for one in found]
 
 
 @click.command("check")
 @options.packs_argument
 @options.takes(*options.PLACES)
 @click.option("--bundle", "sent", type=click.Path(path_type=Path), help="Check a bundle that somebody sent, instead.")
-@click.option("--advisories", "is_records", is_flag=True, help="Check the OSV records in advisories/, instead.")
-@click.option("--write", is_flag=True, help="With --advisories: write them anew.")
-@click.option("--records", "folder", type=options.FOLDER, default=records.FOLDER, metavar="DIR", hidden=True)
-def command(
-    shared: Shared, wanted: tuple[str, ...], sent: Path | None, is_records: bool, write: bool, folder: Path
-) -> int:
+@click.option("--write", is_flag=True, help="Write the OSV records in advisories/ anew, instead.")
+def command(shared: Shared, wanted: tuple[str, ...], sent: Path | None, write: bool) -> int:
     """Check that packs are sound.
 
     pack.toml is strict; reproduce.py is short, says its sentinels and has a header whose pins agree; the patch
@@ -73,15 +74,14 @@ def command(
     With --bundle it judges a bundle that `report --bundle` made: its zip, each receipt from what it says of the lanes,
     and its texts against what this repository would send with them. It cannot show that a run took place.
 
-    With --advisories it says which OSV records differ from their packs. Affected are the versions that a committed
-    receipt or `versions --record` judged wrong, and no others.
+    Without PACK it says as well which OSV records, in advisories/ beside the packs, differ from them. Affected are the
+    versions that a committed receipt or `versions --record` judged wrong, and no others.
 
     Exit status 0: sound; 1: something is not; 2: a pack.toml cannot be read.
     """
-    if write and not is_records:
-        raise click.UsageError("--write is for --advisories")
-    if is_records:
-        return _check_advisories(shared.packs, folder, write=write)
+    records = shared.packs.absolute().with_name("advisories")
+    if write:
+        return _write_advisories(shared.packs, records)
     if sent is not None:
         return _check_bundle(sent, shared.packs)
     cache, here = shared.cache(), host.detect()
@@ -89,6 +89,8 @@ def command(
     findings, half = soundness.duplicate_numbers(chosen), [pack for pack in chosen if missing.is_half_written(pack)]
     for pack in chosen:
         findings += Checker(pack, cache, here).findings()
+    if records.is_dir() and not wanted and not broken:
+        findings += _stale_advisories(chosen, records)
     options.complain(broken)
     for pack in half:
         for step in missing.steps(pack):
@@ -99,7 +101,8 @@ def command(
             continue
         terminal.echo(f"{'warning' if finding.warning else 'unsound'}: {finding.pack}: {finding.text}")
     unsound = {finding.pack for finding in findings if not finding.warning} | {pack.name for pack in half}
-    terminal.echo(f"{len(chosen)} pack(s) read, {len(chosen) - len(unsound)} sound")
+    unsound_packs = unsound & {pack.name for pack in chosen}
+    terminal.echo(f"{len(chosen)} pack(s) read, {len(chosen) - len(unsound_packs)} sound")
     if broken:
         return Exit.WRONG_CALL
     return Exit.DEVIATES if unsound else Exit.AS_EXPECTED

@@ -2,20 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
-import tomllib
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import click
 
 from harness.commands import options
 from harness.commands.options import Shared
-from harness.core import files, terminal
+from harness.core import terminal
 from harness.core.cache import Cache
-from harness.core.errors import HarnessError, UnavailableError
+from harness.core.errors import HarnessError
 from harness.core.progress import Progress
 from harness.core.words import Exit
 from harness.host.host import python_tag
@@ -23,7 +20,6 @@ from harness.pack.model import Pack, Upstream
 from harness.upstream import dependencies, download, newest, tree
 from harness.upstream.source import of_git, parse_source
 
-REQUIREMENTS = "requirements.txt"
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -46,41 +42,24 @@ def _fetch_newest(cache: Cache, upstream: Upstream) -> None:
     download.fetch(cache, upstream.package, file.file, file.sha256)
 
 
-def _fetch_runner(destination: Path, python: str) -> None:
-    """Download the wheels that the runner itself needs, without building anything."""
-    project = tomllib.loads((options.REPOSITORY / "pyproject.toml").read_text(encoding="utf-8"))["project"]
-    wheels = destination / "wheels"
-    files.write_atomic(wheels / REQUIREMENTS, "\n".join(project["dependencies"]) + "\n")
-    arguments = ["--only-binary=:all:", "--python-version", python, "--implementation", "cp", "--dest", str(wheels)]
-    for platform in download.PLATFORMS:
-        arguments += ["--platform", platform]
-    command = [sys.executable, "-m", "pip", "download", "--quiet", *arguments, *project["dependencies"]]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    if ended.returncode != 0:
-        lines = [line for line in ended.stderr.splitlines() if line.startswith("ERROR")]
-        raise UnavailableError(f"the runner's own wheels: {lines[-1] if lines else 'pip download failed'}")
-
-
 @click.command("fetch")
 @options.packs_argument
 @click.option("--python", default=HERE, show_default=True, metavar="X.Y", help="The Python of that machine.")
-@click.option("--runner", "with_runner", is_flag=True, help="Also the runner's own wheels, into CACHE/wheels.")
-@click.option("--latest", is_flag=True, help="Also each upstream's newest release, for sweep --latest.")
-@click.option("--head", is_flag=True, help="Also the head of its default branch, for sweep --head.")
+@click.option("--latest", is_flag=True, help="Also newest releases and default branches, for sweep --latest --head.")
 @options.takes("packs", "cache_root", "mirrors")
-def command(shared: Shared, wanted: tuple[str, ...], python: str, with_runner: bool, latest: bool, head: bool) -> int:
+def command(shared: Shared, wanted: tuple[str, ...], python: str, latest: bool) -> int:
     """Fill a cache for a machine without network.
 
     It fetches the pinned trees and all dependency sets of the packs, the trees of [ask] and [upstream_tests], and what
-    their environments are built from. With --latest and --head it also fetches what is newest today. An offline sweep
-    judges that, and says of which day it is. Nothing is executed or built.
+    their environments are built from. An offline sweep judges what was newest on the day of --latest, and says of which
+    day it is. Nothing is executed or built.
 
     \b
     Here:
-      runner.py fetch --cache DIR --runner
+      runner.py fetch --cache DIR
+      python -m pip wheel --wheel-dir DIR/wheels .
     There, with torch and triton installed:
-      python -m pip install --no-index --find-links DIR/wheels \\
-        -r DIR/wheels/requirements.txt
+      python -m pip install --no-index --find-links DIR/wheels reproducer-packs
       runner.py run --cache DIR --offline
     """
     python_parts = python.split(".")
@@ -89,10 +68,9 @@ def command(shared: Shared, wanted: tuple[str, ...], python: str, with_runner: b
     chosen, errors = options.sound_packs(shared.packs, wanted)
     cache, tag = shared.cache(), python_tag(python)
     steps: dict[str, Callable[[], object]] = {one.name: partial(_fetch, one, cache, tag) for one in chosen}
-    for one in (pack.definition.upstream for pack in chosen):
-        if latest:
-            steps[f"the newest release of {one.package}"] = partial(_fetch_newest, cache, one)
-        if head and not one.is_compiled:
+    for one in (pack.definition.upstream for pack in chosen if latest):
+        steps[f"the newest release of {one.package}"] = partial(_fetch_newest, cache, one)
+        if not one.is_compiled:
             steps[f"the head of {one.repository}"] = partial(newest.head, cache, one.repository)
     failed: dict[str, HarnessError] = {}
     with Progress(sys.stderr) as progress, cache.guard():
@@ -103,9 +81,6 @@ def command(shared: Shared, wanted: tuple[str, ...], python: str, with_runner: b
             except HarnessError as error:
                 text = str(error) if str(error).startswith(name) else f"{name}: {error}"
                 failed[name] = HarnessError(text, status=error.status)
-        if with_runner:
-            progress.tell("fetching the runner's own wheels")
-            _fetch_runner(cache.root, python)
     errors += failed.values()
     options.complain(errors)
     filled = sum(one.name not in failed for one in chosen)

@@ -54,11 +54,10 @@ def _document(pack: Pack, entries: list[Entry]) -> dict[str, object]:
 
 @click.command("list")
 @options.packs_argument
-@click.option("--from", "runs", multiple=True, metavar="RUN", help="Read the receipts of a run: `last`, or a folder.")
 @click.option("--runs", "sweeps", type=options.FOLDER, metavar="DIR", help="What the sweeps in DIR found of one pack.")
-@options.takes("packs", "cache_root")
+@options.takes("packs")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(shared: Shared, wanted: tuple[str, ...], runs: tuple[str, ...], sweeps: Path | None, as_json: bool) -> int:
+def command(shared: Shared, wanted: tuple[str, ...], sweeps: Path | None, as_json: bool) -> int:
     """List the packs and what their receipts say.
 
     For each target it shows the verdict of the strongest receipt.
@@ -68,29 +67,25 @@ def command(shared: Shared, wanted: tuple[str, ...], runs: tuple[str, ...], swee
     \b
     Examples:
       runner.py list
-      runner.py list 9 --from last
       runner.py list 9 --runs sweeps    # verdicts and figures, sweep by sweep
     """
     if sweeps is not None:
-        if len(wanted) != 1 or runs or as_json:
-            raise HarnessError("--runs shows one pack, without --from and --json. Next: runner.py list PACK --runs DIR")
+        if len(wanted) != 1 or as_json:
+            raise HarnessError("--runs shows one pack, without --json. Next: runner.py list PACK --runs DIR")
         from harness.commands import history  # noqa: PLC0415 - rich, which `list` does without
 
         history.show(wanted[0], sweeps)
         return Exit.AS_EXPECTED
-    places = [options.run_receipts(run, shared) for run in runs]
     chosen, errors = options.sound_packs(shared.packs, wanted)
-    gathered, unreadable = grid.gather(places)
     listed = []
     for pack in chosen:
         try:
-            receipts = gathered.get(pack.name, []) if places else receipt.load_all(pack.receipts, lanes=False)
-            listed.append((pack, grid.of_pack(pack, receipts)))
+            listed.append((pack, grid.of_pack(pack, receipt.load_all(pack.receipts, lanes=False))))
         except HarnessError as error:
             errors.append(error)
     if as_json:
         terminal.echo(json.dumps([_document(pack, entries) for pack, entries in listed], indent=1))
     else:
         terminal.echo("\n".join(line for pack, entries in listed for line in _lines(pack, entries)))
-    options.complain([*errors, *unreadable])
-    return Exit.WRONG_CALL if errors or unreadable else Exit.AS_EXPECTED
+    options.complain(errors)
+    return Exit.WRONG_CALL if errors else Exit.AS_EXPECTED

@@ -118,8 +118,8 @@ def also(command: click.Command) -> str:
     return f"See also runner.py --help for: {' '.join(sorted(taken))}" if taken else ""
 
 
-def run_receipts(run: str, shared: Shared, pack: str = "") -> Path:
-    """Return the folder of the receipts of a run: a run folder, or ``last``, the newest (that judged `pack`).
+def run_receipts(run: str, shared: Shared, pack: str) -> Path:
+    """Return the folder of the receipts of a run: a run folder, or ``last``, the newest that judged `pack`.
 
     HarnessError is raised where there is no such run.
     """
@@ -127,10 +127,7 @@ def run_receipts(run: str, shared: Shared, pack: str = "") -> Path:
         runs = sorted((shared.cache().root / RUNS).glob("*/receipts"))
         found = [folder for folder in runs if (folder / pack).is_dir()]
         if not found:
-            of_pack = f" of {pack}" if pack else ""
-            raise HarnessError(
-                f"--from last: no run in the cache has receipts{of_pack}. Next: runner.py run {pack}".rstrip()
-            )
+            raise HarnessError(f"--from last: no run in the cache has receipts of {pack}. Next: runner.py run {pack}")
         return found[-1]
     folder = Path(run).expanduser()
     chosen = folder / "receipts" if (folder / "receipts").is_dir() else folder

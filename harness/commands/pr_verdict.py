@@ -15,7 +15,7 @@ from harness.host import eligibility
 from harness.pack import load
 from harness.pack.model import Pack
 from harness.receipt import redaction
-from harness.report import links, pr_comment, report
+from harness.report import pr_comment, report
 from harness.schedule.selection import taken
 from harness.schedule.session import Session
 from harness.verdict import change
@@ -34,8 +34,6 @@ from harness.versions.two_trees import Trees
     help="The files that the change touches, a path a line (-: standard input): only packs that are about them.",
 )
 @click.option("--target", default="auto", show_default=True, help="cpu, sm_90a, ..., auto (the first judged here).")
-@click.option("--commits-at", default="", metavar="URL", help="The repository on the web that has both commits.")
-@click.option("--must-fix", is_flag=True, help="Exit status 1 where head still has the bug.")
 @options.takes(*options.PLACES, "jobs", "timeout")
 def command(
     shared: Shared,
@@ -44,8 +42,6 @@ def command(
     head: str | None,
     changed: IO[str] | None,
     target: str,
-    commits_at: str,
-    must_fix: bool,
 ) -> int:
     """Say whether a change fixes a pack's bug.
 
@@ -65,16 +61,12 @@ def command(
       git diff --name-only main | runner.py pr-verdict --changed -
 
     Exit status 1: the change brings the bug in, breaks a control, or ends the lane in an error that base does not
-    have (with --must-fix: or head has the bug); 5: nothing can be said of the change; 0: all others.
+    have; 5: nothing can be said of the change; 0: all others.
     """
     if (base is None) != (head is None) or (base is None and changed is None):
         raise HarnessError("pr-verdict judges two trees. Next: --base SPEC --head SPEC, or --changed FILE")
     if not wanted and changed is None:
         raise HarnessError("no pack is named. Next: runner.py pr-verdict PACK, or --changed FILE")
-    if commits_at and not links.PAGE.fullmatch(commits_at):
-        raise HarnessError(
-            f"--commits-at {commits_at!r} is no https:// URL of a repository. Next: https://github.com/OWNER/NAME"
-        )
     chosen, broken = options.sound_packs(shared.packs, wanted)
     options.complain(broken)
     if changed is not None:
@@ -88,7 +80,7 @@ def command(
         judged, refused = _judged(session, copies, target)
         found, interrupted = two_trees.compared(session, judged, trees)
         scrub = redaction.of_host({**session.cache.places, options.REPOSITORY: "$REPOSITORY"})
-        text = pr_comment.text(found, trees, commits_at, scrub)  # while the copies are there that were judged
+        text = pr_comment.text(found, trees, scrub)  # while the copies are there that were judged
     options.complain(refused)
     for one in found:
         report.scrubber(one.pack).require_clean("what is printed", text)
@@ -97,7 +89,7 @@ def command(
         raise KeyboardInterrupt
     if broken:
         return Exit.WRONG_CALL
-    return int(change.together([change.status(one.change, one.head.verdict, must_fix=must_fix) for one in found]))
+    return int(change.together([change.status(one.change) for one in found]))
 
 
 def _judged(

@@ -24,6 +24,8 @@ KINDS = {
     "downloads": "downloads",
 }
 DAY = 24 * 3600.0
+#: What was not used for so long is removed.
+DAYS = 30
 
 
 def prune(cache: Cache, kind: str, days: int) -> tuple[int, int]:
@@ -39,26 +41,18 @@ def prune(cache: Cache, kind: str, days: int) -> tuple[int, int]:
 
 
 @click.command("prune")
-@click.option(
-    "--days",
-    type=click.IntRange(1, 36500),
-    default=30,
-    show_default=True,
-    metavar="N",
-    help="Remove what was not used for N days.",
-)
 @options.takes("cache_root")
-def command(shared: Shared, days: int) -> int:
+def command(shared: Shared) -> int:
     """Remove from the cache what nobody uses.
 
     Run folders, JIT results, trees, dependency sets and downloads: each can be fetched or made again. What a lane
-    used within the last N days stays. The run folders of `sweep` lie elsewhere and are not touched.
+    used within the last 30 days stays. The run folders of `sweep` lie elsewhere and are not touched.
     """
     cache, total = shared.cache(), 0
     with cache.guard():
         cache.sweep()
         for kind, what in KINDS.items():
-            entries, size = prune(cache, kind, days)
+            entries, size = prune(cache, kind, DAYS)
             total += size
             if entries:
                 terminal.echo(f"{entries:5} {what} ({kind}/), {size / 2**20:.0f} MiB")

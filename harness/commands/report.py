@@ -19,13 +19,11 @@ from harness.report import bundle, links, parts, pull_request, report
 
 @click.command("report")
 @click.argument("wanted", metavar="PACK")
-@click.option("--whole", is_flag=True, help="Print how it was checked, too.")
 @click.option("--write", is_flag=True, help="Write the whole text into README.md of the pack; print nothing of it.")
 @click.option("--bundle", "zipped", type=click.Path(path_type=Path), metavar="FILE", help="Write one zip to attach.")
 @click.option(
     "--pr", "checkout", type=options.EXISTING, metavar="DIR", help="Commit the patch in your clone of the upstream."
 )
-@click.option("--branch", metavar="NAME", help="With --pr: the branch to make (default: fix-, and the pack's name).")
 @click.option(
     "--from", "run", metavar="RUN", help="Read the receipts of a run: `last`, or its folder (default: the packs' own)."
 )
@@ -33,11 +31,9 @@ from harness.report import bundle, links, parts, pull_request, report
 def command(
     shared: Shared,
     wanted: str,
-    whole: bool,
     write: bool,
     zipped: Path | None,
     checkout: Path | None,
-    branch: str | None,
     run: str | None,
 ) -> int:
     """Print, bundle or commit what goes upstream.
@@ -55,16 +51,14 @@ def command(
     own; there is no sign-off, and nothing is pushed. A checkout with changes, or one that the patch does not fit
     exactly, is left as it was.
     """
-    if sum([write, whole, zipped is not None, checkout is not None]) > 1:
-        raise click.UsageError("--whole, --write, --bundle and --pr each say what is wanted: give one of them")
+    if sum([write, zipped is not None, checkout is not None]) > 1:
+        raise click.UsageError("--write, --bundle and --pr each say what is wanted: give one of them")
     if run is not None and (write or checkout is not None):
         raise click.UsageError("--write and --pr take what is committed, not --from")
-    if branch is not None and checkout is None:
-        raise click.UsageError("--branch is for --pr")
     subject = options.one_pack(shared.packs, wanted, "report")
     judged = options.run_receipts(run, shared, subject.name) / subject.name if run is not None else None
     if checkout is not None:
-        terminal.echo("\n".join(pull_request.make(subject, checkout, branch)))
+        terminal.echo("\n".join(pull_request.make(subject, checkout)))
     elif zipped is not None:
         subject = replace(subject, receipts_elsewhere=judged) if judged else subject
         data = bundle.build(subject, report.scrubber(subject))
@@ -78,7 +72,7 @@ def command(
         receipts = report.receipts_of(subject, judged)
         text = report.render(subject, receipts, is_draft=True)
         report.scrubber(subject).require_clean("report", text)
-        terminal.echo(text if whole else report.for_upstream(text), nl=False)
+        terminal.echo(report.for_upstream(text), nl=False)
         for part in report.open_parts(subject, receipts):
             terminal.echo(f"open: {part}", err=True)
         _tell_of_missing(subject, text)

@@ -42,7 +42,6 @@ UNJUDGED = {Verdict.ERROR, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 @options.takes(*options.PLACES, "jobs", "timeout")
 @click.option("--repeat", type=options.REPEATS, default=1, metavar="N", help="Run each lane N times; all must agree.")
 @click.option("--record", is_flag=True, help="Put the receipts into the packs too.")
-@click.option("--verbose", "-v", is_flag=True, help="Name claims, log and receipt of every row.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     shared: Shared,
@@ -53,7 +52,6 @@ def command(
     lane: str,
     repeat: int,
     record: bool,
-    verbose: bool,
     as_json: bool,
 ) -> int:
     """Judge packs, without the patch and with it.
@@ -70,7 +68,7 @@ def command(
       git+URL@COMMIT     a commit of a repository
       installed          what this Python has installed
 
-    Logs and receipts go to a folder in the cache. `list` and `report` read them with --from last.
+    Logs and receipts go to a folder in the cache. `report` reads them with --from last.
 
     \b
     Examples:
@@ -102,7 +100,7 @@ def command(
     options.complain(errors)
     if rows or as_json:
         terminal.echo(f"logs and receipts: {session.folder}", err=True)
-        terminal.echo(run_table.as_json(rows) if as_json else run_table.as_text(rows, verbose=verbose), nl=False)
+        terminal.echo(run_table.as_json(rows) if as_json else run_table.as_text(rows), nl=False)
     if account.interrupted:
         raise KeyboardInterrupt
     return _status(rows, is_wrong=bool(broken or errors))

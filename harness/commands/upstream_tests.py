@@ -29,8 +29,7 @@ JUDGED = {SuiteVerdict.UNBROKEN, SuiteVerdict.BREAKS_TESTS, SuiteVerdict.NEW_TES
 @options.takes(*options.PLACES, "timeout")
 @click.option("--gpu", is_flag=True, help="Show the tests this host's GPU, also where they do not need one.")
 @click.option("--record", is_flag=True, help="Put the receipt into the pack: receipts/upstream_tests.json.")
-@click.option("--json", "as_json", is_flag=True, help="Print the receipts as JSON on standard output.")
-def command(shared: Shared, wanted: tuple[str, ...], gpu: bool, record: bool, as_json: bool) -> int:
+def command(shared: Shared, wanted: tuple[str, ...], gpu: bool, record: bool) -> int:
     """Run upstream's own tests, with and without the patch.
 
     pack.toml names the files in [upstream_tests]; with no PACK, every pack that names some. They run as lanes do, and
@@ -59,9 +58,9 @@ def command(shared: Shared, wanted: tuple[str, ...], gpu: bool, record: bool, as
             with room.guard(row.pack.receipts, "the pack", "--packs DIR"):
                 files.write_atomic(row.pack.receipts / receipts.SUITE, receipts.to_json(row.document))
     options.complain(errors)
-    if rows or as_json:
+    if rows:
         terminal.echo(f"logs: {session.folder}", err=True)
-        terminal.echo(receipts.to_json([row.document for row in rows]) if as_json else as_text(rows), nl=False)
+        terminal.echo(as_text(rows), nl=False)
     verdicts = {row.found.verdict for row in rows}
     if errors:
         return Exit.WRONG_CALL

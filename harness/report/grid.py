@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from pathlib import Path
 
-from harness.core.errors import HarnessError
 from harness.core.words import NO_EXPECTATION
 from harness.pack.model import Pack
 from harness.receipt import receipt, staleness, strength
@@ -51,21 +49,3 @@ def of_pack(pack: Pack, receipts: list[Receipt]) -> list[Entry]:
     """Build the entries of a pack, one for each target that pack.toml lists, then for those that it does not."""
     best = receipt.strongest(receipts)
     return [entry(pack, target, best.get(target)) for target in dict.fromkeys((*pack.definition.targets, *best))]
-
-
-def gather(folders: list[Path]) -> tuple[dict[str, list[Receipt]], list[HarnessError]]:
-    """Read the receipts below `folders` by pack: a folder of packs, or what a run wrote on some machine.
-
-    Receipts of upstream's default branch (``head``) are left out: they speak of another tree.
-    """
-    found: dict[str, list[Receipt]] = {}
-    errors = []
-    for folder in folders:
-        places = [folder, *folder.glob("*/"), *folder.glob("*/receipts/")]
-        for path in sorted({path for place in places for path in receipt.paths(place)}):
-            try:
-                one = receipt.load(path)
-                found.setdefault(one.pack, []).append(one)
-            except HarnessError as error:
-                errors.append(error)
-    return found, errors

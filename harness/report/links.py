@@ -53,10 +53,10 @@ def named(text: str, path: str) -> str:
 def commit(sha: str, url: str) -> str:
     """Link a commit of a repository on the web; its first digits alone where `url` is no such repository's.
 
-    A URL with a user or a token in it is nobody's to read.
+    GitHub makes a link of these digits below a pull request. A URL with a user or a token in it is nobody's to read.
     """
     short, page = sha[:12], url.removesuffix("/").removesuffix(".git")
-    return f"[{short}]({page}/commit/{sha})" if PAGE.fullmatch(page) else f"`{short}`"
+    return f"[{short}]({page}/commit/{sha})" if PAGE.fullmatch(page) else short
 
 
 def with_address(text: str, url: str) -> str:

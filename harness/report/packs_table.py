@@ -10,12 +10,12 @@ from pathlib import Path
 
 from harness.core import files, markdown
 from harness.core.errors import HarnessError
-from harness.core.words import ActionKind, Kind, LaneName, Verdict
+from harness.core.words import ActionKind, Kind, LaneName
 from harness.pack import load
 from harness.pack.model import Pack
 from harness.receipt import receipt
 from harness.receipt.figures import figure_text
-from harness.report import advisories, run_table
+from harness.report import advisories, parts, run_table
 from harness.report.run_table import RunRow
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -24,15 +24,13 @@ MARKS = "<!-- {name}: written by python -m harness.report.packs_table -->\n...<!
 FIRST = ("20_tilelang_reduce_barrier", "sm_90a.executed.json", "wrong_launches_sum")
 CONTROL = "wrong_launches_sync_threads"
 SENTENCE = (
-    "**{package} {version} leaves out a barrier: a kernel of three gemms and `T.reduce_sum` gives wrong numbers in "
-    "{measured} {unit}\non an {gpu}**, without an error; with the barrier put in by hand, in {control} "
+    "**{package} {version} leaves out a barrier: a kernel of three gemms and `T.reduce_sum` is wrong in {measured} "
+    "{unit}\non an {gpu}.** No error is raised. With the barrier put in by hand, it is wrong in {control} "
     "([pack 20](packs/20_tilelang_reduce_barrier) has the kernel).\n"
 )
 #: The receipt of the run that README.md begins with.
 FIRST_RUN = ("17_liger_flce_saved_gradients", "cpu.interpreted.json")
 HEADER = ["pack", "what goes wrong", "release", "since", "default branch", "seen on", "what to do"]
-#: What a verdict on the default branch says.
-THERE = {Verdict.CONFIRMED: "has the bug", Verdict.REPRODUCED: "has the bug", Verdict.FIXED_UPSTREAM: "is right"}
 STARTS = re.compile(r"since (?P<version>\S+)(?P<earlier> or earlier)?")
 ENDS = re.compile(r"fixed in (?P<version>[^\s,]+)")
 
@@ -111,8 +109,9 @@ def _head(pack: Pack) -> str:
     head = pack.definition.head
     if head is None:
         return "not judged"
-    judged = [one for one in receipt.load_all(pack.receipts / "head") if one.verdict in THERE]
-    return f"{THERE[judged[0].verdict]}, {head.date}" if judged else "not judged"
+    said = [parts.said_of_tree(one.verdict, pack.definition.kind) for one in receipt.load_all(pack.receipts / "head")]
+    judged = [text for text in said if text]
+    return f"{judged[0]}, {head.date}" if judged else "not judged"
 
 
 def _seen(pack: Pack) -> str:

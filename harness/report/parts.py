@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections import Counter
+import shlex
+from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from harness.core import markdown
-from harness.core.words import NO_EXPECTATION, Evidence, LaneName, LaneVerdict, Verdict
+from harness.core.words import NO_EXPECTATION, Evidence, Kind, LaneName, LaneVerdict, Verdict
 from harness.lane import ordinary
 from harness.pack.model import Pack, Thread
 from harness.receipt import staleness, strength
@@ -42,12 +43,20 @@ LEGEND = {
     Verdict.REPRODUCED: "REPRODUCED: the tree is wrong; no patch was judged.",
     Verdict.FIXED_UPSTREAM: "FIXED_UPSTREAM: the tree is right without the patch.",
 }
-#: What the default branch was seen to be.
-SAID_OF_HEAD = {
-    Verdict.CONFIRMED: "has the bug, too",
-    Verdict.REPRODUCED: "has the bug, too",
-    Verdict.FIXED_UPSTREAM: "is right",
+#: The same where the pack is about a cleanup: neither tree is wrong.
+LEGEND_OF_CLEANUP = {
+    Verdict.CONFIRMED: "CONFIRMED: the tree has the code that the title names, and with the patch it has not.",
+    Verdict.REPRODUCED: "REPRODUCED: the tree has the code that the title names; no patch was judged.",
+    Verdict.FIXED_UPSTREAM: "FIXED_UPSTREAM: the tree does not have the code that the title names.",
 }
+#: What the verdicts on a tree without the patch say.
+WRONG = (Verdict.CONFIRMED, Verdict.REPRODUCED)
+
+
+def said_of_tree(verdict: Verdict, kind: Kind) -> str:
+    """Say what a tree was seen to be without the patch; empty where that was not seen."""
+    what = "the code" if kind == Kind.CLEANUP else "the bug"
+    return f"has {what}" if verdict in WRONG else "is right" if verdict == Verdict.FIXED_UPSTREAM else ""
 
 
 class MissingError(LookupError):
@@ -170,17 +179,46 @@ class Parts:
         return f"- [{name}]({one.url}) ({one.state}, {one.date}): {one.says}"
 
     def environment(self) -> str:
-        """Write in one line what was judged where."""
-        upstream, head = self.pack.definition.upstream, self.pack.definition.head
-        version = upstream.version or f"commit {upstream.commit[:12]} of {upstream.date}"
-        with_torch = bool(self.pack.definition.requires.torch)
-        hosts = dict.fromkeys(_host(self.receipts[name], with_torch=with_torch) for name in self._targets())
-        branch = ""
-        if head is not None:
-            seen = {one.verdict for name, one in self.receipts.items() if name.startswith(HEAD)}
-            said = SAID_OF_HEAD.get(next(iter(seen)), "was judged") if len(seen) == 1 else "was not judged"
-            branch = f" The default branch at {head.commit[:12]} of {head.date} {said}."
-        return f"{upstream.package} {version}; {'; '.join(hosts)}.{branch}"
+        """Write what was judged where: the tree of the output that is shown first, then the release and the head."""
+        definition, targets = self.pack.definition, self._targets()
+        asked = [self.receipts[f"{ASK}{name}"] for name in targets if f"{ASK}{name}" in self.receipts]
+        trees: dict[str, list[Receipt]] = defaultdict(list)
+        for one in (*(asked if self._shown() in asked else ()), *(self.receipts[name] for name in targets)):
+            trees[self._tree(one.upstream.version)].append(one)
+        others: dict[str, list[str]] = defaultdict(list)
+        first, told = "", set[str]()
+        for tree, receipts in trees.items():
+            hosts = [_host(one, with_torch=bool(definition.requires.torch)) for one in receipts]
+            new = "; ".join(host for host in dict.fromkeys(hosts) if host not in told)
+            told |= set(hosts)
+            if first:
+                others[self._said(receipts)].append(f"{tree} ({new})" if new else tree)
+            else:
+                first = f"{definition.upstream.package} {tree}; {new}."
+        head = definition.head
+        if head is not None and not any(head.commit[:12] in tree for tree in trees):
+            judged = [one for name, one in self.receipts.items() if name.startswith(HEAD)]
+            others[self._said(judged)].append(f"default branch at {head.commit[:12]} of {head.date}")
+        return " ".join([first, *(f"{said}: {'; '.join(names)}." for said, names in others.items())])
+
+    def _said(self, receipts: list[Receipt]) -> str:
+        """Say what another tree was seen to be."""
+        seen = {said_of_tree(one.verdict, self.pack.definition.kind) for one in receipts}
+        if not seen:
+            return "Not judged"
+        said = seen.pop() if len(seen) == 1 else "judged"
+        return said.removeprefix("is ").replace("has the", "same").capitalize()
+
+    def _tree(self, version: str) -> str:
+        """Name a tree: a release, or a commit by its first digits and its date."""
+        definition = self.pack.definition
+        upstream, head, asked = definition.upstream, definition.head, definition.ask
+        dates = {upstream.commit: upstream.date}
+        dates |= {asked.origin.rpartition("@")[2]: asked.date} if asked else {}
+        dates |= {head.commit: head.date} if head else {}
+        date = dates.get(version.removeprefix("commit "))
+        branch = " (default branch)" if head and head.commit in version else ""
+        return f"{_short(version)}{f' of {date}' if date else ''}{branch}"
 
     # --- below the line
 
@@ -237,7 +275,8 @@ class Parts:
         """Write what the table's words say, and what else was run."""
         definition = self.pack.definition
         seen = {one.verdict for one in self.receipts.values()}
-        lines = [text for verdict, text in LEGEND.items() if verdict in seen]
+        legend = LEGEND_OF_CLEANUP if definition.kind == Kind.CLEANUP else LEGEND
+        lines = [text for verdict, text in legend.items() if verdict in seen]
         lines += [f"Fixed in {definition.upstream.package} {definition.fixed_in}."] if definition.fixed_in else []
         head = definition.head
         if head is not None and head.fixed_by:
@@ -268,7 +307,8 @@ class Parts:
         found = self.pack.definition.searched
         if found is None:
             raise MissingError("pack.toml has no searched")
-        return f"Searched on {found.date} for {', '.join(f'“{query}”' for query in found.queries)}."
+        queries = "\n".join(f"- “{query}”" for query in found.queries)
+        return f"Searched on {found.date} for:\n\n{queries}"
 
 
 def _tail(printed: str, *, is_own: bool) -> str:
@@ -302,13 +342,20 @@ def _suite(suite: SuiteReceipt) -> list[str]:
     own = [before - Counter(row.before for row in added), after - Counter(row.after for row in added)]
     lines = []
     if own[0] or own[1]:
-        files = ", ".join(suite.files)
-        lines = [f"Upstream's own tests in {files}: {_counted(own[0])}; with the patch, {_counted(own[1])}."]
+        command = suite_command(suite.files, suite.arguments, suite.environment)
+        said = f"{_counted(own[0])}; with the patch, {_counted(own[1])}"
+        lines = [f"Upstream's own tests, {markdown.code(command, most=2000)}: {said}."]
     if added:
         changed = [_counted(Counter(row.before for row in added)), _counted(Counter(row.after for row in added))]
         number = f"{_several(len(functions), 'new test')}, {_several(len(added), 'case')}"
         lines.append(f"{number}: {changed[0]}; with the patch, {changed[1]}.")
     return lines
+
+
+def suite_command(files: tuple[str, ...], arguments: tuple[str, ...], environment: Mapping[str, str]) -> str:
+    """Return the line that runs upstream's own tests in a checkout, as pack.toml selects them."""
+    variables = (f"{name}={shlex.quote(value)}" for name, value in environment.items())
+    return " ".join([*variables, "pytest", shlex.join([*files, *arguments])])
 
 
 def _several(number: int, noun: str) -> str:

@@ -36,11 +36,9 @@ CLEANUP_SENTENCES = {
 }
 
 
-def text(found: list[Compared], trees: Trees, commits_at: str, scrub: Scrubber) -> str:
-    """Write what all packs say; `commits_at` is where both commits are on the web, where `trees` do not say it."""
-    return "\n".join(
-        f"{_verdict(one, scrub)}\n- {_trees(one, trees, commits_at, scrub)}\n- {_strength(one)}\n" for one in found
-    )
+def text(found: list[Compared], trees: Trees, scrub: Scrubber) -> str:
+    """Write what all packs say."""
+    return "\n".join(f"{_verdict(one, scrub)}\n- {_trees(one, trees, scrub)}\n- {_strength(one)}\n" for one in found)
 
 
 def _verdict(one: Compared, scrub: Scrubber) -> str:
@@ -77,10 +75,10 @@ def _clean(text: str, scrub: Scrubber) -> str:
         return f"(withheld: it holds {str(error).partition(' holds ')[2].partition('.')[0]})"
 
 
-def _trees(one: Compared, trees: Trees, commits_at: str, scrub: Scrubber) -> str:
+def _trees(one: Compared, trees: Trees, scrub: Scrubber) -> str:
     """Write what the two trees are, and what was measured."""
     sides = ((BASE, one.base, trees.base), (HEAD, one.head, trees.head))
-    parts = [", ".join(f"{name} is {_tree(side.version, spec, commits_at)}" for name, side, spec in sides)]
+    parts = [", ".join(f"{name} is {_tree(side.version, spec)}" for name, side, spec in sides)]
     for name, side, _ in sides:
         if side.verdict in UNJUDGED:
             parts.append(f"{name}: {_clean(side.reason or 'no reason', scrub)}")
@@ -96,7 +94,7 @@ def _trees(one: Compared, trees: Trees, commits_at: str, scrub: Scrubber) -> str
     return "; ".join(parts) + "."
 
 
-def _tree(version: str, spec: str, commits_at: str) -> str:
+def _tree(version: str, spec: str) -> str:
     """Name a tree by its commit, with a link where nothing else is in it."""
     match = SHA.search(version)
     if match is None:
@@ -105,7 +103,7 @@ def _tree(version: str, spec: str, commits_at: str) -> str:
     if not commit_of(version):
         return f"{markdown.code(match[0][:12])} with modified files"
     git = GIT_PATTERN.fullmatch(spec)
-    return f"commit {links.commit(match[0], commits_at or (git['url'] if git else ''))}"
+    return f"commit {links.commit(match[0], git['url'] if git else '')}"
 
 
 def _strength(one: Compared) -> str:

@@ -56,19 +56,19 @@ def _message(text: str) -> str:
     return f"{' '.join(subject.split())}\n\n{body.strip()}".rstrip("\n") + "\n"
 
 
-def make(pack: Pack, folder: Path, branch: str | None) -> list[str]:
+def make(pack: Pack, folder: Path) -> list[str]:
     """Make a branch with one commit in a checkout; return lines that say so, and what is left to the user.
 
     HarnessError is raised where the pack has no patch, or the checkout is no clone of it, is not clean, has the branch
     already, is at a commit that the patch does not fit exactly, or git or a hook refuses. The checkout is then as it
-    was. Without a name for it, the branch is named for the pack by its slug.
+    was. The branch is named for the pack by its slug.
     """
     fix = pack.ask_patch or pack.patch
     if not pack.definition.has_patch or not fix.exists():
         raise HarnessError(f"{pack.name}: it has no patch. Next: runner.py report {pack.name}")
     test = pack.upstream_test_patch
     chosen = [fix, *([test] if test.exists() else [])]
-    branch = branch or "fix-" + pack.name.partition("_")[2].replace("_", "-")
+    branch = "fix-" + pack.name.partition("_")[2].replace("_", "-")
     folder = folder.resolve()
     _require_whole(folder, branch)
     listed = [(path, list(patch.parse(path.read_text(encoding="utf-8")))) for path in chosen]
@@ -109,10 +109,8 @@ def _require_whole(folder: Path, branch: str) -> None:
     if changed:
         first = changed.splitlines()[0][3:]
         raise HarnessError(f"--pr {folder}: it has changes ({first}). Next: git stash")
-    if _git(folder, "check-ref-format", "--branch", branch).returncode != 0:
-        raise HarnessError(f"--branch {branch}: git takes no such name. Next: --branch fix-what-is-wrong")
     if _git(folder, "show-ref", "--verify", "--quiet", f"refs/heads/{branch}").returncode == 0:
-        raise HarnessError(f"--pr {folder}: it has a branch {branch}. Next: --branch another, or git branch -D")
+        raise HarnessError(f"--pr {folder}: it has a branch {branch}. Next: git branch -m {branch} another")
 
 
 def _fitting(folder: Path, path: Path, files: list[PatchedFile]) -> list[PatchedFile]:

@@ -28,6 +28,8 @@ LEFT_OVER = re.compile(r"\{\{|\}\}|\b(?:TODO|FIXME|TBD)\b")
 #: What separates the part for upstream from how it was checked.
 LINE = "\n---\n"
 CHECKED = "## How this was checked"
+#: What is filed where the action is at another upstream: a title, and a quoted text.
+QUESTION = re.compile(r"(?m)^## The question to .+\n\nTitle: (?P<title>.+)\n\n(?P<text>(?:>.*\n?)+)")
 MOST_WORDS, MOST_THREADS = 300, 3
 #: The order of the part for upstream: a report that has the first has them all.
 ORDER = (
@@ -108,7 +110,7 @@ def open_parts(pack: Pack, receipts: dict[str, Receipt]) -> Iterator[str]:
     """Say which parts a draft leaves out, where the script is its author's own: none of them refuses it."""
     parts = Parts(pack, receipts, is_draft=True)
     if pack.definition.script is not None:
-        template = for_upstream(pack.report_template.read_text(encoding="utf-8"))
+        template = above_line(pack.report_template.read_text(encoding="utf-8"))
         yield from filter(None, (_open_part(parts, text).strip() for text in template.split("\n\n")))
 
 
@@ -124,9 +126,17 @@ def _open_part(parts: Parts, text: str) -> str:
     return ""
 
 
-def for_upstream(text: str) -> str:
-    """Return the part of a report that upstream reads."""
+def above_line(text: str) -> str:
+    """Return the part of a report that is about the package under test."""
     return text.partition(LINE)[0].rstrip() + "\n"
+
+
+def for_upstream(text: str) -> str:
+    """Return what is filed: the part above the line, or the question to another upstream where a report has one."""
+    question = QUESTION.search(text)
+    if question is None:
+        return above_line(text)
+    return f"# {question['title']}\n\n{re.sub(r'(?m)^> ?', '', question['text']).strip()}\n"
 
 
 def scrubber(pack: Pack) -> Scrubber:
@@ -261,13 +271,8 @@ def form_errors(pack: Pack, template: str) -> Iterator[str]:
 
 def text_errors(text: str) -> Iterator[str]:
     """Name what is too long for a maintainer, what leads nowhere from his page, and what no person would write."""
-    words = FENCE.sub("", for_upstream(text))
-    number = len(TARGET_OF_LINK.sub("]", words).split())
-    if number > MOST_WORDS:
-        yield f"{number} words above the line beside code, more than {MOST_WORDS}"
-    own = dict.fromkeys(match[0] for match in OWN_WORDS.finditer(CODE.sub("", TARGET_OF_LINK.sub("]", words))))
-    if own:
-        yield f"words of this repository above the line: {', '.join(own)}"
+    for part, place in {for_upstream(text): "in the question", above_line(text): "above the line"}.items():
+        yield from _length_errors(TARGET_OF_LINK.sub("]", FENCE.sub("", part)), place)
     for match in RELATIVE_IMAGE.finditer(text):
         yield f"{match[0]!r}: an image that is not on the web; drop it, or upload it"
     prose = FENCE.sub("", text)
@@ -275,3 +280,13 @@ def text_errors(text: str) -> Iterator[str]:
         yield from (f"{match[0]!r}: {what}" for match in pattern.finditer(prose))
     for match in UNIT_TWICE.finditer(prose):
         yield f"{match[0]!r}: the unit stands there twice; {{{{number:TARGET:NAME}}}} is a figure without it"
+
+
+def _length_errors(words: str, place: str) -> Iterator[str]:
+    """Say where a text for upstream is too long, or has words that nobody there knows."""
+    number = len(words.split())
+    if number > MOST_WORDS:
+        yield f"{number} words {place} beside code, more than {MOST_WORDS}"
+    own = dict.fromkeys(match[0] for match in OWN_WORDS.finditer(CODE.sub("", words)))
+    if own:
+        yield f"words of this repository {place}: {', '.join(own)}"

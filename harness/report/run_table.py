@@ -11,7 +11,7 @@ from rich.table import Table
 
 from harness.core.errors import HarnessError
 from harness.core.terminal import rendered
-from harness.core.words import NO_EXPECTATION, LaneVerdict, Verdict
+from harness.core.words import NO_EXPECTATION, Kind, LaneVerdict, Verdict
 from harness.pack.model import Pack
 from harness.receipt import figures, receipt
 from harness.verdict.outcome import Outcome, deviation
@@ -104,12 +104,9 @@ def as_json(rows: list[RunRow]) -> str:
     return json.dumps([asdict(one) for one in rows], indent=1) + "\n"
 
 
-def as_text(rows: list[RunRow], *, verbose: bool = False) -> str:
-    """Write the rows: first what has to be said of some of them, with their logs, then the table.
-
-    Logs and receipts of what is as expected are named only where `verbose`.
-    """
-    remarks = [f"{one.pack} {one.target}: {line}" for one in rows for line in _remarks(one, verbose=verbose)]
+def as_text(rows: list[RunRow]) -> str:
+    """Write the rows: first what has to be said of some of them, with the logs of what deviates, then the table."""
+    remarks = [f"{one.pack} {one.target}: {line}" for one in rows for line in _remarks(one)]
     table = Table("pack", "kind", "target", "evidence", "unpatched", "patched", "verdict", "figure", box=None)
     for one in rows:
         shown = one.words or one.verdict
@@ -126,11 +123,12 @@ def _sentence(rows: list[RunRow]) -> str:
         expected = sum(not one.deviation for one in rows)
         return f"{expected} of {len(rows)} as expected: {', '.join(f'{n} {word}' for word, n in counted.items())}."
     one = rows[0]
-    said = SENTENCES.get(Verdict(one.verdict), "{verdict} on {target}.")
+    known = SENTENCES if one.kind != Kind.CLEANUP else {}  # which is no bug
+    said = known.get(Verdict(one.verdict), "{verdict} on {target}.")
     return said.format(tree=one.tree or one.pack, target=one.target, verdict=one.verdict)
 
 
-def _remarks(one: RunRow, *, verbose: bool) -> list[str]:
+def _remarks(one: RunRow) -> list[str]:
     remarks = []
     if one.words:
         remarks.append(f"{one.words}; no receipt of this pack records that it ever failed")
@@ -140,10 +138,4 @@ def _remarks(one: RunRow, *, verbose: bool) -> list[str]:
         remarks.append(f"{one.expectation}: pack.toml does not list this target; its receipt stays in the run folder")
     if one.deviation and one.deviation != one.reason:
         remarks.append(f"deviates: {one.deviation}")
-    if verbose and one.claims:
-        remarks.append(f"claims {', '.join(one.claims)}")
-    if one.deviation or verbose:
-        remarks += [f"log {log}" for log in one.logs]
-    if one.receipt and verbose:
-        remarks.append(f"receipt {one.receipt}")
-    return remarks
+    return remarks + [f"log {log}" for log in one.logs if one.deviation]

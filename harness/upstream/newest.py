@@ -1,7 +1,7 @@
 """What is newest of an upstream: its newest release, and the head of its default branch.
 
 Both move, so they are looked up each time. What was found is kept in the cache with the day on which it was
-looked up: a machine without network judges what `fetch --latest --head` found, and says how old that is.
+looked up: a machine without network judges what `fetch --latest` found, and says how old that is.
 """
 
 from __future__ import annotations
@@ -83,5 +83,5 @@ def _known(cache: Cache, what: str, kind: type[Found], look: Callable[[], Found]
     except (OSError, ValueError, KeyError, TypeError):
         raise UnavailableError(
             f"the newest {what} was not looked up into this cache, and --offline forbids to look now. "
-            "Next: runner.py fetch --latest --head --cache DIR where there is network"
+            "Next: runner.py fetch --latest --cache DIR where there is network"
         ) from None

@@ -154,10 +154,8 @@ def between(base: Side, head: Side) -> Change:
     return replace(OTHER_CHECKS, names=tuple(unlike)) if unlike else said
 
 
-def status(change: Change, head: LaneVerdict, *, must_fix: bool) -> Exit:
-    """Return the exit status that a change stands for; with `must_fix`, a bug that is in head is one that was kept."""
-    if must_fix and head in (BUG, INCOMPLETE):
-        return Exit.DEVIATES
+def status(change: Change) -> Exit:
+    """Return the exit status that a change stands for."""
     return STATUS[change.effect]
 
 

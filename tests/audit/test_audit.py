@@ -19,7 +19,7 @@ PINNED = ("--no-deps", "--disable-pip")
 
 
 def _record(number: str, package: str, judged: dict[str, str]) -> dict[str, Any]:
-    """Build a record as `check --advisories --write` writes them."""
+    """Build a record as `check --write` writes them."""
     return {
         "schema_version": "1.7.0",
         "id": f"x_WRONG-NUMERICS-{number}",

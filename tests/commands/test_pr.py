@@ -112,14 +112,14 @@ def test_a_branch_with_one_commit_of_the_patch_and_its_test(clone: Clone) -> Non
     before = clone.state()
     again = clone.pr()
     assert (again.returncode, clone.state()) == (2, before)
-    assert "it has a branch fix-confirmed. Next: --branch another" in again.stderr
+    assert "it has a branch fix-confirmed. Next: git branch -m fix-confirmed another" in again.stderr
 
 
 def test_it_is_pushed_to_the_remote_that_is_not_the_upstream(clone: Clone) -> None:
     toys.replace(_pack(clone) / "pack.toml", "https://example.org/toykernel", "https://github.com/Example/ToyKernel")
-    ended = clone.pr("--branch", "weights")
+    ended = clone.pr()
     assert ended.returncode == 0, ended.stderr
-    assert "push --set-upstream mine weights" in ended.stdout
+    assert "push --set-upstream mine fix-confirmed" in ended.stdout
     assert "gh pr create --repo Example/ToyKernel --draft --fill" in ended.stdout
 
 
@@ -210,11 +210,10 @@ def test_what_is_refused_and_left_as_it_was(clone: Clone, spoil: Callable[[Clone
     assert clone.state() == before
 
 
-def test_a_folder_below_the_top_a_plain_folder_and_a_bad_name_are_refused(clone: Clone) -> None:
+def test_a_folder_below_the_top_and_a_plain_folder_are_refused(clone: Clone) -> None:
     for folder, reason in ((clone.folder / "src", "not the top of a git checkout"), (clone.folder.parent, "not the")):
         ended = clone.workbench.run("report", "1", "--pr", str(folder), **clone.environment)
         assert (ended.returncode, reason in ended.stderr) == (2, True), ended.stderr
-    assert "git takes no such name" in clone.pr("--branch", "-q").stderr
     assert clone.git("branch") == "* main"
 
 

@@ -35,7 +35,6 @@ def test_every_table_shows_the_strength_and_no_reader_takes_it_for_a_receipt(wor
     assert "CONFIRMED (traced), fresh; strength: killed 3 of 3 wrong fixes, 20" in workbench.run("list").stdout
     assert workbench.run("report", "42", "--write").returncode == 0
     assert "1 sound" in _check(workbench)
-    assert workbench.run("list", "--from", str(workbench.packs)).returncode == 0
     assert workbench.run("report", "42", "--bundle", str(workbench.folder / "bundle.zip")).returncode == 0
 
 

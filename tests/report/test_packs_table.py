@@ -18,6 +18,13 @@ def test_the_readme_has_the_table_the_figure_and_the_first_run_that_receipts_giv
     assert packs_table.written(README) == README, "python -m harness.report.packs_table"
 
 
+def test_the_readme_opens_with_sentences_of_at_most_25_words() -> None:
+    text = packs_table.first_figure(REPOSITORY / "packs").replace("**", "")
+    sentences = re.split(r"(?<=[.:]) (?=[A-Z])", text.replace("\n", " "))
+    assert len(sentences) == 3
+    assert max(len(sentence.split()) for sentence in sentences) <= 25
+
+
 def test_every_pack_stands_in_the_table_by_what_is_to_be_done_and_the_silent_bugs_first() -> None:
     packs = packs_table.every_pack()
     rows = [line for line in packs_table.text(packs).splitlines() if line.startswith("| [")]

@@ -34,9 +34,9 @@ def _side(verdict: LaneVerdict, version: str, error: float = 0.0, check: str = "
     return Side(verdict, reason, version, record)
 
 
-def _text(base: Side, head: Side, pack: str = "09_liger_flce_none", trees: Trees = TREES, at: str = "") -> str:
+def _text(base: Side, head: Side, pack: str = "09_liger_flce_none", trees: Trees = TREES) -> str:
     one = Compared(load.load_pack(REPOSITORY / "packs" / pack), "cpu", Evidence.INTERPRETED, base, head)
-    return pr_comment.text([one], trees, at, redaction.of_host({Path("/data/cache"): "$CACHE"}))
+    return pr_comment.text([one], trees, redaction.of_host({Path("/data/cache"): "$CACHE"}))
 
 
 FIX = (_side(LaneVerdict.BUG_REPRODUCED, f"commit {BASE}", 0.25), _side(LaneVerdict.FIX_VALIDATED, f"commit {HEAD}"))
@@ -49,17 +49,20 @@ def test_without_an_address_nothing_is_linked(monkeypatch: pytest.MonkeyPatch) -
     first, second, third = text.splitlines()
     assert first.startswith("`packs/09_liger_flce_none/README.md`: ")
     assert "base: `BUG_REPRODUCED`, head: `FIX_VALIDATED`: **this change fixes it**." in first
-    assert f"base is commit `{BASE[:12]}`, head is commit `{HEAD[:12]}`; wrong in base: `weights`" in second
+    assert f"base is commit {BASE[:12]}, head is commit {HEAD[:12]}; wrong in base: `weights`" in second
     assert "`grad_weight_max_abs_error 0.25 -> 0`" in second
     assert re.search(r"reproduce\.py` refused \d+ of \d+ wrong fixes", third)
     assert "in a clone of the repository of this pack: `runner.py pr-verdict 09_liger_flce_none" in third
 
 
+THEIRS = "https://example.org/them/project"
+
+
 def test_with_one_every_link_is_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "repository_url", lambda: URL)
-    text = _text(*FIX, at="https://example.org/them/project.git")
+    text = _text(*FIX, trees=Trees(f"git+{THEIRS}.git@{BASE}", f"git+{THEIRS}@{HEAD}"))
     found = LINK.findall(text)
-    assert {f"https://example.org/them/project/commit/{sha}" for sha in (BASE, HEAD)} <= {*found}
+    assert {f"{THEIRS}/commit/{sha}" for sha in (BASE, HEAD)} <= {*found}
     assert f"{URL}/blob/main/packs/09_liger_flce_none/README.md" in found
     assert f"{URL}/blob/main/README.md#what-a-verdict-says" in found
     for url in found:
@@ -73,9 +76,9 @@ def test_with_one_every_link_is_absolute(monkeypatch: pytest.MonkeyPatch) -> Non
     ("version", "spec", "wanted"),
     [
         (f"commit {BASE}", f"git+https://example.org/a.git@{BASE}", f"[{BASE[:12]}](https://example.org/a/commit/{BASE})"),
-        (f"commit {BASE}", f"git+https://me:secret@example.org/a@{BASE}", f"commit `{BASE[:12]}`"),
-        (f"commit {BASE}", f"git+file:///data/a@{BASE}", f"commit `{BASE[:12]}`"),
-        (f"path at {BASE}", "path:base", f"commit `{BASE[:12]}`"),
+        (f"commit {BASE}", f"git+https://me:secret@example.org/a@{BASE}", f"commit {BASE[:12]}"),
+        (f"commit {BASE}", f"git+file:///data/a@{BASE}", f"commit {BASE[:12]}"),
+        (f"path at {BASE}", "path:base", f"commit {BASE[:12]}"),
         (f"path at {BASE} with modified files", "path:base", f"`{BASE[:12]}` with modified files"),
         ("path", "path:base", "a folder that states no commit"),
         ("", f"git+https://example.org/a@{BASE}", "not to be had"),

@@ -15,7 +15,7 @@ from harness.core.words import Evidence
 from harness.pack import load
 from harness.pack.model import Pack
 from harness.receipt import figures, receipt, strength
-from harness.report import links, report
+from harness.report import links, parts, report
 from testing.workbench import REPOSITORY, Workbench, confirmed
 
 COMMIT = "1" * 40
@@ -97,9 +97,7 @@ def test_the_part_for_upstream_has_the_script_its_output_on_both_trees_and_the_d
     assert "index 0" not in ended.stdout
     assert "The largest error is 3, expected 0." in ended.stdout
     assert "How this was checked" not in ended.stdout
-    whole = judged.run("report", "1", "--whole").stdout
-    assert whole.startswith(ended.stdout.rstrip())
-    assert "| cpu | traced | CPU | CONFIRMED | not measured |" in whole
+    assert report.render(load.load_pack(judged.packs / "01_confirmed")).startswith(ended.stdout.rstrip())
 
 
 def test_a_pack_that_is_fixed_says_so_first(folder: Path) -> None:
@@ -109,6 +107,26 @@ def test_a_pack_that_is_fixed_says_so_first(folder: Path) -> None:
     )
     definition.write_text(fixed)
     assert report.render(load.load_pack(folder)).splitlines()[2] == "*Fixed in 2.0.*"
+
+
+def test_a_cleanup_is_said_to_be_no_bug(folder: Path) -> None:
+    definition = folder / "pack.toml"
+    kind = next(line for line in definition.read_text().splitlines() if line.startswith("kind = "))
+    definition.write_text(definition.read_text().replace(kind, 'kind = "cleanup"', 1))
+    assert "CONFIRMED: the tree has the code that the title names" in _rendered(folder, "{{verdicts}}\n")
+
+
+def test_where_a_question_goes_to_another_upstream_it_is_what_is_printed(folder: Path) -> None:
+    path = folder / "report.in.md"
+    question = "\n## The question to Other\n\nTitle: Is it so?\n\n> First.\n>\n> {text}\n\nIt was measured.\n"
+    path.write_text(path.read_text() + question.format(text="Second."))
+    assert report.for_upstream(report.render(load.load_pack(folder))) == "# Is it so?\n\nFirst.\n\nSecond.\n"
+    assert "in the question: pack" in _edited(folder, "> Second.", "> This pack asks.")
+
+
+def test_the_command_of_upstreams_own_tests_selects_what_the_pack_selects() -> None:
+    found = parts.suite_command(("test/test_a.py",), ("-k", "one or two"), {"TRITON_INTERPRET": "1"})
+    assert found == "TRITON_INTERPRET=1 pytest test/test_a.py -k 'one or two'"
 
 
 def test_a_long_diff_is_folded_away(folder: Path) -> None:
@@ -127,10 +145,10 @@ def test_verdicts_threads_and_search_stand_as_pack_toml_and_receipts_have_them(f
         "- [#12](https://github.com/example/toykernel/pull/12) (merged, 2026-11-20): It fixes the same line.\n"
         "- [another/project#3](https://github.com/another/project/issues/3) (open, 2026-11-19): It reports the same.\n"
     ) in text
-    assert "Searched on 2026-11-21 for “weights”, “first weight”." in text
+    assert "Searched on 2026-11-21 for:\n\n- “weights”\n- “first weight”\n" in text
     assert "Mutation score: not measured." in text
     assert re.search(r"toykernel 1\.0; no GPU: Python [\d.]+, torch", text)
-    assert f"The default branch at {'2' * 12} of 2026-08-22 was not judged." in text
+    assert f"Not judged: default branch at {'2' * 12} of 2026-08-22." in text
     (folder / "ask.patch").write_text((folder / "fix.patch").read_text().replace("value * weight", "weight * value"))
     assert "weight * value" in _rendered(folder, "{{diff}}\n"), (
         "the diff is that of the patch that upstream is asked for"
@@ -262,6 +280,9 @@ def test_the_output_names_the_patch_that_gave_it(folder: Path) -> None:
     (folder / "receipts/ask").mkdir()
     (folder / "receipts/ask/cpu.traced.json").write_text(json.dumps(document))
     assert f"# toykernel commit {COMMIT[:12]} with the patch, no GPU" in _rendered(folder, "{{script}}\n")
+    environment = _rendered(folder, "{{environment}}\n")
+    assert f"toykernel commit {COMMIT[:12]} of 2026-08-21; no GPU: Python" in environment, "the tree of the output"
+    assert "Same bug: 1.0. Not judged: default branch at " in environment
 
 
 def test_a_script_that_cannot_judge_shows_what_it_says(folder: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import signal
 import subprocess
 import time
@@ -227,12 +228,24 @@ def _run(bench: Workbench, *arguments: str) -> tuple[int, str, str]:
     return ended.returncode, ended.stdout, ended.stderr
 
 
+def _said(output: str, pack: str) -> dict[str, Any]:
+    """Read the verdict and the reason of a pack, of which nothing is recorded, from what is printed."""
+    lines = [line for line in output.splitlines() if line.lstrip().startswith(pack)]
+    reasons = [line.partition(": ")[2] for line in lines if line.startswith(f"{pack}: ")]
+    return {"verdict": lines[-1].split()[-1], "reason": next(iter(reasons), "")}
+
+
 @pytest.fixture(scope="module")
 def found(bench: Workbench) -> dict[str, dict[str, Any]]:
     """Run every case at once; map its name to its document."""
-    status, output, _ = _run(bench, "--json")
+    status, output, _ = _run(bench, "--record")
     assert status == 1
-    return {document["pack"][3:]: document for document in json.loads(output)}
+    documents = {}
+    for name in CASES:
+        path = _pack(bench, name) / "receipts/upstream_tests.json"
+        documents[name] = json.loads(path.read_text()) if path.exists() else _said(output, _pack(bench, name).name)
+        shutil.rmtree(path.parent, ignore_errors=True)
+    return documents
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -321,10 +334,10 @@ def test_a_patch_that_does_not_apply_is_stale(bench: Workbench) -> None:
     kept = (pack / "fix.patch").read_text()
     try:
         (pack / "fix.patch").write_text(kept.replace("weights[0] for value", "weights[1] for value"))
-        status, output, _ = _run(bench, "sound", "--json")
+        status, output, _ = _run(bench, "sound")
     finally:
         (pack / "fix.patch").write_text(kept)
-    (document,) = json.loads(output)
+    document = _said(output, pack.name)
     assert (status, document["verdict"]) == (1, "PATCH_STALE")
     assert document["reason"].startswith("fix.patch: ")
 

@@ -68,7 +68,7 @@ def test_a_head_that_cannot_be_had_fails_nothing(workbench: Workbench, upstream:
         ended = workbench.sweep("--head", *online, **_at(upstream.with_name("nothing")))
         head = workbench.cells()["01_confirmed/cpu@head"]
         assert (ended.returncode, head["verdict"]) == (0, "UNAVAILABLE"), ended.stdout
-    assert "Next: runner.py fetch --latest --head" in head["reason"]
+    assert "Next: runner.py fetch --latest" in head["reason"]
 
 
 def test_a_cache_that_fetch_filled_is_judged_without_network_and_says_of_which_day_it_is(
@@ -78,7 +78,7 @@ def test_a_cache_that_fetch_filled_is_judged_without_network_and_says_of_which_d
     releases = histories.shelf(workbench.folder / "index", {"1.0": "wrong", "2.0": "right"})
     variables = _at(upstream)
     with package_index.served(releases) as url:
-        given = ["--cache", str(workbench.folder / "filled"), "--latest", "--head"]
+        given = ["--cache", str(workbench.folder / "filled"), "--latest"]
         filled = workbench.run("fetch", *given, **variables, PIP_INDEX_URL=url)
     assert filled.returncode == 0, filled.stderr
     (looked_up,) = [path for path in (workbench.folder / "filled/newest").iterdir() if "release" in path.read_text()]
@@ -100,6 +100,6 @@ def test_a_cache_that_fetch_filled_is_judged_without_network_and_says_of_which_d
 
 def test_fetch_says_what_of_the_newest_it_could_not_have(workbench: Workbench, upstream: Path) -> None:
     with package_index.served(histories.shelf(workbench.folder / "index", {"1.0": "wrong"})) as url:
-        given = ["--cache", str(workbench.folder / "filled"), "--head"]
+        given = ["--cache", str(workbench.folder / "filled"), "--latest"]
         filled = workbench.run("fetch", *given, **_at(upstream.with_name("nothing")), PIP_INDEX_URL=url)
     assert (filled.returncode, "the head of https://example.org/toykernel: " in filled.stderr) == (1, True)

@@ -67,13 +67,11 @@ def test_the_checks_refine_the_sentence(base: Side, head: Side, wanted: change.C
     assert (said.effect, said.sentence, said.names) == (wanted.effect, wanted.sentence, names)
 
 
-def test_a_bug_that_was_there_before_reddens_nothing_unless_that_is_asked_for() -> None:
+def test_a_bug_that_was_there_before_reddens_nothing() -> None:
     for base, wanted in ((BUG, Exit.AS_EXPECTED), (FIXED, Exit.DEVIATES), (UNSUPPORTED, Exit.NOTHING_JUDGED)):
-        said = between(Side(base), Side(BUG))
-        assert change.status(said, BUG, must_fix=False) == wanted
-        assert change.status(said, BUG, must_fix=True) == Exit.DEVIATES
-    assert change.status(change.FIXES, FIXED, must_fix=True) == Exit.AS_EXPECTED
-    assert change.status(TABLE[BUG][UNSUPPORTED], UNSUPPORTED, must_fix=True) == Exit.NOTHING_JUDGED
+        assert change.status(between(Side(base), Side(BUG))) == wanted
+    assert change.status(change.FIXES) == Exit.AS_EXPECTED
+    assert change.status(TABLE[BUG][UNSUPPORTED]) == Exit.NOTHING_JUDGED
 
 
 @pytest.mark.parametrize(
