@@ -73,9 +73,6 @@ def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...], tell: Cal
 )
 @click.option("--latest", is_flag=True, help="Judge upstream's newest releases too.")
 @click.option("--head", is_flag=True, help="Judge the heads of default branches too.")
-@click.option(
-    "--bisect", callback=_duration, metavar="TIME", help="Find what changed --latest or --head, in this time."
-)
 @click.option("--slurm", is_flag=True, help="Let Slurm run the lanes, from a login node.")
 @click.option(
     "--gpu-type",
@@ -100,7 +97,6 @@ def command(
     repeat: int,
     latest: bool,
     head: bool,
-    bisect: float | None,
     slurm: bool,
     gpu_types: tuple[str, ...],
     slurm_options: tuple[str, ...],
@@ -120,10 +116,6 @@ def command(
     Exit status 1: something is worse or needs attention; 0: nothing. What pack.toml calls `known` does not count,
     unless it is an error.
     """
-    if bisect is not None and not latest and not head:
-        raise HarnessError("--bisect: pinned releases do not move. Next: runner.py sweep --latest --bisect 30m")
-    if slurm and bisect is not None:
-        raise HarnessError("--bisect: with --slurm the lanes run elsewhere. Next: leave it out")
     if (gpu_types or slurm_options) and not slurm:
         raise HarnessError("--gpu-type, --slurm-option: no cluster was asked for. Next: runner.py sweep --slurm ...")
     chosen, broken = options.sound_packs(shared.packs, ())
@@ -140,7 +132,6 @@ def command(
             jobs=shared.jobs or (LANES_OF_A_CELL if cluster else None),
             runs=runs.absolute(),
             baseline=baseline,
-            bisect=bisect,
             cluster=cluster.settings.request if cluster else (),
             notes=(*(str(error) for error in broken), *pool.lost),
         )

@@ -22,7 +22,6 @@ from harness.schedule.scheduler import Account, GpuFault, Listener
 from harness.schedule.selection import taken
 from harness.schedule.session import Session
 from harness.sweep import baseline, outputs, run_folder, selection
-from harness.sweep.bisection import Bisection
 from harness.sweep.collector import Collector, marked
 from harness.sweep.results import SCHEMA, CellRow, HostRow, Results
 from harness.sweep.run_folder import Request, RunFolder
@@ -43,8 +42,6 @@ class Order:
     jobs: int | None  # how many lanes run at once; None: as many as the cores and the memory allow
     runs: Path  # the folder of the run folders
     baseline: Path | None  # the value of ``--baseline``
-    #: how long the bisections of verdicts that changed may take together, in seconds; None: there are none
-    bisect: float | None = None
     #: what makes another sweep of it where Slurm runs its lanes; empty: this host does
     cluster: tuple[str, ...] = ()
     #: what the outputs have to say besides, such as packs that could not be loaded
@@ -102,9 +99,7 @@ class Sweep:
                 session = self._session(folder, journal, begun)
                 self._announce(session, journal, cells)
                 account = self.engine.run(session, cells) if self.engine else session.run(cells)
-                bisected_from = len(journal)
                 rows = self._rows(session, account, compared, cells)
-                account.ran += len(journal) - bisected_from
             results = self._results(folder, session, account, rows, compared.text)
             write(results, folder.path)
             if results.finished:
@@ -146,21 +141,11 @@ class Sweep:
     def _rows(
         self, session: Session, account: Account, compared: baseline.Baseline, cells: list[Cell]
     ) -> tuple[CellRow, ...]:
-        """Return the rows of the cells; those whose verdict changed say why where that was asked for."""
         places = {**self.cache.places, self.order.folder.absolute(): "$PACKS", self.order.runs: "$RUNS"}
         judge = replace(session.judge, account=account)
         collector = Collector(judge, account, compared, redaction.of_host(places))
         threads = {cell.pack.name: cell.pack.definition.known for cell in cells if cell.pack.definition.known}
-        rows = list(marked([collector.row(cell) for cell in cells], threads))
-        if self.order.bisect is not None and not account.interrupted:
-            ends = [time.monotonic() + self.order.bisect, *([] if session.stop_at is None else [session.stop_at])]
-            bisection = Bisection(replace(session, stop_at=min(ends)), compared, self.progress.tell, collector.clean)
-            try:
-                for place, cell in enumerate(cells):
-                    rows[place] = bisection.row(cell, rows[place])
-            except KeyboardInterrupt:
-                account.interrupted = True
-        return tuple(rows)
+        return tuple(marked([collector.row(cell) for cell in cells], threads))
 
     def _results(
         self, folder: RunFolder, session: Session, account: Account, rows: tuple[CellRow, ...], compared: str

@@ -177,7 +177,6 @@ def test_an_array_whose_command_was_killed_before_it_noted_the_tasks_is_cancelle
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--slurm --latest --bisect 1m", "--bisect: with --slurm"),
         ("--slurm-option partition=p", "no cluster was asked for. Next: runner.py sweep --slurm ..."),
         ("--slurm --gpu-type sm_90=h200", "no architecture such as sm_80"),
         ("--slurm --gpu-type sm_90a=h200:4", "--gpu-type sm_90a=h200:4: no such value"),

@@ -77,6 +77,19 @@ def test_a_figure_changed_only_by_more_than_its_noise(
     assert baseline.of_figures(measuring, now, other) == [], "another GPU is another measurement"
 
 
+@pytest.mark.parametrize(
+    ("before", "verdict", "kinds"),
+    [
+        ("CONFIRMED", "CONFIRMED", []),
+        ("CONFIRMED", "FIXED_UPSTREAM", [("fixed upstream", True)]),
+        ("FIXED_UPSTREAM", "CONFIRMED", [("has the bug", True)]),
+        ("ERROR", "CONFIRMED", [("recovered", False)]),
+    ],
+)
+def test_a_bug_that_comes_back_is_no_recovery(before: str, verdict: str, kinds: list[tuple[str, bool]]) -> None:
+    assert [(change.kind, change.worse) for change in baseline.of_verdict(verdict, before, "toy 1.1")] == kinds
+
+
 def test_a_newer_release_is_expected_to_be_fixed_where_pack_toml_says_so(toy: Cell) -> None:
     newest = replace(toy, column=selection.LATEST, version="2.1")
     assert baseline.expected(newest, None) == Verdict.FIXED_UPSTREAM
