@@ -137,7 +137,7 @@ def command(
         )
         cache, here = shared.cache(progress.tell), host.detect(pool)
         if cluster:
-            here = replace(here, gpus=cluster.settings.gpus(chosen))
+            here = replace(here, gpus=cluster.settings.gpus)
         with cache.guard():
             sweep = Sweep(order, cache, here, pool.devices, running.listener(progress), progress, cluster)
             results, folder = sweep.run()

@@ -66,9 +66,6 @@ class Engine(Protocol):
     def run(self, session: Session, cells: Iterable[Cell]) -> Account:
         """Run the lanes of cells that have not ended."""
 
-    def finished(self, run: Path, account: Account) -> None:
-        """Hear that the sweep of that run folder is finished, and what came of its lanes."""
-
 
 @dataclass(frozen=True)
 class Sweep:
@@ -104,8 +101,6 @@ class Sweep:
             write(results, folder.path)
             if results.finished:
                 folder.record(finished=True)
-                if self.engine:
-                    self.engine.finished(folder.path, account)
         return results, folder
 
     def _session(self, folder: RunFolder, journal: Journal, begun: float) -> Session:
@@ -152,7 +147,8 @@ class Sweep:
     ) -> Results:
         host = self.host
         gpus = {device.place: GpuFault(device.place, device.gpu.name, "", "") for device in self.devices}
-        gpus |= {place: GpuFault(place, name, "", "") for place, name in sorted(account.seen.items())}
+        seen = sorted({gpu.name for node in account.elsewhere.values() for gpu in node.gpus})
+        gpus |= {name: GpuFault("a node", name, "", "") for name in seen}
         gpus |= {one.place: GpuFault(one.place, one.name, one.reason, one.task) for one in account.faults}
         drivers = sorted({node.driver for node in account.elsewhere.values() if node.driver})
         results = Results(
