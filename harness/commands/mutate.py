@@ -20,7 +20,7 @@ from harness.pack.model import Pack
 from harness.receipt import writer
 from harness.receipt.strength import Fate
 from harness.schedule.journal import Journal
-from harness.schedule.selection import Request, cells_of
+from harness.schedule.selection import Request, cells_of, taken
 from harness.upstream import tree
 from harness.upstream.source import parse_source
 from harness.verdict.cell import Cell
@@ -84,15 +84,20 @@ def command(
         campaign.refuse(order, chosen)
     with running.session(shared, has_folder=False) as (usual, progress):
         cache, here = usual.cache, usual.host
-        cells = _listed(cells_of(chosen, target, Request(timeout=shared.timeout), here, cache), target)
-        if record and unseen:
-            campaign.refuse_second_sight(cells)
         words = (shared.packs.resolve(), target, *(one.name for one in chosen), order)
-        with state.opened(cache, *words) as kept, Journal(kept.journal) as journal:
+        with (
+            taken(cache, chosen) as packs,
+            state.opened(cache, *words) as kept,
+            Journal(kept.journal) as journal,
+        ):
+            cells = _listed(cells_of(packs, target, Request(timeout=shared.timeout), here, cache), target)
+            if record and unseen:
+                campaign.refuse_second_sight(cells)
             if kept.resumed:
                 progress.tell(f"going on: {len(journal)} lanes ended before")
-            session = replace(usual, folder=kept.path, journal=journal, keep_raw=True)
-            judging = Campaign(session, kept, order, progress.begin)
+            listener = replace(usual.listener, planned=progress.begin)
+            session = replace(usual, folder=kept.path, journal=journal, keep_raw=True, listener=listener)
+            judging = Campaign(session, kept, order)
             results = judging.run(cells)
             if judging.interrupted:
                 raise KeyboardInterrupt

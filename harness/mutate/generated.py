@@ -209,16 +209,7 @@ def _without_lines(code: types.CodeType) -> types.CodeType:
     return code.replace(co_consts=tuple(consts), co_firstlineno=1, co_linetable=b"")
 
 
-def sample(fix: Fix, found: list[Candidate], wanted: int, seed: int, first: tuple[str, ...] = ()) -> list[Mutant]:
-    """Make so many mutants of candidates: the same seed gives the same ones.
-
-    `first` names those that come first, and besides where the sample has not got them.
-    """
-    maker, order = Maker(fix), ranked(found, seed)
-    made: list[Mutant] = []
-    for one in order:
-        mutant = maker.make(one) if len(made) < wanted else None
-        made += [mutant] if mutant else []
-    names = {one.name for one in made}
-    besides = [maker.make(one) for one in order if one.name in first and one.name not in names]
-    return sorted([*filter(None, besides), *made], key=lambda one: one.name not in first)
+def sample(fix: Fix, found: list[Candidate], wanted: int, seed: int) -> list[Mutant]:
+    """Make so many mutants of candidates: the same seed gives the same ones."""
+    made = filter(None, map(Maker(fix).make, ranked(found, seed)))
+    return list(itertools.islice(made, wanted))
