@@ -122,7 +122,7 @@ class Sweep:
             estimates=run_folder.estimates(order.runs, folder.name),
             stop_at=None if order.budget is None else begun + order.budget,
             watch=GpuWatch(),
-            faults=tuple(folder.gpu_faults()),
+            faults=tuple(folder.faults),
         )
 
     def _announce(self, session: Session, journal: Journal, cells: list[Cell]) -> None:
