@@ -57,7 +57,7 @@ def arrays_of(works: Iterable[Work]) -> Iterator[list[Work]]:
 
     needs: dict[tuple[str, int], list[Work]] = {}
     for work in sorted(works, key=order):
-        needs.setdefault((work.gres, work.jobs), []).append(work)
+        needs.setdefault((work.place, work.jobs), []).append(work)
     for array in needs.values():
         yield from (array[start : start + MOST_TASKS] for start in range(0, len(array), MOST_TASKS))
 
@@ -172,8 +172,8 @@ class Collection:
         try:
             tasks = slurm.submit(self.folder / "jobs", self._job_name, frozen, minutes(array), self.settings)
         except AwayError as error:
-            reason = f"Slurm does not take {array[0].gres or 'a task on cores'}: {error}"
-            self.tell(f"{array[0].place}: {reason}")
+            reason = f"Slurm does not take a task on {array[0].place}: {error}"
+            self.tell(reason)
             for work in array:
                 self._give_up(work, reason)
             return

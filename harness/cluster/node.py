@@ -52,15 +52,9 @@ class Work:
         return self.lanes[0].gpus
 
     @property
-    def gres(self) -> str:
-        """The GPUs as sbatch is asked for them; empty: none."""
-        return ":".join(part for part in ("gpu", self.kind, str(self.gpus)) if part) if self.gpus else ""
-
-    @property
     def place(self) -> str:
-        """Where the lanes run, for people: ``gpu h200``, ``gpus h200,h200``, ``cpu``."""
-        kinds = ",".join([self.kind or self.cell.gpu] * self.gpus)
-        return f"gpu{'s' if self.gpus > 1 else ''} {kinds}" if self.gpus else "cpu"
+        """Where the lanes run: the GPUs as sbatch is asked for them, such as ``gpu:h200:2``, or ``cpu``."""
+        return ":".join(part for part in ("gpu", self.kind, str(self.gpus)) if part) if self.gpus else "cpu"
 
     @property
     def longest(self) -> float:
@@ -98,7 +92,7 @@ def _judged(work: Work, host: Host, pool: GpuPool) -> Showed:
             fault = GpuFault(work.place, work.kind or cell.gpu, pool.lost[0], cell.name)
             return Showed(host, faults=(fault,), not_run=dict.fromkeys(work.keys, fault.reason))
         names = ", ".join(sorted({f"{gpu.name} ({gpu.target})" for gpu in host.gpus})) or "no GPU"
-        reason = f"Slurm gave {names} for {work.gres}, and not {work.gpus} of {cell.gpu}"
+        reason = f"Slurm gave {names} for {work.place}, and not {work.gpus} of {cell.gpu}"
         return Showed(host, not_run=dict.fromkeys(work.keys, reason))
     cache = Cache(work.cache, offline=True, mirrors=work.mirrors)
     cell = replace(cell, environment=built_environment.environment(cache, host, cell.stated.environment))

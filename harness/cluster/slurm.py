@@ -20,6 +20,7 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 from harness.cluster import node
 from harness.cluster.node import Work
 from harness.core.errors import HarnessError
+from harness.core.words import is_target
 from harness.host.gpus import Gpu
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -69,7 +70,11 @@ class Settings:
     @property
     def gpus(self) -> tuple[Gpu, ...]:
         """The GPUs that nodes are taken to have; Slurm says where they have fewer than a lane needs."""
-        return tuple(gpu_of(target, kind) for target, kind in self.gpu_types.items() for _ in range(MOST_GPUS))
+        digits = {target: target.removeprefix("sm_").removesuffix("a") for target in self.gpu_types}
+        return MOST_GPUS * tuple(
+            Gpu(kind or target, (int(digits[target][:-1]), int(digits[target][-1])))
+            for target, kind in self.gpu_types.items()
+        )
 
 
 def settings(gpu_types: Iterable[str], options: Iterable[str]) -> Settings:
@@ -77,9 +82,9 @@ def settings(gpu_types: Iterable[str], options: Iterable[str]) -> Settings:
 
     HarnessError is raised where a text is neither, or a name comes twice.
     """
-    types = _pairs("--gpu-type", gpu_types, r"(sm_\w+)(?:=([\w.-]+))?", "sm_90a=h200")
-    for target in types:
-        gpu_of(target, "")
+    types = _pairs("--gpu-type", gpu_types, r"(sm_\d+a?)(?:=([\w.-]+))?", "sm_90a=h200")
+    if wrong := next((target for target in types if not is_target(target)), None):
+        raise HarnessError(f"--gpu-type {wrong}: no architecture such as sm_80. Next: --gpu-type sm_90a=h200")
     return Settings(types, _pairs("--slurm-option", options, OPTION, "partition=gpu"))
 
 
@@ -91,18 +96,6 @@ def _pairs(option: str, texts: Iterable[str], pattern: str, example: str) -> dic
             raise HarnessError(f"{option} {text}: no such value, or given twice. Next: {option} {example}")
         found[match[1]] = match[2]
     return found
-
-
-def gpu_of(target: str, kind: str | None) -> Gpu:
-    """Return a GPU as a cluster promises it: its name is the cluster's word for it.
-
-    HarnessError is raised where `target` names no architecture.
-    """
-    match = re.fullmatch(r"sm_(\d+)(\d)a?", target)
-    gpu = Gpu(kind or target, (int(match[1]), int(match[2]))) if match else None
-    if gpu is None or gpu.target != target:
-        raise HarnessError(f"--gpu-type {target}: no architecture such as sm_80. Next: --gpu-type sm_90a=h200")
-    return gpu
 
 
 def prepare(chosen: Settings) -> None:
@@ -129,7 +122,7 @@ def submit(folder: Path, name: str, work: Sequence[Work], minutes: int, chosen: 
     executor = submitit.SlurmExecutor(folder)
     executor.update_parameters(
         job_name=name,
-        gres=work[0].gres or None,
+        gres=work[0].place if work[0].gpus else None,
         cpus_per_task=work[0].jobs,
         time=minutes,
         array_parallelism=len(work),

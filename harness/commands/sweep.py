@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import sys
 from collections.abc import Callable
@@ -21,7 +22,7 @@ from harness.core.words import Exit
 from harness.host import host
 from harness.host.gpus import GpuPool, gpu_pool
 from harness.sweep import outputs
-from harness.sweep.selection import Moving
+from harness.sweep.selection import HEAD, LATEST
 from harness.sweep.sweep import Order, Sweep
 
 if TYPE_CHECKING:
@@ -126,7 +127,7 @@ def command(
             packs=chosen,
             folder=shared.packs,
             only=only,
-            moving=Moving(latest, head),
+            moving=tuple(itertools.compress((LATEST, HEAD), (latest, head))),
             repeat=repeat,
             budget=budget,
             jobs=shared.jobs or (LANES_OF_A_CELL if cluster else None),

@@ -25,7 +25,6 @@ from harness.sweep import baseline, outputs, run_folder, selection
 from harness.sweep.collector import Collector, marked
 from harness.sweep.results import SCHEMA, CellRow, HostRow, Results
 from harness.sweep.run_folder import Request, RunFolder
-from harness.sweep.selection import Moving
 from harness.verdict.cell import Cell
 
 
@@ -36,7 +35,7 @@ class Order:
     packs: list[Pack]  # the packs that could be loaded
     folder: Path  # where they lie
     only: tuple[str, ...]  # the packs and targets that are named; empty: all
-    moving: Moving  # upstream's newest releases and default branches too
+    moving: tuple[str, ...]  # upstream's newest releases (LATEST) and default branches (HEAD) too
     repeat: int  # how often each lane runs
     budget: float | None  # in seconds; None without one
     jobs: int | None  # how many lanes run at once; None: as many as the cores and the memory allow
@@ -51,7 +50,7 @@ class Order:
     def request(self) -> Request:
         """What a sweep is continued by."""
         only = tuple(f"only {text}" for text in self.only)
-        return (files.key_of(self.folder.resolve()), str(self.moving), f"--repeat {self.repeat}", *only, *self.cluster)
+        return (files.key_of(self.folder.resolve()), *self.moving, f"--repeat {self.repeat}", *only, *self.cluster)
 
     def command(self, cell: Cell) -> str:
         """Return the command that makes a cell's receipt anew."""
@@ -91,7 +90,7 @@ class Sweep:
             compared = baseline.find(order.baseline, order.runs, folder.name)
             packs = {one.name: one for one in copies}
             taken_here = [(packs[one.name], target) for one, target in chosen]
-            cells = selection.cells(taken_here, self.host, self.cache, order.moving)
+            cells = selection.cells(taken_here, self.host, self.cache, *order.moving)
             with Journal(folder.path / run_folder.JOURNAL) as journal:
                 session = self._session(folder, journal, begun)
                 self._announce(session, journal, cells)

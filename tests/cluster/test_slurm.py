@@ -23,10 +23,11 @@ FAKE = REPOSITORY / "tests/resources/fake_slurm"
 
 def test_a_gpu_that_is_promised_is_of_its_architecture() -> None:
     targets = ("sm_80", "sm_90a", "sm_100a", "sm_121a")
-    assert [slurm.gpu_of(target, "x").compute_capability for target in targets] == [(8, 0), (9, 0), (10, 0), (12, 1)]
+    promised = slurm.settings([f"{target}=x" for target in targets], []).gpus
+    assert tuple(gpu.target for gpu in promised[: len(targets)]) == targets
     for wrong in ("sm_90", "cpu", "sm_", "sm_80a"):
-        with pytest.raises(HarnessError, match="no architecture"):
-            slurm.gpu_of(wrong, "x")
+        with pytest.raises(HarnessError, match=r"no architecture|no such value"):
+            slurm.settings([wrong], [])
 
 
 @dataclass(frozen=True)
@@ -117,7 +118,7 @@ def test_what_slurm_does_not_take_is_not_run_and_nothing_private_is_said(odd: Od
     odd.is_odd(refuses=f"Batch job submission failed: see {Path.home()}/limits")
     odd.sweep(status=1)
     cell = odd.cell()
-    reason = "Slurm does not take a task on cores: Batch job submission failed: see $HOME/limits"
+    reason = "Slurm does not take a task on cpu: Batch job submission failed: see $HOME/limits"
     assert (cell["verdict"], cell["reason"]) == ("NOT_RUN", reason)
     assert [change["kind"] for change in cell["changes"]] == ["not run"]
 

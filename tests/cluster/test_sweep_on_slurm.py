@@ -144,7 +144,7 @@ def test_forty_lanes_on_five_cards_take_what_the_cards_allow(nights: Nights) -> 
     nights.bench.lay("01_confirmed", "900_on_cores")
     said = nights.run()
     assert "nothing needs attention; 21 cells: 21 CONFIRMED" in said
-    assert "gpu h200: 20 tasks" in said
+    assert "gpu:h200:1: 20 tasks" in said
     assert once(packs)
     took = nights.cluster.spans(said.partition("20 tasks, Slurm's job ")[2].split()[0])
     assert max(sum(begin <= moment < end for begin, end in took) for moment, _ in took) == CARDS
@@ -154,7 +154,7 @@ def test_forty_lanes_on_five_cards_take_what_the_cards_allow(nights: Nights) -> 
     results = nights.results()
     assert [(gpu["place"], gpu["name"]) for gpu in results["gpus"]] == [("a node", "Toy H200")]
     assert (results["lanes_run"], results["host"]["driver"]) == (42, "999.1")
-    assert {lane["place"] for cell in results["cells"] for lane in cell["lanes"]} == {"gpu h200", "cpu"}
+    assert {lane["place"] for cell in results["cells"] for lane in cell["lanes"]} == {"gpu:h200:1", "cpu"}
     receipt = json.loads((nights.newest / "receipts/001_toy" / EVIDENCE).read_text())
     assert receipt["host"]["gpus"] == [{"name": "Toy H200", "compute_capability": "9.0"}]
     assert receipt["host"]["driver"] == "999.1"
@@ -167,14 +167,14 @@ def test_a_lane_of_two_gpus_asks_for_two_and_too_many_are_not_run(nights: Nights
     one, two = nights.toys(2)
     toys.replace(two / "pack.toml", "timeout_s = 60", "timeout_s = 60\ngpus = 2")
     nights.run()
-    assert nights.cells()["002_toy/sm_90a"]["lanes"][0]["place"] == "gpus h200,h200"
+    assert nights.cells()["002_toy/sm_90a"]["lanes"][0]["place"] == "gpu:h200:2"
     assert {line.split()[1] for line in (two / "starts").read_text().splitlines()} == {"0,1"}
     assert {line.split()[1] for line in (one / "starts").read_text().splitlines()} <= {"0", "1"}
     toys.replace(two / "pack.toml", "gpus = 2", "gpus = 3")
     nights.run("--baseline", str(nights.folder), status=1)
     cell = nights.cells()["002_toy/sm_90a"]
     why = "Batch job submission failed: Requested node configuration is not available"
-    assert (cell["verdict"], cell["reason"]) == ("NOT_RUN", f"Slurm does not take gpu:h200:3: {why}")
+    assert (cell["verdict"], cell["reason"]) == ("NOT_RUN", f"Slurm does not take a task on gpu:h200:3: {why}")
     assert [change["kind"] for change in cell["changes"]] == ["not run"]
     assert nights.cells()["001_toy/sm_90a"]["verdict"] == "CONFIRMED"
 
@@ -223,12 +223,12 @@ def test_a_gpu_with_a_fault_is_told_and_its_lanes_say_nothing(nights: Nights) ->
     pack, _ = nights.toys(2)
     (pack / "harm.json").write_text('{"xids": [79]}')
     said = nights.run(status=1)
-    assert "gpu h200: Xid 79" in said
+    assert "gpu:h200:1: Xid 79" in said
     assert "what its task printed names the node" in said
     cells = nights.cells()
     assert cells["001_toy/sm_90a"]["verdict"] == "NOT_RUN"
     (gpu,) = [gpu for gpu in nights.results()["gpus"] if gpu["reason"]]
-    assert (gpu["place"], "Xid 79" in gpu["reason"]) == ("gpu h200", True)
+    assert (gpu["place"], "Xid 79" in gpu["reason"]) == ("gpu:h200:1", True)
     assert socket.gethostname() in next(nights.beside.glob("jobs/*_0_0_log.out")).read_text()
 
 

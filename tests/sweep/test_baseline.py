@@ -19,7 +19,6 @@ from harness.receipt.receipt import GpuRecord, Receipt
 from harness.sweep import baseline, run_folder, selection
 from harness.sweep.baseline import Baseline
 from harness.sweep.results import NOT_HERE, NOT_RUN
-from harness.sweep.selection import Moving
 from harness.sweep.sweep import write
 from harness.verdict.cell import Cell
 from testing import nights
@@ -32,7 +31,7 @@ HOST = host.Host("3.11.7", "2.13.0+cpu", "3.6.0")
 def toy(workbench: Workbench) -> Cell:
     """Return the cell of the sound toy pack."""
     loaded = load.load_pack(workbench.lay("01_confirmed"))
-    (one,) = selection.cells([(loaded, "cpu")], HOST, None, Moving())  # type: ignore[arg-type]
+    (one,) = selection.cells([(loaded, "cpu")], HOST, None)  # type: ignore[arg-type]
     return one
 
 
