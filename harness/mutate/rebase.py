@@ -40,13 +40,13 @@ def rebase(pack: Pack, pristine: Tree) -> Iterator[tuple[str, str]]:
         git.run(["add", "--all", "--force"], folder, plain=True)
         base = git.run(["write-tree"], folder, plain=True).stdout.strip()
         for one in own:
+            became = KEPT
             try:
-                generated.read(one.patch, pack, pristine, fix)
-                fits = bool(patch.outcome(one.patch))
-            except ValueError:
-                fits = False
-            git.run(["read-tree", "--reset", "-u", base], folder, plain=True)
-            yield one.path.relative_to(pack.folder).as_posix(), KEPT if fits else _merged(folder, one, fix, on_fix)
+                generated.made_by(one, pack, pristine, fix)
+            except ValueError as error:
+                git.run(["read-tree", "--reset", "-u", base], folder, plain=True)
+                became = _merged(folder, one, fix, on_fix) if patch.outcome(one.patch) else str(error)
+            yield one.path.relative_to(pack.folder).as_posix(), became
 
 
 def _earlier(pack: Pack, pristine: Tree) -> Iterator[dict[str, str | None]]:
@@ -60,8 +60,6 @@ def _earlier(pack: Pack, pristine: Tree) -> Iterator[dict[str, str | None]]:
 
 def _merged(folder: Path, one: Mutant, fix: Fix, on_fix: dict[str, str | None]) -> str:
     """Merge a wrong fix with the tree in a folder, and write it anew; say REBASED, or why it is left."""
-    if not patch.outcome(one.patch):
-        return "its index line is abbreviated; use git diff --full-index"
     applied = git.run(["apply", "--3way", str(one.path.absolute())], folder, plain=True)
     if applied.returncode:
         return git.last_line(applied.stderr).removeprefix("error: ")

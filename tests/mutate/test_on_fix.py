@@ -69,7 +69,7 @@ def test_check_refuses_what_is_no_wrong_fix_on_its_tree(workbench: Workbench) ->
     on_fix, on_release = _patch(FIXED, FIXED.replace(*ROUNDS)), _patch(RELEASE, RELEASE.replace(*ROUNDS))
     other = f"{FILE}: its index line names another file that it changes"
     mends = "Next: runner.py mutate --rebase, or whole/ if it was written on the release"
-    abbreviated = "its index line is abbreviated; use git diff --full-index"
+    abbreviated = "it does not fit the release with fix.patch: its index line is abbreviated; use git diff --full-index"
     found = {
         "empty": (_patch(FIXED, FIXED), "it changes nothing"),
         "whole/fix": (_patch(RELEASE, FIXED), "it makes the fix itself"),
@@ -197,7 +197,7 @@ def test_without_blob_hashes_nobody_says_where_it_belongs(workbench: Workbench) 
     bare = "".join(line for line in _patch(FIXED, moved).splitlines(keepends=True) if not line.startswith("index "))
     _put(pack, "drops_the_first", bare)
     ended = workbench.run("mutate", "--target", "cpu", "--generated", "0")
-    assert "its patch does not apply: its index line is abbreviated. Next: git diff --full-index" in ended.stdout
+    assert "its patch does not apply: its index line is abbreviated; use git diff --full-index" in ended.stdout
     assert "drops_the_first.patch: left: its index line is abbreviated" in _rebased(workbench)[1]
 
 
