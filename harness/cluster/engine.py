@@ -120,6 +120,7 @@ class Collection:
         ended = [lane.key in self.session.journal for work in works for lane in work.lanes]
         self.account.resumed = sum(ended)
         self._total = len(ended) - sum(ended)
+        self.session.listener.planned(self._total, None)
         left = [work for work in self._not_followed(works) if self.session.judge.missing(work.cell)]
         for array in arrays_of(self._laid_out(left)):
             self._submit(array)

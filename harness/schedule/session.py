@@ -87,7 +87,7 @@ class Session:
         account = Account(faults=list(self.faults))
         account.planned = {cell.name: tasks(cell, self.host, self.repeat) for cell in cells}
         planned = [self.estimates.of(task) for task in unique(chain.from_iterable(account.planned.values()))]
-        self.listener.planned(len(planned), self.seconds_left(planned))
+        self.listener.planned(sum(task.key not in self.journal for task in planned), self.seconds_left(planned))
         judge = CellJudge(self, account)
 
         def settle(cell: Cell) -> None:

@@ -93,7 +93,9 @@ class Sweep:
             cells = selection.cells(taken_here, self.host, self.cache, *order.moving)
             with Journal(folder.path / run_folder.JOURNAL) as journal:
                 session = self._session(folder, journal, begun)
-                self._announce(session, journal, cells)
+                again = f"; {journal.passed_over} damaged lines are passed over" if journal.passed_over else ""
+                before = f"{len(cells)} cells, {len(journal)} lanes ended before{again}"
+                self.progress.tell(f"run folder {session.folder}: {before}")
                 account = self.engine.run(session, cells) if self.engine else session.run(cells)
                 rows = self._rows(session, account, compared, cells)
             results = self._results(folder, session, account, rows, compared.text)
@@ -115,7 +117,7 @@ class Sweep:
             folder=folder.path,
             journal=journal,
             command=order.command,
-            listener=replace(self.listener, fault=note),
+            listener=replace(self.listener, planned=self.progress.begin, fault=note),
             jobs=order.jobs,
             repeat=order.repeat,
             estimates=run_folder.estimates(order.runs, folder.name),
@@ -123,14 +125,6 @@ class Sweep:
             watch=GpuWatch(),
             faults=tuple(folder.faults),
         )
-
-    def _announce(self, session: Session, journal: Journal, cells: list[Cell]) -> None:
-        """Say what is to be done, and what an earlier command did of it."""
-        again = f"; {journal.passed_over} damaged lines are passed over" if journal.passed_over else ""
-        self.progress.tell(f"run folder {session.folder}: {len(cells)} cells, {len(journal)} lanes ended before{again}")
-        tasks = session.tasks(cells)
-        seconds = None if self.order.cluster else session.seconds_left(tasks)
-        self.progress.begin(sum(task.key not in journal for task in tasks), seconds)
 
     def _rows(
         self, session: Session, account: Account, compared: baseline.Baseline, cells: list[Cell]
