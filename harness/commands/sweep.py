@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import itertools
 import re
-import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -17,10 +15,7 @@ from harness.commands import options, running
 from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.errors import HarnessError
-from harness.core.progress import Progress
 from harness.core.words import Exit
-from harness.host import host
-from harness.host.gpus import GpuPool, gpu_pool
 from harness.sweep import outputs
 from harness.sweep.selection import HEAD, LATEST
 from harness.sweep.sweep import Order, Sweep
@@ -31,7 +26,6 @@ if TYPE_CHECKING:
 BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[smh]?)")
 #: Lanes at once in a task on a cluster where nobody says it: a cell has two.
 LANES_OF_A_CELL = 2
-NO_GPUS = GpuPool([], "", [])
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -121,8 +115,11 @@ def command(
         raise HarnessError("--gpu-type, --slurm-option: no cluster was asked for. Next: runner.py sweep --slurm ...")
     chosen, broken = options.sound_packs(shared.packs, ())
     options.complain(broken)
-    with Progress(sys.stderr) as progress, nullcontext(NO_GPUS) if slurm else gpu_pool() as pool:
-        cluster = _slurm(gpu_types, slurm_options, progress.tell) if slurm else None
+    with running.session(shared, has_folder=False) as (here, progress):
+        session, cluster = here, _slurm(gpu_types, slurm_options, progress.tell) if slurm else None
+        if cluster:
+            nodes = replace(session.host, gpus=cluster.settings.gpus)
+            session = replace(session, host=nodes, devices=[], lost=(), jobs=shared.jobs or LANES_OF_A_CELL)
         order = Order(
             packs=chosen,
             folder=shared.packs,
@@ -130,18 +127,12 @@ def command(
             moving=tuple(itertools.compress((LATEST, HEAD), (latest, head))),
             repeat=repeat,
             budget=budget,
-            jobs=shared.jobs or (LANES_OF_A_CELL if cluster else None),
             runs=runs.absolute(),
             baseline=baseline,
             cluster=cluster.settings.request if cluster else (),
-            notes=(*(str(error) for error in broken), *pool.lost),
+            notes=(*(str(error) for error in broken), *session.lost),
         )
-        cache, here = shared.cache(progress.tell), host.detect(pool)
-        if cluster:
-            here = replace(here, gpus=cluster.settings.gpus)
-        with cache.guard():
-            sweep = Sweep(order, cache, here, pool.devices, running.listener(progress), progress, cluster)
-            results, folder = sweep.run()
+        results, folder = Sweep(order, session, progress, cluster).run()
     for line in outputs.change_lines(results):
         terminal.echo(line)
     terminal.echo(outputs.headline(results))

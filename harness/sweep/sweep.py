@@ -9,16 +9,13 @@ from pathlib import Path
 from typing import Protocol
 
 from harness.core import files, room
-from harness.core.cache import Cache
 from harness.core.progress import Progress
 from harness.core.words import Exit
 from harness.host.gpu_health import GpuWatch
-from harness.host.gpus import Device
-from harness.host.host import Host
 from harness.pack.model import Pack
 from harness.receipt import receipt, redaction
 from harness.schedule.journal import Journal
-from harness.schedule.scheduler import Account, GpuFault, Listener
+from harness.schedule.scheduler import Account, GpuFault
 from harness.schedule.selection import taken
 from harness.schedule.session import Session
 from harness.sweep import baseline, outputs, run_folder, selection
@@ -38,7 +35,6 @@ class Order:
     moving: tuple[str, ...]  # upstream's newest releases (LATEST) and default branches (HEAD) too
     repeat: int  # how often each lane runs
     budget: float | None  # in seconds; None without one
-    jobs: int | None  # how many lanes run at once; None: as many as the cores and the memory allow
     runs: Path  # the folder of the run folders
     baseline: Path | None  # the value of ``--baseline``
     #: what makes another sweep of it where Slurm runs its lanes; empty: this host does
@@ -71,11 +67,8 @@ class Sweep:
     """Runs an order on a host."""
 
     order: Order  # what to do
-    cache: Cache  # of trees, dependency sets and JIT results
-    host: Host  # what it is; its GPUs are those of the pool
-    devices: list[Device]  # the GPUs
-    listener: Listener  # whom to tell of lanes
-    progress: Progress  # whom to tell of the rest
+    usual: Session  # where lanes run, whatever a sweep has of its own
+    progress: Progress  # whom to tell
     engine: Engine | None = None  # what runs the lanes; None: this host
 
     def run(self) -> tuple[Results, RunFolder]:
@@ -84,13 +77,13 @@ class Sweep:
         chosen = selection.selected(order.packs, order.only)
         with (
             room.guard(order.runs, "the folder of runs", "--runs DIR"),
-            taken(self.cache, order.packs) as copies,
+            taken(self.usual.cache, order.packs) as copies,
             run_folder.opened(order.runs, order.request, run_folder.now()) as folder,
         ):
             compared = baseline.find(order.baseline, order.runs, folder.name)
             packs = {one.name: one for one in copies}
             taken_here = [(packs[one.name], target) for one, target in chosen]
-            cells = selection.cells(taken_here, self.host, self.cache, *order.moving)
+            cells = selection.cells(taken_here, self.usual.host, self.usual.cache, *order.moving)
             with Journal(folder.path / run_folder.JOURNAL) as journal:
                 session = self._session(folder, journal, begun)
                 again = f"; {journal.passed_over} damaged lines are passed over" if journal.passed_over else ""
@@ -107,18 +100,15 @@ class Sweep:
     def _session(self, folder: RunFolder, journal: Journal, begun: float) -> Session:
         def note(fault: GpuFault) -> None:
             folder.note(fault)
-            self.listener.fault(fault)
+            self.usual.listener.fault(fault)
 
         order = self.order
-        return Session(
-            cache=self.cache,
-            host=self.host,
-            devices=self.devices,
+        return replace(
+            self.usual,
             folder=folder.path,
             journal=journal,
             command=order.command,
-            listener=replace(self.listener, planned=self.progress.begin, fault=note),
-            jobs=order.jobs,
+            listener=replace(self.usual.listener, planned=self.progress.begin, fault=note),
             repeat=order.repeat,
             estimates=run_folder.estimates(order.runs, folder.name),
             stop_at=None if order.budget is None else begun + order.budget,
@@ -129,7 +119,7 @@ class Sweep:
     def _rows(
         self, session: Session, account: Account, compared: baseline.Baseline, cells: list[Cell]
     ) -> tuple[CellRow, ...]:
-        places = {**self.cache.places, self.order.folder.absolute(): "$PACKS", self.order.runs: "$RUNS"}
+        places = {**self.usual.cache.places, self.order.folder.absolute(): "$PACKS", self.order.runs: "$RUNS"}
         judge = replace(session.judge, account=account)
         collector = Collector(judge, account, compared, redaction.of_host(places))
         threads = {cell.pack.name: cell.pack.definition.known for cell in cells if cell.pack.definition.known}
@@ -138,8 +128,8 @@ class Sweep:
     def _results(
         self, folder: RunFolder, session: Session, account: Account, rows: tuple[CellRow, ...], compared: str
     ) -> Results:
-        host = self.host
-        gpus = {device.place: GpuFault(device.place, device.gpu.name, "", "") for device in self.devices}
+        host = session.host
+        gpus = {device.place: GpuFault(device.place, device.gpu.name, "", "") for device in session.devices}
         seen = sorted({gpu.name for node in account.elsewhere.values() for gpu in node.gpus})
         gpus |= {name: GpuFault("a node", name, "", "") for name in seen}
         gpus |= {one.place: GpuFault(one.place, one.name, one.reason, one.task) for one in account.faults}
