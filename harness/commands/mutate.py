@@ -95,8 +95,7 @@ def command(
                 campaign.refuse_second_sight(cells)
             if kept.resumed:
                 progress.tell(f"going on: {len(journal)} lanes ended before")
-            listener = replace(usual.listener, planned=progress.begin)
-            session = replace(usual, folder=kept.path, journal=journal, keep_raw=True, listener=listener)
+            session = replace(usual, folder=kept.path, journal=journal, keep_raw=True)
             judging = Campaign(session, kept, order)
             results = judging.run(cells)
             if judging.interrupted:

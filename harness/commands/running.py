@@ -53,6 +53,7 @@ def session(shared: Shared, *, has_folder: bool = True) -> Iterator[tuple[Sessio
 def _listener(progress: Progress) -> Listener:
     """Let the scheduler tell a progress display."""
     return Listener(
+        planned=progress.begin,
         began=lambda task, place: progress.start(task.key, f"{task.name} on {place}", task.seconds),
         ended=lambda task, line: progress.end(task.key, line),
         failed=lambda name, reason: progress.tell(f"{name}: {reason}"),

@@ -108,7 +108,7 @@ class Sweep:
             folder=folder.path,
             journal=journal,
             command=order.command,
-            listener=replace(self.usual.listener, planned=self.progress.begin, fault=note),
+            listener=replace(self.usual.listener, fault=note),
             repeat=order.repeat,
             estimates=run_folder.estimates(order.runs, folder.name),
             stop_at=None if order.budget is None else begun + order.budget,
