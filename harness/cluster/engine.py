@@ -291,5 +291,5 @@ class Collection:
         self._count()
         said = slurm.cancel(f"--name={self._job_name}")
         for task in self._waiting:
-            SlurmJob(self.folder / "jobs", task).paths.submitted_pickle.unlink()
+            SlurmJob(self.folder / "jobs", task).paths.submitted_pickle.unlink(missing_ok=True)
         self.tell("; ".join(filter(None, [f"cancelled: {len(self._waiting)} tasks", said])))

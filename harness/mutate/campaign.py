@@ -230,6 +230,8 @@ def _unmeasured(cell: Cell) -> str:
     """Say why no strength can be measured; empty where it can."""
     if cell.evidence is None:
         return cell.reason
+    if not cell.is_listed:  # which files a fix must load there is not stated
+        return "pack.toml does not list this target, and a strength is about one that it lists"
     if cell.is_stated and cell.stated.verdict != Verdict.CONFIRMED:
         return f"pack.toml expects {cell.stated.verdict}: no fix of it is right, so that none is wrong"
     return ""
