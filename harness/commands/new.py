@@ -59,7 +59,8 @@ def command(
     \b
     Examples:
       runner.py new einops_axes --from-script bug.py --with einops==0.8.1
-      runner.py new tvd_ties --from-script bug.py --with liger-kernel==0.8.3 --with transformers
+      runner.py new tvd_ties --from-script bug.py --with liger-kernel==0.8.3 \\
+        --with transformers
     """
     given = script.read(source)
     folder = new_pack.folder_for(shared.packs.absolute(), slug)
