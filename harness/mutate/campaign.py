@@ -178,7 +178,7 @@ class Campaign:
         return found
 
     def _judge(self, trials: list[_Trial]) -> None:
-        """Run the lanes of the mutants that wait for one; what a lane says nothing of waits for another."""
+        """Run the lanes of the mutants that wait for one; a mutant whose lane said nothing waits for another."""
         waiting = [trial for trial in trials if trial.waits]
         failed = self._lanes([trial.cell for trial in waiting])
         for trial in waiting:

@@ -38,7 +38,7 @@ class Known:
 
 
 def narrow(judge: Judge, left: int, right: int) -> None:
-    """Judge between two judged entries of different verdicts, until what is judged on both sides tells the change."""
+    """Judge, by halving, between two entries of different verdicts until none between them can be judged."""
     first = judge(left).verdict
     untried = list(range(left + 1, right))
     while untried:
