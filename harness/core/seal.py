@@ -159,6 +159,8 @@ class Layout:
     content: str = "content"  # what is sealed in the entry's folder
     #: paths that building again need not give byte for byte (bytecode)
     ignored: Callable[[str], bool] = field(default=lambda _: False, compare=False, repr=False)
+    #: sha256 by path of what `build` copies from another entry, whose seal it checks: these files are not hashed again
+    known: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
     def folder(self) -> Path:
@@ -177,7 +179,7 @@ class Layout:
         with self.cache.guard(), self.cache.lock(f"seal-{self.kind}-{self.key}"):
             if not self.folder.is_dir():
                 self.cache.populate(self.kind, self.key, self.build)
-                return self._sealed(self._hashed())
+                return self._sealed(self._built(self.folder))
             seal = read(self.cache, self.kind, self.key)
             return self.check(seal) if seal else self._compared()
 
@@ -202,9 +204,11 @@ class Layout:
                 return self._replaced(fresh, changes)
         return self._sealed(Seal(seal.entries, now))
 
-    def _hashed(self) -> Seal:
-        found = stats(self.folder)
-        return Seal(hashes(self.folder, found), found)
+    def _built(self, folder: Path) -> Seal:
+        """Hash what `build` has just laid out in a folder."""
+        found = stats(folder)
+        known = {path: self.known[path] for path in found if path in self.known}
+        return Seal(known | hashes(folder, found.keys() - known.keys()), found)
 
     def _sealed(self, seal: Seal) -> Seal:
         write(self.cache, self.kind, self.key, seal)
@@ -215,12 +219,13 @@ class Layout:
         self.cache.tell(f"checking {self.name}")
         with self.cache.guard(), self.cache.scratch(f"{self.kind}-") as fresh:
             self.build(fresh)
-            found, wanted = self._hashed(), hashes(fresh / self.content, stats(fresh / self.content))
-            if found.entries == wanted:
-                return self._sealed(found)
+            wanted, now = self._built(fresh / self.content).entries, stats(self.folder)
+            found = hashes(self.folder, now)
+            if found == wanted:
+                return self._sealed(Seal(found, now))
             before, after = (
                 {path: sha256 for path, sha256 in entries.items() if not self.ignored(path)}
-                for entries in (wanted, found.entries)
+                for entries in (wanted, found)
             )
             return self._replaced(fresh, differences(before, after))
 
@@ -231,7 +236,7 @@ class Layout:
             if entry.exists():
                 entry.rename(aside / "old")
             fresh.rename(entry)
-        seal = self._sealed(self._hashed())
+        seal = self._sealed(self._built(self.folder))
         if changes:
             said = in_words(changes)
             raise ChangedError(f"{self.name} in the cache is not what was laid out: {said}. It has been laid out anew")

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import hashlib
 import re
-import shutil
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -83,33 +82,25 @@ def _why(folder: Path, patch: Path, arguments: list[str], message: str) -> str:
     return next((line for line in complaints if not line.startswith("while searching")), git.last_line(message))
 
 
-def _apply(source: Tree, upstream: Upstream, patch: Path, content: Path, *, exact: bool) -> None:
-    listed = parse(patch.read_text(encoding="utf-8", errors="replace"))
-    if not listed:
-        raise StalePatchError("the patch is empty: it names no file")
-    strip = len(upstream.source_root.split("/")) if upstream.source_root and not source.source_root else 0
+def _apply(patch: Path, content: Path, strip: int, *, exact: bool) -> set[str]:
+    """Apply a patch to a copy of a tree; return the paths of the files that git changed."""
     arguments = [f"-p{1 + strip}", "--whitespace=nowarn"]
-    applied = git.run(["apply", "--verbose", *arguments, str(patch)], content, plain=True)
+    applied = git.run(["apply", "--apply", "--numstat", "-z", "--verbose", *arguments, str(patch)], content, plain=True)
     if applied.returncode != 0:
         raise StalePatchError(_why(content, patch, arguments, applied.stderr))
     moved = [line for line in applied.stderr.splitlines() if "offset" in line or "fuzz" in line]
     if exact and moved:
         raise StalePatchError(f"it fits only with an offset: {moved[0].strip()}")
-    _verify(source, upstream, listed, content, exact=exact)
+    return {line.rpartition("\t")[2] for line in applied.stdout.split("\0") if line}
 
 
-def _verify(source: Tree, upstream: Upstream, listed: tuple[PatchedFile, ...], content: Path, *, exact: bool) -> None:
-    """Compare what git did with what the patch says: exactly its files, and on the pinned tree exactly its blobs."""
-    entries = files.manifest(content)
-    changed = {path for path in {*entries, *source.entries} if entries.get(path) != source.entries.get(path)}
-    expected = {source.path_here(file.path, upstream.source_root): file for file in listed}
-    if changed != set(expected):
-        unchanged, others = sorted(set(expected) - changed), sorted(changed - set(expected))
-        raise StalePatchError(f"it left {unchanged or 'nothing'} unchanged and changed {others or 'nothing'} besides")
-    for path, file in expected.items():
-        made = _blob((content / path).read_bytes()) if (content / path).is_file() else NO_BLOB
-        if exact and file.after and made != file.after:
-            raise StalePatchError(f"{path} is not what the patch's index line says after applying it")
+def _verify(source: Tree, path: str, file: PatchedFile, content: Path, *, exact: bool) -> None:
+    """Compare a file that git changed with the tree, and on the pinned tree with what the patch says of it."""
+    data = (content / path).read_bytes() if (content / path).is_file() else None
+    if source.entries.get(path) == (None if data is None else files.sha256_bytes(data)):
+        raise StalePatchError(f"it left {path} unchanged")
+    if exact and file.after and file.after != (NO_BLOB if data is None else _blob(data)):
+        raise StalePatchError(f"{path} is not what the patch's index line says after applying it")
 
 
 def apply(cache: Cache, source: Tree, upstream: Upstream, patch: Path, *, exact: bool) -> Tree:
@@ -121,15 +112,24 @@ def apply(cache: Cache, source: Tree, upstream: Upstream, patch: Path, *, exact:
     else than the patch says.
     """
     key = files.key_of("patched", source.key, files.sha256_file(patch), exact)
+    strip = len(upstream.source_root.split("/")) if upstream.source_root and not source.source_root else 0
+    listed = parse(patch.read_text(encoding="utf-8", errors="replace"))
+    changed = {source.path_here(file.path, upstream.source_root): file for file in listed}
 
     def build(entry: Path) -> None:
-        content = entry / "content"
-        for path in source.entries:  # not copytree: it hides why it fails, such as a full disk
-            (content / path).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(source.folder / path, content / path)
-        _apply(source, upstream, patch, content, exact=exact)
+        files.copy(source.folder, source.entries, entry / "content")
+        source.layout.lay_out()  # what was copied is what was sealed
+        if not changed:
+            raise StalePatchError("the patch is empty: it names no file")
+        said = _apply(patch, entry / "content", strip, exact=exact)
+        if said != changed.keys():
+            raise StalePatchError(f"git changed {sorted(said)}, and the patch names {sorted(changed)}")
+        for path, file in changed.items():
+            _verify(source, path, file, entry / "content", exact=exact)
 
-    layout = Layout(cache, tree.KIND, key, build, f"{upstream.package} {source.version} with {patch.name}")
+    name = f"{upstream.package} {source.version} with {patch.name}"
+    copied = {path: sha256 for path, sha256 in source.entries.items() if path not in changed}
+    layout = Layout(cache, tree.KIND, key, build, name, known=copied)
     patched = tree.opened(layout, upstream, "", source.version)
     return replace(patched, source_root=source.source_root)
 
