@@ -50,43 +50,22 @@ NO_FIX = Change(Effect.AS_BEFORE, "this change does not fix it; it was there bef
 BRINGS_IT_IN = Change(Effect.WORSE, "this change brings it in")
 BOTH_RIGHT = Change(Effect.RIGHT, "both are right")
 BREAKS = Change(Effect.WORSE, "this change breaks what was right")
-#: What the two verdicts say of the change: by that on base, then by that on head.
-TABLE: dict[LaneVerdict, dict[LaneVerdict, Change]] = {
-    BUG: {
-        BUG: NO_FIX,
-        FIXED: FIXES,
-        CONTROL: BREAKS,
-        UNSUPPORTED: Change(Effect.UNKNOWN, "it is in base; head cannot be judged here, so whether it is gone is open"),
-        ERROR: Change(Effect.WORSE, "the lane ends in an error with this change; whether the bug is gone is open"),
-    },
-    FIXED: {
-        BUG: BRINGS_IT_IN,
-        FIXED: BOTH_RIGHT,
-        CONTROL: BREAKS,
-        UNSUPPORTED: Change(Effect.UNKNOWN, "base is right; head cannot be judged here"),
-        ERROR: Change(Effect.WORSE, "the lane ends in an error with this change; base is right"),
-    },
-    CONTROL: {
-        BUG: Change(Effect.UNKNOWN, "it is in head; a control fails in base, so who brought it in is open"),
-        FIXED: Change(Effect.RIGHT, "head is right; a control fails in base, so whether it had the bug is open"),
-        CONTROL: Change(Effect.UNKNOWN, "a control fails in both, so nothing can be said of the bug"),
-        UNSUPPORTED: Change(Effect.UNKNOWN, "a control fails in base, and head cannot be judged here"),
-        ERROR: Change(Effect.WORSE, "the lane ends in an error with this change; in base a control fails"),
-    },
-    UNSUPPORTED: {
-        BUG: Change(Effect.UNKNOWN, "it is in head; base cannot be judged here, so who brought it in is open"),
-        FIXED: Change(Effect.RIGHT, "head is right; base cannot be judged here"),
-        CONTROL: Change(Effect.UNKNOWN, "a control fails in head, and base cannot be judged here"),
-        UNSUPPORTED: Change(Effect.UNKNOWN, "neither can be judged here"),
-        ERROR: Change(Effect.UNKNOWN, "base cannot be judged here, and the lane on head ends in an error"),
-    },
-    ERROR: {
-        BUG: Change(Effect.UNKNOWN, "it is in head; the lane on base ends in an error, so who brought it in is open"),
-        FIXED: Change(Effect.RIGHT, "head is right; the lane on base ends in an error"),
-        CONTROL: Change(Effect.UNKNOWN, "a control fails in head, and the lane on base ends in an error"),
-        UNSUPPORTED: Change(Effect.UNKNOWN, "the lane on base ends in an error, and head cannot be judged here"),
-        ERROR: Change(Effect.UNKNOWN, "both lanes end in an error"),
-    },
+#: What the two verdicts say of the change, by that on base and that on head; of other pairs, `_half_known` says it.
+TABLE = {
+    (BUG, BUG): NO_FIX,
+    (BUG, FIXED): FIXES,
+    (BUG, CONTROL): BREAKS,
+    (FIXED, BUG): BRINGS_IT_IN,
+    (FIXED, FIXED): BOTH_RIGHT,
+    (FIXED, CONTROL): BREAKS,
+}
+#: A tree of which nothing is known of the bug, or what is, in a sentence.
+IN_WORDS = {
+    BUG: "{} has the bug",
+    FIXED: "{} is right",
+    CONTROL: "a control fails in {}",
+    UNSUPPORTED: "{} cannot be judged here",
+    ERROR: "the lane on {} ends in an error",
 }
 OTHER_CHECKS = Change(Effect.UNKNOWN, "nothing is said: head did not make the checks that base made")
 NEW_CONTROL = Change(Effect.UNKNOWN, "a control fails in head that was not judged in base")
@@ -108,6 +87,15 @@ def failed(record: LaneRecord | None, role: Role) -> tuple[str, ...]:
 
 def _right(record: LaneRecord, role: Role) -> set[str]:
     return {one.name for one in record.checks if one.role == role and one.ok}
+
+
+def _half_known(base: LaneVerdict, head: LaneVerdict) -> Change:
+    """Say what is known where one of the trees says nothing of the bug: right is right, and an error was not there."""
+    said = f"{IN_WORDS[base].format('base')}, and {IN_WORDS[head].format('head')}"
+    if head == FIXED:
+        return Change(Effect.RIGHT, said)
+    worse = head == ERROR and base in (BUG, FIXED, CONTROL)
+    return Change(Effect.WORSE if worse else Effect.UNKNOWN, f"{said}: what this change does is open")
 
 
 def _controls(base: LaneRecord, head: LaneRecord, said: Change) -> Change:
@@ -141,7 +129,8 @@ def between(base: Side, head: Side) -> Change:
     nothing (see `pack_verdict.unlike_checks`).
     """
     base, head = _as_bug(base), _as_bug(head)
-    said = TABLE[base.verdict][head.verdict]
+    pair = (base.verdict, head.verdict)
+    said = TABLE.get(pair) or _half_known(*pair)
     if base.record is None or head.record is None:
         return said
     if head.verdict == CONTROL and base.verdict in (BUG, FIXED, CONTROL):

@@ -40,8 +40,8 @@ def _ended(workbench: Workbench, base: str, head: str, *arguments: str) -> tuple
         ("wrong", "right", 0, ("BUG_REPRODUCED", "FIX_VALIDATED"), "**this change fixes it**"),
         ("right", "wrong", 1, ("FIX_VALIDATED", "BUG_REPRODUCED"), "**this change brings it in**: `test_weights`"),
         ("right", "control", 1, ("FIX_VALIDATED", "CONTROL_FAILED"), "breaks what was right**: `test_total`"),
-        ("wrong", "other API", 5, ("BUG_REPRODUCED", "UNSUPPORTED"), "whether it is gone is open**"),
-        ("right", "crashing", 1, ("FIX_VALIDATED", "ERROR"), "**the lane ends in an error with this change; base"),
+        ("wrong", "other API", 5, ("BUG_REPRODUCED", "UNSUPPORTED"), "what this change does is open**"),
+        ("right", "crashing", 1, ("FIX_VALIDATED", "ERROR"), "**base is right, and the lane on head ends in an error"),
     ],
 )  # fmt: skip
 def test_a_change_is_told_in_three_lines(  # noqa: PLR0917 - a row of the table
@@ -130,7 +130,7 @@ def test_several_packs_and_the_files_that_choose_them(workbench: Workbench) -> N
     status, lines = _ended(workbench, "wrong", "right", "--changed", str(changed))
     assert status == 0
     assert (len(lines), lines[3]) == (7, "")
-    assert "**a control fails in both, so nothing can be said of the bug**" in lines[4]
+    assert "**a control fails in base, and a control fails in head: what this change does is open**" in lines[4]
 
 
 @pytest.mark.parametrize("trees", [True, False])
@@ -185,7 +185,9 @@ def test_a_commit_that_nobody_has_is_an_error_of_its_side(workbench: Workbench) 
     base = f"git+https://example.org/toykernel@{'a' * 40}"
     ended = workbench.run("pr-verdict", "1", f"--base={base}", f"--head={_tree(workbench, 'head', 'right')}")
     assert ended.returncode == 0
-    assert "base: `ERROR`, head: `FIX_VALIDATED`: **head is right; the lane on base ends in an error**" in ended.stdout
+    assert (
+        "base: `ERROR`, head: `FIX_VALIDATED`: **the lane on base ends in an error, and head is right**" in ended.stdout
+    )
     assert "not in the cache, and --offline forbids to fetch it" in ended.stdout
 
 

@@ -176,7 +176,7 @@ def test_a_pull_request_that_fixes_it_is_green(workbench: Workbench) -> None:
     [
         ("wrong", "control", "Say how it ended", "this change breaks what was right"),
         ("right", "wrong", "Say how it ended", "this change brings it in"),
-        ("wrong", "unimportable", "", "whether it is gone is open"),
+        ("wrong", "unimportable", "", "what this change does is open"),
     ],
 )
 def test_it_is_red_where_the_change_makes_it_worse(
