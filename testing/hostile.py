@@ -278,13 +278,6 @@ def log_is_gone(folder: Path) -> None:
     _goes_on(bench, 1)
 
 
-def half_a_fault(folder: Path) -> None:
-    """Leave half a line, and one of another shape, in the list of GPUs that left the pool."""
-    bench, run = _unfinished(folder)
-    (run / "gpus.jsonl").write_bytes(b'{"place": 5}\n[1]\n\xff\n{"place": "gpu 0", "name": {}}\n{"place": "gpu')
-    _goes_on(bench, 0)
-
-
 def dated_in_the_future(folder: Path) -> None:
     """Date an unfinished run years ahead, as a clock that was wrong does: it is not the one to go on with."""
     bench, run = _unfinished(folder)
@@ -428,7 +421,6 @@ CASES: list[Case] = [
     Case("a folder and a full device for a bundle", bundle_into_folder),
     Case("a journal of another shape", journal_of_another_shape),
     Case("a log that is gone", log_is_gone),
-    Case("half a line of GPU faults", half_a_fault),
     Case("a run dated in the future", dated_in_the_future),
     Case("malformed baselines", malformed_baselines),
     Case("no room for a sweep", no_room_for_runs),

@@ -68,7 +68,7 @@ def lay(runs: Path, found: Results) -> Path:
     """Write the folder of one finished run."""
     folder = runs / found.run
     folder.mkdir(parents=True, exist_ok=True)
-    record = {"schema": 1, "started": found.started, "finished": True, "request": {}}
+    record = {"started": found.started, "finished": True, "request": [], "faults": []}
     (folder / "run.json").write_text(json.dumps(record))
     (folder / "results.json").write_text(json.dumps(asdict(found)))
     return folder

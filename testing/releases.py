@@ -41,8 +41,6 @@ def repository(folder: Path) -> dict[str, str]:
     git(source, "commit", "--quiet", "-m", "The release")
     git(source, "tag", "-a", "v1.0", "-m", "1.0")
     toys.replace(source / "src/toykernel/scale.py", histories.WRONG_LINE, histories.RIGHT_LINE)
-    (source / "README.md").write_text("What is no source.\n")
     git(source, "add", ".")
     git(source, "commit", "--quiet", "-m", "The fix")
-    git(source, "config", "uploadpack.allowAnySHA1InWant", "true")
     return histories.redirected(REPOSITORY, source)

@@ -39,15 +39,13 @@ def folder_for(packs: Path, slug: str) -> Path:
     return packs / f"{number:02}_{slug}"
 
 
-def texts(script: Script, release: Release, stated: Stated, host: Host, diff: str) -> dict[str, str]:
-    """Return the texts of a new pack by their files; `diff` is upstream's fix, empty where nobody has one."""
-    head = f"Subject: TODO: what the patch does\n\nSPDX-License-Identifier: {release.upstream.license}\n---\n"
+def texts(script: Script, release: Release, stated: Stated, host: Host) -> dict[str, str]:
+    """Return the texts of a new pack by their files."""
     return {
         "requirements.txt": release.pinned,
         "reproduce.py": script.with_header(release.requires_python, release.header, release.day),
         "pack.toml": pack_text.definition(release, stated, host),
         "report.in.md": pack_text.report(release, stated),
-        "fix.patch": head + diff if diff else "",
     }
 
 
@@ -58,8 +56,7 @@ def write(folder: Path, texts: dict[str, str], source: Path, beside: tuple[str, 
     with tempfile.TemporaryDirectory(prefix=".new-", dir=folder.parent) as scratch:
         made = Path(scratch) / folder.name
         for name, text in texts.items():
-            if text:
-                files.write_atomic(made / name, text)
+            files.write_atomic(made / name, text)
         for name in beside:
             (made / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(source / name, made / name)

@@ -37,8 +37,6 @@ class Stated:
     script: OrdinaryScript  # how it is run
     targets: tuple[str, ...]  # cpu, and the GPU of this host
     evidence: Evidence = Evidence.TRACED  # how the bug is seen on the target cpu
-    loads: tuple[str, ...] = ()  # the files that fix.patch changes
-    fix: Fix = Fix.NONE  # whether there is a patch
 
 
 def definition(release: Release, stated: Stated, host: Host) -> str:
@@ -56,11 +54,11 @@ def definition(release: Release, stated: Stated, host: Host) -> str:
     for target in stated.targets:
         tables[f"targets.{target}"] = {
             "evidence": [stated.evidence if target == CPU else Evidence.EXECUTED],
-            "verdict": Verdict.REPRODUCED if stated.fix == Fix.NONE else Verdict.CONFIRMED,
-            "loads": stated.loads,
+            "verdict": Verdict.REPRODUCED,
+            "loads": [],
             "timeout_s": seconds,
         }
-    head = {"schema": SCHEMA, "title": stated.title, "kind": kind, "fix": stated.fix, "leading_figure": ""}
+    head = {"schema": SCHEMA, "title": stated.title, "kind": kind, "fix": Fix.NONE, "leading_figure": ""}
     lines = [f"{key} = {_value(value)}" for key, value in head.items()]
     for name, table in tables.items():
         kept = {
@@ -104,7 +102,6 @@ def report(release: Release, stated: Stated) -> str:
         "{{script}}",
         "**Since.** {{since}}",
         "**Cause.** TODO: the lines that do it, with a permalink.",
-        "**Fix.**\n{{diff}}" if stated.fix == Fix.PATCH else "",
         "**Related.**\n{{threads}}",
         f"**Environment.** {{{{environment}}}}{_beside(release)}{code}",
         "**Not tested.** TODO: other releases, dtypes and GPUs that nobody ran.",

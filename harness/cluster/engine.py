@@ -1,17 +1,14 @@
-"""The engine of a sweep on a cluster: lays out, submits, counts what was published; goes on after its own death.
+"""The engine of a sweep on a cluster: lays out, submits, counts what was returned; goes on after its own death.
 
 What it knows lies beside the run folder, in one of the same name with the suffix ``.slurm``:
 
-- ``arrays/NAME.json``: an array, noted before it is submitted, and again with Slurm's names of its tasks;
-- ``packs/NAME/``: the scripts, contracts and patches as they were then;
-- ``jobs/``: submitit's files: what tasks have to do, returned and printed.
+- ``jobs/``: submitit's files: by Slurm's names of the tasks, what each has to do, returned and printed;
+- ``packs/``: the scripts, contracts and patches as they were then.
 """
 
 from __future__ import annotations
 
-import json
 import math
-import secrets
 import shutil
 import time
 from collections import Counter
@@ -21,12 +18,10 @@ from pathlib import Path
 
 from submitit import SlurmJob
 
-from harness.cluster import node, slurm
+from harness.cluster import slurm
 from harness.cluster.node import Showed, Work
-from harness.cluster.slurm import AwayError, RefusedError, Settings, TaskState
-from harness.core import files, strict_json
-from harness.core.errors import HarnessError
-from harness.core.words import Exit
+from harness.cluster.slurm import AwayError, Settings
+from harness.core import files
 from harness.lane.record import LaneEnd
 from harness.schedule.lane_runner import Runner
 from harness.schedule.scheduler import Account
@@ -41,8 +36,6 @@ MOST_TASKS = 1000
 BESIDES = 300.0
 #: Minutes, at least: clusters start short jobs no sooner than that.
 SHORTEST = 10
-#: How often an array is submitted before Slurm counts as out of reach.
-TRIES = 3
 #: How often squeue is asked, in seconds: of a sweep that has just begun, and of a long one.
 OFTEN, SELDOM = 0.3, 5.0
 #: Seconds for which a task that is over may still publish: NFS shows a folder up to a minute late.
@@ -64,7 +57,7 @@ def arrays_of(works: Iterable[Work]) -> Iterator[list[Work]]:
 
     needs: dict[tuple[str, int], list[Work]] = {}
     for work in sorted(works, key=order):
-        needs.setdefault((work.gres, work.jobs), []).append(work)
+        needs.setdefault((work.place, work.jobs), []).append(work)
     for array in needs.values():
         yield from (array[start : start + MOST_TASKS] for start in range(0, len(array), MOST_TASKS))
 
@@ -84,25 +77,22 @@ class SlurmEngine:
     def run(self, session: Session, cells: Iterable[Cell]) -> Account:
         """Judge cells on nodes; what an earlier command submitted is not submitted again.
 
-        HarnessError is raised where Slurm cannot be reached, or its commands are not here.
+        HarnessError is raised where Slurm's commands are not here.
         """
         slurm.prepare(self.settings)
         folder = beside(session.folder)
-        for name in ("arrays", "jobs"):
-            (folder / name).mkdir(parents=True, exist_ok=True)
+        (folder / "jobs").mkdir(parents=True, exist_ok=True)
         collection = Collection(self.settings, session, folder, self.tell)
+        account = collection.account
         try:
             collection.begin(cells)
             collection.collect()
         except KeyboardInterrupt:
-            collection.account.interrupted = True
+            account.interrupted = True
             collection.cancel()
-        return collection.account
-
-    def finished(self, run: Path, account: Account) -> None:
-        """Remove what nobody needs after a finished sweep; where something went wrong, it tells what."""
-        if not account.failed and not account.not_run:
-            shutil.rmtree(beside(run), ignore_errors=True)
+        if not account.interrupted and not account.failed and not account.not_run:
+            shutil.rmtree(folder, ignore_errors=True)
+        return account
 
 
 @dataclass
@@ -114,13 +104,15 @@ class Collection:
     folder: Path  # what is known, on disk
     tell: Callable[[str], None]  # takes a line for people
     account: Account = field(default_factory=Account)  # what came of it
-    _names: dict[tuple[str, ...], list[str]] = field(default_factory=dict)
-    _arrays: dict[str, dict[str, str]] = field(default_factory=dict)
-    _waiting: dict[str, Work] = field(default_factory=dict)
-    _counted: set[str] = field(default_factory=set)
+    _names: dict[tuple[str, ...], list[str]] = field(default_factory=dict)  # of the cells, by the keys of their lanes
+    _waiting: dict[str, Work] = field(default_factory=dict)  # by Slurm's names of the tasks
     _over_since: dict[str, float] = field(default_factory=dict)
     _said: str = ""
     _total: int = 0
+
+    @property
+    def _job_name(self) -> str:
+        return f"reproducer-{self.session.folder.name}"
 
     def begin(self, cells: Iterable[Cell]) -> None:
         """Follow what an earlier command submitted, and submit the rest."""
@@ -128,6 +120,7 @@ class Collection:
         ended = [lane.key in self.session.journal for work in works for lane in work.lanes]
         self.account.resumed = sum(ended)
         self._total = len(ended) - sum(ended)
+        self.session.listener.planned(self._total, None)
         left = [work for work in self._not_followed(works) if self.session.judge.missing(work.cell)]
         for array in arrays_of(self._laid_out(left)):
             self._submit(array)
@@ -145,25 +138,18 @@ class Collection:
                 self._names.setdefault(work.keys, []).append(cell.name)
         return list(found.values())
 
-    def _note(self, name: str, tasks: dict[str, str]) -> None:
-        """Keep on disk which task of an array has which lanes; nothing: nobody knows yet whether Slurm took it."""
-        self._arrays[name] = tasks
-        files.write_atomic(self.folder / "arrays" / f"{name}.json", json.dumps(tasks))
-
-    def _forget(self, name: str) -> None:
-        del self._arrays[name]
-        (self.folder / "arrays" / f"{name}.json").unlink()
-
     def _not_followed(self, works: list[Work]) -> list[Work]:
-        """Follow the arrays of an earlier command; return the cells that none of them has."""
-        by_keys = {" ".join(work.keys): work for work in works}
-        for path in sorted((self.folder / "arrays").glob("*.json")):
-            tasks = self._arrays[path.stem] = dict(strict_json.loads(path.read_bytes()))
-            if not tasks:  # the command was killed meanwhile; what Slurm may have taken finds nothing to do
-                slurm.cancel(f"--name={path.stem}")
-                self._forget(path.stem)
-            self._waiting |= {task: by_keys.pop(keys) for task, keys in tasks.items() if keys in by_keys}
-        return list(by_keys.values())
+        """Follow the tasks of an earlier command; return the cells that none of them has.
+
+        Tasks of a command that was killed before it named their work find none, and end.
+        """
+        left = {work.keys: work for work in works}
+        for path in sorted((self.folder / "jobs").glob("*_submitted.pkl")):
+            job: SlurmJob[Showed] = SlurmJob(path.parent, path.name.removesuffix("_submitted.pkl"))
+            work = left.pop(job.submission().args[0].keys, None)
+            if work is not None:
+                self._waiting[job.job_id] = work
+        return list(left.values())
 
     def _laid_out(self, left: list[Work]) -> list[Work]:
         """Lay out in the cache what nodes need, since they reach no network; return the work where that went well."""
@@ -182,48 +168,32 @@ class Collection:
         return [work for work in left if self._names[work.keys][0] not in self.account.failed]
 
     def _submit(self, array: list[Work]) -> None:
-        """Submit an array, a few times where Slurm is away; HarnessError is raised where it stays away."""
-        name = f"reproducer-{self.session.folder.name}-{secrets.token_hex(4)}"
-        frozen = [self._frozen(work, self.folder / "packs" / name) for work in array]
-        self._note(name, {})
-        for tries in range(TRIES):
-            try:
-                tasks = slurm.submit(self.folder / "jobs", name, node.judge, frozen, minutes(array), self.settings)
-                break
-            except RefusedError as error:
-                self._forget(name)
-                self.tell(f"{array[0].place}: Slurm refuses: {error}")
-                for work in array:
-                    self._refuse(work, f"Slurm refuses {array[0].gres or 'a task on cores'}: {error}")
-                return
-            except AwayError as error:
-                away = f"Slurm cannot be reached: {error}"
-                self.tell(away)
-                time.sleep(SELDOM if tries else OFTEN)
-                slurm.cancel(f"--name={name}")  # Slurm may have taken it all the same
-        else:
-            again = "the same command again, which goes on where it was"
-            raise HarnessError(f"{away}. Next: {again}", status=Exit.DEVIATES)
-        followed = dict(zip(tasks, array, strict=True))
-        self._note(name, {task: " ".join(work.keys) for task, work in followed.items()})
-        self._waiting |= followed
+        """Submit an array; where Slurm does not take it, its cells are not run."""
+        frozen = [self._frozen(work) for work in array]
+        try:
+            tasks = slurm.submit(self.folder / "jobs", self._job_name, frozen, minutes(array), self.settings)
+        except AwayError as error:
+            reason = f"Slurm does not take a task on {array[0].place}: {error}"
+            self.tell(reason)
+            for work in array:
+                self._give_up(work, reason)
+            return
+        self._waiting |= dict(zip(tasks, array, strict=True))
         self.tell(f"{array[0].place}: {len(array)} tasks, Slurm's job {tasks[0].partition('_')[0]}")
 
-    def _frozen(self, work: Work, packs: Path) -> Work:
+    def _frozen(self, work: Work) -> Work:
         """Return work with copies of its pack's files, whatever is edited meanwhile."""
         pack = work.cell.pack
-        if not (packs / pack.name).exists():
-            shutil.copytree(pack.inputs or pack.folder, packs / pack.name)
-        return replace(work, cell=replace(work.cell, pack=replace(pack, inputs=packs / pack.name)))
+        copy = self.folder / "packs" / files.key_of(*work.keys) / pack.name
+        if not copy.exists():
+            shutil.copytree(pack.inputs or pack.folder, copy)
+        return replace(work, cell=replace(work.cell, pack=replace(pack, inputs=copy)))
 
     def _fail(self, work: Work, failure: Failure | None) -> None:
         if failure is not None:
             for name in self._names[work.keys]:
                 self.account.failed[name] = failure
                 self.session.listener.failed(name, failure.reason)
-
-    def _refuse(self, work: Work, words: str) -> None:
-        self.account.refused |= dict.fromkeys(self._names[work.keys], words)
 
     def _give_up(self, work: Work, reason: str) -> None:
         for key in work.keys:
@@ -250,18 +220,19 @@ class Collection:
         except AwayError as error:
             self._tell_once(f"Slurm cannot be reached: {error}; jobs run on, and it is asked again")
             return
-        now, found = time.monotonic(), {task: states.get(task, TaskState()) for task in self._waiting}
-        for task, state in found.items():
-            patience = LAG if state.state in {"", "COMPLETED"} else MOMENT
-            if state.is_hopeless:
+        now, waiting = time.monotonic(), Counter[str]()
+        for task in list(self._waiting):
+            state, reason = states.get(task, ("", ""))
+            patience = LAG if state in {"", "COMPLETED"} else MOMENT
+            if state == "PENDING" and reason in slurm.NEVER:
                 slurm.cancel(task)
-                self._refuse(self._waiting.pop(task), f"Slurm took it and never runs it ({state.reason})")
-            elif not state.is_over:
+                self._lose(task, f"is never run ({reason})")
+            elif state and state not in slurm.OVER:
                 self._over_since.pop(task, None)
+                waiting[f"{state.lower()} ({reason})".removesuffix(" (None)")] += 1
             elif now - self._over_since.setdefault(task, now) >= patience:
-                self._lose(task, f"is {state.state or 'no longer known'} and returned nothing")
-        counts = Counter(f"{one.state.lower()} ({one.reason})" for one in found.values() if not one.is_over)
-        self._tell_once(", ".join(f"{count} {state}" for state, count in counts.items()).replace(" (None)", ""))
+                self._lose(task, f"is {state or 'no longer known'} and returned nothing")
+        self._tell_once(", ".join(f"{count} {state}" for state, count in waiting.items()))
 
     def _tell_once(self, text: str) -> None:
         if text and text != self._said:
@@ -284,7 +255,6 @@ class Collection:
                 except Exception as error:  # noqa: BLE001 - what a task raised, or pickle of a damaged file
                     self._lose(task, f"returned nothing that can be read: {type(error).__name__}")
                     continue
-                self._counted.add(task)
                 del self._waiting[task]
                 self._take(work, showed)
 
@@ -292,19 +262,13 @@ class Collection:
         """Give the journal what a task showed; what it has already it keeps."""
         account, judge = self.account, CellJudge(self.session, self.account)
         account.elsewhere |= dict.fromkeys(work.keys, showed.host)
-        account.not_run |= showed.not_run or {}
+        account.not_run |= showed.not_run
         account.faults += showed.faults
         for fault in showed.faults:
             self.tell(f"{fault.place}: {fault.reason}, after {fault.task}; what its task printed names the node")
         for end in showed.ends:
-            place = f"gpu {end.place.partition(' ')[2].partition(',')[0]}"
-            names = {*account.seen.get(place, "").split(", "), *(gpu.name for gpu in end.gpus)} - {""}
-            if names:  # what a cluster calls one type may be several
-                account.seen[place] = ", ".join(sorted(names))
             if end.key not in self.session.journal:
-                self._append(work, end, (showed.logs or {})[end.log.file] if end.log else "")
-        if showed.refused:
-            self._refuse(work, showed.refused)
+                self._append(work, end, showed.logs[end.log.file] if end.log else "")
         self._fail(work, showed.failure)
         judged = None if judge.missing(work.cell) else judge.judged(work.cell)
         if judged is not None:
@@ -325,7 +289,7 @@ class Collection:
     def cancel(self) -> None:
         """Count what was returned until now, and cancel what is still to come: another command submits it again."""
         self._count()
-        for name, tasks in list(self._arrays.items()):
-            self._note(name, {task: keys for task, keys in tasks.items() if task in self._counted})
-        said = [slurm.cancel(f"--name={name}") for name in self._arrays]
-        self.tell("; ".join([f"cancelled: {len(self._waiting)} tasks", *filter(None, said)]))
+        said = slurm.cancel(f"--name={self._job_name}")
+        for task in self._waiting:
+            SlurmJob(self.folder / "jobs", task).paths.submitted_pickle.unlink(missing_ok=True)
+        self.tell("; ".join(filter(None, [f"cancelled: {len(self._waiting)} tasks", said])))

@@ -7,7 +7,7 @@ import signal
 import socket
 import sys
 import tempfile
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.core.cache import Cache
@@ -52,15 +52,9 @@ class Work:
         return self.lanes[0].gpus
 
     @property
-    def gres(self) -> str:
-        """The GPUs as sbatch is asked for them; empty: none."""
-        return ":".join(part for part in ("gpu", self.kind, str(self.gpus)) if part) if self.gpus else ""
-
-    @property
     def place(self) -> str:
-        """Where the lanes run, for people: ``gpu h200``, ``gpus h200,h200``, ``cpu``."""
-        kinds = ",".join([self.kind or self.cell.gpu] * self.gpus)
-        return f"gpu{'s' if self.gpus > 1 else ''} {kinds}" if self.gpus else "cpu"
+        """Where the lanes run: the GPUs as sbatch is asked for them, such as ``gpu:h200:2``, or ``cpu``."""
+        return ":".join(part for part in ("gpu", self.kind, str(self.gpus)) if part) if self.gpus else "cpu"
 
     @property
     def longest(self) -> float:
@@ -75,11 +69,10 @@ class Showed:
 
     host: Host  # the node
     ends: tuple[LaneEnd, ...] = ()  # of the cell's lanes, under the keys that the collector has for them
-    logs: dict[str, str] | None = None  # the scrubbed log of each, by its path in the run folder
-    not_run: dict[str, str] | None = None  # why a lane was not run, by its key
+    logs: dict[str, str] = field(default_factory=dict)  # the scrubbed log of each, by its path in the run folder
+    not_run: dict[str, str] = field(default_factory=dict)  # why a lane was not run, by its key
     faults: tuple[GpuFault, ...] = ()  # of the GPUs that the task had
     failure: Failure | None = None  # why the cell could not be laid out
-    refused: str = ""  # why the node cannot judge it: it has other GPUs than were asked for
 
 
 def judge(work: Work) -> Showed:
@@ -99,7 +92,8 @@ def _judged(work: Work, host: Host, pool: GpuPool) -> Showed:
             fault = GpuFault(work.place, work.kind or cell.gpu, pool.lost[0], cell.name)
             return Showed(host, faults=(fault,), not_run=dict.fromkeys(work.keys, fault.reason))
         names = ", ".join(sorted({f"{gpu.name} ({gpu.target})" for gpu in host.gpus})) or "no GPU"
-        return Showed(host, refused=f"Slurm gave {names} for {work.gres}, and not {work.gpus} of {cell.gpu}")
+        reason = f"Slurm gave {names} for {work.place}, and not {work.gpus} of {cell.gpu}"
+        return Showed(host, not_run=dict.fromkeys(work.keys, reason))
     cache = Cache(work.cache, offline=True, mirrors=work.mirrors)
     cell = replace(cell, environment=built_environment.environment(cache, host, cell.stated.environment))
     with tempfile.TemporaryDirectory(prefix="reproducer-") as text:
@@ -125,10 +119,7 @@ def _judged(work: Work, host: Host, pool: GpuPool) -> Showed:
         ends = tuple(replace(end, key=key, place=work.place) for key, end in found.items() if end is not None)
         failure = account.failed.get(cell.name)
         if failure is not None:
-            scrub = redaction.of_host(cache.places)
-            reason = scrub.scrub(failure.reason)
-            private = any(scrub.findings(reason))
-            failure = replace(failure, reason="[left out: it names something private]" if private else reason)
+            failure = replace(failure, reason=redaction.of_host(cache.places).scrub(failure.reason))
         return Showed(
             host=host,
             ends=ends,

@@ -10,17 +10,18 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
+from harness.cluster import node
 from harness.cluster.node import Work
 from harness.core.errors import HarnessError
+from harness.core.words import is_target
 from harness.host.gpus import Gpu
-from harness.pack.model import Pack
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 #: Variables of a job, or of a command, that would change what the commands of this sweep do: for sbatch a variable
@@ -29,8 +30,6 @@ MISLEADING = re.compile(
     r"SQUEUE_|SCANCEL_|SLURM_(?!CONF$)"
     r"|SBATCH_(?:ARRAY_INX|ERROR|GRES|JOB_NAME|NO_REQUEUE|OPEN_MODE|OUTPUT|TEST_ONLY|TIMELIMIT|WAIT)$"
 )
-#: How Slurm says that it could not be asked: that is neither a refusal nor the end of a job.
-AWAY = re.compile(r"unable to contact|socket timed out|temporarily unable|connection (?:refused|reset)", re.IGNORECASE)
 #: How Slurm says that it knows none of the jobs (any more), or that they are over.
 FORGOTTEN = re.compile(r"invalid job id specified|already compl", re.IGNORECASE)
 #: States after which a task does nothing more. A task that is requeued is PENDING again.
@@ -45,16 +44,14 @@ NEVER = {
 }  # fmt: skip
 #: An option of sbatch, and its value; not those that the sweep sets itself.
 OPTION = r"(?!(?:array|chdir|error|gres|job-name|ntasks|output)\b(?!-))([a-z][a-z-]+)(?:=(.*))?"
+#: GPUs of a node that a lane may need.
+MOST_GPUS = 16
 #: Seconds that one question may take before Slurm counts as out of reach.
 PATIENCE = 120.0
 
 
-class RefusedError(Exception):
-    """Slurm does not take an array, and says why."""
-
-
 class AwayError(Exception):
-    """Slurm cannot be asked now."""
+    """Slurm cannot be asked now, or does not take an array."""
 
 
 @dataclass(frozen=True)
@@ -70,14 +67,14 @@ class Settings:
         """The words that make another sweep of it."""
         return ("slurm", *(f"{name}={value}" for name, value in (self.gpu_types | self.options).items()))
 
-    def gpus(self, packs: Iterable[Pack]) -> tuple[Gpu, ...]:
-        """List the GPUs that nodes are taken to have: of each architecture as many as any target of it needs."""
-        most = dict.fromkeys(self.gpu_types, 1)
-        for pack in packs:
-            for target, stated in pack.definition.targets.items():
-                if target in most:
-                    most[target] = max(most[target], stated.gpus)
-        return tuple(gpu_of(target, self.gpu_types[target]) for target, count in most.items() for _ in range(count))
+    @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs that nodes are taken to have; Slurm says where they have fewer than a lane needs."""
+        digits = {target: target.removeprefix("sm_").removesuffix("a") for target in self.gpu_types}
+        return MOST_GPUS * tuple(
+            Gpu(kind or target, (int(digits[target][:-1]), int(digits[target][-1])))
+            for target, kind in self.gpu_types.items()
+        )
 
 
 def settings(gpu_types: Iterable[str], options: Iterable[str]) -> Settings:
@@ -85,9 +82,9 @@ def settings(gpu_types: Iterable[str], options: Iterable[str]) -> Settings:
 
     HarnessError is raised where a text is neither, or a name comes twice.
     """
-    types = _pairs("--gpu-type", gpu_types, r"(sm_\w+)(?:=([\w.-]+))?", "sm_90a=h200")
-    for target in types:
-        gpu_of(target, "")
+    types = _pairs("--gpu-type", gpu_types, r"(sm_\d+a?)(?:=([\w.-]+))?", "sm_90a=h200")
+    if wrong := next((target for target in types if not is_target(target)), None):
+        raise HarnessError(f"--gpu-type {wrong}: no architecture such as sm_80. Next: --gpu-type sm_90a=h200")
     return Settings(types, _pairs("--slurm-option", options, OPTION, "partition=gpu"))
 
 
@@ -99,36 +96,6 @@ def _pairs(option: str, texts: Iterable[str], pattern: str, example: str) -> dic
             raise HarnessError(f"{option} {text}: no such value, or given twice. Next: {option} {example}")
         found[match[1]] = match[2]
     return found
-
-
-def gpu_of(target: str, kind: str | None) -> Gpu:
-    """Return a GPU as a cluster promises it: its name is the cluster's word for it.
-
-    HarnessError is raised where `target` names no architecture.
-    """
-    match = re.fullmatch(r"sm_(\d+)(\d)a?", target)
-    gpu = Gpu(kind or target, (int(match[1]), int(match[2]))) if match else None
-    if gpu is None or gpu.target != target:
-        raise HarnessError(f"--gpu-type {target}: no architecture such as sm_80. Next: --gpu-type sm_90a=h200")
-    return gpu
-
-
-@dataclass(frozen=True)
-class TaskState:
-    """What squeue says of a task: its state in Slurm's words (empty: forgotten), and why it waits."""
-
-    state: str = ""
-    reason: str = ""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether it does nothing more."""
-        return not self.state or self.state in OVER
-
-    @property
-    def is_hopeless(self) -> bool:
-        """Whether Slurm took it and will not run it."""
-        return self.state == "PENDING" and self.reason in NEVER
 
 
 def prepare(chosen: Settings) -> None:
@@ -144,21 +111,18 @@ def prepare(chosen: Settings) -> None:
         del os.environ[name]
 
 
-def submit(  # noqa: PLR0913, PLR0917 - what an array is
-    folder: Path, name: str, function: Callable[[Work], object], work: Sequence[Work], minutes: int, chosen: Settings
-) -> list[str]:
+def submit(folder: Path, name: str, work: Sequence[Work], minutes: int, chosen: Settings) -> list[str]:
     """Submit an array, one task for each piece of work (all of one need), and return Slurm's names of the tasks.
 
-    `folder` takes submitit's files. `name` is the array's alone, so that it can be cancelled where nobody noted its
-    tasks. Each task calls `function` with its work, and may last so many `minutes`. A kill before this returns leaves
-    tasks that do nothing: each waits for its work under Slurm's name, and gives up. RefusedError is raised where Slurm
-    does not take the array, AwayError where it cannot be asked now; it may have taken the array all the same.
+    `folder` takes submitit's files. Each task may last so many `minutes`. A kill before this returns leaves tasks that
+    do nothing: each waits for its work under Slurm's name, and gives up. AwayError is raised where Slurm does not take
+    the array.
     """
-    more = {name: True if value is None else value for name, value in chosen.options.items()}
+    more = {option: True if value is None else value for option, value in chosen.options.items()}
     executor = submitit.SlurmExecutor(folder)
     executor.update_parameters(
         job_name=name,
-        gres=work[0].gres or None,
+        gres=work[0].place if work[0].gpus else None,
         cpus_per_task=work[0].jobs,
         time=minutes,
         array_parallelism=len(work),
@@ -168,17 +132,15 @@ def submit(  # noqa: PLR0913, PLR0917 - what an array is
         additional_parameters={"requeue": True, "ntasks": 1, "chdir": str(REPOSITORY)} | more,
     )
     try:
-        return [task.job_id for task in executor.map_array(function, work)]
+        return [task.job_id for task in executor.map_array(node.judge, work)]
     except (FailedJobError, FailedSubmissionError) as error:
-        words = _words(str(error)) or "sbatch failed and said nothing"
-        raise AwayError(words) if AWAY.search(words) else RefusedError(words) from None
+        raise AwayError(_words(str(error)) or "sbatch failed and said nothing") from None
 
 
 def _words(text: str) -> str:
     """Return what a command said, on one line, without its own name before each part."""
-    parts = (re.sub(r"^(?:sbatch|squeue|scancel|slurm_load_jobs)(?:: error)?:? (?:error: )?", "", line) for line in
-             text.splitlines())  # fmt: skip
-    return "; ".join(part.strip() for part in parts if part.strip())
+    said = re.sub(r"(?m)^(?:sbatch|squeue|scancel|slurm_load_jobs)(?:: error)?:? (?:error: )?", "", text)
+    return "; ".join(part.strip() for part in said.splitlines() if part.strip())
 
 
 def _asked(*command: str) -> str:
@@ -194,20 +156,20 @@ def _asked(*command: str) -> str:
     return ended.stdout
 
 
-def states(tasks: Iterable[str]) -> dict[str, TaskState]:
-    """Return what squeue says of tasks, one question for all; of a task that Slurm has forgotten, nothing.
+def states(tasks: Iterable[str]) -> dict[str, tuple[str, str]]:
+    """Return the state of tasks in squeue's words, and why each waits; of a task that Slurm has forgotten, nothing.
 
     AwayError is raised where Slurm cannot be asked now.
     """
     numbers = sorted({task.partition("_")[0] for task in tasks})
     every = ("--noheader", "--states=all", "--array", "--format=%i|%T|%r")
     lines = _asked("squeue", *every, f"--jobs={','.join(numbers)}").splitlines()
-    return {task: TaskState(state, reason) for task, state, reason in (line.split("|", 2) for line in lines)}
+    return {task: (state, reason) for task, state, reason in (line.split("|", 2) for line in lines)}
 
 
-def cancel(*arguments: str) -> str:
-    """Cancel what scancel's arguments name; return what Slurm said against it, empty where nothing."""
+def cancel(what: str) -> str:
+    """Cancel what scancel's argument names; return what Slurm said against it, empty where nothing."""
     try:
-        return _asked("scancel", *arguments) and ""
+        return _asked("scancel", what) and ""
     except AwayError as error:
         return str(error)

@@ -20,10 +20,9 @@ from harness.pack.model import Pack
 from harness.receipt import writer
 from harness.receipt.strength import Fate
 from harness.schedule.journal import Journal
-from harness.schedule.selection import Request, cells_of
+from harness.schedule.selection import Request, cells_of, taken
 from harness.upstream import tree
 from harness.upstream.source import parse_source
-from harness.verdict.cell import Cell
 
 
 @click.command("mutate")
@@ -84,15 +83,19 @@ def command(
         campaign.refuse(order, chosen)
     with running.session(shared, has_folder=False) as (usual, progress):
         cache, here = usual.cache, usual.host
-        cells = _listed(cells_of(chosen, target, Request(timeout=shared.timeout), here, cache), target)
-        if record and unseen:
-            campaign.refuse_second_sight(cells)
         words = (shared.packs.resolve(), target, *(one.name for one in chosen), order)
-        with state.opened(cache, *words) as kept, Journal(kept.journal) as journal:
+        with (
+            taken(cache, chosen) as packs,
+            state.opened(cache, *words) as kept,
+            Journal(kept.journal) as journal,
+        ):
+            cells = cells_of(packs, target, Request(timeout=shared.timeout), here, cache)
+            if record and unseen:
+                campaign.refuse_second_sight(cells)
             if kept.resumed:
                 progress.tell(f"going on: {len(journal)} lanes ended before")
             session = replace(usual, folder=kept.path, journal=journal, keep_raw=True)
-            judging = Campaign(session, kept, order, progress.begin)
+            judging = Campaign(session, kept, order)
             results = judging.run(cells)
             if judging.interrupted:
                 raise KeyboardInterrupt
@@ -137,13 +140,6 @@ def _rebased(packs: list[Pack], cache: Cache) -> Exit:
         terminal.echo(f"{pack.name}: {kept} kept, {rebased} rebased, {len(conflicts)} left")
         left += len(conflicts)
     return Exit.DEVIATES if left else Exit.AS_EXPECTED
-
-
-def _listed(cells: list[Cell], target: str) -> list[Cell]:
-    """Measure no strength on a GPU that pack.toml does not list: which files a fix must load there is not stated."""
-    reason = "pack.toml does not list this target, and a strength is about one that it lists"
-    wanted = [cell for cell in cells if cell.is_listed or target != "all"]
-    return [cell if cell.is_listed else replace(cell, evidence=None, reason=cell.reason or reason) for cell in wanted]
 
 
 def _is_waiting(results: list[Result]) -> bool:

@@ -7,17 +7,16 @@ from pathlib import Path
 
 import click
 
-from harness.author import fix, new_pack, release, script
+from harness.author import new_pack, release, script
 from harness.author.pack_text import Stated
 from harness.commands import options, running
 from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.errors import HarnessError
-from harness.core.words import Exit, Fix, LaneVerdict
+from harness.core.words import Exit, LaneVerdict
 from harness.lane import ordinary
 from harness.pack.model import CPU, OrdinaryScript
 from harness.pack.rules import OWN_VARIABLES, VARIABLE
-from harness.upstream import patch
 
 
 @click.command("new")
@@ -39,7 +38,6 @@ from harness.upstream import patch
     "--repeat", type=options.REPEATS, default=1, metavar="N", help="Runs of the script; one that fails will do."
 )
 @click.option("--env", "variables", multiple=True, metavar="NAME=VALUE", help="A variable that the script needs.")
-@click.option("--fix-commit", default="", metavar="SHA|PATCH", help="Upstream's fix: a commit, or a patch's file.")
 @options.takes("packs", "cache_root")
 def command(
     shared: Shared,
@@ -50,7 +48,6 @@ def command(
     timeout: float | None,
     repeat: int,
     variables: tuple[str, ...],
-    fix_commit: str,
 ) -> int:
     """Write a pack from a script that fails.
 
@@ -63,9 +60,8 @@ def command(
     Examples:
       runner.py new einops_axes --from-script bug.py --with einops==0.8.1
       runner.py new tvd_ties --from-script bug.py --with liger-kernel==0.8.3 \\
-        --with transformers --fix-commit 42.patch
+        --with transformers
     """
-    fix.refuse(fix_commit)
     given = script.read(source)
     folder = new_pack.folder_for(shared.packs.absolute(), slug)
     run = OrdinaryScript("", timeout or 0.0, repeat, _environment(variables), given.beside)
@@ -74,14 +70,11 @@ def command(
         here = session.host
         wanted = release.requirements_of(packages)
         found = release.resolve(wanted, given, session.cache, here, progress.tell, deps=not no_deps)
-        is_patched = bool(fix_commit) and not found.upstream.is_compiled
-        found, diff = fix.on_release(fix_commit, found) if is_patched else (found, "")
-        loads = tuple(one.path for one in patch.parse(diff))
         targets = tuple(dict.fromkeys((CPU, here.auto_target)))
         run = replace(run, requires=found.requires)
         typed = ordinary.typed(given.text, run.environment)
-        stated = Stated(title, typed, run, targets, loads=loads, fix=Fix.PATCH if diff else Fix.NONE)
-        new_pack.write(folder, new_pack.texts(given, found, stated, here, diff), source.parent, given.beside)
+        stated = Stated(title, typed, run, targets)
+        new_pack.write(folder, new_pack.texts(given, found, stated, here), source.parent, given.beside)
         lane, why = new_pack.trial(folder, session)
         if lane is not None:
             new_pack.learn(folder, found, stated, here, lane)

@@ -85,8 +85,7 @@ def command(
                 progress.tell(f"{pack.name}: left out: pack.toml names no head commit")
             chosen = [one for one in chosen if one.definition.head is not None]
         with taken(usual.cache, chosen) as copies:
-            listener = replace(usual.listener, planned=progress.begin)
-            session = replace(usual, repeat=repeat, keep_raw=True, listener=listener)
+            session = replace(usual, repeat=repeat, keep_raw=True)
             request = Request(None if ask else upstream, dependencies, LANES[lane], shared.timeout, ask)
             cells, errors = _cells(copies, target, request, session)
             account = session.run(cells)

@@ -43,15 +43,17 @@ def session(shared: Shared, *, has_folder: bool = True) -> Iterator[tuple[Sessio
                 folder=run_folder(cache) if has_folder else cache.root,
                 journal=Journal(),
                 command=lambda _: command_line(),
-                listener=listener(progress),
+                listener=_listener(progress),
                 jobs=shared.jobs,
+                lost=tuple(pool.lost),
             )
             yield made, progress
 
 
-def listener(progress: Progress) -> Listener:
+def _listener(progress: Progress) -> Listener:
     """Let the scheduler tell a progress display."""
     return Listener(
+        planned=progress.begin,
         began=lambda task, place: progress.start(task.key, f"{task.name} on {place}", task.seconds),
         ended=lambda task, line: progress.end(task.key, line),
         failed=lambda name, reason: progress.tell(f"{name}: {reason}"),

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import re
-import sys
 from collections.abc import Callable
-from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,12 +15,9 @@ from harness.commands import options, running
 from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.errors import HarnessError
-from harness.core.progress import Progress
 from harness.core.words import Exit
-from harness.host import host
-from harness.host.gpus import GpuPool, gpu_pool
 from harness.sweep import outputs
-from harness.sweep.selection import Moving
+from harness.sweep.selection import HEAD, LATEST
 from harness.sweep.sweep import Order, Sweep
 
 if TYPE_CHECKING:
@@ -30,7 +26,6 @@ if TYPE_CHECKING:
 BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[smh]?)")
 #: Lanes at once in a task on a cluster where nobody says it: a cell has two.
 LANES_OF_A_CELL = 2
-NO_GPUS = GpuPool([], "", [])
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 
@@ -73,9 +68,6 @@ def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...], tell: Cal
 )
 @click.option("--latest", is_flag=True, help="Judge upstream's newest releases too.")
 @click.option("--head", is_flag=True, help="Judge the heads of default branches too.")
-@click.option(
-    "--bisect", callback=_duration, metavar="TIME", help="Find what changed --latest or --head, in this time."
-)
 @click.option("--slurm", is_flag=True, help="Let Slurm run the lanes, from a login node.")
 @click.option(
     "--gpu-type",
@@ -100,7 +92,6 @@ def command(
     repeat: int,
     latest: bool,
     head: bool,
-    bisect: float | None,
     slurm: bool,
     gpu_types: tuple[str, ...],
     slurm_options: tuple[str, ...],
@@ -120,36 +111,28 @@ def command(
     Exit status 1: something is worse or needs attention; 0: nothing. What pack.toml calls `known` does not count,
     unless it is an error.
     """
-    if bisect is not None and not latest and not head:
-        raise HarnessError("--bisect: pinned releases do not move. Next: runner.py sweep --latest --bisect 30m")
-    if slurm and bisect is not None:
-        raise HarnessError("--bisect: with --slurm the lanes run elsewhere. Next: leave it out")
     if (gpu_types or slurm_options) and not slurm:
         raise HarnessError("--gpu-type, --slurm-option: no cluster was asked for. Next: runner.py sweep --slurm ...")
     chosen, broken = options.sound_packs(shared.packs, ())
     options.complain(broken)
-    with Progress(sys.stderr) as progress, nullcontext(NO_GPUS) if slurm else gpu_pool() as pool:
-        cluster = _slurm(gpu_types, slurm_options, progress.tell) if slurm else None
+    with running.session(shared, has_folder=False) as (here, progress):
+        session, cluster = here, _slurm(gpu_types, slurm_options, progress.tell) if slurm else None
+        if cluster:
+            nodes = replace(session.host, gpus=cluster.settings.gpus)
+            session = replace(session, host=nodes, devices=[], lost=(), jobs=shared.jobs or LANES_OF_A_CELL)
         order = Order(
             packs=chosen,
             folder=shared.packs,
             only=only,
-            moving=Moving(latest, head),
+            moving=tuple(itertools.compress((LATEST, HEAD), (latest, head))),
             repeat=repeat,
             budget=budget,
-            jobs=shared.jobs or (LANES_OF_A_CELL if cluster else None),
             runs=runs.absolute(),
             baseline=baseline,
-            bisect=bisect,
             cluster=cluster.settings.request if cluster else (),
-            notes=(*(str(error) for error in broken), *pool.lost),
+            notes=(*(str(error) for error in broken), *session.lost),
         )
-        cache, here = shared.cache(progress.tell), host.detect(pool)
-        if cluster:
-            here = replace(here, gpus=cluster.settings.gpus(chosen))
-        with cache.guard():
-            sweep = Sweep(order, cache, here, pool.devices, running.listener(progress), progress, cluster)
-            results, folder = sweep.run()
+        results, folder = Sweep(order, session, progress, cluster).run()
     for line in outputs.change_lines(results):
         terminal.echo(line)
     terminal.echo(outputs.headline(results))

@@ -99,7 +99,7 @@ def as_text(rows: list[Row]) -> str:
     for row in rows:
         if row.found.reason:
             lines.append(f"{row.pack.name}: {row.found.reason}")
-        for test in row.found.of(*(change for change in Change if change != Change.SAME)):
+        for test in (test for test in row.found.rows if test.change != Change.SAME):
             said = f"{test.change}: {test.test} ({test.before} -> {test.after}) {test.reason}"
             lines.append(f"{row.pack.name}: {said}")
         counts = [

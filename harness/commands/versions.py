@@ -46,7 +46,7 @@ def command(shared: Shared, wanted: str, within: str, bisect: bool, target: str,
         with taken(session.cache, [subject]) as (subject,):
             judging = Judging(session, subject, chosen, evidence, shared.timeout, subject.definition.versions.checks)
             listed = releases(session.cache, subject, within)
-            known = Known(judging, lambda _: None, listed)  # the scheduler tells of each lane
+            known = Known(judging, listed)
             entries, interrupted = _entries(known, bisect=bisect)
             line = "interrupted" if interrupted else timeline.line(entries)
             status = _end(judging, entries, line, save=save and not interrupted, as_json=as_json)

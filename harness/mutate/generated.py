@@ -81,14 +81,19 @@ def read(text: str, pack: Pack, pristine: Tree, base: Fix | None = None) -> Fix:
     return Fix(old, new, parsed)
 
 
+def made_by(one: Mutant, pack: Pack, pristine: Tree, fix: Fix) -> Fix:
+    """Read what a mutant makes of the pinned tree; ValueError is raised where it does not fit."""
+    if not patch.outcome(one.patch):  # its context would not be compared with the tree
+        raise ValueError("its index line is abbreviated; use git diff --full-index")
+    return read(one.patch, pack, pristine, None if one.is_whole else fix)
+
+
 def on_release(one: Mutant, pack: Pack, pristine: Tree, fix: Fix) -> Mutant:
     """Return a mutant with the patch that takes fix.patch's place in a lane, or with why there is none."""
     if one.on_release:
         return one
-    if not patch.outcome(one.patch):  # its context would not be compared with the tree
-        return replace(one, misfit="its index line is abbreviated. Next: git diff --full-index")
     try:
-        made = read(one.patch, pack, pristine, None if one.is_whole else fix)
+        made = made_by(one, pack, pristine, fix)
     except ValueError as error:
         return replace(one, misfit=str(error))
     return replace(one, on_release=changes.written(f"{one.why}\n", made.old, made.new))
@@ -209,16 +214,7 @@ def _without_lines(code: types.CodeType) -> types.CodeType:
     return code.replace(co_consts=tuple(consts), co_firstlineno=1, co_linetable=b"")
 
 
-def sample(fix: Fix, found: list[Candidate], wanted: int, seed: int, first: tuple[str, ...] = ()) -> list[Mutant]:
-    """Make so many mutants of candidates: the same seed gives the same ones.
-
-    `first` names those that come first, and besides where the sample has not got them.
-    """
-    maker, order = Maker(fix), ranked(found, seed)
-    made: list[Mutant] = []
-    for one in order:
-        mutant = maker.make(one) if len(made) < wanted else None
-        made += [mutant] if mutant else []
-    names = {one.name for one in made}
-    besides = [maker.make(one) for one in order if one.name in first and one.name not in names]
-    return sorted([*filter(None, besides), *made], key=lambda one: one.name not in first)
+def sample(fix: Fix, found: list[Candidate], wanted: int, seed: int) -> list[Mutant]:
+    """Make so many mutants of candidates: the same seed gives the same ones."""
+    made = filter(None, map(Maker(fix).make, ranked(found, seed)))
+    return list(itertools.islice(made, wanted))

@@ -60,7 +60,7 @@ def _shown(result: Result) -> Iterator[Table | str]:
 
 
 def _by(one: MutantRecord) -> str:
-    said = ", ".join(one.by) or one.reason + (f" (run on {one.date})" if one.date else "")
+    said = ", ".join(one.by) or one.reason
     return f"refused by the runner's comparison alone: {one.refused}" if one.refused else said
 
 

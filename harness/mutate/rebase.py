@@ -1,4 +1,4 @@
-"""Wrong fixes on another fix.patch: each that was made on an earlier one is merged with it."""
+"""Wrong fixes on another fix.patch: git merges each that was made on an earlier one with it."""
 
 from __future__ import annotations
 
@@ -15,14 +15,8 @@ from harness.pack.model import Pack
 from harness.upstream import patch
 from harness.upstream.tree import Tree
 
-#: How many earlier versions of fix.patch are looked at.
-EARLIER = 50
 #: What became of a wrong fix that needed no change, and of one that was written anew.
 KEPT, REBASED = "kept", "rebased"
-
-
-class ConflictError(Exception):
-    """A wrong fix cannot be put on the new fix.patch; the text says why."""
 
 
 def rebase(pack: Pack, pristine: Tree) -> Iterator[tuple[str, str]]:
@@ -32,38 +26,53 @@ def rebase(pack: Pack, pristine: Tree) -> Iterator[tuple[str, str]]:
     where fix.patch does not fit the pinned tree.
     """
     fix = generated.fix_of(pack, pristine)
-    earlier = list(_earlier(pack, pristine))
-    for one in (one for origin in mutants.FOLDERS for one in mutants.own(pack, origin) if not one.is_whole):
-        name = one.path.relative_to(pack.folder).as_posix()
-        try:
-            text = _rebased(pack, pristine, [fix, *earlier], one)
-        except ConflictError as error:
-            yield name, str(error)
-            continue
-        if text != one.patch:
-            files.write_atomic(one.path, text)
-        yield name, KEPT if text == one.patch else REBASED
+    own = [one for origin in mutants.FOLDERS for one in mutants.own(pack, origin) if not one.is_whole]
+    touched = {path: generated.on_pinned(path, pack, pristine) for one in own for path in changes.parse(one.patch)}
+    on_fix = touched | fix.old | fix.new
+    with tempfile.TemporaryDirectory(prefix="rebase-") as name:
+        folder = Path(name)
+        git.run(["init", "--quiet"], folder, plain=True)
+        for number, texts in enumerate(_earlier(pack, pristine)):  # git merges with what it knows by its hash
+            changes.lay(folder / f".git/{number}", texts)
+            known = [str(path) for path in (folder / f".git/{number}").rglob("*") if path.is_file()]
+            git.run(["hash-object", "-w", "--no-filters", *known], folder, plain=True)
+        changes.lay(folder, on_fix)
+        git.run(["add", "--all", "--force"], folder, plain=True)
+        base = git.run(["write-tree"], folder, plain=True).stdout.strip()
+        for one in own:
+            became = KEPT
+            try:
+                generated.made_by(one, pack, pristine, fix)
+            except ValueError as error:
+                git.run(["read-tree", "--reset", "-u", base], folder, plain=True)
+                became = _merged(folder, one, fix, on_fix) if patch.outcome(one.patch) else str(error)
+            yield one.path.relative_to(pack.folder).as_posix(), became
 
 
-def _earlier(pack: Pack, pristine: Tree) -> Iterator[Fix]:
-    """Yield what earlier versions of fix.patch make of the tree, the latest first; none outside a repository."""
+def _earlier(pack: Pack, pristine: Tree) -> Iterator[dict[str, str | None]]:
+    """Yield the files that earlier versions of fix.patch make; none outside a repository."""
     above = {"GIT_CEILING_DIRECTORIES": ""}
-    log = ["log", f"-{EARLIER}", "--follow", "--name-only", "--format=%x01%H", "--", "fix.patch"]
-    for entry in git.run(log, pack.folder, above).stdout.split("\x01")[1:]:
-        commit, *_, path = entry.split()
+    for commit in git.run(["log", "--format=%H", "--", "fix.patch"], pack.folder, above).stdout.split():
         with contextlib.suppress(ValueError):
-            yield generated.read(git.run(["show", f"{commit}:{path}"], pack.folder, above).stdout, pack, pristine)
+            text = git.run(["show", f"{commit}:./fix.patch"], pack.folder, above).stdout
+            yield generated.read(text, pack, pristine).new
 
 
-def _rebased(pack: Pack, pristine: Tree, fixes: list[Fix], one: Mutant) -> str:
-    """Return the text of a wrong fix on the first of some fixes; the others are earlier versions of it."""
-    if not patch.outcome(one.patch):
-        raise ConflictError("its index line is abbreviated; use git diff --full-index")
-    for base in fixes:
-        with contextlib.suppress(ValueError):
-            theirs = generated.read(one.patch, pack, pristine, base)
-            return one.patch if base is fixes[0] else _merged(base, theirs, fixes[0], one)
-    raise ConflictError("it fits neither fix.patch nor an earlier version of it in git's history")
+def _merged(folder: Path, one: Mutant, fix: Fix, on_fix: dict[str, str | None]) -> str:
+    """Merge a wrong fix with the tree in a folder, and write it anew; say REBASED, or why it is left."""
+    applied = git.run(["apply", "--3way", str(one.path.absolute())], folder, plain=True)
+    if applied.returncode:
+        return git.last_line(applied.stderr).removeprefix("error: ")
+    new = {path: _text(folder / path) for path in on_fix}
+    made = Fix(on_fix | fix.old, new)
+    if why := nothing_wrong(made, fix):
+        return why
+    files.write_atomic(one.path, changes.written(f"{one.why}\n", on_fix, new))
+    return REBASED
+
+
+def _text(path: Path) -> str | None:
+    return path.read_bytes().decode() if path.is_file() else None
 
 
 def nothing_wrong(made: Fix, fix: Fix) -> str:
@@ -71,29 +80,3 @@ def nothing_wrong(made: Fix, fix: Fix) -> str:
     if not made.changed:
         return "it makes the release itself"
     return "it makes the fix itself" if made.changed == fix.changed else ""
-
-
-def _merged(base: Fix, theirs: Fix, fix: Fix, one: Mutant) -> str:
-    """Merge what a wrong fix changes on an earlier version of the fix with this one."""
-    old = {**base.old, **theirs.old, **fix.old}
-    on_fix = {**old, **fix.new}
-    new = dict(on_fix)
-    for path, text in theirs.new.items():
-        before, ours = base.new.get(path, old[path]), on_fix[path]
-        if text != before:
-            new[path] = text if ours == before else _merged_file(path, ours, before, text)
-    if why := nothing_wrong(Fix(old, new), fix):
-        raise ConflictError(why)
-    return changes.written(f"{one.why}\n", on_fix, new)
-
-
-def _merged_file(path: str, ours: str | None, before: str | None, text: str | None) -> str:
-    if ours is None or before is None or text is None:
-        raise ConflictError(f"{path}: the old or the new fix.patch adds or removes this file")
-    with tempfile.TemporaryDirectory(prefix="rebase-") as name:
-        folder = Path(name)
-        changes.lay(folder, {"ours": ours, "before": before, "theirs": text})
-        merged = git.run(["merge-file", "--quiet", "ours", "before", "theirs"], folder, plain=True)
-        if merged.returncode:
-            raise ConflictError(f"{path}: it changes lines that the new fix.patch changes")
-        return (folder / "ours").read_bytes().decode()

@@ -13,7 +13,6 @@ from harness.pack.model import Pack
 from harness.receipt import strength, wrong_fixes
 from harness.receipt.receipt import FIRST_SIGHT, STRENGTH
 from harness.receipt.strength import NOT_JUDGED_HERE, Strength
-from harness.upstream import patch
 from harness.upstream.tree import Tree
 
 
@@ -111,12 +110,10 @@ def _errors_of(pack: Pack, one: Mutant, pristine: Tree | None, fix: Fix | None) 
         found.append("before its first 'diff --git' stands one line: why it is wrong")
     if not changes.parse(one.patch):
         return [*found, "it changes nothing"]
-    if not patch.outcome(one.patch):
-        found.append("its index line is abbreviated; use git diff --full-index")
     if pristine is None or fix is None:
         return found
     try:
-        made = generated.read(one.patch, pack, pristine, None if one.is_whole else fix)
+        made = generated.made_by(one, pack, pristine, fix)
     except ValueError as error:
         if one.is_whole:
             return [*found, f"it does not fit the pinned release: {error}"]

@@ -51,11 +51,8 @@ class Account:
     ran: int = 0  # how many lanes ended now
     resumed: int = 0  # how many had ended before
     interrupted: bool = False  # by the user
-    #: why a cell was judged nowhere, by its name: no node takes it
-    refused: dict[str, str] = field(default_factory=dict)
     #: the hosts of lanes that ran on another than this one, by the keys of their tasks
     elsewhere: dict[str, Host] = field(default_factory=dict)
-    seen: dict[str, str] = field(default_factory=dict)  # the names of their GPUs, by place
     planned: dict[str, list[Task]] = field(default_factory=dict)  # the tasks of each cell, by its name
     #: what came of each cell that was judged, with its receipt, by its name
     results: dict[str, Outcome] = field(default_factory=dict)

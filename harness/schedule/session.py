@@ -55,6 +55,7 @@ class Session:
     stop_at: float | None = None  # when the budget ends, on the monotonic clock; None without one
     watch: GpuWatch | None = None  # looks at GPUs before and after lanes; None: nobody does
     faults: tuple[GpuFault, ...] = ()  # the GPUs that had one before this command
+    lost: tuple[str, ...] = ()  # why GPUs of this host cannot be used
     keep_raw: bool = False  # whether the raw log of a lane that ended in an error stays in the run folder
     threads: int | None = None  # that a lane's libraries use; None: the cores, shared among the lanes at once
     #: the folder of the files that lanes lock while they share a GPU; None: the cache's, for every runner here
@@ -87,7 +88,7 @@ class Session:
         account = Account(faults=list(self.faults))
         account.planned = {cell.name: tasks(cell, self.host, self.repeat) for cell in cells}
         planned = [self.estimates.of(task) for task in unique(chain.from_iterable(account.planned.values()))]
-        self.listener.planned(len(planned), self.seconds_left(planned))
+        self.listener.planned(sum(task.key not in self.journal for task in planned), self.seconds_left(planned))
         judge = CellJudge(self, account)
 
         def settle(cell: Cell) -> None:

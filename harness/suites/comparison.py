@@ -62,10 +62,6 @@ class Comparison:
         """Count the tests of the lane ``before`` or ``after`` by how they ended."""
         return dict(sorted(Counter(str(getattr(row, lane)) for row in self.rows).items()))
 
-    def of(self, *changes: Change) -> list[CaseRow]:
-        """List the tests that a patch does one of these things to."""
-        return [row for row in self.rows if row.change in changes]
-
 
 def read(report: Path, tree: Path) -> tuple[dict[str, CaseEnd], dict[str, CaseEnd]]:
     """Read a report of pytest: how each test ended, and each module that pytest did not collect.
@@ -141,19 +137,18 @@ def compare(
             good = _function(name) in proven and second.result in GREEN
             change = Change.NEW if good else Change.NEW_WRONG
         rows.append(CaseRow(name, first.result, second.result, change, second.reason or first.reason))
-    found = Comparison(SuiteVerdict.UNBROKEN, "", tuple(rows))
-    return Comparison(*_verdict(found, adds=adds), found.rows)
+    return Comparison(*_verdict(rows, adds=adds), tuple(rows))
 
 
-def _verdict(found: Comparison, *, adds: bool) -> tuple[SuiteVerdict, str]:
-    broken, wrong = found.of(Change.BROKEN), found.of(Change.NEW_WRONG)
+def _verdict(rows: list[CaseRow], *, adds: bool) -> tuple[SuiteVerdict, str]:
+    broken, wrong = ([row for row in rows if row.change == change] for change in (Change.BROKEN, Change.NEW_WRONG))
     if broken:
         return SuiteVerdict.BREAKS_TESTS, f"{len(broken)} broken by the patch, the first of them {broken[0].test}"
     if wrong:
         said = f"{wrong[0].test} ({wrong[0].before} before, {wrong[0].after} after)"
         return SuiteVerdict.NEW_TEST_WRONG, f"a new test is red before the patch and green with it: not {said}"
-    if adds and not found.of(Change.NEW, Change.MENDED):
+    if adds and {Change.NEW, Change.MENDED}.isdisjoint(row.change for row in rows):
         return SuiteVerdict.NEW_TEST_WRONG, "upstream_test.patch adds no test, and mends none"
-    if all(TestResult.SKIPPED in (row.before, row.after) for row in found.rows):
-        return SuiteVerdict.UNSUPPORTED, f"every test is skipped here: {found.rows[0].reason}"
+    if all(TestResult.SKIPPED in (row.before, row.after) for row in rows):
+        return SuiteVerdict.UNSUPPORTED, f"every test is skipped here: {rows[0].reason}"
     return SuiteVerdict.UNBROKEN, ""

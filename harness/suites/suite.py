@@ -63,21 +63,16 @@ class Suite:
             before, after = self._with_test(pristine), self._with_test(patched)
         except StalePatchError as error:
             return Comparison(SuiteVerdict.PATCH_STALE, f"upstream_test.patch: {error}")
-        runs = {"the list of tests": pristine, "without the patch": before, "with the patch": after}
-        ends: list[dict[str, CaseEnd]] = []
-        for name, tree in runs.items():
-            try:
-                ends.append(self.run(name, tree, listing=not ends))
-            except HarnessError as error:
-                return Comparison(SuiteVerdict.ERROR, f"{name}: {error}")
-        return comparison.compare(*ends, adds=pack.upstream_test_patch.exists())
+        known = self.run("the list of tests", pristine, listing=True)
+        ends = self.run("without the patch", before), self.run("with the patch", after)
+        return comparison.compare(known, *ends, adds=pack.upstream_test_patch.exists())
 
     def _with_test(self, tree: Tree) -> Tree:
         """Put the pack's own test on top; test and patch may touch the same file."""
         test, upstream = self.cell.pack.upstream_test_patch, self.cell.pack.definition.upstream
         return patch.apply(self.session.cache, tree, upstream, test, exact=False) if test.exists() else tree
 
-    def run(self, name: str, tree: Tree, *, listing: bool) -> dict[str, CaseEnd]:
+    def run(self, name: str, tree: Tree, *, listing: bool = False) -> dict[str, CaseEnd]:
         """Run the suite to its end and return how each test ended; with `listing`, pytest only plans.
 
         The tests may write into the tree: they get a copy, which is also their working directory. HarnessError is
@@ -122,8 +117,11 @@ class Suite:
                 ended = process.run(command, log)
             layout.check(before, while_it_ran=True)
             if why := abnormal_end(ended, command.timeout):
-                raise HarnessError(why)
-            return _tests(report, copy, ended.status, listing=listing)
+                raise HarnessError(f"{name}: {why}")
+            try:
+                return _tests(report, copy, ended.status, listing=listing)
+            except ValueError as error:
+                raise HarnessError(f"{name}: {error}") from None
 
 
 def _free_port() -> int:
@@ -133,22 +131,22 @@ def _free_port() -> int:
 
 
 def _tests(report: Path, tree: Path, status: int, *, listing: bool) -> dict[str, CaseEnd]:
-    """Return how each test ended, where report and exit status agree; a run that collects nothing is never a pass."""
+    """Return how each test ended, where report and exit status agree; ValueError: they do not, or nothing ran."""
     try:
         tests, modules = comparison.read(report, tree)
     except (OSError, ET.ParseError):
-        raise HarnessError(f"it ended with status {status} before pytest did") from None
+        raise ValueError(f"it ended with status {status} before pytest did") from None
     broken = [f"{name}: {end.reason}" for name, end in modules.items() if end.result in RED]
     if broken:
-        raise HarnessError(f"cannot be collected: {'; '.join(broken)}")
+        raise ValueError(f"cannot be collected: {'; '.join(broken)}")
     if status not in (RIGHT, WRONG, NOTHING):
-        raise HarnessError(f"pytest ended with status {status}")
+        raise ValueError(f"pytest ended with status {status}")
     if not tests and not listing:
         skipped = "; ".join(f"{name}: {end.reason}" for name, end in modules.items())
-        raise HarnessError("no test was collected" + (f" (skipped: {skipped})" if skipped else ""))
+        raise ValueError("no test was collected" + (f" (skipped: {skipped})" if skipped else ""))
     red = any(end.result in RED for end in tests.values())
     if red != (status == WRONG):
-        raise HarnessError(f"pytest ended with status {status}, and {'a' if red else 'no'} test failed")
+        raise ValueError(f"pytest ended with status {status}, and {'a' if red else 'no'} test failed")
     return {**tests, **modules}
 
 

@@ -30,8 +30,6 @@ WORSE = {
     Verdict.UNSUPPORTED: "newly unsupported",
 }
 RECOVERED, BUG_AGAIN = "recovered", "has the bug"
-#: What a change of a verdict is called.
-OF_VERDICT = {*WORSE.values(), RECOVERED, BUG_AGAIN}
 #: Verdicts on a release that has the bug; where the release before it was right, that is no recovery.
 HAVE_BUG = {Verdict.CONFIRMED, Verdict.REPRODUCED}
 #: Units of memory, in which more is worse, and of throughput, in which less is.

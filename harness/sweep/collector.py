@@ -45,8 +45,6 @@ class Collector:
             return self._broken(cell, cell.reason)
         if cell.evidence is None:
             return self._not_here(cell)
-        if cell.name in self.account.refused:
-            return self._not_here(replace(cell, reason=self.clean(self.account.refused[cell.name])))
         judged = self.account.results.get(cell.name) or self.judge.judged(cell)
         if judged is None:
             return self._not_run(cell)
@@ -66,7 +64,7 @@ class Collector:
             return _blank(cell, Verdict.UNAVAILABLE, self.clean(failure.reason))
         if failure is not None:
             return self._broken(cell, failure.reason)
-        reason = self._why_not(self.judge.missing(cell))
+        reason = self.clean(self._why_not(self.judge.missing(cell)))
         chosen = "budget" in reason or self.account.interrupted  # by the user
         found = () if chosen else (ChangeRow("not run", worse=True, text=reason),)
         return _blank(cell, NOT_RUN, reason, *found)

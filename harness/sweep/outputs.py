@@ -12,7 +12,6 @@ import jinja2
 from harness.core import markdown
 from harness.core.words import Verdict
 from harness.receipt.figures import number
-from harness.sweep.baseline import OF_VERDICT
 from harness.sweep.results import NOT_HERE, NOT_RUN, CellRow, LaneRow, Results
 
 HERE = Path(__file__).parent
@@ -49,8 +48,6 @@ def change_lines(results: Results) -> list[str]:
         for change in row.changes:
             lines = worse if change.worse else good
             lines.append(f"{row.name}: {change.kind.upper()}: {change.text}" + (_because(row) if change.worse else ""))
-            if row.bisected and change.kind in OF_VERDICT:
-                lines.append(f"{row.name}: {row.bisected}")
         if row.deviation and not any(change.worse for change in row.changes):
             worse.append(f"{row.name}: STILL {row.says}: {row.deviation}")
     return [*results.notes, *faults, *worse, *known, *good]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from harness.core.words import Verdict
 from harness.schedule.scheduler import GpuFault
 
-SCHEMA = 4
+SCHEMA = 5
 #: Verdicts of a cell besides those of a pack.
 FLAKY, NOT_RUN, NOT_HERE = "FLAKY", "NOT_RUN", "NOT_HERE"
 #: Verdicts behind which nothing was judged.
@@ -78,7 +78,6 @@ class CellRow:
     receipt: str = ""
     known: str = ""  # the thread of its deviation, as pack.toml names it
     as_of: str = ""  # the day on which a version that moves was the newest
-    bisected: str = ""  # which release or commit changed the verdict, or why that could not be told
 
     @property
     def says(self) -> str:

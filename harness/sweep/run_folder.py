@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import datetime as dt
 import itertools
-import json
-import os
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import filelock
@@ -29,12 +27,22 @@ CLOCKS_DIFFER = dt.timedelta(minutes=5)
 LOOKED_AT = 10
 #: What a sweep was requested to judge, in words; it is continued by the same request only.
 Request = tuple[str, ...]
-RECORD, JOURNAL, FAULTS, RESULTS = "run.json", "journal.jsonl", "gpus.jsonl", "results.json"
+RECORD, JOURNAL, RESULTS = "run.json", "journal.jsonl", "results.json"
 
 
 def now() -> dt.datetime:
     """Return the time, in UTC."""
     return dt.datetime.now(dt.UTC)
+
+
+@dataclass(frozen=True)
+class Record:
+    """run.json."""
+
+    started: str
+    finished: bool
+    request: Request
+    faults: tuple[GpuFault, ...]
 
 
 @dataclass(frozen=True)
@@ -44,33 +52,22 @@ class RunFolder:
     path: Path  # where everything goes
     started: dt.datetime  # when it began, in UTC
     request: Request  # what it judges
+    faults: list[GpuFault] = field(default_factory=list)  # the GPUs that left the pool: none is taken back
 
     @property
     def name(self) -> str:
         """Its name, which sorts by time."""
         return self.path.name
 
-    def gpu_faults(self) -> list[GpuFault]:
-        """List the GPUs that left the pool earlier in this sweep."""
-        path = self.path / FAULTS
-        lines = path.read_bytes().split(b"\n") if path.is_file() else []
-        found = []
-        for line in lines:
-            with suppress(ValueError):  # a kill left half of it
-                found.append(structure.structure(strict_json.loads(line), GpuFault))
-        return found
-
     def note(self, fault: GpuFault) -> None:
-        """Keep on disk that a GPU left the pool: a continued sweep does not take it back."""
-        with (self.path / FAULTS).open("a", encoding="utf-8") as stream:
-            stream.write("\n" + json.dumps(asdict(fault)) + "\n")  # a kill may have left half a line before it
-            stream.flush()
-            os.fsync(stream.fileno())
+        """Keep on disk that a GPU left the pool."""
+        self.faults.append(fault)
+        self.record(finished=False)
 
     def record(self, *, finished: bool) -> None:
         """Write down what it is; after a finished sweep the same command begins a new one."""
-        document = {"schema": 1, "started": self.started.isoformat(), "finished": finished, "request": self.request}
-        files.write_atomic(self.path / RECORD, json.dumps(document, indent=1) + "\n")
+        record = Record(self.started.isoformat(), finished, self.request, tuple(self.faults))
+        files.write_atomic(self.path / RECORD, receipt.to_json(asdict(record)))
 
 
 def is_run(folder: Path) -> bool:
@@ -80,27 +77,28 @@ def is_run(folder: Path) -> bool:
 
 def earlier(runs: Path, before: str | None = None) -> list[Path]:
     """List the folders of finished runs, the newest first; only those before the run named `before`."""
-    found = sorted((path for path in runs.glob("*") if is_run(path)), reverse=True)
-    return [folder for folder in found if (before is None or folder.name < before) and _read(folder).get("finished")]
+    found = sorted((path for path in runs.glob("*") if before is None or path.name < before), reverse=True)
+    return [folder for folder in found if (record := _read(folder)) and record.finished]
 
 
-def _read(folder: Path) -> dict[str, object]:
+def _read(folder: Path) -> Record | None:
+    """Read what a run is; None where that cannot be read."""
     try:
-        document = strict_json.loads((folder / RECORD).read_bytes())
+        return structure.structure(strict_json.loads((folder / RECORD).read_bytes()), Record)
     except (OSError, ValueError):
-        return {}
-    return document if isinstance(document, dict) else {}
+        return None
 
 
 def _unfinished(runs: Path, request: Request, moment: dt.datetime) -> RunFolder | None:
     """Find the run to go on with: the newest, whatever clock that was wrong or broken record lies beside it."""
-    for folder in sorted((path.parent for path in runs.glob(f"*/{RECORD}")), reverse=True):
+    for folder in sorted(runs.glob("*"), reverse=True):
         found = _read(folder)
-        started = receipt.moment(found.get("started"))
-        if started is None or started > moment + CLOCKS_DIFFER:
+        started = receipt.moment(found.started) if found else None
+        if found is None or started is None or started > moment + CLOCKS_DIFFER:
             continue
-        goes_on = found.get("request") == list(request) and not found.get("finished") and moment - started < LONGEST
-        return RunFolder(folder, started, request) if goes_on else None
+        if found.request != request or found.finished or moment - started >= LONGEST:
+            return None
+        return RunFolder(folder, started, request, list(found.faults))
     return None
 
 

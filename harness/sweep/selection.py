@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TypeVar
 
 from harness.core.cache import Cache
@@ -24,14 +24,6 @@ from harness.verdict.cell import Cell
 Found = TypeVar("Found")
 #: What a cell has after its name: of upstream's newest release, of its default branch's head.
 LATEST, HEAD = "latest", "head"
-
-
-@dataclass(frozen=True)
-class Moving:
-    """What else than the pinned releases is judged: the newest releases, the default branches' heads."""
-
-    latest: bool = False
-    head: bool = False
 
 
 def selected(packs: list[Pack], only: tuple[str, ...]) -> list[tuple[Pack, str]]:
@@ -54,8 +46,8 @@ def selected(packs: list[Pack], only: tuple[str, ...]) -> list[tuple[Pack, str]]
     return [(one, target) for one, target in every if not only or (one.name, target) in chosen]
 
 
-def cells(chosen: list[tuple[Pack, str]], host: Host, cache: Cache, moving: Moving) -> list[Cell]:
-    """Build the cells of the pinned releases, each followed by those of what moves.
+def cells(chosen: list[tuple[Pack, str]], host: Host, cache: Cache, *columns: str) -> list[Cell]:
+    """Build the cells of the pinned releases, each followed by those of what moves: LATEST, HEAD, or both.
 
     What moves is looked up once for all packs of an upstream. What cannot be had is UNAVAILABLE, with the reason.
     """
@@ -74,9 +66,9 @@ def cells(chosen: list[tuple[Pack, str]], host: Host, cache: Cache, moving: Movi
         for planned in eligibility.plan(pack, target, host):
             cell = cell_of(pack, planned, Request(), host, cache)
             found.append(cell)
-            if cell.evidence is not None and moving.latest:
+            if cell.evidence is not None and LATEST in columns:
                 found.append(_latest(cell, release(upstream.package, upstream.is_wheel)))
-            if cell.evidence is not None and moving.head and not upstream.is_compiled:  # it would have to be built
+            if cell.evidence is not None and HEAD in columns and not upstream.is_compiled:  # it would have to be built
                 found.append(_head(cell, head(upstream.repository)))
     return found
 

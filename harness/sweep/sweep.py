@@ -9,24 +9,19 @@ from pathlib import Path
 from typing import Protocol
 
 from harness.core import files, room
-from harness.core.cache import Cache
 from harness.core.progress import Progress
 from harness.core.words import Exit
 from harness.host.gpu_health import GpuWatch
-from harness.host.gpus import Device
-from harness.host.host import Host
 from harness.pack.model import Pack
 from harness.receipt import receipt, redaction
 from harness.schedule.journal import Journal
-from harness.schedule.scheduler import Account, GpuFault, Listener
+from harness.schedule.scheduler import Account, GpuFault
 from harness.schedule.selection import taken
 from harness.schedule.session import Session
 from harness.sweep import baseline, outputs, run_folder, selection
-from harness.sweep.bisection import Bisection
 from harness.sweep.collector import Collector, marked
 from harness.sweep.results import SCHEMA, CellRow, HostRow, Results
 from harness.sweep.run_folder import Request, RunFolder
-from harness.sweep.selection import Moving
 from harness.verdict.cell import Cell
 
 
@@ -37,14 +32,11 @@ class Order:
     packs: list[Pack]  # the packs that could be loaded
     folder: Path  # where they lie
     only: tuple[str, ...]  # the packs and targets that are named; empty: all
-    moving: Moving  # upstream's newest releases and default branches too
+    moving: tuple[str, ...]  # upstream's newest releases (LATEST) and default branches (HEAD) too
     repeat: int  # how often each lane runs
     budget: float | None  # in seconds; None without one
-    jobs: int | None  # how many lanes run at once; None: as many as the cores and the memory allow
     runs: Path  # the folder of the run folders
     baseline: Path | None  # the value of ``--baseline``
-    #: how long the bisections of verdicts that changed may take together, in seconds; None: there are none
-    bisect: float | None = None
     #: what makes another sweep of it where Slurm runs its lanes; empty: this host does
     cluster: tuple[str, ...] = ()
     #: what the outputs have to say besides, such as packs that could not be loaded
@@ -54,7 +46,7 @@ class Order:
     def request(self) -> Request:
         """What a sweep is continued by."""
         only = tuple(f"only {text}" for text in self.only)
-        return (files.key_of(self.folder.resolve()), str(self.moving), f"--repeat {self.repeat}", *only, *self.cluster)
+        return (files.key_of(self.folder.resolve()), *self.moving, f"--repeat {self.repeat}", *only, *self.cluster)
 
     def command(self, cell: Cell) -> str:
         """Return the command that makes a cell's receipt anew."""
@@ -69,20 +61,14 @@ class Engine(Protocol):
     def run(self, session: Session, cells: Iterable[Cell]) -> Account:
         """Run the lanes of cells that have not ended."""
 
-    def finished(self, run: Path, account: Account) -> None:
-        """Hear that the sweep of that run folder is finished, and what came of its lanes."""
-
 
 @dataclass(frozen=True)
 class Sweep:
     """Runs an order on a host."""
 
     order: Order  # what to do
-    cache: Cache  # of trees, dependency sets and JIT results
-    host: Host  # what it is; its GPUs are those of the pool
-    devices: list[Device]  # the GPUs
-    listener: Listener  # whom to tell of lanes
-    progress: Progress  # whom to tell of the rest
+    usual: Session  # where lanes run, whatever a sweep has of its own
+    progress: Progress  # whom to tell
     engine: Engine | None = None  # what runs the lanes; None: this host
 
     def run(self) -> tuple[Results, RunFolder]:
@@ -91,83 +77,61 @@ class Sweep:
         chosen = selection.selected(order.packs, order.only)
         with (
             room.guard(order.runs, "the folder of runs", "--runs DIR"),
-            taken(self.cache, order.packs) as copies,
+            taken(self.usual.cache, order.packs) as copies,
             run_folder.opened(order.runs, order.request, run_folder.now()) as folder,
         ):
             compared = baseline.find(order.baseline, order.runs, folder.name)
             packs = {one.name: one for one in copies}
             taken_here = [(packs[one.name], target) for one, target in chosen]
-            cells = selection.cells(taken_here, self.host, self.cache, order.moving)
+            cells = selection.cells(taken_here, self.usual.host, self.usual.cache, *order.moving)
             with Journal(folder.path / run_folder.JOURNAL) as journal:
                 session = self._session(folder, journal, begun)
-                self._announce(session, journal, cells)
+                again = f"; {journal.passed_over} damaged lines are passed over" if journal.passed_over else ""
+                before = f"{len(cells)} cells, {len(journal)} lanes ended before{again}"
+                self.progress.tell(f"run folder {session.folder}: {before}")
                 account = self.engine.run(session, cells) if self.engine else session.run(cells)
-                bisected_from = len(journal)
                 rows = self._rows(session, account, compared, cells)
-                account.ran += len(journal) - bisected_from
             results = self._results(folder, session, account, rows, compared.text)
             write(results, folder.path)
             if results.finished:
                 folder.record(finished=True)
-                if self.engine:
-                    self.engine.finished(folder.path, account)
         return results, folder
 
     def _session(self, folder: RunFolder, journal: Journal, begun: float) -> Session:
         def note(fault: GpuFault) -> None:
             folder.note(fault)
-            self.listener.fault(fault)
+            self.usual.listener.fault(fault)
 
         order = self.order
-        return Session(
-            cache=self.cache,
-            host=self.host,
-            devices=self.devices,
+        return replace(
+            self.usual,
             folder=folder.path,
             journal=journal,
             command=order.command,
-            listener=replace(self.listener, fault=note),
-            jobs=order.jobs,
+            listener=replace(self.usual.listener, fault=note),
             repeat=order.repeat,
             estimates=run_folder.estimates(order.runs, folder.name),
             stop_at=None if order.budget is None else begun + order.budget,
             watch=GpuWatch(),
-            faults=tuple(folder.gpu_faults()),
+            faults=tuple(folder.faults),
         )
-
-    def _announce(self, session: Session, journal: Journal, cells: list[Cell]) -> None:
-        """Say what is to be done, and what an earlier command did of it."""
-        again = f"; {journal.passed_over} damaged lines are passed over" if journal.passed_over else ""
-        self.progress.tell(f"run folder {session.folder}: {len(cells)} cells, {len(journal)} lanes ended before{again}")
-        tasks = session.tasks(cells)
-        seconds = None if self.order.cluster else session.seconds_left(tasks)
-        self.progress.begin(sum(task.key not in journal for task in tasks), seconds)
 
     def _rows(
         self, session: Session, account: Account, compared: baseline.Baseline, cells: list[Cell]
     ) -> tuple[CellRow, ...]:
-        """Return the rows of the cells; those whose verdict changed say why where that was asked for."""
-        places = {**self.cache.places, self.order.folder.absolute(): "$PACKS", self.order.runs: "$RUNS"}
+        places = {**self.usual.cache.places, self.order.folder.absolute(): "$PACKS", self.order.runs: "$RUNS"}
         judge = replace(session.judge, account=account)
         collector = Collector(judge, account, compared, redaction.of_host(places))
         threads = {cell.pack.name: cell.pack.definition.known for cell in cells if cell.pack.definition.known}
-        rows = list(marked([collector.row(cell) for cell in cells], threads))
-        if self.order.bisect is not None and not account.interrupted:
-            ends = [time.monotonic() + self.order.bisect, *([] if session.stop_at is None else [session.stop_at])]
-            bisection = Bisection(replace(session, stop_at=min(ends)), compared, self.progress.tell, collector.clean)
-            try:
-                for place, cell in enumerate(cells):
-                    rows[place] = bisection.row(cell, rows[place])
-            except KeyboardInterrupt:
-                account.interrupted = True
-        return tuple(rows)
+        return tuple(marked([collector.row(cell) for cell in cells], threads))
 
     def _results(
         self, folder: RunFolder, session: Session, account: Account, rows: tuple[CellRow, ...], compared: str
     ) -> Results:
-        host = self.host
-        gpus = {device.place: GpuFault(device.place, device.gpu.name, "", "") for device in self.devices}
-        gpus |= {place: GpuFault(place, name, "", "") for place, name in sorted(account.seen.items())}
+        host = session.host
+        gpus = {device.place: GpuFault(device.place, device.gpu.name, "", "") for device in session.devices}
+        seen = sorted({gpu.name for node in account.elsewhere.values() for gpu in node.gpus})
+        gpus |= {name: GpuFault("a node", name, "", "") for name in seen}
         gpus |= {one.place: GpuFault(one.place, one.name, one.reason, one.task) for one in account.faults}
         drivers = sorted({node.driver for node in account.elsewhere.values() if node.driver})
         results = Results(

@@ -159,23 +159,6 @@ def date_of(cache: Cache, url: str, commit: str) -> dt.date:
     return dt.datetime.fromtimestamp(int(seconds), dt.UTC).date()
 
 
-def history(cache: Cache, url: str) -> Path:
-    """Return the bare clone in the cache with every branch and tag of a repository, under ``refs/upstream``."""
-    mirror = cache.entry("git", files.key_of(url))
-    with cache.lock(f"git-{files.key_of(url)}"):
-        if not cache.offline:
-            mirror.mkdir(parents=True, exist_ok=True)
-            git.run(["init", "--quiet", "--bare"], mirror)
-            whole = ["--unshallow"] if (mirror / "shallow").exists() else []
-            names = [f"+{name}:refs/upstream/{name.removeprefix('refs/')}" for name in ("HEAD", "refs/heads/*")]
-            fetched = git.run(["fetch", "--quiet", "--tags", *whole, "--", url, *names], mirror)
-            if fetched.returncode != 0:
-                raise UnavailableError(f"git+...: its history cannot be fetched: {git.last_line(fetched.stderr)}")
-    if not mirror.is_dir() or (mirror / "shallow").exists():
-        raise UnavailableError("git+...: its history is not in the cache, and --offline forbids to fetch it")
-    return mirror
-
-
 def copy_commit(cache: Cache, url: str, commit: str, destination: Path) -> str:
     """Lay the files of one commit into `destination`; links become small files that hold their target's name.
 

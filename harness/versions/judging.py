@@ -46,10 +46,6 @@ class Candidate:
     sha256: str = ""  # of a release's archive, where it is known: by it a lane that ended before is found again
 
 
-class LaneNotRunError(HarnessError):
-    """A lane on which the next step depends was not run: the budget ended, or nothing could take it."""
-
-
 @dataclass(frozen=True)
 class Judging:
     """One pack, one target, any number of candidates.
@@ -72,12 +68,12 @@ class Judging:
         return [entry for entry in entries if entry is not None], account
 
     def one(self, candidate: Candidate) -> Entry:
-        """Judge a single candidate. KeyboardInterrupt: the user interrupted. LaneNotRunError: its lane was not run."""
+        """Judge a single candidate. KeyboardInterrupt: the user interrupted. HarnessError: its lane was not run."""
         entries, account = self.every([candidate])
         if account.interrupted:
             raise KeyboardInterrupt
         if not entries:
-            raise LaneNotRunError(next(iter(account.not_run.values()), "a lane did not end"))
+            raise HarnessError(next(iter(account.not_run.values()), "a lane did not end"))
         return entries[0]
 
     def _cell(self, candidate: Candidate) -> Cell | Side:

@@ -84,12 +84,6 @@ def _went(rows: list[Entry], period: Period) -> str:
     return f"not fixed in {rows[period.last].label}{tried}"
 
 
-def boundary(rows: list[Entry]) -> str:
-    """Say where the verdict changes, once, between the first row and the last, which are judged and differ."""
-    (period,) = periods(rows)
-    return _went(rows, period) if rows[0].verdict == WRONG else _came(rows, period)
-
-
 def line(rows: list[Entry]) -> str:
     """Say in one line ``bug from A, fixed in B``, as exactly as the verdicts allow and no more."""
     judged = [row for row in rows if row.is_judged]

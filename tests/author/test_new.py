@@ -186,15 +186,24 @@ def test_how_often_it_fails_is_what_the_run_counted(author: Author) -> None:
     assert f"With toykernel 1.0 {count[1]} of the script below end in `AssertionError (line " in issue
 
 
-def test_a_public_fix_is_judged_and_its_diff_stands_in_the_issue(author: Author) -> None:
-    fix = histories.git(author.bench.folder / "repository", "rev-parse", "main")
-    ended = author.new("toy_fixed", SCRIPT, "--with", "toykernel==1.0", "--fix-commit", fix)
-    assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "README" not in (author.folder("toy_fixed") / "fix.patch").read_text()
+def test_a_fix_is_judged_and_its_diff_stands_in_the_issue(author: Author) -> None:
+    assert author.new("toy_fixed", SCRIPT).returncode == 0
+    folder = author.folder("toy_fixed")
+    wanted = ("diff", "--full-index", "v1.0", "main", "--", "src")
+    diff = histories.git(author.bench.folder / "repository", *wanted)
+    head = "Subject: TODO: what the patch does\n\nSPDX-License-Identifier: Apache-2.0\n---\n"
+    (folder / "fix.patch").write_text(f"{head}{diff}\n")
+    for old, new in (
+        ('fix = "none"', 'fix = "patch"'),
+        ('"REPRODUCED"', '"CONFIRMED"'),
+        ("loads = []", 'loads = ["src/toykernel/scale.py"]'),
+    ):
+        toys.replace(folder / "pack.toml", old, new)
+    with (folder / "report.in.md").open("a") as report:
+        report.write("\n{{diff}}\n")
     ran = author.run("run", "toy_fixed", "--online")
     assert (ran.returncode, "CONFIRMED" in ran.stdout) == (0, True), ran.stdout + ran.stderr
     issue = author.run("report", "toy_fixed", "--from", "last", "--cache", str(author.bench.cache))
-    assert "**Fix.**\n```diff" in issue.stdout, issue.stdout
     assert "with the patch, no GPU\nfound [1.0, 1.0]\n(it ends without an error)\n```" in issue.stdout
     assert "FIX_VALIDATED" not in issue.stdout
     checked = author.run("check", "toy_fixed")
@@ -226,7 +235,6 @@ def test_a_pack_is_made_anew(author: Author) -> None:
         (SCRIPT, ["--with", "toykernel", "--env", "PATH=x"], "--env PATH: no variable that a script may set"),
         (SCRIPT, ["--with", "toykernel", "--env", "X"], "--env X: no variable that a script may set"),
         (SCRIPT, ["--with", "toykernel", "--env", "X", "--env", "Y=1"], "--env X: no variable that a script may set"),
-        (SCRIPT, ["--with", "toykernel", "--fix-commit", "nothing"], "neither a file nor a commit"),
         ("def (", ["--with", "toykernel"], "bug.py: no Python: "),
     ],
 )

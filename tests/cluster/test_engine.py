@@ -26,7 +26,7 @@ NODES = Settings({"sm_90a": "h200"}, {})
 def cell(tmp_path: Path) -> Cell:
     """Return the cell of a toy pack on a GPU that a cluster promises."""
     pack = load.load_pack(toys.lay(tmp_path, "41_executes_on_a_gpu", "0" * 64))
-    here = replace(host.detect(GpuPool([], "", [])), gpus=NODES.gpus([pack]))
+    here = replace(host.detect(GpuPool([], "", [])), gpus=NODES.gpus)
     (found,) = cells_of([pack], "all", Request(), here, Cache(tmp_path / "cache"))
     assert found.gpu == "sm_90a"
     return found
@@ -37,7 +37,7 @@ def work(cell: Cell, number: int, seconds: float | None, *, gpus: int = 1, ranks
     stated = replace(cell.stated, gpus=gpus, ranks=ranks)
     definition = replace(cell.pack.definition, targets={"sm_90a": stated})
     one = replace(cell, pack=replace(cell.pack, definition=definition), column=f"copy{number}")
-    here = replace(host.detect(GpuPool([], "", [])), gpus=NODES.gpus([]))
+    here = replace(host.detect(GpuPool([], "", [])), gpus=NODES.gpus)
     lanes = tuple(replace(task, seconds=seconds) for task in tasks(one, here, 1))
     return Work(one, lanes, "h200", Path(), None, 1, 2 * ranks)
 

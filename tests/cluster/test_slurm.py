@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.cluster import slurm
-from harness.cluster.slurm import AwayError, TaskState
+from harness.cluster.slurm import AwayError
 from harness.commands import cli
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
@@ -21,17 +21,13 @@ from testing.workbench import REPOSITORY, Workbench
 FAKE = REPOSITORY / "tests/resources/fake_slurm"
 
 
-def test_a_task_that_is_requeued_is_not_over() -> None:
-    said = ("PENDING", "REQUEUED", "COMPLETING", "NODE_FAIL", "TIMEOUT", "")
-    assert [state for state in said if TaskState(state).is_over] == ["NODE_FAIL", "TIMEOUT", ""]
-
-
 def test_a_gpu_that_is_promised_is_of_its_architecture() -> None:
     targets = ("sm_80", "sm_90a", "sm_100a", "sm_121a")
-    assert [slurm.gpu_of(target, "x").compute_capability for target in targets] == [(8, 0), (9, 0), (10, 0), (12, 1)]
+    promised = slurm.settings([f"{target}=x" for target in targets], []).gpus
+    assert tuple(gpu.target for gpu in promised[: len(targets)]) == targets
     for wrong in ("sm_90", "cpu", "sm_", "sm_80a"):
-        with pytest.raises(HarnessError, match="no architecture"):
-            slurm.gpu_of(wrong, "x")
+        with pytest.raises(HarnessError, match=r"no architecture|no such value"):
+            slurm.settings([wrong], [])
 
 
 @dataclass(frozen=True)
@@ -100,29 +96,6 @@ def test_options_of_sbatch_are_handed_on(odd: Odd) -> None:
     assert not any(line.startswith("gres") for line in asked), "a lane on cores asks for no GPU"
 
 
-def test_an_array_that_was_taken_in_silence_is_cancelled_and_counted_once(odd: Odd) -> None:
-    odd.is_odd(silent="", away=2, forgets="")
-    said = odd.sweep(status=0)
-    assert odd.cell()["verdict"] == "CONFIRMED"
-    assert "Slurm cannot be reached: Unable to contact slurm controller" in said
-    first, second = odd.scripts()
-    names = [line for line in (first + second).splitlines() if "job-name" in line]
-    assert names[0] == names[1]
-    name = names[0].partition("=")[2]
-    assert (odd.state / "cancelled").read_text() == f"--name={name}\n"
-
-
-def test_slurm_out_of_reach_ends_the_command_and_the_next_goes_on(odd: Odd) -> None:
-    odd.is_odd(unreachable="")
-    said = odd.sweep(status=1)
-    assert "error: Slurm cannot be reached: Batch job submission failed: Unable to contact" in said
-    assert "Next: the same command again" in said
-    (odd.state / "unreachable").unlink()
-    odd.sweep(status=0)
-    assert len(odd.scripts()) == 1
-    assert len(list(odd.bench.folder.glob("sweeps/*/run.json"))) == 1
-
-
 def test_a_budget_that_ends_cancels_what_is_left(odd: Odd) -> None:
     odd.is_odd(idle="")
     odd.sweep("--budget", "1s", status=5)
@@ -141,10 +114,13 @@ def test_what_cannot_be_read_is_not_run(odd: Odd) -> None:
     assert [change["kind"] for change in cell["changes"]] == ["not run"]
 
 
-def test_a_refusal_is_said_without_what_is_private(odd: Odd) -> None:
+def test_what_slurm_does_not_take_is_not_run_and_nothing_private_is_said(odd: Odd) -> None:
     odd.is_odd(refuses=f"Batch job submission failed: see {Path.home()}/limits")
-    odd.sweep(status=5)
-    assert odd.cell()["reason"].endswith("Batch job submission failed: see $HOME/limits")
+    odd.sweep(status=1)
+    cell = odd.cell()
+    reason = "Slurm does not take a task on cpu: Batch job submission failed: see $HOME/limits"
+    assert (cell["verdict"], cell["reason"]) == ("NOT_RUN", reason)
+    assert [change["kind"] for change in cell["changes"]] == ["not run"]
 
 
 def test_a_pack_that_changed_meanwhile_is_submitted_again(odd: Odd) -> None:
@@ -165,19 +141,17 @@ def test_the_next_command_follows_the_array_of_one_that_was_killed(odd: Odd) -> 
     assert odd.cell()["verdict"] == "CONFIRMED"
 
 
-def test_an_array_whose_command_was_killed_before_it_noted_the_tasks_is_cancelled(odd: Odd) -> None:
+def test_an_array_whose_command_was_killed_before_it_named_the_work_is_submitted_again(odd: Odd) -> None:
     odd.killed()
-    (note,) = odd.bench.folder.glob("sweeps/*.slurm/arrays/*.json")
-    note.write_text("{}")
+    (work,) = odd.bench.folder.glob("sweeps/*.slurm/jobs/*_submitted.pkl")
+    work.unlink()
     odd.sweep(status=0)
-    assert (odd.state / "cancelled").read_text() == f"--name={note.stem}\n"
     assert (len(odd.scripts()), odd.cell()["verdict"]) == (2, "CONFIRMED")
 
 
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("--slurm --latest --bisect 1m", "--bisect: with --slurm"),
         ("--slurm-option partition=p", "no cluster was asked for. Next: runner.py sweep --slurm ..."),
         ("--slurm --gpu-type sm_90=h200", "no architecture such as sm_80"),
         ("--slurm --gpu-type sm_90a=h200:4", "--gpu-type sm_90a=h200:4: no such value"),

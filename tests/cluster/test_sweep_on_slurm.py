@@ -108,8 +108,7 @@ class Nights:
 
     def tasks(self) -> dict[str, str]:
         """Return the state of every task of the newest run that Slurm knows, by its number."""
-        arrays = [json.loads(path.read_text()) for path in self.beside.glob("arrays/*.json")]
-        numbers = {task.partition("_")[0] for array in arrays for task in array}
+        numbers = {path.name.partition("_")[0] for path in self.beside.glob("jobs/*_submission.sh")}
         return {name: state for name, state in self.cluster.jobs().items() if name.partition("_")[0] in numbers}
 
 
@@ -145,7 +144,7 @@ def test_forty_lanes_on_five_cards_take_what_the_cards_allow(nights: Nights) -> 
     nights.bench.lay("01_confirmed", "900_on_cores")
     said = nights.run()
     assert "nothing needs attention; 21 cells: 21 CONFIRMED" in said
-    assert "gpu h200: 20 tasks" in said
+    assert "gpu:h200:1: 20 tasks" in said
     assert once(packs)
     took = nights.cluster.spans(said.partition("20 tasks, Slurm's job ")[2].split()[0])
     assert max(sum(begin <= moment < end for begin, end in took) for moment, _ in took) == CARDS
@@ -153,9 +152,9 @@ def test_forty_lanes_on_five_cards_take_what_the_cards_allow(nights: Nights) -> 
     whole = max(end for _, end in took) - min(begin for begin, _ in took)
     assert whole <= 1.1 * best + 1, f"{whole:.0f} s, and {best:.0f} were possible; Slurm counts whole seconds"
     results = nights.results()
-    assert [(gpu["place"], gpu["name"]) for gpu in results["gpus"]] == [("gpu h200", "Toy H200")]
+    assert [(gpu["place"], gpu["name"]) for gpu in results["gpus"]] == [("a node", "Toy H200")]
     assert (results["lanes_run"], results["host"]["driver"]) == (42, "999.1")
-    assert {lane["place"] for cell in results["cells"] for lane in cell["lanes"]} == {"gpu h200", "cpu"}
+    assert {lane["place"] for cell in results["cells"] for lane in cell["lanes"]} == {"gpu:h200:1", "cpu"}
     receipt = json.loads((nights.newest / "receipts/001_toy" / EVIDENCE).read_text())
     assert receipt["host"]["gpus"] == [{"name": "Toy H200", "compute_capability": "9.0"}]
     assert receipt["host"]["driver"] == "999.1"
@@ -164,19 +163,19 @@ def test_forty_lanes_on_five_cards_take_what_the_cards_allow(nights: Nights) -> 
     assert not nights.beside.exists(), "what nobody needs is removed"
 
 
-def test_a_lane_of_two_gpus_asks_for_two_and_a_wrong_type_is_not_here(nights: Nights) -> None:
+def test_a_lane_of_two_gpus_asks_for_two_and_too_many_are_not_run(nights: Nights) -> None:
     one, two = nights.toys(2)
     toys.replace(two / "pack.toml", "timeout_s = 60", "timeout_s = 60\ngpus = 2")
     nights.run()
-    assert nights.cells()["002_toy/sm_90a"]["lanes"][0]["place"] == "gpus h200,h200"
+    assert nights.cells()["002_toy/sm_90a"]["lanes"][0]["place"] == "gpu:h200:2"
     assert {line.split()[1] for line in (two / "starts").read_text().splitlines()} == {"0,1"}
     assert {line.split()[1] for line in (one / "starts").read_text().splitlines()} <= {"0", "1"}
     toys.replace(two / "pack.toml", "gpus = 2", "gpus = 3")
     nights.run("--baseline", str(nights.folder), status=1)
     cell = nights.cells()["002_toy/sm_90a"]
-    words = "Slurm refuses gpu:h200:3: Batch job submission failed: Requested node configuration is not available"
-    assert (cell["verdict"], cell["reason"]) == ("NOT_HERE", words)
-    assert [change["kind"] for change in cell["changes"]] == ["newly unsupported"]
+    why = "Batch job submission failed: Requested node configuration is not available"
+    assert (cell["verdict"], cell["reason"]) == ("NOT_RUN", f"Slurm does not take a task on gpu:h200:3: {why}")
+    assert [change["kind"] for change in cell["changes"]] == ["not run"]
     assert nights.cells()["001_toy/sm_90a"]["verdict"] == "CONFIRMED"
 
 
@@ -190,17 +189,16 @@ def test_nodes_of_several_kinds_fill_one_table(nights: Nights) -> None:
     nights.run("--gpu-type", "sm_80=a100", "--gpu-type", "sm_90a=h200")
     assert nights.verdicts() == {"CONFIRMED"}
     assert set(nights.cells()) == {"001_toy/sm_80", "001_toy/sm_90a"}
-    gpus = {gpu["place"]: gpu["name"] for gpu in nights.results()["gpus"]}
-    assert gpus == {"gpu a100": "Toy A100", "gpu h200": "Toy H200"}
+    assert [gpu["name"] for gpu in nights.results()["gpus"]] == ["Toy A100", "Toy H200"]
     receipt = json.loads((nights.newest / "receipts/001_toy/sm_80.executed.json").read_text())
     assert receipt["host"]["gpus"] == [{"name": "Toy A100", "compute_capability": "8.0"}]
 
 
-def test_a_wrong_partition_is_not_here_in_slurms_own_words(nights: Nights) -> None:
+def test_a_wrong_partition_is_not_run_in_slurms_own_words(nights: Nights) -> None:
     nights.toys(1)
-    nights.run("--slurm-option", "partition=nope", status=5)
+    nights.run("--slurm-option", "partition=nope", status=1)
     cell = nights.cells()["001_toy/sm_90a"]
-    assert cell["verdict"] == "NOT_HERE"
+    assert cell["verdict"] == "NOT_RUN"
     assert "invalid partition specified: nope; Batch job submission failed: Invalid partition name" in cell["reason"]
     assert not sweeps.starts(nights.bench.packs / "001_toy")
 
@@ -213,12 +211,11 @@ def test_an_option_counts_more_than_the_environment(nights: Nights, monkeypatch:
     assert nights.verdicts() == {"CONFIRMED"}
 
 
-def test_an_array_that_slurm_takes_and_will_not_run_is_not_here(nights: Nights) -> None:
+def test_an_array_that_slurm_takes_and_will_not_run_is_told(nights: Nights) -> None:
     nights.toys(1)
-    nights.run("--slurm-option", "partition=short", status=5)
+    nights.run("--slurm-option", "partition=short", status=1)
     cell = nights.cells()["001_toy/sm_90a"]
-    assert cell["verdict"] == "NOT_HERE"
-    assert cell["reason"] == "Slurm took it and never runs it (PartitionTimeLimit)"
+    assert (cell["verdict"], cell["reason"].partition(" is ")[2]) == ("NOT_RUN", "never run (PartitionTimeLimit)")
     assert "PENDING" not in nights.cluster.jobs().values()
 
 
@@ -226,21 +223,21 @@ def test_a_gpu_with_a_fault_is_told_and_its_lanes_say_nothing(nights: Nights) ->
     pack, _ = nights.toys(2)
     (pack / "harm.json").write_text('{"xids": [79]}')
     said = nights.run(status=1)
-    assert "gpu h200: Xid 79" in said
+    assert "gpu:h200:1: Xid 79" in said
     assert "what its task printed names the node" in said
     cells = nights.cells()
     assert cells["001_toy/sm_90a"]["verdict"] == "NOT_RUN"
-    (gpu,) = nights.results()["gpus"]
-    assert (gpu["place"], "Xid 79" in gpu["reason"]) == ("gpu h200", True)
+    (gpu,) = [gpu for gpu in nights.results()["gpus"] if gpu["reason"]]
+    assert (gpu["place"], "Xid 79" in gpu["reason"]) == ("gpu:h200:1", True)
     assert socket.gethostname() in next(nights.beside.glob("jobs/*_0_0_log.out")).read_text()
 
 
-def test_a_type_that_is_another_architecture_is_not_here(nights: Nights) -> None:
+def test_a_type_that_is_another_architecture_judges_nothing(nights: Nights) -> None:
     (pack,) = nights.toys(1)
     toys.replace(pack / "pack.toml", "[targets.sm_90a]", "[targets.sm_80]")
-    nights.run("--gpu-type", "sm_80=h200", status=5)
+    nights.run("--gpu-type", "sm_80=h200", status=1)
     cell = nights.cells()["001_toy/sm_80"]
-    assert (cell["verdict"], sweeps.starts(pack).total()) == ("NOT_HERE", 0)
+    assert (cell["verdict"], sweeps.starts(pack).total()) == ("NOT_RUN", 0)
     assert cell["reason"] == "Slurm gave Toy H200 (sm_90a) for gpu:h200:1, and not 1 of sm_80"
 
 

@@ -120,14 +120,6 @@ def test_a_sample_is_the_same_for_a_seed_and_another_for_another() -> None:
     assert set(names[1]) - {one.name for one in generated.sample(fix, fewer, 8, 1)} == {names[1][3]}
 
 
-def test_those_that_survived_come_first_and_besides() -> None:
-    fix = _fix(PYTHON_OLD, PYTHON_NEW)
-    found = generated.candidates(fix, ())
-    usual = [one.name for one in generated.sample(fix, found, 3, 1)]
-    other = next(one.name for one in generated.ranked(found, 1)[::-1] if one.name not in usual)
-    assert [one.name for one in generated.sample(fix, found, 3, 1, (usual[2], other))] == [other, usual[2], *usual[:2]]
-
-
 def test_what_does_not_parse_is_no_mutant_and_nothing_is_made_twice() -> None:
     fix = _fix(PYTHON_OLD, PYTHON_NEW)
     maker = generated.Maker(fix)

@@ -417,6 +417,7 @@ def test_the_readme_links_each_report_and_states_the_repositorys_address() -> No
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
     for one in PACKS:
         assert f"(packs/{one.name})" in text
-    placeholder, url = "RAW-URL-OF-THIS-REPOSITORY", links.repository_url()
-    assert (placeholder in text) == (url == "")
+    url = links.repository_url()
+    for placeholder in (links.RAW, links.ADDRESS):
+        assert (placeholder in text) == (url == "")
     assert url in text

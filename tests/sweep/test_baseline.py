@@ -19,7 +19,6 @@ from harness.receipt.receipt import GpuRecord, Receipt
 from harness.sweep import baseline, run_folder, selection
 from harness.sweep.baseline import Baseline
 from harness.sweep.results import NOT_HERE, NOT_RUN
-from harness.sweep.selection import Moving
 from harness.sweep.sweep import write
 from harness.verdict.cell import Cell
 from testing import nights
@@ -32,7 +31,7 @@ HOST = host.Host("3.11.7", "2.13.0+cpu", "3.6.0")
 def toy(workbench: Workbench) -> Cell:
     """Return the cell of the sound toy pack."""
     loaded = load.load_pack(workbench.lay("01_confirmed"))
-    (one,) = selection.cells([(loaded, "cpu")], HOST, None, Moving())  # type: ignore[arg-type]
+    (one,) = selection.cells([(loaded, "cpu")], HOST, None)  # type: ignore[arg-type]
     return one
 
 
@@ -75,6 +74,19 @@ def test_a_figure_changed_only_by_more_than_its_noise(
     assert [change.kind for change in baseline.of_figures(toy, now, then)] == disturbed, "its lanes shared the host"
     other = replace(then, host=replace(then.host, gpus=(GpuRecord("Another", "9.0"),)))
     assert baseline.of_figures(measuring, now, other) == [], "another GPU is another measurement"
+
+
+@pytest.mark.parametrize(
+    ("before", "verdict", "kinds"),
+    [
+        ("CONFIRMED", "CONFIRMED", []),
+        ("CONFIRMED", "FIXED_UPSTREAM", [("fixed upstream", True)]),
+        ("FIXED_UPSTREAM", "CONFIRMED", [("has the bug", True)]),
+        ("ERROR", "CONFIRMED", [("recovered", False)]),
+    ],
+)
+def test_a_bug_that_comes_back_is_no_recovery(before: str, verdict: str, kinds: list[tuple[str, bool]]) -> None:
+    assert [(change.kind, change.worse) for change in baseline.of_verdict(verdict, before, "toy 1.1")] == kinds
 
 
 def test_a_newer_release_is_expected_to_be_fixed_where_pack_toml_says_so(toy: Cell) -> None:

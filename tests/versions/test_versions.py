@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -24,7 +22,6 @@ LETTERS = {
     "E": LaneVerdict.ERROR,
     "C": LaneVerdict.CONTROL_FAILED,
 }
-MEANS = {"B": "wrong", "r": "right", "?": "unimportable", "E": "crashing"}
 MIXED = {"0.1": "unimportable", "0.2": "other API", "0.3": "right", "0.9": "unimportable"}
 MIXED |= {"1.0": "wrong", "1.1": "wrong", "2.0": "right"}
 
@@ -162,25 +159,6 @@ def test_a_wrong_call_names_the_next_step(workbench: Workbench, arguments: list[
     workbench.lay("01_confirmed")
     found, _, errors = _versions(workbench, {"0.5": "right", "1.0": "wrong"}, *arguments)
     assert (found, said in errors) == (status, True), errors
-
-
-@pytest.mark.parametrize(
-    ("states", "line"),
-    [
-        ("BB?BBrrr", "{5} (number 5, right)"),
-        ("rrBEB", "{2} (number 2, wrong)"),
-        ("BB?Er", "one of 3 commits, the others of which could not be judged: {2} ("),
-    ],
-)
-def test_git_itself_bisects_commits(tmp_path: Path, states: str, line: str) -> None:
-    hashes = histories.commits(tmp_path / "history", [MEANS[letter] for letter in states])
-    rows = dict(zip(hashes, _rows(states), strict=True))
-    (tmp_path / "bisect").mkdir()
-    ends = hashes[0], hashes[-1]
-    said = bisection.changed_at(tmp_path / "history/.git", tmp_path / "bisect", ends, rows[ends[0]], rows.__getitem__)
-    for number, commit in enumerate(hashes):
-        line = line.replace(f"{{{number}}}", commit[:12])
-    assert re.sub(r"\(\S+, number", "(number", said).startswith(line)
 
 
 def test_what_is_kept_holds_no_path(workbench: Workbench) -> None:
