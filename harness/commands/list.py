@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import click
@@ -12,11 +12,50 @@ from harness.commands import options
 from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.errors import HarnessError
-from harness.core.words import Exit
+from harness.core.words import NO_EXPECTATION, Exit
 from harness.pack.model import Pack
-from harness.receipt import receipt
-from harness.report import grid
-from harness.report.grid import Entry
+from harness.receipt import receipt, staleness, strength
+from harness.receipt.receipt import Receipt
+
+FRESH, STALE, NONE = "fresh", "STALE", "none"
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One pack on one target: the strongest evidence that a receipt holds for it.
+
+    `state` is fresh, STALE, none or "no expectation"; `strength` says how many mutants the checks refused, and is
+    empty where nobody measured it.
+    """
+
+    target: str
+    verdict: str = ""
+    evidence: str = ""
+    state: str = NONE
+    why_stale: tuple[str, ...] = ()
+    gpu: str = ""
+    strength: str = ""
+
+
+def _entry(pack: Pack, target: str, best: Receipt | None) -> Entry:
+    if best is None:
+        return Entry(target, strength=strength.text(pack, target, ""))
+    why = tuple(staleness.reasons(pack, best))
+    return Entry(
+        target=target,
+        verdict=best.verdict,
+        evidence=best.evidence,
+        state=STALE if why else FRESH if target in pack.definition.targets else NO_EXPECTATION,
+        why_stale=why,
+        gpu=best.host.gpu,
+        strength=strength.text(pack, target, best.evidence),
+    )
+
+
+def _entries(pack: Pack) -> list[Entry]:
+    """Build the entries of a pack, one for each target that pack.toml lists, then for those that it does not."""
+    best = receipt.strongest(receipt.load_all(pack.receipts, lanes=False))
+    return [_entry(pack, target, best.get(target)) for target in dict.fromkeys((*pack.definition.targets, *best))]
 
 
 def _lines(pack: Pack, entries: list[Entry]) -> list[str]:
@@ -31,7 +70,7 @@ def _lines(pack: Pack, entries: list[Entry]) -> list[str]:
 
 
 def _state(one: Entry) -> str:
-    if one.state == grid.NONE:
+    if one.state == NONE:
         return "; ".join(filter(None, ("no receipt", one.strength)))
     verdict = f"{one.verdict} ({', '.join(filter(None, (one.evidence, one.gpu)))})"
     state = f"{one.state}: {'; '.join(one.why_stale)}" if one.why_stale else one.state
@@ -80,7 +119,7 @@ def command(shared: Shared, wanted: tuple[str, ...], sweeps: Path | None, as_jso
     listed = []
     for pack in chosen:
         try:
-            listed.append((pack, grid.of_pack(pack, receipt.load_all(pack.receipts, lanes=False))))
+            listed.append((pack, _entries(pack)))
         except HarnessError as error:
             errors.append(error)
     if as_json:

@@ -45,7 +45,7 @@ def command(
     (`last`, or a run folder) in the place of the committed ones.
 
     --bundle FILE writes script, contract, patch, pack.toml, receipts with logs, the text, and how to rerun it. The same
-    pack gives the same bytes; a receipt that is STALE is refused. `check --bundle FILE` judges it again.
+    pack gives the same bytes; a receipt that is STALE is refused.
 
     --pr DIR makes a branch with one commit: ask.patch or fix.patch, and upstream_test.patch. Author and hooks are your
     own; there is no sign-off, and nothing is pushed. A checkout with changes, or one that the patch does not fit

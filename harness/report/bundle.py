@@ -6,8 +6,6 @@ import io
 import zipfile
 from pathlib import Path
 
-from harness import __version__
-from harness.core import files
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
 from harness.pack.model import Pack
@@ -17,8 +15,7 @@ from harness.receipt.redaction import Scrubber
 from harness.report import report
 from harness.upstream.source import SourceKind
 
-SCHEMA = 1
-MANIFEST, REPORT = "MANIFEST.json", "REPORT.md"
+RERUN = "RERUN.md"
 PARTS = ("reproduce.py", "contract.py", "fix.patch", "fix.head.patch", "ask.patch", "upstream_test.patch", "pack.toml")
 #: The folders of receipts that go with it, and what of `run` judges each anew.
 FOLDERS = {"": "", "head": " --upstream head", "ask": " --upstream ask"}
@@ -26,8 +23,8 @@ FOLDERS = {"": "", "head": " --upstream head", "ask": " --upstream ask"}
 DATE = (2026, 1, 1, 0, 0, 0)
 
 
-def readme(pack: Pack, receipts: list[Receipt]) -> str:
-    """Write the bundle's first page.
+def rerun(pack: Pack, receipts: list[Receipt]) -> str:
+    """Write how to run it again.
 
     CHECKOUT stands there for a checkout of the pinned release, at its tag's commit.
     """
@@ -45,6 +42,7 @@ def readme(pack: Pack, receipts: list[Receipt]) -> str:
         commit=upstream.marked_commit,
         verdicts="\n".join(verdicts),
         root=root,
+        name=pack.name,
         path="" if upstream.is_compiled else f"PYTHONPATH={root} ",
     )
 
@@ -90,23 +88,15 @@ def members(pack: Pack) -> dict[str, bytes]:
         for path in filter(receipt.is_receipt, sorted(pack.receipts.rglob(suffix))):
             paths[f"receipts/{path.relative_to(pack.receipts).as_posix()}"] = path
     found = {name: path.read_bytes() for name, path in paths.items() if path.exists()}
-    return {"README.md": readme(pack, receipts).encode(), **found, REPORT: report.render(pack).encode()}
+    return {RERUN: rerun(pack, receipts).encode(), **found, "README.md": report.render(pack).encode()}
 
 
 def build(pack: Pack, scrubber: Scrubber) -> bytes:
     """Build the zip; refuse where something private is in any member, and name that member."""
-    content = members(pack)
-    for name, data in content.items():
-        scrubber.require_clean(name, data.decode(errors="replace"))
-    manifest = {
-        "schema": SCHEMA,
-        "pack": pack.name,
-        "runner": __version__,
-        "files": {name: files.sha256_bytes(data) for name, data in sorted(content.items())},
-    }
     stream = io.BytesIO()
     with zipfile.ZipFile(stream, "w", zipfile.ZIP_DEFLATED) as bundle:
-        for name, data in {MANIFEST: receipt.to_json(manifest).encode(), **content}.items():
+        for name, data in members(pack).items():
+            scrubber.require_clean(name, data.decode(errors="replace"))
             member = zipfile.ZipInfo(f"{pack.name}/{name}", DATE)
             member.compress_type = zipfile.ZIP_DEFLATED
             member.external_attr = 0o644 << 16

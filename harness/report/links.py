@@ -3,26 +3,21 @@
 Until the project has a public address the setting is empty, and a link is the file's path in this repository, as text:
 a relative link would lead nowhere from an upstream's page.
 
-``python -m harness.report.links`` writes the address where README.md, docs/ and deploy/ have a placeholder for it.
+README.md, docs/nights.md and deploy/github have placeholders for the address. Write it there by
+``sed -i 's|https://RAW-URL-OF-THIS-REPOSITORY|URL/raw/main|; s|https://URL-OF-THIS-REPOSITORY|URL|' FILES``.
 """
 
 from __future__ import annotations
 
 import functools
 import re
-import sys
 from pathlib import Path
 
 import tomli
 
-from harness.core import files
-
 REPOSITORY = Path(__file__).resolve().parents[2]
 BRANCH = "main"
-#: What stands where the address belongs, in the files that a user copies lines from.
-RAW, ADDRESS = "https://RAW-URL-OF-THIS-REPOSITORY", "https://URL-OF-THIS-REPOSITORY"
 PAGE = re.compile(r"https://[\w.:-]+(?:/[\w.~-]+)+")
-WRITTEN = ("README.md", "docs/nights.md", "deploy/github/reproducer-packs.yml")
 
 
 @functools.cache
@@ -57,26 +52,3 @@ def commit(sha: str, url: str) -> str:
     """
     short, page = sha[:12], url.removesuffix("/").removesuffix(".git")
     return f"[{short}]({page}/commit/{sha})" if PAGE.fullmatch(page) else short
-
-
-def with_address(text: str, url: str) -> str:
-    """Write the address into a text that has a placeholder for it; an empty one leaves it as it is."""
-    if not url:
-        return text
-    return text.replace(RAW, f"{url}/raw/{BRANCH}").replace(ADDRESS, url)
-
-
-def main() -> int:
-    """Write the address into README.md, docs/ and deploy/; return 0."""
-    for name in WRITTEN:
-        path = REPOSITORY / name
-        before = path.read_text(encoding="utf-8")
-        after = with_address(before, repository_url())
-        if after != before:
-            files.write_atomic(path, after)
-        sys.stdout.write(f"{name}: {'written' if after != before else 'as it was'}\n")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

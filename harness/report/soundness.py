@@ -9,7 +9,6 @@ from pathlib import Path
 
 from packaging.utils import canonicalize_name
 
-from harness.core import files
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError, UnavailableError
 from harness.core.words import Role, SuiteVerdict, Verdict
@@ -20,7 +19,7 @@ from harness.pack import script_text
 from harness.pack.model import Pack
 from harness.receipt import receipt, staleness
 from harness.receipt.receipt import Receipt
-from harness.report import advisories, report
+from harness.report import advisories, receipt_check, report
 from harness.suites import receipt as suite_receipt
 from harness.upstream import patch, tree
 from harness.upstream.patch import PatchedFile
@@ -232,26 +231,22 @@ def _abbreviated(listed: tuple[PatchedFile, ...]) -> list[str]:
 
 
 def _receipt_errors(pack: Pack, path: Path, one: Receipt) -> list[str]:
-    name = path.relative_to(pack.folder).as_posix()
-    errors = []
-    if (one.pack, f"{one.name}.json") != (pack.name, path.name):
-        errors.append(f"{name} speaks of {one.pack} {one.name}")
-    log = path.with_name(one.log.file)
-    if not log.exists() or files.sha256_file(log) != one.log.sha256:
-        errors.append(f"{name}: its log {one.log.file} is missing or has another hash")
+    """Say what of a receipt does not hold, and where it shows something else than pack.toml expects."""
+    is_asked, is_own = path.parent.name == "ask", path.parent == pack.receipts
+    stale = _ask_reasons(pack, one) if is_asked else staleness.reasons(pack, one)
+    errors = receipt_check.errors(pack, path, one, is_fresh=not stale)
     target, head = pack.definition.targets.get(one.target), pack.definition.head
-    if path.parent.name == "ask":
-        expected = Verdict.CONFIRMED
-    else:
-        expected = head.verdict if path.parent != pack.receipts and head else target.verdict if target else one.verdict
-    if one.verdict != expected:
-        errors.append(f"{name}: shows {one.verdict}, pack.toml expects {expected}")
     if target is None:
-        errors.append(f"{name}: pack.toml lists no target {one.target}")
-    missing = [claim for claim in target.claims_of(one.evidence) if claim not in one.claims] if target else []
-    if missing and path.parent == pack.receipts:
-        errors.append(f"{name}: lacks the claims {', '.join(missing)}")
-    return errors
+        errors.append(f"pack.toml lists no target {one.target}")
+    else:
+        expected = Verdict.CONFIRMED if is_asked else target.verdict if is_own or head is None else head.verdict
+        if one.verdict != expected:
+            errors.append(f"shows {one.verdict}, pack.toml expects {expected}")
+        missing = [claim for claim in target.claims_of(one.evidence) if claim not in one.claims]
+        if missing and is_own:
+            errors.append(f"lacks the claims {', '.join(missing)}")
+    name = path.relative_to(pack.folder).as_posix()
+    return [f"{name}: {error}" for error in errors]
 
 
 def _pin_errors(pack: Pack, pins: dict[str, str], receipts: list[Receipt]) -> list[str]:

@@ -1,108 +1,30 @@
-"""Whether a bundle that somebody sent holds: its zip, its files, its texts, and each receipt, judged anew.
+"""Whether a receipt is one that the runner writes: the one judge judges again from what it says of its lanes.
 
-The one judge judges again from what the receipt says of the lanes; the reports are rendered again; every other file is
-compared with this repository. It cannot show that a run took place.
+It cannot show that a run took place.
 """
 
 from __future__ import annotations
 
 import datetime as dt
-import io
-import re
-import stat
-import tempfile
-import zipfile
-import zlib
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path, PurePosixPath
 
-from harness.core import files, strict_json, terminal
+from harness.core import files, terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, LaneName, LaneVerdict, Verdict
 from harness.host.host import python_tag
 from harness.lane import results, script
 from harness.lane.record import LaneRecord
-from harness.pack import load
 from harness.pack.model import Pack
-from harness.receipt import receipt, staleness
 from harness.receipt.receipt import Receipt
-from harness.report import bundle
 from harness.upstream import dependencies, patch
 from harness.upstream.patch import PatchedFile
 from harness.verdict import lane_verdict, pack_verdict
 
-MOST_MEMBERS = 500
-#: Bytes of one member, unpacked.
-MOST_BYTES = 1 << 25
-#: Likewise, of all members.
-MOST_IN_ALL = 1 << 27
-LONGEST_NAME = 200
-#: A member's name: it leads nowhere out of the pack's folder.
-NAME = re.compile(r"\w[\w.-]*(?:/\w[\w.-]*)*", re.ASCII)
-#: How a command begins: in a clone, and where the runner is installed.
-RUNNERS = (["runner.py"], ["reproducer-packs"])
 #: What a log says where it is not whole.
 LEFT_OUT = " bytes are left out here ...]"
 #: Verdicts that no two lanes give.
 WITHOUT_LANES = {Verdict.UNAVAILABLE, Verdict.PATCH_STALE, Verdict.ERROR}
-
-
-def _members(data: bytes) -> dict[str, bytes]:
-    """Read a zip as the runner writes it: plain files of bounded size under names that lead nowhere else.
-
-    HarnessError is raised where it is none.
-    """
-    try:
-        with zipfile.ZipFile(io.BytesIO(data)) as opened:
-            infos = opened.infolist()
-            problem = next(_zip_problems(data, opened, infos), "")
-            if problem:
-                raise HarnessError(problem)
-            content = {}
-            for info in infos:
-                with opened.open(info) as member:  # of one that inflates to more than it states, no more is held
-                    content[info.filename] = member.read(info.file_size + 1)
-            return content
-    except (zipfile.BadZipFile, NotImplementedError, RuntimeError, OSError, ValueError, EOFError, zlib.error) as error:
-        raise HarnessError(f"it is no zip that can be read: {error}") from None
-
-
-def _zip_problems(data: bytes, opened: zipfile.ZipFile, infos: list[zipfile.ZipInfo]) -> Iterator[str]:
-    if opened.comment or not data.startswith(b"PK\x03\x04") or len(infos) > MOST_MEMBERS:
-        yield f"it is no bundle: something stands around the zip, or it has more than {MOST_MEMBERS} members"
-    if sum(info.file_size for info in infos) > MOST_IN_ALL:
-        yield f"its members state more than {MOST_IN_ALL} bytes"
-    names = [info.filename.casefold() for info in infos]
-    for info in infos:
-        if not NAME.fullmatch(info.filename) or len(info.filename) > LONGEST_NAME:
-            yield f"member {info.filename[:60]!r}: no name of a file in the pack's folder"
-        elif names.count(info.filename.casefold()) > 1:
-            yield f"member {info.filename}: it stands there twice"
-        elif stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
-            yield f"member {info.filename}: it is no plain file"
-        elif info.external_attr >> 16 & 0o111:
-            yield f"member {info.filename}: it can be executed"
-        elif info.flag_bits & 1 or info.compress_type != zipfile.ZIP_DEFLATED or info.file_size > MOST_BYTES:
-            yield f"member {info.filename}: it is encrypted, packed in another way, or larger than {MOST_BYTES} bytes"
-
-
-def _manifest_errors(content: dict[str, bytes], name: str) -> list[str]:
-    try:
-        manifest = strict_json.loads(content.pop(bundle.MANIFEST, b""))
-    except strict_json.StrictJsonError as error:
-        return [f"{bundle.MANIFEST}: {error}"]
-    if not isinstance(manifest, dict) or set(manifest) != {"schema", "pack", "runner", "files"}:
-        return [f"{bundle.MANIFEST}: it has other keys than schema, pack, runner, files"]
-    errors = []
-    if manifest["schema"] != bundle.SCHEMA or type(manifest["schema"]) is not int:
-        errors.append(f"{bundle.MANIFEST}: schema {str(manifest['schema'])[:20]}, not {bundle.SCHEMA}")
-    if manifest["pack"] != name:
-        errors.append(f"{bundle.MANIFEST}: it is of {str(manifest['pack'])[:60]}")
-    hashes = {member: files.sha256_bytes(data) for member, data in content.items()}
-    stated = manifest["files"] if isinstance(manifest["files"], dict) else {}
-    wrong = [member for member in sorted({*hashes, *stated}) if hashes.get(member) != stated.get(member)]
-    return errors + [f"{member}: the zip and {bundle.MANIFEST} do not agree" for member in wrong]
 
 
 def _lane_errors(lane: LaneRecord) -> Iterator[str]:
@@ -204,22 +126,17 @@ def _host_errors(one: Receipt, pack: Pack) -> Iterator[str]:
         yield f"dependencies: {error}"
 
 
-def _about_pack(one: Receipt, pack: Pack, place: str) -> Iterator[str]:
+def _about_pack(one: Receipt, pack: Pack, folder: str) -> Iterator[str]:
     upstream, definition = pack.definition.upstream, pack.definition
-    stated = {
-        "pack": (one.pack, pack.name),
-        "kind": (one.kind, definition.kind),
-        "upstream.package": (one.upstream.package, upstream.package),
-        "its name": (PurePosixPath(place).stem, one.name),
-    }
-    if PurePosixPath(place).parent.name == "receipts":
+    stated = {"kind": (one.kind, definition.kind), "upstream.package": (one.upstream.package, upstream.package)}
+    if folder == "receipts":
         stated["upstream.version"] = (one.upstream.version, upstream.pin)
         stated["upstream.origin"] = (one.upstream.origin, "pinned")
     yield from (f"{name}: {found}, not {wanted}" for name, (found, wanted) in stated.items() if found != wanted)
-    ask = definition.ask if PurePosixPath(place).parent.name == "ask" else None
+    ask = definition.ask if folder == "ask" else None
     if one.about != (ask.checks if ask else ()):
         yield "about: not the checks of pack.toml's [ask]"
-    if one.fix and one.fix.name not in _patches_for(pack, PurePosixPath(place).parent.name):
+    if one.fix and one.fix.name not in _patches_for(pack, folder):
         yield f"fix: {one.fix.name[:40]} is no patch of the pack for that tree"
     if one.age > dt.datetime.now(dt.UTC) + dt.timedelta(days=1):
         yield f"started: {one.started} is in the future"
@@ -240,23 +157,9 @@ def _patches_for(pack: Pack, folder: str) -> set[str]:
     return {pack.patch_for(upstream.commit if upstream.is_commit else "").name}
 
 
-def _command_errors(one: Receipt, pack: Pack) -> Iterator[str]:
-    """Say that a command which names packs or a target names others."""
-    words = one.command.split()
-    named = {word for word in words if re.fullmatch(r"\d+(?:_\w+)?", word)}
-    target = words[words.index("--target") + 1 :][:1] if "--target" in words else ["all"]
-    others = bool(named) and not any(load.matches(pack.name, word) for word in named)
-    if others or words[:1] not in RUNNERS or target[0] not in (one.target, "all", "auto"):
-        yield f"command: {one.command[:80]!r} does not run this pack on {one.target}"
-
-
-def _log_errors(one: Receipt, log: bytes | None) -> Iterator[str]:
-    if log is None or files.sha256_bytes(log) != one.log.sha256:
-        yield f"its log {one.log.file} is missing or has another hash"
-        return
+def _log_errors(one: Receipt, log: bytes) -> Iterator[str]:
     if one.log.file != f"{one.name}.{one.log.sha256[:12]}.log":
         yield f"log: {one.log.file} is named otherwise"
-        return
     text = log.decode("utf-8", errors="replace")
     for name, lane in one.lanes.items():
         _, mark, rest = text.partition(f"== {name} lane ==\n")
@@ -272,52 +175,18 @@ def _log_errors(one: Receipt, log: bytes | None) -> Iterator[str]:
             yield f"its log does not say {sentinel[:60]} in the {name} lane"
 
 
-def _receipt_errors(pack: Pack, place: str, content: dict[str, bytes]) -> list[str]:
-    try:
-        one = receipt.parse(content[place], place)
-    except HarnessError as error:
-        return [str(error)]
-    folder = PurePosixPath(place).parent
-    errors = [*_about_pack(one, pack, place), *_command_errors(one, pack)]
-    errors += _log_errors(one, content.get(str(folder / one.log.file)))
-    errors += [*_verdict_errors(one, pack), *_module_errors(one, pack), *_host_errors(one, pack)]
-    errors += [f"{name} lane: {error}" for name, lane in one.lanes.items() for error in _lane_errors(lane)]
+def errors(pack: Pack, path: Path, one: Receipt, *, is_fresh: bool) -> list[str]:
+    """Say what of a receipt in a pack's folder does not hold; of one that is STALE, only whose it is and its log."""
+    if (one.pack, f"{one.name}.json") != (pack.name, path.name):
+        return [f"it speaks of {one.pack} {one.name}"]
+    log = path.with_name(one.log.file)
+    if not log.exists() or files.sha256_file(log) != one.log.sha256:
+        return [f"its log {one.log.file} is missing or has another hash"]
+    if not is_fresh:
+        return []
+    found = [*_about_pack(one, pack, path.parent.name), *_log_errors(one, log.read_bytes())]
+    found += [*_verdict_errors(one, pack), *_module_errors(one, pack), *_host_errors(one, pack)]
+    found += [f"{name} lane: {error}" for name, lane in one.lanes.items() for error in _lane_errors(lane)]
     if pack.contract.exists():
-        errors += [f"{name} lane: it has no script" for name, lane in one.lanes.items() if not lane.script]
-    errors += [f"it is STALE: {reason}" for reason in staleness.reasons(pack, one)]
-    return [f"{place}: {error}" for error in errors]
-
-
-def _text_errors(pack: Pack, content: dict[str, bytes]) -> list[str]:
-    """Compare each member with what this repository would send with these receipts."""
-    with tempfile.TemporaryDirectory() as folder:
-        for name, data in content.items():
-            if name.startswith("receipts/"):
-                path = Path(folder, name)
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_bytes(data)
-        try:
-            wanted = bundle.members(replace(pack, receipts_elsewhere=Path(folder, "receipts")))
-        except HarnessError as error:
-            return [str(error)]
-    missing = [f"{name}: it is missing" for name in wanted if name not in content]
-    strange = [f"{name}: no bundle of this pack has it" for name in content if name not in wanted]
-    differing = [name for name, text in wanted.items() if content.get(name, text) != text]
-    return missing + strange + [f"{name}: it differs from this repository's" for name in differing]
-
-
-def errors(data: bytes, packs: list[Pack]) -> list[str]:
-    """Say what of a bundle, a zip, does not hold by the packs of this repository; nothing where all of it does."""
-    try:
-        content = _members(data)
-    except HarnessError as error:
-        return [str(error)]
-    tops = {name.partition("/")[0] for name in content}
-    pack = next((pack for pack in packs if {pack.name} == tops), None)
-    if pack is None:
-        return [f"it is of no pack of this repository: {', '.join(sorted(tops))[:80]}"]
-    content = {name.partition("/")[2]: data for name, data in content.items()}
-    found = _manifest_errors(content, pack.name)
-    places = sorted(name for name in content if name.startswith("receipts/") and name.endswith(".json"))
-    found += [error for place in places for error in _receipt_errors(pack, place, content)]
-    return found + ([] if found else _text_errors(pack, content))
+        found += [f"{name} lane: it has no script" for name, lane in one.lanes.items() if not lane.script]
+    return found

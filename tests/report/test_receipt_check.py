@@ -1,0 +1,268 @@
+# ruff: noqa: FBT003 - a value of a receipt is no argument
+"""A receipt in a pack's folder is judged again: an honest one holds, and each forged one is refuted by what it says.
+
+A forger here is thorough: whatever a lie touches he makes fit, so names and the hash of the log follow it, unless the
+lie is that they do not.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.core.errors import HarnessError
+from harness.pack import load
+from harness.receipt import receipt, staleness
+from harness.report import receipt_check
+from testing import toys
+from testing.workbench import Workbench, empty
+
+TOY = "60_script_and_contract"
+RECEIPT = "receipts/cpu.traced.json"
+OTHER_HASH = "0123456789abcdef" * 4
+Document = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    """Record the toy."""
+    found = empty(tmp_path_factory.mktemp("bench"))
+    found.lay(TOY)
+    found.recorded(TOY, "--target", "cpu")
+    return found
+
+
+@pytest.fixture
+def folder(bench: Workbench, tmp_path: Path) -> Path:
+    """Copy the pack, to be changed."""
+    return Path(shutil.copytree(bench.packs / TOY, tmp_path / TOY))
+
+
+def _forge(folder: Path, lie: Callable[[Document], None], log: tuple[str, str] = ("", "")) -> Path:
+    """Tell a lie in the receipt (and replace a text of its log), and let every name and hash follow."""
+    path = folder / RECEIPT
+    document = json.loads(path.read_text())
+    path.unlink()
+    data = (folder / "receipts" / document["log"]["file"]).read_text().replace(*log).encode()
+    digest = hashlib.sha256(data).hexdigest()
+    document["log"] = {"file": f"cpu.traced.{digest[:12]}.log", "sha256": digest}
+    (folder / "receipts" / document["log"]["file"]).write_bytes(data)
+    lie(document)
+    forged = path.with_name(f"{document['target']}.{document['evidence']}.json")
+    forged.write_text(json.dumps(document))
+    return forged
+
+
+def _errors(folder: Path, path: Path) -> list[str]:
+    """Say what of a receipt does not hold, and why it is STALE."""
+    pack = load.load_pack(folder)
+    try:
+        one = receipt.load(path)
+    except HarnessError as error:
+        return [str(error)]
+    stale = staleness.reasons(pack, one)
+    return [*receipt_check.errors(pack, path, one, is_fresh=not stale), *stale]
+
+
+def _at(document: Document, keys: list[str]) -> Any:  # noqa: ANN401 - any value of a receipt
+    """Return what lies in a receipt behind these keys and numbers."""
+    place: Any = document
+    for key in keys:
+        place = place[int(key)] if isinstance(place, list) else place[key]
+    return place
+
+
+def _set(path: str, value: object, /) -> Callable[[Document], None]:
+    """Return the lie that a value of the receipt is another; `path` names it by keys and numbers."""
+    *parents, last = path.split(".")
+    return lambda document: _at(document, parents).update({last: value})
+
+
+def _drop(path: str) -> Callable[[Document], None]:
+    *parents, last = path.split(".")
+
+    def lie(document: Document) -> None:
+        place = _at(document, parents)
+        del place[int(last) if isinstance(place, list) else last]
+
+    return lie
+
+
+def _twice(path: str) -> Callable[[Document], None]:
+    return lambda document: _at(document, path.split(".")).append(_at(document, [*path.split("."), "0"]))
+
+
+def _swapped(document: Document) -> None:
+    lanes = document["lanes"]
+    lanes["pristine"], lanes["patched"] = lanes["patched"], lanes["pristine"]
+
+
+#: What the receipt says instead, and words of the refusal. Check 2 is the defect, the others are controls.
+RECEIPTS: dict[str, tuple[Callable[[Document], None], str]] = {
+    "another verdict": (_set("verdict", "REPRODUCED"), "the lanes say CONFIRMED"),
+    "no fix though it worked": (_set("verdict", "FIX_INEFFECTIVE"), "the lanes say CONFIRMED"),
+    "an unknown verdict": (_set("verdict", "PROVEN"), "verdict"),
+    "a reason without need": (_set("reason", "because"), "the lanes say CONFIRMED"),
+    "a claim that no lane made": (_set("claims", ["BITWISE_IDENTICAL"]), "claims"),
+    "no lanes": (_set("lanes", {}), "CONFIRMED without a lane"),
+    "one lane": (_drop("lanes.patched"), "the lanes say REPRODUCED"),
+    "a third lane": (_set("lanes.other", {}), "lanes"),
+    "swapped lanes": (_swapped, "the lanes say FIXED_UPSTREAM"),
+    "a patched lane with the bug": (_set("lanes.patched.checks.2.ok", False), "script and checks say FIX_INCOMPLETE"),
+    "a patched lane with a wrong control": (_set("lanes.patched.checks.0.ok", False), "CONTROL_FAILED"),
+    "an unpatched lane without the bug": (_set("lanes.pristine.checks.2.ok", True), "script and checks say ERROR"),
+    "another sentinel": (_set("lanes.patched.script", "BUG_REPRODUCED"), "script and checks say ERROR"),
+    "no sentinel": (_set("lanes.patched.script", "FIXED"), "is no sentinel"),
+    "a sentinel with a reason": (_set("lanes.patched.script", "FIX_VALIDATED: yes"), "is no sentinel"),
+    "no script": (_set("lanes.patched.script", ""), "it has no script"),
+    "another status": (_set("lanes.patched.exit_status", 10), "exit_status: 10, not 0"),
+    "a killed lane": (_set("lanes.patched.exit_status", -9), "exit_status: -9, not 0"),
+    "a lane verdict of nobody": (_set("lanes.patched.verdict", "GOOD"), "verdict"),
+    "no checks": (_set("lanes.patched.checks", []), "is gone"),
+    "a check that is gone": (_drop("lanes.patched.checks.3"), "is gone"),
+    "a defect that is gone": (_drop("lanes.patched.checks.2"), "is gone"),
+    "a check of another name": (_set("lanes.patched.checks.2.name", "test_other"), "is gone"),
+    "a defect that became a control": (_set("lanes.patched.checks.2.role", "control"), "and is a control"),
+    "a control that became a defect": (_set("lanes.patched.checks.0.role", "defect"), "and is a defect"),
+    "a role of nobody": (_set("lanes.patched.checks.0.role", "witness"), "role"),
+    "a check that is not judged": (_set("lanes.patched.checks.2.ok", None), "gives no reason"),
+    "a check twice": (_twice("lanes.patched.checks"), "stands there twice"),
+    "a figure twice": (_twice("lanes.patched.figures"), "stands there twice"),
+    "another pack": (_set("pack", "01_confirmed"), "it speaks of 01_confirmed"),
+    "a pack that climbs": (_set("pack", "../60"), "it speaks of ../60"),
+    "another kind": (_set("kind", "crash"), "kind: crash"),
+    "another package": (_set("upstream.package", "torch"), "upstream.package: torch"),
+    "another release": (_set("upstream.version", "2.0"), "upstream.version: 2.0"),
+    "another origin": (_set("upstream.origin", "git"), "upstream.origin: git"),
+    "another archive": (_set("upstream.sha256", OTHER_HASH), "the pinned release changed"),
+    "a tree of nobody": (_set("lanes.pristine.tree", OTHER_HASH), "ran on another tree"),
+    "one tree in both lanes": (
+        lambda document: document["lanes"]["patched"].update(tree=document["lanes"]["pristine"]["tree"]),
+        "both ran on one tree",
+    ),
+    "another target": (_set("target", "sm_90a"), "lists no traced evidence"),
+    "a target that does not exist": (_set("target", "sm_1"), "is no target"),
+    "other evidence": (_set("evidence", "compiled"), "lists no compiled evidence"),
+    "executed without a GPU": (_set("evidence", "executed"), "lists no executed evidence"),
+    "a GPU on the CPU": (
+        _set("host.gpus", [{"name": "H100", "memory": 1, "compute_capability": "9.0"}]),
+        "host.gpus",
+    ),
+    "a strength of nobody": (
+        _set("strength", {"killed": 9, "of": 9, "unjudged": 0, "seed": 1, "date": "2026-11-21"}),
+        "strength",
+    ),
+    "more ranks": (_set("ranks", 8), "ranks: pack.toml states"),
+    "no ranks": (_set("ranks", 0), "ranks: pack.toml states"),
+    "other dependencies": (_set("dependencies.packages", {"numpy": "1.0"}), "other versions than the pack pins"),
+    "a dependency set of nobody": (_set("dependencies.name", "mine"), "dependencies"),
+    "another script and contract": (
+        _set("probe", {"sha256": OTHER_HASH, "meaning": OTHER_HASH}),
+        "the script or the contract changed",
+    ),
+    "another patch": (
+        lambda document: document["fix"].update(sha256=OTHER_HASH, meaning=OTHER_HASH),
+        "the patch changed",
+    ),
+    "a patch that climbs": (_set("fix.name", "../fix.patch"), "is no file beside the receipt"),
+    "a patch for another tree": (_set("fix.name", "fix.head.patch"), "the patch changed"),
+    "no patch": (_set("fix", None), "a patched lane has one"),
+    "no modules": (_set("lanes.patched.upstream", []), "nothing says what was judged"),
+    "a module from outside": (
+        _set("lanes.patched.upstream.0.file", "/lib/toykernel/scale.py"),
+        "no module under test",
+    ),
+    "a module that climbs": (_set("lanes.patched.upstream.0.file", "$TREE/../scale.py"), "no module under test"),
+    "a module of another package": (_set("lanes.patched.upstream.0.module", "json"), "no module under test"),
+    "the patched file as it was": (
+        lambda document: document["lanes"]["patched"].update(upstream=document["lanes"]["pristine"]["upstream"]),
+        "did not load two versions",
+    ),
+    "runs that differ": (_set("repeats", {"agreeing": 1, "of": 2}), "1 of 2 runs agree"),
+    "more runs than there were": (_set("repeats", {"agreeing": 3, "of": 2}), "between 1 and of"),
+    "no runs": (_set("repeats", {"agreeing": 0, "of": 0}), "between 1 and of"),
+    "a negative time": (_set("seconds", -1.0), "is negative"),
+    "a lane of negative memory": (_set("lanes.patched.peak_memory", -1), "a negative time, memory"),
+    "less time than its lanes": (_set("seconds", 0.0), "less than its lanes took"),
+    "the future": (_set("started", "2100-01-01T00:00:00+00:00"), "in the future"),
+    "no date": (_set("started", "yesterday"), "is no date"),
+    "another schema": (_set("schema", 7), "receipt of schema 7"),
+    "a boolean schema": (_set("schema", True), "receipt of schema True"),
+    "a string for a number": (_set("seconds", "1"), "seconds"),
+    "a list for a lane": (_set("lanes.patched", []), "lanes"),
+    "a key of nobody": (_set("proof", 1), "proof"),
+    "a missing key": (_drop("upstream"), "upstream"),
+    "a log of nobody": (_set("log.file", "cpu.traced.000000000000.log"), "is missing or has another hash"),
+    "a log elsewhere": (_set("log.file", "../log"), "is no file beside the receipt"),
+}
+
+
+LOGS = {
+    "no sentinel": ("FIX_VALIDATED", "done", "its log does not say FIX_VALIDATED in the patched lane"),
+    "no patched lane": ("== patched lane ==", "==", "its log does not say FIX_VALIDATED in the patched lane"),
+    "the other sentinel": ("BUG_REPRODUCED", "FIX_VALIDATED", "does not say BUG_REPRODUCED in the pristine lane"),
+}
+
+
+@pytest.mark.parametrize("name", RECEIPTS)
+def test_a_forged_receipt_is_refuted(folder: Path, name: str) -> None:
+    lie, words = RECEIPTS[name]
+    found = _errors(folder, _forge(folder, lie))
+    assert any(words in error for error in found), found
+
+
+@pytest.mark.parametrize("name", LOGS)
+def test_a_forged_log_is_refuted(folder: Path, name: str) -> None:
+    old, new, words = LOGS[name]
+    found = _errors(folder, _forge(folder, lambda _: None, (old, new)))
+    assert any(words in error for error in found), found
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        lambda text: text.replace('"seconds": ', '"seconds": NaN, "s": '),
+        lambda text: text.replace('"schema": 2', '"schema": 2' + "0" * 5000),
+        lambda text: text.replace('"schema": 2', '"schema": 2, "schema": 2'),
+        lambda text: text[:500],
+        lambda _: "[" * 100_000,
+    ],
+)
+def test_what_is_no_receipt_is_refused(folder: Path, broken: Callable[[str], str]) -> None:
+    path = folder / RECEIPT
+    path.write_text(broken(path.read_text()))
+    (error,) = _errors(folder, path)
+    assert "cpu.traced.json" in error
+
+
+def test_an_honest_receipt_holds_and_check_refutes_a_forged_one(bench: Workbench, folder: Path) -> None:
+    assert _errors(folder, folder / RECEIPT) == []
+    (log,) = (folder / "receipts").glob("*.log")
+    log.write_text(log.read_text() + " ")
+    assert "has another hash" in _errors(folder, folder / RECEIPT)[0]
+    path = bench.packs / TOY / RECEIPT
+    text = path.read_text()
+    toys.replace(path, '"exit_status": 0', '"exit_status": 10')
+    said = bench.run("check", TOY).stdout
+    path.write_text(text)
+    assert "receipts/cpu.traced.json: patched lane: exit_status: 10, not 0" in said, said
+
+
+def test_a_title_may_have_changed_and_the_runner_be_installed(folder: Path) -> None:
+    def changed(document: Document) -> None:
+        document |= {"title": "Another", "command": f"reproducer-packs run {TOY} --record"}
+
+    assert _errors(folder, _forge(folder, changed)) == []
+
+
+def test_the_same_pack_gives_the_same_bundle(bench: Workbench, tmp_path: Path) -> None:
+    zips = [tmp_path / "one.zip", tmp_path / "two.zip"]
+    for path in zips:
+        assert bench.run("report", TOY, "--bundle", str(path)).returncode == 0
+    assert zips[0].read_bytes() == zips[1].read_bytes()
