@@ -440,6 +440,7 @@ CASES: list[Case] = [
     Case("an archive with 5000 folders in each other", tampering.archive_of_5000_folders),
     Case("an exception that acts on a terminal", tampering.acts_on_a_terminal),
     Case("an exception that acts in Markdown", tampering.acts_in_markdown),
+    Case("a bundle that inflates to more than it states", tampering.inflating_member),
     Case("a pax header of 768 MiB", tampering.inflating_header, (tarfile.XHDTYPE,)),
     Case("a GNU name of 768 MiB", tampering.inflating_header, (tarfile.GNUTYPE_LONGNAME,)),
     Case("a tree at /proc/self", tampering.origin, ("/proc/self",)),

@@ -370,6 +370,23 @@ def _peak(command: list[str]) -> tuple[int, str, int]:
     return child.returncode, said, usage.ru_maxrss * 1024
 
 
+def inflating_member(folder: Path) -> None:
+    """Check a bundle whose member states 10 bytes and holds INFLATED: it is refuted, and never held in memory."""
+    path = folder / "bundle.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as packed, packed.open(f"{SOUND}/pack.toml", "w") as member:
+        for _ in range(INFLATED >> 20):
+            member.write(bytes(1 << 20))
+    data = bytearray(path.read_bytes())
+    for header, size in ((b"PK\x03\x04", 22), (b"PK\x01\x02", 24)):
+        at = data.index(header) + size
+        data[at : at + 4] = (10).to_bytes(4, "little")
+    path.write_bytes(data)
+    bench = benches.sound(folder)
+    status, said, peak = _peak(bench.command("check", "--bundle", str(path)))
+    assert (status, "it is no zip that can be read" in said) == (1, True), said
+    assert peak < INFLATED, (peak, said)
+
+
 def inflating_header(folder: Path, kind: bytes) -> None:
     """Lay out a release with a header of INFLATED bytes: it is refused, and never held in memory."""
     archive = folder / "toykernel-1.0.tar.gz"

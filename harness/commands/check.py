@@ -15,8 +15,21 @@ from harness.core.errors import HarnessError
 from harness.core.words import Exit
 from harness.host import host
 from harness.pack.model import Pack
-from harness.report import advisories, soundness
+from harness.report import advisories, bundle_check, soundness
 from harness.report.soundness import Checker, Finding
+
+
+def _check_bundle(sent: Path, packs: Path) -> int:
+    """Say what of a bundle does not hold, a line each."""
+    try:
+        data = sent.read_bytes()
+    except OSError as error:
+        raise HarnessError(f"{sent} cannot be read ({error.strerror}). Next: --bundle FILE.zip") from None
+    found = bundle_check.errors(data, options.sound_packs(packs, ())[0])
+    for line in found:
+        terminal.echo(f"refuted: {line}")
+    terminal.echo(f"{sent.name}: {f'{len(found)} error(s)' if found else 'it holds'}")
+    return Exit.DEVIATES if found else Exit.AS_EXPECTED
 
 
 def _write_advisories(packs: Path, folder: Path) -> int:
@@ -45,8 +58,9 @@ def _stale_advisories(packs: list[Pack], folder: Path) -> list[Finding]:
 @click.command("check")
 @options.packs_argument
 @options.takes(*options.PLACES)
+@click.option("--bundle", "sent", type=click.Path(path_type=Path), help="Check a bundle that somebody sent, instead.")
 @click.option("--write", is_flag=True, help="Write the OSV records in advisories/ anew, instead.")
-def command(shared: Shared, wanted: tuple[str, ...], write: bool) -> int:
+def command(shared: Shared, wanted: tuple[str, ...], sent: Path | None, write: bool) -> int:
     """Check that packs are sound.
 
     pack.toml is strict; reproduce.py is short, says its sentinels and has a header whose pins agree; the patch
@@ -57,6 +71,9 @@ def command(shared: Shared, wanted: tuple[str, ...], write: bool) -> int:
     Of a half-written pack it says first what is missing, one line each, the next step first: what an issue needs (`to
     file an issue`), apart from what this repository asks of a pack besides (`to be admitted here`).
 
+    With --bundle it judges a bundle that `report --bundle` made: its zip, each receipt from what it says of the lanes,
+    and its texts against what this repository would send with them. It cannot show that a run took place.
+
     Without PACK it says as well which OSV records, in advisories/ beside the packs, differ from them. Affected are the
     versions that a committed receipt or `versions --record` judged wrong, and no others.
 
@@ -65,6 +82,8 @@ def command(shared: Shared, wanted: tuple[str, ...], write: bool) -> int:
     records = shared.packs.absolute().with_name("advisories")
     if write:
         return _write_advisories(shared.packs, records)
+    if sent is not None:
+        return _check_bundle(sent, shared.packs)
     cache, here = shared.cache(), host.detect()
     chosen, broken = options.sound_packs(shared.packs, wanted)
     findings, half = soundness.duplicate_numbers(chosen), [pack for pack in chosen if missing.is_half_written(pack)]

@@ -42,7 +42,6 @@ def rerun(pack: Pack, receipts: list[Receipt]) -> str:
         commit=upstream.marked_commit,
         verdicts="\n".join(verdicts),
         root=root,
-        name=pack.name,
         path="" if upstream.is_compiled else f"PYTHONPATH={root} ",
     )
 

@@ -6,6 +6,7 @@ It cannot show that a run took place.
 from __future__ import annotations
 
 import datetime as dt
+import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -15,12 +16,15 @@ from harness.core.words import Evidence, LaneName, LaneVerdict, Verdict
 from harness.host.host import python_tag
 from harness.lane import results, script
 from harness.lane.record import LaneRecord
+from harness.pack import load
 from harness.pack.model import Pack
 from harness.receipt.receipt import Receipt
 from harness.upstream import dependencies, patch
 from harness.upstream.patch import PatchedFile
 from harness.verdict import lane_verdict, pack_verdict
 
+#: How a command begins: in a clone, and where the runner is installed.
+RUNNERS = (["runner.py"], ["reproducer-packs"])
 #: What a log says where it is not whole.
 LEFT_OUT = " bytes are left out here ...]"
 #: Verdicts that no two lanes give.
@@ -157,6 +161,16 @@ def _patches_for(pack: Pack, folder: str) -> set[str]:
     return {pack.patch_for(upstream.commit if upstream.is_commit else "").name}
 
 
+def _command_errors(one: Receipt, pack: Pack) -> Iterator[str]:
+    """Say that a command which names packs or a target names others."""
+    words = one.command.split()
+    named = {word for word in words if re.fullmatch(r"\d+(?:_\w+)?", word)}
+    target = words[words.index("--target") + 1 :][:1] if "--target" in words else ["all"]
+    others = bool(named) and not any(load.matches(pack.name, word) for word in named)
+    if others or words[:1] not in RUNNERS or target[0] not in (one.target, "all", "auto"):
+        yield f"command: {one.command[:80]!r} does not run this pack on {one.target}"
+
+
 def _log_errors(one: Receipt, log: bytes) -> Iterator[str]:
     if one.log.file != f"{one.name}.{one.log.sha256[:12]}.log":
         yield f"log: {one.log.file} is named otherwise"
@@ -184,7 +198,8 @@ def errors(pack: Pack, path: Path, one: Receipt, *, is_fresh: bool) -> list[str]
         return [f"its log {one.log.file} is missing or has another hash"]
     if not is_fresh:
         return []
-    found = [*_about_pack(one, pack, path.parent.name), *_log_errors(one, log.read_bytes())]
+    found = [*_about_pack(one, pack, path.parent.name), *_command_errors(one, pack)]
+    found += _log_errors(one, log.read_bytes())
     found += [*_verdict_errors(one, pack), *_module_errors(one, pack), *_host_errors(one, pack)]
     found += [f"{name} lane: {error}" for name, lane in one.lanes.items() for error in _lane_errors(lane)]
     if pack.contract.exists():

