@@ -52,6 +52,9 @@ LEGEND_OF_CLEANUP = {
 #: What the verdicts on a tree without the patch say.
 WRONG = (Verdict.CONFIRMED, Verdict.REPRODUCED)
 
+#: How a list of trees of which that was said begins.
+HEADINGS = {"has the bug": "Same bug", "has the code": "Same code", "is right": "Right", "": "Judged"}
+
 
 def said_of_tree(verdict: Verdict, kind: Kind) -> str:
     """Say what a tree was seen to be without the patch; empty where that was not seen."""
@@ -122,13 +125,13 @@ class Parts:
         It is a GPU's where the script judged there, else the CPU's, else one where the script could not judge. What an
         older script printed is shown nowhere.
         """
-        for is_asked in (True, False):
-            of_tree = [self.receipts.get(f"{ASK if is_asked else ''}{name}") for name in self._targets()]
-            found = [one for one in of_tree if one and self._printed(one)]
-            judged = [one for one in found if one.lanes[LaneName.PRISTINE].script.partition(":")[0] in JUDGED]
-            if found:
-                return next((one for one in judged if one.host.gpu), (judged or found)[0])
-        return None
+        asked, pinned = [
+            [one for name in self._targets() if (one := self.receipts.get(f"{place}{name}")) and self._printed(one)]
+            for place in (ASK, "")
+        ]
+        found = [*asked, *pinned]
+        judged = [one for one in found if one.lanes[LaneName.PRISTINE].script.partition(":")[0] in JUDGED]
+        return min(judged or found, key=lambda one: (one not in asked, not one.host.gpu), default=None)
 
     def _printed(self, one: Receipt) -> bool:
         pristine = one.lanes.get(LaneName.PRISTINE)
@@ -206,8 +209,7 @@ class Parts:
         seen = {said_of_tree(one.verdict, self.pack.definition.kind) for one in receipts}
         if not seen:
             return "Not judged"
-        said = seen.pop() if len(seen) == 1 else "judged"
-        return said.removeprefix("is ").replace("has the", "same").capitalize()
+        return HEADINGS[seen.pop()] if len(seen) == 1 else "Judged"
 
     def _tree(self, version: str) -> str:
         """Name a tree: a release, or a commit by its first digits and its date."""
