@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.12"
+# requires-python = ">=3.12,<3.13"
 # dependencies = ["megatron-core==0.19.2", "numpy==2.3.5", "packaging==26.3", "torch==2.11.0", "triton==3.6.0"]
 # ///
 """Megatron DSA: no CUDA graph captures the backward of the indexer's loss, which makes 1 copy from the host, not 0.

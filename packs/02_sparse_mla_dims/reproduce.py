@@ -4,7 +4,7 @@
 # ///
 """Megatron's TileLang backend declines absorbed MLA of 64 + 64 (latent + RoPE dimension), and 0 warnings say so.
 
-So does it for all dimensions but DeepSeek V3.2's 512 + 64. Attention then takes the unfused path, which holds
+It accepts DeepSeek V3.2's 512 + 64 alone. With all other dimensions, attention takes the unfused path, which holds
 [B, H, S, S] scores. Right is an output, or a warning. Without a GPU, PyTorch stands in for the forward kernel.
 
     uv run reproduce.py                        # megatron-core 0.19.2

@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.13"
 # dependencies = ["einops==0.8.1", "numpy==2.3.5", "torch==2.11.0", "triton==3.6.0"]
 # ///
 # mamba-ssm has no wheel, so it is not a dependency: PYTHONPATH=CHECKOUT is an unpacked sdist or a clone.

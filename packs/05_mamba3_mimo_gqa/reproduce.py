@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.13"
 # dependencies = ["apache-tvm-ffi==0.1.9", "einops==0.8.2", "numpy==2.3.5", "tilelang==0.1.8", "torch==2.11.0"]
 # ///
 # mamba-ssm has no wheel, so it is not a dependency: PYTHONPATH=CHECKOUT is an unpacked sdist or a clone.

@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.13"
 # dependencies = [
 #   "apache-tvm-ffi==0.1.9", "megatron-core==0.19.2", "numpy==2.3.5", "packaging==26.0", "tilelang==0.1.8",
 #   "torch==2.11.0", "triton==3.6.0",

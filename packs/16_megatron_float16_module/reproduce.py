@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.11"
+# requires-python = ">=3.11,<3.13"
 # dependencies = [
 #   "einops==0.8.1", "megatron-core==0.19.2", "numpy==2.3.5", "packaging==26.3", "torch==2.13.0",
 # ]

@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.12"
+# requires-python = ">=3.12,<3.13"
 # dependencies = ["megatron-core==0.19.2", "numpy==2.3.5", "packaging==26.3", "torch==2.13.0"]
 # ///
 """Fused vocab-parallel cross entropy: the gradient of fp32 and fp16 logits is only as exact as bfloat16.

@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.12"
+# requires-python = ">=3.12,<3.13"
 # dependencies = ["numpy==2.3.5", "packaging==26.3", "torch==2.13.0"]
 # ///
 """cross_entropy_fusion_impl="linear": a token whose logits are all below about -104 has the loss -inf.
