@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 from dataclasses import dataclass
 from pathlib import Path
@@ -170,7 +171,8 @@ def test_options_that_do_not_fit_together_are_refused(arguments: str, words: str
 
 def test_a_machine_without_slurm_says_so(odd: Odd) -> None:
     (odd.bench.folder / "bin").mkdir()
-    (odd.bench.folder / "bin/git").symlink_to("/usr/bin/git")
+    for name in ("git", "rm"):
+        (odd.bench.folder / "bin" / name).symlink_to(str(shutil.which(name)))
     ended = odd.bench.run(*odd.command()[odd.command().index("sweep") :], PATH=str(odd.bench.folder / "bin"))
     assert (ended.returncode, "sbatch is not on PATH. Next: " in ended.stderr) == (2, True), ended.stderr
 

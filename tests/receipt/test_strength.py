@@ -75,7 +75,7 @@ def test_check_refuses_survivors_that_nobody_explains(workbench: Workbench) -> N
         (
             "mutants/x.patch",
             "Why.\ndiff --git a/y.py b/y.py\n--- a/y.py\n+++ b/y.py\n@@ -1 +1 @@\n-old\n+new\n",
-            "it does not fit the release with fix.patch: y.py: line 1 is not what the patch takes away",
+            "its index line is abbreviated; use git diff --full-index",
         ),
         ("mutants/equivalent.toml", "[[equal]]\n", "equal"),
         ("mutants/equivalent.toml", EQUIVALENT.format("x") + 'targets = ["sm_90a"]\n', "x: no target sm_90a"),

@@ -16,9 +16,12 @@ STATES = ["right", "right", "wrong", "unimportable", "wrong", "crashing", "right
 
 
 def _bisect(workbench: Workbench, number: int, **places: int) -> str:
-    """Run a block of README, in which words stand for commits; return what git says."""
+    """Run two lines of README, in which words stand for commits; return what git says."""
     text = (REPOSITORY / "README.md").read_text(encoding="utf-8")
-    block = [block for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if "git bisect" in block][number]
+    lines = next(
+        block for block in re.findall(r"```sh\n(.*?)```", text, re.DOTALL) if "git bisect" in block
+    ).splitlines()
+    block = "\n".join(lines[2 * number : 2 * number + 2])
     folder = workbench.folder / "history"
     commits = histories.commits(folder, STATES)
     for word, index in places.items():
