@@ -80,7 +80,12 @@ def _say(package: str, version: Version, advisories: list[Advisory]) -> State:
 
 
 @click.command("audit", context_settings={"help_option_names": ["--help"], "ignore_unknown_options": True})
-@click.option("--python", type=click.Path(exists=True, path_type=Path), metavar="BIN", help="Judge what it imports.")
+@click.option(
+    "--python",
+    type=click.Path(exists=True, dir_okay=False, executable=True, path_type=Path),
+    metavar="BIN",
+    help="Judge what it imports.",
+)
 @click.option("--advisories", type=click.Path(path_type=Path), default=records.FOLDER, hidden=True)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(python: Path | None, advisories: Path, arguments: tuple[str, ...]) -> int:

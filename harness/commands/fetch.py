@@ -57,7 +57,9 @@ def command(shared: Shared, wanted: tuple[str, ...], python: str, latest: bool) 
     \b
     Here:
       runner.py fetch --cache DIR
-      python -m pip wheel --wheel-dir DIR/wheels .
+      python -m pip wheel --no-deps --wheel-dir DIR/wheels .
+      python -m pip download --only-binary=:all: --python-version X.Y \\
+        --find-links DIR/wheels --dest DIR/wheels reproducer-packs
     There, with torch and triton installed:
       python -m pip install --no-index --find-links DIR/wheels reproducer-packs
       runner.py run --cache DIR --offline
