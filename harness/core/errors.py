@@ -44,6 +44,10 @@ class UnavailableError(HarnessError):
         super().__init__(message, status=Exit.DEVIATES)
 
 
+class UnreachableError(UnavailableError):
+    """A git host cannot be reached from here."""
+
+
 class NoRoomError(UnavailableError):
     """A file system is full or cannot be written: that is never a property of the release that was wanted."""
 

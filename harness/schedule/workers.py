@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core import files
-from harness.core.errors import HarnessError, NoRoomError, UnavailableError, UnsupportedHereError
+from harness.core.errors import HarnessError, NoRoomError, UnavailableError, UnreachableError, UnsupportedHereError
 from harness.core.words import Exit, Verdict
 from harness.host.gpu_health import GpuWatch
 from harness.host.gpus import Device
@@ -153,7 +153,8 @@ def failure_of(error: Exception, cell: Cell) -> Failure:
     """Say what went wrong in one line; what no user could have caused is printed whole on standard error."""
     if isinstance(error, UnsupportedHereError):
         return Failure(Verdict.UNSUPPORTED, str(error))
-    if isinstance(error, UnavailableError) and not isinstance(error, NoRoomError) and cell.may_be_unavailable:
+    is_outside = isinstance(error, UnavailableError) and not isinstance(error, NoRoomError) and cell.may_be_unavailable
+    if is_outside or (isinstance(error, UnreachableError) and cell.source.is_pinned):
         return Failure(Verdict.UNAVAILABLE, str(error))
     if isinstance(error, HarnessError):
         return Failure(Verdict.ERROR, str(error), wrong_call=error.status == Exit.WRONG_CALL)

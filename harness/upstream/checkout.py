@@ -15,7 +15,7 @@ from packaging.utils import canonicalize_name
 
 from harness.core import files, git, room
 from harness.core.cache import Cache
-from harness.core.errors import HarnessError, UnavailableError
+from harness.core.errors import HarnessError, UnavailableError, UnreachableError
 from harness.core.words import Exit
 
 #: A checkout may name a program that git would start to learn what changed.
@@ -29,6 +29,8 @@ REPOSITORY = re.compile(r"https://[\w.-]+(?::\d+)?/(?:[\w.-]+/)*(?P<name>[A-Za-z
 COMMIT = re.compile(r"[0-9a-f]{40}")
 #: What git says of a repository that does not have a commit.
 LACKS = "not our ref"
+#: What git says of a host without an answer, and of one that answered.
+NO_ACCESS, ANSWERED = "unable to access", "returned error"
 SKIPPED = {".git", "__pycache__", ".venv", "node_modules"}
 
 
@@ -145,7 +147,9 @@ def _mirror(cache: Cache, url: str, commit: str) -> Path:
         return mirror
     whole = git.run(["fetch", "--quiet", "--", url, "+refs/*:refs/upstream/*"], mirror)
     if whole.returncode != 0:
-        raise UnavailableError(f"git+...@{commit}: cannot be fetched: {git.last_line(whole.stderr)}")
+        is_away = NO_ACCESS in whole.stderr and ANSWERED not in whole.stderr
+        kind = UnreachableError if is_away else UnavailableError
+        raise kind(f"git+...@{commit}: cannot be fetched: {git.last_line(whole.stderr)}")
     if not has():
         raise UnavailableError(f"git+...@{commit}: the repository has no such commit. Next: name all 40 digits")
     return mirror

@@ -56,6 +56,17 @@ def test_every_verb_knows_a_pinned_commit(workbench: Workbench) -> None:
     assert workbench.rows("--cache", str(workbench.folder / "filled"))[0] == 0
 
 
+def test_a_host_that_cannot_be_reached_fails_no_run(workbench: Workbench) -> None:
+    pack, _ = _pinned(workbench)
+    workbench.lay("60_script_and_contract")
+    toys.replace(pack / "pack.toml", mirrors.URL, "https://nowhere.invalid/toykernel")
+    ended = workbench.run("run", "--target", "cpu", "--online")
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "1 UNAVAILABLE, 1 CONFIRMED" in ended.stdout
+    assert "Could not resolve host" in ended.stderr
+    assert workbench.run("run", "1", "--target", "cpu", "--online").returncode == 5
+
+
 def test_a_commit_is_laid_out_once(workbench: Workbench) -> None:
     _pinned(workbench)
     workbench.gives(0, "CONFIRMED", "--mirrors", str(workbench.folder / "mirrors"))
