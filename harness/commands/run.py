@@ -13,6 +13,7 @@ from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit, LaneName, Verdict
 from harness.pack.model import Pack
+from harness.receipt import writer
 from harness.report import run_table
 from harness.report.run_table import RunRow
 from harness.schedule.lane_runner import RAW_LOGS
@@ -140,8 +141,8 @@ def _row(outcome: Outcome, session: Session, *, record: bool) -> tuple[RunRow, s
     says_something = outcome.lanes and outcome.cell.is_listed and outcome.judgement.verdict not in UNJUDGED
     try:
         try:
-            if record and says_something and not problem:
-                written = session.judge.write(outcome, _home(outcome))
+            if record and says_something and written is not None and not problem:
+                written = writer.publish(written, _home(outcome))
         except HarnessError as error:
             problem = str(error)
         logs = session.judge.logs(outcome).values()

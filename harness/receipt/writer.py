@@ -13,6 +13,7 @@ from pathlib import Path
 
 from harness.core import files, structure
 from harness.core.cache import Cache
+from harness.core.errors import HarnessError
 from harness.core.words import Evidence, LaneName
 from harness.host.gpus import Gpu
 from harness.host.host import Host
@@ -143,6 +144,17 @@ def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> receipt
 
 
 @contextmanager
+def told() -> Iterator[None]:
+    """Raise HarnessError where the disk does not give a log or does not take a receipt."""
+    try:
+        yield
+    except (OSError, UnicodeDecodeError) as error:
+        name = Path(error.filename).name if isinstance(error, OSError) and error.filename else ""
+        why = (error.strerror or str(error)) if isinstance(error, OSError) else "a log is not UTF-8"
+        raise HarnessError(f"no receipt written: {why}{f' ({name})' if name else ''}") from None
+
+
+@contextmanager
 def _only_writer(folder: Path) -> Iterator[None]:
     """Let no other runner write into a folder of receipts; the kernel ends this when the process dies."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -169,18 +181,30 @@ def write(outcome: Outcome, made_by: MadeBy, folder: Path, logs: Mapping[LaneNam
     document = receipt.document_of(build(outcome, made_by.host, made_by.command, log))
     lanes = document.pop("lanes")
     clean = scrub.document(document, "receipt", without_lane_folders)
-    path = folder / f"{name}.json"
-    content = receipt.to_json({**clean, "lanes": lanes})
+    return _put(folder / f"{name}.json", receipt.to_json({**clean, "lanes": lanes}), folder / log.file, text)
+
+
+def publish(path: Path, folder: Path) -> Path:
+    """Put a receipt that lies in a run folder, and its log, into another folder; return the receipt's path there."""
+    log = path.with_name(receipt.load(path).log.file)
+    with told():
+        return _put(folder / path.name, path.read_text("utf-8"), folder / log.name, log.read_text("utf-8"))
+
+
+def _put(path: Path, content: str, log: Path, text: str) -> Path:
+    """Write a receipt after its log, and remove older logs."""
+    folder = path.parent
     with _only_writer(folder):
-        fresh = not (folder / log.file).exists()
+        fresh = not log.exists()
         try:
-            files.write_atomic(folder / log.file, text)
+            files.write_atomic(log, text)
             files.write_atomic(path, content)
         except BaseException:
             if fresh:
-                (folder / log.file).unlink(missing_ok=True)  # no receipt names it
+                log.unlink(missing_ok=True)  # no receipt names it
             raise
+        name = path.stem
         left = {*folder.glob(f"{name}.log"), *folder.glob(f"{name}.????????????.log"), *folder.glob(f".{name}.*")}
-        for other in left - {folder / log.file}:
+        for other in left - {log}:
             other.unlink()  # older ones, and what a killed writer left of its own
     return path

@@ -202,15 +202,11 @@ class CellJudge:
 
         HarnessError is raised where something private would be written, or the disk does not take it.
         """
-        try:
+        with writer.told():
             texts = {name: path.read_text(encoding="utf-8") for name, path in self.logs(outcome).items()}
             host = self.account.elsewhere.get(outcome.last[-1].key, self.session.host)
             made_by = MadeBy(self.session.cache, host, self.session.command(outcome.cell))
             return writer.write(outcome, made_by, folder, texts)
-        except (OSError, UnicodeDecodeError) as error:
-            name = Path(error.filename).name if isinstance(error, OSError) and error.filename else ""
-            why = (error.strerror or str(error)) if isinstance(error, OSError) else "a log is not UTF-8"
-            raise HarnessError(f"no receipt written: {why}{f' ({name})' if name else ''}") from None
 
 
 def _judgement(run: tuple[LaneEnd, ...], about: tuple[str, ...]) -> Judgement:
