@@ -13,7 +13,7 @@ import zipfile
 import zlib
 from collections.abc import Iterator
 from dataclasses import replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from harness.core.errors import HarnessError
 from harness.pack.model import Pack
@@ -56,6 +56,8 @@ def _zip_problems(data: bytes, opened: zipfile.ZipFile, infos: list[zipfile.ZipI
     if sum(info.file_size for info in infos) > MOST_IN_ALL:
         yield f"its members state more than {MOST_IN_ALL} bytes"
     names = [info.filename.casefold() for info in infos]
+    folders = {str(folder) for name in names for folder in PurePosixPath(name).parents}
+    yield from (f"{name} is a file and a folder" for name in names if name in folders)
     for info in infos:
         if not NAME.fullmatch(info.filename) or len(info.filename) > LONGEST_NAME:
             yield f"member {info.filename[:60]!r}: no name of a file in the pack's folder"

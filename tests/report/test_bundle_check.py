@@ -102,6 +102,10 @@ BUNDLES: dict[str, tuple[Callable[[dict[str, bytes]], bytes], str]] = {
     "a name on a drive": (lambda sent: _zipped(sent | {"c:x": b""}), "no name of a file"),
     "a name with an escape": (lambda sent: _zipped(sent | {"\x1b[2J": b""}), "no name of a file"),
     "two names but for case": (lambda sent: _zipped(sent | {"README.MD": b""}), "stands there twice"),
+    "a file that is a folder, too": (
+        lambda sent: _zipped(sent | {"receipts/x": b"", "receipts/x/y": b""}),
+        "receipts/x is a file and a folder",
+    ),
     "a folder": (lambda sent: _zipped(sent | {"more/": b""}), "no name of a file"),
     "forty megabytes": (lambda sent: _zipped(sent | {"x": bytes(40 << 20)}), "larger than"),
     "a thousand members": (lambda sent: _zipped(sent | {f"x{n}": b"" for n in range(1000)}), "more than 500 members"),
