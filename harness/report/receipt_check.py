@@ -194,12 +194,13 @@ def errors(pack: Pack, path: Path, one: Receipt, *, is_fresh: bool) -> list[str]
     if (one.pack, f"{one.name}.json") != (pack.name, path.name):
         return [f"it speaks of {one.pack} {one.name}"]
     log = path.with_name(one.log.file)
-    if not log.exists() or files.sha256_file(log) != one.log.sha256:
+    data = log.read_bytes() if log.exists() else None
+    if data is None or files.sha256_bytes(data) != one.log.sha256:
         return [f"its log {one.log.file} is missing or has another hash"]
     if not is_fresh:
         return []
     found = [*_about_pack(one, pack, path.parent.name), *_command_errors(one, pack)]
-    found += _log_errors(one, log.read_bytes())
+    found += _log_errors(one, data)
     found += [*_verdict_errors(one, pack), *_module_errors(one, pack), *_host_errors(one, pack)]
     found += [f"{name} lane: {error}" for name, lane in one.lanes.items() for error in _lane_errors(lane)]
     if pack.contract.exists():

@@ -186,22 +186,18 @@ class CellJudge:
             return outcome
         path = self.receipt_path(outcome.cell)
         try:
-            return replace(outcome, receipt=path if _lies_at(path, outcome) else self.write(outcome, path.parent))
+            return replace(outcome, receipt=path if _lies_at(path, outcome) else self._write(outcome, path.parent))
         except HarnessError as error:
             return replace(outcome, problem=error)
 
     def receipt(self, outcome: Outcome) -> Receipt:
-        """Return the receipt of a cell, written unless it lies there already; fail as `write` does."""
+        """Return the receipt of a cell, written unless it lies there already; HarnessError: it cannot be written."""
         recorded = self.recorded(outcome)
         if recorded.problem is not None:
             raise recorded.problem
         return receipt.load(recorded.receipt or self.receipt_path(outcome.cell))
 
-    def write(self, outcome: Outcome, folder: Path) -> Path:
-        """Write the receipt of a cell into `folder` and return its path.
-
-        HarnessError is raised where something private would be written, or the disk does not take it.
-        """
+    def _write(self, outcome: Outcome, folder: Path) -> Path:
         with writer.told():
             texts = {name: path.read_text(encoding="utf-8") for name, path in self.logs(outcome).items()}
             host = self.account.elsewhere.get(outcome.last[-1].key, self.session.host)
