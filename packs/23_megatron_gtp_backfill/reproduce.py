@@ -18,8 +18,9 @@ from megatron.core import parallel_state
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, OptimizerConfig
 
-NAMES, BF16, tensor = ["first", "in_proj", "out_proj"], torch.bfloat16, torch.tensor
-torch.tensor = lambda *args, **options: tensor(*args, **options | {"device": "cpu"})  # the optimizer wants "cuda"
+NAMES, BF16 = ["first", "in_proj", "out_proj"], torch.bfloat16
+tensor = torch.tensor  # the optimizer wants a GPU: it asks for "cuda", and for the type of each parameter
+torch.tensor = lambda *args, **options: tensor(*args, **options | {"device": "cpu"})
 torch.Tensor.type = lambda x: "torch.cuda.BFloat16Tensor" if x.dtype == BF16 else "torch.cuda.FloatTensor"
 
 
