@@ -178,8 +178,9 @@ def test_each_two_options_together(case):
 
 
 @pytest.mark.defect
-def test_accum_dtype_keeps_what_is_below_the_rounding_of_the_sum():
-    case = make(dtype="bfloat16", labels="none ignored", shape=(24, 2, 60), accum_dtype=torch.float32)
+@pytest.mark.parametrize("entry", ["module", "function"])
+def test_accum_dtype_keeps_what_is_below_the_rounding_of_the_sum(entry):
+    case = make(dtype="bfloat16", labels="none ignored", shape=(24, 2, 60), accum_dtype=torch.float32, entry=entry)
     case.inputs["input"][:], case.target[:] = case.inputs["input"][0].clone(), case.target[0].clone()
     case.rows = case.rows.clone()
     case.rows[0] = 512  # what later chunks add is below half an ulp
