@@ -53,7 +53,8 @@ def on_ranks(job: Callable[..., None]) -> Callable[..., None]:
 @contextlib.contextmanager
 def counted_ranks(setup: Callable[[Rank], Any], figure: Callable[..., None]) -> Iterator[SimpleNamespace]:
     """Give `run` of one rank for each GPU, 1, 2 or 4, or of four on the CPU; record how many of its jobs raise."""
-    target, raised = current_target(), []
+    target = current_target()
+    raised: list[bool] = []
     count = max(size for size in (1, 2, 4) if size <= torch.cuda.device_count()) if target.executed else CPU_RANKS
 
     def run(*given: Any) -> list[Any]:  # noqa: ANN401

@@ -74,12 +74,13 @@ CASES = {}
 for values in pairwise(FACTORS):
     words = [str(value).replace(" ", "_") for name, value in values.items() if name != "shape"]
     CASES["-".join([*words, "x".join(map(str, values["shape"]))])] = Case(**values)
-for dtype in ("float32", "float16"):
+for dtype in DTYPES:
     CASES[f"long-{dtype}"] = Case(dtype, shape=(MANY, 1, 3))
+    CASES[f"ranks_apart-{dtype}"] = Case(dtype, 2, apart=True)
+for dtype in ("float32", "float16"):
     CASES[f"wide-{dtype}"] = Case(dtype, 2, (3, 1, MANY))
     CASES[f"wider_than_15_bits-{dtype}"] = Case(dtype, shape=(5, 1, 65521))
     CASES[f"wider_than_16_bits-{dtype}"] = Case(dtype, shape=(5, 1, 131101))
-    CASES[f"ranks_apart-{dtype}"] = Case(dtype, 2, apart=True)
 EXAMPLES = {  # of the report
     f"example.{dtype}.{size}": Case(dtype, size, (63, 2, 1024 // size), gradient="mean", hidden=32)
     for dtype, size in (("float32", 1), ("float32", 2), ("float32", 4), ("float16", 1), ("bfloat16", 1))
