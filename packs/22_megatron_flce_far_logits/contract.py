@@ -185,6 +185,7 @@ NEAR = {  # below 0, and no sum underflows: right, but not the same bits; and wh
     "ranks-two-nan_split": Case((0.0, 0.0, math.nan, 0.0), ranks=2, classes=4 * WIDTH, shape=(5,), labels="first part"),
     "ranks-two-nan_rank": Case((0.0, math.nan), ranks=2, shape=(5,), reduction="mean", labels="first part"),
     "padding-inf": Case(shape=(5,), reduction="sum", labels="some ignored", padding=math.inf),
+    "ranks-two-padding-nan-mean": Case(ranks=2, shape=(5,), reduction="mean", labels="some ignored", padding=math.nan),
 }
 # fmt: on
 
