@@ -331,6 +331,12 @@ def arguments(case, given, exact):
     return [x[0] if case.layout == "unbatched" else x for x in tensors]
 
 
+def inputs(case):
+    """Make the six tensors of a case."""
+    given = example(case, TARGET.device)
+    return arguments(case, given, reference(given, 1 / case.divisor))
+
+
 def called(case, tensors):
     """Call sparse_mla_bwd with every argument by position. The delta counts, whether there is an output or none."""
     q, kv, grad, index, lse, delta = tensors
@@ -469,28 +475,17 @@ def test_dq_is_the_releases_bit_for_bit(figure, output):
 
 
 @pytest.mark.control
-def test_nothing_waits_for_the_device():
-    if not TARGET.executed:
-        pytest.skip("there is a device on a GPU only")
-    given = example(DIRECT, TARGET.device)
-    tensors = arguments(DIRECT, given, reference(given, 1 / DIRECT.divisor))
-    with environment(DIRECT), host_waits("cuda") as waits:
-        called(DIRECT, tensors)
-    assert not waits, f"the host waits: {waits}"
-
-
-@pytest.mark.control
-def test_no_memory_is_kept():
+def test_nothing_waits_for_the_device_and_no_memory_is_kept():
     """The first call of these sizes, when what it returned is gone."""
     if not TARGET.executed:
         pytest.skip("there is a device on a GPU only")
     case = DIRECT._replace(keys=1024)
-    given = example(case, TARGET.device)
-    tensors = arguments(case, given, reference(given, 1 / case.divisor))
+    tensors = inputs(case)
     gc.collect()
     start = torch.cuda.memory_allocated()
-    with environment(case):
+    with environment(case), host_waits("cuda") as waits:
         called(case, tensors)
+    assert not waits, f"the host waits: {waits}"
     gc.collect()
     kept = torch.cuda.memory_allocated() - start
     assert kept <= KEPT, f"{kept} bytes are kept, limit {KEPT}"
@@ -499,8 +494,7 @@ def test_no_memory_is_kept():
 @pytest.mark.control
 def test_what_is_not_finite_reaches_both_gradients_and_nothing_else():
     """A loss scaler looks for an infinite and a NaN dP there."""
-    given = example(PADDED, TARGET.device)
-    tensors = arguments(PADDED, given, reference(given, 1 / PADDED.divisor))
+    tensors = inputs(PADDED)
     q, kv, grad, index, *_ = tensors
     finite_dq, finite_dkv = q.isfinite().all(-1), kv.isfinite()
     for (query, head), value in {(0, PADDED.heads - 1): math.nan, (1, 3): math.inf}.items():
