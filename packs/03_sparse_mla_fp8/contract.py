@@ -88,15 +88,18 @@ class Case(NamedTuple):
 
 
 WIDE = KERNEL if TARGET.executed else (32, 192, 0.1)  # there every other kernel is compiled for a minute
-FORMS = (  # of each kind; the dispatcher pads 5 heads to 16, SparseMLA.apply pads none and takes int32
+FORMS = (  # of each kind; SparseMLA.apply takes int32
     ("dispatch", 3, (17, 70), WIDE, (0.05, 4.0), "rows", "none", "strided", None),
+    ("apply", 3, (64, 64), WIDE, (0.05, 4.0), "some", "none"),
+)
+MORE_FORMS = (  # of a kind that is read as it is stored, of one that is not, and of bf16; 5 heads are padded to 16
     ("dispatch", 1, (64, 64), (5, 64, SCALE), (3.0, 1e-06), "int64", "key"),
     ("dispatch", 3, (64, 64), KERNEL, (1.0, 0.3), "some", "query"),
-    ("apply", 3, (64, 64), WIDE, (0.05, 4.0), "some", "none"),
     ("apply", 1, (17, 70), KERNEL, (3.0, 1e-06), "rows", "key", "strided", None),
     ("apply_3d", 1, (64, 64), KERNEL, (1.0, 0.3), "some", "none"),
 )
 CASES = [Case(kind, *form) for kind in KINDS for form in FORMS]
+CASES += [Case(kind, *form) for kind in ("bf16", "float8", "blockwise") for form in MORE_FORMS]
 
 
 def example(kind, entry) -> Case:
