@@ -62,13 +62,13 @@ def _answer(name: str, function: str, arguments: Any, named: Any) -> tuple[type[
 
 
 @contextmanager
-def workers(name: str, processes: int = 1, **environment: str) -> Iterator[Callable[..., Callable[[], Any]]]:
+def workers(name: str, **environment: str) -> Iterator[Callable[..., Callable[[], Any]]]:
     """Give submit(function, *arguments, **named), which calls a function of a contract, by its name, in a new process.
 
     The contract is given by its __name__. submit returns a function that waits for the result; it raises AssertionError
     where the code under test raised, RuntimeError where the contract did. Arguments and results are pickled.
     """
-    with ProcessPoolExecutor(processes, get_context("spawn"), _load, (name, str(sys.modules[name].__file__))) as pool:
+    with ProcessPoolExecutor(1, get_context("spawn"), _load, (name, str(sys.modules[name].__file__))) as pool:
 
         def submit(function: str, *arguments: Any, **named: Any) -> Callable[[], Any]:
             with mock.patch.dict(os.environ, environment):  # to submit starts the process, which keeps it

@@ -24,21 +24,21 @@ from kit import current_target
 _INTERPRETER_FILE = str(Path("triton", "runtime", "interpreter.py"))
 
 
-def interpret(*, on: bool | None = None) -> bool:
-    """Interpret Triton kernels in this process, where the target is not executed; return whether they are interpreted.
+def interpret(*, on: bool | None = None) -> None:
+    """Interpret Triton kernels in this process, where the target is not executed.
 
-    `on` decides instead of the target, for a contract that compiles kernels in one process and interprets them in
-    another. TRITON_INTERPRET is set to "1" or "0", and child processes inherit it.
+    `on` decides instead of the target. TRITON_INTERPRET is set to "1" or "0", and child processes inherit it.
 
     Raises RuntimeError where triton was imported before, with the other setting: its own functions are decorated then.
     """
     on = not current_target().executed if on is None else on
     os.environ["TRITON_INTERPRET"] = str(int(on))
-    if "triton" in sys.modules and _is_interpreted() != on:
-        raise RuntimeError("triton was imported before kit.interpreter.interpret() was called")
+    if "triton" in sys.modules:
+        interpreter = importlib.import_module("triton.runtime.interpreter")
+        if isinstance(importlib.import_module("triton.language").sigmoid, interpreter.InterpretedFunction) != on:
+            raise RuntimeError("triton was imported before kit.interpreter.interpret() was called")
     if on:
         _complete()
-    return on
 
 
 def called_from_interpreter() -> bool:
@@ -50,12 +50,6 @@ def called_from_interpreter() -> bool:
     while frame is not None and not frame.f_code.co_filename.endswith(_INTERPRETER_FILE):
         frame = frame.f_back
     return frame is not None
-
-
-def _is_interpreted() -> bool:
-    """Whether Triton's own functions were decorated for the interpreter."""
-    interpreter = importlib.import_module("triton.runtime.interpreter")
-    return isinstance(importlib.import_module("triton.language").sigmoid, interpreter.InterpretedFunction)
 
 
 def _complete() -> None:

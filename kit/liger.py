@@ -1,4 +1,7 @@
-"""Liger-Kernel's fused linear cross entropy: its options, and a call. Sizes are BT tokens, H hidden and V classes."""
+"""Liger-Kernel's fused linear cross entropy: its options, a call, and what four contracts ask of it.
+
+Sizes are BT tokens, H hidden and V classes.
+"""
 # ruff: noqa: S101 - contracts assert through this
 
 from __future__ import annotations
@@ -9,16 +12,18 @@ import importlib
 import importlib.util
 import inspect
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+from torch.utils.checkpoint import checkpoint
 
-from kit import autograd, current_target
+from kit import autograd, current_target, pairwise
 from kit.cross_entropy import Reference
 
-DEVICE = current_target().device
+DEVICE, EXECUTED = current_target().device, current_target().executed
 NAMES = ("input", "weight", "bias")
 OUTPUTS = ("loss", "z_loss", "token_accuracy", "predicted_tokens")
 FACTORS: dict[str, tuple[Any, ...]] = {
@@ -38,6 +43,15 @@ FACTORS: dict[str, tuple[Any, ...]] = {
     "returns": ("loss", "z_loss", "token_accuracy", "predicted_tokens", "all"),
 }
 OPTIONS = ("ignore_index", "lse_square_scale", "label_smoothing", "softcap", "accum_dtype", "use_token_scaling")
+# V >> H makes several chunks, 13 rows no multiple of a chunk's 2; H and V are no powers of two.
+FORMS: dict[str, dict[str, Any]] = {"fp32": {"shape": (13, 5, 45)}}
+if EXECUTED:
+    FORMS["bf16"] = {"dtype": "bfloat16", "shape": (1024, 1024, 32000)}
+
+
+def covering(factors: Mapping[str, Sequence[Any]]) -> list[dict[str, Any]]:
+    """Return rows that cover each pair of values. On a GPU, where most are kernels to compile, the first rows alone."""
+    return pairwise(factors)[: 12 if EXECUTED else None]
 
 
 @functools.cache
@@ -183,3 +197,65 @@ class Case(SimpleNamespace):
         for name, (x, y) in (pairs | {"target": (labels, self.target), "gradient": (self.rows, rows)}).items():
             assert torch.equal(x, y), f"{name} was changed"
         return outputs, found
+
+    def check_bits(self, name: str, output: Callable[..., None]) -> None:
+        """Check one backward, and record its tensors: where a second run gives the same, both lanes have to."""
+        (outputs, found), (again, others) = self.run(), self.run()
+        tensors, same = ({"loss": x["loss"]} | pairs[0][1] for x, pairs in ((outputs, found), (again, others)))
+        for key, x in tensors.items():
+            output(f"{name}.{key}", x, must_match=torch.equal(x, same[key]))
+        self.reference.check(outputs, found)
+
+    def check_change(self, *names: str) -> None:
+        """Check that a change in place of these tensors makes no difference, or that PyTorch refuses the backward."""
+        leaves, _ = self.leaves(), self.reference.exact  # the reference is made before the change
+        loss = self.forward(leaves)["loss"]
+        with torch.no_grad():
+            for name in names:
+                (leaves | {"labels": self.target})[name].zero_()
+        go = functools.partial(self.backward, loss, leaves, "once", self.scales[0])
+        for incoming, gradients in autograd.unless_refused(go, autograd.CHANGED_IN_PLACE) or ():
+            right = self.reference.gradients(incoming)
+            for name, x in gradients.items():
+                self.reference.close(f"gradient of {name}", x, right[name], self.reference.tolerance(name))
+
+    def check_around(self, around: str) -> None:
+        """Check all backwards of a loss with "on the CPU" (what is saved), "checkpointed" or "reentrant" around it."""
+        leaves, asked = self.leaves(), list[int]()
+
+        def call(*tensors: torch.Tensor) -> Any:  # noqa: ANN401 - the loss
+            return self.forward(dict(zip(leaves, tensors, strict=True)))["loss"]
+
+        if around == "on the CPU":
+            with autograd.offloaded() as asked:
+                loss = call(*leaves.values())
+        else:
+            loss = checkpoint(call, *leaves.values(), use_reentrant=around == "reentrant")
+        self.reference.check({"loss": loss}, self.backward(loss, leaves, "into leaves", *self.scales))
+        uses = len(self.scales)
+        assert max(asked, default=0) <= uses, f"in {uses} backwards saved tensors were asked for {asked} times"
+
+    def check_freed(self) -> None:
+        """Check that a freed graph keeps nothing alive, and refuses another backward."""
+        labels, copies = self.target.clone(), {name: x.clone() for name, x in self.leaves().items()}  # it keeps leaves
+        loss = self.forward(copies, labels)["loss"]
+        edges = {name: torch.autograd.graph.get_gradient_edge(copies[name]) for name in self.is_trained}
+        [(_, gradients)] = self.backward(loss, edges, "once", self.scales[0])
+        assert all(x is not None for x in gradients.values()), f"no gradient: {gradients}"
+        storages = autograd.weak_storages([*copies.values(), labels, *gradients.values()])
+        go = functools.partial(self.backward, loss, edges, "once", self.scales[0])
+        assert autograd.unless_refused(go, autograd.GRAPH_FREED) is None, "another backward is not refused"
+        del copies, labels, gradients
+        alive = autograd.kept_alive(storages)
+        assert alive == 0, f"the loss keeps {alive} of {len(storages)} tensors alive"
+
+    def products(self) -> float:
+        """Return how many products of the size of input times weight a step makes; an evaluation has no backward."""
+        from torch.utils.flop_counter import FlopCounterMode  # noqa: PLC0415 - it imports triton, after interpret()
+
+        leaves = self.leaves()
+        with FlopCounterMode(display=False) as counter:
+            loss = self.forward(leaves)["loss"]
+            if loss.requires_grad:
+                loss.backward(self.incoming(self.scales[0]))
+        return float(counter.get_total_flops() / (2 * self.BT * self.H * self.V))

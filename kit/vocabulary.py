@@ -4,12 +4,12 @@
 from __future__ import annotations
 
 import contextlib
-import copy
 import inspect
 import math
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import torch
@@ -17,10 +17,13 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from kit import current_target
 from kit.capture import host_waits as seen_by_pytorch
 from kit.capture import waits
+from kit.ranks import Rank, ranks
 
 _weak: Any = StorageWeakRef  # without types
+CPU_RANKS = 4
 JOBS: dict[tuple[str, str], Callable[..., Any]] = {}
 
 
@@ -45,6 +48,25 @@ def on_ranks(job: Callable[..., None]) -> Callable[..., None]:
     world = inspect.Parameter("world", inspect.Parameter.KEYWORD_ONLY)
     test.__signature__ = inspect.Signature([*own, world])  # type: ignore[attr-defined]
     return test
+
+
+@contextlib.contextmanager
+def counted_ranks(setup: Callable[[Rank], Any], figure: Callable[..., None]) -> Iterator[SimpleNamespace]:
+    """Give `run` of one rank for each GPU, 1, 2 or 4, or of four on the CPU; record how many of its jobs raise."""
+    target = current_target()
+    raised: list[bool] = []
+    count = max(size for size in (1, 2, 4) if size <= torch.cuda.device_count()) if target.executed else CPU_RANKS
+
+    def run(*given: Any) -> list[Any]:  # noqa: ANN401
+        try:
+            return group.run(*given)
+        except AssertionError as error:
+            raised.append("it raised" in str(error))
+            raise
+
+    with ranks(count, setup, device=target.device) as group:
+        yield SimpleNamespace(run=run)
+    figure("defect_checks_that_raise", sum(raised))
 
 
 def perform(context: Any, module: str, name: str, given: dict[str, Any]) -> object:  # noqa: ANN401
@@ -134,24 +156,6 @@ class Handed:
         """Keep the layout of a tensor in mind, and on request its values and its version."""
         before = tensor.detach().clone() if values else None
         self._kept.append((name, tensor, _layout(tensor), before, _version(tensor) if version else None))
-
-    def copy(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
-        """Return a copy with the same strides, of which nothing may change."""
-        given = copy.deepcopy(tensor.detach())
-        self.watch(name, given, values=True)
-        return given
-
-    def last(self) -> torch.Tensor:
-        """Return what was handed last, and watch it no longer."""
-        return self._kept.pop()[1]
-
-    def forget(self, tensor: torch.Tensor) -> None:
-        """Watch a tensor no longer, and keep it alive no longer."""
-        self._kept = [each for each in self._kept if each[1] is not tensor]
-
-    def clear(self) -> None:
-        """Watch nothing any more."""
-        self._kept.clear()
 
     def assert_unaltered(self) -> None:
         """Assert that all that is watched is as it was."""

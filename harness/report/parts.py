@@ -46,6 +46,14 @@ LEGEND = {
 }
 #: What the verdicts on a tree without the patch say.
 WRONG = (Verdict.CONFIRMED, Verdict.REPRODUCED)
+#: How a list of trees of which that was said begins.
+HEADINGS = {
+    "has the bug": "Same bug",
+    "has the code": "Same code",
+    "is right": "Right",
+    "": "Judged",
+    NOT_JUDGED: "Not judged",
+}
 
 
 def said_of_tree(verdict: Verdict, kind: Kind) -> str:
@@ -174,9 +182,10 @@ class Parts:
 
     def environment(self) -> str:
         """Write what was judged where: the tree that upstream is asked about, the release and the default branch."""
-        definition = self.pack.definition
+        definition, targets, shown = self.pack.definition, self._targets(), self._shown()
+        asked = [ASK] if shown and shown in [self.receipts.get(f"{ASK}{name}") for name in targets] else []
         trees: dict[str, list[Receipt]] = defaultdict(list)
-        for prefix, target in itertools.product((ASK, "", HEAD), self._targets()):
+        for prefix, target in itertools.product((*asked, "", HEAD), targets):
             if one := self.receipts.get(f"{prefix}{target}"):
                 trees[self._tree(one.upstream.version)].append(one)
         others: dict[str, list[str]] = defaultdict(list)
@@ -192,10 +201,8 @@ class Parts:
             first = first or f"{definition.upstream.package} {named}."
         head = definition.head
         if head is not None and not any(head.commit[:12] in tree for tree in trees):
-            others["not judged"].append(f"default branch at {head.commit[:12]} of {head.date}")
-        return " ".join(
-            [first, *(f"{said.capitalize() or 'Judged'}: {'; '.join(one)}." for said, one in others.items())]
-        )
+            others[NOT_JUDGED].append(f"default branch at {head.commit[:12]} of {head.date}")
+        return " ".join([first, *(f"{HEADINGS[said]}: {'; '.join(names)}." for said, names in others.items())])
 
     def _tree(self, version: str) -> str:
         """Name a tree: a release, or a commit by its first digits and its date."""

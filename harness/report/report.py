@@ -209,7 +209,7 @@ def errors(pack: Pack) -> Iterator[str]:
     try:
         text = render(pack)
     except HarnessError as error:
-        yield str(error).removeprefix(f"{pack.name}/")
+        yield str(error).removeprefix(f"{pack.name}/").removesuffix(f". Next: runner.py check {pack.name}")
         with suppress(HarnessError):  # what else is wrong with it, where the output alone is missing
             yield from (f"{pack.report.name}: {one}" for one in text_errors(render(pack, is_draft=True)))
         return

@@ -81,7 +81,7 @@ class Call:
 
     step: Callable  # takes the tensors of a set, returns those to compare
     sets: list  # inputs; a graph is captured with the first set, and replayed with every set
-    wanted: list | None  # the reference's tensors for each set, on the host; None: what eager mode gives
+    wanted: list  # the reference's tensors for each set, on the host
     tolerance: float = 0.0  # relative error in the norm that is right for floating-point tensors; integers are equal
     captures: bool = True  # False for what only eager mode can do
     replayed: int = 0  # how many of the last sets are only replayed, since eager mode gives something else for them
@@ -501,49 +501,6 @@ def attention(up, *, packed):
     yield Call(build(up.group), sets, wanted, TOLERANCES[32])
 
 
-def scatter_topk(up):
-    """Put the keys that were selected into a mask, in which 0 is a key and -inf none."""
-    scatter = need(up.dsa_masking, "scatter_topk_into_index_mask", "seq_chunk_size")
-
-    def step(mask, topk):
-        scatter(mask := mask.clone(), topk, seq_chunk_size=7)
-        return mask.exp()
-
-    keys, before = torch.rand(2, S, S).argsort()[..., :6], torch.ones(S, S).tril().expand(2, S, S)
-    topk = [keys.masked_fill(keys % 3 == 0, -1), keys, keys * 0 - 1, (keys % 2).flip(-1) - 1, keys % 2 - 1]
-    picked = [torch.zeros(2, S, S).scatter_reduce(-1, x.clamp_min(0), (x >= 0).float(), "amax") for x in topk]
-    yield Call(step, [[before.log(), x] for x in topk], [[before.maximum(x)] for x in picked])
-
-
-def bounds(up, names, sets, wanted):
-    """Bound the keys of rows by starts and ends, or by a mask."""
-    function = need(up.dsa_masking, "build_fused_indexer_varlen_bounds")
-    options = dict.fromkeys(("mask", "varlen_starts", "varlen_ends", "key_positions"))
-    options |= {"sq": S, "skv": S, "device": up.device}
-    yield Call(functools.partial(by_name, function, names, options), sets, wanted)
-
-
-def bounds_of_rows(up):
-    """Take starts and ends as they are."""
-    ends = torch.arange(1, S + 1)
-    sets = [[ends * 0, ends], [ends // 9 * 8, ends]]
-    return bounds(up, ("varlen_starts", "varlen_ends"), sets, [[y.int() for y in x] for x in sets])
-
-
-def bounds_of_mask(up, *shape):
-    """Take the bounds of a mask, on which releases do not agree."""
-    mask = torch.ones(S, S).tril().log()
-    sets = [[x.expand(*shape, S, S).clone()] for x in (mask, mask[torch.arange(1, S + 1) // 2])]
-    return bounds(up, ("mask",), sets, None)
-
-
-def position_ids(up):
-    """Take the rows of the first sequence of a batch."""
-    function, ids = need(up.dsa_layout, "extract_query_positions_from_position_ids"), torch.arange(1, S + 1)
-    step = functools.partial(function, sq=S, device=up.device)
-    yield Call(step, [[(ids + x).expand(2, S).clone()] for x in (0, 7)], [[ids], [ids + 7]])
-
-
 def beside(function, rows, **options):
     """Call what takes no tensor, beside a tensor that a replay has to change."""
     ends = torch.arange(1, S + 1)
@@ -597,11 +554,6 @@ SITES = {  # the call that the public report is about comes first; the names tel
     "rope": rope,
     "attention-plain": functools.partial(attention, packed=False),
     "attention-packed": functools.partial(attention, packed=True),
-    "reported-scatter_topk": scatter_topk,
-    "reported-bounds_of_rows": bounds_of_rows,
-    "reported-bounds_of_mask": bounds_of_mask,
-    "reported-bounds_of_masks": lambda up: bounds_of_mask(up, 2),
-    "reported-position_ids": position_ids,
     "two_ranks-equal_lengths": equal_lengths,
     "two_ranks-uneven": uneven,
     "four_ranks-uneven": uneven,
@@ -804,13 +756,12 @@ def eagerly(up, gpu, call, answer):
             answer["waits"] |= {*lines}
         with quietly(), upstream_answers():
             results.append(on_host(result) + on_host(rest))
-            wanted = call.wanted[number] if call.wanted else results[-1]
-            answer["wrong"] += complaints(results[-1], wanted, call.tolerance, on_host(given), tensors)
+            answer["wrong"] += complaints(results[-1], call.wanted[number], call.tolerance, on_host(given), tensors)
             overwrite(result, given)
     return results
 
 
-def captured(up, gpu, call, results):
+def captured(up, gpu, call):
     """Make a call under capture, and replay it with every set; return where that stops, and what is wrong."""
     static = put(up, call.sets[0])
     call.prepare(*static)
@@ -832,9 +783,9 @@ def captured(up, gpu, call, results):
             replay()
             rest = call.after(*static)
             with quietly():
-                found, left = on_host(result) + on_host(rest), on_host(static)
-                wanted = call.wanted[number] if call.wanted else results[number]
-                wrong += [f"replay: {x}" for x in complaints(found, wanted, call.tolerance, left, tensors)]
+                found = on_host(result) + on_host(rest)
+                told = complaints(found, call.wanted[number], call.tolerance, on_host(static), tensors)
+                wrong += [f"replay: {x}" for x in told]
     return wrong
 
 
@@ -865,9 +816,9 @@ def observe(up, site):
         answer |= {"refused": refused(up, site), "host": host["wrong"]}
         calls = [*SITES[site](up)]
         results = [eagerly(up, gpu, call, answer) for call in calls]
-        for call, result in zip(calls, results, strict=True):
+        for call in calls:
             if call.captures and not (answer["captured"] and TARGET.executed):  # the CUDA context is broken then
-                answer["captured"] += captured(up, gpu, call, result)
+                answer["captured"] += captured(up, gpu, call)
     texts = [(str(x.dtype), x.tolist()) for sets in results for found in sets for x in found]
     return answer | {"sha256": hashlib.sha256(repr(texts).encode()).hexdigest()}
 

@@ -5,8 +5,8 @@
 Needs a GPU. A set is the merged folder of one of pack.toml's dependency sets; a tree is the release, or the release
 with the dimensions passed on: `unsynchronized` with the kernels of fix.patch, and `patched` with T.sync_threads()
 besides, before the forward stores the probabilities of fewer than 64 heads. Each pair is measured by
-measure_dims.py, several at once, into a file of its own in --work; a run that was cut off goes on from these. All cells
-go to data/versions.json, and data/versions.md has a row for each tree, shape and kernel.
+measure_dims.py, several at once, into a file of its own in --work; a run that was cut off goes on from these. Then
+data/versions.md has a row for each tree, shape and kernel.
 """
 
 import argparse
@@ -75,7 +75,6 @@ def main():
             for (tree, folder), (version, dependencies) in itertools.product(trees, sets)
         ]
     cells = [cell for future in futures for cell in future.result()]
-    (arguments.data / "versions.json").write_text(json.dumps({"cells": cells}, indent=1) + "\n")
     (arguments.data / "versions.md").write_text(table(cells))
 
 

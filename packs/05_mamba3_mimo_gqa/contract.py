@@ -1,22 +1,19 @@
 """Mamba-3 MIMO: the backward sums dQ and dK over the heads of each group, for any G that divides H.
 
-Judged are mamba_mimo_bwd_combined, its packed twin and the public mamba3_mimo, for G of H heads: grouped, one group, a
-group for each head. FACTORS has the rest. Every gradient is compared. An absent input has no gradient. A gradient's
-memory is as large as the gradient. No buffer is kept.
+Judged are mamba_mimo_bwd_combined, its packed twin and the public mamba3_mimo. An absent input has no gradient. A
+gradient's memory is as large as the gradient. No buffer is kept.
 
-On a CPU (traced) the kernels of TileLang are stand-ins. These write small whole numbers into what they are given to
-fill, so that each sum is known. They refuse tensors that are not contiguous, or of other shapes than the real kernels
-declare. Triton's small kernels, from which the rest of dADT, dDT, dTrap and the public function's dAngles come, are
-interpreted for packed calls of the public function, and left out elsewhere. So is the forward, which asks for a GPU.
+On a CPU (traced) the kernels of TileLang are stand-ins. They write small whole numbers into what they are given to
+fill, so that each sum is known. They refuse gaps between elements, and sizes that do not agree. The stand-ins of
+Triton's small kernels and of the forward write constants. A fix may sum in a Triton kernel, which is interpreted.
 
-On a GPU (executed, bfloat16) the same is judged in a process that sees no GPU, and then the real kernels: against the
-recurrence in float64, against a run with Q and K repeated for each head, with every stream that begins late, and with
-more steps and rows than the second dimension of a launch holds.
+On a GPU (executed, bfloat16) the same is judged in a process that sees no GPU. Then the real kernels run: two builds,
+the smallest and one with every input. They run late on other streams, and at more steps and rows than the second
+dimension of a launch holds.
 
-Tolerances, of the largest error over the largest value: 0.10 against float64, which upstream's own tests allow; 2^-8
-against repeated heads, one rounding to bfloat16. With stand-ins, sums are exact, or rounded once to 16 bits: to nearest
-or, after a Triton kernel in the interpreter, cut off. The small kernels' sums of a chunk are float32: 2^-16. dTrap has
-16 bits, cut off twice by the interpreter: 2^-7.
+Tolerances, of the largest error over the largest value: 0.10 against the recurrence in float64, which upstream's own
+tests allow; 2^-8, one rounding to bfloat16, against a run with Q and K repeated for each head. With stand-ins, sums are
+exact, or rounded once to 16 bits: to nearest or, after a Triton kernel in the interpreter, cut off.
 
 Not judged: a packed call without MIMO_Out, which the release refuses for one group, too; Z without MIMO_Out.
 """
@@ -25,22 +22,18 @@ import functools
 import importlib
 import itertools
 import math
-import os
-import re
-import sys
 from collections import defaultdict
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 from unittest import mock
 
 import pytest
 import torch
-from torch.multiprocessing.reductions import StorageWeakRef
-from torch.nn.functional import pad, silu, softplus
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.functional import silu, softplus
 
-from kit import current_target, pairwise
+from kit import current_target
+from kit.autograd import kept_alive, weak_storages
 from kit.compiled import import_below, workers
 from kit.cuda_source import in_processes
 from kit.interpreter import interpret
@@ -50,28 +43,16 @@ TARGET = current_target()
 if TARGET.name == "cpu":
     interpret()
 
-FACTORS = {
-    "entry": ("public", "wrapper"),  # mamba3_mimo and autograd, or the backward's wrapper alone
-    "layout": ("dense", "varlen"),
-    "D": (True, False),
-    "MIMO_Out": (True, False),
-    "N": (32, 64),
-    "z": (True, False),
-    "R": (1, 2, 4),
-}
-ROWS = pairwise(FACTORS, lambda row: not row.get("MIMO_Out", True) and (row.get("z") or row.get("layout") == "varlen"))
 #: (G, H). A G and a ratio that are there twice show what is kept from one call to the next.
-KINDS = {"grouped": ((2, 16), (8, 16), (3, 12), (2, 6), (4, 12), (3, 15)), "g1_and_gh": ((1, 16), (16, 16), (1, 2))}
+KINDS = {"grouped": ((2, 16), (3, 12), (2, 6), (4, 12)), "g1_and_gh": ((1, 16), (16, 16), (1, 2))}
 KIND = [
     pytest.param("grouped", marks=pytest.mark.defect),
     pytest.param("g1_and_gh", marks=pytest.mark.control, id="one-and-all"),
 ]
-REFUSED = ((5, 16), (6, 4))  # on stand-ins alone: the real kernels would read beyond Q and K
-SMALL = 6  # heads: as many as the interpreter has the time for
-FEW = [pytest.param(2, SMALL, marks=pytest.mark.defect), pytest.param(1, 2, marks=pytest.mark.control)]
+FEW = [pytest.param(2, 6, marks=pytest.mark.defect), pytest.param(1, 2, marks=pytest.mark.control)]
 OPTIONS = (96, 7, 160, 5)  # threads and stages of both kernels, none of them a size of a case
 SLEEP = 2 * 10**8  # cycles: a tenth of a second, in which a host gets through a call
-LIMITS = {"small kernels": 2**-16, "dTrap": 2**-7}
+CONSTANT = 0.5  # what the stand-in of a small kernel writes into its first result
 ARGUMENTS = (*"QKV", "Q_bias", "K_bias", "MIMO_V", "MIMO_Out", "Z", "MIMO_Z", "Angles")
 GRADIENTS = (*"QKV", "ADT", "DT", "Trap", "Q_bias", "K_bias", "MIMO_V", "MIMO_Z", "MIMO_Out", "Angles", *"DZ")
 PUBLIC = "mamba_ssm.ops.tilelang.mamba3.mamba3_mimo"
@@ -82,14 +63,15 @@ FILLED = {  # by the two kernels of the backward, in this order
     "mamba_mimo_bwd_bwd": (*"KV", "MIMO_V", "Q", "factor", "gamma", "Angles", "D", "ADT", "decay", "reverse", "sums"),
 }
 OF_THE_INPUTS = {"states", "Z", "qk_dot", *"QKV"}  # their dtype; the kernels declare all others as float32
+HEADS_THIRD = {*"QKVZ", "Angles"}  # the heads are their third dimension, and the second one of all others
 
 
 @dataclass(frozen=True)
 class Case:
-    """A row of ROWS, and what does not depend on it: the ends of the sequences, sizes, dtype and device."""
+    """What is compiled in, and beside it the ends of the sequences, sizes, dtype and device."""
 
     layout: str
-    entry: str
+    entry: str  # mamba3_mimo and autograd, or the backward's wrapper alone
     R: int
     z: bool
     D: bool
@@ -107,31 +89,24 @@ class Case:
         return 64 // self.R
 
 
-def cases(device):
-    """Return a case for each row: dense sequences end as a chunk does, packed ones within a chunk.
-
-    And a packed one whose single sequence ends as a chunk does, for which the packed kernels have a chunk more.
-    """
-
-    def ended(case, layout):
-        executed = {"dense": (128,), "varlen": (70, 103, 192)}
-        traced = {"dense": (2 * case.chunk,), "varlen": (case.chunk + 3, 2 * case.chunk)}
-        return replace(case, ends=(executed if device == "cuda" else traced)[layout])
-
-    rows = [Case(**row, device=device) for row in ROWS]
-    packed = next(case for case in rows if (case.layout, case.entry) == ("varlen", "wrapper"))
-    return [*(ended(case, case.layout) for case in rows), ended(packed, "dense")]
+BARE = Case("dense", "wrapper", 4, z=False, D=False, MIMO_Out=False, N=32, ends=(32,))
+PACKED = Case("varlen", "wrapper", 2, z=True, D=False, MIMO_Out=True, N=32, ends=(35, 64))
+FUNCTION = Case("dense", "public", 1, z=True, D=True, MIMO_Out=True, N=64, ends=(128,))
+WHOLE = Case("varlen", "public", 4, z=True, D=True, MIMO_Out=True, N=64, ends=(19, 32))
+TRACED = (
+    *(BARE, PACKED, FUNCTION, WHOLE),
+    replace(BARE, R=2, D=True, MIMO_Out=True, ends=(64,)),
+    replace(FUNCTION, z=False, D=False, MIMO_Out=False),
+    replace(WHOLE, R=1, z=False, ends=(67, 128)),
+    replace(PACKED, ends=(64,)),  # it ends as a chunk does: the packed kernels have a chunk more for it
+)
+EXECUTED = (replace(BARE, ends=(128,)), replace(WHOLE, ends=(70, 103, 192)))
+EXECUTED += (replace(EXECUTED[1], entry="wrapper", ends=(128,)),)
 
 
 def short(case):
     given = "".join(f"-{name}" for name in ("z", "D", "MIMO_Out") if getattr(case, name))
-    alone = "-one-sequence" * (case.layout == "varlen" and len(case.ends) == 1)
-    return f"{case.layout}-{case.entry}-R{case.R}-N{case.N}{given}{alone}"
-
-
-TRACED, EXECUTED = cases("cpu"), cases("cuda")
-WRAPPERS = [next(x for x in TRACED if (x.layout, x.entry) == (layout, "wrapper")) for layout in ("dense", "varlen")]
-FUNCTION = next(x for x in TRACED if (x.layout, x.entry) == ("dense", "public"))
+    return f"{case.layout}-{case.entry}-R{case.R}-N{case.N}{given}-{'-'.join(map(str, case.ends))}"
 
 
 # A call, and what it should return
@@ -156,7 +131,7 @@ def backward_module(case):
 def make(case, G, H):
     """Return the arguments by name, distributed as in upstream's tests, and the gradient of the output."""
     generator, S, P, dtype = torch.Generator(case.device).manual_seed(5), case.ends[-1], case.P, case.dtype
-    B = 1 if case.layout == "varlen" or H <= SMALL else 2
+    B = 1 if case.layout == "varlen" or H <= 6 else 2
 
     def normal(*shape, dtype=torch.float32):
         return torch.randn(shape, generator=generator, device=case.device).to(dtype)
@@ -224,19 +199,14 @@ def call(case, x, dout, *options, frozen=(), packed=()):
     return {name: y for name, y in zip(GRADIENTS, result, strict=False) if y is not None}
 
 
-def turns(case, angles, dt):
-    """Return the angles that Q and K are turned by: those given, or, in the public function, what they add up to."""
-    if case.entry == "wrapper":
-        return angles
-    steps = angles.tanh() * math.pi * dt.transpose(1, 2)[..., None]
-    return torch.cat([steps[:, start:stop].cumsum(1) for start, stop in itertools.pairwise((0, *case.ends))], 1)
-
-
 def reference(case, x, dout):
     """Differentiate Mamba-3's recurrence in float64, step by step; every sequence starts with an empty state."""
     x = {name: y.double().requires_grad_() for name, y in x.items() if y is not None}
-    heads, n, half = x["V"].shape[2] // x["Q"].shape[3], x["Angles"].shape[-1], x["Q"].shape[-1] // 2
-    angles = turns(case, x["Angles"], x["DT"])
+    heads, n, half, angles = x["V"].shape[2] // x["Q"].shape[3], x["Angles"].shape[-1], case.N // 2, x["Angles"]
+    spans = list(itertools.pairwise((0, *case.ends)))
+    if case.entry == "public":  # which adds them up
+        turns = angles.tanh() * math.pi * x["DT"].transpose(1, 2)[..., None]
+        angles = torch.cat([turns[:, start:stop].cumsum(1) for start, stop in spans], 1)
     cos, sin = angles.cos()[:, :, None], angles.sin()[:, :, None]
 
     def turned(name):  # the pairs (i, N/2 + i) of the first quarter are rotated
@@ -259,6 +229,13 @@ def reference(case, x, dout):
     return {name: leaf.grad for name, leaf in x.items()} | ({"out": y.detach()} if case.entry == "public" else {})
 
 
+def repeated(case, x, dout, G):
+    """Return the gradients of a call with Q and K repeated for each head; dQ and dK are summed in float64."""
+    heads = x["V"].shape[2] // G
+    found = call(case, x | {name: x[name].repeat_interleave(heads, 3) for name in "QK"}, dout)
+    return found | {name: found[name].double().unflatten(3, (G, -1)).sum(4) for name in {*"QK"} & {*found}}
+
+
 def distance(actual, expected):
     """Return the largest error over the largest value; infinity for None, other shapes, or where no number stands."""
     if actual is None or expected is None or actual.shape != expected.shape:
@@ -277,17 +254,17 @@ def differing(ours, others):
     return count
 
 
-def called(case, x, dout, *, again=True):
-    """Call upstream, twice if asked; return the first gradients, and count what differs or what a call has changed."""
+def called(case, x, dout):
+    """Call upstream twice; return the first gradients, and count what differs or what a call has changed."""
     inputs = {name: y if y is None else y.clone() for name, y in x.items()} | {"dout": dout.clone()}
     first = call(case, x, dout)
     copies = {name: y.clone() for name, y in first.items()}
-    second = call(case, x, dout) if again else {name: y.clone() for name, y in copies.items()}
-    both, typed = first.keys() & second.keys(), [name for name in x if name in first and "bias" not in name]
+    second = call(case, x, dout)
+    typed = [name for name in x if name in first and "bias" not in name]
     return copies, {
         "differing": differing(copies, second),
         "changed": differing(inputs, x | {"dout": dout}) + differing(copies, first),
-        "in one memory": sum(first[name].data_ptr() == second[name].data_ptr() for name in both),  # both are held
+        "in one memory": sum(y.data_ptr() == second[name].data_ptr() for name, y in first.items() if name in second),
         "of absent inputs": sum(x[name] is None for name in x if name in first),
         "of another dtype": sum(x[name] is not None and first[name].dtype != x[name].dtype for name in typed),
         "wider than they are, or strided": sum(
@@ -301,113 +278,93 @@ def called(case, x, dout, *, again=True):
 # Stand-ins for the kernels, on a CPU
 
 
-@functools.cache
-def prepare_cpu():
-    """Make what is new recognizable, and let the interpreter run what it can of the public function."""
+@dataclass
+class StandIns:
+    """The kernels of a backward, and what they note: what they wrote, the memory and the options they were given.
 
-    def forward(q, _k, v, *others, **_):  # upstream's makes its output on a GPU; others[3] is MIMO_Out
-        shape = v.shape if others[3] is not None else (*v.shape[:2], q.shape[2], *v.shape[2:])
-        return v.new_zeros(shape), None, None
-
-    torch.use_deterministic_algorithms(mode=True)  # so new memory holds no number
-    angles, public = load(ANGLES), load(PUBLIC)
-    public.mamba_mimo_forward = public.mamba_mimo_forward_varlen = forward
-    sigmoid = angles.tl.sigmoid
-    angles.tanh_approx = lambda y: 2 * sigmoid(2 * y) - 1  # this and the next are instructions of a GPU
-    angles.sech2_approx = lambda y: 4 * sigmoid(2 * y) * sigmoid(-2 * y)
-
-
-@functools.cache
-def signature(path, kernel):
-    """Return the dimensions that a tree's kernel declares for its operands, in order; none where they have a name."""
-    programs = Path(path).read_text(encoding="utf-8").split("@T.prim_func")[1:]  # in the order of FILLED
-    text = programs[[*FILLED].index(kernel)].split("T.Kernel(")[0]
-    declared = re.findall(r"^ *\w+: T\.Tensor\((.*)$", text, re.MULTILINE)
-    return [x[1 : x.index("]")].split(",") if x.startswith("[") else [] for x in declared]
-
-
-def declared(case, kernel, arguments):
-    """Return the dimensions that a kernel declares of its arguments; refuse other sizes and gaps, as real ones do."""
-    (B, S, R, G, N), (H, P), T = arguments[1].shape, arguments[3].shape[2:], case.chunk
-    sizes = dict(zip("BSRGNHP", (B, S, R, G, N, H, P), strict=True))
-    sizes |= {"chunk_size": T, "nchunks": math.ceil(S / T), "max_nchunks": S // T + len(case.ends)}
-    sizes |= {"rotary_dim_divisor": case.divisor, "NS": len(case.ends)}
-    found = signature(backward_module(case).__file__, kernel)
-    for index, (names, y) in enumerate(zip(found, arguments, strict=False)):
-        if y is not None and not y.is_contiguous():
-            raise TypeError(f"operand {index} of {kernel} has strides {y.stride()}")
-        if y is not None and names and set(re.findall(r"[a-zA-Z]\w*", " ".join(names))) <= sizes.keys():
-            right = [eval(each.strip(), {}, sizes) for each in names]  # noqa: S307 - upstream's own arithmetic
-            if [*y.shape] != right:
-                raise TypeError(f"operand {index} of {kernel} is {names}, {right}, and was given {[*y.shape]}")
-    return found
-
-
-def filling(case, name, x, written, *, numbers, given):
-    """Make a kernel factory; its kernels fill what is new, or zero, with small whole numbers, and note it by name.
-
-    Of "decay", [B, H, chunks, steps, steps], they fill what lies within the sequences.
-    dQ and dK of the heads get larger ones: bfloat16 does not hold the sums of a group, only what these are rounded to.
-    A launch may be for some of the heads: the rows of Q_bias say for which. If numbers are "spoilt", those of the first
-    head are not finite; "tiny" ones are multiples of the smallest number of float16, whose sums it holds. The memory of
-    all arguments is noted in `given`: address, bytes and a weak reference.
+    They fill what is new, or zero, with small whole numbers. dQ and dK of the heads get larger ones: bfloat16 does not
+    hold the sums of a group, only what these are rounded to. A launch may be for some of the heads: the rows of Q_bias
+    say for which. If numbers are "spoilt", those of the first head are not finite; "tiny" ones are multiples of the
+    smallest number of float16, whose sums it holds; for "fake" tensors nothing is written.
     """
-    names, biases = [each for each in FILLED[name] if each not in x or x[each] is not None], x["Q_bias"]
 
-    def kernel(*arguments):
-        for storage in [y.untyped_storage() for y in arguments if y is not None]:
-            given.append((storage.data_ptr(), storage.nbytes(), StorageWeakRef(storage)))
-        dimensions = declared(case, name, arguments)
+    case: Case
+    x: dict
+    numbers: str
+    written: dict = field(default_factory=dict)
+    storages: list = field(default_factory=list)
+    options: dict = field(default_factory=dict)
+
+    def factory(self, layout, name):
+        def make_kernel(*given, **named):
+            self.options[name] = [x for x in (*given, *named.values()) if x in OPTIONS]
+            return functools.partial(self.run, layout, name)
+
+        return make_kernel
+
+    def run(self, layout, name, *arguments):
+        if self.numbers == "fake":
+            return
+        self.refuse(layout, arguments)
+        self.storages += weak_storages(y for y in arguments if y is not None)
+        biases = self.x["Q_bias"]
         heads = torch.stack([(biases == row).all((1, 2)).nonzero()[0, 0] for row in arguments[4]])
-        pairs = [(axes, y) for axes, y in zip(dimensions, arguments, strict=False) if y is not None]
-        floats = [(axes, y) for axes, y in pairs if y.is_floating_point()]
-        new = [([axis.strip() for axis in axes].index("H"), y) for axes, y in floats if y.isnan().all() or not y.any()]
-        generator = torch.Generator().manual_seed(6 + int(heads[0]))
-        for result, (axis, y) in zip(names, new, strict=True):
-            per_head, largest = result in ("Q", "K"), 127 if result in ("Q", "K") else 2
-            y.random_(-largest, largest + 1, generator=generator)
-            if result == "decay":
-                y.mul_((sums({"ADT": torch.ones_like(x["ADT"])}, case)[2][0, 0] > 0).mT)
-            if numbers == "spoilt" and per_head and heads[0] == 0:
+        names = [each for each in FILLED[name] if each not in self.x or self.x[each] is not None]
+        floats = [y for y in arguments if y is not None and y.is_floating_point()]
+        random = torch.Generator().manual_seed(6 + int(heads[0]))
+        for result, y in zip(names, [y for y in floats if y.isnan().all() or not y.any()], strict=True):
+            axis, per_head = 2 if result in HEADS_THIRD else 1, result in ("Q", "K")
+            y.random_(*(-127, 128) if per_head else (-2, 3), generator=random)
+            if self.numbers == "spoilt" and per_head and heads[0] == 0:
                 y.select(axis, 0).fill_(math.nan if result == "Q" else math.inf)
-            if numbers == "tiny" and per_head:
+            if self.numbers == "tiny" and per_head:
                 y.mul_(2.0**-24)
             shape = [len(biases) if n == axis else size for n, size in enumerate(y.shape)]
-            written.setdefault(result, y.new_full(shape, math.nan)).index_copy_(axis, heads, y)
+            self.written.setdefault(result, y.new_full(shape, math.nan)).index_copy_(axis, heads, y)
 
-    return lambda *_, **__: kernel
+    def refuse(self, layout, arguments):
+        """Raise for what the real kernels refuse: gaps, other heads than those of Q_bias, other chunks."""
+        strided = [index for index, y in enumerate(arguments) if y is not None and not y.is_contiguous()]
+        heads, (S, T) = len(arguments[4]), (arguments[1].shape[1], self.case.chunk)
+        slots = S // T + len(self.case.ends) if layout == "varlen" else math.ceil(S / T)
+        pairs = next(y for y in reversed(arguments) if y is not None and y.dim() == 5)  # the decays
+        if strided or {y.shape[-2] for y in (arguments[0], arguments[3])} != {heads} or pairs.shape[2] != slots:
+            raise TypeError(f"operands {strided} have gaps, or sizes are not those of {heads} heads and {slots} chunks")
 
 
 def left_out(*arguments, **_):
-    """Stand for one of Triton's small kernels: give what is new, and zeros by pairs of steps, any number."""
-    for y in (y for y in arguments if torch.is_tensor(y) and y.is_floating_point()):
-        if y.isnan().all() or (y.dim() > 4 and not y.any()):
-            y.fill_(0.5)
+    """Stand for one of Triton's small kernels: give each result that is new, or zero, a constant of its own."""
+    floats = [y for y in arguments if torch.is_tensor(y) and y.is_floating_point()]
+    for number, y in enumerate(y for y in floats if y.isnan().all() or not y.any()):
+        y.fill_(CONSTANT + number)
+
+
+def forward(q, _k, v, *others, **_):
+    """Stand for the forward, which makes its output on a GPU; others[3] is MIMO_Out."""
+    shape = v.shape if others[3] is not None else (*v.shape[:2], q.shape[2], *v.shape[2:])
+    return v.new_zeros(shape), None, None
 
 
 def prepared(case, G, H, numbers="usual"):
-    """Return a case for the CPU, its arguments, what its kernels will write, if small ones run, what they get."""
-    prepare_cpu()
-    case, written, given = replace(case, N=case.N // 4, P=12), {}, []  # a CPU takes its time
+    """Return a case for the CPU, its arguments, and the stand-ins, which are in place."""
+    torch.use_deterministic_algorithms(mode=True)  # so new memory holds no number
+    load(PUBLIC).mamba_mimo_forward = load(PUBLIC).mamba_mimo_forward_varlen = forward
+    case = replace(case, N=case.N // 4, P=12, device="cpu")  # a CPU takes its time
     if H % 6 == 0:
         case = replace(case, dtype=torch.float16, divisor=2)
     x, dout = make(case, G, H)
-    interpreted = case.entry == "public" and case.layout == "varlen"
-    for layout in FACTORS["layout"]:  # packed steps may be sent to the dense kernels
-        called_as = replace(case, layout=layout)
-        for name in FILLED:
-            setattr(
-                backward_module(called_as), name, filling(called_as, name, x, written, numbers=numbers, given=given)
-            )
+    kernels = StandIns(case, x, numbers)
+    for layout, name in itertools.product(("dense", "varlen"), FILLED):  # packed steps may go to the dense kernels
+        setattr(backward_module(replace(case, layout=layout)), name, kernels.factory(layout, name))
     for kernel in autotuned(load(UTILITIES), load(ANGLES)):
-        kernel.run = functools.partial(type(kernel).run, kernel) if interpreted else left_out
-    return case, x, dout, written, interpreted, given
+        kernel.run = left_out if numbers != "fake" else mock.Mock()
+    return case, x, dout, kernels
 
 
 def summed(written, case, G):
     """Return the gradients that follow from per-head ones by sums, in float64."""
-    plain = ("V", "Z", "ADT", *["Angles"] * (case.entry == "wrapper"))  # to ADT, what is left out adds nothing
-    found = {name: written[name].double() for name in plain if name in written}
+    found = {name: written[name].double() for name in ("V", "Z") if name in written}
+    found["ADT"] = written["ADT"].double() + CONSTANT
     B, S, H, _ = written["V"].shape
     for name in "QK":
         per_head = written[name].double().view(B, S, case.R, H, case.N)
@@ -415,23 +372,6 @@ def summed(written, case, G):
         found[f"{name}_bias"] = per_head.sum((0, 1)).transpose(0, 1)
     over = (0, 2) if case.layout == "varlen" else 0
     return found | {x: written[x].double().sum(over) for x in ("MIMO_Out", "MIMO_Z", "MIMO_V", "D") if x in written}
-
-
-def decayed(written, x, case):
-    """Differentiate in float64 what the small kernels do: the decays of each chunk, the trapezoid and the angles."""
-    w = {name: y.double() for name, y in written.items()}
-    y = {name: x[name].double().requires_grad_() for name in ("ADT", "DT", "Trap", "Angles")}
-    mix, loss = y["Trap"].sigmoid(), (w["ADT"] * y["ADT"]).sum()
-    total, left, pairs = (z.exp() for z in sums(y, case))
-    loss = loss + (w["sums"] * total + w["reverse"] * left).sum()
-    loss = loss + (w["decay"].mT.tril(-1) * pairs).sum() + (turns(case, y["Angles"], y["DT"]) * w["Angles"]).sum()
-    for start, stop in itertools.pairwise((0, *case.ends)):
-        gamma, last = (mix * y["DT"])[..., start:stop], (0, 1)
-        shifted = pad(((1 - mix) * y["DT"])[..., start + 1 : stop], last)
-        factor, diagonal = w["factor"][..., start:stop], w["gamma"][..., start:stop]
-        loss = loss + (factor * (gamma + shifted) + diagonal * gamma).sum()
-    loss.backward()
-    return {name: leaf.grad for name, leaf in y.items()}
 
 
 def rounded_once(actual, exact, dtype, *, interpreted):
@@ -442,121 +382,112 @@ def rounded_once(actual, exact, dtype, *, interpreted):
     return any(torch.equal(actual.double(), each.double()) for each in allowed)
 
 
-@contextmanager
 def launches():
-    """Give the names of the Triton kernels that the interpreter runs meanwhile."""
-    executor, names = importlib.import_module("triton.runtime.interpreter").GridExecutor, []
-    run = executor.__call__
-
-    def named(self, *given, **options):
-        names.append(self.fn.__name__)
-        return run(self, *given, **options)
-
-    with mock.patch.object(executor, "__call__", named):
-        yield names
+    """Replace, and give, what launches a kernel in Triton's interpreter; it still does."""
+    executor = importlib.import_module("triton.runtime.interpreter").GridExecutor
+    return mock.patch.object(executor, "__call__", autospec=True, side_effect=executor.__call__)
 
 
 def traced(case, G, H):
     """Run the backward with stand-ins; return the gradients and, by name, their errors and what else is wrong."""
-    given, (case, x, dout, written, interpreted, _) = case, prepared(case, G, H)
-    with launches() as kernels:  # a fix may sum in one
-        actual, errors = called(case, x, dout, again=not interpreted)
-    exact, rounded = summed(written, case, G), decayed(written, x, case) if interpreted else {}
-    errors["of another dtype"] += sum(
-        y.dtype != torch.float32 for name, y in written.items() if name not in OF_THE_INPUTS
-    )
-    if rounded:
-        errors["dTrap"] = distance(actual.get("Trap"), rounded.pop("Trap"))
-        errors["small kernels"] = max(distance(actual.get(name), y) for name, y in rounded.items())
+    case, x, dout, kernels = prepared(case, G, H)
+    with launches() as launched:  # a fix may sum in one
+        actual, errors = called(case, x, dout)
+    exact = summed(kernels.written, case, G)
+    typed = {name: y.dtype for name, y in kernels.written.items() if name not in OF_THE_INPUTS}
+    errors["of another dtype"] += sum(dtype != torch.float32 for dtype in typed.values())
     for name in {*"QK", "Q_bias", "K_bias"} & actual.keys():  # the kernels' dtype does not hold these sums
-        if rounded_once(actual[name], exact[name], case.dtype, interpreted=bool(kernels)):
+        if rounded_once(actual[name], exact[name], case.dtype, interpreted=launched.called):
             exact[name] = actual[name]
-    errors["reference"] = max(distance(actual.get(name), exact[name]) for name in exact.keys() - rounded.keys())
-    if given.entry == "wrapper" and H <= SMALL:
-        errors["reached by a spoilt head"] = reached(given, G, H, actual)
+    errors["reference"] = max(distance(actual.get(name), exact[name]) for name in exact)
+    others = {name: y for name, y in repeated(case, x, dout, G).items() if name not in exact}
+    errors["unlike those of repeated heads"] = differing(others, actual)
     return actual, errors
 
 
-def reached(case, G, H, actual):
-    """Count what differs outside a group with a head whose dQ and dK are not finite, where autocast is on, too."""
-    case, x, dout, *_ = prepared(case, G, H, "spoilt")
-    with torch.autocast("cpu", dtype=case.dtype):
-        spoilt = call(case, x, dout)
-    others = {"Q": (..., slice(1, None), slice(None)), "Q_bias": slice(1, None)}
-    others |= {"K": others["Q"], "K_bias": others["Q_bias"]}
-    lost = sum(int(spoilt[name][..., 0, :].isfinite().sum()) for name in {*"QK"} & {*spoilt})  # sums of no numbers
-    cast = {name: y.to(actual[name].dtype) for name, y in spoilt.items() if name in actual}  # as autograd does
-    return lost + differing(*({name: y[others.get(name, ...)] for name, y in z.items()} for z in (actual, cast)))
+# What a call promises besides; each is called by its name
 
 
-def unlike(case, G, H, *, frozen=(), apart=False, numbers="usual", **changed):
-    """Count what differs from the gradients of a plain call: with inputs frozen, strided, or other options."""
-    case, x, dout, *_ = prepared(case, G, H, numbers)
+def a_spoilt_head_stays_in_its_group(case, G, H):
+    case, x, dout, _ = prepared(case, G, H)
     expected = call(case, x, dout)
-    if apart:
-        x = {name: y if y is None else torch.stack([y, y], -1)[..., 0] for name, y in x.items()}
-        dout = torch.stack([dout, dout], -1)[..., 0]
-    found = call(replace(case, **changed), x, dout, frozen=frozen)
-    return len({*found} & {*frozen}) + differing({name: y for name, y in expected.items() if name not in frozen}, found)
+    case, x, dout, _ = prepared(replace(case, N=4 * case.N), G, H, "spoilt")
+    with torch.autocast("cpu", dtype=case.dtype):
+        found = call(case, x, dout)
+    assert not any(found[name][..., 0, :].isfinite().any() for name in "QK"), "sums of no numbers"
+    others = dict.fromkeys("QK", (..., slice(1, None), slice(None))) | dict.fromkeys(
+        ("Q_bias", "K_bias"), slice(1, None)
+    )
+    found = {name: y.to(expected[name].dtype) for name, y in found.items()}  # as autograd does
+    alone = [{name: y[others.get(name, ...)] for name, y in each.items()} for each in (expected, found)]
+    assert differing(*alone) == 0, "elements of other groups"
 
 
-def dtype_by_name(case, G, H):
-    return unlike(case, G, H, dtype=str(prepared(case, G, H)[0].dtype).removeprefix("torch."))
+def a_dtype_may_be_given_by_its_name(case, G, H):
+    case, x, dout, _ = prepared(case, G, H)
+    by_name = replace(case, dtype=str(case.dtype).removeprefix("torch."))
+    assert differing(call(case, x, dout), call(by_name, x, dout)) == 0
 
 
-def tiny(case):
-    case, x, dout, written, *_ = prepared(case, 2, SMALL, "tiny")
-    found = {name: y.double() for name, y in call(case, x, dout).items()}
-    exact = summed(written, case, 2)
-    return case.dtype, differing({name: exact[name] for name in "QK"}, found)
+def a_frozen_input_changes_no_other_gradient(case, G, H):
+    case, x, dout, _ = prepared(case, G, H)
+    expected = call(case, x, dout)
+    for frozen in (name for name in x if x[name] is not None):
+        found = call(case, x, dout, frozen=[frozen])
+        assert frozen not in found
+        assert differing({name: y for name, y in expected.items() if name != frozen}, found) == 0, frozen
 
 
-def unused(case, G, H):
-    case, x, dout, *_ = prepared(replace(case, z=False), G, H)
+def inputs_need_not_be_contiguous(case, G, H):
+    case, x, dout, _ = prepared(case, G, H)
+    expected = call(case, x, dout)
+    apart = {name: y if y is None else torch.stack([y, y], -1)[..., 0] for name, y in x.items()}
+    assert differing(expected, call(case, apart, torch.stack([dout, dout], -1)[..., 0])) == 0
+
+
+def an_unused_mimo_z_has_no_gradient(case, G, H):
+    case, x, dout, _ = prepared(replace(case, z=False), G, H)
     expected, found = call(case, x, dout), call(case, x | {"MIMO_Z": torch.ones_like(x["MIMO_V"])}, dout)
-    return sorted(found.keys() - expected.keys()), differing(expected, found)
+    assert found.keys() == expected.keys()
+    assert differing(expected, found) == 0
 
 
-def kept(case, G, H):
-    """Return the bytes of the memory that the kernels were given, and that outlives a call, except the gradients'."""
-    case, x, dout, *_, given = prepared(case, G, H)
+def no_buffer_is_kept(case, G, H):
+    case, x, dout, kernels = prepared(case, G, H)
     found = call(case, x, dout)
-    alive = {y.untyped_storage().data_ptr() for y in (*found.values(), *x.values(), dout) if y is not None}
-    return [size for place, size, weak in given if place not in alive and not weak.expired()]
+    held = weak_storages(y for y in (*found.values(), *x.values(), dout) if y is not None)
+    others = [storage for storage in kernels.storages if all(storage != each for each in held)]
+    assert kept_alive(others, seconds=0) == 0, "buffers outlive the call"
 
 
-def by_position(case, *packed):
-    """Return, by kernel, the OPTIONS that its factory gets where they are given to the wrapper by position."""
-    case, x, dout, *_ = prepared(case, 1, 2)
-    spies = {}
-    for layout, name in itertools.product(FACTORS["layout"], FILLED):
-        module = backward_module(replace(case, layout=layout))
-        spies[layout, name] = mock.Mock(wraps=getattr(module, name))
-        setattr(module, name, spies[layout, name])
-    call(case, x, dout, *OPTIONS, packed=packed)
-    calls = [(name, spy.call_args) for (_, name), spy in spies.items() if spy.called]
-    return {name: [x for x in (*given.args, *given.kwargs.values()) if x in OPTIONS] for name, given in calls}
+def no_operator_waits_for_the_device(case, G, H):
+    case, x, dout, _ = prepared(case, G, H, "fake")
+    executor = importlib.import_module("triton.runtime.interpreter").GridExecutor
+    with FakeTensorMode() as mode, mock.patch.object(executor, "__call__"):  # a fake has no values to wait for
+        call(case, {name: y if y is None else mode.from_tensor(y) for name, y in x.items()}, mode.from_tensor(dout))
 
 
-def waits(case, G, H):
-    """Return the operators of upstream that wait for the device: the host must know their result, or its size."""
-    seen, waiting = set(), ("nonzero", "_local_scalar_dense", "masked_select", "unique", "item")
+def tiny_gradients_are_summed():
+    case, x, dout, kernels = prepared(BARE, 2, 6, "tiny")
+    assert case.dtype == torch.float16
+    found, exact = call(case, x, dout), summed(kernels.written, case, 2)
+    assert differing({name: exact[name] for name in "QK"}, {name: found[name].double() for name in "QK"}) == 0
 
-    class Mode(TorchDispatchMode):
-        def __torch_dispatch__(self, function, types, args=(), kwargs=None):
-            frame = sys._getframe(1)  # noqa: SLF001 - the documented way to a caller
-            while frame is not None and f"{os.sep}torch{os.sep}" in frame.f_code.co_filename:
-                frame = frame.f_back
-            chosen = [x for each in args if isinstance(each, list | tuple) for x in each]  # of index and index_put
-            masks = any(torch.is_tensor(x) and x.dtype == torch.bool for x in chosen)
-            if "mamba_ssm" in frame.f_code.co_filename and (masks or any(x in str(function) for x in waiting)):
-                seen.add(str(function))
-            return function(*args, **(kwargs or {}))
 
-    case, x, dout, *_ = prepared(case, G, H)
-    with Mode():
+def groups_that_do_not_divide_the_heads_are_refused(case, G, H):
+    case, x, dout, _ = prepared(case, G, H)
+    refused = ""
+    try:
         call(case, x, dout)
-    return sorted(seen)
+    except (AssertionError, ValueError) as error:
+        refused = str(error)
+    assert str(G) in refused, "no error that names G"
+
+
+def threads_and_stages_keep_their_places(case, *packed):
+    case, x, dout, kernels = prepared(case, 1, 2)
+    call(case, x, dout, *OPTIONS, packed=packed)
+    assert kernels.options == {"mamba_mimo_bwd_fwd": [*OPTIONS[:2]], "mamba_mimo_bwd_bwd": [*OPTIONS[2:]]}
 
 
 @pytest.fixture(scope="module")
@@ -582,15 +513,12 @@ def largest(figure):
 @pytest.mark.parametrize("case", TRACED, ids=short)
 def test_gradients_are_sums_over_groups(on_cpu, case, kind, largest, output):
     for G, H in KINDS[kind]:
-        if case.entry == "public" and H > SMALL:
-            continue  # for which the interpreter lacks the time
         gradients, errors = on_cpu("traced", case, G, H)
         if kind == "g1_and_gh":
             record(output, f"{short(case)}-G{G}-H{H}, traced", gradients)
         if not TARGET.executed:
             largest[f"{kind}_reference"] = max(largest[f"{kind}_reference"], errors["reference"])
-        wrong = {name: value for name, value in errors.items() if not value <= LIMITS.get(name, 0)}
-        assert not wrong, f"G={G} H={H}: {wrong}, tolerances {LIMITS} and 0"
+        assert not any(errors.values()), f"G={G} H={H}: {errors}"
 
 
 def record(output, name, gradients):
@@ -598,68 +526,45 @@ def record(output, name, gradients):
 
 
 @pytest.mark.control
-@pytest.mark.parametrize(("G", "H"), REFUSED)
-@pytest.mark.parametrize("case", TRACED, ids=short)
+@pytest.mark.parametrize(("G", "H"), [(5, 16), (6, 4)])  # the real kernels would read beyond Q and K
+@pytest.mark.parametrize("case", [BARE, PACKED, FUNCTION, WHOLE], ids=short)
 def test_groups_that_do_not_divide_the_heads_are_refused(on_cpu, case, G, H):
-    assert str(G) in on_cpu("refusal", case, G, H), "no error that names G"
+    on_cpu("groups_that_do_not_divide_the_heads_are_refused", case, G, H)
 
 
-def refusal(case, G, H):
-    try:
-        call(*prepared(case, G, H)[:3])
-    except (AssertionError, ValueError) as error:
-        return str(error)
-    return ""
+WRAPPER_PROMISES = ("a_spoilt_head_stays_in_its_group", "a_dtype_may_be_given_by_its_name", "no_buffer_is_kept")
 
 
 @pytest.mark.parametrize(("G", "H"), FEW)
-@pytest.mark.parametrize("case", WRAPPERS, ids=short)
-def test_dtype_may_be_given_by_its_name(on_cpu, case, G, H):
-    assert on_cpu("dtype_by_name", case, G, H) == 0, "elements differ"
-
-
-@pytest.mark.defect
-@pytest.mark.parametrize("name", [*GRADIENTS[:-2], "D", "Z"])
-def test_frozen_input_changes_no_other_gradient(on_cpu, name):
-    assert on_cpu("unlike", FUNCTION, 2, SMALL, frozen=(name,)) == 0, "elements differ"
-
-
-@pytest.mark.defect
-def test_inputs_need_not_be_contiguous(on_cpu):
-    assert on_cpu("unlike", FUNCTION, 2, SMALL, apart=True) == 0, "elements differ"
+@pytest.mark.parametrize("case", [BARE, PACKED], ids=short)
+@pytest.mark.parametrize("promise", [*WRAPPER_PROMISES, "an_unused_mimo_z_has_no_gradient"])
+def test_wrapper(on_cpu, promise, case, G, H):
+    on_cpu(promise, case, G, H)
 
 
 @pytest.mark.parametrize(("G", "H"), FEW)
-@pytest.mark.parametrize("case", [*WRAPPERS, FUNCTION], ids=short)
-def test_unused_mimo_z_has_no_gradient(on_cpu, case, G, H):
-    assert on_cpu("unused", case, G, H) == ([], 0), "gradients that are there; elements that differ"
-
-
-@pytest.mark.parametrize(("G", "H"), FEW)
-@pytest.mark.parametrize("case", WRAPPERS, ids=short)
-def test_no_buffer_is_kept(on_cpu, case, G, H):
-    assert on_cpu("kept", case, G, H) == [], "bytes that outlive the call"
+def test_no_operator_waits_for_the_device(on_cpu, G, H):
+    on_cpu("no_operator_waits_for_the_device", BARE, G, H)
 
 
 @pytest.mark.defect
 def test_tiny_gradients_are_summed(on_cpu):
-    assert on_cpu("tiny", WRAPPERS[0]) == (torch.float16, 0), "elements differ"
+    on_cpu("tiny_gradients_are_summed")
+
+
+FUNCTION_PROMISES = ("a_frozen_input_changes_no_other_gradient", "inputs_need_not_be_contiguous")
+
+
+@pytest.mark.parametrize(("G", "H"), FEW)
+@pytest.mark.parametrize("promise", [*FUNCTION_PROMISES, "an_unused_mimo_z_has_no_gradient"])
+def test_public_function(on_cpu, promise, G, H):
+    on_cpu(promise, FUNCTION, G, H)
 
 
 @pytest.mark.control
-@pytest.mark.parametrize(
-    ("case", "packed"),
-    [(WRAPPERS[0], ()), (WRAPPERS[1], ()), (WRAPPERS[0], (None,))],
-    ids=["dense", "varlen", "no-ends"],
-)
-def test_threads_and_stages_keep_their_places(on_cpu, case, packed):
-    right = {"mamba_mimo_bwd_fwd": [*OPTIONS[:2]], "mamba_mimo_bwd_bwd": [*OPTIONS[2:]]}
-    assert on_cpu("by_position", case, *packed) == right
-
-
-@pytest.mark.parametrize(("G", "H"), [*FEW, pytest.param(3, 15, marks=pytest.mark.defect)])
-def test_no_operator_waits_for_the_device(on_cpu, G, H):
-    assert on_cpu("waits", WRAPPERS[0], G, H) == []
+@pytest.mark.parametrize("given", [(BARE,), (PACKED,), (BARE, None)], ids=["dense", "varlen", "no-ends"])
+def test_threads_and_stages_keep_their_places(on_cpu, given):
+    on_cpu("threads_and_stages_keep_their_places", *given)
 
 
 # The real kernels, on a GPU
@@ -681,15 +586,8 @@ def compiled():
     """Compile all kernels side by side, before the first of them is launched."""
     language = load(f"{PUBLIC}_bwd").T
     language.dynamic = functools.cache(language.dynamic)  # else the release traces its kernels anew in every call
-    jobs = itertools.product(KERNELS, EXECUTED[:-1])  # the last case has the kernels of another one
+    jobs = itertools.product(KERNELS, EXECUTED[:2])  # the last case has the kernels of the second
     in_processes(compile_one, [job for job in jobs if job[0] != "mamba_mimo_fwd" or job[1].entry == "public"])
-
-
-def repeated(case, x, dout, G):
-    """Return the gradients of a call with Q and K repeated for each head; dQ and dK are summed in float64."""
-    heads = x["V"].shape[2] // G
-    found = call(case, x | {name: x[name].repeat_interleave(heads, 3) for name in "QK"}, dout)
-    return found | {name: found[name].double().unflatten(3, (G, -1)).sum(4) for name in {*"QK"} & {*found}}
 
 
 @contextmanager
@@ -726,13 +624,10 @@ class TestKernels:
     @pytest.mark.parametrize("kind", KIND)
     @pytest.mark.parametrize("case", EXECUTED, ids=short)
     def test_gradients_agree(self, case, kind, largest, output):
-        for G, H in KINDS[kind]:
+        for G, H in KINDS[kind][:2]:
             x, dout = make(case, G, H)
-            (actual, errors), exact, others = (
-                called(case, x, dout),
-                reference(case, x, dout),
-                repeated(case, x, dout, G),
-            )
+            (actual, errors), exact = called(case, x, dout), reference(case, x, dout)
+            others = repeated(case, x, dout, G)
             if kind == "g1_and_gh":
                 record(output, f"{short(case)}-G{G}-H{H}", actual)
             far = max(distance(actual.get(name), exact[name]) for name in exact)
@@ -754,9 +649,8 @@ class TestKernels:
 
     @pytest.mark.defect
     def test_more_steps_and_rows_than_a_launch_has_in_its_second_dimension(self):
-        case = next(x for x in EXECUTED if (x.layout, x.entry, x.R) == ("dense", "wrapper", 4))
-        case = replace(case, ends=(16384,))
-        x, dout = make(case, 2, SMALL)
+        case = replace(BARE, ends=(16384,))
+        x, dout = make(case, 2, 6)
         actual, others = call(case, x, dout), repeated(case, x, dout, 2)
         errors = {name: distance(actual.get(name), others.get(name)) for name in "QK"}
         assert all(error <= 2**-8 for error in errors.values()), errors

@@ -19,19 +19,17 @@ it to one number. With "mean" and "sum": a second backward, a frozen input and c
 The reference and the reasons for the tolerances are in kit/cross_entropy.py.
 """
 
-import functools
 import gc
 import inspect
 import re
 
 import pytest
 import torch
-from torch.utils.checkpoint import checkpoint
 
-from kit import autograd, current_target, pairwise
+from kit import autograd
 from kit.errors import relative_error
 from kit.interpreter import interpret
-from kit.liger import DEVICE, NAMES, Case, liger
+from kit.liger import DEVICE, FORMS, NAMES, Case, covering, liger
 from kit.liger import FACTORS as OPTIONS
 
 EVIDENCE_WITHOUT_GPU = {"cpu": "interpreted"}
@@ -50,7 +48,7 @@ REDUCED = {
     "way": ("once",),
     "layout": ("plain", "sliced input", "strided labels"),
 }
-ROWS = [*pairwise(FACTORS | {"reduction": ("none",)}), *pairwise(FACTORS | REDUCED)]
+ROWS = [*covering(FACTORS | {"reduction": ("none",)}), *covering(FACTORS | REDUCED)]
 
 
 def make(**factors):
@@ -111,23 +109,12 @@ def mode():
         pytest.skip(f'this release gives a loss of shape {[*loss.shape]} for reduction="none", and knows no such word')
 
 
-@pytest.fixture
-def case(request):
-    return make(**request.param)
-
-
-cases = functools.partial(pytest.mark.parametrize, "case", indirect=True)
-
-
 def param(*words, **factors):
     """Return a parameter that is named by these words, and carries its role."""
-    return pytest.param(factors, id="-".join(words).replace(" ", "-"), marks=role(make(**factors)))
+    case = make(**factors)
+    return pytest.param(case, id="-".join(words).replace(" ", "-"), marks=role(case))
 
 
-# V >> H makes several chunks, 13 rows no multiple of a chunk's 2; H and V are no powers of two.
-FORMS = {"fp32": {"shape": (13, 5, 45)}}
-if current_target().executed:
-    FORMS["bf16"] = {"dtype": "bfloat16", "shape": (1024, 1024, 32000)}
 VALID = {"weights": "valid"}
 WEIGHTED = {
     "mask": {"weights": "mask"},
@@ -136,18 +123,11 @@ WEIGHTED = {
     "ones": {},
     "mean twice by one": {"reduction": "mean", "way": "twice"},  # by another factor the release is wrong: pack 17
     "sum twice by one": {"reduction": "sum", "way": "twice"},
+    "mean with a loss scale": {"dtype": "float16", "reduction": "mean", "weights": "loss scale"},
 }
-# In fp16 the gradient of a mean over many classes is smaller than any of its numbers.
-SMALL_CLASSES = {"mean with a loss scale": {"dtype": "float16", "reduction": "mean", "weights": "loss scale"}}
 
 
-@cases(
-    [
-        param(form, name, **FORMS[form] | factors)
-        for form in FORMS
-        for name, factors in (WEIGHTED | (SMALL_CLASSES if form == "fp32" else {})).items()
-    ]
-)
+@pytest.mark.parametrize("case", [param("fp32", name, **FORMS["fp32"] | x) for name, x in WEIGHTED.items()])
 def test_each_token_has_its_own_weight(case):
     case.reference.check(*case.run())
 
@@ -168,13 +148,7 @@ def test_each_token_has_its_own_random_weight(form, figure):
 @pytest.mark.parametrize(("reduction", "weights"), [("mean", "ones"), ("sum", "constant")])
 @pytest.mark.parametrize("form", FORMS)
 def test_reduced_loss_keeps_its_bits(form, reduction, weights, output):
-    case = make(**FORMS[form], reduction=reduction, weights=weights)
-    (outputs, found), (others, again) = case.run(), case.run()
-    pairs = {"loss": (outputs["loss"], others["loss"])}
-    pairs |= {f"grad_{name}": (x, again[0][1][name]) for name, x in found[0][1].items()}
-    for name, (x, y) in pairs.items():
-        output(f"{form}.{reduction}.{name}", x, must_match=torch.equal(x, y))
-    case.reference.check(outputs, found)
+    make(**FORMS[form], reduction=reduction, weights=weights).check_bits(f"{form}.{reduction}", output)
 
 
 @pytest.mark.control
@@ -192,37 +166,31 @@ def test_workaround_is_exact_for_the_mask_of_valid_labels_and_for_no_other(form,
             figure(f"grad_{name}_workaround", error)
 
 
-@cases(
+@pytest.mark.parametrize(
+    "case",
     [
         param(f"{number:02}", row["reduction"], row["dtype"], row["weights"], row["trained"], row["way"], **row)
         for number, row in enumerate(ROWS)
-    ]
+    ],
 )
 def test_each_two_options_together(case):
     case.reference.check(*case.run(), least=4)
 
 
-def all_alike(**factors):
-    """Return a case whose rows are the first one, which weighs 512: what later chunks add is below half an ulp."""
-    case = make(**factors, dtype="bfloat16", labels="none ignored")
+@pytest.mark.defect
+@pytest.mark.parametrize("entry", ["module", "function"])
+def test_accum_dtype_keeps_what_is_below_the_rounding_of_the_sum(entry):
+    case = make(dtype="bfloat16", labels="none ignored", shape=(24, 2, 60), accum_dtype=torch.float32, entry=entry)
     case.inputs["input"][:], case.target[:] = case.inputs["input"][0].clone(), case.target[0].clone()
     case.rows = case.rows.clone()
-    case.rows[0] = 512
-    return case
-
-
-def check_sums(case, found):
-    """Check the sums over rows by half of what eager PyTorch loses, that accumulates in bf16."""
-    for name in ("weight", "bias"):  # rounded logits err by less than a quarter of that
+    case.rows[0] = 512  # what later chunks add is below half an ulp
+    leaves = case.leaves()
+    loss, other = case.forward(leaves)["loss"], make(dtype="bfloat16", shape=case.shape)
+    other.forward(other.leaves())  # a loss without accum_dtype, before the backward
+    [(_, found)] = case.backward(loss, leaves, "once", 1.0)
+    for name in ("weight", "bias"):  # half of what eager PyTorch loses; rounded logits err by less than a quarter of it
         limit = relative_error(case.reference.rounded[name], case.reference.right[name]) / 2
         case.reference.close(f"gradient of {name}", found[name], case.reference.right[name], limit)
-
-
-@pytest.mark.defect
-def test_accum_dtype_keeps_what_is_below_the_rounding_of_the_sum():
-    case = all_alike(shape=(24, 2, 60), accum_dtype=torch.float32)
-    _, [(_, found)] = case.run()
-    check_sums(case, found)
 
 
 @pytest.mark.defect
@@ -237,16 +205,7 @@ def test_gradients_with_a_graph_of_their_own():
 @pytest.mark.control
 @pytest.mark.parametrize("changed", [*NAMES, "labels"])
 def test_change_in_place_is_refused_or_makes_no_difference(changed):
-    case = make()
-    leaves, _ = case.leaves(), case.reference.right  # the reference is made before the change
-    loss = case.forward(leaves)["loss"]
-    with torch.no_grad():
-        (leaves | {"labels": case.target})[changed].zero_()
-    found = autograd.unless_refused(
-        lambda: case.backward(loss, leaves, "retained once", 1.0), autograd.CHANGED_IN_PLACE
-    )
-    for name, x in found[0][1].items() if found else ():
-        case.reference.close(f"gradient of {name}", x, case.reference.right[name], case.reference.tolerance(name))
+    make().check_change(changed)
 
 
 @pytest.mark.defect
@@ -259,73 +218,34 @@ def test_gradients_of_two_backwards_are_kept_side_by_side():
 
 
 @pytest.mark.defect
-def test_checkpoint_around_the_loss():
-    case = make(weights="signed")
-    leaves = case.leaves()
-
-    def call(*tensors):
-        return case.forward(dict(zip(leaves, tensors, strict=True)), case.target.clone())["loss"]
-
-    loss = checkpoint(call, *leaves.values(), use_reentrant=False)
-    case.reference.check({"loss": loss}, case.backward(loss, leaves, "once", 1.0))
+@pytest.mark.parametrize("around", ["on the CPU", "checkpointed"])
+def test_hooks_and_checkpoint_around_the_loss(around):
+    make(weights="signed").check_around(around)
 
 
-ALIKE = {"dtype": "bfloat16", "shape": (12, 2, 24)}
-# Losses that wait for their backward at once, in the order of their forwards. Those of equal dtype, shape and training
-# share input, weight and bias, and those of one shape the labels. Each option has other values before and after it.
+# Losses on one head that wait for their backward at once, in the order of their forwards.
 LIVE = [
     {"weights": "random"},
-    ALIKE,
     {"ignore_index": 2, "label_smoothing": 0.2, "softcap": 16.0, "ce_weight": "given", "use_token_scaling": True},
-    ALIKE | {"accum_dtype": torch.float32},
-    {"ignore_index": 5, "lse_square_scale": 0.03, "ce_weight": "flipped", "weights": "signed", "flipped": True},
+    {"ignore_index": 5, "lse_square_scale": 0.03, "weights": "signed"},
     {"reduction": "mean", "lse_square_scale": 0.1},
-    {"softcap": 32.0, "use_token_scaling": True, "weights": "mask", "bias": False, "entry": "function"},
-    {"trained": "frozen weight", "label_smoothing": 0.1, "weights": "signed", "entry": "functional"},
-    {"trained": "frozen input", "softcap": 16.0, "ce_weight": "given", "weights": "random"},
-    {"dtype": "autocast", "ignore_index": 2, "weights": "random"},
-    {"dtype": "float16", "lse_square_scale": 0.1, "ce_weight": "given", "weights": "signed"},
-    ALIKE,
-    {"label_smoothing": 0.3, "weights": "signed", "flipped": True, "returns": "all"},
+    {"softcap": 32.0, "use_token_scaling": True, "weights": "mask", "entry": "function"},
+    {"label_smoothing": 0.3, "weights": "signed", "entry": "functional", "returns": "all"},
 ]
-
-
-def live_case(factors, labels):
-    """Return a case of LIVE; one whose rows are alike and whose sums are in bf16 has a single row."""
-    if "shape" not in factors:
-        case = make(**{"shape": (3, 3, 50), "flipped": False} | factors)
-        case.target = labels.flip(0) if case.flipped else labels
-        case.class_weights = case.class_weights.flip(0) if case.ce_weight == "flipped" else case.class_weights
-        return case
-    if "accum_dtype" in factors:
-        return all_alike(shape=factors["shape"], accum_dtype=factors["accum_dtype"])
-    case = make(**factors, labels="none ignored")
-    case.inputs["input"], case.target, case.rows, case.BT = case.inputs["input"][:1], case.target[:1], case.rows[:1], 1
-    return case
 
 
 @pytest.mark.defect
 @pytest.mark.parametrize("order", [1, -1], ids=["first-loss-first", "last-loss-first"])
 def test_losses_that_wait_at_once_keep_their_own(order):
-    labels, shared, calls = (
-        torch.tensor([31, 2, 5], device=DEVICE),
-        {},
-        [],
-    )  # one who ignores 2 counts 5, and the reverse
+    leaves, labels = make(shape=(3, 3, 50)).leaves(), torch.tensor([31, 2, 5], device=DEVICE)
+    calls = []
     for factors in LIVE:
-        case = live_case(factors, labels)
-        if set(case.options) - set(liger().parameters):
-            continue  # this release has no such option
-        leaves = {
-            name: shared.setdefault((name, x.shape, case.dtype, case.trained), x) for name, x in case.leaves().items()
-        }
-        calls.append((case, leaves, case.forward(leaves)))
-    for case, leaves, outputs in calls[::order]:
-        found = case.backward(outputs["loss"], leaves, "retained once", 1.0)
-        if case.accum_dtype:
-            check_sums(case, found[0][1])
-        else:
-            case.reference.check(outputs, found, least=4)
+        case = make(shape=(3, 3, 50), **factors)
+        case.target = labels  # one that ignores 2 counts 5, and the reverse
+        if set(case.options) <= set(liger().parameters):  # an older release lacks options
+            calls.append((case, case.forward(leaves)))
+    for case, outputs in calls[::order]:
+        case.reference.check(outputs, case.backward(outputs["loss"], leaves, "retained once", 1.0))
 
 
 @pytest.mark.control

@@ -2,8 +2,8 @@
 
     python measure_releases.py [--cache DIR]
 
-Runs this pack's probe on the CPU, pristine lane alone, over all releases of liger-kernel; writes data/releases.json (a
-row for each release) and data/releases.md (runs of releases that behave alike).
+Runs this pack on the CPU, pristine lane alone, over all releases of liger-kernel; writes data/releases.md (runs of
+releases that behave alike).
 """
 
 import argparse
@@ -38,10 +38,9 @@ def behaviour(row):
 
 
 def write(rows):
-    """Write the rows, and the table of the runs of releases that behave alike."""
+    """Write the table of the runs of releases that behave alike."""
     data = PACK / "data"
     data.mkdir(exist_ok=True)
-    (data / "releases.json").write_text(json.dumps(rows, indent=1) + "\n")
     lines = ['| releases | with `reduction="none"` |', "| --- | --- |"]
     for text, group in itertools.groupby(rows, behaviour):
         versions = [row["version"] for row in group]

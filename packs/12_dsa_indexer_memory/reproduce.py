@@ -12,48 +12,39 @@ indexer loss, and again in its backward. Only their sum over heads is used. mode
 """
 
 import sys
-import types
+from types import SimpleNamespace
 
 import torch
 from megatron.core.transformer.experimental_attention_variant import dsa
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-TOKENS, HEADS, WIDTH, TOPK = 8192, 16, 32, 256
-ONE_HEAD = 4 * TOKENS * TOKENS  # bytes of one head's scores, and of the sum over heads
-device = "cuda" if torch.cuda.is_available() else "meta"
-one_rank = types.SimpleNamespace(tp=types.SimpleNamespace(size=lambda: 1))
+TOKENS, HEADS, DEVICE = 8192, 16, "cuda" if torch.cuda.is_available() else "meta"
+ONE_RANK = SimpleNamespace(tp=SimpleNamespace(size=lambda: 1))
 
 
-class Largest(TorchDispatchMode):
-    """Notes the bytes of the largest tensor that any operator returns."""
-
-    bytes = 0
+class Sizes(TorchDispatchMode):
+    """Notes the GiB of each tensor that an operator returns."""
 
     def __torch_dispatch__(self, operator, _types, args=(), kwargs=None):
         result = operator(*args, **(kwargs or {}))
-        self.bytes = max([self.bytes, *(x.nbytes for x in tree_leaves(result) if isinstance(x, torch.Tensor))])
+        self.seen = [*getattr(self, "seen", []), *(x.nbytes / 2**30 for x in tree_leaves(result) if torch.is_tensor(x))]
         return result
 
 
 def largest_tensor(heads):
-    """Return the bytes of the largest tensor in a step: the top-k, the loss, and its backward."""
-    shapes = {"q": (heads, WIDTH), "weights": (heads,), "k": (WIDTH,), "query": (1, WIDTH), "key": (1, WIDTH)}
-    inputs = {name: torch.zeros(TOKENS, 1, *shape, device=device).bfloat16() for name, shape in shapes.items()}
-    for name in ("q", "weights", "k"):
-        inputs[name].requires_grad_()
-    with Largest() as mode:
-        loss = dsa.FusedDSAIndexerLoss.apply(*inputs.values(), WIDTH**-0.5, TOPK, 1.0, None, False, one_rank)[1]
-        loss.backward()
-    return mode.bytes
+    """Return the GiB of the largest tensor in a step: the top-k, the loss, and its backward."""
+    shapes = (heads, 32), (heads,), (32,), (1, 32), (1, 32)  # q, weights and k of the indexer; query and key
+    inputs = [torch.zeros(TOKENS, 1, *x, device=DEVICE, dtype=torch.bfloat16, requires_grad=True) for x in shapes]
+    with Sizes() as sizes:
+        dsa.FusedDSAIndexerLoss.apply(*inputs, 32**-0.5, 256, 1.0, None, False, ONE_RANK)[1].backward()
+    return max(sizes.seen)
 
 
 single, many = largest_tensor(1), largest_tensor(HEADS)
-print(f"largest tensor of a step: {many / 2**30:.2f} GiB with {HEADS} heads, {single / 2**30:.2f} GiB with 1 head")
-if not ONE_HEAD <= single < 2 * ONE_HEAD:  # right in the release, too
-    print("UNSUPPORTED: with 1 head the largest tensor is not that head's scores")
-    sys.exit(125)
-# A tensor with a byte or more for each query, head and key grows by a quarter of ONE_HEAD a head.
-wrong = many - single > (HEADS - 1) * ONE_HEAD / 4
-print("BUG_REPRODUCED" if wrong else "FIX_VALIDATED")
-sys.exit(10 if wrong else 0)
+print(f"largest tensor of a step: {many:.2f} GiB with {HEADS} heads, {single:.2f} GiB with 1 head; right: below 1 GiB")
+if not 0.25 <= single < 0.5:  # GiB, of the scores of one head in fp32
+    sys.exit(print("UNSUPPORTED: with 1 head the largest tensor is not that head's scores") or 125)
+fixed = many < 1  # a tensor with a byte for each query, head and key has 1 GiB
+print("FIX_VALIDATED" if fixed else "BUG_REPRODUCED")
+sys.exit(0 if fixed else 10)

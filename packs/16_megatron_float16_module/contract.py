@@ -17,8 +17,7 @@ product, whose A_log bears the comment, is judged where the tree has one.
 
 Tolerances: a kept A_log is exact, and the exponential of fp32 errs by two units in the last place at most (EXACT). What
 is left of a state is exp(-x) for x = rate * time: an error of the rate changes it by x * exp(-x) times that, which is
-1 / e at most (DECAY). Gradients are sums in fp32 of TOKENS * BATCH * CHANNELS terms, whose errors grow like the root of
-their number; 8 is room for the exponentials (GRADIENT). Adam's steps in fp32 round values below 4 by 2^-23.
+1 / e at most (DECAY). Adam's steps in fp32 round values below 4 by 2^-23.
 """
 
 import contextlib
@@ -46,13 +45,9 @@ NOTED = {"rates": []}  # of the last call of a kernel, and the last two A of dec
 
 
 def kernel(x, A, D, dt_bias):
-    """Note in float64 what a kernel is given, and its result's gradient; x is [..., heads, channels]."""
-    given = {"x": x, "A": A, "D": D, "dt_bias": dt_bias}
-    NOTED.update({name: value.detach().double() for name, value in given.items()})
-    result = x.float() * (A[:, None] + D.view(len(A), -1) + dt_bias[:, None])
-    if result.requires_grad:
-        result.register_hook(lambda gradient: NOTED.update(gradient=gradient.double()))
-    return result.to(x.dtype)
+    """Note in float64 what a kernel is given; x is [..., heads, channels]."""
+    NOTED.update({name: value.detach().double() for name, value in {"A": A, "D": D, "dt_bias": dt_bias}.items()})
+    return (x.float() * (A[:, None] + D.view(len(A), -1) + dt_bias[:, None])).to(x.dtype)
 
 
 def scan(x, _dt, A, B, *_, D, dt_bias, return_final_states=False, **_options):
@@ -85,27 +80,11 @@ class Linear(torch.nn.Linear):
         return super().forward(x), None
 
 
-class GatedNorm(torch.nn.Module):
-    """Stands for mamba_ssm's RMSNorm with a gate, which is made and not called."""
-
-    def __init__(self, size, **_):
-        super().__init__()
-        self.weight = torch.nn.Parameter(torch.ones(size))
-
-
-# Upstream imports these compiled packages.
-STAND_INS = {
-    "mamba_ssm": {}, "mamba_ssm.ops": {}, "mamba_ssm.ops.triton": {},
-    "mamba_ssm.ops.triton.layernorm_gated": {"RMSNorm": GatedNorm},
-    "mamba_ssm.ops.triton.ssd_combined": {
-        "mamba_chunk_scan_combined": scan, "mamba_split_conv1d_scan_combined": whole_scan,
-    },
-    "fla": {}, "fla.modules": {}, "fla.modules.l2norm": {"l2_norm": None},
-    "fla.ops": {}, "fla.ops.gated_delta_product": {"chunk_gated_delta_product": None},
-}  # fmt: skip
-for package, attributes in STAND_INS.items():
-    sys.modules[package] = types.ModuleType(package)
-    vars(sys.modules[package]).update(attributes)
+# Upstream imports these compiled packages. Their norm with a gate is made and not called.
+compiled = mock.MagicMock(mamba_chunk_scan_combined=scan, mamba_split_conv1d_scan_combined=whole_scan)
+packages = "mamba_ssm mamba_ssm.ops mamba_ssm.ops.triton mamba_ssm.ops.triton.layernorm_gated fla fla.modules fla.ops"
+packages += " mamba_ssm.ops.triton.ssd_combined fla.modules.l2norm fla.ops.gated_delta_product"
+sys.modules |= dict.fromkeys(packages.split(), compiled)
 torch.cuda.current_device = lambda: torch.device("cpu")
 
 from megatron.core import utils
@@ -138,7 +117,6 @@ LENGTHS = [2**n for n in range(18)]  # up to 131072 tokens
 RATE, STEPS = 1e-4, 5  # of the optimizer
 EXACT = 2 * 2**-23
 DECAY = EXACT / math.e
-GRADIENT = 8 * 2**-23 * math.sqrt(TOKENS * BATCH * CHANNELS)
 UPDATED = STEPS * 2**-22 + EXACT
 STEPPED = 2**-4  # of a step of RATE: the values are below 16, whose fp32 has 2**-20; a step that was not made is 1
 SCALE = 2.0**12  # of the loss
@@ -277,22 +255,6 @@ def test_a_checkpoint_in_16_bits_gives_values_and_no_types(half, layer, path):
     given = mixer.run(path)
     assert_given(given, exact)
     assert off(given["dt_bias"], mixer.made["dt_bias"].to(mixer.half).double()) == 0
-
-
-@pytest.mark.defect
-@pytest.mark.parametrize("layer", ["usual", "a D for each channel", "parameters in fp32"])
-@every_half
-def test_gradients_of_both_are_those_of_fp32(half, layer):
-    mixer = Mixer(half, layer)
-    exact = mixer.load(torch.float32)
-    result = mixer.train()
-    (result * torch.randn(result.shape)).sum().backward()
-    right = (NOTED["gradient"] * NOTED["x"]).sum((0, 1))  # of each head and channel
-    right = {"A_log": -exact["A_log"].exp() * right.sum(1), "D": right if "channel" in layer else right.sum(1)}
-    for name, gradient in right.items():
-        found = getattr(mixer.mixer, name).grad
-        assert found is not None, name
-        assert (found.double() - gradient.flatten()).norm() <= GRADIENT * gradient.norm(), name
 
 
 @pytest.mark.control
@@ -512,25 +474,15 @@ def test_all_but_what_is_marked_is_cast_as_by_pytorch(half, marks):
 class OnHost(torch.overrides.TorchFunctionMode):
     """Lets CPU tensors say that they are on a GPU, which the optimizer asks for."""
 
-    def __torch_function__(self, function, _types, given=(), named=None):
-        named = dict(named or {})
-        if named.get("device") == "cuda":
-            named["device"] = "cpu"
-        result = function(*given, **named)
-        return result.replace("torch.", "torch.cuda.") if isinstance(result, str) and "Tensor" in result else result
+    def __torch_function__(self, function, _types, args=(), kwargs=None):
+        result = function(*args, **{k: "cpu" if v == "cuda" else v for k, v in (kwargs or {}).items()})
+        return result.replace("torch.", "torch.cuda.") if function is torch.Tensor.type else result
 
 
-class Shards:
-    """A model whose parameters are DTensors, as PyTorch's FSDP2 makes them: a matrix and a vector, cast to bf16."""
-
-    def __init__(self, mesh):
-        self.mixer = module.MegatronModule(config_of("bfloat16"))
-        self.mixer.tp_group = group()
-        for name, shape in (("matrix", (HIDDEN, TOKENS)), ("vector", (HIDDEN,))):
-            shards = torch.nn.Parameter(distribute_tensor(torch.randn(shape).bfloat16(), mesh, [Shard(0)]))
-            shards.is_torch_fsdp2_param = True  # as Megatron's own wrapper of FSDP2 says it
-            self.mixer.register_parameter(name, shards)
-        self.wrapped = self.mixer
+@pytest.fixture(autouse=True)
+def on_host():
+    with OnHost():
+        yield
 
 
 # By what the optimizer groups the n-th parameter x: fp32 ones stand before or between the others, or alone.
@@ -560,9 +512,8 @@ class Optimizer:
         halves = {"bf16": half == "bfloat16", "fp16": half == "float16"}
         config = optimizer.OptimizerConfig(clip_grad=CLIP, lr=RATE, **halves)
         adam = adam([{"params": [*row], "wd_mult": float(n)} for n, row in enumerate(self.given)], lr=RATE)
-        with OnHost():
-            scaler = grad_scaler.ConstantGradScaler(SCALE) if scale else None
-            self.optimizer = optimizer.Float16OptimizerWithFloat16Params(adam, config, scaler, lambda *_: None)
+        scaler = grad_scaler.ConstantGradScaler(SCALE) if scale else None
+        self.optimizer = optimizer.Float16OptimizerWithFloat16Params(adam, config, scaler, lambda *_: None)
         self.optimizer.grad_stats_parallel_group, self.optimizer.tp_group = None, group()
         # The fp32 values. Another optimizer over the same parameters may change the attribute later.
         self.mains = {
@@ -576,8 +527,7 @@ class Optimizer:
 
     def sharded(self, model, *, loading=False):
         """Return the optimizer's sharded state."""
-        with OnHost():
-            return self.optimizer.sharded_state_dict(model, is_loading=loading)
+        return self.optimizer.sharded_state_dict(model, is_loading=loading)
 
     def moments(self, x):
         """Return what Adam keeps of a parameter, without the number of steps."""
@@ -592,23 +542,9 @@ class Optimizer:
         for n, x in enumerate(self.named.values()):
             if n not in without:
                 x.main_grad = torch.full_like(x.detach(), 1.0 - 2 * (n % 2), dtype=torch.float32)
-        with OnHost():
-            self.optimizer.prepare_grads()
-            self.optimizer.step_with_ready_grads()
+        self.optimizer.prepare_grads()
+        self.optimizer.step_with_ready_grads()
         return self
-
-
-@pytest.mark.defect
-def test_optimizer_begins_with_the_fp32_values():
-    """As they were made, and from a checkpoint of the model in fp32."""
-    trained = Optimizer()
-    for name in KEPT:
-        assert trained.mains[name].detach().double().equal(trained.mixer.made[name]), name
-    loaded = trained.mixer.load(torch.float32)
-    with OnHost():
-        trained.optimizer.reload_model_params()
-    for name in KEPT:
-        assert trained.mains[name].detach().double().equal(loaded[name]), f"{name}, loaded"
 
 
 @pytest.mark.defect
@@ -652,15 +588,14 @@ def test_steps_with_a_loss_scale_are_unscaled_clipped_and_left_out(half, places)
         gradients = {name: torch.randint(-4, 5, x.shape).double() for name, x in leaves.items()}
         if infinite is not None:
             gradients[infinite].view(-1)[n] = math.inf
-        with OnHost():
-            trained.optimizer.zero_grad()
-            for name, x in trained.named.items():
-                scaled = gradients[name] * SCALE
-                if places[name] == "main_grad":
-                    x.main_grad = scaled.float()  # where DDP keeps it
-                else:
-                    x.grad = scaled.to(x.dtype) + (0 if x.grad is None else x.grad)
-            made, norm, _ = trained.optimizer.step()
+        trained.optimizer.zero_grad()
+        for name, x in trained.named.items():
+            scaled = gradients[name] * SCALE
+            if places[name] == "main_grad":
+                x.main_grad = scaled.float()  # where DDP keeps it
+            else:
+                x.grad = scaled.to(x.dtype) + (0 if x.grad is None else x.grad)
+        made, norm, _ = trained.optimizer.step()
         assert made == (infinite is None), f"a step with an inf in {infinite}"
         if made:
             right = math.sqrt(sum(x.square().sum() for x in gradients.values()))
@@ -780,9 +715,14 @@ def test_saved_states_are_right_where_the_backfill_alone_can_match(grouping):
 @pytest.mark.control
 def test_saved_states_of_dtensors_are_right(one_rank):
     """Upstream finds them by their local tensors, which PyTorch 2.8 gives out as themselves, and 2.13 as new ones."""
-    mesh = one_rank.init_device_mesh("cpu", (1,))
+    mesh, model = one_rank.init_device_mesh("cpu", (1,)), module.MegatronModule(config_of("bfloat16"))
+    model.tp_group = group()
+    for name, shape in (("matrix", (HIDDEN, TOKENS)), ("vector", (HIDDEN,))):
+        shards = torch.nn.Parameter(distribute_tensor(torch.randn(shape).bfloat16(), mesh, [Shard(0)]))
+        shards.is_torch_fsdp2_param = True  # as Megatron's own wrapper of FSDP2 says it
+        model.register_parameter(name, shards)
     with mock.patch.object(DTensor, "to_local", lambda x: x._local_tensor):  # noqa: SLF001 - as in PyTorch 2.8
-        assert_saved(Optimizer(model=Shards(mesh)).step())
+        assert_saved(Optimizer(model=types.SimpleNamespace(mixer=model, wrapped=model)).step())
 
 
 @pytest.mark.control

@@ -11,17 +11,15 @@ graph.py copies an argument where its data_ptr() is not that of the graph's own 
     PYTHONPATH=CHECKOUT python reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0
 """
 
-import enum
 import importlib.util
-import os
 import sys
-import types
 from unittest.mock import MagicMock
 
 import torch
+import torch._dynamo
 from torch.utils._python_dispatch import TorchDispatchMode
 
-TE, GPU = "transformer_engine.pytorch", torch.cuda.is_available()
+TE, DEVICE = "transformer_engine.pytorch", "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class RecordedGraph(TorchDispatchMode):
@@ -38,38 +36,32 @@ class RecordedGraph(TorchDispatchMode):
 
 
 def mock():
-    """Mock the compiled extension and what loads it; graph.py and the tensor classes are real."""
-    for name in [name for name in sys.modules if name.startswith("transformer_engine")]:
-        del sys.modules[name]
-    os.environ["NVTE_PROJECT_BUILDING"] = "1"
+    """Mock what needs the compiled extension; graph.py, IdentityTensor and its base class are real."""
     [folder] = importlib.util.find_spec("transformer_engine").submodule_search_locations
-    for name, path in (("transformer_engine", folder), (TE, f"{folder}/pytorch")):
+    classes = "BasicOperation DelayedScaling LinearAttentionBase OperationFuser Sequential TransformerEngineBaseModule"
+    anything = MagicMock(**{name: type(name, (), {}) for name in classes.split()})
+    sys.modules |= dict.fromkeys(("transformer_engine_torch", "transformer_engine.common.recipe"), anything)
+    mocked = "attention.linear_attention.base constants distributed module.base ops ops.fuser ops.op quantization utils"
+    sys.modules |= {f"{TE}.{name}": anything for name in mocked.split()}
+    for name in ("transformer_engine", TE, f"{TE}.tensor", f"{TE}.tensor.storage"):  # packages of real modules
+        path = "/".join([folder, *name.split(".")[1:]])
         sys.modules[name] = MagicMock(__path__=[path], __spec__=None)
-    classes = ["Sequential", "BasicOperation", "OperationFuser", "TransformerEngineBaseModule", "LinearAttentionBase"]
-    mocked = "onnx_extensions triton triton.pad ops ops.op ops.fuser module module.base attention "
-    for name in (mocked + "attention.linear_attention attention.linear_attention.base").split():
-        sys.modules[f"{TE}.{name}"] = MagicMock(**{name: type(name, (), {}) for name in classes})
-    compiled = sys.modules["transformer_engine_torch"] = MagicMock(get_cublasLt_version=lambda: 130000)
-    types_of_data = "kByte kInt32 kFloat32 kFloat16 kBFloat16 kFloat8E4M3 kFloat8E5M2 kFloat4E2M1"
-    compiled.DType = enum.IntEnum("DType", types_of_data)
-    if not GPU:
+    if DEVICE == "cpu":
         torch._C._graph_pool_handle = MagicMock()  # noqa: SLF001 - graph.py imports it
-    tensor, graph = (importlib.import_module(f"{TE}.{name}") for name in ("tensor", "graph"))
-    if not GPU:
         torch.cuda = MagicMock(CUDAGraph=RecordedGraph, graph=lambda graph, **_: graph)
-        torch.cuda.get_device_properties = lambda _: types.SimpleNamespace(major=9, minor=0)
+    tensor, graph = (importlib.import_module(f"{TE}.{name}") for name in ("tensor.identity_tensor", "graph"))
     return tensor.IdentityQuantizer(), graph.make_graphed_callables
 
 
 try:
-    te = importlib.import_module(TE if GPU else "transformer_engine_needs_a_gpu")
+    te = importlib.import_module(TE if DEVICE == "cuda" else "transformer_engine_needs_a_gpu")
     quantizer = te.Float8CurrentScalingQuantizer(te.DType.kFloat8E4M3, torch.device("cuda"))
     make, name = te.make_graphed_callables, "Float8Tensor"
 except (ImportError, OSError, RuntimeError):
     (quantizer, make), name = mock(), "IdentityTensor, the compiled extension is a mock"
 result = {}
 for kind, quantize in (("plain tensor", torch.clone), (name, quantizer)):
-    one, three = (quantize(torch.full((32, 32), value, device="cuda" if GPU else "cpu")) for value in (1.0, 3.0))
+    one, three = (quantize(torch.full((32, 32), value, device=DEVICE)) for value in (1.0, 3.0))
     with torch.no_grad():
         result[kind] = make(torch.nn.ReLU().eval(), (one,))(three)[0, 0].item()
     print(f"ReLU, captured with 1.0 and called with 3.0: {result[kind]}, expected 3.0 ({kind})")

@@ -16,7 +16,6 @@ two ranks, where a sum has one order, the gradient has the bits of the unfused f
 and weights are sums of at most 1024 products, where much can cancel: 2^-15.
 """
 
-import contextlib
 import functools
 import gc
 import importlib
@@ -31,7 +30,6 @@ from megatron.core import jit, parallel_state
 from megatron.core.fusions import fused_cross_entropy
 from megatron.core.models.common.language_module import language_module
 from megatron.core.tensor_parallel import cross_entropy
-from torch.utils.checkpoint import checkpoint
 
 from kit import current_target, pairwise
 from kit.autograd import CHANGED_IN_PLACE, copies_of_saved, saved_sizes, unless_refused
@@ -78,10 +76,11 @@ for values in pairwise(FACTORS):
     CASES["-".join([*words, "x".join(map(str, values["shape"]))])] = Case(**values)
 for dtype in DTYPES:
     CASES[f"long-{dtype}"] = Case(dtype, shape=(MANY, 1, 3))
+    CASES[f"ranks_apart-{dtype}"] = Case(dtype, 2, apart=True)
+for dtype in ("float32", "float16"):
     CASES[f"wide-{dtype}"] = Case(dtype, 2, (3, 1, MANY))
     CASES[f"wider_than_15_bits-{dtype}"] = Case(dtype, shape=(5, 1, 65521))
     CASES[f"wider_than_16_bits-{dtype}"] = Case(dtype, shape=(5, 1, 131101))
-    CASES[f"ranks_apart-{dtype}"] = Case(dtype, 2, apart=True)
 EXAMPLES = {  # of the report
     f"example.{dtype}.{size}": Case(dtype, size, (63, 2, 1024 // size), gradient="mean", hidden=32)
     for dtype, size in (("float32", 1), ("float32", 2), ("float32", 4), ("float16", 1), ("bfloat16", 1))
@@ -99,7 +98,6 @@ def with_roles(cases):
 
 
 exact_for_each_dtype = pytest.mark.parametrize("dtype", [pytest.param(each, marks=role(each)) for each in DTYPES])
-each_dtype = pytest.mark.parametrize("dtype", [pytest.param(each, marks=role(each)) for each in DTYPES])
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
@@ -382,7 +380,6 @@ def test_forward_holds_a_softmax_and_labels_at_most(x):
 def test_nothing_outlives_a_loss_or_its_backward(x, how):
     """With Python's collector of cycles off, as --manual-gc has it: what waits for it holds a GPU's memory."""
     storages, leaf, labels = Storages(), x.logits.clone().requires_grad_(), x.labels.clone()
-    gc.collect()
     gc.disable()
     try:
         with watching(storages.note), torch.set_grad_enabled(how != "evaluated"):
@@ -397,19 +394,15 @@ def test_nothing_outlives_a_loss_or_its_backward(x, how):
     assert not left, f"bytes and shapes that live on: {left}"
 
 
-@pytest.mark.parametrize("way", ["kept", "offloaded", "recomputed"])
 @exact_for_each_dtype
-def test_gradient_of_logits_that_nobody_keeps(x, way):
+def test_gradient_of_logits_that_nobody_keeps(x):
     """As in a model: nothing can be looked up about the logits in backward, and a hook alone sees their gradient."""
     caught, hidden = [], x.hidden.clone().requires_grad_()
-
-    def losses():
-        logits = hidden @ x.weight.t()
-        logits.register_hook(caught.append)
-        return fused(logits, x.labels.clone())
-
-    with copies_of_saved(at_each_use=True) if way == "offloaded" else contextlib.nullcontext():
-        loss = checkpoint(losses, use_reentrant=False) if way == "recomputed" else losses()
+    logits = hidden @ x.weight.t()
+    logits.register_hook(caught.append)
+    with copies_of_saved(at_each_use=True):
+        loss = fused(logits, x.labels.clone())
+    del logits
     gradients(loss, [hidden], x.above)
     check(x.logits, x.labels, x.above, loss, *caught)
 
@@ -476,9 +469,7 @@ def test_arguments_by_name(name):
 VIEWS = {
     "transposed": lambda tensor: tensor.t().contiguous().t(),
     "a slice of columns": lambda tensor: torch.cat((tensor, tensor), 1)[:, 1:3],
-    "every second row": lambda tensor: tensor.repeat_interleave(2, 0)[::2],
     "one row": lambda tensor: tensor[:1].expand(tensor.shape),
-    "one column": lambda tensor: tensor[:, :1].expand(tensor.shape),
 }
 
 

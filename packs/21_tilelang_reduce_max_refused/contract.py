@@ -30,54 +30,43 @@ class Case(typing.NamedTuple):
     N: int = 64
     width: int = 256
     threads: int = 256
-    view: str = "view"  # or reshape; or plain; or a workaround: two_reductions, shared_memory
-    reduction: str = "reduce_sum"
-    dtype: str = "float32"
+    form: str = "view"  # a sum; or plain, a maximum; or a workaround: two_reductions, shared_memory
 
     @property
     def rows(self):
-        """The number of sums."""
+        """The number of results."""
         return self.M * self.N // self.width
 
 
-def plain(rows, keys, threads):
-    """Return the kernel of a row maximum, with its name."""
-    return f"{rows}x{keys}-{threads}_threads", Case(rows, keys, keys, threads, "plain", "reduce_max")
+def plain(*sizes):
+    """Return the kernels of a row maximum by their names; a size is rows, keys and threads."""
+    return {f"{rows}x{keys}-{n}_threads": Case(rows, keys, keys, n, "plain") for rows, keys, n in sizes}
 
 
 #: Warps along the keys, and keys of each: 8 of 16, 8 of 32, 16 of 16, 8 of 16, 8 of 32.
-PLAIN_REFUSED = dict(
-    plain(*one) for one in ((16, 128, 256), (16, 256, 256), (16, 256, 512), (32, 128, 512), (32, 256, 512))
-)
+PLAIN_REFUSED = plain((16, 128, 256), (16, 256, 256), (16, 256, 512), (32, 128, 512), (32, 256, 512))
 #: At most 4 warps along the keys, or 8 keys of each.
-PLAIN_LOWERED = dict(
-    plain(*one)
-    for one in (
-        (16, 64, 128), (16, 64, 256), (16, 128, 128), (16, 128, 512), (16, 256, 128),
-        (32, 64, 512), (32, 128, 256), (32, 256, 256), (64, 128, 512), (64, 256, 512),
-    )
+PLAIN_LOWERED = plain(
+    (16, 64, 128), (16, 64, 256), (16, 128, 128), (16, 128, 512), (16, 256, 128),
+    (32, 64, 512), (32, 128, 256), (32, 256, 256), (64, 128, 512), (64, 256, 512),
 )  # fmt: skip
 VIEW_REFUSED = {
     "16x256": Case(),
     "8x512": Case(width=512),
-    "8x512-128_threads": Case(width=512, threads=128),
     "16x512-mamba": Case(N=128, width=512),  # the shape of mamba_mimo_bwd_bwd
-    "16x256-reshape": Case(view="reshape"),
-    "16x256-float16": Case(dtype="float16"),
-    "16x256-sum_of_absolutes": Case(reduction="reduce_abssum"),
 }
 VIEW_LOWERED = {
     "view-16x256-128_threads": Case(threads=128),
     "view-32x128": Case(width=128),
     "view-64x64": Case(width=64),
-    "16x512-two_reductions": Case(N=128, width=512, view="two_reductions"),
-    "16x256-shared_memory": Case(view="shared_memory"),
+    "16x512-two_reductions": Case(N=128, width=512, form="two_reductions"),
+    "16x256-shared_memory": Case(form="shared_memory"),
 }
 IS_HOPPER = current_target().name == "sm_90a"
 REFUSED = PLAIN_REFUSED | (VIEW_REFUSED if IS_HOPPER else {})
 LOWERED = PLAIN_LOWERED | (VIEW_LOWERED if IS_HOPPER else {})
 CASES = {**LOWERED, **REFUSED}
-FOLLOWED = [name for name, case in CASES.items() if case[4:] == Case()[4:]]
+FOLLOWED = [name for name, case in CASES.items() if case.form == "view"]
 AGAIN = "view-16x256-128_threads"
 
 
@@ -88,29 +77,29 @@ def named(*names):
 
 def kernel(T, case):
     """Return the program: out = the reduction of each row of a view of A @ B.T."""
-    M, N, width, threads, view, reduction, dtype = case
-    viewed, reduced = getattr(T, view, T.view), getattr(T, reduction)
+    M, N, width, threads, form = case
+    reduced = T.reduce_max if form == "plain" else T.reduce_sum
 
     @T.prim_func
-    def main(A: T.Tensor((M, 64), "bfloat16"), B: T.Tensor((N, 64), "bfloat16"), C: T.Tensor((case.rows,), dtype)):
+    def main(A: T.Tensor((M, 64), "bfloat16"), B: T.Tensor((N, 64), "bfloat16"), C: T.Tensor((case.rows,), "float32")):
         with T.Kernel(1, threads=threads) as _:
             a = T.alloc_shared((M, 64), "bfloat16")
             b = T.alloc_shared((N, 64), "bfloat16")
-            acc = T.alloc_fragment((M, N), dtype)
-            out = T.alloc_fragment((case.rows,), dtype)
+            acc = T.alloc_fragment((M, N), "float32")
+            out = T.alloc_fragment((case.rows,), "float32")
             T.copy(A, a)
             T.copy(B, b)
             T.gemm(a, b, acc, transpose_B=True, clear_accum=True)
-            if view == "two_reductions":
-                row = T.alloc_fragment((M,), dtype)
+            if form == "two_reductions":
+                row = T.alloc_fragment((M,), "float32")
                 reduced(acc, row, dim=1)
-                reduced(viewed(row, [case.rows, width // N]), out, dim=-1)
-            elif view == "shared_memory":
-                shared = T.alloc_shared((M, N), dtype)
+                reduced(T.view(row, [case.rows, width // N]), out, dim=-1)
+            elif form == "shared_memory":
+                shared = T.alloc_shared((M, N), "float32")
                 T.copy(acc, shared)
-                reduced(viewed(shared, [case.rows, width]), out, dim=-1)
+                reduced(T.view(shared, [case.rows, width]), out, dim=-1)
             else:
-                reduced(acc if view == "plain" else viewed(acc, [case.rows, width]), out, dim=-1)
+                reduced(acc if form == "plain" else T.view(acc, [case.rows, width]), out, dim=-1)
             T.copy(out, C)
 
     return main

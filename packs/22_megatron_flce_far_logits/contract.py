@@ -3,12 +3,8 @@
 
 Upstream promises cross entropy, which does not change where all logits of a token move together: down to -2^96 (the
 main loop goes to -1e30), far above, and mixed over tokens, splits of the vocabulary, steps of 64 splits, and ranks.
-
-- nan where a split or a rank is nan alone, and 0 for an ignored token whose hidden state is nan or infinite;
-- what the caller gives stays as it is; nothing is read on the host, which would wait for the GPU; buffers lie on the
-  GPU and are fp32 where the kernels read fp32, whatever PyTorch's defaults are; new memory may hold nan;
-- no kernel reads or writes outside of the tensor that an access is about, or needs what a mask leaves out without
-  another value.
+It is nan where a split or a rank is nan alone, and 0 for an ignored token whose hidden state is nan or infinite. The
+host waits for the GPU nowhere, buffers have the dtype that the kernels read, and no access leaves its tensor.
 
 Where each token's maximum over the first 64 splits is not below zero, the bits are those of the unpatched tree.
 
@@ -105,24 +101,19 @@ PEAK = (-130.0, *FAR * (130 * 1024 - 1))  # one logit above 133,119: a split of 
 DEFECTS = {
     "example": Case(FAR, classes=20, shape=(1,), spread=0.0),
     "none": Case(FAR),
-    "sum": Case(FAR, reduction="sum"),
     "mean": Case(FAR, reduction="mean", above=3.0),
     "default_split": Case(FAR, classes=7001, shape=(9, 2), width=3072),
     "float16": Case(FAR, dtype="float16", reduction="mean"),
     "batch_two": Case(FAR, shape=(17, 2), labels="some ignored"),
     "one_token": Case(FAR, shape=(1,), reduction="mean"),
-    "tokens-16": Case(FAR, shape=(16,), reduction="sum"),
     "tokens-33": Case(FAR, shape=(33,), reduction="mean", labels="some ignored"),
     "subnormal-minus-100": Case((-100.0,), spread=0.0),
     "level-minus-131072": Case((-131072.0,)),
     "level-minus-131072-blocks": Case((-131072.0,), classes=128 * WIDTH, shape=(3,)),
     "level-minus-2_to_the_96": Case((-(2.0**96),), spread=0.0, shape=(17,)),
-    "ignored-mean": Case(FAR, labels="some ignored", reduction="mean"),
     "ignored-class": Case(FAR, labels="some ignored", reduction="mean", ignore_index=4),
     "ignored-class_zero": Case(FAR, labels="some ignored", ignore_index=0),
     "ignored-all-gradients": Case(FAR, labels="all ignored", reduction="sum"),
-    "splits-one": Case(FAR, classes=200),
-    "splits-64": Case(FAR, classes=64 * WIDTH, shape=(5,)),
     "splits-65": Case(FAR, classes=65 * WIDTH - 3, shape=(5,), reduction="mean"),
     "splits-300": Case(FAR, classes=300 * WIDTH, shape=(3,)),
     "splits-131": Case(FAR, classes=131 * WIDTH - 100, shape=(3,)),
@@ -131,15 +122,12 @@ DEFECTS = {
     "far_blocks-falling": Case((-120.0, -400.0), classes=128 * WIDTH, shape=(3,)),
     "far_blocks-rising": Case((-400.0, -120.0), classes=128 * WIDTH, shape=(3,)),
     "mixed-tokens": Case(FAR, signs=(1.0, 0.0, -1.0), labels="some ignored"),
-    "mixed-levels": Case((-128.0,), signs=(1.0, 0.5, 2.0, 0.0, -0.5, -2.0)),
     "empty_split-first": Case((-math.inf, -150.0), labels="last part", classes=512),
     "empty_block-first": Case((-math.inf, -150.0), labels="last part", classes=128 * WIDTH, shape=(3,)),
     "peak": Case(PEAK, classes=len(PEAK), shape=(1,), spread=0.0, width=1024),
     "ranks-two-peak": Case(PEAK, ranks=2, classes=len(PEAK), shape=(1,), spread=0.0, width=1024),
     "default-bfloat16": Case(FAR, shape=(5,), default="bfloat16"),
-    "default-float64": Case(FAR, shape=(5,), default="float64", reduction="mean"),
     "ranks-two-default-bfloat16": Case(FAR, ranks=2, shape=(5,), default="bfloat16", reduction="sum"),
-    "ranks-two-default-float64": Case(FAR, ranks=2, shape=(4, 1), default="float64", sequence_parallel=True),
     "autocast": Case(FAR, shape=(5,), autocast=True),
     "ranks-two-autocast": Case(FAR, ranks=2, classes=1200, shape=(5,), reduction="mean", autocast=True),
     "in_flight": Case(FAR, shape=(5,), in_flight=True),
@@ -150,10 +138,8 @@ DEFECTS = {
     "ranks-two-padding-nan": Case(FAR, ranks=2, shape=(5,), reduction="mean", labels="some ignored", padding=math.nan),
     "ranks-one": Case(FAR, group=True),
     "ranks-two": Case(FAR, ranks=2, classes=1200),
-    "ranks-two-mean": Case(FAR, ranks=2, classes=1200, reduction="mean", labels="some ignored"),
     "ranks-two-last": Case(FAR, ranks=2, classes=1200, reduction="mean", labels="last part", ignore_index=7),
     "ranks-two-sequence": Case(FAR, ranks=2, classes=1200, shape=(6, 3), sequence_parallel=True),
-    "ranks-two-levels": Case((-120.0, -512.0), ranks=2, classes=1200, labels="last part"),
     "ranks-two-levels-rising": Case((-512.0, -120.0), ranks=2, classes=1200, labels="first part", reduction="sum"),
     "ranks-two-crossed": Case((-120.0, -300.0, -300.0, -120.0), ranks=2, classes=4 * WIDTH),
     "ranks-two-mixed": Case(FAR, ranks=2, classes=1200, signs=(1.0, 0.0, -1.0), labels="some ignored"),
@@ -172,7 +158,6 @@ EXACT = {  # in each token the first 64 splits reach 0: the same bits with the p
     "normal-float16": Case(dtype="float16", shape=(9, 2)),
     "normal-default_split": Case(classes=7001, width=3072, shape=(5, 2)),
     "normal-splits-300": Case(classes=300 * WIDTH, shape=(3,)),
-    "normal-splits-131": Case(classes=131 * WIDTH - 100, shape=(3,)),
     "normal-ranks-two": Case(ranks=2, classes=1200, labels="some ignored"),
     "normal-ranks-four": Case(ranks=4, classes=1100, shape=(8, 1), sequence_parallel=True, reduction="sum"),
     "zero-blocks": Case(spread=0.0, classes=130 * WIDTH, shape=(3,)),
@@ -183,18 +168,11 @@ EXACT = {  # in each token the first 64 splits reach 0: the same bits with the p
     "above-ignored": Case((150.0,), shape=(5,), labels="some ignored"),
     "above-ranks-two": Case((-400.0, 120.0), ranks=2, classes=1200),
     "above-default-bfloat16": Case((150.0,), shape=(5,), default="bfloat16", reduction="mean"),
-    "above-ranks-two-default-bfloat16": Case((150.0,), ranks=2, shape=(4, 1), default="bfloat16",
-                                             sequence_parallel=True),
-    "above-ranks-two-default-float64": Case((150.0,), ranks=2, shape=(5,), default="float64", reduction="sum"),
+    "above-ranks-two-default-bfloat16": Case((150.0,), ranks=2, shape=(4, 1), default="bfloat16"),
     "one_split_above": Case((-150.0, -150.0, 5.0), classes=768),
     "empty_split-normal": Case((0.0, -math.inf), classes=512, labels="first part"),
-    "normal-autocast": Case(shape=(5,), reduction="sum", autocast=True),
-    "normal-ranks-two-autocast": Case(ranks=2, classes=1200, shape=(5,), autocast=True),
-    "normal-in_flight": Case(shape=(5,), reduction="mean", in_flight=True),
-    "normal-ranks-two-in_flight": Case(ranks=2, shape=(4, 1), sequence_parallel=True, in_flight=True),
 }
 NEAR = {  # below 0, and no sum underflows: right, but not the same bits; and what is nan, or has nan beside it
-    "below-minus-4": Case((-4.0,), spread=0.0, reduction="mean"),
     "below-minus-64-ranks-two": Case((-64.0,), ranks=2, classes=1200),
     "below-unlike-rising": Case((-300.0, -50.0), shape=(5,), reduction="mean"),
     "below-ranks-two-unlike": Case((-50.0, -300.0), ranks=2, shape=(5,), labels="some ignored"),
@@ -208,21 +186,19 @@ NEAR = {  # below 0, and no sum underflows: right, but not the same bits; and wh
     "ranks-two-nan_rank": Case((0.0, math.nan), ranks=2, shape=(5,), reduction="mean", labels="first part"),
     "padding-inf": Case(shape=(5,), reduction="sum", labels="some ignored", padding=math.inf),
     "ranks-two-padding-nan-mean": Case(ranks=2, shape=(5,), reduction="mean", labels="some ignored", padding=math.nan),
-    "ranks-two-padding-inf": Case(ranks=2, shape=(4, 1), reduction="sum", labels="some ignored", padding=math.inf,
-                                  sequence_parallel=True),
 }
 # fmt: on
 
 
+@dataclass
 class Packed:
     """A tensor as the CuTe DSL is given it."""
 
-    def __init__(self, tensor, assumed_align):
-        self.tensor, self.assumed_align = tensor, assumed_align
+    tensor: torch.Tensor
+    assumed_align: int
 
-    def mark_compact_shape_dynamic(self, mode, stride_order=None):
+    def mark_compact_shape_dynamic(self, **_):
         """Return itself: what it says is for the compiler."""
-        del mode, stride_order
         return self
 
 

@@ -18,36 +18,32 @@ from megatron.core import parallel_state
 from megatron.core.dist_checkpointing import ShardedTensor
 from megatron.core.optimizer.optimizer import Float16OptimizerWithFloat16Params, OptimizerConfig
 
-NAMES = ["first", "in_proj", "out_proj"]
-
-
-class OnHost(torch.overrides.TorchFunctionMode):  # CPU tensors say that they are on a GPU, as the optimizer wants it
-    def __torch_function__(self, function, _types, args=(), kwargs=None):
-        result = function(*args, **{k: "cpu" if v == "cuda" else v for k, v in (kwargs or {}).items()})
-        return result.replace("torch.", "torch.cuda.") if function is torch.Tensor.type else result
+NAMES, BF16 = ["first", "in_proj", "out_proj"], torch.bfloat16
+tensor = torch.tensor  # the optimizer wants a GPU: it asks for "cuda", and for the type of each parameter
+torch.tensor = lambda *args, **options: tensor(*args, **options | {"device": "cpu"})
+torch.Tensor.type = lambda x: "torch.cuda.BFloat16Tensor" if x.dtype == BF16 else "torch.cuda.FloatTensor"
 
 
 def names_of_states(dtype):
     """Return the names under which the states of three parameters are saved; the first has this dtype."""
-    first, *weights = (torch.nn.Parameter(torch.ones(8, 8, dtype=x)) for x in (dtype, torch.bfloat16, torch.bfloat16))
-    adam = torch.optim.Adam([first, *weights])
-    sum(x.float().sum() for x in (first, *weights)).backward()
-    adam.step()
-    for name, x in zip(NAMES[1:], weights, strict=True):  # as GTP marks its shards of a weight
+    first, weight, other = (torch.nn.Parameter(torch.ones(8, 8, dtype=x)) for x in (dtype, BF16, BF16))
+    for name, x in zip(NAMES[1:], (weight, other), strict=True):  # as GTP marks its shards of a weight
         vars(x).update(is_gtp_weight_remat=True, _debug_name=name, group=torch.distributed.group.WORLD)
-    gathered = torch.ones(16, 8, dtype=torch.bfloat16)  # a Mamba mixer's entry of in_proj: the shards of two ranks
-    model = dict(zip(NAMES, (first, gathered, weights[1]), strict=True))
-    with OnHost():
-        optimizer = Float16OptimizerWithFloat16Params(adam, OptimizerConfig(lr=0.1, bf16=True), None, None)
-        state = optimizer.sharded_state_dict({k: ShardedTensor.from_rank_offsets(k, x) for k, x in model.items()})
-    return [state["optimizer"]["state"][n]["exp_avg"].key.rpartition(".")[2] for n in range(3)]
+    gathered = torch.ones(16, 8, dtype=BF16)  # a Mamba mixer's entry of in_proj: the shards of two ranks
+    entries = zip(NAMES, (first, gathered, other), strict=True)
+    model = {name: ShardedTensor.from_rank_offsets(name, x) for name, x in entries}
+    adam = torch.optim.Adam([first, weight, other])
+    sum(x.float().sum() for x in (first, weight, other)).backward()
+    adam.step()
+    optimizer = Float16OptimizerWithFloat16Params(adam, OptimizerConfig(lr=0.1, bf16=True), None, None)
+    state = optimizer.sharded_state_dict(model)["optimizer"]["state"]
+    return [state[n]["exp_avg"].key.rpartition(".")[2] for n in range(3)]
 
 
 torch.distributed.init_process_group("gloo", store=torch.distributed.HashStore(), rank=0, world_size=1)
 parallel_state.initialize_model_parallel()
-if names_of_states(torch.bfloat16) != NAMES:
-    print("UNSUPPORTED: the names are wrong without an fp32 parameter, too")
-    sys.exit(125)
+if names_of_states(BF16) != NAMES:
+    sys.exit(print("UNSUPPORTED: the names are wrong without an fp32 parameter, too") or 125)
 names = names_of_states(torch.float32)
 print(f"after an fp32 parameter, the states are saved as {', '.join(names)}; right: {', '.join(NAMES)}")
 print("FIX_VALIDATED" if names == NAMES else "BUG_REPRODUCED")

@@ -75,7 +75,7 @@ def _asked(code: str, *given: str, text: str = "") -> str:
 
 
 @pytest.mark.parametrize("groups", ["one", "each"])
-@pytest.mark.parametrize("build", ["full", "bare", "gated_rows", "ungated"])
+@pytest.mark.parametrize("build", ["full", "bare", "gated_rows"])
 def test_the_reference_is_the_recurrence(build: str, groups: str) -> None:
     """Step by step, a length of no whole chunks, in float64; with and without z, D and mimo_o."""
     distances = json.loads(_asked(RECURRENCE, build, groups))

@@ -84,7 +84,7 @@ def test_only_this_refusal_is_the_bug(
     monkeypatch.setattr(contract, "kernel", lambda *_: None)
     monkeypatch.setattr(contract, "lower", lambda *_: ("", f"InternalError: {error}", 0))
     with pytest.raises(outcome):
-        contract.test_each_stage_has_its_slot(contract.Case(), [])
+        contract.test_each_stage_has_its_slot("written-64x64", [])
 
 
 def test_other_words_are_not_judged(contract: ModuleType) -> None:

@@ -271,7 +271,7 @@ def test_the_output_names_the_patch_that_gave_it(folder: Path) -> None:
     assert f"# toykernel commit {COMMIT[:12]} with the patch, no GPU" in _rendered(folder, "{{script}}\n")
     environment = _rendered(folder, "{{environment}}\n")
     assert f"toykernel commit {COMMIT[:12]} of 2026-08-21 (no GPU: Python" in environment, "the tree of the output"
-    assert "Has the bug: 1.0. Not judged: default branch at " in environment
+    assert "Same bug: 1.0. Not judged: default branch at " in environment
     for lane in document["lanes"].values():
         lane |= {"script": "UNSUPPORTED: needs a GPU", "printed": "UNSUPPORTED: needs a GPU"}
     (folder / "receipts/ask/cpu.traced.json").write_text(json.dumps(document))
