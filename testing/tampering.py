@@ -225,7 +225,7 @@ def bomb(folder: Path) -> None:
 
 def long_name(folder: Path) -> None:
     """Name a member with 300 characters."""
-    _packed(folder, {"x" * 300: b""}).gives(1, "ERROR", reason="a name that no file system takes")
+    _packed(folder, {"x" * 300: b""}).gives(1, "ERROR", reason="that no file system takes")
 
 
 def name_outside(folder: Path) -> None:

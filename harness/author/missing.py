@@ -10,7 +10,7 @@ from harness.receipt import receipt
 
 OPEN = re.compile(r"\bTODO\b[:. ]*(?P<what>[^\n\"]*)")
 #: Findings of `check` on a new pack that a step says already.
-TOLD = re.compile(r"report\.in\.md: |README\.md: missing|[a-z0-9_]+: no receipt\.")
+TOLD = re.compile(r"report\.in\.md: |README\.md: not what|[a-z0-9_]+: no receipt\.")
 
 
 def is_new(pack: Pack) -> bool:

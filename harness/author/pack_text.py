@@ -6,24 +6,16 @@ import json
 import shlex
 from dataclasses import asdict, dataclass
 
-from packaging.utils import canonicalize_name
-
-from harness.author.release import Release, native
-from harness.core.words import Evidence, Fix, Kind, Verdict
+from harness.author.release import Release
+from harness.core.words import Evidence, Fix, Kind
 from harness.host.host import Host
 from harness.pack.model import CPU, OrdinaryScript
-from harness.pack.rules import SCHEMA
-from harness.upstream import uv
 
 #: What pack.toml states of the release, in its order.
 UPSTREAM = (
-    "package", "version", "file", "sha256", "url", "repository", "commit", "commit_unchecked", "source_root", "license",
+    "package", "version", "file", "sha256", "repository", "commit", "source_root", "license",
     "modules",
 )  # fmt: skip
-#: Keys of pack.toml that stand there with nothing, too.
-REQUIRED = {"commit", "source_root"}
-#: Packages that an issue names, and how uv calls what an author asked for.
-MOST_BESIDE, AUTHOR = 8, "-r requirements.in"
 #: Seconds of a lane beside those of its runs.
 BESIDE_RUNS, SHORTEST_LANE = 120.0, 600.0
 
@@ -54,16 +46,12 @@ def definition(release: Release, stated: Stated, host: Host) -> str:
     for target in stated.targets:
         tables[f"targets.{target}"] = {
             "evidence": [stated.evidence if target == CPU else Evidence.EXECUTED],
-            "verdict": Verdict.REPRODUCED,
-            "loads": [],
             "timeout_s": seconds,
         }
-    head = {"schema": SCHEMA, "title": stated.title, "kind": kind, "fix": Fix.NONE, "leading_figure": ""}
+    head = {"title": stated.title, "kind": kind, "fix": Fix.NONE, "leading_figure": ""}
     lines = [f"{key} = {_value(value)}" for key, value in head.items()]
     for name, table in tables.items():
-        kept = {
-            key: value for key, value in table.items() if value or isinstance(value, list | tuple) or key in REQUIRED
-        }
+        kept = {key: value for key, value in table.items() if value}
         lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in kept.items())]
     return "\n".join(lines) + "\n"
 
@@ -74,26 +62,9 @@ def _value(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def _beside(release: Release) -> str:
-    """Name the packages beside a release, what it requires itself first."""
-    own, pin = canonicalize_name(release.upstream.package), ""
-    direct, others = list[str](), list[str]()
-    for line in release.pinned.splitlines():
-        match = uv.PIN.match(line)
-        pin = match["pin"] if match else pin
-        _, via, names = line.partition("# via ")
-        if via:
-            (direct if {own, AUTHOR} & set(names.split(", ")) else others).append(pin)
-    pins = direct + others
-    more = f" and {len(pins) - MOST_BESIDE} more" if len(pins) > MOST_BESIDE else ""
-    return f" Beside it: {', '.join(pins[:MOST_BESIDE])}{more}." if pins else ""
-
-
 def report(release: Release, stated: Stated) -> str:
     """Write report.in.md: what is known stands there, and the sentences that only its author can write are TODO."""
     install = f"pip install {shlex.join(release.header)}"
-    compiled = native(release)
-    code = f" Its native code, such as `{compiled[0]}`, is the wheel's." if compiled else ""
     expected = f"within {stated.script.timeout_s:g} s" if stated.script.fails == "timeout" else "without an error"
     parts = [
         f"# {stated.title}",
@@ -103,7 +74,7 @@ def report(release: Release, stated: Stated) -> str:
         "**Since.** {{since}}",
         "**Cause.** TODO: the lines that do it, with a permalink.",
         "**Related.**\n{{threads}}",
-        f"**Environment.** {{{{environment}}}}{_beside(release)}{code}",
+        "**Environment.** {{environment}}",
         "**Not tested.** TODO: other releases, dtypes and GPUs that nobody ran.",
         "---",
         "## How this was checked",

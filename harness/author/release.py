@@ -19,7 +19,7 @@ from harness.core.errors import HarnessError
 from harness.host.host import Host
 from harness.pack.model import Upstream
 from harness.pack.requirements import INTERPRETERS
-from harness.upstream import checkout, download, metadata, package_index, tree, uv
+from harness.upstream import download, metadata, package_index, tree, uv
 from harness.upstream.source import Source, SourceKind
 from harness.upstream.tree import Tree
 
@@ -27,7 +27,6 @@ from harness.upstream.tree import Tree
 ROOTS = ("", "src", "python", "lib")
 #: Triton's interpreter imports numpy, which no wheel of triton requires, and takes none from 2.4 on.
 OF_INTERPRETER = "numpy<2.4"
-PYPI_FILES = "https://files.pythonhosted.org/"
 #: What a pack needs of Python where the release takes older ones, too.
 PYTHON, OLDER_PYTHON = ">=3.10", "3.9"
 #: A line of a release that imports them.
@@ -83,9 +82,8 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
         release = download.resolve(cache, first.name, version, wheels_only=True)
     except HarnessError:  # no wheel for this Python: the source is judged as it is
         release = download.resolve(cache, first.name, version)
-    version, offers = release.version, index.offers(first.name)
-    url = next((one.file.url.partition("#")[0] for one in offers if one.sha256 == release.sha256), "")
-    bare = Upstream(release.package, UNKNOWN, "", "", (), version, release.file, release.sha256)
+    version = release.version
+    bare = Upstream(release.package, UNKNOWN, "", (), "", version, release.file, release.sha256)
     laid = tree.materialize(cache, bare, Source(SourceKind.PINNED, version))
     stated = metadata.read(laid.folder)
     if stated.requires_python and not SpecifierSet(stated.requires_python).contains(host.python):
@@ -94,16 +92,12 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
             "Next: run new with such a Python"
         )
     root, modules = _modules(laid.folder, script, f"{first.name} {version}")
-    commit = checkout.commit_of_tag(stated.repository, first.name, version, cache.root)
     upstream = replace(
         bare,
         repository=stated.repository or UNKNOWN,
-        commit=commit,
-        commit_unchecked=not commit,
         license=stated.license or "TODO",
         modules=modules,
         source_root=root,
-        url=url if url.startswith(PYPI_FILES) else "",
     )
     remarks = [] if stated.repository else ["the release links no repository: upstream.repository in pack.toml"]
     if not bare.is_wheel and (sources := _files(laid.folder, NATIVE_SOURCES)):
@@ -144,11 +138,6 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
 def _files(folder: Path, suffixes: set[str]) -> list[str]:
     """Return the paths of the files with one of some suffixes, relative to the folder."""
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*") if path.suffix in suffixes)
-
-
-def native(release: Release) -> list[str]:
-    """Return the compiled files of a release, which run as they are."""
-    return _files(release.tree.folder, {".so"})
 
 
 def _pin(one: Requirement, pinned: str) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import os
@@ -85,13 +86,6 @@ def _interrupt(_: int, __: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _close_output() -> None:
-    """Let what is left to be written go nowhere: the interpreter would try again at its end, and fail aloud."""
-    null = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(null, sys.stdout.fileno())
-    os.close(null)
-
-
 def main() -> int:
     """Run a command line and return its exit status; every expected error is one line on standard error."""
     signal.signal(signal.SIGTERM, _interrupt)
@@ -109,13 +103,12 @@ def main() -> int:
     except (KeyboardInterrupt, click.Abort):
         terminal.echo("interrupted", err=True)
         return Exit.INTERRUPTED
-    except BrokenPipeError:
-        _close_output()
-        return Exit.AS_EXPECTED
     except OSError as error:
-        if error.errno not in NO_ROOM or error.filename is not None:
+        if error.filename is not None or error.errno not in {*NO_ROOM, errno.EPIPE}:
             raise
-        _close_output()
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter would fail at its end
+        if error.errno == errno.EPIPE:
+            return Exit.AS_EXPECTED
         terminal.echo(f"error: standard output cannot be written ({error.strerror}). Next: free room for it", err=True)
         return Exit.DEVIATES
     return int(status or 0)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import click
@@ -24,11 +24,11 @@ FRESH, STALE, NONE = "fresh", "STALE", "none"
 class Entry:
     """One pack on one target: the strongest evidence that a receipt holds for it.
 
-    `state` is fresh, STALE, none or "no expectation"; `strength` says how many mutants the checks refused, and is
-    empty where nobody measured it.
+    `state` is fresh, STALE, none or "no expectation"; `strength` says how many mutants the checks refused.
     """
 
     target: str
+    expected: str = ""
     verdict: str = ""
     evidence: str = ""
     state: str = NONE
@@ -38,17 +38,19 @@ class Entry:
 
 
 def _entry(pack: Pack, target: str, best: Receipt | None) -> Entry:
+    stated = pack.definition.targets.get(target)
+    entry = Entry(target, stated.verdict if stated else "", strength=strength.summary(pack, target, ""))
     if best is None:
-        return Entry(target, strength=strength.text(pack, target, ""))
+        return entry
     why = tuple(staleness.reasons(pack, best))
-    return Entry(
-        target=target,
+    return replace(
+        entry,
         verdict=best.verdict,
         evidence=best.evidence,
-        state=STALE if why else FRESH if target in pack.definition.targets else NO_EXPECTATION,
+        state=STALE if why else FRESH if stated else NO_EXPECTATION,
         why_stale=why,
         gpu=best.host.gpu,
-        strength=strength.text(pack, target, best.evidence),
+        strength=strength.summary(pack, target, best.evidence),
     )
 
 
@@ -71,15 +73,14 @@ def _lines(pack: Pack, entries: list[Entry]) -> list[str]:
 
 def _state(one: Entry) -> str:
     if one.state == NONE:
-        return "; ".join(filter(None, ("no receipt", one.strength)))
+        return "no receipt"
     verdict = f"{one.verdict} ({', '.join(filter(None, (one.evidence, one.gpu)))})"
     state = f"{one.state}: {'; '.join(one.why_stale)}" if one.why_stale else one.state
-    return "; ".join(filter(None, (f"{verdict}, {state}", one.strength)))
+    return f"{verdict}, {state}; mutants: {one.strength}"
 
 
 def _document(pack: Pack, entries: list[Entry]) -> dict[str, object]:
-    definition, listed = pack.definition, pack.definition.targets
-    expected = {one.target: listed[one.target].verdict if one.target in listed else "" for one in entries}
+    definition = pack.definition
     return {
         "pack": pack.name,
         "title": definition.title,
@@ -87,7 +88,7 @@ def _document(pack: Pack, entries: list[Entry]) -> dict[str, object]:
         "upstream": definition.upstream.package,
         "version": definition.upstream.pin,
         "fixed_in": definition.fixed_in,
-        "targets": {one.target: {"expected": expected[one.target], **asdict(one)} for one in entries},
+        "targets": {one.target: asdict(one) for one in entries},
     }
 
 

@@ -15,8 +15,8 @@ from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit, LaneVerdict
 from harness.lane import ordinary
+from harness.pack.forms import VARIABLE
 from harness.pack.model import CPU, OrdinaryScript
-from harness.pack.rules import OWN_VARIABLES, VARIABLE
 
 
 @click.command("new")
@@ -96,7 +96,7 @@ def _environment(variables: tuple[str, ...]) -> dict[str, str]:
     found = {}
     for one in variables:
         name, equals, value = one.partition("=")
-        if not equals or not VARIABLE.fullmatch(name) or OWN_VARIABLES.fullmatch(name):
+        if not equals or not VARIABLE.fullmatch(name):
             raise HarnessError(f"--env {name}: no variable that a script may set. Next: --env NAME=VALUE")
         found[name] = value
     return found

@@ -14,11 +14,10 @@ import click
 from harness.core import cache, terminal
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError
+from harness.core.files import REPOSITORY
 from harness.pack import load
 from harness.pack.model import Pack
 
-#: The repository; where the runner is installed, the folder that it is installed in.
-REPOSITORY = Path(__file__).resolve().parents[2]
 #: The folder of the run folders in a cache.
 RUNS = "runs"
 #: Seconds: no lane and no budget is longer than a month, and no clock takes an infinity.
@@ -92,23 +91,17 @@ def takes(*names: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
     def decorated(command: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(command)
         def called(**given: Any) -> int:  # noqa: ANN401 - click passes each option by name
-            return command(shared=Shared(**{name: given.pop(name) for name in names}), **given)
+            of_program = click.get_current_context().find_root().params
+            stated: dict[str, Any] = {name: given.pop(name) or of_program.get(name) for name in names}
+            return command(shared=Shared(**stated), **given)
 
         for one in OF_PROGRAM:
             if one.name in names:
-                value = functools.partial(_of_program, one.name)
-                again = click.option(
-                    *one.opts, one.name, type=one.type, is_flag=one.is_flag, default=value, hidden=True
-                )
+                again = click.option(*one.opts, one.name, type=one.type, is_flag=one.is_flag, hidden=True)
                 called = again(called)
         return called
 
     return decorated
-
-
-def _of_program(name: str) -> Any:  # noqa: ANN401 - the value of any option
-    """Return the value of an option of the program, where the verb does not state it again."""
-    return click.get_current_context().find_root().params.get(name)
 
 
 def also(command: click.Command) -> str:

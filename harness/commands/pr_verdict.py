@@ -8,7 +8,7 @@ import click
 
 from harness.commands import options, running
 from harness.commands.options import Shared
-from harness.core import terminal
+from harness.core import files, terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, Exit
 from harness.host import eligibility
@@ -79,8 +79,8 @@ def command(
     with running.session(shared) as (session, _), taken(session.cache, chosen) as copies:
         judged, refused = _judged(session, copies, target)
         found, interrupted = two_trees.compared(session, judged, trees)
-        scrub = redaction.of_host({**session.cache.places, options.REPOSITORY: "$REPOSITORY"})
-        text = pr_comment.text(found, trees, scrub)  # while the copies are there that were judged
+        scrub = redaction.of_host({**session.cache.places, files.REPOSITORY: "$REPOSITORY"})
+        text = pr_comment.text(found, scrub)  # while the copies are there that were judged
     options.complain(refused)
     for one in found:
         report.scrubber(one.pack).require_clean("what is printed", text)

@@ -20,7 +20,6 @@ from harness.schedule.lane_runner import RAW_LOGS
 from harness.schedule.scheduler import Account
 from harness.schedule.selection import ASK, Request, cells_of, taken
 from harness.schedule.session import Session
-from harness.schedule.workers import failure_of
 from harness.verdict.cell import BOTH_LANES, Cell, lanes_of
 from harness.verdict.outcome import Outcome
 from harness.verdict.pack_verdict import Judgement
@@ -139,19 +138,15 @@ def _row(outcome: Outcome, session: Session, *, record: bool) -> tuple[RunRow, s
     """
     written, problem = outcome.receipt, str(outcome.problem or "")
     says_something = outcome.lanes and outcome.cell.is_listed and outcome.judgement.verdict not in UNJUDGED
-    try:
+    if record and says_something and written is not None and not problem:
         try:
-            if record and says_something and written is not None and not problem:
-                written = writer.publish(written, _home(outcome))
+            written = writer.publish(written, _home(outcome))
         except HarnessError as error:
             problem = str(error)
-        logs = session.judge.logs(outcome).values()
-        raw = {log: session.folder / RAW_LOGS / log.relative_to(session.folder / "logs") for log in logs}
-        shown = tuple(raw[log] if raw[log].exists() else log for log in logs)  # the scrubbed one where none was kept
-        return run_table.row(outcome, written, shown), problem
-    except Exception as error:  # noqa: BLE001 - what goes wrong with one never takes the others' rows along
-        failure = failure_of(error, outcome.cell)
-        return run_table.row(Outcome(outcome.cell, Judgement(failure.verdict, failure.reason)), None), ""
+    logs = session.judge.logs(outcome).values()
+    raw = {log: session.folder / RAW_LOGS / log.relative_to(session.folder / "logs") for log in logs}
+    shown = tuple(raw[log] if raw[log].exists() else log for log in logs)  # the scrubbed one where none was kept
+    return run_table.row(outcome, written, shown), problem
 
 
 def _home(outcome: Outcome) -> Path:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+
 import click
 
 from harness.commands import options, running
@@ -11,7 +13,6 @@ from harness.core.words import Exit, LaneVerdict
 from harness.host import eligibility
 from harness.receipt import receipt, redaction
 from harness.schedule.selection import taken
-from harness.upstream import tree
 from harness.versions import bisection, output, timeline
 from harness.versions.bisection import Known
 from harness.versions.judging import Judging, releases
@@ -69,13 +70,10 @@ def _entries(known: Known, *, bisect: bool) -> tuple[list[Entry], bool]:
 
 def _end(judging: Judging, entries: list[Entry], line: str, *, save: bool, as_json: bool) -> int:
     cache = judging.session.cache
-    scrub = redaction.of_host({**cache.places, options.REPOSITORY: "$REPOSITORY"})
+    scrub = redaction.of_host({**cache.places, files.REPOSITORY: "$REPOSITORY"})
     rows = [output.scrubbed(row, scrub) for row in entries]
-    found = output.document(rows, line, judging, running.command_line())
-    terminal.echo(receipt.to_json(found) if as_json else output.as_text(rows, line), nl=False)
-    trees = cache.root / tree.KIND  # of all releases, which nobody may want any more
-    size = sum(one.st_size for _, one in files.walk(trees) if one) if trees.is_dir() else 0
-    terminal.echo(f"{size / 2**20:.0f} MiB of trees in {cache.root}; runner.py prune removes what is unused", err=True)
+    found = output.history(rows, line, judging, running.command_line())
+    terminal.echo(receipt.to_json(asdict(found)) if as_json else output.as_text(rows, line), nl=False)
     if save:
         terminal.echo(f"kept in {output.save(found, judging, scrub)}", err=True)
     if not any(row.is_judged for row in rows):

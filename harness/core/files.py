@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+#: This repository; where the runner is installed, the folder that it is installed in.
+REPOSITORY = Path(__file__).resolve().parents[2]
 #: Bytes: what file systems take of one name, and half of what Linux takes of a path.
 LONGEST_NAME, LONGEST_PATH = 255, 2048
 #: Folders inside each other, beyond all that a release or a compiler lays out.

@@ -7,12 +7,22 @@ import datetime as dt
 import functools
 from collections.abc import Callable, Mapping
 from enum import StrEnum
-from typing import Any, TypeVar, cast, get_args
+from typing import Any, TypeVar, cast, get_args, get_type_hints
 
 import cattrs
 from cattrs.gen import make_dict_structure_fn
 
 Structured = TypeVar("Structured")
+#: Characters of a value in an error.
+SHOWN = 80
+
+
+@dataclasses.dataclass(frozen=True)
+class Form:
+    """What a value has to be besides its type: `Annotated[str, Form("a version", Version)]`."""
+
+    what: str  # in an error
+    fits: Callable[[Any], object]  # whether a value is of that form; ValueError says no, too
 
 
 class StructureError(ValueError):
@@ -39,6 +49,26 @@ def _structure_enum(value: Any, kind: type[StrEnum]) -> StrEnum:  # noqa: ANN401
     return kind(value)
 
 
+def _structure_formed(value: Any, kind: Any) -> Any:  # noqa: ANN401 - any parsed value may stand here
+    plain, form = get_args(kind)
+    found = converter().structure(value, plain)
+    try:
+        fits = form.fits(found)
+    except ValueError:
+        fits = False
+    if not fits:
+        raise ValueError(f"{str(found)[:SHOWN]!r} is not {form.what}")
+    return found
+
+
+def _resolved(kind: Any) -> Any:  # noqa: ANN401 - a dataclass
+    """Give the fields of a dataclass their types, which stand there as texts: cattrs itself would lose the forms."""
+    hints = get_type_hints(kind, include_extras=True)
+    for one in dataclasses.fields(kind):
+        one.type = hints[one.name]
+    return kind
+
+
 def _only(kinds: tuple[type, ...], what: str, inner: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
     """Refuse what only resembles a container: the letters of a text are no list, and no text is a table."""
 
@@ -57,6 +87,7 @@ def converter() -> cattrs.Converter:
     for kind in (str, int, float, bool, dt.date):
         strict.register_structure_hook(kind, _exactly(kind))
     strict.register_structure_hook(StrEnum, _structure_enum)
+    strict.register_structure_hook_func(lambda kind: hasattr(kind, "__metadata__"), _structure_formed)
     strict.register_structure_hook_func(lambda kind: kind is object, lambda value, _: value)
 
     lists, tables = cast("Any", list), cast("Any", Mapping)
@@ -75,7 +106,9 @@ def converter() -> cattrs.Converter:
     )
     strict.register_structure_hook_factory(
         dataclasses.is_dataclass,
-        lambda kind: _only((dict,), "a table", make_dict_structure_fn(kind, strict, _cattrs_forbid_extra_keys=True)),
+        lambda kind: _only(
+            (dict,), "a table", make_dict_structure_fn(_resolved(kind), strict, _cattrs_forbid_extra_keys=True)
+        ),
     )
     return strict
 

@@ -16,6 +16,11 @@ class Kind(StrEnum):
     PRECISION = "precision"
     CLEANUP = "cleanup"
 
+    @property
+    def what(self) -> str:
+        """What a tree has of which the claim is true: a cleanup is no bug."""
+        return "the code" if self == Kind.CLEANUP else "the bug"
+
 
 class Evidence(StrEnum):
     """How a verdict was seen, the strongest first."""

@@ -78,11 +78,6 @@ def _optional(call: Callable[[], Value]) -> Value | None:
         return None
 
 
-def _text(value: str | bytes) -> str:
-    """Return what NVML says as text: older bindings give bytes."""
-    return value.decode() if isinstance(value, bytes) else value
-
-
 def _events(handle: Any) -> Any:  # noqa: ANN401 - NVML's own types
     events = pynvml.nvmlEventSetCreate()
     pynvml.nvmlDeviceRegisterEvents(handle, pynvml.nvmlEventTypeXidCriticalError, events)
@@ -119,7 +114,7 @@ def _instances(handle: Any) -> list[str]:  # noqa: ANN401 - NVML's own type
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         instance = _optional(lambda: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))  # noqa: B023 - called here
         if instance is not None:
-            found.append(_text(pynvml.nvmlDeviceGetUUID(instance)))
+            found.append(pynvml.nvmlDeviceGetUUID(instance))
     return found
 
 
@@ -151,7 +146,7 @@ def _handle(token: str) -> Any:  # noqa: ANN401 - NVML's own type
         return pynvml.nvmlDeviceGetHandleByIndex(int(token))
     for index in range(pynvml.nvmlDeviceGetCount()):
         handle = pynvml.nvmlDeviceGetHandleByIndex(index)
-        if _text(pynvml.nvmlDeviceGetUUID(handle)).startswith(token):
+        if pynvml.nvmlDeviceGetUUID(handle).startswith(token):
             return handle
     return pynvml.nvmlDeviceGetHandleByUUID(token.encode())
 
@@ -162,7 +157,7 @@ def _device(token: str, position: int) -> Device:
     whole = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if is_instance else handle
     major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(whole)
     total = _optional(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)) or 0
-    gpu = Gpu(_text(pynvml.nvmlDeviceGetName(handle)), (int(major), int(minor)), round(total / GIB, 1))
+    gpu = Gpu(pynvml.nvmlDeviceGetName(handle), (int(major), int(minor)), round(total / GIB, 1))
     number = token if token.isdecimal() else str(position)
     return Device(token, number, gpu, handle, _optional(lambda: _events(whole)), is_instance)
 
@@ -183,6 +178,6 @@ def gpu_pool() -> Iterator[GpuPool]:
                 devices.append(_device(token, position))
             except pynvml.NVMLError as error:
                 lost.append(f"gpu {token if token.isdecimal() else position} cannot be used: {error}")
-        yield GpuPool(devices, _text(pynvml.nvmlSystemGetDriverVersion()) if devices else "", lost)
+        yield GpuPool(devices, pynvml.nvmlSystemGetDriverVersion() if devices else "", lost)
     finally:
         pynvml.nvmlShutdown()

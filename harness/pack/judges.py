@@ -19,7 +19,6 @@ from harness.pack.model import Pack
 PLUGIN = "kit.plugin"
 #: Why a receipt or a record of another day is STALE.
 CHANGED = "the script or the contract changed"
-REPOSITORY = Path(__file__).parents[2]
 #: `import kit.x`, or `from kit.x import NAMES`, on one line or in brackets.
 IMPORT = re.compile(
     r"^[ \t]*(?:import[ ]+(?P<whole>kit[\w.]*)"
@@ -48,7 +47,7 @@ def _kit_files(contract: Path) -> list[Path]:
     waiting = [contract]
     while waiting:
         for module in _imported(waiting.pop().read_text(encoding="utf-8")) - {PLUGIN}:
-            path = REPOSITORY.joinpath(*module.split("."))
+            path = files.REPOSITORY.joinpath(*module.split("."))
             here = {file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()} - found
             found |= here
             waiting += here

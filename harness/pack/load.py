@@ -13,6 +13,8 @@ from harness.pack import requirements, rules
 from harness.pack.model import Definition, Pack
 
 FOLDER_PATTERN = re.compile(r"(?P<number>\d{2,})_(?P<slug>[a-z0-9_]+)")
+#: A file that a patch changes.
+CHANGED = re.compile(r"(?m)^diff --git a/(\S+) b/")
 
 #: Digits: no number of a pack has more, and Python reads none of thousands.
 LONGEST_NUMBER = 255
@@ -22,20 +24,17 @@ def load_pack(folder: Path) -> Pack:
     """Load one pack, or raise HarnessError with all errors of its pack.toml."""
     if not FOLDER_PATTERN.fullmatch(folder.name):
         raise HarnessError(f"{folder.name}: a pack's folder is named NN_slug, such as 09_liger_flce_none")
+    patch = folder / "fix.patch"
     try:
         text = (folder / "pack.toml").read_text(encoding="utf-8")
+        changes = patch.read_text(encoding="utf-8", errors="replace") if patch.is_file() else ""
+        return Pack(folder, rules.parse(text, requirements.of_folder(folder), tuple(CHANGED.findall(changes))))
     except FileNotFoundError:
         raise HarnessError(f"{folder.name}: pack.toml is missing. Next: runner.py new, or CONTRIBUTING.md") from None
-    except UnicodeDecodeError as error:
-        raise HarnessError(f"{folder.name}/pack.toml: not UTF-8: {error.reason} at byte {error.start}") from None
     except OSError as error:
         raise HarnessError(f"{folder.name}/pack.toml: it cannot be read ({error.strerror})") from None
-    try:
-        sets = requirements.of_folder(folder)
-    except structure.StructureError as error:
-        raise HarnessError(f"{folder.name}/{error}") from None
-    try:
-        return Pack(folder, rules.parse(text, sets))
+    except UnicodeDecodeError as error:
+        raise HarnessError(f"{folder.name}/pack.toml: not UTF-8: {error.reason} at byte {error.start}") from None
     except structure.StructureError as error:
         raise HarnessError(f"{folder.name}/pack.toml: {error}. Next: runner.py check {folder.name}") from None
 

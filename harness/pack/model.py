@@ -7,29 +7,23 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from harness.core.words import ActionKind, Evidence, Fix, Kind, ThreadState, Verdict
+from harness.pack import forms
 
 
 @dataclass(frozen=True)
 class Upstream:
     """The project under test and what the pack is pinned to: a release, or a commit that no release holds."""
 
-    package: str  # its name on the package index
-    repository: str  # its URL
-    commit: str  # of the release's tag, or the one that is pinned; may be empty where a compiled wheel is pinned
-    license: str  # of its source, as SPDX names it
-    modules: tuple[str, ...]  # the import names under test
-    version: str = ""  # of the release; empty where a commit is pinned
-    file: str = ""  # of the release on the package index, likewise
-    sha256: str = ""  # of that file, likewise
+    package: forms.Package  # its name on the package index
+    repository: forms.Repository  # its URL
+    license: forms.Line  # of its source, as SPDX names it
+    modules: tuple[forms.Module, ...]  # the import names under test
+    commit: forms.Commit = ""  # of the release's tag, or the one that is pinned; empty where it is not known
+    version: forms.Release = ""  # of the release; empty where a commit is pinned
+    file: forms.Archive = ""  # of the release on the package index, likewise
+    sha256: forms.Sha256 = ""  # of that file, likewise
     date: dt.date | None = None  # of the commit, where that is pinned
-    source_root: str = ""  # the folder of the repository that goes on PYTHONPATH; empty for its root
-    url: str = ""  # of that file on PyPI; empty where it is not known
-    commit_unchecked: bool = False  # whether nothing has compared the commit with the release's tag
-
-    @property
-    def marked_commit(self) -> str:
-        """The commit as a text shows it: marked where nothing has compared it with the release's tag."""
-        return f"{self.commit}, unchecked" if self.commit and self.commit_unchecked else self.commit
+    source_root: forms.Path = ""  # the folder of the repository that goes on PYTHONPATH; empty for its root
 
     @property
     def is_commit(self) -> bool:
@@ -56,10 +50,10 @@ class Upstream:
 class Head:
     """What upstream's default branch gives, at a named commit."""
 
-    commit: str
+    commit: forms.Commit
     date: dt.date
     verdict: Verdict
-    fixed_by: str = ""
+    fixed_by: forms.Commit = ""
 
 
 @dataclass(frozen=True)
@@ -67,17 +61,17 @@ class Searched:
     """When, and for which words, upstream's issues and pull requests were searched."""
 
     date: dt.date
-    queries: tuple[str, ...]
+    queries: tuple[forms.Said, ...]
 
 
 @dataclass(frozen=True)
 class Thread:
     """An issue or a pull request of an upstream on the same lines."""
 
-    url: str  # of it
+    url: forms.ThreadUrl  # of it
     state: ThreadState  # as it was on that date
     date: dt.date  # of the copy in which it was read
-    says: str  # what it says about the same lines, in one sentence
+    says: forms.Said  # what it says about the same lines, in one sentence
 
 
 @dataclass(frozen=True)
@@ -85,48 +79,51 @@ class Action:
     """What is to be done with a pack."""
 
     kind: ActionKind  # file, filed, fixed or nothing
-    text: str  # one sentence: what to file where, what fixed it, or why nothing is to be done
+    text: forms.Sentence  # what to file where, what fixed it, or why nothing is to be done
 
 
 @dataclass(frozen=True)
 class Ask:
     """The patch that upstream is asked to merge, where it is judged on another tree than the release."""
 
-    patch: str  # the pack's file that upstream is asked to merge
-    origin: str  # ``git+URL@COMMIT``: the tree where development happens, on which it applies
+    patch: forms.OtherPatch  # the pack's file that upstream is asked to merge
+    origin: forms.Origin  # ``git+URL@COMMIT``: the tree where development happens, on which it applies
     date: dt.date  # of that commit
-    checks: tuple[str, ...]  # names or globs of the defect checks that are wrong there and right with the patch
+    checks: tuple[forms.Said, ...]  # names or globs of the defect checks that are wrong there and right with the patch
 
 
 @dataclass(frozen=True)
 class Workaround:
     """What a user of a release with the bug can do without the patch, as far as the probe shows that it works."""
 
-    text: str  # one line
-    checks: tuple[str, ...]  # names or globs of the controls that show it, right on the pinned release
+    text: forms.Said
+    checks: tuple[forms.Said, ...]  # names or globs of the controls that show it, right on the pinned release
 
 
 @dataclass(frozen=True)
 class UpstreamTests:
     """Upstream's own tests of the files that a patch touches."""
 
-    files: tuple[str, ...]  # relative to the repository's root
-    origin: str = ""  # ``git+URL@COMMIT``: the tree that has them; empty for the pinned one
-    patch: str = ""  # the pack's file that they are run with; empty for ask.patch where there is one, else fix.patch
-    arguments: tuple[str, ...] = ()  # for pytest
+    files: tuple[forms.Path, ...]  # relative to the repository's root
+    origin: forms.Origin = ""  # ``git+URL@COMMIT``: the tree that has them; empty for the pinned one
+    patch: forms.Patch = (
+        ""  # the pack's file that they are run with; empty for ask.patch where there is one, else fix.patch
+    )
+    arguments: tuple[forms.Line, ...] = ()  # for pytest
     dependencies: str = "tests"  # the set that holds pytest and what the tests import
     gpu: bool = False  # whether they need one
-    environment: dict[str, str] = field(default_factory=dict)  # variables that they need besides a lane's own
-    timeout_s: float = 600.0  # of one run of them all, in seconds
+    #: variables that they need besides a lane's own
+    environment: dict[forms.Variable, forms.Line] = field(default_factory=dict)
+    timeout_s: forms.Seconds = 600.0  # of one run of them all
 
 
 @dataclass(frozen=True)
 class Requires:
     """The ranges in which the runner's own interpreter, torch and triton must lie; empty: it is not needed."""
 
-    python: str
-    torch: str = ""
-    triton: str = ""
+    python: forms.Range
+    torch: forms.Range = ""
+    triton: forms.Range = ""
 
 
 @dataclass(frozen=True)
@@ -143,22 +140,25 @@ class Target:
     """What the pinned release must give on one target."""
 
     evidence: tuple[Evidence, ...]  # the kinds that it admits
-    verdict: Verdict  # on the pack
-    #: The files of the upstream repository that the probe has to load in the patched lane, if patched.
-    loads: tuple[str, ...]
-    claims: tuple[str, ...] = ()  # that both lanes must support
-    claims_executed: tuple[str, ...] = ()  # likewise, where they execute on the GPU
+    #: On the pack; unless pack.toml states it, CONFIRMED, and of a pack without a patch REPRODUCED.
+    verdict: Verdict
+    #: The files of the upstream repository that the probe has to load in the patched lane; unless pack.toml states
+    #: them, those of fix.patch.
+    loads: tuple[forms.Path, ...]
+    claims: tuple[forms.Claim, ...] = ()  # that both lanes must support; by default those of the pack
+    claims_executed: tuple[forms.Claim, ...] = ()  # likewise, where they execute on the GPU
     dependencies: str = "default"  # the dependency set that its lanes import
-    timeout_s: float = 600.0  # of one lane, in seconds
+    timeout_s: forms.Seconds = 600.0  # of one lane
     #: Its figures in ms, MiB and the like are compared from run to run; the probe times with `alone`.
     measures: bool = False
     #: Its lanes have their GPU (on target cpu: the host's cores) for themselves from beginning to end.
     exclusive: bool = False
-    gpus: int = 1  # how many GPUs an executed lane needs, all at once
-    ranks: int = 1  # how many ranks the largest group has that the probe starts and speaks for; 1: it starts none
+    gpus: forms.Count = 1  # how many GPUs an executed lane needs, all at once
+    #: How many ranks the largest group has that the probe starts and speaks for; 1: it starts none.
+    ranks: forms.Count = 1
     #: In how many its probe may compile kernels, or run cases, at once, as its lanes are told; 1: in turn.
-    processes: int = 1
-    gpu_memory_gib: float = 8.0  # what an executed lane takes of each at most, in GiB
+    processes: forms.Count = 1
+    gpu_memory_gib: forms.GiB = 8.0  # what an executed lane takes of each at most, in GiB
     #: What a script of the pack builds in the cache; lanes run with its interpreter where it is there.
     environment: str = ""
 
@@ -176,8 +176,8 @@ UNLISTED = Target(evidence=(), verdict=Verdict.CONFIRMED, loads=())
 class BuiltEnvironment:
     """What a script of the pack builds in the cache for lanes that no wheel serves."""
 
-    script: str  # its name in the pack's folder
-    files: dict[str, str]  # of the package index that it builds from: sha256 by package
+    script: forms.FileName  # in the pack's folder
+    files: dict[forms.Package, forms.Sha256]  # of the package index that it builds from: sha256 by package
 
 
 @dataclass(frozen=True)
@@ -185,21 +185,24 @@ class Sample:
     """The wrong fixes that `runner.py mutate` makes of fix.patch: how many, drawn by which seed."""
 
     seed: int = 1
-    generated: int = 40
+    generated: forms.Number = 30
 
 
 @dataclass(frozen=True)
 class OrdinaryScript:
     """How a reproduce.py is run that is its author's own, and prints no sentinel."""
 
-    fails: str = ""  # the name of the exception that is the bug, or ``timeout``; empty: any failure of the script
+    fails: forms.Line = (
+        ""  # the name of the exception that is the bug, or ``timeout``; empty: any failure of the script
+    )
     timeout_s: float = 0.0  # of each run, in seconds, after which the script has failed; 0: none but the lane's
-    repeat: int = 1  # how often it is run; it has failed where one run did
-    environment: dict[str, str] = field(default_factory=dict)  # variables that it needs besides a lane's own
-    beside: tuple[str, ...] = ()  # files that it imports or reads, by their paths in the pack's folder
+    repeat: forms.Count = 1  # how often it is run; it has failed where one run did
+    #: variables that it needs besides a lane's own
+    environment: dict[forms.Variable, forms.Line] = field(default_factory=dict)
+    beside: tuple[forms.Path, ...] = ()  # files that it imports or reads, by their paths in the pack's folder
     #: The package under test, without a version, and what else is resolved for another release of it; empty: every
     #: release is judged with the pack's own dependencies.
-    requires: tuple[str, ...] = ()
+    requires: tuple[forms.Line, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -208,24 +211,23 @@ class OtherReleases:
 
     #: Names or globs of the checks, defects and controls; empty: all of them. An older release may be wrong in another
     #: option too, which is another bug, and a control of that option then says nothing of this one.
-    checks: tuple[str, ...] = ()
+    checks: tuple[forms.Said, ...] = ()
 
 
 @dataclass(frozen=True)
 class Definition:
     """A parsed pack.toml, and the dependency sets that lie beside it."""
 
-    schema: int
-    title: str
+    title: forms.Said
     kind: Kind
-    leading_figure: str
+    leading_figure: forms.Line
     upstream: Upstream
     requires: Requires
-    targets: dict[str, Target]
+    targets: dict[forms.TargetName, Target]
     fix: Fix = Fix.PATCH  # without a patch there is no patched lane, and REPRODUCED is all that can be shown
     head: Head | None = None
-    fixed_in: str = ""
-    known: str = ""  # the thread in which its deviation is known: a sweep names it and does not fail for it
+    fixed_in: forms.Release = ""
+    known: forms.Line = ""  # the thread in which its deviation is known: a sweep names it and does not fail for it
     action: Action | None = None
     workaround: Workaround | None = None
     advisory: bool = True  # without it nobody who has the release is warned: what the pack shows is no defect
@@ -234,7 +236,7 @@ class Definition:
     ask: Ask | None = None
     upstream_tests: UpstreamTests | None = None
     dependencies: dict[str, dict[str, Dependency]] = field(default_factory=dict)
-    environments: dict[str, BuiltEnvironment] = field(default_factory=dict)
+    environments: dict[forms.SetName, BuiltEnvironment] = field(default_factory=dict)
     strength: Sample = field(default_factory=Sample)
     versions: OtherReleases = field(default_factory=OtherReleases)
     script: OrdinaryScript | None = None  # how a reproduce.py is run that prints no sentinel; None: it prints its own

@@ -13,40 +13,34 @@ from packaging.markers import Marker
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 
-from harness.core.structure import StructureError
+from harness.core.errors import HarnessError
 from harness.pack.model import Dependency
 
 DEFAULT = "default"
 #: The lane's interpreter brings them, and what they require.
 INTERPRETERS = {"torch", "triton"}
-FILE = re.compile(r"requirements(?:\.(?P<name>[A-Za-z0-9][A-Za-z0-9.-]*))?\.(?:txt|in)")
+FILE = re.compile(r"requirements(?:\.(?P<name>[A-Za-z0-9][A-Za-z0-9.-]*))?\.txt")
 COMMENT = re.compile(r"(?:^|\s)#.*")
 HASH = re.compile(r"\s--hash=(?P<kind>\w+):(?P<digest>\S+)")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def of_folder(folder: Path) -> dict[str, dict[str, Dependency]]:
-    """Read the dependency sets of a pack's folder, by name, or raise StructureError with every mistake in them."""
+    """Read the dependency sets of a pack's folder, by name, or raise HarnessError with every mistake in them."""
     sets: dict[str, dict[str, Dependency]] = {}
     errors: list[str] = []
-    paths = sorted((*folder.glob("requirements*.txt"), *folder.glob("requirements*.in")), key=lambda path: path.suffix)
-    for path in reversed(paths):  # the outputs first
+    for path in sorted(folder.glob("requirements*.txt")):
         match = FILE.fullmatch(path.name)
-        name = (match["name"] or DEFAULT) if match else ""
-        try:
-            text = path.read_text(encoding="utf-8")
-        except UnicodeDecodeError:
-            errors.append(f"{path.name}: not UTF-8")
-            continue
-        if not name:
+        if match is None:
             errors.append(f"{path.name}: no requirements.txt, and no requirements.NAME.txt")
-        elif path.suffix == ".txt":
-            sets[name], wrong = read(text)
-            errors += [f"{path.name}: {error}" for error in wrong]
-        else:
-            errors += [f"{path.name}: {error}" for error in _unmet(text, path.with_suffix(".txt").name, sets.get(name))]
+            continue
+        try:
+            sets[match["name"] or DEFAULT], wrong = read(path.read_text(encoding="utf-8"))
+        except UnicodeDecodeError:
+            wrong = ["not UTF-8"]
+        errors += [f"{path.name}: {error}" for error in wrong]
     if errors:
-        raise StructureError(errors)
+        raise HarnessError(f"{folder.name}/{'; '.join(errors)}")
     return sets
 
 
@@ -66,56 +60,24 @@ def _lines(text: str) -> Iterator[str]:
 
 
 def read(text: str) -> tuple[dict[str, Dependency], list[str]]:
-    """Return what one requirements file pins, by package, and its errors."""
+    """Return what one requirements file pins, by package, and its errors, without a URL that stands there."""
     found: dict[str, Dependency] = {}
     errors = []
     for line in _lines(text):
-        hashes = [(match["kind"], match["digest"]) for match in HASH.finditer(line)]
-        error, requirement = _requirement(HASH.sub("", line).strip())
-        if requirement is None:
-            errors.append(error)
-            continue
-        package, versions = requirement.name, list(requirement.specifier)
-        if canonicalize_name(package) in INTERPRETERS:
+        hashes = [match["digest"] for match in HASH.finditer(line) if match["kind"] == "sha256"]
+        package = re.split(r"[^\w.-]", line)[0][:80]
+        try:
+            requirement = Requirement(HASH.sub("", line).strip())
+            exact = [one.version for one in requirement.specifier if one.operator == "==" and "*" not in one.version]
+            pinned = exact and len(requirement.specifier) == 1 and requirement.url is None
+        except InvalidRequirement:
+            pinned = False
+        if not pinned or not hashes or len(HASH.findall(line)) != len(hashes) or not all(map(SHA256.fullmatch, hashes)):
+            errors.append(f"{package or 'a line'}: no PACKAGE==VERSION with its sha256. Next: uv's --generate-hashes")
+        elif canonicalize_name(package) in INTERPRETERS:
             errors.append(f"{package}: the lane's interpreter brings it. Next: make the file with packs/uv.toml")
         elif canonicalize_name(package) in map(canonicalize_name, found):
             errors.append(f"{package}: it stands there twice; every Python takes one version")
-        elif len(versions) != 1 or versions[0].operator != "==" or "*" in versions[0].version:
-            errors.append(f"{package}: no single version with ==")
-        elif not hashes or any(kind != "sha256" or not SHA256.fullmatch(digest) for kind, digest in hashes):
-            what = "a hash that is no sha256" if hashes else "no sha256"
-            errors.append(f"{package}: {what}. Next: uv's --generate-hashes")
         else:
-            marker = str(requirement.marker or "")
-            found[package] = Dependency(versions[0].version, tuple(digest for _, digest in hashes), marker)
+            found[package] = Dependency(exact[0], tuple(hashes), str(requirement.marker or ""))
     return found, errors
-
-
-def _requirement(text: str) -> tuple[str, Requirement | None]:
-    """Read NAME==VERSION with a marker or none; or say, without a URL that stands there, why it is none."""
-    if text.startswith("-"):
-        return f"{re.split('[ =]', text)[0]}: an option, which no set takes", None
-    name = re.split(r"[^\w.-]", text)[0][:80]
-    if "://" in text or " @ " in text:
-        return f"{name or 'a line'}: a URL or a path; a set names versions alone", None
-    try:
-        return "", Requirement(text)
-    except InvalidRequirement:
-        return f"{name or 'a line'}: no NAME==VERSION", None
-
-
-def _unmet(text: str, file: str, pinned: dict[str, Dependency] | None) -> Iterator[str]:
-    """Yield what an input asks for and the file that was made of it does not have."""
-    again = "Next: uv pip compile, as CONTRIBUTING.md says"
-    if pinned is None:
-        yield f"there is no {file}. {again}"
-        return
-    versions = {canonicalize_name(name): one.version for name, one in pinned.items()}
-    for line in _lines(text):
-        error, requirement = _requirement(line)
-        if requirement is None:
-            yield error
-            continue
-        version = versions.get(canonicalize_name(requirement.name))
-        if version is None or not requirement.specifier.contains(version, prereleases=True):
-            yield f"it asks for {requirement}, and {file} has {version or 'none'}. {again}"

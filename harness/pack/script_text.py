@@ -6,7 +6,7 @@ import ast
 import re
 import tomllib
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from harness.core import python_ast
@@ -19,27 +19,21 @@ MOST_DOCSTRING_LINES = 12
 SENTINELS = ("BUG_REPRODUCED", "FIX_VALIDATED", "UNSUPPORTED")
 
 
-def _pins(content: str) -> tuple[dict[str, str], str, list[str]]:
-    """Return the exact pins of a PEP 723 header, its requires-python, and its errors."""
-    try:
-        document = tomllib.loads("\n".join(line[2:] for line in content.splitlines()))
-    except (ValueError, RecursionError) as error:
-        return {}, "", [f"its PEP 723 header is not TOML: {error}"]
+def _pins(text: str) -> dict[str, str]:
+    """Return the exact pins of a PEP 723 header; ValueError says what is wrong with it."""
+    header = HEADER.search(text)
+    if header is None:
+        raise ValueError("it has no PEP 723 header")
+    document = tomllib.loads("\n".join(line[2:] for line in header["content"].splitlines()))
+    if "requires-python" not in document:
+        raise ValueError("its header states no requires-python")
     pins: dict[str, str] = {}
-    listed = document.get("dependencies", [])
-    errors = [] if isinstance(listed, list) else ["its header's dependencies are no list"]
-    for text in listed if isinstance(listed, list) else []:
-        try:
-            requirement = Requirement(str(text))
-        except InvalidRequirement:
-            errors.append(f"its header's dependency {text!r} cannot be read")
-            continue
+    for requirement in map(Requirement, map(str, document.get("dependencies", []))):
         exact = [spec.version for spec in requirement.specifier if spec.operator == "=="]
         if len(exact) != 1:
-            errors.append(f"its header does not pin {requirement.name} exactly")
-        else:
-            pins[canonicalize_name(requirement.name)] = exact[0]
-    return pins, str(document.get("requires-python", "")), errors
+            raise ValueError(f"its header does not pin {requirement.name} exactly")
+        pins[canonicalize_name(requirement.name)] = exact[0]
+    return pins
 
 
 def read(text: str, *, has_patch: bool = True) -> tuple[dict[str, str], list[str]]:
@@ -47,16 +41,15 @@ def read(text: str, *, has_patch: bool = True) -> tuple[dict[str, str], list[str
 
     Where the pack has a fix.patch, the script has to be able to say FIX_VALIDATED.
     """
-    header = HEADER.search(text)
-    pins, requires_python, errors = _pins(header["content"]) if header else ({}, "", ["it has no PEP 723 header"])
+    pins, errors = dict[str, str](), list[str]()
+    try:
+        pins = _pins(text)
+    except (ValueError, TypeError, RecursionError) as error:
+        errors.append(f"its header: {error}")
     docstring, problem = _docstring(text)
     length, lines = len(text.splitlines()), len(docstring.splitlines())
-    if not requires_python:
-        errors.append("its header states no requires-python")
     if problem:
         errors.append(problem)
-    elif not docstring:
-        errors.append("it has no docstring: the symptom, the cause, the thread and how to run it")
     elif "reproduce.py" not in docstring:
         errors.append("its docstring does not say how reproduce.py is run")
     if length > MOST_LINES:

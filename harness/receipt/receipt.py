@@ -7,13 +7,14 @@ import json
 from dataclasses import asdict, dataclass, field
 from enum import StrEnum
 from pathlib import Path
+from typing import Annotated, Any
 
 from harness.core import files, strict_json, structure, words
 from harness.core.errors import HarnessError
-from harness.core.structure import Structured
+from harness.core.structure import Form, Structured
 from harness.core.words import Evidence, Kind, Verdict
 from harness.lane.record import FigureLine, LaneRecord, LogRecord
-from harness.pack import judges
+from harness.pack import forms, judges
 from harness.pack.model import Pack
 
 SCHEMA = 2
@@ -126,11 +127,11 @@ class Receipt:
     `about` names the defect checks that the verdict is about where these are not all of them.
     """
 
-    schema: int
+    schema: Annotated[int, Form(f"{SCHEMA}, which this runner knows", SCHEMA.__eq__)]
     pack: str
     title: str
     kind: Kind
-    target: str
+    target: forms.TargetName
     evidence: Evidence
     verdict: Verdict
     reason: str
@@ -139,12 +140,12 @@ class Receipt:
     probe: Hashed
     fix: FixRecord | None
     dependencies: DependencyRecord
-    lanes: dict[str, LaneRecord]
+    lanes: dict[Annotated[str, Form("a lane", words.LaneName)], LaneRecord]
     host: HostRecord
     log: LogRecord
     command: str
-    started: str
-    seconds: float
+    started: Annotated[str, Form("a date and time with its zone", moment)]
+    seconds: Annotated[float, Form("0 or more", (0.0).__le__)]
     repeats: Repeats = field(default_factory=Repeats)
     ranks: int = 1
     about: tuple[str, ...] = ()
@@ -193,50 +194,32 @@ def parse(text: str | bytes, where: str, *, lanes: bool = True) -> Receipt:
     """
     try:
         document = strict_json.loads(text)
-        strange = _strange_lanes(document)
-        if not lanes and isinstance(document, dict):
-            document["lanes"] = {}
-        for gone in [one for one in GONE if isinstance(document, dict) and document.get(one, "") is None]:
-            del document[gone]
-        found = document.get("schema") if isinstance(document, dict) else None
-        if type(found) is not int or found != SCHEMA:
-            raise HarnessError(
-                f"{where}: receipt of schema {str(found)[:40]}; this runner knows {SCHEMA}. Next: run the pack again"
-            )
+        if isinstance(document, dict):
+            _prepare(document, lanes=lanes)
         receipt = structure.structure(document, Receipt)
     except (strict_json.StrictJsonError, structure.StructureError) as error:
         raise HarnessError(f"{where}: {str(error)[:LONGEST_MESSAGE]}. Next: run the pack again") from None
-    errors = strange + _errors(receipt)
+    beside = {"log.file": receipt.log.file} | ({"fix.name": receipt.fix.name} if receipt.fix else {})
+    errors = [
+        f"{path}: {name[:40]!r} is no file beside it" for path, name in beside.items() if not files.is_bare_name(name)
+    ]
+    if not 1 <= receipt.repeats.agreeing <= receipt.repeats.of:
+        errors.append("repeats: agreeing lies between 1 and of")
     if errors:
         raise HarnessError(f"{where}: {'; '.join(errors)}. Next: run the pack again")
     return receipt
 
 
-def _strange_lanes(document: object) -> list[str]:
-    """Say which lanes a receipt names that are none, also where their records are not read."""
-    lanes = document.get("lanes") if isinstance(document, dict) else None
-    names = lanes if isinstance(lanes, dict) else {}
-    return [f"lanes: {name[:40]!r} is no lane" for name in names if name not in list(words.LaneName)]
-
-
-def _errors(receipt: Receipt) -> list[str]:
-    """Say which values have the right type and could be no runner's: readers build paths and dates from them."""
-    errors = [] if words.is_target(receipt.target) else [f"target: {receipt.target!r} is no target"]
-    beside = [("log.file", receipt.log.file)]
-    if receipt.fix is not None:
-        beside.append(("fix.name", receipt.fix.name))
-    for path, name in beside:
-        if not files.is_bare_name(name):
-            errors.append(f"{path}: {name[:40]!r} is no file beside the receipt")
-    if moment(receipt.started) is None:
-        errors.append(f"started: {receipt.started[:40]!r} is no date and time with its zone")
-    if not 1 <= receipt.repeats.agreeing <= receipt.repeats.of:
-        errors.append("repeats: agreeing lies between 1 and of")
-    numbers = [
-        ("seconds", receipt.seconds),
-        *((f"lanes.{name}.seconds", one.seconds) for name, one in receipt.lanes.items()),
-    ]
-    return errors + [f"{path}: {value} is negative" for path, value in numbers if value < 0]
+def _prepare(document: dict[str, Any], *, lanes: bool) -> None:
+    """Leave out of a receipt what is gone from its schema, and with `lanes` false its lanes, which are named right."""
+    for gone in [one for one in GONE if document.get(one, "") is None]:
+        del document[gone]
+    names = document.get("lanes")
+    if not lanes and isinstance(names, dict):
+        strange = [f"lanes: {name[:40]!r} is no lane" for name in names if name not in list(words.LaneName)]
+        if strange:
+            raise structure.StructureError(strange)
+        document["lanes"] = {}
 
 
 def moment(text: object) -> dt.datetime | None:

@@ -164,11 +164,6 @@ def at_first_sight(pack: Pack, target: str, evidence: str) -> Strength | None:
     return next((found for one in ways if (found := find(pack, target, one, FIRST_SIGHT))), None)
 
 
-def in_another_way(found: Strength, evidence: str) -> str:
-    """Name the evidence of a record in brackets where that is not the one that is spoken of."""
-    return "" if found.evidence == evidence else f" ({found.evidence})"
-
-
 def stale(pack: Pack, strength: Strength) -> list[str]:
     """Say why a record is STALE; nothing where it is fresh."""
     found = []
@@ -185,11 +180,6 @@ def stale(pack: Pack, strength: Strength) -> list[str]:
     if target is None or strength.evidence not in target.evidence:
         found.append(f"pack.toml lists no {strength.evidence} evidence for {strength.target}")
     return found
-
-
-def is_visibly_stale(pack: Pack, strength: Strength) -> bool:
-    """Whether a record is STALE for a reason that a bundle shows: a pack's own wrong fixes are no part of one."""
-    return not {judges.CHANGED, staleness.PATCH_CHANGED}.isdisjoint(stale(pack, strength))
 
 
 def nothing(pack: Pack) -> str:
@@ -219,28 +209,19 @@ def still_open(pack: Pack, first: Strength, covered: Iterable[str] = ()) -> list
     return [one for one in passed if one.name not in closed]
 
 
-def text(pack: Pack, target: str, evidence: str) -> str:
-    """Write the strength of a verdict for tables and reports; empty where none was measured.
+def summary(pack: Pack, target: str, evidence: str) -> str:
+    """Write how many wrong fixes were refused, such as ``38 of 40, 2026-11-21; 7 of 10 at first sight``.
 
-    ``strength: killed 38 of 40 wrong fixes (1 survived, 1 unjudged), 2026-11-21``, with STALE and why where it is, and
-    behind it ``; 7 of 10 at first sight, 2026-11-20``.
+    It says STALE where that is so for a reason that a bundle shows; a pack's own wrong fixes are no part of one.
     """
-    first, seen = at_first_sight(pack, target, evidence), ""
+    found, first = find(pack, target, evidence), at_first_sight(pack, target, evidence)
+    said = nothing(pack)
+    if found:
+        elsewhere = f" (+{found.whole.elsewhere} elsewhere)" if found.whole.elsewhere else ""
+        said = f"{found.whole.killed} of {found.whole.of}{elsewhere}, {found.date}"
+        said += f" at commit {found.measured_at[:12]}" if found.measured_at else ""
+        said += "" if {judges.CHANGED, staleness.PATCH_CHANGED}.isdisjoint(stale(pack, found)) else " STALE"
     if first:
-        way = in_another_way(first, evidence)
-        seen = f"{first.whole.killed} of {first.whole.of} at first sight{way}, {first.date}"
-    return "; ".join(part for part in (_recorded(pack, target, evidence), seen) if part)
-
-
-def _recorded(pack: Pack, target: str, evidence: str) -> str:
-    found = find(pack, target, evidence)
-    if found is None:
-        return ""
-    whole = found.whole
-    said = ((whole.survived, "survived"), (whole.unjudged, "unjudged"), (whole.elsewhere, NOT_RUN_HERE))
-    rest = [f"{number} {word}" for number, word in said if number]
-    besides = f" ({', '.join(rest)})" if rest else ""
-    why = stale(pack, found)
-    behind = f" by the checks of commit {found.measured_at[:12]}" if found.measured_at else ""
-    behind += f", STALE: {'; '.join(why)}" if why else ""
-    return f"strength: killed {whole.killed} of {whole.of} wrong fixes{besides}, {found.date}{behind}"
+        way = "" if first.evidence == evidence else f" ({first.evidence})"
+        said += f"; {first.whole.killed} of {first.whole.of} at first sight{way}"
+    return said

@@ -25,7 +25,6 @@ from harness.upstream.dependencies import DependencySet
 from harness.upstream.source import commit_of
 from harness.verdict.outcome import Outcome
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 #: A lane's own folders have random names under the cache.
 LANE_FOLDER = re.compile(r"\$CACHE/work/lane-[^/\s]+/content/(home|tmp|cwd)")
 LANE_NAMES = {"home": "$HOME", "tmp": "$TMP", "cwd": "$CWD"}
@@ -45,7 +44,7 @@ def scrubber(
 ) -> Scrubber:
     """Return the scrubber that knows the folders of a pack, a cache and trees, and which versions are no address."""
     own = {folder: f"$PACKS/{pack.name}" for folder in (pack.folder, pack.inputs) if folder is not None}
-    places = {REPOSITORY: "$REPOSITORY", **own, **cache.places, **trees}
+    places = {files.REPOSITORY: "$REPOSITORY", **own, **cache.places, **trees}
     versions = dependency_set.versions.values() if dependency_set else ()
     return redaction.of_host(places, (*versions, host.cudnn, host.nccl))
 
@@ -64,18 +63,8 @@ def scrubbed(scrub: Scrubber, what: str, record: LaneRecord) -> LaneRecord:
 def host_record(host: Host, gpus: tuple[Gpu, ...]) -> receipt.HostRecord:
     """Record a host, and of its GPUs those that lanes had."""
     records = (receipt.GpuRecord(gpu.name, ".".join(map(str, gpu.compute_capability))) for gpu in gpus)
-    return receipt.HostRecord(
-        python=host.python,
-        torch=host.torch or "",
-        triton=host.triton or "",
-        cuda=host.cuda,
-        driver=host.driver if gpus else "",
-        gpus=tuple(records),
-        system=host.system,
-        cudnn=host.cudnn,
-        nccl=host.nccl,
-        variables=host.variables,
-    )
+    found = asdict(host) | {"torch": host.torch or "", "triton": host.triton or "", "gpus": tuple(records)}
+    return receipt.HostRecord(**found | {"driver": host.driver if gpus else ""})
 
 
 def _as_lanes_saw_it(host: Host, members: DependencySet) -> Host:

@@ -30,14 +30,12 @@ from harness.receipt.receipt import Receipt
 from harness.report import links
 from harness.verdict import pack_verdict
 from harness.versions import timeline
-from harness.versions.timeline import RIGHT, WRONG, Entry, Period
+from harness.versions.timeline import RIGHT, WRONG, Entry, History, Period
 
 #: Of the OSV schema; the records use nothing that is newer.
 SCHEMA_VERSION = "1.7.0"
 #: Kinds of bug that no error and no warning tells the user of.
 SILENT = frozenset({Kind.WRONG_RESULT, Kind.SILENT_FALLBACK, Kind.PRECISION})
-#: Failed controls that a sentence names.
-MOST_NAMED = 3
 #: Digits of a commit that a sentence shows.
 SHOWN = 12
 #: The last paragraph of every record.
@@ -46,27 +44,6 @@ SCOPE = (
     "listed, also one between two that are, was not found affected, and may not have been judged at all: "
     "database_specific.judged has every one that was."
 )
-#: Times of a record, which are no part of what it says.
-TIMES = ("published", "modified")
-
-
-@dataclass(frozen=True)
-class History:
-    """What `runner.py versions --record` keeps of a target; `checks`: by which alone it judged, if not by all."""
-
-    schema: int
-    pack: str
-    target: str
-    evidence: Evidence
-    over: str
-    line: str
-    probe: str
-    python: str
-    torch: str
-    triton: str
-    command: str
-    rows: tuple[Entry, ...]
-    checks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -156,64 +133,45 @@ def known(pack: Pack) -> Known:
     return Known({version: tuple(by_version[version]) for version in sorted(by_version, key=Version)}, adjacent)
 
 
-def _since(found: Known, period: Period) -> str:
-    rows = found.rows
-    first = rows[period.first].label
+def _period(pack: Pack, found: Known, period: Period) -> dict[str, str]:
+    """Say where a stretch of wrong versions begins and ends, as exactly as the verdicts allow."""
+    labels, definition = [row.label for row in found.rows], pack.definition
+    first, last = labels[period.first], labels[period.last]
+    since, head = f"since {first}", definition.head
     if period.before is None:
-        return f"since {first} or earlier"
-    before = rows[period.before].label
-    if (before, first) in found.adjacent:
-        return f"since {first} ({before} is not affected)"
-    return f"since {first} or earlier, after {before}, which is not affected (not judged between them)"
-
-
-def _exact_fix(found: Known, period: Period) -> str:
-    """Return the version that ends a period, where the one before it is the last wrong one; else nothing."""
-    rows = found.rows
-    if period.after is None:
-        return ""
-    after = rows[period.after].label
-    return after if (rows[period.last].label, after) in found.adjacent else ""
-
-
-def _fixed(pack: Pack, found: Known, period: Period) -> str:
-    rows, definition = found.rows, pack.definition
-    last = rows[period.last].label
+        since += " or earlier"
+    elif (labels[period.before], first) not in found.adjacent:
+        since += f" or earlier, after {labels[period.before]}"
     if period.after is not None:
-        after = rows[period.after].label
-        return f"fixed in {after}" if _exact_fix(found, period) else f"fixed in {after} or earlier, after {last}"
-    if definition.fixed_in:
-        return f"fixed in {definition.fixed_in} (stated by the pack, not judged)"
-    head = definition.head
-    if head is not None and head.verdict == Verdict.FIXED_UPSTREAM:
-        return f"fixed on the default branch by {head.fixed_by[:SHOWN]}, in no release that was judged"
-    return f"not fixed in {last}"
+        fixed = f"fixed in {labels[period.after]}"
+        fixed += "" if (last, labels[period.after]) in found.adjacent else f" or earlier, after {last}"
+    elif definition.fixed_in:
+        fixed = f"fixed in {definition.fixed_in}, as the pack states"
+    elif head is not None and head.verdict == Verdict.FIXED_UPSTREAM:
+        fixed = f"fixed on the default branch by {head.fixed_by[:SHOWN]}, in no release that was judged"
+    else:
+        fixed = f"not fixed in {last}"
+    return {"first_affected": first, "last_affected": last, "since": since, "fixed": fixed}
 
 
-def _gives_way(one: Lane, lanes: list[Lane]) -> bool:
-    """Whether another lane on the same target is by no weaker evidence and no older test, and better in one of them."""
-    mine = (one.evidence.rank, bool(one.outdated))
-    others = [(two.evidence.rank, bool(two.outdated)) for two in lanes if two.target == one.target]
-    return any(rank <= mine[0] and outdated <= mine[1] and (rank, outdated) != mine for rank, outdated in others)
-
-
-def _why_not(lane: Lane) -> str:
-    if lane.verdict != LaneVerdict.CONTROL_FAILED:
-        return lane.reason or f"the lane ended in {lane.verdict}"
-    names = lane.reason.split(", ")
-    more = f" and {len(names) - MOST_NAMED} more" if len(names) > MOST_NAMED else ""
-    said = f" ({', '.join(names[:MOST_NAMED])}{more})" if lane.reason else ""
-    return f"checks that are right in every sound release fail{said}, so that nothing can be said of the bug"
+def _ranges(found: Known, stretches: list[Period]) -> list[dict[str, object]]:
+    """Write the range of each stretch whose end is known: from its last version to the next one, which is right."""
+    labels = [row.label for row in found.rows]
+    ends = [(labels[one.last], labels[one.after]) for one in stretches if one.after is not None]
+    return [
+        {"type": "ECOSYSTEM", "events": [{"introduced": last}, {"fixed": fixed}]}
+        for last, fixed in ends
+        if (last, fixed) in found.adjacent
+    ]
 
 
 def _judged(lanes: tuple[Lane, ...]) -> dict[str, object]:
     chosen = decisive(lanes)
     if chosen.verdict not in (WRONG, RIGHT):
-        return {"state": State.NOT_JUDGED.value, "evidence": [], "reason": _why_not(chosen)}
-    same = [one for one in lanes if one.verdict == chosen.verdict]
-    best = sorted((one for one in same if not _gives_way(one, same)), key=lambda one: (one.evidence.rank, one.target))
+        return {"state": State.NOT_JUDGED.value, "evidence": [], "reason": f"{chosen.verdict} {chosen.reason}".strip()}
+    same = sorted((one.evidence.rank, one.target, one.text) for one in lanes if one.verdict == chosen.verdict)
     state = State.AFFECTED if chosen.verdict == WRONG else State.UNAFFECTED
-    return {"state": state.value, "evidence": list(dict.fromkeys(one.text for one in best)), "reason": ""}
+    return {"state": state.value, "evidence": list(dict.fromkeys(text for _, _, text in same)), "reason": ""}
 
 
 def workaround(pack: Pack) -> str:
@@ -274,24 +232,13 @@ def document(pack: Pack) -> dict[str, Any] | None:
     if definition.kind == Kind.CLEANUP or not definition.advisory or not wrong:
         return None
     stretches, work = timeline.periods(rows), workaround(pack)
-    periods = [
-        {
-            "first_affected": rows[one.first].label,
-            "last_affected": rows[one.last].label,
-            "since": _since(found, one),
-            "fixed": _fixed(pack, found, one),
-        }
-        for one in stretches
-    ]
-    ends = [(rows[one.last].label, _exact_fix(found, one)) for one in stretches]
+    periods = [_period(pack, found, one) for one in stretches]
     package = str(canonicalize_name(definition.upstream.package))
     affected: dict[str, Any] = {
         "package": {"ecosystem": "PyPI", "name": package, "purl": f"pkg:pypi/{package}"},
         "versions": wrong,
     }
-    ranges = [
-        {"type": "ECOSYSTEM", "events": [{"introduced": last}, {"fixed": fixed}]} for last, fixed in ends if fixed
-    ]
+    ranges = _ranges(found, stretches)
     report = f"packs/{pack.name}/README.md"
     return {
         "schema_version": SCHEMA_VERSION,
@@ -344,13 +291,10 @@ def plans(packs: list[Pack], folder: Path, now: dt.datetime) -> list[Plan]:
         path = folder / f"{identity(pack)}.json"
         wanted.add(path.name)
         kept = _kept(path)
-        texts = {key: kept.pop(key, None) for key in TIMES}
-        if kept == one and all(isinstance(text, str) for text in texts.values()):
-            continue
-        published = texts["published"] if isinstance(texts["published"], str) else stamp
-        first = {key: one[key] for key in ("schema_version", "id")}
-        timed = {**first, "modified": stamp, "published": published, **one}
-        found.append(Plan(path, "differs from its pack" if path.exists() else "is missing", receipt.to_json(timed)))
+        times = {key: str(kept.get(key, stamp)) for key in ("modified", "published")}
+        if kept != times | one:
+            timed = dict.fromkeys(("schema_version", "id")) | times | {"modified": stamp} | one
+            found.append(Plan(path, "differs from its pack" if path.exists() else "is missing", receipt.to_json(timed)))
     gone = [path for path in sorted(folder.glob(f"{PREFIX}*.json")) if path.name not in wanted]
     return found + [Plan(path, "has no pack that proves a bug of a release", None) for path in gone]
 

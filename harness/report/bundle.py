@@ -39,7 +39,7 @@ def rerun(pack: Pack, receipts: list[Receipt]) -> str:
         package=upstream.package,
         version=upstream.version or upstream.date,
         repository=upstream.repository,
-        commit=upstream.marked_commit,
+        commit=upstream.commit or "unknown",
         verdicts="\n".join(verdicts),
         root=root,
         path="" if upstream.is_compiled else f"PYTHONPATH={root} ",
@@ -68,15 +68,10 @@ def members(pack: Pack) -> dict[str, bytes]:
     _refuse_stale(pack)
     best = receipt.strongest(receipt.load_all(pack.receipts))
     for one in best.values():
-        if one.upstream.origin != SourceKind.PINNED:
+        if one.upstream.origin != SourceKind.PINNED or one.target not in pack.definition.targets:
             raise HarnessError(
                 f"{pack.name}: {one.name} is a receipt of {one.upstream.version} ({one.upstream.origin}), and a bundle "
-                f"is about the pinned release. Next: runner.py run {pack.name}"
-            )
-        if one.target not in pack.definition.targets:
-            raise HarnessError(
-                f"{pack.name}: {one.name} is a receipt of a target that pack.toml does not list, and a bundle is about "
-                f"those that it lists. Next: list {one.target} in pack.toml"
+                f"is about the pinned release on the targets of pack.toml. Next: runner.py run {pack.name}"
             )
     receipts = [best[name] for name in pack.definition.targets if name in best]
     if not receipts:

@@ -59,16 +59,14 @@ def _zip_problems(data: bytes, opened: zipfile.ZipFile, infos: list[zipfile.ZipI
     folders = {str(folder) for name in names for folder in PurePosixPath(name).parents}
     yield from (f"{name} is a file and a folder" for name in names if name in folders)
     for info in infos:
-        if not NAME.fullmatch(info.filename) or len(info.filename) > LONGEST_NAME:
-            yield f"member {info.filename[:60]!r}: no name of a file in the pack's folder"
+        mode, packed = info.external_attr >> 16, (info.compress_type, info.flag_bits & 1)
+        plain = stat.S_IFMT(mode) in (0, stat.S_IFREG) and not mode & 0o111 and packed == (zipfile.ZIP_DEFLATED, 0)
+        if not plain or not NAME.fullmatch(info.filename) or len(info.filename) > LONGEST_NAME:
+            yield f"member {info.filename[:60]!r}: no plain file of the pack's folder"
         elif names.count(info.filename.casefold()) > 1:
             yield f"member {info.filename}: it stands there twice"
-        elif stat.S_IFMT(info.external_attr >> 16) not in (0, stat.S_IFREG):
-            yield f"member {info.filename}: it is no plain file"
-        elif info.external_attr >> 16 & 0o111:
-            yield f"member {info.filename}: it can be executed"
-        elif info.flag_bits & 1 or info.compress_type != zipfile.ZIP_DEFLATED or info.file_size > MOST_BYTES:
-            yield f"member {info.filename}: it is encrypted, packed in another way, or larger than {MOST_BYTES} bytes"
+        elif info.file_size > MOST_BYTES:
+            yield f"member {info.filename}: it is larger than {MOST_BYTES} bytes"
 
 
 def _receipt_errors(pack: Pack, path: Path) -> list[str]:

@@ -10,20 +10,18 @@ README.md, docs/nights.md and deploy/github have placeholders for the address. W
 from __future__ import annotations
 
 import functools
-import re
-from pathlib import Path
 
 import tomli
 
-REPOSITORY = Path(__file__).resolve().parents[2]
+from harness.core import files
+
 BRANCH = "main"
-PAGE = re.compile(r"https://[\w.:-]+(?:/[\w.~-]+)+")
 
 
 @functools.cache
 def repository_url() -> str:
     """Return the URL of this repository, without a slash at its end; empty while it has none."""
-    path = REPOSITORY / "pyproject.toml"
+    path = files.REPOSITORY / "pyproject.toml"
     if not path.exists():  # installed without its repository
         return ""
     tool = tomli.loads(path.read_text(encoding="utf-8")).get("tool", {})
@@ -38,17 +36,3 @@ def page(path: str) -> str:
 def to(path: str) -> str:
     """Link a file of this repository by its path in it."""
     return f"[{path}]({page(path)})" if page(path) else f"`{path}`"
-
-
-def named(text: str, path: str) -> str:
-    """Link a word to a file of this repository (or a heading in it); the word alone while there is no address."""
-    return f"[{text}]({page(path)})" if page(path) else text
-
-
-def commit(sha: str, url: str) -> str:
-    """Link a commit of a repository on the web; its first digits alone where `url` is no such repository's.
-
-    GitHub makes a link of these digits below a pull request. A URL with a user or a token in it is nobody's to read.
-    """
-    short, page = sha[:12], url.removesuffix("/").removesuffix(".git")
-    return f"[{short}]({page}/commit/{sha})" if PAGE.fullmatch(page) else short

@@ -5,11 +5,11 @@
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 from harness.core import files, markdown
 from harness.core.errors import HarnessError
+from harness.core.files import REPOSITORY
 from harness.core.words import ActionKind, Kind, LaneName
 from harness.pack import load
 from harness.pack.model import Pack
@@ -18,7 +18,6 @@ from harness.receipt.figures import figure_text
 from harness.report import advisories, parts, run_table
 from harness.report.run_table import RunRow
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 MARKS = "<!-- {name}: written by python -m harness.report.packs_table -->\n...<!-- end of {name} -->\n"
 #: The figure that the README opens with, and the sentence around it.
 FIRST = ("20_tilelang_reduce_barrier", "sm_90a.executed.json", "wrong_launches_sum")
@@ -31,8 +30,6 @@ SENTENCE = (
 #: The receipt of the run that README.md begins with.
 FIRST_RUN = ("17_liger_flce_saved_gradients", "cpu.interpreted.json")
 HEADER = ["pack", "what goes wrong", "release", "since", "default branch", "seen on", "what to do"]
-STARTS = re.compile(r"since (?P<version>\S+)(?P<earlier> or earlier)?")
-ENDS = re.compile(r"fixed in (?P<version>[^\s,]+)")
 
 
 def text(packs: list[Pack]) -> str:
@@ -100,9 +97,8 @@ def _period(pack: Pack) -> str:
     if document is None:
         return "-"
     period = document["database_specific"]["periods"][-1]
-    start, end = STARTS.match(period["since"]), ENDS.match(period["fixed"])
-    since = f"{start['version']}{start['earlier'] or ''}" if start else period["since"]
-    return f"{since}, fixed in {end['version']}" if end else since
+    since, fixed = (period[end].partition(",")[0] for end in ("since", "fixed"))
+    return f"{since.removeprefix('since ')}{f', {fixed}' if fixed.startswith('fixed in ') else ''}"
 
 
 def _head(pack: Pack) -> str:

@@ -1,7 +1,8 @@
-"""The parts of a report that the runner writes whole: script, diff, threads, environment, verdicts, mutation score."""
+"""The parts of a report that the runner writes whole: script, diff, threads, environment, verdicts."""
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 import shlex
@@ -28,7 +29,7 @@ CHANGED = re.compile(r"(?m)^(?:\+(?!\+\+ )|-(?!-- ))")
 #: Lines of a diff, added and removed, that stand in a report unfolded.
 MOST_INLINE = 25
 #: The parts that have no argument, each by the name of its method.
-WHOLE = ("script", "ending", "threads", "environment", "verdicts", "strength", "searched", "since")
+WHOLE = ("script", "ending", "threads", "environment", "verdicts", "searched", "since")
 HEAD, ASK = "head:", "ask:"
 NOT_JUDGED, NOT_YET = "not judged", "(output is not recorded yet)"
 #: How a script ended that prints no sentinel.
@@ -39,27 +40,25 @@ MOST_PRINTED = 30
 LOGGED = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d +\[TileLang:")
 #: What the words of the table say, for those of them that stand in it.
 LEGEND = {
-    Verdict.CONFIRMED: "CONFIRMED: the tree is wrong, and right with the patch.",
-    Verdict.REPRODUCED: "REPRODUCED: the tree is wrong; no patch was judged.",
-    Verdict.FIXED_UPSTREAM: "FIXED_UPSTREAM: the tree is right without the patch.",
-}
-#: The same where the pack is about a cleanup: neither tree is wrong.
-LEGEND_OF_CLEANUP = {
-    Verdict.CONFIRMED: "CONFIRMED: the tree has the code that the title names, and with the patch it has not.",
-    Verdict.REPRODUCED: "REPRODUCED: the tree has the code that the title names; no patch was judged.",
-    Verdict.FIXED_UPSTREAM: "FIXED_UPSTREAM: the tree does not have the code that the title names.",
+    Verdict.CONFIRMED: "CONFIRMED: the tree has {}, and with the patch it does not.",
+    Verdict.REPRODUCED: "REPRODUCED: the tree has {}; no patch was judged.",
+    Verdict.FIXED_UPSTREAM: "FIXED_UPSTREAM: the tree does not have {}.",
 }
 #: What the verdicts on a tree without the patch say.
 WRONG = (Verdict.CONFIRMED, Verdict.REPRODUCED)
-
 #: How a list of trees of which that was said begins.
-HEADINGS = {"has the bug": "Same bug", "has the code": "Same code", "is right": "Right", "": "Judged"}
+HEADINGS = {
+    "has the bug": "Same bug",
+    "has the code": "Same code",
+    "is right": "Right",
+    "": "Judged",
+    NOT_JUDGED: "Not judged",
+}
 
 
 def said_of_tree(verdict: Verdict, kind: Kind) -> str:
     """Say what a tree was seen to be without the patch; empty where that was not seen."""
-    what = "the code" if kind == Kind.CLEANUP else "the bug"
-    return f"has {what}" if verdict in WRONG else "is right" if verdict == Verdict.FIXED_UPSTREAM else ""
+    return f"has {kind.what}" if verdict in WRONG else "is right" if verdict == Verdict.FIXED_UPSTREAM else ""
 
 
 class MissingError(LookupError):
@@ -182,34 +181,28 @@ class Parts:
         return f"- [{name}]({one.url}) ({one.state}, {one.date}): {one.says}"
 
     def environment(self) -> str:
-        """Write what was judged where: the tree of the output that is shown first, then the release and the head."""
-        definition, targets = self.pack.definition, self._targets()
-        asked = [self.receipts[f"{ASK}{name}"] for name in targets if f"{ASK}{name}" in self.receipts]
+        """Write what was judged where: the tree that upstream is asked about, the release and the default branch."""
+        definition, targets, shown = self.pack.definition, self._targets(), self._shown()
+        asked = [ASK] if shown and shown in [self.receipts.get(f"{ASK}{name}") for name in targets] else []
         trees: dict[str, list[Receipt]] = defaultdict(list)
-        for one in (*(asked if self._shown() in asked else ()), *(self.receipts[name] for name in targets)):
-            trees[self._tree(one.upstream.version)].append(one)
+        for prefix, target in itertools.product((*asked, "", HEAD), targets):
+            if one := self.receipts.get(f"{prefix}{target}"):
+                trees[self._tree(one.upstream.version)].append(one)
         others: dict[str, list[str]] = defaultdict(list)
         first, told = "", set[str]()
         for tree, receipts in trees.items():
-            hosts = [_host(one, with_torch=bool(definition.requires.torch)) for one in receipts]
-            new = "; ".join(host for host in dict.fromkeys(hosts) if host not in told)
+            said = {said_of_tree(one.verdict, definition.kind) for one in receipts}
+            hosts = dict.fromkeys(_host(one, with_torch=bool(definition.requires.torch)) for one in receipts)
+            new = "; ".join(host for host in hosts if host not in told)
             told |= set(hosts)
+            named = f"{tree} ({new})" if new else tree
             if first:
-                others[self._said(receipts)].append(f"{tree} ({new})" if new else tree)
-            else:
-                first = f"{definition.upstream.package} {tree}; {new}."
+                others[said.pop() if len(said) == 1 else ""].append(named)
+            first = first or f"{definition.upstream.package} {named}."
         head = definition.head
         if head is not None and not any(head.commit[:12] in tree for tree in trees):
-            judged = [one for name, one in self.receipts.items() if name.startswith(HEAD)]
-            others[self._said(judged)].append(f"default branch at {head.commit[:12]} of {head.date}")
-        return " ".join([first, *(f"{said}: {'; '.join(names)}." for said, names in others.items())])
-
-    def _said(self, receipts: list[Receipt]) -> str:
-        """Say what another tree was seen to be."""
-        seen = {said_of_tree(one.verdict, self.pack.definition.kind) for one in receipts}
-        if not seen:
-            return "Not judged"
-        return HEADINGS[seen.pop()] if len(seen) == 1 else "Judged"
+            others[NOT_JUDGED].append(f"default branch at {head.commit[:12]} of {head.date}")
+        return " ".join([first, *(f"{HEADINGS[said]}: {'; '.join(names)}." for said, names in others.items())])
 
     def _tree(self, version: str) -> str:
         """Name a tree: a release, or a commit by its first digits and its date."""
@@ -250,20 +243,7 @@ class Parts:
     def _row(self, target: str, prefixes: list[str]) -> list[str]:
         one = self.receipts[target]
         cells = [self._cell(self.receipts.get(prefix + target), one.evidence) for prefix in prefixes]
-        found, said = strength.find(self.pack, target, one.evidence), strength.nothing(self.pack)
-        if found is not None:
-            more = f" (+{found.whole.elsewhere} elsewhere)" if found.whole.elsewhere else ""
-            stale = " STALE" if strength.is_visibly_stale(self.pack, found) else ""
-            said = f"{found.whole.killed}/{found.whole.of}{more}, {found.date}{stale}"
-        mutants = "; ".join(filter(None, (said, self._first_sight(target, one.evidence))))
-        return [target, one.evidence, one.host.gpu or "CPU", *cells, mutants]
-
-    def _first_sight(self, target: str, evidence: Evidence) -> str:
-        """Return ``7/10 at first sight``: of wrong fixes that the probe had not met; empty where there are none."""
-        found = strength.at_first_sight(self.pack, target, evidence)
-        if found is None:
-            return ""
-        return f"{found.whole.killed}/{found.whole.of} at first sight{strength.in_another_way(found, evidence)}"
+        return [target, one.evidence, one.host.gpu or "CPU", *cells, strength.summary(self.pack, target, one.evidence)]
 
     def _cell(self, one: Receipt | None, of_row: Evidence) -> str:
         """Write a verdict, with its evidence where that is not the row's."""
@@ -277,8 +257,7 @@ class Parts:
         """Write what the table's words say, and what else was run."""
         definition = self.pack.definition
         seen = {one.verdict for one in self.receipts.values()}
-        legend = LEGEND_OF_CLEANUP if definition.kind == Kind.CLEANUP else LEGEND
-        lines = [text for verdict, text in legend.items() if verdict in seen]
+        lines = [text.format(definition.kind.what) for verdict, text in LEGEND.items() if verdict in seen]
         lines += [f"Fixed in {definition.upstream.package} {definition.fixed_in}."] if definition.fixed_in else []
         head = definition.head
         if head is not None and head.fixed_by:
@@ -288,21 +267,6 @@ class Parts:
             lines += _suite(suite)
             lines += ["The counts are STALE."] if suite_receipt.reasons(self.pack, suite) else []
         return [" ".join(lines)] if lines else []
-
-    def strength(self) -> str:
-        """Say how many mutants the checks refused, target by target."""
-        measured = []
-        for target in self.pack.definition.targets:
-            one = self.receipts.get(target)
-            found = strength.find(self.pack, target, one.evidence) if one else None
-            if one is not None and found is not None:
-                whole = found.whole
-                more = f" ({whole.elsewhere} {strength.NOT_RUN_HERE})" if whole.elsewhere else ""
-                stale = ", STALE" if strength.is_visibly_stale(self.pack, found) else ""
-                killed = f"{whole.killed} of {whole.of} mutants refused{more}, {found.date}{stale}"
-                parts = filter(None, (killed, self._first_sight(target, one.evidence)))
-                measured.append(f"{target} ({one.evidence}): {', '.join(parts)}")
-        return f"Mutation score: {'; '.join(measured) or strength.nothing(self.pack)}."
 
     def searched(self) -> str:
         """Say when, and for which words, upstream's threads were searched."""

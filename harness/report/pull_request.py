@@ -17,14 +17,12 @@ from harness.core import git
 from harness.core.errors import HarnessError
 from harness.pack.model import Pack
 from harness.upstream import patch
-from harness.upstream.patch import NO_BLOB, PatchedFile
+from harness.upstream.patch import NO_BLOB
 
 #: What would make git work elsewhere than in the checkout.
 ELSEWHERE = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_NAMESPACE"}
-UNFINISHED = ("MERGE_HEAD", "CHERRY_PICK_HEAD", "REVERT_HEAD", "BISECT_LOG", "rebase-merge", "rebase-apply")
 #: A patch applies where its lines are, byte for byte, whatever the user's configuration says of whitespace.
 EXACTLY = ("-c", "apply.whitespace=nowarn", "-c", "apply.ignoreWhitespace=no")
-GITHUB = re.compile(r"github\.com[/:](?P<project>[\w.-]+/[\w.-]+?)(?:\.git)?/?$", re.IGNORECASE)
 TAIL_LINES = 12
 
 
@@ -66,75 +64,46 @@ def make(pack: Pack, folder: Path) -> list[str]:
     fix = pack.ask_patch or pack.patch
     if not pack.definition.has_patch or not fix.exists():
         raise HarnessError(f"{pack.name}: it has no patch. Next: runner.py report {pack.name}")
-    test = pack.upstream_test_patch
-    chosen = [fix, *([test] if test.exists() else [])]
     branch = "fix-" + pack.name.partition("_")[2].replace("_", "-")
-    folder = folder.resolve()
-    _require_whole(folder, branch)
-    listed = [(path, list(patch.parse(path.read_text(encoding="utf-8")))) for path in chosen]
-    exact = [one for path, files in listed for one in _fitting(folder, path, files)]
-    message = _message(fix.read_text(encoding="utf-8"))
-    touched = list(dict.fromkeys(one.path for _, files in listed for one in files))
+    folder, message = folder.resolve(), _message(fix.read_text(encoding="utf-8"))
+    _require_clean(folder)
     with _branch(folder, branch):
-        for path in chosen:
-            _answer(folder, *EXACTLY, "apply", "--index", str(path.resolve()))
-        for one in exact:  # what git did is what the patches say, where the files were as they say before
-            found = _git(folder, "rev-parse", "--verify", "--quiet", f":{one.path}").stdout.strip()
-            if (found or NO_BLOB) != one.after:
-                raise HarnessError(f"{one.path} is not what the patch's index line says after applying it")
+        for path in (one for one in (fix, pack.upstream_test_patch) if one.exists()):
+            _apply(folder, path)
         _commit(folder, message)
-        committed = _answer(folder, "diff-tree", "--no-commit-id", "--name-only", "-r", "HEAD").splitlines()
-        if sorted(committed) != sorted(touched):
-            raise HarnessError(f"the commit changes {', '.join(committed)}, the patches {', '.join(touched)}")
     commit, author = _answer(folder, "rev-parse", "HEAD"), _answer(folder, "show", "--no-patch", "--format=%an <%ae>")
     return [
         f"branch {branch}, commit {commit[:12]} by {author}",
         _answer(folder, "show", "--stat", "--format=%s", "HEAD"),
-        "left to you, when you have read the commit:",
-        *_left(folder, pack, branch),
+        f"left to you, when you have read the commit: git push YOUR-FORK {branch}, and gh pr create --draft --fill",
     ]
 
 
-def _require_whole(folder: Path, branch: str) -> None:
-    """Refuse what is no checkout, has changes or something unfinished in it, or has the branch already."""
+def _require_clean(folder: Path) -> None:
+    """Refuse what is no checkout, or has changes in it; below its top git would leave out files without a word."""
     top = _git(folder, "rev-parse", "--show-toplevel") if folder.is_dir() else None
     if top is None or top.returncode != 0 or Path(top.stdout.rstrip("\n")).resolve() != folder:
         raise HarnessError(f"--pr {folder}: not the top of a git checkout. Next: git clone the upstream")
-    if _git(folder, "rev-parse", "--verify", "--quiet", "HEAD^{commit}").returncode != 0:
-        raise HarnessError(f"--pr {folder}: it has no commit. Next: git clone the upstream")
-    for unfinished in UNFINISHED:
-        if (folder / _answer(folder, "rev-parse", "--git-path", unfinished)).exists():
-            raise HarnessError(f"--pr {folder}: {unfinished} says that something is unfinished. Next: git status")
     changed = _answer(folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=none")
     if changed:
-        first = changed.splitlines()[0][3:]
-        raise HarnessError(f"--pr {folder}: it has changes ({first}). Next: git stash")
-    if _git(folder, "show-ref", "--verify", "--quiet", f"refs/heads/{branch}").returncode == 0:
-        raise HarnessError(f"--pr {folder}: it has a branch {branch}. Next: git branch -m {branch} another")
+        raise HarnessError(f"--pr {folder}: it has changes ({changed.splitlines()[0][3:]}). Next: git stash")
 
 
-def _fitting(folder: Path, path: Path, files: list[PatchedFile]) -> list[PatchedFile]:
-    """Return the files of a patch that are, here, what its index lines say; refuse a base that it does not fit.
-
-    Where a file has changed since, the patch still has to find each of its lines where it says they are.
-    """
-    if not files:
-        raise HarnessError(f"{path.name} names no file. Next: runner.py check")
-    missing = [one.path for one in files if one.before != NO_BLOB and not _blob(folder, one.path)]
-    if missing:
-        raise HarnessError(
-            f"--pr {folder}: no clone of that upstream, or at a commit of another time: it lacks "
-            f"{missing[0]}, which {path.name} changes. Next: git switch its default branch"
-        )
-    tried = _git(folder, *EXACTLY, "apply", "--check", "--verbose", "--index", str(path.resolve()))
-    moved = [line.strip() for line in tried.stderr.splitlines() if "offset" in line or "fuzz" in line]
-    if tried.returncode != 0 or moved:
-        why = moved[0] if moved else _complaint(folder, path, tried.stderr)
+def _apply(folder: Path, path: Path) -> None:
+    """Apply a patch where each of its lines is where it says, and hold the files to what its index lines say."""
+    listed = patch.parse(path.read_text(encoding="utf-8"))
+    exact = [one for one in listed if one.after and _blob(folder, one.path) == one.before]
+    applied = _git(folder, *EXACTLY, "apply", "--verbose", "--index", str(path.resolve()))
+    moved = [line.strip() for line in applied.stderr.splitlines() if "offset" in line or "fuzz" in line]
+    if applied.returncode != 0 or moved:
+        why = moved[0] if moved else _complaint(folder, path, applied.stderr)
         raise HarnessError(
             f"{path.name} does not fit the checkout's commit exactly: {why}. Next: git switch --detach to the commit "
             "that the pack's report names"
         )
-    return [one for one in files if one.after and _blob(folder, one.path) == one.before.replace(NO_BLOB, "")]
+    for one in exact:
+        if _blob(folder, one.path) != one.after:
+            raise HarnessError(f"{one.path} is not what the patch's index line says after applying it")
 
 
 def _complaint(folder: Path, path: Path, said: str) -> str:
@@ -145,9 +114,8 @@ def _complaint(folder: Path, path: Path, said: str) -> str:
 
 
 def _blob(folder: Path, path: str) -> str:
-    """Return the blob of a file in HEAD; empty where there is none."""
-    found = _git(folder, "rev-parse", "--verify", "--quiet", f"HEAD:{path}")
-    return found.stdout.strip() if found.returncode == 0 else ""
+    """Return the blob of a file in the index."""
+    return _git(folder, "rev-parse", "--verify", "--quiet", f":{path}").stdout.strip() or NO_BLOB
 
 
 @contextmanager
@@ -168,30 +136,7 @@ def _branch(folder: Path, branch: str) -> Iterator[None]:
 
 def _commit(folder: Path, message: str) -> None:
     """Commit with the user's own identity and hooks."""
-    if _git(folder, "var", "GIT_AUTHOR_IDENT").returncode != 0:
-        raise HarnessError("git does not know who you are. Next: git config user.name and user.email")
     ended = _git(folder, "commit", "--quiet", "--no-signoff", "--cleanup=whitespace", f"--message={message}")
     if ended.returncode != 0:
         said = _tail(ended.stderr + ended.stdout)
-        raise HarnessError(
-            f"git, or a hook of the checkout, refused the commit; the checkout is as it was. It said: {said}\nNext: "
-            "see to what it asks for, and call this again"
-        )
-
-
-def _left(folder: Path, pack: Pack, branch: str) -> tuple[str, str]:
-    asked, upstream = pack.definition.ask, pack.definition.upstream
-    origin = asked.origin.removeprefix("git+").rpartition("@")[0] if asked else ""
-    project = _project_of(origin or upstream.repository)
-    remotes = _answer(folder, "remote").splitlines()
-    urls = {remote: _git(folder, "remote", "get-url", "--", remote).stdout.strip() for remote in remotes}
-    forks = [remote for remote, url in urls.items() if not project or _project_of(url).lower() != project.lower()]
-    push = f"git -C {folder} push --set-upstream {forks[0] if forks else 'YOUR-FORK'} {branch}"
-    where = f" --repo {project}" if project else ""
-    return f"  {push}", f"  (cd {folder} && gh pr create{where} --draft --fill)"
-
-
-def _project_of(url: str) -> str:
-    """Return OWNER/NAME of a project on GitHub; empty where a URL is of none."""
-    match = GITHUB.search(url)
-    return match["project"] if match else ""
+        raise HarnessError(f"git, or a hook of the checkout, refused the commit; the checkout is as it was: {said}")

@@ -6,7 +6,6 @@ It cannot show that a run took place.
 from __future__ import annotations
 
 import datetime as dt
-import re
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 
@@ -16,15 +15,12 @@ from harness.core.words import Evidence, LaneName, LaneVerdict, Verdict
 from harness.host.host import python_tag
 from harness.lane import results, script
 from harness.lane.record import LaneRecord
-from harness.pack import load
 from harness.pack.model import Pack
 from harness.receipt.receipt import Receipt
 from harness.upstream import dependencies, patch
 from harness.upstream.patch import PatchedFile
 from harness.verdict import lane_verdict, pack_verdict
 
-#: How a command begins: in a clone, and where the runner is installed.
-RUNNERS = (["runner.py"], ["reproducer-packs"])
 #: What a log says where it is not whole.
 LEFT_OUT = " bytes are left out here ...]"
 #: Verdicts that no two lanes give.
@@ -144,8 +140,6 @@ def _about_pack(one: Receipt, pack: Pack, folder: str) -> Iterator[str]:
         yield f"fix: {one.fix.name[:40]} is no patch of the pack for that tree"
     if one.age > dt.datetime.now(dt.UTC) + dt.timedelta(days=1):
         yield f"started: {one.started} is in the future"
-    if one.seconds + 0.01 < sum(lane.seconds for lane in one.lanes.values()):  # both are rounded
-        yield "seconds: less than its lanes took"
     pristine = one.lanes.get(LaneName.PRISTINE)
     if pristine and pristine.tree != one.upstream.sha256:
         yield "lanes: the pristine lane ran on another tree than upstream.sha256"
@@ -159,16 +153,6 @@ def _patches_for(pack: Pack, folder: str) -> set[str]:
     if folder == "head":
         return {pack.patch.name, pack.own_head_patch.name}
     return {pack.patch_for(upstream.commit if upstream.is_commit else "").name}
-
-
-def _command_errors(one: Receipt, pack: Pack) -> Iterator[str]:
-    """Say that a command which names packs or a target names others."""
-    words = one.command.split()
-    named = {word for word in words if re.fullmatch(r"\d+(?:_\w+)?", word)}
-    target = words[words.index("--target") + 1 :][:1] if "--target" in words else ["all"]
-    others = bool(named) and not any(load.matches(pack.name, word) for word in named)
-    if others or words[:1] not in RUNNERS or target[0] not in (one.target, "all", "auto"):
-        yield f"command: {one.command[:80]!r} does not run this pack on {one.target}"
 
 
 def _log_errors(one: Receipt, log: bytes) -> Iterator[str]:
@@ -199,8 +183,7 @@ def errors(pack: Pack, path: Path, one: Receipt, *, is_fresh: bool) -> list[str]
         return [f"its log {one.log.file} is missing or has another hash"]
     if not is_fresh:
         return []
-    found = [*_about_pack(one, pack, path.parent.name), *_command_errors(one, pack)]
-    found += _log_errors(one, data)
+    found = [*_about_pack(one, pack, path.parent.name), *_log_errors(one, data)]
     found += [*_verdict_errors(one, pack), *_module_errors(one, pack), *_host_errors(one, pack)]
     found += [f"{name} lane: {error}" for name, lane in one.lanes.items() for error in _lane_errors(lane)]
     if pack.contract.exists():

@@ -31,25 +31,8 @@ CHECKED = "## How this was checked"
 #: What is filed where the action is at another upstream: a title, and a quoted text.
 QUESTION = re.compile(r"(?m)^## The question to .+\n\nTitle: (?P<title>.+)\n\n(?P<text>(?:>.*\n?)+)")
 MOST_WORDS, MOST_THREADS = 300, 3
-#: The order of the part for upstream: a report that has the first has them all.
-ORDER = (
-    "{{script}}",
-    "**Cause.**",
-    "**Fix.**",
-    "**Related.**",
-    "{{threads}}",
-    "**Environment.**",
-    "{{environment}}",
-    "**Not tested.**",
-)
 FENCE = re.compile(r"(?ms)^(`{3,}|~{3,})[^\n]*\n.*?^\1[ \t]*$")
 TARGET_OF_LINK = re.compile(r"\]\([^)]*\)")
-RELATIVE_IMAGE = re.compile(r"!\[[^\]]*\]\((?!https://)[^)]*\)|<img\b[^>]*\bsrc=[\"']?(?!https://)[^>]*>")
-#: What a value looks like that was printed by a program and not by a person.
-LONG_FRACTION = re.compile(r"\b\d+\.\d{9,}")
-RAW_MAPPING = re.compile(r"\{['\"][^{}`]*['\"]: ")
-#: ``18 sites of 27 sites``: two figures with their units, one after the other.
-UNIT_TWICE = re.compile(r"\b\d[\d.,]* ([A-Za-z/]+) of \d[\d.,]* \1\b")
 #: Words of this repository, which no text for upstream holds but as code.
 OWN_WORDS = re.compile(
     rf"\b(?:{'|'.join(sorted({*LaneVerdict, *Verdict} - {'ERROR', 'UNSUPPORTED'}))})\b"
@@ -225,29 +208,15 @@ def errors(pack: Pack) -> Iterator[str]:
         return  # told with the receipts
     try:
         text = render(pack)
-    except HarnessError:
-        yield from _unfilled(pack, template)
+    except HarnessError as error:
+        yield str(error).removeprefix(f"{pack.name}/").removesuffix(f". Next: runner.py check {pack.name}")
         with suppress(HarnessError):  # what else is wrong with it, where the output alone is missing
-            yield from (f"{pack.report.name}: {error}" for error in text_errors(render(pack, is_draft=True)))
+            yield from (f"{pack.report.name}: {one}" for one in text_errors(render(pack, is_draft=True)))
         return
     yield from (f"{pack.report.name}: {error}" for error in text_errors(text))
-    again = f"Next: runner.py report {pack.name} --write"
-    if not pack.report.exists():
-        yield f"{pack.report.name}: missing. {again}"
-    elif pack.report.read_text(encoding="utf-8") != text:
+    if not pack.report.exists() or pack.report.read_text(encoding="utf-8") != text:
+        again = f"Next: runner.py report {pack.name} --write"
         yield f"{pack.report.name}: not what {name} renders to from the receipts. {again}"
-
-
-def _unfilled(pack: Pack, template: str) -> Iterator[str]:
-    try:
-        receipts = receipts_of(pack)
-    except HarnessError:
-        return  # told with the receipts
-    for match in PLACEHOLDER.finditer(template):
-        try:
-            value(Parts(pack, receipts), match["form"], match["rest"])
-        except (MissingError, HarnessError) as error:
-            yield f"{pack.report_template.name}: {error}"
 
 
 def form_errors(pack: Pack, template: str) -> Iterator[str]:
@@ -257,29 +226,17 @@ def form_errors(pack: Pack, template: str) -> Iterator[str]:
         yield "its first line is not '# ' and the title of pack.toml"
     if pack.definition.action is None:
         yield "pack.toml has no [action] that says what is to be done with it"
-    upstream, line, below = template.partition(LINE)
+    _, line, below = template.partition(LINE)
     if not line or CHECKED not in below:
         yield f"it has no line '---' with {CHECKED!r} below"
-    places = [(upstream.find(part), part) for part in ORDER]
-    yield from (f"{part} is missing above the line" for place, part in places if place < 0)
-    there = [place for place, _ in places if place >= 0]
-    if there != sorted(there):
-        yield f"its parts stand in another order than {', '.join(ORDER)}"
     if len(pack.definition.threads) > MOST_THREADS:
         yield f"pack.toml has {len(pack.definition.threads)} [[threads]], more than {MOST_THREADS}"
 
 
 def text_errors(text: str) -> Iterator[str]:
-    """Name what is too long for a maintainer, what leads nowhere from his page, and what no person would write."""
+    """Name what is too long for a maintainer, and words that he does not know."""
     for part, place in {for_upstream(text): "in the question", above_line(text): "above the line"}.items():
         yield from _length_errors(TARGET_OF_LINK.sub("]", FENCE.sub("", part)), place)
-    for match in RELATIVE_IMAGE.finditer(text):
-        yield f"{match[0]!r}: an image that is not on the web; drop it, or upload it"
-    prose = FENCE.sub("", text)
-    for pattern, what in ((LONG_FRACTION, "a number with every digit"), (RAW_MAPPING, "a raw mapping")):
-        yield from (f"{match[0]!r}: {what}" for match in pattern.finditer(prose))
-    for match in UNIT_TWICE.finditer(prose):
-        yield f"{match[0]!r}: the unit stands there twice; {{{{number:TARGET:NAME}}}} is a figure without it"
 
 
 def _length_errors(words: str, place: str) -> Iterator[str]:

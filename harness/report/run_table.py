@@ -9,33 +9,27 @@ from pathlib import Path
 
 from rich.table import Table
 
-from harness.core.errors import HarnessError
 from harness.core.terminal import rendered
-from harness.core.words import NO_EXPECTATION, Kind, LaneVerdict, Verdict
-from harness.pack.model import Pack
-from harness.receipt import figures, receipt
+from harness.core.words import NO_EXPECTATION, Kind, Verdict
+from harness.receipt import figures
 from harness.verdict.outcome import Outcome, deviation
-from harness.verdict.pack_verdict import PRISTINE
 
 #: Verdicts that need no reason beside them.
 PLAIN = {Verdict.CONFIRMED, Verdict.REPRODUCED, Verdict.VALIDATED, Verdict.FIXED_UPSTREAM}
 SENTENCES = {
-    Verdict.CONFIRMED: "{tree} has the bug on {target}; with the patch it is right.",
-    Verdict.REPRODUCED: "{tree} has the bug on {target}; no patch was judged.",
+    Verdict.CONFIRMED: "{tree} has {what} on {target}; with the patch it is right.",
+    Verdict.REPRODUCED: "{tree} has {what} on {target}; no patch was judged.",
     Verdict.VALIDATED: "{tree} with the patch is right on {target}.",
-    Verdict.FIXED_UPSTREAM: "{tree} does not have the bug on {target}.",
-    Verdict.FIX_INEFFECTIVE: "{tree} has the bug on {target}, with the patch, too.",
+    Verdict.FIXED_UPSTREAM: "{tree} does not have {what} on {target}.",
+    Verdict.FIX_INEFFECTIVE: "{tree} has {what} on {target}, with the patch, too.",
     Verdict.FIX_INCOMPLETE: "{tree} on {target}: a fix is there, and checks of the contract are still wrong.",
-    Verdict.PATCH_STALE: "{tree} has the bug on {target}; the patch does not apply to it.",
+    Verdict.PATCH_STALE: "{tree} has {what} on {target}; the patch does not apply to it.",
 }
 
 
 @dataclass(frozen=True)
 class RunRow:
-    """One pack on one target; `expectation` says so where pack.toml expects nothing of it; `ranks` are a receipt's.
-
-    `words` say what a verdict means for this pack, where its name alone says something else.
-    """
+    """One pack on one target; `expectation` says so where pack.toml expects nothing of it; `ranks` are a receipt's."""
 
     pack: str
     kind: str
@@ -52,7 +46,6 @@ class RunRow:
     logs: tuple[str, ...] = ()
     expectation: str = ""
     ranks: int = 1
-    words: str = ""
     tree: str = ""
 
 
@@ -76,27 +69,8 @@ def row(outcome: Outcome, written: Path | None, logs: tuple[Path, ...] = ()) -> 
         logs=tuple(str(log) for log in logs),
         expectation="" if cell.is_listed else NO_EXPECTATION,
         ranks=cell.stated.ranks,
-        words=_words(outcome),
         tree=f"{definition.upstream.package} {outcome.version}".strip(),
     )
-
-
-def _words(outcome: Outcome) -> str:
-    """Say what a verdict means of a pack that nobody has seen to fail; else nothing."""
-    cell, verdict = outcome.cell, outcome.judgement.verdict
-    definition = cell.pack.definition
-    if verdict == Verdict.FIXED_UPSTREAM and cell.source.is_pinned and not _has_failed(cell.pack):
-        return f"does not fail on {definition.upstream.package} {definition.upstream.pin}"
-    return ""
-
-
-def _has_failed(pack: Pack) -> bool:
-    """Whether a receipt of the pack's own records its bug; true as well where one cannot be read."""
-    try:
-        found = receipt.load_all(pack.receipts, lanes=False)
-    except HarnessError:
-        return True
-    return any(PRISTINE.get(one.verdict) == LaneVerdict.BUG_REPRODUCED for one in found)
 
 
 def as_json(rows: list[RunRow]) -> str:
@@ -109,8 +83,7 @@ def as_text(rows: list[RunRow]) -> str:
     remarks = [f"{one.pack} {one.target}: {line}" for one in rows for line in _remarks(one)]
     table = Table("pack", "kind", "target", "evidence", "unpatched", "patched", "verdict", "figure", box=None)
     for one in rows:
-        shown = one.words or one.verdict
-        verdict = f"{shown} ({one.expectation})" if one.expectation else shown
+        verdict = f"{one.verdict} ({one.expectation})" if one.expectation else one.verdict
         cells = (one.pack, one.kind, one.target, one.evidence, one.pristine, one.patched, verdict, one.figure)
         table.add_row(*(cell or "-" for cell in cells))
     return rendered([*remarks, _sentence(rows), table])
@@ -123,15 +96,12 @@ def _sentence(rows: list[RunRow]) -> str:
         expected = sum(not one.deviation for one in rows)
         return f"{expected} of {len(rows)} as expected: {', '.join(f'{n} {word}' for word, n in counted.items())}."
     one = rows[0]
-    known = SENTENCES if one.kind != Kind.CLEANUP else {}  # which is no bug
-    said = known.get(Verdict(one.verdict), "{verdict} on {target}.")
-    return said.format(tree=one.tree or one.pack, target=one.target, verdict=one.verdict)
+    said = SENTENCES.get(Verdict(one.verdict), "{verdict} on {target}.")
+    return said.format(tree=one.tree or one.pack, target=one.target, verdict=one.verdict, what=Kind(one.kind).what)
 
 
 def _remarks(one: RunRow) -> list[str]:
     remarks = []
-    if one.words:
-        remarks.append(f"{one.words}; no receipt of this pack records that it ever failed")
     if one.reason and one.verdict not in PLAIN:
         remarks.append(one.reason)
     if one.expectation:

@@ -23,7 +23,7 @@ from harness.report import advisories, receipt_check, report
 from harness.suites import receipt as suite_receipt
 from harness.upstream import patch, tree
 from harness.upstream.patch import PatchedFile
-from harness.upstream.source import of_git, parse_source
+from harness.upstream.source import Source, of_git, pinned
 from harness.upstream.tree import Tree
 
 SOURCE_FOLDERS_REFUSED = re.compile(r"(?:^|/)(?:tests?|docs?|\.github)/")
@@ -51,8 +51,8 @@ class Checker:
         every, errors = self._receipts()
         own = [one for path, one in every.items() if path.parent == self.pack.receipts]
         asked = [one for path, one in every.items() if path.parent == self.pack.receipts / "ask"]
-        errors += self._probe(own) + self._patch_text() + self._patch_on_tree() + [*report.errors(self.pack)]
-        errors += self._other_patches() + self._ask_checks([*every.values()]) + self._workaround()
+        errors += self._probe() + self._patch_text() + self._patch_on_tree() + [*report.errors(self.pack)]
+        errors += self._ask_checks([*every.values()]) + self._workaround()
         wrong, warnings = wrong_fixes.errors(self.pack, self._pristine())
         found = [Finding(self.pack.name, text) for text in (*errors, *wrong)] + self._without_receipt(own)
         found += self._stale(own)
@@ -62,7 +62,7 @@ class Checker:
     def _pristine(self) -> Tree | None:
         """Return the pinned tree; None where it cannot be had."""
         try:
-            return tree.materialize(self.cache, self.pack.definition.upstream, parse_source(None, self.pack.definition))
+            return tree.materialize(self.cache, self.pack.definition.upstream, pinned(self.pack.definition))
         except HarnessError:
             return None
 
@@ -93,17 +93,21 @@ class Checker:
 
     def _ask_on_tree(self) -> list[Finding]:
         """Say why the patch does not apply to the tree that [ask] names."""
-        asked, path, upstream = self.pack.definition.ask, self.pack.ask_patch, self.pack.definition.upstream
+        asked, path = self.pack.definition.ask, self.pack.ask_patch
         if asked is None or path is None or not path.exists():
             return []
         try:
-            pristine = tree.materialize(self.cache, upstream, of_git(asked.origin))
-            patch.apply(self.cache, pristine, upstream, path, exact=True)
+            self._applied(path, of_git(asked.origin))
         except UnavailableError as error:
             return [Finding(self.pack.name, f"ask.patch was not tried: {error}", warning=True)]
         except patch.StalePatchError as error:
             return [Finding(self.pack.name, f"{path.name} does not apply to ask.origin: {error}")]
         return []
+
+    def _applied(self, path: Path, origin: Source) -> tuple[Tree, Tree]:
+        """Return a tree, and its copy with a patch."""
+        pristine = tree.materialize(self.cache, self.pack.definition.upstream, origin)
+        return pristine, patch.apply(self.cache, pristine, self.pack.definition.upstream, path, exact=True)
 
     def _ask_checks(self, receipts: list[Receipt]) -> list[str]:
         """Name what [ask] calls a check and no receipt knows as a defect check, where there are receipts."""
@@ -133,14 +137,14 @@ class Checker:
             errors.append(f"{log.relative_to(self.pack.folder).as_posix()}: no receipt names it. Next: remove it")
         return found, errors
 
-    def _probe(self, receipts: list[Receipt]) -> list[str]:
+    def _probe(self) -> list[str]:
         if not self.pack.probe.exists():
             return ["reproduce.py is missing"]
         text = self.pack.probe.read_text(encoding="utf-8", errors="replace")
         if self.pack.definition.script is not None:  # its author's own
             return [] if script_text.HEADER.search(text) else ["reproduce.py: it has no PEP 723 header"]
         pins, errors = script_text.read(text, has_patch=self.pack.definition.has_patch)
-        return [f"reproduce.py: {error}" for error in errors] + _pin_errors(self.pack, pins, receipts)
+        return [f"reproduce.py: {error}" for error in errors] + _pin_errors(self.pack, pins)
 
     def _patch_text(self) -> list[str]:
         if not self.pack.definition.has_patch:
@@ -150,22 +154,16 @@ class Checker:
             )
             places = sorted(path.relative_to(self.pack.folder).as_posix() for path in beside)
             return [f'{place}: pack.toml says fix = "none"' for place in places]
-        errors = []
-        if not self.pack.patch.exists():
-            errors.append(f"{self.pack.patch.name} is missing")
+        suite = self.pack.definition.upstream_tests
+        paths = [self.pack.patch, self.pack.ask_patch, self.pack.suite_patch(suite) if suite else None]
+        missing = [path.name for path in dict.fromkeys(paths) if path and not path.exists()]
+        errors = [f"{name} is missing" for name in missing]
         for path in (self.pack.patch, self.pack.own_head_patch, self.pack.ask_patch):
             if path is None or not path.exists():
                 continue
             text = path.read_text(encoding="utf-8", errors="replace")
             errors += [f"{path.name}: {error}" for error in patch_errors(text, self.pack)]
-        return errors
-
-    def _other_patches(self) -> list[str]:
-        """Name the patches that the folder lacks, and what is wrong with upstream_test.patch."""
-        suite, test = self.pack.definition.upstream_tests, self.pack.upstream_test_patch
-        wanted = dict.fromkeys([self.pack.ask_patch, self.pack.suite_patch(suite) if suite else None])
-        missing = [path for path in wanted if path and path != self.pack.patch and not path.exists()]
-        errors = [f"{path.name} is missing" for path in missing]
+        test = self.pack.upstream_test_patch
         if test.exists():
             if suite is None:
                 errors.append(f"{test.name}: pack.toml has no [upstream_tests] that says where it applies")
@@ -179,8 +177,7 @@ class Checker:
         if not self.pack.patch.exists():
             return []
         try:
-            pristine = tree.materialize(self.cache, upstream, parse_source(None, self.pack.definition))
-            patched = patch.apply(self.cache, pristine, upstream, self.pack.patch, exact=True)
+            pristine, patched = self._applied(self.pack.patch, pinned(self.pack.definition))
         except patch.StalePatchError as error:
             return [f"fix.patch does not apply to {upstream.package} {upstream.pin}: {error}"]
         except UnavailableError as error:
@@ -249,24 +246,18 @@ def _receipt_errors(pack: Pack, path: Path, one: Receipt) -> list[str]:
     return [f"{name}: {error}" for error in errors]
 
 
-def _pin_errors(pack: Pack, pins: dict[str, str], receipts: list[Receipt]) -> list[str]:
-    """Compare a header's pins with pack.toml, and with the environments of the receipts."""
+def _pin_errors(pack: Pack, pins: dict[str, str]) -> list[str]:
+    """Compare a header's pins with pack.toml."""
     upstream = pack.definition.upstream
     wanted = {canonicalize_name(upstream.package): {upstream.version or "of no release: a commit is pinned"}}
     for members in pack.definition.dependencies.values():
         for package, dependency in members.items():
             wanted.setdefault(canonicalize_name(package), set()).add(dependency.version)
-    errors = [
+    return [
         f"reproduce.py: its header pins {name}=={pins[name]}, pack.toml says {' or '.join(sorted(versions))}"
         for name, versions in wanted.items()
         if name in pins and pins[name] not in versions
     ]
-    seen = {(one.host.torch.partition("+")[0], one.host.triton) for one in receipts}
-    pinned = (pins.get("torch", ""), pins.get("triton", ""))
-    agreeing = [one for one in seen if all(want in ("", found) for want, found in zip(pinned, one, strict=True))]
-    if seen and any(pinned) and not agreeing:
-        errors.append(f"reproduce.py: no receipt was made with its header's torch {pinned[0]} and triton {pinned[1]}")
-    return errors
 
 
 def patch_errors(text: str, pack: Pack) -> list[str]:

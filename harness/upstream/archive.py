@@ -18,6 +18,11 @@ from harness.core.errors import UnavailableError
 
 #: Beyond this, in bytes, an archive is refused while it is being unpacked (a decompression bomb).
 LARGEST_TREE = 8 * 2**30
+#: What is raised where an archive is damaged, encrypted, packed in an unknown way, or has one name for two things.
+DAMAGED = (
+    *(tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, gzip.BadGzipFile, EOFError, RuntimeError),
+    *(ValueError, IndexError, FileExistsError, IsADirectoryError, NotADirectoryError),
+)
 LEFT_OUT = {".pyc", ".pyo"}
 #: A repository inside an archive would bring git its own configuration and commands.
 REPOSITORY = ".git"
@@ -30,13 +35,11 @@ def _refuse(archive: Path, member: str, why: str) -> UnavailableError:
 
 def _safe_path(archive: Path, member: str) -> PurePosixPath:
     path = PurePosixPath(member)
-    if path.is_absolute() or "\\" in member or (path.parts and ":" in path.parts[0]):
-        raise _refuse(archive, member, "has an absolute or foreign name")
-    if ".." in path.parts:
-        raise _refuse(archive, member, "leads out of the folder")
+    foreign = path.is_absolute() or "\\" in member or (path.parts and ":" in path.parts[0]) or ".." in path.parts
     too_long = any(len(os.fsencode(part)) > files.LONGEST_NAME for part in path.parts)
-    if too_long or len(os.fsencode(member)) > files.LONGEST_PATH or len(path.parts) > files.DEEPEST or "\0" in member:
-        raise _refuse(archive, f"{member[:40]}...", "has a name that no file system takes")
+    too_long = too_long or len(os.fsencode(member)) > files.LONGEST_PATH or len(path.parts) > files.DEEPEST
+    if foreign or too_long or "\0" in member:
+        raise _refuse(archive, member[:40], "has a name that leads out of the folder, or that no file system takes")
     return path
 
 
@@ -104,9 +107,5 @@ def unpack(archive: Path, folder: Path) -> None:
     try:
         members = _zip_members(archive) if archive.suffix in {".zip", ".whl"} else _tar_members(archive)
         _write(members, archive, folder)
-    except (tarfile.TarError, zipfile.BadZipFile, zlib.error, lzma.LZMAError, gzip.BadGzipFile, EOFError) as error:
+    except DAMAGED as error:
         raise UnavailableError(f"{archive.name}: damaged archive: {error}") from None
-    except (RuntimeError, ValueError, IndexError) as error:  # encrypted, of an unknown method, without a name
-        raise UnavailableError(f"{archive.name}: it cannot be unpacked: {error}") from None
-    except (FileExistsError, IsADirectoryError, NotADirectoryError):
-        raise UnavailableError(f"{archive.name}: one name stands for a file and a folder; it is refused") from None

@@ -11,8 +11,6 @@ import shutil
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-from packaging.utils import canonicalize_name
-
 from harness.core import files, git, room
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError, UnavailableError, UnreachableError
@@ -22,8 +20,6 @@ from harness.core.words import Exit
 NO_MONITOR = ("-c", "core.fsmonitor=false")
 #: Characters of a name in a message.
 SHOWN = 80
-#: A remote that asks for a password or does not answer is none.
-SECONDS = {"GIT_HTTP_LOW_SPEED_LIMIT": "1", "GIT_HTTP_LOW_SPEED_TIME": "20"}
 #: A mirror ``NAME.git`` stands for the repository at such a URL.
 REPOSITORY = re.compile(r"https://[\w.-]+(?::\d+)?/(?:[\w.-]+/)*(?P<name>[A-Za-z0-9][\w.-]*?)(?:\.git)?/?")
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -180,23 +176,3 @@ def copy_commit(cache: Cache, url: str, commit: str, destination: Path) -> str:
         if step.returncode != 0:
             raise UnavailableError(f"git commit {commit}: {git.last_line(step.stderr)}")
     return f"commit {full}"
-
-
-def commit_of_tag(repository: str, package: str, version: str, folder: Path) -> str:
-    """Return the commit that a release's tag names in the repository at a URL; empty where no such tag can be read.
-
-    Some repositories name the package in the tag. `folder` is any, to run git in.
-    """
-    if not repository:
-        return ""
-    listed = git.run(["ls-remote", "--tags", "--", repository], folder, SECONDS)
-    pairs = (line.partition("\t") for line in listed.stdout.splitlines())
-    tags = {name.removeprefix("refs/tags/"): commit for commit, _, name in pairs}
-    names = (f"{before}{version}" for before in ("v", "", "release-", f"{package}-", f"{package}-v", "core_v", "core_"))
-    known = {canonicalize_name(tag): tag for tag in tags}
-    for name in names:
-        tag = known.get(canonicalize_name(name))
-        found = tags.get(f"{tag}^{{}}", tags.get(tag or "", ""))  # what an annotated tag points at comes first
-        if tag and re.fullmatch(r"[0-9a-f]{40}", found):
-            return found
-    return ""

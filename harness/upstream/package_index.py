@@ -39,7 +39,7 @@ MISSHAPEN = (ValueError, TypeError, KeyError, AttributeError, RecursionError, Us
 def _client(endpoint: str, settings: dict[str, str], package: str) -> Iterator[PyPISimple]:
     try:
         import requests  # noqa: PLC0415 - only a download needs the client
-        from pypi_simple import DigestMismatchError, PyPISimple, UnsupportedRepoVersionError  # noqa: PLC0415 - likewise
+        from pypi_simple import PyPISimple, UnsupportedRepoVersionError  # noqa: PLC0415 - likewise
         from requests.adapters import HTTPAdapter  # noqa: PLC0415 - likewise
         from urllib3.util.retry import Retry  # noqa: PLC0415 - likewise
     except ImportError:
@@ -61,17 +61,10 @@ def _client(endpoint: str, settings: dict[str, str], package: str) -> Iterator[P
     try:
         with PyPISimple(endpoint, session=session) as client:
             yield client
-    except DigestMismatchError:
-        raise UnavailableError(f"{package}: the download does not have the sha256 that the index gives") from None
-    except requests.RequestException as error:
+    except (requests.RequestException, *MISSHAPEN, UnsupportedRepoVersionError) as error:
         raise UnavailableError(
             f"{package}: the package index cannot be read ({type(error).__name__}). "
             "Next: check the network and pip's settings (pip config list), or use --cache DIR --offline"
-        ) from None
-    except (*MISSHAPEN, UnsupportedRepoVersionError) as error:
-        raise UnavailableError(
-            f"{package}: the package index answers with what is no page of one ({type(error).__name__}). "
-            "Next: name another index (pip config list)"
         ) from None
 
 
@@ -128,15 +121,9 @@ class Index:
         for offer in offers:
             if offer.sha256 == sha256 or (not offer.sha256 and offer.file.filename == file):
                 return offer
-        for offer in offers:
-            if offer.file.filename == file:
-                raise UnavailableError(
-                    f"{file}: wrong sha256: the index has {offer.sha256}, pack.toml pins {sha256}. "
-                    "Next: compare both with the release's own page"
-                )
         raise UnavailableError(
-            f"{package}: the index has no file {file or 'with that sha256'} (sha256 {sha256[:12]}...). "
-            f"It has {self._newest(offers)}. Next: check the version in pack.toml"
+            f"{file or package}: the index has no such file with the sha256 {sha256} that pack.toml pins. "
+            f"It has {self._newest(offers)}. Next: compare both with the release's own page"
         )
 
     def download(self, offer: Offer, sha256: str, folder: Path) -> None:

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from enum import StrEnum
 
-from packaging.requirements import InvalidRequirement, Requirement
+from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 from harness.core.errors import HarnessError
@@ -90,16 +90,14 @@ def _release(text: str, definition: Definition) -> Source:
     package, release = definition.upstream.package, definition.upstream.version
     try:
         requirement = Requirement(text)
-        specifier = next(iter(requirement.specifier))
-    except (InvalidRequirement, StopIteration):
+        (specifier,) = requirement.specifier
+    except ValueError:
         raise HarnessError(
             f"--upstream {text!r} is none of {FORMS}. Next: --upstream {package}=={release or 'VERSION'}"
         ) from None
     if canonicalize_name(requirement.name) != canonicalize_name(package):
-        raise HarnessError(
-            f"--upstream {text}: this pack's package is {package}. Next: --upstream {package}{requirement.specifier}"
-        )
-    if specifier.operator != "==" or len(requirement.specifier) != 1 or "*" in specifier.version:
+        raise HarnessError(f"--upstream {text}: this pack's package is {package}. Next: --upstream {package}==VERSION")
+    if specifier.operator != "==" or "*" in specifier.version:
         raise HarnessError(f"--upstream {text}: name one version. Next: --upstream {package}==VERSION")
     if specifier.version == release:
         return pinned(definition)

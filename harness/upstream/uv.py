@@ -14,11 +14,12 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
+from harness.core import files
 from harness.core.errors import HarnessError
 from harness.upstream import package_index
 
 #: How requirements are resolved: the same for everybody.
-CONFIGURATION = Path(__file__).resolve().parents[2] / "packs/uv.toml"
+CONFIGURATION = files.REPOSITORY / "packs/uv.toml"
 #: What stands between a child and its work: the user's own settings of uv and of Python.
 FOREIGN = re.compile(r"UV_.*|VIRTUAL_ENV|CONDA_PREFIX|PYTHON.*|PYC_.*")
 URL = re.compile(r"(?:https?|file)://[^\s)]+")

@@ -12,7 +12,7 @@ from harness.pack import judges
 from harness.receipt import receipt
 from harness.receipt.redaction import PrivateTextError, Scrubber
 from harness.versions.judging import Judging
-from harness.versions.timeline import Entry
+from harness.versions.timeline import Entry, History
 
 SCHEMA = 1
 
@@ -33,29 +33,29 @@ def as_text(rows: list[Entry], line: str) -> str:
     return rendered([table, line])
 
 
-def document(rows: list[Entry], line: str, judging: Judging, command: str) -> dict[str, object]:
-    """Return what was found as a JSON document, with what it was found by."""
+def history(rows: list[Entry], line: str, judging: Judging, command: str) -> History:
+    """Return what was found, with what it was found by."""
     host = judging.session.host
-    return {
-        "schema": SCHEMA,
-        "pack": judging.pack.name,
-        "target": judging.target,
-        "evidence": judging.evidence,
-        "over": "release",
-        "line": line,
-        "probe": judges.sha256(judging.pack),
-        "python": host.python,
-        "torch": host.torch,
-        "triton": host.triton,
-        "command": command,
-        "checks": list(judging.about),
-        "rows": [asdict(row) for row in rows],
-    }
+    return History(
+        schema=SCHEMA,
+        pack=judging.pack.name,
+        target=judging.target,
+        evidence=judging.evidence,
+        over="release",
+        line=line,
+        probe=judges.sha256(judging.pack),
+        python=host.python,
+        torch=host.torch or "",
+        triton=host.triton or "",
+        command=command,
+        rows=tuple(rows),
+        checks=judging.about,
+    )
 
 
-def save(found: dict[str, object], judging: Judging, scrub: Scrubber) -> str:
+def save(found: History, judging: Judging, scrub: Scrubber) -> str:
     """Write the document into the pack's data/ and return its name; refuse where something private is in it."""
     name = f"history.{judging.target}.json"
-    text = receipt.to_json(scrub.document(found, name))
+    text = receipt.to_json(scrub.document(asdict(found), name))
     files.write_atomic(judging.pack.folder / "data" / name, text)
     return f"{judging.pack.name}/data/{name}"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.core.words import LaneVerdict
+from harness.core.words import Evidence, LaneVerdict
 
 WRONG, RIGHT = LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED
 
@@ -24,6 +24,25 @@ class Entry:
     def is_judged(self) -> bool:
         """Whether it is right or wrong; whatever else it is says nothing of the bug."""
         return self.verdict in (WRONG, RIGHT)
+
+
+@dataclass(frozen=True)
+class History:
+    """What `runner.py versions --record` keeps of a target; `checks`: by which alone it judged, if not by all."""
+
+    schema: int
+    pack: str
+    target: str
+    evidence: Evidence
+    over: str
+    line: str
+    probe: str
+    python: str
+    torch: str
+    triton: str
+    command: str
+    rows: tuple[Entry, ...]
+    checks: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -52,36 +71,13 @@ def periods(rows: list[Entry]) -> list[Period]:
     return found if first is None else [*found, Period(first, last, right, None)]
 
 
-def _or(rows: list[Entry], between: range) -> str:
-    """Name what lies between the last of one kind and the first of the other: each of them may be the one."""
-    labels = [rows[index].label for index in between]
-    if not labels:
-        return ""
-    span = labels[0] if len(labels) == 1 else f"{labels[0]} to {labels[-1]}"
-    return f" (or {span}, not judged)"
-
-
-def _unjudged(count: int, where: str) -> str:
-    if count == 1:
-        return f"the one {where} it that was tried could not be judged"
-    return f"none of the {count} {where} it that were tried could be judged"
-
-
-def _came(rows: list[Entry], period: Period) -> str:
-    text = f"bug from {rows[period.first].label}"
-    if period.before is not None:
-        return text + _or(rows, range(period.before + 1, period.first))
-    if period.first == 0:
-        return f"{text} or earlier"
-    return f"{text} or earlier ({_unjudged(period.first, 'before')})"
-
-
-def _went(rows: list[Entry], period: Period) -> str:
-    if period.after is not None:
-        return f"fixed in {rows[period.after].label}" + _or(rows, range(period.last + 1, period.after))
-    later = len(rows) - 1 - period.last
-    tried = f" ({_unjudged(later, 'after')})" if later else ""
-    return f"not fixed in {rows[period.last].label}{tried}"
+def _ends(rows: list[Entry], period: Period) -> str:
+    """Say where the bug came and went: ``or earlier`` where what lies before could not be judged, too."""
+    came = f"bug from {rows[period.first].label}"
+    came += "" if period.before is not None and period.before + 1 == period.first else " or earlier"
+    if period.after is None:
+        return f"{came}, not fixed in {rows[period.last].label}"
+    return f"{came}, fixed in {rows[period.after].label}{'' if period.last + 1 == period.after else ' or earlier'}"
 
 
 def line(rows: list[Entry]) -> str:
@@ -93,4 +89,4 @@ def line(rows: list[Entry]) -> str:
     if not found:
         unjudged = len(rows) - len(judged)
         return f"no bug in the {len(judged)} that were judged" + (f"; {unjudged} were not" if unjudged else "")
-    return "; again ".join(f"{_came(rows, one)}, {_went(rows, one)}" for one in found)
+    return "; again ".join(_ends(rows, one) for one in found)

@@ -147,14 +147,14 @@ def test_the_issue_of_a_file_of_tests_says_how_it_is_run(author: Author) -> None
     assert "1 failed" in issue
 
 
-def test_the_environment_names_torch_and_numpy_where_they_are_imported(author: Author) -> None:
+def test_the_environment_names_torch_where_it_is_imported(author: Author) -> None:
     assert author.new("toy_plain", SCRIPT).returncode == 0
     assert author.new("toy_torch", SCRIPT.replace("from helper", "import torch\nfrom helper")).returncode == 0
     for slug, named in (("toy_plain", False), ("toy_torch", True)):
         assert author.run("run", slug, "--online").returncode == 0
         issue = author.run("report", slug, "--from", "last", "--cache", str(author.bench.cache)).stdout
-        (line,) = [line for line in issue.splitlines() if line.startswith("**Environment.** toykernel 1.0; no GPU: ")]
-        assert [", torch " in line, "numpy==" in line] == [named, named], line
+        (line,) = [line for line in issue.splitlines() if line.startswith("**Environment.** toykernel 1.0 (no GPU: ")]
+        assert (", torch " in line) == named, line
 
 
 def test_a_report_says_where_the_script_does_not_fail(author: Author) -> None:
@@ -193,12 +193,7 @@ def test_a_fix_is_judged_and_its_diff_stands_in_the_issue(author: Author) -> Non
     diff = histories.git(author.bench.folder / "repository", *wanted)
     head = "Subject: TODO: what the patch does\n\nSPDX-License-Identifier: Apache-2.0\n---\n"
     (folder / "fix.patch").write_text(f"{head}{diff}\n")
-    for old, new in (
-        ('fix = "none"', 'fix = "patch"'),
-        ('"REPRODUCED"', '"CONFIRMED"'),
-        ("loads = []", 'loads = ["src/toykernel/scale.py"]'),
-    ):
-        toys.replace(folder / "pack.toml", old, new)
+    toys.replace(folder / "pack.toml", 'fix = "none"\n', "")
     with (folder / "report.in.md").open("a") as report:
         report.write("\n{{diff}}\n")
     ran = author.run("run", "toy_fixed", "--online")
@@ -274,7 +269,6 @@ def test_another_release_is_tried_with_what_it_requires_itself(tmp_path: Path) -
         assert made.returncode == 0, made.stdout + made.stderr
         ended = author.run("versions", "toy_new", "--online")
         assert (ended.returncode, "bug from 1.0 or earlier, not fixed in 1.1" in ended.stdout) == (0, True), ended
-        assert f"MiB of trees in {bench.cache}" in ended.stderr
 
 
 def test_what_no_wheel_of_that_day_meets_is_taken_as_of_today(tmp_path: Path) -> None:
@@ -293,7 +287,7 @@ def test_what_no_wheel_of_that_day_meets_is_taken_as_of_today(tmp_path: Path) ->
     assert "pip install toynew==1.0 toyhelper==1.0\n" in (author.folder("toy_new") / "report.in.md").read_text()
 
 
-def test_native_code_is_named_whether_it_ran_or_was_not_built(tmp_path: Path) -> None:
+def test_native_code_that_is_not_built_is_named(tmp_path: Path) -> None:
     bench, shelf = empty(tmp_path), dict[str, dict[str, bytes]]()
     script = "import toysrc\nassert not toysrc\n"
     source = tmp_path / "toysrc-1.0"
@@ -304,12 +298,7 @@ def test_native_code_is_named_whether_it_ran_or_was_not_built(tmp_path: Path) ->
     archive = tmp_path / "toysrc-1.0.zip"
     toys.zip_folder(source, archive)
     shelf["toysrc"] = {archive.name: archive.read_bytes()}
-    _wheel(tmp_path, shelf, "toynative-1.0", file="toynative/fast.so")
     with served(Shelf(shelf)) as url:
         author = _author(bench, url)
         made = author.new("toy_src", script, "--with", "toysrc==1.0")
         assert "open: native code is not built, such as toysrc/kernel.cu: the script ran without it" in made.stderr
-        made = author.new("toy_native", script.replace("toysrc", "toynative"), "--with", "toynative==1.0")
-        assert "native code" not in made.stderr
-    text = (author.folder("toy_native") / "report.in.md").read_text()
-    assert "Its native code, such as `toynative/fast.so`, is the wheel's." in text

@@ -12,7 +12,7 @@ import pytest
 from harness.core.words import Evidence
 from harness.pack import load
 from harness.receipt import receipt, strength
-from testing import histories, mirrors
+from testing import histories, mirrors, toys
 from testing.histories import STATES
 from testing.workbench import Workbench
 
@@ -52,7 +52,7 @@ def test_a_change_is_told_in_three_lines(  # noqa: PLR0917 - a row of the table
     assert f"base: `{verdicts[0]}`, head: `{verdicts[1]}`: " in first
     assert sentence in first
     assert second.startswith("- base is a folder that states no commit, head is")
-    assert third.startswith("- Strength of ")
+    assert third.startswith("- Mutants that ")
     assert ended == status
 
 
@@ -66,11 +66,11 @@ def test_a_mutation_score_is_stale_where_the_checks_changed_and_else_not(workben
     )  # fmt: skip
     (folder / "receipts").mkdir()
     (folder / "receipts" / record.name).write_text(receipt.to_json(asdict(record)))
-    assert " refused 38 of 40 wrong fixes, 2026-11-21. Again," in _ended(workbench, "wrong", "right")[1][2]
+    assert " refused: 38 of 40, 2026-11-21. Again," in _ended(workbench, "wrong", "right")[1][2]
     (folder / "reproduce.py").write_text((folder / "reproduce.py").read_text().replace("scaled:", "is:"))
     shutil.rmtree(workbench.folder / "base")
     shutil.rmtree(workbench.folder / "head")
-    assert " refused 38 of 40 wrong fixes, 2026-11-21, STALE. Again," in _ended(workbench, "wrong", "right")[1][2]
+    assert " refused: 38 of 40, 2026-11-21 STALE. Again," in _ended(workbench, "wrong", "right")[1][2]
 
 
 def test_a_reason_stands_in_the_second_line(workbench: Workbench) -> None:
@@ -92,7 +92,7 @@ def test_a_bug_that_stays_reddens_nothing(workbench: Workbench) -> None:
     assert (status, "**this change does not fix it; it was there before**" in first) == (0, True)
 
 
-def test_commits_are_named_and_linked(workbench: Workbench) -> None:
+def test_commits_are_named(workbench: Workbench) -> None:
     workbench.lay("01_confirmed")
     base, head = histories.commits(workbench.folder / "history", ["wrong", "right"])
     mirrors.mirror(workbench.folder / "mirrors", workbench.folder / "history", [base, head])
@@ -102,7 +102,7 @@ def test_commits_are_named_and_linked(workbench: Workbench) -> None:
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
     for name, commit in (("base", base), ("head", head)):
-        assert f"{name} is commit [{commit[:12]}]({mirrors.URL}/commit/{commit})" in ended.stdout
+        assert f"{name} is commit {commit[:12]}" in ended.stdout
 
 
 def test_neither_tree_is_patched_and_nothing_is_written_into_them(workbench: Workbench) -> None:
@@ -118,8 +118,7 @@ def test_several_packs_and_the_files_that_choose_them(workbench: Workbench) -> N
     workbench.lay("01_confirmed")
     workbench.lay("30_control_fails")
     elsewhere = workbench.lay("01_confirmed", "09_elsewhere")
-    text = (elsewhere / "pack.toml").read_text().replace(SCALE, "src/toykernel/other.py")
-    (elsewhere / "pack.toml").write_text(text)
+    toys.replace(elsewhere / "pack.toml", "timeout_s = 60", 'loads = ["src/toykernel/other.py"]')
     changed = workbench.folder / "changed"
     changed.write_text(f"README.md\n{SCALE}\n")
     named = workbench.run("pr-verdict", "--changed", str(changed))

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.core.structure import StructureError
+from harness.core.errors import HarnessError
 from harness.pack import requirements
 from testing.workbench import Workbench
 
@@ -34,21 +34,21 @@ def test_versions_hashes_and_markers_are_read() -> None:
 @pytest.mark.parametrize(
     ("line", "said"),
     [
-        ("a==1", "a: no sha256. Next: uv's --generate-hashes"),
-        (f"a==1 --hash=md5:{ONE}", "a: a hash that is no sha256"),
-        (f"a==1 --hash=sha256:{ONE[:-1]}", "a: a hash that is no sha256"),
-        (f"a>=1 --hash=sha256:{ONE}", "a: no single version with =="),
-        (f"a==1.* --hash=sha256:{ONE}", "a: no single version with =="),
-        (f"a --hash=sha256:{ONE}", "a: no single version with =="),
-        (f"a @ https://user:word@example.org/a-1-py3-none-any.whl --hash=sha256:{ONE}", "a: a URL or a path"),
-        (f"./wheels/a.whl --hash=sha256:{ONE}", "no NAME==VERSION"),
-        ("--index-url https://user:word@example.org/simple", "--index-url: an option, which no set takes"),
-        ("-r other.txt", "-r: an option"),
-        ("-e .", "-e: an option"),
+        ("a==1", "a: no PACKAGE==VERSION with its sha256. Next: uv's --generate-hashes"),
+        (f"a==1 --hash=md5:{ONE}", "a: no PACKAGE"),
+        (f"a==1 --hash=sha256:{ONE[:-1]}", "a: no PACKAGE"),
+        (f"a>=1 --hash=sha256:{ONE}", "a: no PACKAGE"),
+        (f"a==1.* --hash=sha256:{ONE}", "a: no PACKAGE"),
+        (f"a --hash=sha256:{ONE}", "a: no PACKAGE"),
+        (f"a @ https://user:word@example.org/a-1-py3-none-any.whl --hash=sha256:{ONE}", "a: no PACKAGE"),
+        (f"./wheels/a.whl --hash=sha256:{ONE}", "no PACKAGE"),
+        ("--index-url https://user:word@example.org/simple", "--index-url: no PACKAGE"),
+        ("-r other.txt", "-r: no PACKAGE"),
+        ("-e .", "-e: no PACKAGE"),
         (f"torch==2.13.0 --hash=sha256:{ONE}", "torch: the lane's interpreter brings it"),
         (f"Triton==3.6.0 --hash=sha256:{ONE}", "Triton: the lane's interpreter brings it"),
         (f"numpy==2.2.0 --hash=sha256:{ONE}", "numpy: it stands there twice"),
-        ("a = 1", "a: no NAME==VERSION"),
+        ("a = 1", "a: no PACKAGE"),
     ],
 )
 def test_a_line_that_pins_no_wheel_is_refused(line: str, said: str) -> None:
@@ -65,13 +65,8 @@ def test_no_text_ends_the_reader(text: str) -> None:
 @pytest.mark.parametrize(
     ("file", "text", "said"),
     [
-        ("requirements.txt", "a==1\n", "requirements.txt: a: no sha256"),
+        ("requirements.txt", "a==1\n", "requirements.txt: a: no PACKAGE"),
         ("requirements-tests.txt", "", "requirements-tests.txt: no requirements.txt, and no requirements.NAME.txt"),
-        ("requirements.tests.in", "pytest\n", "requirements.tests.in: there is no requirements.tests.txt"),
-        ("requirements.in", "b\n", "requirements.in: it asks for b, and requirements.txt has none"),
-        ("requirements.in", "a>=2 # why\n", "requirements.in: it asks for a>=2, and requirements.txt has 1"),
-        ("requirements.in", "-r elsewhere.in\n", "requirements.in: -r: an option"),
-        ("requirements.in", "a\n", ""),
     ],
 )
 def test_check_names_the_file_and_what_is_wrong_with_it(workbench: Workbench, file: str, text: str, said: str) -> None:
@@ -79,13 +74,13 @@ def test_check_names_the_file_and_what_is_wrong_with_it(workbench: Workbench, fi
     (pack / "requirements.txt").write_text(f"a==1 --hash=sha256:{ONE}\n")
     (pack / file).write_text(text)
     ended = workbench.run("check")
-    assert f"01_confirmed/{said}" in ended.stderr if said else not ended.stderr, ended.stderr
+    assert f"01_confirmed/{said}" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(StructureError, match=r"requirements\.txt: not UTF-8"):
+    with pytest.raises(HarnessError, match=r"requirements\.txt: not UTF-8"):
         requirements.of_folder(tmp_path)
 
 

@@ -30,19 +30,16 @@ def test_all_errors_of_a_broken_definition_come_at_once(workbench: Workbench) ->
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("[targets.cpu]", "[targets.sm_90]", "no target such as cpu, sm_80, sm_90a (with the suffix"),
+        ("[targets.cpu]", "[targets.sm_90]", "'sm_90' is not a target such as cpu, sm_80, sm_90a (with the suffix"),
         ('evidence = ["traced"]', 'evidence = ["executed"]', "executed means on a GPU"),
-        ('version = "1.0"', 'version = "one"', "'one' is no version"),
-        ("schema = 1", "schema = 7", "schema: 7 is not the known 1"),
+        ('version = "1.0"', 'version = "one"', "upstream.version: 'one' is not a version"),
         ('sha256 = "', 'sha256 = "zz', "not 64 lower-case hexadecimal digits"),
-        ("schema = 1", "schema = ", "not TOML"),
-        ('sha256 = "', 'url = "https://example.org/other.zip"\nsha256 = "', "is no https:// URL of toykernel-1.0.zip"),
-        ('sha256 = "', 'url = "file:///toykernel-1.0.zip"\nsha256 = "', "is no https:// URL of toykernel-1.0.zip"),
-        ('loads = ["src', 'loads = ["/src', "is no relative path"),
-        ("timeout_s = 60", "ranks = 0", "targets.cpu.ranks: 0 is not between 1 and 1024"),
-        ("timeout_s = 60", "ranks = 2000", "targets.cpu.ranks: 2000 is not between 1 and 1024"),
+        ('kind = "', 'kind = ""', "not TOML"),
+        ("timeout_s = 60", 'loads = ["/src"]', "'/src' is not a relative path"),
+        ("timeout_s = 60", "ranks = 0", "ranks: '0' is not between 1 and 1024"),
+        ("timeout_s = 60", "ranks = 2000", "ranks: '2000' is not between 1 and 1024"),
         ("timeout_s = 60", 'ranks = "2"', "ranks: expected int"),
-        ("schema = 1", "schema = 1\nknown = 3042", "known: expected str"),
+        ('kind = "', 'known = 3042\nkind = "', "known: expected str"),
     ],
 )
 def test_a_definition_that_cannot_be_right_is_refused(workbench: Workbench, old: str, new: str, reason: str) -> None:
@@ -50,7 +47,7 @@ def test_a_definition_that_cannot_be_right_is_refused(workbench: Workbench, old:
     assert reason in workbench.run("list").stderr
 
 
-ON_A_GPU = '[targets.sm_90a]\nevidence = ["executed"]\nverdict = "CONFIRMED"\nloads = []\n'
+ON_A_GPU = '[targets.sm_90a]\nevidence = ["executed"]\nloads = []\n'
 
 
 @pytest.mark.parametrize(
@@ -125,9 +122,9 @@ def _stating(workbench: Workbench, stated: str) -> Workbench:
         ('kind = "ask"\ntext = "File it."', "action.kind: 'ask' is none of file, filed, fixed, nothing"),
         ('text = "File it."', "action.kind"),
         ('kind = "file"', "action.text"),
-        ('kind = "file"\ntext = " "', "action.text: one sentence on one line"),
-        ('kind = "file"\ntext = "File it"', "action.text: one sentence on one line"),
-        ('kind = "file"\ntext = """File\nit."""', "action.text: one sentence on one line"),
+        ('kind = "file"\ntext = " "', "is not one sentence on one line"),
+        ('kind = "file"\ntext = "File it"', "is not one sentence on one line"),
+        ('kind = "file"\ntext = """File\nit."""', "is not one sentence on one line"),
         ('kind = "file"\ntext = "File it."\nwhere = "x"', "extra fields found (where)"),
     ],
 )
@@ -148,32 +145,35 @@ def test_prior_art_ask_and_suite_are_stated(workbench: Workbench) -> None:
     [
         ('state = "open"', 'state = "stale"', "threads[0].state: 'stale' is none of open, merged, closed"),
         ('says = "', 'colour = "red"\nsays = "', "extra fields found (colour)"),
-        ("github.com/example", "gitlab.com/example", "is no https://github.com/OWNER/REPO/pull/N"),
-        ("/pull/3", "", "is no https://github.com/OWNER/REPO/pull/N"),
+        ("github.com/example", "gitlab.com/example", "is not https://github.com/OWNER/REPO/pull/N"),
+        ("/pull/3", "", "is not https://github.com/OWNER/REPO/pull/N"),
         ("date = 2026-11-20", 'date = "2026-11-20"', "threads[0].date: expected date"),
         ("date = 2026-11-20", "date = 2026-11-20T00:00:00", "threads[0].date: expected date"),
-        ('says = "It gives every value its own weight."', 'says = " "', "threads[0].says: one sentence"),
-        ('["scale first weight"]', "[]", "searched.queries: name the words"),
+        (
+            'says = "It gives every value its own weight."',
+            'says = " "',
+            "threads[0].says: ' ' is not a text on one line",
+        ),
+        ('["scale first weight"]', "[]", "searched.queries: name at least one"),
         ('patch = "ask.patch"\n', "", "ask.patch: the key 'patch' is missing"),
         ('checks = ["weights", "len*"]\n', "", "ask.checks: the key 'checks' is missing"),
-        ('patch = "ask.patch"', 'patch = "../ask.patch"', "is no patch beside fix.patch"),
-        ('patch = "ask.patch"', 'patch = "fix.patch"', "is no patch beside fix.patch"),
-        ('patch = "ask.patch"', 'patch = "-R.patch"', "is no patch beside fix.patch"),
-        (f'{COMMIT}"\ndate', 'main"\ndate', "ask.origin: 'git+https://example.org/toykernel@main' is no git+"),
+        ('patch = "ask.patch"', 'patch = "../ask.patch"', "is not a patch beside fix.patch"),
+        ('patch = "ask.patch"', 'patch = "fix.patch"', "is not a patch beside fix.patch"),
+        ('patch = "ask.patch"', 'patch = "-R.patch"', "is not a patch beside fix.patch"),
+        (f'{COMMIT}"\ndate', 'main"\ndate', "ask.origin: 'git+https://example.org/toykernel@main' is not git+"),
         (f'{COMMIT}"\ndate', f'{COMMIT[:39]}"\ndate', "ask.origin: "),
         ("git+https", "git+ext::https", "ask.origin: "),
         ('patch = "ask.patch"', 'patch = "ask.patch"\nwhy = "x"', "extra fields found (why)"),
         ('files = ["tests/test_scale.py"]', "files = []", "upstream_tests.files: name at least one"),
-        ('["tests/test_scale.py"]', '["../test_scale.py"]', "'../test_scale.py' is no relative path"),
-        ('["tests/test_scale.py"]', '["--pyargs"]', "'--pyargs' is no relative path"),
-        ('["tests/test_scale.py"]', '["tests/test_scale.py::test_it"]', "is no relative path"),
-        ('dependencies = "tests"', 'dependencies = "suite"', "no set 'suite'; there is tests, other"),
-        ('dependencies = "tests"', 'dependencies = "other"', "the set 'other' lacks pytest"),
+        ('["tests/test_scale.py"]', '["../test_scale.py"]', "'../test_scale.py' is not a relative path"),
+        ('["tests/test_scale.py"]', '["--pyargs"]', "'--pyargs' is not a relative path"),
+        ('["tests/test_scale.py"]', '["tests/test_scale.py::test_it"]', "is not a relative path"),
+        ('dependencies = "tests"', 'dependencies = "suite"', "no set 'suite'; there is other, tests"),
         ("[upstream_tests]", "[dependencies.tests]\n[upstream_tests]", "dependencies: they stand in requirements.txt"),
-        ("TRITON_INTERPRET", "PYTHONPATH", "PYTHONPATH is no variable that a suite may set"),
-        ("TRITON_INTERPRET", "LD_PRELOAD", "LD_PRELOAD is no variable that a suite may set"),
+        ("TRITON_INTERPRET", "PYTHONPATH", "'PYTHONPATH' is not a variable that a pack may set"),
+        ("TRITON_INTERPRET", "LD_PRELOAD", "'LD_PRELOAD' is not a variable that a pack may set"),
         ("gpu = false", "gpu = 1", "upstream_tests.gpu: expected bool"),
-        ("gpu = false", "timeout_s = 0", "upstream_tests.timeout_s: must be positive"),
+        ("gpu = false", "timeout_s = 0", "upstream_tests.timeout_s: '0' is not between"),
         ("[upstream_tests]", '[upstream_tests]\nlane = "x"', "extra fields found (lane)"),
     ],
 )
@@ -183,11 +183,6 @@ def test_what_a_pack_states_of_upstream_is_read_strictly(workbench: Workbench, o
     assert ended.returncode == 2
     (line,) = ended.stderr.strip().splitlines()
     assert reason in line, line
-
-
-def test_a_thread_stands_there_once(workbench: Workbench) -> None:
-    thread = STATED[STATED.index("[[threads]]") : STATED.index("[ask]")]
-    assert "stands there twice" in _stating(workbench, STATED.replace(thread, thread * 2)).run("check").stderr
 
 
 def test_a_list_of_urls_says_nothing_of_the_threads(workbench: Workbench) -> None:

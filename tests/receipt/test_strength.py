@@ -32,7 +32,7 @@ def test_every_table_shows_the_strength_and_no_reader_takes_it_for_a_receipt(wor
     found = json.loads((pack / "receipts/strength.cpu.traced.json").read_text(encoding="utf-8"))
     assert found["own"]["killed"] == 3
     assert str(workbench.folder) not in json.dumps(found)
-    assert "CONFIRMED (traced), fresh; strength: killed 3 of 3 wrong fixes, 20" in workbench.run("list").stdout
+    assert "CONFIRMED (traced), fresh; mutants: 3 of 3, 20" in workbench.run("list").stdout
     assert workbench.run("report", "42", "--write").returncode == 0
     assert "1 sound" in _check(workbench)
     assert workbench.run("report", "42", "--bundle", str(workbench.folder / "bundle.zip")).returncode == 0

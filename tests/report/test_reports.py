@@ -113,7 +113,7 @@ def test_a_cleanup_is_said_to_be_no_bug(folder: Path) -> None:
     definition = folder / "pack.toml"
     kind = next(line for line in definition.read_text().splitlines() if line.startswith("kind = "))
     definition.write_text(definition.read_text().replace(kind, 'kind = "cleanup"', 1))
-    assert "CONFIRMED: the tree has the code that the title names" in _rendered(folder, "{{verdicts}}\n")
+    assert "CONFIRMED: the tree has the code, and with the patch it does not." in _rendered(folder, "{{verdicts}}\n")
 
 
 def test_where_a_question_goes_to_another_upstream_it_is_what_is_printed(folder: Path) -> None:
@@ -138,16 +138,15 @@ def test_a_long_diff_is_folded_away(folder: Path) -> None:
 
 def test_verdicts_threads_and_search_stand_as_pack_toml_and_receipts_have_them(folder: Path) -> None:
     _state(folder)
-    text = _rendered(folder, "{{verdicts}}\n\n{{threads}}\n\n{{searched}}\n\n{{strength}}\n\n{{environment}}\n")
+    text = _rendered(folder, "{{verdicts}}\n\n{{threads}}\n\n{{searched}}\n\n{{environment}}\n")
     assert "| cpu | traced | CPU | CONFIRMED | not measured |" in text
-    assert "CONFIRMED: the tree is wrong, and right with the patch. Fixed in toykernel 2.0." in text
+    assert "CONFIRMED: the tree has the bug, and with the patch it does not. Fixed in toykernel 2.0." in text
     assert (
         "- [#12](https://github.com/example/toykernel/pull/12) (merged, 2026-11-20): It fixes the same line.\n"
         "- [another/project#3](https://github.com/another/project/issues/3) (open, 2026-11-19): It reports the same.\n"
     ) in text
     assert "Searched on 2026-11-21 for:\n\n- “weights”\n- “first weight”\n" in text
-    assert "Mutation score: not measured." in text
-    assert re.search(r"toykernel 1\.0; no GPU: Python [\d.]+, torch", text)
+    assert re.search(r"toykernel 1\.0 \(no GPU: Python [\d.]+, torch", text)
     assert f"Not judged: default branch at {'2' * 12} of 2026-08-22." in text
     (folder / "ask.patch").write_text((folder / "fix.patch").read_text().replace("value * weight", "weight * value"))
     assert "weight * value" in _rendered(folder, "{{diff}}\n"), (
@@ -174,12 +173,7 @@ def test_what_nothing_states_is_an_error_and_never_empty(folder: Path) -> None:
     ("old", "new", "reason"),
     [
         ("# scale", "# Scale", "its first line is not '# ' and the title of pack.toml"),
-        ("{{script}}", "", "{{script}} is missing above the line"),
         ("\n---\n", "\n", "it has no line '---'"),
-        ("**Cause.**", "Because:", "**Cause.** is missing above the line"),
-        ("**Fix.**", "Repair:", "**Fix.** is missing above the line"),
-        ("**Related.**", "See:", "**Related.** is missing above the line"),
-        ("{{environment}}", "torch 2", "{{environment}} is missing above the line"),
         ("Other dtypes.", "The contract judges packs.", "above the line: contract, packs"),
         ("Other dtypes.", "word " * 300, "words above the line beside code, more than 300"),
         (
@@ -188,11 +182,6 @@ def test_what_nothing_states_is_an_error_and_never_empty(folder: Path) -> None:
             "words of this repository above the line: CONFIRMED, strength",
         ),
         ("Other dtypes.", "TODO", "'TODO' is left in it"),
-        ("Other dtypes.", "![figure](data/time.png)", "an image that is not on the web"),
-        ("Other dtypes.", '<img width="1" src="data/time.png">', "an image that is not on the web"),
-        ("Other dtypes.", "It is 0.12345678901234.", "a number with every digit"),
-        ("Other dtypes.", "It measured {'a': 1.5}.", "a raw mapping"),
-        ("Other dtypes.", "It stops at 18 sites of 27 sites.", "the unit stands there twice"),
         ("Other dtypes.", "It is {{figure:cpu:none}}.", "no such figure in the pristine lane"),
         ("Other dtypes.", "Other shapes.", "README.md: not what report.in.md renders to from the receipts. Next: "),
     ],
@@ -205,7 +194,7 @@ def test_what_a_maintainer_would_not_read_is_named(folder: Path, old: str, new: 
 
 def test_a_report_is_written_once_and_missing_until_then(folder: Path) -> None:
     (folder / "README.md").unlink(missing_ok=True)
-    assert "README.md: missing. Next: runner.py report 01_confirmed --write" in report.errors(load.load_pack(folder))
+    assert any("README.md: not what report.in.md renders to" in one for one in report.errors(load.load_pack(folder)))
     assert report.write(load.load_pack(folder))
     assert not report.write(load.load_pack(folder))
 
@@ -281,7 +270,7 @@ def test_the_output_names_the_patch_that_gave_it(folder: Path) -> None:
     (folder / "receipts/ask/cpu.traced.json").write_text(json.dumps(document))
     assert f"# toykernel commit {COMMIT[:12]} with the patch, no GPU" in _rendered(folder, "{{script}}\n")
     environment = _rendered(folder, "{{environment}}\n")
-    assert f"toykernel commit {COMMIT[:12]} of 2026-08-21; no GPU: Python" in environment, "the tree of the output"
+    assert f"toykernel commit {COMMIT[:12]} of 2026-08-21 (no GPU: Python" in environment, "the tree of the output"
     assert "Same bug: 1.0. Not judged: default branch at " in environment
     for lane in document["lanes"].values():
         lane |= {"script": "UNSUPPORTED: needs a GPU", "printed": "UNSUPPORTED: needs a GPU"}
@@ -342,15 +331,13 @@ def test_the_strength_is_that_of_the_record_and_stale_with_the_probe(folder: Pat
     )  # fmt: skip
     path = folder / "receipts/strength.cpu.traced.json"
     path.write_text(receipt.to_json(asdict(record)))
-    text = _rendered(folder, "{{verdicts}}\n\n{{strength}}\n")
-    assert "| CONFIRMED | 38/40, 2026-11-21 |" in text
-    assert "Mutation score: cpu (traced): 38 of 40 mutants refused, 2026-11-21." in text
+    text = _rendered(folder, "{{verdicts}}\n")
+    assert "| CONFIRMED | 38 of 40, 2026-11-21 |" in text
     (folder / "reproduce.py").write_text((folder / "reproduce.py").read_text() + "\nANOTHER = 1\n")
-    text = _rendered(folder, "{{verdicts}}\n\n{{strength}}\n")
-    assert "| CONFIRMED STALE | 38/40, 2026-11-21 STALE |" in text
-    assert "2026-11-21, STALE." in text
+    text = _rendered(folder, "{{verdicts}}\n")
+    assert "| CONFIRMED STALE | 38 of 40, 2026-11-21 STALE |" in text
     path.write_text("{}")
-    assert "not measured" in _rendered(folder, "{{strength}}\n"), "check says why it cannot be read"
+    assert "not measured" in _rendered(folder, "{{verdicts}}\n"), "check says why it cannot be read"
 
 
 @pytest.mark.parametrize(

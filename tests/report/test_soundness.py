@@ -26,12 +26,6 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
         ("reproduce.py", "# /// script", "# // script", "it has no PEP 723 header"),
         ("reproduce.py", "toykernel==1.0", "toykernel>=1.0", "does not pin toykernel exactly"),
         ("reproduce.py", "toykernel==1.0", "toykernel==1.1", "its header pins toykernel==1.1, pack.toml says 1.0"),
-        (
-            "reproduce.py",
-            'toykernel==1.0"]',
-            'toykernel==1.0", "torch==1.0"]',
-            "no receipt was made with its header's torch",
-        ),
         ("reproduce.py", "reproduce.py", "it", "its docstring does not say how reproduce.py is run"),
         ("reproduce.py", "import sys\n", "import sys\nimport kit\n", "it imports from this repository"),
         ("fix.patch", "Subject: ", "", "does not open with 'Subject: '"),
@@ -42,13 +36,13 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
         ("fix.patch", "weights[0] for value", "weights[1] for value", "does not apply to toykernel 1.0"),
         (
             "pack.toml",
-            'loads = ["src/toykernel/scale.py"]',
+            "timeout_s = 60",
             'loads = ["src/toykernel/other.py"]',
             "does not change src/",
         ),
         (
             "pack.toml",
-            'verdict = "CONFIRMED"',
+            "timeout_s = 60",
             'verdict = "FIXED_UPSTREAM"',
             "shows CONFIRMED, pack.toml expects FIXED",
         ),
@@ -68,7 +62,7 @@ def test_each_rule_is_held(judged: Workbench, file: str, old: str, new: str, rea
     assert reason in ended.stdout
 
 
-@pytest.mark.parametrize("file", ["reproduce.py", "fix.patch", "README.md"])
+@pytest.mark.parametrize("file", ["reproduce.py", "fix.patch"])
 def test_a_missing_file_is_named(judged: Workbench, file: str) -> None:
     path = judged.packs / "01_confirmed" / file
     text = path.read_text()
@@ -89,6 +83,6 @@ def test_list_says_what_each_target_can_show(workbench: Workbench) -> None:
     workbench.lay("01_confirmed")
     (document,) = json.loads(workbench.run("list", "--json").stdout)
     cpu = document["targets"]["cpu"]
-    assert (cpu["expected"], cpu["state"], cpu["verdict"], cpu["strength"]) == ("CONFIRMED", "none", "", "")
+    assert (cpu["expected"], cpu["state"], cpu["verdict"], cpu["strength"]) == ("CONFIRMED", "none", "", "not measured")
     workbench.recorded()
     assert "CONFIRMED (traced), fresh" in workbench.run("list").stdout

@@ -47,11 +47,11 @@ def _before_the_beginning(data: bytes) -> bytes:
     ("file", "data", "reason"),
     [
         (TAR, _tar({"a/../../evil.py": b"x"}, lambda _: None), "leads out of the folder"),
-        (TAR, _tar({"/srv/evil.py": b"x"}, lambda _: None), "has an absolute or foreign name"),
+        (TAR, _tar({"/srv/evil.py": b"x"}, lambda _: None), "leads out of the folder"),
         (TAR, _tar({"a/link": b""}, _link), "is a link or a device"),
         (TAR, _tar({"a/x.py": b"x" * 9999}, lambda _: None)[:60], "damaged archive"),
         (ZIP, _zip("../evil.py"), "leads out of the folder"),
-        (ZIP, _zip("C:/evil.py"), "has an absolute or foreign name"),
+        (ZIP, _zip("C:/evil.py"), "leads out of the folder"),
         (ZIP, b"no zip at all", "damaged archive"),
         (ZIP, _before_the_beginning(_zip("a/x.py")), "damaged archive: the member 'a/x.py': Invalid"),
     ],

@@ -67,12 +67,12 @@ def test_other_releases_are_judged_by_their_wheels(workbench: Workbench) -> None
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ('fix = "none"', 'fix = "patch"', "fix: a wheel of compiled code cannot be patched"),
-        ('commit = ""', 'commit = "abc"', "upstream.commit: not 40 lower-case hexadecimal digits"),
+        ('fix = "none"', 'fix = "patch"', "fix, head: a compiled wheel is judged as it is"),
+        ("license = ", 'commit = "abc"\nlicense = ', "upstream.commit: 'abc' is not 40 lower-case hexadecimal digits"),
         (
             "[requires]",
             f'[head]\ncommit = "{"1" * 40}"\ndate = 2026-11-21\nverdict = "REPRODUCED"\n\n[requires]',
-            "head: the pinned wheel is compiled",
+            "fix, head: a compiled wheel is judged as it is",
         ),
     ],
 )

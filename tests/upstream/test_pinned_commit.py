@@ -123,10 +123,14 @@ def test_a_pinned_commit_that_cannot_be_had_is_an_error(workbench: Workbench) ->
 @pytest.mark.parametrize(
     ("old", "new", "reason"),
     [
-        ("date = 2026-08-22\n", "", "upstream.date: a pinned commit states its date"),
-        ("date = 2026-08-22\n", 'version = "1.0"\n', "upstream.file: the key is missing"),
-        ('repository = "https', 'repository = "ext::https', "is no https:// URL"),
-        ('modules = ["toykernel"]', 'modules = ["toykernel"]\nfile = "a.zip"', "upstream.version: a release has one"),
+        ("date = 2026-08-22\n", "", "a commit has commit, date and an https:// repository"),
+        ("date = 2026-08-22\n", 'version = "1.0"\n', "a release has version, file and sha256"),
+        ('repository = "https', 'repository = "ext::https', "is not an http(s) URL"),
+        (
+            'modules = ["toykernel"]',
+            'modules = ["toykernel"]\nfile = "a.zip"',
+            "a release has version, file and sha256",
+        ),
     ],
 )
 def test_half_a_release_is_refused(workbench: Workbench, old: str, new: str, reason: str) -> None:
