@@ -73,10 +73,8 @@ def trial(folder: Path, session: Session) -> tuple[LaneRecord | None, str]:
     account = session.run([cell])
     if account.interrupted:
         raise KeyboardInterrupt
-    judged = session.judge.judged(cell)
-    lane = judged.pristine if judged else None
-    failure = account.failed.get(cell.name)
-    return lane, "" if lane else failure.reason if failure else "no lane ended"
+    outcome = account.results.get(cell.name)
+    return (outcome.pristine, outcome.judgement.reason) if outcome else (None, "no lane ended")
 
 
 def learn(folder: Path, release: Release, stated: Stated, host: Host, lane: LaneRecord) -> None:

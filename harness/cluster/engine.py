@@ -25,10 +25,11 @@ from harness.core import files
 from harness.lane.record import LaneEnd
 from harness.schedule.lane_runner import Runner
 from harness.schedule.scheduler import Account
-from harness.schedule.session import CellJudge, Session
+from harness.schedule.session import Session, Settling
 from harness.schedule.task import expected_seconds
-from harness.schedule.workers import Failure, failure_of
 from harness.verdict.cell import Cell
+from harness.verdict.outcome import Outcome, unjudged
+from harness.verdict.pack_verdict import Judgement
 
 #: Tasks of an array: Slurm's own limit (MaxArraySize) is 1001 where nobody set another.
 MOST_TASKS = 1000
@@ -82,16 +83,19 @@ class SlurmEngine:
         slurm.prepare(self.settings)
         folder = beside(session.folder)
         (folder / "jobs").mkdir(parents=True, exist_ok=True)
-        collection = Collection(self.settings, session, folder, self.tell)
-        account = collection.account
+        cells = list(cells)
+        account = Account(planned=session.planned(cells))
+        collection = Collection(self.settings, session, folder, self.tell, account)
         try:
             collection.begin(cells)
             collection.collect()
         except KeyboardInterrupt:
             account.interrupted = True
             collection.cancel()
-        if not account.interrupted and not account.failed and not account.not_run:
+        if not account.interrupted and not account.not_run and all(one.runs for one in account.results.values()):
             shutil.rmtree(folder, ignore_errors=True)
+        for cell in cells:
+            Settling(session, account).settle(cell, at_end=True)
         return account
 
 
@@ -103,12 +107,16 @@ class Collection:
     session: Session  # whose journal takes the ends of lanes
     folder: Path  # what is known, on disk
     tell: Callable[[str], None]  # takes a line for people
-    account: Account = field(default_factory=Account)  # what came of it
-    _names: dict[tuple[str, ...], list[str]] = field(default_factory=dict)  # of the cells, by the keys of their lanes
+    account: Account  # what is planned, and what came of it
+    _cells: dict[tuple[str, ...], list[Cell]] = field(default_factory=dict)  # by the keys of their lanes
     _waiting: dict[str, Work] = field(default_factory=dict)  # by Slurm's names of the tasks
     _over_since: dict[str, float] = field(default_factory=dict)
     _said: str = ""
     _total: int = 0
+
+    @property
+    def _settling(self) -> Settling:
+        return Settling(self.session, self.account)
 
     @property
     def _job_name(self) -> str:
@@ -121,7 +129,7 @@ class Collection:
         self.account.resumed = sum(ended)
         self._total = len(ended) - sum(ended)
         self.session.listener.planned(self._total, None)
-        left = [work for work in self._not_followed(works) if self.session.judge.missing(work.cell)]
+        left = [work for work in self._not_followed(works) if self._settling.missing(work.cell)]
         for array in arrays_of(self._laid_out(left)):
             self._submit(array)
 
@@ -129,13 +137,13 @@ class Collection:
         """List the cells that can be judged; of two with the same lanes (the newest release is the pinned one) one."""
         session, found = self.session, dict[tuple[str, ...], Work]()
         for cell in cells:
-            lanes = tuple(session.tasks([cell]))
+            lanes = tuple(self.account.planned[cell.name])
             if lanes:
                 kind, jobs = self.settings.gpu_types.get(cell.gpu, ""), session.most_jobs * lanes[0].cores
                 cache = session.cache
                 work = Work(cell, lanes, kind or "", cache.root, cache.mirrors, session.repeat, jobs)
                 found.setdefault(work.keys, work)
-                self._names.setdefault(work.keys, []).append(cell.name)
+                self._cells.setdefault(work.keys, []).append(cell)
         return list(found.values())
 
     def _not_followed(self, works: list[Work]) -> list[Work]:
@@ -155,7 +163,7 @@ class Collection:
         """Lay out in the cache what nodes need, since they reach no network; return the work where that went well."""
         session = self.session
         runner = Runner(session.cache, session.host, session.folder, session.folder)
-        failures: dict[tuple[str, str, str], Failure | None] = {}
+        failures: dict[tuple[str, str, str], Judgement | None] = {}
         for work in left:
             shared = (work.cell.pack.name, work.cell.column, work.cell.stated.dependencies)
             if shared not in failures:
@@ -163,9 +171,9 @@ class Collection:
                 try:
                     runner.prepare(work.cell)
                 except Exception as error:  # noqa: BLE001 - the other cells go on; this one reports it
-                    failures[shared] = failure_of(error, work.cell)
+                    failures[shared] = unjudged(error, work.cell).judgement
             self._fail(work, failures[shared])
-        return [work for work in left if self._names[work.keys][0] not in self.account.failed]
+        return [work for work in left if work.cell.name not in self.account.results]
 
     def _submit(self, array: list[Work]) -> None:
         """Submit an array; where Slurm does not take it, its cells are not run."""
@@ -189,11 +197,11 @@ class Collection:
             shutil.copytree(pack.inputs or pack.folder, copy)
         return replace(work, cell=replace(work.cell, pack=replace(pack, inputs=copy)))
 
-    def _fail(self, work: Work, failure: Failure | None) -> None:
+    def _fail(self, work: Work, failure: Judgement | None) -> None:
         if failure is not None:
-            for name in self._names[work.keys]:
-                self.account.failed[name] = failure
-                self.session.listener.failed(name, failure.reason)
+            for cell in self._cells[work.keys]:
+                self.account.results[cell.name] = Outcome(cell, failure)
+                self.session.listener.failed(cell.name, failure.reason)
 
     def _give_up(self, work: Work, reason: str) -> None:
         for key in work.keys:
@@ -260,7 +268,7 @@ class Collection:
 
     def _take(self, work: Work, showed: Showed) -> None:
         """Give the journal what a task showed; what it has already it keeps."""
-        account, judge = self.account, CellJudge(self.session, self.account)
+        account = self.account
         account.elsewhere |= dict.fromkeys(work.keys, showed.host)
         account.not_run |= showed.not_run
         account.faults += showed.faults
@@ -270,9 +278,8 @@ class Collection:
             if end.key not in self.session.journal:
                 self._append(work, end, showed.logs[end.log.file] if end.log else "")
         self._fail(work, showed.failure)
-        judged = None if judge.missing(work.cell) else judge.judged(work.cell)
-        if judged is not None:
-            judge.recorded(judged)  # a problem is told in the end, by whoever asks for the receipt
+        for cell in self._cells[work.keys]:
+            self._settling.settle(cell)
 
     def _append(self, work: Work, end: LaneEnd, log: str) -> None:
         """Write a lane's log, then its end, and tell of it."""

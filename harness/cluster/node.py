@@ -22,8 +22,8 @@ from harness.schedule.journal import Journal
 from harness.schedule.scheduler import GpuFault
 from harness.schedule.session import Session
 from harness.schedule.task import Task
-from harness.schedule.workers import Failure
 from harness.verdict.cell import Cell
+from harness.verdict.pack_verdict import Judgement
 
 #: A lane may last so many times as long as it did before: another node, and a cache with nothing compiled.
 MARGIN = 4.0
@@ -72,7 +72,7 @@ class Showed:
     logs: dict[str, str] = field(default_factory=dict)  # the scrubbed log of each, by its path in the run folder
     not_run: dict[str, str] = field(default_factory=dict)  # why a lane was not run, by its key
     faults: tuple[GpuFault, ...] = ()  # of the GPUs that the task had
-    failure: Failure | None = None  # why the cell could not be laid out
+    failure: Judgement | None = None  # why the cell could not be judged
 
 
 def judge(work: Work) -> Showed:
@@ -114,10 +114,11 @@ def _judged(work: Work, host: Host, pool: GpuPool) -> Showed:
         account = session.run([cell], receipts=False)
         if account.interrupted:
             raise KeyboardInterrupt
-        key_of = {task.key: key for task, key in zip(session.tasks([cell]), work.keys, strict=True)}
+        key_of = {task.key: key for task, key in zip(account.planned[cell.name], work.keys, strict=True)}
         found = {key: session.journal.read(own) for own, key in key_of.items()}
         ends = tuple(replace(end, key=key, place=work.place) for key, end in found.items() if end is not None)
-        failure = account.failed.get(cell.name)
+        outcome = account.results.get(cell.name)
+        failure = None if outcome is None or outcome.runs else outcome.judgement
         if failure is not None:
             failure = replace(failure, reason=redaction.of_host(cache.places).scrub(failure.reason))
         return Showed(

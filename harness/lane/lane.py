@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -103,7 +103,8 @@ def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneRun:
     with cache.guard(), cache.scratch("lane-") as work:
         seals = [layout.lay_out() for layout in layouts]
         built_environment.check(cache, lane.environment)
-        with jit_folder(cache, kept_key(lane, host), work) as kept, Log(log) as output:
+        jit = nullcontext(work / "jit") if lane.is_wrong_fix else jit_folder(cache, kept_key(lane, host), work)
+        with jit as kept, Log(log) as output:
             environment.make_folders(work, kept)
             ran = _run(lane, work, kept, output)
         try:

@@ -24,9 +24,10 @@ from harness.receipt import receipt, strength, wrong_fixes
 from harness.receipt.receipt import FIRST_SIGHT
 from harness.receipt.strength import Fate, MutantRecord, Strength
 from harness.schedule.session import Session
-from harness.schedule.task import tasks
 from harness.upstream import tree
 from harness.verdict.cell import Cell
+from harness.verdict.outcome import Outcome
+from harness.verdict.pack_verdict import Judgement
 
 #: A mutant's lane may take so many times the seconds of the fix's own lane, and so many seconds besides: that one may
 #: have found its kernels compiled, and fewer lanes beside it.
@@ -123,28 +124,27 @@ class Campaign:
             results[one.cell.name] = self._result(one, [trial for trial in trials if trial.reference is one])
         return [results[cell.name] for cell in cells]
 
-    def _lanes(self, cells: list[Cell]) -> dict[str, str]:
-        """Run the lanes of cells; return why some could not be laid out, by their names."""
+    def _lanes(self, cells: list[Cell]) -> dict[str, Outcome]:
+        """Run the lanes of cells; return what came of them, by their names."""
         if not cells or self.interrupted:
             return {}
         account = self.session.run(cells, receipts=False)
         self.interrupted = account.interrupted
-        return {name: failure.reason for name, failure in account.failed.items()}
+        return account.results
 
     def _references(self, cells: list[Cell]) -> tuple[dict[str, Result], list[_Reference]]:
         """Run both lanes of each pack itself; return the results of those that say nothing, and the others."""
         results = {cell.name: Result(cell, None, why) for cell in cells if (why := _unmeasured(cell))}
         judged = [cell for cell in cells if cell.name not in results]
-        failed = self._lanes(judged)
+        outcomes = self._lanes(judged)
         references = []
         for cell in [] if self.interrupted else judged:
-            outcome = None if cell.name in failed else self.session.judge.judged(cell)
-            verdict = outcome.judgement.verdict if outcome else Verdict.ERROR
-            if outcome and outcome.pristine and outcome.patched and verdict == Verdict.CONFIRMED:
-                gpu = next((gpu.name for gpu in outcome.last[-1].gpus), "")
+            outcome = outcomes.get(cell.name) or Outcome(cell, Judgement(Verdict.ERROR, "it was not judged"))
+            verdict, why = outcome.judgement.verdict, outcome.judgement.reason
+            if outcome.pristine and outcome.patched and verdict == Verdict.CONFIRMED:
+                gpu = next((gpu.name for gpu in outcome.gpus), "")
                 references.append(_Reference(cell, outcome.pristine, outcome.patched.seconds, gpu))
                 continue
-            why = outcome.judgement.reason if outcome else failed.get(cell.name, "it was not judged")
             problem = f"its own fix gives {verdict}, so that wrong ones say nothing"
             results[cell.name] = Result(cell, None, f"{problem}: {why}" if why else problem, verdict)
         return results, references
@@ -180,14 +180,15 @@ class Campaign:
     def _judge(self, trials: list[_Trial]) -> None:
         """Run the lanes of the mutants that wait for one; a mutant whose lane said nothing waits for another."""
         waiting = [trial for trial in trials if trial.waits]
-        failed = self._lanes([trial.cell for trial in waiting])
+        outcomes = self._lanes([trial.cell for trial in waiting])
         for trial in waiting:
             cell = trial.cell
-            end = self.session.journal.read(tasks(cell, self.session.host, 1)[0].key)
+            outcome = outcomes.get(cell.name)
+            end = next(iter(outcome.last), None) if outcome else None
             found = fates.of_lane(replace(trial.record, reason=""), trial.reference.pristine, end)
             nothing = end is not None and fates.says_nothing(end.record)
-            if cell.name in failed:
-                found = replace(found, reason=failed[cell.name])
+            if outcome and end is None:
+                found = replace(found, reason=outcome.judgement.reason)
             elif cell.alone and found.fate == Fate.UNJUDGED:
                 found = replace(found, reason=f"{found.reason} (run twice, the second time alone)")
             if end is not None and end.log is not None:

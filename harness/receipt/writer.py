@@ -8,16 +8,16 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.core import files, structure
+from harness.core import files
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError
-from harness.core.words import Evidence, LaneName
+from harness.core.words import LaneName
 from harness.host.gpus import Gpu
 from harness.host.host import Host
-from harness.lane.record import LaneRecord, LogRecord
+from harness.lane.record import LogRecord
 from harness.pack.model import Pack
 from harness.receipt import receipt, redaction
 from harness.receipt.redaction import Scrubber
@@ -53,12 +53,6 @@ def scrubber(
 def without_lane_folders(text: str) -> str:
     """Name the folders that were a lane's own: their random names say nothing."""
     return LANE_FOLDER.sub(lambda match: LANE_NAMES[match[1]], text)
-
-
-def scrubbed(scrub: Scrubber, what: str, record: LaneRecord) -> LaneRecord:
-    """Return a lane's record with every text in it scrubbed, or raise PrivateTextError."""
-    document = scrub.document(asdict(record), what, without_lane_folders)
-    return structure.structure(document, LaneRecord)
 
 
 def host_record(host: Host, gpus: tuple[Gpu, ...]) -> receipt.HostRecord:
@@ -106,7 +100,7 @@ def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> receipt
     """Build the receipt of an outcome whose lanes ran."""
     cell, members = outcome.cell, outcome.dependency_set
     assert members is not None  # noqa: S101 - for the type checker: its lanes ran
-    pack, gpus = cell.pack, outcome.last[-1].gpus if cell.evidence == Evidence.EXECUTED else ()
+    pack = cell.pack
     return receipt.Receipt(
         schema=receipt.SCHEMA,
         pack=pack.name,
@@ -132,7 +126,7 @@ def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> receipt
             packages=members.versions,
         ),
         lanes={str(name): record for name, record in outcome.lanes.items()},
-        host=host_record(_as_lanes_saw_it(host, members), gpus),
+        host=host_record(_as_lanes_saw_it(host, members), outcome.gpus),
         log=log,
         command=command,
         started=started(outcome),
@@ -178,10 +172,10 @@ def write(outcome: Outcome, made_by: MadeBy, folder: Path, logs: Mapping[LaneNam
     digest = files.sha256_bytes(text.encode())
     log = LogRecord(f"{name}.{digest[:12]}.log", digest)
     scrub = scrubber(cell.pack, made_by.cache, made_by.host, outcome.dependency_set, {})
-    document = receipt.document_of(build(outcome, made_by.host, made_by.command, log))
-    lanes = document.pop("lanes")
-    clean = scrub.document(document, "receipt", without_lane_folders)
-    return _put(folder / f"{name}.json", receipt.to_json({**clean, "lanes": lanes}), folder / log.file, text)
+    built = build(outcome, made_by.host, made_by.command, log)
+    clean = scrub.document(replace(built, lanes={}), "receipt", without_lane_folders)
+    document = receipt.document_of(replace(clean, lanes=built.lanes))
+    return _put(folder / f"{name}.json", receipt.to_json(document), folder / log.file, text)
 
 
 def publish(path: Path, folder: Path) -> Path:

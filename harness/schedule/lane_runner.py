@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
-import shutil
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass, replace
 from enum import Enum
 from pathlib import Path
@@ -16,6 +13,8 @@ from harness.core.cache import Cache
 from harness.core.seal import Layout
 from harness.core.words import LaneName, LaneVerdict
 from harness.host import host as this_host
+from harness.host.gpu_health import GpuWatch
+from harness.host.gpus import Device
 from harness.host.host import Host
 from harness.lane import built_environment, lane
 from harness.lane.environment import Share
@@ -33,11 +32,6 @@ from harness.verdict.cell import Cell
 
 #: Raw logs that could not be scrubbed, or whose lane ended in an error, are kept here for whoever runs it.
 RAW_LOGS = "raw"
-#: The caches whose keys hash what was compiled - the source with all that it refers to, options, compiler, target -
-#: so that a result of the right fix is that of any tree with the same kernel.
-LENT = ("triton", "tilelang", "inductor", "cuda")
-#: How Triton's files begin that name the other files of one kernel, by their whole paths.
-GROUP = "__grp__"
 
 
 @dataclass(frozen=True)
@@ -52,8 +46,6 @@ class Prepared:
     must_load: tuple[str, ...]  # those of them that the patch changes: the probe has to load them in the patched lane
     dependency_set: DependencySet  # what the lanes import
     dependencies: Layout  # the folder of it
-    #: the tree with the pack's own patch, where the cell has a wrong one: its lane's JIT results serve this one, too
-    like: Tree | None = None
 
 
 class Stopped(Enum):
@@ -61,6 +53,14 @@ class Stopped(Enum):
 
     ABANDONED = "abandoned"
     CUT = "the budget ended while it ran"
+
+
+@dataclass(frozen=True)
+class Unfit:
+    """A lane on GPUs that make what it says worthless."""
+
+    faults: tuple[tuple[str, str], ...] = ()  # of the GPUs, by their numbers
+    taken: tuple[str, ...] = ()  # the numbers of GPUs that another program uses, for a lane that measures
 
 
 @dataclass(frozen=True)
@@ -75,6 +75,8 @@ class Runner:
     threads: int = 1  # that a lane's libraries use, the same in all lanes: sums depend on their number
     stop_at: float | None = None  # when the budget ends, on the monotonic clock; None without one
     keep_raw: bool = False  # whether the raw log of a lane that ended in an error stays in the run folder
+    watch: GpuWatch | None = None  # looks at the GPUs before and after lanes; None: nobody does
+    locks: Path | None = None  # the folder of the files that lanes lock while they share a GPU; None: the cache's
 
     def prepare(self, cell: Cell) -> Prepared:
         """Fetch and unpack what the lanes of a cell need, and patch its tree.
@@ -114,12 +116,35 @@ class Runner:
                 continue
             changed = set(patch.changed_files(pristine, patched))
             must_load = tuple(path for path in prepared.loads if path in changed)
-            like: Tree | None = None
-            if cell.is_wrong_fix:
-                with suppress(patch.StalePatchError, OSError):
-                    like = patch.apply(self.cache, pristine, upstream, likely, exact=cell.source.is_pinned)
-            return replace(prepared, patched=patched, patch=file.name, must_load=must_load, like=like)
+            return replace(prepared, patched=patched, patch=file.name, must_load=must_load)
         return replace(prepared, patch=candidates[0].name, stale=stale)
+
+    def run(self, task: Task, prepared: Prepared, placement: Placement) -> LaneEnd | Stopped | Unfit:
+        """Run a lane on GPUs that are healthy before it and after it."""
+        folder = self.locks or self.cache.root / "locks"
+        shared = () if task.exclusive else placement.devices  # a lane that has its GPUs for itself asks nobody
+        locks = tuple(folder / f"gpu-{files.key_of(device.token)}.lock" for device in shared)
+        if locks:
+            folder.mkdir(parents=True, exist_ok=True)
+        watch = self.watch
+        if watch is None:
+            return self.attempt(task, prepared, placement, locks)
+        entered: list[Device] = []
+        faults, taken = [], []
+        for device in placement.devices:
+            fault, why = watch.enter(device, measures=task.cell.measures)
+            faults += [(device.number, fault)] if fault else []
+            taken += [device.number] if why else []
+            entered += [] if fault or why else [device]
+        found: LaneEnd | Stopped = Stopped.ABANDONED
+        try:
+            if not faults and not taken:
+                found = self.attempt(task, prepared, placement, locks)
+        finally:
+            for device in entered:
+                fault = watch.leave(device, look=found != Stopped.ABANDONED)
+                faults += [(device.number, fault)] if fault else []
+        return Unfit(tuple(faults), tuple(taken)) if faults or taken else found
 
     def attempt(
         self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]
@@ -164,8 +189,11 @@ class Runner:
             stops=cell.is_wrong_fix and not cell.judges_all and is_patched,
         )
         raw = self.scratch / f"{task.key}.log"
-        with lent(self.cache, self.host, wanted, prepared.like) if wanted.is_wrong_fix else nullcontext():
+        try:
             run = lane.run(self.cache, self.host, wanted, raw)
+        finally:
+            if wanted.is_wrong_fix:  # nobody wants its tree again
+                seal.forget(self.cache, tree.KIND, source.key, self.cache.entry(tree.KIND, source.key))
         if run.ended.reason == lane.ABANDONED:
             return Stopped.ABANDONED
         if wanted.timeout < whole and run.ended.reason == "timed out":
@@ -183,7 +211,7 @@ class Runner:
         raw = run.log.read_text("utf-8", errors="replace")
         try:
             text: str = scrub.document(raw, "log", writer.without_lane_folders)
-            record = writer.scrubbed(scrub, "lane", record)
+            record = scrub.document(record, "lane", writer.without_lane_folders)
         except PrivateTextError as error:
             status, seconds, tree_sha256 = record.exit_status, record.seconds, record.tree
             record = LaneRecord(LaneVerdict.ERROR, str(error), status, seconds, 0, 0, tree_sha256, "")
@@ -196,39 +224,3 @@ class Runner:
         with room.guard(self.folder, "the run folder", "--cache DIR (of a sweep: --runs DIR)"):
             files.write_atomic(self.folder / task.log, text)  # the disk has it before the journal speaks of it
         return record, LogRecord(task.log, files.sha256_bytes(text.encode()))
-
-
-def _copy(source: str, target: str) -> str:
-    """Copy a file; write it anew where it names the folder that it lies in. A link would break the source's seal."""
-    old, new = Path(source), Path(target)
-    if old.name.startswith(GROUP):
-        text = old.read_text(encoding="utf-8")
-        new.write_text(text.replace(str(old.parents[0]), str(new.parents[0])), encoding="utf-8")
-    else:
-        shutil.copy2(old, new)
-    return target
-
-
-@contextmanager
-def lent(cache: Cache, host: Host, wrong: Lane, like: Tree | None) -> Iterator[None]:
-    """Let a lane on a wrong fix begin with the JIT results of the right one; remove its own, and its tree, behind it.
-
-    What torch's C++ extensions build is not lent: ninja goes by the times of files.
-    `like` is the tree with the right fix; None where it cannot be laid out.
-    """
-    own = lane.kept_key(wrong, host)
-    target = cache.entry("jit", own)
-    seal.forget(cache, "jit", own, target)  # of a runner that was killed meanwhile
-    try:
-        if like is not None:
-            right = lane.kept_key(replace(wrong, tree=like), host)
-            source = cache.entry("jit", right)
-            if not target.exists() and source.is_dir() and seal.kept(cache, "jit", right, source):
-                for name in (one for one in LENT if (source / one).is_dir()):
-                    shutil.copytree(source / name, target / name, copy_function=_copy)
-                target.mkdir(parents=True, exist_ok=True)
-                seal.keep(cache, "jit", own, target)
-        yield
-    finally:
-        seal.forget(cache, "jit", own, target)
-        seal.forget(cache, tree.KIND, wrong.tree.key, cache.entry(tree.KIND, wrong.tree.key))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 
 from harness.core import files, strict_json
@@ -161,21 +161,18 @@ def at_least(tasks: Iterable[Task], jobs: int) -> float | None:
 
 @dataclass(frozen=True)
 class Estimates:
-    """How long lanes take: as in an earlier run, else as in the committed receipts, else nobody knows."""
+    """How long lanes take, by the committed receipts; of a lane that none tells of, nobody knows."""
 
-    #: seconds by cell name, evidence and lane
-    earlier: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
-    urgent: Collection[str] = ()  # the names of the cells that the newest of the earlier runs left out
+    urgent: Collection[str] = ()  # the names of the cells that the run before left out
     _receipts: dict[str, dict[tuple[str, str], float]] = field(default_factory=dict)
 
     def of(self, task: Task) -> Task:
         """Return the task with its expected seconds, and whether it was left out last time."""
-        cell, lane = task.cell, task.lane
-        seconds = self.earlier.get((cell.name, str(cell.evidence), lane))
-        if seconds is None:  # of another release too: another release of the same kernels is the best guess there is
-            if cell.pack.name not in self._receipts:
-                self._receipts[cell.pack.name] = _of_receipts(cell.pack)
-            seconds = self._receipts[cell.pack.name].get((f"{cell.target}.{cell.evidence}", lane))
+        cell = task.cell
+        if cell.pack.name not in self._receipts:
+            self._receipts[cell.pack.name] = _of_receipts(cell.pack)
+        # of another release too: another release of the same kernels is the best guess there is
+        seconds = self._receipts[cell.pack.name].get((f"{cell.target}.{cell.evidence}", task.lane))
         return replace(task, seconds=seconds, urgent=cell.name in self.urgent)
 
 

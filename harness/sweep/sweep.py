@@ -18,6 +18,7 @@ from harness.schedule.journal import Journal
 from harness.schedule.scheduler import Account, GpuFault
 from harness.schedule.selection import taken
 from harness.schedule.session import Session
+from harness.schedule.task import Estimates
 from harness.sweep import baseline, outputs, run_folder, selection
 from harness.sweep.collector import Collector, marked
 from harness.sweep.results import SCHEMA, CellRow, HostRow, Results
@@ -110,7 +111,7 @@ class Sweep:
             command=order.command,
             listener=replace(self.usual.listener, fault=note),
             repeat=order.repeat,
-            estimates=run_folder.estimates(order.runs, folder.name),
+            estimates=Estimates(run_folder.left_out(order.runs, folder.name)),
             stop_at=None if order.budget is None else begun + order.budget,
             watch=GpuWatch(),
             faults=tuple(folder.faults),
@@ -120,8 +121,7 @@ class Sweep:
         self, session: Session, account: Account, compared: baseline.Baseline, cells: list[Cell]
     ) -> tuple[CellRow, ...]:
         places = {**self.usual.cache.places, self.order.folder.absolute(): "$PACKS", self.order.runs: "$RUNS"}
-        judge = replace(session.judge, account=account)
-        collector = Collector(judge, account, compared, redaction.of_host(places))
+        collector = Collector(session, account, compared, redaction.of_host(places))
         threads = {cell.pack.name: cell.pack.definition.known for cell in cells if cell.pack.definition.known}
         return tuple(marked([collector.row(cell) for cell in cells], threads))
 

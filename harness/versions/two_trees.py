@@ -54,9 +54,9 @@ def compared(session: Session, judged: list[tuple[Pack, str, Evidence]], trees: 
             cells.append(replace(cell, column=column))
     account = session.run(cells, receipts=False)
     for cell in cells:
-        failure = account.failed.get(cell.name)
-        if failure is not None and failure.wrong_call:
-            raise HarnessError(f"--{cell.column}: {failure.reason}")
+        outcome = account.results.get(cell.name)
+        if outcome is not None and outcome.problem:
+            raise HarnessError(f"--{cell.column}: {outcome.problem}")
     sides = [side_of(session, cell, account) for cell in cells]
     found = []
     for (pack, target, evidence), base, head in zip(judged, sides[::2], sides[1::2], strict=True):
