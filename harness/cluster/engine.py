@@ -12,7 +12,7 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -68,35 +68,27 @@ def minutes(array: Iterable[Work]) -> int:
     return max(SHORTEST, math.ceil((BESIDES + max(work.longest for work in array)) / 60))
 
 
-@dataclass(frozen=True)
-class SlurmEngine:
-    """Runs the lanes of a sweep as job arrays."""
+def run(settings: Settings, session: Session, cells: list[Cell]) -> Account:
+    """Judge cells on nodes, in job arrays; what an earlier command submitted is not submitted again.
 
-    settings: Settings  # how jobs are submitted
-    tell: Callable[[str], None]  # takes a line for people
-
-    def run(self, session: Session, cells: Iterable[Cell]) -> Account:
-        """Judge cells on nodes; what an earlier command submitted is not submitted again.
-
-        HarnessError is raised where Slurm's commands are not here.
-        """
-        slurm.prepare(self.settings)
-        folder = beside(session.folder)
-        (folder / "jobs").mkdir(parents=True, exist_ok=True)
-        cells = list(cells)
-        account = Account(planned=session.planned(cells))
-        collection = Collection(self.settings, session, folder, self.tell, account)
-        try:
-            collection.begin(cells)
-            collection.collect()
-        except KeyboardInterrupt:
-            account.interrupted = True
-            collection.cancel()
-        if not account.interrupted and not account.not_run and all(one.runs for one in account.results.values()):
-            shutil.rmtree(folder, ignore_errors=True)
-        for cell in cells:
-            Settling(session, account).settle(cell, at_end=True)
-        return account
+    HarnessError is raised where Slurm's commands are not here.
+    """
+    slurm.prepare(settings)
+    folder = beside(session.folder)
+    (folder / "jobs").mkdir(parents=True, exist_ok=True)
+    account = Account(planned=session.planned(cells))
+    collection = Collection(settings, session, folder, account)
+    try:
+        collection.begin(cells)
+        collection.collect()
+    except KeyboardInterrupt:
+        account.interrupted = True
+        collection.cancel()
+    if not account.interrupted and not account.not_run and all(one.runs for one in account.results.values()):
+        shutil.rmtree(folder, ignore_errors=True)
+    for cell in cells:
+        collection.settling.settle(cell, at_end=True)
+    return account
 
 
 @dataclass
@@ -106,7 +98,6 @@ class Collection:
     settings: Settings  # how jobs are submitted
     session: Session  # whose journal takes the ends of lanes
     folder: Path  # what is known, on disk
-    tell: Callable[[str], None]  # takes a line for people
     account: Account  # what is planned, and what came of it
     _cells: dict[tuple[str, ...], list[Cell]] = field(default_factory=dict)  # by the keys of their lanes
     _waiting: dict[str, Work] = field(default_factory=dict)  # by Slurm's names of the tasks
@@ -115,8 +106,13 @@ class Collection:
     _total: int = 0
 
     @property
-    def _settling(self) -> Settling:
+    def settling(self) -> Settling:
+        """What judges cells by the ends in the journal."""
         return Settling(self.session, self.account)
+
+    def tell(self, text: str) -> None:
+        """Say something to people."""
+        self.session.progress.tell(text)
 
     @property
     def _job_name(self) -> str:
@@ -128,8 +124,8 @@ class Collection:
         ended = [lane.key in self.session.journal for work in works for lane in work.lanes]
         self.account.resumed = sum(ended)
         self._total = len(ended) - sum(ended)
-        self.session.listener.planned(self._total, None)
-        left = [work for work in self._not_followed(works) if self._settling.missing(work.cell)]
+        self.session.progress.begin(self._total, None)
+        left = [work for work in self._not_followed(works) if self.settling.missing(work.cell)]
         for array in arrays_of(self._laid_out(left)):
             self._submit(array)
 
@@ -201,7 +197,7 @@ class Collection:
         if failure is not None:
             for cell in self._cells[work.keys]:
                 self.account.results[cell.name] = Outcome(cell, failure)
-                self.session.listener.failed(cell.name, failure.reason)
+                self.tell(f"{cell.name}: {failure.reason}")
 
     def _give_up(self, work: Work, reason: str) -> None:
         for key in work.keys:
@@ -279,7 +275,7 @@ class Collection:
                 self._append(work, end, showed.logs[end.log.file] if end.log else "")
         self._fail(work, showed.failure)
         for cell in self._cells[work.keys]:
-            self._settling.settle(cell)
+            self.settling.settle(cell)
 
     def _append(self, work: Work, end: LaneEnd, log: str) -> None:
         """Write a lane's log, then its end, and tell of it."""
@@ -291,7 +287,7 @@ class Collection:
         self.account.ran += 1
         said = end.verdict or "the patch does not apply"
         line = f"{self.account.ran}/{self._total} {lane.name}: {said}, {end.seconds:.1f} s on {end.place}"
-        self.session.listener.ended(lane, line)
+        self.session.progress.end(lane.key, line)
 
     def cancel(self) -> None:
         """Count what was returned until now, and cancel what is still to come: another command submits it again."""

@@ -76,11 +76,9 @@ def command(
     if broken:
         raise broken[0]
     order = Order(generated, unseen, matrix)
-    _refuse(order, is_rebase=is_rebase, is_kept=record or as_json)
+    _refuse(order, is_rebase=is_rebase, is_recorded=record, is_json=as_json)
     if is_rebase:
         return _rebased(chosen, shared.cache(functools.partial(terminal.echo, err=True)))
-    if record and not unseen:
-        campaign.refuse(order, chosen)
     with running.session(shared, has_folder=False) as (usual, progress):
         cache, here = usual.cache, usual.host
         words = (shared.packs.resolve(), target, *(one.name for one in chosen), order)
@@ -111,11 +109,13 @@ def command(
     return _status(results)
 
 
-def _refuse(order: Order, *, is_rebase: bool, is_kept: bool) -> None:
+def _refuse(order: Order, *, is_rebase: bool, is_recorded: bool, is_json: bool) -> None:
     """Raise HarnessError where options contradict each other."""
     if order.unseen and order.generated is not None:
         raise HarnessError("--unseen takes no other wrong fixes. Next: leave out --generated")
-    if is_rebase and (is_kept or order != Order()):
+    if is_recorded and order.generated is not None:
+        raise HarnessError("--record: pack.toml states how many are generated. Next: leave out --generated")
+    if is_rebase and (is_recorded or is_json or order != Order()):
         raise HarnessError("--rebase judges nothing. Next: leave out what chooses wrong fixes, --record and --json")
 
 

@@ -15,7 +15,6 @@ from harness.core import files
 from harness.core.errors import HarnessError
 from harness.core.words import LaneName, Verdict
 from harness.lane import script
-from harness.lane.record import LaneRecord
 from harness.mutate import fates, generated, mutants
 from harness.mutate.mutants import Origin
 from harness.mutate.state import State
@@ -71,26 +70,18 @@ class Result:
         return [one for one in found if one.fate in fates.OPEN]
 
 
-@dataclass(frozen=True)
-class _Reference:
-    """One pack on one target whose own fix is right."""
-
-    cell: Cell
-    pristine: LaneRecord
-    seconds: float  # of the fix's own lane
-    gpu: str
-
-    def timeout(self, times: int) -> float:
-        """Return the seconds that a lane may take: so many times the usual, and no more than is stated."""
-        stated = self.cell.timeout or self.cell.stated.timeout_s
-        return min(stated, times * (LONGEST_FACTOR * self.seconds + LONGEST_BESIDES))
+def _timeout(right: Outcome, times: int) -> float:
+    """Return the seconds that a mutant's lane may take: so many times the usual, and no more than is stated."""
+    stated = right.cell.timeout or right.cell.stated.timeout_s
+    usual = right.patched.seconds if right.patched else stated
+    return min(stated, times * (LONGEST_FACTOR * usual + LONGEST_BESIDES))
 
 
 @dataclass
 class _Trial:
     """One mutant, while it is judged."""
 
-    reference: _Reference
+    right: Outcome  # of the pack itself, whose own fix is right
     cell: Cell  # of its lane
     record: MutantRecord  # by now
     files: tuple[Path, ...]
@@ -110,18 +101,18 @@ class Campaign:
         """Judge the mutants of cells; `interrupted` says whether the user stopped it, and then nothing is returned."""
         for pack in {cell.pack.name: cell.pack for cell in cells}.values():
             mutants.listed(pack)  # what is wrong with them is said before anything runs
-        results, references = self._references(cells)
-        trials = [trial for reference in references for trial in self._trials(reference)]
+        results, confirmed = self._judged(cells)
+        trials = [trial for right in confirmed for trial in self._trials(right)]
         self._judge(trials)
         for trial in trials:
             if trial.waits:
-                cell, timeout = trial.cell, trial.reference.timeout(2)
+                cell, timeout = trial.cell, _timeout(trial.right, 2)
                 trial.cell = replace(cell, alone=True, column=f"{cell.column}.alone", timeout=timeout)
         self._judge(trials)
         if self.interrupted:
             return []
-        for one in references:
-            results[one.cell.name] = self._result(one, [trial for trial in trials if trial.reference is one])
+        for right in confirmed:
+            results[right.cell.name] = self._result(right, [trial for trial in trials if trial.right is right])
         return [results[cell.name] for cell in cells]
 
     def _lanes(self, cells: list[Cell]) -> dict[str, Outcome]:
@@ -132,29 +123,28 @@ class Campaign:
         self.interrupted = account.interrupted
         return account.results
 
-    def _references(self, cells: list[Cell]) -> tuple[dict[str, Result], list[_Reference]]:
-        """Run both lanes of each pack itself; return the results of those that say nothing, and the others."""
+    def _judged(self, cells: list[Cell]) -> tuple[dict[str, Result], list[Outcome]]:
+        """Run both lanes of each pack itself; return the results of those that say nothing, and what confirms."""
         results = {cell.name: Result(cell, None, why) for cell in cells if (why := _unmeasured(cell))}
         judged = [cell for cell in cells if cell.name not in results]
         outcomes = self._lanes(judged)
-        references = []
+        confirmed = []
         for cell in [] if self.interrupted else judged:
             outcome = outcomes.get(cell.name) or Outcome(cell, Judgement(Verdict.ERROR, "it was not judged"))
             verdict, why = outcome.judgement.verdict, outcome.judgement.reason
-            if outcome.pristine and outcome.patched and verdict == Verdict.CONFIRMED:
-                gpu = next((gpu.name for gpu in outcome.gpus), "")
-                references.append(_Reference(cell, outcome.pristine, outcome.patched.seconds, gpu))
+            if verdict == Verdict.CONFIRMED:
+                confirmed.append(outcome)
                 continue
             problem = f"its own fix gives {verdict}, so that wrong ones say nothing"
             results[cell.name] = Result(cell, None, f"{problem}: {why}" if why else problem, verdict)
-        return results, references
+        return results, confirmed
 
-    def _trials(self, reference: _Reference) -> list[_Trial]:
+    def _trials(self, right: Outcome) -> list[_Trial]:
         """Choose the mutants of a pack on a target, and write those that are made."""
-        pack = reference.cell.pack
-        pristine = tree.materialize(self.session.cache, pack.definition.upstream, reference.cell.source)
+        pack = right.cell.pack
+        pristine = tree.materialize(self.session.cache, pack.definition.upstream, right.cell.source)
         fix = generated.fix_of(pack, pristine)
-        made = generated.candidates(fix, reference.cell.stated.loads)
+        made = generated.candidates(fix, right.cell.stated.loads)
         own = mutants.own(pack, Origin.UNSEEN if self.order.unseen else Origin.OWN)
         found = []
         for one in [*own, *generated.sample(fix, made, self.order.number_of(pack), pack.definition.strength.seed)]:
@@ -165,16 +155,16 @@ class Campaign:
                 path = self.state.patch(pack.name, mutant.slug)
                 files.write_atomic(path, mutant.patch)
             cell = replace(
-                reference.cell,
+                right.cell,
                 lanes=(LaneName.PATCHED,),
                 patch=file,
                 is_wrong_fix=True,
                 judges_all=self.order.matrix,
                 column=mutant.slug,
-                timeout=reference.timeout(1),
+                timeout=_timeout(right, 1),
             )
             waits = not mutant.same and not mutant.misfit
-            found.append(_Trial(reference, cell, mutant.unjudged, (path,), waits))
+            found.append(_Trial(right, cell, mutant.unjudged, (path,), waits))
         return found
 
     def _judge(self, trials: list[_Trial]) -> None:
@@ -185,7 +175,7 @@ class Campaign:
             cell = trial.cell
             outcome = outcomes.get(cell.name)
             end = next(iter(outcome.last), None) if outcome else None
-            found = fates.of_lane(replace(trial.record, reason=""), trial.reference.pristine, end)
+            found = fates.of_lane(replace(trial.record, reason=""), trial.right.pristine, end)
             nothing = end is not None and fates.says_nothing(end.record)
             if outcome and end is None:
                 found = replace(found, reason=outcome.judgement.reason)
@@ -199,8 +189,8 @@ class Campaign:
                     found = replace(found, reason=f"{said}: {found.reason}")
             trial.record, trial.waits = found, nothing
 
-    def _result(self, reference: _Reference, trials: list[_Trial]) -> Result:
-        cell, host, pack = reference.cell, self.session.host, reference.cell.pack
+    def _result(self, right: Outcome, trials: list[_Trial]) -> Result:
+        cell, host, pack = right.cell, self.session.host, right.cell.pack
         listed = {one.name: one for one in mutants.listed(pack) if one.covers(cell.target)}
         records = tuple(fates.listed_as(trial.record, listed.get(trial.record.name)) for trial in trials)
         measured = Strength(
@@ -219,7 +209,7 @@ class Campaign:
             python=host.python,
             torch=host.torch or "",
             triton=host.triton or "",
-            gpu=reference.gpu,
+            gpu=next((gpu.name for gpu in right.gpus), ""),
             seconds=round(sum(one.seconds for one in records), 1),
             command=f"runner.py mutate {pack.name} --target {cell.target}",
             mutants=records,
@@ -244,17 +234,6 @@ def names(pack: Pack, fix: generated.Fix) -> set[str]:
     for target in pack.definition.targets.values():
         found |= {one.name for one in generated.candidates(fix, target.loads)}
     return found
-
-
-def refuse(order: Order, packs: list[Pack]) -> None:
-    """Raise HarnessError where the sample that was asked for is not the one that may be recorded."""
-    for pack in packs:
-        stated = pack.definition.strength
-        if order.number_of(pack) != stated.generated:
-            raise HarnessError(
-                f"--record: {pack.name}/pack.toml states {stated.generated} generated mutants. "
-                "Next: --record without --generated, or change [strength]"
-            )
 
 
 def refuse_second_sight(cells: Iterable[Cell]) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
+from harness.core.progress import Progress
 from harness.core.words import LaneName, LaneVerdict
 from harness.host.host import Host
 from harness.lane.record import LaneEnd
@@ -69,23 +70,6 @@ class Account:
         return next(known, "interrupted" if self.interrupted else "a lane before it did not end")
 
 
-def _nothing(*_: object) -> None:
-    """Tell nobody."""
-
-
-@dataclass(frozen=True)
-class Listener:
-    """Whom the scheduler tells."""
-
-    #: the lanes are planned; how many there are, and a bound of the seconds that they take, where known
-    planned: Callable[[int, float | None], None] = _nothing
-    began: Callable[[Task, str], None] = _nothing  # a lane began; its task and its place
-    #: a lane is over, however; its task, and a line for people (empty where there is nothing to say)
-    ended: Callable[[Task, str], None] = _nothing
-    failed: Callable[[str, str], None] = _nothing  # a cell could not be laid out; its name and why
-    fault: Callable[[GpuFault], None] = _nothing  # a GPU left the pool
-
-
 def _begun(work: Callable[[], Result]) -> Future[Result]:
     """Let a thread do some work. It is a daemon: what an interruption does not wait for ends with the command."""
     future: Future[Result] = Future()
@@ -107,8 +91,9 @@ class Scheduler:
     runner: Runner  # lays out cells and runs lanes
     journal: Journal  # takes each end before anybody else hears of it
     places: Places  # how many lanes run at once, and the GPUs
-    settle: Callable[[Cell], None] = _nothing  # called after each end: judges the cell if that was its last lane
-    listener: Listener = field(default_factory=Listener)  # whom to tell
+    settle: Callable[[Cell], None] = lambda _: None  # called after each end: judges the cell if that was its last lane
+    progress: Progress = field(default_factory=Progress)  # whom to tell
+    note: Callable[[GpuFault], None] = lambda _: None  # keeps that a GPU left the pool
     stop_at: float | None = None  # when the budget ends, on the monotonic clock; None without one
     account: Account = field(default_factory=Account)  # what came of it
     _layouts: dict[Future[Prepared], list[Task]] = field(default_factory=dict)
@@ -138,7 +123,8 @@ class Scheduler:
             while self._layouts or self._lanes:
                 self._hear(LOOK_UP)
                 while (found := self._queue.take(self.places, self._may_start)) is not None:
-                    self.listener.began(found[0], found[1].name)
+                    task, placement = found
+                    self.progress.start(task.key, f"{task.name} on {placement.name}", task.seconds)
                     self._lanes[_begun(partial(self._lane, *found))] = found
                 while self._ended:
                     self.settle(self._ended.pop())
@@ -183,8 +169,8 @@ class Scheduler:
             self._put_if_ready(task)
 
     def _fail(self, cell: Cell, error: BaseException) -> None:
-        self.account.results[cell.name] = unjudged(error, cell)
-        self.listener.failed(cell.name, self.account.results[cell.name].judgement.reason)
+        outcome = self.account.results[cell.name] = unjudged(error, cell)
+        self.progress.tell(f"{cell.name}: {outcome.judgement.reason}")
 
     def _put_if_ready(self, task: Task) -> None:
         if all(key in self.journal or key in self._over for key in task.after):
@@ -218,7 +204,7 @@ class Scheduler:
             self._repeat_elsewhere(task, found)
         elif found == Stopped.CUT:
             self._give_up(task, found.value)
-        self.listener.ended(task, line)
+        self.progress.end(task.key, line)
 
     def _repeat_elsewhere(self, task: Task, unfit: Unfit) -> None:
         """Put a lane back that says nothing: its GPU has a fault, or cannot be had for a lane that measures."""
@@ -232,7 +218,8 @@ class Scheduler:
                 self.places.retire(device)
                 fault = GpuFault(device.place, device.gpu.name, reason, task.name)
                 self.account.faults.append(fault)
-                self.listener.fault(fault)
+                self.progress.tell(f"{fault.place} leaves the pool after {fault.task}: {fault.reason}")
+                self.note(fault)
         self._faults_after[task.key] += 1
         count = self._faults_after[task.key]
         if count < MOST_FAULTS:

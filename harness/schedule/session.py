@@ -11,6 +11,7 @@ from pathlib import Path
 
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError
+from harness.core.progress import Progress
 from harness.core.words import LaneName, LaneVerdict
 from harness.host import host as this_host
 from harness.host.gpu_health import GpuWatch
@@ -22,7 +23,7 @@ from harness.receipt.writer import MadeBy
 from harness.schedule.journal import Journal
 from harness.schedule.lane_runner import Runner
 from harness.schedule.queue import Places
-from harness.schedule.scheduler import Account, GpuFault, Listener, Scheduler
+from harness.schedule.scheduler import Account, GpuFault, Scheduler
 from harness.schedule.task import Estimates, Task, at_least, tasks, unique
 from harness.upstream import dependencies
 from harness.verdict import pack_verdict
@@ -44,7 +45,8 @@ class Session:
     folder: Path  # of the run: logs and receipts
     journal: Journal  # takes the ends of lanes
     command: Callable[[Cell], str]  # that makes a cell's receipt anew
-    listener: Listener = field(default_factory=Listener)  # whom to tell
+    progress: Progress = field(default_factory=Progress)  # whom to tell
+    note: Callable[[GpuFault], None] = lambda _: None  # keeps that a GPU left the pool
     jobs: int | None = None  # how many lanes run at once; None: as many as the cores and the memory allow
     repeat: int = 1  # how often each lane runs
     estimates: Estimates = field(default_factory=Estimates)  # how long lanes take
@@ -72,7 +74,7 @@ class Session:
         account = Account(faults=list(self.faults), planned=self.planned(cells))
         wanted = unique(chain.from_iterable(account.planned.values()))
         left = [task for task in wanted if task.key not in self.journal]
-        self.listener.planned(len(left), at_least(left, self.most_jobs))
+        self.progress.begin(len(left), at_least(left, self.most_jobs))
         settling = Settling(self, account, receipts)
         supervisor.adopt_orphans()
         faulty = {fault.place for fault in self.faults}
@@ -94,7 +96,9 @@ class Session:
                 locks=self.locks,
             )
             places = Places(self.most_jobs, devices)
-            scheduler = Scheduler(runner, self.journal, places, settling.settle, self.listener, self.stop_at, account)
+            scheduler = Scheduler(
+                runner, self.journal, places, settling.settle, self.progress, self.note, self.stop_at, account
+            )
             scheduler.run(wanted, cancel_end)
         for cell in cells:  # whose lanes ended before, or are another cell's, or were interrupted
             settling.settle(cell, at_end=True)

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from harness.core import files, room
-from harness.core.progress import Progress
 from harness.core.words import Exit
 from harness.host.gpu_health import GpuWatch
 from harness.pack.model import Pack
@@ -56,11 +54,8 @@ class Order:
         return text + (f" --repeat {self.repeat}" if self.repeat > 1 else "")
 
 
-class Engine(Protocol):
-    """What runs the lanes of a sweep elsewhere, and leaves their ends in the journal."""
-
-    def run(self, session: Session, cells: Iterable[Cell]) -> Account:
-        """Run the lanes of cells that have not ended."""
+#: What runs the lanes of cells elsewhere, and leaves their ends in the journal.
+Engine = Callable[[Session, list[Cell]], Account]
 
 
 @dataclass(frozen=True)
@@ -69,7 +64,6 @@ class Sweep:
 
     order: Order  # what to do
     usual: Session  # where lanes run, whatever a sweep has of its own
-    progress: Progress  # whom to tell
     engine: Engine | None = None  # what runs the lanes; None: this host
 
     def run(self) -> tuple[Results, RunFolder]:
@@ -89,8 +83,8 @@ class Sweep:
                 session = self._session(folder, journal, begun)
                 again = f"; {journal.passed_over} damaged lines are passed over" if journal.passed_over else ""
                 before = f"{len(cells)} cells, {len(journal)} lanes ended before{again}"
-                self.progress.tell(f"run folder {session.folder}: {before}")
-                account = self.engine.run(session, cells) if self.engine else session.run(cells)
+                self.usual.progress.tell(f"run folder {session.folder}: {before}")
+                account = self.engine(session, cells) if self.engine else session.run(cells)
                 rows = self._rows(session, account, compared, cells)
             results = self._results(folder, session, account, rows, compared.text)
             write(results, folder.path)
@@ -99,17 +93,13 @@ class Sweep:
         return results, folder
 
     def _session(self, folder: RunFolder, journal: Journal, begun: float) -> Session:
-        def note(fault: GpuFault) -> None:
-            folder.note(fault)
-            self.usual.listener.fault(fault)
-
         order = self.order
         return replace(
             self.usual,
             folder=folder.path,
             journal=journal,
             command=order.command,
-            listener=replace(self.usual.listener, fault=note),
+            note=folder.note,
             repeat=order.repeat,
             estimates=Estimates(run_folder.left_out(order.runs, folder.name)),
             stop_at=None if order.budget is None else begun + order.budget,
