@@ -103,7 +103,6 @@ class Collection:
     _waiting: dict[str, Work] = field(default_factory=dict)  # by Slurm's names of the tasks
     _over_since: dict[str, float] = field(default_factory=dict)
     _said: str = ""
-    _total: int = 0
 
     @property
     def settling(self) -> Settling:
@@ -123,8 +122,8 @@ class Collection:
         works = self._works(cells)
         ended = [lane.key in self.session.journal for work in works for lane in work.lanes]
         self.account.resumed = sum(ended)
-        self._total = len(ended) - sum(ended)
-        self.session.progress.begin(self._total, None)
+        self.account.total = len(ended) - sum(ended)
+        self.session.progress.begin(self.account.total, None)
         left = [work for work in self._not_followed(works) if self.settling.missing(work.cell)]
         for array in arrays_of(self._laid_out(left)):
             self._submit(array)
@@ -137,7 +136,7 @@ class Collection:
             if lanes:
                 kind, jobs = self.settings.gpu_types.get(cell.gpu, ""), session.most_jobs * lanes[0].cores
                 cache = session.cache
-                work = Work(cell, lanes, kind or "", cache.root, cache.mirrors, session.repeat, jobs)
+                work = Work(cell, lanes, kind or "", cache.root, cache.mirrors, jobs)
                 found.setdefault(work.keys, work)
                 self._cells.setdefault(work.keys, []).append(cell)
         return list(found.values())
@@ -272,22 +271,17 @@ class Collection:
             self.tell(f"{fault.place}: {fault.reason}, after {fault.task}; what its task printed names the node")
         for end in showed.ends:
             if end.key not in self.session.journal:
-                self._append(work, end, showed.logs[end.log.file] if end.log else "")
+                self._append(end, showed.logs[end.log.file] if end.log else "")
         self._fail(work, showed.failure)
         for cell in self._cells[work.keys]:
             self.settling.settle(cell)
 
-    def _append(self, work: Work, end: LaneEnd, log: str) -> None:
+    def _append(self, end: LaneEnd, log: str) -> None:
         """Write a lane's log, then its end, and tell of it."""
-        lane = next(lane for lane in work.lanes if lane.key == end.key)
         if end.log is not None:
-            files.write_atomic(self.session.folder / lane.log, log)
-            end = replace(end, log=replace(end.log, file=lane.log))
-        self.session.journal.append(replace(end, task=lane.name))
-        self.account.ran += 1
-        said = end.verdict or "the patch does not apply"
-        line = f"{self.account.ran}/{self._total} {lane.name}: {said}, {end.seconds:.1f} s on {end.place}"
-        self.session.progress.end(lane.key, line)
+            files.write_atomic(self.session.folder / end.log.file, log)
+        self.session.journal.append(end)
+        self.session.progress.end(end.key, self.account.ended(end))
 
     def cancel(self) -> None:
         """Count what was returned until now, and cancel what is still to come: another command submits it again."""

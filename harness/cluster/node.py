@@ -38,7 +38,6 @@ class Work:
     kind: str  # what the cluster calls its GPU
     cache: Path  # the folder of the cache
     mirrors: Path | None  # that of the repositories; None: there is none
-    repeat: int  # how often each lane runs
     jobs: int  # how many lanes at once, one of several ranks counting as that many
 
     @property
@@ -68,7 +67,7 @@ class Showed:
     """What a task showed."""
 
     host: Host  # the node
-    ends: tuple[LaneEnd, ...] = ()  # of the cell's lanes, under the keys that the collector has for them
+    ends: tuple[LaneEnd, ...] = ()  # of the cell's lanes
     logs: dict[str, str] = field(default_factory=dict)  # the scrubbed log of each, by its path in the run folder
     not_run: dict[str, str] = field(default_factory=dict)  # why a lane was not run, by its key
     faults: tuple[GpuFault, ...] = ()  # of the GPUs that the task had
@@ -106,17 +105,16 @@ def _judged(work: Work, host: Host, pool: GpuPool) -> Showed:
             journal=Journal(),
             command=lambda _: "",
             jobs=work.jobs,
-            repeat=work.repeat,
             watch=GpuWatch(),
             threads=1,
             locks=folder / "locks",  # the GPUs are this task's alone, and their numbers every node's
         )
-        account = session.run([cell], receipts=False)
+        planned = [replace(lane, cell=cell) for lane in work.lanes]  # as the login node did: by its keys
+        account = session.run([cell], receipts=False, planned={cell.name: planned})
         if account.interrupted:
             raise KeyboardInterrupt
-        key_of = {task.key: key for task, key in zip(account.planned[cell.name], work.keys, strict=True)}
-        found = {key: session.journal.read(own) for own, key in key_of.items()}
-        ends = tuple(replace(end, key=key, place=work.place) for key, end in found.items() if end is not None)
+        found = map(session.journal.read, work.keys)
+        ends = tuple(replace(end, place=work.place) for end in found if end is not None)
         outcome = account.results.get(cell.name)
         failure = None if outcome is None or outcome.runs else outcome.judgement
         if failure is not None:
@@ -125,7 +123,7 @@ def _judged(work: Work, host: Host, pool: GpuPool) -> Showed:
             host=host,
             ends=ends,
             logs={end.log.file: (folder / end.log.file).read_text("utf-8") for end in ends if end.log is not None},
-            not_run={key_of[own]: why for own, why in account.not_run.items()},
+            not_run=account.not_run,
             faults=tuple(replace(fault, place=work.place) for fault in account.faults),
             failure=failure,
         )

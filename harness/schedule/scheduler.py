@@ -55,7 +55,8 @@ class Account:
 
     not_run: dict[str, str] = field(default_factory=dict)  # why a task was not run, by its key
     faults: list[GpuFault] = field(default_factory=list)  # the GPUs that left the pool
-    ran: int = 0  # how many lanes ended now
+    total: int = 0  # how many lanes had not ended before
+    ran: int = 0  # how many of them ended now
     resumed: int = 0  # how many had ended before
     interrupted: bool = False  # by the user
     #: the hosts of lanes that ran on another than this one, by the keys of their tasks
@@ -63,6 +64,12 @@ class Account:
     planned: dict[str, list[Task]] = field(default_factory=dict)  # the tasks of each cell, by its name
     #: what came of each cell, by its name: of those that were judged, and of those that could not be
     results: dict[str, Outcome] = field(default_factory=dict)
+
+    def ended(self, end: LaneEnd) -> str:
+        """Count a lane that ended, and say so in a line."""
+        self.ran += 1
+        said = end.verdict or "the patch does not apply"
+        return f"{self.ran}/{self.total} {end.task}: {said}, {end.seconds:.1f} s on {end.place}"
 
     def why_not(self, cell: Cell) -> str:
         """Say why not every lane of a cell was run."""
@@ -105,13 +112,12 @@ class Scheduler:
     _prepared: dict[str, Prepared] = field(default_factory=dict)
     _over: set[str] = field(default_factory=set)
     _faults_after: Counter[str] = field(default_factory=Counter)
-    _total: int = 0
 
     def run(self, tasks: list[Task], cancel: int) -> Account:
         """Run every task that has not ended before; closing `cancel` ends the lanes when the user interrupts."""
         pending = [task for task in tasks if task.key not in self.journal]
         self.account.resumed += len(tasks) - len(pending)
-        self._total = len(pending)
+        self.account.total = len(pending)
         of_cell: dict[str, list[Task]] = {}
         for task in pending:
             of_cell.setdefault(task.cell.name, []).append(task)
@@ -195,9 +201,7 @@ class Scheduler:
             self._fail(task.cell, error)
             self._release(task.key)
         elif isinstance(found, LaneEnd):
-            self.account.ran += 1
-            said = found.verdict or "the patch does not apply"
-            line = f"{self.account.ran}/{self._total} {task.name}: {said}, {found.seconds:.1f} s on {placement.name}"
+            line = self.account.ended(found)
             self._release(task.key)
             self._ended.append(task.cell)
         elif isinstance(found, Unfit):

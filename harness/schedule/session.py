@@ -68,10 +68,12 @@ class Session:
         """List the lanes of each cell by its name, with what is known of their durations."""
         return {cell.name: [self.estimates.of(task) for task in tasks(cell, self.host, self.repeat)] for cell in cells}
 
-    def run(self, cells: Iterable[Cell], *, receipts: bool = True) -> Account:
-        """Run the lanes of cells that have not ended, and settle each cell; with `receipts`, write them."""
-        cells = list(cells)
-        account = Account(faults=list(self.faults), planned=self.planned(cells))
+    def run(self, cells: list[Cell], *, receipts: bool = True, planned: dict[str, list[Task]] | None = None) -> Account:
+        """Run the lanes of cells that have not ended, and settle each cell; with `receipts`, write them.
+
+        `planned` holds the lanes of each cell where somebody else has planned them.
+        """
+        account = Account(faults=list(self.faults), planned=planned or self.planned(cells))
         wanted = unique(chain.from_iterable(account.planned.values()))
         left = [task for task in wanted if task.key not in self.journal]
         self.progress.begin(len(left), at_least(left, self.most_jobs))
