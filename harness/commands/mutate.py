@@ -85,7 +85,7 @@ def command(
             if kept.resumed:
                 progress.tell(f"going on: {len(journal)} lanes ended before")
             session = replace(usual, folder=kept.path, journal=journal, keep_raw=True)
-            judging = Campaign(session, kept, order)
+            judging = Campaign(session, kept.path / state.PATCHES, order)
             results = judging.run(cells)
             if judging.interrupted:
                 raise KeyboardInterrupt

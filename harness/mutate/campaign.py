@@ -17,7 +17,6 @@ from harness.core.words import LaneName, Verdict
 from harness.lane import script
 from harness.mutate import fates, generated, mutants
 from harness.mutate.mutants import Origin
-from harness.mutate.state import State
 from harness.pack.model import Pack
 from harness.receipt import receipt, strength, wrong_fixes
 from harness.receipt.receipt import FIRST_SIGHT
@@ -93,7 +92,7 @@ class Campaign:
     """Judges mutants."""
 
     session: Session  # runs the lanes; its journal is kept
-    state: State
+    folder: Path  # takes the patches
     order: Order
     interrupted: bool = False  # by the user
 
@@ -149,10 +148,11 @@ class Campaign:
         found = []
         for one in [*own, *generated.sample(fix, made, self.order.number_of(pack), pack.definition.strength.seed)]:
             mutant = generated.on_release(one, pack, pristine, fix)
-            file, path = self.state.patch_on_release(pack.name, mutant.slug), mutant.path
+            folder, path = self.folder / pack.name, mutant.path
+            file = folder / "on_release" / f"{mutant.slug}.patch"  # takes fix.patch's place in its lane
             files.write_atomic(file, mutant.on_release)
-            if mutant.origin == Origin.GENERATED:
-                path = self.state.patch(pack.name, mutant.slug)
+            if mutant.origin == Origin.GENERATED:  # as it would stand in mutants/
+                path = folder / f"{mutant.slug}.patch"
                 files.write_atomic(path, mutant.patch)
             cell = replace(
                 right.cell,

@@ -13,7 +13,7 @@ from harness.core.cache import Cache, used
 from harness.core.errors import HarnessError
 
 KIND = "mutate"
-FINISHED, JOURNAL = "finished", "journal.jsonl"
+FINISHED, JOURNAL, PATCHES = "finished", "journal.jsonl", "patches"
 
 
 @dataclass(frozen=True)
@@ -27,14 +27,6 @@ class State:
     def journal(self) -> Path:
         """The file of the ends of lanes."""
         return self.path / JOURNAL
-
-    def patch(self, pack: str, slug: str) -> Path:
-        """Return the file of a generated mutant's patch, as it would stand in mutants/."""
-        return self.path / "patches" / pack / f"{slug}.patch"
-
-    def patch_on_release(self, pack: str, slug: str) -> Path:
-        """Return the file of the patch that takes fix.patch's place in a mutant's lane."""
-        return self.path / "patches" / pack / "on_release" / f"{slug}.patch"
 
     def finish(self, *, is_settled: bool) -> None:
         """Let the same command begin anew if it is settled; else it goes on from what has been judged."""
@@ -59,7 +51,7 @@ def opened(cache: Cache, *words: object) -> Iterator[State]:
         except TimeoutError:
             raise HarnessError("the same mutants are being judged by another runner. Next: wait for it") from None
         if (path / FINISHED).exists():
-            for name in ("logs", "patches"):
+            for name in ("logs", PATCHES):
                 shutil.rmtree(path / name, ignore_errors=True)
             (path / JOURNAL).unlink(missing_ok=True)
             (path / FINISHED).unlink()
