@@ -264,7 +264,6 @@ class Collection:
     def _take(self, work: Work, showed: Showed) -> None:
         """Give the journal what a task showed; what it has already it keeps."""
         account = self.account
-        account.elsewhere |= dict.fromkeys(work.keys, showed.host)
         account.not_run |= showed.not_run
         account.faults += showed.faults
         for fault in showed.faults:

@@ -66,7 +66,6 @@ class Work:
 class Showed:
     """What a task showed."""
 
-    host: Host  # the node
     ends: tuple[LaneEnd, ...] = ()  # of the cell's lanes
     logs: dict[str, str] = field(default_factory=dict)  # the scrubbed log of each, by its path in the run folder
     not_run: dict[str, str] = field(default_factory=dict)  # why a lane was not run, by its key
@@ -89,10 +88,10 @@ def _judged(work: Work, host: Host, pool: GpuPool) -> Showed:
     if host.count(cell.gpu) < work.gpus:
         if pool.lost:
             fault = GpuFault(work.place, work.kind or cell.gpu, pool.lost[0], cell.name)
-            return Showed(host, faults=(fault,), not_run=dict.fromkeys(work.keys, fault.reason))
+            return Showed(faults=(fault,), not_run=dict.fromkeys(work.keys, fault.reason))
         names = ", ".join(sorted({f"{gpu.name} ({gpu.target})" for gpu in host.gpus})) or "no GPU"
         reason = f"Slurm gave {names} for {work.place}, and not {work.gpus} of {cell.gpu}"
-        return Showed(host, not_run=dict.fromkeys(work.keys, reason))
+        return Showed(not_run=dict.fromkeys(work.keys, reason))
     cache = Cache(work.cache, offline=True, mirrors=work.mirrors)
     cell = replace(cell, environment=built_environment.environment(cache, host, cell.stated.environment))
     with tempfile.TemporaryDirectory(prefix="reproducer-") as text:
@@ -120,7 +119,6 @@ def _judged(work: Work, host: Host, pool: GpuPool) -> Showed:
         if failure is not None:
             failure = replace(failure, reason=redaction.of_host(cache.places).scrub(failure.reason))
         return Showed(
-            host=host,
             ends=ends,
             logs={end.log.file: (folder / end.log.file).read_text("utf-8") for end in ends if end.log is not None},
             not_run=account.not_run,

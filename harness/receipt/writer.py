@@ -8,7 +8,7 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from harness.core import files
@@ -29,15 +29,6 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 #: A lane's own folders have random names under the cache.
 LANE_FOLDER = re.compile(r"\$CACHE/work/lane-[^/\s]+/content/(home|tmp|cwd)")
 LANE_NAMES = {"home": "$HOME", "tmp": "$TMP", "cwd": "$CWD"}
-
-
-@dataclass(frozen=True)
-class MadeBy:
-    """What ran the lanes of a receipt: from which cache, where, and the command that anybody can run again."""
-
-    cache: Cache
-    host: Host
-    command: str
 
 
 def scrubber(
@@ -96,7 +87,7 @@ def started(outcome: Outcome) -> str:
     return dt.datetime.fromisoformat(outcome.runs[0][0].started).isoformat(timespec="seconds")
 
 
-def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> receipt.Receipt:
+def build(outcome: Outcome, command: str, log: LogRecord) -> receipt.Receipt:
     """Build the receipt of an outcome whose lanes ran."""
     cell, members = outcome.cell, outcome.dependency_set
     assert members is not None  # noqa: S101 - for the type checker: its lanes ran
@@ -126,7 +117,7 @@ def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> receipt
             packages=members.versions,
         ),
         lanes={str(name): record for name, record in outcome.lanes.items()},
-        host=host_record(_as_lanes_saw_it(host, members), outcome.gpus),
+        host=host_record(_as_lanes_saw_it(outcome.last[-1].host, members), outcome.gpus),
         log=log,
         command=command,
         started=started(outcome),
@@ -160,8 +151,8 @@ def _only_writer(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def write(outcome: Outcome, made_by: MadeBy, folder: Path, logs: Mapping[LaneName, str]) -> Path:
-    """Write receipt and log into `folder` and return the receipt's path.
+def write(outcome: Outcome, cache: Cache, command: str, folder: Path, logs: Mapping[LaneName, str]) -> Path:
+    """Write receipt and log into `folder` and return the receipt's path; `command` makes it again.
 
     The log's name holds its hash, and the receipt names the log: whoever reads finds the old pair or the new one. The
     lanes' records and `logs` are scrubbed already. PrivateTextError is raised where another field looks private; then
@@ -171,8 +162,8 @@ def write(outcome: Outcome, made_by: MadeBy, folder: Path, logs: Mapping[LaneNam
     name = f"{cell.target}.{cell.evidence}"
     digest = files.sha256_bytes(text.encode())
     log = LogRecord(f"{name}.{digest[:12]}.log", digest)
-    scrub = scrubber(cell.pack, made_by.cache, made_by.host, outcome.dependency_set, {})
-    built = build(outcome, made_by.host, made_by.command, log)
+    scrub = scrubber(cell.pack, cache, outcome.last[-1].host, outcome.dependency_set, {})
+    built = build(outcome, command, log)
     clean = scrub.document(replace(built, lanes={}), "receipt", without_lane_folders)
     document = receipt.document_of(replace(clean, lanes=built.lanes))
     return _put(folder / f"{name}.json", receipt.to_json(document), folder / log.file, text)

@@ -18,7 +18,7 @@ from harness.core.words import LaneVerdict
 from harness.lane.record import LaneEnd
 from harness.receipt import receipt
 
-SCHEMA = 3
+SCHEMA = 4
 
 
 class Journal:

@@ -159,6 +159,7 @@ class Runner:
             started=started.isoformat(timespec="milliseconds"),
             seconds=0.0,
             place=placement.name,
+            host=self.host,
             gpus=tuple(device.gpu for device in placement.devices),
             version=prepared.pristine.version,
             tree=prepared.pristine.sha256,

@@ -18,7 +18,6 @@ from typing import Any, TypeVar
 
 from harness.core.progress import Progress
 from harness.core.words import LaneName, LaneVerdict
-from harness.host.host import Host
 from harness.lane.record import LaneEnd
 from harness.schedule.journal import Journal
 from harness.schedule.lane_runner import Prepared, Runner, Stopped, Unfit
@@ -59,8 +58,6 @@ class Account:
     ran: int = 0  # how many of them ended now
     resumed: int = 0  # how many had ended before
     interrupted: bool = False  # by the user
-    #: the hosts of lanes that ran on another than this one, by the keys of their tasks
-    elsewhere: dict[str, Host] = field(default_factory=dict)
     planned: dict[str, list[Task]] = field(default_factory=dict)  # the tasks of each cell, by its name
     #: what came of each cell, by its name: of those that were judged, and of those that could not be
     results: dict[str, Outcome] = field(default_factory=dict)

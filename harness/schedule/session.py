@@ -19,7 +19,6 @@ from harness.host.gpus import Device
 from harness.host.host import Host
 from harness.lane import supervisor
 from harness.receipt import writer
-from harness.receipt.writer import MadeBy
 from harness.schedule.journal import Journal
 from harness.schedule.lane_runner import Runner
 from harness.schedule.queue import Places
@@ -163,12 +162,12 @@ class Settling:
         if not outcome.lanes:
             return outcome
         cell, session = outcome.cell, self.session
-        host = self.account.elsewhere.get(outcome.last[-1].key, session.host)
         try:
             with writer.told():
                 logs = {end.lane: (session.folder / end.log.file).read_text("utf-8") for end in outcome.last if end.log}
-                made_by = MadeBy(session.cache, host, session.command(cell))
                 folder = session.folder / (cell.column or "receipts") / cell.pack.name
-                return replace(outcome, receipt=writer.write(outcome, made_by, folder, logs))
+                return replace(
+                    outcome, receipt=writer.write(outcome, session.cache, session.command(cell), folder, logs)
+                )
         except HarnessError as error:
             return replace(outcome, problem=str(error))

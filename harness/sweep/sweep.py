@@ -120,10 +120,12 @@ class Sweep:
     ) -> Results:
         host = session.host
         gpus = {device.place: GpuFault(device.place, device.gpu.name, "", "") for device in session.devices}
-        seen = sorted({gpu.name for node in account.elsewhere.values() for gpu in node.gpus})
+        lanes = [end for outcome in account.results.values() for end in outcome.last]
+        nodes = [end.host for end in lanes if end.host != host]  # of a cluster
+        seen = sorted({gpu.name for node in nodes for gpu in node.gpus})
         gpus |= {name: GpuFault("a node", name, "", "") for name in seen}
         gpus |= {one.place: GpuFault(one.place, one.name, one.reason, one.task) for one in account.faults}
-        drivers = sorted({node.driver for node in account.elsewhere.values() if node.driver})
+        drivers = sorted({node.driver for node in nodes if node.driver})
         results = Results(
             schema=SCHEMA,
             run=folder.name,

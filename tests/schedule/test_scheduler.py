@@ -37,7 +37,7 @@ def end_of(task: Task, verdict: LaneVerdict) -> LaneEnd:
     """Build the end of a lane."""
     record = LaneRecord(verdict, "", 10, 1.0, 1, 0, "ab", "CPU")
     started = "2026-01-01T00:00:00+00:00"
-    return LaneEnd(task.key, task.name, task.lane, started, 1.5, "cpu", (), "1.0", "tree", "", record)
+    return LaneEnd(task.key, task.name, task.lane, started, 1.5, "cpu", HOST, (), "1.0", "tree", "", record)
 
 
 @dataclass

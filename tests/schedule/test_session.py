@@ -42,10 +42,10 @@ def test_two_lanes_that_end_together_settle_their_cell_once(
 
     def attempt(_runner: Runner, task: Task, *_: object) -> LaneEnd:
         record = LaneRecord(SAYS[task.lane], "", 10, 1.0, 1, 0, "ab", "CPU")
-        started = "2026-01-01T00:00:00+00:00"
-        return LaneEnd(task.key, task.name, task.lane, started, 1.5, "cpu", (), "1.0", "tree", "", record)
+        started, here = "2026-01-01T00:00:00+00:00", laid_out.HOST
+        return LaneEnd(task.key, task.name, task.lane, started, 1.5, "cpu", here, (), "1.0", "tree", "", record)
 
-    def write(outcome: Outcome, _made_by: object, folder: Path, _logs: object) -> Path:
+    def write(outcome: Outcome, _cache: object, _command: object, folder: Path, _logs: object) -> Path:
         time.sleep(0.2)
         written[outcome.cell.name] += 1
         return folder / "cpu.traced.json"

@@ -52,7 +52,7 @@ def _receipt(figure: FigureLine, gpu: str) -> Receipt:
 def _outcome(cell: Cell, figure: FigureLine) -> Outcome:
     record = LaneRecord(LaneVerdict.BUG_REPRODUCED, "", 10, 1.0, 0, 0, "", "", figures=(figure,))
     gpus = (Gpu("Toy", (9, 0)),)
-    end = LaneEnd("key", "task", LaneName.PRISTINE, "", 1.0, "gpu 0", gpus, "1.0", "", "", record)
+    end = LaneEnd("key", "task", LaneName.PRISTINE, "", 1.0, "gpu 0", HOST, gpus, "1.0", "", "", record)
     return Outcome(replace(cell, evidence=Evidence.EXECUTED), Judgement(Verdict.REPRODUCED), ((end,),))
 
 
