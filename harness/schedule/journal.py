@@ -29,7 +29,6 @@ class Journal:
 
         A lane counts as ended where its line is whole and its log lies there as the line says; else it is run again.
         """
-        self.passed_over = 0
         self._path = path
         self._ends: dict[str, LaneEnd] = {}
         self._lock = threading.Lock()
@@ -93,8 +92,6 @@ class Journal:
             end = _end_of(path.parent, line)
             if end is not None:
                 self._ends.setdefault(end.key, end)
-            else:
-                self.passed_over += 1
 
 
 def _end_of(folder: Path, data: bytes) -> LaneEnd | None:

@@ -22,7 +22,7 @@ from harness.lane.record import LaneEnd
 from harness.schedule.journal import Journal
 from harness.schedule.lane_runner import Prepared, Runner, Stopped, Unfit
 from harness.schedule.queue import Placement, Places, Queue
-from harness.schedule.task import Task, expected_seconds
+from harness.schedule.task import Task, at_least, expected_seconds
 from harness.verdict.cell import Cell
 from harness.verdict.outcome import Outcome, unjudged
 
@@ -115,6 +115,7 @@ class Scheduler:
         pending = [task for task in tasks if task.key not in self.journal]
         self.account.resumed += len(tasks) - len(pending)
         self.account.total = len(pending)
+        self.progress.begin(len(pending), at_least(pending, self.places.jobs))
         of_cell: dict[str, list[Task]] = {}
         for task in pending:
             of_cell.setdefault(task.cell.name, []).append(task)

@@ -18,12 +18,13 @@ from harness.host.gpu_health import GpuWatch
 from harness.host.gpus import Device
 from harness.host.host import Host
 from harness.lane import supervisor
+from harness.lane.record import LaneEnd
 from harness.receipt import writer
 from harness.schedule.journal import Journal
 from harness.schedule.lane_runner import Runner
 from harness.schedule.queue import Places
 from harness.schedule.scheduler import Account, GpuFault, Scheduler
-from harness.schedule.task import Estimates, Task, at_least, tasks, unique
+from harness.schedule.task import Estimates, Task, tasks, unique
 from harness.upstream import dependencies
 from harness.verdict import pack_verdict
 from harness.verdict.cell import Cell
@@ -74,8 +75,6 @@ class Session:
         """
         account = Account(faults=list(self.faults), planned=planned or self.planned(cells))
         wanted = unique(chain.from_iterable(account.planned.values()))
-        left = [task for task in wanted if task.key not in self.journal]
-        self.progress.begin(len(left), at_least(left, self.most_jobs))
         settling = Settling(self, account, receipts)
         supervisor.adopt_orphans()
         faulty = {fault.place for fault in self.faults}
@@ -126,30 +125,26 @@ class Settling:
         except Exception as error:  # noqa: BLE001 - the other cells go on; this one reports it
             results[cell.name] = unjudged(error, cell)
 
-    def missing(self, cell: Cell) -> list[Task]:
-        """List the tasks whose end the verdict of every run would need and does not have."""
-        return [task for run in self._runs(cell) for task in self._missing(run)]
+    def missing(self, cell: Cell) -> bool:
+        """Whether the verdict of every run would need the end of a lane that has not ended."""
+        return any(None in run for run in self._runs(cell))
 
-    def _runs(self, cell: Cell) -> list[list[Task]]:
-        every, width = self.account.planned[cell.name], len(cell.lanes)
-        return [every[start : start + width] for start in range(0, len(every), width)]
-
-    def _missing(self, run: list[Task]) -> list[Task]:
-        """List the tasks that have not ended; the second of a pair is not missed where the first shows no bug."""
-        return [task for task in self._needed(run) if task.key not in self.session.journal]
-
-    def _needed(self, run: list[Task]) -> list[Task]:
-        first = run[0]
-        shows = first.lane == LaneName.PATCHED or self.session.journal.verdict(first.key) == LaneVerdict.BUG_REPRODUCED
-        return run if shows else run[:1]
+    def _runs(self, cell: Cell) -> list[list[LaneEnd | None]]:
+        """List the ends that each run needs: of a pair that of the second lane only where the first shows the bug."""
+        every, width, found = self.account.planned[cell.name], len(cell.lanes), []
+        for start in range(0, len(every), width):
+            first, *rest = (self.session.journal.read(task.key) for task in every[start : start + width])
+            shows = first is not None and (
+                first.lane == LaneName.PATCHED or first.verdict == LaneVerdict.BUG_REPRODUCED
+            )
+            found.append([first, *rest] if shows else [first])
+        return found
 
     def _judged(self, cell: Cell) -> Outcome | None:
         """Judge a cell by its whole runs; None where there is not one."""
         if cell.evidence is None:
             return Outcome(cell, Judgement(cell.verdict, cell.reason))
-        read = self.session.journal.read
-        runs = [[read(task.key) for task in self._needed(run)] for run in self._runs(cell)]
-        whole = tuple(tuple(end for end in run if end is not None) for run in runs if None not in run)
+        whole = tuple(tuple(end for end in run if end is not None) for run in self._runs(cell) if None not in run)
         if not whole:
             return None
         judgement, agreeing = pack_verdict.of_runs(whole, cell.about)

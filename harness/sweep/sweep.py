@@ -81,8 +81,7 @@ class Sweep:
             cells = selection.cells(taken_here, self.usual.host, self.usual.cache, *order.moving)
             with Journal(folder.path / run_folder.JOURNAL) as journal:
                 session = self._session(folder, journal, begun)
-                again = f"; {journal.passed_over} damaged lines are passed over" if journal.passed_over else ""
-                before = f"{len(cells)} cells, {len(journal)} lanes ended before{again}"
+                before = f"{len(cells)} cells, {len(journal)} lanes ended before"
                 self.usual.progress.tell(f"run folder {session.folder}: {before}")
                 account = self.engine(session, cells) if self.engine else session.run(cells)
                 rows = self._rows(session, account, compared, cells)
