@@ -134,10 +134,8 @@ class Settling:
         every, width, found = self.account.planned[cell.name], len(cell.lanes), []
         for start in range(0, len(every), width):
             first, *rest = (self.session.journal.read(task.key) for task in every[start : start + width])
-            shows = first is not None and (
-                first.lane == LaneName.PATCHED or first.verdict == LaneVerdict.BUG_REPRODUCED
-            )
-            found.append([first, *rest] if shows else [first])
+            said = {first.lane, first.verdict} if first else set()
+            found.append([first, *rest] if said & {LaneName.PATCHED, LaneVerdict.BUG_REPRODUCED} else [first])
         return found
 
     def _judged(self, cell: Cell) -> Outcome | None:
