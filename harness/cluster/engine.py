@@ -23,9 +23,11 @@ from harness.cluster.node import Showed, Work
 from harness.cluster.slurm import AwayError, Settings
 from harness.core import files
 from harness.lane.record import LaneEnd
+from harness.schedule import lanes
 from harness.schedule.lane_runner import Runner
+from harness.schedule.lanes import Settling
 from harness.schedule.scheduler import Account
-from harness.schedule.session import Session, Settling
+from harness.schedule.session import Session
 from harness.schedule.task import expected_seconds
 from harness.verdict.cell import Cell
 from harness.verdict.outcome import Outcome, unjudged
@@ -76,7 +78,7 @@ def run(settings: Settings, session: Session, cells: list[Cell]) -> Account:
     slurm.prepare(settings)
     folder = beside(session.folder)
     (folder / "jobs").mkdir(parents=True, exist_ok=True)
-    account = Account(planned=session.planned(cells))
+    account = Account(planned=lanes.planned(session, cells))
     collection = Collection(settings, session, folder, account)
     try:
         collection.begin(cells)
@@ -157,7 +159,7 @@ class Collection:
     def _laid_out(self, left: list[Work]) -> list[Work]:
         """Lay out in the cache what nodes need, since they reach no network; return the work where that went well."""
         session = self.session
-        runner = Runner(session.cache, session.host, session.folder, session.folder)
+        runner = Runner(session, session.folder)
         failures: dict[tuple[str, str, str], Judgement | None] = {}
         for work in left:
             shared = (work.cell.pack.name, work.cell.column, work.cell.stated.dependencies)

@@ -18,9 +18,9 @@ from harness.host.host import Host
 from harness.lane import built_environment
 from harness.lane.record import LaneEnd
 from harness.receipt import redaction
+from harness.schedule import lanes
 from harness.schedule.journal import Journal
-from harness.schedule.scheduler import GpuFault
-from harness.schedule.session import Session
+from harness.schedule.session import GpuFault, Session
 from harness.schedule.task import Task
 from harness.verdict.cell import Cell
 from harness.verdict.pack_verdict import Judgement
@@ -109,7 +109,7 @@ def _judged(work: Work, host: Host, pool: GpuPool) -> Showed:
             locks=folder / "locks",  # the GPUs are this task's alone, and their numbers every node's
         )
         planned = [replace(lane, cell=cell) for lane in work.lanes]  # as the login node did: by its keys
-        account = session.run([cell], receipts=False, planned={cell.name: planned})
+        account = lanes.run(session, [cell], receipts=False, plan={cell.name: planned})
         if account.interrupted:
             raise KeyboardInterrupt
         found = map(session.journal.read, work.keys)

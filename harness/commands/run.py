@@ -16,6 +16,7 @@ from harness.pack.model import Pack
 from harness.receipt import writer
 from harness.report import run_table
 from harness.report.run_table import RunRow
+from harness.schedule import lanes
 from harness.schedule.lane_runner import RAW_LOGS
 from harness.schedule.selection import ASK, Request, cells_of, taken
 from harness.schedule.session import Session
@@ -86,7 +87,7 @@ def command(
             session = replace(usual, repeat=repeat, keep_raw=True)
             request = Request(None if ask else upstream, dependencies, LANES[lane], shared.timeout, ask)
             cells, errors = _cells(copies, target, request, session)
-            account = session.run(cells)
+            account = lanes.run(session, cells)
             rows: list[RunRow] = []
             for cell in cells:
                 outcome = account.results.get(cell.name)

@@ -21,6 +21,7 @@ from harness.pack.model import Pack
 from harness.receipt import receipt, strength, wrong_fixes
 from harness.receipt.receipt import FIRST_SIGHT
 from harness.receipt.strength import Fate, MutantRecord, Strength
+from harness.schedule import lanes
 from harness.schedule.session import Session
 from harness.upstream import tree
 from harness.verdict.cell import Cell
@@ -118,7 +119,7 @@ class Campaign:
         """Run the lanes of cells; return what came of them, by their names."""
         if not cells or self.interrupted:
             return {}
-        account = self.session.run(cells, receipts=False)
+        account = lanes.run(self.session, cells, receipts=False)
         self.interrupted = account.interrupted
         return account.results
 

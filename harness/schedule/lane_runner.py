@@ -9,13 +9,10 @@ from enum import Enum
 from pathlib import Path
 
 from harness.core import files, room, seal
-from harness.core.cache import Cache
 from harness.core.seal import Layout
 from harness.core.words import LaneName, LaneVerdict
 from harness.host import host as this_host
-from harness.host.gpu_health import GpuWatch
 from harness.host.gpus import Device
-from harness.host.host import Host
 from harness.lane import built_environment, lane
 from harness.lane.environment import Share
 from harness.lane.lane import Lane, LaneRun
@@ -23,6 +20,7 @@ from harness.lane.record import LaneEnd, LaneRecord, LogRecord
 from harness.receipt import writer
 from harness.receipt.redaction import PrivateTextError
 from harness.schedule.queue import Placement
+from harness.schedule.session import Session
 from harness.schedule.task import Task
 from harness.upstream import dependencies, patch, tree
 from harness.upstream.dependencies import DependencySet
@@ -65,18 +63,11 @@ class Unfit:
 
 @dataclass(frozen=True)
 class Runner:
-    """Where lanes run."""
+    """Lays out cells and runs lanes."""
 
-    cache: Cache  # of trees, dependency sets and JIT results
-    host: Host  # what it is
-    folder: Path  # of the run: its logs
+    session: Session  # where
     scratch: Path  # for output that is not scrubbed yet
     cancel: int | None = None  # a file descriptor; once it can be read, every lane is abandoned
-    threads: int = 1  # that a lane's libraries use, the same in all lanes: sums depend on their number
-    stop_at: float | None = None  # when the budget ends, on the monotonic clock; None without one
-    keep_raw: bool = False  # whether the raw log of a lane that ended in an error stays in the run folder
-    watch: GpuWatch | None = None  # looks at the GPUs before and after lanes; None: nobody does
-    locks: Path | None = None  # the folder of the files that lanes lock while they share a GPU; None: the cache's
 
     def prepare(self, cell: Cell) -> Prepared:
         """Fetch and unpack what the lanes of a cell need, and patch its tree.
@@ -85,14 +76,14 @@ class Runner:
         by paths relative to their own. UnavailableError is raised where something cannot be had from outside,
         UnsupportedHereError where a dependency has no wheel for this Python.
         """
-        definition, tag = cell.pack.definition, self.host.python_tag
-        members = dependencies.chosen(self.cache, definition, cell.dependencies, cell.stated.dependencies, tag)
+        definition, tag = cell.pack.definition, self.session.host.python_tag
+        members = dependencies.chosen(self.session.cache, definition, cell.dependencies, cell.stated.dependencies, tag)
         upstream, python = definition.upstream, built_environment.interpreter(cell.environment)
-        pristine = tree.materialize(self.cache, upstream, cell.source)
+        pristine = tree.materialize(self.session.cache, upstream, cell.source)
         together, merged = upstream.is_compiled and cell.source.is_release, members
         if together:
             merged = dependencies.with_wheel(members, upstream.package, pristine.version, pristine.sha256)
-        layout = dependencies.layout(self.cache, merged, python, tag)
+        layout = dependencies.layout(self.session.cache, merged, python, tag)
         layout.lay_out()
         pristine = tree.beside(pristine, layout) if together else pristine
         loads = tuple(pristine.path_here(path, upstream.source_root) for path in cell.stated.loads)
@@ -110,7 +101,7 @@ class Runner:
         stale = "" if candidates[0].exists() else stale
         for file in (path for path in candidates if path.exists()):
             try:
-                patched = patch.apply(self.cache, pristine, upstream, file, exact=cell.fits_exactly)
+                patched = patch.apply(self.session.cache, pristine, upstream, file, exact=cell.fits_exactly)
             except patch.StalePatchError as error:
                 stale = stale or str(error)
                 continue
@@ -121,12 +112,12 @@ class Runner:
 
     def run(self, task: Task, prepared: Prepared, placement: Placement) -> LaneEnd | Stopped | Unfit:
         """Run a lane on GPUs that are healthy before it and after it."""
-        folder = self.locks or self.cache.root / "locks"
+        folder = self.session.locks or self.session.cache.root / "locks"
         shared = () if task.exclusive else placement.devices  # a lane that has its GPUs for itself asks nobody
         locks = tuple(folder / f"gpu-{files.key_of(device.token)}.lock" for device in shared)
         if locks:
             folder.mkdir(parents=True, exist_ok=True)
-        watch = self.watch
+        watch = self.session.watch
         if watch is None:
             return self.attempt(task, prepared, placement, locks)
         entered: list[Device] = []
@@ -159,7 +150,7 @@ class Runner:
             started=started.isoformat(timespec="milliseconds"),
             seconds=0.0,
             place=placement.name,
-            host=self.host,
+            host=self.session.host,
             gpus=tuple(device.gpu for device in placement.devices),
             version=prepared.pristine.version,
             tree=prepared.pristine.sha256,
@@ -170,7 +161,7 @@ class Runner:
         if source is None:
             return replace(base, stale=prepared.stale)
         whole = cell.timeout or cell.stated.timeout_s
-        left = self.stop_at - clock if self.stop_at is not None else whole
+        left = self.session.stop_at - clock if self.session.stop_at is not None else whole
         visible = ",".join(device.token for device in placement.devices) or None
         wanted = Lane(
             pack=cell.pack,
@@ -184,17 +175,17 @@ class Runner:
             timeout=max(0.1, min(whole, left)),
             locks=locks,
             cancel=self.cancel,
-            share=Share(self.threads, min(task.processes, len(this_host.cores())), visible),
+            share=Share(self.session.threads_of_lane, min(task.processes, len(this_host.cores())), visible),
             environment=cell.environment,
             is_wrong_fix=cell.is_wrong_fix and is_patched,
             stops=cell.is_wrong_fix and not cell.judges_all and is_patched,
         )
         raw = self.scratch / f"{task.key}.log"
         try:
-            run = lane.run(self.cache, self.host, wanted, raw)
+            run = lane.run(self.session.cache, self.session.host, wanted, raw)
         finally:
             if wanted.is_wrong_fix:  # nobody wants its tree again
-                seal.forget(self.cache, tree.KIND, source.key, self.cache.entry(tree.KIND, source.key))
+                seal.forget(self.session.cache, tree.KIND, source.key, self.session.cache.entry(tree.KIND, source.key))
         if run.ended.reason == lane.ABANDONED:
             return Stopped.ABANDONED
         if wanted.timeout < whole and run.ended.reason == "timed out":
@@ -208,7 +199,7 @@ class Runner:
         """Judge a lane, scrub what it said, and write its log; what still looks private makes it an error."""
         record = lane_verdict.record_of(wanted, run)
         trees = {wanted.tree.folder: "$TREE"}
-        scrub = writer.scrubber(task.cell.pack, self.cache, self.host, prepared.dependency_set, trees)
+        scrub = writer.scrubber(task.cell.pack, self.session.cache, self.session.host, prepared.dependency_set, trees)
         raw = run.log.read_text("utf-8", errors="replace")
         try:
             text: str = scrub.document(raw, "log", writer.without_lane_folders)
@@ -217,11 +208,11 @@ class Runner:
             status, seconds, tree_sha256 = record.exit_status, record.seconds, record.tree
             record = LaneRecord(LaneVerdict.ERROR, str(error), status, seconds, 0, 0, tree_sha256, "")
             text = f"[left out: {error}]\n"
-        if record.verdict == LaneVerdict.ERROR and self.keep_raw:  # readable to its owner alone
-            path = self.folder / RAW_LOGS / Path(task.log).relative_to("logs")
+        if record.verdict == LaneVerdict.ERROR and self.session.keep_raw:  # readable to its owner alone
+            path = self.session.folder / RAW_LOGS / Path(task.log).relative_to("logs")
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(0o600)
             path.write_text(raw, encoding="utf-8")
-        with room.guard(self.folder, "the run folder", "--cache DIR (of a sweep: --runs DIR)"):
-            files.write_atomic(self.folder / task.log, text)  # the disk has it before the journal speaks of it
+        with room.guard(self.session.folder, "the run folder", "--cache DIR (of a sweep: --runs DIR)"):
+            files.write_atomic(self.session.folder / task.log, text)  # the disk has it before the journal speaks of it
         return record, LogRecord(task.log, files.sha256_bytes(text.encode()))

@@ -16,12 +16,11 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, TypeVar
 
-from harness.core.progress import Progress
 from harness.core.words import LaneName, LaneVerdict
 from harness.lane.record import LaneEnd
-from harness.schedule.journal import Journal
 from harness.schedule.lane_runner import Prepared, Runner, Stopped, Unfit
 from harness.schedule.queue import Placement, Places, Queue
+from harness.schedule.session import GpuFault, Session
 from harness.schedule.task import Task, at_least, expected_seconds
 from harness.verdict.cell import Cell
 from harness.verdict.outcome import Outcome, unjudged
@@ -36,16 +35,6 @@ PREPARING = 4
 MOST_FAULTS = 2
 #: How long, in seconds, an interrupted command waits until its lanes are gone.
 DRAIN_SECONDS = 30.0
-
-
-@dataclass(frozen=True)
-class GpuFault:
-    """A GPU that left the pool: where, its name, why, and after which lane."""
-
-    place: str
-    name: str
-    reason: str
-    task: str
 
 
 @dataclass
@@ -92,17 +81,14 @@ def _begun(work: Callable[[], Result]) -> Future[Result]:
 class Scheduler:
     """Drives the lanes of one command: threads run them, and what a lane leads to happens in the main thread."""
 
+    session: Session  # where they run, and whose journal takes each end before anybody else hears of it
     runner: Runner  # lays out cells and runs lanes
-    journal: Journal  # takes each end before anybody else hears of it
-    places: Places  # how many lanes run at once, and the GPUs
     settle: Callable[[Cell], None] = lambda _: None  # called after each end: judges the cell if that was its last lane
-    progress: Progress = field(default_factory=Progress)  # whom to tell
-    note: Callable[[GpuFault], None] = lambda _: None  # keeps that a GPU left the pool
-    stop_at: float | None = None  # when the budget ends, on the monotonic clock; None without one
     account: Account = field(default_factory=Account)  # what came of it
     _layouts: dict[Future[Prepared], list[Task]] = field(default_factory=dict)
     _lanes: dict[Future[LaneEnd | Stopped | Unfit], tuple[Task, Placement]] = field(default_factory=dict)
     _ended: list[Cell] = field(default_factory=list)  # those of lanes that ended and are not settled yet
+    _places: Places = field(init=False)
     _queue: Queue = field(default_factory=Queue)
     _cells: deque[list[Task]] = field(default_factory=deque)
     _waiting: dict[str, list[Task]] = field(default_factory=dict)
@@ -110,12 +96,18 @@ class Scheduler:
     _over: set[str] = field(default_factory=set)
     _faults_after: Counter[str] = field(default_factory=Counter)
 
+    def __post_init__(self) -> None:
+        """Begin with the GPUs that had no fault before."""
+        faulty = {fault.place for fault in self.session.faults}
+        healthy = [device for device in self.session.devices if device.place not in faulty]
+        self._places = Places(self.session.most_jobs, healthy)
+
     def run(self, tasks: list[Task], cancel: int) -> Account:
         """Run every task that has not ended before; closing `cancel` ends the lanes when the user interrupts."""
-        pending = [task for task in tasks if task.key not in self.journal]
+        pending = [task for task in tasks if task.key not in self.session.journal]
         self.account.resumed += len(tasks) - len(pending)
         self.account.total = len(pending)
-        self.progress.begin(len(pending), at_least(pending, self.places.jobs))
+        self.session.progress.begin(len(pending), at_least(pending, self._places.jobs))
         of_cell: dict[str, list[Task]] = {}
         for task in pending:
             of_cell.setdefault(task.cell.name, []).append(task)
@@ -126,9 +118,9 @@ class Scheduler:
         try:
             while self._layouts or self._lanes:
                 self._hear(LOOK_UP)
-                while (found := self._queue.take(self.places, self._may_start)) is not None:
+                while (found := self._queue.take(self._places, self._may_start)) is not None:
                     task, placement = found
-                    self.progress.start(task.key, f"{task.name} on {placement.name}", task.seconds)
+                    self.session.progress.start(task.key, f"{task.name} on {placement.name}", task.seconds)
                     self._lanes[_begun(partial(self._lane, *found))] = found
                 while self._ended:
                     self.settle(self._ended.pop())
@@ -140,7 +132,7 @@ class Scheduler:
             wait(self._lanes, DRAIN_SECONDS)
             self._hear(0.0)
         for task in self._queue.drain():
-            reason = "interrupted" if self.account.interrupted else self.places.never(task) or "nothing could take it"
+            reason = "interrupted" if self.account.interrupted else self._places.never(task) or "nothing could take it"
             self.account.not_run.setdefault(task.key, reason)
         return self.account
 
@@ -174,10 +166,10 @@ class Scheduler:
 
     def _fail(self, cell: Cell, error: BaseException) -> None:
         outcome = self.account.results[cell.name] = unjudged(error, cell)
-        self.progress.tell(f"{cell.name}: {outcome.judgement.reason}")
+        self.session.progress.tell(f"{cell.name}: {outcome.judgement.reason}")
 
     def _put_if_ready(self, task: Task) -> None:
-        if all(key in self.journal or key in self._over for key in task.after):
+        if all(key in self.session.journal or key in self._over for key in task.after):
             self._queue.put(task, sum(map(expected_seconds, self._waiting.get(task.key, []))))
 
     def _release(self, key: str) -> None:
@@ -192,7 +184,7 @@ class Scheduler:
 
     def _take(self, task: Task, placement: Placement, lane: Future[LaneEnd | Stopped | Unfit]) -> None:
         """Take what came of a lane."""
-        self.places.give_back(task, placement)
+        self._places.give_back(task, placement)
         line, error = "", lane.exception()
         found = None if error else lane.result()
         if error is not None:
@@ -206,22 +198,22 @@ class Scheduler:
             self._repeat_elsewhere(task, found)
         elif found == Stopped.CUT:
             self._give_up(task, found.value)
-        self.progress.end(task.key, line)
+        self.session.progress.end(task.key, line)
 
     def _repeat_elsewhere(self, task: Task, unfit: Unfit) -> None:
         """Put a lane back that says nothing: its GPU has a fault, or cannot be had for a lane that measures."""
-        self.places.taken.update(unfit.taken)
+        self._places.taken.update(unfit.taken)
         if not unfit.faults:
             self._queue.put(task)
             return
-        pool = {device.number: device for device in self.places.devices}
+        pool = {device.number: device for device in self._places.devices}
         for number, reason in unfit.faults:
             if (device := pool.get(number)) is not None:  # it leaves the pool, and is told of once
-                self.places.retire(device)
+                self._places.retire(device)
                 fault = GpuFault(device.place, device.gpu.name, reason, task.name)
                 self.account.faults.append(fault)
-                self.progress.tell(f"{fault.place} leaves the pool after {fault.task}: {fault.reason}")
-                self.note(fault)
+                self.session.progress.tell(f"{fault.place} leaves the pool after {fault.task}: {fault.reason}")
+                self.session.note(fault)
         self._faults_after[task.key] += 1
         count = self._faults_after[task.key]
         if count < MOST_FAULTS:
@@ -232,17 +224,17 @@ class Scheduler:
     def _lane(self, task: Task, placement: Placement) -> LaneEnd | Stopped | Unfit:
         found = self.runner.run(task, self._prepared[task.cell.name], placement)
         if isinstance(found, LaneEnd):
-            self.journal.append(found)
+            self.session.journal.append(found)
         return found
 
     def _may_start(self, task: Task) -> bool:
         """Whether a task still makes sense and fits into what is left of the budget."""
         second = task.lane == LaneName.PATCHED and task.key != task.pristine and LaneName.PRISTINE in task.cell.lanes
-        known = task.pristine in self.journal or task.pristine in task.after
-        if second and known and self.journal.verdict(task.pristine) != LaneVerdict.BUG_REPRODUCED:
+        known = task.pristine in self.session.journal or task.pristine in task.after
+        if second and known and self.session.journal.verdict(task.pristine) != LaneVerdict.BUG_REPRODUCED:
             self._release(task.key)
             return False
-        left = None if self.stop_at is None else self.stop_at - time.monotonic()
+        left = None if self.session.stop_at is None else self.session.stop_at - time.monotonic()
         if left is not None and (left <= 0 or (task.seconds or 0.0) > left):
             expected = "" if task.seconds is None else f"it takes about {task.seconds:.0f} s, and "
             self._give_up(task, f"{expected}{max(0.0, left):.0f} s were left of the budget")

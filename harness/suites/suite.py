@@ -177,5 +177,5 @@ def laid_out(pack: Pack, session: Session, timeout: float | None, *, gpu: bool) 
         patch=pack.suite_patch(tests),
         environment=built_environment.environment(cache, host, environment_name) if environment_name else None,
     )
-    prepared = Runner(cache, host, session.folder, session.folder).prepare(cell)
+    prepared = Runner(session, session.folder).prepare(cell)
     return Suite(cell, tests, prepared, devices, session)

@@ -14,7 +14,7 @@ import filelock
 from harness.core import files, strict_json, structure
 from harness.core.errors import HarnessError
 from harness.receipt import receipt
-from harness.schedule.scheduler import GpuFault
+from harness.schedule.session import GpuFault
 from harness.sweep.results import NOT_RUN, SCHEMA, Results
 
 STAMP = "%Y%m%dT%H%M%SZ"

@@ -12,10 +12,11 @@ from harness.core.words import Exit
 from harness.host.gpu_health import GpuWatch
 from harness.pack.model import Pack
 from harness.receipt import receipt, redaction
+from harness.schedule import lanes
 from harness.schedule.journal import Journal
-from harness.schedule.scheduler import Account, GpuFault
+from harness.schedule.scheduler import Account
 from harness.schedule.selection import taken
-from harness.schedule.session import Session
+from harness.schedule.session import GpuFault, Session
 from harness.schedule.task import Estimates
 from harness.sweep import baseline, outputs, run_folder, selection
 from harness.sweep.collector import Collector, marked
@@ -83,7 +84,7 @@ class Sweep:
                 session = self._session(folder, journal, begun)
                 before = f"{len(cells)} cells, {len(journal)} lanes ended before"
                 self.usual.progress.tell(f"run folder {session.folder}: {before}")
-                account = self.engine(session, cells) if self.engine else session.run(cells)
+                account = (self.engine or lanes.run)(session, cells)
                 rows = self._rows(session, account, compared, cells)
             results = self._results(folder, session, account, rows, compared.text)
             write(results, folder.path)
@@ -119,8 +120,8 @@ class Sweep:
     ) -> Results:
         host = session.host
         gpus = {device.place: GpuFault(device.place, device.gpu.name, "", "") for device in session.devices}
-        lanes = [end for outcome in account.results.values() for end in outcome.last]
-        nodes = [end.host for end in lanes if end.host != host]  # of a cluster
+        ends = [end for outcome in account.results.values() for end in outcome.last]
+        nodes = [end.host for end in ends if end.host != host]  # of a cluster
         seen = sorted({gpu.name for node in nodes for gpu in node.gpus})
         gpus |= {name: GpuFault("a node", name, "", "") for name in seen}
         gpus |= {one.place: GpuFault(one.place, one.name, one.reason, one.task) for one in account.faults}

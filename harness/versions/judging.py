@@ -19,6 +19,7 @@ from harness.lane.record import CheckLine, LaneEnd, LaneRecord
 from harness.lane.script import NO_SENTINEL, last_exception
 from harness.pack.model import Pack
 from harness.receipt import figures
+from harness.schedule import lanes
 from harness.schedule.scheduler import Account
 from harness.schedule.selection import Request, cell_of
 from harness.schedule.session import Session
@@ -62,7 +63,7 @@ class Judging:
     def every(self, wanted: list[Candidate]) -> tuple[list[Entry], Account]:
         """Judge candidates; return what was judged, in their order, and what came of the lanes."""
         cells = [self._cell(candidate) for candidate in wanted]
-        account = self.session.run([cell for cell in cells if isinstance(cell, Cell)], receipts=False)
+        account = lanes.run(self.session, [cell for cell in cells if isinstance(cell, Cell)], receipts=False)
         entries = [self._entry(candidate, cell, account) for candidate, cell in zip(wanted, cells, strict=True)]
         return [entry for entry in entries if entry is not None], account
 

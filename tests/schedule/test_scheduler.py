@@ -13,6 +13,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.core.cache import Cache
 from harness.core.errors import NoRoomError, UnavailableError, UnsupportedHereError
 from harness.core.words import LaneName, LaneVerdict, Verdict
 from harness.lane.record import LaneEnd, LaneRecord
@@ -20,8 +21,9 @@ from harness.schedule import scheduler
 from harness.schedule import task as schedule_task
 from harness.schedule.journal import Journal
 from harness.schedule.lane_runner import Prepared
-from harness.schedule.queue import Placement, Places
+from harness.schedule.queue import Placement
 from harness.schedule.scheduler import DRAIN_SECONDS, Account, Scheduler
+from harness.schedule.session import Session
 from harness.schedule.task import Task
 from harness.sweep import selection
 from harness.upstream.source import Source, SourceKind
@@ -79,7 +81,9 @@ class Stage:
         try:
             with Journal(self.journal) as journal:
                 tasks = [task for cell in (self.cell, *others) for task in schedule_task.tasks(cell, HOST, repeat)]
-                return Scheduler(script, journal, Places(1, [])).run(tasks, cancel_end)  # type: ignore[arg-type]
+                folder = self.journal.parent
+                session = Session(Cache(folder), HOST, [], folder, journal, lambda _: "", jobs=1)
+                return Scheduler(session, script).run(tasks, cancel_end)  # type: ignore[arg-type]
         finally:
             os.close(cancel)
 

@@ -13,6 +13,7 @@ from harness.core.cache import Cache
 from harness.core.words import LaneName, LaneVerdict
 from harness.lane.record import LaneEnd, LaneRecord
 from harness.receipt import writer
+from harness.schedule import lanes
 from harness.schedule.journal import Journal
 from harness.schedule.lane_runner import Runner
 from harness.schedule.session import Session
@@ -56,6 +57,6 @@ def test_two_lanes_that_end_together_settle_their_cell_once(
     cell = laid_out.cell(workbench.lay("01_confirmed"))
     assert cell.lanes_are_independent
     session = Session(Cache(tmp_path), laid_out.HOST, [], tmp_path, Together(), lambda _: "runner.py run", jobs=2)
-    account = session.run([cell])
+    account = lanes.run(session, [cell])
     assert (written, account.ran) == (Counter([cell.name]), 2)
     assert account.results[cell.name].judgement.verdict == "CONFIRMED"
