@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import chain
@@ -16,7 +15,7 @@ from harness.receipt import writer
 from harness.schedule.lane_runner import Runner
 from harness.schedule.scheduler import Account, Scheduler
 from harness.schedule.session import Session
-from harness.schedule.task import Task, tasks, unique
+from harness.schedule.task import Task, seconds_of, tasks, unique
 from harness.upstream import dependencies
 from harness.verdict import pack_verdict
 from harness.verdict.cell import Cell
@@ -27,10 +26,14 @@ from harness.verdict.pack_verdict import Judgement
 Plan = dict[str, list[Task]]
 
 
-def planned(session: Session, cells: Iterable[Cell]) -> Plan:
+def planned(session: Session, cells: list[Cell]) -> Plan:
     """List the lanes of each cell, with what is known of their durations."""
-    host, repeat, estimates = session.host, session.repeat, session.estimates
-    return {cell.name: [estimates.of(task) for task in tasks(cell, host, repeat)] for cell in cells}
+    known = {pack.name: seconds_of(pack) for pack in {cell.pack.name: cell.pack for cell in cells}.values()}
+    found: Plan = {}
+    for cell in cells:
+        urgent = cell.name in session.urgent
+        found[cell.name] = tasks(cell, session.host, session.repeat, known[cell.pack.name], urgent=urgent)
+    return found
 
 
 def run(session: Session, cells: list[Cell], *, receipts: bool = True, plan: Plan | None = None) -> Account:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -13,7 +13,6 @@ from harness.host.gpu_health import GpuWatch
 from harness.host.gpus import Device
 from harness.host.host import Host
 from harness.schedule.journal import Journal
-from harness.schedule.task import Estimates
 from harness.verdict.cell import Cell
 
 #: What a lane takes of the host's memory, in GiB: torch and a compiler, imported.
@@ -44,7 +43,7 @@ class Session:
     note: Callable[[GpuFault], None] = lambda _: None  # keeps that a GPU left the pool
     jobs: int | None = None  # how many lanes run at once; None: as many as the cores and the memory allow
     repeat: int = 1  # how often each lane runs
-    estimates: Estimates = field(default_factory=Estimates)  # how long lanes take
+    urgent: Collection[str] = ()  # the names of the cells that the run before left out: they go first
     stop_at: float | None = None  # when the budget ends, on the monotonic clock; None without one
     watch: GpuWatch | None = None  # looks at GPUs before and after lanes; None: nobody does
     faults: tuple[GpuFault, ...] = ()  # the GPUs that had one before this command

@@ -17,7 +17,6 @@ from harness.schedule.journal import Journal
 from harness.schedule.scheduler import Account
 from harness.schedule.selection import taken
 from harness.schedule.session import GpuFault, Session
-from harness.schedule.task import Estimates
 from harness.sweep import baseline, outputs, run_folder, selection
 from harness.sweep.collector import Collector, marked
 from harness.sweep.results import SCHEMA, CellRow, HostRow, Results
@@ -101,7 +100,7 @@ class Sweep:
             command=order.command,
             note=folder.note,
             repeat=order.repeat,
-            estimates=Estimates(run_folder.left_out(order.runs, folder.name)),
+            urgent=run_folder.left_out(order.runs, folder.name),
             stop_at=None if order.budget is None else begun + order.budget,
             watch=GpuWatch(),
             faults=tuple(folder.faults),
