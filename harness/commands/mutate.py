@@ -9,8 +9,10 @@ import click
 from harness.commands import options, running
 from harness.commands.options import Shared
 from harness.core import terminal
+from harness.core.cache import Cache
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
+from harness.host.host import Host
 from harness.mutate import campaign, output, state
 from harness.mutate.campaign import Campaign, Order, Result
 from harness.receipt import writer
@@ -82,23 +84,30 @@ def command(
             cells = cells_of(packs, target, Request(timeout=shared.timeout), here, cache)
             if record and unseen:
                 campaign.refuse_second_sight(cells)
-            if kept.resumed:
+            if len(journal):
                 progress.tell(f"going on: {len(journal)} lanes ended before")
             session = replace(usual, folder=kept.path, journal=journal, keep_raw=True)
-            judging = Campaign(session, kept.path / state.PATCHES, order)
+            judging = Campaign(session, kept.patches, order)
             results = judging.run(cells)
             if judging.interrupted:
                 raise KeyboardInterrupt
-            kept.finish(is_settled=not _is_waiting(results))
+            if not _is_waiting(results):
+                kept.settle()
     terminal.echo(output.as_json(results) if as_json else output.as_text(results), nl=False)
     if matrix and not as_json:
         terminal.echo(output.matrix(results), nl=False)
-    for one in results if record else ():
+    if record:
+        _record(results, cache, here)
+    return _status(results)
+
+
+def _record(results: list[Result], cache: Cache, host: Host) -> None:
+    """Put the strengths into the packs' receipts."""
+    for one in results:
         if one.strength is not None:
-            scrub = writer.scrubber(one.cell.pack, cache, here, None, {})
+            scrub = writer.scrubber(one.cell.pack, cache, host, None, {})
             path = output.record(one.strength, one.cell.pack.folder / "receipts", scrub)
             terminal.echo(f"recorded {one.cell.pack.name}/receipts/{path.name}", err=True)
-    return _status(results)
 
 
 def _is_waiting(results: list[Result]) -> bool:
