@@ -87,10 +87,7 @@ def command(
             if len(journal):
                 progress.tell(f"going on: {len(journal)} lanes ended before")
             session = replace(usual, folder=kept.path, journal=journal, keep_raw=True)
-            judging = Campaign(session, kept.patches, order)
-            results = judging.run(cells)
-            if judging.interrupted:
-                raise KeyboardInterrupt
+            results = Campaign(session, kept.patches, order).run(cells)
             if not _is_waiting(results):
                 kept.settle()
     terminal.echo(output.as_json(results) if as_json else output.as_text(results), nl=False)

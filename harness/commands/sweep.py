@@ -16,9 +16,10 @@ from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
-from harness.sweep import outputs
+from harness.schedule import lanes
+from harness.sweep import outputs, sweep
 from harness.sweep.selection import HEAD, LATEST
-from harness.sweep.sweep import Engine, Order, Sweep
+from harness.sweep.sweep import Engine, Order
 
 if TYPE_CHECKING:
     from harness.cluster.slurm import Settings
@@ -134,7 +135,7 @@ def command(
             cluster=settings.request if settings else (),
             notes=(*(str(error) for error in broken), *session.lost),
         )
-        results, folder = Sweep(order, session, engine).run()
+        results, folder = sweep.run(order, session, engine or lanes.run)
     for line in outputs.change_lines(results):
         terminal.echo(line)
     terminal.echo(outputs.headline(results))

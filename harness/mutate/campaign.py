@@ -88,17 +88,16 @@ class _Trial:
     waits: bool  # for a lane
 
 
-@dataclass
+@dataclass(frozen=True)
 class Campaign:
     """Judges mutants."""
 
     session: Session  # runs the lanes; its journal is kept
     folder: Path  # takes the patches
     order: Order
-    interrupted: bool = False  # by the user
 
     def run(self, cells: list[Cell]) -> list[Result]:
-        """Judge the mutants of cells; `interrupted` says whether the user stopped it, and then nothing is returned."""
+        """Judge the mutants of cells. KeyboardInterrupt: the user stopped it."""
         for pack in {cell.pack.name: cell.pack for cell in cells}.values():
             mutants.listed(pack)  # what is wrong with them is said before anything runs
         results, confirmed = self._judged(cells)
@@ -109,18 +108,17 @@ class Campaign:
                 cell, timeout = trial.cell, _timeout(trial.right, 2)
                 trial.cell = replace(cell, alone=True, column=f"{cell.column}.alone", timeout=timeout)
         self._judge(trials)
-        if self.interrupted:
-            return []
         for right in confirmed:
             results[right.cell.name] = self._result(right, [trial for trial in trials if trial.right is right])
         return [results[cell.name] for cell in cells]
 
     def _lanes(self, cells: list[Cell]) -> dict[str, Outcome]:
         """Run the lanes of cells; return what came of them, by their names."""
-        if not cells or self.interrupted:
+        if not cells:
             return {}
         account = lanes.run(self.session, cells, receipts=False)
-        self.interrupted = account.interrupted
+        if account.interrupted:
+            raise KeyboardInterrupt
         return account.results
 
     def _judged(self, cells: list[Cell]) -> tuple[dict[str, Result], list[Outcome]]:
@@ -129,7 +127,7 @@ class Campaign:
         judged = [cell for cell in cells if cell.name not in results]
         outcomes = self._lanes(judged)
         confirmed = []
-        for cell in [] if self.interrupted else judged:
+        for cell in judged:
             outcome = outcomes.get(cell.name) or Outcome(cell, Judgement(Verdict.ERROR, "it was not judged"))
             verdict, why = outcome.judgement.verdict, outcome.judgement.reason
             if verdict == Verdict.CONFIRMED:

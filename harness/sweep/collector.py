@@ -30,6 +30,11 @@ class Collector:
     baseline: Baseline  # what they are compared with
     scrubber: Scrubber  # knows the places that an error may name
 
+    def rows(self, cells: list[Cell]) -> Iterator[CellRow]:
+        """Yield the rows of a whole sweep."""
+        threads = {cell.pack.name: cell.pack.definition.known for cell in cells if cell.pack.definition.known}
+        yield from marked([self.row(cell) for cell in cells], threads)
+
     def row(self, cell: Cell) -> CellRow:
         """Build the row of a cell; what goes wrong with one never takes the others' rows along."""
         try:
