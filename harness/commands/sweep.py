@@ -18,7 +18,7 @@ from harness.core.errors import HarnessError
 from harness.core.words import Exit
 from harness.schedule import lanes
 from harness.sweep import outputs, sweep
-from harness.sweep.selection import HEAD, LATEST
+from harness.sweep.columns import HEAD, LATEST
 from harness.sweep.sweep import Engine, Order
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ from harness.receipt import receipt
 from harness.receipt.figures import number
 from harness.receipt.receipt import Receipt
 from harness.sweep import run_folder
+from harness.sweep.columns import HEAD, LATEST
 from harness.sweep.results import FLAKY, ChangeRow
-from harness.sweep.selection import HEAD, LATEST
 from harness.verdict.cell import Cell
 from harness.verdict.outcome import Outcome
 

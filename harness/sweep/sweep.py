@@ -17,7 +17,7 @@ from harness.schedule.journal import Journal
 from harness.schedule.scheduler import Account
 from harness.schedule.selection import taken
 from harness.schedule.session import GpuFault, Session
-from harness.sweep import baseline, outputs, run_folder, selection
+from harness.sweep import baseline, columns, outputs, run_folder
 from harness.sweep.collector import Collector
 from harness.sweep.results import SCHEMA, HostRow, Results
 from harness.sweep.run_folder import Request, RunFolder
@@ -64,7 +64,7 @@ def run(order: Order, usual: Session, engine: Engine = lanes.run) -> tuple[Resul
     `usual` is where lanes run, whatever a sweep has of its own, and `engine` what runs them.
     """
     begun = time.monotonic()
-    chosen = selection.selected(order.packs, order.only)
+    chosen = columns.selected(order.packs, order.only)
     with (
         room.guard(order.runs, "the folder of runs", "--runs DIR"),
         taken(usual.cache, order.packs) as copies,
@@ -73,7 +73,7 @@ def run(order: Order, usual: Session, engine: Engine = lanes.run) -> tuple[Resul
         compared = baseline.find(order.baseline, order.runs, folder.name)
         packs = {one.name: one for one in copies}
         taken_here = [(packs[one.name], target) for one, target in chosen]
-        cells = selection.cells(taken_here, usual.host, usual.cache, *order.moving)
+        cells = columns.cells(taken_here, usual.host, usual.cache, *order.moving)
         with Journal(folder.path / run_folder.JOURNAL) as journal:
             session = _session(order, usual, folder, journal, begun)
             before = f"{len(cells)} cells, {len(journal)} lanes ended before"

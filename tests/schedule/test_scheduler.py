@@ -25,7 +25,7 @@ from harness.schedule.queue import Placement
 from harness.schedule.scheduler import DRAIN_SECONDS, Account, Scheduler
 from harness.schedule.session import Session
 from harness.schedule.task import Task
-from harness.sweep import selection
+from harness.sweep import columns
 from harness.upstream.source import Source, SourceKind
 from harness.verdict.cell import Cell
 from testing import laid_out
@@ -97,7 +97,7 @@ def stage(workbench: Workbench, tmp_path: Path) -> Stage:
 def _newest(one: Cell) -> Cell:
     """Return the cell of another release, whose patched lane has to wait."""
     source = Source(SourceKind.RELEASE, "2.0")
-    return replace(one, column=selection.LATEST, source=source, version="2.0", tree="2" * 64)
+    return replace(one, column=columns.LATEST, source=source, version="2.0", tree="2" * 64)
 
 
 def test_runs_of_one_lane_follow_one_another(stage: Stage) -> None:

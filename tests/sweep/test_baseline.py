@@ -17,7 +17,7 @@ from harness.lane.record import FigureLine, LaneEnd, LaneRecord
 from harness.pack import load
 from harness.receipt import receipt
 from harness.receipt.receipt import GpuRecord, Receipt
-from harness.sweep import baseline, run_folder, selection
+from harness.sweep import baseline, columns, run_folder
 from harness.sweep.baseline import Baseline
 from harness.sweep.results import NOT_HERE, NOT_RUN
 from harness.sweep.sweep import write
@@ -34,7 +34,7 @@ HOST = host.Host("3.11.7", "2.13.0+cpu", "3.6.0")
 def toy(workbench: Workbench) -> Cell:
     """Return the cell of the sound toy pack."""
     loaded = load.load_pack(workbench.lay("01_confirmed"))
-    (one,) = selection.cells([(loaded, "cpu")], HOST, None)  # type: ignore[arg-type]
+    (one,) = columns.cells([(loaded, "cpu")], HOST, None)  # type: ignore[arg-type]
     return one
 
 
@@ -100,7 +100,7 @@ def test_a_bug_that_comes_back_is_no_recovery(before: str, verdict: str, kinds: 
 
 
 def test_a_newer_release_is_expected_to_be_fixed_where_pack_toml_says_so(toy: Cell) -> None:
-    newest = replace(toy, column=selection.LATEST, version="2.1")
+    newest = replace(toy, column=columns.LATEST, version="2.1")
     assert baseline.expected(newest, None) == Verdict.FIXED_UPSTREAM
     assert baseline.expected(replace(newest, version="1.9"), None) == Verdict.CONFIRMED
     assert baseline.expected(toy, None) == Verdict.CONFIRMED
