@@ -22,6 +22,7 @@ from harness.cluster import slurm
 from harness.cluster.node import Showed, Work
 from harness.cluster.slurm import AwayError, Settings
 from harness.core import files
+from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
 from harness.schedule import lanes
 from harness.schedule.lane_runner import Runner
@@ -29,7 +30,6 @@ from harness.schedule.lanes import Settling
 from harness.schedule.scheduler import Account
 from harness.schedule.session import Session
 from harness.schedule.task import expected_seconds
-from harness.verdict.cell import Cell
 from harness.verdict.outcome import Outcome, unjudged
 from harness.verdict.pack_verdict import Judgement
 

@@ -16,13 +16,13 @@ from harness.host.gpu_health import GpuWatch
 from harness.host.gpus import GpuPool, gpu_pool
 from harness.host.host import Host
 from harness.lane import built_environment
+from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
 from harness.receipt import redaction
 from harness.schedule import lanes
 from harness.schedule.journal import Journal
 from harness.schedule.session import GpuFault, Session
 from harness.schedule.task import Task
-from harness.verdict.cell import Cell
 from harness.verdict.pack_verdict import Judgement
 
 #: A lane may last so many times as long as it did before: another node, and a cache with nothing compiled.

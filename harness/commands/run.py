@@ -12,6 +12,7 @@ from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit, LaneName, Verdict
+from harness.lane.cell import BOTH_LANES, Cell, lanes_of
 from harness.pack.model import Pack
 from harness.receipt import writer
 from harness.report import run_table
@@ -20,7 +21,6 @@ from harness.schedule import lanes
 from harness.schedule.lane_runner import RAW_LOGS
 from harness.schedule.selection import ASK, Request, cells_of, taken
 from harness.schedule.session import Session
-from harness.verdict.cell import BOTH_LANES, Cell, lanes_of
 from harness.verdict.outcome import Outcome, unjudged
 
 LANES = {

@@ -15,6 +15,7 @@ from harness.core import files
 from harness.core.errors import HarnessError
 from harness.core.words import LaneName, Verdict
 from harness.lane import script
+from harness.lane.cell import Cell
 from harness.mutate import fates, generated, mutants
 from harness.mutate.mutants import Origin
 from harness.pack.model import Pack
@@ -24,7 +25,6 @@ from harness.receipt.strength import Fate, MutantRecord, Strength
 from harness.schedule import lanes
 from harness.schedule.session import Session
 from harness.upstream import tree
-from harness.verdict.cell import Cell
 from harness.verdict.outcome import Outcome
 from harness.verdict.pack_verdict import Judgement
 

@@ -14,6 +14,7 @@ from harness.core.words import LaneName, LaneVerdict
 from harness.host import host as this_host
 from harness.host.gpus import Device
 from harness.lane import built_environment, lane
+from harness.lane.cell import Cell
 from harness.lane.environment import Share
 from harness.lane.lane import Lane, LaneRun
 from harness.lane.record import LaneEnd, LaneRecord, LogRecord
@@ -26,7 +27,6 @@ from harness.upstream import dependencies, patch, tree
 from harness.upstream.dependencies import DependencySet
 from harness.upstream.tree import Tree
 from harness.verdict import lane_verdict
-from harness.verdict.cell import Cell
 
 #: Raw logs that could not be scrubbed, or whose lane ended in an error, are kept here for whoever runs it.
 RAW_LOGS = "raw"
@@ -164,21 +164,17 @@ class Runner:
         left = self.session.stop_at - clock if self.session.stop_at is not None else whole
         visible = ",".join(device.token for device in placement.devices) or None
         wanted = Lane(
-            pack=cell.pack,
+            cell=cell,
             tree=source,
+            is_patched=is_patched,
             dependency_set=prepared.dependency_set,
             dependencies=prepared.dependencies,
-            target=cell.target,
-            evidence=cell.known_evidence,
             must_load=prepared.must_load if is_patched else (),
             recorded=prepared.must_load or prepared.loads,
             timeout=max(0.1, min(whole, left)),
             locks=locks,
             cancel=self.cancel,
             share=Share(self.session.threads_of_lane, min(task.processes, len(this_host.cores())), visible),
-            environment=cell.environment,
-            is_wrong_fix=cell.is_wrong_fix and is_patched,
-            stops=cell.is_wrong_fix and not cell.judges_all and is_patched,
         )
         raw = self.scratch / f"{task.key}.log"
         try:

@@ -10,6 +10,7 @@ from itertools import chain
 from harness.core.errors import HarnessError
 from harness.core.words import LaneName, LaneVerdict
 from harness.lane import supervisor
+from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
 from harness.receipt import writer
 from harness.schedule.lane_runner import Runner
@@ -18,7 +19,6 @@ from harness.schedule.session import Session
 from harness.schedule.task import Task, seconds_of, tasks, unique
 from harness.upstream import dependencies
 from harness.verdict import pack_verdict
-from harness.verdict.cell import Cell
 from harness.verdict.outcome import Outcome, unjudged
 from harness.verdict.pack_verdict import Judgement
 

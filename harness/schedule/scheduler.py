@@ -17,12 +17,12 @@ from functools import partial
 from typing import Any, TypeVar
 
 from harness.core.words import LaneName, LaneVerdict
+from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
 from harness.schedule.lane_runner import Prepared, Runner, Stopped, Unfit
 from harness.schedule.queue import Placement, Places, Queue
 from harness.schedule.session import GpuFault, Session
 from harness.schedule.task import Task, at_least, expected_seconds
-from harness.verdict.cell import Cell
 from harness.verdict.outcome import Outcome, unjudged
 
 Result = TypeVar("Result")

@@ -12,8 +12,8 @@ from harness.host import host as this_host
 from harness.host.gpu_health import GpuWatch
 from harness.host.gpus import Device
 from harness.host.host import Host
+from harness.lane.cell import Cell
 from harness.schedule.journal import Journal
-from harness.verdict.cell import Cell
 
 #: What a lane takes of the host's memory, in GiB: torch and a compiler, imported.
 LANE_MEMORY_GIB = 2.0

@@ -10,11 +10,11 @@ from harness.core import files, strict_json
 from harness.core.words import LaneName
 from harness.host.host import Host
 from harness.lane import built_environment
+from harness.lane.cell import BOTH_LANES, Cell
 from harness.pack import judges
 from harness.pack.model import Pack
 from harness.receipt import receipt
 from harness.upstream import dependencies
-from harness.verdict.cell import BOTH_LANES, Cell
 
 #: What a lane is taken to last, in seconds, of which no receipt tells.
 UNKNOWN = 120.0

@@ -9,6 +9,7 @@ from packaging.version import Version
 
 from harness.core.errors import HarnessError
 from harness.core.words import Verdict
+from harness.lane.cell import Cell
 from harness.lane.record import FigureLine
 from harness.receipt import receipt
 from harness.receipt.figures import number
@@ -16,7 +17,6 @@ from harness.receipt.receipt import Receipt
 from harness.sweep import run_folder
 from harness.sweep.columns import HEAD, LATEST
 from harness.sweep.results import FLAKY, ChangeRow
-from harness.verdict.cell import Cell
 from harness.verdict.outcome import Outcome
 
 #: What a verdict that was not there before is called; whatever is not listed is good news.

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from harness.core.words import LaneName, Verdict
+from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
 from harness.receipt import figures
 from harness.receipt.redaction import Scrubber
@@ -14,7 +15,6 @@ from harness.schedule.session import Session
 from harness.sweep import baseline as comparison
 from harness.sweep.baseline import Baseline
 from harness.sweep.results import FLAKY, NOT_HERE, NOT_RUN, CellRow, ChangeRow, FigureRow, LaneRow
-from harness.verdict.cell import Cell
 from harness.verdict.outcome import Outcome, unjudged
 
 #: Verdicts that no thread of upstream's explains: an exception is never a deviation that is known.

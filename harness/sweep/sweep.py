@@ -10,6 +10,7 @@ from pathlib import Path
 from harness.core import files, room
 from harness.core.words import Exit
 from harness.host.gpu_health import GpuWatch
+from harness.lane.cell import Cell
 from harness.pack.model import Pack
 from harness.receipt import receipt, redaction
 from harness.schedule import lanes
@@ -21,7 +22,6 @@ from harness.sweep import baseline, columns, outputs, run_folder
 from harness.sweep.collector import Collector
 from harness.sweep.results import SCHEMA, HostRow, Results
 from harness.sweep.run_folder import Request, RunFolder
-from harness.verdict.cell import Cell
 
 
 @dataclass(frozen=True)

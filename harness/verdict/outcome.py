@@ -10,9 +10,9 @@ from pathlib import Path
 from harness.core.errors import HarnessError, NoRoomError, UnavailableError, UnreachableError, UnsupportedHereError
 from harness.core.words import Evidence, Exit, LaneName, Verdict
 from harness.host.gpus import Gpu
+from harness.lane.cell import BOTH_LANES, Cell
 from harness.lane.record import LaneEnd, LaneRecord
 from harness.upstream.dependencies import DependencySet
-from harness.verdict.cell import BOTH_LANES, Cell
 from harness.verdict.pack_verdict import Judgement
 
 #: What a single lane must give where both together must give CONFIRMED.

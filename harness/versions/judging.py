@@ -15,6 +15,7 @@ from harness.core.cache import Cache
 from harness.core.errors import HarnessError, UnavailableError
 from harness.core.words import Evidence, LaneName, LaneVerdict, Role, Verdict
 from harness.host.eligibility import Planned
+from harness.lane.cell import Cell
 from harness.lane.record import CheckLine, LaneEnd, LaneRecord
 from harness.lane.script import NO_SENTINEL, last_exception
 from harness.pack.model import Pack
@@ -25,7 +26,6 @@ from harness.schedule.selection import Request, cell_of
 from harness.schedule.session import Session
 from harness.upstream import download, uv
 from harness.verdict import pack_verdict
-from harness.verdict.cell import Cell
 from harness.verdict.change import Side
 from harness.verdict.lane_verdict import FAILED
 from harness.versions.timeline import RIGHT, WRONG, Entry

@@ -13,10 +13,10 @@ from harness.cluster.slurm import Settings
 from harness.core.cache import Cache
 from harness.host import host
 from harness.host.gpus import GpuPool
+from harness.lane.cell import Cell
 from harness.pack import load
 from harness.schedule.selection import Request, cells_of
 from harness.schedule.task import tasks
-from harness.verdict.cell import Cell
 from testing import toys
 
 NODES = Settings({"sm_90a": "h200"}, {})

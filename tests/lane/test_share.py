@@ -9,28 +9,27 @@ from harness.core.words import Evidence
 from harness.lane import lane
 from harness.lane.environment import Share
 from harness.lane.lane import Lane
-from harness.pack.model import Pack
-from harness.upstream.dependencies import DependencySet
 from testing import laid_out
+from testing.workbench import Workbench
 
 
-def test_a_wrong_fix_waits_for_no_gpu_to_be_its_own() -> None:
+def test_a_wrong_fix_waits_for_no_gpu_to_be_its_own(workbench: Workbench) -> None:
     gate, nothing = Path("/gate"), laid_out.nothing("1.0")
+    cell = replace(laid_out.cell(workbench.lay("01_confirmed")), evidence=Evidence.EXECUTED)
     right = Lane(
-        pack=Pack(Path(), None),  # type: ignore[arg-type] - nobody asks for what it states
+        cell=cell,
         tree=nothing.pristine,
-        dependency_set=DependencySet("default", ()),
+        is_patched=True,
+        dependency_set=nothing.dependency_set,
         dependencies=nothing.dependencies,
-        target="sm_90a",
-        evidence=Evidence.EXECUTED,
         must_load=(),
         recorded=(),
         timeout=1.0,
         locks=(Path("/lock"),),
         share=Share(visible="0"),
     )
-    wrong = replace(right, is_wrong_fix=True)
+    wrong = replace(right, cell=replace(cell, is_wrong_fix=True))
     assert lane.share_of(right, gate) == Share(visible="0", gate=gate)
     assert lane.share_of(wrong, gate) == Share(visible="0")
     assert lane.share_of(replace(right, locks=()), gate).gate is None, "nobody else uses its GPU"
-    assert lane.share_of(replace(wrong, evidence=Evidence.TRACED), gate) == Share(visible="")
+    assert lane.share_of(replace(right, cell=replace(cell, evidence=Evidence.TRACED)), gate) == Share(visible="")

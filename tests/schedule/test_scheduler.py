@@ -16,6 +16,7 @@ import pytest
 from harness.core.cache import Cache
 from harness.core.errors import NoRoomError, UnavailableError, UnsupportedHereError
 from harness.core.words import LaneName, LaneVerdict, Verdict
+from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd, LaneRecord
 from harness.schedule import scheduler
 from harness.schedule import task as schedule_task
@@ -27,7 +28,6 @@ from harness.schedule.session import Session
 from harness.schedule.task import Task
 from harness.sweep import columns
 from harness.upstream.source import Source, SourceKind
-from harness.verdict.cell import Cell
 from testing import laid_out
 from testing.laid_out import HOST
 from testing.workbench import Workbench

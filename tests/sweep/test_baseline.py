@@ -13,6 +13,7 @@ from harness.core.errors import HarnessError
 from harness.core.words import Evidence, LaneName, LaneVerdict, Verdict
 from harness.host import host
 from harness.host.gpus import Gpu
+from harness.lane.cell import Cell
 from harness.lane.record import FigureLine, LaneEnd, LaneRecord
 from harness.pack import load
 from harness.receipt import receipt
@@ -21,7 +22,6 @@ from harness.sweep import baseline, columns, run_folder
 from harness.sweep.baseline import Baseline
 from harness.sweep.results import NOT_HERE, NOT_RUN
 from harness.sweep.sweep import write
-from harness.verdict.cell import Cell
 from harness.verdict.outcome import Outcome
 from harness.verdict.pack_verdict import Judgement
 from testing import nights
