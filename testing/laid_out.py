@@ -7,12 +7,12 @@ from pathlib import Path
 from harness.core.cache import Cache
 from harness.core.seal import Layout, Seal
 from harness.host.host import Host
+from harness.lane.cell import Cell
 from harness.pack import load
 from harness.schedule.lane_runner import Prepared
-from harness.sweep import selection
+from harness.sweep import columns
 from harness.upstream.dependencies import DependencySet
 from harness.upstream.tree import Tree
-from harness.verdict.cell import Cell
 
 #: A host without a GPU.
 HOST = Host("3.11.7", "2.13.0+cpu", "3.6.0")
@@ -20,7 +20,7 @@ HOST = Host("3.11.7", "2.13.0+cpu", "3.6.0")
 
 def cell(folder: Path) -> Cell:
     """Return the cell of a pack on the cores of `HOST`."""
-    (one,) = selection.cells([(load.load_pack(folder), "cpu")], HOST, None)  # type: ignore[arg-type]
+    (one,) = columns.cells([(load.load_pack(folder), "cpu")], HOST, None)  # type: ignore[arg-type]
     return one
 
 

@@ -19,6 +19,7 @@ from harness.host.host import Host
 from harness.lane.ordinary import INTERPRETED
 from harness.lane.record import LaneRecord
 from harness.pack import load, rules
+from harness.schedule import lanes
 from harness.schedule.selection import Request, cells_of
 from harness.schedule.session import Session
 
@@ -70,13 +71,11 @@ def trial(folder: Path, session: Session) -> tuple[LaneRecord | None, str]:
     (cell,) = cells_of([pack], "auto", request, session.host, session.cache)
     if cell.evidence is None:
         return None, f"not judged here: {cell.reason}"
-    account = session.run([cell])
+    account = lanes.run(session, [cell])
     if account.interrupted:
         raise KeyboardInterrupt
-    judged = session.judge.judged(cell)
-    lane = judged.pristine if judged else None
-    failure = account.failed.get(cell.name)
-    return lane, "" if lane else failure.reason if failure else "no lane ended"
+    outcome = account.results.get(cell.name)
+    return (outcome.pristine, outcome.judgement.reason) if outcome else (None, "no lane ended")
 
 
 def learn(folder: Path, release: Release, stated: Stated, host: Host, lane: LaneRecord) -> None:

@@ -12,7 +12,7 @@ import math
 import shutil
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -22,13 +22,16 @@ from harness.cluster import slurm
 from harness.cluster.node import Showed, Work
 from harness.cluster.slurm import AwayError, Settings
 from harness.core import files
+from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
+from harness.schedule import lanes
 from harness.schedule.lane_runner import Runner
+from harness.schedule.lanes import Settling
 from harness.schedule.scheduler import Account
-from harness.schedule.session import CellJudge, Session
+from harness.schedule.session import Session
 from harness.schedule.task import expected_seconds
-from harness.schedule.workers import Failure, failure_of
-from harness.verdict.cell import Cell
+from harness.verdict.outcome import Outcome, unjudged
+from harness.verdict.pack_verdict import Judgement
 
 #: Tasks of an array: Slurm's own limit (MaxArraySize) is 1001 where nobody set another.
 MOST_TASKS = 1000
@@ -67,32 +70,27 @@ def minutes(array: Iterable[Work]) -> int:
     return max(SHORTEST, math.ceil((BESIDES + max(work.longest for work in array)) / 60))
 
 
-@dataclass(frozen=True)
-class SlurmEngine:
-    """Runs the lanes of a sweep as job arrays."""
+def run(settings: Settings, session: Session, cells: list[Cell]) -> Account:
+    """Judge cells on nodes, in job arrays; what an earlier command submitted is not submitted again.
 
-    settings: Settings  # how jobs are submitted
-    tell: Callable[[str], None]  # takes a line for people
-
-    def run(self, session: Session, cells: Iterable[Cell]) -> Account:
-        """Judge cells on nodes; what an earlier command submitted is not submitted again.
-
-        HarnessError is raised where Slurm's commands are not here.
-        """
-        slurm.prepare(self.settings)
-        folder = beside(session.folder)
-        (folder / "jobs").mkdir(parents=True, exist_ok=True)
-        collection = Collection(self.settings, session, folder, self.tell)
-        account = collection.account
-        try:
-            collection.begin(cells)
-            collection.collect()
-        except KeyboardInterrupt:
-            account.interrupted = True
-            collection.cancel()
-        if not account.interrupted and not account.failed and not account.not_run:
-            shutil.rmtree(folder, ignore_errors=True)
-        return account
+    HarnessError is raised where Slurm's commands are not here.
+    """
+    slurm.prepare(settings)
+    folder = beside(session.folder)
+    (folder / "jobs").mkdir(parents=True, exist_ok=True)
+    account = Account(planned=lanes.planned(session, cells))
+    collection = Collection(settings, session, folder, account)
+    try:
+        collection.begin(cells)
+        collection.collect()
+    except KeyboardInterrupt:
+        account.interrupted = True
+        collection.cancel()
+    if not account.interrupted and not account.not_run and all(one.runs for one in account.results.values()):
+        shutil.rmtree(folder, ignore_errors=True)
+    for cell in cells:
+        collection.settling.settle(cell, at_end=True)
+    return account
 
 
 @dataclass
@@ -102,13 +100,20 @@ class Collection:
     settings: Settings  # how jobs are submitted
     session: Session  # whose journal takes the ends of lanes
     folder: Path  # what is known, on disk
-    tell: Callable[[str], None]  # takes a line for people
-    account: Account = field(default_factory=Account)  # what came of it
-    _names: dict[tuple[str, ...], list[str]] = field(default_factory=dict)  # of the cells, by the keys of their lanes
+    account: Account  # what is planned, and what came of it
+    _cells: dict[tuple[str, ...], list[Cell]] = field(default_factory=dict)  # by the keys of their lanes
     _waiting: dict[str, Work] = field(default_factory=dict)  # by Slurm's names of the tasks
     _over_since: dict[str, float] = field(default_factory=dict)
     _said: str = ""
-    _total: int = 0
+
+    @property
+    def settling(self) -> Settling:
+        """What judges cells by the ends in the journal."""
+        return Settling(self.session, self.account)
+
+    def tell(self, text: str) -> None:
+        """Say something to people."""
+        self.session.progress.tell(text)
 
     @property
     def _job_name(self) -> str:
@@ -119,9 +124,9 @@ class Collection:
         works = self._works(cells)
         ended = [lane.key in self.session.journal for work in works for lane in work.lanes]
         self.account.resumed = sum(ended)
-        self._total = len(ended) - sum(ended)
-        self.session.listener.planned(self._total, None)
-        left = [work for work in self._not_followed(works) if self.session.judge.missing(work.cell)]
+        self.account.total = len(ended) - sum(ended)
+        self.session.progress.begin(self.account.total, None)
+        left = [work for work in self._not_followed(works) if self.settling.missing(work.cell)]
         for array in arrays_of(self._laid_out(left)):
             self._submit(array)
 
@@ -129,13 +134,13 @@ class Collection:
         """List the cells that can be judged; of two with the same lanes (the newest release is the pinned one) one."""
         session, found = self.session, dict[tuple[str, ...], Work]()
         for cell in cells:
-            lanes = tuple(session.tasks([cell]))
+            lanes = tuple(self.account.planned[cell.name])
             if lanes:
                 kind, jobs = self.settings.gpu_types.get(cell.gpu, ""), session.most_jobs * lanes[0].cores
                 cache = session.cache
-                work = Work(cell, lanes, kind or "", cache.root, cache.mirrors, session.repeat, jobs)
+                work = Work(cell, lanes, kind or "", cache.root, cache.mirrors, jobs)
                 found.setdefault(work.keys, work)
-                self._names.setdefault(work.keys, []).append(cell.name)
+                self._cells.setdefault(work.keys, []).append(cell)
         return list(found.values())
 
     def _not_followed(self, works: list[Work]) -> list[Work]:
@@ -154,8 +159,8 @@ class Collection:
     def _laid_out(self, left: list[Work]) -> list[Work]:
         """Lay out in the cache what nodes need, since they reach no network; return the work where that went well."""
         session = self.session
-        runner = Runner(session.cache, session.host, session.folder, session.folder)
-        failures: dict[tuple[str, str, str], Failure | None] = {}
+        runner = Runner(session, session.folder)
+        failures: dict[tuple[str, str, str], Judgement | None] = {}
         for work in left:
             shared = (work.cell.pack.name, work.cell.column, work.cell.stated.dependencies)
             if shared not in failures:
@@ -163,9 +168,9 @@ class Collection:
                 try:
                     runner.prepare(work.cell)
                 except Exception as error:  # noqa: BLE001 - the other cells go on; this one reports it
-                    failures[shared] = failure_of(error, work.cell)
+                    failures[shared] = unjudged(error, work.cell).judgement
             self._fail(work, failures[shared])
-        return [work for work in left if self._names[work.keys][0] not in self.account.failed]
+        return [work for work in left if work.cell.name not in self.account.results]
 
     def _submit(self, array: list[Work]) -> None:
         """Submit an array; where Slurm does not take it, its cells are not run."""
@@ -189,11 +194,11 @@ class Collection:
             shutil.copytree(pack.inputs or pack.folder, copy)
         return replace(work, cell=replace(work.cell, pack=replace(pack, inputs=copy)))
 
-    def _fail(self, work: Work, failure: Failure | None) -> None:
+    def _fail(self, work: Work, failure: Judgement | None) -> None:
         if failure is not None:
-            for name in self._names[work.keys]:
-                self.account.failed[name] = failure
-                self.session.listener.failed(name, failure.reason)
+            for cell in self._cells[work.keys]:
+                self.account.results[cell.name] = Outcome(cell, failure)
+                self.tell(f"{cell.name}: {failure.reason}")
 
     def _give_up(self, work: Work, reason: str) -> None:
         for key in work.keys:
@@ -260,31 +265,24 @@ class Collection:
 
     def _take(self, work: Work, showed: Showed) -> None:
         """Give the journal what a task showed; what it has already it keeps."""
-        account, judge = self.account, CellJudge(self.session, self.account)
-        account.elsewhere |= dict.fromkeys(work.keys, showed.host)
+        account = self.account
         account.not_run |= showed.not_run
         account.faults += showed.faults
         for fault in showed.faults:
             self.tell(f"{fault.place}: {fault.reason}, after {fault.task}; what its task printed names the node")
         for end in showed.ends:
             if end.key not in self.session.journal:
-                self._append(work, end, showed.logs[end.log.file] if end.log else "")
+                self._append(end, showed.logs[end.log.file] if end.log else "")
         self._fail(work, showed.failure)
-        judged = None if judge.missing(work.cell) else judge.judged(work.cell)
-        if judged is not None:
-            judge.recorded(judged)  # a problem is told in the end, by whoever asks for the receipt
+        for cell in self._cells[work.keys]:
+            self.settling.settle(cell)
 
-    def _append(self, work: Work, end: LaneEnd, log: str) -> None:
+    def _append(self, end: LaneEnd, log: str) -> None:
         """Write a lane's log, then its end, and tell of it."""
-        lane = next(lane for lane in work.lanes if lane.key == end.key)
         if end.log is not None:
-            files.write_atomic(self.session.folder / lane.log, log)
-            end = replace(end, log=replace(end.log, file=lane.log))
-        self.session.journal.append(replace(end, task=lane.name))
-        self.account.ran += 1
-        said = end.verdict or "the patch does not apply"
-        line = f"{self.account.ran}/{self._total} {lane.name}: {said}, {end.seconds:.1f} s on {end.place}"
-        self.session.listener.ended(lane, line)
+            files.write_atomic(self.session.folder / end.log.file, log)
+        self.session.journal.append(end)
+        self.session.progress.end(end.key, self.account.ended(end))
 
     def cancel(self) -> None:
         """Count what was returned until now, and cancel what is still to come: another command submits it again."""

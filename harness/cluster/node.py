@@ -16,14 +16,14 @@ from harness.host.gpu_health import GpuWatch
 from harness.host.gpus import GpuPool, gpu_pool
 from harness.host.host import Host
 from harness.lane import built_environment
+from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
 from harness.receipt import redaction
+from harness.schedule import lanes
 from harness.schedule.journal import Journal
-from harness.schedule.scheduler import GpuFault
-from harness.schedule.session import Session
+from harness.schedule.session import GpuFault, Session
 from harness.schedule.task import Task
-from harness.schedule.workers import Failure
-from harness.verdict.cell import Cell
+from harness.verdict.pack_verdict import Judgement
 
 #: A lane may last so many times as long as it did before: another node, and a cache with nothing compiled.
 MARGIN = 4.0
@@ -38,7 +38,6 @@ class Work:
     kind: str  # what the cluster calls its GPU
     cache: Path  # the folder of the cache
     mirrors: Path | None  # that of the repositories; None: there is none
-    repeat: int  # how often each lane runs
     jobs: int  # how many lanes at once, one of several ranks counting as that many
 
     @property
@@ -67,12 +66,11 @@ class Work:
 class Showed:
     """What a task showed."""
 
-    host: Host  # the node
-    ends: tuple[LaneEnd, ...] = ()  # of the cell's lanes, under the keys that the collector has for them
+    ends: tuple[LaneEnd, ...] = ()  # of the cell's lanes
     logs: dict[str, str] = field(default_factory=dict)  # the scrubbed log of each, by its path in the run folder
     not_run: dict[str, str] = field(default_factory=dict)  # why a lane was not run, by its key
     faults: tuple[GpuFault, ...] = ()  # of the GPUs that the task had
-    failure: Failure | None = None  # why the cell could not be laid out
+    failure: Judgement | None = None  # why the cell could not be judged
 
 
 def judge(work: Work) -> Showed:
@@ -90,10 +88,10 @@ def _judged(work: Work, host: Host, pool: GpuPool) -> Showed:
     if host.count(cell.gpu) < work.gpus:
         if pool.lost:
             fault = GpuFault(work.place, work.kind or cell.gpu, pool.lost[0], cell.name)
-            return Showed(host, faults=(fault,), not_run=dict.fromkeys(work.keys, fault.reason))
+            return Showed(faults=(fault,), not_run=dict.fromkeys(work.keys, fault.reason))
         names = ", ".join(sorted({f"{gpu.name} ({gpu.target})" for gpu in host.gpus})) or "no GPU"
         reason = f"Slurm gave {names} for {work.place}, and not {work.gpus} of {cell.gpu}"
-        return Showed(host, not_run=dict.fromkeys(work.keys, reason))
+        return Showed(not_run=dict.fromkeys(work.keys, reason))
     cache = Cache(work.cache, offline=True, mirrors=work.mirrors)
     cell = replace(cell, environment=built_environment.environment(cache, host, cell.stated.environment))
     with tempfile.TemporaryDirectory(prefix="reproducer-") as text:
@@ -106,25 +104,24 @@ def _judged(work: Work, host: Host, pool: GpuPool) -> Showed:
             journal=Journal(),
             command=lambda _: "",
             jobs=work.jobs,
-            repeat=work.repeat,
             watch=GpuWatch(),
             threads=1,
             locks=folder / "locks",  # the GPUs are this task's alone, and their numbers every node's
         )
-        account = session.run([cell], receipts=False)
+        planned = [replace(lane, cell=cell) for lane in work.lanes]  # as the login node did: by its keys
+        account = lanes.run(session, [cell], receipts=False, plan={cell.name: planned})
         if account.interrupted:
             raise KeyboardInterrupt
-        key_of = {task.key: key for task, key in zip(session.tasks([cell]), work.keys, strict=True)}
-        found = {key: session.journal.read(own) for own, key in key_of.items()}
-        ends = tuple(replace(end, key=key, place=work.place) for key, end in found.items() if end is not None)
-        failure = account.failed.get(cell.name)
+        found = map(session.journal.read, work.keys)
+        ends = tuple(replace(end, place=work.place) for end in found if end is not None)
+        outcome = account.results.get(cell.name)
+        failure = None if outcome is None or outcome.runs else outcome.judgement
         if failure is not None:
             failure = replace(failure, reason=redaction.of_host(cache.places).scrub(failure.reason))
         return Showed(
-            host=host,
             ends=ends,
             logs={end.log.file: (folder / end.log.file).read_text("utf-8") for end in ends if end.log is not None},
-            not_run={key_of[own]: why for own, why in account.not_run.items()},
+            not_run=account.not_run,
             faults=tuple(replace(fault, place=work.place) for fault in account.faults),
             failure=failure,
         )

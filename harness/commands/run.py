@@ -12,17 +12,16 @@ from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit, LaneName, Verdict
+from harness.lane.cell import BOTH_LANES, Cell, lanes_of
 from harness.pack.model import Pack
 from harness.receipt import writer
 from harness.report import run_table
 from harness.report.run_table import RunRow
+from harness.schedule import lanes
 from harness.schedule.lane_runner import RAW_LOGS
-from harness.schedule.scheduler import Account
 from harness.schedule.selection import ASK, Request, cells_of, taken
 from harness.schedule.session import Session
-from harness.verdict.cell import BOTH_LANES, Cell, lanes_of
-from harness.verdict.outcome import Outcome
-from harness.verdict.pack_verdict import Judgement
+from harness.verdict.outcome import Outcome, unjudged
 
 LANES = {
     "both": (LaneName.PRISTINE, LaneName.PATCHED),
@@ -88,11 +87,14 @@ def command(
             session = replace(usual, repeat=repeat, keep_raw=True)
             request = Request(None if ask else upstream, dependencies, LANES[lane], shared.timeout, ask)
             cells, errors = _cells(copies, target, request, session)
-            account = session.run(cells)
+            account = lanes.run(session, cells)
             rows: list[RunRow] = []
             for cell in cells:
-                outcome, problem = _outcome(cell, account)
-                if outcome is not None:
+                outcome = account.results.get(cell.name)
+                if outcome is None:  # it was interrupted
+                    continue
+                problem = outcome.problem
+                if outcome.runs or not problem:
                     row, problem = _row(outcome, session, record=record)
                     rows.append(row)
                 errors += [HarnessError(f"{cell.pack.name} {cell.target}: {problem}")] if problem else []
@@ -119,34 +121,25 @@ def _cells(packs: list[Pack], target: str, request: Request, session: Session) -
     return cells, errors
 
 
-def _outcome(cell: Cell, account: Account) -> tuple[Outcome | None, str]:
-    """Return what came of a cell, or what is wrong with the call; neither where it was interrupted."""
-    failure = account.failed.get(cell.name)
-    if cell.evidence is None:
-        return Outcome(cell, Judgement(cell.verdict, cell.reason)), ""
-    if failure is None:
-        return account.results.get(cell.name), ""
-    if failure.wrong_call:
-        return None, failure.reason
-    return Outcome(cell, Judgement(failure.verdict, failure.reason)), ""
-
-
 def _row(outcome: Outcome, session: Session, *, record: bool) -> tuple[RunRow, str]:
     """Record the receipt of an outcome where that is asked for; return its row, and what went wrong beside its verdict.
 
     The run folder has the receipt in any case.
     """
-    written, problem = outcome.receipt, str(outcome.problem or "")
+    written, problem = outcome.receipt, outcome.problem
     says_something = outcome.lanes and outcome.cell.is_listed and outcome.judgement.verdict not in UNJUDGED
-    if record and says_something and written is not None and not problem:
+    try:
         try:
-            written = writer.publish(written, _home(outcome))
+            if record and says_something and written is not None and not problem:
+                written = writer.publish(written, _home(outcome))
         except HarnessError as error:
             problem = str(error)
-    logs = session.judge.logs(outcome).values()
-    raw = {log: session.folder / RAW_LOGS / log.relative_to(session.folder / "logs") for log in logs}
-    shown = tuple(raw[log] if raw[log].exists() else log for log in logs)  # the scrubbed one where none was kept
-    return run_table.row(outcome, written, shown), problem
+        logs = [session.folder / end.log.file for end in outcome.last if end.log]
+        raw = {log: session.folder / RAW_LOGS / log.relative_to(session.folder / "logs") for log in logs}
+        shown = tuple(raw[log] if raw[log].exists() else log for log in logs)  # the scrubbed one where none was kept
+        return run_table.row(outcome, written, shown), problem
+    except Exception as error:  # noqa: BLE001 - what goes wrong with one never takes the others' rows along
+        return run_table.row(unjudged(error, outcome.cell), None), ""
 
 
 def _home(outcome: Outcome) -> Path:

@@ -16,7 +16,6 @@ from harness.core.progress import Progress
 from harness.host import host
 from harness.host.gpus import gpu_pool
 from harness.schedule.journal import Journal
-from harness.schedule.scheduler import Listener
 from harness.schedule.session import Session
 
 
@@ -43,22 +42,11 @@ def session(shared: Shared, *, has_folder: bool = True) -> Iterator[tuple[Sessio
                 folder=run_folder(cache) if has_folder else cache.root,
                 journal=Journal(),
                 command=lambda _: command_line(),
-                listener=_listener(progress),
+                progress=progress,
                 jobs=shared.jobs,
                 lost=tuple(pool.lost),
             )
             yield made, progress
-
-
-def _listener(progress: Progress) -> Listener:
-    """Let the scheduler tell a progress display."""
-    return Listener(
-        planned=progress.begin,
-        began=lambda task, place: progress.start(task.key, f"{task.name} on {place}", task.seconds),
-        ended=lambda task, line: progress.end(task.key, line),
-        failed=lambda name, reason: progress.tell(f"{name}: {reason}"),
-        fault=lambda fault: progress.tell(f"{fault.place} leaves the pool after {fault.task}: {fault.reason}"),
-    )
 
 
 def command_line() -> str:

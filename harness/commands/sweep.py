@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,12 +16,13 @@ from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
-from harness.sweep import outputs
-from harness.sweep.selection import HEAD, LATEST
-from harness.sweep.sweep import Order, Sweep
+from harness.schedule import lanes
+from harness.sweep import outputs, sweep
+from harness.sweep.columns import HEAD, LATEST
+from harness.sweep.sweep import Engine, Order
 
 if TYPE_CHECKING:
-    from harness.cluster.engine import SlurmEngine
+    from harness.cluster.slurm import Settings
 
 BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[smh]?)")
 #: Lanes at once in a task on a cluster where nobody says it: a cell has two.
@@ -42,13 +43,14 @@ def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float
     return seconds
 
 
-def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...], tell: Callable[[str], None]) -> SlurmEngine:
-    """Return what runs lanes on a cluster."""
+def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...]) -> tuple[Settings, Engine]:
+    """Return how a cluster is asked, and what runs lanes there."""
     try:
         from harness.cluster import engine, slurm  # noqa: PLC0415 - submitit comes with an extra
     except ImportError:
         raise HarnessError("--slurm needs submitit. Next: pip install -e '.[slurm]'") from None
-    return engine.SlurmEngine(slurm.settings(gpu_types, slurm_options), tell)
+    settings = slurm.settings(gpu_types, slurm_options)
+    return settings, functools.partial(engine.run, settings)
 
 
 @click.command("sweep")
@@ -115,11 +117,12 @@ def command(
         raise HarnessError("--gpu-type, --slurm-option: no cluster was asked for. Next: runner.py sweep --slurm ...")
     chosen, broken = options.sound_packs(shared.packs, ())
     options.complain(broken)
-    with running.session(shared, has_folder=False) as (here, progress):
-        session, cluster = here, _slurm(gpu_types, slurm_options, progress.tell) if slurm else None
-        if cluster:
-            nodes = replace(session.host, gpus=cluster.settings.gpus)
-            session = replace(session, host=nodes, devices=[], lost=(), jobs=shared.jobs or LANES_OF_A_CELL)
+    settings, engine = _slurm(gpu_types, slurm_options) if slurm else (None, None)
+    with running.session(shared, has_folder=False) as (here, _):
+        session = here
+        if settings:
+            nodes = replace(here.host, gpus=settings.gpus)
+            session = replace(here, host=nodes, devices=[], lost=(), jobs=shared.jobs or LANES_OF_A_CELL)
         order = Order(
             packs=chosen,
             folder=shared.packs,
@@ -129,10 +132,10 @@ def command(
             budget=budget,
             runs=runs.absolute(),
             baseline=baseline,
-            cluster=cluster.settings.request if cluster else (),
+            cluster=settings.request if settings else (),
             notes=(*(str(error) for error in broken), *session.lost),
         )
-        results, folder = Sweep(order, session, progress, cluster).run()
+        results, folder = sweep.run(order, session, engine or lanes.run)
     for line in outputs.change_lines(results):
         terminal.echo(line)
     terminal.echo(outputs.headline(results))

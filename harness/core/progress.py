@@ -21,9 +21,9 @@ def duration(seconds: float) -> str:
 class Progress:
     """Tells what is being done now, and what is left."""
 
-    def __init__(self, stream: TextIO) -> None:
-        """Begin silently."""
-        self._console = Console(file=stream, highlight=False)
+    def __init__(self, stream: TextIO | None = None) -> None:
+        """Begin silently; without a stream nothing is ever shown."""
+        self._console = Console(file=stream, highlight=False, quiet=stream is None)
         self._live = progress.Progress(
             progress.SpinnerColumn(),
             progress.TextColumn("{task.fields[count]}{task.description}", markup=False),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -15,11 +15,11 @@ from harness.core.seal import ChangedError, Layout
 from harness.core.words import Evidence, LaneVerdict
 from harness.host.host import Host
 from harness.lane import built_environment, environment, process, results, script
+from harness.lane.cell import Cell
 from harness.lane.process import Ended, Log
 from harness.lane.record import UpstreamLine
 from harness.lane.results import Results
 from harness.lane.script import LastLine, Script
-from harness.pack.model import Pack
 from harness.upstream.dependencies import DependencySet
 from harness.upstream.tree import Tree
 
@@ -47,12 +47,11 @@ PYTEST = (
 class Lane:
     """What to run."""
 
-    pack: Pack  # whose script and contract
+    cell: Cell  # what it is about: the script, the contract and the target
     tree: Tree  # the tree, patched or not
+    is_patched: bool  # which
     dependency_set: DependencySet  # its name and members
     dependencies: Layout  # the folder that the set is merged into, laid out and checked
-    target: str  # what the verdict is about
-    evidence: Evidence  # how it has to be seen on this host
     must_load: tuple[str, ...]  # files of the tree that it has to load, or its verdict is about something else
     #: files of the tree that the target runs, and that the patch changes where there is one: their hashes are recorded
     recorded: tuple[str, ...]
@@ -60,15 +59,21 @@ class Lane:
     locks: tuple[Path, ...] = ()  # a file for each GPU that it shares with other lanes
     cancel: int | None = None  # a file descriptor; once it can be read, the lane is abandoned
     share: environment.Share = environment.ONE_CORE  # of the host's cores, and of its GPUs where it executes
-    environment: Path | None = None  # whose interpreter runs it; None: the runner's own
-    #: whether it is to be refused: its times mean nothing, so that it waits for no GPU to be its own
-    is_wrong_fix: bool = False
-    stops: bool = False  # whether it is over with the first check that fails
+
+    @property
+    def is_wrong_fix(self) -> bool:
+        """Whether it is to be refused: its times mean nothing, so that it waits for no GPU to be its own."""
+        return self.cell.is_wrong_fix and self.is_patched
+
+    @property
+    def stops(self) -> bool:
+        """Whether it is over with the first check that fails."""
+        return self.is_wrong_fix and not self.cell.judges_all
 
     @property
     def modules(self) -> tuple[str, ...]:
         """The import names of the modules under test."""
-        return self.pack.definition.upstream.modules
+        return self.cell.pack.definition.upstream.modules
 
 
 @dataclass(frozen=True)
@@ -88,9 +93,9 @@ class LaneRun:
 
 def kept_key(lane: Lane, host: Host) -> str:
     """Name the lane's caches: never shared between two trees, sets, targets or toolchains."""
-    prefix = built_environment.prefix(lane.environment)
+    prefix = built_environment.prefix(lane.cell.environment)
     return files.key_of(
-        lane.tree.key, lane.dependency_set.sha256, lane.target, prefix, host.python, host.torch, host.triton
+        lane.tree.key, lane.dependency_set.sha256, lane.cell.target, prefix, host.python, host.torch, host.triton
     )
 
 
@@ -102,15 +107,16 @@ def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneRun:
     layouts = (lane.tree.layout, lane.dependencies)
     with cache.guard(), cache.scratch("lane-") as work:
         seals = [layout.lay_out() for layout in layouts]
-        built_environment.check(cache, lane.environment)
-        with jit_folder(cache, kept_key(lane, host), work) as kept, Log(log) as output:
+        built_environment.check(cache, lane.cell.environment)
+        jit = nullcontext(work / "jit") if lane.is_wrong_fix else jit_folder(cache, kept_key(lane, host), work)
+        with jit as kept, Log(log) as output:
             environment.make_folders(work, kept)
             ran = _run(lane, work, kept, output)
         try:
             if ran.ended.reason != ABANDONED:
                 for layout, seal_before in zip(layouts, seals, strict=True):
                     layout.check(seal_before, while_it_ran=True)
-                built_environment.check(cache, lane.environment)
+                built_environment.check(cache, lane.cell.environment)
         except ChangedError as error:
             return replace(ran, problem=f"while it ran: {error}")
     return ran
@@ -118,7 +124,7 @@ def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneRun:
 
 def share_of(lane: Lane, gate: Path) -> environment.Share:
     """Return a lane's share of the host; it may ask for its GPUs alone where others use them and it measures."""
-    if lane.evidence != Evidence.EXECUTED:
+    if lane.cell.evidence != Evidence.EXECUTED:
         return replace(lane.share, visible="")
     return replace(lane.share, gate=gate if lane.locks and not lane.is_wrong_fix else None)
 
@@ -129,7 +135,7 @@ def _run(lane: Lane, work: Path, kept: Path, log: Log) -> LaneRun:
     Where the script raises on a wrong fix, the contract says whether the code under test did.
     """
     line, none = LastLine(), Script(LaneVerdict.ERROR, "")
-    probe, contract, settings = lane.pack.probe, lane.pack.contract, lane.pack.definition.script
+    probe, contract, settings = lane.cell.pack.probe, lane.cell.pack.contract, lane.cell.pack.definition.script
     how = (str(probe),) if settings is None else (str(ORDINARY), str(probe), json.dumps(asdict(settings)))
     command = _command(lane, work, kept, ("-P", *how), lane.timeout)
     ended = process.run(command, log, line)
@@ -143,7 +149,7 @@ def _run(lane: Lane, work: Path, kept: Path, log: Log) -> LaneRun:
         pytest = ("-P", *PYTEST, "--rootdir", str(contract.parent), *stop, str(contract))
         command = _command(lane, work, kept, pytest, lane.timeout - ended.seconds)
         second = process.run(command, log)
-        found = results.read(work / RESULTS, second.status, lane.pack.definition.claims)
+        found = results.read(work / RESULTS, second.status, lane.cell.pack.definition.claims)
         ended = _together(ended, second)
     seen, problem = results.read_loaded(work / LOADED)
     return LaneRun(ended, said, found, seen, line.printed, log.path, problem)
@@ -163,7 +169,7 @@ def _together(first: Ended, second: Ended) -> Ended:
 
 
 def _command(lane: Lane, work: Path, kept: Path, arguments: tuple[str, ...], timeout: float) -> process.Command:
-    python = built_environment.interpreter(lane.environment)
+    python = built_environment.interpreter(lane.cell.environment)
     gate = work / f"gate-{len(list(work.glob('gate-*')))}"  # each supervisor makes its own
     paths = [WITNESS, lane.tree.import_root, lane.dependencies.folder, REPOSITORY]
     return process.Command(
@@ -174,7 +180,7 @@ def _command(lane: Lane, work: Path, kept: Path, arguments: tuple[str, ...], tim
             "REPRODUCER_MODULES": ",".join(lane.modules),
             "REPRODUCER_LOADED": str(work / LOADED),
             "REPRODUCER_RESULTS": str(work / RESULTS),
-            "REPRODUCER_TARGET": lane.target,
+            "REPRODUCER_TARGET": lane.cell.target,
             "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1",
         },
         folder=work / "cwd",

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from harness.core.words import Evidence, LaneName, LaneVerdict, Role
 from harness.host.gpus import Gpu
+from harness.host.host import Host
 
 #: Characters of a name, which stands in tables, placeholders and sentences.
 LONGEST_NAME = 200
@@ -107,7 +108,8 @@ class LaneEnd:
     started: str  # when, in UTC
     seconds: float  # while its cores and GPUs were taken, from its start until its log was written
     place: str  # where it ran: ``gpu 0``, ``gpus 0,1`` or ``cpu``
-    gpus: tuple[Gpu, ...]  # that it had
+    host: Host  # likewise
+    gpus: tuple[Gpu, ...]  # of the host, that it had
     version: str  # of the tree
     tree: str  # the sha256 of the pristine tree
     patch: str  # the name of the patch's file; empty in the pristine lane

@@ -15,18 +15,18 @@ from harness.core import files
 from harness.core.errors import HarnessError
 from harness.core.words import LaneName, Verdict
 from harness.lane import script
-from harness.lane.record import LaneRecord
+from harness.lane.cell import Cell
 from harness.mutate import fates, generated, mutants
 from harness.mutate.mutants import Origin
-from harness.mutate.state import State
 from harness.pack.model import Pack
 from harness.receipt import receipt, strength, wrong_fixes
 from harness.receipt.receipt import FIRST_SIGHT
 from harness.receipt.strength import Fate, MutantRecord, Strength
+from harness.schedule import lanes
 from harness.schedule.session import Session
-from harness.schedule.task import tasks
 from harness.upstream import tree
-from harness.verdict.cell import Cell
+from harness.verdict.outcome import Outcome
+from harness.verdict.pack_verdict import Judgement
 
 #: A mutant's lane may take so many times the seconds of the fix's own lane, and so many seconds besides: that one may
 #: have found its kernels compiled, and fewer lanes beside it.
@@ -70,124 +70,114 @@ class Result:
         return [one for one in found if one.fate in fates.OPEN]
 
 
-@dataclass(frozen=True)
-class _Reference:
-    """One pack on one target whose own fix is right."""
-
-    cell: Cell
-    pristine: LaneRecord
-    seconds: float  # of the fix's own lane
-    gpu: str
-
-    def timeout(self, times: int) -> float:
-        """Return the seconds that a lane may take: so many times the usual, and no more than is stated."""
-        stated = self.cell.timeout or self.cell.stated.timeout_s
-        return min(stated, times * (LONGEST_FACTOR * self.seconds + LONGEST_BESIDES))
+def _timeout(right: Outcome, times: int) -> float:
+    """Return the seconds that a mutant's lane may take: so many times the usual, and no more than is stated."""
+    stated = right.cell.timeout or right.cell.stated.timeout_s
+    usual = right.patched.seconds if right.patched else stated
+    return min(stated, times * (LONGEST_FACTOR * usual + LONGEST_BESIDES))
 
 
 @dataclass
 class _Trial:
     """One mutant, while it is judged."""
 
-    reference: _Reference
+    right: Outcome  # of the pack itself, whose own fix is right
     cell: Cell  # of its lane
     record: MutantRecord  # by now
     files: tuple[Path, ...]
     waits: bool  # for a lane
 
 
-@dataclass
+@dataclass(frozen=True)
 class Campaign:
     """Judges mutants."""
 
     session: Session  # runs the lanes; its journal is kept
-    state: State
+    folder: Path  # takes the patches
     order: Order
-    interrupted: bool = False  # by the user
 
     def run(self, cells: list[Cell]) -> list[Result]:
-        """Judge the mutants of cells; `interrupted` says whether the user stopped it, and then nothing is returned."""
+        """Judge the mutants of cells. KeyboardInterrupt: the user stopped it."""
         for pack in {cell.pack.name: cell.pack for cell in cells}.values():
             mutants.listed(pack)  # what is wrong with them is said before anything runs
-        results, references = self._references(cells)
-        trials = [trial for reference in references for trial in self._trials(reference)]
+        results, confirmed = self._judged(cells)
+        trials = [trial for right in confirmed for trial in self._trials(right)]
         self._judge(trials)
         for trial in trials:
             if trial.waits:
-                cell, timeout = trial.cell, trial.reference.timeout(2)
+                cell, timeout = trial.cell, _timeout(trial.right, 2)
                 trial.cell = replace(cell, alone=True, column=f"{cell.column}.alone", timeout=timeout)
         self._judge(trials)
-        if self.interrupted:
-            return []
-        for one in references:
-            results[one.cell.name] = self._result(one, [trial for trial in trials if trial.reference is one])
+        for right in confirmed:
+            results[right.cell.name] = self._result(right, [trial for trial in trials if trial.right is right])
         return [results[cell.name] for cell in cells]
 
-    def _lanes(self, cells: list[Cell]) -> dict[str, str]:
-        """Run the lanes of cells; return why some could not be laid out, by their names."""
-        if not cells or self.interrupted:
+    def _lanes(self, cells: list[Cell]) -> dict[str, Outcome]:
+        """Run the lanes of cells; return what came of them, by their names."""
+        if not cells:
             return {}
-        account = self.session.run(cells, receipts=False)
-        self.interrupted = account.interrupted
-        return {name: failure.reason for name, failure in account.failed.items()}
+        account = lanes.run(self.session, cells, receipts=False)
+        if account.interrupted:
+            raise KeyboardInterrupt
+        return account.results
 
-    def _references(self, cells: list[Cell]) -> tuple[dict[str, Result], list[_Reference]]:
-        """Run both lanes of each pack itself; return the results of those that say nothing, and the others."""
+    def _judged(self, cells: list[Cell]) -> tuple[dict[str, Result], list[Outcome]]:
+        """Run both lanes of each pack itself; return the results of those that say nothing, and what confirms."""
         results = {cell.name: Result(cell, None, why) for cell in cells if (why := _unmeasured(cell))}
         judged = [cell for cell in cells if cell.name not in results]
-        failed = self._lanes(judged)
-        references = []
-        for cell in [] if self.interrupted else judged:
-            outcome = None if cell.name in failed else self.session.judge.judged(cell)
-            verdict = outcome.judgement.verdict if outcome else Verdict.ERROR
-            if outcome and outcome.pristine and outcome.patched and verdict == Verdict.CONFIRMED:
-                gpu = next((gpu.name for gpu in outcome.last[-1].gpus), "")
-                references.append(_Reference(cell, outcome.pristine, outcome.patched.seconds, gpu))
+        outcomes = self._lanes(judged)
+        confirmed = []
+        for cell in judged:
+            outcome = outcomes.get(cell.name) or Outcome(cell, Judgement(Verdict.ERROR, "it was not judged"))
+            verdict, why = outcome.judgement.verdict, outcome.judgement.reason
+            if verdict == Verdict.CONFIRMED:
+                confirmed.append(outcome)
                 continue
-            why = outcome.judgement.reason if outcome else failed.get(cell.name, "it was not judged")
             problem = f"its own fix gives {verdict}, so that wrong ones say nothing"
             results[cell.name] = Result(cell, None, f"{problem}: {why}" if why else problem, verdict)
-        return results, references
+        return results, confirmed
 
-    def _trials(self, reference: _Reference) -> list[_Trial]:
+    def _trials(self, right: Outcome) -> list[_Trial]:
         """Choose the mutants of a pack on a target, and write those that are made."""
-        pack = reference.cell.pack
-        pristine = tree.materialize(self.session.cache, pack.definition.upstream, reference.cell.source)
+        pack = right.cell.pack
+        pristine = tree.materialize(self.session.cache, pack.definition.upstream, right.cell.source)
         fix = generated.fix_of(pack, pristine)
-        made = generated.candidates(fix, reference.cell.stated.loads)
+        made = generated.candidates(fix, right.cell.stated.loads)
         own = mutants.own(pack, Origin.UNSEEN if self.order.unseen else Origin.OWN)
         found = []
         for one in [*own, *generated.sample(fix, made, self.order.number_of(pack), pack.definition.strength.seed)]:
             mutant = generated.on_release(one, pack, pristine, fix)
-            file, path = self.state.patch_on_release(pack.name, mutant.slug), mutant.path
+            folder, path = self.folder / pack.name, mutant.path
+            file = folder / "on_release" / f"{mutant.slug}.patch"  # takes fix.patch's place in its lane
             files.write_atomic(file, mutant.on_release)
-            if mutant.origin == Origin.GENERATED:
-                path = self.state.patch(pack.name, mutant.slug)
+            if mutant.origin == Origin.GENERATED:  # as it would stand in mutants/
+                path = folder / f"{mutant.slug}.patch"
                 files.write_atomic(path, mutant.patch)
             cell = replace(
-                reference.cell,
+                right.cell,
                 lanes=(LaneName.PATCHED,),
                 patch=file,
                 is_wrong_fix=True,
                 judges_all=self.order.matrix,
                 column=mutant.slug,
-                timeout=reference.timeout(1),
+                timeout=_timeout(right, 1),
             )
             waits = not mutant.same and not mutant.misfit
-            found.append(_Trial(reference, cell, mutant.unjudged, (path,), waits))
+            found.append(_Trial(right, cell, mutant.unjudged, (path,), waits))
         return found
 
     def _judge(self, trials: list[_Trial]) -> None:
         """Run the lanes of the mutants that wait for one; a mutant whose lane said nothing waits for another."""
         waiting = [trial for trial in trials if trial.waits]
-        failed = self._lanes([trial.cell for trial in waiting])
+        outcomes = self._lanes([trial.cell for trial in waiting])
         for trial in waiting:
             cell = trial.cell
-            end = self.session.journal.read(tasks(cell, self.session.host, 1)[0].key)
-            found = fates.of_lane(replace(trial.record, reason=""), trial.reference.pristine, end)
+            outcome = outcomes.get(cell.name)
+            end = next(iter(outcome.last), None) if outcome else None
+            found = fates.of_lane(replace(trial.record, reason=""), trial.right.pristine, end)
             nothing = end is not None and fates.says_nothing(end.record)
-            if cell.name in failed:
-                found = replace(found, reason=failed[cell.name])
+            if outcome and end is None:
+                found = replace(found, reason=outcome.judgement.reason)
             elif cell.alone and found.fate == Fate.UNJUDGED:
                 found = replace(found, reason=f"{found.reason} (run twice, the second time alone)")
             if end is not None and end.log is not None:
@@ -198,8 +188,8 @@ class Campaign:
                     found = replace(found, reason=f"{said}: {found.reason}")
             trial.record, trial.waits = found, nothing
 
-    def _result(self, reference: _Reference, trials: list[_Trial]) -> Result:
-        cell, host, pack = reference.cell, self.session.host, reference.cell.pack
+    def _result(self, right: Outcome, trials: list[_Trial]) -> Result:
+        cell, host, pack = right.cell, self.session.host, right.cell.pack
         listed = {one.name: one for one in mutants.listed(pack) if one.covers(cell.target)}
         records = tuple(fates.listed_as(trial.record, listed.get(trial.record.name)) for trial in trials)
         measured = Strength(
@@ -218,7 +208,7 @@ class Campaign:
             python=host.python,
             torch=host.torch or "",
             triton=host.triton or "",
-            gpu=reference.gpu,
+            gpu=next((gpu.name for gpu in right.gpus), ""),
             seconds=round(sum(one.seconds for one in records), 1),
             command=f"runner.py mutate {pack.name} --target {cell.target}",
             mutants=records,
@@ -243,17 +233,6 @@ def names(pack: Pack, fix: generated.Fix) -> set[str]:
     for target in pack.definition.targets.values():
         found |= {one.name for one in generated.candidates(fix, target.loads)}
     return found
-
-
-def refuse(order: Order, packs: list[Pack]) -> None:
-    """Raise HarnessError where the sample that was asked for is not the one that may be recorded."""
-    for pack in packs:
-        stated = pack.definition.strength
-        if order.number_of(pack) != stated.generated:
-            raise HarnessError(
-                f"--record: {pack.name}/pack.toml states {stated.generated} generated mutants. "
-                "Next: --record without --generated, or change [strength]"
-            )
 
 
 def refuse_second_sight(cells: Iterable[Cell]) -> None:

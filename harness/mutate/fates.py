@@ -27,7 +27,7 @@ def says_nothing(record: LaneRecord | None) -> bool:
     return record is not None and record.verdict == LaneVerdict.ERROR and record.exit_status not in told
 
 
-def of_lane(mutant: MutantRecord, pristine: LaneRecord, end: LaneEnd | None) -> MutantRecord:
+def of_lane(mutant: MutantRecord, pristine: LaneRecord | None, end: LaneEnd | None) -> MutantRecord:
     """Judge a mutant by its lane: only a failed check kills, or a mode refused that the pristine tree does not refuse.
 
     The probe alone has to kill it, since that is what a maintainer runs: what only the comparison of the two lanes

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -13,7 +12,6 @@ from harness.core.cache import Cache, used
 from harness.core.errors import HarnessError
 
 KIND = "mutate"
-FINISHED, JOURNAL = "finished", "journal.jsonl"
 
 
 @dataclass(frozen=True)
@@ -21,30 +19,25 @@ class State:
     """One command's folder."""
 
     path: Path
-    resumed: bool  # an earlier command of the same words was killed before it ended, or ended with survivors
 
     @property
     def journal(self) -> Path:
-        """The file of the ends of lanes."""
-        return self.path / JOURNAL
+        """The ends of lanes; without it the same command begins anew, and with it goes on from what was judged."""
+        return self.path / "journal.jsonl"
 
-    def patch(self, pack: str, slug: str) -> Path:
-        """Return the file of a generated mutant's patch, as it would stand in mutants/."""
-        return self.path / "patches" / pack / f"{slug}.patch"
+    @property
+    def patches(self) -> Path:
+        """The folder of the mutants that were judged."""
+        return self.path / "patches"
 
-    def patch_on_release(self, pack: str, slug: str) -> Path:
-        """Return the file of the patch that takes fix.patch's place in a mutant's lane."""
-        return self.path / "patches" / pack / "on_release" / f"{slug}.patch"
-
-    def finish(self, *, is_settled: bool) -> None:
-        """Let the same command begin anew if it is settled; else it goes on from what has been judged."""
-        if is_settled:
-            files.write_atomic(self.path / FINISHED, "")
+    def settle(self) -> None:
+        """Let the same command begin anew."""
+        self.journal.replace(self.path / "settled.jsonl")
 
 
 @contextmanager
 def opened(cache: Cache, *words: object) -> Iterator[State]:
-    """Yield the folder of a command, for nobody else meanwhile; what an earlier one that ended left there is removed.
+    """Yield the folder of a command, for nobody else meanwhile.
 
     What its journal holds is believed by key: lanes of another probe, patch or toolchain have other keys.
     HarnessError is raised where the same command runs already.
@@ -58,9 +51,4 @@ def opened(cache: Cache, *words: object) -> Iterator[State]:
             held.enter_context(cache.lock(f"judging-{key}", timeout=0))
         except TimeoutError:
             raise HarnessError("the same mutants are being judged by another runner. Next: wait for it") from None
-        if (path / FINISHED).exists():
-            for name in ("logs", "patches"):
-                shutil.rmtree(path / name, ignore_errors=True)
-            (path / JOURNAL).unlink(missing_ok=True)
-            (path / FINISHED).unlink()
-        yield State(path, resumed=(path / JOURNAL).exists())
+        yield State(path)

@@ -13,7 +13,8 @@ import socket
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, fields, is_dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urlsplit
@@ -126,18 +127,23 @@ class Scrubber:
             )
 
     def document(self, value: Any, field: str = "receipt", also: Callable[[str], str] = str) -> Any:  # noqa: ANN401 - any JSON
-        """Return a JSON document with every string scrubbed, passed through `also`, and found clean."""
+        """Return a record or a JSON document with every text scrubbed, passed through `also`, and found clean."""
+        if isinstance(value, Enum):
+            return value  # one of our own words
         if isinstance(value, str):
             clean = also(self.scrub(value))
             self.require_clean(field, clean)
             return clean
+        if is_dataclass(value) and not isinstance(value, type):
+            items = [(one.name, getattr(value, one.name)) for one in fields(value)]
+            return replace(value, **{name: self.document(item, f"{field}.{name}", also) for name, item in items})
         if isinstance(value, dict):
             return {
                 self.document(key, field, also): self.document(item, f"{field}.{key}", also)
                 for key, item in value.items()
             }
         if isinstance(value, list | tuple):
-            return [self.document(item, f"{field}[{index}]", also) for index, item in enumerate(value)]
+            return type(value)(self.document(item, f"{field}[{index}]", also) for index, item in enumerate(value))
         return value
 
 

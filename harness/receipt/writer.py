@@ -8,16 +8,16 @@ import os
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
-from harness.core import files, structure
+from harness.core import files
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError
-from harness.core.words import Evidence, LaneName
+from harness.core.words import LaneName
 from harness.host.gpus import Gpu
 from harness.host.host import Host
-from harness.lane.record import LaneRecord, LogRecord
+from harness.lane.record import LogRecord
 from harness.pack.model import Pack
 from harness.receipt import receipt, redaction
 from harness.receipt.redaction import Scrubber
@@ -28,15 +28,6 @@ from harness.verdict.outcome import Outcome
 #: A lane's own folders have random names under the cache.
 LANE_FOLDER = re.compile(r"\$CACHE/work/lane-[^/\s]+/content/(home|tmp|cwd)")
 LANE_NAMES = {"home": "$HOME", "tmp": "$TMP", "cwd": "$CWD"}
-
-
-@dataclass(frozen=True)
-class MadeBy:
-    """What ran the lanes of a receipt: from which cache, where, and the command that anybody can run again."""
-
-    cache: Cache
-    host: Host
-    command: str
 
 
 def scrubber(
@@ -52,12 +43,6 @@ def scrubber(
 def without_lane_folders(text: str) -> str:
     """Name the folders that were a lane's own: their random names say nothing."""
     return LANE_FOLDER.sub(lambda match: LANE_NAMES[match[1]], text)
-
-
-def scrubbed(scrub: Scrubber, what: str, record: LaneRecord) -> LaneRecord:
-    """Return a lane's record with every text in it scrubbed, or raise PrivateTextError."""
-    document = scrub.document(asdict(record), what, without_lane_folders)
-    return structure.structure(document, LaneRecord)
 
 
 def host_record(host: Host, gpus: tuple[Gpu, ...]) -> receipt.HostRecord:
@@ -91,11 +76,11 @@ def started(outcome: Outcome) -> str:
     return dt.datetime.fromisoformat(outcome.runs[0][0].started).isoformat(timespec="seconds")
 
 
-def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> receipt.Receipt:
+def build(outcome: Outcome, command: str, log: LogRecord) -> receipt.Receipt:
     """Build the receipt of an outcome whose lanes ran."""
     cell, members = outcome.cell, outcome.dependency_set
     assert members is not None  # noqa: S101 - for the type checker: its lanes ran
-    pack, gpus = cell.pack, outcome.last[-1].gpus if cell.evidence == Evidence.EXECUTED else ()
+    pack = cell.pack
     return receipt.Receipt(
         schema=receipt.SCHEMA,
         pack=pack.name,
@@ -121,7 +106,7 @@ def build(outcome: Outcome, host: Host, command: str, log: LogRecord) -> receipt
             packages=members.versions,
         ),
         lanes={str(name): record for name, record in outcome.lanes.items()},
-        host=host_record(_as_lanes_saw_it(host, members), gpus),
+        host=host_record(_as_lanes_saw_it(outcome.last[-1].host, members), outcome.gpus),
         log=log,
         command=command,
         started=started(outcome),
@@ -155,8 +140,8 @@ def _only_writer(folder: Path) -> Iterator[None]:
         os.close(descriptor)
 
 
-def write(outcome: Outcome, made_by: MadeBy, folder: Path, logs: Mapping[LaneName, str]) -> Path:
-    """Write receipt and log into `folder` and return the receipt's path.
+def write(outcome: Outcome, cache: Cache, command: str, folder: Path, logs: Mapping[LaneName, str]) -> Path:
+    """Write receipt and log into `folder` and return the receipt's path; `command` makes it again.
 
     The log's name holds its hash, and the receipt names the log: whoever reads finds the old pair or the new one. The
     lanes' records and `logs` are scrubbed already. PrivateTextError is raised where another field looks private; then
@@ -166,11 +151,11 @@ def write(outcome: Outcome, made_by: MadeBy, folder: Path, logs: Mapping[LaneNam
     name = f"{cell.target}.{cell.evidence}"
     digest = files.sha256_bytes(text.encode())
     log = LogRecord(f"{name}.{digest[:12]}.log", digest)
-    scrub = scrubber(cell.pack, made_by.cache, made_by.host, outcome.dependency_set, {})
-    document = receipt.document_of(build(outcome, made_by.host, made_by.command, log))
-    lanes = document.pop("lanes")
-    clean = scrub.document(document, "receipt", without_lane_folders)
-    return _put(folder / f"{name}.json", receipt.to_json({**clean, "lanes": lanes}), folder / log.file, text)
+    scrub = scrubber(cell.pack, cache, outcome.last[-1].host, outcome.dependency_set, {})
+    built = build(outcome, command, log)
+    clean = scrub.document(replace(built, lanes={}), "receipt", without_lane_folders)
+    document = receipt.document_of(replace(clean, lanes=built.lanes))
+    return _put(folder / f"{name}.json", receipt.to_json(document), folder / log.file, text)
 
 
 def publish(path: Path, folder: Path) -> Path:

@@ -5,6 +5,7 @@ A wrong fix is a patch on the tree that has fix.patch. One that is shorter on th
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -43,6 +44,7 @@ def fix_text(pack: Pack) -> str:
     return pack.patch.read_text(encoding="utf-8", errors="replace") if pack.patch.exists() else ""
 
 
+@functools.lru_cache(maxsize=256)  # each target of a pack asks for all of them
 def identity(fix: str, text: str, *, is_whole: bool) -> str:
     """Return the sha256 of what a wrong fix makes of the release; of its text where index lines are abbreviated."""
     return patch.outcome(*([] if is_whole else [fix]), text) or judges.patch_meaning(text)

@@ -12,10 +12,12 @@ from rich.table import Table
 from harness.core.terminal import rendered
 from harness.core.words import NO_EXPECTATION, Kind, Verdict
 from harness.receipt import figures
-from harness.verdict.outcome import Outcome, deviation
+from harness.verdict.outcome import Outcome
 
 #: Verdicts that need no reason beside them.
 PLAIN = {Verdict.CONFIRMED, Verdict.REPRODUCED, Verdict.VALIDATED, Verdict.FIXED_UPSTREAM}
+#: Verdicts of what was not judged, unless pack.toml expects another one.
+UNJUDGED = {Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 SENTENCES = {
     Verdict.CONFIRMED: "{tree} has {what} on {target}; with the patch it is right.",
     Verdict.REPRODUCED: "{tree} has {what} on {target}; no patch was judged.",
@@ -62,7 +64,7 @@ def row(outcome: Outcome, written: Path | None, logs: tuple[Path, ...] = ()) -> 
         patched=outcome.patched.verdict if outcome.patched else "",
         verdict=outcome.judgement.verdict,
         figure=figures.leading(definition.leading_figure, outcome.pristine, outcome.patched),
-        deviation=deviation(outcome),
+        deviation=outcome.deviation,
         reason=outcome.judgement.reason,
         claims=outcome.judgement.claims,
         receipt=str(written or ""),
@@ -92,12 +94,20 @@ def as_text(rows: list[RunRow]) -> str:
 def _sentence(rows: list[RunRow]) -> str:
     """Say in words what the table says: of one row what it means, of several how many gave which verdict."""
     if len(rows) > 1:
-        counted = Counter(one.verdict for one in rows)
-        expected = sum(not one.deviation for one in rows)
-        return f"{expected} of {len(rows)} as expected: {', '.join(f'{n} {word}' for word, n in counted.items())}."
+        left = [one for one in rows if one.verdict in UNJUDGED and not one.deviation]
+        judged = [one for one in rows if one not in left]
+        expected = sum(not one.deviation for one in judged)
+        parts = [f"{expected} of {len(judged)} as expected: {_counted(judged)}"] if judged else []
+        parts += [f"{len(left)} not judged: {_counted(left)}"] if left else []
+        return f"{'; '.join(parts)}."
     one = rows[0]
     said = SENTENCES.get(Verdict(one.verdict), "{verdict} on {target}.")
     return said.format(tree=one.tree or one.pack, target=one.target, verdict=one.verdict, what=Kind(one.kind).what)
+
+
+def _counted(rows: list[RunRow]) -> str:
+    counts = Counter(one.verdict for one in rows)
+    return ", ".join(f"{number} {word}" for word, number in counts.items())
 
 
 def _remarks(one: RunRow) -> list[str]:

@@ -48,16 +48,15 @@ class Checker:
 
     def findings(self) -> list[Finding]:
         """List everything that is wrong with the pack, all at once."""
-        every, errors = self._receipts()
+        every, stale, errors = self._receipts()
         own = [one for path, one in every.items() if path.parent == self.pack.receipts]
-        asked = [one for path, one in every.items() if path.parent == self.pack.receipts / "ask"]
         errors += self._probe() + self._patch_text() + self._patch_on_tree() + [*report.errors(self.pack)]
         errors += self._ask_checks([*every.values()]) + self._workaround()
         wrong, warnings = wrong_fixes.errors(self.pack, self._pristine())
         found = [Finding(self.pack.name, text) for text in (*errors, *wrong)] + self._without_receipt(own)
-        found += self._stale(own)
+        found += stale
         found += [Finding(self.pack.name, text, warning=True) for text in warnings]
-        return found + self._ask_on_tree() + self._stale(asked, is_asked=True) + self._suite_receipt()
+        return found + self._ask_on_tree() + self._suite_receipt()
 
     def _pristine(self) -> Tree | None:
         """Return the pinned tree; None where it cannot be had."""
@@ -119,8 +118,9 @@ class Checker:
             if known and not any(fnmatch.fnmatchcase(name, glob) for name in known)
         ]
 
-    def _receipts(self) -> tuple[dict[Path, Receipt], list[str]]:
+    def _receipts(self) -> tuple[dict[Path, Receipt], list[Finding], list[str]]:
         found: dict[Path, Receipt] = {}
+        stale: list[Finding] = []
         errors: list[str] = []
         loose = set(self.pack.receipts.rglob("*.log"))
         for path in filter(receipt.is_receipt, sorted(self.pack.receipts.rglob("*.json"))):
@@ -130,12 +130,14 @@ class Checker:
                 errors.append(str(error))
                 loose -= set(path.parent.glob(f"{path.stem}.*.log"))  # whether one is its own cannot be known
                 continue
-            errors += _receipt_errors(self.pack, path, one)
+            why = _ask_reasons(self.pack, one) if path.parent.name == "ask" else staleness.reasons(self.pack, one)
+            stale += self._stale(path, one, why)
+            errors += _receipt_errors(self.pack, path, one, is_fresh=not why)
             loose.discard(path.with_name(one.log.file))
             found[path] = one
         for log in sorted(loose):
             errors.append(f"{log.relative_to(self.pack.folder).as_posix()}: no receipt names it. Next: remove it")
-        return found, errors
+        return found, stale, errors
 
     def _probe(self) -> list[str]:
         if not self.pack.probe.exists():
@@ -199,17 +201,16 @@ class Checker:
             if name not in seen
         ]
 
-    def _stale(self, receipts: list[Receipt], *, is_asked: bool = False) -> list[Finding]:
-        """Say which receipts are STALE: a warning where this host cannot make them anew."""
-        findings = []
-        for one in receipts:
-            why = _ask_reasons(self.pack, one) if is_asked else staleness.reasons(self.pack, one)
-            option = "--upstream ask" if is_asked else f"--target {one.target}"
-            name = f"ask/{one.name}" if is_asked else one.name
-            text = f"{name}: STALE: {'; '.join(why)}. Next: runner.py run {self.pack.name} {option}"
-            warning = not staleness.rerunnable(self.pack, one, self.host)
-            findings += [Finding(self.pack.name, text, warning=warning)] if why else []
-        return findings
+    def _stale(self, path: Path, one: Receipt, why: list[str]) -> list[Finding]:
+        """Say that a receipt is STALE: a warning where this host cannot make it anew."""
+        folder = path.parent.name
+        if not why or folder not in ("receipts", "ask"):
+            return []
+        option, name = f"--target {one.target}", one.name
+        if folder == "ask":
+            option, name = "--upstream ask", f"ask/{one.name}"
+        text = f"{name}: STALE: {'; '.join(why)}. Next: runner.py run {self.pack.name} {option}"
+        return [Finding(self.pack.name, text, warning=not staleness.rerunnable(self.pack, one, self.host))]
 
 
 def _ask_reasons(pack: Pack, one: Receipt) -> list[str]:
@@ -227,11 +228,10 @@ def _abbreviated(listed: tuple[PatchedFile, ...]) -> list[str]:
     return [f"{path}: its index line is abbreviated; use git diff --full-index" for path in short]
 
 
-def _receipt_errors(pack: Pack, path: Path, one: Receipt) -> list[str]:
+def _receipt_errors(pack: Pack, path: Path, one: Receipt, *, is_fresh: bool) -> list[str]:
     """Say what of a receipt does not hold, and where it shows something else than pack.toml expects."""
     is_asked, is_own = path.parent.name == "ask", path.parent == pack.receipts
-    stale = _ask_reasons(pack, one) if is_asked else staleness.reasons(pack, one)
-    errors = receipt_check.errors(pack, path, one, is_fresh=not stale)
+    errors = receipt_check.errors(pack, path, one, is_fresh=is_fresh)
     target, head = pack.definition.targets.get(one.target), pack.definition.head
     if target is None:
         errors.append(f"pack.toml lists no target {one.target}")

@@ -18,7 +18,7 @@ from harness.core.words import LaneVerdict
 from harness.lane.record import LaneEnd
 from harness.receipt import receipt
 
-SCHEMA = 3
+SCHEMA = 4
 
 
 class Journal:
@@ -29,7 +29,6 @@ class Journal:
 
         A lane counts as ended where its line is whole and its log lies there as the line says; else it is run again.
         """
-        self.passed_over = 0
         self._path = path
         self._ends: dict[str, LaneEnd] = {}
         self._lock = threading.Lock()
@@ -93,8 +92,6 @@ class Journal:
             end = _end_of(path.parent, line)
             if end is not None:
                 self._ends.setdefault(end.key, end)
-            else:
-                self.passed_over += 1
 
 
 def _end_of(folder: Path, data: bytes) -> LaneEnd | None:

@@ -16,10 +16,10 @@ from harness.host import eligibility
 from harness.host.eligibility import Planned
 from harness.host.host import Host
 from harness.lane import built_environment
+from harness.lane.cell import BOTH_LANES, Cell, lanes_of
 from harness.pack.model import Pack
 from harness.upstream import dependencies
 from harness.upstream.source import SourceKind, parse_source
-from harness.verdict.cell import BOTH_LANES, Cell, lanes_of
 
 #: What tells the cell of the patch that upstream is asked to merge from the others of its pack.
 ASK = "ask"

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType
 
 from harness.core import files, strict_json
 from harness.core.words import LaneName
 from harness.host.host import Host
 from harness.lane import built_environment
+from harness.lane.cell import BOTH_LANES, Cell
 from harness.pack import judges
 from harness.pack.model import Pack
+from harness.receipt import receipt
 from harness.upstream import dependencies
-from harness.verdict.cell import BOTH_LANES, Cell
 
 #: What a lane is taken to last, in seconds, of which no receipt tells.
 UNKNOWN = 120.0
 #: In how many processes a wrong fix's probe may compile, or run cases, at once: its lane is over with the first check
 #: that fails, and what other processes have begun by then is thrown away.
 WRONG_FIX_PROCESSES = 2
+
+
+#: How long the lanes of a pack took, by target with evidence, and lane.
+Seconds = Mapping[tuple[str, str], float]
 
 
 @dataclass(frozen=True)
@@ -114,10 +120,13 @@ def _change(cell: Cell) -> str:
     return files.key_of(*(files.sha256_file(path) for path in patches if path.is_file()))
 
 
-def tasks(cell: Cell, host: Host, repeat: int) -> list[Task]:
+def tasks(
+    cell: Cell, host: Host, repeat: int, known: Seconds = MappingProxyType({}), *, urgent: bool = False
+) -> list[Task]:
     """List the lanes of a cell, for `repeat` runs of each; nothing where this host cannot judge it.
 
-    The tree of the patched lane follows from the pristine one and the patch, so that the patch stands for it.
+    The tree of the patched lane follows from the pristine one and the patch, so that the patch stands for it. `known`
+    may be of another release: another release of the same kernels is the best guess there is.
     """
     if cell.evidence is None:
         return []
@@ -134,7 +143,8 @@ def tasks(cell: Cell, host: Host, repeat: int) -> list[Task]:
         for lane in cell.lanes:
             first = [pristine] if waits and lane == LaneName.PATCHED else []
             after = (*([before[lane]] if lane in before else []), *first)
-            found.append(Task(cell, lane, number, keys[lane], pristine, after))
+            seconds = known.get((f"{cell.target}.{cell.evidence}", lane))
+            found.append(Task(cell, lane, number, keys[lane], pristine, after, seconds, urgent))
         before = keys
     return found
 
@@ -159,30 +169,10 @@ def at_least(tasks: Iterable[Task], jobs: int) -> float | None:
     return max(together, *(seconds for seconds, _ in known)) if known else None
 
 
-@dataclass(frozen=True)
-class Estimates:
-    """How long lanes take: as in an earlier run, else as in the committed receipts, else nobody knows."""
-
-    #: seconds by cell name, evidence and lane
-    earlier: Mapping[tuple[str, str, str], float] = field(default_factory=dict)
-    urgent: Collection[str] = ()  # the names of the cells that the newest of the earlier runs left out
-    _receipts: dict[str, dict[tuple[str, str], float]] = field(default_factory=dict)
-
-    def of(self, task: Task) -> Task:
-        """Return the task with its expected seconds, and whether it was left out last time."""
-        cell, lane = task.cell, task.lane
-        seconds = self.earlier.get((cell.name, str(cell.evidence), lane))
-        if seconds is None:  # of another release too: another release of the same kernels is the best guess there is
-            if cell.pack.name not in self._receipts:
-                self._receipts[cell.pack.name] = _of_receipts(cell.pack)
-            seconds = self._receipts[cell.pack.name].get((f"{cell.target}.{cell.evidence}", lane))
-        return replace(task, seconds=seconds, urgent=cell.name in self.urgent)
-
-
-def _of_receipts(pack: Pack) -> dict[tuple[str, str], float]:
+def seconds_of(pack: Pack) -> Seconds:
     """Read the seconds of a pack's lanes from its committed receipts; `check` tells of one that cannot be read."""
     found: dict[tuple[str, str], float] = {}
-    for path in pack.receipts.glob("*.json"):
+    for path in receipt.paths(pack.receipts):
         try:
             lanes = strict_json.loads(path.read_bytes())["lanes"]
             found |= {(path.stem, name): float(lane["seconds"]) for name, lane in lanes.items()}

@@ -16,6 +16,7 @@ from harness.host.eligibility import out_of_range
 from harness.host.gpus import Device
 from harness.host.host import cores
 from harness.lane import built_environment, environment, process
+from harness.lane.cell import Cell
 from harness.lane.lane import jit_folder
 from harness.lane.process import Log
 from harness.pack.model import Pack, UpstreamTests
@@ -27,7 +28,6 @@ from harness.upstream import patch
 from harness.upstream.patch import StalePatchError
 from harness.upstream.source import of_git, pinned
 from harness.upstream.tree import Tree
-from harness.verdict.cell import Cell
 from harness.verdict.lane_verdict import abnormal_end
 
 #: What decides over a suite's own configuration: no cache in the tree, every test runs, the log holds no colours.
@@ -177,5 +177,5 @@ def laid_out(pack: Pack, session: Session, timeout: float | None, *, gpu: bool) 
         patch=pack.suite_patch(tests),
         environment=built_environment.environment(cache, host, environment_name) if environment_name else None,
     )
-    prepared = Runner(cache, host, session.folder, session.folder).prepare(cell)
+    prepared = Runner(session, session.folder).prepare(cell)
     return Suite(cell, tests, prepared, devices, session)

@@ -8,15 +8,16 @@ from pathlib import Path
 from packaging.version import Version
 
 from harness.core.errors import HarnessError
-from harness.core.words import LaneName, Verdict
+from harness.core.words import Verdict
+from harness.lane.cell import Cell
 from harness.lane.record import FigureLine
 from harness.receipt import receipt
 from harness.receipt.figures import number
 from harness.receipt.receipt import Receipt
 from harness.sweep import run_folder
+from harness.sweep.columns import HEAD, LATEST
 from harness.sweep.results import FLAKY, ChangeRow
-from harness.sweep.selection import HEAD, LATEST
-from harness.verdict.cell import Cell
+from harness.verdict.outcome import Outcome
 
 #: What a verdict that was not there before is called; whatever is not listed is good news.
 WORSE = {
@@ -111,25 +112,25 @@ def of_verdict(verdict: str, before: str, release: str) -> list[ChangeRow]:
     return [ChangeRow(RECOVERED, worse=False, text=f"{release}: {verdict}, was {before}")]
 
 
-def of_claims(now: Receipt, then: Receipt | None) -> list[ChangeRow]:
+def of_claims(outcome: Outcome, then: Receipt | None) -> list[ChangeRow]:
     """Name the claims that the baseline supported and this sweep does not."""
+    now = outcome.judgement
     lost = sorted(set(then.claims) - set(now.claims)) if then and then.verdict == now.verdict else []
     return [ChangeRow("claims lost", worse=True, text=", ".join(lost))] if lost else []
 
 
-def of_figures(cell: Cell, now: Receipt, then: Receipt | None) -> list[ChangeRow]:
+def of_figures(now: Outcome, then: Receipt | None) -> list[ChangeRow]:
     """Name the figures that differ by more than their noise on the same GPU.
 
     Times, rates and memory are compared only where nothing else ran beside the lane.
     """
-    if then is None or now.host.gpu != then.host.gpu:
+    if then is None or [gpu.name for gpu in now.gpus] != [gpu.name for gpu in then.host.gpus]:
         return []
     found = []
-    for name in LaneName:
-        lane = now.lanes.get(name)
-        for figure in lane.figures if lane else ():
+    for name, lane in now.lanes.items():
+        for figure in lane.figures:
             before = then.figure(figure.name, name)
-            if before is not None and (cell.measures or figure.unit not in DISTURBED):
+            if before is not None and (now.cell.measures or figure.unit not in DISTURBED):
                 found += _figure(name, figure, before)
     return found
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.core.words import Verdict
-from harness.schedule.scheduler import GpuFault
+from harness.schedule.session import GpuFault
 
 SCHEMA = 5
 #: Verdicts of a cell besides those of a pack.

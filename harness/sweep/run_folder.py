@@ -14,8 +14,7 @@ import filelock
 from harness.core import files, strict_json, structure
 from harness.core.errors import HarnessError
 from harness.receipt import receipt
-from harness.schedule.scheduler import GpuFault
-from harness.schedule.task import Estimates
+from harness.schedule.session import GpuFault
 from harness.sweep.results import NOT_RUN, SCHEMA, Results
 
 STAMP = "%Y%m%dT%H%M%SZ"
@@ -23,8 +22,6 @@ STAMP = "%Y%m%dT%H%M%SZ"
 LONGEST = dt.timedelta(hours=20)
 #: A run that began later than this after now was dated by a clock that was wrong: it is no run to go on with.
 CLOCKS_DIFFER = dt.timedelta(minutes=5)
-#: How many runs tell how long a lane takes.
-LOOKED_AT = 10
 #: What a sweep was requested to judge, in words; it is continued by the same request only.
 Request = tuple[str, ...]
 RECORD, JOURNAL, RESULTS = "run.json", "journal.jsonl", "results.json"
@@ -153,12 +150,7 @@ def finished(
                 pass_over(folder, error)
 
 
-def estimates(runs: Path, before: str) -> Estimates:
-    """Return how long each lane took in the newest run that ran it, and which cells the newest run left out."""
-    newest = [results for _, results in itertools.islice(finished(runs, before), LOOKED_AT)]
-    seconds: dict[tuple[str, str, str], float] = {}
-    for cell in (cell for results in newest for cell in results.cells):
-        for lane in cell.lanes:
-            seconds.setdefault((cell.name, cell.evidence, lane.lane), lane.seconds)
-    left_out = [cell.name for results in newest[:1] for cell in results.cells if cell.verdict == NOT_RUN]
-    return Estimates(seconds, left_out)
+def left_out(runs: Path, before: str) -> list[str]:
+    """Name the cells that the newest run did not come to."""
+    newest = next((results for _, results in finished(runs, before)), None)
+    return [cell.name for cell in newest.cells if cell.verdict == NOT_RUN] if newest else []

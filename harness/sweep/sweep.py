@@ -3,26 +3,25 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 from harness.core import files, room
-from harness.core.progress import Progress
 from harness.core.words import Exit
 from harness.host.gpu_health import GpuWatch
+from harness.lane.cell import Cell
 from harness.pack.model import Pack
 from harness.receipt import receipt, redaction
+from harness.schedule import lanes
 from harness.schedule.journal import Journal
-from harness.schedule.scheduler import Account, GpuFault
+from harness.schedule.scheduler import Account
 from harness.schedule.selection import taken
-from harness.schedule.session import Session
-from harness.sweep import baseline, outputs, run_folder, selection
-from harness.sweep.collector import Collector, marked
-from harness.sweep.results import SCHEMA, CellRow, HostRow, Results
+from harness.schedule.session import GpuFault, Session
+from harness.sweep import baseline, columns, outputs, run_folder
+from harness.sweep.collector import Collector
+from harness.sweep.results import SCHEMA, HostRow, Results
 from harness.sweep.run_folder import Request, RunFolder
-from harness.verdict.cell import Cell
 
 
 @dataclass(frozen=True)
@@ -55,108 +54,87 @@ class Order:
         return text + (f" --repeat {self.repeat}" if self.repeat > 1 else "")
 
 
-class Engine(Protocol):
-    """What runs the lanes of a sweep elsewhere, and leaves their ends in the journal."""
-
-    def run(self, session: Session, cells: Iterable[Cell]) -> Account:
-        """Run the lanes of cells that have not ended."""
+#: What runs the lanes of cells elsewhere, and leaves their ends in the journal.
+Engine = Callable[[Session, list[Cell]], Account]
 
 
-@dataclass(frozen=True)
-class Sweep:
-    """Runs an order on a host."""
+def run(order: Order, usual: Session, engine: Engine = lanes.run) -> tuple[Results, RunFolder]:
+    """Run an order, or what an earlier command left of it, and write every output.
 
-    order: Order  # what to do
-    usual: Session  # where lanes run, whatever a sweep has of its own
-    progress: Progress  # whom to tell
-    engine: Engine | None = None  # what runs the lanes; None: this host
+    `usual` is where lanes run, whatever a sweep has of its own, and `engine` what runs them.
+    """
+    begun = time.monotonic()
+    chosen = columns.selected(order.packs, order.only)
+    with (
+        room.guard(order.runs, "the folder of runs", "--runs DIR"),
+        taken(usual.cache, order.packs) as copies,
+        run_folder.opened(order.runs, order.request, run_folder.now()) as folder,
+    ):
+        compared = baseline.find(order.baseline, order.runs, folder.name)
+        packs = {one.name: one for one in copies}
+        taken_here = [(packs[one.name], target) for one, target in chosen]
+        cells = columns.cells(taken_here, usual.host, usual.cache, *order.moving)
+        with Journal(folder.path / run_folder.JOURNAL) as journal:
+            session = _session(order, usual, folder, journal, begun)
+            before = f"{len(cells)} cells, {len(journal)} lanes ended before"
+            usual.progress.tell(f"run folder {session.folder}: {before}")
+            account = engine(session, cells)
+            places = {**session.cache.places, order.folder.absolute(): "$PACKS", order.runs: "$RUNS"}
+            collector = Collector(session, account, compared, redaction.of_host(places))
+            results = _results(order, folder, collector, cells)
+        write(results, folder.path)
+        if results.finished:
+            folder.record(finished=True)
+    return results, folder
 
-    def run(self) -> tuple[Results, RunFolder]:
-        """Run it, or what an earlier command left of it, and write every output."""
-        begun, order = time.monotonic(), self.order
-        chosen = selection.selected(order.packs, order.only)
-        with (
-            room.guard(order.runs, "the folder of runs", "--runs DIR"),
-            taken(self.usual.cache, order.packs) as copies,
-            run_folder.opened(order.runs, order.request, run_folder.now()) as folder,
-        ):
-            compared = baseline.find(order.baseline, order.runs, folder.name)
-            packs = {one.name: one for one in copies}
-            taken_here = [(packs[one.name], target) for one, target in chosen]
-            cells = selection.cells(taken_here, self.usual.host, self.usual.cache, *order.moving)
-            with Journal(folder.path / run_folder.JOURNAL) as journal:
-                session = self._session(folder, journal, begun)
-                again = f"; {journal.passed_over} damaged lines are passed over" if journal.passed_over else ""
-                before = f"{len(cells)} cells, {len(journal)} lanes ended before{again}"
-                self.progress.tell(f"run folder {session.folder}: {before}")
-                account = self.engine.run(session, cells) if self.engine else session.run(cells)
-                rows = self._rows(session, account, compared, cells)
-            results = self._results(folder, session, account, rows, compared.text)
-            write(results, folder.path)
-            if results.finished:
-                folder.record(finished=True)
-        return results, folder
 
-    def _session(self, folder: RunFolder, journal: Journal, begun: float) -> Session:
-        def note(fault: GpuFault) -> None:
-            folder.note(fault)
-            self.usual.listener.fault(fault)
+def _session(order: Order, usual: Session, folder: RunFolder, journal: Journal, begun: float) -> Session:
+    return replace(
+        usual,
+        folder=folder.path,
+        journal=journal,
+        command=order.command,
+        note=folder.note,
+        repeat=order.repeat,
+        urgent=run_folder.left_out(order.runs, folder.name),
+        stop_at=None if order.budget is None else begun + order.budget,
+        watch=GpuWatch(),
+        faults=tuple(folder.faults),
+    )
 
-        order = self.order
-        return replace(
-            self.usual,
-            folder=folder.path,
-            journal=journal,
-            command=order.command,
-            listener=replace(self.usual.listener, fault=note),
-            repeat=order.repeat,
-            estimates=run_folder.estimates(order.runs, folder.name),
-            stop_at=None if order.budget is None else begun + order.budget,
-            watch=GpuWatch(),
-            faults=tuple(folder.faults),
-        )
 
-    def _rows(
-        self, session: Session, account: Account, compared: baseline.Baseline, cells: list[Cell]
-    ) -> tuple[CellRow, ...]:
-        places = {**self.usual.cache.places, self.order.folder.absolute(): "$PACKS", self.order.runs: "$RUNS"}
-        judge = replace(session.judge, account=account)
-        collector = Collector(judge, account, compared, redaction.of_host(places))
-        threads = {cell.pack.name: cell.pack.definition.known for cell in cells if cell.pack.definition.known}
-        return tuple(marked([collector.row(cell) for cell in cells], threads))
-
-    def _results(
-        self, folder: RunFolder, session: Session, account: Account, rows: tuple[CellRow, ...], compared: str
-    ) -> Results:
-        host = session.host
-        gpus = {device.place: GpuFault(device.place, device.gpu.name, "", "") for device in session.devices}
-        seen = sorted({gpu.name for node in account.elsewhere.values() for gpu in node.gpus})
-        gpus |= {name: GpuFault("a node", name, "", "") for name in seen}
-        gpus |= {one.place: GpuFault(one.place, one.name, one.reason, one.task) for one in account.faults}
-        drivers = sorted({node.driver for node in account.elsewhere.values() if node.driver})
-        results = Results(
-            schema=SCHEMA,
-            run=folder.name,
-            started=folder.started.isoformat(timespec="seconds"),
-            seconds=round((run_folder.now() - folder.started).total_seconds(), 1),
-            finished=not account.interrupted,
-            status=0,
-            baseline=compared,
-            lanes_run=account.ran,
-            lanes_resumed=account.resumed,
-            host=HostRow(
-                python=host.python,
-                torch=host.torch or "",
-                triton=host.triton or "",
-                cuda=host.cuda,
-                driver=", ".join(drivers) or host.driver,
-                jobs=session.most_jobs,
-            ),
-            gpus=tuple(gpus.values()),
-            notes=self.order.notes,
-            cells=rows,
-        )
-        return replace(results, status=int(_status(results)))
+def _results(order: Order, folder: RunFolder, collector: Collector, cells: list[Cell]) -> Results:
+    session, account, host = collector.session, collector.account, collector.session.host
+    gpus = {device.place: GpuFault(device.place, device.gpu.name, "", "") for device in session.devices}
+    ends = [end for outcome in account.results.values() for end in outcome.last]
+    nodes = [end.host for end in ends if end.host != host]  # of a cluster
+    seen = sorted({gpu.name for node in nodes for gpu in node.gpus})
+    gpus |= {name: GpuFault("a node", name, "", "") for name in seen}
+    gpus |= {one.place: GpuFault(one.place, one.name, one.reason, one.task) for one in account.faults}
+    drivers = sorted({node.driver for node in nodes if node.driver})
+    results = Results(
+        schema=SCHEMA,
+        run=folder.name,
+        started=folder.started.isoformat(timespec="seconds"),
+        seconds=round((run_folder.now() - folder.started).total_seconds(), 1),
+        finished=not account.interrupted,
+        status=0,
+        baseline=collector.baseline.text,
+        lanes_run=account.ran,
+        lanes_resumed=account.resumed,
+        host=HostRow(
+            python=host.python,
+            torch=host.torch or "",
+            triton=host.triton or "",
+            cuda=host.cuda,
+            driver=", ".join(drivers) or host.driver,
+            jobs=session.most_jobs,
+        ),
+        gpus=tuple(gpus.values()),
+        notes=order.notes,
+        cells=tuple(collector.rows(cells)),
+    )
+    return replace(results, status=int(_status(results)))
 
 
 def write(results: Results, folder: Path) -> None:

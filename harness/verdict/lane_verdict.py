@@ -128,8 +128,9 @@ def abnormal_end(ended: Ended, timeout: float) -> str:
 def _foreign(lane: Lane, run: LaneRun) -> list[str]:
     """List where the lane judged something else than this lane's tree, target or evidence."""
     problems, target = [], run.results.target
-    if target and (target.target, target.evidence) != (lane.target, lane.evidence):
-        problems.append(f"it judged {target.target} ({target.evidence}), requested was {lane.target} ({lane.evidence})")
+    cell = lane.cell
+    if target and (target.target, target.evidence) != (cell.target, cell.evidence):
+        problems.append(f"it judged {target.target} ({target.evidence}), requested was {cell.target} ({cell.evidence})")
     if not run.loaded:
         problems.append("nothing of the modules under test was loaded")
     loaded = set()

@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import functools
+import traceback
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.errors import HarnessError
-from harness.core.words import LaneName, Verdict
+from harness.core.errors import HarnessError, NoRoomError, UnavailableError, UnreachableError, UnsupportedHereError
+from harness.core.words import Evidence, Exit, LaneName, Verdict
+from harness.host.gpus import Gpu
+from harness.lane.cell import BOTH_LANES, Cell
 from harness.lane.record import LaneEnd, LaneRecord
 from harness.upstream.dependencies import DependencySet
-from harness.verdict.cell import BOTH_LANES, Cell
 from harness.verdict.pack_verdict import Judgement
+
+#: What a single lane must give where both together must give CONFIRMED.
+HALF = {LaneName.PRISTINE: Verdict.REPRODUCED, LaneName.PATCHED: Verdict.VALIDATED}
 
 
 @dataclass(frozen=True)
@@ -24,7 +30,8 @@ class Outcome:
     agreeing: int = 1  # how many of them gave the verdict
     dependency_set: DependencySet | None = None  # what the lanes imported; None where none ran
     receipt: Path | None = None  # where its receipt lies in the run folder; None where none was written
-    problem: HarnessError | None = None  # why none was
+    #: why no receipt could be written; of a cell without lanes what the call names that is not there
+    problem: str = ""
 
     @property
     def last(self) -> tuple[LaneEnd, ...]:
@@ -52,6 +59,11 @@ class Outcome:
         return self.last[0].version if self.last else ""
 
     @property
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs that its lanes had, where they ran on them."""
+        return self.last[-1].gpus if self.last and self.cell.evidence == Evidence.EXECUTED else ()
+
+    @property
     def seconds(self) -> float:
         """The seconds of all lanes together."""
         return sum(end.seconds for run in self.runs for end in run)
@@ -65,30 +77,41 @@ class Outcome:
         """Whether its receipt is the pack's own: pack.toml speaks of it, and all its lanes were requested."""
         return self.cell.is_stated and self.cell.is_whole
 
+    @functools.cached_property
+    def deviation(self) -> str:
+        """How it deviates from what pack.toml states; empty where it does not.
 
-#: What a single lane must give where both together must give CONFIRMED.
-HALF = {LaneName.PRISTINE: Verdict.REPRODUCED, LaneName.PATCHED: Verdict.VALIDATED}
+        Of a tree or dependency set that pack.toml states nothing of, only ERROR and CONTROL_FAILED deviate.
+        """
+        verdict, cell = self.judgement.verdict, self.cell
+        if verdict == Verdict.ERROR:
+            return self.judgement.reason
+        if verdict in (Verdict.UNSUPPORTED, Verdict.UNAVAILABLE) and not self.lanes:
+            return ""
+        if cell.about and cell.lanes == BOTH_LANES:
+            return "" if verdict == Verdict.CONFIRMED else f"{Verdict.CONFIRMED} was expected"
+        if not cell.is_stated:
+            return "controls are wrong" if verdict == Verdict.CONTROL_FAILED else ""
+        whole = self.belongs_to_pack or cell.stated.verdict != Verdict.CONFIRMED
+        expected = cell.stated.verdict if whole else HALF[cell.lanes[0]]
+        if verdict != expected:
+            return f"{expected} was expected"
+        claims = cell.stated.claims_of(cell.evidence) if self.belongs_to_pack else ()
+        missing = [claim for claim in claims if claim not in self.judgement.claims]
+        return f"missing claims: {', '.join(missing)}" if missing else ""
 
 
-def deviation(outcome: Outcome) -> str:
-    """Say how an outcome deviates from what pack.toml states; empty where it does not.
-
-    Of a tree or dependency set that pack.toml states nothing of, only ERROR and CONTROL_FAILED deviate.
-    """
-    verdict, cell = outcome.judgement.verdict, outcome.cell
-    if verdict == Verdict.ERROR:
-        return outcome.judgement.reason
-    if verdict in (Verdict.UNSUPPORTED, Verdict.UNAVAILABLE) and not outcome.lanes:
-        return ""
-    if cell.about and cell.lanes == BOTH_LANES:
-        return "" if verdict == Verdict.CONFIRMED else f"{Verdict.CONFIRMED} was expected"
-    if not cell.is_stated:
-        return "controls are wrong" if verdict == Verdict.CONTROL_FAILED else ""
-    stated = cell.stated
-    whole = outcome.belongs_to_pack or stated.verdict != Verdict.CONFIRMED
-    expected = stated.verdict if whole else HALF[cell.lanes[0]]
-    if verdict != expected:
-        return f"{expected} was expected"
-    claims = stated.claims_of(cell.evidence) if outcome.belongs_to_pack else ()
-    missing = [claim for claim in claims if claim not in outcome.judgement.claims]
-    return f"missing claims: {', '.join(missing)}" if missing else ""
+def unjudged(error: BaseException, cell: Cell) -> Outcome:
+    """Say what kept a cell from being judged, in one line; a fault of ours is printed whole on standard error."""
+    is_outside = isinstance(error, UnavailableError) and not isinstance(error, NoRoomError) and cell.may_be_unavailable
+    if isinstance(error, UnsupportedHereError):
+        verdict = Verdict.UNSUPPORTED
+    elif is_outside or (isinstance(error, UnreachableError) and cell.source.is_pinned):
+        verdict = Verdict.UNAVAILABLE
+    elif isinstance(error, HarnessError):
+        problem = str(error) if error.status == Exit.WRONG_CALL else ""
+        return Outcome(cell, Judgement(Verdict.ERROR, str(error)), problem=problem)
+    else:
+        traceback.print_exception(error)
+        return Outcome(cell, Judgement(Verdict.ERROR, f"the harness failed: {type(error).__name__}: {error}"))
+    return Outcome(cell, Judgement(verdict, str(error)))

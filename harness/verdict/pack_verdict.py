@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import fnmatch
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from harness.core.words import BITWISE_IDENTICAL, LaneVerdict, Role, Verdict
-from harness.lane.record import LaneRecord
+from harness.core.words import BITWISE_IDENTICAL, LaneName, LaneVerdict, Role, Verdict
+from harness.lane.record import LaneEnd, LaneRecord
 
 #: What a pristine lane alone decides, whatever a patch does.
 ALONE = {
@@ -152,16 +152,20 @@ def pair(
     return Judgement(without_it[patched.verdict], patched.reason)
 
 
-def repeated(judgements: list[Judgement]) -> tuple[Judgement, int]:
-    """Return the judgement of several runs of the same lanes, and how many of them agree with it.
+def of_runs(runs: Sequence[tuple[LaneEnd, ...]], about: tuple[str, ...] = ()) -> tuple[Judgement, int]:
+    """Judge a pack by the ends of its lanes in each run, and say how many of the runs agree with that.
 
     Runs that differ are no verdict: they give ERROR and the counts.
     """
-    last = judgements[-1]
-    agreeing = [judgement for judgement in judgements if judgement.verdict == last.verdict]
-    if len(agreeing) == len(judgements):
-        common = set.intersection(*(set(judgement.claims) for judgement in judgements))
-        return replace(last, claims=tuple(claim for claim in last.claims if claim in common)), len(agreeing)
+    judgements = []
+    for run in runs:
+        records = {end.lane: end.record for end in run}
+        stale = "".join(end.stale for end in run)
+        judgements.append(pair(records.get(LaneName.PRISTINE), records.get(LaneName.PATCHED), stale, about))
     counts = Counter(str(judgement.verdict) for judgement in judgements)
+    if len(counts) == 1:
+        common = set.intersection(*(set(judgement.claims) for judgement in judgements))
+        last = judgements[-1]
+        return replace(last, claims=tuple(claim for claim in last.claims if claim in common)), len(judgements)
     text = ", ".join(f"{word} {count}/{len(judgements)}" for word, count in sorted(counts.items()))
     return Judgement(Verdict.ERROR, f"the runs differ: {text}"), max(counts.values())

@@ -15,17 +15,17 @@ from harness.core.cache import Cache
 from harness.core.errors import HarnessError, UnavailableError
 from harness.core.words import Evidence, LaneName, LaneVerdict, Role, Verdict
 from harness.host.eligibility import Planned
+from harness.lane.cell import Cell
 from harness.lane.record import CheckLine, LaneEnd, LaneRecord
 from harness.lane.script import NO_SENTINEL, last_exception
 from harness.pack.model import Pack
 from harness.receipt import figures
+from harness.schedule import lanes
 from harness.schedule.scheduler import Account
 from harness.schedule.selection import Request, cell_of
 from harness.schedule.session import Session
-from harness.schedule.workers import failure_of
 from harness.upstream import download, uv
 from harness.verdict import pack_verdict
-from harness.verdict.cell import Cell
 from harness.verdict.change import Side
 from harness.verdict.lane_verdict import FAILED
 from harness.versions.timeline import RIGHT, WRONG, Entry
@@ -63,7 +63,7 @@ class Judging:
     def every(self, wanted: list[Candidate]) -> tuple[list[Entry], Account]:
         """Judge candidates; return what was judged, in their order, and what came of the lanes."""
         cells = [self._cell(candidate) for candidate in wanted]
-        account = self.session.run([cell for cell in cells if isinstance(cell, Cell)], receipts=False)
+        account = lanes.run(self.session, [cell for cell in cells if isinstance(cell, Cell)], receipts=False)
         entries = [self._entry(candidate, cell, account) for candidate, cell in zip(wanted, cells, strict=True)]
         return [entry for entry in entries if entry is not None], account
 
@@ -124,17 +124,11 @@ class Judging:
 
 def side_of(session: Session, cell: Cell, account: Account) -> Side | None:
     """Say what came of the one lane of a cell; None where the user interrupted, or it was not run."""
-    if cell.evidence is None:
-        return Side(LaneVerdict.ERROR, cell.reason)
-    failure = account.failed.get(cell.name)
-    if failure is None:
-        try:
-            judged = session.judge.judged(cell)
-            return None if judged is None else _side(session, judged.last[0])
-        except Exception as error:  # noqa: BLE001 - what goes wrong with one tree leaves the others' rows
-            failure = failure_of(error, cell)
-    unsupported = failure.verdict == Verdict.UNSUPPORTED
-    return Side(LaneVerdict.UNSUPPORTED if unsupported else LaneVerdict.ERROR, failure.reason)
+    outcome = account.results.get(cell.name)
+    if outcome is None or outcome.runs:
+        return _side(session, outcome.last[0]) if outcome else None
+    is_unsupported = cell.evidence is not None and outcome.judgement.verdict == Verdict.UNSUPPORTED
+    return Side(LaneVerdict.UNSUPPORTED if is_unsupported else LaneVerdict.ERROR, outcome.judgement.reason)
 
 
 def _side(session: Session, end: LaneEnd) -> Side:

@@ -8,6 +8,7 @@ from harness.core.errors import HarnessError
 from harness.core.words import Evidence, LaneName
 from harness.host.eligibility import Planned
 from harness.pack.model import Pack
+from harness.schedule import lanes
 from harness.schedule.selection import Request, cell_of
 from harness.schedule.session import Session
 from harness.verdict.change import Change, Side, between
@@ -52,11 +53,11 @@ def compared(session: Session, judged: list[tuple[Pack, str, Evidence]], trees: 
             request = Request(upstream, (), (LaneName.PRISTINE,), trees.timeout)
             cell = cell_of(pack, Planned(target, evidence), request, session.host, session.cache)
             cells.append(replace(cell, column=column))
-    account = session.run(cells, receipts=False)
+    account = lanes.run(session, cells, receipts=False)
     for cell in cells:
-        failure = account.failed.get(cell.name)
-        if failure is not None and failure.wrong_call:
-            raise HarnessError(f"--{cell.column}: {failure.reason}")
+        outcome = account.results.get(cell.name)
+        if outcome is not None and outcome.problem:
+            raise HarnessError(f"--{cell.column}: {outcome.problem}")
     sides = [side_of(session, cell, account) for cell in cells]
     found = []
     for (pack, target, evidence), base, head in zip(judged, sides[::2], sides[1::2], strict=True):

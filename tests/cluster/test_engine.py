@@ -13,10 +13,10 @@ from harness.cluster.slurm import Settings
 from harness.core.cache import Cache
 from harness.host import host
 from harness.host.gpus import GpuPool
+from harness.lane.cell import Cell
 from harness.pack import load
 from harness.schedule.selection import Request, cells_of
 from harness.schedule.task import tasks
-from harness.verdict.cell import Cell
 from testing import toys
 
 NODES = Settings({"sm_90a": "h200"}, {})
@@ -39,7 +39,7 @@ def work(cell: Cell, number: int, seconds: float | None, *, gpus: int = 1, ranks
     one = replace(cell, pack=replace(cell.pack, definition=definition), column=f"copy{number}")
     here = replace(host.detect(GpuPool([], "", [])), gpus=NODES.gpus)
     lanes = tuple(replace(task, seconds=seconds) for task in tasks(one, here, 1))
-    return Work(one, lanes, "h200", Path(), None, 1, 2 * ranks)
+    return Work(one, lanes, "h200", Path(), None, 2 * ranks)
 
 
 def test_there_is_an_array_for_each_number_of_gpus_and_ranks_and_the_longest_comes_first(cell: Cell) -> None:

@@ -11,6 +11,7 @@ from harness.lane.record import CheckLine, LaneEnd, LaneRecord, OutputLine
 from harness.mutate import fates
 from harness.mutate.mutants import Listed, ListedElsewhere
 from harness.receipt.strength import Fate, MutantRecord, count
+from testing.laid_out import HOST
 
 PRISTINE = LaneRecord(
     LaneVerdict.BUG_REPRODUCED, "", 10, 1.0, 0, 0, "", "",
@@ -24,7 +25,7 @@ def _end(
 ) -> LaneEnd:
     outputs = (OutputLine("y", "float", (), sha256, must_match=True),)
     record = LaneRecord(verdict, reason, status, 1.0, 0, 0, "", "", checks=checks, outputs=outputs)
-    return LaneEnd("key", "task", LaneName.PATCHED, "", 1.0, "cpu", (), "1.0", "", "x", record)
+    return LaneEnd("key", "task", LaneName.PATCHED, "", 1.0, "cpu", HOST, (), "1.0", "", "x", record)
 
 
 MUTANT = MutantRecord("name", "own", "", "why", "0", Fate.UNJUDGED)

@@ -215,6 +215,7 @@ def test_a_killed_command_goes_on_and_runs_nothing_twice(workbench: Workbench) -
     before = sum(sweeps.starts(pack).values())
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     found = json.loads(ended.stdout)[0]
+    (journal,) = journal.parent.glob("*.jsonl")
     lines = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
     alone = sum(one["task"].count(".alone ") for one in lines)
     assert "going on: " in ended.stderr

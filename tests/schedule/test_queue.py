@@ -8,9 +8,9 @@ import pytest
 
 from harness.core.words import Evidence, LaneName
 from harness.host.gpus import Device, Gpu
+from harness.lane.cell import Cell
 from harness.schedule.queue import Placement, Places, Queue
 from harness.schedule.task import Task, at_least
-from harness.verdict.cell import Cell
 from testing import laid_out
 from testing.workbench import Workbench
 

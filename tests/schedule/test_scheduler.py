@@ -6,24 +6,28 @@ import os
 import signal
 import threading
 import time
+from collections.abc import Iterable
+from concurrent.futures import ALL_COMPLETED, Future, wait
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
+from harness.core.cache import Cache
 from harness.core.errors import NoRoomError, UnavailableError, UnsupportedHereError
 from harness.core.words import LaneName, LaneVerdict, Verdict
+from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd, LaneRecord
+from harness.schedule import scheduler
 from harness.schedule import task as schedule_task
 from harness.schedule.journal import Journal
-from harness.schedule.lane_runner import Prepared, Stopped
-from harness.schedule.queue import Placement, Places
+from harness.schedule.lane_runner import Prepared
+from harness.schedule.queue import Placement
 from harness.schedule.scheduler import DRAIN_SECONDS, Account, Scheduler
+from harness.schedule.session import Session
 from harness.schedule.task import Task
-from harness.schedule.workers import LaneWork, Then, Workers
-from harness.sweep import selection
+from harness.sweep import columns
 from harness.upstream.source import Source, SourceKind
-from harness.verdict.cell import Cell
 from testing import laid_out
 from testing.laid_out import HOST
 from testing.workbench import Workbench
@@ -35,7 +39,7 @@ def end_of(task: Task, verdict: LaneVerdict) -> LaneEnd:
     """Build the end of a lane."""
     record = LaneRecord(verdict, "", 10, 1.0, 1, 0, "ab", "CPU")
     started = "2026-01-01T00:00:00+00:00"
-    return LaneEnd(task.key, task.name, task.lane, started, 1.5, "cpu", (), "1.0", "tree", "", record)
+    return LaneEnd(task.key, task.name, task.lane, started, 1.5, "cpu", HOST, (), "1.0", "tree", "", record)
 
 
 @dataclass
@@ -53,11 +57,9 @@ class Script:
             raise self.broken[cell.pack.name]
         return laid_out.nothing("1.0")
 
-    def attempt(
-        self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]
-    ) -> LaneEnd | Stopped:
+    def run(self, task: Task, prepared: Prepared, placement: Placement) -> LaneEnd:
         """End with what the script says."""
-        assert (prepared.patch, placement.name, locks) == ("fix.patch", "cpu", ())
+        assert (prepared.patch, placement.name) == ("fix.patch", "cpu")
         name = f"{task.lane} {task.number}"
         self.ran.append(name)
         if name in self.broken:
@@ -78,9 +80,10 @@ class Stage:
         cancel, cancel_end = os.pipe()
         try:
             with Journal(self.journal) as journal:
-                lanes = LaneWork(script, journal, lambda _: None, None, self.journal.parent)
                 tasks = [task for cell in (self.cell, *others) for task in schedule_task.tasks(cell, HOST, repeat)]
-                return Scheduler(lanes, Places(1, [])).run(tasks, cancel_end)
+                folder = self.journal.parent
+                session = Session(Cache(folder), HOST, [], folder, journal, lambda _: "", jobs=1)
+                return Scheduler(session, script).run(tasks, cancel_end)  # type: ignore[arg-type]
         finally:
             os.close(cancel)
 
@@ -94,7 +97,7 @@ def stage(workbench: Workbench, tmp_path: Path) -> Stage:
 def _newest(one: Cell) -> Cell:
     """Return the cell of another release, whose patched lane has to wait."""
     source = Source(SourceKind.RELEASE, "2.0")
-    return replace(one, column=selection.LATEST, source=source, version="2.0", tree="2" * 64)
+    return replace(one, column=columns.LATEST, source=source, version="2.0", tree="2" * 64)
 
 
 def test_runs_of_one_lane_follow_one_another(stage: Stage) -> None:
@@ -122,16 +125,14 @@ def test_a_run_without_the_bug_does_not_hold_up_the_next_one(stage: Stage) -> No
 def test_an_interruption_between_a_message_and_its_counting_holds_nothing_up(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    take, script = Workers.next, Script()
+    hear, script = Scheduler._hear, Script()  # noqa: SLF001 - there it may come
 
-    def interrupted(workers: Workers) -> Then:
-        then = take(workers)
-        if script.ran:
-            workers.running += 1
+    def interrupted(scheduler: Scheduler, seconds: float) -> None:
+        hear(scheduler, seconds)
+        if script.ran and seconds:
             raise KeyboardInterrupt
-        return then
 
-    monkeypatch.setattr(Workers, "next", interrupted)
+    monkeypatch.setattr(Scheduler, "_hear", interrupted)
     started = time.monotonic()
     account = stage.run(script)
     assert account.interrupted
@@ -144,28 +145,27 @@ class Signalled(Script):
 
     seconds: float = 0.0
 
-    def attempt(
-        self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]
-    ) -> LaneEnd | Stopped:
+    def run(self, task: Task, prepared: Prepared, placement: Placement) -> LaneEnd:
         """Interrupt, and go on for a while as if nobody had."""
         started = time.monotonic()
         time.sleep(0.1)
         signal.pthread_kill(threading.get_ident(), signal.SIGUSR1)
         while not self.seconds and time.monotonic() - started < DRAIN_SECONDS / 3:
             time.sleep(0.01)
-        return super().attempt(task, prepared, placement, locks)
+        return super().run(task, prepared, placement)
 
 
 def test_an_interruption_that_does_not_end_the_wait_is_seen_all_the_same(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    script, started, drain = Signalled(), time.monotonic(), Workers.drain
+    script, started = Signalled(), time.monotonic()
 
-    def drained(workers: Workers, timeout: float) -> None:
-        script.seconds = time.monotonic() - started
-        drain(workers, timeout)
+    def waits(futures: Iterable[Future[object]], seconds: float, until: str = ALL_COMPLETED) -> object:
+        if seconds == DRAIN_SECONDS:
+            script.seconds = time.monotonic() - started
+        return wait(futures, seconds, until)
 
-    monkeypatch.setattr(Workers, "drain", drained)
+    monkeypatch.setattr(scheduler, "wait", waits)
     before = signal.signal(signal.SIGUSR1, signal.default_int_handler)  # SIGINT may be ignored here, as in a nohup
     try:
         assert stage.run(script).interrupted
@@ -191,15 +191,19 @@ def test_what_cannot_be_laid_out_does_not_stop_the_others(
     script = Script(broken={other.pack.name: error})
     account = stage.run(script, 1, other)
     assert sorted(script.ran) == ["patched 1", "pristine 1"]
-    ((name, failure),) = account.failed.items()
-    assert (name, failure.verdict, str(error) in failure.reason) == (other.name, Verdict.ERROR, True)
+    ((name, outcome),) = account.results.items()
+    assert (name, outcome.judgement.verdict, str(error) in outcome.judgement.reason) == (
+        other.name,
+        Verdict.ERROR,
+        True,
+    )
     assert ("Traceback" in capfd.readouterr().err) == isinstance(error, OSError)
 
 
 def test_a_lane_that_breaks_the_harness_fails_its_own_cell(stage: Stage, capfd: pytest.CaptureFixture[str]) -> None:
     account = stage.run(Script(broken={"pristine 1": RuntimeError("a fault of ours")}), 2)
-    assert list(account.failed) == [stage.cell.name]
-    assert account.failed[stage.cell.name].reason == "the harness failed: RuntimeError: a fault of ours"
+    assert list(account.results) == [stage.cell.name]
+    assert account.results[stage.cell.name].judgement.reason == "the harness failed: RuntimeError: a fault of ours"
     assert "a fault of ours" in capfd.readouterr().err
 
 
@@ -236,4 +240,4 @@ def test_what_cannot_be_had_is_an_error_only_where_it_is_pinned(
 ) -> None:
     cell = replace(stage.cell, source=source) if source else stage.cell
     account = Stage(cell, stage.journal).run(Script(broken={cell.pack.name: error}))
-    assert {name: failure.verdict for name, failure in account.failed.items()} == {cell.name: verdict}
+    assert {name: outcome.judgement.verdict for name, outcome in account.results.items()} == {cell.name: verdict}

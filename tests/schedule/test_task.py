@@ -9,8 +9,8 @@ import pytest
 
 from harness.core.words import Evidence
 from harness.host.host import Host
+from harness.lane.cell import Cell
 from harness.schedule import task
-from harness.verdict.cell import Cell
 from testing import laid_out
 from testing.laid_out import HOST
 from testing.workbench import Workbench

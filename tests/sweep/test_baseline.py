@@ -10,17 +10,20 @@ from typing import Any
 import pytest
 
 from harness.core.errors import HarnessError
-from harness.core.words import Verdict
+from harness.core.words import Evidence, LaneName, LaneVerdict, Verdict
 from harness.host import host
-from harness.lane.record import FigureLine
+from harness.host.gpus import Gpu
+from harness.lane.cell import Cell
+from harness.lane.record import FigureLine, LaneEnd, LaneRecord
 from harness.pack import load
 from harness.receipt import receipt
 from harness.receipt.receipt import GpuRecord, Receipt
-from harness.sweep import baseline, run_folder, selection
+from harness.sweep import baseline, columns, run_folder
 from harness.sweep.baseline import Baseline
 from harness.sweep.results import NOT_HERE, NOT_RUN
 from harness.sweep.sweep import write
-from harness.verdict.cell import Cell
+from harness.verdict.outcome import Outcome
+from harness.verdict.pack_verdict import Judgement
 from testing import nights
 from testing.workbench import REPOSITORY, Workbench
 
@@ -31,7 +34,7 @@ HOST = host.Host("3.11.7", "2.13.0+cpu", "3.6.0")
 def toy(workbench: Workbench) -> Cell:
     """Return the cell of the sound toy pack."""
     loaded = load.load_pack(workbench.lay("01_confirmed"))
-    (one,) = selection.cells([(loaded, "cpu")], HOST, None)  # type: ignore[arg-type]
+    (one,) = columns.cells([(loaded, "cpu")], HOST, None)  # type: ignore[arg-type]
     return one
 
 
@@ -40,10 +43,17 @@ def _measuring(toy: Cell) -> Cell:
     return replace(toy, pack=replace(toy.pack, definition=replace(toy.pack.definition, targets={"cpu": target})))
 
 
-def _receipt(*figures: FigureLine, gpu: str = "Toy") -> Receipt:
+def _receipt(figure: FigureLine, gpu: str) -> Receipt:
     found = receipt.load(REPOSITORY / "packs/09_liger_flce_none/receipts/cpu.interpreted.json")
-    lanes = {"pristine": replace(found.lanes["pristine"], figures=figures)}
+    lanes = {"pristine": replace(found.lanes["pristine"], figures=(figure,))}
     return replace(found, lanes=lanes, host=replace(found.host, gpus=(GpuRecord(gpu, "9.0"),)))
+
+
+def _outcome(cell: Cell, figure: FigureLine) -> Outcome:
+    record = LaneRecord(LaneVerdict.BUG_REPRODUCED, "", 10, 1.0, 0, 0, "", "", figures=(figure,))
+    gpus = (Gpu("Toy", (9, 0)),)
+    end = LaneEnd("key", "task", LaneName.PRISTINE, "", 1.0, "gpu 0", HOST, gpus, "1.0", "", "", record)
+    return Outcome(replace(cell, evidence=Evidence.EXECUTED), Judgement(Verdict.REPRODUCED), ((end,),))
 
 
 @pytest.mark.parametrize(
@@ -67,13 +77,13 @@ def _receipt(*figures: FigureLine, gpu: str = "Toy") -> Receipt:
 def test_a_figure_changed_only_by_more_than_its_noise(
     toy: Cell, unit: str, before: tuple[Any, Any], after: tuple[Any, Any], kinds: list[str]
 ) -> None:
-    measuring = _measuring(toy)
-    then, now = (_receipt(FigureLine("time", value, unit, spread)) for value, spread in (before, after))
-    assert [change.kind for change in baseline.of_figures(measuring, now, then)] == kinds
+    was, is_now = (FigureLine("time", value, unit, spread) for value, spread in (before, after))
+    now, then = _outcome(_measuring(toy), is_now), _receipt(was, "Toy")
+    assert [change.kind for change in baseline.of_figures(now, then)] == kinds
     disturbed = [] if unit in baseline.DISTURBED else kinds
-    assert [change.kind for change in baseline.of_figures(toy, now, then)] == disturbed, "its lanes shared the host"
-    other = replace(then, host=replace(then.host, gpus=(GpuRecord("Another", "9.0"),)))
-    assert baseline.of_figures(measuring, now, other) == [], "another GPU is another measurement"
+    shared = _outcome(toy, is_now)
+    assert [change.kind for change in baseline.of_figures(shared, then)] == disturbed, "its lanes shared the host"
+    assert baseline.of_figures(now, _receipt(was, "Another")) == [], "another GPU is another measurement"
 
 
 @pytest.mark.parametrize(
@@ -90,7 +100,7 @@ def test_a_bug_that_comes_back_is_no_recovery(before: str, verdict: str, kinds: 
 
 
 def test_a_newer_release_is_expected_to_be_fixed_where_pack_toml_says_so(toy: Cell) -> None:
-    newest = replace(toy, column=selection.LATEST, version="2.1")
+    newest = replace(toy, column=columns.LATEST, version="2.1")
     assert baseline.expected(newest, None) == Verdict.FIXED_UPSTREAM
     assert baseline.expected(replace(newest, version="1.9"), None) == Verdict.CONFIRMED
     assert baseline.expected(toy, None) == Verdict.CONFIRMED

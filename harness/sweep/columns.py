@@ -13,13 +13,13 @@ from harness.core.errors import HarnessError, unknown
 from harness.core.words import Verdict
 from harness.host import eligibility
 from harness.host.host import Host
+from harness.lane.cell import Cell
 from harness.pack import load
 from harness.pack.model import Pack
 from harness.schedule.selection import Request, cell_of
 from harness.upstream import newest
 from harness.upstream.newest import Head, Release
 from harness.upstream.source import Source, SourceKind
-from harness.verdict.cell import Cell
 
 Found = TypeVar("Found")
 #: What a cell has after its name: of upstream's newest release, of its default branch's head.

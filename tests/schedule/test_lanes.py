@@ -1,0 +1,78 @@
+"""A cell is judged, and its receipt written, once: however the ends of its lanes fall together."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from harness.core.cache import Cache
+from harness.core.words import LaneName, LaneVerdict
+from harness.lane.record import LaneEnd, LaneRecord
+from harness.receipt import receipt, writer
+from harness.schedule import lanes
+from harness.schedule.journal import Journal
+from harness.schedule.lane_runner import Runner
+from harness.schedule.session import Session
+from harness.schedule.task import Task
+from harness.verdict.outcome import Outcome
+from testing import laid_out
+from testing.laid_out import HOST
+from testing.workbench import Workbench
+
+SAYS = {LaneName.PRISTINE: LaneVerdict.BUG_REPRODUCED, LaneName.PATCHED: LaneVerdict.FIX_VALIDATED}
+NODE = replace(HOST, python="3.11.9")
+
+
+class Together(Journal):
+    """A journal that has the ends of two lanes before either is heard of."""
+
+    both = threading.Barrier(2)
+
+    def append(self, end: LaneEnd) -> None:
+        super().append(end)
+        self.both.wait(10)
+
+
+def _attempt(_runner: Runner, task: Task, *_: object) -> LaneEnd:
+    """End a lane as it should, on another host than the session's."""
+    record = LaneRecord(SAYS[task.lane], "", 10, 1.0, 1, 0, "ab", "CPU")
+    started = "2026-01-01T00:00:00+00:00"
+    return LaneEnd(task.key, task.name, task.lane, started, 1.5, "cpu", NODE, (), "1.0", "tree", "", record)
+
+
+@pytest.fixture
+def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+    """Return where two lanes at once end at once."""
+    monkeypatch.setattr(Runner, "prepare", lambda *_: laid_out.nothing("1.0"))
+    monkeypatch.setattr(Runner, "attempt", _attempt)
+    return Session(Cache(tmp_path), HOST, [], tmp_path, Together(), lambda _: "runner.py run", jobs=2)
+
+
+def test_two_lanes_that_end_together_settle_their_cell_once(
+    workbench: Workbench, session: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = Counter[str]()
+
+    def write(outcome: Outcome, _cache: object, _command: object, folder: Path, _logs: object) -> Path:
+        time.sleep(0.2)
+        written[outcome.cell.name] += 1
+        return folder / "cpu.traced.json"
+
+    monkeypatch.setattr(writer, "write", write)
+    cell = laid_out.cell(workbench.lay("01_confirmed"))
+    assert cell.lanes_are_independent
+    account = lanes.run(session, [cell])
+    assert (written, account.ran) == (Counter([cell.name]), 2)
+    assert account.results[cell.name].judgement.verdict == "CONFIRMED"
+
+
+def test_a_receipt_names_the_host_of_its_lanes(workbench: Workbench, session: Session) -> None:
+    cell = laid_out.cell(workbench.lay("01_confirmed"))
+    path = lanes.run(session, [cell]).results[cell.name].receipt
+    assert path
+    assert receipt.load(path).host.python == NODE.python
