@@ -181,7 +181,7 @@ class Parts:
         return f"- [{name}]({one.url}) ({one.state}, {one.date}): {one.says}"
 
     def environment(self) -> str:
-        """Write what was judged where: the tree that upstream is asked about, the release and the default branch."""
+        """Write which trees were judged, and on which hosts the first: asked about, the release, the default branch."""
         definition, targets, shown = self.pack.definition, self._targets(), self._shown()
         asked = [ASK] if shown and shown in [self.receipts.get(f"{ASK}{name}") for name in targets] else []
         trees: dict[str, list[Receipt]] = defaultdict(list)
@@ -189,16 +189,14 @@ class Parts:
             if one := self.receipts.get(f"{prefix}{target}"):
                 trees[self._tree(one.upstream.version)].append(one)
         others: dict[str, list[str]] = defaultdict(list)
-        first, told = "", set[str]()
+        first = ""
         for tree, receipts in trees.items():
             said = {said_of_tree(one.verdict, definition.kind) for one in receipts}
-            hosts = dict.fromkeys(_host(one, with_torch=bool(definition.requires.torch)) for one in receipts)
-            new = "; ".join(host for host in hosts if host not in told)
-            told |= set(hosts)
-            named = f"{tree} ({new})" if new else tree
             if first:
-                others[said.pop() if len(said) == 1 else ""].append(named)
-            first = first or f"{definition.upstream.package} {named}."
+                others[said.pop() if len(said) == 1 else ""].append(tree)
+                continue
+            hosts = dict.fromkeys(_host(one, with_torch=bool(definition.requires.torch)) for one in receipts)
+            first = f"{definition.upstream.package} {tree} ({'; '.join(hosts)})."
         head = definition.head
         if head is not None and not any(head.commit[:12] in tree for tree in trees):
             others[NOT_JUDGED].append(f"default branch at {head.commit[:12]} of {head.date}")
