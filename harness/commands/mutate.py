@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections import Counter
 from dataclasses import replace
 
 import click
@@ -13,12 +15,15 @@ from harness.core.cache import Cache
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
 from harness.host.host import Host
-from harness.mutate import campaign, output, state
+from harness.mutate import campaign, output, rebase, state
 from harness.mutate.campaign import Campaign, Order, Result
+from harness.pack.model import Pack
 from harness.receipt import writer
 from harness.receipt.strength import Fate
 from harness.schedule.journal import Journal
 from harness.schedule.selection import Request, cells_of, taken
+from harness.upstream import tree
+from harness.upstream.source import parse_source
 
 
 @click.command("mutate")
@@ -30,6 +35,7 @@ from harness.schedule.selection import Request, cells_of, taken
 )
 @click.option("--unseen", is_flag=True, help="Those in mutants/unseen/ alone.")
 @click.option("--matrix", is_flag=True, help="Say which check refuses which wrong fix.")
+@click.option("--rebase", "is_rebase", is_flag=True, help="Put the packs' own on fix.patch as it is now.")
 @click.option("--record", is_flag=True, help="Put the strength into the packs' receipts/.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
@@ -39,6 +45,7 @@ def command(
     generated: int | None,
     unseen: bool,
     matrix: bool,
+    is_rebase: bool,
     record: bool,
     as_json: bool,
 ) -> int:
@@ -55,7 +62,8 @@ def command(
     EQUIVALENT    listed in mutants/equivalent.toml, or the same code
     ELSEWHERE     listed there: only another target runs its code
 
-    With --matrix each lane goes on to its end, and a table says which check refuses which wrong fix.
+    With --matrix each lane goes on to its end, and a table says which check refuses which wrong fix. After a change
+    of fix.patch, --rebase merges the pack's own with it; git has to know the one before.
 
     \b
     Examples:
@@ -69,10 +77,9 @@ def command(
     if broken:
         raise broken[0]
     order = Order(generated, unseen, matrix)
-    if unseen and generated is not None:
-        raise HarnessError("--unseen takes no other wrong fixes. Next: leave out --generated")
-    if record and generated is not None:
-        raise HarnessError("--record: pack.toml states how many are generated. Next: leave out --generated")
+    _refuse(order, is_rebase=is_rebase, is_recorded=record, is_json=as_json)
+    if is_rebase:
+        return _rebased(chosen, shared.cache(functools.partial(terminal.echo, err=True)))
     with running.session(shared, has_folder=False) as (usual, progress):
         cache, here = usual.cache, usual.host
         words = (shared.packs.resolve(), target, *(one.name for one in chosen), order)
@@ -105,6 +112,39 @@ def _record(results: list[Result], cache: Cache, host: Host) -> None:
             scrub = writer.scrubber(one.cell.pack, cache, host, None, {})
             path = output.record(one.strength, one.cell.pack.folder / "receipts", scrub)
             terminal.echo(f"recorded {one.cell.pack.name}/receipts/{path.name}", err=True)
+
+
+def _refuse(order: Order, *, is_rebase: bool, is_recorded: bool, is_json: bool) -> None:
+    """Raise HarnessError where options contradict each other."""
+    if order.unseen and order.generated is not None:
+        raise HarnessError("--unseen takes no other wrong fixes. Next: leave out --generated")
+    if is_recorded and order.generated is not None:
+        raise HarnessError("--record: pack.toml states how many are generated. Next: leave out --generated")
+    if is_rebase and (is_recorded or is_json or order != Order()):
+        raise HarnessError("--rebase judges nothing. Next: leave out what chooses wrong fixes, --record and --json")
+
+
+def _rebased(packs: list[Pack], cache: Cache) -> Exit:
+    """Put the wrong fixes of packs on their fix.patch, and name what was moved and what was left."""
+    left = 0
+    for pack in packs:
+        if not pack.patch.exists():
+            terminal.echo(f"{pack.name}: no fix.patch")
+            continue
+        with cache.guard():
+            pristine = tree.materialize(cache, pack.definition.upstream, parse_source(None, pack.definition))
+        try:
+            found = dict(rebase.rebase(pack, pristine))
+        except ValueError as error:
+            raise HarnessError(f"{pack.name}/fix.patch does not fit the pinned release: {error}") from None
+        conflicts = {name: became for name, became in found.items() if became not in {rebase.KEPT, rebase.REBASED}}
+        for name, why in conflicts.items():
+            terminal.echo(f"{pack.name}/{name}: left: {why}")
+        count = Counter(found.values())
+        kept, rebased = count[rebase.KEPT], count[rebase.REBASED]
+        terminal.echo(f"{pack.name}: {kept} kept, {rebased} rebased, {len(conflicts)} left")
+        left += len(conflicts)
+    return Exit.DEVIATES if left else Exit.AS_EXPECTED
 
 
 def _is_waiting(results: list[Result]) -> bool:

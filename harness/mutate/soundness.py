@@ -6,7 +6,7 @@ import re
 from collections.abc import Iterator
 
 from harness.core.errors import HarnessError
-from harness.mutate import campaign, changes, fates, generated, mutants
+from harness.mutate import campaign, changes, fates, generated, mutants, rebase
 from harness.mutate.generated import Fix
 from harness.mutate.mutants import Listed, Mutant
 from harness.pack.model import Pack
@@ -117,7 +117,6 @@ def _errors_of(pack: Pack, one: Mutant, pristine: Tree | None, fix: Fix | None) 
     except ValueError as error:
         if one.is_whole:
             return [*found, f"it does not fit the pinned release: {error}"]
-        hint = f"git apply --3way on the new fix, or {wrong_fixes.WHOLE}/ if it was written on the release"
+        hint = f"runner.py mutate --rebase, or {wrong_fixes.WHOLE}/ if it was written on the release"
         return [*found, f"it does not fit the release with fix.patch: {error}. Next: {hint}"]
-    found += [] if made.changed else ["it makes the release itself"]
-    return [*found, "it makes the fix itself"] if made.changed == fix.changed else found
+    return [*found, *filter(None, [rebase.nothing_wrong(made, fix)])]

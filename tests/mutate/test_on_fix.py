@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -39,17 +40,35 @@ def _checked(workbench: Workbench) -> str:
     return ended.stdout + ended.stderr
 
 
+def _rebased(workbench: Workbench) -> tuple[int, str]:
+    ended = workbench.run("mutate", "--rebase")
+    assert "Traceback" not in ended.stderr, ended.stderr
+    return ended.returncode, ended.stdout
+
+
 def _judged(workbench: Workbench) -> dict[str, dict[str, str]]:
     ended = workbench.run("mutate", "--json", "--target", "cpu", "--generated", "0")
     (found,) = json.loads(ended.stdout)
     return {one["name"]: one for one in found["strength"]["mutants"]}
 
 
+def _commit(workbench: Workbench) -> None:
+    for words in (["init", "-q"], ["add", "."], ["-c", "user.name=A", "-c", "user.email=a@b", "commit", "-qm", "x"]):
+        subprocess.run(["git", *words], cwd=workbench.packs, check=True, capture_output=True)
+
+
+def _another_fix(workbench: Workbench, pack: Path) -> None:
+    """Change fix.patch; git knows the one before."""
+    _commit(workbench)
+    head = (pack / "fix.patch").read_text(encoding="utf-8").partition("diff --git ")[0].rstrip("\n")
+    (pack / "fix.patch").write_text(_patch(RELEASE, OTHER_FIX, head), encoding="utf-8")
+
+
 def test_check_refuses_what_is_no_wrong_fix_on_its_tree(workbench: Workbench) -> None:
     pack = workbench.lay("42_refuses_wrong_fixes")
     on_fix, on_release = _patch(FIXED, FIXED.replace(*ROUNDS)), _patch(RELEASE, RELEASE.replace(*ROUNDS))
     other = f"{FILE}: its index line names another file that it changes"
-    mends = "Next: git apply --3way on the new fix, or whole/ if it was written on the release"
+    mends = "Next: runner.py mutate --rebase, or whole/ if it was written on the release"
     abbreviated = "it does not fit the release with fix.patch: its index line is abbreviated; use git diff --full-index"
     found = {
         "empty": (_patch(FIXED, FIXED), "it changes nothing"),
@@ -114,20 +133,61 @@ def test_a_file_that_one_side_lacks_has_the_header_of_any_other(old: str | None,
     assert [file.path for file in patch.parse(_patch(old, new))] == [FILE]
 
 
+def test_another_fix_is_put_under_them(workbench: Workbench) -> None:
+    pack = workbench.lay("43_lets_wrong_fixes_pass")
+    _another_fix(workbench, pack)
+    assert _checked(workbench).count("it does not fit the release with fix.patch") == 3
+    left = (pack / "mutants/adds_the_weight.patch").read_bytes()
+    status, said = _rebased(workbench)
+    assert (status, "adds_the_weight.patch: left: U src/toykernel/scale.py" in said) == (1, True), said
+    assert "0 kept, 2 rebased, 1 left" in said
+    assert (pack / "mutants/adds_the_weight.patch").read_bytes() == left
+    rounds = (pack / "mutants/rounds_the_total.patch").read_text(encoding="utf-8")
+    assert rounds.startswith("The total of fractions is wrong, which only the output shows.\ndiff --git ")
+    assert changes.applied(OTHER_FIX, changes.parse(rounds)[FILE]) == OTHER_FIX.replace(*ROUNDS)
+    assert _checked(workbench).count("it does not fit the release with fix.patch") == 1
+    assert {name: one["fate"] for name, one in _judged(workbench).items()} == {
+        "adds_the_weight": "unjudged",
+        "loses_an_empty_total": "survived",
+        "rounds_the_total": "survived",
+    }
+    assert "2 kept, 0 rebased, 1 left" in _rebased(workbench)[1]
+
+
+def test_one_that_the_new_fix_holds_already_is_left(workbench: Workbench) -> None:
+    pack = workbench.lay("43_lets_wrong_fixes_pass")
+    head = (pack / "fix.patch").read_text(encoding="utf-8").partition("diff --git ")[0].rstrip("\n")
+    _commit(workbench)
+    (pack / "fix.patch").write_text(_patch(RELEASE, FIXED.replace(*ROUNDS), head), encoding="utf-8")
+    status, said = _rebased(workbench)
+    assert status == 1
+    assert "rounds_the_total.patch: left: it makes the fix itself" in said
+
+
 def test_a_first_sight_outlasts_another_fix(workbench: Workbench) -> None:
     pack = workbench.lay("43_lets_wrong_fixes_pass")
     _put(pack, "unseen/rounds", (pack / "mutants/rounds_the_total.patch").read_text(encoding="utf-8"))
     (pack / "mutants/rounds_the_total.patch").unlink()
     assert workbench.run("mutate", "--target", "cpu", "--unseen", "--record").returncode == 1
-    head = (pack / "fix.patch").read_text(encoding="utf-8").partition("diff --git ")[0].rstrip("\n")
-    (pack / "fix.patch").write_text(_patch(RELEASE, OTHER_FIX, head), encoding="utf-8")
-    _put(pack, "unseen/rounds", _patch(OTHER_FIX, OTHER_FIX.replace(*ROUNDS)))
+    _another_fix(workbench, pack)
+    _rebased(workbench)
     said = _checked(workbench)
     assert "still open: rounds." in said
     assert "neither in" not in said
     assert "not judged yet" not in said
     again = workbench.run("mutate", "--target", "cpu", "--unseen", "--record")
     assert (again.returncode, "the probe was shown rounds (recorded on 20" in again.stderr) == (2, True)
+
+
+def test_rebase_judges_nothing(workbench: Workbench) -> None:
+    pack = workbench.lay("42_refuses_wrong_fixes")
+    for option in (["--record"], ["--unseen"], ["--json"]):
+        refused = workbench.run("mutate", "--rebase", *option)
+        assert (refused.returncode, "--rebase judges nothing" in refused.stderr) == (2, True)
+    (pack / "fix.patch").write_text(_patch("one\n", "two\n"), encoding="utf-8")
+    refused = workbench.run("mutate", "--rebase")
+    assert refused.returncode == 2
+    assert "42_refuses_wrong_fixes/fix.patch does not fit the pinned release: src/toykernel/scale.py" in refused.stderr
 
 
 def test_without_blob_hashes_nobody_says_where_it_belongs(workbench: Workbench) -> None:
@@ -138,3 +198,11 @@ def test_without_blob_hashes_nobody_says_where_it_belongs(workbench: Workbench) 
     _put(pack, "drops_the_first", bare)
     ended = workbench.run("mutate", "--target", "cpu", "--generated", "0")
     assert "its patch does not apply: its index line is abbreviated; use git diff --full-index" in ended.stdout
+    assert "drops_the_first.patch: left: its index line is abbreviated" in _rebased(workbench)[1]
+
+
+def test_one_on_a_fix_that_git_does_not_know_is_left(workbench: Workbench) -> None:
+    pack = workbench.lay("43_lets_wrong_fixes_pass")
+    _put(pack, "x", _patch("another\n", "release\n"))
+    status, said = _rebased(workbench)
+    assert (status, "x.patch: left: src/toykernel/scale.py: patch does not apply" in said) == (1, True)
