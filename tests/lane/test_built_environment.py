@@ -44,4 +44,4 @@ def test_a_name_that_is_no_name_is_an_error(workbench: Workbench) -> None:
     _lay(workbench, "../toy")
     ended = workbench.run("check")
     assert ended.returncode == 2
-    assert "environments.../toy: no name of lower-case letters" in ended.stdout + ended.stderr
+    assert "'../toy' is not a name of lower-case letters" in ended.stdout + ended.stderr
