@@ -62,7 +62,7 @@ def test_a_host_that_cannot_be_reached_fails_no_run(workbench: Workbench) -> Non
     toys.replace(pack / "pack.toml", mirrors.URL, "https://nowhere.invalid/toykernel")
     ended = workbench.run("run", "--target", "cpu", "--online")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert "1 UNAVAILABLE, 1 CONFIRMED" in ended.stdout
+    assert "1 of 1 as expected: 1 CONFIRMED; 1 not judged: 1 UNAVAILABLE." in ended.stdout
     assert "Could not resolve host" in ended.stderr
     assert workbench.run("run", "1", "--target", "cpu", "--online").returncode == 5
 
