@@ -200,7 +200,11 @@ class Layout:
             changes = [f"{path} was written anew" for path in suspects if _touched(now[path], seal.stats[path])]
         if changes:
             with self.cache.guard(), self.cache.scratch(f"{self.kind}-") as fresh:
-                self.build(fresh)
+                try:
+                    self.build(fresh)
+                except ChangedError:  # what this is made from had changed as well, and has been laid out anew
+                    files.remove_tree(fresh / self.content)
+                    self.build(fresh)
                 return self._replaced(fresh, changes)
         return self._sealed(Seal(seal.entries, now))
 
