@@ -5,6 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
+
+from harness.core import seal
+from harness.core.cache import Cache
 from harness.pack import judges, load
 from testing import tampering, toys
 from testing.workbench import Workbench
@@ -21,6 +25,24 @@ def test_a_cache_from_elsewhere_is_built_again_and_compared(tmp_path: Path) -> N
     assert workbench.rows(**state)[1][0]["verdict"] == "CONFIRMED"
     tampering.append(tampering.scale(workbench))
     workbench.gives(1, "ERROR", XDG_STATE_HOME=str(tmp_path / "a third user"))
+
+
+def test_an_entry_is_laid_out_anew_where_what_it_is_made_from_has_changed_too(tmp_path: Path) -> None:
+    built: list[Path] = []
+
+    def build(entry: Path) -> None:
+        (entry / "content").mkdir(parents=True)
+        built.append(entry)
+        if len(built) == 2:  # the release that a patched tree is copied from was changed, and is laid out anew now
+            raise seal.ChangedError("the release changed")
+        (entry / "content/kernel.py").write_text("x = 1\n")
+
+    layout = seal.Layout(Cache(tmp_path / "cache"), "trees", "key", build, "the patched tree")
+    before = layout.lay_out()
+    (layout.folder / "new.py").write_text("x = 1\n")
+    with pytest.raises(seal.ChangedError, match=r"the patched tree .* new.py was added"):
+        layout.check(before, while_it_ran=True)
+    assert [path.name for path in layout.folder.iterdir()] == ["kernel.py"]
 
 
 def test_jit_results_that_somebody_touched_are_not_used(workbench: Workbench) -> None:
