@@ -14,11 +14,11 @@ from typing import Any
 
 from packaging.version import InvalidVersion, Version
 
-from harness.core import strict_json
+from harness.core import files, strict_json
 from harness.core.errors import HarnessError
 
 #: Where the records lie: in the repository, and beside this package where it is installed from a wheel.
-FOLDER = Path(__file__).resolve().parents[2] / "advisories"
+FOLDER = files.REPOSITORY / "advisories"
 #: OSV keeps ``x_`` for databases that it does not collect.
 PREFIX = "x_WRONG-NUMERICS-"
 

@@ -19,11 +19,11 @@ from submitit.core.utils import FailedJobError, FailedSubmissionError
 
 from harness.cluster import node
 from harness.cluster.node import Work
+from harness.core import files
 from harness.core.errors import HarnessError
 from harness.core.words import is_target
 from harness.host.gpus import Gpu
 
-REPOSITORY = Path(__file__).resolve().parents[2]
 #: Variables of a job, or of a command, that would change what the commands of this sweep do: for sbatch a variable
 #: counts more than a line of submitit's script.
 MISLEADING = re.compile(
@@ -129,7 +129,7 @@ def submit(folder: Path, name: str, work: Sequence[Work], minutes: int, chosen: 
         stderr_to_stdout=True,
         use_srun=False,  # a task is one process, and a step of its own would take time
         wckey=None,
-        additional_parameters={"requeue": True, "ntasks": 1, "chdir": str(REPOSITORY)} | more,
+        additional_parameters={"requeue": True, "ntasks": 1, "chdir": str(files.REPOSITORY)} | more,
     )
     try:
         return [task.job_id for task in executor.map_array(node.judge, work)]

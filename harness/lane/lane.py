@@ -25,8 +25,6 @@ from harness.upstream.tree import Tree
 
 #: The reason of a lane that was cancelled: it says nothing of anything.
 ABANDONED = "abandoned"
-#: What contracts import lies here: it is the last folder of their PYTHONPATH.
-REPOSITORY = Path(__file__).parents[2]
 #: The folder of the witness, which every process of a lane imports at its start.
 WITNESS = Path(__file__).with_name("witness")
 #: What runs a script that prints no sentinel of its own.
@@ -171,7 +169,8 @@ def _together(first: Ended, second: Ended) -> Ended:
 def _command(lane: Lane, work: Path, kept: Path, arguments: tuple[str, ...], timeout: float) -> process.Command:
     python = built_environment.interpreter(lane.cell.environment)
     gate = work / f"gate-{len(list(work.glob('gate-*')))}"  # each supervisor makes its own
-    paths = [WITNESS, lane.tree.import_root, lane.dependencies.folder, REPOSITORY]
+    # What contracts import, the kit, lies in the last folder.
+    paths = [WITNESS, lane.tree.import_root, lane.dependencies.folder, files.REPOSITORY]
     return process.Command(
         arguments=(str(python), *arguments),
         environment={

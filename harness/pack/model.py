@@ -106,9 +106,8 @@ class UpstreamTests:
 
     files: tuple[forms.Path, ...]  # relative to the repository's root
     origin: forms.Origin = ""  # ``git+URL@COMMIT``: the tree that has them; empty for the pinned one
-    patch: forms.Patch = (
-        ""  # the pack's file that they are run with; empty for ask.patch where there is one, else fix.patch
-    )
+    #: the pack's file that they are run with; empty for ask.patch where there is one, else fix.patch
+    patch: forms.Patch = ""
     arguments: tuple[forms.Line, ...] = ()  # for pytest
     dependencies: str = "tests"  # the set that holds pytest and what the tests import
     gpu: bool = False  # whether they need one
@@ -192,9 +191,8 @@ class Sample:
 class OrdinaryScript:
     """How a reproduce.py is run that is its author's own, and prints no sentinel."""
 
-    fails: forms.Line = (
-        ""  # the name of the exception that is the bug, or ``timeout``; empty: any failure of the script
-    )
+    #: the name of the exception that is the bug, or ``timeout``; empty: any failure of the script
+    fails: forms.Line = ""
     timeout_s: float = 0.0  # of each run, in seconds, after which the script has failed; 0: none but the lane's
     repeat: forms.Count = 1  # how often it is run; it has failed where one run did
     #: variables that it needs besides a lane's own
