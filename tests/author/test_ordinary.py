@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from harness.lane import ordinary
-from harness.lane.lane import ORDINARY, REPOSITORY
+from harness.lane.lane import ORDINARY
 from harness.pack import load
-from testing.workbench import installed
+from testing.workbench import REPOSITORY, installed
 
 SETTINGS: dict[str, Any] = {"fails": "", "timeout_s": 0, "repeat": 1, "environment": {}, "beside": []}
 #: A module under test that is wrong, one that calls another library wrongly, and one that no package has.
