@@ -1,18 +1,18 @@
 """A CUDA graph captures DSA's forward and backward: nothing makes the host wait for the GPU.
 
-Each of SITES is a function of megatron.core's DSA, of RoPE for it, or of the Python around the fused kernels. It is
-called in eager mode, and captured and replayed with other values in the same memory. Both are compared on every rank
-with a reference in float64 or integers. No call or replay may write into its inputs. Wrong input is refused by the
-exception that is due, and what needs no GPU is right with tensors on the host.
+SITES lists functions of megatron.core's DSA, of its RoPE, and of the Python around the fused kernels. Each is called in
+eager mode, then captured, and replayed with other values in the same memory. Every rank compares both results with a
+reference in float64 or integers. No call and no replay may write into its inputs. Wrong input raises the exception that
+is due. What needs no GPU is right for tensors on the host.
 
-A function that the tree lacks, or that needs more GPUs than there are, is not judged. Cumulative lengths that step back
-are no batch that DSA takes. For cuDNN's backward its formula stands, which gives not-a-number for a row without keys;
-for Transformer Engine's linear layer a linear layer. The reference of DSAttention is DSAttention on one rank and one
-sequence at a time. On the CPU tensors say that they are on a GPU (kit.pretended_gpu), and ranks talk through gloo; on
-GPUs it is torch.cuda.graph and NCCL.
+A function is not judged where the tree lacks it, or where it needs more GPUs than there are. DSA takes no cumulative
+lengths that decrease. Stand-ins: the formula of cuDNN's backward, which gives nan for a row without keys, and a linear
+layer of torch for Transformer Engine's. The reference of DSAttention is DSAttention on one rank and one sequence. On
+the CPU, tensors say that they are on a GPU (kit.pretended_gpu), and ranks use gloo. On GPUs, torch.cuda.graph and NCCL
+are real.
 
-Tolerances, relative in the norm. float32: 1e-5, for sums of 64 terms at most, in another order (64 * 2**-24), and room
-for a softmax. bfloat16: three roundings, 3 * 2**-8. Integers are equal.
+Tolerances, relative, in the norm. float32: 1e-5, for sums of at most 64 terms in another order (64 * 2**-24) and for a
+softmax. bfloat16: 3 * 2**-8, three roundings. Integers are equal.
 """
 # ruff: noqa: PLR0917 - what upstream and a reference take
 

@@ -1,18 +1,18 @@
 """Megatron's fused sparse MLA takes every latent and RoPE dimension that its kernels can have.
 
-`fused_sparse_mla_absorbed`, the hook before it and the interfaces of forward and backward hand both dimensions to the
-kernels; what the kernels cannot have is declined (None) or refused (an exception) before a kernel is asked for. The
+`fused_sparse_mla_absorbed`, the hook before it, and the interfaces of forward and backward hand both dimensions to the
+kernels. They decline (None) or refuse (an exception) what the kernels cannot have, before they ask for a kernel. The
 first time that a hook declines is a warning.
 
-Without a GPU a stand-in in float32 takes each kernel's place; it refuses shapes, dtypes and layouts that the kernel
-does not take. The builders run as far as tilelang's program ("cpu"), or are lowered for the target ("compiled"). Where
-the GPU is here, all are compiled, launched and compared with float64, and the memory of the user's path is measured.
+Without a GPU, a float32 stand-in replaces each kernel and refuses the shapes, dtypes and layouts that the kernel
+refuses. The builders run up to tilelang's program ("cpu"), or are lowered for the target ("compiled"). On a GPU, all
+kernels are compiled, launched and compared with float64, and the memory of the user's path is measured.
 
-Not judged: what a program computes where it is not launched; convergence; tilelang releases other than 0.1.8, but for
-this: from 0.1.11 on the forward lacks a barrier below 64 heads, and such a shape is declined there.
+Not judged: the results of a program that is not launched; convergence; tilelang releases other than 0.1.8. One
+exception: from 0.1.11 on, the forward lacks a barrier below 64 heads, and such a shape must be declined there.
 
-Tolerance 0.01, relative, in the Frobenius norm: P, dP and the results are rounded to bfloat16, 2**-9 each. A wrong row
-is 0.06.
+Tolerance: 0.01, relative, in the Frobenius norm. P, dP and the results are rounded to bfloat16 (2**-9 each). A wrong
+row is 0.06.
 """
 
 from __future__ import annotations

@@ -1,21 +1,21 @@
 """Fused sparse MLA of Megatron sees that its inputs are quantized behind Transformer Engine's wrapper.
 
-Behind `fused_sparse_mla_absorbed` and `SparseMLA.apply` no kernel gets a NULL pointer. What a kernel reads and backward
-keeps is no wider than what is stored, or the caller is told by a warning or a log record; plain bfloat16 gives none.
-Output, log-sum-exp and both backwards are right.
+Behind `fused_sparse_mla_absorbed` and `SparseMLA.apply`, no kernel gets a NULL pointer. A kernel reads, and backward
+keeps, nothing wider than what is stored, unless a warning or a log record tells the caller. Plain bfloat16 causes no
+message. Output, log-sum-exp and both backwards are right.
 
-All stand for bfloat16, as the results do. Of a wrapper of another dtype the dispatcher declines, and SparseMLA.apply
-refuses, tells the caller, or gives that dtype. A Float8Tensor that holds its transpose alone is not asked for: 2.12.0
-does not dequantize it.
+All inputs stand for bfloat16, as the results do. For a wrapper of another dtype, the dispatcher declines, and
+SparseMLA.apply refuses, tells the caller, or returns that dtype. A Float8Tensor that holds its transpose alone is not
+tested: 2.12.0 does not dequantize it.
 
-On the CPU launches are recorded, and a stand-in in float32 takes each kernel's place. It refuses what tilelang refuses:
-a null pointer, and operands of other dtypes or numbers of dimensions than those of the same kernel's first launch, or
-that are not compact. That tilelang refuses the stride of a batch of one, or a scale without a dimension, was not seen.
-Transformer Engine's Python is real, its compiled part a mock but for DType and dequantize. What MXFP8 and NVFP4
-store cannot be dequantized before sm_100, and is judged on the CPU alone.
+On the CPU, launches are recorded and a float32 stand-in replaces each kernel. It refuses what tilelang refuses: a null
+pointer, tensors that are not compact, and dtypes or ranks that differ from the same kernel's first launch. Two refusals
+of tilelang were not seen: the stride of a batch of one, and a scale without a dimension. Transformer Engine's Python is
+real; its compiled part is a mock except for DType and dequantize. MXFP8 and NVFP4 cannot be dequantized before sm_100,
+so that they are judged on the CPU alone.
 
-Tolerances: 2**-7 for outputs: bfloat16 rounds query, key, probabilities and output by 2**-9 each. 2**-6 for gradients:
-the probabilities' gradient is rounded too, and the output and the log-sum-exp come from rounded values.
+Tolerances: 2**-7 for outputs, since query, key, probabilities and output are rounded to bfloat16 (2**-9 each). 2**-6
+for gradients: the gradient of the probabilities is rounded too, and output and log-sum-exp come from rounded values.
 """
 
 from __future__ import annotations

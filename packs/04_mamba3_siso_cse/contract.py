@@ -1,20 +1,20 @@
 """mamba3_siso_bwd_kernel_dqkv computes V @ dO^T, and the causal decay on it, once for each chunk.
 
-Counted is the IR that Triton's frontend emits: each tt.dot of blocks of V and dO, and each mask on its result. Counting
-follows operands back to the kernel's parameters: text and names play no part. What the compiler leaves of the products
-for each architecture is a figure, and the kernel's cubin an output.
+The contract counts in the IR that Triton's frontend emits: each tt.dot of blocks of V and dO, and each mask on its
+result. It follows operands back to the kernel's parameters, so that text and names play no part. Figures tell how many
+products the compiler leaves for each architecture. The kernel's cubin is an output.
 
 Right with and without the patch:
 - The masked product reaches dADT (in float32), dK and dQ. For bf16 inputs, no result is made of more values rounded to
-  16 bits than the release makes it of. A V or dO cut out of a wider tensor comes to the TMA descriptors aligned.
+  16 bits than in the release. A V or dO that is cut out of a wider tensor reaches the TMA descriptors aligned.
 - The seven gradients of compute_dqkv agree with float64, in Triton's interpreter or on a GPU of the target. Each value
-  is written. Inputs stay as they were; results have memory of their own. A second call or autotuning changes no bit.
+  is written. Inputs stay as they were. Results have memory of their own. A second call or autotuning changes no bit.
 - No line of compute_dqkv waits for the device. It refuses shapes that do not agree, before the launch.
 
-Not judged: 26 of the kernel's 27 autotune configurations. Each launch and compilation is pinned to the other one.
+Not judged: 26 of the kernel's 27 autotune configurations. Every launch and compilation is pinned to the other one.
 
 Tolerances, of the largest error over the largest value: 2^-16 in float32, where sums have a few hundred terms, each
-rounded to 2^-24; 2^-6 in bf16, where scores, states and results are rounded one after another, to 2^-8 at most.
+rounded to 2^-24. 2^-6 in bf16, where scores, states and results are rounded one after another, to 2^-8 at most.
 """
 
 import math

@@ -1,19 +1,19 @@
 """Mamba-3 MIMO: the backward sums dQ and dK over the heads of each group, for any G that divides H.
 
-Judged are mamba_mimo_bwd_combined, its packed twin and the public mamba3_mimo. An absent input has no gradient. A
-gradient's memory is as large as the gradient. No buffer is kept.
+Judged are mamba_mimo_bwd_combined, its packed twin, and the public mamba3_mimo. An absent input has no gradient. The
+memory of a gradient is as large as the gradient. No buffer is kept.
 
-On a CPU (traced) the kernels of TileLang are stand-ins. They write small whole numbers into what they are given to
-fill, so that each sum is known. They refuse gaps between elements, and sizes that do not agree. The stand-ins of
-Triton's small kernels and of the forward write constants. A fix may sum in a Triton kernel, which is interpreted.
+Without a GPU (traced), stand-ins replace the TileLang kernels. They write small whole numbers into their outputs, so
+that each sum is known. They refuse gaps between elements, and sizes that do not agree. The stand-ins of Triton's small
+kernels and of the forward write constants. A fix may sum in a Triton kernel, which is interpreted.
 
-On a GPU (executed, bfloat16) the same is judged in a process that sees no GPU. Then the real kernels run: two builds,
-the smallest and one with every input. They run late on other streams, and at more steps and rows than the second
-dimension of a launch holds.
+On a GPU (executed, bfloat16), the same is judged in a process that sees no GPU. Then the real kernels run in two
+builds: the smallest, and one with every input. They run late on other streams, and with more steps and rows than the
+second dimension of a launch holds.
 
-Tolerances, of the largest error over the largest value: 0.10 against the recurrence in float64, which upstream's own
-tests allow; 2^-8, one rounding to bfloat16, against a run with Q and K repeated for each head. With stand-ins, sums are
-exact, or rounded once to 16 bits: to nearest or, after a Triton kernel in the interpreter, cut off.
+Tolerances, of the largest error over the largest value: 0.10 against the recurrence in float64, as upstream's own tests
+allow. 2^-8, one rounding to bfloat16, against a run with Q and K repeated for each head. With stand-ins, sums are exact
+or rounded once to 16 bits: to nearest, or cut off by a Triton kernel in the interpreter.
 
 Not judged: a packed call without MIMO_Out, which the release refuses for one group, too; Z without MIMO_Out.
 """

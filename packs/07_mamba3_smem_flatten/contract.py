@@ -1,19 +1,19 @@
-"""Mamba-3's MIMO backward kernels compile with TMA and warp specialisation on, and load Q and K by TMA.
+"""Mamba-3 MIMO's backward kernels compile with TMA and warp specialisation on, and load Q and K by TMA.
 
-mamba-ssm switches both off in this file. The contract leaves the file as it is: it gives the two jit functions other
-pass_configs from outside, and the arguments that mamba_mimo_bwd_combined passes. The claim is about tilelang 0.1.8,
-which mamba-ssm pins: with another one nothing is judged.
+mamba-ssm switches both off in this file. The contract leaves the file as it is, gives the two jit functions other
+pass_configs from outside, and calls them as mamba_mimo_bwd_combined does. The claim is about tilelang 0.1.8, which
+mamba-ssm pins. With another release nothing is judged.
 
 Compiled, by nvcc and without a GPU: with TMA on, both kernels of the build "full" (the default sizes of Mamba3) reach Q
-and K through a TMA descriptor and through no pointer. Right with and without the patch: they get the elements of every
-argument in order, also of a slice and after a change in place; each build gets kernels of its own; options are handed
-on; fast math stays; shared memory suffices; no layouts are annotated where upstream says that the kernel hangs with
-them; gradients have the shapes of their inputs. Three kernels of two more builds are traced, and must compile where the
-file has TMA on for everybody.
+and K through a TMA descriptor and through no pointer. Three kernels of two more builds are traced, and must compile
+where the file has TMA on for everybody. Right with and without the patch: the kernels get the elements of every
+argument in order, also of a slice and after a change in place. Each build has kernels of its own. Options are handed
+on. Fast math stays. Shared memory suffices. No layout is annotated where upstream says that the kernel hangs with it.
+Gradients have the shapes of their inputs.
 
-Executed: all gradients of "full" and "bare" against float64, and with TMA on against TMA off; no argument is
-overwritten. The other builds run with TMA off, and "gated_rows", where bwd_fwd has code of its own, in bwd_fwd alone.
-The release refuses a length of no whole chunks and 1 < G < H: still refused, or right.
+Executed: all gradients of "full" and "bare" against float64, and with TMA on against TMA off. No argument is
+overwritten. The other builds run with TMA off. "gated_rows", where bwd_fwd has code of its own, runs in bwd_fwd alone.
+The release refuses a length of no whole chunks, and 1 < G < H: both stay refused, or are right.
 
 Tolerances, of the largest error over the largest value: 8 roundings to the dtype, where an H200 measured 3.7 at most in
 bfloat16 and 2.3 in float16; one rounding to bfloat16 between TMA on and off. EXACT has those for inputs that round

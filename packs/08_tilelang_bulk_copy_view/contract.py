@@ -1,13 +1,14 @@
 """tilelang gives a pipelined tile a slot for each stage, also where it is written or read through a view.
 
-Since 0.1.9 it gives such a tile one slot, and the barriers of all stages: tile i + 1 may land on tile i while a gemm
-reads it. Nothing is reported. A view that is both written and read is refused, which is wrong here, too.
+Since 0.1.9 such a tile has one slot, and the barriers of all stages: tile i + 1 may land on tile i while a gemm reads
+it. No error is raised. A view that is both written and read is refused, which is wrong here, too.
 
-The kernels are lowered for sm_90a, and the waits of the producer and the arrivals of the consumer are followed in the
-CUDA source as PTX defines the phases of an mbarrier. Counted are the tiles that can be overwritten before the gemm that
-reads them has ended, and those that a gemm reads from elsewhere; the tolerance is 0. On a GPU some are launched with
-more tiles: inputs are -1, 0 and 1, so every number is exact and is compared with float64 for equality.
-Not judged: a kernel whose source is of another form; other targets than sm_90a.
+The kernels are lowered for sm_90a. The contract follows the producer's waits and the consumer's arrivals through the
+CUDA source, with the phases of an mbarrier as PTX defines them. It counts tiles that can be overwritten before the gemm
+that reads them has ended, and tiles that a gemm reads from elsewhere. The tolerance is 0. On a GPU, some kernels are
+launched with more tiles. Inputs are -1, 0 and 1, so that every number is exact and equal to the one in float64.
+
+Not judged: a kernel whose source has another form; targets other than sm_90a.
 """
 
 import re

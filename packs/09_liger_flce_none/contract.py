@@ -1,20 +1,20 @@
 """Liger-Kernel's fused linear cross entropy with reduction="none" weighs the gradients of each token by its own weight.
 
-What is promised, for first-order gradients through the module, the functional form and the autograd function:
+What is promised for first-order gradients through the module, the functional form and the autograd function:
 
-- With "none" the gradients of input, weight and bias are those of the sum of the weighted losses, for weights of any
-  sign, sum and stride, after any backward before, for whatever is trained. accum_dtype=float32 is as precise as it is
-  meant to be.
-- Logits of [BT, V] are neither made nor held at once. The incoming gradient stays as it was.
+- With "none", the gradients of input, weight and bias are those of the sum of the weighted losses. Weights may have any
+  sign, sum and stride, any backward may come before, and any of the three may be trained. accum_dtype=float32 is as
+  precise as it is meant to be.
+- No logits of [BT, V] are made or held at once. The incoming gradient stays as it was.
 - A tensor that is changed in place between forward and backward makes no difference, or PyTorch refuses the backward.
-- Of several losses that wait for their backward at once, each keeps its own options, labels and inputs.
-- With "mean" and "sum" one backward of a trained input and of row-major tensors is right, and its bits stay.
+- Several losses may wait for their backward at once. Each keeps its own options, labels and inputs.
+- With "mean" and "sum", one backward of a trained input and of row-major tensors is right, and its bits stay.
 - The workaround, "mean" times the number of labels that are not ignored, is exact for the mask labels != ignore_index.
 
 FACTORS has the options that the patch touches, for BT tokens, H hidden and V classes.
 
 Not judged: a weight's rounding to 16 bits before the product (pack 25), and a release that refuses "none" or reduces
-it to one number. With "mean" and "sum": a second backward, a frozen input and column-major tensors (pack 17).
+it to one number. With "mean" and "sum": a second backward, a frozen input, and column-major tensors (pack 17).
 
 The reference and the reasons for the tolerances are in kit/cross_entropy.py.
 """

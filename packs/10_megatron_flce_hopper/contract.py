@@ -2,33 +2,32 @@
 
 What the docstrings of LinearCrossEntropy and of Blackwell's kernels promise, for compute capability 9:
 
-- tensor-parallel ranks: 1, 2 and 4, sequence parallel or not, also ranks that do not follow one another; no group is
-  one rank, whether or not torch.distributed is set up;
-- labels on any rank, and ignored (-100, or a class). Hidden states of ignored tokens may be inf or nan. A mean divides
-  by the tokens that count on all ranks; of none it is nan, with gradients that are 0 or nan;
+- tensor-parallel groups of 1, 2 and 4 ranks, sequence parallel or not, also of ranks that are not consecutive; without
+  a group it is one rank, whether or not torch.distributed is set up;
+- labels on any rank, and ignored ones (-100, or a class). Hidden states of ignored tokens may be inf or nan. A mean
+  divides by the tokens that count on all ranks. If none counts, it is nan, and its gradients are 0 or nan;
 - nan and infinite numbers show in losses and gradients where float64 has them, and change no other token's;
-- fp32, bf16, fp16: the loss is fp32, logits are not rounded, a gradient has its input's dtype;
-- memory: no tensor, and not all that live together, of half the size of the logits;
-- second-order gradients are right or refused; inputs, main_grad and the settings of the process stay as they are;
-- LCE_FWD_VOCAB_SPLIT_SIZE and LCE_BWD_VOCAB_SPLIT_SIZE may be ignored, not half followed;
+- fp32, bf16, fp16: the loss is fp32, logits are not rounded, and a gradient has its input's dtype;
+- memory: no tensor, and not all live tensors together, take half the size of the logits;
+- second-order gradients are right or refused. Inputs, main_grad and the settings of the process stay as they are;
+- LCE_FWD_VOCAB_SPLIT_SIZE and LCE_BWD_VOCAB_SPLIT_SIZE may be ignored, but not half followed;
 - the host waits for the GPU nowhere: "full_iteration" captures forward and backward;
-- the compute capability of the current device decides, whatever GPUs are beside it. 10.x gets Blackwell's kernels; 7,
-  8, 11 and 12 are a ValueError with the number, at every call.
+- the current device's compute capability decides, whatever other GPUs are there. 10.x gets Blackwell's kernels. 7, 8,
+  11 and 12 raise a ValueError with the number at every call.
 
-On a Hopper all is real, but the answers about other devices. On the CPU these stand in: torch.cuda says that a Hopper
-is there, to the one module that asks; products with out_dtype, which only a GPU has; autocast of any device is the
-CPU's. Waits are known there by the names of operators.
+On a Hopper everything is real except for the answers about other devices. Stand-ins on the CPU: torch.cuda reports a
+Hopper to the one module that asks; products with out_dtype, which only a GPU has; the CPU's autocast for every device.
+Waits are known there by the names of operators.
 
-Not judged: Blackwell's kernels, time, losses that are finite though a logit is infinite, a current device that changes
-after the first loss, TF32 where it is allowed, in which dtype ranks sum the hidden states' gradient, and fp32 inputs
-under autocast.
+Not judged: Blackwell's kernels; time; finite losses of infinite logits; a current device that changes after the first
+loss; TF32 where it is allowed; the dtype in which ranks sum the hidden states' gradient; fp32 inputs under autocast.
 
-Tolerances: norms of the difference over norms of the reference in float64 from the same rounded inputs. Losses 2^-17,
-64 roundings of fp32. fp32 gradients 2^-16, where the error of a difference of losses comes on top; bf16 and fp16 ones
-2^-8 besides: one rounding of the logits' gradient and one of the result. Where logits lie about a level, a loss is off
-by four roundings of numbers of that size at most: 2^-22 of the level. The column of the hidden states' gradient that is
-the level times a sum of zero is nothing but rounding and is left out. In `unrounded` cases bf16 holds the gradients
-exactly, so that any further rounding to bf16 shows.
+Tolerances: the norm of the difference over the norm of the reference, in float64 from the same rounded inputs. Losses:
+2^-17, 64 roundings of fp32. fp32 gradients: 2^-16, which adds the error of a difference of losses. bf16 and fp16
+gradients: 2^-8 besides, one rounding of the logits' gradient and one of the result. Where logits lie about a level, a
+loss is off by at most four roundings of numbers of that size: 2^-22 of the level. The hidden states' gradient has one
+column that is the level times a sum of zero. It holds rounding alone and is left out. In `unrounded` cases bf16 holds
+the gradients exactly, so that any further rounding to bf16 shows.
 """
 
 from __future__ import annotations

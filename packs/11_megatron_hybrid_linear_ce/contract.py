@@ -1,28 +1,29 @@
 # ruff: noqa: SLF001 - the door to the kernels is a private name
 """HybridModel (MambaModel) trains with cross_entropy_fusion_impl="linear" (branch dev), as GPTModel does.
 
-What upstream promises of it, and of process_mtp_loss, which both models share: losses, gradients and logits are right
+What upstream promises of the model, and of process_mtp_loss, which both models share: losses, gradients and logits are
+right
 
-- on 1, 2 and 4 tensor-parallel ranks beside replicas with other tokens, in groups of parallel_state's, or of a
-  pg_collection of another size or of other ranks;
+- on 1, 2 and 4 tensor-parallel ranks beside replicas with other tokens, in groups of parallel_state or of a
+  pg_collection with another size or other ranks;
 - with an output weight of its own, tied to the embedding, or tied on a last stage of its own; with MuP;
 - with multi-token prediction (MTP) of 0 to 2 depths, heads detached, with labels and without.
 
-Without labels logits come out, also of an inference engine. All that is given stays as it is, the configuration too,
-and nothing outlives a step. The output layer is built as GPTModel's is, and can be replaced by another module.
+Without labels the model returns logits, also to an inference engine. Inputs and configuration stay as they are, and
+nothing outlives a step. The output layer is built as GPTModel's is, and can be replaced by another module.
 
 The models are real and small: one MLP layer of 8 hidden units in the decoder and in each depth of MTP, without a final
-norm. Stand-ins on every device: the two entries of the fused kernel, by a vocab-parallel cross entropy in plain torch
-with the same arguments, results and demands (contiguous, as many tokens as labels); where an inference engine asks, its
-context and a decoder that returns what it gets. On the CPU besides: nvtx.range, current_device and the fork of the
-GPU's random numbers. So nothing is said of the kernel, of speed, of memory, or of Mamba layers.
+norm. Stand-ins on every device: for the two entries of the fused kernel, a vocab-parallel cross entropy in plain torch
+with the same arguments, results and demands (contiguous, as many tokens as labels); for an inference engine, its
+context and a decoder that returns its input. On the CPU also nvtx.range, current_device and the fork of the GPU's
+random numbers. So the contract says nothing of the kernel, speed, memory, or Mamba layers.
 
-Not judged: what becomes of an error that backward raises; pickled or copied models, which hold process groups.
+Not judged: an error that backward raises; pickled or copied models, which hold process groups.
 
-Tolerances: norms of the difference over norms of the reference, which is float64 from the hidden states that the
-decoder, or MTP, returns and from the whole weight. 2^-17, 64 roundings of float32, for sums of at most 28 classes, 24
-tokens and 8 hidden units; where gradients are rounded to bf16 2^-6 besides, for each of a few roundings of 2^-9 and
-what cancels.
+Tolerances: the norm of the difference over the norm of the reference. The reference is float64, from the hidden states
+that the decoder or MTP returns and from the whole weight. 2^-17, 64 roundings of float32, for sums of at most 28
+classes, 24 tokens and 8 hidden units. Where gradients are rounded to bf16, 2^-6 besides, for a few roundings of 2^-9
+and for what cancels.
 """
 
 from __future__ import annotations

@@ -1,22 +1,22 @@
 """DSA without fused kernels needs memory for no more than a few heads' scores, and computes what it computed.
 
 Under test is megatron.core's dsa.py where the fused kernels are off, absent, or decline the case. Upstream promises
-top-k, loss and gradients; a tensor [queries, batch, heads, keys] is not promised, and runs out of memory.
+top-k, loss and gradients. It does not promise a tensor [queries, batch, heads, keys], which runs out of memory.
 
-Memory is judged by how the peak of live bytes grows with a head, of the indexer or of the attention, in units of one
-head's fp32 scores, 4 * batch * queries * keys bytes. A tensor with a byte or more for each query, head and key adds
-0.25; all else that grows with heads is linear in the length and adds some hundredths. The limit is 0.25, however a fix
-streams. That a part of the peak does not grow with heads is no defect. The bytes of tensors on device "meta", which
-have sizes and no numbers, are added up operator by operator. On a GPU the allocator counts those of realistic steps: 32
+Memory is judged by how the peak of live bytes grows with each head of the indexer or of the attention. The unit is one
+head's fp32 scores, 4 * batch * queries * keys bytes. A tensor with one byte or more for each query, head and key adds
+0.25. All else that grows with heads is linear in the length and adds some hundredths. The limit is 0.25, however a fix
+streams. A part of the peak that does not grow with heads is no defect. Tensors on device "meta" have sizes and no
+numbers; their bytes are added up operator by operator. On a GPU the allocator counts the bytes of realistic steps: 32
 indexer heads of 128, 16 attention heads of 192, batch 2 at 4096 tokens and batch 1 at 16384.
 
 Values are controls: what is right in the release stays right. The reference is float64, differentiated by autograd.
-Top-k are compared by their scores; the reference of the sparse loss takes the keys that upstream took. Two ranks are
+Top-k are compared by their scores. The reference of the sparse loss takes the keys that upstream took. Two ranks are
 played one after the other.
 
 Tolerances are relative, in the norm. Everything is computed in fp32: 2^-15 is 512 roundings one after another, for
 products of 20 numbers, sums over at most 61 heads and 2111 rows or keys (whose errors grow like the root of their
-number), and a softmax. A result may besides be as far off as the reference rounded to the result's dtype.
+number), and a softmax. A result may also be as far off as the reference rounded to the result's dtype.
 
 Not judged: the fused kernels; a training run; several GPUs; the loss under finite biases, which upstream's forward
 adds twice to the indexer's scores (its gradients are judged). Times are figures.

@@ -1,25 +1,25 @@
 """The dKV that SparseMLA's backward returns is the exact gradient, rounded once to bf16.
 
-P and dP are float32 in the kernel. Where both of their bf16 parts reach dKV = dP^T Q + P^T dO, hardly an element of the
-bf16 dKV differs from the float64 dKV rounded once; with one of them rounded about a third do. The float64 dKV has the
-exact lse, and the exact delta or that of the bf16 output which the caller got. The distance is in units of that dKV's
-norm, and the limit a fifth of what the release has. All else is a control: out, lse and dq; what the caller gave stays
-as it was; nothing waits for the device, and no memory is kept.
+P and dP are float32 in the kernel. With both of their bf16 parts in dKV = dP^T Q + P^T dO, nearly every element of the
+bf16 dKV equals the float64 dKV rounded once. With one of them rounded, about a third of the elements differ. The
+float64 dKV has the exact lse, and the exact delta or that of the bf16 output that the caller got. The distance is in
+units of the norm of that dKV. The limit is a fifth of what the release has. All else is a control: out, lse and dq;
+inputs stay as they were; nothing waits for the device; no memory is kept.
 
     q [B, S, H, 576], kv [B, Sk, G, 576], dO [B, S, H, 512] bf16; indices [B, S, G, topk] int32, -1 for none; without B
-        too; any strides in autograd's doors. H / G a power of two, 16 at least (G = 1 alone: fewer are padded)
+        too; any strides where autograd calls. H / G a power of two, at least 16 (G = 1 alone: fewer are padded)
     delta: used where it is given, else made from the output; a ValueError where there is neither
     MCORE_DSA_TILELANG_SEQ_BUCKET, _TOPK_BUCKET: S, Sk and topk are padded to multiples
-    returns dq, dkv: bf16, of the shapes of q and kv, contiguous, and of a batch of two without the padding's memory; 0
-        for queries without keys and for keys that no query chose; a dP that is no finite number reaches both; dq is
-        that of dP rounded to the nearest bf16, as in the release
+    returns dq, dkv: bf16, of the shapes of q and kv, contiguous; for a batch of two without the padding's memory. 0 for
+        queries without keys and for keys that no query chose. A dP that is not finite reaches both. dq is that of dP
+        rounded to the nearest bf16, as in the release
 
-On a GPU SparseMLA.apply, fused_sparse_mla_absorbed and sparse_mla_bwd run as they are. Without one the backward and
-postprocess kernels are lowered for the target, and their CUDA source runs on the CPU: g++ compiles it as it stands
-after a header that gives it threads, shared memory and the warp instructions that it uses. Of these, mma_sync is a
-model (exact products, summed in float64, rounded to float32 after every instruction); what is bf16 and what float32,
-and every rounding between, is the kernel's. It gets the float64 lse, and the delta of the float64 output rounded to
-bf16. Builders that build nothing stand in where kernels are counted and where a ValueError is promised.
+On a GPU, SparseMLA.apply, fused_sparse_mla_absorbed and sparse_mla_bwd run as they are. Without one, the backward and
+postprocess kernels are lowered for the target, and g++ compiles their CUDA source as it stands. A header gives it
+threads, shared memory and the warp instructions that it uses. Of these, mma_sync is a model (exact products, summed in
+float64, rounded to float32 after every instruction). Every dtype and every rounding between is the kernel's. It gets
+the float64 lse, and the delta of the float64 output rounded to bf16. Builders that build nothing stand in where kernels
+are counted and where a ValueError is promised.
 
 Not judged: a training run; time; the default scale; MCORE_DSA_TILELANG_BWD_MAX_BLOCK_H; a bucket that is no multiple of
 32 where a batch of one has an output and no delta. MCORE_DSA_TILELANG_BWD_SPLIT_P=1 is set for ask.patch, whose option

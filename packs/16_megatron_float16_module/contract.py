@@ -1,23 +1,23 @@
 """A_log and D of Mamba mixers stay in fp32 inside Float16Module, as the mixer's comments say.
 
-MambaMixer makes both in fp32, with "Keep A_log in fp32" and "Keep in fp32" beside them. In a bf16 or fp16 model the
-rate of decay of each head, exp(A_log), has to be the one that was made or loaded: for the kernels, for the optimizer
-and in checkpoints. All else is cast as by module.bfloat16() or half(). Where the tree has mark_keep_in_fp32, what is
-marked stays in fp32. The optimizer for bf16 and fp16 steps fp32 parameters between 16-bit ones, and writes the state of
-each under its own name.
+MambaMixer makes both in fp32, with "Keep A_log in fp32" and "Keep in fp32" beside them. In a bf16 or fp16 model, the
+rate of decay of each head, exp(A_log), has to be the one that was made or loaded: in the kernels, in the optimizer and
+in checkpoints. All else is cast as by module.bfloat16() or half(). Where the tree has mark_keep_in_fp32, marked
+parameters stay in fp32. The optimizer for bf16 and fp16 steps fp32 parameters between 16-bit ones, and writes each
+state under its own name.
 
-The mixer, Float16Module and the optimizer are real; all tensors are on the CPU. The kernels are stand-ins that note
-what they are given, and are linear in A, D and dt_bias. Linear layers are torch's. Process groups say a rank and a
+The mixer, Float16Module and the optimizer are real, and all tensors are on the CPU. Stand-ins replace the kernels: they
+note their inputs, and are linear in A, D and dt_bias. Linear layers are torch's. Process groups state a rank and a
 size, or are PyTorch's fake group.
 
-Not judged: GPUs; mamba_ssm's kernels and its gated norm; dynamic batching; several ranks; speed; loss; what becomes of
-a gradient that a marked parameter has at the cast. dt_bias is made in params_dtype, so nothing says that it is kept; a
-figure tells what its rounding costs. Gated delta nets make A_log in params_dtype and are left alone; a gated delta
-product, whose A_log bears the comment, is judged where the tree has one.
+Not judged: GPUs; mamba_ssm's kernels and its gated norm; dynamic batching; several ranks; speed; loss; the gradient
+that a marked parameter has at the cast. dt_bias is made in params_dtype, so that nothing says that it is kept; a figure
+tells what its rounding costs. Gated delta nets make A_log in params_dtype and are left alone. A gated delta product,
+whose A_log has the comment, is judged where the tree has one.
 
-Tolerances: a kept A_log is exact, and the exponential of fp32 errs by two units in the last place at most (EXACT). What
-is left of a state is exp(-x) for x = rate * time: an error of the rate changes it by x * exp(-x) times that, which is
-1 / e at most (DECAY). Adam's steps in fp32 round values below 4 by 2^-23.
+Tolerances: a kept A_log is exact. The exponential of fp32 errs by at most two units in the last place (EXACT). What is
+left of a state is exp(-x) for x = rate * time. An error of the rate changes it by that error times x * exp(-x), which
+is at most 1 / e (DECAY). Adam's steps in fp32 round values below 4 by 2^-23.
 """
 
 import contextlib

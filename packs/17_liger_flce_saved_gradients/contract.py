@@ -4,10 +4,10 @@ What is promised of a trained input, with reduction="mean" and "sum" as with "no
 
 - Every backward through a graph gives the gradients of its own incoming gradient g, whichever went before. g may be 0
   or negative. What a backward returned stays as it is, and the caller may write into it.
-- Hooks on saved tensors are asked for each tensor once a backward. torch.utils.checkpoint works, of either kind.
-- Another backward through a freed graph is refused, and the loss alone keeps no tensor alive.
-- Gradients with a graph of their own are right; their second order is right or refused.
-- An ordinary step makes no product and no copy more than release 0.8.5 does.
+- Hooks on saved tensors are called for each tensor once a backward. torch.utils.checkpoint works, of either kind.
+- Another backward through a freed graph is refused. The loss alone keeps no tensor alive.
+- Gradients with a graph of their own are right. Their second order is right or refused.
+- An ordinary step makes no more products and copies than release 0.8.5 does.
 
 FACTORS has what the saved gradients depend on, for BT tokens, H hidden and V classes.
 Not judged: a frozen input (pack 24), `ce_impl`, torch.compile, and several GPUs.

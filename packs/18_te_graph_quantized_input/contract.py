@@ -1,21 +1,21 @@
 """Transformer Engine's graphed callables give what the eager module gives, for quantized tensors as for plain ones.
 
-Each call computes with the values that it was given, and each backward with its own incoming gradients. What does not
-fit the sample is refused. What is given stays as it was, and is let go. The sample and its plain alias are not copied
-onto themselves. Trained arguments get gradients, and no others do.
+Each call computes with its own values, and each backward with its own incoming gradients. What does not fit the sample
+is refused. Inputs stay as they were, and are let go. The sample and its plain alias are not copied onto themselves.
+Trained arguments get gradients, and no others do.
 
 Not judged: capture_time_hooks, calibrating, groups of ranks, delayed gradients of weights, modules of upstream's own,
 MXFP8 and NVFP4.
 
 `traced` (cpu): graph.py and the tensor classes are real. The compiled extension is a stand-in that quantizes by PyTorch
-operators, with one FP8 scale a tensor. So is the Python that only modules, operations, attention, ONNX and C++ wrappers
-need. A CUDA graph is a list of the operators called during capture, and its replay calls them again on the same
-tensors. What is replayed on another stream runs when that is waited for, and not at all before it has waited itself.
+operators, with one FP8 scale a tensor. The Python that only modules, operations, attention, ONNX and C++ wrappers need
+is a stand-in, too. A CUDA graph is a list of the operators called during capture, and its replay calls them again on
+the same tensors. A replay on another stream runs when that stream is waited for, and not before it has itself waited.
 `executed`: CUDA graphs are real, and so is the extension where it can be imported.
 
 TOLERANCE: values are +-s and +-s/2, with +-s in each block of 16, which each format holds up to the rounding of its
-scale by 2**-24. Sums have up to 20480 terms, and are compared with the sum of their sizes. What is stale is wrong by
-half and more.
+scale by 2**-24. Sums have up to 20480 terms, and are compared with the sum of their sizes. A stale value is wrong by
+half or more.
 """
 
 import contextlib

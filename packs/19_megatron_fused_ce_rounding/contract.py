@@ -1,19 +1,17 @@
 """The gradient of Megatron's fused vocab-parallel cross entropy is as exact as the dtype of the logits.
 
-fp32 logits are overwritten by both implementations (https://github.com/NVIDIA/Megatron-LM/pull/1594); all else that the
-caller gave stays as it is.
-
-bf16 is right in the release, and a control. So is the unfused function.
+Both implementations overwrite fp32 logits (https://github.com/NVIDIA/Megatron-LM/pull/1594). All other inputs stay as
+they were. bf16 is right in the release, and so is the unfused function: both are controls.
 
 Not judged: second derivatives by the logits, for which both functions take the softmax as a constant; a GPU; time;
 inductor's code (jit_fuser is judged up to AOTAutograd); the implementations "te" and "linear"; label smoothing, which
 the function does not have.
 
-Tolerances are norms of the difference over norms of the reference: softmax minus one-hot, times the gradient from
-above, in float64 on the same logits. 2^-17 is 64 roundings of float32: exp, two sums of 131101 terms at most, which
-PyTorch adds up in parts, a division and a product. For fp16 and bf16 one rounding to the dtype comes on top. On one and
-two ranks, where a sum has one order, the gradient has the bits of the unfused function. The gradients of hidden states
-and weights are sums of at most 1024 products, where much can cancel: 2^-15.
+Tolerances: the norm of the difference over the norm of the reference. The reference is softmax minus one-hot, times the
+incoming gradient, in float64 from the same logits. 2^-17 is 64 roundings of float32: exp, two sums of at most 131101
+terms, which PyTorch adds up in parts, a division and a product. fp16 and bf16 add one rounding to the dtype. On one and
+two ranks, where a sum has one order, the gradient has the bits of the unfused function. Gradients of hidden states and
+weights are sums of at most 1024 products, where much can cancel: 2^-15.
 """
 
 import functools

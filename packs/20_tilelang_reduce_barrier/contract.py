@@ -1,14 +1,15 @@
 """tilelang puts a barrier between the read of a buffer and a store to the same bytes of shared memory.
 
-Since 0.1.10 it does not where the workspace of tl::AllReduce and the buffer that is stored have elements of different
-sizes. Slower warps then read what a faster one has stored, and rows get wrong sums. The same holds for scalar accesses
-of different sizes whose first bytes differ: a float32 read of A[n - 1 - i] and a bfloat16 store to B[2 * i + 1].
+Since 0.1.10 the barrier is missing where the workspace of tl::AllReduce and the stored buffer have elements of
+different sizes. Slower warps then read what a faster one has stored, and rows get wrong sums. Scalar accesses of
+different sizes whose first bytes differ have the same fault: a float32 read of A[n - 1 - i] and a bfloat16 store to
+B[2 * i + 1].
 
-The CUDA source of each kernel is followed from the last read of the workspace to the first store into shared memory.
-Counted are the bytes of the workspace that the store hits with no barrier between; the tolerance is 0. On a GPU some
-are launched, too: inputs are -1, 0 and 1, so every number is exact and is compared with float64 for equality.
-A copy is stored by stmatrix from Hopper on. For older targets it is stored by single words, and a barrier was always
-there: these kernels are not judged there. Not judged either: pairs of types other than those below.
+The contract follows the CUDA source of each kernel from the last read of the workspace to the first store into shared
+memory. It counts the bytes of the workspace that the store hits without a barrier between. The tolerance is 0. On a
+GPU, some kernels are launched, too. Inputs are -1, 0 and 1, so that every number is exact and equal to the one in
+float64. Not judged: targets before Hopper, where a copy is stored by single words and not by stmatrix, and a barrier
+was always there; other pairs of types.
 """
 
 import re

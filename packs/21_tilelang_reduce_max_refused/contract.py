@@ -1,13 +1,13 @@
 """tilelang lowers a reduction of a gemm's result, and every element is in its sum once.
 
 tilelang 0.1.13 to 0.1.15 refuse it where 8 or more warps lie along the reduced dimension and each has 16 or more of its
-elements, for an equality of two indices that is true for every value. Nothing is launched: each kernel is lowered in a
-process of its own, because 0.1.13's answer depends on what was lowered before.
+elements. They name an equality of two indices, which holds for every value. Nothing is launched. Each kernel is lowered
+in a process of its own, since 0.1.13's answer depends on what was lowered before.
 
-For sm_90a, kernels that reduce a view are judged, too. There the sums are followed through the CUDA source of a
-reduce_sum of float32, for every thread: from the registers in which PTX says that wgmma leaves the accumulator, to the
-output. They are counts, so the tolerance is 0. Not judged: what a max, or a sum of float16, gives; sums for other
-targets than sm_90a.
+For sm_90a, kernels that reduce a view are judged, too. There the contract follows the sums through the CUDA source of a
+float32 reduce_sum, for every thread: from the registers in which PTX says that wgmma leaves the accumulator, to the
+output. They are counts, so that the tolerance is 0. Not judged: the results of a max, and of a float16 sum; sums for
+targets other than sm_90a.
 """
 
 import re

@@ -1,24 +1,23 @@
 # ruff: noqa: SLF001 - private names are where stand-ins enter
 """The linear cross entropy fusion (branch dev) is right for tokens whose logits all lie far below zero.
 
-Upstream promises cross entropy, which does not change where all logits of a token move together: down to -2^96 (the
-main loop goes to -1e30), far above, and mixed over tokens, splits of the vocabulary, steps of 64 splits, and ranks.
-It is nan where a split or a rank is nan alone, and 0 for an ignored token whose hidden state is nan or infinite. The
-host waits for the GPU nowhere, buffers have the dtype that the kernels read, and no access leaves its tensor.
+Upstream promises cross entropy, which stays the same where all logits of a token move together: down to -2^96 (the main
+loop goes to -1e30), far above, and mixed over tokens, splits of the vocabulary, steps of 64 splits, and ranks. The loss
+is nan where one split or rank is nan. It is 0 for an ignored token whose hidden state is nan or infinite. The host
+waits for the GPU nowhere, buffers have the dtype that the kernels read, and no access leaves its tensor.
 
 Where each token's maximum over the first 64 splits is not below zero, the bits are those of the unpatched tree.
 
 Real are linear_cross_entropy, its autograd function, the host code of blackwell/entry.py and the Triton kernels, in
 Triton's interpreter. Stand-ins: the two kernels in the CuTe DSL, in torch with the semantics of their source; the
 collectives of ranks, which are threads that take turns; streams, is_cuda and the compute capability; torch.mm with
-out_dtype; the CPU's autocast for CUDA's. Not judged: a Blackwell GPU, time, infinite losses where the reference has
-one.
+out_dtype; the CPU's autocast for CUDA's. Not judged: a Blackwell GPU; time; infinite losses that the reference has.
 
-Tolerances: inputs are multiples of 1/8 of which fp32 holds every sum, so the logits are exact in any order. A loss may
-be off by 2^-19 (exponentials, a sum and a logarithm of some roundings of 2^-24 each, and a loss below 16) and by 2^-22
-of the largest logit (three sums of numbers of that size). Gradients: 2^-7, norm of the difference over norm; logits'
-gradient and result are rounded to bf16, by 2^-9 each, and terms of a sum cancel. The column of the weight's gradient
-that carries the level is judged apart: it is larger than all others together.
+Tolerances: inputs are multiples of 1/8 of which fp32 holds every sum, so that the logits are exact in any order. A loss
+may be off by 2^-19 (exponentials, a sum and a logarithm of some roundings of 2^-24 each, and a loss below 16) and by
+2^-22 of the largest logit (three sums of numbers of that size). Gradients: 2^-7, the norm of the difference over the
+norm, since the logits' gradient and the result are rounded to bf16, by 2^-9 each, and terms of a sum cancel. The column
+of the weight's gradient that carries the level is judged apart: it is larger than all others together.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Every state of the bf16 optimizer is saved under the name of its own parameter, GTP's backfill included.
 
-Parameters are found in the model's state by identity. The backfill finds two kinds of GTP weight: in fp8, whose entry
-is a dequantized copy with a link to it, and in_proj of a Mamba mixer, whose entry has the shards of all ranks.
-The optimizer, Adam, the backfill and the check of a checkpoint are real. GTP needs Transformer Engine and a GPU: here
-parameters have GTP's attributes, a bf16 copy stands for that of fp8, and CPU tensors say that they are on a GPU.
-Not judged: several ranks, the file, LayerWiseDistributedOptimizer around this optimizer.
+Parameters are found in the model's state by identity. The backfill finds two kinds of GTP weight: an fp8 weight, whose
+entry is a dequantized copy with a link to it, and in_proj of a Mamba mixer, whose entry has the shards of all ranks.
+The optimizer, Adam, the backfill and the check of a checkpoint are real. GTP needs Transformer Engine and a GPU. Here
+parameters have GTP's attributes, a bf16 copy stands for the fp8 one, and CPU tensors say that they are on a GPU.
+Not judged: several ranks; the file; LayerWiseDistributedOptimizer around this optimizer.
 """
 
 import pytest

@@ -2,8 +2,8 @@
 
 Judged with reduction="mean" and "sum", through the module, the functional form and the autograd function:
 
-- Weight, bias, or both get the gradients of plain autograd, by any incoming gradient, in every backward.
-- An evaluation under no_grad makes one product of input and weight, as the release does, and so does nothing trained.
+- Weight, bias, or both get the gradients of plain autograd, for any incoming gradient, in every backward.
+- Under no_grad, and where nothing is trained, a loss makes one product of input and weight, as in the release.
 - A trained input costs what it costs in the release, and its losses and gradients keep their bits.
 - A change in place between forward and backward makes no difference, or PyTorch refuses the backward.
 - Hooks on saved tensors, torch.utils.checkpoint, a freed graph, and gradients with a graph are as PyTorch has them.
