@@ -9,7 +9,7 @@ The kernel writes the product, and the causal decay on it, under three names: dA
 s_block for dQ. The results are right, and the compiler merges the three: this is a clean-up and makes nothing faster.
 The script counts the products in Triton's interpreter, where nothing is merged. It needs no GPU and uses none.
 
-https://github.com/state-spaces/mamba/pull/1025 rewrites the same kernel.
+https://github.com/state-spaces/mamba/pull/1025 changes the same backward.
 
     PYTHONPATH=mamba_ssm-2.3.2.post1 python reproduce.py    # the release, unpacked: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT python reproduce.py                 # with the patch: FIX_VALIDATED, exit status 0

@@ -8,7 +8,7 @@ The two stages have two pairs of barriers, so tile i + 1 may land on tile i whil
 Cause: GetVersionedBuffers (src/cuda/transform/multi_version_buffer_rewriter.cc, since 0.1.9, #2002) counts what the
 producer writes and the consumer reads by BufferNode. A view is another BufferNode on the same data.
 
-https://github.com/tile-ai/tilelang/pull/2002. Launches on a Hopper GPU; elsewhere reads the CUDA source, without nvcc.
+Near: https://github.com/tile-ai/tilelang/pull/2002. Launches on a Hopper GPU; elsewhere reads the CUDA, without nvcc.
     uv run reproduce.py                        # the release 0.1.15: BUG_REPRODUCED
     PYTHONPATH=CHECKOUT python reproduce.py    # a checkout, patched and built: FIX_VALIDATED
 """

@@ -5,7 +5,7 @@
 """A graphed callable of Transformer Engine computes with the captured values of a quantized argument.
 
 Captured with 1.0 and called with 3.0, ReLU gives 1.0 where it should give 3.0. No error. Plain tensors are right.
-graph.py copies an argument where its data_ptr() is not that of the graph's own tensor. Of quantized tensors it is 0.
+graph.py copies an argument if its data_ptr() is not that of the graph's own tensor. Quantized tensors all have 0.
 
     python reproduce.py                        # release 2.20.2: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT python reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0

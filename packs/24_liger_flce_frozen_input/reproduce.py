@@ -2,10 +2,10 @@
 # requires-python = ">=3.10,<3.13"
 # dependencies = ["liger-kernel==0.8.5", "numpy==2.3.5", "packaging==26.3", "torch==2.11.0", "triton==3.6.0"]
 # ///
-"""Liger's fused linear cross entropy gives a head no gradient where its input is frozen, and raises no error.
+"""Liger's fused linear cross entropy gives a head no gradient if its input is frozen, and raises no error.
 
 A new lm_head on a frozen model is such a head. Release 0.6.2 is right, 0.6.3 raises, and 0.6.4 to 0.8.5 leave grad
-at None. Forward makes gradients only where the input is trained: https://github.com/linkedin/Liger-Kernel/pull/931
+at None. Forward makes gradients only if the input is trained: https://github.com/linkedin/Liger-Kernel/pull/931
 
     uv run reproduce.py                                # release 0.8.5: BUG_REPRODUCED, exit status 10
     PYTHONPATH=Liger-Kernel/src uv run reproduce.py    # patched checkout: FIX_VALIDATED, exit status 0
