@@ -6,8 +6,8 @@
 """Mamba-3 MIMO's backward raises "G value of 2 is not currently supported!" for 2 groups of 8 heads.
 
 mamba_mimo_bwd_combined gets dQ and dK of each head from its kernels, and sums them over a group's heads only where
-there is one group. The forward accepts every number that divides the heads. The varlen twin raises, too. Right are the
-gradients with a group for each head, summed over the heads of a group; with one group they must be right.
+there is one group. The forward accepts every number that divides the heads. The varlen twin raises, too. The reference
+has a group for each head, and sums its gradients over each group. One group must agree with it.
 https://github.com/state-spaces/mamba/pull/967 has fixed the default branch; no release has it.
 
     PYTHONPATH=mamba_ssm-2.3.2.post1 uv run reproduce.py    # the release, unpacked: BUG_REPRODUCED, exit status 10

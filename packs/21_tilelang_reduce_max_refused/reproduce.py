@@ -4,8 +4,8 @@
 # ///
 """tilelang 0.1.13 to 0.1.15 refuse T.reduce_max after T.gemm where 8 warps share a row; 0.1.12 lowers it.
 
-Refused is a [16, 128] float32 result with 256 threads. With 128 threads, or with 64 keys, it must lower. The check that
-refuses it came with https://github.com/tile-ai/tilelang/pull/2424. No GPU and no nvcc are needed.
+They refuse a [16, 128] float32 result with 256 threads. With 128 threads, or with 64 keys, it must lower. The check
+that refuses it came with https://github.com/tile-ai/tilelang/pull/2424. No GPU and no nvcc are needed.
 
     uv run reproduce.py                        # release 0.1.15: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT uv run reproduce.py    # a built checkout with a fix (there is no patch here): exit status 0
