@@ -125,7 +125,7 @@ def command(python: Path | None, advisories: Path, arguments: tuple[str, ...]) -
     if State.AFFECTED in states:
         return Exit.DEVIATES
     if not states:
-        raise HarnessError("pip-audit read no package. Next: install pip-audit, or add --no-deps --disable-pip")
+        raise HarnessError("pip-audit read no package. Next: see what it says; --no-deps --disable-pip needs no pip")
     if ended.returncode:
         raise HarnessError(f"pip-audit ended with status {ended.returncode}. Next: see what it says above")
     return Exit.AS_EXPECTED if set(states) == {State.UNAFFECTED} else Exit.NOTHING_JUDGED

@@ -101,13 +101,13 @@ def command(
 ) -> int:
     """Judge all packs on all targets, and say what changed.
 
-    Or only what is named: 9, '0*:sm_90a', ':cpu'. Killed, the same command goes on within 20 hours. The run folder
-    holds index.html for people, summary.md for a build server, and results.json for programs.
+    Or only what is named, all of it together: 9, '0*:sm_90a', ':cpu'. Killed, the same command goes on within 20 hours.
+    The run folder holds index.html for people, summary.md for a build server, and results.json for programs.
 
     \b
     Examples:
       runner.py sweep --latest --baseline sweeps --budget 2h
-      runner.py sweep 9 ':sm_90a'
+      runner.py sweep 9:sm_90a ':cpu'
       runner.py sweep --slurm --slurm-option partition=gpu --gpu-type sm_90a=h200
 
     Exit status 1: something is worse or needs attention; 0: nothing. What pack.toml calls `known` does not count,

@@ -2,15 +2,15 @@
 # requires-python = ">=3.12,<3.13"
 # dependencies = ["megatron-core==0.19.2", "numpy==2.3.5", "packaging==26.3", "torch==2.11.0", "triton==3.6.0"]
 # ///
-"""Megatron DSA: no CUDA graph captures the backward of the indexer's loss, which makes 1 copy from the host, not 0.
+"""Megatron DSA: the backward of the indexer's loss makes 1 copy from the host, not 0, so no CUDA graph captures it.
 
-bwd_fused_indexer_loss_naive makes the number of rows with torch.tensor(float(b * sq), device=...). CUDA graph capture
+bwd_fused_indexer_loss_naive makes the number of rows with torch.tensor(float(b * sq), device=...), and a capture
 refuses that: "Cannot copy between CPU and CUDA tensors during CUDA graph capture". The loss per token, a sum over rows,
-needs no such number. On a GPU both are captured. Without one, meta tensors go through the same lines, and the calls of
-torch.tensor(number, device=...) are counted.
+needs no such number: it must pass. On a GPU the script captures both. Without one it takes meta tensors through the
+same lines, and counts the calls of torch.tensor(number, device=...).
 
     uv run reproduce.py                        # megatron-core 0.19.2: BUG_REPRODUCED, exit status 10
-    PYTHONPATH=CHECKOUT python reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0
+    PYTHONPATH=CHECKOUT uv run reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0
 """
 
 import sys
@@ -51,7 +51,7 @@ def obstacles(per_token):
 
 
 what = "copies from the host" if DEVICE == "meta" else "failed captures"
-per_token, mean = obstacles(per_token=True), obstacles(per_token=False)  # a capture that fails breaks the CUDA context
+per_token, mean = obstacles(per_token=True), obstacles(per_token=False)  # in this order: a failed capture breaks CUDA
 print(f"loss per token: {per_token} {what}, right is 0\nloss as a mean: {mean} {what}, right is 0")
 if per_token:
     print("UNSUPPORTED: the loss per token, which needs no number of rows, is wrong too")

@@ -4,11 +4,11 @@
 # ///
 """Megatron's TileLang backend declines absorbed MLA of 64 + 64 (latent + RoPE dimension), and 0 warnings say so.
 
-It accepts DeepSeek V3.2's 512 + 64 alone. With all other dimensions, attention takes the unfused path, which holds
-[B, H, S, S] scores. Right is an output, or a warning. Without a GPU, PyTorch stands in for the forward kernel.
+It accepts DeepSeek V3.2's 512 + 64 alone, which must be right. With other dimensions, attention takes the unfused path,
+which holds [B, H, S, S] scores. Right is an output, or a warning. Without a GPU, PyTorch stands for the forward kernel.
 
-    uv run reproduce.py                        # megatron-core 0.19.2
-    PYTHONPATH=CHECKOUT python reproduce.py    # a checkout with the patch
+    uv run reproduce.py                        # megatron-core 0.19.2: BUG_REPRODUCED, exit status 10
+    PYTHONPATH=CHECKOUT uv run reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0
 """
 
 import logging

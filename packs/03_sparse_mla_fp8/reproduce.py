@@ -4,13 +4,13 @@
 # ///
 """Megatron's fused sparse MLA reads an FP8 query and key as silent copies, 2 times their bytes, or as 2 NULL pointers.
 
-Transformer Engine's Float8Tensor reports the dtype that it stands for, bfloat16, and data_ptr() 0. The dispatcher looks
-at the dtype alone, and its permute() dequantizes without a word. With a batch of 2 or more and lengths that are
-multiples of 256, SparseMLA.apply gives the wrappers to the kernel: two NULL pointers. Brought by
-https://github.com/NVIDIA/Megatron-LM/pull/5049. Without a GPU, the kernel, tilelang and TE's extension are mocks.
+The dtype of Transformer Engine's Float8Tensor is bfloat16, which it stands for, and its data_ptr() is 0. The dispatcher
+looks at the dtype alone, and its permute() dequantizes without a word. SparseMLA.apply gives the kernel the wrappers,
+two NULL pointers, if the batch is 2 or more and lengths are multiples of 256. Plain bfloat16 must be right.
+Since https://github.com/NVIDIA/Megatron-LM/pull/5049. Without a GPU, the kernel, tilelang and TE's extension are mocks.
 
     uv run reproduce.py                        # megatron-core 0.19.2: BUG_REPRODUCED, exit status 10
-    PYTHONPATH=CHECKOUT python reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0
+    PYTHONPATH=CHECKOUT uv run reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0
 """
 
 import importlib.util

@@ -8,11 +8,10 @@
 The kernel writes the product, and the causal decay on it, under three names: dAinv for dADT, dp_t_block for dK and
 s_block for dQ. The results are right, and the compiler merges the three: this is a clean-up and makes nothing faster.
 The script counts the products in Triton's interpreter, where nothing is merged. It needs no GPU and uses none.
-
 https://github.com/state-spaces/mamba/pull/1025 changes the same backward.
 
-    PYTHONPATH=mamba_ssm-2.3.2.post1 python reproduce.py    # the release, unpacked: BUG_REPRODUCED, exit status 10
-    PYTHONPATH=CHECKOUT python reproduce.py                 # with the patch: FIX_VALIDATED, exit status 0
+    PYTHONPATH=mamba_ssm-2.3.2.post1 uv run reproduce.py    # the release, unpacked: BUG_REPRODUCED, exit status 10
+    PYTHONPATH=CHECKOUT uv run reproduce.py                 # with the patch: FIX_VALIDATED, exit status 0
 """
 
 import importlib.util

@@ -5,12 +5,13 @@
 # mamba-ssm has no wheel, so it is not a dependency: PYTHONPATH=CHECKOUT is an unpacked sdist or a clone.
 """Mamba-3 MIMO's backward raises "G value of 2 is not currently supported!" for 2 groups of 8 heads.
 
-The forward accepts any number of groups that divides the heads. mamba_mimo_bwd_combined gets dQ and dK of each head
-from its kernels, and sums them over the heads of a group where there is one group only. Its varlen twin does the same.
+mamba_mimo_bwd_combined gets dQ and dK of each head from its kernels, and sums them over a group's heads only where
+there is one group. The forward accepts every number that divides the heads. The varlen twin raises, too. The reference
+has a group for each head, and sums its gradients over each group. One group must agree with it.
 https://github.com/state-spaces/mamba/pull/967 has fixed the default branch; no release has it.
 
-    PYTHONPATH=mamba_ssm-2.3.2.post1 python reproduce.py    # the release, unpacked: BUG_REPRODUCED, exit status 10
-    PYTHONPATH=CHECKOUT python reproduce.py                 # with the patch: FIX_VALIDATED, exit status 0
+    PYTHONPATH=mamba_ssm-2.3.2.post1 uv run reproduce.py    # the release, unpacked: BUG_REPRODUCED, exit status 10
+    PYTHONPATH=CHECKOUT uv run reproduce.py                 # with the patch: FIX_VALIDATED, exit status 0
 """
 
 import importlib.util
@@ -30,7 +31,7 @@ def write_head_numbers(*tensors):
     """Stand for the kernels without a GPU: dQ and dK of head h are 2**h."""
     for x in tensors:
         if x is not None and x.shape == (B, S * R, H, N):
-            x.copy_(2.0 ** torch.arange(H)[:, None])
+            x.copy_(2.0 ** torch.arange(H)[:, None])  # each set of heads has a sum of its own
 
 
 if device == "cpu":

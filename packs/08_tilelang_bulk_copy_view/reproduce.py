@@ -4,13 +4,14 @@
 # ///
 """A tilelang loop of two stages loads every tile to one address if it copies through T.view: tiles are overwritten.
 
-The two stages have two pairs of barriers, so tile i + 1 may land on tile i while the gemm reads it. No error is raised.
-Cause: GetVersionedBuffers (src/cuda/transform/multi_version_buffer_rewriter.cc, since 0.1.9, #2002) counts what the
-producer writes and the consumer reads by BufferNode. A view is another BufferNode on the same data.
+Each stage has its own barriers, so tile i + 1 may land on tile i while the gemm reads it: on an H200 50 of 50 launches
+are wrong, without an error. Without the view, all must be right.
+Cause: GetVersionedBuffers (src/cuda/transform/multi_version_buffer_rewriter.cc) counts what the producer writes and the
+consumer reads by BufferNode, and a view is another BufferNode on the same data. Since release 0.1.9:
+https://github.com/tile-ai/tilelang/pull/2002. Launches on a Hopper GPU; elsewhere reads the CUDA source, without nvcc.
 
-Near: https://github.com/tile-ai/tilelang/pull/2002. Launches on a Hopper GPU; elsewhere reads the CUDA, without nvcc.
-    uv run reproduce.py                        # the release 0.1.15: BUG_REPRODUCED
-    PYTHONPATH=CHECKOUT python reproduce.py    # a checkout, patched and built: FIX_VALIDATED
+    uv run reproduce.py                        # release 0.1.15: BUG_REPRODUCED, exit status 10
+    PYTHONPATH=CHECKOUT uv run reproduce.py    # a built checkout with a fix (there is no patch here): exit status 0
 """
 
 import re

@@ -4,13 +4,11 @@
 # ///
 """HybridModel with cross_entropy_fusion_impl="linear" raises in its first forward with labels; GPTModel does not.
 
-It is an UnboundLocalError: 'loss'. With multi-token prediction it is a TypeError, which is not shown here.
-
+It is an UnboundLocalError: 'loss'. Without the fusion the loss must be right. No GPU is needed.
 Cause: HybridModel builds ColumnParallelLinear and gives its logits to compute_language_model_loss, which has no branch
-for "linear". The fusion is on the branch dev only, so there is no package to install.
-Related: https://github.com/NVIDIA/Megatron-LM/pull/3226
+for "linear". The fusion is on the branch dev only. Related: https://github.com/NVIDIA/Megatron-LM/pull/3226
 
-    PYTHONPATH=CHECKOUT uv run reproduce.py              # the branch dev, and the same with the patch
+    PYTHONPATH=CHECKOUT uv run reproduce.py    # branch dev: BUG_REPRODUCED, exit status 10; patched: FIX_VALIDATED, 0
 """
 
 import sys

@@ -1,14 +1,15 @@
 # /// script
-# requires-python = ">=3.11,<3.13"
+# requires-python = ">=3.12,<3.13"
 # dependencies = ["megatron-core==0.19.2", "numpy==2.3.5", "packaging==26.3", "torch==2.11.0", "triton==3.6.0"]
 # ///
 """DSA without fused kernels makes tensors of 4 GiB where 0.25 GiB would do, for 8192 tokens and 16 indexer heads.
 
 It holds the indexer's scores of all heads at once, [queries, batch, heads, keys] in fp32: in the top-k, in the
-indexer loss, and again in its backward. Only their sum over heads is used. modelscope/mcore-bridge#36 is a user.
+indexer loss, and again in its backward. Only their sum over heads is used. One head must make its own scores alone.
+Met in https://github.com/modelscope/mcore-bridge/issues/36. Without a GPU, tensors are on meta: they have no data.
 
-    uv run reproduce.py                         # megatron-core 0.19.2; without a GPU it uses tensors without data
-    PYTHONPATH=CHECKOUT python reproduce.py     # a patched checkout of Megatron-LM
+    uv run reproduce.py                        # megatron-core 0.19.2: BUG_REPRODUCED, exit status 10
+    PYTHONPATH=CHECKOUT uv run reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0
 """
 
 import sys
@@ -45,6 +46,6 @@ single, many = largest_tensor(1), largest_tensor(HEADS)
 print(f"largest tensor of a step: {many:.2f} GiB with {HEADS} heads, {single:.2f} GiB with 1 head; right: below 1 GiB")
 if not 0.25 <= single < 0.5:  # GiB, of the scores of one head in fp32
     sys.exit(print("UNSUPPORTED: with 1 head the largest tensor is not that head's scores") or 125)
-fixed = many < 1  # a tensor with a byte for each query, head and key has 1 GiB
+fixed = many < 1  # all heads' scores take 1 GiB even with a byte each
 print("FIX_VALIDATED" if fixed else "BUG_REPRODUCED")
 sys.exit(0 if fixed else 10)

@@ -1,5 +1,5 @@
 # /// script
-# requires-python = ">=3.11,<3.13"
+# requires-python = ">=3.12,<3.13"
 # dependencies = [
 #   "einops==0.8.1", "megatron-core==0.19.2", "numpy==2.3.5", "packaging==26.3", "torch==2.13.0",
 # ]
@@ -7,9 +7,10 @@
 """A bf16 model's Mamba heads decay at rates exp(A_log) that are off by up to 0.8 %: Float16Module rounds A_log and D.
 
 MambaMixer makes both in fp32 on purpose. Float16Module calls module.bfloat16() or half(), which cast every parameter.
+Linear layers must be cast, as before. Neither a GPU nor mamba_ssm is needed.
 
-    uv run reproduce.py                         # megatron-core 0.19.2; needs no GPU and no mamba_ssm
-    PYTHONPATH=CHECKOUT python reproduce.py     # a patched checkout of Megatron-LM
+    uv run reproduce.py                        # megatron-core 0.19.2: BUG_REPRODUCED, exit status 10
+    PYTHONPATH=CHECKOUT uv run reproduce.py    # a checkout with the patch: FIX_VALIDATED, exit status 0
 """
 
 import contextlib

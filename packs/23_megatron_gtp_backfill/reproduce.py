@@ -4,11 +4,12 @@
 # ///
 """The checkpoint of a GTP model is refused once the bf16 optimizer also holds an fp32 parameter.
 
-Float16OptimizerWithFloat16Params saves the state of in_proj as out_proj, so that two tensors have one key.
+Float16OptimizerWithFloat16Params saves the state of in_proj as out_proj, so that two tensors have one key. Without the
+fp32 parameter all names must be right. No GPU is needed.
 Cause: _backfill_gtp_sharded_param_map counts the float16 parameters alone; the map that it fills counts all parameters.
 The code is on the branch main alone. Related: https://github.com/NVIDIA/Megatron-LM/pull/5929
 
-    PYTHONPATH=CHECKOUT uv run reproduce.py        # main, and the same with the patch; no GPU is needed
+    PYTHONPATH=CHECKOUT uv run reproduce.py    # branch main: BUG_REPRODUCED, exit status 10; patched: FIX_VALIDATED, 0
 """
 
 import sys

@@ -4,8 +4,9 @@
 # ///
 """Liger's fused linear cross entropy with reduction="none" rounds each token's weight to bfloat16 before the product.
 
-The incoming gradient is float32. Weights of 1 and of 1 + 2^-8 give the same gradient, bit for bit; eager PyTorch tells
-them apart. Since 0.8.2, which fixed the weights themselves: https://github.com/linkedin/Liger-Kernel/pull/1298
+The weights come as float32. 1 and 1 + 2^-8 give the same gradient of a bfloat16 input, bit for bit; eager PyTorch tells
+them apart, and a float32 input must. Since 0.8.2, which lets each token have its own weight:
+https://github.com/linkedin/Liger-Kernel/pull/1298
 
     uv run reproduce.py                                # release 0.8.5: BUG_REPRODUCED, exit status 10
     PYTHONPATH=Liger-Kernel/src uv run reproduce.py    # patched checkout: FIX_VALIDATED, exit status 0
