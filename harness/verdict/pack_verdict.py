@@ -49,13 +49,9 @@ class Judgement:
 
 def differing_outputs(pristine: LaneRecord, patched: LaneRecord) -> list[str]:
     """Name the outputs that must match and differ, or that one lane lacks."""
-    pristine_outputs = {line.name: line for line in pristine.outputs if line.must_match}
-    patched_outputs = {line.name: line for line in patched.outputs if line.must_match}
-    return sorted(
-        name
-        for name in {*pristine_outputs, *patched_outputs}
-        if pristine_outputs.get(name) != patched_outputs.get(name)
-    )
+    pristine_outputs = {line for line in pristine.outputs if line.must_match}
+    patched_outputs = {line for line in patched.outputs if line.must_match}
+    return sorted({line.name for line in pristine_outputs ^ patched_outputs})
 
 
 def _defect_results(record: LaneRecord) -> dict[str, bool]:
