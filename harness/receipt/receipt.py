@@ -122,9 +122,8 @@ class Repeats:
 class Receipt:
     """One pack on one target, as it was judged.
 
-    `ranks` is stated by pack.toml: the size of the largest group that the contract starts. It is 1 without a group,
-    and in receipts of older runners. `fix` is None where no patched lane ran. `about` names the defect checks that the
-    verdict is about; it is empty for all of them.
+    `ranks` is what pack.toml states: the size of the largest group that the contract starts, 1 without a group. `fix`
+    is None where no patched lane ran. `about` names the defect checks of the verdict; it is empty for all of them.
     """
 
     schema: Annotated[int, Form(f"{SCHEMA}, which this runner knows", SCHEMA.__eq__)]
@@ -271,15 +270,11 @@ def load_all(folder: Path, *, lanes: bool = True) -> list[Receipt]:
 
 def public_versions(receipts: list[Receipt]) -> set[str]:
     """Return the versions in receipts; those with four parts, such as cuDNN's, look like an address and are none."""
-    versions: set[str] = set()
-    for receipt in receipts:
-        versions |= {receipt.host.cudnn, receipt.host.nccl, *receipt.dependencies.packages.values()}
-    return versions
+    libraries = {text for receipt in receipts for text in (receipt.host.cudnn, receipt.host.nccl)}
+    return libraries.union(*(receipt.dependencies.packages.values() for receipt in receipts))
 
 
 def strongest(receipts: list[Receipt]) -> dict[str, Receipt]:
     """Map each target to its receipt of the strongest evidence, the newest among equals."""
-    best: dict[str, Receipt] = {}
-    for receipt in sorted(receipts, key=lambda receipt: (-receipt.evidence.rank, receipt.age)):
-        best[receipt.target] = receipt
-    return best
+    weakest_first = sorted(receipts, key=lambda receipt: (-receipt.evidence.rank, receipt.age))
+    return {receipt.target: receipt for receipt in weakest_first}

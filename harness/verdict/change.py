@@ -90,10 +90,7 @@ def _right_checks(record: LaneRecord, role: Role) -> set[str]:
 
 
 def _one_sided_change(base: LaneVerdict, head: LaneVerdict) -> Change:
-    """Say what is known where one verdict says nothing about the bug.
-
-    A right head is right, whatever base is. An error in head alone is worse than any judged base.
-    """
+    """Return the change where one verdict says nothing about the bug: an error in head is worse than a judged base."""
     sentence = f"{IN_WORDS[base].format('base')}, and {IN_WORDS[head].format('head')}"
     if head == FIXED:
         return Change(Effect.RIGHT, sentence)
