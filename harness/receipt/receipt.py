@@ -186,7 +186,7 @@ def document_of(receipt: Receipt) -> dict[str, object]:
     return document if receipt.about else {key: value for key, value in document.items() if key != "about"}
 
 
-def parse(text: str | bytes, where: str, *, lanes: bool = True) -> Receipt:
+def parse(text: str | bytes, label: str, *, lanes: bool = True) -> Receipt:
     """Parse a receipt, or raise HarnessError that names the file and every error in it.
 
     With `lanes` false the lanes are left out unread: they are nine tenths of a receipt, and many verbs need none.
@@ -197,15 +197,15 @@ def parse(text: str | bytes, where: str, *, lanes: bool = True) -> Receipt:
             _remove_unread_keys(document, lanes=lanes)
         receipt = structure.structure(document, Receipt)
     except (strict_json.StrictJsonError, structure.StructureError) as error:
-        raise HarnessError(f"{where}: {str(error)[:LONGEST_MESSAGE]}. Next: run the pack again") from None
-    beside = {"log.file": receipt.log.file} | ({"fix.name": receipt.fix.name} if receipt.fix else {})
+        raise HarnessError(f"{label}: {str(error)[:LONGEST_MESSAGE]}. Next: run the pack again") from None
+    names = {"log.file": receipt.log.file} | ({"fix.name": receipt.fix.name} if receipt.fix else {})
     errors = [
-        f"{path}: {name[:40]!r} is no file beside it" for path, name in beside.items() if not files.is_bare_name(name)
+        f"{path}: {name[:40]!r} is no file beside it" for path, name in names.items() if not files.is_bare_name(name)
     ]
     if not 1 <= receipt.repeats.agreeing <= receipt.repeats.of:
         errors.append("repeats: agreeing lies between 1 and of")
     if errors:
-        raise HarnessError(f"{where}: {'; '.join(errors)}. Next: run the pack again")
+        raise HarnessError(f"{label}: {'; '.join(errors)}. Next: run the pack again")
     return receipt
 
 
@@ -232,11 +232,11 @@ def moment(text: object) -> dt.datetime | None:
 
 def _read(path: Path, next_step: str) -> tuple[bytes, str]:
     """Read a file of a pack, and name it for people; HarnessError ends in `next_step`, which makes the file anew."""
-    where = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
+    label = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
     try:
-        return path.read_bytes(), where
+        return path.read_bytes(), label
     except OSError as error:
-        raise HarnessError(f"{where}: it cannot be read ({error.strerror}). Next: {next_step}") from None
+        raise HarnessError(f"{label}: it cannot be read ({error.strerror}). Next: {next_step}") from None
 
 
 def load(path: Path, *, lanes: bool = True) -> Receipt:
@@ -246,11 +246,11 @@ def load(path: Path, *, lanes: bool = True) -> Receipt:
 
 def load_as(path: Path, kind: type[Structured], next_step: str) -> Structured:
     """Load another JSON file of a pack; HarnessError names the file, every error in it, and the `next_step`."""
-    text, where = _read(path, next_step)
+    text, label = _read(path, next_step)
     try:
         return structure.structure(strict_json.loads(text), kind)
     except (strict_json.StrictJsonError, structure.StructureError) as error:
-        raise HarnessError(f"{where}: {str(error)[:LONGEST_MESSAGE]}. Next: {next_step}") from None
+        raise HarnessError(f"{label}: {str(error)[:LONGEST_MESSAGE]}. Next: {next_step}") from None
 
 
 def paths(folder: Path) -> list[Path]:

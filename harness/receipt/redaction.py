@@ -74,13 +74,11 @@ IPV6 = re.compile(
 @functools.lru_cache(maxsize=1024)  # the same few places and secrets, for every text of every receipt
 def spellings(text: str) -> frozenset[str]:
     """Return the spellings of a path or a secret: plain, in JSON, in a URL, as escaped bytes."""
-    escaped = json.dumps(text)[1:-1]
-    plain = json.dumps(text, ensure_ascii=False)[1:-1]
+    json_forms = {json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
+    slashes = {form.replace("/", "\\/") for form in json_forms}
     escapes = {repr(os.fsencode(text))[2:-1], ascii(text)[1:-1]}
-    quoted = {quote(text), quote(text, safe="")}
-    return frozenset(
-        {text, escaped, plain, escaped.replace("/", "\\/"), plain.replace("/", "\\/"), *escapes, *quoted} - {""}
-    )
+    url_forms = {quote(text), quote(text, safe="")}
+    return frozenset({text, *json_forms, *slashes, *escapes, *url_forms} - {""})
 
 
 class PrivateTextError(HarnessError):
@@ -131,9 +129,9 @@ class Scrubber:
         if isinstance(value, Enum):
             return value  # a word of the harness
         if isinstance(value, str):
-            clean = transform(self.scrub(value))
-            self.require_clean(field, clean)
-            return clean
+            scrubbed = transform(self.scrub(value))
+            self.require_clean(field, scrubbed)
+            return scrubbed
         if is_dataclass(value) and not isinstance(value, type):
             items = [(member.name, getattr(value, member.name)) for member in fields(value)]
             return replace(value, **{name: self.document(item, f"{field}.{name}", transform) for name, item in items})
@@ -166,9 +164,9 @@ def _service_urls() -> Iterator[tuple[str, SplitResult]]:
 def _private_names() -> dict[str, str]:
     host = socket.gethostname()
     names = {host: "the host's name", host.partition(".")[0]: "the host's name"}
-    services = {url.hostname for _, url in _service_urls() if url.hostname}
-    private = (service for service in services if not PUBLIC_HOSTS.fullmatch(service))
-    names |= dict.fromkeys(private, "the name of a private index or proxy")
+    hosts = {url.hostname for _, url in _service_urls() if url.hostname}
+    private_hosts = (name for name in hosts if not PUBLIC_HOSTS.fullmatch(name))
+    names |= dict.fromkeys(private_hosts, "the name of a private index or proxy")
     with contextlib.suppress(KeyError, OSError):
         names[getpass.getuser()] = "the user's name"
     return {name: label for name, label in names.items() if len(name) >= SHORTEST_NAME and name.lower() not in GENERIC}
@@ -176,11 +174,11 @@ def _private_names() -> dict[str, str]:
 
 def of_host(places: Mapping[Path, str], public: Iterable[str] = ()) -> Scrubber:
     """Build the scrubber for this host: besides `places` it knows HOME, TMPDIR and the interpreter."""
-    general = dict.fromkeys(map(Path, (*TEMPORARY, tempfile.gettempdir())), "$TMP") | {Path.home(): "$HOME"}
+    system_places = dict.fromkeys(map(Path, (*TEMPORARY, tempfile.gettempdir())), "$TMP") | {Path.home(): "$HOME"}
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix} - PUBLIC_PREFIXES
     interpreter = {Path(prefix): "$PYTHON" for prefix in prefixes}
     names: dict[str, str] = {}
-    for path, name in {**general, **interpreter, **places}.items():
+    for path, name in {**system_places, **interpreter, **places}.items():
         names |= {str(path): name, str(path.resolve()): name}
     secrets = {
         value: name

@@ -48,10 +48,10 @@ def reasons(pack: Pack, receipt: Receipt) -> list[str]:
 def dependency_reasons(pack: Pack, name: str, recorded: DependencyRecord, python: str) -> list[str]:
     """Say how a dependency set of the pack changed, for the Python of the record; empty where it did not."""
     try:
-        current = dependencies.named(pack.definition, name, python_tag(python))
+        members = dependencies.named(pack.definition, name, python_tag(python))
     except HarnessError:
         return ["its dependency set is gone"]
-    is_same = recorded.sha256 == current.sha256 or recorded.packages == current.versions
+    is_same = recorded.sha256 == members.sha256 or recorded.packages == members.versions
     return [] if is_same else ["the dependency set changed"]
 
 

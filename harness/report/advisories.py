@@ -215,8 +215,8 @@ def _references(pack: Pack) -> list[dict[str, str]]:
 
 
 def _details(pack: Pack, periods: list[dict[str, str]], remedy: str) -> str:
-    silent = "No error and no warning tells the user." if pack.definition.kind in SILENT else ""
-    lines = [f"{pack.definition.kind}: {pack.definition.title}. {silent}".strip()]
+    note = "No error and no warning tells the user." if pack.definition.kind in SILENT else ""
+    lines = [f"{pack.definition.kind}: {pack.definition.title}. {note}".strip()]
     lines += [f"{period['since']}; {period['fixed']}." for period in periods]
     lines += [f"Workaround: {remedy}." if remedy else "", SCOPE]
     return "\n\n".join(line[0].upper() + line[1:] for line in lines if line)
@@ -290,11 +290,11 @@ def plans(packs: list[Pack], folder: Path, now: dt.datetime) -> list[Plan]:
             continue
         path = folder / f"{identity(pack)}.json"
         names.add(path.name)
-        current = _load_record(path)
-        times = {key: str(current.get(key, stamp)) for key in ("modified", "published")}
-        if current != times | record:
-            timed = dict.fromkeys(("schema_version", "id")) | times | {"modified": stamp} | record
-            changes.append(Plan(path, "differs from its pack" if path.exists() else "is missing", to_json(timed)))
+        recorded = _load_record(path)
+        times = {key: str(recorded.get(key, stamp)) for key in ("modified", "published")}
+        if recorded != times | record:
+            dated = dict.fromkeys(("schema_version", "id")) | times | {"modified": stamp} | record
+            changes.append(Plan(path, "differs from its pack" if path.exists() else "is missing", to_json(dated)))
     orphans = [path for path in sorted(folder.glob(f"{PREFIX}*.json")) if path.name not in names]
     return changes + [Plan(path, "has no pack that proves a bug of a release", None) for path in orphans]
 

@@ -60,9 +60,9 @@ def _zip_problems(data: bytes, archive: zipfile.ZipFile, infos: list[zipfile.Zip
     folders = {str(folder) for name in names for folder in PurePosixPath(name).parents}
     yield from (f"{name} is a file and a folder" for name in names if name in folders)
     for info in infos:
-        mode, packed = info.external_attr >> 16, (info.compress_type, info.flag_bits & 1)
-        plain = stat.S_IFMT(mode) in (0, stat.S_IFREG) and not mode & 0o111 and packed == (zipfile.ZIP_DEFLATED, 0)
-        if not plain or not NAME.fullmatch(info.filename) or len(info.filename) > LONGEST_NAME:
+        mode, packing = info.external_attr >> 16, (info.compress_type, info.flag_bits & 1)
+        is_plain = stat.S_IFMT(mode) in (0, stat.S_IFREG) and not mode & 0o111 and packing == (zipfile.ZIP_DEFLATED, 0)
+        if not is_plain or not NAME.fullmatch(info.filename) or len(info.filename) > LONGEST_NAME:
             yield f"member {info.filename[:60]!r}: no plain file of the pack's folder"
         elif names.count(info.filename.casefold()) > 1:
             yield f"member {info.filename}: it stands there twice"

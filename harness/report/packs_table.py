@@ -116,14 +116,14 @@ def _strongest_evidence(pack: Pack) -> str:
     return best.evidence + (f", {best.host.gpu}" if best.host.gpu else "") if best else "-"
 
 
-def within(readme: str, name: str, written: str) -> str:
+def within(readme: str, name: str, content: str) -> str:
     """Return README.md with a text put between the two marks of that name."""
     begin, end = MARKS.format(name=name).split("...")
     before, first_mark, tail = readme.partition(begin)
     _, last_mark, after = tail.partition(end)
     if not first_mark or not last_mark:
         raise HarnessError(f"README.md has no marks of {name}. Next: {begin}{end}")
-    return f"{before}{begin}{written}{end}{after}"
+    return f"{before}{begin}{content}{end}{after}"
 
 
 def every_pack() -> list[Pack]:

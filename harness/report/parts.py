@@ -107,8 +107,8 @@ class Parts:
             for name in LaneName
             if name in receipt.lanes and receipt.lanes[name].printed
         ]
-        shown = runs if any(map(_is_judged, receipt.lanes.values())) else runs[:1]
-        return f"{source}\n\n{markdown.fenced(chr(10).join(shown), 'text')}"
+        shown_runs = runs if any(map(_is_judged, receipt.lanes.values())) else runs[:1]
+        return f"{source}\n\n{markdown.fenced(chr(10).join(shown_runs), 'text')}"
 
     def ending(self) -> str:
         """Say how an ordinary script failed on the release."""
@@ -232,9 +232,9 @@ class Parts:
 
     def _targets(self) -> list[str]:
         """List the targets that have a receipt: those of pack.toml, then those that pack.toml does not list."""
-        stated = self.pack.definition.targets
-        targets = [name for name in stated if name in self.receipts]
-        targets += [name for name in self.receipts if name not in stated and ":" not in name]
+        stated_targets = self.pack.definition.targets
+        targets = [name for name in stated_targets if name in self.receipts]
+        targets += [name for name in self.receipts if name not in stated_targets and ":" not in name]
         if not targets:
             raise MissingError("there is no receipt")
         return targets
@@ -307,17 +307,17 @@ def _host_text(receipt: Receipt, *, with_torch: bool) -> str:
 
 def _suite_lines(suite: SuiteReceipt) -> list[str]:
     """Count upstream's own tests and new tests apart: a new test says nothing about upstream's own suite."""
-    added = [row for row in suite.tests if row.change in (Change.NEW, Change.NEW_WRONG)]
-    functions = {row.test.partition("[")[0] for row in added}
-    new_before, new_after = Counter[str](row.before for row in added), Counter[str](row.after for row in added)
+    new_tests = [row for row in suite.tests if row.change in (Change.NEW, Change.NEW_WRONG)]
+    functions = {row.test.partition("[")[0] for row in new_tests}
+    new_before, new_after = Counter[str](row.before for row in new_tests), Counter[str](row.after for row in new_tests)
     own_before, own_after = Counter(suite.before) - new_before, Counter(suite.after) - new_after
     lines = []
     if own_before or own_after:
         command = markdown.code(suite_command(suite.files, suite.arguments, suite.environment), most=2000)
         counts = f"{_count_text(own_before)}; with the patch, {_count_text(own_after)}"
         lines.append(f"Upstream's own tests, {command}: {counts}.")
-    if added:
-        number = f"{_plural(len(functions), 'new test')}, {_plural(len(added), 'case')}"
+    if new_tests:
+        number = f"{_plural(len(functions), 'new test')}, {_plural(len(new_tests), 'case')}"
         lines.append(f"{number}: {_count_text(new_before)}; with the patch, {_count_text(new_after)}.")
     return lines
 

@@ -80,8 +80,8 @@ def _module_errors(receipt: Receipt, pack: Pack) -> Iterator[str]:
     hashes: dict[tuple[str, str], str] = {}
     for name, lane in receipt.lanes.items():
         for line in lane.upstream:
-            inside = line.file.startswith("$TREE/") and ".." not in PurePosixPath(line.file).parts
-            if line.module.partition(".")[0] not in pack.definition.upstream.modules or not inside:
+            is_in_tree = line.file.startswith("$TREE/") and ".." not in PurePosixPath(line.file).parts
+            if line.module.partition(".")[0] not in pack.definition.upstream.modules or not is_in_tree:
                 yield f"{name} lane: {line.module} ({line.file[:80]}) is no module under test of the tree"
             if hashes.setdefault((name, line.file), line.sha256) != line.sha256:
                 yield f"{name} lane: {line.file} has two hashes"
@@ -164,9 +164,9 @@ def _log_errors(receipt: Receipt, log: bytes) -> Iterator[str]:
         lines = remainder.split("\n== ")[0].splitlines()
         sentinel = lane.script or str(lane.verdict)
         known_lines = {*map(terminal.visible, lines), script.CUT}
-        foreign = [line for line in lane.printed.splitlines() if line.strip() and line not in known_lines]
-        if foreign and LEFT_OUT not in remainder:
-            yield f"{name} lane: printed: its log has no line {foreign[0][:60]!r}"
+        foreign_lines = [line for line in lane.printed.splitlines() if line.strip() and line not in known_lines]
+        if foreign_lines and LEFT_OUT not in remainder:
+            yield f"{name} lane: printed: its log has no line {foreign_lines[0][:60]!r}"
         if lane.printed and lane.printed.splitlines()[-1].partition(":")[0] != lane.script.partition(":")[0]:
             yield f"{name} lane: printed: its last line is no {lane.script[:60]}"
         if not mark or not any(line == sentinel or line.startswith(f"{sentinel} {{") for line in lines):

@@ -237,9 +237,9 @@ def _receipt_errors(pack: Pack, path: Path, receipt: Receipt, *, is_fresh: bool)
     if target is None:
         errors.append(f"pack.toml lists no target {receipt.target}")
     else:
-        expected = Verdict.CONFIRMED if is_asked else target.verdict if is_own or head is None else head.verdict
-        if receipt.verdict != expected:
-            errors.append(f"shows {receipt.verdict}, pack.toml expects {expected}")
+        verdict = Verdict.CONFIRMED if is_asked else target.verdict if is_own or head is None else head.verdict
+        if receipt.verdict != verdict:
+            errors.append(f"shows {receipt.verdict}, pack.toml expects {verdict}")
         missing_claims = [claim for claim in target.claims_of(receipt.evidence) if claim not in receipt.claims]
         if missing_claims and is_own:
             errors.append(f"lacks the claims {', '.join(missing_claims)}")
@@ -250,13 +250,13 @@ def _receipt_errors(pack: Pack, path: Path, receipt: Receipt, *, is_fresh: bool)
 def _pin_errors(pack: Pack, pins: dict[str, str]) -> list[str]:
     """Compare the pins of a script's header with pack.toml."""
     upstream = pack.definition.upstream
-    expected = {canonicalize_name(upstream.package): {upstream.version or "of no release: a commit is pinned"}}
+    expected_versions = {canonicalize_name(upstream.package): {upstream.version or "of no release: a commit is pinned"}}
     for members in pack.definition.dependencies.values():
         for package, dependency in members.items():
-            expected.setdefault(canonicalize_name(package), set()).add(dependency.version)
+            expected_versions.setdefault(canonicalize_name(package), set()).add(dependency.version)
     return [
         f"reproduce.py: its header pins {name}=={pins[name]}, pack.toml says {' or '.join(sorted(versions))}"
-        for name, versions in expected.items()
+        for name, versions in expected_versions.items()
         if name in pins and pins[name] not in versions
     ]
 
@@ -285,7 +285,7 @@ def duplicate_numbers(packs: list[Pack]) -> list[Finding]:
     findings = []
     for pack in packs:
         number = pack.name.partition("_")[0]
-        first = first_by_number.setdefault(number, pack.name)
-        if first != pack.name:
-            findings.append(Finding(pack.name, f"its number {number} is that of {first}"))
+        first_name = first_by_number.setdefault(number, pack.name)
+        if first_name != pack.name:
+            findings.append(Finding(pack.name, f"its number {number} is that of {first_name}"))
     return findings

@@ -110,11 +110,11 @@ def _compare_controls(base: LaneRecord, head: LaneRecord, default: Change) -> Ch
 
 def _compare_defects(base: LaneRecord, head: LaneRecord) -> Change:
     """Compare two trees that both have the bug, check by check."""
-    introduced = tuple(name for name in failed(head, Role.DEFECT) if name in _right_checks(base, Role.DEFECT))
-    if introduced:
-        return replace(PARTLY_WORSE, names=introduced)
-    fixed = tuple(name for name in failed(base, Role.DEFECT) if name in _right_checks(head, Role.DEFECT))
-    return replace(PARTLY_FIXED, names=fixed) if fixed else NO_FIX
+    introduced_names = tuple(name for name in failed(head, Role.DEFECT) if name in _right_checks(base, Role.DEFECT))
+    if introduced_names:
+        return replace(PARTLY_WORSE, names=introduced_names)
+    fixed_names = tuple(name for name in failed(base, Role.DEFECT) if name in _right_checks(head, Role.DEFECT))
+    return replace(PARTLY_FIXED, names=fixed_names) if fixed_names else NO_FIX
 
 
 def _incomplete_as_bug(side: Side) -> Side:

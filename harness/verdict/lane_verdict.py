@@ -33,8 +33,8 @@ def of_two_files(script: Script, checks: tuple[CheckLine, ...]) -> tuple[LaneVer
     if script.verdict == LaneVerdict.ERROR:
         return (LaneVerdict.BUG_REPRODUCED, defects) if defects else (LaneVerdict.ERROR, script.reason)
     if script.verdict == LaneVerdict.UNSUPPORTED:
-        verdict, alone = implied(checks), f"{CONTRACT_ALONE} ({script.reason})"
-        reason = f"{alone}: {defects}" if defects else alone
+        verdict, prefix = implied(checks), f"{CONTRACT_ALONE} ({script.reason})"
+        reason = f"{prefix}: {defects}" if defects else prefix
         return verdict, script.reason if verdict == LaneVerdict.UNSUPPORTED else reason
     if all(check.ok is None for check in checks):
         return script.verdict, script.reason
@@ -50,8 +50,8 @@ def implied(checks: tuple[CheckLine, ...]) -> LaneVerdict:
         return LaneVerdict.CONTROL_FAILED
     if Role.DEFECT in wrong_roles:
         return LaneVerdict.BUG_REPRODUCED
-    judged = any(check.role == Role.DEFECT and check.ok for check in checks)
-    return LaneVerdict.FIX_VALIDATED if judged else LaneVerdict.UNSUPPORTED
+    has_right_defect = any(check.role == Role.DEFECT and check.ok for check in checks)
+    return LaneVerdict.FIX_VALIDATED if has_right_defect else LaneVerdict.UNSUPPORTED
 
 
 def record_of(lane: Lane, run: LaneRun) -> LaneRecord:

@@ -70,15 +70,15 @@ def _judge_asked_checks(pristine: LaneRecord, patched: LaneRecord, about: tuple[
     Each of them must be wrong without the patch and right with it.
     """
     before, after = _defect_results(pristine), _defect_results(patched)
-    requested = chosen(before, about)
-    if not requested:
+    requested_names = chosen(before, about)
+    if not requested_names:
         return Judgement(Verdict.ERROR, f"no defect check that was judged matches {', '.join(about)}")
-    broken = {name for name, is_right in before.items() if is_right and not after.get(name)}
+    broken_names = {name for name, is_right in before.items() if is_right and not after.get(name)}
     problems = (
-        (Verdict.ERROR, "right without the patch already", {name for name in requested if before[name]}),
+        (Verdict.ERROR, "right without the patch already", {name for name in requested_names if before[name]}),
         (Verdict.ERROR, "not judged in the patched lane", before.keys() - after.keys()),
-        (Verdict.PATCH_BREAKS, "right without the patch, wrong with it", broken),
-        (Verdict.FIX_INEFFECTIVE, "still wrong", {name for name in requested if not after.get(name)}),
+        (Verdict.PATCH_BREAKS, "right without the patch, wrong with it", broken_names),
+        (Verdict.FIX_INEFFECTIVE, "still wrong", {name for name in requested_names if not after.get(name)}),
     )
     judgements = (
         Judgement(verdict, f"{reason}: {', '.join(sorted(names))}") for verdict, reason, names in problems if names
@@ -122,8 +122,8 @@ def _judge_both_lanes(pristine: LaneRecord, patched: LaneRecord, about: tuple[st
     outputs = differing_outputs(pristine, patched)
     if outputs:
         return Judgement(Verdict.PATCH_BREAKS, f"outputs differ from the pristine lane's: {', '.join(outputs)}")
-    matched = any(line.must_match for line in patched.outputs)
-    claims = (*patched.claims, *([BITWISE_IDENTICAL] if matched else []))
+    has_matching_output = any(line.must_match for line in patched.outputs)
+    claims = (*patched.claims, *([BITWISE_IDENTICAL] if has_matching_output else []))
     return Judgement(verdict, "", claims)
 
 
@@ -162,8 +162,8 @@ def of_runs(runs: Sequence[tuple[LaneEnd, ...]], about: tuple[str, ...] = ()) ->
         judgements.append(pair(records.get(LaneName.PRISTINE), records.get(LaneName.PATCHED), stale_reason, about))
     counts = Counter(str(judgement.verdict) for judgement in judgements)
     if len(counts) == 1:
-        common = set.intersection(*(set(judgement.claims) for judgement in judgements))
+        common_claims = set.intersection(*(set(judgement.claims) for judgement in judgements))
         last = judgements[-1]
-        return replace(last, claims=tuple(claim for claim in last.claims if claim in common)), len(judgements)
+        return replace(last, claims=tuple(claim for claim in last.claims if claim in common_claims)), len(judgements)
     text = ", ".join(f"{word} {count}/{len(judgements)}" for word, count in sorted(counts.items()))
     return Judgement(Verdict.ERROR, f"the runs differ: {text}"), max(counts.values())
