@@ -77,7 +77,7 @@ def spellings(text: str) -> frozenset[str]:
     json_forms = {json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
     slashes = {form.replace("/", "\\/") for form in json_forms}
     escapes = {repr(os.fsencode(text))[2:-1], ascii(text)[1:-1]}
-    url_forms = {quote(text), quote(text, safe="")}
+    url_forms = {quote(text, safe, errors="surrogateescape") for safe in ("/", "")}
     return frozenset({text, *json_forms, *slashes, *escapes, *url_forms} - {""})
 
 
