@@ -104,11 +104,6 @@ class HostRecord:
             return ""
         return f"{len(self.gpus)} x {self.gpus[0].name}" if len(self.gpus) > 1 else self.gpus[0].name
 
-    @property
-    def compute_capability(self) -> str:
-        """The compute capability of the GPUs, such as ``9.0``; empty where none was used."""
-        return self.gpus[0].compute_capability if self.gpus else ""
-
 
 @dataclass(frozen=True)
 class Repeats:
