@@ -55,7 +55,7 @@ def host_record(host: Host, gpus: tuple[Gpu, ...]) -> receipt.HostRecord:
 def _host_of_lanes(host: Host, members: DependencySet) -> Host:
     """Return a host with the torch and triton of a dependency set that holds them: lanes import these first.
 
-    The CUDA libraries of such a torch are listed among the packages of the set.
+    The CUDA libraries of that torch are listed among the packages of the set.
     """
     versions = members.versions
     if "torch" in versions:

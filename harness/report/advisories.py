@@ -178,7 +178,7 @@ def _judgement(lanes: tuple[Lane, ...]) -> dict[str, object]:
 
 
 def workaround(pack: Pack) -> str:
-    """Return the workaround of pack.toml, and the release on which a check has shown it; empty where there is none.
+    """Return the workaround of pack.toml, and the release on which a check has shown it; empty without a workaround.
 
     HarnessError is raised where no receipt shows that the workaround works.
     """

@@ -58,8 +58,8 @@ def make(pack: Pack, folder: Path) -> list[str]:
     """Make a branch with one commit in a checkout; return lines that say so, and what is left to the user.
 
     The branch is named after the slug of the pack. HarnessError is raised where the pack has no patch, the checkout is
-    not clean or has the branch already, the patch does not fit the commit exactly, or git or a hook refuses. The
-    checkout is then as it was.
+    not clean or has the branch already, or the patch does not fit its commit exactly. It is also raised where git or a
+    hook refuses. The checkout is then as it was.
     """
     fix = pack.ask_patch or pack.patch
     if not pack.definition.has_patch or not fix.exists():

@@ -90,7 +90,7 @@ def filled(pack: Pack, receipts: dict[str, Receipt], template: str, *, is_draft:
 
 
 def open_parts(pack: Pack, receipts: dict[str, Receipt]) -> Iterator[str]:
-    """Say which parts the draft for an ordinary script leaves out; such a gap is no error."""
+    """Say which parts the draft for an ordinary script leaves out; a gap in it is no error."""
     parts = Parts(pack, receipts, is_draft=True)
     if pack.definition.script is not None:
         template = above_line(pack.report_template.read_text(encoding="utf-8"))
