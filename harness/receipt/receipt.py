@@ -18,15 +18,15 @@ from harness.pack import forms, judges
 from harness.pack.model import Pack
 
 SCHEMA = 2
-#: What older receipts of this schema hold besides; it is null in each.
-GONE = ("acknowledged", "strength")
-#: Characters of a message: it may quote what a receipt holds.
+#: Keys that only older receipts of this schema have, with null as their value.
+OBSOLETE_KEYS = ("acknowledged", "strength")
+#: Characters of an error message, which may quote a receipt.
 LONGEST_MESSAGE = 1000
 #: The receipt of upstream's own tests, beside a pack's other receipts.
 SUITE = "upstream_tests.json"
-#: How the name of a record of wrong fixes begins, which lies beside the receipt of its target.
+#: How the file name of a record of wrong fixes begins; the file lies beside the receipt of its target.
 STRENGTH = "strength."
-#: Likewise of a record of wrong fixes that the probe had not met before.
+#: The same for a record of wrong fixes whose author had not read the checks.
 FIRST_SIGHT = "first_sight."
 
 
@@ -37,8 +37,8 @@ class UpstreamRecord:
     package: str  # its name on the package index
     version: str
     origin: str  # of the tree: pinned, release, latest, path, git or installed
-    sha256: str  # of its archive, or of the manifest of a tree that had none
-    commit: str = ""  # that the tree holds unchanged; empty for a release
+    sha256: str  # of the archive, or of the manifest of a tree without an archive
+    commit: str = ""  # the commit that the tree holds unchanged; empty for a release
 
 
 @dataclass(frozen=True)
@@ -50,14 +50,14 @@ class Hashed:
 
 
 class FixKind(StrEnum):
-    """What made the second tree of the first."""
+    """How the second tree was made from the first."""
 
     PATCH = "patch"
 
 
 @dataclass(frozen=True)
 class FixRecord:
-    """What the patched lane had that the pristine one had not."""
+    """The patch of the patched lane."""
 
     kind: FixKind
     name: str  # the patch's file in the pack
@@ -84,7 +84,7 @@ class GpuRecord:
 
 @dataclass(frozen=True)
 class HostRecord:
-    """Where it ran; what a host lacks, or what an older runner did not record, is empty."""
+    """The host of a run; a field is empty where the host lacks the thing, or an older runner did not record it."""
 
     python: str
     torch: str
@@ -99,20 +99,15 @@ class HostRecord:
 
     @property
     def gpu(self) -> str:
-        """The GPUs' name, with their number where there are several; empty where none was used."""
+        """The name of the GPUs, after their number where there are several; empty where none was used."""
         if not self.gpus:
             return ""
         return f"{len(self.gpus)} x {self.gpus[0].name}" if len(self.gpus) > 1 else self.gpus[0].name
 
-    @property
-    def compute_capability(self) -> str:
-        """Of the GPUs, such as ``9.0``; empty where none was used."""
-        return self.gpus[0].compute_capability if self.gpus else ""
-
 
 @dataclass(frozen=True)
 class Repeats:
-    """How many runs gave the verdict, of how many."""
+    """How many runs gave the verdict, out of how many."""
 
     agreeing: int = 1
     of: int = 1
@@ -120,11 +115,10 @@ class Repeats:
 
 @dataclass(frozen=True)
 class Receipt:
-    """One pack on one target, as it was seen.
+    """One pack on one target, as it was judged.
 
-    `ranks` is what pack.toml states: how many the largest group has that the probe starts and speaks for (1 where it
-    starts none, and in receipts of runners that did not record it); `fix` is None where no patched lane ran;
-    `about` names the defect checks that the verdict is about where these are not all of them.
+    `ranks` is what pack.toml states: the size of the largest group that the contract starts, 1 without a group. `fix`
+    is None where no patched lane ran. `about` names the defect checks of the verdict; it is empty for all of them.
     """
 
     schema: Annotated[int, Form(f"{SCHEMA}, which this runner knows", SCHEMA.__eq__)]
@@ -161,13 +155,13 @@ class Receipt:
         return dt.datetime.fromisoformat(self.started)
 
     def figure(self, name: str, lane: str) -> FigureLine | None:
-        """Return a figure of one lane, or None where it printed none of that name."""
+        """Return a figure of one lane, or None where the lane printed none of that name."""
         record = self.lanes.get(lane)
         return record.figure(name) if record else None
 
 
 def judged_by(pack: Pack) -> Hashed:
-    """Hash what judges a pack, by bytes and by meaning."""
+    """Hash the script and the contract of a pack, by bytes and by meaning."""
     return Hashed(judges.sha256(pack), judges.meaning_of(pack))
 
 
@@ -177,81 +171,81 @@ def hashed(path: Path) -> Hashed:
 
 
 def to_json(document: object) -> str:
-    """Write a document the way every receipt is written."""
+    """Write a document in the format of receipts."""
     return json.dumps(document, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
 
 
 def document_of(receipt: Receipt) -> dict[str, object]:
-    """Return a receipt as a JSON document; without ``about`` where it is about every check."""
+    """Return a receipt as a JSON document, without ``about`` where the verdict is about every check."""
     document = asdict(receipt)
     return document if receipt.about else {key: value for key, value in document.items() if key != "about"}
 
 
-def parse(text: str | bytes, where: str, *, lanes: bool = True) -> Receipt:
+def parse(text: str | bytes, label: str, *, lanes: bool = True) -> Receipt:
     """Parse a receipt, or raise HarnessError that names the file and every error in it.
 
-    Without `lanes` these are left out, unread: they are nine tenths of it, and many verbs need none of them.
+    With `lanes` false the lanes are left out unread: they are nine tenths of a receipt, and many verbs need none.
     """
     try:
         document = strict_json.loads(text)
         if isinstance(document, dict):
-            _prepare(document, lanes=lanes)
+            _remove_unread_keys(document, lanes=lanes)
         receipt = structure.structure(document, Receipt)
     except (strict_json.StrictJsonError, structure.StructureError) as error:
-        raise HarnessError(f"{where}: {str(error)[:LONGEST_MESSAGE]}. Next: run the pack again") from None
-    beside = {"log.file": receipt.log.file} | ({"fix.name": receipt.fix.name} if receipt.fix else {})
+        raise HarnessError(f"{label}: {str(error)[:LONGEST_MESSAGE]}. Next: run the pack again") from None
+    names = {"log.file": receipt.log.file} | ({"fix.name": receipt.fix.name} if receipt.fix else {})
     errors = [
-        f"{path}: {name[:40]!r} is no file beside it" for path, name in beside.items() if not files.is_bare_name(name)
+        f"{path}: {name[:40]!r} is no file beside it" for path, name in names.items() if not files.is_bare_name(name)
     ]
     if not 1 <= receipt.repeats.agreeing <= receipt.repeats.of:
         errors.append("repeats: agreeing lies between 1 and of")
     if errors:
-        raise HarnessError(f"{where}: {'; '.join(errors)}. Next: run the pack again")
+        raise HarnessError(f"{label}: {'; '.join(errors)}. Next: run the pack again")
     return receipt
 
 
-def _prepare(document: dict[str, Any], *, lanes: bool) -> None:
-    """Leave out of a receipt what is gone from its schema, and with `lanes` false its lanes, which are named right."""
-    for gone in [one for one in GONE if document.get(one, "") is None]:
-        del document[gone]
+def _remove_unread_keys(document: dict[str, Any], *, lanes: bool) -> None:
+    """Remove the obsolete keys, and with `lanes` false the lanes, whose names are checked."""
+    for key in [key for key in OBSOLETE_KEYS if document.get(key, "") is None]:
+        del document[key]
     names = document.get("lanes")
     if not lanes and isinstance(names, dict):
-        strange = [f"lanes: {name[:40]!r} is no lane" for name in names if name not in list(words.LaneName)]
-        if strange:
-            raise structure.StructureError(strange)
+        errors = [f"lanes: {name[:40]!r} is no lane" for name in names if name not in list(words.LaneName)]
+        if errors:
+            raise structure.StructureError(errors)
         document["lanes"] = {}
 
 
 def moment(text: object) -> dt.datetime | None:
-    """Read a date and time with its zone, as `datetime.isoformat` writes it; None where a text is none."""
+    """Read a date and time with its zone, as `datetime.isoformat` writes it; None for any other text."""
     try:
-        found = dt.datetime.fromisoformat(str(text))
+        time = dt.datetime.fromisoformat(str(text))
     except ValueError:
         return None
-    return found if found.tzinfo is not None else None
+    return time if time.tzinfo is not None else None
 
 
-def _text(path: Path, again: str) -> tuple[bytes, str]:
-    """Read a file of a pack, and name it for people; `again` makes it anew where it cannot be read."""
-    where = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
+def _read(path: Path, next_step: str) -> tuple[bytes, str]:
+    """Read a file of a pack, and name it for people; HarnessError ends in `next_step`, which makes the file anew."""
+    label = f"{path.parent.parent.name}/{path.parent.name}/{path.name}"
     try:
-        return path.read_bytes(), where
+        return path.read_bytes(), label
     except OSError as error:
-        raise HarnessError(f"{where}: it cannot be read ({error.strerror}). Next: {again}") from None
+        raise HarnessError(f"{label}: it cannot be read ({error.strerror}). Next: {next_step}") from None
 
 
 def load(path: Path, *, lanes: bool = True) -> Receipt:
-    """Load the receipt at `path`, without `lanes` where nobody needs them."""
-    return parse(*_text(path, "run the pack again"), lanes=lanes)
+    """Load the receipt at `path`; with `lanes` false its lanes stay unread."""
+    return parse(*_read(path, "run the pack again"), lanes=lanes)
 
 
-def load_as(path: Path, kind: type[Structured], again: str) -> Structured:
-    """Load another JSON file of a pack; HarnessError names it, every error in it, and what makes it anew."""
-    text, where = _text(path, again)
+def load_as(path: Path, kind: type[Structured], next_step: str) -> Structured:
+    """Load another JSON file of a pack; HarnessError names the file, every error in it, and the `next_step`."""
+    text, label = _read(path, next_step)
     try:
         return structure.structure(strict_json.loads(text), kind)
     except (strict_json.StrictJsonError, structure.StructureError) as error:
-        raise HarnessError(f"{where}: {str(error)[:LONGEST_MESSAGE]}. Next: {again}") from None
+        raise HarnessError(f"{label}: {str(error)[:LONGEST_MESSAGE]}. Next: {next_step}") from None
 
 
 def paths(folder: Path) -> list[Path]:
@@ -260,23 +254,22 @@ def paths(folder: Path) -> list[Path]:
 
 
 def is_receipt(path: Path) -> bool:
-    """Whether a JSON file in a folder of receipts is one: upstream's own tests and strengths have other shapes."""
+    """Whether a JSON file in a folder of receipts is a receipt; upstream's tests and strengths have other formats."""
     return path.name != SUITE and not path.name.startswith((STRENGTH, FIRST_SIGHT))
 
 
 def load_all(folder: Path, *, lanes: bool = True) -> list[Receipt]:
-    """Load every receipt that lies directly in `folder`, which need not exist."""
+    """Load the receipts that lie directly in `folder`, which need not exist."""
     return [load(path, lanes=lanes) for path in paths(folder)]
 
 
-def public_versions(found: list[Receipt]) -> set[str]:
-    """Return the versions that stand in receipts by design and may look like an address, as cuDNN's has four parts."""
-    return {text for one in found for text in (one.host.cudnn, one.host.nccl, *one.dependencies.packages.values())}
+def public_versions(receipts: list[Receipt]) -> set[str]:
+    """Return the versions in receipts; those with four parts, such as cuDNN's, look like an address and are none."""
+    libraries = {text for receipt in receipts for text in (receipt.host.cudnn, receipt.host.nccl)}
+    return libraries.union(*(receipt.dependencies.packages.values() for receipt in receipts))
 
 
 def strongest(receipts: list[Receipt]) -> dict[str, Receipt]:
     """Map each target to its receipt of the strongest evidence, the newest among equals."""
-    best: dict[str, Receipt] = {}
-    for receipt in sorted(receipts, key=lambda one: (-one.evidence.rank, one.age)):
-        best[receipt.target] = receipt
-    return best
+    weakest_first = sorted(receipts, key=lambda receipt: (-receipt.evidence.rank, receipt.age))
+    return {receipt.target: receipt for receipt in weakest_first}

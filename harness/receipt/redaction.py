@@ -1,4 +1,4 @@
-"""Nothing private gets out: known places become names, and what still looks private is refused."""
+"""Keep private text out of what is written: known places become names, and what still looks private is refused."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ from urllib.parse import SplitResult, quote, unquote, urlsplit
 from harness.core import errors
 from harness.core.errors import HarnessError
 
-#: Host and user names that tell nothing about anybody.
+#: Host and user names that identify nobody.
 GENERIC = frozenset(
     "localhost localdomain host root user runner ubuntu debian admin build nobody none test main work "  # noqa: SIM905
     "python torch triton cuda gpu h100 h200 sandbox container docker".split()
 )
-#: Folders that every system has; naming them $PYTHON would only mislead.
+#: Folders that every system has: the name $PYTHON would mislead.
 PUBLIC_PREFIXES = {"/", "/usr", "/usr/local"}
 TEMPORARY = ("/tmp", "/var/tmp")  # noqa: S108 - to be replaced, not used
-#: Variables of the shell whose names look like those of passwords and that hold folders.
+#: Variables of the shell that hold folders, though their names look like those of passwords.
 SHELL_FOLDERS = {"PWD", "OLDPWD"}
 SHORTEST_NAME = 3
 SHORTEST_SECRET = 8
@@ -39,7 +39,7 @@ SECRET_NAMES = re.compile(
     r"|(?:^|_)(?:PAT|AUTH|PWD|PASS|PW)$",
     re.IGNORECASE,
 )
-#: Variables that name a package index or a proxy: its host belongs to whoever runs this.
+#: Variables that name a package index or a proxy, whose host may be private.
 SERVICE_NAMES = re.compile(r"INDEX_URL$|FIND_LINKS$|_PROXY$", re.IGNORECASE)
 PUBLIC_HOSTS = re.compile(r"(?:.*\.)?(?:pypi\.org|pythonhosted\.org|pytorch\.org|nvidia\.com|localhost|127\.0\.0\.1)")
 PATTERNS = {
@@ -73,77 +73,75 @@ IPV6 = re.compile(
 
 @functools.lru_cache(maxsize=1024)  # the same few places and secrets, for every text of every receipt
 def spellings(text: str) -> frozenset[str]:
-    """Return the ways in which a path or a secret is written: plainly, in JSON, in a URL, as bytes are shown."""
-    escaped = json.dumps(text)[1:-1]
-    plain = json.dumps(text, ensure_ascii=False)[1:-1]
-    shown = {repr(os.fsencode(text))[2:-1], ascii(text)[1:-1]}
-    quoted = {quote(text), quote(text, safe="")}
-    return frozenset(
-        {text, escaped, plain, escaped.replace("/", "\\/"), plain.replace("/", "\\/"), *shown, *quoted} - {""}
-    )
+    """Return the spellings of a path or a secret: plain, in JSON, in a URL, as escaped bytes."""
+    json_forms = {json.dumps(text)[1:-1], json.dumps(text, ensure_ascii=False)[1:-1]}
+    slashes = {form.replace("/", "\\/") for form in json_forms}
+    escapes = {repr(os.fsencode(text))[2:-1], ascii(text)[1:-1]}
+    url_forms = {quote(text, safe, errors="surrogateescape") for safe in ("/", "")}
+    return frozenset({text, *json_forms, *slashes, *escapes, *url_forms} - {""})
 
 
 class PrivateTextError(HarnessError):
-    """Something private would have been written."""
+    """A text that was to be written looks private."""
 
 
 @dataclass(frozen=True)
 class Scrubber:
-    """Replaces known places by names; knows what must not be left."""
+    """Replaces known places by names, and finds what still looks private."""
 
     places: Mapping[str, str]  # absolute path to name, such as ``/home/ada`` to ``$HOME``
-    names: Mapping[str, str]  # host and user names, and what each is
-    secrets: Mapping[str, str]  # values of variables whose names say that they are secret, and the variable
-    public: frozenset[str] = frozenset()  # version numbers: one of four parts looks like an address
+    names: Mapping[str, str]  # private name to its label, such as ``the user's name``
+    secrets: Mapping[str, str]  # secret value to the variable that holds it
+    public: frozenset[str] = frozenset()  # version numbers: those of four parts look like an address
 
     def scrub(self, text: str) -> str:
-        """Replace every known place, however it is written, the longest path first."""
-        written = {way: name for place, name in self.places.items() for way in spellings(place)}
-        for way in sorted(written, key=len, reverse=True):
-            if way in text:
-                before = "" if way.startswith("\\") else r"(?<![\w.-])"
-                name = written[way].replace("\\", r"\\")
-                text = re.sub(rf"{before}{re.escape(way)}(?![\w-]|\.\w)", name, text)
+        """Replace each known place in all its spellings, the longest spelling first."""
+        names = {spelling: name for place, name in self.places.items() for spelling in spellings(place)}
+        for spelling in sorted(names, key=len, reverse=True):
+            if spelling in text:
+                before = "" if spelling.startswith("\\") else r"(?<![\w.-])"
+                name = names[spelling].replace("\\", r"\\")
+                text = re.sub(rf"{before}{re.escape(spelling)}(?![\w-]|\.\w)", name, text)
         return text
 
     def findings(self, text: str) -> Iterator[str]:
-        """Say what in a scrubbed text still looks private."""
-        yield from (what for what, pattern in PATTERNS.items() if pattern.search(text))
+        """Label what in a scrubbed text still looks private."""
+        yield from (label for label, pattern in PATTERNS.items() if pattern.search(text))
         for match in (*IPV4.finditer(text), *IPV6.finditer(text)):
             if match[0] not in self.public and _is_private_address(match[0]):
                 yield "an IP address"
-        for name, what in self.names.items():
+        for name, label in self.names.items():
             if re.search(rf"(?<![\w.-]){re.escape(name)}(?![\w-])", text, re.IGNORECASE):
-                yield what
+                yield label
         for value, variable in self.secrets.items():
-            if any(way in text for way in spellings(value)):
+            if any(spelling in text for spelling in spellings(value)):
                 yield f"the value of {variable}"
 
     def require_clean(self, field: str, text: str) -> None:
-        """Raise PrivateTextError that names `field` (and never the text) where something private is left."""
-        for what in self.findings(text):
+        """Raise PrivateTextError where something private is left; it names `field`, and never the text."""
+        for label in self.findings(text):
             raise PrivateTextError(
-                f"refused to write: {field} holds {what}. Next: keep it out of what the probe prints, then run again"
+                f"refused to write: {field} holds {label}. Next: keep it out of what the probe prints, then run again"
             )
 
-    def document(self, value: Any, field: str = "receipt", also: Callable[[str], str] = str) -> Any:  # noqa: ANN401 - any JSON
-        """Return a record or a JSON document with every text scrubbed, passed through `also`, and found clean."""
+    def document(self, value: Any, field: str, transform: Callable[[str], str] = str) -> Any:  # noqa: ANN401 - any JSON
+        """Return a record or a JSON document with each text scrubbed, passed through `transform`, and checked."""
         if isinstance(value, Enum):
-            return value  # one of our own words
+            return value  # a word of the harness
         if isinstance(value, str):
-            clean = also(self.scrub(value))
-            self.require_clean(field, clean)
-            return clean
+            scrubbed = transform(self.scrub(value))
+            self.require_clean(field, scrubbed)
+            return scrubbed
         if is_dataclass(value) and not isinstance(value, type):
-            items = [(one.name, getattr(value, one.name)) for one in fields(value)]
-            return replace(value, **{name: self.document(item, f"{field}.{name}", also) for name, item in items})
+            items = [(member.name, getattr(value, member.name)) for member in fields(value)]
+            return replace(value, **{name: self.document(item, f"{field}.{name}", transform) for name, item in items})
         if isinstance(value, dict):
             return {
-                self.document(key, field, also): self.document(item, f"{field}.{key}", also)
+                self.document(key, field, transform): self.document(item, f"{field}.{key}", transform)
                 for key, item in value.items()
             }
         if isinstance(value, list | tuple):
-            return type(value)(self.document(item, f"{field}[{index}]", also) for index, item in enumerate(value))
+            return type(value)(self.document(item, f"{field}[{index}]", transform) for index, item in enumerate(value))
         return value
 
 
@@ -155,43 +153,43 @@ def _is_private_address(text: str) -> bool:
     return not (address.is_loopback or address.is_unspecified)
 
 
-def _services() -> Iterator[tuple[str, SplitResult]]:
-    """Yield the URLs of the user's indexes and proxies, behind the variables that name them."""
+def _service_urls() -> Iterator[tuple[str, SplitResult]]:
+    """Yield the URLs of the user's indexes and proxies, after the names of their variables."""
     for name, value in os.environ.items():
         for url in value.split() if SERVICE_NAMES.search(name) else []:
             if "://" in url:
                 yield name, urlsplit(url)
 
 
-def _names() -> dict[str, str]:
+def _private_names() -> dict[str, str]:
     host = socket.gethostname()
-    found = {host: "the host's name", host.partition(".")[0]: "the host's name"}
-    services = {url.hostname for _, url in _services() if url.hostname}
-    private = (one for one in services if not PUBLIC_HOSTS.fullmatch(one))
-    found |= dict.fromkeys(private, "the name of a private index or proxy")
+    names = {host: "the host's name", host.partition(".")[0]: "the host's name"}
+    hosts = {url.hostname for _, url in _service_urls() if url.hostname}
+    private_hosts = (name for name in hosts if not PUBLIC_HOSTS.fullmatch(name))
+    names |= dict.fromkeys(private_hosts, "the name of a private index or proxy")
     with contextlib.suppress(KeyError, OSError):
-        found[getpass.getuser()] = "the user's name"
-    return {name: what for name, what in found.items() if len(name) >= SHORTEST_NAME and name.lower() not in GENERIC}
+        names[getpass.getuser()] = "the user's name"
+    return {name: label for name, label in names.items() if len(name) >= SHORTEST_NAME and name.lower() not in GENERIC}
 
 
 def of_host(places: Mapping[Path, str], public: Iterable[str] = ()) -> Scrubber:
-    """Build the scrubber for this host; it knows HOME, TMPDIR and the interpreter besides a run's own `places`."""
-    general = dict.fromkeys(map(Path, (*TEMPORARY, tempfile.gettempdir())), "$TMP") | {Path.home(): "$HOME"}
+    """Build the scrubber for this host: besides `places` it knows HOME, TMPDIR and the interpreter."""
+    system_places = dict.fromkeys(map(Path, (*TEMPORARY, tempfile.gettempdir())), "$TMP") | {Path.home(): "$HOME"}
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix} - PUBLIC_PREFIXES
     interpreter = {Path(prefix): "$PYTHON" for prefix in prefixes}
-    named: dict[str, str] = {}
-    for path, name in {**general, **interpreter, **places}.items():
-        named |= {str(path): name, str(path.resolve()): name}
+    names: dict[str, str] = {}
+    for path, name in {**system_places, **interpreter, **places}.items():
+        names |= {str(path): name, str(path.resolve()): name}
     secrets = {
         value: name
         for name, value in os.environ.items()
         if SECRET_NAMES.search(name)
         and len(value) >= SHORTEST_SECRET
-        and value not in named
+        and value not in names
         and not (name in SHELL_FOLDERS and value.startswith("/"))
     }
-    for name, url in _services():
-        ways = {url.password, unquote(url.password)} if url.password else set()
-        secrets |= {way: f"{name} (its password)" for way in ways if len(way) >= SHORTEST_SECRET}
-    kept = {place: name for place, name in named.items() if len(place) > 1}
-    return Scrubber(kept, _names(), secrets, frozenset(public))
+    for name, url in _service_urls():
+        passwords = {url.password, unquote(url.password)} if url.password else set()
+        secrets |= {password: f"{name} (its password)" for password in passwords if len(password) >= SHORTEST_SECRET}
+    named_places = {place: name for place, name in names.items() if len(place) > 1}
+    return Scrubber(named_places, _private_names(), secrets, frozenset(public))

@@ -1,11 +1,11 @@
-"""How strong a verdict is: the record of the wrong fixes that a pack's probe was shown, and what it did with each.
+"""How strong a verdict is: the wrong fixes that a pack's checks were shown, and the fate of each.
 
-It is a file of its own beside the receipt of its target, ``receipts/strength.TARGET.EVIDENCE.json``: it is made at
-another time than the receipt, by another command, and a new receipt must not lose it.
+The record lies beside the receipt of its target, in ``receipts/strength.TARGET.EVIDENCE.json``. Another command makes
+it at another time, and a new receipt must not lose it.
 
-Those of mutants/ are refused because checks were written until they were. What the probe does with wrong fixes that it
-has not met is another figure, and has a file of its own, ``receipts/first_sight.TARGET.EVIDENCE.json``. It is of that
-day's probe, so that it is never stale; a later set replaces it.
+Checks were written until they refused the wrong fixes of mutants/. How many they refuse of those that their author had
+not seen is another figure, in ``receipts/first_sight.TARGET.EVIDENCE.json``. That figure speaks of the checks of its
+day, and is never stale. A later set replaces it.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from harness.receipt.receipt import FIRST_SIGHT, STRENGTH, Hashed
 
 SCHEMA = 1
 AGAIN = "runner.py mutate --record"
-#: Said of wrong fixes in code that a target does not run.
+#: The words for wrong fixes in code that a target does not run.
 NOT_RUN_HERE = "more in code that only another target runs"
 
 
 class Fate(StrEnum):
-    """What became of a wrong fix; `elsewhere`: its code is not run on this target, and judged on another."""
+    """The fate of a wrong fix; `elsewhere`: this target does not run its code, and another target judges it."""
 
     SURVIVED = "survived"
     UNJUDGED = "unjudged"
@@ -44,27 +44,27 @@ NOT_JUDGED_HERE = frozenset({Fate.EQUIVALENT, Fate.ELSEWHERE})
 
 @dataclass(frozen=True)
 class MutantRecord:
-    """One wrong fix, and what became of it."""
+    """One wrong fix, and its fate."""
 
     name: str
-    origin: str  # `own` (written by a person), `generated`, or `unseen` (by a person who had not read the probe)
-    operator: str  # of a generated one; empty of others
+    origin: str  # `own` (written by a person), `generated`, or `unseen` (by a person who had not read the checks)
+    operator: str  # of a generated wrong fix; else empty
     why: str  # the line before its diff
     sha256: str  # of what it makes of the release, as `wrong_fixes.identity` says
     fate: Fate
     by: tuple[str, ...] = ()  # the checks that were wrong and killed it
-    #: why it is unjudged, equivalent or judged elsewhere, or how it was killed where no check says so
+    #: why it is unjudged, equivalent or judged elsewhere, or how it was killed without a wrong check
     reason: str = ""
-    #: of a survivor of the probe alone: why the runner's comparison of the lanes refuses it; empty where it does not
+    #: why the comparison of the lanes refuses a wrong fix that the checks let pass; empty where it does not
     refused: str = ""
     listed: bool = False  # in mutants/equivalent.toml, as equivalent or as judged elsewhere
     seconds: float = 0.0  # of its lane
-    date: str = ""  # of its lane, where that ran for an earlier record and was not run again; else empty
+    date: str = ""  # of its lane, where that ran for an earlier record; else empty
 
 
 @dataclass(frozen=True)
 class Count:
-    """How many wrong fixes were killed, `of` those that this target can judge; `unjudged` of them said nothing."""
+    """How many wrong fixes were killed, out of those (`of`) that this target can judge; the others by their fates."""
 
     killed: int
     of: int
@@ -78,8 +78,8 @@ class Count:
 class Strength:
     """A pack's strength on one target.
 
-    `measured_at` is the commit whose checks refused them, where these were moved since; `generated` and `seed` are
-    those of the sample; `upstream` is the sha256 of the release.
+    `measured_at` is the commit whose checks were measured, where checks moved since. `generated` and `seed` are the
+    size and the seed of the sample. `upstream` is the sha256 of the release.
     """
 
     schema: int
@@ -105,7 +105,7 @@ class Strength:
 
     @property
     def whole(self) -> Count:
-        """Own and generated ones together."""
+        """The counts of own and generated wrong fixes, added up."""
         return Count(*(sum(pair) for pair in zip(astuple(self.own), astuple(self.made), strict=True)))
 
     @property
@@ -115,37 +115,37 @@ class Strength:
 
     @property
     def is_first_sight(self) -> bool:
-        """Whether it is of wrong fixes that the probe had not met before."""
-        return bool(self.mutants) and all(one.origin == "unseen" for one in self.mutants)
+        """Whether the record is about unseen wrong fixes."""
+        return bool(self.mutants) and all(mutant.origin == "unseen" for mutant in self.mutants)
 
 
-def count(found: Iterable[MutantRecord]) -> Count:
+def count(mutants: Iterable[MutantRecord]) -> Count:
     """Count the fates of wrong fixes."""
-    fates = [one.fate for one in found]
+    fates = [mutant.fate for mutant in mutants]
     number = {str(fate): fates.count(fate) for fate in Fate}
     return Count(of=sum(fate not in NOT_JUDGED_HERE for fate in fates), **number)
 
 
 def file_name(target: str, evidence: Evidence, kind: str = STRENGTH) -> str:
-    """Return the name of the file of one target; `kind` is its beginning."""
+    """Return the file name of the record of one target; it begins with `kind`."""
     return f"{kind}{target}.{evidence}.json"
 
 
 def load(path: Path) -> Strength:
     """Load a record, or raise HarnessError that names the file and every error in it."""
-    found = receipt.load_as(path, Strength, AGAIN)
-    if found.schema != SCHEMA:
+    record = receipt.load_as(path, Strength, AGAIN)
+    if record.schema != SCHEMA:
         raise HarnessError(f"{path.name}: not of schema {SCHEMA}. Next: {AGAIN}")
-    return found
+    return record
 
 
 def files_of(pack: Pack, kind: str = STRENGTH) -> list[Path]:
-    """List the files of a pack's records; `kind` is their beginning."""
+    """List the files of a pack's records; their names begin with `kind`."""
     return sorted((pack.folder / "receipts").glob(f"{kind}*.json"))
 
 
 def find(pack: Pack, target: str, evidence: str, kind: str = STRENGTH) -> Strength | None:
-    """Return the record of one target of a pack, seen in that way; None where there is none that can be read."""
+    """Return the record of one target with that evidence; None where it is missing or cannot be read."""
     if not evidence:
         return None
     path = pack.folder / "receipts" / file_name(target, Evidence(evidence), kind)
@@ -156,72 +156,72 @@ def find(pack: Pack, target: str, evidence: str, kind: str = STRENGTH) -> Streng
 
 
 def at_first_sight(pack: Pack, target: str, evidence: str) -> Strength | None:
-    """Return what a probe did on one target with wrong fixes that it had not met; None where nobody recorded it.
+    """Return the record of unseen wrong fixes on one target; None where nobody recorded it.
 
-    Seen in that way, or else in the strongest other: it cannot be measured again, and is said wherever there is one.
+    A record with that evidence comes first, then the strongest other one: the figure cannot be measured again.
     """
-    ways = [Evidence(evidence), *(one for one in Evidence if one != evidence)] if evidence else []
-    return next((found for one in ways if (found := find(pack, target, one, FIRST_SIGHT))), None)
+    order = [Evidence(evidence), *(word for word in Evidence if word != evidence)] if evidence else []
+    return next((record for word in order if (record := find(pack, target, word, FIRST_SIGHT))), None)
 
 
 def stale(pack: Pack, strength: Strength) -> list[str]:
-    """Say why a record is STALE; nothing where it is fresh."""
-    found = []
+    """Say why a record is STALE; empty where it is fresh."""
+    findings = []
     if not strength.measured_at and judges.changed(pack, strength.probe.sha256, strength.probe.meaning):
-        found.append(judges.CHANGED)  # what was carried forward from a commit speaks of that day's
-    found += [staleness.PATCH_CHANGED] if staleness.changed(pack.patch, strength.patch) else []
-    found += ["the pinned release changed"] if strength.upstream != pack.definition.upstream.sha256 else []
-    recorded = {one.name: one.sha256 for one in strength.mutants if one.origin == "own"}
-    found += ["its own wrong fixes changed"] if recorded != wrong_fixes.identities(pack) else []
-    stated = pack.definition.strength
-    wanted, had = (stated.seed, stated.generated), (strength.seed, strength.generated)
-    found += ["pack.toml states another sample"] if wanted != had else []
+        findings.append(judges.CHANGED)  # a record that names its commit speaks of the checks of that commit
+    findings += [staleness.PATCH_CHANGED] if staleness.changed(pack.patch, strength.patch) else []
+    findings += ["the pinned release changed"] if strength.upstream != pack.definition.upstream.sha256 else []
+    recorded = {mutant.name: mutant.sha256 for mutant in strength.mutants if mutant.origin == "own"}
+    findings += ["its own wrong fixes changed"] if recorded != wrong_fixes.identities(pack) else []
+    settings = pack.definition.strength
+    stated_sample, recorded_sample = (settings.seed, settings.generated), (strength.seed, strength.generated)
+    findings += ["pack.toml states another sample"] if stated_sample != recorded_sample else []
     target = pack.definition.targets.get(strength.target)
     if target is None or strength.evidence not in target.evidence:
-        found.append(f"pack.toml lists no {strength.evidence} evidence for {strength.target}")
-    return found
+        findings.append(f"pack.toml lists no {strength.evidence} evidence for {strength.target}")
+    return findings
 
 
 def nothing(pack: Pack) -> str:
-    """Say why there is no strength: it was not measured, or the pack has no patch that a wrong one could stand for."""
+    """Say why there is no record: nobody measured it, or the pack has no patch that a wrong fix could replace."""
     return "not measured" if pack.definition.has_patch else "no patch"
 
 
 def found_again(pack: Pack, recorded: Strength, folder: str) -> list[tuple[str, str]]:
-    """Pair the names of a record's wrong fixes with those that they have in a folder of the pack.
+    """Pair the names of a record's wrong fixes with the names of the same wrong fixes in a folder of the pack.
 
-    Each is found by what it makes of the release. With another fix.patch that is another thing, and its name counts.
+    They are the same where they make the same of the release. Once fix.patch changed, equal names count, too.
     """
-    there = wrong_fixes.identities(pack, folder)
+    identities = wrong_fixes.identities(pack, folder)
     by_name = staleness.changed(pack.patch, recorded.patch)
     return [
-        (one.name, name)
-        for one in recorded.mutants
-        for name, sha256 in there.items()
-        if one.sha256 == sha256 or (by_name and one.name == name)
+        (mutant.name, name)
+        for mutant in recorded.mutants
+        for name, sha256 in identities.items()
+        if mutant.sha256 == sha256 or (by_name and mutant.name == name)
     ]
 
 
 def still_open(pack: Pack, first: Strength, covered: Iterable[str] = ()) -> list[MutantRecord]:
-    """List the wrong fixes that passed at first sight and stand neither in mutants/ nor among the `covered` names."""
-    closed = {*covered, *(name for name, _ in found_again(pack, first, wrong_fixes.OWN))}
-    passed = (one for one in first.mutants if one.fate in (Fate.SURVIVED, Fate.UNJUDGED))
-    return [one for one in passed if one.name not in closed]
+    """List the wrong fixes that passed at first sight and are neither in mutants/ nor among the `covered` names."""
+    closed_names = {*covered, *(name for name, _ in found_again(pack, first, wrong_fixes.OWN))}
+    open_mutants = (mutant for mutant in first.mutants if mutant.fate in (Fate.SURVIVED, Fate.UNJUDGED))
+    return [mutant for mutant in open_mutants if mutant.name not in closed_names]
 
 
 def summary(pack: Pack, target: str, evidence: str) -> str:
     """Write how many wrong fixes were refused, such as ``38 of 40, 2026-11-21; 7 of 10 at first sight``.
 
-    It says STALE where that is so for a reason that a bundle shows; a pack's own wrong fixes are no part of one.
+    It says STALE only for reasons that a bundle shows: the pack's own wrong fixes are no part of a bundle.
     """
-    found, first = find(pack, target, evidence), at_first_sight(pack, target, evidence)
-    said = nothing(pack)
-    if found:
-        elsewhere = f" (+{found.whole.elsewhere} elsewhere)" if found.whole.elsewhere else ""
-        said = f"{found.whole.killed} of {found.whole.of}{elsewhere}, {found.date}"
-        said += f" at commit {found.measured_at[:12]}" if found.measured_at else ""
-        said += "" if {judges.CHANGED, staleness.PATCH_CHANGED}.isdisjoint(stale(pack, found)) else " STALE"
-    if first:
-        way = "" if first.evidence == evidence else f" ({first.evidence})"
-        said += f"; {first.whole.killed} of {first.whole.of} at first sight{way}"
-    return said
+    record, first_sight = find(pack, target, evidence), at_first_sight(pack, target, evidence)
+    text = nothing(pack)
+    if record:
+        elsewhere = f" (+{record.whole.elsewhere} elsewhere)" if record.whole.elsewhere else ""
+        text = f"{record.whole.killed} of {record.whole.of}{elsewhere}, {record.date}"
+        text += f" at commit {record.measured_at[:12]}" if record.measured_at else ""
+        text += "" if {judges.CHANGED, staleness.PATCH_CHANGED}.isdisjoint(stale(pack, record)) else " STALE"
+    if first_sight:
+        evidence_note = "" if first_sight.evidence == evidence else f" ({first_sight.evidence})"
+        text += f"; {first_sight.whole.killed} of {first_sight.whole.of} at first sight{evidence_note}"
+    return text

@@ -1,4 +1,4 @@
-"""From an outcome to the receipt on disk: refused where private, written whole, together with its log."""
+"""From an outcome to the receipt on disk: private text is refused, and receipt and log are written together."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from harness.upstream.dependencies import DependencySet
 from harness.upstream.source import commit_of
 from harness.verdict.outcome import Outcome
 
-#: A lane's own folders have random names under the cache.
+#: The folders of a lane, with their random names under the cache.
 LANE_FOLDER = re.compile(r"\$CACHE/work/lane-[^/\s]+/content/(home|tmp|cwd)")
 LANE_NAMES = {"home": "$HOME", "tmp": "$TMP", "cwd": "$CWD"}
 
@@ -33,29 +33,29 @@ LANE_NAMES = {"home": "$HOME", "tmp": "$TMP", "cwd": "$CWD"}
 def scrubber(
     pack: Pack, cache: Cache, host: Host, dependency_set: DependencySet | None, trees: Mapping[Path, str]
 ) -> Scrubber:
-    """Return the scrubber that knows the folders of a pack, a cache and trees, and which versions are no address."""
-    own = {folder: f"$PACKS/{pack.name}" for folder in (pack.folder, pack.inputs) if folder is not None}
-    places = {files.REPOSITORY: "$REPOSITORY", **own, **cache.places, **trees}
+    """Return the scrubber that knows the folders of a pack, a cache and trees, and the versions that are no address."""
+    pack_folders = {folder: f"$PACKS/{pack.name}" for folder in (pack.folder, pack.inputs) if folder is not None}
+    places = {files.REPOSITORY: "$REPOSITORY", **pack_folders, **cache.places, **trees}
     versions = dependency_set.versions.values() if dependency_set else ()
     return redaction.of_host(places, (*versions, host.cudnn, host.nccl))
 
 
 def without_lane_folders(text: str) -> str:
-    """Name the folders that were a lane's own: their random names say nothing."""
+    """Replace the random names of a lane's folders."""
     return LANE_FOLDER.sub(lambda match: LANE_NAMES[match[1]], text)
 
 
 def host_record(host: Host, gpus: tuple[Gpu, ...]) -> receipt.HostRecord:
-    """Record a host, and of its GPUs those that lanes had."""
+    """Record a host, and the GPUs that lanes had."""
     records = (receipt.GpuRecord(gpu.name, ".".join(map(str, gpu.compute_capability))) for gpu in gpus)
-    found = asdict(host) | {"torch": host.torch or "", "triton": host.triton or "", "gpus": tuple(records)}
-    return receipt.HostRecord(**found | {"driver": host.driver if gpus else ""})
+    fields = asdict(host) | {"torch": host.torch or "", "triton": host.triton or "", "gpus": tuple(records)}
+    return receipt.HostRecord(**fields | {"driver": host.driver if gpus else ""})
 
 
-def _as_lanes_saw_it(host: Host, members: DependencySet) -> Host:
+def _host_of_lanes(host: Host, members: DependencySet) -> Host:
     """Return a host with the torch and triton of a dependency set that holds them: lanes import these first.
 
-    Which CUDA libraries such a torch brings stands among the packages of the set.
+    The CUDA libraries of that torch are listed among the packages of the set.
     """
     versions = members.versions
     if "torch" in versions:
@@ -63,12 +63,12 @@ def _as_lanes_saw_it(host: Host, members: DependencySet) -> Host:
     return replace(host, triton=versions.get("triton", host.triton))
 
 
-def _fix(outcome: Outcome) -> receipt.FixRecord | None:
+def _fix_record(outcome: Outcome) -> receipt.FixRecord | None:
     patch, pack = next((end.patch for end in outcome.last if end.patch and end.record), ""), outcome.cell.pack
     if not patch:
         return None
-    of = receipt.hashed(outcome.cell.patch or (pack.inputs or pack.folder) / patch)
-    return receipt.FixRecord(receipt.FixKind.PATCH, patch, of.sha256, of.meaning)
+    hashes = receipt.hashed(outcome.cell.patch or (pack.inputs or pack.folder) / patch)
+    return receipt.FixRecord(receipt.FixKind.PATCH, patch, hashes.sha256, hashes.meaning)
 
 
 def started(outcome: Outcome) -> str:
@@ -99,14 +99,14 @@ def build(outcome: Outcome, command: str, log: LogRecord) -> receipt.Receipt:
             commit=commit_of(outcome.version),
         ),
         probe=receipt.judged_by(pack),
-        fix=_fix(outcome),
+        fix=_fix_record(outcome),
         dependencies=receipt.DependencyRecord(
             name=members.name,
             sha256=members.sha256,
             packages=members.versions,
         ),
         lanes={str(name): record for name, record in outcome.lanes.items()},
-        host=host_record(_as_lanes_saw_it(outcome.last[-1].host, members), outcome.gpus),
+        host=host_record(_host_of_lanes(outcome.last[-1].host, members), outcome.gpus),
         log=log,
         command=command,
         started=started(outcome),
@@ -119,18 +119,18 @@ def build(outcome: Outcome, command: str, log: LogRecord) -> receipt.Receipt:
 
 @contextmanager
 def told() -> Iterator[None]:
-    """Raise HarnessError where the disk does not give a log or does not take a receipt."""
+    """Raise HarnessError where a log cannot be read or a receipt cannot be written."""
     try:
         yield
     except (OSError, UnicodeDecodeError) as error:
         name = Path(error.filename).name if isinstance(error, OSError) and error.filename else ""
-        why = (error.strerror or str(error)) if isinstance(error, OSError) else "a log is not UTF-8"
-        raise HarnessError(f"no receipt written: {why}{f' ({name})' if name else ''}") from None
+        reason = (error.strerror or str(error)) if isinstance(error, OSError) else "a log is not UTF-8"
+        raise HarnessError(f"no receipt written: {reason}{f' ({name})' if name else ''}") from None
 
 
 @contextmanager
-def _only_writer(folder: Path) -> Iterator[None]:
-    """Let no other runner write into a folder of receipts; the kernel ends this when the process dies."""
+def _lock(folder: Path) -> Iterator[None]:
+    """Keep other runners from writing into a folder of receipts; the kernel drops the lock when the process dies."""
     folder.mkdir(parents=True, exist_ok=True)
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
@@ -141,44 +141,43 @@ def _only_writer(folder: Path) -> Iterator[None]:
 
 
 def write(outcome: Outcome, cache: Cache, command: str, folder: Path, logs: Mapping[LaneName, str]) -> Path:
-    """Write receipt and log into `folder` and return the receipt's path; `command` makes it again.
+    """Write receipt and log into `folder` and return the receipt's path; `command` makes the receipt again.
 
-    The log's name holds its hash, and the receipt names the log: whoever reads finds the old pair or the new one. The
-    lanes' records and `logs` are scrubbed already. PrivateTextError is raised where another field looks private; then
-    nothing is written.
+    The log's name holds its hash, and the receipt names the log: a reader finds the old pair or the new pair. Records
+    and `logs` come scrubbed. Where another field looks private, PrivateTextError is raised and nothing is written.
     """
     cell, text = outcome.cell, "\n".join(f"== {name} lane ==\n{log}" for name, log in logs.items())
     name = f"{cell.target}.{cell.evidence}"
     digest = files.sha256_bytes(text.encode())
     log = LogRecord(f"{name}.{digest[:12]}.log", digest)
     scrub = scrubber(cell.pack, cache, outcome.last[-1].host, outcome.dependency_set, {})
-    built = build(outcome, command, log)
-    clean = scrub.document(replace(built, lanes={}), "receipt", without_lane_folders)
-    document = receipt.document_of(replace(clean, lanes=built.lanes))
-    return _put(folder / f"{name}.json", receipt.to_json(document), folder / log.file, text)
+    unscrubbed = build(outcome, command, log)
+    scrubbed = scrub.document(replace(unscrubbed, lanes={}), "receipt", without_lane_folders)
+    document = receipt.document_of(replace(scrubbed, lanes=unscrubbed.lanes))
+    return _write_pair(folder / f"{name}.json", receipt.to_json(document), folder / log.file, text)
 
 
 def publish(path: Path, folder: Path) -> Path:
-    """Put a receipt that lies in a run folder, and its log, into another folder; return the receipt's path there."""
+    """Copy a receipt of a run folder, and its log, into another folder; return the new path of the receipt."""
     log = path.with_name(receipt.load(path).log.file)
     with told():
-        return _put(folder / path.name, path.read_text("utf-8"), folder / log.name, log.read_text("utf-8"))
+        return _write_pair(folder / path.name, path.read_text("utf-8"), folder / log.name, log.read_text("utf-8"))
 
 
-def _put(path: Path, content: str, log: Path, text: str) -> Path:
+def _write_pair(path: Path, content: str, log: Path, text: str) -> Path:
     """Write a receipt after its log, and remove older logs."""
     folder = path.parent
-    with _only_writer(folder):
-        fresh = not log.exists()
+    with _lock(folder):
+        is_new = not log.exists()
         try:
             files.write_atomic(log, text)
             files.write_atomic(path, content)
         except BaseException:
-            if fresh:
+            if is_new:
                 log.unlink(missing_ok=True)  # no receipt names it
             raise
         name = path.stem
-        left = {*folder.glob(f"{name}.log"), *folder.glob(f"{name}.????????????.log"), *folder.glob(f".{name}.*")}
-        for other in left - {log}:
-            other.unlink()  # older ones, and what a killed writer left of its own
+        logs = {*folder.glob(f"{name}.log"), *folder.glob(f"{name}.????????????.log"), *folder.glob(f".{name}.*")}
+        for file in logs - {log}:
+            file.unlink()  # an older log, or a temporary file of a killed writer
     return path

@@ -1,6 +1,6 @@
-"""The files of a pack's wrong fixes, and what tells one from another: what its tree holds, not how it is written.
+"""The files of a pack's wrong fixes, and their identity: the content of the tree that they make, not their text.
 
-A wrong fix is a patch on the tree that has fix.patch. One that is shorter on the release itself lies in ``whole/``.
+A wrong fix is a patch on the tree that has fix.patch. Wrong fixes on the release itself lie in ``whole/``.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from harness.pack import judges
 from harness.pack.model import Pack
 from harness.upstream import patch
 
-#: Where those lie that persons wrote: with the probe before them, or without.
+#: The folders of those that people wrote: after reading the checks, and without having read them.
 OWN, UNSEEN = "mutants", "mutants/unseen"
-#: In either: those on the release itself.
+#: The folder in each for wrong fixes on the release itself.
 WHOLE = "whole"
 
 
 @dataclass(frozen=True)
 class WrongFix:
-    """The file of one."""
+    """The file of a wrong fix."""
 
     path: Path
-    is_whole: bool  # whether it is on the release, and not on fix.patch
+    is_whole: bool  # whether it applies to the release itself, and not on top of fix.patch
 
     @property
     def name(self) -> str:
@@ -33,27 +33,27 @@ class WrongFix:
 
 
 def listed(pack: Pack, folder: str = OWN) -> list[WrongFix]:
-    """List those of one folder of a pack, in the order of their names."""
+    """List the wrong fixes in a folder of a pack, by name."""
     places = ((pack.folder / folder, False), (pack.folder / folder / WHOLE, True))
-    found = [WrongFix(path, is_whole) for place, is_whole in places for path in place.glob("*.patch")]
-    return sorted(found, key=lambda one: (one.name, one.is_whole))
+    fixes = [WrongFix(path, is_whole) for place, is_whole in places for path in place.glob("*.patch")]
+    return sorted(fixes, key=lambda file: (file.name, file.is_whole))
 
 
 def fix_text(pack: Pack) -> str:
-    """Return the text of fix.patch; nothing where there is none."""
+    """Return the text of fix.patch; empty where the pack has none."""
     return pack.patch.read_text(encoding="utf-8", errors="replace") if pack.patch.exists() else ""
 
 
 @functools.lru_cache(maxsize=256)  # each target of a pack asks for all of them
 def identity(fix: str, text: str, *, is_whole: bool) -> str:
-    """Return the sha256 of what a wrong fix makes of the release; of its text where index lines are abbreviated."""
+    """Return the sha256 of what a wrong fix makes of the release, or of its text where index lines are abbreviated."""
     return patch.outcome(*([] if is_whole else [fix]), text) or judges.patch_meaning(text)
 
 
 def identities(pack: Pack, folder: str = OWN) -> dict[str, str]:
-    """Map the names of those of one folder to what each makes of the release."""
+    """Map the names of the wrong fixes in a folder to their identities."""
     fix = fix_text(pack)
     return {
-        one.name: identity(fix, one.path.read_text(encoding="utf-8", errors="replace"), is_whole=one.is_whole)
-        for one in listed(pack, folder)
+        file.name: identity(fix, file.path.read_text(encoding="utf-8", errors="replace"), is_whole=file.is_whole)
+        for file in listed(pack, folder)
     }

@@ -1,8 +1,8 @@
-"""OSV records of the bugs that packs prove, in ``advisories/``: which versions were judged, and what came of it.
+"""OSV records of the bugs that packs prove, in ``advisories/``: the versions that were judged, and their verdicts.
 
-A version is listed as affected only where a lane judged exactly that version: by a committed receipt of the pinned
-release, or by a row of ``data/history.TARGET.json``, of `runner.py versions --record`. A range says no more: it
-begins at the last wrong version and ends at the right one that follows it in the package index.
+A version is listed as affected only where a lane judged exactly that version. The verdict stands in a committed receipt
+of the pinned release, or in a row of ``data/history.TARGET.json``, of `runner.py versions --record`. A range claims no
+more: it begins at the last wrong version and ends at the right version that follows in the package index.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ from harness.core.errors import HarnessError
 from harness.core.words import Evidence, Kind, LaneName, LaneVerdict, Role, Verdict
 from harness.pack import judges
 from harness.pack.model import Pack
-from harness.receipt import receipt, staleness
-from harness.receipt.receipt import Receipt
+from harness.receipt import staleness
+from harness.receipt.receipt import Receipt, load_all, load_as, to_json
 from harness.report import links
 from harness.verdict import pack_verdict
 from harness.versions import timeline
 from harness.versions.timeline import RIGHT, WRONG, Entry, History, Period
 
-#: Of the OSV schema; the records use nothing that is newer.
+#: The version of the OSV schema; the records use nothing newer.
 SCHEMA_VERSION = "1.7.0"
-#: Kinds of bug that no error and no warning tells the user of.
+#: Kinds of bug that raise no error and no warning.
 SILENT = frozenset({Kind.WRONG_RESULT, Kind.SILENT_FALLBACK, Kind.PRECISION})
 #: Digits of a commit that a sentence shows.
 SHOWN = 12
@@ -48,7 +48,7 @@ SCOPE = (
 
 @dataclass(frozen=True)
 class Lane:
-    """What one lane said of one version: the verdict, on what evidence, and why that is not of today's pack."""
+    """What one lane showed of one version; `outdated` says why it was not judged by today's pack."""
 
     version: str
     verdict: LaneVerdict
@@ -60,19 +60,19 @@ class Lane:
 
     @property
     def text(self) -> str:
-        """How it was shown, in words."""
-        where = f"{self.target}, {self.gpu}" if self.gpu else self.target
-        behind = f" ({'; '.join(self.outdated)} since)" if self.outdated else ""
-        return f"{self.evidence} on {where}{behind}"
+        """The evidence in words."""
+        place = f"{self.target}, {self.gpu}" if self.gpu else self.target
+        changes = f" ({'; '.join(self.outdated)} since)" if self.outdated else ""
+        return f"{self.evidence} on {place}{changes}"
 
 
 @dataclass(frozen=True)
 class Known:
-    """All that is known of the versions of one package with respect to one bug."""
+    """What is known of the versions of one package with respect to one bug."""
 
     lanes: dict[str, tuple[Lane, ...]]  # by version, as the package index writes it, the oldest first
-    #: neighbours in one history. Where their verdicts differ, the package index has no other final release between them
-    #: that is not yanked, also where the history comes from a bisection.
+    #: Neighbours in one history. Where their verdicts differ, no other final release lies between them in the package
+    #: index, except yanked releases. This holds for a history from a bisection, too.
     adjacent: frozenset[tuple[str, str]] = field(default_factory=frozenset)
 
     @property
@@ -84,67 +84,68 @@ class Known:
 def decisive(lanes: Iterable[Lane]) -> Lane:
     """Return the lane that counts for a version.
 
-    What was judged comes before what was not, today's test before an older one, and wrong before right: a bug that one
-    target shows is there.
+    A judged lane comes before an unjudged lane, a lane by today's pack before an outdated lane, and wrong before right:
+    a bug that one target shows is in the version.
     """
-    return min(lanes, key=lambda one: (one.verdict not in (WRONG, RIGHT), bool(one.outdated), one.verdict != WRONG))
+    return min(lanes, key=lambda lane: (lane.verdict not in (WRONG, RIGHT), bool(lane.outdated), lane.verdict != WRONG))
 
 
-def _history(path: Path) -> History:
-    found = receipt.load_as(path, History, "runner.py versions --record")
-    for row in found.rows if found.over == "release" else ():
+def _load_history(path: Path) -> History:
+    history = load_as(path, History, "runner.py versions --record")
+    for row in history.rows if history.over == "release" else ():
         try:
             Version(row.label)
         except InvalidVersion as error:
             raise HarnessError(f"{path.name}: {error}. Next: runner.py versions --record") from None
-    return found
+    return history
 
 
-def _of_history(pack: Pack, found: History) -> list[Lane]:
-    same = pack.probe.exists() and judges.sha256(pack) == found.probe
-    outdated = () if same else (judges.CHANGED,)
+def _history_lanes(pack: Pack, history: History) -> list[Lane]:
+    outdated = () if pack.probe.exists() and judges.sha256(pack) == history.probe else (judges.CHANGED,)
     return [
-        Lane(row.label, row.verdict, found.target, found.evidence, row.reason, outdated=outdated) for row in found.rows
+        Lane(row.label, row.verdict, history.target, history.evidence, row.reason, outdated=outdated)
+        for row in history.rows
     ]
 
 
-def _of_receipt(pack: Pack, one: Receipt) -> list[Lane]:
-    """Return what a receipt says of the pinned release."""
-    verdict = pack_verdict.PRISTINE.get(one.verdict)
-    if verdict is None or one.upstream.origin != "pinned" or pack.definition.upstream.is_commit:
-        return []  # a commit is no release that anybody could have installed
-    outdated = tuple(staleness.reasons(pack, one))
-    return [Lane(one.upstream.version, verdict, one.target, one.evidence, "", one.host.gpu, outdated)]
+def _receipt_lanes(pack: Pack, receipt: Receipt) -> list[Lane]:
+    """Return what a receipt says about the pinned release; nothing where a commit is pinned, which nobody installs."""
+    verdict = pack_verdict.PRISTINE.get(receipt.verdict)
+    if verdict is None or receipt.upstream.origin != "pinned" or pack.definition.upstream.is_commit:
+        return []
+    outdated = tuple(staleness.reasons(pack, receipt))
+    return [Lane(receipt.upstream.version, verdict, receipt.target, receipt.evidence, "", receipt.host.gpu, outdated)]
 
 
-def known(pack: Pack) -> Known:
-    """Gather what the committed receipts and histories of a pack say of releases.
+def known_versions(pack: Pack) -> Known:
+    """Gather what the committed receipts and histories of a pack say about releases.
 
-    HarnessError is raised where one of the files cannot be read; the text names it.
+    HarnessError names the file that cannot be read.
     """
-    histories = [_history(path) for path in sorted((pack.folder / "data").glob("history.*.json"))]
-    of_releases = [one for one in histories if one.over == "release"]
-    pairs = (itertools.pairwise(row.label for row in one.rows) for one in of_releases)
+    histories = [_load_history(path) for path in sorted((pack.folder / "data").glob("history.*.json"))]
+    histories = [history for history in histories if history.over == "release"]
+    pairs = (itertools.pairwise(row.label for row in history.rows) for history in histories)
     adjacent = frozenset(itertools.chain.from_iterable(pairs))
-    from_receipts = [lane for one in receipt.load_all(pack.receipts, lanes=False) for lane in _of_receipt(pack, one)]
+    lanes = [lane for receipt in load_all(pack.receipts, lanes=False) for lane in _receipt_lanes(pack, receipt)]
+    lanes += [lane for history in histories for lane in _history_lanes(pack, history)]
     by_version: dict[str, list[Lane]] = defaultdict(list)
-    for lane in [*from_receipts, *(lane for one in of_releases for lane in _of_history(pack, one))]:
+    for lane in lanes:
         by_version[lane.version].append(lane)
     return Known({version: tuple(by_version[version]) for version in sorted(by_version, key=Version)}, adjacent)
 
 
-def _period(pack: Pack, found: Known, period: Period) -> dict[str, str]:
+def _describe_period(pack: Pack, known: Known, period: Period) -> dict[str, str]:
     """Say where a stretch of wrong versions begins and ends, as exactly as the verdicts allow."""
-    labels, definition = [row.label for row in found.rows], pack.definition
+    labels, definition = list(known.lanes), pack.definition
     first, last = labels[period.first], labels[period.last]
     since, head = f"since {first}", definition.head
     if period.before is None:
         since += " or earlier"
-    elif (labels[period.before], first) not in found.adjacent:
+    elif (labels[period.before], first) not in known.adjacent:
         since += f" or earlier, after {labels[period.before]}"
     if period.after is not None:
         fixed = f"fixed in {labels[period.after]}"
-        fixed += "" if (last, labels[period.after]) in found.adjacent else f" or earlier, after {last}"
+        fixed += "" if (last, labels[period.after]) in known.adjacent else f" or earlier, after {last}"
     elif definition.fixed_in:
         fixed = f"fixed in {definition.fixed_in}, as the pack states"
     elif head is not None and head.verdict == Verdict.FIXED_UPSTREAM:
@@ -154,97 +155,96 @@ def _period(pack: Pack, found: Known, period: Period) -> dict[str, str]:
     return {"first_affected": first, "last_affected": last, "since": since, "fixed": fixed}
 
 
-def _ranges(found: Known, stretches: list[Period]) -> list[dict[str, object]]:
-    """Write the range of each stretch whose end is known: from its last version to the next one, which is right."""
-    labels = [row.label for row in found.rows]
-    ends = [(labels[one.last], labels[one.after]) for one in stretches if one.after is not None]
+def _ranges(known: Known, stretches: list[Period]) -> list[dict[str, object]]:
+    """Write a range for each stretch whose end is known: from its last version to the right version that follows."""
+    labels = list(known.lanes)
+    ends = [(labels[period.last], labels[period.after]) for period in stretches if period.after is not None]
     return [
         {"type": "ECOSYSTEM", "events": [{"introduced": last}, {"fixed": fixed}]}
         for last, fixed in ends
-        if (last, fixed) in found.adjacent
+        if (last, fixed) in known.adjacent
     ]
 
 
-def _judged(lanes: tuple[Lane, ...]) -> dict[str, object]:
-    chosen = decisive(lanes)
-    if chosen.verdict not in (WRONG, RIGHT):
-        return {"state": State.NOT_JUDGED.value, "evidence": [], "reason": f"{chosen.verdict} {chosen.reason}".strip()}
-    same = sorted((one.evidence.rank, one.target, one.text) for one in lanes if one.verdict == chosen.verdict)
-    state = State.AFFECTED if chosen.verdict == WRONG else State.UNAFFECTED
-    return {"state": state.value, "evidence": list(dict.fromkeys(text for _, _, text in same)), "reason": ""}
+def _judgement(lanes: tuple[Lane, ...]) -> dict[str, object]:
+    decisive_lane = decisive(lanes)
+    verdict = decisive_lane.verdict
+    if verdict not in (WRONG, RIGHT):
+        reason = f"{verdict} {decisive_lane.reason}".strip()
+        return {"state": State.NOT_JUDGED.value, "evidence": [], "reason": reason}
+    evidence = sorted((lane.evidence.rank, lane.target, lane.text) for lane in lanes if lane.verdict == verdict)
+    state = State.AFFECTED if verdict == WRONG else State.UNAFFECTED
+    return {"state": state.value, "evidence": list(dict.fromkeys(text for _, _, text in evidence)), "reason": ""}
 
 
 def workaround(pack: Pack) -> str:
-    """Return what a user can do meanwhile, and on which release a check has shown that; empty where there is nothing.
+    """Return the workaround of pack.toml, and the release on which a check has shown it; empty without a workaround.
 
-    HarnessError is raised where no receipt shows that it works.
+    HarnessError is raised where no receipt shows that the workaround works.
     """
-    stated = pack.definition.workaround
-    if stated is None:
+    remedy = pack.definition.workaround
+    if remedy is None:
         return ""
-    for found in receipt.load_all(pack.receipts):
-        lane = found.lanes.get(LaneName.PRISTINE)
-        checks = lane.checks if lane is not None else ()
-        controls = [one for one in checks if one.role == Role.CONTROL and one.ok is not None]
-        named = [[one for one in controls if fnmatchcase(one.name, pattern)] for pattern in stated.checks]
-        if all(some and all(one.ok for one in some) for some in named):
-            return f"{stated.text} (shown on {found.upstream.version})"
+    for receipt in load_all(pack.receipts):
+        checks = receipt.lanes[LaneName.PRISTINE].checks if LaneName.PRISTINE in receipt.lanes else ()
+        controls = [check for check in checks if check.role == Role.CONTROL and check.ok is not None]
+        groups = [[check for check in controls if fnmatchcase(check.name, pattern)] for pattern in remedy.checks]
+        if all(group and all(check.ok for check in group) for group in groups):
+            return f"{remedy.text} (shown on {receipt.upstream.version})"
     raise HarnessError(
-        f"{pack.name}/pack.toml: workaround.checks: no receipt has a control named {', '.join(stated.checks)} "
+        f"{pack.name}/pack.toml: workaround.checks: no receipt has a control named {', '.join(remedy.checks)} "
         f"that is right. Next: runner.py run {pack.name} --record"
     )
 
 
 def identity(pack: Pack) -> str:
-    """Return the id of a pack's record, which is the stem of its file."""
+    """Return the id of a pack's record, which is also the stem of its file."""
     return PREFIX + pack.name.partition("_")[0]
 
 
 def _references(pack: Pack) -> list[dict[str, str]]:
     definition = pack.definition
     repository = definition.upstream.repository.removesuffix(".git").rstrip("/")
-    found = [{"type": "PACKAGE", "url": repository}]
+    references = [{"type": "PACKAGE", "url": repository}]
     report = links.page(f"packs/{pack.name}/README.md")
-    found += [{"type": "EVIDENCE", "url": report}] if report else []
+    references += [{"type": "EVIDENCE", "url": report}] if report else []
     head = definition.head
     if head is not None and head.fixed_by:
-        found.append({"type": "FIX", "url": f"{repository}/commit/{head.fixed_by}"})
-    return found + [{"type": "WEB", "url": thread.url} for thread in definition.threads]
+        references.append({"type": "FIX", "url": f"{repository}/commit/{head.fixed_by}"})
+    return references + [{"type": "WEB", "url": thread.url} for thread in definition.threads]
 
 
-def _details(pack: Pack, periods: list[dict[str, str]], work: str) -> str:
-    silent = "No error and no warning tells the user." if pack.definition.kind in SILENT else ""
-    lines = [f"{pack.definition.kind}: {pack.definition.title}. {silent}".strip()]
-    lines += [f"{one['since']}; {one['fixed']}." for one in periods]
-    lines += [f"Workaround: {work}." if work else ""]
-    lines.append(SCOPE)
+def _details(pack: Pack, periods: list[dict[str, str]], remedy: str) -> str:
+    note = "No error and no warning tells the user." if pack.definition.kind in SILENT else ""
+    lines = [f"{pack.definition.kind}: {pack.definition.title}. {note}".strip()]
+    lines += [f"{period['since']}; {period['fixed']}." for period in periods]
+    lines += [f"Workaround: {remedy}." if remedy else "", SCOPE]
     return "\n\n".join(line[0].upper() + line[1:] for line in lines if line)
 
 
 def document(pack: Pack) -> dict[str, Any] | None:
-    """Return a pack's record without its times; None where it proves no bug of a release.
+    """Return a pack's record without its times; None where the pack proves no bug of a release.
 
     HarnessError is raised where a receipt, a history or the workaround cannot be used.
     """
-    definition, found = pack.definition, known(pack)
-    rows = found.rows
-    wrong = [row.label for row in rows if row.verdict == WRONG]
-    if definition.kind == Kind.CLEANUP or not definition.advisory or not wrong:
+    definition, known = pack.definition, known_versions(pack)
+    wrong_versions = [row.label for row in known.rows if row.verdict == WRONG]
+    if definition.kind == Kind.CLEANUP or not definition.advisory or not wrong_versions:
         return None
-    stretches, work = timeline.periods(rows), workaround(pack)
-    periods = [_period(pack, found, one) for one in stretches]
+    stretches, remedy = timeline.periods(known.rows), workaround(pack)
+    periods = [_describe_period(pack, known, stretch) for stretch in stretches]
     package = str(canonicalize_name(definition.upstream.package))
     affected: dict[str, Any] = {
         "package": {"ecosystem": "PyPI", "name": package, "purl": f"pkg:pypi/{package}"},
-        "versions": wrong,
+        "versions": wrong_versions,
     }
-    ranges = _ranges(found, stretches)
+    ranges = _ranges(known, stretches)
     report = f"packs/{pack.name}/README.md"
     return {
         "schema_version": SCHEMA_VERSION,
         "id": identity(pack),
         "summary": definition.title,
-        "details": _details(pack, periods, work),
+        "details": _details(pack, periods, remedy),
         "affected": [affected | ({"ranges": ranges} if ranges else {})],
         "references": _references(pack),
         "database_specific": {
@@ -252,25 +252,25 @@ def document(pack: Pack) -> dict[str, Any] | None:
             "kind": definition.kind.value,
             "silent": definition.kind in SILENT,
             "report": links.page(report) or report,
-            "workaround": work,
+            "workaround": remedy,
             "periods": periods,
-            "judged": {version: _judged(lanes) for version, lanes in found.lanes.items()},
+            "judged": {version: _judgement(lanes) for version, lanes in known.lanes.items()},
         },
     }
 
 
-def _kept(path: Path) -> dict[str, Any]:
-    """Return the record that lies there; an empty one where none does, or none that can be read."""
+def _load_record(path: Path) -> dict[str, Any]:
+    """Return the record at `path`; an empty dict where it is missing or cannot be read."""
     try:
-        found = strict_json.loads(path.read_bytes())
+        record = strict_json.loads(path.read_bytes())
     except (OSError, strict_json.StrictJsonError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return record if isinstance(record, dict) else {}
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is to be done with one file: its new text, or None where it has to go; `why` says what is wrong with it."""
+    """A change of one file: its new text, or None to delete it; `why` says what is wrong with the file."""
 
     path: Path
     why: str
@@ -278,31 +278,31 @@ class Plan:
 
 
 def plans(packs: list[Pack], folder: Path, now: dt.datetime) -> list[Plan]:
-    """List the records that are missing, differ from their packs, or have no pack; nothing where all are fresh.
+    """List the records that are missing, differ from their packs, or have no pack.
 
     HarnessError is raised where a pack's files cannot be used.
     """
     stamp = now.astimezone(dt.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    found, wanted = [], set()
+    changes, names = [], set()
     for pack in packs:
-        one = document(pack)
-        if one is None:
+        record = document(pack)
+        if record is None:
             continue
         path = folder / f"{identity(pack)}.json"
-        wanted.add(path.name)
-        kept = _kept(path)
-        times = {key: str(kept.get(key, stamp)) for key in ("modified", "published")}
-        if kept != times | one:
-            timed = dict.fromkeys(("schema_version", "id")) | times | {"modified": stamp} | one
-            found.append(Plan(path, "differs from its pack" if path.exists() else "is missing", receipt.to_json(timed)))
-    gone = [path for path in sorted(folder.glob(f"{PREFIX}*.json")) if path.name not in wanted]
-    return found + [Plan(path, "has no pack that proves a bug of a release", None) for path in gone]
+        names.add(path.name)
+        recorded = _load_record(path)
+        times = {key: str(recorded.get(key, stamp)) for key in ("modified", "published")}
+        if recorded != times | record:
+            dated = dict.fromkeys(("schema_version", "id")) | times | {"modified": stamp} | record
+            changes.append(Plan(path, "differs from its pack" if path.exists() else "is missing", to_json(dated)))
+    orphans = [path for path in sorted(folder.glob(f"{PREFIX}*.json")) if path.name not in names]
+    return changes + [Plan(path, "has no pack that proves a bug of a release", None) for path in orphans]
 
 
-def carry_out(found: list[Plan]) -> None:
+def carry_out(plans: list[Plan]) -> None:
     """Write and delete files as planned."""
-    for one in found:
-        if one.text is None:
-            one.path.unlink(missing_ok=True)
+    for plan in plans:
+        if plan.text is None:
+            plan.path.unlink(missing_ok=True)
         else:
-            files.write_atomic(one.path, one.text)
+            files.write_atomic(plan.path, plan.text)

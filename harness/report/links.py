@@ -1,9 +1,8 @@
-"""Where this repository is on the web: one setting, ``[tool.reproducer-packs] repository_url`` in pyproject.toml.
+"""The address of this repository on the web: ``[tool.reproducer-packs] repository_url`` in pyproject.toml.
 
-Until the project has a public address the setting is empty, and a link is the file's path in this repository, as text:
-a relative link would lead nowhere from an upstream's page.
+While the setting is empty, a link is the path of the file, as text: upstream's pages cannot follow a relative link.
 
-README.md, docs/nights.md and deploy/github have placeholders for the address. Write it there by
+README.md, docs/nights.md and deploy/github have placeholders for the address. Replace them by
 ``sed -i 's|https://RAW-URL-OF-THIS-REPOSITORY|URL/raw/main|; s|https://URL-OF-THIS-REPOSITORY|URL|' FILES``.
 """
 
@@ -20,7 +19,7 @@ BRANCH = "main"
 
 @functools.cache
 def repository_url() -> str:
-    """Return the URL of this repository, without a slash at its end; empty while it has none."""
+    """Return the URL of this repository, without a slash at its end; empty while it has no address."""
     path = files.REPOSITORY / "pyproject.toml"
     if not path.exists():  # installed without its repository
         return ""
@@ -29,10 +28,10 @@ def repository_url() -> str:
 
 
 def page(path: str) -> str:
-    """Return the URL of a file of this repository (or of a heading in it); empty while there is no address."""
+    """Return the URL of a file, or of a heading in a file, of this repository; empty while it has no address."""
     return f"{repository_url()}/blob/{BRANCH}/{path}" if repository_url() else ""
 
 
 def to(path: str) -> str:
-    """Link a file of this repository by its path in it."""
+    """Link a file of this repository, with its path as the text of the link."""
     return f"[{path}]({page(path)})" if page(path) else f"`{path}`"

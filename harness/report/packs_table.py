@@ -1,6 +1,6 @@
-"""What README.md shows of the packs: its first figure, the output of a run, the table of packs; a test compares them.
+"""What README.md shows of the packs: its first figure, the output of a run, the table of packs.
 
-``python -m harness.report.packs_table`` writes them.
+``python -m harness.report.packs_table`` writes them, and a test compares them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from harness.report import advisories, parts, run_table
 from harness.report.run_table import RunRow
 
 MARKS = "<!-- {name}: written by python -m harness.report.packs_table -->\n...<!-- end of {name} -->\n"
-#: The figure that the README opens with, and the sentence around it.
+#: The figure that README.md opens with, its neighbour, and the sentence around both.
 FIRST = ("20_tilelang_reduce_barrier", "sm_90a.executed.json", "wrong_launches_sum")
 CONTROL = "wrong_launches_sync_threads"
 SENTENCE = (
@@ -33,19 +33,19 @@ HEADER = ["pack", "what goes wrong", "release", "since", "default branch", "seen
 
 
 def text(packs: list[Pack]) -> str:
-    """Write the table: packs to file first, and of these the silent bugs first."""
-    return f"{markdown.table(HEADER, [_row(pack) for pack in sorted(packs, key=_order)])}\n"
+    """Write the table: packs to file first, and among them silent bugs first."""
+    return f"{markdown.table(HEADER, [_row(pack) for pack in sorted(packs, key=_sort_key)])}\n"
 
 
 def first_figure(folder: Path) -> str:
-    """Write the sentence that README.md opens with, from a receipt below the folder of packs."""
+    """Write the sentence that README.md opens with, from a receipt in the folder of packs."""
     pack, file, name = FIRST
-    found = receipt.load(folder / pack / "receipts" / file)
-    figures = {one.name: one for one in found.lanes[LaneName.PRISTINE].figures}
+    recorded = receipt.load(folder / pack / "receipts" / file)
+    figures = {line.name: line for line in recorded.lanes[LaneName.PRISTINE].figures}
     return SENTENCE.format(
-        gpu=found.host.gpu,
-        package=found.upstream.package,
-        version=found.upstream.version,
+        gpu=recorded.host.gpu,
+        package=recorded.upstream.package,
+        version=recorded.upstream.version,
         control=figures[CONTROL].value,
         measured=figures[name].value,
         unit=figures[name].unit,
@@ -53,25 +53,25 @@ def first_figure(folder: Path) -> str:
 
 
 def first_run(folder: Path) -> str:
-    """Write what the run that README.md begins with prints, from its receipt below the folder of packs."""
+    """Write the output of the run that README.md begins with, from its receipt in the folder of packs."""
     pack, file = FIRST_RUN
-    found, definition = receipt.load(folder / pack / "receipts" / file), load.load_pack(folder / pack).definition
-    figures = (found.figure(definition.leading_figure, lane) for lane in LaneName)
+    recorded, definition = receipt.load(folder / pack / "receipts" / file), load.load_pack(folder / pack).definition
+    figures = (recorded.figure(definition.leading_figure, lane) for lane in LaneName)
     row = RunRow(
         pack=pack,
         kind=definition.kind,
-        target=found.target,
-        evidence=found.evidence,
-        pristine=found.lanes[LaneName.PRISTINE].verdict,
-        patched=found.lanes[LaneName.PATCHED].verdict,
-        verdict=found.verdict,
+        target=recorded.target,
+        evidence=recorded.evidence,
+        pristine=recorded.lanes[LaneName.PRISTINE].verdict,
+        patched=recorded.lanes[LaneName.PATCHED].verdict,
+        verdict=recorded.verdict,
         figure=figure_text(*figures),
-        tree=f"{found.upstream.package} {found.upstream.version}",
+        tree=f"{recorded.upstream.package} {recorded.upstream.version}",
     )
     return f"```\n{run_table.as_text([row])}```\n"
 
 
-def _order(pack: Pack) -> tuple[int, bool, int, str]:
+def _sort_key(pack: Pack) -> tuple[int, bool, int, str]:
     definition = pack.definition
     action = [*ActionKind].index(definition.action.kind) if definition.action else 0
     return action, definition.kind not in advisories.SILENT, [*Kind].index(definition.kind), pack.name
@@ -85,14 +85,14 @@ def _row(pack: Pack) -> list[str]:
         f"[{pack.name.partition('_')[0]}](packs/{pack.name})",
         f"{definition.title} ({definition.kind})",
         f"{upstream.package} {pin}",
-        _period(pack),
-        _head(pack),
-        _seen(pack),
+        _since(pack),
+        _default_branch(pack),
+        _strongest_evidence(pack),
         f"{action.kind}: {action.text}" if action else "-",
     ]
 
 
-def _period(pack: Pack) -> str:
+def _since(pack: Pack) -> str:
     document = advisories.document(pack)
     if document is None:
         return "-"
@@ -101,29 +101,29 @@ def _period(pack: Pack) -> str:
     return f"{since.removeprefix('since ')}{f', {fixed}' if fixed.startswith('fixed in ') else ''}"
 
 
-def _head(pack: Pack) -> str:
-    head = pack.definition.head
+def _default_branch(pack: Pack) -> str:
+    head, kind = pack.definition.head, pack.definition.kind
     if head is None:
         return "not judged"
-    said = [parts.said_of_tree(one.verdict, pack.definition.kind) for one in receipt.load_all(pack.receipts / "head")]
-    judged = [text for text in said if text]
-    return f"{judged[0]}, {head.date}" if judged else "not judged"
+    statements = [parts.said_of_tree(recorded.verdict, kind) for recorded in receipt.load_all(pack.receipts / "head")]
+    statement = next(filter(None, statements), "")
+    return f"{statement}, {head.date}" if statement else "not judged"
 
 
-def _seen(pack: Pack) -> str:
+def _strongest_evidence(pack: Pack) -> str:
     receipts = receipt.strongest(receipt.load_all(pack.receipts)).values()
-    best = min(receipts, key=lambda one: one.evidence.rank, default=None)
+    best = min(receipts, key=lambda recorded: recorded.evidence.rank, default=None)
     return best.evidence + (f", {best.host.gpu}" if best.host.gpu else "") if best else "-"
 
 
-def within(readme: str, name: str, written: str) -> str:
-    """Return README.md with a text in its place, between the two marks of that name."""
+def within(readme: str, name: str, content: str) -> str:
+    """Return README.md with a text put between the two marks of that name."""
     begin, end = MARKS.format(name=name).split("...")
-    before, opened, rest = readme.partition(begin)
-    _, closed, after = rest.partition(end)
-    if not opened or not closed:
+    before, first_mark, tail = readme.partition(begin)
+    _, last_mark, after = tail.partition(end)
+    if not first_mark or not last_mark:
         raise HarnessError(f"README.md has no marks of {name}. Next: {begin}{end}")
-    return f"{before}{begin}{written}{end}{after}"
+    return f"{before}{begin}{content}{end}{after}"
 
 
 def every_pack() -> list[Pack]:
@@ -132,11 +132,11 @@ def every_pack() -> list[Pack]:
 
 
 def written(readme: str) -> str:
-    """Return README.md as receipts and definitions have it now."""
+    """Return README.md as today's receipts and definitions give it."""
     folder = REPOSITORY / "packs"
     texts = {"packs": text(every_pack()), "first figure": first_figure(folder), "first run": first_run(folder)}
-    for name, found in texts.items():
-        readme = within(readme, name, found)
+    for name, content in texts.items():
+        readme = within(readme, name, content)
     return readme
 
 

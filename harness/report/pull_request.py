@@ -1,7 +1,7 @@
-"""One commit in the user's own checkout: a pack's patch and its test, ready to be pushed by the one who signs it.
+"""One commit in the user's checkout: a pack's patch and its test, ready to be signed and pushed by the user.
 
-Unlike everywhere else git runs here with the user's own configuration, identity and hooks: the checkout and the commit
-are the user's. Nothing is pushed, nothing is signed off.
+The checkout and the commit are the user's: only here git runs with the user's configuration, identity and hooks.
+Nothing is pushed, nothing is signed off.
 """
 
 from __future__ import annotations
@@ -19,34 +19,34 @@ from harness.pack.model import Pack
 from harness.upstream import patch
 from harness.upstream.patch import NO_BLOB
 
-#: What would make git work elsewhere than in the checkout.
+#: Variables that would make git work outside the checkout.
 ELSEWHERE = {"GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE", "GIT_OBJECT_DIRECTORY", "GIT_COMMON_DIR", "GIT_NAMESPACE"}
-#: A patch applies where its lines are, byte for byte, whatever the user's configuration says of whitespace.
+#: Options by which a patch applies byte for byte, whatever the user's configuration says about whitespace.
 EXACTLY = ("-c", "apply.whitespace=nowarn", "-c", "apply.ignoreWhitespace=no")
 TAIL_LINES = 12
 
 
-def _git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    """Run git in a checkout, as the user would."""
+def _run_git(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run git in a checkout, with the user's environment."""
     environment = {name: value for name, value in os.environ.items() if name not in ELSEWHERE}
     return git.start([*arguments], folder, environment)
 
 
-def _answer(folder: Path, *arguments: str) -> str:
-    """Return what git prints, or raise with what it says."""
-    ended = _git(folder, *arguments)
-    if ended.returncode != 0:
-        raise HarnessError(f"git {arguments[0]}: {_tail(ended.stderr or ended.stdout)}")
-    return ended.stdout.rstrip("\n")
+def _git_output(folder: Path, *arguments: str) -> str:
+    """Return what git prints on standard output, or raise HarnessError with its error."""
+    completed = _run_git(folder, *arguments)
+    if completed.returncode != 0:
+        raise HarnessError(f"git {arguments[0]}: {_last_lines(completed.stderr or completed.stdout)}")
+    return completed.stdout.rstrip("\n")
 
 
-def _tail(text: str) -> str:
+def _last_lines(text: str) -> str:
     lines = [line for line in text.splitlines() if line.strip()]
     return "\n".join(lines[-TAIL_LINES:]) or "it said nothing"
 
 
-def _message(text: str) -> str:
-    """Return the commit message that a patch carries before its ``---``."""
+def _commit_message(text: str) -> str:
+    """Return the commit message of a patch, which stands before its ``---``."""
     head = re.split(r"(?m)^(?:---$|diff --git )", text, maxsplit=1)[0].strip()
     if not head.startswith("Subject: "):
         raise HarnessError("the patch does not open with 'Subject: '. Next: runner.py check")
@@ -57,86 +57,87 @@ def _message(text: str) -> str:
 def make(pack: Pack, folder: Path) -> list[str]:
     """Make a branch with one commit in a checkout; return lines that say so, and what is left to the user.
 
-    HarnessError is raised where the pack has no patch, or the checkout is no clone of it, is not clean, has the branch
-    already, is at a commit that the patch does not fit exactly, or git or a hook refuses. The checkout is then as it
-    was. The branch is named for the pack by its slug.
+    The branch is named after the slug of the pack. HarnessError is raised where the pack has no patch, the checkout is
+    not clean or has the branch already, or the patch does not fit its commit exactly. It is also raised where git or a
+    hook refuses. The checkout is then as it was.
     """
     fix = pack.ask_patch or pack.patch
     if not pack.definition.has_patch or not fix.exists():
         raise HarnessError(f"{pack.name}: it has no patch. Next: runner.py report {pack.name}")
     branch = "fix-" + pack.name.partition("_")[2].replace("_", "-")
-    folder, message = folder.resolve(), _message(fix.read_text(encoding="utf-8"))
+    folder, message = folder.resolve(), _commit_message(fix.read_text(encoding="utf-8"))
     _require_clean(folder)
-    with _branch(folder, branch):
-        for path in (one for one in (fix, pack.upstream_test_patch) if one.exists()):
+    with _new_branch(folder, branch):
+        for path in filter(Path.exists, (fix, pack.upstream_test_patch)):
             _apply(folder, path)
         _commit(folder, message)
-    commit, author = _answer(folder, "rev-parse", "HEAD"), _answer(folder, "show", "--no-patch", "--format=%an <%ae>")
+    commit = _git_output(folder, "rev-parse", "HEAD")
+    author = _git_output(folder, "show", "--no-patch", "--format=%an <%ae>")
     return [
         f"branch {branch}, commit {commit[:12]} by {author}",
-        _answer(folder, "show", "--stat", "--format=%s", "HEAD"),
+        _git_output(folder, "show", "--stat", "--format=%s", "HEAD"),
         f"left to you, when you have read the commit: git push YOUR-FORK {branch}, and gh pr create --draft --fill",
     ]
 
 
 def _require_clean(folder: Path) -> None:
-    """Refuse what is no checkout, or has changes in it; below its top git would leave out files without a word."""
-    top = _git(folder, "rev-parse", "--show-toplevel") if folder.is_dir() else None
+    """Refuse a folder that is no clean checkout; in a folder below the top git leaves out files silently."""
+    top = _run_git(folder, "rev-parse", "--show-toplevel") if folder.is_dir() else None
     if top is None or top.returncode != 0 or Path(top.stdout.rstrip("\n")).resolve() != folder:
         raise HarnessError(f"--pr {folder}: not the top of a git checkout. Next: git clone the upstream")
-    changed = _answer(folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=none")
-    if changed:
-        raise HarnessError(f"--pr {folder}: it has changes ({changed.splitlines()[0][3:]}). Next: git stash")
+    changes = _git_output(folder, "status", "--porcelain", "--untracked-files=no", "--ignore-submodules=none")
+    if changes:
+        raise HarnessError(f"--pr {folder}: it has changes ({changes.splitlines()[0][3:]}). Next: git stash")
 
 
 def _apply(folder: Path, path: Path) -> None:
-    """Apply a patch where each of its lines is where it says, and hold the files to what its index lines say."""
-    listed = patch.parse(path.read_text(encoding="utf-8"))
-    exact = [one for one in listed if one.after and _blob(folder, one.path) == one.before]
-    applied = _git(folder, *EXACTLY, "apply", "--verbose", "--index", str(path.resolve()))
-    moved = [line.strip() for line in applied.stderr.splitlines() if "offset" in line or "fuzz" in line]
-    if applied.returncode != 0 or moved:
-        why = moved[0] if moved else _complaint(folder, path, applied.stderr)
+    """Apply a patch without offset or fuzz, and compare the files with its index lines."""
+    files = patch.parse(path.read_text(encoding="utf-8"))
+    verifiable = [file for file in files if file.after and _blob(folder, file.path) == file.before]
+    completed = _run_git(folder, *EXACTLY, "apply", "--verbose", "--index", str(path.resolve()))
+    offsets = [line.strip() for line in completed.stderr.splitlines() if "offset" in line or "fuzz" in line]
+    if completed.returncode != 0 or offsets:
+        reason = offsets[0] if offsets else _refusal_reason(folder, path, completed.stderr)
         raise HarnessError(
-            f"{path.name} does not fit the checkout's commit exactly: {why}. Next: git switch --detach to the commit "
-            "that the pack's report names"
+            f"{path.name} does not fit the checkout's commit exactly: {reason}. "
+            "Next: git switch --detach to the commit that the pack's report names"
         )
-    for one in exact:
-        if _blob(folder, one.path) != one.after:
-            raise HarnessError(f"{one.path} is not what the patch's index line says after applying it")
+    for file in verifiable:
+        if _blob(folder, file.path) != file.after:
+            raise HarnessError(f"{file.path} is not what the patch's index line says after applying it")
 
 
-def _complaint(folder: Path, path: Path, said: str) -> str:
-    if _git(folder, *EXACTLY, "apply", "--check", "--reverse", str(path.resolve())).returncode == 0:
+def _refusal_reason(folder: Path, path: Path, output: str) -> str:
+    if _run_git(folder, *EXACTLY, "apply", "--check", "--reverse", str(path.resolve())).returncode == 0:
         return "it holds these changes already"
-    lines = [line.removeprefix("error:").strip() for line in said.splitlines() if line.startswith("error:")]
-    return next((line for line in lines if not line.startswith("while searching")), _tail(said))
+    lines = [line.removeprefix("error:").strip() for line in output.splitlines() if line.startswith("error:")]
+    return next((line for line in lines if not line.startswith("while searching")), _last_lines(output))
 
 
 def _blob(folder: Path, path: str) -> str:
-    """Return the blob of a file in the index."""
-    return _git(folder, "rev-parse", "--verify", "--quiet", f":{path}").stdout.strip() or NO_BLOB
+    """Return the hash of a file's blob in the index."""
+    return _run_git(folder, "rev-parse", "--verify", "--quiet", f":{path}").stdout.strip() or NO_BLOB
 
 
 @contextmanager
-def _branch(folder: Path, branch: str) -> Iterator[None]:
-    """Make a branch and stay on it; where anything fails, leave the checkout as it was."""
-    named = _git(folder, "symbolic-ref", "--quiet", "--short", "HEAD")
-    commit = _answer(folder, "rev-parse", "HEAD")
-    back = [named.stdout.strip()] if named.returncode == 0 else ["--detach", commit]
-    _answer(folder, "switch", "--quiet", "--create", branch)
+def _new_branch(folder: Path, branch: str) -> Iterator[None]:
+    """Make a branch and stay on it; after an error, leave the checkout as it was."""
+    current = _run_git(folder, "symbolic-ref", "--quiet", "--short", "HEAD")
+    commit = _git_output(folder, "rev-parse", "HEAD")
+    back = [current.stdout.strip()] if current.returncode == 0 else ["--detach", commit]
+    _git_output(folder, "switch", "--quiet", "--create", branch)
     try:
         yield
     except BaseException:
-        _git(folder, "reset", "--quiet", "--hard", commit)
-        _git(folder, "switch", "--quiet", *back)
-        _git(folder, "branch", "--quiet", "-D", branch)
+        _run_git(folder, "reset", "--quiet", "--hard", commit)
+        _run_git(folder, "switch", "--quiet", *back)
+        _run_git(folder, "branch", "--quiet", "-D", branch)
         raise
 
 
 def _commit(folder: Path, message: str) -> None:
     """Commit with the user's own identity and hooks."""
-    ended = _git(folder, "commit", "--quiet", "--no-signoff", "--cleanup=whitespace", f"--message={message}")
-    if ended.returncode != 0:
-        said = _tail(ended.stderr + ended.stdout)
-        raise HarnessError(f"git, or a hook of the checkout, refused the commit; the checkout is as it was: {said}")
+    completed = _run_git(folder, "commit", "--quiet", "--no-signoff", "--cleanup=whitespace", f"--message={message}")
+    if completed.returncode != 0:
+        output = _last_lines(completed.stderr + completed.stdout)
+        raise HarnessError(f"git, or a hook of the checkout, refused the commit; the checkout is as it was: {output}")

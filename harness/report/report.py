@@ -1,7 +1,7 @@
-"""The report of a pack: what upstream reads, and below a line how it was checked.
+"""The report of a pack: a text for upstream, and below a line how it was checked.
 
-``report.in.md`` is words and placeholders. A placeholder stands for what a receipt, a data file or pack.toml holds, so
-that no figure is typed. The whole text is the pack's README.md; the part above the line is what ``report`` prints.
+``report.in.md`` has words and placeholders. A placeholder stands for a value of a receipt, a data file or pack.toml, so
+that no figure is typed. The whole text is the pack's README.md, and ``report`` prints the part above the line.
 """
 
 from __future__ import annotations
@@ -25,15 +25,15 @@ from harness.report.parts import ASK, HEAD, MissingError, Parts
 
 PLACEHOLDER = re.compile(r"\{\{(?P<form>[a-z_]+)(?::(?P<rest>[^{}]+))?\}\}")
 LEFT_OVER = re.compile(r"\{\{|\}\}|\b(?:TODO|FIXME|TBD)\b")
-#: What separates the part for upstream from how it was checked.
+#: The line below which the report says how it was checked.
 LINE = "\n---\n"
 CHECKED = "## How this was checked"
-#: What is filed where the action is at another upstream: a title, and a quoted text.
+#: The text to file at another upstream, where a report has one: a title, and a quoted text.
 QUESTION = re.compile(r"(?m)^## The question to .+\n\nTitle: (?P<title>.+)\n\n(?P<text>(?:>.*\n?)+)")
 MOST_WORDS, MOST_THREADS = 300, 3
 FENCE = re.compile(r"(?ms)^(`{3,}|~{3,})[^\n]*\n.*?^\1[ \t]*$")
 TARGET_OF_LINK = re.compile(r"\]\([^)]*\)")
-#: Words of this repository, which no text for upstream holds but as code.
+#: Words of this repository, which a text for upstream may have only as code.
 OWN_WORDS = re.compile(
     rf"\b(?:{'|'.join(sorted({*LaneVerdict, *Verdict} - {'ERROR', 'UNSUPPORTED'}))})\b"
     r"|\b(?:strengths?|lanes?|evidence|probes?|pristine|packs?|contracts?|receipts?|mutants?|at first sight)\b"
@@ -44,17 +44,17 @@ CODE = re.compile(r"`[^`\n]*`")
 
 
 def receipts_of(pack: Pack, run: Path | None = None) -> dict[str, Receipt]:
-    """Map targets to the strongest receipts, ``head:`` and ``ask:`` before those of other trees.
+    """Map targets to the strongest receipts, with ``head:`` and ``ask:`` before the targets on other trees.
 
-    The receipts in `run`, of a run, stand in the place of the pack's own for the same target. HarnessError is raised
-    where there is none.
+    The receipts in the folder `run` replace the pack's own for the same target. HarnessError is raised where there is
+    no receipt.
     """
     best = receipt.strongest(receipt.load_all(pack.receipts))
     for prefix in (HEAD, ASK):
-        others = receipt.strongest(receipt.load_all(pack.receipts / prefix.rstrip(":")))
-        best |= {prefix + target: one for target, one in others.items()}
+        tree_receipts = receipt.strongest(receipt.load_all(pack.receipts / prefix.rstrip(":")))
+        best |= {prefix + target: recorded for target, recorded in tree_receipts.items()}
     if run is not None:
-        best |= receipt.strongest([one for one in receipt.load_all(run) if one.lanes])
+        best |= receipt.strongest([recorded for recorded in receipt.load_all(run) if recorded.lanes])
     if not best:
         raise HarnessError(
             f"{pack.name}: no receipt to report from. Next: runner.py run {pack.name}, then report --from last"
@@ -65,7 +65,7 @@ def receipts_of(pack: Pack, run: Path | None = None) -> dict[str, Receipt]:
 def render(pack: Pack, receipts: dict[str, Receipt] | None = None, *, is_draft: bool = False) -> str:
     """Fill report.in.md from receipts; by default the pack's own. A draft may lack the output of the script.
 
-    HarnessError is raised where it is missing, or a placeholder cannot be filled.
+    HarnessError is raised where report.in.md is missing, or a placeholder cannot be filled.
     """
     path = pack.report_template
     if not path.exists():
@@ -77,28 +77,28 @@ def render(pack: Pack, receipts: dict[str, Receipt] | None = None, *, is_draft: 
 
 
 def filled(pack: Pack, receipts: dict[str, Receipt], template: str, *, is_draft: bool = False) -> str:
-    """Fill a template, and say below its title what is done already, or why nothing is to be done."""
+    """Fill a template; below the title stands what is done already, or why nothing is to be done."""
     parts = Parts(pack, receipts, is_draft)
     if is_draft and pack.definition.script is not None:
-        template = "\n\n".join(text for text in template.split("\n\n") if not _open_part(parts, text))
+        template = "\n\n".join(text for text in template.split("\n\n") if not _missing_text(parts, text))
     text = PLACEHOLDER.sub(lambda match: value(parts, match["form"], match["rest"]), template)
     action = pack.definition.action
     if action is not None and action.kind in (ActionKind.FIXED, ActionKind.NOTHING):
-        title, _, rest = text.partition("\n")
-        text = f"{title}\n\n*{action.text}*\n{rest}"
+        title, _, body = text.partition("\n")
+        text = f"{title}\n\n*{action.text}*\n{body}"
     return text.strip() + "\n"
 
 
 def open_parts(pack: Pack, receipts: dict[str, Receipt]) -> Iterator[str]:
-    """Say which parts a draft leaves out, where the script is its author's own: none of them refuses it."""
+    """Say which parts the draft for an ordinary script leaves out; a gap in it is no error."""
     parts = Parts(pack, receipts, is_draft=True)
     if pack.definition.script is not None:
         template = above_line(pack.report_template.read_text(encoding="utf-8"))
-        yield from filter(None, (_open_part(parts, text).strip() for text in template.split("\n\n")))
+        yield from filter(None, (_missing_text(parts, text).strip() for text in template.split("\n\n")))
 
 
-def _open_part(parts: Parts, text: str) -> str:
-    """Return what a paragraph of a template lacks; empty where it lacks nothing."""
+def _missing_text(parts: Parts, text: str) -> str:
+    """Say what a paragraph of a template lacks; empty where it lacks nothing."""
     if LEFT_OVER.search(PLACEHOLDER.sub("", text)):
         return text
     try:
@@ -110,12 +110,12 @@ def _open_part(parts: Parts, text: str) -> str:
 
 
 def above_line(text: str) -> str:
-    """Return the part of a report that is about the package under test."""
+    """Return the part of a report above its line."""
     return text.partition(LINE)[0].rstrip() + "\n"
 
 
 def for_upstream(text: str) -> str:
-    """Return what is filed: the part above the line, or the question to another upstream where a report has one."""
+    """Return the text to file: the question to another upstream where there is one, else the part above the line."""
     question = QUESTION.search(text)
     if question is None:
         return above_line(text)
@@ -123,14 +123,14 @@ def for_upstream(text: str) -> str:
 
 
 def scrubber(pack: Pack) -> Scrubber:
-    """Return what refuses the private in texts about a pack; versions that pack.toml or a receipt states are none."""
+    """Return the scrubber for texts about a pack; it knows the versions in pack.toml and in receipts as public."""
     sets = pack.definition.dependencies.values()
-    stated = {dependency.version for members in sets for dependency in members.values()}
-    return redaction.of_host({}, stated | receipt.public_versions(receipt.load_all(pack.receipts)))
+    versions = {dependency.version for members in sets for dependency in members.values()}
+    return redaction.of_host({}, versions | receipt.public_versions(receipt.load_all(pack.receipts)))
 
 
 def write(pack: Pack) -> bool:
-    """Write README.md of a pack, a draft where an output is missing; say whether it was another."""
+    """Write README.md of a pack, as a draft where an output is missing; return whether the text changed."""
     text = render(pack, is_draft=True)
     scrubber(pack).require_clean(pack.report.name, text)
     if pack.report.exists() and pack.report.read_text(encoding="utf-8") == text:
@@ -139,33 +139,33 @@ def write(pack: Pack) -> bool:
     return True
 
 
-def value(parts: Parts, form: str, rest: str | None) -> str:
-    """Return what one placeholder stands for; MissingError is raised where nothing holds it."""
+def value(parts: Parts, form: str, argument: str | None) -> str:
+    """Return the text for one placeholder; MissingError names the placeholder that cannot be filled."""
     try:
-        return _value(parts, form, rest)
+        return _placeholder_value(parts, form, argument)
     except MissingError as error:
-        whole = form if rest is None else f"{form}:{rest}"
-        raise MissingError(f"{{{{{whole}}}}}: {error}") from None
+        placeholder = form if argument is None else f"{form}:{argument}"
+        raise MissingError(f"{{{{{placeholder}}}}}: {error}") from None
 
 
-def _value(parts: Parts, form: str, rest: str | None) -> str:
-    if rest is None or form == "diff":
-        return parts.text(form, rest)
+def _placeholder_value(parts: Parts, form: str, argument: str | None) -> str:
+    if argument is None or form == "diff":
+        return parts.text(form, argument)
     if form in ("data", "table"):
-        return _data(parts.pack, form, rest)
-    prefix = HEAD if rest.startswith(HEAD) else ""
-    target, _, place = rest.removeprefix(HEAD).partition(":")
-    one = parts.receipts.get(prefix + target)
-    if one is None:
+        return _data_value(parts.pack, form, argument)
+    prefix = HEAD if argument.startswith(HEAD) else ""
+    target, _, selector = argument.removeprefix(HEAD).partition(":")
+    recorded = parts.receipts.get(prefix + target)
+    if recorded is None:
         raise MissingError(f"no receipt for {prefix + target}")
     if form in ("figure", "number", "check"):
-        return _measured(form, one, place)
+        return _measured_value(form, recorded, selector)
     raise MissingError("no placeholder of that form")
 
 
-def _measured(form: str, one: Receipt, place: str) -> str:
-    name, _, lane = place.partition(":")
-    record = one.lanes.get(lane or LaneName.PRISTINE)
+def _measured_value(form: str, recorded: Receipt, selector: str) -> str:
+    name, _, lane = selector.partition(":")
+    record = recorded.lanes.get(lane or LaneName.PRISTINE)
     lines = (record.checks if form == "check" else record.figures) if record else ()
     line = next((line for line in lines if line.name == name), None)
     if line is None:
@@ -174,29 +174,29 @@ def _measured(form: str, one: Receipt, place: str) -> str:
     if isinstance(line, CheckLine) and measured is None:
         measured = line.reason or None
     unit = f" {line.unit}" if line.unit not in ("", "1") and form != "number" else ""
-    shown = f"{significant(measured)}{unit}"
-    return markdown.code(shown) if isinstance(measured, str) else shown
+    text = f"{significant(measured)}{unit}"
+    return markdown.code(text) if isinstance(measured, str) else text
 
 
-def _data(pack: Pack, form: str, rest: str) -> str:
-    name, _, keys = rest.partition(":")
+def _data_value(pack: Pack, form: str, argument: str) -> str:
+    name, _, keys = argument.partition(":")
     path = pack.folder / "data" / name
     if not path.is_file() or path.parent.resolve() != (pack.folder / "data").resolve():
         raise MissingError(f"no file data/{name}")
     text = path.read_text(encoding="utf-8")
     if form == "table":
         return text.strip()
-    found = json.loads(text)
+    item = json.loads(text)
     for key in keys.split("."):
         try:
-            found = found[int(key)] if isinstance(found, list) else found[key]
+            item = item[int(key)] if isinstance(item, list) else item[key]
         except (KeyError, IndexError, ValueError, TypeError):
             raise MissingError(f"no {key} in data/{name}") from None
-    return significant(found)
+    return significant(item)
 
 
 def errors(pack: Pack) -> Iterator[str]:
-    """Say what keeps report.in.md from being filled, or is wrong with its form, and whether README.md is that text."""
+    """Say what keeps report.in.md from being filled, what is wrong with its form, and whether README.md is outdated."""
     name = pack.report_template.name
     if not pack.report_template.exists():
         yield f"{name} is missing"
@@ -205,22 +205,22 @@ def errors(pack: Pack) -> Iterator[str]:
     yield from (f"{name}: {match[0]!r} is left in it" for match in LEFT_OVER.finditer(PLACEHOLDER.sub("", template)))
     yield from (f"{name}: {error}" for error in form_errors(pack, template))
     if not any(receipt.paths(pack.receipts)):
-        return  # told with the receipts
+        return  # the missing receipts are findings of their own
     try:
         text = render(pack)
     except HarnessError as error:
         yield str(error).removeprefix(f"{pack.name}/").removesuffix(f". Next: runner.py check {pack.name}")
-        with suppress(HarnessError):  # what else is wrong with it, where the output alone is missing
-            yield from (f"{pack.report.name}: {one}" for one in text_errors(render(pack, is_draft=True)))
+        with suppress(HarnessError):  # further errors of the text, where only an output is missing
+            yield from (f"{pack.report.name}: {error}" for error in text_errors(render(pack, is_draft=True)))
         return
     yield from (f"{pack.report.name}: {error}" for error in text_errors(text))
     if not pack.report.exists() or pack.report.read_text(encoding="utf-8") != text:
-        again = f"Next: runner.py report {pack.name} --write"
-        yield f"{pack.report.name}: not what {name} renders to from the receipts. {again}"
+        next_step = f"Next: runner.py report {pack.name} --write"
+        yield f"{pack.report.name}: not what {name} renders to from the receipts. {next_step}"
 
 
 def form_errors(pack: Pack, template: str) -> Iterator[str]:
-    """Say where a template is not of the form that upstream gets."""
+    """Say where a template departs from the form of reports."""
     title = template.partition("\n")[0]
     if title != f"# {pack.definition.title}":
         yield "its first line is not '# ' and the title of pack.toml"
@@ -234,16 +234,12 @@ def form_errors(pack: Pack, template: str) -> Iterator[str]:
 
 
 def text_errors(text: str) -> Iterator[str]:
-    """Name what is too long for a maintainer, and words that he does not know."""
+    """Say where a text for upstream is too long, or has words of this repository."""
     for part, place in {for_upstream(text): "in the question", above_line(text): "above the line"}.items():
-        yield from _length_errors(TARGET_OF_LINK.sub("]", FENCE.sub("", part)), place)
-
-
-def _length_errors(words: str, place: str) -> Iterator[str]:
-    """Say where a text for upstream is too long, or has words that nobody there knows."""
-    number = len(words.split())
-    if number > MOST_WORDS:
-        yield f"{number} words {place} beside code, more than {MOST_WORDS}"
-    own = dict.fromkeys(match[0] for match in OWN_WORDS.finditer(CODE.sub("", words)))
-    if own:
-        yield f"words of this repository {place}: {', '.join(own)}"
+        words = TARGET_OF_LINK.sub("]", FENCE.sub("", part))
+        number = len(words.split())
+        if number > MOST_WORDS:
+            yield f"{number} words {place} beside code, more than {MOST_WORDS}"
+        own_words = dict.fromkeys(match[0] for match in OWN_WORDS.finditer(CODE.sub("", words)))
+        if own_words:
+            yield f"words of this repository {place}: {', '.join(own_words)}"

@@ -1,4 +1,4 @@
-"""The table that ends a run, and the same as JSON."""
+"""The table at the end of a run, as text and as JSON."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from harness.core.words import NO_EXPECTATION, Kind, Verdict
 from harness.receipt import figures
 from harness.verdict.outcome import Outcome
 
-#: Verdicts that need no reason beside them.
+#: Verdicts that are shown without a reason.
 PLAIN = {Verdict.CONFIRMED, Verdict.REPRODUCED, Verdict.VALIDATED, Verdict.FIXED_UPSTREAM}
-#: Verdicts of what was not judged, unless pack.toml expects another one.
+#: Verdicts of rows that were not judged, unless they deviate from pack.toml.
 UNJUDGED = {Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 SENTENCES = {
     Verdict.CONFIRMED: "{tree} has {what} on {target}; with the patch it is right.",
@@ -31,7 +31,7 @@ SENTENCES = {
 
 @dataclass(frozen=True)
 class RunRow:
-    """One pack on one target; `expectation` says so where pack.toml expects nothing of it; `ranks` are a receipt's."""
+    """One pack on one target; `expectation` is empty unless pack.toml does not list the target."""
 
     pack: str
     kind: str
@@ -51,7 +51,7 @@ class RunRow:
     tree: str = ""
 
 
-def row(outcome: Outcome, written: Path | None, logs: tuple[Path, ...] = ()) -> RunRow:
+def row(outcome: Outcome, receipt: Path | None, logs: tuple[Path, ...] = ()) -> RunRow:
     """Build the row of one outcome."""
     cell = outcome.cell
     definition = cell.pack.definition
@@ -67,7 +67,7 @@ def row(outcome: Outcome, written: Path | None, logs: tuple[Path, ...] = ()) -> 
         deviation=outcome.deviation,
         reason=outcome.judgement.reason,
         claims=outcome.judgement.claims,
-        receipt=str(written or ""),
+        receipt=str(receipt or ""),
         logs=tuple(str(log) for log in logs),
         expectation="" if cell.is_listed else NO_EXPECTATION,
         ranks=cell.stated.ranks,
@@ -77,45 +77,45 @@ def row(outcome: Outcome, written: Path | None, logs: tuple[Path, ...] = ()) -> 
 
 def as_json(rows: list[RunRow]) -> str:
     """Write the rows as one JSON document."""
-    return json.dumps([asdict(one) for one in rows], indent=1) + "\n"
+    return json.dumps([asdict(row) for row in rows], indent=1) + "\n"
 
 
 def as_text(rows: list[RunRow]) -> str:
-    """Write the rows: first what has to be said of some of them, with the logs of what deviates, then the table."""
-    remarks = [f"{one.pack} {one.target}: {line}" for one in rows for line in _remarks(one)]
+    """Write the remarks on rows, with the logs of rows that deviate, then a sentence, then the table."""
+    remarks = [f"{row.pack} {row.target}: {line}" for row in rows for line in _remarks(row)]
     table = Table("pack", "kind", "target", "evidence", "unpatched", "patched", "verdict", "figure", box=None)
-    for one in rows:
-        verdict = f"{one.verdict} ({one.expectation})" if one.expectation else one.verdict
-        cells = (one.pack, one.kind, one.target, one.evidence, one.pristine, one.patched, verdict, one.figure)
+    for row in rows:
+        verdict = f"{row.verdict} ({row.expectation})" if row.expectation else row.verdict
+        cells = (row.pack, row.kind, row.target, row.evidence, row.pristine, row.patched, verdict, row.figure)
         table.add_row(*(cell or "-" for cell in cells))
-    return rendered([*remarks, _sentence(rows), table])
+    return rendered([*remarks, _summary(rows), table])
 
 
-def _sentence(rows: list[RunRow]) -> str:
-    """Say in words what the table says: of one row what it means, of several how many gave which verdict."""
+def _summary(rows: list[RunRow]) -> str:
+    """Sum up the table in a sentence: the meaning of a single row, or the counts of several."""
     if len(rows) > 1:
-        left = [one for one in rows if one.verdict in UNJUDGED and not one.deviation]
-        judged = [one for one in rows if one not in left]
-        expected = sum(not one.deviation for one in judged)
-        parts = [f"{expected} of {len(judged)} as expected: {_counted(judged)}"] if judged else []
-        parts += [f"{len(left)} not judged: {_counted(left)}"] if left else []
+        unjudged = [row for row in rows if row.verdict in UNJUDGED and not row.deviation]
+        judged = [row for row in rows if row not in unjudged]
+        expected = sum(not row.deviation for row in judged)
+        parts = [f"{expected} of {len(judged)} as expected: {_count_text(judged)}"] if judged else []
+        parts += [f"{len(unjudged)} not judged: {_count_text(unjudged)}"] if unjudged else []
         return f"{'; '.join(parts)}."
-    one = rows[0]
-    said = SENTENCES.get(Verdict(one.verdict), "{verdict} on {target}.")
-    return said.format(tree=one.tree or one.pack, target=one.target, verdict=one.verdict, what=Kind(one.kind).what)
+    row = rows[0]
+    sentence = SENTENCES.get(Verdict(row.verdict), "{verdict} on {target}.")
+    return sentence.format(tree=row.tree or row.pack, target=row.target, verdict=row.verdict, what=Kind(row.kind).what)
 
 
-def _counted(rows: list[RunRow]) -> str:
-    counts = Counter(one.verdict for one in rows)
+def _count_text(rows: list[RunRow]) -> str:
+    counts = Counter(row.verdict for row in rows)
     return ", ".join(f"{number} {word}" for word, number in counts.items())
 
 
-def _remarks(one: RunRow) -> list[str]:
+def _remarks(row: RunRow) -> list[str]:
     remarks = []
-    if one.reason and one.verdict not in PLAIN:
-        remarks.append(one.reason)
-    if one.expectation:
-        remarks.append(f"{one.expectation}: pack.toml does not list this target; its receipt stays in the run folder")
-    if one.deviation and one.deviation != one.reason:
-        remarks.append(f"deviates: {one.deviation}")
-    return remarks + [f"log {log}" for log in one.logs if one.deviation]
+    if row.reason and row.verdict not in PLAIN:
+        remarks.append(row.reason)
+    if row.expectation:
+        remarks.append(f"{row.expectation}: pack.toml does not list this target; its receipt stays in the run folder")
+    if row.deviation and row.deviation != row.reason:
+        remarks.append(f"deviates: {row.deviation}")
+    return remarks + [f"log {log}" for log in row.logs if row.deviation]

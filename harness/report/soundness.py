@@ -1,4 +1,4 @@
-"""Whether a pack is sound: every rule that `runner.py check` holds it to."""
+"""Whether a pack is sound: the rules of `runner.py check`."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from harness.host.host import Host
 from harness.mutate import soundness as wrong_fixes
 from harness.pack import script_text
 from harness.pack.model import Pack
-from harness.receipt import receipt, staleness
-from harness.receipt.receipt import Receipt
+from harness.receipt import staleness
+from harness.receipt.receipt import SUITE, Receipt, is_receipt
+from harness.receipt.receipt import load as load_receipt
 from harness.report import advisories, receipt_check, report
 from harness.suites import receipt as suite_receipt
 from harness.upstream import patch, tree
@@ -31,7 +32,7 @@ SOURCE_FOLDERS_REFUSED = re.compile(r"(?:^|/)(?:tests?|docs?|\.github)/")
 
 @dataclass(frozen=True)
 class Finding:
-    """One rule that a pack breaks; a warning does not make `check` fail."""
+    """A rule that a pack breaks; a warning does not make `check` fail."""
 
     pack: str
     text: str
@@ -40,7 +41,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Checker:
-    """Holds one pack to the rules."""
+    """Checks one pack by the rules."""
 
     pack: Pack
     cache: Cache
@@ -48,118 +49,117 @@ class Checker:
 
     def findings(self) -> list[Finding]:
         """List everything that is wrong with the pack, all at once."""
-        every, stale, errors = self._receipts()
-        own = [one for path, one in every.items() if path.parent == self.pack.receipts]
-        errors += self._probe() + self._patch_text() + self._patch_on_tree() + [*report.errors(self.pack)]
-        errors += self._ask_checks([*every.values()]) + self._workaround()
-        wrong, warnings = wrong_fixes.errors(self.pack, self._pristine())
-        found = [Finding(self.pack.name, text) for text in (*errors, *wrong)] + self._without_receipt(own)
-        found += stale
-        found += [Finding(self.pack.name, text, warning=True) for text in warnings]
-        return found + self._ask_on_tree() + self._suite_receipt()
+        receipts, stale_findings, errors = self._judge_receipts()
+        errors += self._script_errors() + self._patch_file_errors() + self._patch_tree_errors()
+        errors += [*report.errors(self.pack), *self._ask_errors([*receipts.values()]), *self._workaround_errors()]
+        mutant_errors, warnings = wrong_fixes.errors(self.pack, self._pinned_tree())
+        findings = [Finding(self.pack.name, text) for text in (*errors, *mutant_errors)]
+        findings += self._missing_receipts(receipts) + stale_findings
+        findings += [Finding(self.pack.name, text, warning=True) for text in warnings]
+        return findings + self._ask_findings() + self._suite_findings()
 
-    def _pristine(self) -> Tree | None:
-        """Return the pinned tree; None where it cannot be had."""
+    def _pinned_tree(self) -> Tree | None:
+        """Return the pinned tree; None where it cannot be fetched."""
         try:
             return tree.materialize(self.cache, self.pack.definition.upstream, pinned(self.pack.definition))
         except HarnessError:
             return None
 
-    def _workaround(self) -> list[str]:
+    def _workaround_errors(self) -> list[str]:
         try:
             advisories.workaround(self.pack)
         except HarnessError as error:
             return [str(error)]
         return []
 
-    def _suite_receipt(self) -> list[Finding]:
-        """Hold the receipt of upstream's own tests to pack.toml; only a host with a GPU makes some of them anew."""
+    def _suite_findings(self) -> list[Finding]:
+        """Compare the receipt of upstream's own tests with pack.toml; a warning where the host lacks their GPU."""
         suite = self.pack.definition.upstream_tests
-        again = f"Next: runner.py upstream-tests {self.pack.name} --record"
+        next_step = f"Next: runner.py upstream-tests {self.pack.name} --record"
         try:
-            one = suite_receipt.load(self.pack.receipts)
+            receipt = suite_receipt.load(self.pack.receipts)
         except HarnessError as error:
             return [Finding(self.pack.name, str(error))]
-        if one is None:
-            text = f"receipts/{receipt.SUITE} is missing. {again}"
+        if receipt is None:
+            text = f"receipts/{SUITE} is missing. {next_step}"
             return [Finding(self.pack.name, text, warning=True)] if suite else []
-        why = suite_receipt.reasons(self.pack, one)
-        here = suite is not None and (not suite.gpu or bool(self.host.gpus))
-        found = [Finding(self.pack.name, f"{receipt.SUITE}: STALE: {'; '.join(why)}. {again}", not here)] if why else []
-        if one.verdict != SuiteVerdict.UNBROKEN:
-            found.append(Finding(self.pack.name, f"{receipt.SUITE}: shows {one.verdict}: {one.reason}"))
-        return found
+        reasons = suite_receipt.reasons(self.pack, receipt)
+        is_rerunnable = suite is not None and (not suite.gpu or bool(self.host.gpus))
+        findings = []
+        if reasons:
+            text = f"{SUITE}: STALE: {'; '.join(reasons)}. {next_step}"
+            findings.append(Finding(self.pack.name, text, warning=not is_rerunnable))
+        if receipt.verdict != SuiteVerdict.UNBROKEN:
+            findings.append(Finding(self.pack.name, f"{SUITE}: shows {receipt.verdict}: {receipt.reason}"))
+        return findings
 
-    def _ask_on_tree(self) -> list[Finding]:
-        """Say why the patch does not apply to the tree that [ask] names."""
-        asked, path = self.pack.definition.ask, self.pack.ask_patch
-        if asked is None or path is None or not path.exists():
+    def _ask_findings(self) -> list[Finding]:
+        """Say why the patch of [ask] does not apply to the tree of [ask]."""
+        ask, path = self.pack.definition.ask, self.pack.ask_patch
+        if ask is None or path is None or not path.exists():
             return []
         try:
-            self._applied(path, of_git(asked.origin))
+            self._apply(path, of_git(ask.origin))
         except UnavailableError as error:
             return [Finding(self.pack.name, f"ask.patch was not tried: {error}", warning=True)]
         except patch.StalePatchError as error:
             return [Finding(self.pack.name, f"{path.name} does not apply to ask.origin: {error}")]
         return []
 
-    def _applied(self, path: Path, origin: Source) -> tuple[Tree, Tree]:
-        """Return a tree, and its copy with a patch."""
+    def _apply(self, path: Path, origin: Source) -> tuple[Tree, Tree]:
+        """Return a tree, and its copy with the patch at `path`."""
         pristine = tree.materialize(self.cache, self.pack.definition.upstream, origin)
         return pristine, patch.apply(self.cache, pristine, self.pack.definition.upstream, path, exact=True)
 
-    def _ask_checks(self, receipts: list[Receipt]) -> list[str]:
-        """Name what [ask] calls a check and no receipt knows as a defect check, where there are receipts."""
-        asked, lanes = self.pack.definition.ask, [lane for one in receipts for lane in one.lanes.values()]
-        known = {check.name for lane in lanes for check in lane.checks if check.role == Role.DEFECT}
+    def _ask_errors(self, receipts: list[Receipt]) -> list[str]:
+        """Name the checks of [ask] that are no defect check of any receipt, where there are receipts."""
+        ask, lanes = self.pack.definition.ask, [lane for receipt in receipts for lane in receipt.lanes.values()]
+        defect_names = {check.name for lane in lanes for check in lane.checks if check.role == Role.DEFECT}
         return [
             f"ask.checks: no defect check of a receipt matches {glob!r}"
-            for glob in (asked.checks if asked else ())
-            if known and not any(fnmatch.fnmatchcase(name, glob) for name in known)
+            for glob in (ask.checks if ask else ())
+            if defect_names and not any(fnmatch.fnmatchcase(name, glob) for name in defect_names)
         ]
 
-    def _receipts(self) -> tuple[dict[Path, Receipt], list[Finding], list[str]]:
-        found: dict[Path, Receipt] = {}
-        stale: list[Finding] = []
+    def _judge_receipts(self) -> tuple[dict[Path, Receipt], list[Finding], list[str]]:
+        receipts: dict[Path, Receipt] = {}
+        stale_findings: list[Finding] = []
         errors: list[str] = []
-        loose = set(self.pack.receipts.rglob("*.log"))
-        for path in filter(receipt.is_receipt, sorted(self.pack.receipts.rglob("*.json"))):
+        loose_logs = set(self.pack.receipts.rglob("*.log"))
+        for path in filter(is_receipt, sorted(self.pack.receipts.rglob("*.json"))):
             try:
-                one = receipt.load(path)
+                receipt = load_receipt(path)
             except HarnessError as error:
                 errors.append(str(error))
-                loose -= set(path.parent.glob(f"{path.stem}.*.log"))  # whether one is its own cannot be known
+                loose_logs -= set(path.parent.glob(f"{path.stem}.*.log"))  # the unreadable receipt may name one of them
                 continue
-            why = _ask_reasons(self.pack, one) if path.parent.name == "ask" else staleness.reasons(self.pack, one)
-            stale += self._stale(path, one, why)
-            errors += _receipt_errors(self.pack, path, one, is_fresh=not why)
-            loose.discard(path.with_name(one.log.file))
-            found[path] = one
-        for log in sorted(loose):
+            reasons = _stale_reasons(self.pack, receipt, path.parent.name)
+            stale_findings += self._stale_findings(path, receipt, reasons)
+            errors += _receipt_errors(self.pack, path, receipt, is_fresh=not reasons)
+            loose_logs.discard(path.with_name(receipt.log.file))
+            receipts[path] = receipt
+        for log in sorted(loose_logs):
             errors.append(f"{log.relative_to(self.pack.folder).as_posix()}: no receipt names it. Next: remove it")
-        return found, stale, errors
+        return receipts, stale_findings, errors
 
-    def _probe(self) -> list[str]:
+    def _script_errors(self) -> list[str]:
         if not self.pack.probe.exists():
             return ["reproduce.py is missing"]
         text = self.pack.probe.read_text(encoding="utf-8", errors="replace")
-        if self.pack.definition.script is not None:  # its author's own
+        if self.pack.definition.script is not None:  # an ordinary script, which prints no sentinel
             return [] if script_text.HEADER.search(text) else ["reproduce.py: it has no PEP 723 header"]
         pins, errors = script_text.read(text, has_patch=self.pack.definition.has_patch)
         return [f"reproduce.py: {error}" for error in errors] + _pin_errors(self.pack, pins)
 
-    def _patch_text(self) -> list[str]:
+    def _patch_file_errors(self) -> list[str]:
         if not self.pack.definition.has_patch:
-            beside = (
-                *self.pack.folder.glob("*.patch"),
-                *(path for path in self.pack.folder.glob("mutants/**/*") if path.is_file()),
-            )
-            places = sorted(path.relative_to(self.pack.folder).as_posix() for path in beside)
-            return [f'{place}: pack.toml says fix = "none"' for place in places]
+            folder = self.pack.folder
+            strays = (path for path in (*folder.glob("*.patch"), *folder.glob("mutants/**/*")) if path.is_file())
+            names = sorted(path.relative_to(folder).as_posix() for path in strays)
+            return [f'{name}: pack.toml says fix = "none"' for name in names]
         suite = self.pack.definition.upstream_tests
         paths = [self.pack.patch, self.pack.ask_patch, self.pack.suite_patch(suite) if suite else None]
-        missing = [path.name for path in dict.fromkeys(paths) if path and not path.exists()]
-        errors = [f"{name} is missing" for name in missing]
+        errors = [f"{path.name} is missing" for path in dict.fromkeys(paths) if path and not path.exists()]
         for path in (self.pack.patch, self.pack.own_head_patch, self.pack.ask_patch):
             if path is None or not path.exists():
                 continue
@@ -169,93 +169,94 @@ class Checker:
         if test.exists():
             if suite is None:
                 errors.append(f"{test.name}: pack.toml has no [upstream_tests] that says where it applies")
-            listed = patch.parse(test.read_text(encoding="utf-8", errors="replace"))
-            errors += [] if listed else [f"{test.name}: it names no file"]
-            errors += [f"{test.name}: {error}" for error in _abbreviated(listed)]
+            files = patch.parse(test.read_text(encoding="utf-8", errors="replace"))
+            errors += [] if files else [f"{test.name}: it names no file"]
+            errors += [f"{test.name}: {error}" for error in _index_errors(files)]
         return errors
 
-    def _patch_on_tree(self) -> list[str]:
+    def _patch_tree_errors(self) -> list[str]:
         upstream = self.pack.definition.upstream
         if not self.pack.patch.exists():
             return []
         try:
-            pristine, patched = self._applied(self.pack.patch, pinned(self.pack.definition))
+            pristine, patched = self._apply(self.pack.patch, pinned(self.pack.definition))
         except patch.StalePatchError as error:
             return [f"fix.patch does not apply to {upstream.package} {upstream.pin}: {error}"]
         except UnavailableError as error:
             return [f"fix.patch was not tried: {error}"]
-        changed = set(patch.changed_files(pristine, patched))
+        changed_files = set(patch.changed_files(pristine, patched))
         return [
             f"targets.{name}.loads: fix.patch does not change {path}"
             for name, target in self.pack.definition.targets.items()
             for path in target.loads
-            if pristine.path_here(path, upstream.source_root) not in changed
+            if pristine.path_here(path, upstream.source_root) not in changed_files
         ]
 
-    def _without_receipt(self, receipts: list[Receipt]) -> list[Finding]:
-        seen = {one.target for one in receipts}
-        again = f"no receipt. Next: runner.py run {self.pack.name} --target"
+    def _missing_receipts(self, receipts: dict[Path, Receipt]) -> list[Finding]:
+        judged_targets = {receipt.target for path, receipt in receipts.items() if path.parent == self.pack.receipts}
+        message = f"no receipt. Next: runner.py run {self.pack.name} --target"
         return [
-            Finding(self.pack.name, f"{name}: {again} {name}", warning=evidence_here(self.host, name, target) is None)
+            Finding(self.pack.name, f"{name}: {message} {name}", warning=evidence_here(self.host, name, target) is None)
             for name, target in self.pack.definition.targets.items()
-            if name not in seen
+            if name not in judged_targets
         ]
 
-    def _stale(self, path: Path, one: Receipt, why: list[str]) -> list[Finding]:
-        """Say that a receipt is STALE: a warning where this host cannot make it anew."""
+    def _stale_findings(self, path: Path, receipt: Receipt, reasons: list[str]) -> list[Finding]:
+        """Say that a receipt is STALE: a warning where this host cannot make the receipt anew."""
         folder = path.parent.name
-        if not why or folder not in ("receipts", "ask"):
+        if not reasons or folder not in ("receipts", "ask"):
             return []
-        option, name = f"--target {one.target}", one.name
+        option, name = f"--target {receipt.target}", receipt.name
         if folder == "ask":
-            option, name = "--upstream ask", f"ask/{one.name}"
-        text = f"{name}: STALE: {'; '.join(why)}. Next: runner.py run {self.pack.name} {option}"
-        return [Finding(self.pack.name, text, warning=not staleness.rerunnable(self.pack, one, self.host))]
+            option, name = "--upstream ask", f"ask/{receipt.name}"
+        text = f"{name}: STALE: {'; '.join(reasons)}. Next: runner.py run {self.pack.name} {option}"
+        return [Finding(self.pack.name, text, warning=not staleness.rerunnable(self.pack, receipt, self.host))]
 
 
-def _ask_reasons(pack: Pack, one: Receipt) -> list[str]:
-    """Say where a receipt of the patch that upstream is asked to merge speaks of something else than pack.toml."""
-    asked = pack.definition.ask
-    if asked is None or not asked.patch:
+def _stale_reasons(pack: Pack, receipt: Receipt, folder: str) -> list[str]:
+    """Say why a receipt is STALE; a receipt in the folder ``ask`` also has to agree with [ask] of pack.toml."""
+    reasons, ask = staleness.reasons(pack, receipt), pack.definition.ask
+    if folder != "ask":
+        return reasons
+    if ask is None or not ask.patch:
         return ["pack.toml asks for no patch"]
-    found = staleness.reasons(pack, one)
-    found += ["ask.origin changed"] if one.upstream.commit != of_git(asked.origin).value else []
-    return found + (["ask.checks changed"] if one.about != asked.checks else [])
+    reasons += ["ask.origin changed"] if receipt.upstream.commit != of_git(ask.origin).value else []
+    return reasons + (["ask.checks changed"] if receipt.about != ask.checks else [])
 
 
-def _abbreviated(listed: tuple[PatchedFile, ...]) -> list[str]:
-    short = [one.path for one in listed if not one.after]
-    return [f"{path}: its index line is abbreviated; use git diff --full-index" for path in short]
+def _index_errors(files: tuple[PatchedFile, ...]) -> list[str]:
+    paths = [file.path for file in files if not file.after]
+    return [f"{path}: its index line is abbreviated; use git diff --full-index" for path in paths]
 
 
-def _receipt_errors(pack: Pack, path: Path, one: Receipt, *, is_fresh: bool) -> list[str]:
-    """Say what of a receipt does not hold, and where it shows something else than pack.toml expects."""
+def _receipt_errors(pack: Pack, path: Path, receipt: Receipt, *, is_fresh: bool) -> list[str]:
+    """Say what is wrong with a receipt, and where it shows something else than pack.toml expects."""
     is_asked, is_own = path.parent.name == "ask", path.parent == pack.receipts
-    errors = receipt_check.errors(pack, path, one, is_fresh=is_fresh)
-    target, head = pack.definition.targets.get(one.target), pack.definition.head
+    errors = receipt_check.errors(pack, path, receipt, is_fresh=is_fresh)
+    target, head = pack.definition.targets.get(receipt.target), pack.definition.head
     if target is None:
-        errors.append(f"pack.toml lists no target {one.target}")
+        errors.append(f"pack.toml lists no target {receipt.target}")
     else:
-        expected = Verdict.CONFIRMED if is_asked else target.verdict if is_own or head is None else head.verdict
-        if one.verdict != expected:
-            errors.append(f"shows {one.verdict}, pack.toml expects {expected}")
-        missing = [claim for claim in target.claims_of(one.evidence) if claim not in one.claims]
-        if missing and is_own:
-            errors.append(f"lacks the claims {', '.join(missing)}")
+        verdict = Verdict.CONFIRMED if is_asked else target.verdict if is_own or head is None else head.verdict
+        if receipt.verdict != verdict:
+            errors.append(f"shows {receipt.verdict}, pack.toml expects {verdict}")
+        missing_claims = [claim for claim in target.claims_of(receipt.evidence) if claim not in receipt.claims]
+        if missing_claims and is_own:
+            errors.append(f"lacks the claims {', '.join(missing_claims)}")
     name = path.relative_to(pack.folder).as_posix()
     return [f"{name}: {error}" for error in errors]
 
 
 def _pin_errors(pack: Pack, pins: dict[str, str]) -> list[str]:
-    """Compare a header's pins with pack.toml."""
+    """Compare the pins of a script's header with pack.toml."""
     upstream = pack.definition.upstream
-    wanted = {canonicalize_name(upstream.package): {upstream.version or "of no release: a commit is pinned"}}
+    expected_versions = {canonicalize_name(upstream.package): {upstream.version or "of no release: a commit is pinned"}}
     for members in pack.definition.dependencies.values():
         for package, dependency in members.items():
-            wanted.setdefault(canonicalize_name(package), set()).add(dependency.version)
+            expected_versions.setdefault(canonicalize_name(package), set()).add(dependency.version)
     return [
         f"reproduce.py: its header pins {name}=={pins[name]}, pack.toml says {' or '.join(sorted(versions))}"
-        for name, versions in wanted.items()
+        for name, versions in expected_versions.items()
         if name in pins and pins[name] not in versions
     ]
 
@@ -270,21 +271,21 @@ def patch_errors(text: str, pack: Pack) -> list[str]:
         errors.append(f"it has no line 'SPDX-License-Identifier: {pack.definition.upstream.license}'")
     if re.search(r"(?m)^(?:From|Signed-off-by|Author): ", head):
         errors.append("From and sign-off are a human's (git commit -s); leave them out")
-    listed = patch.parse(text)
-    if not listed or body.count("\ndiff --git ") + 1 != len(listed):
+    files = patch.parse(text)
+    if not files or body.count("\ndiff --git ") + 1 != len(files):
         errors.append("some file of it cannot be read (binary, renamed?)")
-    errors += _abbreviated(listed)
-    errors += [f"{one.path} is no source" for one in listed if SOURCE_FOLDERS_REFUSED.search(one.path)]
+    errors += _index_errors(files)
+    errors += [f"{file.path} is no source" for file in files if SOURCE_FOLDERS_REFUSED.search(file.path)]
     return errors
 
 
 def duplicate_numbers(packs: list[Pack]) -> list[Finding]:
-    """Say which packs share a number: a number is never reused."""
-    seen: dict[str, str] = {}
+    """Name the packs that share a number: a number is never used again."""
+    first_by_number: dict[str, str] = {}
     findings = []
     for pack in packs:
         number = pack.name.partition("_")[0]
-        if number in seen:
-            findings.append(Finding(pack.name, f"its number {number} is that of {seen[number]}"))
-        seen.setdefault(number, pack.name)
+        first_name = first_by_number.setdefault(number, pack.name)
+        if first_name != pack.name:
+            findings.append(Finding(pack.name, f"its number {number} is that of {first_name}"))
     return findings

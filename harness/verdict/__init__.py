@@ -1,1 +1,1 @@
-"""From what lanes showed to a verdict on a pack."""
+"""From lanes to a verdict on a pack."""

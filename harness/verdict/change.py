@@ -1,7 +1,7 @@
-"""What a change does to a bug: one probe on two trees of a maintainer's own, the base of the change and its head.
+"""What a change does to a bug: one pack on two trees of a maintainer, the base of the change and its head.
 
-The verdict on each tree is the lane's judge's. The table below says what the two mean together; a sentence is as wide
-as they are: UNSUPPORTED and ERROR say nothing of the bug, and a failed control only of what it controls.
+Each tree is judged as every lane is. TABLE says what two verdicts mean together. A sentence claims no more than they
+do: UNSUPPORTED and ERROR say nothing about the bug, and a failed control speaks only of what it controls.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ class Effect(StrEnum):
 
 @dataclass(frozen=True)
 class Change:
-    """What a change does, in a sentence; `names` are the checks that it speaks of, or why nothing is known."""
+    """What a change does, in a sentence; `names` holds the checks of the sentence, or why nothing is known."""
 
     effect: Effect
     sentence: str
@@ -39,7 +39,7 @@ class Side:
 
     verdict: LaneVerdict
     reason: str = ""
-    version: str = ""  # as the runner knows it; empty where the tree could not be had
+    version: str = ""  # as the runner knows it; empty where the tree could not be fetched
     record: LaneRecord | None = None  # None where the lane did not begin
 
 
@@ -50,7 +50,7 @@ NO_FIX = Change(Effect.AS_BEFORE, "this change does not fix it; it was there bef
 BRINGS_IT_IN = Change(Effect.WORSE, "this change brings it in")
 BOTH_RIGHT = Change(Effect.RIGHT, "both are right")
 BREAKS = Change(Effect.WORSE, "this change breaks what was right")
-#: What the two verdicts say of the change, by that on base and that on head; of other pairs, `_half_known` says it.
+#: What a change does, by the verdicts on base and head. `_one_sided_change` covers the other pairs.
 TABLE = {
     (BUG, BUG): NO_FIX,
     (BUG, FIXED): FIXES,
@@ -59,7 +59,7 @@ TABLE = {
     (FIXED, FIXED): BOTH_RIGHT,
     (FIXED, CONTROL): BREAKS,
 }
-#: A tree of which nothing is known of the bug, or what is, in a sentence.
+#: What one verdict says about its tree.
 IN_WORDS = {
     BUG: "{} has the bug",
     FIXED: "{} is right",
@@ -81,75 +81,74 @@ STATUS = {
 
 
 def failed(record: LaneRecord | None, role: Role) -> tuple[str, ...]:
-    """Name the checks of one role that a lane found wrong."""
-    return tuple(one.name for one in record.checks if one.role == role and one.ok is False) if record else ()
+    """Name the checks of one role that were wrong in a lane."""
+    return tuple(check.name for check in record.checks if check.role == role and check.ok is False) if record else ()
 
 
-def _right(record: LaneRecord, role: Role) -> set[str]:
-    return {one.name for one in record.checks if one.role == role and one.ok}
+def _right_checks(record: LaneRecord, role: Role) -> set[str]:
+    return {check.name for check in record.checks if check.role == role and check.ok}
 
 
-def _half_known(base: LaneVerdict, head: LaneVerdict) -> Change:
-    """Say what is known where one of the trees says nothing of the bug: right is right, and an error was not there."""
-    said = f"{IN_WORDS[base].format('base')}, and {IN_WORDS[head].format('head')}"
+def _one_sided_change(base: LaneVerdict, head: LaneVerdict) -> Change:
+    """Return the change where one verdict says nothing about the bug: an error in head is worse than a judged base."""
+    sentence = f"{IN_WORDS[base].format('base')}, and {IN_WORDS[head].format('head')}"
     if head == FIXED:
-        return Change(Effect.RIGHT, said)
-    worse = head == ERROR and base in (BUG, FIXED, CONTROL)
-    return Change(Effect.WORSE if worse else Effect.UNKNOWN, f"{said}: what this change does is open")
+        return Change(Effect.RIGHT, sentence)
+    is_worse = head == ERROR and base in (BUG, FIXED, CONTROL)
+    return Change(Effect.WORSE if is_worse else Effect.UNKNOWN, f"{sentence}: what this change does is open")
 
 
-def _controls(base: LaneRecord, head: LaneRecord, said: Change) -> Change:
-    """Say which control fails in head and was right in base."""
-    wrong, right = failed(head, Role.CONTROL), _right(base, Role.CONTROL)
-    broken = tuple(name for name in wrong if name in right)
-    if broken:
-        return replace(BREAKS, names=broken)
-    new = tuple(name for name in wrong if name not in failed(base, Role.CONTROL))
-    return replace(NEW_CONTROL, names=new) if new else said
+def _compare_controls(base: LaneRecord, head: LaneRecord, default: Change) -> Change:
+    """Name the controls that the change broke, else those that were not judged in base, else return `default`."""
+    head_wrong, base_right = failed(head, Role.CONTROL), _right_checks(base, Role.CONTROL)
+    broken_names = tuple(name for name in head_wrong if name in base_right)
+    if broken_names:
+        return replace(BREAKS, names=broken_names)
+    new_names = tuple(name for name in head_wrong if name not in failed(base, Role.CONTROL))
+    return replace(NEW_CONTROL, names=new_names) if new_names else default
 
 
-def _defects(base: LaneRecord, head: LaneRecord) -> Change:
+def _compare_defects(base: LaneRecord, head: LaneRecord) -> Change:
     """Compare two trees that both have the bug, check by check."""
-    brought = tuple(name for name in failed(head, Role.DEFECT) if name in _right(base, Role.DEFECT))
-    if brought:
-        return replace(PARTLY_WORSE, names=brought)
-    mended = tuple(name for name in failed(base, Role.DEFECT) if name in _right(head, Role.DEFECT))
-    return replace(PARTLY_FIXED, names=mended) if mended else NO_FIX
+    introduced_names = tuple(name for name in failed(head, Role.DEFECT) if name in _right_checks(base, Role.DEFECT))
+    if introduced_names:
+        return replace(PARTLY_WORSE, names=introduced_names)
+    fixed_names = tuple(name for name in failed(base, Role.DEFECT) if name in _right_checks(head, Role.DEFECT))
+    return replace(PARTLY_FIXED, names=fixed_names) if fixed_names else NO_FIX
 
 
-def _as_bug(side: Side) -> Side:
-    """Take a tree that has a part of the bug for one that has it: which part, its checks say."""
+def _incomplete_as_bug(side: Side) -> Side:
+    """Treat FIX_INCOMPLETE as BUG_REPRODUCED: the checks say which part of the bug is left."""
     return replace(side, verdict=BUG) if side.verdict == INCOMPLETE else side
 
 
 def between(base: Side, head: Side) -> Change:
     """Say what a change from `base` to `head` does.
 
-    Both lanes made the same checks where it is called right: a check that is gone, or is no longer judged, shows
-    nothing (see `pack_verdict.unlike_checks`).
+    A change is called right only where both lanes made the same checks (see `pack_verdict.unlike_checks`).
     """
-    base, head = _as_bug(base), _as_bug(head)
+    base, head = _incomplete_as_bug(base), _incomplete_as_bug(head)
     pair = (base.verdict, head.verdict)
-    said = TABLE.get(pair) or _half_known(*pair)
+    change = TABLE.get(pair) or _one_sided_change(*pair)
     if base.record is None or head.record is None:
-        return said
+        return change
     if head.verdict == CONTROL and base.verdict in (BUG, FIXED, CONTROL):
-        return _controls(base.record, head.record, said)
-    if (base.verdict, head.verdict) == (BUG, BUG):
-        return _defects(base.record, head.record)
-    if said is BRINGS_IT_IN:
-        return replace(said, names=failed(head.record, Role.DEFECT))
-    unlike = pack_verdict.unlike_checks(base.record, head.record) if said in (FIXES, BOTH_RIGHT) else []
-    return replace(OTHER_CHECKS, names=tuple(unlike)) if unlike else said
+        return _compare_controls(base.record, head.record, change)
+    if pair == (BUG, BUG):
+        return _compare_defects(base.record, head.record)
+    if change is BRINGS_IT_IN:
+        return replace(change, names=failed(head.record, Role.DEFECT))
+    differences = pack_verdict.unlike_checks(base.record, head.record) if change in (FIXES, BOTH_RIGHT) else []
+    return replace(OTHER_CHECKS, names=tuple(differences)) if differences else change
 
 
 def status(change: Change) -> Exit:
-    """Return the exit status that a change stands for."""
+    """Return the exit status of one change."""
     return STATUS[change.effect]
 
 
 def together(statuses: list[Exit]) -> Exit:
-    """Return the exit status of several changes: what is worse counts, then what is known."""
+    """Return the exit status of several changes: DEVIATES comes first, then AS_EXPECTED, then NOTHING_JUDGED."""
     if Exit.DEVIATES in statuses:
         return Exit.DEVIATES
     return Exit.AS_EXPECTED if Exit.AS_EXPECTED in statuses else Exit.NOTHING_JUDGED

@@ -1,4 +1,4 @@
-"""The verdict on a lane: how its process ended, what it printed, and whether that was about the lane's own tree."""
+"""The verdict on a lane: how its process ended, what it printed, and whether it loaded the lane's own tree."""
 
 from __future__ import annotations
 
@@ -11,31 +11,31 @@ from harness.lane.process import Ended
 from harness.lane.record import CheckLine, LaneRecord, UpstreamLine
 from harness.lane.script import NO_SENTINEL, STATUS, Script, last_exception
 
-#: Exit statuses of a script without a sentinel after which the log ends in what was raised.
+#: Exit statuses of a script that ended in an exception and printed no sentinel.
 FAILED = (STATUS[LaneVerdict.UNSUPPORTED], RAISED)
-#: Characters of what it raised.
+#: Characters of the exception that a reason quotes.
 MOST_SAID = 200
-#: The reason of a lane whose script shows the bug that its contract does not see.
+#: The reason of a lane whose script shows the bug and whose contract does not.
 MISSES = "the contract misses the bug: all its checks are right, and the script says BUG_REPRODUCED"
-#: Before the reason of a lane whose script could not judge here.
+#: How the reason begins where the script could not judge here.
 CONTRACT_ALONE = "contract alone"
 
 
-def _wrong(checks: tuple[CheckLine, ...], role: Role) -> str:
+def _wrong_names(checks: tuple[CheckLine, ...], role: Role) -> str:
     return ", ".join(check.name for check in checks if check.role == role and check.ok is False)
 
 
 def of_two_files(script: Script, checks: tuple[CheckLine, ...]) -> tuple[LaneVerdict, str]:
-    """Return the verdict and its reason; without checks, or where none is judged, the script's word stands alone."""
-    controls, defects = _wrong(checks, Role.CONTROL), _wrong(checks, Role.DEFECT)
+    """Return the verdict and its reason; where no check was judged, the script decides alone."""
+    controls, defects = _wrong_names(checks, Role.CONTROL), _wrong_names(checks, Role.DEFECT)
     if controls:
         return LaneVerdict.CONTROL_FAILED, controls
     if script.verdict == LaneVerdict.ERROR:
         return (LaneVerdict.BUG_REPRODUCED, defects) if defects else (LaneVerdict.ERROR, script.reason)
     if script.verdict == LaneVerdict.UNSUPPORTED:
-        found = implied(checks)
-        alone = f"{CONTRACT_ALONE} ({script.reason})"
-        return found, script.reason if found == LaneVerdict.UNSUPPORTED else f"{alone}: {defects}".removesuffix(": ")
+        verdict, prefix = implied(checks), f"{CONTRACT_ALONE} ({script.reason})"
+        reason = f"{prefix}: {defects}" if defects else prefix
+        return verdict, script.reason if verdict == LaneVerdict.UNSUPPORTED else reason
     if all(check.ok is None for check in checks):
         return script.verdict, script.reason
     if script.verdict == LaneVerdict.BUG_REPRODUCED:
@@ -44,89 +44,89 @@ def of_two_files(script: Script, checks: tuple[CheckLine, ...]) -> tuple[LaneVer
 
 
 def implied(checks: tuple[CheckLine, ...]) -> LaneVerdict:
-    """Return the verdict that the checks themselves imply."""
-    wrong = {check.role for check in checks if check.ok is False}
-    if Role.CONTROL in wrong:
+    """Return the verdict that the checks imply without a script."""
+    wrong_roles = {check.role for check in checks if check.ok is False}
+    if Role.CONTROL in wrong_roles:
         return LaneVerdict.CONTROL_FAILED
-    if Role.DEFECT in wrong:
+    if Role.DEFECT in wrong_roles:
         return LaneVerdict.BUG_REPRODUCED
-    judged = any(check.role == Role.DEFECT and check.ok for check in checks)
-    return LaneVerdict.FIX_VALIDATED if judged else LaneVerdict.UNSUPPORTED
+    has_right_defect = any(check.role == Role.DEFECT and check.ok for check in checks)
+    return LaneVerdict.FIX_VALIDATED if has_right_defect else LaneVerdict.UNSUPPORTED
 
 
 def record_of(lane: Lane, run: LaneRun) -> LaneRecord:
     """Judge a lane that ended."""
-    ended, found = run.ended, run.results
-    verdict, reason = _judged(lane, run)
-    if reason == NO_SENTINEL and ended.status in FAILED:
+    end, results = run.ended, run.results
+    verdict, reason = _judge(lane, run)
+    if reason == NO_SENTINEL and end.status in FAILED:
         reason += raised(run.log)
     return LaneRecord(
         verdict=verdict,
         reason=reason,
-        exit_status=ended.status,
-        seconds=round(ended.seconds, 3),
-        peak_memory=ended.peak_memory,
-        left_behind=ended.left_behind,
+        exit_status=end.status,
+        seconds=round(end.seconds, 3),
+        peak_memory=end.peak_memory,
+        left_behind=end.left_behind,
         tree=lane.tree.sha256,
-        device=found.target.device if found.target else "",
-        upstream=_kept(lane, run.loaded),
-        checks=found.checks,
-        figures=found.figures,
-        outputs=found.outputs,
-        claims=found.claims,
-        waited=round(ended.waited, 3),
+        device=results.target.device if results.target else "",
+        upstream=_recorded_modules(lane, run.loaded),
+        checks=results.checks,
+        figures=results.figures,
+        outputs=results.outputs,
+        claims=results.claims,
+        waited=round(end.waited, 3),
         script=run.script.text,
         printed=run.printed,
     )
 
 
-def _kept(lane: Lane, loaded: tuple[UpstreamLine, ...]) -> tuple[UpstreamLine, ...]:
-    """Return what a record keeps of the modules: those of such files, and the packages under test themselves."""
+def _recorded_modules(lane: Lane, loaded: tuple[UpstreamLine, ...]) -> tuple[UpstreamLine, ...]:
+    """Return the modules that a record keeps: the packages under test, and the files of `lane.recorded`."""
     files = {str(lane.tree.folder / path) for path in lane.recorded}
     return tuple(line for line in loaded if line.module in lane.modules or line.file in files)
 
 
-def _judged(lane: Lane, run: LaneRun) -> tuple[LaneVerdict, str]:
-    found = run.results
-    verdict, reason = of_two_files(run.script, found.checks)
+def _judge(lane: Lane, run: LaneRun) -> tuple[LaneVerdict, str]:
+    results = run.results
+    verdict, reason = of_two_files(run.script, results.checks)
     abnormal = abnormal_end(run.ended, lane.timeout)
-    abnormal += f" in {found.running}" if abnormal and found.running else ""
-    failed = run.script.reason if verdict == run.script.verdict == LaneVerdict.ERROR else ""
-    foreign = () if verdict == LaneVerdict.UNSUPPORTED else _foreign(lane, run)
-    problem = next(filter(None, (run.problem, abnormal, failed, *found.problems, *mute(found.checks), *foreign)), "")
+    abnormal += f" in {results.running}" if abnormal and results.running else ""
+    script_error = run.script.reason if verdict == run.script.verdict == LaneVerdict.ERROR else ""
+    origin = () if verdict == LaneVerdict.UNSUPPORTED else _origin_problems(lane, run)
+    problems = (run.problem, abnormal, script_error, *results.problems, *mute(results.checks), *origin)
+    problem = next(filter(None, problems), "")
     return (LaneVerdict.ERROR, problem) if problem else (verdict, reason)
 
 
 def mute(checks: tuple[CheckLine, ...]) -> list[str]:
-    """Name the checks that are not judged and do not say why."""
-    return [
-        f"check {one.name!r} is not judged and gives no reason" for one in checks if one.ok is None and not one.reason
-    ]
+    """Name the checks that are not judged and give no reason."""
+    without_reason = (check for check in checks if check.ok is None and not check.reason)
+    return [f"check {check.name!r} is not judged and gives no reason" for check in without_reason]
 
 
 def raised(log: Path) -> str:
-    """Return what a probe raised, in brackets: the line that names a rank where one does, else the last; or nothing."""
+    """Return the exception of a script in brackets, or nothing: the last line that names a rank, else the last line."""
     line = last_exception(log.read_text("utf-8", errors="replace"), of=": rank ")
     return f" ({line[:MOST_SAID]})" if line else ""
 
 
-def abnormal_end(ended: Ended, timeout: float) -> str:
-    """Say how a process that did not exit by itself ended; empty where it did."""
-    if ended.reason == "timed out":
+def abnormal_end(end: Ended, timeout: float) -> str:
+    """Say how a process ended; empty where it exited by itself."""
+    if end.reason == "timed out":
         return f"timed out after {timeout:g} s"
-    if ended.reason == ABANDONED:
+    if end.reason == ABANDONED:
         return ABANDONED
-    if ended.reason != "exited":
+    if end.reason != "exited":
         return "its supervisor was killed"
-    if ended.status >= 0:
+    if end.status >= 0:
         return ""
-    known = {int(one): one.name for one in signal.Signals}
-    name = known.get(-ended.status, f"signal {-ended.status}")
+    names = {int(member): member.name for member in signal.Signals}
+    name = names.get(-end.status, f"signal {-end.status}")
     return f"killed by {name}" + (" (as the out-of-memory killer does)" if name == "SIGKILL" else "")
 
 
-def _foreign(lane: Lane, run: LaneRun) -> list[str]:
-    """List where the lane judged something else than this lane's tree, target or evidence."""
+def _origin_problems(lane: Lane, run: LaneRun) -> list[str]:
+    """List what the lane judged outside its own tree, target and evidence."""
     problems, target = [], run.results.target
     cell = lane.cell
     if target and (target.target, target.evidence) != (cell.target, cell.evidence):
@@ -135,22 +135,22 @@ def _foreign(lane: Lane, run: LaneRun) -> list[str]:
         problems.append("nothing of the modules under test was loaded")
     loaded = set()
     for line in run.loaded:
-        inside = _inside(Path(line.file), lane.tree.folder)
+        path = _path_in_tree(Path(line.file), lane.tree.folder)
         is_under_test = line.module.split(".")[0] in lane.modules
-        if inside is None and not is_under_test:
+        if path is None and not is_under_test:
             problems.append(f"{line.module} is none of the modules under test ({', '.join(lane.modules)})")
-        elif inside is None:
+        elif path is None:
             problems.append(f"{line.module} was loaded from outside the lane's tree: {line.file}")
-        elif is_under_test and lane.tree.entries.get(inside) != line.sha256:
-            problems.append(f"{line.module} has another hash than {inside} in the lane's tree")
+        elif is_under_test and lane.tree.entries.get(path) != line.sha256:
+            problems.append(f"{line.module} has another hash than {path} in the lane's tree")
         else:
-            loaded.add(inside)  # of another package: by its path, under another name
+            loaded.add(path)  # a module of another package counts by its path: its name differs
     problems += [f"{path} was never loaded" for path in lane.must_load if path not in loaded]
     return problems
 
 
-def _inside(file: Path, folder: Path) -> str | None:
+def _path_in_tree(file: Path, folder: Path) -> str | None:
     try:
         return PurePosixPath(file.resolve().relative_to(folder.resolve())).as_posix()
-    except (ValueError, OSError, RuntimeError):  # outside, or a loop of links
+    except (ValueError, OSError, RuntimeError):  # outside the folder, or a loop of links
         return None

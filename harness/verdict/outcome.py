@@ -1,4 +1,4 @@
-"""What came of a cell, and whether that is what pack.toml expects."""
+"""The outcome of a cell, and whether it is what pack.toml expects."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.lane.record import LaneEnd, LaneRecord
 from harness.upstream.dependencies import DependencySet
 from harness.verdict.pack_verdict import Judgement
 
-#: What a single lane must give where both together must give CONFIRMED.
+#: The verdict that one lane alone must give where both lanes must give CONFIRMED.
 HALF = {LaneName.PRISTINE: Verdict.REPRODUCED, LaneName.PATCHED: Verdict.VALIDATED}
 
 
@@ -23,14 +23,14 @@ HALF = {LaneName.PRISTINE: Verdict.REPRODUCED, LaneName.PATCHED: Verdict.VALIDAT
 class Outcome:
     """What one cell showed: the result of a pack on a target."""
 
-    cell: Cell  # what it is about
-    judgement: Judgement  # the verdict, why, and the claims
-    #: of each whole repetition the ends of its lanes; empty where none ran
+    cell: Cell
+    judgement: Judgement
+    #: the ends of the lanes in each whole repetition; empty where no lane ran
     runs: tuple[tuple[LaneEnd, ...], ...] = ()
-    agreeing: int = 1  # how many of them gave the verdict
-    dependency_set: DependencySet | None = None  # what the lanes imported; None where none ran
-    receipt: Path | None = None  # where its receipt lies in the run folder; None where none was written
-    #: why no receipt could be written; of a cell without lanes what the call names that is not there
+    agreeing: int = 1  # how many of the runs gave the verdict
+    dependency_set: DependencySet | None = None  # what the lanes imported; None where no lane ran
+    receipt: Path | None = None  # the receipt in the run folder; None where none was written
+    #: why no receipt could be written; where no lane ran, what the call names and does not exist
     problem: str = ""
 
     @property
@@ -40,17 +40,17 @@ class Outcome:
 
     @property
     def lanes(self) -> dict[LaneName, LaneRecord]:
-        """What the lanes of the last run showed, of those that ran."""
+        """What each lane that ran showed in the last run."""
         return {end.lane: end.record for end in self.last if end.record is not None}
 
     @property
     def pristine(self) -> LaneRecord | None:
-        """What that lane of the last run showed; None where it did not run."""
+        """What the pristine lane of the last run showed; None where it did not run."""
         return self.lanes.get(LaneName.PRISTINE)
 
     @property
     def patched(self) -> LaneRecord | None:
-        """What that lane of the last run showed; None where it did not run."""
+        """What the patched lane of the last run showed; None where it did not run."""
         return self.lanes.get(LaneName.PATCHED)
 
     @property
@@ -60,12 +60,12 @@ class Outcome:
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs that its lanes had, where they ran on them."""
+        """The GPUs that the lanes ran on; empty for evidence that needs none."""
         return self.last[-1].gpus if self.last and self.cell.evidence == Evidence.EXECUTED else ()
 
     @property
     def seconds(self) -> float:
-        """The seconds of all lanes together."""
+        """The seconds of all lanes, added up."""
         return sum(end.seconds for run in self.runs for end in run)
 
     def ends(self, lane: LaneName) -> list[LaneEnd]:
@@ -74,14 +74,14 @@ class Outcome:
 
     @property
     def belongs_to_pack(self) -> bool:
-        """Whether its receipt is the pack's own: pack.toml speaks of it, and all its lanes were requested."""
+        """Whether the receipt is one of the pack's own: pack.toml states the cell, and all lanes were requested."""
         return self.cell.is_stated and self.cell.is_whole
 
     @functools.cached_property
     def deviation(self) -> str:
-        """How it deviates from what pack.toml states; empty where it does not.
+        """How the outcome deviates from pack.toml; empty where it does not.
 
-        Of a tree or dependency set that pack.toml states nothing of, only ERROR and CONTROL_FAILED deviate.
+        On a tree or dependency set that pack.toml does not state, only ERROR and CONTROL_FAILED deviate.
         """
         verdict, cell = self.judgement.verdict, self.cell
         if verdict == Verdict.ERROR:
@@ -92,17 +92,17 @@ class Outcome:
             return "" if verdict == Verdict.CONFIRMED else f"{Verdict.CONFIRMED} was expected"
         if not cell.is_stated:
             return "controls are wrong" if verdict == Verdict.CONTROL_FAILED else ""
-        whole = self.belongs_to_pack or cell.stated.verdict != Verdict.CONFIRMED
-        expected = cell.stated.verdict if whole else HALF[cell.lanes[0]]
+        expects_stated = self.belongs_to_pack or cell.stated.verdict != Verdict.CONFIRMED
+        expected = cell.stated.verdict if expects_stated else HALF[cell.lanes[0]]
         if verdict != expected:
             return f"{expected} was expected"
         claims = cell.stated.claims_of(cell.evidence) if self.belongs_to_pack else ()
-        missing = [claim for claim in claims if claim not in self.judgement.claims]
-        return f"missing claims: {', '.join(missing)}" if missing else ""
+        missing_claims = [claim for claim in claims if claim not in self.judgement.claims]
+        return f"missing claims: {', '.join(missing_claims)}" if missing_claims else ""
 
 
 def unjudged(error: BaseException, cell: Cell) -> Outcome:
-    """Say what kept a cell from being judged, in one line; a fault of ours is printed whole on standard error."""
+    """Return the outcome of a cell that an error ended; a fault of the harness is printed whole on standard error."""
     is_outside = isinstance(error, UnavailableError) and not isinstance(error, NoRoomError) and cell.may_be_unavailable
     if isinstance(error, UnsupportedHereError):
         verdict = Verdict.UNSUPPORTED

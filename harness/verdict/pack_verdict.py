@@ -1,4 +1,4 @@
-"""The verdict on a pack, from what its two lanes showed."""
+"""The verdict on a pack, from its two lanes."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from harness.core.words import BITWISE_IDENTICAL, LaneName, LaneVerdict, Role, Verdict
 from harness.lane.record import LaneEnd, LaneRecord
 
-#: What a pristine lane alone decides, whatever a patch does.
+#: The verdicts of a pristine lane that decide alone, whatever the patched lane shows.
 ALONE = {
     LaneVerdict.FIX_VALIDATED: Verdict.FIXED_UPSTREAM,
     LaneVerdict.CONTROL_FAILED: Verdict.CONTROL_FAILED,
@@ -18,7 +18,7 @@ ALONE = {
     LaneVerdict.UNSUPPORTED: Verdict.UNSUPPORTED,
     LaneVerdict.ERROR: Verdict.ERROR,
 }
-#: What a patched lane says of the patch, where the pristine one reproduced the bug.
+#: What the verdict of the patched lane means where the pristine lane reproduced the bug.
 PATCHED = {
     LaneVerdict.FIX_VALIDATED: Verdict.CONFIRMED,
     LaneVerdict.BUG_REPRODUCED: Verdict.FIX_INEFFECTIVE,
@@ -27,7 +27,7 @@ PATCHED = {
     LaneVerdict.UNSUPPORTED: Verdict.PATCH_BREAKS,
 }
 
-#: What the verdict on a pack says of the tree without the patch; the other verdicts say nothing of the bug.
+#: What the verdict on a pack says about the tree without the patch. Other verdicts say nothing about the bug.
 PRISTINE: dict[str, LaneVerdict] = {
     Verdict.CONFIRMED: LaneVerdict.BUG_REPRODUCED,
     Verdict.REPRODUCED: LaneVerdict.BUG_REPRODUCED,
@@ -40,7 +40,7 @@ PRISTINE: dict[str, LaneVerdict] = {
 
 @dataclass(frozen=True)
 class Judgement:
-    """A pack's verdict, why, and the claims that both lanes support."""
+    """A pack's verdict, its reason, and the claims that both lanes support."""
 
     verdict: Verdict
     reason: str = ""
@@ -48,124 +48,122 @@ class Judgement:
 
 
 def differing_outputs(pristine: LaneRecord, patched: LaneRecord) -> list[str]:
-    """Name the outputs that had to match and do not, or that one lane lacks."""
-    first = {line.name: line for line in pristine.outputs if line.must_match}
-    second = {line.name: line for line in patched.outputs if line.must_match}
-    return sorted(name for name in {*first, *second} if first.get(name) != second.get(name))
+    """Name the outputs that must match and differ, or that one lane lacks."""
+    pristine_outputs = {line for line in pristine.outputs if line.must_match}
+    patched_outputs = {line for line in patched.outputs if line.must_match}
+    return sorted({line.name for line in pristine_outputs ^ patched_outputs})
 
 
-def _defects(record: LaneRecord) -> dict[str, bool]:
-    """Map the defect checks that a lane judged to whether each was right."""
+def _defect_results(record: LaneRecord) -> dict[str, bool]:
+    """Map the judged defect checks of a lane to whether each was right."""
     return {check.name: check.ok for check in record.checks if check.role == Role.DEFECT and check.ok is not None}
 
 
 def chosen(names: Iterable[str], about: tuple[str, ...]) -> set[str]:
-    """Return those of the names that one of the globs in `about` names."""
+    """Return the names that match one of the globs in `about`."""
     return {name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in about)}
 
 
-def asked(pristine: LaneRecord, patched: LaneRecord, about: tuple[str, ...]) -> Judgement:
-    """Say whether a patch repairs the defect checks that it is about, and makes no other one wrong.
+def _judge_asked_checks(pristine: LaneRecord, patched: LaneRecord, about: tuple[str, ...]) -> Judgement:
+    """Say whether a patch repairs the defect checks in `about`, and makes no other one wrong.
 
-    The verdict is CONFIRMED, with no claims, where every such check is wrong before and right after.
+    Each of them must be wrong without the patch and right with it.
     """
-    before, after = _defects(pristine), _defects(patched)
-    wanted = chosen(before, about)
-    if not wanted:
+    before, after = _defect_results(pristine), _defect_results(patched)
+    requested_names = chosen(before, about)
+    if not requested_names:
         return Judgement(Verdict.ERROR, f"no defect check that was judged matches {', '.join(about)}")
-    worse = {name for name, right in before.items() if right and not after.get(name)}
+    broken_names = {name for name, is_right in before.items() if is_right and not after.get(name)}
     problems = (
-        (Verdict.ERROR, "right without the patch already", {name for name in wanted if before[name]}),
+        (Verdict.ERROR, "right without the patch already", {name for name in requested_names if before[name]}),
         (Verdict.ERROR, "not judged in the patched lane", before.keys() - after.keys()),
-        (Verdict.PATCH_BREAKS, "right without the patch, wrong with it", worse),
-        (Verdict.FIX_INEFFECTIVE, "still wrong", {name for name in wanted if not after.get(name)}),
+        (Verdict.PATCH_BREAKS, "right without the patch, wrong with it", broken_names),
+        (Verdict.FIX_INEFFECTIVE, "still wrong", {name for name in requested_names if not after.get(name)}),
     )
-    found = (Judgement(verdict, f"{why}: {', '.join(sorted(names))}") for verdict, why, names in problems if names)
-    return next(found, Judgement(Verdict.CONFIRMED))
+    judgements = (
+        Judgement(verdict, f"{reason}: {', '.join(sorted(names))}") for verdict, reason, names in problems if names
+    )
+    return next(judgements, Judgement(Verdict.CONFIRMED))
 
 
 def unlike_checks(pristine: LaneRecord, patched: LaneRecord, about: tuple[str, ...] = ()) -> list[str]:
     """Say which checks of the pristine lane the patched lane did not make, or made as something else.
 
-    What the pristine lane judged, the patched one has to judge, under the same name and in the same role; what was
-    wrong has to be right, unless it is none of those that a patch is `about`. Otherwise a probe could drop its defect
-    where the patch does not repair it.
+    The patched lane must judge every check that the pristine lane judged, in the same role. A wrong check must become
+    right, unless `about` does not name it. Otherwise a contract could drop the defect that a patch does not repair.
     """
-    after, problems = {line.name: line for line in patched.checks}, []
+    patched_checks, problems = {line.name: line for line in patched.checks}, []
     for before in pristine.checks:
-        now = after.get(before.name)
-        if now is None:
+        after = patched_checks.get(before.name)
+        if after is None:
             problems.append(f"{before.name} is gone")
-        elif now.role != before.role:
-            problems.append(f"{before.name} was a {before.role} and is a {now.role}")
-        elif before.ok is not None and now.ok is None:
+        elif after.role != before.role:
+            problems.append(f"{before.name} was a {before.role} and is a {after.role}")
+        elif before.ok is not None and after.ok is None:
             problems.append(f"{before.name} was judged and is not")
-        elif before.ok is False and now.ok is not True and (not about or chosen([before.name], about)):
+        elif before.ok is False and after.ok is not True and (not about or chosen([before.name], about)):
             problems.append(f"{before.name} is wrong in both lanes")
     return problems
 
 
-def both(pristine: LaneRecord, patched: LaneRecord, about: tuple[str, ...] = ()) -> Judgement:
-    """Judge a pack whose pristine lane reproduced the bug and whose patched lane ran.
-
-    With `about`, the verdict is on the defect checks that it names: others may stay wrong.
-    """
+def _judge_both_lanes(pristine: LaneRecord, patched: LaneRecord, about: tuple[str, ...] = ()) -> Judgement:
+    """Judge a pack whose pristine lane reproduced the bug and whose patched lane ran."""
     if patched.verdict not in PATCHED:
         return Judgement(Verdict.ERROR, f"patched lane: {patched.verdict}: {patched.reason}")
     verdict, reason = PATCHED[patched.verdict], patched.reason
     if about and verdict in (Verdict.CONFIRMED, Verdict.FIX_INEFFECTIVE, Verdict.FIX_INCOMPLETE):
-        found = asked(pristine, patched, about)
-        verdict, reason = found.verdict, found.reason
+        judgement = _judge_asked_checks(pristine, patched, about)
+        verdict, reason = judgement.verdict, judgement.reason
     if verdict != Verdict.CONFIRMED:
         return Judgement(verdict, reason)
-    unlike = unlike_checks(pristine, patched, about)
-    if unlike:
-        return Judgement(Verdict.ERROR, f"the lanes made other checks: {'; '.join(unlike)}")
-    differing = differing_outputs(pristine, patched)
-    if differing:
-        return Judgement(Verdict.PATCH_BREAKS, f"outputs differ from the pristine lane's: {', '.join(differing)}")
-    matched = any(line.must_match for line in patched.outputs)
-    claims = (*patched.claims, *([BITWISE_IDENTICAL] if matched else []))
+    differences = unlike_checks(pristine, patched, about)
+    if differences:
+        return Judgement(Verdict.ERROR, f"the lanes made other checks: {'; '.join(differences)}")
+    outputs = differing_outputs(pristine, patched)
+    if outputs:
+        return Judgement(Verdict.PATCH_BREAKS, f"outputs differ from the pristine lane's: {', '.join(outputs)}")
+    has_matching_output = any(line.must_match for line in patched.outputs)
+    claims = (*patched.claims, *([BITWISE_IDENTICAL] if has_matching_output else []))
     return Judgement(verdict, "", claims)
 
 
 def pair(
-    pristine: LaneRecord | None, patched: LaneRecord | None, stale: str = "", about: tuple[str, ...] = ()
+    pristine: LaneRecord | None, patched: LaneRecord | None, stale_reason: str = "", about: tuple[str, ...] = ()
 ) -> Judgement:
-    """Judge a pack by its lanes; None is one that was not requested, or had no reason to run.
+    """Judge a pack by its lanes; None stands for a lane that was not requested, or had no reason to run.
 
-    `stale` says why the patch does not apply cleanly. `about` names the defect checks that the verdict is about, where
-    these are not all of them.
+    `stale_reason` says why the patch does not apply cleanly. With `about` the verdict is on the defect checks that it
+    names: others may stay wrong.
     """
     if pristine is not None and pristine.verdict in ALONE:
         return Judgement(ALONE[pristine.verdict], pristine.reason)
-    if stale:
-        return Judgement(Verdict.PATCH_STALE, stale)
+    if stale_reason:
+        return Judgement(Verdict.PATCH_STALE, stale_reason)
     if patched is None:
         claims = pristine.claims if pristine else ()
         return Judgement(Verdict.REPRODUCED, pristine.reason if pristine else "", claims)
     if pristine is not None:
-        return both(pristine, patched, about)
+        return _judge_both_lanes(pristine, patched, about)
     if patched.verdict == LaneVerdict.FIX_VALIDATED:
         return Judgement(Verdict.VALIDATED, patched.reason, patched.claims)
-    without_it = {**ALONE, **PATCHED, LaneVerdict.UNSUPPORTED: Verdict.UNSUPPORTED}
-    return Judgement(without_it[patched.verdict], patched.reason)
+    verdicts = {**ALONE, **PATCHED, LaneVerdict.UNSUPPORTED: Verdict.UNSUPPORTED}
+    return Judgement(verdicts[patched.verdict], patched.reason)
 
 
 def of_runs(runs: Sequence[tuple[LaneEnd, ...]], about: tuple[str, ...] = ()) -> tuple[Judgement, int]:
-    """Judge a pack by the ends of its lanes in each run, and say how many of the runs agree with that.
+    """Judge a pack by the ends of its lanes in each run, and count the runs that agree.
 
-    Runs that differ are no verdict: they give ERROR and the counts.
+    Runs that differ give ERROR, and the reason has the counts.
     """
     judgements = []
     for run in runs:
         records = {end.lane: end.record for end in run}
-        stale = "".join(end.stale for end in run)
-        judgements.append(pair(records.get(LaneName.PRISTINE), records.get(LaneName.PATCHED), stale, about))
+        stale_reason = "".join(end.stale for end in run)
+        judgements.append(pair(records.get(LaneName.PRISTINE), records.get(LaneName.PATCHED), stale_reason, about))
     counts = Counter(str(judgement.verdict) for judgement in judgements)
     if len(counts) == 1:
-        common = set.intersection(*(set(judgement.claims) for judgement in judgements))
+        common_claims = set.intersection(*(set(judgement.claims) for judgement in judgements))
         last = judgements[-1]
-        return replace(last, claims=tuple(claim for claim in last.claims if claim in common)), len(judgements)
+        return replace(last, claims=tuple(claim for claim in last.claims if claim in common_claims)), len(judgements)
     text = ", ".join(f"{word} {count}/{len(judgements)}" for word, count in sorted(counts.items()))
     return Judgement(Verdict.ERROR, f"the runs differ: {text}"), max(counts.values())

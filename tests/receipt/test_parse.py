@@ -41,8 +41,8 @@ DOCUMENT: dict[str, Any] = {
 
 
 def test_what_a_receipt_leaves_out_has_its_default() -> None:
-    one = receipt.parse(json.dumps(DOCUMENT), "toy.json")
-    assert (one.ranks, one.about) == (1, ())
+    parsed = receipt.parse(json.dumps(DOCUMENT), "toy.json")
+    assert (parsed.ranks, parsed.about) == (1, ())
 
 
 @pytest.mark.parametrize("key", [key for key in DOCUMENT if key != "repeats"])

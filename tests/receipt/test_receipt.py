@@ -26,8 +26,8 @@ def test_a_receipt_names_places_and_hashes_its_log(workbench: Workbench) -> None
 
 
 def _check(workbench: Workbench) -> tuple[int, str]:
-    ended = workbench.run("check")
-    return ended.returncode, ended.stdout
+    completed = workbench.run("check")
+    return completed.returncode, completed.stdout
 
 
 def test_a_sound_pack_is_sound_and_each_change_makes_it_stale(workbench: Workbench) -> None:
@@ -41,8 +41,8 @@ def test_a_sound_pack_is_sound_and_each_change_makes_it_stale(workbench: Workben
     assert "STALE: the script or the contract changed" in _check(workbench)[1], "what it prints is code"
     bundle = workbench.run("report", "1", "--bundle", str(workbench.folder / "sent.zip"))
     assert (bundle.returncode, (workbench.folder / "sent.zip").exists()) == (1, False)
-    said = "STALE: the script or the contract changed. Next: runner.py run 01_confirmed --target cpu --record"
-    assert said in bundle.stderr
+    message = "STALE: the script or the contract changed. Next: runner.py run 01_confirmed --target cpu --record"
+    assert message in bundle.stderr
     probe.write_text(original.replace("Cause:", "The cause:"))
     assert "STALE" not in _check(workbench)[1], "a docstring is no part of the meaning"
     assert "README.md: not what report.in.md renders to" in _check(workbench)[1], "but of the report"
@@ -104,5 +104,5 @@ def test_what_a_script_prints_is_scrubbed_as_everything_else(workbench: Workbenc
     for lane in document["lanes"].values():
         assert lane["printed"].startswith("$TREE/src/toykernel/scale.py\nscaled: ")
     script.write_text(script.read_text().replace("print(scale.__file__)", "print('ghp_' + 'a' * 36)"))
-    ended = workbench.run("run", "1", "--record")
-    assert "holds a token" in ended.stdout + ended.stderr
+    completed = workbench.run("run", "1", "--record")
+    assert "holds a token" in completed.stdout + completed.stderr

@@ -53,22 +53,22 @@ PLANTS = {
 }
 
 
-def _written(folder: Path) -> str:
+def _written_text(folder: Path) -> str:
     """Join everything that was written for others to read: all but the lanes' own raw logs in the cache."""
     files = [path for path in folder.rglob("*") if path.is_file() and "cache" not in path.relative_to(folder).parts]
     return "\n".join(path.read_text(encoding="utf-8", errors="replace") for path in files)
 
 
-@pytest.mark.parametrize("what", PLANTS)
-def test_what_is_planted_is_scrubbed_or_refused(what: str) -> None:
+@pytest.mark.parametrize("plant", PLANTS)
+def test_what_is_planted_is_scrubbed_or_refused(plant: str) -> None:
     scrubber = redaction.of_host({})
-    for text in (PLANTS[what], f"RuntimeError: {PLANTS[what]}", f"a={PLANTS[what]}", f"({PLANTS[what]}), and more"):
+    for text in (PLANTS[plant], f"RuntimeError: {PLANTS[plant]}", f"a={PLANTS[plant]}", f"({PLANTS[plant]}), and more"):
         scrubbed = scrubber.scrub(text)
-        assert PLANTS[what] not in scrubbed or list(scrubber.findings(scrubbed)), text
+        assert PLANTS[plant] not in scrubbed or list(scrubber.findings(scrubbed)), text
 
 
 @pytest.mark.parametrize(
-    ("place", "what"),
+    ("channel", "plant"),
     [
         ("log", "a Hugging Face token"),
         ("standard error", "an internal host"),
@@ -77,27 +77,27 @@ def test_what_is_planted_is_scrubbed_or_refused(what: str) -> None:
         ("exception", "an e-mail address"),
     ],
 )
-def test_a_run_refuses_what_a_probe_repeats(workbench: Workbench, place: str, what: str) -> None:
+def test_a_run_refuses_what_a_probe_repeats(workbench: Workbench, channel: str, plant: str) -> None:
     workbench.lay("38_repeats_what_it_was_given")
-    ended = workbench.run("run", "--lane", "pristine", NCCL_PLANT=PLANTS[what], NCCL_PLANT_IN=place)
-    assert (ended.returncode, "refused to write" in ended.stdout) == (1, True), ended.stdout
-    assert PLANTS[what] not in ended.stdout + ended.stderr + _written(workbench.folder)
+    completed = workbench.run("run", "--lane", "pristine", NCCL_PLANT=PLANTS[plant], NCCL_PLANT_IN=channel)
+    assert (completed.returncode, "refused to write" in completed.stdout) == (1, True), completed.stdout
+    assert PLANTS[plant] not in completed.stdout + completed.stderr + _written_text(workbench.folder)
 
 
 def test_versions_withholds_a_reason_that_looks_private(workbench: Workbench) -> None:
     workbench.lay("38_repeats_what_it_was_given")
-    listed = [
+    versions = [
         {"package": "toykernel", "version": "1.0", "file": "toykernel-1.0.zip", "sha256": workbench.sha256, "date": ""}
     ]
     (workbench.cache / "releases").mkdir()
-    (workbench.cache / "releases/toykernel.json").write_text(json.dumps(listed))
+    (workbench.cache / "releases/toykernel.json").write_text(json.dumps(versions))
     plant = PLANTS["an internal host"]
-    for place, arguments in (("exception", ["--json", "--record"]), ("traceback", [])):
-        ended = workbench.run("versions", "38", *arguments, NCCL_PLANT=plant, NCCL_PLANT_IN=place)
-        assert ended.returncode == 5
-        assert "refused to write: " in ended.stdout
-        assert "holds a host's name" in ended.stdout
-        assert plant not in ended.stdout + _written(workbench.folder)
+    for channel, arguments in (("exception", ["--json", "--record"]), ("traceback", [])):
+        completed = workbench.run("versions", "38", *arguments, NCCL_PLANT=plant, NCCL_PLANT_IN=channel)
+        assert completed.returncode == 5
+        assert "refused to write: " in completed.stdout
+        assert "holds a host's name" in completed.stdout
+        assert plant not in completed.stdout + _written_text(workbench.folder)
 
 
 def test_a_report_and_a_bundle_refuse_what_lies_in_the_pack(workbench: Workbench) -> None:
@@ -142,7 +142,7 @@ def test_what_names_this_host_its_user_or_its_services_is_refused(monkeypatch: p
     assert not list(scrubber.findings("from pypi.org and download.pytorch.org"))
 
 
-@pytest.mark.parametrize("home", ["/srv/zo\u00eb", "/srv/\u9b4f b", '/srv/a"b', "/srv/a&b"])
+@pytest.mark.parametrize("home", ["/srv/zo\u00eb", "/srv/\u9b4f b", '/srv/a"b', "/srv/a&b", "/srv/\udce9"])
 def test_a_home_folder_is_named_however_it_is_written(home: str) -> None:
     scrubber = Scrubber({home: "$HOME"}, {}, {})
     file = f"{home}/x.py"
@@ -154,7 +154,7 @@ def test_a_home_folder_is_named_however_it_is_written(home: str) -> None:
         repr(file),
         ascii(file),
         repr(os.fsencode(file)),
-        f"file://{quote(file)}",
+        f"file://{quote(os.fsencode(file))}",
     ):
         assert "srv" not in scrubber.scrub(text), text
         assert "$HOME" in scrubber.scrub(text), text
@@ -180,15 +180,15 @@ def test_the_password_of_an_index_is_refused_and_stands_in_no_error(monkeypatch:
     scrubber = redaction.of_host({})
     assert list(scrubber.findings("said correct-horse"))
     assert list(scrubber.findings("said correct%2Dhorse"))
-    told = str(HarnessError("no https://ada:correct-horse@pypi.org/simple/x?private_token=abcd1234&x=1 here"))
-    assert told == "no https://***@pypi.org/simple/x?private_token=***&x=1 here"
+    message = str(HarnessError("no https://ada:correct-horse@pypi.org/simple/x?private_token=abcd1234&x=1 here"))
+    assert message == "no https://***@pypi.org/simple/x?private_token=***&x=1 here"
 
 
 def test_the_command_of_a_receipt_names_no_password(workbench: Workbench) -> None:
     workbench.lay("01_confirmed")
     upstream = f"path:{toys.RESOURCES}/upstream/toykernel-1.0?private_token=abcd1234"
-    ended = workbench.run("run", "1", "--lane", "pristine", "--upstream", upstream)
-    assert "abcd1234" not in ended.stdout + ended.stderr
+    completed = workbench.run("run", "1", "--lane", "pristine", "--upstream", upstream)
+    assert "abcd1234" not in completed.stdout + completed.stderr
     masked = errors.without_credentials("--upstream git+https://ada:pw@h.example/x?private_token=abcd1234@main")
     assert masked == "--upstream git+https://***@h.example/x?private_token=***"
     assert not list(Scrubber({}, {}, {}).findings(masked)), "what is masked gets its receipt"
@@ -209,8 +209,8 @@ def test_a_private_path_becomes_a_name(workbench: Workbench) -> None:
         "--online",
         "--offline",
     ]
-    ended = workbench.run(*command, HOME=str(home))
-    assert ended.returncode == 0, ended.stderr
+    completed = workbench.run(*command, HOME=str(home))
+    assert completed.returncode == 0, completed.stderr
     written = "".join(path.read_text() for path in (home / "packs").rglob("receipts/*"))
     assert str(workbench.folder) not in written
     assert "/ada" not in written
@@ -220,10 +220,10 @@ def test_a_private_path_becomes_a_name(workbench: Workbench) -> None:
 def test_a_probe_that_prints_a_token_gets_no_receipt(workbench: Workbench) -> None:
     pack = workbench.lay("32_prints_secrets")
     value = "correct-horse-battery"
-    ended = workbench.run("run", "--lane", "pristine", MY_TOKEN=value)
-    assert ended.returncode == 1
-    assert "32_prints_secrets cpu: refused to write: log holds a token" in ended.stdout
-    assert "ghp_" not in ended.stdout + ended.stderr
+    completed = workbench.run("run", "--lane", "pristine", MY_TOKEN=value)
+    assert completed.returncode == 1
+    assert "32_prints_secrets cpu: refused to write: log holds a token" in completed.stdout
+    assert "ghp_" not in completed.stdout + completed.stderr
     assert "ghp_" not in "".join(path.read_text() for path in workbench.cache.glob("runs/*/receipts/**/*.*"))
     assert not list(pack.glob("receipts/*"))
     (raw,) = workbench.cache.glob("runs/*/raw/*/*.log")
@@ -236,17 +236,17 @@ SCRUBBER = Scrubber({"/srv/ada": "$HOME"}, {"lovelace7": "the host's name"}, {"s
 
 
 @pytest.mark.parametrize(
-    ("text", "what"),
+    ("text", "label"),
     [
         ("on lovelace7:", "the host's name"),
         ("token hf_" + "a" * 30, "a token"),
         ("got s3cr3t-value", "the value of MY_TOKEN"),
     ],
 )
-def test_what_looks_private_is_refused_by_field_and_not_repeated(text: str, what: str) -> None:
+def test_what_looks_private_is_refused_by_field_and_not_repeated(text: str, label: str) -> None:
     with pytest.raises(PrivateTextError) as caught:
         SCRUBBER.document({"lanes": {"pristine": {"reason": text}}})
-    assert f"receipt.lanes.pristine.reason holds {what}" in str(caught.value)
+    assert f"receipt.lanes.pristine.reason holds {label}" in str(caught.value)
     assert text not in str(caught.value)
 
 
@@ -278,6 +278,6 @@ def test_what_only_resembles_it_is_not(text: str) -> None:
 
 
 def test_a_version_that_pack_toml_states_is_no_address() -> None:
-    stated = Scrubber({}, {}, {}, frozenset({"4.15.4.0"}))
-    assert not list(stated.findings("z3-solver 4.15.4.0"))
-    assert list(stated.findings("z3-solver 4.15.4.1")) == ["an IP address"]
+    scrubber = Scrubber({}, {}, {}, frozenset({"4.15.4.0"}))
+    assert not list(scrubber.findings("z3-solver 4.15.4.0"))
+    assert list(scrubber.findings("z3-solver 4.15.4.1")) == ["an IP address"]

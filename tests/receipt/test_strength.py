@@ -29,9 +29,9 @@ def _check(workbench: Workbench) -> str:
 
 def test_every_table_shows_the_strength_and_no_reader_takes_it_for_a_receipt(workbench: Workbench) -> None:
     pack = _lay(workbench, "42_refuses_wrong_fixes")
-    found = json.loads((pack / "receipts/strength.cpu.traced.json").read_text(encoding="utf-8"))
-    assert found["own"]["killed"] == 3
-    assert str(workbench.folder) not in json.dumps(found)
+    record = json.loads((pack / "receipts/strength.cpu.traced.json").read_text(encoding="utf-8"))
+    assert record["own"]["killed"] == 3
+    assert str(workbench.folder) not in json.dumps(record)
     assert "CONFIRMED (traced), fresh; mutants: 3 of 3, 20" in workbench.run("list").stdout
     assert workbench.run("report", "42", "--write").returncode == 0
     assert "1 sound" in _check(workbench)
@@ -43,13 +43,13 @@ def test_a_record_is_stale_when_what_it_speaks_of_changed(workbench: Workbench) 
     toys.replace(pack / "contract.py", "2.0, 3.0]", "2.0, 4.0]")
     assert "STALE: the script or the contract changed" in workbench.run("list").stdout
     toys.replace(pack / "contract.py", "2.0, 4.0]", "2.0, 3.0]")
-    own = pack / "mutants/adds_the_weight.patch"
-    text = own.read_text(encoding="utf-8")
-    toys.replace(own, "value + weight", "value - weight")
+    mutant = pack / "mutants/adds_the_weight.patch"
+    text = mutant.read_text(encoding="utf-8")
+    toys.replace(mutant, "value + weight", "value - weight")
     assert "adds_the_weight.patch: it does not fit the release with fix.patch: " in _check(workbench)
-    own.unlink()
+    mutant.unlink()
     assert "STALE: its own wrong fixes changed" in _check(workbench)
-    own.write_text(text, encoding="utf-8")
+    mutant.write_text(text, encoding="utf-8")
     assert "STALE" not in _check(workbench)
     toys.replace(pack / "pack.toml", "generated = 0", "generated = 1")
     assert "STALE: pack.toml states another sample" in _check(workbench)
@@ -57,9 +57,9 @@ def test_a_record_is_stale_when_what_it_speaks_of_changed(workbench: Workbench) 
 
 def test_check_refuses_survivors_that_nobody_explains(workbench: Workbench) -> None:
     pack = _lay(workbench, "43_lets_wrong_fixes_pass")
-    said = _check(workbench)
-    assert "loses_an_empty_total: survived, and mutants/equivalent.toml does not say why" in said
-    assert "rounds_the_total: survived" in said
+    output = _check(workbench)
+    assert "loses_an_empty_total: survived, and mutants/equivalent.toml does not say why" in output
+    assert "rounds_the_total: survived" in output
     (pack / "mutants/equivalent.toml").write_text(EQUIVALENT.format("loses_an_empty_total"), encoding="utf-8")
     assert "loses_an_empty_total: survived" not in _check(workbench)
     (pack / "mutants/equivalent.toml").write_text(EQUIVALENT.format("nobody_made_this"), encoding="utf-8")

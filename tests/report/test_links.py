@@ -15,7 +15,7 @@ PACKS = [load.load_pack(path.parent) for path in sorted(REPOSITORY.glob("packs/*
 LINK = re.compile(r"\]\(([^)\s]*)\)")
 
 
-@pytest.mark.parametrize("pack", PACKS, ids=lambda one: one.name)
+@pytest.mark.parametrize("pack", PACKS, ids=lambda pack: pack.name)
 def test_a_report_links_to_the_web_alone(pack: Pack) -> None:
     """Above the line, which is pasted elsewhere: a relative link would lead nowhere from there."""
     above = report.for_upstream(pack.report_template.read_text(encoding="utf-8"))

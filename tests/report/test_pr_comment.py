@@ -23,10 +23,10 @@ LINK = re.compile(r"\]\(([^)]*)\)")
 
 
 def _side(verdict: LaneVerdict, version: str, error: float = 0.0, check: str = "weights", reason: str = "") -> Side:
-    wrong = verdict == LaneVerdict.BUG_REPRODUCED
+    is_wrong = verdict == LaneVerdict.BUG_REPRODUCED
     record = LaneRecord(
         verdict, reason, 0, 1.0, 0, 0, "", "",
-        checks=(CheckLine(check, Role.DEFECT, not wrong),),
+        checks=(CheckLine(check, Role.DEFECT, not is_wrong),),
         figures=(FigureLine("grad_weight_max_abs_error", error, "1"),),
         outputs=(OutputLine("total", "float", (), str(error), must_match=True),),
     )  # fmt: skip
@@ -34,8 +34,8 @@ def _side(verdict: LaneVerdict, version: str, error: float = 0.0, check: str = "
 
 
 def _text(base: Side, head: Side, pack: str = "09_liger_flce_none") -> str:
-    one = Compared(load.load_pack(REPOSITORY / "packs" / pack), "cpu", Evidence.INTERPRETED, base, head)
-    return pr_comment.text([one], redaction.of_host({Path("/data/cache"): "$CACHE"}))
+    comparison = Compared(load.load_pack(REPOSITORY / "packs" / pack), "cpu", Evidence.INTERPRETED, base, head)
+    return pr_comment.text([comparison], redaction.of_host({Path("/data/cache"): "$CACHE"}))
 
 
 FIX = (_side(LaneVerdict.BUG_REPRODUCED, f"commit {BASE}", 0.25), _side(LaneVerdict.FIX_VALIDATED, f"commit {HEAD}"))
@@ -57,9 +57,9 @@ def test_without_an_address_nothing_is_linked(monkeypatch: pytest.MonkeyPatch) -
 def test_with_one_every_link_is_absolute(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(links, "repository_url", lambda: URL)
     text = _text(*FIX)
-    found = LINK.findall(text)
-    assert f"{URL}/blob/main/packs/09_liger_flce_none/README.md" in found
-    for url in found:
+    urls = LINK.findall(text)
+    assert f"{URL}/blob/main/packs/09_liger_flce_none/README.md" in urls
+    for url in urls:
         assert url.startswith("https://")
         path = url.removeprefix(f"{URL}/blob/main/").partition("#")[0]
         assert not url.startswith(URL) or (REPOSITORY / path).exists(), f"{url} leads nowhere"
@@ -67,7 +67,7 @@ def test_with_one_every_link_is_absolute(monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @pytest.mark.parametrize(
-    ("version", "wanted"),
+    ("version", "expected"),
     [
         (f"commit {BASE}", f"commit {BASE[:12]}"),
         (f"path at {BASE}", f"commit {BASE[:12]}"),
@@ -77,8 +77,8 @@ def test_with_one_every_link_is_absolute(monkeypatch: pytest.MonkeyPatch) -> Non
         ("0.8.2", "`0.8.2`"),
     ],
 )
-def test_a_tree_is_named_by_what_is_known_of_it(version: str, wanted: str) -> None:
-    assert f"base is {wanted}" in _text(_side(LaneVerdict.FIX_VALIDATED, version), FIX[1])
+def test_a_tree_is_named_by_what_is_known_of_it(version: str, expected: str) -> None:
+    assert f"base is {expected}" in _text(_side(LaneVerdict.FIX_VALIDATED, version), FIX[1])
 
 
 def test_what_the_code_under_test_printed_stays_text() -> None:
@@ -104,15 +104,15 @@ def test_a_private_reason_is_withheld_and_known_places_get_names() -> None:
 
 def test_results_that_differ_bit_for_bit_are_named() -> None:
     assert "outputs that differ bit for bit between the two: `total`" in _text(*FIX)
-    same = _side(LaneVerdict.BUG_REPRODUCED, "path"), _side(LaneVerdict.FIX_VALIDATED, "path")
-    assert "differ bit for bit" not in _text(*same)
+    sides = _side(LaneVerdict.BUG_REPRODUCED, "path"), _side(LaneVerdict.FIX_VALIDATED, "path")
+    assert "differ bit for bit" not in _text(*sides)
 
 
 def test_what_a_lane_printed_before_an_error_is_not_shown() -> None:
-    broken = replace(
+    side = replace(
         _side(LaneVerdict.BUG_REPRODUCED, "path", 9.0), verdict=LaneVerdict.ERROR, reason="killed by SIGSEGV"
     )
-    _, second, _ = _text(FIX[1], broken).splitlines()
+    _, second, _ = _text(FIX[1], side).splitlines()
     assert "head: `killed by SIGSEGV`; `grad_weight_max_abs_error 0` (base)." in second
     assert "wrong in head" not in second
 

@@ -32,10 +32,10 @@ Document = dict[str, Any]
 @pytest.fixture(scope="module")
 def bench(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
     """Record the toy."""
-    found = empty(tmp_path_factory.mktemp("bench"))
-    found.lay(TOY)
-    found.recorded(TOY, "--target", "cpu")
-    return found
+    bench = empty(tmp_path_factory.mktemp("bench"))
+    bench.lay(TOY)
+    bench.recorded(TOY, "--target", "cpu")
+    return bench
 
 
 @pytest.fixture
@@ -63,42 +63,42 @@ def _errors(folder: Path, path: Path) -> list[str]:
     """Say what of a receipt does not hold, and why it is STALE."""
     pack = load.load_pack(folder)
     try:
-        one = receipt.load(path)
+        recorded = receipt.load(path)
     except HarnessError as error:
         return [str(error)]
-    stale = staleness.reasons(pack, one)
-    return [*receipt_check.errors(pack, path, one, is_fresh=not stale), *stale]
+    reasons = staleness.reasons(pack, recorded)
+    return [*receipt_check.errors(pack, path, recorded, is_fresh=not reasons), *reasons]
 
 
-def _at(document: Document, keys: list[str]) -> Any:  # noqa: ANN401 - any value of a receipt
+def _value_at(document: Document, keys: list[str]) -> Any:  # noqa: ANN401 - any value of a receipt
     """Return what lies in a receipt behind these keys and numbers."""
-    place: Any = document
+    value: Any = document
     for key in keys:
-        place = place[int(key)] if isinstance(place, list) else place[key]
-    return place
+        value = value[int(key)] if isinstance(value, list) else value[key]
+    return value
 
 
 def _set(path: str, value: object, /) -> Callable[[Document], None]:
     """Return the lie that a value of the receipt is another; `path` names it by keys and numbers."""
     *parents, last = path.split(".")
-    return lambda document: _at(document, parents).update({last: value})
+    return lambda document: _value_at(document, parents).update({last: value})
 
 
 def _drop(path: str) -> Callable[[Document], None]:
     *parents, last = path.split(".")
 
     def lie(document: Document) -> None:
-        place = _at(document, parents)
-        del place[int(last) if isinstance(place, list) else last]
+        parent = _value_at(document, parents)
+        del parent[int(last) if isinstance(parent, list) else last]
 
     return lie
 
 
-def _twice(path: str) -> Callable[[Document], None]:
-    return lambda document: _at(document, path.split(".")).append(_at(document, [*path.split("."), "0"]))
+def _double(path: str) -> Callable[[Document], None]:
+    return lambda document: _value_at(document, path.split(".")).append(_value_at(document, [*path.split("."), "0"]))
 
 
-def _swapped(document: Document) -> None:
+def _swap_lanes(document: Document) -> None:
     lanes = document["lanes"]
     lanes["pristine"], lanes["patched"] = lanes["patched"], lanes["pristine"]
 
@@ -113,7 +113,7 @@ RECEIPTS: dict[str, tuple[Callable[[Document], None], str]] = {
     "no lanes": (_set("lanes", {}), "CONFIRMED without a lane"),
     "one lane": (_drop("lanes.patched"), "the lanes say REPRODUCED"),
     "a third lane": (_set("lanes.other", {}), "lanes"),
-    "swapped lanes": (_swapped, "the lanes say FIXED_UPSTREAM"),
+    "swapped lanes": (_swap_lanes, "the lanes say FIXED_UPSTREAM"),
     "a patched lane with the bug": (_set("lanes.patched.checks.2.ok", False), "script and checks say FIX_INCOMPLETE"),
     "a patched lane with a wrong control": (_set("lanes.patched.checks.0.ok", False), "CONTROL_FAILED"),
     "an unpatched lane without the bug": (_set("lanes.pristine.checks.2.ok", True), "script and checks say ERROR"),
@@ -132,8 +132,8 @@ RECEIPTS: dict[str, tuple[Callable[[Document], None], str]] = {
     "a control that became a defect": (_set("lanes.patched.checks.0.role", "defect"), "and is a defect"),
     "a role of nobody": (_set("lanes.patched.checks.0.role", "witness"), "role"),
     "a check that is not judged": (_set("lanes.patched.checks.2.ok", None), "gives no reason"),
-    "a check twice": (_twice("lanes.patched.checks"), "stands there twice"),
-    "a figure twice": (_twice("lanes.patched.figures"), "stands there twice"),
+    "a check twice": (_double("lanes.patched.checks"), "stands there twice"),
+    "a figure twice": (_double("lanes.patched.figures"), "stands there twice"),
     "another pack": (_set("pack", "01_confirmed"), "it speaks of 01_confirmed"),
     "a pack that climbs": (_set("pack", "../60"), "it speaks of ../60"),
     "another kind": (_set("kind", "crash"), "kind: crash"),
@@ -211,19 +211,19 @@ LOGS = {
 @pytest.mark.parametrize("name", RECEIPTS)
 def test_a_forged_receipt_is_refuted(folder: Path, name: str) -> None:
     lie, words = RECEIPTS[name]
-    found = _errors(folder, _forge(folder, lie))
-    assert any(words in error for error in found), found
+    errors = _errors(folder, _forge(folder, lie))
+    assert any(words in error for error in errors), errors
 
 
 @pytest.mark.parametrize("name", LOGS)
 def test_a_forged_log_is_refuted(folder: Path, name: str) -> None:
     old, new, words = LOGS[name]
-    found = _errors(folder, _forge(folder, lambda _: None, (old, new)))
-    assert any(words in error for error in found), found
+    errors = _errors(folder, _forge(folder, lambda _: None, (old, new)))
+    assert any(words in error for error in errors), errors
 
 
 @pytest.mark.parametrize(
-    "broken",
+    "corrupt",
     [
         lambda text: text.replace('"seconds": ', '"seconds": NaN, "s": '),
         lambda text: text.replace('"schema": 2', '"schema": 2' + "0" * 5000),
@@ -232,9 +232,9 @@ def test_a_forged_log_is_refuted(folder: Path, name: str) -> None:
         lambda _: "[" * 100_000,
     ],
 )
-def test_what_is_no_receipt_is_refused(folder: Path, broken: Callable[[str], str]) -> None:
+def test_what_is_no_receipt_is_refused(folder: Path, corrupt: Callable[[str], str]) -> None:
     path = folder / RECEIPT
-    path.write_text(broken(path.read_text()))
+    path.write_text(corrupt(path.read_text()))
     (error,) = _errors(folder, path)
     assert "cpu.traced.json" in error
 
@@ -247,16 +247,16 @@ def test_an_honest_receipt_holds_and_check_refutes_a_forged_one(bench: Workbench
     path = bench.packs / TOY / RECEIPT
     text = path.read_text()
     toys.replace(path, '"exit_status": 0', '"exit_status": 10')
-    said = bench.run("check", TOY).stdout
+    output = bench.run("check", TOY).stdout
     path.write_text(text)
-    assert "receipts/cpu.traced.json: patched lane: exit_status: 10, not 0" in said, said
+    assert "receipts/cpu.traced.json: patched lane: exit_status: 10, not 0" in output, output
 
 
 def test_a_title_may_have_changed_and_the_runner_be_installed(folder: Path) -> None:
-    def changed(document: Document) -> None:
+    def change(document: Document) -> None:
         document |= {"title": "Another", "command": f"reproducer-packs run {TOY} --record"}
 
-    assert _errors(folder, _forge(folder, changed)) == []
+    assert _errors(folder, _forge(folder, change)) == []
 
 
 def test_the_same_pack_gives_the_same_bundle(bench: Workbench, tmp_path: Path) -> None:

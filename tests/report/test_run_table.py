@@ -13,7 +13,7 @@ def _row(verdict: str, deviation: str = "") -> RunRow:
 
 
 @pytest.mark.parametrize(
-    ("rows", "said"),
+    ("rows", "sentence"),
     [
         ([_row("CONFIRMED"), _row("CONFIRMED")], "2 of 2 as expected: 2 CONFIRMED."),
         ([_row("CONFIRMED"), _row("UNAVAILABLE")], "1 of 1 as expected: 1 CONFIRMED; 1 not judged: 1 UNAVAILABLE."),
@@ -21,5 +21,5 @@ def _row(verdict: str, deviation: str = "") -> RunRow:
         ([_row("UNSUPPORTED"), _row("UNAVAILABLE")], "2 not judged: 1 UNSUPPORTED, 1 UNAVAILABLE."),
     ],
 )
-def test_what_was_not_judged_is_not_as_expected(rows: list[RunRow], said: str) -> None:
-    assert f"\n{said}" in f"\n{run_table.as_text(rows)}"
+def test_what_was_not_judged_is_not_as_expected(rows: list[RunRow], sentence: str) -> None:
+    assert f"\n{sentence}" in f"\n{run_table.as_text(rows)}"

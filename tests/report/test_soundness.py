@@ -56,10 +56,10 @@ def test_each_rule_is_held(judged: Workbench, file: str, old: str, new: str, rea
     path = judged.packs / "01_confirmed" / file
     text = path.read_text()
     toys.replace(path, old, new)
-    ended = judged.run("check")
+    completed = judged.run("check")
     path.write_text(text)
-    assert ended.returncode == 1, ended.stdout
-    assert reason in ended.stdout
+    assert completed.returncode == 1, completed.stdout
+    assert reason in completed.stdout
 
 
 @pytest.mark.parametrize("file", ["reproduce.py", "fix.patch"])
@@ -67,9 +67,9 @@ def test_a_missing_file_is_named(judged: Workbench, file: str) -> None:
     path = judged.packs / "01_confirmed" / file
     text = path.read_text()
     path.unlink()
-    said = judged.run("check").stdout
+    output = judged.run("check").stdout
     path.write_text(text)
-    assert re.search(rf"{re.escape(file)}(:| is) missing", said)
+    assert re.search(rf"{re.escape(file)}(:| is) missing", output)
 
 
 def test_a_number_is_never_used_twice(workbench: Workbench) -> None:

@@ -9,7 +9,7 @@ import pytest
 from harness.core.words import Exit, LaneVerdict, Role
 from harness.lane.record import CheckLine, LaneRecord
 from harness.verdict import change
-from harness.verdict.change import Effect, Side, between
+from harness.verdict.change import Change, Effect, Side, between
 
 BUG, FIXED, CONTROL, INCOMPLETE, UNSUPPORTED, ERROR = LaneVerdict
 SILENT = {UNSUPPORTED, ERROR}
@@ -26,21 +26,21 @@ def _side(verdict: LaneVerdict, **checks: bool | None) -> Side:
 
 def test_no_two_pairs_have_the_same_sentence_unless_they_say_the_same() -> None:
     sentences = [between(Side(base), Side(head)).sentence for base, head in PAIRS]
-    twice = {one for one in sentences if sentences.count(one) > 1}
+    twice = {sentence for sentence in sentences if sentences.count(sentence) > 1}
     assert twice == {change.BREAKS.sentence}, "a control that breaks is told alike, whether the bug was there or not"
 
 
 @pytest.mark.parametrize(("base", "head"), PAIRS)
 def test_only_a_verdict_on_both_trees_says_anything_of_the_bug(base: LaneVerdict, head: LaneVerdict) -> None:
-    said = between(Side(base), Side(head))
-    assert (said.effect == Effect.FIXES) == ((base, head) == (BUG, FIXED))
-    assert (said is change.BRINGS_IT_IN) == ((base, head) == (FIXED, BUG))
+    result = between(Side(base), Side(head))
+    assert (result.effect == Effect.FIXES) == ((base, head) == (BUG, FIXED))
+    assert (result is change.BRINGS_IT_IN) == ((base, head) == (FIXED, BUG))
     if head == UNSUPPORTED or base in SILENT:
-        assert said.effect == (Effect.RIGHT if head == FIXED else Effect.UNKNOWN)
+        assert result.effect == (Effect.RIGHT if head == FIXED else Effect.UNKNOWN)
 
 
 @pytest.mark.parametrize(
-    ("base", "head", "wanted", "names"),
+    ("base", "head", "expected", "names"),
     [
         (_side(BUG, d=False), _side(FIXED, d=True), change.FIXES, ()),
         (_side(BUG, d=False), _side(FIXED, e=True), change.OTHER_CHECKS, ("d is gone",)),
@@ -62,21 +62,21 @@ def test_only_a_verdict_on_both_trees_says_anything_of_the_bug(base: LaneVerdict
         (_side(CONTROL, c=False, c2=True), _side(CONTROL, c=False, c2=False), change.BREAKS, ("c2",)),
     ],
 )
-def test_the_checks_refine_the_sentence(base: Side, head: Side, wanted: change.Change, names: tuple[str, ...]) -> None:
-    said = between(base, head)
-    assert (said.effect, said.sentence, said.names) == (wanted.effect, wanted.sentence, names)
+def test_the_checks_refine_the_sentence(base: Side, head: Side, expected: Change, names: tuple[str, ...]) -> None:
+    result = between(base, head)
+    assert (result.effect, result.sentence, result.names) == (expected.effect, expected.sentence, names)
 
 
 def test_a_bug_that_was_there_before_reddens_nothing() -> None:
-    for base, wanted in ((BUG, Exit.AS_EXPECTED), (FIXED, Exit.DEVIATES), (UNSUPPORTED, Exit.NOTHING_JUDGED)):
-        assert change.status(between(Side(base), Side(BUG))) == wanted
+    for base, expected in ((BUG, Exit.AS_EXPECTED), (FIXED, Exit.DEVIATES), (UNSUPPORTED, Exit.NOTHING_JUDGED)):
+        assert change.status(between(Side(base), Side(BUG))) == expected
     assert change.status(change.FIXES) == Exit.AS_EXPECTED
     assert change.status(between(Side(BUG), Side(UNSUPPORTED))) == Exit.NOTHING_JUDGED
 
 
 @pytest.mark.parametrize(
-    ("statuses", "wanted"),
+    ("statuses", "expected"),
     [([], 5), ([0], 0), ([5, 0], 0), ([5, 5], 5), ([0, 1], 1), ([5, 1], 1)],
 )
-def test_the_worst_of_several_packs_counts(statuses: list[int], wanted: int) -> None:
-    assert change.together([Exit(one) for one in statuses]) == wanted
+def test_the_worst_of_several_packs_counts(statuses: list[int], expected: int) -> None:
+    assert change.together([Exit(status) for status in statuses]) == expected
