@@ -11,7 +11,7 @@ from harness.commands import options, running
 from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.errors import HarnessError
-from harness.core.words import Exit, LaneName, Verdict
+from harness.core.words import UNJUDGED, Exit, LaneName, Verdict
 from harness.lane.cell import BOTH_LANES, Cell, lanes_of
 from harness.pack.model import Pack
 from harness.receipt import writer
@@ -28,8 +28,6 @@ LANES = {
     "pristine": (LaneName.PRISTINE,),
     "patched": (LaneName.PATCHED,),
 }
-#: These verdicts say nothing of the bug: such a receipt never replaces one that does.
-UNJUDGED = {Verdict.ERROR, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 
 
 @click.command("run")
@@ -128,10 +126,10 @@ def _row(outcome: Outcome, session: Session, *, record: bool) -> tuple[RunRow, s
     The run folder keeps the receipt in any case.
     """
     receipt, problem = outcome.receipt, outcome.problem
-    is_judged = outcome.lanes and outcome.cell.is_listed and outcome.judgement.verdict not in UNJUDGED
+    is_judged = outcome.lanes and outcome.judgement.verdict not in UNJUDGED | {Verdict.ERROR}
     try:
         try:
-            if record and is_judged and receipt is not None and not problem:
+            if record and is_judged and outcome.cell.is_listed and receipt is not None and not problem:
                 receipt = writer.publish(receipt, _home(outcome))
         except HarnessError as error:
             problem = str(error)
@@ -161,6 +159,6 @@ def _home(outcome: Outcome) -> Path:
 def _status(rows: list[RunRow], *, is_wrong: bool) -> Exit:
     if is_wrong:
         return Exit.WRONG_CALL
-    if all(row.verdict in (Verdict.UNSUPPORTED, Verdict.UNAVAILABLE) for row in rows):
+    if all(row.verdict in UNJUDGED for row in rows):
         return Exit.NOTHING_JUDGED
     return Exit.DEVIATES if any(row.deviation for row in rows) else Exit.AS_EXPECTED

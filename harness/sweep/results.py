@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.core.words import Verdict
+from harness.core.words import UNJUDGED
 from harness.schedule.session import GpuFault
 
 SCHEMA = 5
 #: Verdicts of a cell besides those of a pack.
 FLAKY, NOT_RUN, NOT_HERE = "FLAKY", "NOT_RUN", "NOT_HERE"
-#: Verdicts behind which nothing was judged.
-UNJUDGED = {NOT_HERE, NOT_RUN, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 
 
 @dataclass(frozen=True)
@@ -128,4 +126,4 @@ class Results:
     @property
     def has_judged(self) -> bool:
         """Whether any cell was judged."""
-        return any(row.verdict not in UNJUDGED for row in self.cells)
+        return any(row.verdict not in UNJUDGED | {NOT_HERE, NOT_RUN} for row in self.cells)
