@@ -126,10 +126,10 @@ def _row(outcome: Outcome, session: Session, *, record: bool) -> tuple[RunRow, s
     The run folder keeps the receipt in any case.
     """
     receipt, problem = outcome.receipt, outcome.problem
-    is_judged = outcome.lanes and outcome.judgement.verdict not in UNJUDGED | {Verdict.ERROR}
+    is_judged = outcome.judgement.verdict not in UNJUDGED | {Verdict.ERROR}
     try:
         try:
-            if record and is_judged and outcome.cell.is_listed and receipt is not None and not problem:
+            if record and receipt is not None and is_judged and outcome.cell.is_listed:
                 receipt = writer.publish(receipt, _home(outcome))
         except HarnessError as error:
             problem = str(error)
