@@ -282,7 +282,7 @@ class Collection:
         if end.log is not None:
             files.write_atomic(self.session.folder / end.log.file, log)
         self.session.journal.append(end)
-        self.session.progress.end(end.key, self.account.ended(end))
+        self.session.progress.end(end.key, self.account.count(end))
 
     def cancel(self) -> None:
         """Count what was returned until now, and cancel what is still to come: another command submits it again."""

@@ -44,7 +44,7 @@ class Collector:
 
     def _row_of(self, cell: Cell, outcome: Outcome | None) -> CellRow:
         if outcome is None:
-            reason = self.clean(self.account.why_not(cell))
+            reason = self.clean(self.account.reason_not_run(cell))
             chosen = "budget" in reason or self.account.interrupted  # by the user
             found = () if chosen else (ChangeRow("not run", worse=True, text=reason),)
             return _blank(cell, NOT_RUN, reason, *found)
@@ -79,7 +79,7 @@ class Collector:
         before = comparison.expected(cell, then)
         found = comparison.of_verdict(verdict, before, f"{cell.pack.definition.upstream.package} {cell.version}")
         found += comparison.of_claims(outcome, then) + comparison.of_figures(outcome, then)
-        short = f"{runs} of {wanted} runs: {self.clean(self.account.why_not(cell))}" if runs < wanted else ""
+        short = f"{runs} of {wanted} runs: {self.clean(self.account.reason_not_run(cell))}" if runs < wanted else ""
         return replace(
             _blank(cell, verdict, "; ".join(text for text in (outcome.judgement.reason, short) if text)),
             deviation=outcome.deviation,
