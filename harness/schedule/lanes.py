@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from harness.core.errors import HarnessError
-from harness.core.words import LaneName, LaneVerdict
+from harness.core.words import LaneVerdict
 from harness.lane import supervisor
 from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
@@ -84,8 +84,8 @@ class Settling:
         tasks, width, runs = self.account.planned[cell.name], len(cell.lanes), []
         for start in range(0, len(tasks), width):
             first, *rest = (self.session.journal.read(task.key) for task in tasks[start : start + width])
-            outcome = {first.lane, first.verdict} if first else set()
-            runs.append([first, *rest] if outcome & {LaneName.PATCHED, LaneVerdict.BUG_REPRODUCED} else [first])
+            is_reproduced = first is not None and first.verdict == LaneVerdict.BUG_REPRODUCED
+            runs.append([first, *rest] if is_reproduced else [first])
         return runs
 
     def _judge(self, cell: Cell) -> Outcome | None:

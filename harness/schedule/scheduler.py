@@ -229,7 +229,7 @@ class Scheduler:
 
     def _may_start(self, task: Task) -> bool:
         """Whether a task is still needed and fits into the rest of the budget; a task that does not is given up."""
-        is_second = task.lane == LaneName.PATCHED and task.key != task.pristine and LaneName.PRISTINE in task.cell.lanes
+        is_second = task.lane == LaneName.PATCHED and LaneName.PRISTINE in task.cell.lanes
         is_decided = task.pristine in self.session.journal or task.pristine in task.after
         if is_second and is_decided and self.session.journal.verdict(task.pristine) != LaneVerdict.BUG_REPRODUCED:
             self._release(task.key)
