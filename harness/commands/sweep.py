@@ -54,7 +54,7 @@ def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...]) -> tuple[
 
 
 @click.command("sweep")
-@click.argument("only", metavar="[PACK[:TARGET]]...", nargs=-1)
+@click.argument("selectors", metavar="[PACK[:TARGET]]...", nargs=-1)
 @options.takes(*options.PLACES, "jobs")
 @click.option(
     "--runs",
@@ -88,7 +88,7 @@ def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...]) -> tuple[
 @click.option("--baseline", type=options.FOLDER, metavar="DIR", help="Compare with this run, or the newest below.")
 def command(
     shared: Shared,
-    only: tuple[str, ...],
+    selectors: tuple[str, ...],
     runs: Path,
     budget: float | None,
     repeat: int,
@@ -126,8 +126,8 @@ def command(
         order = Order(
             packs=packs,
             folder=shared.packs,
-            only=only,
-            moving=tuple(itertools.compress((LATEST, HEAD), (latest, head))),
+            selectors=selectors,
+            columns=tuple(itertools.compress((LATEST, HEAD), (latest, head))),
             repeat=repeat,
             budget=budget,
             runs=runs.absolute(),
