@@ -28,11 +28,11 @@ Plan = dict[str, list[Task]]
 
 def planned(session: Session, cells: list[Cell]) -> Plan:
     """List the lanes of each cell, with their known durations."""
-    known = {pack.name: seconds_of(pack) for pack in {cell.pack.name: cell.pack for cell in cells}.values()}
+    durations = {pack.name: seconds_of(pack) for pack in {cell.pack.name: cell.pack for cell in cells}.values()}
     plan: Plan = {}
     for cell in cells:
         urgent = cell.name in session.urgent
-        plan[cell.name] = tasks(cell, session.host, session.repeat, known[cell.pack.name], urgent=urgent)
+        plan[cell.name] = tasks(cell, session.host, session.repeat, durations[cell.pack.name], urgent=urgent)
     return plan
 
 

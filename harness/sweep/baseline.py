@@ -79,9 +79,8 @@ def find(folder: Path | None, runs: Path, today: str) -> Baseline:
         raise HarnessError(f"--baseline {folder}: no such folder. Next: name a run folder, or the folder of them")
     if run_folder.is_run(folder):
         if not any(folder.glob("*/*/*.json")):
-            raise HarnessError(
-                f"--baseline {folder}: that run judged nothing. Next: name another, or the folder of them"
-            )
+            problem = f"--baseline {folder}: that run judged nothing"
+            raise HarnessError(f"{problem}. Next: name another, or the folder of them")
         return Baseline(folder, folder.name)
     newest = next((path for path, results in run_folder.finished(folder, today) if results.has_judged), None)
     if newest is None:

@@ -33,18 +33,18 @@ class Collector:
     def rows(self, cells: list[Cell]) -> Iterator[CellRow]:
         """Yield the rows of a whole sweep."""
         threads = {cell.pack.name: cell.pack.definition.known for cell in cells if cell.pack.definition.known}
-        yield from marked([self.row(cell) for cell in cells], threads)
+        yield from _with_threads([self._row_or_error(cell) for cell in cells], threads)
 
-    def row(self, cell: Cell) -> CellRow:
+    def _row_or_error(self, cell: Cell) -> CellRow:
         """Build the row of a cell. An exception makes the row an error."""
         try:
-            return self._row_of(cell, self.account.results.get(cell.name))
+            return self._row(cell, self.account.results.get(cell.name))
         except Exception as error:  # noqa: BLE001 - the other rows are written
             return self._unjudged(unjudged(error, cell))
 
-    def _row_of(self, cell: Cell, outcome: Outcome | None) -> CellRow:
+    def _row(self, cell: Cell, outcome: Outcome | None) -> CellRow:
         if outcome is None:
-            reason = self.clean(self.account.reason_not_run(cell))
+            reason = self._clean(self.account.reason_not_run(cell))
             is_intended = "budget" in reason or self.account.interrupted
             changes = () if is_intended else (ChangeRow("not run", worse=True, text=reason),)
             return _blank(cell, NOT_RUN, reason, *changes)
@@ -58,7 +58,7 @@ class Collector:
         A cell that this host cannot judge is a change if an earlier run judged it.
         """
         cell, verdict = outcome.cell, outcome.judgement.verdict
-        reason = self.clean(outcome.problem or outcome.judgement.reason)
+        reason = self._clean(outcome.problem or outcome.judgement.reason)
         if verdict == Verdict.UNAVAILABLE:
             return _blank(cell, verdict, reason)
         if verdict == Verdict.UNSUPPORTED and not outcome.problem:
@@ -67,7 +67,7 @@ class Collector:
             return _blank(cell, NOT_HERE, reason, *((lost,) if was_judged else ()))
         return _blank(cell, Verdict.ERROR, reason, ChangeRow("error", worse=True, text=reason))
 
-    def clean(self, reason: str) -> str:
+    def _clean(self, reason: str) -> str:
         """Replace private parts of a text, or the whole text if it still looks private."""
         text = self.scrubber.scrub(reason)
         return "[left out: it names something private]" if any(self.scrubber.findings(text)) else text
@@ -79,7 +79,7 @@ class Collector:
         before = comparison.expected(cell, earlier)
         changes = comparison.of_verdict(verdict, before, f"{cell.pack.definition.upstream.package} {cell.version}")
         changes += comparison.of_claims(outcome, earlier) + comparison.of_figures(outcome, earlier)
-        short = f"{runs} of {repeat} runs: {self.clean(self.account.reason_not_run(cell))}" if runs < repeat else ""
+        short = f"{runs} of {repeat} runs: {self._clean(self.account.reason_not_run(cell))}" if runs < repeat else ""
         return replace(
             _blank(cell, verdict, "; ".join(text for text in (outcome.judgement.reason, short) if text)),
             deviation=outcome.deviation,
@@ -129,7 +129,7 @@ def _figures(outcome: Outcome) -> Iterator[FigureRow]:
         yield FigureRow(name, unit, *(line and line.value for line in lines), *(line and line.spread for line in lines))
 
 
-def marked(rows: list[CellRow], threads: Mapping[str, str]) -> Iterator[CellRow]:
+def _with_threads(rows: list[CellRow], threads: Mapping[str, str]) -> Iterator[CellRow]:
     """Yield the rows of a sweep. A row that deviates gets the pack's thread from `threads`.
 
     If no row of a pack with a thread deviates, its first judged row says that `known` can be removed.

@@ -43,11 +43,13 @@ def change_lines(results: Results) -> list[str]:
     good: list[str] = []
     for row in results.cells:
         if row.known:
-            known.append(f"{row.name}: KNOWN {row.known}: {_deviates(row)}")
+            known.append(f"{row.name}: KNOWN {row.known}: {_deviation(row)}")
             continue
         for change in row.changes:
             lines = worse if change.worse else good
-            lines.append(f"{row.name}: {change.kind.upper()}: {change.text}" + (_because(row) if change.worse else ""))
+            lines.append(
+                f"{row.name}: {change.kind.upper()}: {change.text}" + (_reason_suffix(row) if change.worse else "")
+            )
         if row.deviation and not any(change.worse for change in row.changes):
             worse.append(f"{row.name}: STILL {row.says}: {row.deviation}")
     return [*results.notes, *faults, *worse, *known, *good]
@@ -58,12 +60,12 @@ def no_changes(results: Results) -> str:
     return "Nothing changed." if results.has_judged else "Nothing was judged."
 
 
-def _deviates(row: CellRow) -> str:
+def _deviation(row: CellRow) -> str:
     worse = [f"{change.kind.upper()}: {change.text}" for change in row.changes if change.worse]
     return "; ".join(worse) or f"{row.says}: {row.deviation}"
 
 
-def _because(row: CellRow) -> str:
+def _reason_suffix(row: CellRow) -> str:
     return f" ({row.reason})" if row.reason and all(row.reason not in change.text for change in row.changes) else ""
 
 
