@@ -13,7 +13,6 @@ from harness.host.gpu_health import GpuWatch
 from harness.lane.cell import Cell
 from harness.pack.model import Pack
 from harness.receipt import receipt, redaction
-from harness.schedule import lanes
 from harness.schedule.journal import Journal
 from harness.schedule.scheduler import Account
 from harness.schedule.selection import taken
@@ -56,7 +55,7 @@ class Order:
 Engine = Callable[[Session, list[Cell]], Account]
 
 
-def run(order: Order, base: Session, engine: Engine = lanes.run) -> tuple[Results, RunFolder]:
+def run(order: Order, base: Session, engine: Engine) -> tuple[Results, RunFolder]:
     """Run an order, or the rest of it after an earlier command, and write every output.
 
     The sweep's session is `base` with a run folder and a journal of its own. `engine` runs the lanes.
