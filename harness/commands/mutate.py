@@ -80,7 +80,7 @@ def command(
     _refuse(order, is_rebase=is_rebase, is_recorded=record, is_json=as_json)
     if is_rebase:
         return _rebased(packs, shared.cache(functools.partial(terminal.echo, err=True)))
-    with running.session(shared, has_folder=False) as (base, progress):
+    with running.session(shared, has_folder=False) as base:
         cache, host = base.cache, base.host
         key = (shared.packs.resolve(), target, *(pack.name for pack in packs), order)
         with (
@@ -92,7 +92,7 @@ def command(
             if record and unseen:
                 campaign.refuse_second_sight(cells)
             if len(journal):
-                progress.tell(f"going on: {len(journal)} lanes ended before")
+                base.progress.tell(f"going on: {len(journal)} lanes ended before")
             session = replace(base, folder=saved.path, journal=journal, keep_raw=True)
             results = Campaign(session, saved.patches, order).run(cells)
             if not _is_waiting(results):

@@ -66,10 +66,10 @@ def command(
     folder = new_pack.folder_for(shared.packs.absolute(), slug)
     run = OrdinaryScript("", timeout or 0.0, repeat, _environment(variables), parsed.beside)
     title = parsed.title or slug.replace("_", " ")
-    with running.session(replace(shared, jobs=1)) as (session, progress):
+    with running.session(replace(shared, jobs=1)) as session:
         host = session.host
         requirements = release.requirements_of(packages)
-        resolved = release.resolve(requirements, parsed, session.cache, host, progress.tell, deps=not no_deps)
+        resolved = release.resolve(requirements, parsed, session.cache, host, session.progress.tell, deps=not no_deps)
         targets = tuple(dict.fromkeys((CPU, host.auto_target)))
         run = replace(run, requires=resolved.requires)
         typed = ordinary.typed(parsed.text, run.environment)

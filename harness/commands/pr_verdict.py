@@ -76,7 +76,7 @@ def command(
             terminal.echo(pack.name)
         return Exit.WRONG_CALL if errors else Exit.AS_EXPECTED
     trees = Trees(base, head, shared.timeout)
-    with running.session(shared) as (session, _), taken(session.cache, packs) as copies:
+    with running.session(shared) as session, taken(session.cache, packs) as copies:
         judgeable, refusals = _judgeable(session, copies, target)
         comparisons, interrupted = two_trees.compared(session, judgeable, trees)
         scrub = redaction.of_host({**session.cache.places, files.REPOSITORY: "$REPOSITORY"})

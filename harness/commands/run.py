@@ -76,11 +76,11 @@ def command(
     ask = upstream == ASK
     packs, errors = options.sound_packs(shared.packs, names)
     options.complain(errors)
-    with running.session(shared) as (base, progress):
+    with running.session(shared) as base:
         if upstream == "head" and len(packs) > 1:
             for pack in packs:
                 if pack.definition.head is None:
-                    progress.tell(f"{pack.name}: left out: pack.toml names no head commit")
+                    base.progress.tell(f"{pack.name}: left out: pack.toml names no head commit")
             packs = [pack for pack in packs if pack.definition.head is not None]
         with taken(base.cache, packs) as copies:
             session = replace(base, repeat=repeat, keep_raw=True)

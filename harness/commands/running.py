@@ -30,12 +30,12 @@ def run_folder(cache: Cache) -> Path:
 
 
 @contextmanager
-def session(shared: Shared, *, has_folder: bool = True) -> Iterator[tuple[Session, Progress]]:
-    """Yield the session of one call, with a journal of its own, and the progress display."""
+def session(shared: Shared, *, has_folder: bool = True) -> Iterator[Session]:
+    """Yield the session of one call, with a journal of its own."""
     with Progress(sys.stderr) as progress, gpu_pool() as pool:
         cache = shared.cache(progress.tell)
         with cache.guard():
-            call = Session(
+            yield Session(
                 cache=cache,
                 host=host.detect(pool),
                 devices=pool.devices,
@@ -46,7 +46,6 @@ def session(shared: Shared, *, has_folder: bool = True) -> Iterator[tuple[Sessio
                 jobs=shared.jobs,
                 lost=tuple(pool.lost),
             )
-            yield call, progress
 
 
 def command_line() -> str:

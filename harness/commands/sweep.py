@@ -118,7 +118,7 @@ def command(
     packs, errors = options.sound_packs(shared.packs, ())
     options.complain(errors)
     settings, engine = _slurm(gpu_types, slurm_options) if slurm else (None, None)
-    with running.session(shared, has_folder=False) as (base, _):
+    with running.session(shared, has_folder=False) as base:
         session = base
         if settings:
             nodes = replace(base.host, gpus=settings.gpus)

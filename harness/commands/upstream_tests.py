@@ -51,7 +51,7 @@ def command(shared: Shared, names: tuple[str, ...], gpu: bool, record: bool) -> 
         suite.suite_of(pack)
     packs = [pack for pack in packs if pack.definition.upstream_tests]
     supervisor.adopt_orphans()
-    with running.session(shared) as (session, _):
+    with running.session(shared) as session:
         rows = [_row(pack, session, shared.timeout, gpu=gpu) for pack in packs]
     for row in rows:
         if record and row.comparison.verdict in JUDGED:

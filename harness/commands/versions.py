@@ -42,7 +42,7 @@ def command(shared: Shared, name: str, within: str, bisect: bool, target: str, s
     Exit status 1: a lane failed, or its controls are wrong; 5: nothing was judged; 0: all others.
     """
     pack = options.one_pack(shared.packs, name, "versions")
-    with running.session(shared) as (session, _):
+    with running.session(shared) as session:
         target, evidence = eligibility.first(pack, target, session.host)
         with taken(session.cache, [pack]) as (pack,):
             judging = Judging(session, pack, target, evidence, shared.timeout, pack.definition.versions.checks)

@@ -47,9 +47,8 @@ def change_lines(results: Results) -> list[str]:
             continue
         for change in row.changes:
             lines = worse if change.worse else good
-            lines.append(
-                f"{row.name}: {change.kind.upper()}: {change.text}" + (_reason_suffix(row) if change.worse else "")
-            )
+            reason = _reason_suffix(row) if change.worse else ""
+            lines.append(f"{row.name}: {change.kind.upper()}: {change.text}{reason}")
         if row.deviation and not any(change.worse for change in row.changes):
             worse.append(f"{row.name}: STILL {row.says}: {row.deviation}")
     return [*results.notes, *faults, *worse, *known, *good]
