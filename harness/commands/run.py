@@ -123,7 +123,7 @@ def _cells(packs: list[Pack], target: str, request: Request, session: Session) -
 def _row(outcome: Outcome, session: Session, *, record: bool) -> tuple[RunRow, str]:
     """Return the row of an outcome, and a problem besides its verdict; with `record`, put its receipt into the pack.
 
-    The run folder keeps the receipt in any case.
+    The run folder keeps the receipt in any case. An error, or a cell that was not judged, replaces no receipt.
     """
     receipt, problem = outcome.receipt, outcome.problem
     is_judged = outcome.judgement.verdict not in UNJUDGED | {Verdict.ERROR}
