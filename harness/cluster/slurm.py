@@ -1,7 +1,7 @@
-"""Slurm: submitit submits job arrays, squeue says how their tasks stand.
+"""Slurm: submitit submits job arrays, squeue gives the states of their tasks.
 
-submitit asks sacct for states. Without Slurm's accounting sacct says nothing, and a task that was cancelled would be
-waited for without end; squeue answers on every cluster.
+submitit asks sacct for states. Without Slurm's accounting sacct answers nothing, and a sweep would wait for a cancelled
+task without end. squeue answers on every cluster.
 """
 
 from __future__ import annotations
@@ -24,29 +24,28 @@ from harness.core.errors import HarnessError
 from harness.core.words import is_target
 from harness.host.gpus import Gpu
 
-#: Variables of a job, or of a command, that would change what the commands of this sweep do: for sbatch a variable
-#: counts more than a line of submitit's script.
+#: Variables that would change what this sweep's commands do: sbatch prefers a variable to a line of submitit's script.
 MISLEADING = re.compile(
     r"SQUEUE_|SCANCEL_|SLURM_(?!CONF$)"
     r"|SBATCH_(?:ARRAY_INX|ERROR|GRES|JOB_NAME|NO_REQUEUE|OPEN_MODE|OUTPUT|TEST_ONLY|TIMELIMIT|WAIT)$"
 )
-#: How Slurm says that it knows none of the jobs (any more), or that they are over.
+#: What Slurm answers if it no longer knows the jobs, or they have ended.
 FORGOTTEN = re.compile(r"invalid job id specified|already compl", re.IGNORECASE)
-#: States after which a task does nothing more. A task that is requeued is PENDING again.
+#: The states of tasks that have ended. A task that is requeued is PENDING again.
 OVER = {
     "BOOT_FAIL", "CANCELLED", "COMPLETED", "DEADLINE", "FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "PREEMPTED", "REVOKED",
     "TIMEOUT",
 }  # fmt: skip
-#: Reasons to wait that no waiting helps: Slurm took the array and will not run it.
+#: The reasons of pending tasks that Slurm will never run.
 NEVER = {
     "AccountNotAllowed", "BadConstraints", "InvalidAccount", "InvalidQOS", "PartitionNodeLimit", "PartitionTimeLimit",
     "QOSNotAllowed",
 }  # fmt: skip
-#: An option of sbatch, and its value; not those that the sweep sets itself.
+#: An option of sbatch with its value, except the options that the sweep sets itself.
 OPTION = r"(?!(?:array|chdir|error|gres|job-name|ntasks|output)\b(?!-))([a-z][a-z-]+)(?:=(.*))?"
-#: GPUs of a node that a lane may need.
+#: How many GPUs of one node a lane may need.
 MOST_GPUS = 16
-#: Seconds that one question may take before Slurm counts as out of reach.
+#: After so many seconds without an answer Slurm counts as out of reach.
 PATIENCE = 120.0
 
 
@@ -58,18 +57,17 @@ class AwayError(Exception):
 class Settings:
     """How jobs are submitted."""
 
-    #: by architecture, what the cluster calls its GPU; None where the cluster names no types
-    gpu_types: dict[str, str | None]
-    options: dict[str, str | None]  # of sbatch, by their long names; None for one without a value
+    gpu_types: dict[str, str | None]  # the cluster's name of a GPU by its architecture; None without a name
+    options: dict[str, str | None]  # of sbatch, by their long names; None for an option without a value
 
     @property
     def request(self) -> tuple[str, ...]:
-        """The words that make another sweep of it."""
+        """The words that a sweep with these settings is resumed by."""
         return ("slurm", *(f"{name}={value}" for name, value in (self.gpu_types | self.options).items()))
 
     @property
     def gpus(self) -> tuple[Gpu, ...]:
-        """The GPUs that nodes are taken to have; Slurm says where they have fewer than a lane needs."""
+        """The GPUs that nodes are assumed to have. Slurm refuses a task that needs more than they have."""
         digits = {target: target.removeprefix("sm_").removesuffix("a") for target in self.gpu_types}
         return MOST_GPUS * tuple(
             Gpu(kind or target, (int(digits[target][:-1]), int(digits[target][-1])))
@@ -80,45 +78,45 @@ class Settings:
 def settings(gpu_types: Iterable[str], options: Iterable[str]) -> Settings:
     """Read ``ARCH[=TYPE]`` and ``NAME[=VALUE]`` from the command line.
 
-    HarnessError is raised where a text is neither, or a name comes twice.
+    HarnessError is raised if a text has another form, or a name occurs twice.
     """
     types = _pairs("--gpu-type", gpu_types, r"(sm_\d+a?)(?:=([\w.-]+))?", "sm_90a=h200")
-    if wrong := next((target for target in types if not is_target(target)), None):
-        raise HarnessError(f"--gpu-type {wrong}: no architecture such as sm_80. Next: --gpu-type sm_90a=h200")
+    if invalid := next((target for target in types if not is_target(target)), None):
+        raise HarnessError(f"--gpu-type {invalid}: no architecture such as sm_80. Next: --gpu-type sm_90a=h200")
     return Settings(types, _pairs("--slurm-option", options, OPTION, "partition=gpu"))
 
 
 def _pairs(option: str, texts: Iterable[str], pattern: str, example: str) -> dict[str, str | None]:
-    found: dict[str, str | None] = {}
+    pairs: dict[str, str | None] = {}
     for text in texts:
         match = re.fullmatch(pattern, text, re.ASCII)
-        if match is None or match[1] in found:
+        if match is None or match[1] in pairs:
             raise HarnessError(f"{option} {text}: no such value, or given twice. Next: {option} {example}")
-        found[match[1]] = match[2]
-    return found
+        pairs[match[1]] = match[2]
+    return pairs
 
 
-def prepare(chosen: Settings) -> None:
-    """Check that Slurm's commands are here, and take out of the environment what would mislead them.
+def prepare(settings: Settings) -> None:
+    """Check that Slurm's commands are installed, and delete variables that would change what they do.
 
-    HarnessError is raised where a command is not here.
+    HarnessError is raised if a command is missing.
     """
     for command in ("sbatch", "srun", "squeue", "scancel"):
         if shutil.which(command) is None:
             raise HarnessError(f"--slurm: {command} is not on PATH. Next: run this on a login node of the cluster")
-    given = {f"SBATCH_{name.upper().replace('-', '_')}" for name in chosen.options}  # they would win over the option
-    for name in [name for name in os.environ if MISLEADING.match(name) or name in given]:
+    overriding = {f"SBATCH_{name.upper().replace('-', '_')}" for name in settings.options}
+    for name in [name for name in os.environ if MISLEADING.match(name) or name in overriding]:
         del os.environ[name]
 
 
-def submit(folder: Path, name: str, work: Sequence[Work], minutes: int, chosen: Settings) -> list[str]:
-    """Submit an array, one task for each piece of work (all of one need), and return Slurm's names of the tasks.
+def submit(folder: Path, name: str, work: Sequence[Work], minutes: int, settings: Settings) -> list[str]:
+    """Submit an array, one task for each piece of work, and return Slurm's names of the tasks.
 
-    `folder` takes submitit's files. Each task may last so many `minutes`. A kill before this returns leaves tasks that
-    do nothing: each waits for its work under Slurm's name, and gives up. AwayError is raised where Slurm does not take
-    the array.
+    All work has the same place and jobs. `folder` is for submitit's files; `minutes` is the time limit of a task. If a
+    kill comes before this returns, the tasks find no work under their names and end. AwayError is raised if Slurm does
+    not accept the array.
     """
-    more = {option: True if value is None else value for option, value in chosen.options.items()}
+    options = {option: True if value is None else value for option, value in settings.options.items()}
     executor = submitit.SlurmExecutor(folder)
     executor.update_parameters(
         job_name=name,
@@ -129,7 +127,7 @@ def submit(folder: Path, name: str, work: Sequence[Work], minutes: int, chosen: 
         stderr_to_stdout=True,
         use_srun=False,  # a task is one process, and a step of its own would take time
         wckey=None,
-        additional_parameters={"requeue": True, "ntasks": 1, "chdir": str(files.REPOSITORY)} | more,
+        additional_parameters={"requeue": True, "ntasks": 1, "chdir": str(files.REPOSITORY)} | options,
     )
     try:
         return [task.job_id for task in executor.map_array(node.judge, work)]
@@ -138,38 +136,39 @@ def submit(folder: Path, name: str, work: Sequence[Work], minutes: int, chosen: 
 
 
 def _words(text: str) -> str:
-    """Return what a command said, on one line, without its own name before each part."""
-    said = re.sub(r"(?m)^(?:sbatch|squeue|scancel|slurm_load_jobs)(?:: error)?:? (?:error: )?", "", text)
-    return "; ".join(part.strip() for part in said.splitlines() if part.strip())
+    """Return the error output of a command on one line, without the name of the command."""
+    lines = re.sub(r"(?m)^(?:sbatch|squeue|scancel|slurm_load_jobs)(?:: error)?:? (?:error: )?", "", text)
+    return "; ".join(part.strip() for part in lines.splitlines() if part.strip())
 
 
-def _asked(*command: str) -> str:
-    """Run a short command and return what it printed; nothing where Slurm has forgotten the jobs."""
+def _run(*command: str) -> str:
+    """Run a short command and return its output. It is no error that Slurm has forgotten the jobs."""
     try:
-        ended = subprocess.run(
+        process = subprocess.run(
             command, capture_output=True, text=True, errors="replace", timeout=PATIENCE, check=False, process_group=0
         )
     except subprocess.TimeoutExpired:
         raise AwayError(f"{command[0]} did not answer within {PATIENCE:g} s") from None
-    if ended.returncode != 0 and not FORGOTTEN.search(ended.stderr):
-        raise AwayError(_words(ended.stderr))
-    return ended.stdout
+    if process.returncode != 0 and not FORGOTTEN.search(process.stderr):
+        raise AwayError(_words(process.stderr))
+    return process.stdout
 
 
 def states(tasks: Iterable[str]) -> dict[str, tuple[str, str]]:
-    """Return the state of tasks in squeue's words, and why each waits; of a task that Slurm has forgotten, nothing.
+    """Return squeue's state of each task, and its reason; a task that Slurm has forgotten is left out.
 
-    AwayError is raised where Slurm cannot be asked now.
+    AwayError is raised if Slurm does not answer.
     """
-    numbers = sorted({task.partition("_")[0] for task in tasks})
-    every = ("--noheader", "--states=all", "--array", "--format=%i|%T|%r")
-    lines = _asked("squeue", *every, f"--jobs={','.join(numbers)}").splitlines()
+    jobs = sorted({task.partition("_")[0] for task in tasks})
+    options = ("--noheader", "--states=all", "--array", "--format=%i|%T|%r")
+    lines = _run("squeue", *options, f"--jobs={','.join(jobs)}").splitlines()
     return {task: (state, reason) for task, state, reason in (line.split("|", 2) for line in lines)}
 
 
-def cancel(what: str) -> str:
-    """Cancel what scancel's argument names; return what Slurm said against it, empty where nothing."""
+def cancel(argument: str) -> str:
+    """Cancel tasks by an argument of scancel; return Slurm's error, or an empty text."""
     try:
-        return _asked("scancel", what) and ""
+        _run("scancel", argument)
     except AwayError as error:
         return str(error)
+    return ""

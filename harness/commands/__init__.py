@@ -1,4 +1,4 @@
-"""The command line: one module for each verb, loaded only when it is called."""
+"""The command line: one module for each verb, imported only when the verb is called."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from types import FrameType
 import click
 
 from harness import __version__
-from harness.commands.options import OF_PROGRAM, also
+from harness.commands.options import PROGRAM_OPTIONS, see_also
 from harness.core import terminal
 from harness.core.errors import HarnessError, unknown
 from harness.core.room import NO_ROOM
@@ -43,16 +43,16 @@ Exit statuses: 0 all is as pack.toml expects; 1 something deviates;
 
 
 class Verbs(click.Group):
-    """Imports a verb's module when it is called: `list` must not pay for what `report` needs."""
+    """Imports the module of a verb only when the verb is called: `list` must not pay for the imports of `report`."""
 
     def list_commands(self, _: click.Context) -> list[str]:
-        """Name the verbs in the order in which a user meets them."""
+        """List the verbs in the order in which a user meets them."""
         return list(VERBS)
 
     def resolve_command(
         self, ctx: click.Context, args: list[str]
     ) -> tuple[str | None, click.Command | None, list[str]]:
-        """Suggest the near verbs in a HarnessError where there is none of that name."""
+        """Raise a HarnessError that suggests similar verbs if there is no such verb."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
             raise unknown("command", args[0], VERBS, "runner.py --help")
         return super().resolve_command(ctx, args)
@@ -62,7 +62,7 @@ class Verbs(click.Group):
         if name not in VERBS:
             return None
         command: click.Command = importlib.import_module(f"harness.commands.{name.replace('-', '_')}").command
-        command.epilog = also(command)
+        command.epilog = see_also(command)
         return command
 
 
@@ -79,7 +79,7 @@ def cli(**_: object) -> None:
     """
 
 
-cli.params[:0] = OF_PROGRAM
+cli.params[:0] = PROGRAM_OPTIONS
 
 
 def _interrupt(_: int, __: FrameType | None) -> None:
@@ -87,10 +87,10 @@ def _interrupt(_: int, __: FrameType | None) -> None:
 
 
 def main() -> int:
-    """Run a command line and return its exit status; every expected error is one line on standard error."""
+    """Run the command line and return its exit status; an expected error is one line on standard error."""
     signal.signal(signal.SIGTERM, _interrupt)
     if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")  # a file's name may be no text
+        sys.stdout.reconfigure(errors="backslashreplace")  # a file name may be invalid UTF-8
     try:
         status = cli.main(standalone_mode=False)
         sys.stdout.flush()
@@ -106,7 +106,7 @@ def main() -> int:
     except OSError as error:
         if error.filename is not None or error.errno not in {*NO_ROOM, errno.EPIPE}:
             raise
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # else the interpreter would fail at its end
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # the interpreter flushes it at exit
         if error.errno == errno.EPIPE:
             return Exit.AS_EXPECTED
         terminal.echo(f"error: standard output cannot be written ({error.strerror}). Next: free room for it", err=True)

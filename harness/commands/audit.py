@@ -19,7 +19,7 @@ from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
 
-#: Files that pip-audit does not read, and what makes a file of them that it reads.
+#: Files that pip-audit does not read, each with the command that exports its packages.
 EXPORTS = {
     "uv*.lock": "uv export --frozen --all-extras --all-groups --no-hashes --no-emit-project -o requirements.txt",
     "poetry.lock": "poetry export --without-hashes --all-extras --all-groups -o requirements.txt",
@@ -36,44 +36,45 @@ def _lines(path: Path) -> list[str]:
 
 
 def _inputs(arguments: tuple[str, ...]) -> list[Path]:
-    """Return the files that pip-audit will read; refuse what it cannot read, or would skip without a word."""
+    """Return the files that pip-audit will read; refuse files that it cannot read or would silently skip."""
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("-r", "--requirement", type=Path, action="append", default=[])
     for option in ("--disable-pip", "--fix", "--locked"):
         parser.add_argument(option, action="store_true")
-    parsed, others = parser.parse_known_args(arguments)
+    parsed, unparsed = parser.parse_known_args(arguments)
     if parsed.fix:
         raise HarnessError("audit changes no environment. Next: leave --fix out")
     for path in parsed.requirement:
         for export in [command for pattern, command in EXPORTS.items() if fnmatchcase(path.name, pattern)]:
             raise HarnessError(f"pip-audit does not read {path.name}. Next: {export}; then -r requirements.txt")
-        if parsed.disable_pip and any(one.startswith(("-r", "-c", "--req", "--const")) for one in _lines(path)):
+        if parsed.disable_pip and any(line.startswith(("-r", "-c", "--req", "--const")) for line in _lines(path)):
             raise HarnessError(f"--disable-pip skips the files that {path.name} names. Next: one -r for each of them")
     pattern = "pylock*.toml" if parsed.locked else "pyproject.toml"
-    return [*parsed.requirement, *(path for one in others for path in Path(one).glob(pattern))]
+    return [*parsed.requirement, *(path for folder in unparsed for path in Path(folder).glob(pattern))]
 
 
 def _search_path(python: Path) -> list[str]:
-    """Return pip-audit's options for the folders that an interpreter imports from; that interpreter needs no pip."""
+    """Return pip-audit's options for the folders that an interpreter imports from. The interpreter needs no pip."""
     command = [str(python), "-c", "import sys; print(*sys.path[1:], sep='\\n')"]
     printed = subprocess.run(command, capture_output=True, text=True, check=False).stdout
     return [f"--path={folder}" for folder in printed.splitlines() if Path(folder).is_dir()]
 
 
-def _say(package: str, version: Version, advisories: list[Advisory]) -> State:
-    """Say what pip-audit cannot: how each bug was shown, a workaround, and what nobody judged.
+def _report(package: str, version: Version, advisories: list[Advisory]) -> State:
+    """Print what pip-audit does not: the evidence of each bug, a workaround, and whether the version was judged.
 
-    It returns AFFECTED where one record says so, and NOT_JUDGED where no record judged the version.
+    The state is AFFECTED if any record says so, and NOT_JUDGED if no record judged the version.
     """
     label = f"{package} {version}" + (f" (counted as {version.public})" if version.local else "")
-    for one in advisories:
-        (state, evidence), more = one.of(version), one.document["database_specific"]
-        terminal.echo(f"{label}: {state}: {one.document['id']}: {one.document['summary']}", err=True)
+    advisories = [advisory for advisory in advisories if advisory.package == package]
+    for advisory in advisories:
+        (state, evidence), details = advisory.of(version), advisory.document["database_specific"]
+        terminal.echo(f"{label}: {state}: {advisory.document['id']}: {advisory.document['summary']}", err=True)
         if state == State.AFFECTED:
-            silent = "no error or warning tells; " if more["silent"] else ""
-            terminal.echo(f"    {silent}shown: {', '.join(evidence)}; report: {more['report']}", err=True)
-            terminal.echo(f"    workaround: {more['workaround'] or 'none that a check shows'}", err=True)
-    states = {one.of(version)[0] for one in advisories}
+            silent = "no error or warning tells; " if details["silent"] else ""
+            terminal.echo(f"    {silent}shown: {', '.join(evidence)}; report: {details['report']}", err=True)
+            terminal.echo(f"    workaround: {details['workaround'] or 'none that a check shows'}", err=True)
+    states = {advisory.of(version)[0] for advisory in advisories}
     if State.AFFECTED in states:
         return State.AFFECTED
     return State.NOT_JUDGED if states == {State.NOT_JUDGED} else State.UNAFFECTED
@@ -86,9 +87,9 @@ def _say(package: str, version: Version, advisories: list[Advisory]) -> State:
     metavar="BIN",
     help="Judge what it imports.",
 )
-@click.option("--advisories", type=click.Path(path_type=Path), default=records.FOLDER, hidden=True)
+@click.option("--advisories", "folder", type=click.Path(path_type=Path), default=records.FOLDER, hidden=True)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
-def command(python: Path | None, advisories: Path, arguments: tuple[str, ...]) -> int:
+def command(python: Path | None, folder: Path, arguments: tuple[str, ...]) -> int:
     """Say which of your packages have a proved bug.
 
     ARGUMENTS go to pip-audit, which reads the packages.
@@ -105,19 +106,19 @@ def command(python: Path | None, advisories: Path, arguments: tuple[str, ...]) -
     wrong, or pip-audit reads no package. 0: none of these.
     """
     inputs = _inputs(arguments)
-    known = [records.load(path) for path in sorted(advisories.glob(f"{records.PREFIX}*.json"))]
-    if not known:
-        raise HarnessError(f"no advisories in {advisories}. Next: --advisories DIR")
+    advisories = [records.load(path) for path in sorted(folder.glob(f"{records.PREFIX}*.json"))]
+    if not advisories:
+        raise HarnessError(f"no advisories in {folder}. Next: --advisories DIR")
     if not arguments and python is None:
         python = Path(os.environ.get("VIRTUAL_ENV", sys.prefix), "bin/python")
         terminal.echo(f"environment: {python}", err=True)
-    direct = f"{os.environ.get('no_proxy') or os.environ.get('NO_PROXY', '')},127.0.0.1"
-    with records.serving(known) as (url, asked):
+    no_proxy = f"{os.environ.get('no_proxy') or os.environ.get('NO_PROXY', '')},127.0.0.1"
+    with records.serving(advisories) as (url, queries):
         options = [*arguments, *(_search_path(python) if python else []), "--progress-spinner=off"]
         call = [sys.executable, "-m", "pip_audit", *options, "--vulnerability-service=osv", f"--osv-url={url}"]
-        ended = subprocess.run(call, env=os.environ | {"no_proxy": direct}, check=False)
-    states = [_say(name, version, [one for one in known if one.package == name]) for name, version in sorted(asked)]
-    missed = {one.package for one in known} - {name for name, _ in asked}
+        pip_audit = subprocess.run(call, env=os.environ | {"no_proxy": no_proxy}, check=False)
+    states = [_report(name, version, advisories) for name, version in sorted(queries)]
+    missed = {advisory.package for advisory in advisories} - {name for name, _ in queries}
     for line in [line for path in inputs for line in _lines(path)]:
         if any(package in canonicalize_name(line) for package in missed):
             terminal.echo(f"not judged, since pip-audit skips it: {line[:200]}", err=True)
@@ -126,6 +127,6 @@ def command(python: Path | None, advisories: Path, arguments: tuple[str, ...]) -
         return Exit.DEVIATES
     if not states:
         raise HarnessError("pip-audit read no package. Next: see what it says; --no-deps --disable-pip needs no pip")
-    if ended.returncode:
-        raise HarnessError(f"pip-audit ended with status {ended.returncode}. Next: see what it says above")
+    if pip_audit.returncode:
+        raise HarnessError(f"pip-audit ended with status {pip_audit.returncode}. Next: see what it says above")
     return Exit.AS_EXPECTED if set(states) == {State.UNAFFECTED} else Exit.NOTHING_JUDGED

@@ -19,40 +19,40 @@ from harness.report import advisories, bundle_check, soundness
 from harness.report.soundness import Checker, Finding
 
 
-def _check_bundle(sent: Path, packs: Path) -> int:
-    """Say what of a bundle does not hold, a line each."""
+def _check_bundle(bundle: Path, folder: Path) -> int:
+    """Print a line for each error of a bundle."""
     try:
-        data = sent.read_bytes()
+        data = bundle.read_bytes()
     except OSError as error:
-        raise HarnessError(f"{sent} cannot be read ({error.strerror}). Next: --bundle FILE.zip") from None
-    found = bundle_check.errors(data, options.sound_packs(packs, ())[0])
-    for line in found:
+        raise HarnessError(f"{bundle} cannot be read ({error.strerror}). Next: --bundle FILE.zip") from None
+    errors = bundle_check.errors(data, options.sound_packs(folder, ())[0])
+    for line in errors:
         terminal.echo(f"refuted: {line}")
-    terminal.echo(f"{sent.name}: {f'{len(found)} error(s)' if found else 'it holds'}")
-    return Exit.DEVIATES if found else Exit.AS_EXPECTED
+    terminal.echo(f"{bundle.name}: {f'{len(errors)} error(s)' if errors else 'it holds'}")
+    return Exit.DEVIATES if errors else Exit.AS_EXPECTED
 
 
-def _write_advisories(packs: Path, folder: Path) -> int:
-    """Write the records in a folder as their packs have them now."""
-    chosen, broken = options.sound_packs(packs, ())
-    if broken:
-        options.complain(broken)
+def _write_advisories(folder_of_packs: Path, folder: Path) -> int:
+    """Write the OSV records in a folder anew from the packs."""
+    packs, errors = options.sound_packs(folder_of_packs, ())
+    if errors:
+        options.complain(errors)
         return Exit.WRONG_CALL
-    found = advisories.plans(chosen, folder, dt.datetime.now(dt.UTC))
+    plans = advisories.plans(packs, folder, dt.datetime.now(dt.UTC))
     with room.guard(folder, "the folder of advisories", "--packs DIR"):
-        advisories.carry_out(found)
-    for one in found:
-        terminal.echo(f"{one.path.name}: {one.why}; {'deleted' if one.text is None else 'written'}")
+        advisories.carry_out(plans)
+    for plan in plans:
+        terminal.echo(f"{plan.path.name}: {plan.why}; {'deleted' if plan.text is None else 'written'}")
     return Exit.AS_EXPECTED
 
 
 def _stale_advisories(packs: list[Pack], folder: Path) -> list[Finding]:
-    """Say which records differ from their packs."""
+    """List the OSV records that differ from their packs."""
     try:
-        found = advisories.plans(packs, folder, dt.datetime.now(dt.UTC))
+        plans = advisories.plans(packs, folder, dt.datetime.now(dt.UTC))
     except HarnessError as error:
         return [Finding(folder.name, str(error))]
-    return [Finding(folder.name, f"{one.path.name}: {one.why}. Next: runner.py check --write") for one in found]
+    return [Finding(folder.name, f"{plan.path.name}: {plan.why}. Next: runner.py check --write") for plan in plans]
 
 
 @click.command("check")
@@ -60,7 +60,7 @@ def _stale_advisories(packs: list[Pack], folder: Path) -> list[Finding]:
 @options.takes(*options.PLACES)
 @click.option("--bundle", "sent", type=click.Path(path_type=Path), help="Check a bundle that somebody sent, instead.")
 @click.option("--write", is_flag=True, help="Write the OSV records in advisories/ anew, instead.")
-def command(shared: Shared, wanted: tuple[str, ...], sent: Path | None, write: bool) -> int:
+def command(shared: Shared, names: tuple[str, ...], sent: Path | None, write: bool) -> int:
     """Check that packs are sound.
 
     pack.toml is strict; reproduce.py is short, says its sentinels and has a header whose pins agree; the patch
@@ -84,25 +84,26 @@ def command(shared: Shared, wanted: tuple[str, ...], sent: Path | None, write: b
         return _write_advisories(shared.packs, records)
     if sent is not None:
         return _check_bundle(sent, shared.packs)
-    cache, here = shared.cache(), host.detect()
-    chosen, broken = options.sound_packs(shared.packs, wanted)
-    findings, half = soundness.duplicate_numbers(chosen), [pack for pack in chosen if missing.is_half_written(pack)]
-    for pack in chosen:
-        findings += Checker(pack, cache, here).findings()
-    if records.is_dir() and not wanted and not broken:
-        findings += _stale_advisories(chosen, records)
-    options.complain(broken)
-    for pack in half:
+    cache, this_host = shared.cache(), host.detect()
+    packs, errors = options.sound_packs(shared.packs, names)
+    findings = soundness.duplicate_numbers(packs)
+    half_written = [pack for pack in packs if missing.is_half_written(pack)]
+    for pack in packs:
+        findings += Checker(pack, cache, this_host).findings()
+    if records.is_dir() and not names and not errors:
+        findings += _stale_advisories(packs, records)
+    options.complain(errors)
+    for pack in half_written:
         for step in missing.steps(pack):
             terminal.echo(f"{pack.name}: {step}")
-    new = {pack.name for pack in half if missing.is_new(pack)}
+    new = {pack.name for pack in half_written if missing.is_new(pack)}
     for finding in findings:
         if finding.pack in new and missing.TOLD.match(finding.text):
             continue
         terminal.echo(f"{'warning' if finding.warning else 'unsound'}: {finding.pack}: {finding.text}")
-    unsound = {finding.pack for finding in findings if not finding.warning} | {pack.name for pack in half}
-    unsound_packs = unsound & {pack.name for pack in chosen}
-    terminal.echo(f"{len(chosen)} pack(s) read, {len(chosen) - len(unsound_packs)} sound")
-    if broken:
+    unsound = {finding.pack for finding in findings if not finding.warning} | {pack.name for pack in half_written}
+    unsound_packs = unsound & {pack.name for pack in packs}
+    terminal.echo(f"{len(packs)} pack(s) read, {len(packs) - len(unsound_packs)} sound")
+    if errors:
         return Exit.WRONG_CALL
     return Exit.DEVIATES if unsound else Exit.AS_EXPECTED

@@ -26,14 +26,14 @@ HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 def _fetch(pack: Pack, cache: Cache, tag: str) -> None:
     upstream = pack.definition.upstream
     tree.materialize(cache, upstream, parse_source(None, pack.definition))
-    suite, asked = pack.definition.upstream_tests, pack.definition.ask
-    for origin in {one.origin for one in (suite, asked) if one is not None and one.origin}:
+    suite, ask = pack.definition.upstream_tests, pack.definition.ask
+    for origin in {section.origin for section in (suite, ask) if section is not None and section.origin}:
         tree.materialize(cache, upstream, of_git(origin))
     for name in pack.definition.dependencies:
-        for one in dependencies.named(pack.definition, name, tag).members:  # a lane's host lays them out
-            download.wheel(cache, one.package, one.version, one.hashes, tag)
-    for built in pack.definition.environments.values():
-        for package, sha256 in built.files.items():
+        for wheel in dependencies.named(pack.definition, name, tag).members:  # a lane's host lays them out
+            download.wheel(cache, wheel.package, wheel.version, wheel.hashes, tag)
+    for environment in pack.definition.environments.values():
+        for package, sha256 in environment.files.items():
             download.fetch(cache, package, None, sha256)
 
 
@@ -47,7 +47,7 @@ def _fetch_newest(cache: Cache, upstream: Upstream) -> None:
 @click.option("--python", default=HERE, show_default=True, metavar="X.Y", help="The Python of that machine.")
 @click.option("--latest", is_flag=True, help="Also newest releases and default branches, for sweep --latest --head.")
 @options.takes("packs", "cache_root", "mirrors")
-def command(shared: Shared, wanted: tuple[str, ...], python: str, latest: bool) -> int:
+def command(shared: Shared, names: tuple[str, ...], python: str, latest: bool) -> int:
     """Fill a cache for a machine without network.
 
     It fetches the pinned trees and all dependency sets of the packs, the trees of [ask] and [upstream_tests], and what
@@ -67,13 +67,13 @@ def command(shared: Shared, wanted: tuple[str, ...], python: str, latest: bool) 
     python_parts = python.split(".")
     if len(python_parts) != 2 or not all(part.isdecimal() for part in python_parts):  # noqa: PLR2004 - major and minor
         raise HarnessError(f"--python {python!r}: a version such as 3.12. Next: runner.py fetch --help")
-    chosen, errors = options.sound_packs(shared.packs, wanted)
+    packs, errors = options.sound_packs(shared.packs, names)
     cache, tag = shared.cache(), python_tag(python)
-    steps: dict[str, Callable[[], object]] = {one.name: partial(_fetch, one, cache, tag) for one in chosen}
-    for one in (pack.definition.upstream for pack in chosen if latest):
-        steps[f"the newest release of {one.package}"] = partial(_fetch_newest, cache, one)
-        if not one.is_compiled:
-            steps[f"the head of {one.repository}"] = partial(newest.head, cache, one.repository)
+    steps: dict[str, Callable[[], object]] = {pack.name: partial(_fetch, pack, cache, tag) for pack in packs}
+    for upstream in (pack.definition.upstream for pack in packs if latest):
+        steps[f"the newest release of {upstream.package}"] = partial(_fetch_newest, cache, upstream)
+        if not upstream.is_compiled:
+            steps[f"the head of {upstream.repository}"] = partial(newest.head, cache, upstream.repository)
     failed: dict[str, HarnessError] = {}
     with Progress(sys.stderr) as progress, cache.guard():
         for name, step in steps.items():
@@ -85,8 +85,8 @@ def command(shared: Shared, wanted: tuple[str, ...], python: str, latest: bool) 
                 failed[name] = HarnessError(text, status=error.status)
     errors += failed.values()
     options.complain(errors)
-    filled = sum(one.name not in failed for one in chosen)
+    filled = sum(pack.name not in failed for pack in packs)
     terminal.echo(
-        f"filled {cache.root} for {filled} of {len(chosen)} pack(s). Next, there: runner.py run --cache DIR --offline"
+        f"filled {cache.root} for {filled} of {len(packs)} pack(s). Next, there: runner.py run --cache DIR --offline"
     )
     return int(max((error.status for error in errors), default=Exit.AS_EXPECTED))

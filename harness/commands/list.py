@@ -22,9 +22,9 @@ FRESH, STALE, NONE = "fresh", "STALE", "none"
 
 @dataclass(frozen=True)
 class Entry:
-    """One pack on one target: the strongest evidence that a receipt holds for it.
+    """One pack on one target: the receipt with the strongest evidence.
 
-    `state` is fresh, STALE, none or "no expectation"; `strength` says how many mutants the checks refused.
+    `state` is fresh, STALE, none or "no expectation"; `strength` is the mutation score.
     """
 
     target: str
@@ -38,24 +38,24 @@ class Entry:
 
 
 def _entry(pack: Pack, target: str, best: Receipt | None) -> Entry:
-    stated = pack.definition.targets.get(target)
-    entry = Entry(target, stated.verdict if stated else "", strength=strength.summary(pack, target, ""))
+    definition = pack.definition.targets.get(target)
+    entry = Entry(target, definition.verdict if definition else "", strength=strength.summary(pack, target, ""))
     if best is None:
         return entry
-    why = tuple(staleness.reasons(pack, best))
+    reasons = tuple(staleness.reasons(pack, best))
     return replace(
         entry,
         verdict=best.verdict,
         evidence=best.evidence,
-        state=STALE if why else FRESH if stated else NO_EXPECTATION,
-        why_stale=why,
+        state=STALE if reasons else FRESH if definition else NO_EXPECTATION,
+        why_stale=reasons,
         gpu=best.host.gpu,
         strength=strength.summary(pack, target, best.evidence),
     )
 
 
 def _entries(pack: Pack) -> list[Entry]:
-    """Build the entries of a pack, one for each target that pack.toml lists, then for those that it does not."""
+    """Build an entry for each target that pack.toml lists, then for each other target that has a receipt."""
     best = receipt.strongest(receipt.load_all(pack.receipts, lanes=False))
     return [_entry(pack, target, best.get(target)) for target in dict.fromkeys((*pack.definition.targets, *best))]
 
@@ -67,16 +67,16 @@ def _lines(pack: Pack, entries: list[Entry]) -> list[str]:
     return [
         f"{pack.name}  [{definition.kind}]  {package}",
         f"    {definition.title}",
-        *(f"    {one.target:8} {_state(one)}" for one in entries),
+        *(f"    {entry.target:8} {_state(entry)}" for entry in entries),
     ]
 
 
-def _state(one: Entry) -> str:
-    if one.state == NONE:
+def _state(entry: Entry) -> str:
+    if entry.state == NONE:
         return "no receipt"
-    verdict = f"{one.verdict} ({', '.join(filter(None, (one.evidence, one.gpu)))})"
-    state = f"{one.state}: {'; '.join(one.why_stale)}" if one.why_stale else one.state
-    return f"{verdict}, {state}; mutants: {one.strength}"
+    verdict = f"{entry.verdict} ({', '.join(filter(None, (entry.evidence, entry.gpu)))})"
+    state = f"{entry.state}: {'; '.join(entry.why_stale)}" if entry.why_stale else entry.state
+    return f"{verdict}, {state}; mutants: {entry.strength}"
 
 
 def _document(pack: Pack, entries: list[Entry]) -> dict[str, object]:
@@ -88,7 +88,7 @@ def _document(pack: Pack, entries: list[Entry]) -> dict[str, object]:
         "upstream": definition.upstream.package,
         "version": definition.upstream.pin,
         "fixed_in": definition.fixed_in,
-        "targets": {one.target: asdict(one) for one in entries},
+        "targets": {entry.target: asdict(entry) for entry in entries},
     }
 
 
@@ -97,7 +97,7 @@ def _document(pack: Pack, entries: list[Entry]) -> dict[str, object]:
 @click.option("--runs", "sweeps", type=options.FOLDER, metavar="DIR", help="What the sweeps in DIR found of one pack.")
 @options.takes("packs")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(shared: Shared, wanted: tuple[str, ...], sweeps: Path | None, as_json: bool) -> int:
+def command(shared: Shared, names: tuple[str, ...], sweeps: Path | None, as_json: bool) -> int:
     """List the packs and what their receipts say.
 
     For each target it shows the verdict of the strongest receipt.
@@ -110,15 +110,15 @@ def command(shared: Shared, wanted: tuple[str, ...], sweeps: Path | None, as_jso
       runner.py list 9 --runs sweeps    # verdicts and figures, sweep by sweep
     """
     if sweeps is not None:
-        if len(wanted) != 1 or as_json:
+        if len(names) != 1 or as_json:
             raise HarnessError("--runs shows one pack, without --json. Next: runner.py list PACK --runs DIR")
         from harness.commands import history  # noqa: PLC0415 - rich, which `list` does without
 
-        history.show(wanted[0], sweeps)
+        history.show(names[0], sweeps)
         return Exit.AS_EXPECTED
-    chosen, errors = options.sound_packs(shared.packs, wanted)
+    packs, errors = options.sound_packs(shared.packs, names)
     listed = []
-    for pack in chosen:
+    for pack in packs:
         try:
             listed.append((pack, _entries(pack)))
         except HarnessError as error:

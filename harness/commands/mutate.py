@@ -40,7 +40,7 @@ from harness.upstream.source import parse_source
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     shared: Shared,
-    wanted: tuple[str, ...],
+    names: tuple[str, ...],
     target: str,
     generated: int | None,
     unseen: bool,
@@ -73,49 +73,49 @@ def command(
 
     Exit status 1: one survived or is unjudged; 0: all others.
     """
-    chosen, broken = options.sound_packs(shared.packs, wanted)
-    if broken:
-        raise broken[0]
+    packs, errors = options.sound_packs(shared.packs, names)
+    if errors:
+        raise errors[0]
     order = Order(generated, unseen, matrix)
     _refuse(order, is_rebase=is_rebase, is_recorded=record, is_json=as_json)
     if is_rebase:
-        return _rebased(chosen, shared.cache(functools.partial(terminal.echo, err=True)))
-    with running.session(shared, has_folder=False) as (usual, progress):
-        cache, here = usual.cache, usual.host
-        words = (shared.packs.resolve(), target, *(one.name for one in chosen), order)
+        return _rebased(packs, shared.cache(functools.partial(terminal.echo, err=True)))
+    with running.session(shared, has_folder=False) as base:
+        cache, host = base.cache, base.host
+        key = (shared.packs.resolve(), target, *(pack.name for pack in packs), order)
         with (
-            taken(cache, chosen) as packs,
-            state.opened(cache, *words) as kept,
-            Journal(kept.journal) as journal,
+            taken(cache, packs) as copies,
+            state.opened(cache, *key) as saved,
+            Journal(saved.journal) as journal,
         ):
-            cells = cells_of(packs, target, Request(timeout=shared.timeout), here, cache)
+            cells = cells_of(copies, target, Request(timeout=shared.timeout), host, cache)
             if record and unseen:
                 campaign.refuse_second_sight(cells)
             if len(journal):
-                progress.tell(f"going on: {len(journal)} lanes ended before")
-            session = replace(usual, folder=kept.path, journal=journal, keep_raw=True)
-            results = Campaign(session, kept.patches, order).run(cells)
+                base.progress.tell(f"going on: {len(journal)} lanes ended before")
+            session = replace(base, folder=saved.path, journal=journal, keep_raw=True)
+            results = Campaign(session, saved.patches, order).run(cells)
             if not _is_waiting(results):
-                kept.settle()
+                saved.settle()
     terminal.echo(output.as_json(results) if as_json else output.as_text(results), nl=False)
     if matrix and not as_json:
         terminal.echo(output.matrix(results), nl=False)
     if record:
-        _record(results, cache, here)
+        _record(results, cache, host)
     return _status(results)
 
 
 def _record(results: list[Result], cache: Cache, host: Host) -> None:
-    """Put the strengths into the packs' receipts."""
-    for one in results:
-        if one.strength is not None:
-            scrub = writer.scrubber(one.cell.pack, cache, host, None, {})
-            path = output.record(one.strength, one.cell.pack.folder / "receipts", scrub)
-            terminal.echo(f"recorded {one.cell.pack.name}/receipts/{path.name}", err=True)
+    """Write the mutation scores into the packs' receipts."""
+    for result in results:
+        if result.strength is not None:
+            scrub = writer.scrubber(result.cell.pack, cache, host, None, {})
+            path = output.record(result.strength, result.cell.pack.folder / "receipts", scrub)
+            terminal.echo(f"recorded {result.cell.pack.name}/receipts/{path.name}", err=True)
 
 
 def _refuse(order: Order, *, is_rebase: bool, is_recorded: bool, is_json: bool) -> None:
-    """Raise HarnessError where options contradict each other."""
+    """Raise HarnessError if options contradict each other."""
     if order.unseen and order.generated is not None:
         raise HarnessError("--unseen takes no other wrong fixes. Next: leave out --generated")
     if is_recorded and order.generated is not None:
@@ -125,8 +125,8 @@ def _refuse(order: Order, *, is_rebase: bool, is_recorded: bool, is_json: bool) 
 
 
 def _rebased(packs: list[Pack], cache: Cache) -> Exit:
-    """Put the wrong fixes of packs on their fix.patch, and name what was moved and what was left."""
-    left = 0
+    """Merge the packs' own mutants with fix.patch, and print what became of them."""
+    conflict_count = 0
     for pack in packs:
         if not pack.patch.exists():
             terminal.echo(f"{pack.name}: no fix.patch")
@@ -134,29 +134,30 @@ def _rebased(packs: list[Pack], cache: Cache) -> Exit:
         with cache.guard():
             pristine = tree.materialize(cache, pack.definition.upstream, parse_source(None, pack.definition))
         try:
-            found = dict(rebase.rebase(pack, pristine))
+            results = dict(rebase.rebase(pack, pristine))
         except ValueError as error:
             raise HarnessError(f"{pack.name}/fix.patch does not fit the pinned release: {error}") from None
-        conflicts = {name: became for name, became in found.items() if became not in {rebase.KEPT, rebase.REBASED}}
-        for name, why in conflicts.items():
-            terminal.echo(f"{pack.name}/{name}: left: {why}")
-        count = Counter(found.values())
-        kept, rebased = count[rebase.KEPT], count[rebase.REBASED]
+        conflicts = {name: result for name, result in results.items() if result not in {rebase.KEPT, rebase.REBASED}}
+        for name, result in conflicts.items():
+            terminal.echo(f"{pack.name}/{name}: left: {result}")
+        counts = Counter(results.values())
+        kept, rebased = counts[rebase.KEPT], counts[rebase.REBASED]
         terminal.echo(f"{pack.name}: {kept} kept, {rebased} rebased, {len(conflicts)} left")
-        left += len(conflicts)
-    return Exit.DEVIATES if left else Exit.AS_EXPECTED
+        conflict_count += len(conflicts)
+    return Exit.DEVIATES if conflict_count else Exit.AS_EXPECTED
 
 
 def _is_waiting(results: list[Result]) -> bool:
-    """Say whether all is judged and survivors wait for a check or a reason; what is unjudged has to be run again.
+    """Whether every mutant is judged, and survivors need a check or a reason in equivalent.toml.
 
-    Then the same command goes on from here: a survivor that is listed now, with a reason, costs no lane.
+    The same command then resumes: a survivor that has been listed since needs no lane. Unjudged mutants run again.
     """
-    fates = {one.fate for result in results for one in result.open}
+    fates = {mutant.fate for result in results for mutant in result.open}
     return fates == {Fate.SURVIVED} and not any(result.problem for result in results)
 
 
 def _status(results: list[Result]) -> Exit:
-    if any(one.open for one in results) or any(one.problem and one.verdict not in campaign.NEUTRAL for one in results):
+    problems = [result for result in results if result.problem and result.verdict not in campaign.NEUTRAL]
+    if problems or any(result.open for result in results):
         return Exit.DEVIATES
-    return Exit.AS_EXPECTED if any(one.strength for one in results) else Exit.NOTHING_JUDGED
+    return Exit.AS_EXPECTED if any(result.strength for result in results) else Exit.NOTHING_JUDGED

@@ -62,41 +62,42 @@ def command(
       runner.py new tvd_ties --from-script bug.py --with liger-kernel==0.8.3 \\
         --with transformers
     """
-    given = script.read(source)
+    parsed = script.read(source)
     folder = new_pack.folder_for(shared.packs.absolute(), slug)
-    run = OrdinaryScript("", timeout or 0.0, repeat, _environment(variables), given.beside)
-    title = given.title or slug.replace("_", " ")
-    with running.session(replace(shared, jobs=1)) as (session, progress):
-        here = session.host
-        wanted = release.requirements_of(packages)
-        found = release.resolve(wanted, given, session.cache, here, progress.tell, deps=not no_deps)
-        targets = tuple(dict.fromkeys((CPU, here.auto_target)))
-        run = replace(run, requires=found.requires)
-        typed = ordinary.typed(given.text, run.environment)
+    run = OrdinaryScript("", timeout or 0.0, repeat, _environment(variables), parsed.beside)
+    title = parsed.title or slug.replace("_", " ")
+    with running.session(replace(shared, jobs=1)) as session:
+        host = session.host
+        requirements = release.requirements_of(packages)
+        resolved = release.resolve(requirements, parsed, session.cache, host, session.progress.tell, deps=not no_deps)
+        targets = tuple(dict.fromkeys((CPU, host.auto_target)))
+        run = replace(run, requires=resolved.requires)
+        typed = ordinary.typed(parsed.text, run.environment)
         stated = Stated(title, typed, run, targets)
-        new_pack.write(folder, new_pack.texts(given, found, stated, here), source.parent, given.beside)
-        lane, why = new_pack.trial(folder, session)
+        new_pack.write(folder, new_pack.texts(parsed, resolved, stated, host), source.parent, parsed.beside)
+        lane, reason = new_pack.trial(folder, session)
         if lane is not None:
-            new_pack.learn(folder, found, stated, here, lane)
-    name = f"{found.upstream.package} {found.upstream.version}"
-    shows = lane is not None and lane.verdict == LaneVerdict.BUG_REPRODUCED
+            new_pack.learn(folder, resolved, stated, host, lane)
+    name = f"{resolved.upstream.package} {resolved.upstream.version}"
+    is_reproduced = lane is not None and lane.verdict == LaneVerdict.BUG_REPRODUCED
     if lane is not None:
         is_right = lane.verdict == LaneVerdict.FIX_VALIDATED
-        why = f"the script does not fail on {name}" if is_right else f"{lane.verdict} on {name}: {lane.reason}"
-    for remark in found.remarks:
+        reason = f"the script does not fail on {name}" if is_right else f"{lane.verdict} on {name}: {lane.reason}"
+    for remark in resolved.remarks:
         terminal.echo(f"open: {remark}", err=True)
-    then = f"runner.py run {folder.name}, then runner.py report {folder.name} --from last"
-    again = f"mend the script, remove {folder.name}, then the same call again"
-    terminal.echo(f"{why}\nwrote {folder.name}\nNext: {then if shows else again}")
-    return Exit.AS_EXPECTED if shows else Exit.DEVIATES
+    next_step = f"runner.py run {folder.name}, then runner.py report {folder.name} --from last"
+    if not is_reproduced:
+        next_step = f"mend the script, remove {folder.name}, then the same call again"
+    terminal.echo(f"{reason}\nwrote {folder.name}\nNext: {next_step}")
+    return Exit.AS_EXPECTED if is_reproduced else Exit.DEVIATES
 
 
 def _environment(variables: tuple[str, ...]) -> dict[str, str]:
-    """Read the values of ``--env``; each is a NAME=VALUE, and names nothing that a lane sets itself."""
-    found = {}
-    for one in variables:
-        name, equals, value = one.partition("=")
+    """Read the values of ``--env``. HarnessError is raised for a variable that a lane sets itself."""
+    environment = {}
+    for variable in variables:
+        name, equals, value = variable.partition("=")
         if not equals or not VARIABLE.fullmatch(name):
             raise HarnessError(f"--env {name}: no variable that a script may set. Next: --env NAME=VALUE")
-        found[name] = value
-    return found
+        environment[name] = value
+    return environment

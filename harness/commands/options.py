@@ -1,4 +1,4 @@
-"""Options that several verbs share, and what they stand for."""
+"""Options that several verbs share, and how a verb reads them."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from harness.pack.model import Pack
 
 #: The folder of the run folders in a cache.
 RUNS = "runs"
-#: Seconds: no lane and no budget is longer than a month, and no clock takes an infinity.
+#: The longest time-out and the longest budget, in seconds: a month. No clock takes an infinity.
 LONGEST = 31 * 24 * 3600
 SECONDS = click.IntRange(1, LONGEST)
 REPEATS = click.IntRange(1, 1000)
@@ -28,13 +28,13 @@ FOLDER, EXISTING = click.Path(path_type=Path), click.Path(path_type=Path, file_o
 
 
 def _packs() -> Path:
-    """Return the repository's packs, and those of the current folder where the runner is installed without any."""
+    """Return the repository's packs. A runner that is installed without packs uses those of the current folder."""
     own = REPOSITORY / "packs"
     return own if own.is_dir() else Path("packs")
 
 
-#: Options of the program, which a verb takes as well: its help does not repeat them.
-OF_PROGRAM = (
+#: Options of the program. A verb takes some of them as well, and its help does not describe them again.
+PROGRAM_OPTIONS = (
     click.Option(
         ["--packs"],
         type=FOLDER,
@@ -61,14 +61,14 @@ OF_PROGRAM = (
     click.Option(["--jobs"], type=click.IntRange(1, 4096), metavar="N", help="Lanes at once (default: as fits)."),
     click.Option(["--timeout"], type=SECONDS, metavar="S", help="Seconds per lane (default: pack.toml's)."),
 )
-#: Those that say where things lie.
+#: The options that name folders, and whether the network may be reached.
 PLACES = ("packs", "cache_root", "offline", "mirrors")
-packs_argument = click.argument("wanted", metavar="[PACK]...", nargs=-1)
+packs_argument = click.argument("names", metavar="[PACK]...", nargs=-1)
 
 
 @dataclass(frozen=True)
 class Shared:
-    """What the options of the program say, as far as a verb takes them; `timeout` is in seconds."""
+    """The values of the program's options that a verb takes; `timeout` is in seconds."""
 
     packs: Path = Path("packs")
     cache_root: Path | None = None
@@ -78,7 +78,7 @@ class Shared:
     timeout: float | None = None
 
     def cache(self, tell: Callable[[str], None] = lambda _: None) -> Cache:
-        """Return the cache; `tell` takes what is being fetched."""
+        """Return the cache; `tell` is called with a line about each download."""
         root = (self.cache_root or cache.default_root()).expanduser().absolute()
         if os.pathsep in str(root):
             raise HarnessError(f"the cache {root}: {os.pathsep!r} in its path would part PYTHONPATH. Next: --cache DIR")
@@ -86,53 +86,53 @@ class Shared:
 
 
 def takes(*names: str) -> Callable[[Callable[..., int]], Callable[..., int]]:
-    """Let a verb take options of the program by their names, as members of its argument `shared`."""
+    """Let a verb take options of the program, by name, as fields of its argument `shared`."""
 
     def decorated(command: Callable[..., int]) -> Callable[..., int]:
         @functools.wraps(command)
-        def called(**given: Any) -> int:  # noqa: ANN401 - click passes each option by name
-            of_program = click.get_current_context().find_root().params
-            stated: dict[str, Any] = {name: given.pop(name) or of_program.get(name) for name in names}
-            return command(shared=Shared(**stated), **given)
+        def wrapper(**values: Any) -> int:  # noqa: ANN401 - click passes each option by name
+            program_values = click.get_current_context().find_root().params
+            shared: dict[str, Any] = {name: values.pop(name) or program_values.get(name) for name in names}
+            return command(shared=Shared(**shared), **values)
 
-        for one in OF_PROGRAM:
-            if one.name in names:
-                again = click.option(*one.opts, one.name, type=one.type, is_flag=one.is_flag, hidden=True)
-                called = again(called)
-        return called
+        for option in PROGRAM_OPTIONS:
+            if option.name in names:
+                add = click.option(*option.opts, option.name, type=option.type, is_flag=option.is_flag, hidden=True)
+                wrapper = add(wrapper)
+        return wrapper
 
     return decorated
 
 
-def also(command: click.Command) -> str:
-    """Name the options of the program that a verb takes: its help does not describe them again."""
-    of_program = {option.name: option.opts[0] for option in OF_PROGRAM}
-    taken = [of_program[one.name] for one in command.params if getattr(one, "hidden", False) and one.name in of_program]
-    return f"See also runner.py --help for: {' '.join(sorted(taken))}" if taken else ""
+def see_also(command: click.Command) -> str:
+    """Return the epilog of a verb's help: the options of the program that the verb takes."""
+    hidden = {parameter.name for parameter in command.params if getattr(parameter, "hidden", False)}
+    names = sorted(option.opts[0] for option in PROGRAM_OPTIONS if option.name in hidden)
+    return f"See also runner.py --help for: {' '.join(names)}" if names else ""
 
 
 def run_receipts(run: str, shared: Shared, pack: str) -> Path:
-    """Return the folder of the receipts of a run: a run folder, or ``last``, the newest that judged `pack`.
+    """Return the folder of a run's receipts. `run` is a run folder, or ``last`` for the newest run that judged `pack`.
 
-    HarnessError is raised where there is no such run.
+    HarnessError is raised if there is no such run.
     """
     if run == "last":
         runs = sorted((shared.cache().root / RUNS).glob("*/receipts"))
-        found = [folder for folder in runs if (folder / pack).is_dir()]
-        if not found:
+        folders = [run_folder for run_folder in runs if (run_folder / pack).is_dir()]
+        if not folders:
             raise HarnessError(f"--from last: no run in the cache has receipts of {pack}. Next: runner.py run {pack}")
-        return found[-1]
-    folder = Path(run).expanduser()
-    chosen = folder / "receipts" if (folder / "receipts").is_dir() else folder
-    if not chosen.is_dir():
+        return folders[-1]
+    run_folder = Path(run).expanduser()
+    receipts = run_folder / "receipts" if (run_folder / "receipts").is_dir() else run_folder
+    if not receipts.is_dir():
         raise HarnessError(f"--from {run}: no such folder. Next: --from last, or a run folder")
-    return chosen.absolute()
+    return receipts.absolute()
 
 
-def sound_packs(folder: Path, wanted: tuple[str, ...]) -> tuple[list[Pack], list[HarnessError]]:
-    """Load the packs that were requested; a broken one does not stop the others."""
+def sound_packs(folder: Path, names: tuple[str, ...]) -> tuple[list[Pack], list[HarnessError]]:
+    """Load packs, all where no name is given; return the errors of the broken ones beside the sound ones."""
     packs, errors = [], []
-    for path in load.select_packs(folder.absolute(), wanted):
+    for path in load.select_packs(folder.absolute(), names):
         try:
             packs.append(load.load_pack(path))
         except HarnessError as error:
@@ -140,15 +140,15 @@ def sound_packs(folder: Path, wanted: tuple[str, ...]) -> tuple[list[Pack], list
     return packs, errors
 
 
-def one_pack(folder: Path, wanted: str, verb: str) -> Pack:
-    """Load the one pack that `wanted` names, or raise what is wrong with it."""
-    chosen, broken = sound_packs(folder, (wanted,))
-    if broken:
-        raise broken[0]
-    if len(chosen) != 1:
-        names = ", ".join(one.name for one in chosen)
-        raise HarnessError(f"{wanted!r} names {len(chosen)} packs ({names}). Next: runner.py {verb} {chosen[0].name}")
-    return chosen[0]
+def one_pack(folder: Path, name: str, verb: str) -> Pack:
+    """Load the one pack that `name` names. HarnessError is raised if the pack is broken, or several packs match."""
+    packs, errors = sound_packs(folder, (name,))
+    if errors:
+        raise errors[0]
+    if len(packs) != 1:
+        matches = ", ".join(pack.name for pack in packs)
+        raise HarnessError(f"{name!r} names {len(packs)} packs ({matches}). Next: runner.py {verb} {packs[0].name}")
+    return packs[0]
 
 
 def complain(errors: list[HarnessError]) -> None:

@@ -37,7 +37,7 @@ from harness.versions.two_trees import Trees
 @options.takes(*options.PLACES, "jobs", "timeout")
 def command(
     shared: Shared,
-    wanted: tuple[str, ...],
+    names: tuple[str, ...],
     base: str | None,
     head: str | None,
     changed: IO[str] | None,
@@ -65,43 +65,43 @@ def command(
     """
     if (base is None) != (head is None) or (base is None and changed is None):
         raise HarnessError("pr-verdict judges two trees. Next: --base SPEC --head SPEC, or --changed FILE")
-    if not wanted and changed is None:
+    if not names and changed is None:
         raise HarnessError("no pack is named. Next: runner.py pr-verdict PACK, or --changed FILE")
-    chosen, broken = options.sound_packs(shared.packs, wanted)
-    options.complain(broken)
+    packs, errors = options.sound_packs(shared.packs, names)
+    options.complain(errors)
     if changed is not None:
-        chosen = load.concerned(chosen, changed.read().splitlines())
+        packs = load.concerned(packs, changed.read().splitlines())
     if base is None or head is None:
-        for pack in chosen:
+        for pack in packs:
             terminal.echo(pack.name)
-        return Exit.WRONG_CALL if broken else Exit.AS_EXPECTED
+        return Exit.WRONG_CALL if errors else Exit.AS_EXPECTED
     trees = Trees(base, head, shared.timeout)
-    with running.session(shared) as (session, _), taken(session.cache, chosen) as copies:
-        judged, refused = _judged(session, copies, target)
-        found, interrupted = two_trees.compared(session, judged, trees)
+    with running.session(shared) as session, taken(session.cache, packs) as copies:
+        judgeable, refusals = _judgeable(session, copies, target)
+        comparisons, interrupted = two_trees.compared(session, judgeable, trees)
         scrub = redaction.of_host({**session.cache.places, files.REPOSITORY: "$REPOSITORY"})
-        text = pr_comment.text(found, scrub)  # while the copies are there that were judged
-    options.complain(refused)
-    for one in found:
-        report.scrubber(one.pack).require_clean("what is printed", text)
+        text = pr_comment.text(comparisons, scrub)  # it reads the copies
+    options.complain(refusals)
+    for comparison in comparisons:
+        report.scrubber(comparison.pack).require_clean("what is printed", text)
     terminal.echo(text, nl=False)
     if interrupted:
         raise KeyboardInterrupt
-    if broken:
+    if errors:
         return Exit.WRONG_CALL
-    return int(change.together([change.status(one.change) for one in found]))
+    return int(change.together([change.status(comparison.change) for comparison in comparisons]))
 
 
-def _judged(
+def _judgeable(
     session: Session, packs: list[Pack], target: str
 ) -> tuple[list[tuple[Pack, str, Evidence]], list[HarnessError]]:
-    """Return the target and the evidence of every pack that this host can judge; say of the others why it cannot."""
-    found, refused = [], []
+    """Return the packs that this host can judge, with target and evidence, and an error for each other pack."""
+    judgeable, refusals = [], []
     for pack in packs:
         try:
-            found.append((pack, *eligibility.first(pack, target, session.host)))
+            judgeable.append((pack, *eligibility.first(pack, target, session.host)))
         except HarnessError as error:
             if error.status != Exit.NOTHING_JUDGED:
                 raise
-            refused.append(error)
-    return found, refused
+            refusals.append(error)
+    return judgeable, refusals

@@ -12,7 +12,7 @@ from harness.core import files, terminal
 from harness.core.cache import Cache
 from harness.core.words import Exit
 
-#: The folders of the cache whose entries are pruned, with what an entry is.
+#: The folders of the cache whose entries are pruned, each with a name for its entries.
 KINDS = {
     "runs": "run folders of `run` and `versions`",
     "mutate": "journals and logs of `mutate`",
@@ -24,7 +24,7 @@ KINDS = {
     "downloads": "downloads",
 }
 DAY = 24 * 3600.0
-#: What was not used for so long is removed.
+#: Entries that were not used for so many days are removed.
 DAYS = 30
 
 
@@ -34,8 +34,8 @@ def prune(cache: Cache, kind: str, days: int) -> tuple[int, int]:
     entries = [path for path in sorted((cache.root / kind).glob("*")) if path.lstat().st_mtime < oldest]
     size = 0
     for entry in entries:
-        with cache.lock(f"{kind}-{entry.name}"):
-            size += sum(one.st_size for _, one in files.walk(entry) if one and one.st_nlink == 1)  # others stay
+        with cache.lock(f"{kind}-{entry.name}"):  # a file with another hard link frees no room
+            size += sum(status.st_size for _, status in files.walk(entry) if status and status.st_nlink == 1)
             files.remove_tree(entry)
     return len(entries), size
 
@@ -51,10 +51,10 @@ def command(shared: Shared) -> int:
     cache, total = shared.cache(), 0
     with cache.guard():
         cache.sweep()
-        for kind, what in KINDS.items():
+        for kind, label in KINDS.items():
             entries, size = prune(cache, kind, DAYS)
             total += size
             if entries:
-                terminal.echo(f"{entries:5} {what} ({kind}/), {size / 2**20:.0f} MiB")
+                terminal.echo(f"{entries:5} {label} ({kind}/), {size / 2**20:.0f} MiB")
     terminal.echo(f"{total / 2**20:.0f} MiB removed from {cache.root}")
     return Exit.AS_EXPECTED

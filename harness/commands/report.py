@@ -1,4 +1,4 @@
-"""``runner.py report``: what goes upstream: the text to paste, the zip to attach, the commit to push."""
+"""``runner.py report``: the text to paste upstream, the zip to attach, the commit to push."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from harness.report import bundle, links, parts, pull_request, report
 
 
 @click.command("report")
-@click.argument("wanted", metavar="PACK")
+@click.argument("name", metavar="PACK")
 @click.option("--write", is_flag=True, help="Write the whole text into README.md of the pack; print nothing of it.")
 @click.option("--bundle", "zipped", type=click.Path(path_type=Path), metavar="FILE", help="Write one zip to attach.")
 @click.option(
@@ -30,7 +30,7 @@ from harness.report import bundle, links, parts, pull_request, report
 @options.takes("packs", "cache_root")
 def command(
     shared: Shared,
-    wanted: str,
+    name: str,
     write: bool,
     zipped: Path | None,
     checkout: Path | None,
@@ -55,37 +55,37 @@ def command(
         raise click.UsageError("--write, --bundle and --pr each say what is wanted: give one of them")
     if run is not None and (write or checkout is not None):
         raise click.UsageError("--write and --pr take what is committed, not --from")
-    subject = options.one_pack(shared.packs, wanted, "report")
-    judged = options.run_receipts(run, shared, subject.name) / subject.name if run is not None else None
+    pack = options.one_pack(shared.packs, name, "report")
+    folder = options.run_receipts(run, shared, pack.name) / pack.name if run is not None else None
     if checkout is not None:
-        terminal.echo("\n".join(pull_request.make(subject, checkout)))
+        terminal.echo("\n".join(pull_request.make(pack, checkout)))
     elif zipped is not None:
-        subject = replace(subject, receipts_elsewhere=judged) if judged else subject
-        data = bundle.build(subject, report.scrubber(subject))
+        pack = replace(pack, receipts_elsewhere=folder) if folder else pack
+        data = bundle.build(pack, report.scrubber(pack))
         _write(zipped, data)
         terminal.echo(f"{zipped} ({len(data)} bytes)")
     elif write:
-        changed = report.write(subject)
-        terminal.echo(f"{subject.name}/{subject.report.name}: {'written' if changed else 'as it was'}")
-        _tell_of_missing(subject, subject.report.read_text(encoding="utf-8"))
+        changed = report.write(pack)
+        terminal.echo(f"{pack.name}/{pack.report.name}: {'written' if changed else 'as it was'}")
+        _tell_of_missing(pack, pack.report.read_text(encoding="utf-8"))
     else:
-        receipts = report.receipts_of(subject, judged)
-        text = report.render(subject, receipts, is_draft=True)
-        report.scrubber(subject).require_clean("report", text)
+        receipts = report.receipts_of(pack, folder)
+        text = report.render(pack, receipts, is_draft=True)
+        report.scrubber(pack).require_clean("report", text)
         terminal.echo(report.for_upstream(text), nl=False)
-        for part in report.open_parts(subject, receipts):
+        for part in report.open_parts(pack, receipts):
             terminal.echo(f"open: {part}", err=True)
-        _tell_of_missing(subject, text)
+        _tell_of_missing(pack, text)
     return Exit.AS_EXPECTED
 
 
 def _tell_of_missing(pack: Pack, text: str) -> None:
-    """Say what a text lacks before it can be filed."""
+    """Print what a text lacks before it can be filed."""
     if parts.NOT_YET in text:
         terminal.echo(
             f"a draft: no receipt holds the script's output. Next: runner.py run {pack.name} --record", err=True
         )
-    if not links.repository_url() and pack.definition.script is None:  # a stranger's issue links to nothing of ours
+    if not links.repository_url() and pack.definition.script is None:  # other issues link to no file of ours
         terminal.echo("repository_url in pyproject.toml is empty. Next: set it before you file the text", err=True)
 
 
@@ -96,6 +96,6 @@ def _write(path: Path, data: bytes) -> None:
         path.write_bytes(data)
     except OSError as error:
         if path.is_file():
-            path.unlink()  # half of a bundle is none
+            path.unlink()  # half a bundle is useless
         status = Exit.DEVIATES if error.errno in NO_ROOM else Exit.WRONG_CALL
         raise HarnessError(f"{path} cannot be written ({error.strerror}). Next: --bundle FILE", status=status) from None

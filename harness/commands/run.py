@@ -11,7 +11,7 @@ from harness.commands import options, running
 from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.errors import HarnessError
-from harness.core.words import Exit, LaneName, Verdict
+from harness.core.words import UNJUDGED, Exit, LaneName, Verdict
 from harness.lane.cell import BOTH_LANES, Cell, lanes_of
 from harness.pack.model import Pack
 from harness.receipt import writer
@@ -28,8 +28,6 @@ LANES = {
     "pristine": (LaneName.PRISTINE,),
     "patched": (LaneName.PATCHED,),
 }
-#: These verdicts say nothing of the bug: such a receipt never replaces one that does.
-UNJUDGED = {Verdict.ERROR, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 
 
 @click.command("run")
@@ -44,7 +42,7 @@ UNJUDGED = {Verdict.ERROR, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     shared: Shared,
-    wanted: tuple[str, ...],
+    names: tuple[str, ...],
     target: str,
     upstream: str | None,
     dependencies: tuple[str, ...],
@@ -76,17 +74,18 @@ def command(
       runner.py run 9 --lane pristine --upstream path:../Liger-Kernel
     """
     ask = upstream == ASK
-    chosen, broken = options.sound_packs(shared.packs, wanted)
-    options.complain(broken)
-    with running.session(shared) as (usual, progress):
-        if upstream == "head" and len(chosen) > 1:
-            for pack in (one for one in chosen if one.definition.head is None):
-                progress.tell(f"{pack.name}: left out: pack.toml names no head commit")
-            chosen = [one for one in chosen if one.definition.head is not None]
-        with taken(usual.cache, chosen) as copies:
-            session = replace(usual, repeat=repeat, keep_raw=True)
+    packs, errors = options.sound_packs(shared.packs, names)
+    options.complain(errors)
+    with running.session(shared) as base:
+        if upstream == "head" and len(packs) > 1:
+            for pack in packs:
+                if pack.definition.head is None:
+                    base.progress.tell(f"{pack.name}: left out: pack.toml names no head commit")
+            packs = [pack for pack in packs if pack.definition.head is not None]
+        with taken(base.cache, packs) as copies:
+            session = replace(base, repeat=repeat, keep_raw=True)
             request = Request(None if ask else upstream, dependencies, LANES[lane], shared.timeout, ask)
-            cells, errors = _cells(copies, target, request, session)
+            cells, cell_errors = _cells(copies, target, request, session)
             account = lanes.run(session, cells)
             rows: list[RunRow] = []
             for cell in cells:
@@ -97,18 +96,18 @@ def command(
                 if outcome.runs or not problem:
                     row, problem = _row(outcome, session, record=record)
                     rows.append(row)
-                errors += [HarnessError(f"{cell.pack.name} {cell.target}: {problem}")] if problem else []
-    options.complain(errors)
+                cell_errors += [HarnessError(f"{cell.pack.name} {cell.target}: {problem}")] if problem else []
+    options.complain(cell_errors)
     if rows or as_json:
         terminal.echo(f"logs and receipts: {session.folder}", err=True)
         terminal.echo(run_table.as_json(rows) if as_json else run_table.as_text(rows), nl=False)
     if account.interrupted:
         raise KeyboardInterrupt
-    return _status(rows, is_wrong=bool(broken or errors))
+    return _status(rows, is_wrong=bool(errors or cell_errors))
 
 
 def _cells(packs: list[Pack], target: str, request: Request, session: Session) -> tuple[list[Cell], list[HarnessError]]:
-    """Build the cells of packs; of several, one that has none does not stop the others."""
+    """Build the cells of packs. Among several packs, one without cells is an error that does not stop the others."""
     cells: list[Cell] = []
     errors: list[HarnessError] = []
     for pack in packs:
@@ -122,28 +121,28 @@ def _cells(packs: list[Pack], target: str, request: Request, session: Session) -
 
 
 def _row(outcome: Outcome, session: Session, *, record: bool) -> tuple[RunRow, str]:
-    """Record the receipt of an outcome where that is asked for; return its row, and what went wrong beside its verdict.
+    """Return the row of an outcome, and a problem besides its verdict; with `record`, put its receipt into the pack.
 
-    The run folder has the receipt in any case.
+    The run folder keeps the receipt in any case. An error, or a cell that was not judged, replaces no receipt.
     """
-    written, problem = outcome.receipt, outcome.problem
-    says_something = outcome.lanes and outcome.cell.is_listed and outcome.judgement.verdict not in UNJUDGED
+    receipt, problem = outcome.receipt, outcome.problem
+    is_judged = outcome.judgement.verdict not in UNJUDGED | {Verdict.ERROR}
     try:
         try:
-            if record and says_something and written is not None and not problem:
-                written = writer.publish(written, _home(outcome))
+            if record and receipt is not None and is_judged and outcome.cell.is_listed:
+                receipt = writer.publish(receipt, _home(outcome))
         except HarnessError as error:
             problem = str(error)
         logs = [session.folder / end.log.file for end in outcome.last if end.log]
         raw = {log: session.folder / RAW_LOGS / log.relative_to(session.folder / "logs") for log in logs}
-        shown = tuple(raw[log] if raw[log].exists() else log for log in logs)  # the scrubbed one where none was kept
-        return run_table.row(outcome, written, shown), problem
-    except Exception as error:  # noqa: BLE001 - what goes wrong with one never takes the others' rows along
+        readable = tuple(raw[log] if raw[log].exists() else log for log in logs)
+        return run_table.row(outcome, receipt, readable), problem
+    except Exception as error:  # noqa: BLE001 - the rows of the other outcomes are still printed
         return run_table.row(unjudged(error, outcome.cell), None), ""
 
 
 def _home(outcome: Outcome) -> Path:
-    """Return the folder of a pack's own receipts, where pack.toml speaks of what was judged."""
+    """Return the pack's folder for a receipt. HarnessError is raised if pack.toml does not state what was judged."""
     cell = outcome.cell
     if cell.about:
         if cell.lanes == BOTH_LANES and not cell.dependencies:
@@ -160,6 +159,6 @@ def _home(outcome: Outcome) -> Path:
 def _status(rows: list[RunRow], *, is_wrong: bool) -> Exit:
     if is_wrong:
         return Exit.WRONG_CALL
-    if all(row.verdict in (Verdict.UNSUPPORTED, Verdict.UNAVAILABLE) for row in rows):
+    if all(row.verdict in UNJUDGED for row in rows):
         return Exit.NOTHING_JUDGED
     return Exit.DEVIATES if any(row.deviation for row in rows) else Exit.AS_EXPECTED

@@ -1,4 +1,4 @@
-"""What the verbs that run lanes share: the run folder, and how the scheduler's progress is shown."""
+"""The run folder and the session of a verb that runs lanes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from harness.schedule.session import Session
 
 
 def run_folder(cache: Cache) -> Path:
-    """Make a folder in the cache for the logs and receipts of one call; names sort by their time.
+    """Make a folder in the cache for the logs and receipts of one call; the names sort by time.
 
-    A run often follows the one that `new` tries within a second, and `--from last` has to tell them apart.
+    `new` and a `run` after it may begin within one second, and `--from last` has to order them.
     """
     stamp = dt.datetime.now(dt.UTC).strftime("%Y%m%dT%H%M%S.%fZ")
     (cache.root / RUNS).mkdir(parents=True, exist_ok=True)
@@ -30,12 +30,12 @@ def run_folder(cache: Cache) -> Path:
 
 
 @contextmanager
-def session(shared: Shared, *, has_folder: bool = True) -> Iterator[tuple[Session, Progress]]:
-    """Yield where the lanes of one call run, with a run folder and a journal of its own, and what shows them."""
+def session(shared: Shared, *, has_folder: bool = True) -> Iterator[Session]:
+    """Yield the session of one call, with a journal of its own."""
     with Progress(sys.stderr) as progress, gpu_pool() as pool:
         cache = shared.cache(progress.tell)
         with cache.guard():
-            made = Session(
+            yield Session(
                 cache=cache,
                 host=host.detect(pool),
                 devices=pool.devices,
@@ -46,9 +46,8 @@ def session(shared: Shared, *, has_folder: bool = True) -> Iterator[tuple[Sessio
                 jobs=shared.jobs,
                 lost=tuple(pool.lost),
             )
-            yield made, progress
 
 
 def command_line() -> str:
-    """Return the command line as a receipt shows it."""
+    """Return the command line for a receipt: without the folder of the program, and without credentials."""
     return errors.without_credentials(" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]))

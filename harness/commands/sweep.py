@@ -1,4 +1,4 @@
-"""``runner.py sweep``: everything that this host can judge, every night."""
+"""``runner.py sweep``: every pack on every target that this host can judge."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from harness.cluster.slurm import Settings
 
 BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[smh]?)")
-#: Lanes at once in a task on a cluster where nobody says it: a cell has two.
+#: How many lanes a task on a cluster runs at once without --jobs: a cell has two.
 LANES_OF_A_CELL = 2
 UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
@@ -44,7 +44,7 @@ def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float
 
 
 def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...]) -> tuple[Settings, Engine]:
-    """Return how a cluster is asked, and what runs lanes there."""
+    """Return the settings of a cluster, and the engine that runs lanes there."""
     try:
         from harness.cluster import engine, slurm  # noqa: PLC0415 - submitit comes with an extra
     except ImportError:
@@ -54,7 +54,7 @@ def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...]) -> tuple[
 
 
 @click.command("sweep")
-@click.argument("only", metavar="[PACK[:TARGET]]...", nargs=-1)
+@click.argument("selectors", metavar="[PACK[:TARGET]]...", nargs=-1)
 @options.takes(*options.PLACES, "jobs")
 @click.option(
     "--runs",
@@ -88,7 +88,7 @@ def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...]) -> tuple[
 @click.option("--baseline", type=options.FOLDER, metavar="DIR", help="Compare with this run, or the newest below.")
 def command(
     shared: Shared,
-    only: tuple[str, ...],
+    selectors: tuple[str, ...],
     runs: Path,
     budget: float | None,
     repeat: int,
@@ -115,25 +115,25 @@ def command(
     """
     if (gpu_types or slurm_options) and not slurm:
         raise HarnessError("--gpu-type, --slurm-option: no cluster was asked for. Next: runner.py sweep --slurm ...")
-    chosen, broken = options.sound_packs(shared.packs, ())
-    options.complain(broken)
+    packs, errors = options.sound_packs(shared.packs, ())
+    options.complain(errors)
     settings, engine = _slurm(gpu_types, slurm_options) if slurm else (None, None)
-    with running.session(shared, has_folder=False) as (here, _):
-        session = here
+    with running.session(shared, has_folder=False) as base:
+        session = base
         if settings:
-            nodes = replace(here.host, gpus=settings.gpus)
-            session = replace(here, host=nodes, devices=[], lost=(), jobs=shared.jobs or LANES_OF_A_CELL)
+            nodes = replace(base.host, gpus=settings.gpus)
+            session = replace(base, host=nodes, devices=[], lost=(), jobs=shared.jobs or LANES_OF_A_CELL)
         order = Order(
-            packs=chosen,
+            packs=packs,
             folder=shared.packs,
-            only=only,
-            moving=tuple(itertools.compress((LATEST, HEAD), (latest, head))),
+            selectors=selectors,
+            columns=tuple(itertools.compress((LATEST, HEAD), (latest, head))),
             repeat=repeat,
             budget=budget,
             runs=runs.absolute(),
             baseline=baseline,
             cluster=settings.request if settings else (),
-            notes=(*(str(error) for error in broken), *session.lost),
+            notes=(*(str(error) for error in errors), *session.lost),
         )
         results, folder = sweep.run(order, session, engine or lanes.run)
     for line in outputs.change_lines(results):

@@ -20,7 +20,7 @@ from harness.schedule.session import Session
 from harness.suites import receipt, suite
 from harness.suites.comparison import Change, Comparison
 
-#: After these, something was judged; their receipts may be recorded.
+#: The verdicts of suites that were judged: only their receipts are recorded.
 JUDGED = {SuiteVerdict.UNBROKEN, SuiteVerdict.BREAKS_TESTS, SuiteVerdict.NEW_TEST_WRONG}
 
 
@@ -29,7 +29,7 @@ JUDGED = {SuiteVerdict.UNBROKEN, SuiteVerdict.BREAKS_TESTS, SuiteVerdict.NEW_TES
 @options.takes(*options.PLACES, "timeout")
 @click.option("--gpu", is_flag=True, help="Show the tests this host's GPU, also where they do not need one.")
 @click.option("--record", is_flag=True, help="Put the receipt into the pack: receipts/upstream_tests.json.")
-def command(shared: Shared, wanted: tuple[str, ...], gpu: bool, record: bool) -> int:
+def command(shared: Shared, names: tuple[str, ...], gpu: bool, record: bool) -> int:
     """Run upstream's own tests, with and without the patch.
 
     pack.toml names the files in [upstream_tests]; with no PACK, every pack that names some. They run as lanes do, and
@@ -46,22 +46,22 @@ def command(shared: Shared, wanted: tuple[str, ...], gpu: bool, record: bool) ->
 
     Exit status 0: all UNBROKEN; 1: something is not; 2: a pack names no tests; 5: nothing was judged.
     """
-    chosen, errors = options.sound_packs(shared.packs, wanted)
-    for pack in chosen if wanted else ():
+    packs, errors = options.sound_packs(shared.packs, names)
+    for pack in packs if names else ():
         suite.suite_of(pack)
-    chosen = [pack for pack in chosen if pack.definition.upstream_tests]
+    packs = [pack for pack in packs if pack.definition.upstream_tests]
     supervisor.adopt_orphans()
-    with running.session(shared) as (session, _):
-        rows = [_row(pack, session, shared.timeout, gpu=gpu) for pack in chosen]
+    with running.session(shared) as session:
+        rows = [_row(pack, session, shared.timeout, gpu=gpu) for pack in packs]
     for row in rows:
-        if record and row.found.verdict in JUDGED:
+        if record and row.comparison.verdict in JUDGED:
             with room.guard(row.pack.receipts, "the pack", "--packs DIR"):
                 files.write_atomic(row.pack.receipts / receipts.SUITE, receipts.to_json(row.document))
     options.complain(errors)
     if rows:
         terminal.echo(f"logs: {session.folder}", err=True)
         terminal.echo(as_text(rows), nl=False)
-    verdicts = {row.found.verdict for row in rows}
+    verdicts = {row.comparison.verdict for row in rows}
     if errors:
         return Exit.WRONG_CALL
     if verdicts <= {SuiteVerdict.UNSUPPORTED}:
@@ -71,40 +71,42 @@ def command(shared: Shared, wanted: tuple[str, ...], gpu: bool, record: bool) ->
 
 @dataclass(frozen=True)
 class Row:
-    """What came of one pack's suite, and its receipt; where no tree could be laid out, the verdict alone."""
+    """The result of one pack's suite, and its receipt. Without a tree there is only a verdict with its reason."""
 
     pack: Pack
-    found: Comparison
+    comparison: Comparison
     document: dict[str, object]
 
 
 def _row(pack: Pack, session: Session, timeout: float | None, *, gpu: bool) -> Row:
-    """Run the suite of one pack; whatever goes wrong with it is said in its own row."""
+    """Run the suite of one pack; an error becomes the verdict of its row."""
     started = dt.datetime.now(dt.UTC)
     try:
         laid_out = suite.laid_out(pack, session, timeout, gpu=gpu)
-        found = laid_out.compared()
-        return Row(pack, found, receipt.document(laid_out, found, started, running.command_line()))
+        comparison = laid_out.compared()
+        return Row(pack, comparison, receipt.document(laid_out, comparison, started, running.command_line()))
     except UnsupportedHereError as error:
-        found = Comparison(SuiteVerdict.UNSUPPORTED, str(error))
+        comparison = Comparison(SuiteVerdict.UNSUPPORTED, str(error))
     except HarnessError as error:
-        found = Comparison(SuiteVerdict.ERROR, str(error))
-    return Row(pack, found, {"pack": pack.name, "verdict": found.verdict, "reason": found.reason})
+        comparison = Comparison(SuiteVerdict.ERROR, str(error))
+    return Row(pack, comparison, {"pack": pack.name, "verdict": comparison.verdict, "reason": comparison.reason})
 
 
 def as_text(rows: list[Row]) -> str:
-    """Write first what has to be said of single tests, then the table."""
+    """Write a line for each test that changed, then the table."""
     lines: list[Table | str] = []
     table = Table("pack", "patch", "before", "after", "verdict", box=None)
     for row in rows:
-        if row.found.reason:
-            lines.append(f"{row.pack.name}: {row.found.reason}")
-        for test in (test for test in row.found.rows if test.change != Change.SAME):
-            said = f"{test.change}: {test.test} ({test.before} -> {test.after}) {test.reason}"
-            lines.append(f"{row.pack.name}: {said}")
+        if row.comparison.reason:
+            lines.append(f"{row.pack.name}: {row.comparison.reason}")
+        for test in (test for test in row.comparison.rows if test.change != Change.SAME):
+            change = f"{test.change}: {test.test} ({test.before} -> {test.after}) {test.reason}"
+            lines.append(f"{row.pack.name}: {change}")
         counts = [
-            ", ".join(f"{count} {result}" for result, count in row.found.counts(lane).items()) or "-"
+            ", ".join(f"{count} {result}" for result, count in row.comparison.counts(lane).items()) or "-"
             for lane in ("before", "after")
         ]
-        table.add_row(row.pack.name, row.pack.suite_patch(suite.suite_of(row.pack)).name, *counts, row.found.verdict)
+        table.add_row(
+            row.pack.name, row.pack.suite_patch(suite.suite_of(row.pack)).name, *counts, row.comparison.verdict
+        )
     return terminal.rendered([*lines, table])

@@ -1,4 +1,4 @@
-"""``runner.py versions``: over the releases of a pack."""
+"""``runner.py versions``: which releases of a pack's upstream have the bug."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from harness.versions.timeline import Entry
 
 
 @click.command("versions")
-@click.argument("wanted", metavar="PACK")
+@click.argument("name", metavar="PACK")
 @click.option("--range", "within", default="", metavar="SPEC", help="Releases such as '>=0.5,<0.9'.")
 @click.option("--bisect", is_flag=True, help="Only what decides where the bug came and went, about log2(n) lanes.")
 @click.option("--target", default="auto", show_default=True, help="cpu, sm_90a, ..., auto (the first judged here).")
 @options.takes(*options.PLACES, "jobs", "timeout")
 @click.option("--record", "save", is_flag=True, help="Put the result into the pack's data/, for reports.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
-def command(shared: Shared, wanted: str, within: str, bisect: bool, target: str, save: bool, as_json: bool) -> int:
+def command(shared: Shared, name: str, within: str, bisect: bool, target: str, save: bool, as_json: bool) -> int:
     """Say which releases have the bug.
 
     The answer is a line such as `bug from A, fixed in B`. Every final release of the pack's upstream is judged, from
@@ -41,23 +41,22 @@ def command(shared: Shared, wanted: str, within: str, bisect: bool, target: str,
 
     Exit status 1: a lane failed, or its controls are wrong; 5: nothing was judged; 0: all others.
     """
-    subject = options.one_pack(shared.packs, wanted, "versions")
-    with running.session(shared) as (session, _):
-        chosen, evidence = eligibility.first(subject, target, session.host)
-        with taken(session.cache, [subject]) as (subject,):
-            judging = Judging(session, subject, chosen, evidence, shared.timeout, subject.definition.versions.checks)
-            listed = releases(session.cache, subject, within)
-            known = Known(judging, listed)
+    pack = options.one_pack(shared.packs, name, "versions")
+    with running.session(shared) as session:
+        target, evidence = eligibility.first(pack, target, session.host)
+        with taken(session.cache, [pack]) as (pack,):
+            judging = Judging(session, pack, target, evidence, shared.timeout, pack.definition.versions.checks)
+            known = Known(judging, releases(session.cache, pack, within))
             entries, interrupted = _entries(known, bisect=bisect)
             line = "interrupted" if interrupted else timeline.line(entries)
-            status = _end(judging, entries, line, save=save and not interrupted, as_json=as_json)
+            status = _print(judging, entries, line, save=save and not interrupted, as_json=as_json)
     if interrupted:
         raise KeyboardInterrupt
     return status
 
 
 def _entries(known: Known, *, bisect: bool) -> tuple[list[Entry], bool]:
-    """Judge what was listed, or bisect it; say whether the user interrupted, after which what was finished is shown."""
+    """Judge every listed release, or bisect them; return the entries, and whether the user interrupted."""
     if not bisect:
         entries, account = known.judging.every(known.listed)
         return entries, account.interrupted
@@ -68,14 +67,14 @@ def _entries(known: Known, *, bisect: bool) -> tuple[list[Entry], bool]:
     return known.entries, False
 
 
-def _end(judging: Judging, entries: list[Entry], line: str, *, save: bool, as_json: bool) -> int:
+def _print(judging: Judging, entries: list[Entry], line: str, *, save: bool, as_json: bool) -> int:
     cache = judging.session.cache
     scrub = redaction.of_host({**cache.places, files.REPOSITORY: "$REPOSITORY"})
     rows = [output.scrubbed(row, scrub) for row in entries]
-    found = output.history(rows, line, judging, running.command_line())
-    terminal.echo(receipt.to_json(asdict(found)) if as_json else output.as_text(rows, line), nl=False)
+    history = output.history(rows, line, judging, running.command_line())
+    terminal.echo(receipt.to_json(asdict(history)) if as_json else output.as_text(rows, line), nl=False)
     if save:
-        terminal.echo(f"kept in {output.save(found, judging, scrub)}", err=True)
+        terminal.echo(f"kept in {output.save(history, judging, scrub)}", err=True)
     if not any(row.is_judged for row in rows):
         return Exit.NOTHING_JUDGED
     failed = {LaneVerdict.ERROR, LaneVerdict.CONTROL_FAILED}

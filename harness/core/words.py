@@ -137,6 +137,8 @@ class Exit(IntEnum):
     INTERRUPTED = 130
 
 
+#: The verdicts of a cell that was not judged.
+UNJUDGED = frozenset({Verdict.UNSUPPORTED, Verdict.UNAVAILABLE})
 #: What is said beside a verdict on a target that pack.toml does not list.
 NO_EXPECTATION = "no expectation"
 #: The claim that the runner states itself, from the OUTPUT lines of both lanes.

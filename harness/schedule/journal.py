@@ -1,6 +1,6 @@
-"""The journal: the end of each lane, in memory or on disk before anything else hears of it.
+"""The journal: the end of each lane, in memory or on disk, stored before any other code uses it.
 
-A line that was being written when the power went is cut off when the file is opened again: its lane had not ended.
+A power cut can leave half a line at the end of the file. The next open removes it: its lane has not ended.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ SCHEMA = 4
 
 
 class Journal:
-    """The ends of lanes by their keys; with a path they lie on disk too, where the same command finds them again."""
+    """The ends of lanes, by key. With a path they are on disk as well, and the same command resumes from them."""
 
     def __init__(self, path: Path | None = None) -> None:
         """Open the journal at `path`, which need not exist; a ``with`` statement closes it.
 
-        A lane counts as ended where its line is whole and its log lies there as the line says; else it is run again.
+        A lane has ended if its line is complete and its log has the sha256 of the line. Other lanes run again.
         """
         self._path = path
         self._ends: dict[str, LaneEnd] = {}
@@ -36,7 +36,7 @@ class Journal:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
             self._read_all(path)
-            folder = os.open(path.parent, os.O_RDONLY)  # the disk is to keep the name of a new file, too
+            folder = os.open(path.parent, os.O_RDONLY)  # the name of a new file has to reach the disk, too
             os.fsync(folder)
             os.close(folder)
 
@@ -51,20 +51,19 @@ class Journal:
         return key in self._ends
 
     def __len__(self) -> int:
-        """How many lanes have ended."""
         return len(self._ends)
 
     def read(self, key: str) -> LaneEnd | None:
-        """Return the end of a lane; None where it has not ended."""
+        """Return the end of a lane, or None if it has not ended."""
         return self._ends.get(key)
 
     def verdict(self, key: str) -> LaneVerdict | None:
-        """Return the verdict of a lane; None where it has not ended, or could not begin."""
+        """Return the verdict of a lane, or None if it has not ended or its patch does not apply."""
         end = self._ends.get(key)
         return end.verdict if end else None
 
     def append(self, end: LaneEnd) -> None:
-        """Take the end of a lane, and wait until the disk has it; ValueError is raised where it has ended already."""
+        """Store the end of a lane, on disk before this returns. ValueError is raised if the lane has ended before."""
         with self._lock:
             if end.key in self._ends:
                 raise ValueError(f"{end.task} has ended already")
@@ -85,17 +84,17 @@ class Journal:
             raise
 
     def _read_all(self, path: Path) -> None:
-        """Read the lines; one that is no whole line of ours (a bad disk block), or lost its log, has no lane."""
-        whole, newline, _ = path.read_bytes().rpartition(b"\n")
-        os.ftruncate(self._descriptor, len(whole + newline))
-        for line in whole.split(b"\n") if newline else ():
-            end = _end_of(path.parent, line)
+        """Read the ends. A damaged line (a bad disk block), or a line whose log is lost, is skipped."""
+        lines, newline, _ = path.read_bytes().rpartition(b"\n")
+        os.ftruncate(self._descriptor, len(lines + newline))
+        for line in lines.split(b"\n") if newline else ():
+            end = _parse(path.parent, line)
             if end is not None:
                 self._ends.setdefault(end.key, end)
 
 
-def _end_of(folder: Path, data: bytes) -> LaneEnd | None:
-    """Read one line; None where it is none of ours, or its log is not in the run folder as the line says."""
+def _parse(folder: Path, data: bytes) -> LaneEnd | None:
+    """Parse a line. None if it is damaged, or the run folder has no log with its name and sha256."""
     try:
         document = strict_json.loads(data)
         if not isinstance(document, dict) or document.pop("schema", None) != SCHEMA:

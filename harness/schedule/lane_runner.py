@@ -1,4 +1,4 @@
-"""Laying out what the lanes of a cell need, and running one lane: its process, its record, its scrubbed log."""
+"""Lay out the trees and dependencies of a cell, and run one lane: its process, its record, its scrubbed log."""
 
 from __future__ import annotations
 
@@ -28,26 +28,26 @@ from harness.upstream.dependencies import DependencySet
 from harness.upstream.tree import Tree
 from harness.verdict import lane_verdict
 
-#: Raw logs that could not be scrubbed, or whose lane ended in an error, are kept here for whoever runs it.
+#: The folder, in a run folder, of the raw logs of lanes that ended in an error; they are never part of a receipt.
 RAW_LOGS = "raw"
 
 
 @dataclass(frozen=True)
 class Prepared:
-    """What the lanes of a cell share, laid out."""
+    """The trees and the dependencies of a cell's lanes, laid out."""
 
-    pristine: Tree  # the tree
-    patched: Tree | None  # the same with the patch; None where no lane runs on it, or the patch does not apply
-    patch: str  # the name of the patch's file
-    stale: str  # why it does not apply
+    pristine: Tree
+    patched: Tree | None  # None if no lane runs on it, or the patch does not apply
+    patch: str  # the file name of the patch
+    stale: str  # why the patch does not apply
     loads: tuple[str, ...]  # files of the tree that the target runs
-    must_load: tuple[str, ...]  # those of them that the patch changes: the probe has to load them in the patched lane
-    dependency_set: DependencySet  # what the lanes import
-    dependencies: Layout  # the folder of it
+    must_load: tuple[str, ...]  # files of `loads` that the patch changes: the patched lane has to load them
+    dependency_set: DependencySet
+    dependencies: Layout  # the folder of the dependency set
 
 
 class Stopped(Enum):
-    """Why a lane that began says nothing: the command was interrupted, or the budget ended."""
+    """Why a lane that began has no result: the command was interrupted, or the budget ended."""
 
     ABANDONED = "abandoned"
     CUT = "the budget ended while it ran"
@@ -55,46 +55,46 @@ class Stopped(Enum):
 
 @dataclass(frozen=True)
 class Unfit:
-    """A lane on GPUs that make what it says worthless."""
+    """A lane that has to run again, on other GPUs."""
 
-    faults: tuple[tuple[str, str], ...] = ()  # of the GPUs, by their numbers
-    taken: tuple[str, ...] = ()  # the numbers of GPUs that another program uses, for a lane that measures
+    faults: tuple[tuple[str, str], ...] = ()  # the number of each faulty GPU, with its fault
+    busy: tuple[str, ...] = ()  # the numbers of GPUs that another program uses, if the lane measures
 
 
 @dataclass(frozen=True)
 class Runner:
     """Lays out cells and runs lanes."""
 
-    session: Session  # where
-    scratch: Path  # for output that is not scrubbed yet
-    cancel: int | None = None  # a file descriptor; once it can be read, every lane is abandoned
+    session: Session
+    scratch: Path  # the folder for output that is not scrubbed yet
+    cancel: int | None = None  # a file descriptor: every lane is abandoned once it can be read
 
     def prepare(self, cell: Cell) -> Prepared:
-        """Fetch and unpack what the lanes of a cell need, and patch its tree.
+        """Fetch and unpack the trees and the dependencies of a cell.
 
         A compiled upstream is laid out in one folder with its dependency set: its libraries find those of other wheels
-        by paths relative to their own. UnavailableError is raised where something cannot be had from outside,
-        UnsupportedHereError where a dependency has no wheel for this Python.
+        by relative paths. UnavailableError is raised if a file cannot be fetched or is damaged, UnsupportedHereError
+        if a dependency has no wheel for this Python.
         """
         definition, tag = cell.pack.definition, self.session.host.python_tag
         members = dependencies.chosen(self.session.cache, definition, cell.dependencies, cell.stated.dependencies, tag)
         upstream, python = definition.upstream, built_environment.interpreter(cell.environment)
         pristine = tree.materialize(self.session.cache, upstream, cell.source)
-        together, merged = upstream.is_compiled and cell.source.is_release, members
-        if together:
-            merged = dependencies.with_wheel(members, upstream.package, pristine.version, pristine.sha256)
-        layout = dependencies.layout(self.session.cache, merged, python, tag)
+        is_merged, wheels = upstream.is_compiled and cell.source.is_release, members
+        if is_merged:
+            wheels = dependencies.with_wheel(members, upstream.package, pristine.version, pristine.sha256)
+        layout = dependencies.layout(self.session.cache, wheels, python, tag)
         layout.lay_out()
-        pristine = tree.beside(pristine, layout) if together else pristine
+        pristine = tree.beside(pristine, layout) if is_merged else pristine
         loads = tuple(pristine.path_here(path, upstream.source_root) for path in cell.stated.loads)
         prepared = Prepared(pristine, None, "", "", loads, (), members, layout)
         return self._patched(cell, prepared) if LaneName.PATCHED in cell.lanes else prepared
 
     def _patched(self, cell: Cell, prepared: Prepared) -> Prepared:
-        """Add the patched tree: by the cell's own patch, or by the first of the pack's that fits the tree."""
+        """Add the patched tree, made by the cell's own patch or by the first patch of the pack that applies."""
         pack, upstream, pristine = cell.pack, cell.pack.definition.upstream, prepared.pristine
-        likely = pack.patch_for(pristine.commit)
-        candidates = [cell.patch] if cell.patch else [likely, *({pack.patch, pack.own_head_patch} - {likely})]
+        best = pack.patch_for(pristine.commit)
+        candidates = [cell.patch] if cell.patch else [best, *({pack.patch, pack.own_head_patch} - {best})]
         if cell.source.is_pinned:
             candidates = candidates[:1]
         stale = f"{candidates[0].name} is missing: runner.py run --lane pristine shows the bug alone"
@@ -113,7 +113,7 @@ class Runner:
     def run(self, task: Task, prepared: Prepared, placement: Placement) -> LaneEnd | Stopped | Unfit:
         """Run a lane on GPUs that are healthy before it and after it."""
         folder = self.session.locks or self.session.cache.root / "locks"
-        shared = () if task.exclusive else placement.devices  # a lane that has its GPUs for itself asks nobody
+        shared = () if task.exclusive else placement.devices  # an exclusive lane needs no lock
         locks = tuple(folder / f"gpu-{files.key_of(device.token)}.lock" for device in shared)
         if locks:
             folder.mkdir(parents=True, exist_ok=True)
@@ -121,26 +121,26 @@ class Runner:
         if watch is None:
             return self.attempt(task, prepared, placement, locks)
         entered: list[Device] = []
-        faults, taken = [], []
+        faults, busy = [], []
         for device in placement.devices:
-            fault, why = watch.enter(device, measures=task.cell.measures)
+            fault, user = watch.enter(device, measures=task.cell.measures)
             faults += [(device.number, fault)] if fault else []
-            taken += [device.number] if why else []
-            entered += [] if fault or why else [device]
-        found: LaneEnd | Stopped = Stopped.ABANDONED
+            busy += [device.number] if user else []
+            entered += [] if fault or user else [device]
+        result: LaneEnd | Stopped = Stopped.ABANDONED
         try:
-            if not faults and not taken:
-                found = self.attempt(task, prepared, placement, locks)
+            if not faults and not busy:
+                result = self.attempt(task, prepared, placement, locks)
         finally:
             for device in entered:
-                fault = watch.leave(device, look=found != Stopped.ABANDONED)
+                fault = watch.leave(device, look=result != Stopped.ABANDONED)
                 faults += [(device.number, fault)] if fault else []
-        return Unfit(tuple(faults), tuple(taken)) if faults or taken else found
+        return Unfit(tuple(faults), tuple(busy)) if faults or busy else result
 
     def attempt(
         self, task: Task, prepared: Prepared, placement: Placement, locks: tuple[Path, ...]
     ) -> LaneEnd | Stopped:
-        """Run a lane to its end; `locks` names a file for each of its GPUs that it shares."""
+        """Run a lane to its end; `locks` has a file for each GPU that the lane shares."""
         started, clock = dt.datetime.now(dt.UTC), time.monotonic()
         cell, is_patched = task.cell, task.lane == LaneName.PATCHED
         base = LaneEnd(
@@ -160,10 +160,10 @@ class Runner:
         source = prepared.patched if is_patched else prepared.pristine
         if source is None:
             return replace(base, stale=prepared.stale)
-        whole = cell.timeout or cell.stated.timeout_s
-        left = self.session.stop_at - clock if self.session.stop_at is not None else whole
+        limit = cell.timeout or cell.stated.timeout_s
+        remaining = self.session.stop_at - clock if self.session.stop_at is not None else limit
         visible = ",".join(device.token for device in placement.devices) or None
-        wanted = Lane(
+        spec = Lane(
             cell=cell,
             tree=source,
             is_patched=is_patched,
@@ -171,30 +171,30 @@ class Runner:
             dependencies=prepared.dependencies,
             must_load=prepared.must_load if is_patched else (),
             recorded=prepared.must_load or prepared.loads,
-            timeout=max(0.1, min(whole, left)),
+            timeout=max(0.1, min(limit, remaining)),
             locks=locks,
             cancel=self.cancel,
             share=Share(self.session.threads_of_lane, min(task.processes, len(this_host.cores())), visible),
         )
         raw = self.scratch / f"{task.key}.log"
         try:
-            run = lane.run(self.session.cache, self.session.host, wanted, raw)
+            run = lane.run(self.session.cache, self.session.host, spec, raw)
         finally:
-            if wanted.is_wrong_fix:  # nobody wants its tree again
+            if spec.is_wrong_fix:  # no other lane uses its tree
                 seal.forget(self.session.cache, tree.KIND, source.key, self.session.cache.entry(tree.KIND, source.key))
         if run.ended.reason == lane.ABANDONED:
             return Stopped.ABANDONED
-        if wanted.timeout < whole and run.ended.reason == "timed out":
+        if spec.timeout < limit and run.ended.reason == "timed out":
             return Stopped.CUT
-        record, log = self._recorded(task, prepared, wanted, run)
+        record, log = self._record(task, prepared, spec, run)
         raw.unlink(missing_ok=True)
         seconds = round(time.monotonic() - clock - run.ended.waited, 3)
         return replace(base, record=record, log=log, seconds=seconds)
 
-    def _recorded(self, task: Task, prepared: Prepared, wanted: Lane, run: LaneRun) -> tuple[LaneRecord, LogRecord]:
-        """Judge a lane, scrub what it said, and write its log; what still looks private makes it an error."""
-        record = lane_verdict.record_of(wanted, run)
-        trees = {wanted.tree.folder: "$TREE"}
+    def _record(self, task: Task, prepared: Prepared, spec: Lane, run: LaneRun) -> tuple[LaneRecord, LogRecord]:
+        """Judge a lane, scrub its output, and write its log. Text that still looks private makes the lane an error."""
+        record = lane_verdict.record_of(spec, run)
+        trees = {spec.tree.folder: "$TREE"}
         scrub = writer.scrubber(task.cell.pack, self.session.cache, self.session.host, prepared.dependency_set, trees)
         raw = run.log.read_text("utf-8", errors="replace")
         try:
@@ -210,5 +210,5 @@ class Runner:
             path.touch(0o600)
             path.write_text(raw, encoding="utf-8")
         with room.guard(self.session.folder, "the run folder", "--cache DIR (of a sweep: --runs DIR)"):
-            files.write_atomic(self.session.folder / task.log, text)  # the disk has it before the journal speaks of it
+            files.write_atomic(self.session.folder / task.log, text)  # on disk before the journal names it
         return record, LogRecord(task.log, files.sha256_bytes(text.encode()))

@@ -1,4 +1,4 @@
-"""The lanes of one command's cells: planned once, run, and each cell judged once and its receipt written once."""
+"""The lanes of a command's cells: plan and run them, judge each cell once, and write its receipt once."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import chain
 
 from harness.core.errors import HarnessError
-from harness.core.words import LaneName, LaneVerdict
+from harness.core.words import LaneVerdict
 from harness.lane import supervisor
 from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
@@ -27,19 +27,19 @@ Plan = dict[str, list[Task]]
 
 
 def planned(session: Session, cells: list[Cell]) -> Plan:
-    """List the lanes of each cell, with what is known of their durations."""
-    known = {pack.name: seconds_of(pack) for pack in {cell.pack.name: cell.pack for cell in cells}.values()}
-    found: Plan = {}
+    """List the lanes of each cell, with their known durations."""
+    durations = {pack.name: seconds_of(pack) for pack in {cell.pack.name: cell.pack for cell in cells}.values()}
+    plan: Plan = {}
     for cell in cells:
         urgent = cell.name in session.urgent
-        found[cell.name] = tasks(cell, session.host, session.repeat, known[cell.pack.name], urgent=urgent)
-    return found
+        plan[cell.name] = tasks(cell, session.host, session.repeat, durations[cell.pack.name], urgent=urgent)
+    return plan
 
 
 def run(session: Session, cells: list[Cell], *, receipts: bool = True, plan: Plan | None = None) -> Account:
-    """Run the lanes of cells that have not ended, and settle each cell; with `receipts`, write them.
+    """Run the lanes that have not ended, and settle each cell. Without `receipts` no receipt is written.
 
-    `plan` is given where somebody else has made it.
+    `plan` replaces the plan of this host: a node of a cluster uses that of the login node.
     """
     account = Account(faults=list(session.faults), planned=plan or planned(session, cells))
     settling = Settling(session, account, receipts)
@@ -50,58 +50,58 @@ def run(session: Session, cells: list[Cell], *, receipts: bool = True, plan: Pla
         stack.callback(os.close, cancel)
         scheduler = Scheduler(session, Runner(session, scratch, cancel), settling.settle, account)
         scheduler.run(unique(chain.from_iterable(account.planned.values())), cancel_end)
-    for cell in cells:  # whose lanes ended before, or are another cell's, or were interrupted
+    for cell in cells:  # also those whose lanes ended before, belong to another cell too, or were interrupted
         settling.settle(cell, at_end=True)
     return account
 
 
 @dataclass(frozen=True)
 class Settling:
-    """Settles cells: each is judged once, by the ends of its lanes, and its receipt written once."""
+    """Judges each cell once, by the ends of its lanes, and writes its receipt once."""
 
     session: Session
-    account: Account  # knows what is planned, and takes what came of it
-    receipts: bool = True  # whether they are written
+    account: Account  # has the plan, and takes the outcomes
+    receipts: bool = True  # whether receipts are written
 
     def settle(self, cell: Cell, *, at_end: bool = False) -> None:
-        """Settle a cell whose lanes have all ended; `at_end` one whose lanes have not, by the runs that are whole."""
+        """Settle a cell if all its lanes have ended; with `at_end` settle any cell, by its complete runs."""
         results = self.account.results
         if cell.name in results or (not at_end and self.missing(cell)):
             return
         try:
-            outcome = self._judged(cell)
+            outcome = self._judge(cell)
             if outcome is not None:
-                results[cell.name] = self._recorded(outcome) if self.receipts else outcome
+                results[cell.name] = self._write_receipt(outcome) if self.receipts else outcome
         except Exception as error:  # noqa: BLE001 - the other cells go on; this one reports it
             results[cell.name] = unjudged(error, cell)
 
     def missing(self, cell: Cell) -> bool:
-        """Whether the verdict of every run would need the end of a lane that has not ended."""
+        """Whether a run needs the end of a lane that has not ended."""
         return any(None in run for run in self._runs(cell))
 
     def _runs(self, cell: Cell) -> list[list[LaneEnd | None]]:
-        """List the ends that each run needs: of a pair that of the second lane only where the first shows the bug."""
-        every, width, found = self.account.planned[cell.name], len(cell.lanes), []
-        for start in range(0, len(every), width):
-            first, *rest = (self.session.journal.read(task.key) for task in every[start : start + width])
-            said = {first.lane, first.verdict} if first else set()
-            found.append([first, *rest] if said & {LaneName.PATCHED, LaneVerdict.BUG_REPRODUCED} else [first])
-        return found
+        """List the ends that each run needs. The second lane of a pair is needed only if the first shows the bug."""
+        tasks, width, runs = self.account.planned[cell.name], len(cell.lanes), []
+        for start in range(0, len(tasks), width):
+            first, *rest = (self.session.journal.read(task.key) for task in tasks[start : start + width])
+            is_reproduced = first is not None and first.verdict == LaneVerdict.BUG_REPRODUCED
+            runs.append([first, *rest] if is_reproduced else [first])
+        return runs
 
-    def _judged(self, cell: Cell) -> Outcome | None:
-        """Judge a cell by its whole runs; None where there is not one."""
+    def _judge(self, cell: Cell) -> Outcome | None:
+        """Judge a cell by its complete runs; None if it has none."""
         if cell.evidence is None:
             return Outcome(cell, Judgement(cell.verdict, cell.reason))
-        whole = tuple(tuple(end for end in run if end is not None) for run in self._runs(cell) if None not in run)
-        if not whole:
+        runs = tuple(tuple(end for end in run if end is not None) for run in self._runs(cell) if None not in run)
+        if not runs:
             return None
-        judgement, agreeing = pack_verdict.of_runs(whole, cell.about)
+        judgement, agreeing = pack_verdict.of_runs(runs, cell.about)
         cache, definition, tag = self.session.cache, cell.pack.definition, self.session.host.python_tag
         members = dependencies.chosen(cache, definition, cell.dependencies, cell.stated.dependencies, tag)
-        return Outcome(cell, judgement, whole, agreeing, members)
+        return Outcome(cell, judgement, runs, agreeing, members)
 
-    def _recorded(self, outcome: Outcome) -> Outcome:
-        """Write the receipt of a cell into the run folder; say where, or why not."""
+    def _write_receipt(self, outcome: Outcome) -> Outcome:
+        """Write the receipt of a cell into the run folder; return the outcome with its path, or with the problem."""
         if not outcome.lanes:
             return outcome
         cell, session = outcome.cell, self.session

@@ -1,4 +1,4 @@
-"""From packs to cells: what a command judges, by files that nobody edits meanwhile."""
+"""From packs to cells: what a command judges, from copies of the packs' files."""
 
 from __future__ import annotations
 
@@ -21,26 +21,25 @@ from harness.pack.model import Pack
 from harness.upstream import dependencies
 from harness.upstream.source import SourceKind, parse_source
 
-#: What tells the cell of the patch that upstream is asked to merge from the others of its pack.
+#: The column of the cell whose patch upstream is asked to merge.
 ASK = "ask"
 
 
 @dataclass(frozen=True)
 class Request:
-    """What was requested, for every pack of a command alike."""
+    """What a command requests of every pack."""
 
     upstream: str | None = None  # the text of ``--upstream``; None is the pinned release
     dependencies: tuple[str, ...] = ()  # the values of ``--with``
-    lanes: tuple[LaneName, ...] = BOTH_LANES  # which of the two
-    timeout: float | None = None  # of each, in seconds; None is the pack's own
-    #: with the patch that upstream is asked to merge, on the tree that pack.toml names for it
-    ask: bool = False
+    lanes: tuple[LaneName, ...] = BOTH_LANES
+    timeout: float | None = None  # of each lane, in seconds; None is the pack's own
+    ask: bool = False  # judge the patch that upstream is asked to merge, on the tree that [ask] names
 
 
 def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: Cache) -> Cell:
     """Build the cell of one pack and target.
 
-    HarnessError is raised where ``--upstream`` names nothing of this pack, or the pack asks upstream to merge no patch.
+    HarnessError is raised if ``--upstream`` names no tree of this pack, or the pack asks upstream to merge no patch.
     """
     if request.ask:
         ask = pack.definition.ask
@@ -49,7 +48,7 @@ def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: C
         cell = cell_of(pack, planned, replace(request, upstream=ask.origin, ask=False), host, cache)
         return replace(cell, column=ASK, patch=pack.ask_patch, about=ask.checks)
     source = parse_source(request.upstream, pack.definition)
-    pinned, upstream = source.is_pinned, pack.definition.upstream
+    is_pinned, upstream = source.is_pinned, pack.definition.upstream
     lanes = tuple(lane for lane in request.lanes if lane in lanes_of(pack))
     if not lanes:
         raise HarnessError(f'{pack.name} has no patched lane: pack.toml says fix = "none". Next: --lane pristine')
@@ -58,8 +57,8 @@ def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: C
         target=planned.target,
         evidence=planned.evidence,
         source=source,
-        version=upstream.pin if pinned else source.value if source.kind == SourceKind.RELEASE else "",
-        tree=upstream.sha256 if pinned else "",
+        version=upstream.pin if is_pinned else source.value if source.kind == SourceKind.RELEASE else "",
+        tree=upstream.sha256 if is_pinned else "",
         dependencies=request.dependencies,
         lanes=lanes,
         timeout=request.timeout,
@@ -70,8 +69,8 @@ def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: C
     try:
         files.sha256_file(pack.probe)
     except OSError as error:
-        missing = f"{pack.probe.name} cannot be read ({error.strerror})"
-        return replace(cell, evidence=None, reason=missing, verdict=Verdict.ERROR)
+        reason = f"{pack.probe.name} cannot be read ({error.strerror})"
+        return replace(cell, evidence=None, reason=reason, verdict=Verdict.ERROR)
     try:
         if not request.dependencies:
             dependencies.named(pack.definition, cell.stated.dependencies, host.python_tag)
@@ -83,7 +82,7 @@ def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: C
 def cells_of(packs: list[Pack], target: str, request: Request, host: Host, cache: Cache) -> list[Cell]:
     """Build the cells of packs on ``auto``, ``all`` or one target, in the order of packs and targets.
 
-    HarnessError is raised where `target` or the request names nothing.
+    HarnessError is raised if there is no such target, or for the reasons of `cell_of`.
     """
     pairs = [(pack, planned) for pack in packs for planned in eligibility.plan(pack, target, host)]
     return [cell_of(pack, planned, request, host, cache) for pack, planned in pairs]
@@ -91,23 +90,23 @@ def cells_of(packs: list[Pack], target: str, request: Request, host: Host, cache
 
 @contextmanager
 def taken(cache: Cache, packs: Iterable[Pack]) -> Iterator[list[Pack]]:
-    """Copy script, contract and patches of each pack into a folder of this command's; yield packs that read them there.
+    """Copy script, contract and patches of each pack into a folder of this command; yield packs that read the copies.
 
-    What runs is what receipts state the hashes of: a file that is edited meanwhile is another run's.
+    A receipt states the hashes of the files that ran, even if somebody edits the originals meanwhile.
     """
     with cache.scratch("inputs-") as folder:
         with cache.guard():
-            found = [_taken(pack, folder / pack.name) for pack in packs]
-        yield found
+            copies = [_copy(pack, folder / pack.name) for pack in packs]
+        yield copies
 
 
-def _taken(pack: Pack, folder: Path) -> Pack:
+def _copy(pack: Pack, folder: Path) -> Pack:
     folder.mkdir()
-    ordinary = pack.definition.script
-    copied = {path.name: path for path in (pack.probe, pack.contract, *pack.folder.glob("*.patch"))}
-    copied |= {name: pack.probe.parent / name for name in (ordinary.beside if ordinary else ())}
-    for name, path in copied.items():
-        if path.is_file():  # what is missing is told where it is needed
+    script = pack.definition.script
+    sources = {path.name: path for path in (pack.probe, pack.contract, *pack.folder.glob("*.patch"))}
+    sources |= {name: pack.probe.parent / name for name in (script.beside if script else ())}
+    for name, path in sources.items():
+        if path.is_file():  # a missing file is an error where it is read
             (folder / name).parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, folder / name)
     return replace(pack, inputs=folder)

@@ -1,4 +1,4 @@
-"""Where the lanes of one command run, and what is done with what they show."""
+"""The session: where the lanes of one command run, and where their results go."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.host.host import Host
 from harness.lane.cell import Cell
 from harness.schedule.journal import Journal
 
-#: What a lane takes of the host's memory, in GiB: torch and a compiler, imported.
+#: The host memory of a lane, in GiB: torch and a compiler, imported.
 LANE_MEMORY_GIB = 2.0
 
 
@@ -31,26 +31,26 @@ class GpuFault:
 
 @dataclass(frozen=True)
 class Session:
-    """Where a command's lanes run."""
+    """Where the lanes of a command run."""
 
-    cache: Cache  # of trees, dependency sets and JIT results
-    host: Host  # what it is; its GPUs are `devices`
+    cache: Cache  # trees, dependency sets and JIT results
+    host: Host  # the machine; the usable ones of its GPUs are `devices`
     devices: list[Device]  # the GPUs that lanes may use
-    folder: Path  # of the run: logs and receipts
-    journal: Journal  # takes the ends of lanes
-    command: Callable[[Cell], str]  # that makes a cell's receipt anew
-    progress: Progress = field(default_factory=Progress)  # whom to tell
-    note: Callable[[GpuFault], None] = lambda _: None  # keeps that a GPU left the pool
+    folder: Path  # logs and receipts of the run
+    journal: Journal  # stores the ends of lanes
+    command: Callable[[Cell], str]  # returns the command that makes a cell's receipt anew
+    progress: Progress = field(default_factory=Progress)  # shows lanes to the user
+    note: Callable[[GpuFault], None] = lambda _: None  # records that a GPU left the pool
     jobs: int | None = None  # how many lanes run at once; None: as many as the cores and the memory allow
     repeat: int = 1  # how often each lane runs
-    urgent: Collection[str] = ()  # the names of the cells that the run before left out: they go first
-    stop_at: float | None = None  # when the budget ends, on the monotonic clock; None without one
-    watch: GpuWatch | None = None  # looks at GPUs before and after lanes; None: nobody does
-    faults: tuple[GpuFault, ...] = ()  # the GPUs that had one before this command
+    urgent: Collection[str] = ()  # the names of the cells that the run before did not judge: they go first
+    stop_at: float | None = None  # when the budget ends, on the monotonic clock; None without a budget
+    watch: GpuWatch | None = None  # checks GPUs before and after lanes; None: no GPU is checked
+    faults: tuple[GpuFault, ...] = ()  # the GPUs that left the pool before this command
     lost: tuple[str, ...] = ()  # why GPUs of this host cannot be used
     keep_raw: bool = False  # whether the raw log of a lane that ended in an error stays in the run folder
-    threads: int | None = None  # that a lane's libraries use; None: the cores, shared among the lanes at once
-    #: the folder of the files that lanes lock while they share a GPU; None: the cache's, for every runner here
+    threads: int | None = None  # of a lane's libraries; None: the cores divided by the lanes at once
+    #: the folder of the files that lanes lock while they share a GPU; None: the cache's, for all runners of this host
     locks: Path | None = None
 
     @property
@@ -60,5 +60,5 @@ class Session:
 
     @property
     def most_jobs(self) -> int:
-        """How many lanes run at once; where nobody says it, one a core, as far as memory goes."""
+        """How many lanes run at once: `jobs`, else one a core, as far as memory goes."""
         return self.jobs or max(1, min(len(this_host.cores()), int(this_host.memory_gib() // LANE_MEMORY_GIB)))

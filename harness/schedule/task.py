@@ -1,4 +1,4 @@
-"""Tasks: the lanes that a cell takes, what they have to wait for, and how long they take."""
+"""Tasks: the lanes of a cell, which lanes each waits for, and how long it takes."""
 
 from __future__ import annotations
 
@@ -16,13 +16,11 @@ from harness.pack.model import Pack
 from harness.receipt import receipt
 from harness.upstream import dependencies
 
-#: What a lane is taken to last, in seconds, of which no receipt tells.
-UNKNOWN = 120.0
-#: In how many processes a wrong fix's probe may compile, or run cases, at once: its lane is over with the first check
-#: that fails, and what other processes have begun by then is thrown away.
+#: The expected seconds of a lane without a receipt.
+UNKNOWN_SECONDS = 120.0
+#: In how many processes the contract of a wrong fix may compile, or run cases, at once. Its lane ends with the first
+#: check that fails, and the work of the other processes is lost.
 WRONG_FIX_PROCESSES = 2
-
-
 #: How long the lanes of a pack took, by target with evidence, and lane.
 Seconds = Mapping[tuple[str, str], float]
 
@@ -31,17 +29,17 @@ Seconds = Mapping[tuple[str, str], float]
 class Task:
     """One lane of one cell."""
 
-    cell: Cell  # what it belongs to
+    cell: Cell
     lane: LaneName  # which tree it runs on
-    number: int  # which repetition it is, from 1
-    key: str  # the hash of all that could change what it shows; two tasks of one key are one lane
-    pristine: str  # the key of the pristine lane of the same repetition; its own where it is that lane
-    #: the keys of the lanes that have to be over first: that one where it has to reproduce the bug first, and the same
-    #: lane's run before, since both use the same JIT caches
+    number: int  # of the repetition, from 1
+    key: str  # the hash of all that could change the result; two tasks of one key are one lane
+    pristine: str  # the key of the pristine lane of the same repetition, which may be this task
+    #: the keys of the lanes that have to end first: the pristine lane if it has to reproduce the bug first, and the
+    #: previous repetition, since both use the same JIT caches
     after: tuple[str, ...] = ()
-    seconds: float | None = None  # how long it took before; None where no receipt tells
-    urgent: bool = False  # it was left out last time
-    isolated: bool = False  # it runs on GPUs of its own: one that it shared before had a fault
+    seconds: float | None = None  # how long it took before; None without a receipt
+    urgent: bool = False  # the last sweep did not run it
+    isolated: bool = False  # it shares no GPU: a GPU that it shared before had a fault
 
     @property
     def name(self) -> str:
@@ -61,19 +59,19 @@ class Task:
 
     @property
     def processes(self) -> int:
-        """In how many processes its probe may compile, or run cases, at once, where the host has as many cores.
+        """In how many processes its contract may compile, or run cases, at once.
 
-        As many as pack.toml states; a wrong fix that others run beside has fewer.
+        pack.toml states the number. A wrong fix that runs beside other lanes has fewer.
         """
         stated = self.cell.stated.processes
         return min(stated, WRONG_FIX_PROCESSES) if self.cell.is_wrong_fix and not self.cell.alone else stated
 
     @property
     def cores(self) -> int:
-        """As how many of the lanes that run at once it counts: one for each of its ranks.
+        """How many jobs it takes: one for each rank.
 
-        Lanes of wrong fixes are many of one kind, and count the processes that they compile in, too: as many lanes as
-        cores would be several processes a core. Other lanes compile while their neighbours do something else.
+        A lane of a wrong fix takes one for each process instead, if these are more: many such lanes run at once, and
+        all of them compile. Other lanes compile while their neighbours run.
         """
         return max(self.cell.stated.ranks, self.processes) if self.cell.is_wrong_fix else self.cell.stated.ranks
 
@@ -86,7 +84,7 @@ class Task:
 
 
 def _key_base(cell: Cell, host: Host) -> tuple[str, ...]:
-    """Return what all lanes of a cell share: probe, tree, dependencies, target, what pack.toml says."""
+    """Return the parts of a key that all lanes of a cell share."""
     definition, stated = cell.pack.definition, cell.stated
     members = dependencies.named(definition, stated.dependencies, host.python_tag) if not cell.dependencies else None
     gpu = next((gpu.name for gpu in host.gpus if gpu.target == cell.gpu), "")
@@ -113,69 +111,69 @@ def _key_base(cell: Cell, host: Host) -> tuple[str, ...]:
     )
 
 
-def _change(cell: Cell) -> str:
-    """Hash what the patched lane has besides: every patch that the pack might take for the tree, or the cell's own."""
+def _patches_key(cell: Cell) -> str:
+    """Hash the cell's own patch, or every patch of the pack that could be applied to the tree."""
     pack = cell.pack
     patches = [cell.patch] if cell.patch else [pack.patch, *([] if cell.source.is_pinned else [pack.own_head_patch])]
     return files.key_of(*(files.sha256_file(path) for path in patches if path.is_file()))
 
 
 def tasks(
-    cell: Cell, host: Host, repeat: int, known: Seconds = MappingProxyType({}), *, urgent: bool = False
+    cell: Cell, host: Host, repeat: int, durations: Seconds = MappingProxyType({}), *, urgent: bool = False
 ) -> list[Task]:
-    """List the lanes of a cell, for `repeat` runs of each; nothing where this host cannot judge it.
+    """List the lanes of a cell, for `repeat` runs of each; none if this host cannot judge the cell.
 
-    The tree of the patched lane follows from the pristine one and the patch, so that the patch stands for it. `known`
-    may be of another release: another release of the same kernels is the best guess there is.
+    The key of a patched lane names its patches, since the patched tree follows from them and the pristine tree. The
+    durations `durations` may come from another release: that is the best estimate.
     """
     if cell.evidence is None:
         return []
-    base, change = _key_base(cell, host), _change(cell)
+    base, patches = _key_base(cell, host), _patches_key(cell)
     waits = cell.lanes == BOTH_LANES and not cell.lanes_are_independent
-    found: list[Task] = []
-    before: dict[LaneName, str] = {}
+    planned: list[Task] = []
+    previous: dict[LaneName, str] = {}
     for number in range(1, repeat + 1):
         pristine = files.key_of(*base, LaneName.PRISTINE, number)
         keys = {
             LaneName.PRISTINE: pristine,
-            LaneName.PATCHED: files.key_of(*base, LaneName.PATCHED, change, cell.source.kind, number),
+            LaneName.PATCHED: files.key_of(*base, LaneName.PATCHED, patches, cell.source.kind, number),
         }
         for lane in cell.lanes:
-            first = [pristine] if waits and lane == LaneName.PATCHED else []
-            after = (*([before[lane]] if lane in before else []), *first)
-            seconds = known.get((f"{cell.target}.{cell.evidence}", lane))
-            found.append(Task(cell, lane, number, keys[lane], pristine, after, seconds, urgent))
-        before = keys
-    return found
+            reproduction = [pristine] if waits and lane == LaneName.PATCHED else []
+            after = (*([previous[lane]] if lane in previous else []), *reproduction)
+            seconds = durations.get((f"{cell.target}.{cell.evidence}", lane))
+            planned.append(Task(cell, lane, number, keys[lane], pristine, after, seconds, urgent))
+        previous = keys
+    return planned
 
 
-def unique(every: Iterable[Task]) -> list[Task]:
-    """List each task once: what two cells share (the newest release is the pinned one) comes once."""
-    first: dict[str, Task] = {}
-    for task in every:
-        first.setdefault(task.key, task)
-    return list(first.values())
+def unique(tasks: Iterable[Task]) -> list[Task]:
+    """List each lane once: two cells share lanes if the newest release is the pinned one."""
+    by_key: dict[str, Task] = {}
+    for task in tasks:
+        by_key.setdefault(task.key, task)
+    return list(by_key.values())
 
 
 def expected_seconds(task: Task) -> float:
-    """Return how long a lane is taken to last."""
-    return UNKNOWN if task.seconds is None else task.seconds
+    """Return how long a lane is expected to last."""
+    return UNKNOWN_SECONDS if task.seconds is None else task.seconds
 
 
 def at_least(tasks: Iterable[Task], jobs: int) -> float | None:
-    """Return a bound below which no schedule of these tasks comes, in seconds; None where no duration is known."""
-    known = [(task.seconds, min(task.cores, jobs)) for task in tasks if task.seconds is not None]
-    together = sum(seconds * cores for seconds, cores in known) / jobs
-    return max(together, *(seconds for seconds, _ in known)) if known else None
+    """Return a lower bound of the seconds of every schedule of these tasks; None if no duration is known."""
+    durations = [(task.seconds, min(task.cores, jobs)) for task in tasks if task.seconds is not None]
+    total = sum(seconds * cores for seconds, cores in durations) / jobs
+    return max(total, *(seconds for seconds, _ in durations)) if durations else None
 
 
 def seconds_of(pack: Pack) -> Seconds:
-    """Read the seconds of a pack's lanes from its committed receipts; `check` tells of one that cannot be read."""
-    found: dict[tuple[str, str], float] = {}
+    """Read the seconds of a pack's lanes from its committed receipts, without the damaged ones that `check` reports."""
+    seconds: dict[tuple[str, str], float] = {}
     for path in receipt.paths(pack.receipts):
         try:
             lanes = strict_json.loads(path.read_bytes())["lanes"]
-            found |= {(path.stem, name): float(lane["seconds"]) for name, lane in lanes.items()}
+            seconds |= {(path.stem, name): float(lane["seconds"]) for name, lane in lanes.items()}
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             continue
-    return found
+    return seconds

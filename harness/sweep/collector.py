@@ -1,4 +1,4 @@
-"""From what the scheduler left to results.json: a row for each cell, and what needs attention."""
+"""From the scheduler's account to results.json: a row for each cell, with its changes since the baseline."""
 
 from __future__ import annotations
 
@@ -17,69 +17,69 @@ from harness.sweep.baseline import Baseline
 from harness.sweep.results import FLAKY, NOT_HERE, NOT_RUN, CellRow, ChangeRow, FigureRow, LaneRow
 from harness.verdict.outcome import Outcome, unjudged
 
-#: Verdicts that no thread of upstream's explains: an exception is never a deviation that is known.
+#: Verdicts that are never a known deviation: no thread of upstream's explains them.
 NEVER_KNOWN = {Verdict.ERROR, FLAKY, NOT_RUN, NOT_HERE}
 
 
 @dataclass(frozen=True)
 class Collector:
-    """Turns what came of cells into rows."""
+    """Turns the outcomes of cells into rows."""
 
-    session: Session  # of the lanes
-    account: Account  # what came of them
-    baseline: Baseline  # what they are compared with
-    scrubber: Scrubber  # knows the places that an error may name
+    session: Session
+    account: Account
+    baseline: Baseline
+    scrubber: Scrubber  # of the folders that an error may name
 
     def rows(self, cells: list[Cell]) -> Iterator[CellRow]:
         """Yield the rows of a whole sweep."""
         threads = {cell.pack.name: cell.pack.definition.known for cell in cells if cell.pack.definition.known}
-        yield from marked([self.row(cell) for cell in cells], threads)
+        yield from _with_threads([self._row_or_error(cell) for cell in cells], threads)
 
-    def row(self, cell: Cell) -> CellRow:
-        """Build the row of a cell; what goes wrong with one never takes the others' rows along."""
+    def _row_or_error(self, cell: Cell) -> CellRow:
+        """Build the row of a cell. An exception makes the row an error."""
         try:
-            return self._row_of(cell, self.account.results.get(cell.name))
+            return self._row(cell, self.account.results.get(cell.name))
         except Exception as error:  # noqa: BLE001 - the other rows are written
             return self._unjudged(unjudged(error, cell))
 
-    def _row_of(self, cell: Cell, outcome: Outcome | None) -> CellRow:
+    def _row(self, cell: Cell, outcome: Outcome | None) -> CellRow:
         if outcome is None:
-            reason = self.clean(self.account.why_not(cell))
-            chosen = "budget" in reason or self.account.interrupted  # by the user
-            found = () if chosen else (ChangeRow("not run", worse=True, text=reason),)
-            return _blank(cell, NOT_RUN, reason, *found)
+            reason = self._clean(self.account.reason_not_run(cell))
+            is_intended = "budget" in reason or self.account.interrupted
+            changes = () if is_intended else (ChangeRow("not run", worse=True, text=reason),)
+            return _blank(cell, NOT_RUN, reason, *changes)
         if outcome.runs and not outcome.problem:
             return self._judged(outcome)
         return self._unjudged(outcome)
 
     def _unjudged(self, outcome: Outcome) -> CellRow:
-        """Build the row of a cell without a verdict of its lanes; the terminal has the reason with its paths.
+        """Build the row of a cell without a verdict of its lanes; only the terminal shows the reason with its paths.
 
-        One that this host cannot judge is a change where an earlier run here could.
+        A cell that this host cannot judge is a change if an earlier run judged it.
         """
         cell, verdict = outcome.cell, outcome.judgement.verdict
-        reason = self.clean(outcome.problem or outcome.judgement.reason)
+        reason = self._clean(outcome.problem or outcome.judgement.reason)
         if verdict == Verdict.UNAVAILABLE:
             return _blank(cell, verdict, reason)
         if verdict == Verdict.UNSUPPORTED and not outcome.problem:
-            could = self.baseline.folder is not None and self.baseline.any_of(cell)
+            was_judged = self.baseline.folder is not None and self.baseline.has_receipt_of(cell)
             lost = ChangeRow("newly unsupported", worse=True, text=reason)
-            return _blank(cell, NOT_HERE, reason, *((lost,) if could else ()))
+            return _blank(cell, NOT_HERE, reason, *((lost,) if was_judged else ()))
         return _blank(cell, Verdict.ERROR, reason, ChangeRow("error", worse=True, text=reason))
 
-    def clean(self, reason: str) -> str:
-        """Take what is private out of a text, or leave it out."""
+    def _clean(self, reason: str) -> str:
+        """Replace private parts of a text, or the whole text if it still looks private."""
         text = self.scrubber.scrub(reason)
         return "[left out: it names something private]" if any(self.scrubber.findings(text)) else text
 
     def _judged(self, outcome: Outcome) -> CellRow:
-        cell, runs, wanted = outcome.cell, len(outcome.runs), self.session.repeat
+        cell, runs, repeat = outcome.cell, len(outcome.runs), self.session.repeat
         verdict = str(outcome.judgement.verdict) if outcome.agreeing == runs else FLAKY
-        then = self.baseline.of(cell)
-        before = comparison.expected(cell, then)
-        found = comparison.of_verdict(verdict, before, f"{cell.pack.definition.upstream.package} {cell.version}")
-        found += comparison.of_claims(outcome, then) + comparison.of_figures(outcome, then)
-        short = f"{runs} of {wanted} runs: {self.clean(self.account.why_not(cell))}" if runs < wanted else ""
+        earlier = self.baseline.receipt_of(cell)
+        before = comparison.expected(cell, earlier)
+        changes = comparison.of_verdict(verdict, before, f"{cell.pack.definition.upstream.package} {cell.version}")
+        changes += comparison.of_claims(outcome, earlier) + comparison.of_figures(outcome, earlier)
+        short = f"{runs} of {repeat} runs: {self._clean(self.account.reason_not_run(cell))}" if runs < repeat else ""
         return replace(
             _blank(cell, verdict, "; ".join(text for text in (outcome.judgement.reason, short) if text)),
             deviation=outcome.deviation,
@@ -88,15 +88,15 @@ class Collector:
             runs=runs,
             seconds=round(outcome.seconds, 3),
             figure=figures.leading(cell.pack.definition.leading_figure, outcome.pristine, outcome.patched),
-            baseline=then.verdict if then else "",
-            changes=tuple(sorted(found, key=lambda change: not change.worse)),
+            baseline=earlier.verdict if earlier else "",
+            changes=tuple(sorted(changes, key=lambda change: not change.worse)),
             lanes=tuple(_lane(lane, ends) for lane in LaneName if (ends := outcome.ends(lane))),
             figures=tuple(_figures(outcome)),
             receipt=str(outcome.receipt.relative_to(self.session.folder)) if outcome.receipt else "",
         )
 
 
-def _blank(cell: Cell, verdict: str, reason: str, *found: ChangeRow) -> CellRow:
+def _blank(cell: Cell, verdict: str, reason: str, *changes: ChangeRow) -> CellRow:
     """Build the row of a cell without a verdict of its lanes."""
     definition = cell.pack.definition
     return CellRow(
@@ -112,13 +112,13 @@ def _blank(cell: Cell, verdict: str, reason: str, *found: ChangeRow) -> CellRow:
         evidence=cell.evidence or "",
         verdict=verdict,
         reason=reason,
-        changes=found,
+        changes=changes,
     )
 
 
 def _lane(name: LaneName, ends: list[LaneEnd]) -> LaneRow:
-    said = tuple(str(end.record.verdict) if end.record else "PATCH_STALE" for end in ends)
-    return LaneRow(name, said, ends[-1].seconds, ends[-1].place, ends[-1].log.file if ends[-1].log else "")
+    verdicts = tuple(str(end.record.verdict) if end.record else "PATCH_STALE" for end in ends)
+    return LaneRow(name, verdicts, ends[-1].seconds, ends[-1].place, ends[-1].log.file if ends[-1].log else "")
 
 
 def _figures(outcome: Outcome) -> Iterator[FigureRow]:
@@ -129,19 +129,19 @@ def _figures(outcome: Outcome) -> Iterator[FigureRow]:
         yield FigureRow(name, unit, *(line and line.value for line in lines), *(line and line.spread for line in lines))
 
 
-def marked(rows: list[CellRow], threads: Mapping[str, str]) -> Iterator[CellRow]:
-    """Yield the rows; those that deviate name the thread, and where none of a pack does, its first one says so.
+def _with_threads(rows: list[CellRow], threads: Mapping[str, str]) -> Iterator[CellRow]:
+    """Yield the rows of a sweep. A row that deviates gets the pack's thread from `threads`.
 
-    `rows` are those of a whole sweep, `threads` the `known` of the packs that have it, by pack.
+    If no row of a pack with a thread deviates, its first judged row says that `known` can be removed.
     """
     judged = [row for row in rows if row.lanes]
     deviating = {row.pack for row in rows if row.deviates}
-    gone = {row.pack: row.name for row in reversed(judged) if row.pack in threads and row.pack not in deviating}
+    obsolete = {row.pack: row.name for row in reversed(judged) if row.pack in threads and row.pack not in deviating}
     for row in rows:
         thread = threads.get(row.pack, "")
         if row.deviates and row.verdict not in NEVER_KNOWN:
             yield replace(row, known=thread)
-        elif gone.get(row.pack) == row.name:
+        elif obsolete.get(row.pack) == row.name:
             text = f"{thread}: no deviation was seen; `known` in pack.toml can go"
             yield replace(row, changes=(*row.changes, ChangeRow("known", worse=False, text=text)))
         else:

@@ -1,4 +1,4 @@
-"""From packs to the cells of a sweep: the pinned releases, and with them what moves at each upstream."""
+"""From packs to the cells of a sweep: pinned releases, newest releases, and heads of default branches."""
 
 from __future__ import annotations
 
@@ -21,62 +21,64 @@ from harness.upstream import newest
 from harness.upstream.newest import Head, Release
 from harness.upstream.source import Source, SourceKind
 
-Found = TypeVar("Found")
-#: What a cell has after its name: of upstream's newest release, of its default branch's head.
+Answer = TypeVar("Answer")
+#: The columns of cells on upstream's newest release, and on the head of its default branch.
 LATEST, HEAD = "latest", "head"
 
 
-def selected(packs: list[Pack], only: tuple[str, ...]) -> list[tuple[Pack, str]]:
-    """List pack and target for every ``PACK``, ``PACK:TARGET`` or ``:TARGET``; all where there is none.
+def selected(packs: list[Pack], selectors: tuple[str, ...]) -> list[tuple[Pack, str]]:
+    """List pack and target for every ``PACK``, ``PACK:TARGET`` or ``:TARGET``, or all pairs without a selector.
 
-    HarnessError is raised where one of them names nothing.
+    HarnessError is raised if a selector matches nothing.
     """
-    every = [(one, target) for one in packs for target in one.definition.targets]
-    chosen: set[tuple[str, str]] = set()
-    for text in only:
-        name, _, target = text.partition(":")
-        found = {
-            (one.name, here)
-            for one, here in every
-            if (not name or load.matches(one.name, name)) and fnmatch.fnmatchcase(here, target or "*")
+    pairs = [(pack, target) for pack in packs for target in pack.definition.targets]
+    selection: set[tuple[str, str]] = set()
+    for selector in selectors:
+        name, _, pattern = selector.partition(":")
+        matches = {
+            (pack.name, target)
+            for pack, target in pairs
+            if (not name or load.matches(pack.name, name)) and fnmatch.fnmatchcase(target, pattern or "*")
         }
-        if not found:
-            raise unknown("cell", text, (f"{one.name}:{here}" for one, here in every), "runner.py sweep PACK[:TARGET]")
-        chosen |= found
-    return [(one, target) for one, target in every if not only or (one.name, target) in chosen]
+        if not matches:
+            names = (f"{pack.name}:{target}" for pack, target in pairs)
+            raise unknown("cell", selector, names, "runner.py sweep PACK[:TARGET]")
+        selection |= matches
+    return [(pack, target) for pack, target in pairs if not selectors or (pack.name, target) in selection]
 
 
-def cells(chosen: list[tuple[Pack, str]], host: Host, cache: Cache, *columns: str) -> list[Cell]:
-    """Build the cells of the pinned releases, each followed by those of what moves: LATEST, HEAD, or both.
+def cells(pairs: list[tuple[Pack, str]], host: Host, cache: Cache, *columns: str) -> list[Cell]:
+    """Build the cell of each pinned release, followed by its cells in `columns`: LATEST, HEAD, or both.
 
-    What moves is looked up once for all packs of an upstream. What cannot be had is UNAVAILABLE, with the reason.
+    The newest release and the head are looked up once for all packs of an upstream. If that fails, their cells are
+    UNAVAILABLE, with the reason.
     """
 
     @functools.cache
     def release(package: str, is_wheel: bool) -> Release | str:  # noqa: FBT001 - a key of the cache
-        return _looked_up(lambda: newest.release(cache, package, wheels_only=is_wheel))
+        return _answer(lambda: newest.release(cache, package, wheels_only=is_wheel))
 
     @functools.cache
     def head(url: str) -> Head | str:
-        return _looked_up(lambda: newest.head(cache, url))
+        return _answer(lambda: newest.head(cache, url))
 
-    found: list[Cell] = []
-    for pack, target in chosen:
+    cells: list[Cell] = []
+    for pack, target in pairs:
         upstream = pack.definition.upstream
         for planned in eligibility.plan(pack, target, host):
             cell = cell_of(pack, planned, Request(), host, cache)
-            found.append(cell)
+            cells.append(cell)
             if cell.evidence is not None and LATEST in columns:
-                found.append(_latest(cell, release(upstream.package, upstream.is_wheel)))
+                cells.append(_latest(cell, release(upstream.package, upstream.is_wheel)))
             if cell.evidence is not None and HEAD in columns and not upstream.is_compiled:  # it would have to be built
-                found.append(_head(cell, head(upstream.repository)))
-    return found
+                cells.append(_head(cell, head(upstream.repository)))
+    return cells
 
 
-def _looked_up(look: Callable[[], Found]) -> Found | str:
-    """Look something up; return why not where it cannot be had."""
+def _answer(look_up: Callable[[], Answer]) -> Answer | str:
+    """Return the answer of a look-up, or why there is none."""
     try:
-        return look()
+        return look_up()
     except HarnessError as error:
         return str(error)
 
@@ -86,21 +88,21 @@ def _unavailable(cell: Cell, column: str, reason: str) -> Cell:
     return replace(cell, evidence=None, reason=reason, verdict=Verdict.UNAVAILABLE)
 
 
-def _latest(cell: Cell, found: Release | str) -> Cell:
-    """Build the cell of the newest release; where that is the pinned one, it shares the pinned cell's lanes."""
-    if isinstance(found, str):
-        return _unavailable(cell, LATEST, found)
-    release, seen = found.file, found.seen
-    if release.version == cell.version:
+def _latest(cell: Cell, release: Release | str) -> Cell:
+    """Build the cell of the newest release; if that is the pinned one, it shares the pinned cell's lanes."""
+    if isinstance(release, str):
+        return _unavailable(cell, LATEST, release)
+    file, seen = release.file, release.seen
+    if file.version == cell.version:
         return replace(cell, column=LATEST, seen=seen)
-    source = Source(SourceKind.RELEASE, release.version)
-    return replace(cell, column=LATEST, source=source, version=release.version, tree=release.sha256, seen=seen)
+    source = Source(SourceKind.RELEASE, file.version)
+    return replace(cell, column=LATEST, source=source, version=file.version, tree=file.sha256, seen=seen)
 
 
-def _head(cell: Cell, found: Head | str) -> Cell:
+def _head(cell: Cell, head: Head | str) -> Cell:
     """Build the cell of the head of the default branch."""
-    if isinstance(found, str):
-        return _unavailable(cell, HEAD, found)
-    version = f"commit {found.commit[:12]} of {found.date}"
-    source = Source(SourceKind.GIT, found.commit, cell.pack.definition.upstream.repository)
-    return replace(cell, column=HEAD, source=source, version=version, tree="", seen=found.seen)
+    if isinstance(head, str):
+        return _unavailable(cell, HEAD, head)
+    version = f"commit {head.commit[:12]} of {head.date}"
+    source = Source(SourceKind.GIT, head.commit, cell.pack.definition.upstream.repository)
+    return replace(cell, column=HEAD, source=source, version=version, tree="", seen=head.seen)

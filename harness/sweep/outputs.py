@@ -14,14 +14,14 @@ from harness.core.words import Verdict
 from harness.receipt.figures import number
 from harness.sweep.results import NOT_HERE, NOT_RUN, CellRow, LaneRow, Results
 
-HERE = Path(__file__).parent
-#: Of the log of a cell that needs attention, its last bytes go into the page; every whole one lies beside it.
+FOLDER = Path(__file__).parent
+#: How many of the last bytes of a log go into the page, if the cell needs attention.
 LOG_BYTES = 8 * 1024
-CALM = {Verdict.CONFIRMED, Verdict.FIXED_UPSTREAM, Verdict.REPRODUCED, Verdict.VALIDATED}
+GOOD = {Verdict.CONFIRMED, Verdict.FIXED_UPSTREAM, Verdict.REPRODUCED, Verdict.VALIDATED}
 
 
 def headline(results: Results) -> str:
-    """Say the sweep in one line."""
+    """Summarize the sweep in one line."""
     rows = results.cells
     counts = Counter(row.verdict for row in rows)
     worse = sum(row.needs_attention for row in rows) + sum(bool(gpu.reason) for gpu in results.gpus)
@@ -29,12 +29,12 @@ def headline(results: Results) -> str:
     known = sum(bool(row.known) for row in rows)
     state = f"{worse} need{'s' * (worse == 1)} attention" if worse else "nothing needs attention"
     state += f", {known} known" if known else ""
-    said = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
-    return f"{state}; {len(rows)} cells: {said}" + ("" if results.finished else "; INTERRUPTED")
+    verdicts = ", ".join(f"{count} {verdict}" for verdict, count in counts.most_common())
+    return f"{state}; {len(rows)} cells: {verdicts}" + ("" if results.finished else "; INTERRUPTED")
 
 
 def change_lines(results: Results) -> list[str]:
-    """List what changed or needs attention, the worst first, a line each."""
+    """List what changed or needs attention, the worst first."""
     faults = [
         f"{gpu.place} ({gpu.name}) left the pool after {gpu.task}: {gpu.reason}" for gpu in results.gpus if gpu.reason
     ]
@@ -43,32 +43,33 @@ def change_lines(results: Results) -> list[str]:
     good: list[str] = []
     for row in results.cells:
         if row.known:
-            known.append(f"{row.name}: KNOWN {row.known}: {_deviates(row)}")
+            known.append(f"{row.name}: KNOWN {row.known}: {_deviation(row)}")
             continue
         for change in row.changes:
             lines = worse if change.worse else good
-            lines.append(f"{row.name}: {change.kind.upper()}: {change.text}" + (_because(row) if change.worse else ""))
+            reason = _reason_suffix(row) if change.worse else ""
+            lines.append(f"{row.name}: {change.kind.upper()}: {change.text}{reason}")
         if row.deviation and not any(change.worse for change in row.changes):
             worse.append(f"{row.name}: STILL {row.says}: {row.deviation}")
     return [*results.notes, *faults, *worse, *known, *good]
 
 
-def calm(results: Results) -> str:
-    """Say what stands where no change is listed."""
+def no_changes(results: Results) -> str:
+    """Return the sentence for a sweep without changes."""
     return "Nothing changed." if results.has_judged else "Nothing was judged."
 
 
-def _deviates(row: CellRow) -> str:
+def _deviation(row: CellRow) -> str:
     worse = [f"{change.kind.upper()}: {change.text}" for change in row.changes if change.worse]
     return "; ".join(worse) or f"{row.says}: {row.deviation}"
 
 
-def _because(row: CellRow) -> str:
+def _reason_suffix(row: CellRow) -> str:
     return f" ({row.reason})" if row.reason and all(row.reason not in change.text for change in row.changes) else ""
 
 
 def summary(results: Results) -> str:
-    """Write summary.md: first what changed, then every cell."""
+    """Return summary.md: first what changed, then every cell."""
     host = results.host
     changed = "\n".join(f"- {markdown.inert(line)}" for line in change_lines(results))
     header = ["pack", "target", "release", "evidence", "verdict", "figure", "seconds", "remark"]
@@ -81,7 +82,7 @@ def summary(results: Results) -> str:
         f"# Sweep {results.run}: {headline(results)}\n\n"
         f"{results.lanes_run} lanes in {results.seconds:.0f} s on {gpus}; "
         f"Python {host.python}, torch {host.torch}, triton {host.triton}. "
-        f"Compared with {results.baseline}.\n\n## Changed\n\n{changed or calm(results)}\n\n## Cells\n\n"
+        f"Compared with {results.baseline}.\n\n## Changed\n\n{changed or no_changes(results)}\n\n## Cells\n\n"
         f"{markdown.table(header, rows, markdown.inert_cell)}"
     )
 
@@ -92,12 +93,12 @@ def _release(row: CellRow) -> str:
 
 
 def page(results: Results, folder: Path) -> Iterator[str]:
-    """Yield index.html, one file without network or script, in pieces: not all need fit into memory.
+    """Yield index.html in pieces, so that it need not fit into memory. It needs no network and no script.
 
-    Its logs lie in `folder`.
+    `folder` has the logs.
     """
     environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(HERE),
+        loader=jinja2.FileSystemLoader(FOLDER),
         autoescape=True,
         undefined=jinja2.StrictUndefined,
         trim_blocks=True,
@@ -106,35 +107,35 @@ def page(results: Results, folder: Path) -> Iterator[str]:
     environment.filters |= {
         "plain": markdown.plain,
         "number": number,
-        "id": lambda name: name.replace("/", ".").replace("@", "."),  # no name in an address needs escapes
+        "id": lambda name: name.replace("/", ".").replace("@", "."),  # so that an address needs no escapes
         "mood": _mood,
         "log": functools.partial(_log, folder),
     }
-    # Targets of which this host can judge nothing, and which lost nothing either, have no column.
-    here = {row.target for row in results.cells if row.verdict != NOT_HERE or row.needs_attention}
-    rows = [row for row in results.cells if row.target in here]
+    # A target has no column if this host judges none of its cells, and none needs attention.
+    targets = {row.target for row in results.cells if row.verdict != NOT_HERE or row.needs_attention}
+    rows = [row for row in results.cells if row.target in targets]
     names = {name for row in rows for name in (row.pack, row.target)}
     yield from environment.get_template("index.html.j2").generate(
         results=results,
         headline=headline(results),
-        changes=change_lines(results) or [calm(results)],
+        changes=change_lines(results) or [no_changes(results)],
         rows=rows,
-        targets=sorted({row.target for row in rows}, key=lambda name: (name != "cpu", len(name), name)),
+        targets=sorted(targets, key=lambda name: (name != "cpu", len(name), name)),
         absent=sorted({name for row in results.cells for name in (row.pack, row.target) if name not in names}),
     )
 
 
 def _mood(row: CellRow) -> str:
-    """Return the class of a cell, which gives it its colour."""
+    """Return the CSS class of a cell, which sets its colour."""
     if row.needs_attention:
         return "bad"
     if row.verdict in (NOT_HERE, NOT_RUN, Verdict.UNAVAILABLE):
         return "none"
-    return "good" if row.verdict in CALM else "warn"
+    return "good" if row.verdict in GOOD else "warn"
 
 
 def _log(folder: Path, lane: LaneRow) -> str:
-    """Return the end of a lane's log; empty where it is gone."""
+    """Return the end of a lane's log; empty if the log is gone."""
     path = folder / lane.log
     if not path.is_file():
         return ""

@@ -1,22 +1,20 @@
-"""results.json: what a sweep showed, for programs; `Results` is the whole document, and each class an object in it."""
+"""results.json, the results of a sweep for programs: `Results` is the document, each other class an object in it."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.core.words import Verdict
+from harness.core.words import UNJUDGED
 from harness.schedule.session import GpuFault
 
 SCHEMA = 5
 #: Verdicts of a cell besides those of a pack.
 FLAKY, NOT_RUN, NOT_HERE = "FLAKY", "NOT_RUN", "NOT_HERE"
-#: Verdicts behind which nothing was judged.
-UNJUDGED = {NOT_HERE, NOT_RUN, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 
 
 @dataclass(frozen=True)
 class FigureRow:
-    """One figure of both lanes; what a lane did not print is null."""
+    """One figure of both lanes; the value is null if the lane did not print it."""
 
     name: str
     unit: str
@@ -28,7 +26,7 @@ class FigureRow:
 
 @dataclass(frozen=True)
 class LaneRow:
-    """One lane: its verdict in every run, the seconds of the last, where that ran, and its log in the folder."""
+    """One lane: its verdict in every run, and the seconds, the place and the log of its last run."""
 
     lane: str
     verdicts: tuple[str, ...]
@@ -50,8 +48,8 @@ class ChangeRow:
 class CellRow:
     """One pack on one target and release.
 
-    `verdict` is a pack's verdict, or FLAKY (`agreeing` of `runs` runs agree), NOT_RUN (it could have been judged and
-    was not, `reason` says why), NOT_HERE (this host cannot judge it).
+    `verdict` is a pack's verdict, or FLAKY (`agreeing` of `runs` runs agree), NOT_RUN (this host could judge it and did
+    not, `reason` says why), NOT_HERE (this host cannot judge it).
     """
 
     name: str
@@ -77,21 +75,21 @@ class CellRow:
     figures: tuple[FigureRow, ...] = ()
     receipt: str = ""
     known: str = ""  # the thread of its deviation, as pack.toml names it
-    as_of: str = ""  # the day on which a version that moves was the newest
+    as_of: str = ""  # the day on which the newest release or the head was looked up
 
     @property
     def says(self) -> str:
-        """The verdict, with the runs that agree where not all of them do."""
+        """The verdict; if not all runs agree, with their number."""
         return f"{self.verdict} {self.agreeing}/{self.runs}" if self.agreeing < self.runs else self.verdict
 
     @property
     def needs_attention(self) -> bool:
-        """Whether it got worse, or is not what pack.toml states, and is not known."""
+        """Whether it deviates, and the deviation is not known."""
         return self.deviates and not self.known
 
     @property
     def deviates(self) -> bool:
-        """Whether it got worse, or is not what pack.toml states."""
+        """Whether it is worse than the baseline, or differs from what pack.toml states."""
         return bool(self.deviation) or any(change.worse for change in self.changes)
 
 
@@ -109,7 +107,7 @@ class HostRow:
 
 @dataclass(frozen=True)
 class Results:
-    """A whole sweep; `finished` is false where it was interrupted, `status` is the command's exit status."""
+    """A sweep; `finished` is false if it was interrupted, `status` is the command's exit status."""
 
     schema: int
     run: str
@@ -128,4 +126,4 @@ class Results:
     @property
     def has_judged(self) -> bool:
         """Whether any cell was judged."""
-        return any(row.verdict not in UNJUDGED for row in self.cells)
+        return any(row.verdict not in UNJUDGED | {NOT_HERE, NOT_RUN} for row in self.cells)

@@ -1,4 +1,4 @@
-"""The folder of one sweep: found again after a kill, locked while a sweep writes into it, read when it is finished."""
+"""The folder of a sweep: resumed after a kill, locked while a sweep writes into it, read when it is finished."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from harness.schedule.session import GpuFault
 from harness.sweep.results import NOT_RUN, SCHEMA, Results
 
 STAMP = "%Y%m%dT%H%M%SZ"
-#: An unfinished sweep that began longer ago than this is left as it is: today is another sweep.
+#: An unfinished sweep that is older is not resumed: the command begins a new one.
 LONGEST = dt.timedelta(hours=20)
-#: A run that began later than this after now was dated by a clock that was wrong: it is no run to go on with.
+#: A run whose start lies further in the future has a wrong date, and is not resumed.
 CLOCKS_DIFFER = dt.timedelta(minutes=5)
-#: What a sweep was requested to judge, in words; it is continued by the same request only.
+#: What a sweep judges, in words. Only the same request resumes it.
 Request = tuple[str, ...]
 RECORD, JOURNAL, RESULTS = "run.json", "journal.jsonl", "results.json"
 
@@ -44,12 +44,12 @@ class Record:
 
 @dataclass(frozen=True)
 class RunFolder:
-    """One sweep's folder."""
+    """The folder of one sweep."""
 
-    path: Path  # where everything goes
-    started: dt.datetime  # when it began, in UTC
-    request: Request  # what it judges
-    faults: list[GpuFault] = field(default_factory=list)  # the GPUs that left the pool: none is taken back
+    path: Path
+    started: dt.datetime  # in UTC
+    request: Request
+    faults: list[GpuFault] = field(default_factory=list)  # the GPUs that left the pool for good
 
     @property
     def name(self) -> str:
@@ -57,29 +57,29 @@ class RunFolder:
         return self.path.name
 
     def note(self, fault: GpuFault) -> None:
-        """Keep on disk that a GPU left the pool."""
+        """Record that a GPU left the pool."""
         self.faults.append(fault)
         self.record(finished=False)
 
     def record(self, *, finished: bool) -> None:
-        """Write down what it is; after a finished sweep the same command begins a new one."""
+        """Write run.json. After a finished sweep the same command begins a new one."""
         record = Record(self.started.isoformat(), finished, self.request, tuple(self.faults))
         files.write_atomic(self.path / RECORD, receipt.to_json(asdict(record)))
 
 
 def is_run(folder: Path) -> bool:
-    """Whether a folder is that of a sweep."""
+    """Whether a folder is a sweep's."""
     return (folder / RECORD).exists()
 
 
 def earlier(runs: Path, before: str | None = None) -> list[Path]:
-    """List the folders of finished runs, the newest first; only those before the run named `before`."""
-    found = sorted((path for path in runs.glob("*") if before is None or path.name < before), reverse=True)
-    return [folder for folder in found if (record := _read(folder)) and record.finished]
+    """List the folders of finished runs, the newest first; with `before` only those before the run of that name."""
+    folders = sorted((path for path in runs.glob("*") if before is None or path.name < before), reverse=True)
+    return [folder for folder in folders if (record := _read(folder)) and record.finished]
 
 
 def _read(folder: Path) -> Record | None:
-    """Read what a run is; None where that cannot be read."""
+    """Read run.json; None if it is missing or damaged."""
     try:
         return structure.structure(strict_json.loads((folder / RECORD).read_bytes()), Record)
     except (OSError, ValueError):
@@ -87,23 +87,23 @@ def _read(folder: Path) -> Record | None:
 
 
 def _unfinished(runs: Path, request: Request, moment: dt.datetime) -> RunFolder | None:
-    """Find the run to go on with: the newest, whatever clock that was wrong or broken record lies beside it."""
+    """Find the run to resume: the newest one, apart from runs with a damaged record or a wrong date."""
     for folder in sorted(runs.glob("*"), reverse=True):
-        found = _read(folder)
-        started = receipt.moment(found.started) if found else None
-        if found is None or started is None or started > moment + CLOCKS_DIFFER:
+        record = _read(folder)
+        started = receipt.moment(record.started) if record else None
+        if record is None or started is None or started > moment + CLOCKS_DIFFER:
             continue
-        if found.request != request or found.finished or moment - started >= LONGEST:
+        if record.request != request or record.finished or moment - started >= LONGEST:
             return None
-        return RunFolder(folder, started, request, list(found.faults))
+        return RunFolder(folder, started, request, list(record.faults))
     return None
 
 
 @contextmanager
 def opened(runs: Path, request: Request, moment: dt.datetime) -> Iterator[RunFolder]:
-    """Yield the unfinished run of the same request, or a new one; nobody else writes into `runs` meanwhile.
+    """Yield the unfinished run of the same request, or a new one. No other sweep can open `runs` meanwhile.
 
-    HarnessError is raised where another sweep does.
+    HarnessError is raised if another sweep has it open.
     """
     runs.mkdir(parents=True, exist_ok=True)
     try:
@@ -113,7 +113,7 @@ def opened(runs: Path, request: Request, moment: dt.datetime) -> Iterator[RunFol
     with lock:
         run = _unfinished(runs, request, moment)
         for half_written in (path for path in run.path.rglob(".*") if path.is_file()) if run else ():
-            half_written.unlink(missing_ok=True)  # what a kill left of a file that was to appear as a whole
+            half_written.unlink(missing_ok=True)  # a kill came before the file was renamed
         if run is None:
             stamp, numbers = moment.strftime(STAMP), itertools.count(2)
             folder = runs / stamp
@@ -127,21 +127,21 @@ def opened(runs: Path, request: Request, moment: dt.datetime) -> Iterator[RunFol
 def read(folder: Path) -> Results:
     """Read the results of one finished run.
 
-    OSError is raised where they cannot be read, ValueError where they are damaged, of another schema, or unfinished.
+    OSError is raised if they cannot be read, ValueError if they are damaged, of another schema, or unfinished.
     """
     document = strict_json.loads((folder / RESULTS).read_bytes())
     if not isinstance(document, dict) or document.get("schema") != SCHEMA:
         raise ValueError(f"no results of schema {SCHEMA}")
-    found = structure.structure(document, Results)
-    if not found.finished:
+    results = structure.structure(document, Results)
+    if not results.finished:
         raise ValueError("the sweep was interrupted")
-    return found
+    return results
 
 
 def finished(
     runs: Path, before: str | None = None, pass_over: Callable[[Path, Exception], None] | None = None
 ) -> Iterator[tuple[Path, Results]]:
-    """Yield the finished runs before the one named `before`, the newest first; `pass_over` hears of unreadable ones."""
+    """Yield the finished runs before the one named `before`, the newest first; call `pass_over` for unreadable runs."""
     for folder in earlier(runs, before):
         try:
             yield folder, read(folder)
@@ -151,6 +151,6 @@ def finished(
 
 
 def left_out(runs: Path, before: str) -> list[str]:
-    """Name the cells that the newest run did not come to."""
+    """Name the cells that the newest finished run did not run."""
     newest = next((results for _, results in finished(runs, before)), None)
     return [cell.name for cell in newest.cells if cell.verdict == NOT_RUN] if newest else []

@@ -1,4 +1,4 @@
-"""One sweep from beginning to end: plan, run what has not ended, judge, compare, write."""
+"""One sweep: plan it, run the lanes that have not ended, judge, compare, write."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from harness.host.gpu_health import GpuWatch
 from harness.lane.cell import Cell
 from harness.pack.model import Pack
 from harness.receipt import receipt, redaction
-from harness.schedule import lanes
 from harness.schedule.journal import Journal
 from harness.schedule.scheduler import Account
 from harness.schedule.selection import taken
@@ -26,26 +25,24 @@ from harness.sweep.run_folder import Request, RunFolder
 
 @dataclass(frozen=True)
 class Order:
-    """What the command line asks for."""
+    """What the command line requests."""
 
-    packs: list[Pack]  # the packs that could be loaded
-    folder: Path  # where they lie
-    only: tuple[str, ...]  # the packs and targets that are named; empty: all
-    moving: tuple[str, ...]  # upstream's newest releases (LATEST) and default branches (HEAD) too
+    packs: list[Pack]  # without those that could not be loaded
+    folder: Path  # of the packs
+    selectors: tuple[str, ...]  # the packs and targets to judge; empty: all
+    columns: tuple[str, ...]  # upstream's newest releases (LATEST) and default branches (HEAD), too
     repeat: int  # how often each lane runs
-    budget: float | None  # in seconds; None without one
+    budget: float | None  # in seconds
     runs: Path  # the folder of the run folders
     baseline: Path | None  # the value of ``--baseline``
-    #: what makes another sweep of it where Slurm runs its lanes; empty: this host does
-    cluster: tuple[str, ...] = ()
-    #: what the outputs have to say besides, such as packs that could not be loaded
-    notes: tuple[str, ...] = ()
+    cluster: tuple[str, ...] = ()  # how Slurm runs the lanes; empty: this host runs them
+    notes: tuple[str, ...] = ()  # further lines of the outputs, such as packs that could not be loaded
 
     @property
     def request(self) -> Request:
-        """What a sweep is continued by."""
-        only = tuple(f"only {text}" for text in self.only)
-        return (files.key_of(self.folder.resolve()), *self.moving, f"--repeat {self.repeat}", *only, *self.cluster)
+        """The words that a sweep is resumed by."""
+        only = tuple(f"only {selector}" for selector in self.selectors)
+        return (files.key_of(self.folder.resolve()), *self.columns, f"--repeat {self.repeat}", *only, *self.cluster)
 
     def command(self, cell: Cell) -> str:
         """Return the command that makes a cell's receipt anew."""
@@ -54,33 +51,33 @@ class Order:
         return text + (f" --repeat {self.repeat}" if self.repeat > 1 else "")
 
 
-#: What runs the lanes of cells elsewhere, and leaves their ends in the journal.
+#: Runs the lanes of cells, and stores their ends in the journal.
 Engine = Callable[[Session, list[Cell]], Account]
 
 
-def run(order: Order, usual: Session, engine: Engine = lanes.run) -> tuple[Results, RunFolder]:
-    """Run an order, or what an earlier command left of it, and write every output.
+def run(order: Order, base: Session, engine: Engine) -> tuple[Results, RunFolder]:
+    """Run an order, or the rest of it after an earlier command, and write every output.
 
-    `usual` is where lanes run, whatever a sweep has of its own, and `engine` what runs them.
+    The sweep's session is `base` with a run folder and a journal of its own. `engine` runs the lanes.
     """
-    begun = time.monotonic()
-    chosen = columns.selected(order.packs, order.only)
+    start = time.monotonic()
+    selection = columns.selected(order.packs, order.selectors)
     with (
         room.guard(order.runs, "the folder of runs", "--runs DIR"),
-        taken(usual.cache, order.packs) as copies,
+        taken(base.cache, order.packs) as copies,
         run_folder.opened(order.runs, order.request, run_folder.now()) as folder,
     ):
-        compared = baseline.find(order.baseline, order.runs, folder.name)
-        packs = {one.name: one for one in copies}
-        taken_here = [(packs[one.name], target) for one, target in chosen]
-        cells = columns.cells(taken_here, usual.host, usual.cache, *order.moving)
+        reference = baseline.find(order.baseline, order.runs, folder.name)
+        packs = {pack.name: pack for pack in copies}
+        pairs = [(packs[pack.name], target) for pack, target in selection]
+        cells = columns.cells(pairs, base.host, base.cache, *order.columns)
         with Journal(folder.path / run_folder.JOURNAL) as journal:
-            session = _session(order, usual, folder, journal, begun)
-            before = f"{len(cells)} cells, {len(journal)} lanes ended before"
-            usual.progress.tell(f"run folder {session.folder}: {before}")
+            session = _session(order, base, folder, journal, start)
+            progress = f"{len(cells)} cells, {len(journal)} lanes ended before"
+            base.progress.tell(f"run folder {session.folder}: {progress}")
             account = engine(session, cells)
             places = {**session.cache.places, order.folder.absolute(): "$PACKS", order.runs: "$RUNS"}
-            collector = Collector(session, account, compared, redaction.of_host(places))
+            collector = Collector(session, account, reference, redaction.of_host(places))
             results = _results(order, folder, collector, cells)
         write(results, folder.path)
         if results.finished:
@@ -88,16 +85,16 @@ def run(order: Order, usual: Session, engine: Engine = lanes.run) -> tuple[Resul
     return results, folder
 
 
-def _session(order: Order, usual: Session, folder: RunFolder, journal: Journal, begun: float) -> Session:
+def _session(order: Order, base: Session, folder: RunFolder, journal: Journal, start: float) -> Session:
     return replace(
-        usual,
+        base,
         folder=folder.path,
         journal=journal,
         command=order.command,
         note=folder.note,
         repeat=order.repeat,
         urgent=run_folder.left_out(order.runs, folder.name),
-        stop_at=None if order.budget is None else begun + order.budget,
+        stop_at=None if order.budget is None else start + order.budget,
         watch=GpuWatch(),
         faults=tuple(folder.faults),
     )
@@ -108,9 +105,9 @@ def _results(order: Order, folder: RunFolder, collector: Collector, cells: list[
     gpus = {device.place: GpuFault(device.place, device.gpu.name, "", "") for device in session.devices}
     ends = [end for outcome in account.results.values() for end in outcome.last]
     nodes = [end.host for end in ends if end.host != host]  # of a cluster
-    seen = sorted({gpu.name for node in nodes for gpu in node.gpus})
-    gpus |= {name: GpuFault("a node", name, "", "") for name in seen}
-    gpus |= {one.place: GpuFault(one.place, one.name, one.reason, one.task) for one in account.faults}
+    names = sorted({gpu.name for node in nodes for gpu in node.gpus})
+    gpus |= {name: GpuFault("a node", name, "", "") for name in names}
+    gpus |= {fault.place: fault for fault in account.faults}
     drivers = sorted({node.driver for node in nodes if node.driver})
     results = Results(
         schema=SCHEMA,

@@ -59,7 +59,7 @@ def _queue(*tasks: Task) -> Queue:
 def test_the_longest_goes_first_and_the_unknown_is_taken_for_long(toy: Cell) -> None:
     named = [("short", 1.0), ("unknown", None), ("long", 500.0), ("middle", 50.0)]
     queue = _queue(*(_task(toy, name, seconds) for name, seconds in named))
-    queue.put(_task(toy, "short with a long one after it", 2.0), after_it=300.0)
+    queue.put(_task(toy, "short with a long one after it", 2.0), dependent_seconds=300.0)
     order = ["long", "short with a long one after it", "unknown", "middle", "short"]
     assert _started(queue, _places(9)) == order
 
@@ -242,7 +242,7 @@ def test_a_lane_that_needs_a_gpu_for_itself_gets_the_only_one(toy: Cell) -> None
 
 def test_a_gpu_that_another_program_uses_measures_nothing(toy: Cell) -> None:
     places = _places(9, 140.0)
-    places.taken.add("0")
+    places.busy.add("0")
     measuring = _task(toy, "measures", 500.0, gpus=1, measures=True)
     assert _started(_queue(measuring, _task(toy, "plain", 1.0, gpus=1)), places) == ["plain"]
     assert places.never(measuring) == "every sm_90a GPU is taken by another program"

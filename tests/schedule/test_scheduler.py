@@ -125,14 +125,14 @@ def test_a_run_without_the_bug_does_not_hold_up_the_next_one(stage: Stage) -> No
 def test_an_interruption_between_a_message_and_its_counting_holds_nothing_up(
     stage: Stage, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hear, script = Scheduler._hear, Script()  # noqa: SLF001 - there it may come
+    wait_once, script = Scheduler._await, Script()  # noqa: SLF001 - there it may come
 
     def interrupted(scheduler: Scheduler, seconds: float) -> None:
-        hear(scheduler, seconds)
+        wait_once(scheduler, seconds)
         if script.ran and seconds:
             raise KeyboardInterrupt
 
-    monkeypatch.setattr(Scheduler, "_hear", interrupted)
+    monkeypatch.setattr(Scheduler, "_await", interrupted)
     started = time.monotonic()
     account = stage.run(script)
     assert account.interrupted

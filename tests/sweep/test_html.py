@@ -124,7 +124,7 @@ def _luminance(colour: str) -> float:
 
 @pytest.mark.parametrize("scheme", [0, 1])
 def test_text_and_lines_have_the_contrast_of_wcag_aa(scheme: int) -> None:
-    style = (outputs.HERE / "html.css").read_text().split("--ink")[scheme + 1]
+    style = (outputs.FOLDER / "html.css").read_text().split("--ink")[scheme + 1]
     colours = dict(re.findall(r"--([a-z-]+): (#[0-9a-f]+)", "--ink" + style.partition("}")[0]))
 
     def contrast(one: str, other: str) -> float:
