@@ -17,7 +17,7 @@ REPOSITORY = Path(__file__).resolve().parents[2]
 LONGEST_NAME, LONGEST_PATH = 255, 2048
 #: Nested folders, more than any release or compiler makes.
 DEEPEST = 100
-#: Paths in one command: Linux takes as many of any length.
+#: Paths in one command; Linux takes so many even of the longest.
 MOST_ARGUMENTS = 500
 
 

@@ -51,7 +51,7 @@ class LaneName(StrEnum):
 
 
 class LaneVerdict(StrEnum):
-    """What one lane showed."""
+    """The verdict on one lane."""
 
     BUG_REPRODUCED = "BUG_REPRODUCED"
     FIX_VALIDATED = "FIX_VALIDATED"
@@ -62,7 +62,7 @@ class LaneVerdict(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What the two lanes of a pack say together."""
+    """The verdict on a pack, by its lanes."""
 
     CONFIRMED = "CONFIRMED"
     REPRODUCED = "REPRODUCED"
@@ -103,7 +103,7 @@ class ThreadState(StrEnum):
 
 
 class SuiteVerdict(StrEnum):
-    """What upstream's own tests say of a patch."""
+    """The verdict of upstream's own tests on a patch."""
 
     UNBROKEN = "UNBROKEN"
     BREAKS_TESTS = "BREAKS_TESTS"

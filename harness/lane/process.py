@@ -77,11 +77,11 @@ class Log:
 
     def feed(self, source: int, data: bytes) -> None:
         """Take a piece of the stream `source`; an unfinished line waits for its rest."""
-        whole, newline, rest = (self._rest.get(source, b"") + data).rpartition(b"\n")
+        lines, newline, rest = (self._rest.get(source, b"") + data).rpartition(b"\n")
         if len(rest) > LONGEST_LINE:
-            whole, newline, rest = whole + newline + rest, b"", b""
+            lines, newline, rest = lines + newline + rest, b"", b""
         self._rest[source] = rest
-        self._write(whole + newline)
+        self._write(lines + newline)
 
     def __enter__(self) -> Self:
         return self

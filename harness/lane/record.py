@@ -66,7 +66,7 @@ class OutputLine:
 
 @dataclass(frozen=True)
 class LaneRecord:
-    """What one lane showed."""
+    """The results of one lane."""
 
     verdict: LaneVerdict  # of its script and its contract
     reason: str  # empty only for a verdict that needs none

@@ -29,8 +29,8 @@ class LastLine:
     def feed(self, data: bytes) -> None:
         """Take the next piece of standard output."""
         self._head += data[: MOST_PRINTED + 1 - len(self._head)]
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        self._line = next((line for line in reversed(whole) if line.strip()), self._line)[:LONGEST_LINE]
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._line = next((line for line in reversed(lines) if line.strip()), self._line)[:LONGEST_LINE]
         self._rest = self._rest[:LONGEST_LINE]
 
     @property

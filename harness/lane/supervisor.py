@@ -87,7 +87,7 @@ class Gate:
             try:
                 self.answer = os.open(self.pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             except OSError as error:
-                if error.errno == errno.ENXIO:  # nobody reads it
+                if error.errno == errno.ENXIO:  # no probe reads the pipe
                     return False
                 raise
             self._drop(self.gpus)

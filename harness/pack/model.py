@@ -94,7 +94,7 @@ class Ask:
 
 @dataclass(frozen=True)
 class Workaround:
-    """A way round the bug without the patch, which the contract shows to work."""
+    """A way round the bug without the patch, which controls show to work."""
 
     text: forms.Text
     checks: tuple[forms.Text, ...]  # names or globs of the controls that show it, right on the pinned release
@@ -136,12 +136,12 @@ class Dependency:
 
 @dataclass(frozen=True)
 class Target:
-    """What the pinned release must give on one target."""
+    """One target: how its lanes run, and the verdict that the pinned release must have there."""
 
     evidence: tuple[Evidence, ...]  # the admitted kinds
-    #: Of the pack. The default is CONFIRMED, or REPRODUCED of a pack without a patch.
+    #: By default CONFIRMED, or REPRODUCED for a pack without a patch.
     verdict: Verdict
-    #: The files of the upstream repository that the patched lane has to load. The default are those of fix.patch.
+    #: The files of the upstream repository that the patched lane has to load; by default those of fix.patch.
     loads: tuple[forms.Path, ...]
     claims: tuple[forms.Claim, ...] = ()  # that both lanes must support; by default those of the pack
     claims_executed: tuple[forms.Claim, ...] = ()  # likewise, of lanes that execute on the GPU

@@ -70,7 +70,7 @@ def read(text: str) -> tuple[dict[str, Dependency], list[str]]:
             requirement = Requirement(HASH.sub("", line).strip())
             (clause,) = requirement.specifier
             pinned = clause.operator == "==" and "*" not in clause.version and requirement.url is None
-        except ValueError:  # it is no requirement, or has not one clause
+        except ValueError:  # not a requirement, or not one clause
             pinned = False
         if not pinned or not hashes or len(HASH.findall(line)) != len(hashes) or not all(map(SHA256.fullmatch, hashes)):
             errors.append(f"{package or 'a line'}: no PACKAGE==VERSION with its sha256. Next: uv's --generate-hashes")

@@ -196,7 +196,7 @@ def resolve(cache: Cache, package: str, version: str | None, *, wheels_only: boo
 
 
 def _find(listing: list[ReleaseFile], version: str | None) -> ReleaseFile | None:
-    """Return a release of a list, or without `version` its newest final one."""
+    """Return the release with a version; if that is None, the newest final release."""
     for entry in reversed(listing):
         listed_version = Version(entry.version)
         if listed_version == Version(version) if version else not listed_version.is_prerelease:

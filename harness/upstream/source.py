@@ -45,7 +45,7 @@ class Source:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether pack.toml states what this origin must give."""
+        """Whether pack.toml pins this origin, and states its verdict."""
         return self.kind == SourceKind.PINNED
 
 

@@ -24,7 +24,7 @@ CONFIGURATION = files.REPOSITORY / "packs/uv.toml"
 FOREIGN = re.compile(r"UV_.*|VIRTUAL_ENV|CONDA_PREFIX|PYTHON.*|PYC_.*")
 URL = re.compile(r"(?:https?|file)://[^\s)]+")
 
-#: A package and its version in what `compiled` returns.
+#: A pin in the text that `compiled` returns.
 PIN = re.compile(r"(?m)^(?P<pin>[\w.-]+==[^\s;\\]+)")
 
 
@@ -58,8 +58,8 @@ def compiled(requirements: str, python: str = "", before: str = "") -> str:
     `python` is the version for which to resolve (empty: every version). Files that were uploaded after `before`, a time
     in UTC by RFC 3339 (empty: now), are ignored. UvError: no versions meet the requirements.
     """
-    main, *others = package_index.of_user().endpoints()
-    indexes = {"UV_DEFAULT_INDEX": main, "UV_INDEX": " ".join(others), "UV_INDEX_STRATEGY": "unsafe-best-match"}
+    main, *extra = package_index.of_user().endpoints()
+    indexes = {"UV_DEFAULT_INDEX": main, "UV_INDEX": " ".join(extra), "UV_INDEX_STRATEGY": "unsafe-best-match"}
     with tempfile.TemporaryDirectory(prefix="requirements-") as folder:
         source, output = Path(folder) / "requirements.in", Path(folder) / "requirements.txt"
         source.write_text(requirements, encoding="utf-8")
