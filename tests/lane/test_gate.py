@@ -42,7 +42,7 @@ def _together(
     """Run lanes side by side, each with its times and the names of its locks; the first begins a moment earlier."""
     ended: dict[str, Ended] = {}
 
-    def one(name: str, times: tuple[float, float, float], locks: tuple[str, ...]) -> None:
+    def run_lane(name: str, times: tuple[float, float, float], locks: tuple[str, ...]) -> None:
         gate = folder / f"{name}.gate"
         command = Command(
             arguments=(sys.executable, "-c", PROBE, name, *map(str, times)),
@@ -55,7 +55,7 @@ def _together(
         with Log(folder / f"{name}.log") as log:
             ended[name] = process.run(command, log)
 
-    threads = [threading.Thread(target=one, args=lane) for lane in lanes]
+    threads = [threading.Thread(target=run_lane, args=lane) for lane in lanes]
     for thread in threads:
         thread.start()
         time.sleep(0.3)
@@ -74,16 +74,16 @@ def _beside(folder: Path) -> list[str]:
     spans = _spans(folder)
     return [
         other[0]
-        for one in spans
+        for span in spans
         for other in spans
-        if one[1] == "alone" and other is not one and other[2] < one[3] and other[3] > one[2]
+        if span[1] == "alone" and other is not span and other[2] < span[3] and other[3] > span[2]
     ]
 
 
 def test_lanes_share_and_two_that_want_to_be_alone_take_turns(tmp_path: Path) -> None:
     lanes = [(name, (1.0, 0.5, 0.1), ("gpu",)) for name in ("one", "two")]
     ended = _together(tmp_path, ("plain", (1.5, 0.0, 0.0), ("gpu",)), *lanes)
-    assert [one.status for one in ended.values()] == [0, 0, 0]
+    assert [end.status for end in ended.values()] == [0, 0, 0]
     assert _beside(tmp_path) == []
     first, second, third = sorted(
         span[2:] for span in _spans(tmp_path) if span[1] == "shared" and span[3] - span[2] > 0.9
@@ -120,5 +120,5 @@ def test_lanes_of_several_gpus_never_wait_for_each_other_for_ever(
     tmp_path: Path, locks: tuple[tuple[str, ...], tuple[str, ...]]
 ) -> None:
     ended = _together(tmp_path, ("one", (0.5, 0.2, 0.1), locks[0]), ("two", (0.3, 0.2, 0.1), locks[1]))
-    assert [one.status for one in ended.values()] == [0, 0]
+    assert [end.status for end in ended.values()] == [0, 0]
     assert _beside(tmp_path) == []
