@@ -134,7 +134,7 @@ def complete_interpreter() -> None:
     tuner.__init__ = make_pinned
 
 
-def interpreted() -> bool:
+def used_interpreter() -> bool:
     """Whether a Triton kernel ran in Triton's interpreter, in this process."""
     interpreter = sys.modules.get("triton.runtime.interpreter")
     return hasattr(getattr(interpreter, "interpreter_builder", None), "grid_dim")
@@ -151,7 +151,7 @@ def is_of_release(files: list[str], folder: str) -> bool:
     return bool(own_files) and not own_files[-1].startswith(folder + os.sep)
 
 
-def traced(frames: list[traceback.FrameSummary], folder: str) -> list[str]:
+def release_traceback(frames: list[traceback.FrameSummary], folder: str) -> list[str]:
     """Write the innermost frames from the script on, as Python does; none if the failure is not in the release.
 
     Files are named relative to the folders of script, release and packages.
@@ -170,7 +170,7 @@ def traced(frames: list[traceback.FrameSummary], folder: str) -> list[str]:
     return ["Traceback (most recent call last):", *lines]
 
 
-def raised(error: BaseException) -> tuple[str, str, Frames]:
+def exception_parts(error: BaseException) -> tuple[str, str, Frames]:
     """Return name, text and frames of an exception; of a child process's exception, by the text that it sent."""
     name, text = type(error).__name__, str(error)
     frames = [(frame.filename, frame.lineno or 0) for frame in traceback.extract_tb(error.__traceback__)]
@@ -183,18 +183,18 @@ def raised(error: BaseException) -> tuple[str, str, Frames]:
     return name, text, frames
 
 
-def judged(error: BaseException, folder: str) -> dict[str, Any]:
+def judge_exception(error: BaseException, folder: str) -> dict[str, Any]:
     """Judge the exception that ended a script: it is the bug, a good end, or a reason to leave the verdict open."""
     if isinstance(error, SystemExit) and error.code in {None, 0}:
         return {"kind": RIGHT}
-    name, text, frames = raised(error)
+    name, text, frames = exception_parts(error)
     lines = [(file, line) for file, line in frames if file.startswith(folder + os.sep)]
     source = linecache.getline(*lines[-1]).strip() if lines else ""
     plain = " ".join(text.partition("\n +")[0].split())  # pytest explains each name of an assertion after that
     message = f"{name}: {plain}"[:MOST_TEXT].removesuffix(": ")
     place = f"line {lines[-1][1]}: {source}" if lines else "no line of the script"
     reason = reason_to_leave_open(error, message, place, frames, folder)
-    trace = traced(list(traceback.extract_tb(error.__traceback__)), folder)
+    trace = release_traceback(list(traceback.extract_tb(error.__traceback__)), folder)
     outcome: dict[str, Any] = {"kind": OPEN if reason else BUG, "name": name, "said": message, "source": source}
     return outcome | {"why": reason, "trace": trace, "line": lines[-1][1] if lines else 0}
 
@@ -235,7 +235,7 @@ class Judge:
         """Judge the exception of a test, or of the import of its file."""
         error = call.excinfo.value
         is_wrapped = type(error).__name__ == "CollectError" and error.__cause__ is not None
-        self.failed.append(judged(error.__cause__ if is_wrapped else error, self.folder))
+        self.failed.append(judge_exception(error.__cause__ if is_wrapped else error, self.folder))
 
     def pytest_runtest_logreport(self, report: Any) -> None:  # noqa: ANN401 - likewise
         """Count the tests that passed."""
@@ -272,14 +272,14 @@ def run_here(script: str) -> dict[str, Any]:
         exec(compile(source, script, "exec"), main.__dict__)  # noqa: S102 - the script is what is run
     except BaseException as error:  # noqa: BLE001 - whatever ends it is judged
         error.__traceback__ = error.__traceback__.tb_next if error.__traceback__ else None
-        outcome = judged(error, folder)
+        outcome = judge_exception(error, folder)
         if not isinstance(error, SystemExit):
             traceback.print_exception(error)
         return outcome
     return {"kind": RIGHT, "asserts": asserts(module)}
 
 
-def child(script: str, outcome_file: str) -> None:
+def run_as_child(script: str, outcome_file: str) -> None:
     """Run the script, and write its outcome; a process that it forked writes nothing."""
     pid = os.getpid()
     with Path(outcome_file).with_suffix(STACK).open("w", encoding="utf-8") as stack:
@@ -287,14 +287,14 @@ def child(script: str, outcome_file: str) -> None:
         outcome = run_here(script)
         faulthandler.unregister(signal.SIGUSR1)
     if os.getpid() == pid:
-        Path(outcome_file).write_text(json.dumps(outcome | {"interpreted": interpreted()}), encoding="utf-8")
+        Path(outcome_file).write_text(json.dumps(outcome | {"interpreted": used_interpreter()}), encoding="utf-8")
         sys.stdout.flush()
 
 
 # --- in the process of the lane
 
 
-def once(script: Path, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list[str]]:
+def run_once(script: Path, settings: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list[str]]:
     """Run the script once; return its outcome, and the last lines that it printed."""
     folder.mkdir()
     for name in (script.name, *settings["beside"]):
@@ -317,7 +317,8 @@ def once(script: Path, settings: dict[str, Any], folder: Path) -> tuple[dict[str
                 process.wait(SECONDS_TO_WRITE)
             os.killpg(process.pid, signal.SIGKILL)
             process.wait()
-            message, trace = f"{TIMEOUT}: no end after {settings['timeout_s']:g} s", hanging(outcome_file, str(folder))
+            message = f"{TIMEOUT}: no end after {settings['timeout_s']:g} s"
+            trace = hang_traceback(outcome_file, str(folder))
             outcome = {"kind": BUG, "name": TIMEOUT, "said": message, "line": 0, "source": "", "trace": trace}
             outcome_file.write_text(json.dumps(outcome), encoding="utf-8")
     text = output.read_text(encoding="utf-8", errors="replace")
@@ -330,15 +331,15 @@ def once(script: Path, settings: dict[str, Any], folder: Path) -> tuple[dict[str
     return {"kind": OPEN, "why": f"it was {end}. Next: run that part in a subprocess, and assert its status"}, lines
 
 
-def hanging(outcome_file: Path, folder: str) -> list[str]:
+def hang_traceback(outcome_file: Path, folder: str) -> list[str]:
     """Write the frames of a process that hung, the innermost last; none if it did not hang in the release."""
     stack = outcome_file.with_suffix(STACK)
     text = stack.read_text(encoding="utf-8", errors="replace") if stack.exists() else ""
     calls = [(match["file"], int(match["line"]), match["name"]) for match in HANGS.finditer(text)]
-    return traced([traceback.FrameSummary(*call) for call in reversed(calls)], folder)
+    return release_traceback([traceback.FrameSummary(*call) for call in reversed(calls)], folder)
 
 
-def checked(outcome: dict[str, Any], fails: str) -> dict[str, Any]:
+def check_outcome(outcome: dict[str, Any], fails: str) -> dict[str, Any]:
     """Return the outcome of a run; the verdict is open if the script asserts nothing, or fails in another way."""
     if outcome["kind"] == RIGHT and not fails and not outcome.get("asserts", True):
         reason = "it ended well, and it asserts nothing. Next: assert what the bug breaks"
@@ -352,8 +353,8 @@ def main(script: Path, settings: dict[str, Any]) -> int:
     """Run the script as often as the settings say; print its last lines, its failure and the sentinel."""
     count = settings["repeat"]
     with tempfile.TemporaryDirectory(dir=Path.cwd()) as scratch:
-        runs = [once(script, settings, Path(scratch, str(number))) for number in range(count)]
-    ends = [(checked(outcome, settings["fails"]), lines) for outcome, lines in runs]
+        runs = [run_once(script, settings, Path(scratch, str(number))) for number in range(count)]
+    ends = [(check_outcome(outcome, settings["fails"]), lines) for outcome, lines in runs]
     wrong = [end for end in ends if end[0]["kind"] == BUG]
     left_open = [end for end in ends if end[0]["kind"] == OPEN]
     outcome, lines = (wrong or left_open or ends)[0]
@@ -374,6 +375,6 @@ def main(script: Path, settings: dict[str, Any]) -> int:
 
 if __name__ == "__main__":
     if sys.argv[1] == "--child":
-        child(*sys.argv[2:])
+        run_as_child(*sys.argv[2:])
     else:
         sys.exit(main(Path(sys.argv[1]), json.loads(sys.argv[2])))

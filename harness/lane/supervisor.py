@@ -108,7 +108,7 @@ class Gate:
         return True
 
 
-def abandoned(wait: float, *descriptors: int) -> bool:
+def runner_is_gone(wait: float, *descriptors: int) -> bool:
     """Wait at most `wait` seconds for one of `descriptors`; return whether the runner is gone."""
     stdin = sys.stdin.fileno()
     ready = select.select([stdin, *descriptors], [], [], wait)[0]
@@ -132,7 +132,7 @@ def wait(probe: int, timeout: float, wakeup: int, gate: Gate | None) -> tuple[st
         remaining = started + timeout + waited - before
         if remaining <= 0 and not waits:
             return "timed out", waited
-        if abandoned(remaining if gate is None else min(POLL, max(remaining, 0.0)), wakeup):
+        if runner_is_gone(remaining if gate is None else min(POLL, max(remaining, 0.0)), wakeup):
             return "abandoned", waited
         waited += time.monotonic() - before if waits else 0.0
 
@@ -148,7 +148,7 @@ def kill_all(probe: int) -> tuple[int, int]:
     status = os.waitstatus_to_exitcode(os.waitpid(probe, 0)[1])
     survivors: set[int] = set()
     end = time.monotonic() + PATIENCE
-    while orphans_left() and time.monotonic() < end:
+    while has_orphans() and time.monotonic() < end:
         import psutil  # noqa: PLC0415 - most probes leave nothing behind, and its import would cost each of them 15 ms
 
         for process in psutil.Process().children(recursive=True):
@@ -160,7 +160,7 @@ def kill_all(probe: int) -> tuple[int, int]:
     return status, len(survivors)
 
 
-def orphans_left() -> bool:
+def has_orphans() -> bool:
     """Reap the processes that have ended; return whether others of the probe are still there."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
@@ -209,7 +209,7 @@ def main() -> None:
         os.mkfifo(pipe, 0o600)
         gate = Gate(pipe, locks.split(os.pathsep))
         while not gate.share():
-            if abandoned(POLL):
+            if runner_is_gone(POLL):
                 return
     started = time.monotonic()
     probe = start(command)
