@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import sys
 import threading
 import time
@@ -36,10 +37,26 @@ work("shared", after)
 """
 
 
+def _is_held(lock: Path) -> bool:
+    """Whether a lane holds a lock alone."""
+    with lock.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def _together(
-    folder: Path, *lanes: tuple[str, tuple[float, float, float], tuple[str, ...]], timeout: float = 30.0
+    folder: Path,
+    *lanes: tuple[str, tuple[float, float, float], tuple[str, ...]],
+    timeout: float = 30.0,
+    waiting: str = "",
 ) -> dict[str, Ended]:
-    """Run lanes side by side, each with its times and the names of its locks; the first begins a moment earlier."""
+    """Run lanes side by side, each with its times and the names of its locks; each begins a moment after the other.
+
+    Those after the lane `waiting` begin once it waits for the GPU alone, while the first lane runs.
+    """
     ended: dict[str, Ended] = {}
 
     def run_lane(name: str, times: tuple[float, float, float], locks: tuple[str, ...]) -> None:
@@ -56,9 +73,11 @@ def _together(
             ended[name] = process.run(command, log)
 
     threads = [threading.Thread(target=run_lane, args=lane) for lane in lanes]
-    for thread in threads:
+    for thread, (name, _, locks) in zip(threads, lanes, strict=True):
         thread.start()
         time.sleep(0.3)
+        while name == waiting and threads[0].is_alive() and not _is_held(folder / f"{locks[0]}.door"):
+            time.sleep(0.02)
     for thread in threads:
         thread.join()
     return ended
@@ -104,7 +123,7 @@ def test_the_time_out_stands_still_while_a_lane_waits(tmp_path: Path) -> None:
 
 def test_nobody_new_begins_while_a_lane_waits_to_be_alone(tmp_path: Path) -> None:
     lanes = [(f"new-{number}", (0.4, 0.0, 0.0), ("gpu",)) for number in range(4)]
-    _together(tmp_path, ("plain", (2.0, 0.0, 0.0), ("gpu",)), ("one", (0.1, 0.3, 0.0), ("gpu",)), *lanes)
+    _together(tmp_path, ("plain", (4.0, 0.0, 0.0), ("gpu",)), ("one", (0.1, 0.3, 0.0), ("gpu",)), *lanes, waiting="one")
     ends = sorted((ended, name) for name, kind, _, ended in _spans(tmp_path) if kind == "alone" or "new" in name)
     assert ends[0][1] == "one", ends
 
