@@ -1,4 +1,4 @@
-"""The cache: one folder of entries named by what they hold, shared by any number of runners."""
+"""The cache: one folder of entries, each named by its content, shared by any number of runners."""
 
 from __future__ import annotations
 
@@ -20,32 +20,32 @@ if TYPE_CHECKING:
 
 
 def default_root() -> Path:
-    """Return the folder that a user's cache belongs in."""
+    """Return the user's cache folder."""
     return Path(platformdirs.user_cache_dir("reproducer-packs", appauthor=False))
 
 
 @dataclass(frozen=True)
 class Cache:
-    """The cache, and where what it lacks comes from."""
+    """The cache, and the sources of entries that it lacks."""
 
     root: Path  # its folder
-    offline: bool = False  # forbids whatever would reach the network
-    tell: Callable[[str], None] = field(default=lambda _: None, compare=False, repr=False)  # takes what is fetched
-    mirrors: Path | None = None  # a folder of repositories NAME.git that stand for the upstreams' own of that name
+    offline: bool = False  # forbids access to the network
+    tell: Callable[[str], None] = field(default=lambda _: None, compare=False, repr=False)  # shows the current step
+    mirrors: Path | None = None  # a folder whose NAME.git stands for the upstream repository of that name
 
     @property
     def places(self) -> dict[Path, str]:
-        """The folders of this machine that it knows, and what a receipt calls them."""
+        """The cache's folders on this machine, and the name that a receipt has for each."""
         return {self.root: "$CACHE"} | ({self.mirrors: "$MIRRORS"} if self.mirrors else {})
 
     def entry(self, kind: str, key: str) -> Path:
-        """Return the folder of one entry, whether or not it is there."""
+        """Return the folder of an entry, which need not exist."""
         return self.root / kind / key
 
     def populate(self, kind: str, key: str, build: Callable[[Path], None]) -> Path:
-        """Return an entry, built by `build` in a folder that appears under its name only when it is whole.
+        """Return an entry; `build` fills another folder, which is renamed to the entry once it is complete.
 
-        Two runners that want the same entry build it once: the second waits for the first.
+        Of two runners that need the same entry, the second waits for the first.
         """
         entry = self.entry(kind, key)
         if entry.is_dir():
@@ -61,9 +61,9 @@ class Cache:
 
     @contextmanager
     def lock(self, name: str, timeout: float = -1) -> Iterator[None]:
-        """Hold the lock `name`; the kernel releases it when the process dies, however it dies.
+        """Hold the lock `name`; the kernel releases it when the process dies.
 
-        TimeoutError is raised where somebody else has held it for `timeout` seconds (negative: wait for ever).
+        TimeoutError: another holder kept it for `timeout` seconds (negative: wait for ever).
         """
         folder = self.root / "locks"
         folder.mkdir(parents=True, exist_ok=True)
@@ -72,59 +72,59 @@ class Cache:
 
     @contextmanager
     def scratch(self, prefix: str) -> Iterator[Path]:
-        """Yield a folder on the cache's own file system, removed at the end if it is still there."""
+        """Yield an empty folder on the cache's file system; if it still exists at the end, it is removed."""
         with self.guard():
             self.sweep()
             work = self.root / "work"
             work.mkdir(parents=True, exist_ok=True)
-            outer, lock = self._claimed(prefix, work)
+            folder, lock = self._claim(prefix, work)
         try:
             with lock:
-                inner = outer / "content"
-                inner.mkdir()
-                yield inner
+                content = folder / "content"
+                content.mkdir()
+                yield content
         finally:
             lock.release(force=True)
-            files.remove_tree(outer)
+            files.remove_tree(folder)
 
     @staticmethod
-    def _claimed(prefix: str, work: Path) -> tuple[Path, filelock.FileLock]:
-        """Make a folder and lock it; where another runner's `sweep` took it for an abandoned one, make another."""
+    def _claim(prefix: str, work: Path) -> tuple[Path, filelock.FileLock]:
+        """Make a folder and lock it; if another runner's `sweep` removes the folder first, make another."""
         while True:
-            outer = Path(tempfile.mkdtemp(prefix=prefix, dir=work))
-            lock = _file_lock(outer / "in-use")
-            # Gone, or (as mkdir says it) there and gone the moment after: filelock makes the folder of its file.
+            folder = Path(tempfile.mkdtemp(prefix=prefix, dir=work))
+            lock = _file_lock(folder / "in-use")
+            # The folder was removed; FileExistsError: while filelock made the folder of its file.
             with contextlib.suppress(FileNotFoundError, FileExistsError):
                 lock.acquire()
-                if (outer / "in-use").exists():
-                    return outer, lock
+                if (folder / "in-use").exists():
+                    return folder, lock
                 lock.release()
-            files.remove_tree(outer)
+            files.remove_tree(folder)
 
     def sweep(self) -> None:
-        """Remove what a killed runner left in ``work``: folders whose lock nobody holds.
+        """Remove the folders of killed runners from ``work``: those whose lock nobody holds.
 
-        One without a lock's file is locked as well: its owner was killed before it made that, or while removing it.
+        A folder without a lock file is locked and removed, too: its runner was killed before making or after removing
+        the file.
         """
-        for outer in (self.root / "work").glob("*"):
-            with contextlib.suppress(OSError), _file_lock(outer / "in-use", timeout=0):  # filelock.Timeout is one
-                files.remove_tree(outer)
+        for folder in (self.root / "work").glob("*"):
+            with contextlib.suppress(OSError), _file_lock(folder / "in-use", timeout=0):  # Timeout is an OSError
+                files.remove_tree(folder)
 
     @contextmanager
     def guard(self) -> Iterator[None]:
-        """Turn a full or read-only file system into one line that names the cache."""
+        """Turn the error of a full or read-only file system into one line that names the cache."""
         with room.guard(self.root, "the cache", "--cache DIR"):
             yield
 
 
 def _file_lock(path: Path, timeout: float = -1) -> filelock.FileLock:
-    """Return the lock of a file, not yet held; its library is loaded only where something is locked."""
     import filelock  # noqa: PLC0415 - 30 ms that `list` does without
 
     return filelock.FileLock(path, timeout=timeout)
 
 
 def used(entry: Path) -> None:
-    """Note on an entry that it was used now: what nobody uses is pruned some day."""
-    with contextlib.suppress(OSError):  # of a read-only cache nothing is pruned
+    """Set the time of an entry's last use, by which entries are pruned."""
+    with contextlib.suppress(OSError):  # a read-only cache is not pruned
         os.utime(entry)

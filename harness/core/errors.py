@@ -9,11 +9,11 @@ from collections.abc import Iterable
 from harness.core.terminal import visible
 from harness.core.words import Exit
 
-#: How many near names a message suggests, and how many choices it lists beside them.
+#: Similar names that a message suggests, and the longest list of choices that it prints.
 NEAR_NAMES, SHORT_LIST = 3, 8
-#: A password or a token in a URL is whoever's who typed it.
+#: The user, with a password or a token, in a URL.
 CREDENTIALS = re.compile(r"(?P<scheme>\w://)[^\s/@]+@")
-#: A parameter of a URL whose value opens something; one that is masked already is none.
+#: A parameter of a URL whose value is a secret that is not masked yet.
 PARAMETER = re.compile(
     r"(?P<name>[?&;](?:[\w-]*[_-])?"
     r"(?:token|secret|password|passwd|pwd|api_?key|signature|sig|auth|credential)=)"
@@ -28,19 +28,19 @@ def without_credentials(text: str) -> str:
 
 
 class HarnessError(Exception):
-    """Something that a user can fix; its text is one line that names the culprit and the next step."""
+    """An error that a user can fix; its text is one line that names the cause and the next step."""
 
     def __init__(self, message: str, *, status: Exit = Exit.WRONG_CALL) -> None:
-        """Keep the message on one line, visible whatever it quotes, and free of the passwords in URLs."""
+        """Put the message on one line, without invisible characters and without passwords of URLs."""
         super().__init__(without_credentials(" ".join(visible(message).split())))
         self.status = status
 
 
 class UnavailableError(HarnessError):
-    """Something from outside cannot be had: no network, no such release, no room, a damaged file."""
+    """Something external is not available: no network, no such release, no room, a damaged file."""
 
     def __init__(self, message: str) -> None:
-        """Set the status: a pack that meets this ends in ERROR, a command that only fetches in DEVIATES."""
+        """Set the status of a command that only fetches; a pack ends in ERROR."""
         super().__init__(message, status=Exit.DEVIATES)
 
 
@@ -49,18 +49,18 @@ class UnreachableError(UnavailableError):
 
 
 class NoRoomError(UnavailableError):
-    """A file system is full or cannot be written: that is never a property of the release that was wanted."""
+    """A file system is full or cannot be written, which says nothing about the requested release."""
 
 
 class UnsupportedHereError(HarnessError):
     """A pack cannot be judged on this host: it ends in UNSUPPORTED, with this reason."""
 
 
-def unknown(what: str, given: str, valid: Iterable[str], next_command: str) -> HarnessError:
-    """Build the error for a name of a `what`, such as ``pack``, that is none of the valid ones."""
+def unknown(noun: str, name: str, valid: Iterable[str], next_command: str) -> HarnessError:
+    """Build the error for the name of a `noun`, such as ``pack``, that is not among the valid ones."""
     choices = sorted(valid)
-    holding = [name for name in choices if given and given.lower() in name.lower()]
-    near = (holding or difflib.get_close_matches(given, choices))[:NEAR_NAMES]
-    hint = f"; did you mean {' or '.join(near)}?" if near else "."
-    listed = f" Choices: {', '.join(choices) or 'none'}." if len(choices) <= SHORT_LIST else ""
-    return HarnessError(f"no {what} {given!r}{hint}{listed} Next: {next_command}")
+    containing = [choice for choice in choices if name and name.lower() in choice.lower()]
+    similar = (containing or difflib.get_close_matches(name, choices))[:NEAR_NAMES]
+    hint = f"; did you mean {' or '.join(similar)}?" if similar else "."
+    listing = f" Choices: {', '.join(choices) or 'none'}." if len(choices) <= SHORT_LIST else ""
+    return HarnessError(f"no {noun} {name!r}{hint}{listing} Next: {next_command}")

@@ -1,4 +1,4 @@
-"""Files: hashes, manifests, and writes that are whole or not there."""
+"""Files: hashes, manifests and atomic writes."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
-#: This repository; where the runner is installed, the folder that it is installed in.
+#: This repository, or the folder in which the runner is installed.
 REPOSITORY = Path(__file__).resolve().parents[2]
-#: Bytes: what file systems take of one name, and half of what Linux takes of a path.
+#: Bytes: the longest file name of common file systems, and half of Linux's longest path.
 LONGEST_NAME, LONGEST_PATH = 255, 2048
-#: Folders inside each other, beyond all that a release or a compiler lays out.
+#: Nested folders, more than any release or compiler makes.
 DEEPEST = 100
-#: Of one command: as many paths as Linux takes, however long they are.
+#: Paths in one command; Linux takes so many even of the longest.
 MOST_ARGUMENTS = 500
 
 
@@ -33,22 +33,22 @@ def sha256_file(path: Path) -> str:
 
 
 def walk(folder: Path) -> Iterator[tuple[str, os.stat_result | None]]:
-    """Yield the path of whatever is no folder below `folder`, and its stat, links not followed, however deep it nests.
+    """Yield path and stat of everything below `folder` that is not a folder; links are not followed.
 
-    A folder below DEEPEST others, or whose path is longer than the system takes, is yielded without a stat, and what
-    lies in it is not.
+    A folder that is nested deeper than DEEPEST, or whose path is too long for the system, is not entered: it is yielded
+    without a stat.
     """
-    waiting = [""]
-    while waiting:
-        prefix = waiting.pop()
+    prefixes = [""]
+    while prefixes:
+        prefix = prefixes.pop()
         if prefix.count("/") > DEEPEST:
             yield prefix, None
             continue
         try:
-            with os.scandir(folder / prefix) as inside:
-                for entry in inside:
+            with os.scandir(folder / prefix) as entries:
+                for entry in entries:
                     if entry.is_dir(follow_symlinks=False):
-                        waiting.append(f"{prefix}{entry.name}/")
+                        prefixes.append(f"{prefix}{entry.name}/")
                     else:
                         yield prefix + entry.name, entry.stat(follow_symlinks=False)
         except OSError as error:
@@ -74,7 +74,7 @@ def key_of(*parts: object) -> str:
 
 
 def is_bare_name(text: str) -> bool:
-    """Whether `text` is the name of a file in a folder, and leads nowhere else."""
+    """Whether `text` names a file in a folder and cannot lead out of it."""
     return (
         text.isprintable()
         and len(text.encode(errors="replace")) <= LONGEST_NAME
@@ -83,30 +83,30 @@ def is_bare_name(text: str) -> bool:
 
 
 def copy(source: Path, paths: Iterable[str], target: Path) -> None:
-    """Copy files of one folder into another, which is made; OSError says why one cannot be copied.
+    """Copy files of one folder into a new one; OSError says why a file cannot be copied.
 
-    A program of the system does it, so that the threads of this one go on meanwhile.
+    ``cp`` copies them, so that the threads of this process go on meanwhile.
     """
     target.mkdir(parents=True)
     names = list(paths)
-    for first in range(0, len(names), MOST_ARGUMENTS):
-        some = names[first : first + MOST_ARGUMENTS]
-        command = ["cp", "--parents", "--reflink=auto", "--target-directory", str(target.absolute()), "--", *some]
-        ended = subprocess.run(command, cwd=source, env={**os.environ, "LC_ALL": "C"}, capture_output=True, check=False)
-        if ended.returncode != 0:
-            said = ended.stderr.decode(errors="replace")
-            raise OSError(next((code for code in errno.errorcode if os.strerror(code) in said), errno.EIO), said)
+    for start in range(0, len(names), MOST_ARGUMENTS):
+        batch = names[start : start + MOST_ARGUMENTS]
+        command = ["cp", "--parents", "--reflink=auto", "--target-directory", str(target.absolute()), "--", *batch]
+        cp = subprocess.run(command, cwd=source, env={**os.environ, "LC_ALL": "C"}, capture_output=True, check=False)
+        if cp.returncode != 0:
+            message = cp.stderr.decode(errors="replace")
+            raise OSError(next((code for code in errno.errorcode if os.strerror(code) in message), errno.EIO), message)
 
 
 def remove_tree(folder: Path) -> None:
-    """Remove a folder and all that is in it, as far as that can be done, however deep it nests."""
+    """Remove a folder and its content as far as possible, at any depth."""
     subprocess.run(["rm", "-rf", "--", folder], stderr=subprocess.DEVNULL, check=False)
 
 
 def write_atomic(path: Path, text: str | Iterable[str]) -> None:
-    """Write a file so that a reader, or a kill at any moment, finds the old one or the new one.
+    """Write a file atomically: a reader finds the old one or the new one, even after a kill.
 
-    A large text may come in pieces, which are not held in memory together.
+    A large text may come in pieces, which are never in memory together.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")

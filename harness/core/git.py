@@ -8,8 +8,8 @@ from pathlib import Path
 
 from harness.core.errors import HarnessError
 
-#: Of what only shows files, applies a patch or lays a commit out: neither a user's configuration and attributes nor
-#: those of an archive, with their filters and commands.
+#: For commands that show files, apply a patch or lay out a commit. They read no configuration and no attributes of a
+#: user or of an archive, since both may name filters and commands.
 PLAIN = {
     "GIT_CONFIG_GLOBAL": os.devnull,
     "GIT_CONFIG_NOSYSTEM": "1",
@@ -20,7 +20,7 @@ PLAIN_SETTINGS = ("-c", f"core.attributesFile={os.devnull}", "-c", f"core.hooksP
 
 
 def start(arguments: list[str], folder: Path, environment: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    """Run git in `folder` with this environment and wait for its end; bytes that are no UTF-8 are replaced."""
+    """Run git in `folder` with this environment and wait for its end; bytes that are not UTF-8 are replaced."""
     try:
         return subprocess.run(
             ["git", *arguments],
@@ -41,21 +41,21 @@ def run(
 ) -> subprocess.CompletedProcess[str]:
     """Run git in `folder`; it never asks for a password and never looks for a repository above `folder`.
 
-    With `plain` it ignores every configuration but that of a repository that `folder` itself is; without, it has the
-    user's: a fetch needs the proxy and the credentials.
+    With `plain` it reads no configuration but that of the repository `folder`. Otherwise it also reads the user's: a
+    fetch needs the proxy and the credentials.
     """
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")}
-    of_user = {name: value for name, value in os.environ.items() if name.startswith("GIT_CONFIG_")}
+    configuration = {name: value for name, value in os.environ.items() if name.startswith("GIT_CONFIG_")}
     environment = inherited | {
         "GIT_CEILING_DIRECTORIES": str(folder.parent),
         "GIT_TERMINAL_PROMPT": "0",
         "LC_ALL": "C.UTF-8",
-        **(PLAIN if plain else of_user),
+        **(PLAIN if plain else configuration),
         **(extra or {}),
     }
     return start([*PLAIN_SETTINGS, *arguments] if plain else arguments, folder, environment)
 
 
 def last_line(text: str) -> str:
-    """Return the last line of git's own message that says something."""
+    """Return the last line of git's message that is not blank."""
     return next((line for line in reversed(text.splitlines()) if line.strip()), "no message")

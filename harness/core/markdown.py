@@ -1,4 +1,4 @@
-"""GitHub Markdown that stays valid whatever is put into it."""
+"""GitHub Markdown that stays valid with any text in it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable
 #: Terminal escape sequences, and the control characters that no Markdown renderer shows.
 ESCAPES = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
-#: What begins a mention, a link, an image, a tag, an entity, code or emphasis.
+#: The start of a mention, a link, an image, a tag, an entity, code or emphasis.
 ACTIVE = re.compile(r"[\[\]<>`@&*~]|://|www\.")
 
 
@@ -26,19 +26,19 @@ def fenced(text: str, language: str = "") -> str:
 
 
 def code(text: str, most: int = 240) -> str:
-    """Write text of any origin as code on one line: in it no mention, link or tag comes to life.
+    """Write text of any origin as code on one line, in which no mention, link or tag is active.
 
-    What is longer than `most` characters is cut, and says so.
+    A text of more than `most` characters is cut and ends in dots.
     """
-    shown = " ".join(plain(text).replace("`", "'").split())
-    shown = shown if len(shown) <= most else f"{shown[:most]} ..."
-    return f"`{shown}`" if shown else ""
+    line = " ".join(plain(text).replace("`", "'").split())
+    line = line if len(line) <= most else f"{line[:most]} ..."
+    return f"`{line}`" if line else ""
 
 
 def inert(text: str) -> str:
-    """Write text of any origin on one line: as code where Markdown would make something of it."""
-    shown = " ".join(plain(text).split())
-    return code(text) if ACTIVE.search(shown) else shown
+    """Write text of any origin on one line, as code if Markdown would interpret it."""
+    line = " ".join(plain(text).split())
+    return code(text) if ACTIVE.search(line) else line
 
 
 def details(summary: str, body: str) -> str:
@@ -47,7 +47,7 @@ def details(summary: str, body: str) -> str:
 
 
 def escaped(text: str) -> str:
-    """Escape what HTML would read as a tag."""
+    """Escape the characters that HTML would read as a tag or an entity."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
@@ -63,15 +63,15 @@ def inert_cell(text: str) -> str:
 
 def table(header: list[str], rows: list[list[str]], write: Callable[[str], str] = cell) -> str:
     """Write a table; `write` makes a text fit into a cell."""
-    body = [[write(text) for text in line] for line in (header, *rows)]
-    written = [body[0], ["---"] * len(header), *body[1:]]
-    return "\n".join(f"| {' | '.join(line)} |" for line in written) + "\n"
+    cells = [[write(text) for text in row] for row in (header, *rows)]
+    lines = [cells[0], ["---"] * len(header), *cells[1:]]
+    return "\n".join(f"| {' | '.join(row)} |" for row in lines) + "\n"
 
 
 def tail(text: str, most_bytes: int) -> str:
-    """Return the last whole lines of a text that fit into `most_bytes` of UTF-8, and say so where it was cut."""
+    """Return the last whole lines of a text that fit into `most_bytes` of UTF-8, below a note if lines are left out."""
     data = text.encode()
     if len(data) <= most_bytes:
         return text
-    kept = data[-most_bytes:].decode(errors="ignore").partition("\n")[2]
-    return f"[... the first {len(data) - len(kept.encode())} bytes are left out ...]\n{kept}"
+    ending = data[-most_bytes:].decode(errors="ignore").partition("\n")[2]
+    return f"[... the first {len(data) - len(ending.encode())} bytes are left out ...]\n{ending}"

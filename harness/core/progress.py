@@ -19,22 +19,22 @@ def duration(seconds: float) -> str:
 
 
 class Progress:
-    """Tells what is being done now, and what is left."""
+    """Shows the current step and the lanes that run."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        """Begin silently; without a stream nothing is ever shown."""
+        """Show nothing yet, and never anything without a stream."""
         self._console = Console(file=stream, highlight=False, quiet=stream is None)
         self._live = progress.Progress(
             progress.SpinnerColumn(),
             progress.TextColumn("{task.fields[count]}{task.description}", markup=False),
             progress.TimeElapsedColumn(),
-            progress.TextColumn("{task.fields[of]}"),
+            progress.TextColumn("{task.fields[estimate]}"),
             console=self._console,
             transient=True,
             disable=not self._console.is_terminal,
         )
-        self._whole = self._live.add_task("starting", count="", of="")
-        self._lanes: dict[str, progress.TaskID] = {}
+        self._summary = self._live.add_task("starting", count="", estimate="")
+        self._tasks: dict[str, progress.TaskID] = {}
         self._started = time.monotonic()
         self._total = self._ended = 0
 
@@ -46,9 +46,9 @@ class Progress:
         self._live.stop()
 
     def begin(self, total: int, seconds: float | None) -> None:
-        """Say how many lanes there are, and how long they take at least, where that is known."""
+        """Begin to count `total` lanes, which take at least so many seconds; None: that is not known."""
         self._total, self._ended, self._started = total, 0, time.monotonic()
-        self._live.reset(self._whole, count=self._count(), of=_of(seconds))
+        self._live.reset(self._summary, count=self._count(), estimate=_estimate(seconds))
         if total > 1 and seconds is not None:
             self.tell(f"{total} lanes, about {duration(seconds)} by the times of the receipts")
 
@@ -56,26 +56,26 @@ class Progress:
         return f"{self._ended} of {self._total} lanes; " if self._total else ""
 
     def tell(self, text: str) -> None:
-        """Say what is being done."""
+        """Show the current step."""
         text = visible(text)
-        self._live.update(self._whole, description=text, count=self._count())
+        self._live.update(self._summary, description=text, count=self._count())
         if self._live.disable:
             seconds = time.monotonic() - self._started
-            with contextlib.suppress(OSError):  # nobody can read it: that ends no lane
+            with contextlib.suppress(OSError):  # a closed stream ends no lane
                 self._console.print(f"[{seconds:6.1f} s] {text}", markup=False, soft_wrap=True)
 
     def start(self, key: str, name: str, expected: float | None) -> None:
-        """Note that something runs from now on; `expected` is in seconds."""
-        self._lanes[key] = self._live.add_task(f"  {name}", count="", of=_of(expected))
+        """Show that a lane runs; `expected` is its time in seconds."""
+        self._tasks[key] = self._live.add_task(f"  {name}", count="", estimate=_estimate(expected))
 
     def end(self, key: str, line: str) -> None:
-        """Note that it is over, and say so where there is something to say."""
-        if key in self._lanes:
-            self._live.remove_task(self._lanes.pop(key))
+        """Show that a lane ended; with an empty `line` it is neither told nor counted."""
+        if key in self._tasks:
+            self._live.remove_task(self._tasks.pop(key))
         self._ended += bool(line)
         if line:
             self.tell(line)
 
 
-def _of(seconds: float | None) -> str:
+def _estimate(seconds: float | None) -> str:
     return f"of about {duration(seconds)}" if seconds else ""

@@ -8,16 +8,16 @@ from __future__ import annotations
 import ast
 import threading
 
-_ONE_AT_A_TIME = threading.Lock()
+_LOCK = threading.Lock()
 
 
 def parse(source: str) -> ast.Module:
     """Parse a module as `ast.parse` does."""
-    with _ONE_AT_A_TIME:
+    with _LOCK:
         return ast.parse(source)
 
 
 def literal(text: str) -> object:
     """Evaluate a literal as `ast.literal_eval` does."""
-    with _ONE_AT_A_TIME:
+    with _LOCK:
         return ast.literal_eval(text)

@@ -1,4 +1,4 @@
-"""Full and read-only file systems, named in one line."""
+"""Errors of full and read-only file systems, in one line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from harness.core.errors import HarnessError, NoRoomError
 
 NO_ROOM = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 FORBIDDEN = {errno.EACCES, errno.EROFS, errno.EPERM}
-#: What stands where a folder was to be.
+#: A file lies in the place of a folder.
 NO_FOLDER = {errno.ENOTDIR, errno.EEXIST}
 
 
@@ -22,10 +22,10 @@ def _existing(path: Path) -> Path:
 
 
 @contextmanager
-def guard(folder: Path, what: str, option: str) -> Iterator[None]:
-    """Turn what a file system refuses into one line that names the folder.
+def guard(folder: Path, noun: str, option: str) -> Iterator[None]:
+    """Turn the error of a full or read-only file system into one line that names the folder.
 
-    `what` is the noun for it, such as ``the cache``, and `option` names another one, such as ``--cache DIR``.
+    `noun` says what the folder is, such as ``the cache``; `option` selects another one, such as ``--cache DIR``.
     """
     try:
         yield
@@ -33,14 +33,14 @@ def guard(folder: Path, what: str, option: str) -> Iterator[None]:
         if error.errno in NO_ROOM:
             free = shutil.disk_usage(_existing(folder)).free // 2**20
             raise NoRoomError(
-                f"no room in {what} {folder} ({free} MiB free); nothing half-written was kept. "
+                f"no room in {noun} {folder} ({free} MiB free); nothing half-written was kept. "
                 f"Next: free room, or name another folder with {option}"
             ) from None
         if error.errno in NO_FOLDER and not _existing(folder).is_dir():
-            raise HarnessError(f"{what} {folder} is no folder. Next: name another one with {option}") from None
+            raise HarnessError(f"{noun} {folder} is no folder. Next: name another one with {option}") from None
         if error.errno in FORBIDDEN:
             raise NoRoomError(
-                f"{what} {folder} cannot be written ({os.strerror(error.errno)}). "
+                f"{noun} {folder} cannot be written ({os.strerror(error.errno)}). "
                 f"Next: name another folder with {option}"
             ) from None
         raise

@@ -1,10 +1,9 @@
-"""Seals: whether an entry of the cache still holds, byte for byte, what was laid out in it.
+"""Seals tell whether an entry of the cache is still, byte for byte, what was laid out.
 
-A seal lies outside the entry that it speaks of: the sha256 of every file, and what the file system says of each (size,
-times, inode). While the file system says the same, no byte has changed; where it does not, every file is hashed again.
-Seals are authenticated with a key that lies outside the cache, so that an entry is never believed for a file that came
-with it: where a seal is missing or is not one's own, the entry is built again, from an archive that is hashed against
-pack.toml, and compared.
+A seal lies outside its entry. It holds the sha256 of every file, and its stat: size, times, inode. While the stat of a
+file is the same, so are its bytes; otherwise the file is hashed again. Seals are authenticated with a key outside the
+cache, so that no seal that came with an entry is trusted. An entry without a seal of this user is built again from an
+archive, which is hashed against pack.toml, and compared.
 """
 
 from __future__ import annotations
@@ -17,7 +16,6 @@ import secrets
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cache as once
-from itertools import islice
 from pathlib import Path
 
 import platformdirs
@@ -29,28 +27,28 @@ from harness.core.words import Exit
 
 #: Of a file: size in bytes, times of modification and of change in ns, inode, type and permissions.
 Stat = tuple[int, int, int, int, int]
-#: Stands for the stat of a folder that is not looked into: files.walk says which.
+#: Stands for the stat of a folder that `files.walk` does not enter.
 TOO_DEEP = (0, 0, 0, 0, 0)
 KEY_BYTES = 32
-#: Of a message: how many changes, and how many characters at each end of one.
+#: Of a message: the number of changes, and the characters at each end of a long one.
 SHOWN, SHOWN_END = 3, 120
 
 
 class ChangedError(HarnessError):
-    """An entry of the cache no longer held what was laid out in it; it has been laid out anew."""
+    """An entry of the cache had changed since it was laid out; it has been laid out anew, or removed."""
 
     def __init__(self, message: str) -> None:
         super().__init__(message, status=Exit.DEVIATES)
 
 
 def key_file() -> Path:
-    """Return the file of the key that authenticates seals: the user's own, outside every cache."""
+    """Return the file of the user's key for seals, outside every cache."""
     return Path(platformdirs.user_state_dir("reproducer-packs", appauthor=False)) / "seal.key"
 
 
 @once
 def _key(path: Path) -> bytes:
-    """Return the key, made at its first use; where it cannot be kept, one that this process alone knows."""
+    """Return the user's key, made at its first use; if it cannot be stored, a key of this process alone."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         fresh = path.with_name(f"{path.name}.{secrets.token_hex(8)}")
@@ -62,51 +60,52 @@ def _key(path: Path) -> bytes:
             pass
         finally:
             fresh.unlink()
-        found = path.read_bytes()
+        key = path.read_bytes()
     except OSError:
-        found = b""
-    return found if len(found) == KEY_BYTES else secrets.token_bytes(KEY_BYTES)
+        key = b""
+    return key if len(key) == KEY_BYTES else secrets.token_bytes(KEY_BYTES)
 
 
 def owner() -> str:
-    """Name whoever seals: eight digits that follow from the key."""
+    """Name the user who seals, by eight digits that follow from the key."""
     return hashlib.sha256(b"owner" + _key(key_file())).hexdigest()[:8]
 
 
 def stats(folder: Path) -> dict[str, Stat]:
-    """Map the path of whatever is no folder below `folder` to what the file system says of it, links not followed."""
+    """Map the path of everything below `folder` that is not a folder to its stat; links are not followed."""
     return {
-        path: (one.st_size, one.st_mtime_ns, one.st_ctime_ns, one.st_ino, one.st_mode) if one else TOO_DEEP
-        for path, one in files.walk(folder)
+        path: (stat.st_size, stat.st_mtime_ns, stat.st_ctime_ns, stat.st_ino, stat.st_mode) if stat else TOO_DEEP
+        for path, stat in files.walk(folder)
     }
 
 
 def hashes(folder: Path, paths: Iterable[str]) -> dict[str, str]:
-    """Map paths below `folder` to the sha256 of their bytes; of a link, a pipe or a device to what it is."""
-    found = {}
-    for path in paths:
-        is_file = os.path.isfile(folder / path)  # noqa: PTH113 - false of a path that is too long
-        found[path] = files.sha256_file(folder / path) if is_file and not (folder / path).is_symlink() else "no file"
-    return found
+    """Map paths below `folder` to the sha256 of their bytes, or to ``no file`` for a link, a pipe or a device."""
+    return {path: _content_hash(folder / path) for path in paths}
 
 
-def differences(wanted: Mapping[str, str], found: Mapping[str, str]) -> list[str]:
-    """List in words what was edited, deleted or added."""
-    edited = [f"{path} was edited" for path in sorted(wanted.keys() & found.keys()) if wanted[path] != found[path]]
-    deleted = [f"{path} was deleted" for path in sorted(wanted.keys() - found.keys())]
-    return edited + deleted + [f"{path} was added" for path in sorted(found.keys() - wanted.keys())]
+def _content_hash(path: Path) -> str:
+    is_file = os.path.isfile(path) and not path.is_symlink()  # noqa: PTH113 - false for a path that is too long
+    return files.sha256_file(path) if is_file else "no file"
 
 
-def in_words(changes: list[str]) -> str:
-    """Join the first few changes, each cut in its middle where it is long."""
+def differences(before: Mapping[str, str], after: Mapping[str, str]) -> list[str]:
+    """List the files that were edited, deleted or added, in words."""
+    edited = [f"{path} was edited" for path in sorted(before.keys() & after.keys()) if before[path] != after[path]]
+    deleted = [f"{path} was deleted" for path in sorted(before.keys() - after.keys())]
+    return edited + deleted + [f"{path} was added" for path in sorted(after.keys() - before.keys())]
+
+
+def _summary(changes: list[str]) -> str:
     more = f" and {len(changes) - SHOWN} more" if len(changes) > SHOWN else ""
-    shown = (one if len(one) <= 2 * SHOWN_END else f"{one[:SHOWN_END]} ... {one[-SHOWN_END:]}" for one in changes)
-    return "; ".join(islice(shown, SHOWN)) + more
+    limit = 2 * SHOWN_END
+    shown = (text if len(text) <= limit else f"{text[:SHOWN_END]} ... {text[-SHOWN_END:]}" for text in changes[:SHOWN])
+    return "; ".join(shown) + more
 
 
 @dataclass(frozen=True)
 class Seal:
-    """What an entry held when it was sealed: sha256 and stat by path relative to the sealed folder."""
+    """The content of an entry when it was sealed: sha256 and stat by path relative to the sealed folder."""
 
     entries: Mapping[str, str]
     stats: Mapping[str, Stat]
@@ -116,30 +115,30 @@ def _seal_path(cache: Cache, kind: str, key: str) -> Path:
     return cache.root / "seals" / owner() / f"{kind}-{key}.json"
 
 
-def _authenticated(name: str, body: str) -> str:
+def _authentication_code(name: str, body: str) -> str:
     return hmac.new(_key(key_file()), f"{name}\n{body}".encode(), hashlib.sha256).hexdigest()
 
 
 def read(cache: Cache, kind: str, key: str) -> Seal | None:
-    """Read a seal; None where there is none, or not one's own."""
+    """Read a seal; None if there is none, or none of this user."""
     path = _seal_path(cache, kind, key)
     try:
         code, _, body = path.read_text(encoding="utf-8").partition("\n")
     except (OSError, UnicodeDecodeError):
         return None
-    if not hmac.compare_digest(code, _authenticated(path.name, body)):
+    if not hmac.compare_digest(code, _authentication_code(path.name, body)):
         return None
     data = json.loads(body)
-    return Seal(data["entries"], {name: tuple(one) for name, one in data["stats"].items()})
+    return Seal(data["entries"], {name: tuple(stat) for name, stat in data["stats"].items()})
 
 
 def write(cache: Cache, kind: str, key: str, seal: Seal) -> None:
-    """Write a seal; a cache that cannot be written does without, and is hashed in each run."""
+    """Write a seal; a read-only cache has none, and is hashed in each run."""
     path = _seal_path(cache, kind, key)
     body = json.dumps({"entries": dict(seal.entries), "stats": dict(seal.stats)})
     try:
         with cache.guard():
-            files.write_atomic(path, f"{_authenticated(path.name, body)}\n{body}")
+            files.write_atomic(path, f"{_authentication_code(path.name, body)}\n{body}")
     except UnavailableError:
         if os.access(cache.root, os.W_OK):
             raise
@@ -148,18 +147,18 @@ def write(cache: Cache, kind: str, key: str, seal: Seal) -> None:
 
 @dataclass(frozen=True)
 class Layout:
-    """An entry of the cache that can be checked, and laid out anew."""
+    """An entry of the cache that can be checked and laid out anew."""
 
     cache: Cache
     kind: str
     key: str
-    #: lays it out in a folder; called again where the entry cannot be believed
+    #: lays it out in a folder; called again if the entry is not trusted
     build: Callable[[Path], None] = field(compare=False, repr=False)
     name: str  # for people, such as ``liger-kernel 0.8.1``
-    content: str = "content"  # what is sealed in the entry's folder
-    #: paths that building again need not give byte for byte (bytecode)
+    content: str = "content"  # the folder of the entry that is sealed
+    #: whether a path may differ when the entry is built again (bytecode)
     ignored: Callable[[str], bool] = field(default=lambda _: False, compare=False, repr=False)
-    #: sha256 by path of what `build` copies from another entry, whose seal it checks: these files are not hashed again
+    #: sha256 by path of the files that `build` copies from another entry, and checks by its seal: not hashed again
     known: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
 
     @property
@@ -168,9 +167,9 @@ class Layout:
         return self.cache.entry(self.kind, self.key) / self.content
 
     def lay_out(self) -> Seal:
-        """Return the seal of the entry, which is built, checked, or compared with one that is built again.
+        """Build the entry, check it by its seal, or compare it with a second build; return its seal.
 
-        ChangedError is raised where it held something else; it has been laid out anew.
+        ChangedError: the entry had changed; it has been laid out anew.
         """
         seal = read(self.cache, self.kind, self.key)
         if seal and self.folder.is_dir() and stats(self.folder) == seal.stats:
@@ -179,99 +178,99 @@ class Layout:
         with self.cache.guard(), self.cache.lock(f"seal-{self.kind}-{self.key}"):
             if not self.folder.is_dir():
                 self.cache.populate(self.kind, self.key, self.build)
-                return self._sealed(self._built(self.folder))
+                return self._store(self._seal_of(self.folder))
             seal = read(self.cache, self.kind, self.key)
-            return self.check(seal) if seal else self._compared()
+            return self.check(seal) if seal else self._compare()
 
     def check(self, seal: Seal, *, while_it_ran: bool = False) -> Seal:
-        """Compare the entry with its seal; return the seal as the file system has it now.
+        """Compare the entry with its seal; return a seal with the current stats.
 
-        ChangedError is raised where a byte changed; the entry has been laid out anew. With `while_it_ran` a file that
-        was written again with the same bytes is a change as well.
+        ChangedError: a byte had changed; the entry has been laid out anew. With `while_it_ran`, a file that was written
+        again with the same bytes counts as changed.
         """
-        now = stats(self.folder) if self.folder.is_dir() else {}
-        if now == seal.stats:
+        current = stats(self.folder) if self.folder.is_dir() else {}
+        if current == seal.stats:
             return seal
-        suspects = [path for path in now if now[path] != seal.stats.get(path)]
-        entries = {path: seal.entries[path] for path in now if path in seal.entries}
+        suspects = [path for path in current if current[path] != seal.stats.get(path)]
+        entries = {path: seal.entries[path] for path in current if path in seal.entries}
         entries |= hashes(self.folder, suspects)
         changes = differences(seal.entries, entries)
         if while_it_ran and not changes:
-            changes = [f"{path} was written anew" for path in suspects if _touched(now[path], seal.stats[path])]
+            changes = [f"{path} was written anew" for path in suspects if _touched(current[path], seal.stats[path])]
         if changes:
             with self.cache.guard(), self.cache.scratch(f"{self.kind}-") as fresh:
                 try:
                     self.build(fresh)
-                except ChangedError:  # what this is made from had changed as well, and has been laid out anew
+                except ChangedError:  # the entry that `build` copies had changed, too, and has been laid out anew
                     files.remove_tree(fresh / self.content)
                     self.build(fresh)
-                return self._replaced(fresh, changes)
-        return self._sealed(Seal(seal.entries, now))
+                return self._replace(fresh, changes)
+        return self._store(Seal(seal.entries, current))
 
-    def _built(self, folder: Path) -> Seal:
-        """Hash what `build` has just laid out in a folder."""
-        found = stats(folder)
-        known = {path: self.known[path] for path in found if path in self.known}
-        return Seal(known | hashes(folder, found.keys() - known.keys()), found)
+    def _seal_of(self, folder: Path) -> Seal:
+        """Return the seal of a folder that `build` has just laid out."""
+        current = stats(folder)
+        known = {path: self.known[path] for path in current if path in self.known}
+        return Seal(known | hashes(folder, current.keys() - known.keys()), current)
 
-    def _sealed(self, seal: Seal) -> Seal:
+    def _store(self, seal: Seal) -> Seal:
         write(self.cache, self.kind, self.key, seal)
         return seal
 
-    def _compared(self) -> Seal:
-        """Build the entry again and compare; one that was right stays, one that was not is replaced."""
+    def _compare(self) -> Seal:
+        """Build the entry again and compare; an equal entry stays, another one is replaced."""
         self.cache.tell(f"checking {self.name}")
         with self.cache.guard(), self.cache.scratch(f"{self.kind}-") as fresh:
             self.build(fresh)
-            wanted, now = self._built(fresh / self.content).entries, stats(self.folder)
-            found = hashes(self.folder, now)
-            if found == wanted:
-                return self._sealed(Seal(found, now))
+            expected, current = self._seal_of(fresh / self.content).entries, stats(self.folder)
+            actual = hashes(self.folder, current)
+            if actual == expected:
+                return self._store(Seal(actual, current))
             before, after = (
                 {path: sha256 for path, sha256 in entries.items() if not self.ignored(path)}
-                for entries in (wanted, found)
+                for entries in (expected, actual)
             )
-            return self._replaced(fresh, differences(before, after))
+            return self._replace(fresh, differences(before, after))
 
-    def _replaced(self, fresh: Path, changes: list[str]) -> Seal:
-        """Put a fresh entry in the place of this one; its files may be shared. ChangedError: something had changed."""
+    def _replace(self, fresh: Path, changes: list[str]) -> Seal:
+        """Put a fresh entry in the place of this one; ChangedError: there are `changes`."""
         entry = self.cache.entry(self.kind, self.key)
         with self.cache.lock(f"{self.kind}-{self.key}"), self.cache.scratch("changed-") as aside:
             if entry.exists():
                 entry.rename(aside / "old")
             fresh.rename(entry)
-        seal = self._sealed(self._built(self.folder))
+        seal = self._store(self._seal_of(self.folder))
         if changes:
-            said = in_words(changes)
-            raise ChangedError(f"{self.name} in the cache is not what was laid out: {said}. It has been laid out anew")
+            edits = _summary(changes)
+            raise ChangedError(f"{self.name} in the cache is not what was laid out: {edits}. It has been laid out anew")
         return seal
 
 
 def _touched(now: Stat, before: Stat) -> bool:
-    """Whether a file was written or replaced; a further link to it changes its time of change alone."""
+    """Whether a file was written or replaced; another hard link to it changes its time of change alone."""
     return now[:2] + now[3:] != before[:2] + before[3:]
 
 
 def keep(cache: Cache, kind: str, key: str, folder: Path) -> None:
-    """Seal a folder that grows, as it is now: JIT results, or an environment that a script built.
+    """Seal the current state of a folder that grows: JIT results, or an environment that a script built.
 
-    One that nests too deep to be looked into is removed instead.
+    A folder that nests too deep is removed instead.
     """
-    found = stats(folder)
-    if TOO_DEEP in found.values():
+    current = stats(folder)
+    if TOO_DEEP in current.values():
         forget(cache, kind, key, folder)
     else:
-        write(cache, kind, key, Seal({}, found))
+        write(cache, kind, key, Seal({}, current))
 
 
 def kept(cache: Cache, kind: str, key: str, folder: Path) -> bool | None:
-    """Whether nothing changed in a folder since `keep`; None where it was never sealed by this user."""
-    found = read(cache, kind, key)
-    return None if found is None else folder.is_dir() and stats(folder) == found.stats
+    """Whether a folder is unchanged since `keep`; None if this user never sealed it."""
+    seal = read(cache, kind, key)
+    return None if seal is None else folder.is_dir() and stats(folder) == seal.stats
 
 
 def forget(cache: Cache, kind: str, key: str, folder: Path) -> None:
-    """Remove a folder that cannot be believed, with its seal."""
+    """Remove an untrusted folder and its seal."""
     _seal_path(cache, kind, key).unlink(missing_ok=True)
     with cache.guard(), cache.scratch("changed-") as aside:
         if folder.exists():

@@ -1,8 +1,7 @@
-"""Reading JSON that somebody else wrote: what cannot be written again, or means two things, is refused.
+"""Reading JSON from others: a document that is ambiguous, or that cannot be written again, is refused.
 
-Python's reader takes more than JSON is, and more than the rest of a program bears: 1e999 becomes an infinity that no
-JSON can hold, a lone surrogate a string that no file takes, 900 brackets a document that nothing can copy, and of two
-keys of one name the last one wins.
+Python's reader takes more. 1e999 becomes an infinity, which JSON cannot hold. A lone surrogate becomes a string that no
+file takes. 900 brackets become a document that cannot be copied. Of two equal keys the last one wins.
 """
 
 from __future__ import annotations
@@ -12,17 +11,17 @@ import math
 import re
 from typing import Any
 
-#: Brackets inside brackets; what the harness itself writes has six.
+#: Nested brackets; the harness itself writes six.
 DEEPEST = 32
-#: Whole numbers have at most 64 bits: a seed or a count of bytes has, and every other reader takes them.
+#: Whole numbers have at most 64 bits: enough for a seed or a count of bytes, and every reader takes them.
 LARGEST = 2**64
-#: An escape that may be half a character, or NUL, which no path and no XML may hold.
+#: An escape that may be half a character, or that is NUL, which neither a path nor XML may hold.
 SUSPECT = re.compile(r"\\u(?:[dD][89a-fA-F]|0000)")
 SHOWN = 40
 
 
 class StrictJsonError(ValueError):
-    """A text is no JSON, or none that can be taken as it stands."""
+    """A text is not JSON, or JSON that is refused."""
 
 
 def _constant(text: str) -> float:
@@ -30,36 +29,36 @@ def _constant(text: str) -> float:
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
-    found = dict(pairs)
-    if len(found) != len(pairs):
+    document = dict(pairs)
+    if len(document) != len(pairs):
         names = [name for name, _ in pairs]
-        twice = next(name for name in names if names.count(name) > 1)
-        raise StrictJsonError(f"the key {twice[:SHOWN]!r} stands there twice")
-    return found
+        double = next(name for name in names if names.count(name) > 1)
+        raise StrictJsonError(f"the key {double[:SHOWN]!r} stands there twice")
+    return document
 
 
-def _walk(document: object, *, strings: bool) -> None:
-    """Refuse numbers that no reader holds, what is too deep, and (with `strings`) half a character or NUL."""
+def _check_values(document: object, *, strings: bool) -> None:
+    """Refuse numbers that are too large, nesting that is too deep, and with `strings` half a character or NUL."""
     level, depth = [document], 0
     while level:
         if depth > DEEPEST:
             raise StrictJsonError(f"more than {DEEPEST} brackets inside each other")
-        inner: list[object] = []
-        for one in level:
-            if isinstance(one, dict):
-                inner += [*one.keys(), *one.values()]
-            elif isinstance(one, list):
-                inner += one
-            elif isinstance(one, int) and abs(one) >= LARGEST:
-                raise StrictJsonError(f"the number {str(one)[:SHOWN]} has more than 64 bits")
-            elif isinstance(one, float) and not math.isfinite(one):
+        next_level: list[object] = []
+        for value in level:
+            if isinstance(value, dict):
+                next_level += [*value.keys(), *value.values()]
+            elif isinstance(value, list):
+                next_level += value
+            elif isinstance(value, int) and abs(value) >= LARGEST:
+                raise StrictJsonError(f"the number {str(value)[:SHOWN]} has more than 64 bits")
+            elif isinstance(value, float) and not math.isfinite(value):
                 raise StrictJsonError("a number is too large for a float")
-            elif strings and isinstance(one, str):
-                _whole(one)
-        level, depth = inner, depth + 1
+            elif strings and isinstance(value, str):
+                _check_text(value)
+        level, depth = next_level, depth + 1
 
 
-def _whole(text: str) -> None:
+def _check_text(text: str) -> None:
     if "\0" in text:
         raise StrictJsonError("a text holds a NUL character")
     try:
@@ -71,20 +70,20 @@ def _whole(text: str) -> None:
 def loads(text: str | bytes) -> Any:  # noqa: ANN401 - any JSON
     """Parse one JSON document.
 
-    StrictJsonError is raised where it is not UTF-8, no JSON, or holds NaN, a number that no float or 64 bits hold, a
-    key twice, half a character, NUL, or more than `DEEPEST` brackets inside each other.
+    StrictJsonError: it is not UTF-8, not JSON, or holds NaN, a number too large for a float or for 64 bits, one key
+    twice, half a character, NUL, or more than `DEEPEST` nested brackets.
     """
     try:
-        whole = text.decode() if isinstance(text, bytes) else text
-        document = json.loads(whole, parse_constant=_constant, object_pairs_hook=_object)
+        decoded = text.decode() if isinstance(text, bytes) else text
+        document = json.loads(decoded, parse_constant=_constant, object_pairs_hook=_object)
     except UnicodeDecodeError as error:
         raise StrictJsonError(f"not UTF-8: {error.reason} at byte {error.start}") from None
     except StrictJsonError:
         raise
-    except ValueError as error:  # no JSON, or a number of more digits than Python reads
+    except ValueError as error:  # not JSON, or a number of more digits than Python reads
         raise StrictJsonError(f"not JSON: {error}") from None
     except RecursionError:
         raise StrictJsonError(f"more than {DEEPEST} brackets inside each other") from None
-    _whole(whole)
-    _walk(document, strings=SUSPECT.search(whole) is not None)
+    _check_text(decoded)
+    _check_values(document, strings=SUSPECT.search(decoded) is not None)
     return document

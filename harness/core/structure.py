@@ -19,10 +19,10 @@ SHOWN = 80
 
 @dataclasses.dataclass(frozen=True)
 class Form:
-    """What a value has to be besides its type: `Annotated[str, Form("a version", Version)]`."""
+    """A condition on a value besides its type: `Annotated[str, Form("a version", Version)]`."""
 
-    what: str  # in an error
-    fits: Callable[[Any], object]  # whether a value is of that form; ValueError says no, too
+    description: str  # in an error
+    fits: Callable[[Any], object]  # whether a value meets it; ValueError says no, too
 
 
 class StructureError(ValueError):
@@ -34,7 +34,7 @@ class StructureError(ValueError):
         self.errors = errors
 
 
-def _exactly(kind: type) -> Callable[[Any, Any], Any]:
+def _exact_hook(kind: type) -> Callable[[Any, Any], Any]:
     def structure(value: Any, _: Any) -> Any:  # noqa: ANN401 - any parsed value may stand here
         if type(value) is not kind and not (kind is float and type(value) is int):
             raise TypeError(f"expected {kind.__name__}, got {type(value).__name__}")
@@ -50,31 +50,31 @@ def _structure_enum(value: Any, kind: type[StrEnum]) -> StrEnum:  # noqa: ANN401
 
 
 def _structure_formed(value: Any, kind: Any) -> Any:  # noqa: ANN401 - any parsed value may stand here
-    plain, form = get_args(kind)
-    found = converter().structure(value, plain)
+    base, form = get_args(kind)
+    structured = converter().structure(value, base)
     try:
-        fits = form.fits(found)
+        fits = form.fits(structured)
     except ValueError:
         fits = False
     if not fits:
-        raise ValueError(f"{str(found)[:SHOWN]!r} is not {form.what}")
-    return found
+        raise ValueError(f"{str(structured)[:SHOWN]!r} is not {form.description}")
+    return structured
 
 
-def _resolved(kind: Any) -> Any:  # noqa: ANN401 - a dataclass
-    """Give the fields of a dataclass their types, which stand there as texts: cattrs itself would lose the forms."""
+def _resolve(kind: Any) -> Any:  # noqa: ANN401 - a dataclass
+    """Replace the names of a dataclass's field types by the types: cattrs itself would lose the forms."""
     hints = get_type_hints(kind, include_extras=True)
-    for one in dataclasses.fields(kind):
-        one.type = hints[one.name]
+    for field in dataclasses.fields(kind):
+        field.type = hints[field.name]
     return kind
 
 
-def _only(kinds: tuple[type, ...], what: str, inner: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
-    """Refuse what only resembles a container: the letters of a text are no list, and no text is a table."""
+def _container_hook(kinds: tuple[type, ...], noun: str, inner: Callable[[Any, Any], Any]) -> Callable[[Any, Any], Any]:
+    """Refuse values of other kinds: a text would pass for a list of its letters."""
 
     def structure(value: Any, kind: Any) -> Any:  # noqa: ANN401 - any parsed value may stand here
         if not isinstance(value, kinds):
-            raise TypeError(f"expected {what}, got {type(value).__name__}")
+            raise TypeError(f"expected {noun}, got {type(value).__name__}")
         return inner(value, kind)
 
     return structure
@@ -85,7 +85,7 @@ def converter() -> cattrs.Converter:
     """Build a converter that coerces nothing and refuses unknown keys."""
     strict = cattrs.Converter(forbid_extra_keys=True, detailed_validation=True)
     for kind in (str, int, float, bool, dt.date):
-        strict.register_structure_hook(kind, _exactly(kind))
+        strict.register_structure_hook(kind, _exact_hook(kind))
     strict.register_structure_hook(StrEnum, _structure_enum)
     strict.register_structure_hook_func(lambda kind: hasattr(kind, "__metadata__"), _structure_formed)
     strict.register_structure_hook_func(lambda kind: kind is object, lambda value, _: value)
@@ -99,22 +99,22 @@ def converter() -> cattrs.Converter:
         return strict.structure(value, tables[get_args(kind)])
 
     strict.register_structure_hook_func(
-        lambda kind: getattr(kind, "__origin__", None) is tuple, _only((list, tuple), "a list", members)
+        lambda kind: getattr(kind, "__origin__", None) is tuple, _container_hook((list, tuple), "a list", members)
     )
     strict.register_structure_hook_func(
-        lambda kind: getattr(kind, "__origin__", None) is dict, _only((dict,), "a table", table)
+        lambda kind: getattr(kind, "__origin__", None) is dict, _container_hook((dict,), "a table", table)
     )
     strict.register_structure_hook_factory(
         dataclasses.is_dataclass,
-        lambda kind: _only(
-            (dict,), "a table", make_dict_structure_fn(_resolved(kind), strict, _cattrs_forbid_extra_keys=True)
+        lambda kind: _container_hook(
+            (dict,), "a table", make_dict_structure_fn(_resolve(kind), strict, _cattrs_forbid_extra_keys=True)
         ),
     )
     return strict
 
 
 def structure(document: Any, kind: type[Structured]) -> Structured:  # noqa: ANN401 - a parsed document
-    """Turn a parsed document into `kind`, or raise StructureError with every error in it."""
+    """Turn a parsed document into `kind`; StructureError holds every error in it."""
     try:
         return converter().structure(document, kind)
     except cattrs.BaseValidationError as error:

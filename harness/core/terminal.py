@@ -1,4 +1,4 @@
-"""What reaches a terminal: text from outside must not move its cursor, set its title or hide a line."""
+"""Output to a terminal: text of any origin must not move the cursor, set the title or hide a line."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ WIDTH = 160
 
 
 def visible(text: str) -> str:
-    """Return text with Unix line ends, without terminal escapes, and with what cannot be seen as its escape."""
+    """Return text with Unix line ends, without terminal escapes, and with visible escapes of invisible characters."""
     return "".join(
-        one if one in "\n\t" or one.isprintable() else one.encode("unicode_escape").decode()
-        for one in markdown.plain(text)
+        character if character in "\n\t" or character.isprintable() else character.encode("unicode_escape").decode()
+        for character in markdown.plain(text)
     )
 
 
 def echo(text: object, *, err: bool = False, nl: bool = True) -> None:
-    """Print text as it can be seen: on standard output, or with `err` on standard error; `nl` ends the line."""
+    """Print visible text on standard output, or with `err` on standard error; `nl` ends the line."""
     click.echo(visible(str(text)), err=err, nl=nl)
 
 
 def rendered(parts: Iterable[Table | str]) -> str:
-    """Write tables and lines, none of which ends in a blank."""
+    """Write tables and lines without blanks at their ends."""
     from rich.console import Console  # noqa: PLC0415 - 40 ms that `list` does without
 
     stream = io.StringIO()

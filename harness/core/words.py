@@ -1,4 +1,4 @@
-"""The words that probes, verdicts and receipts are written in."""
+"""The words of scripts, verdicts and receipts."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ class Kind(StrEnum):
 
     @property
     def what(self) -> str:
-        """What a tree has of which the claim is true: a cleanup is no bug."""
+        """The noun for what a tree has: a cleanup is no bug."""
         return "the code" if self == Kind.CLEANUP else "the bug"
 
 
 class Evidence(StrEnum):
-    """How a verdict was seen, the strongest first."""
+    """How a verdict was obtained, the strongest first."""
 
     EXECUTED = "executed"
     INTERPRETED = "interpreted"
@@ -37,7 +37,7 @@ class Evidence(StrEnum):
 
 
 class Role(StrEnum):
-    """What a check is for: wrong while the bug is there, or right in every tree."""
+    """The role of a check: wrong while the bug is there, or right in every tree."""
 
     DEFECT = "defect"
     CONTROL = "control"
@@ -51,7 +51,7 @@ class LaneName(StrEnum):
 
 
 class LaneVerdict(StrEnum):
-    """What one lane showed. The first four are the probe's own words."""
+    """The verdict on one lane."""
 
     BUG_REPRODUCED = "BUG_REPRODUCED"
     FIX_VALIDATED = "FIX_VALIDATED"
@@ -62,7 +62,7 @@ class LaneVerdict(StrEnum):
 
 
 class Verdict(StrEnum):
-    """What the two lanes of a pack say together."""
+    """The verdict on a pack, by its lanes."""
 
     CONFIRMED = "CONFIRMED"
     REPRODUCED = "REPRODUCED"
@@ -79,7 +79,7 @@ class Verdict(StrEnum):
 
 
 class Fix(StrEnum):
-    """What a pack has against its bug: a patch of the pinned tree, or nothing (its source cannot be built here)."""
+    """The fix of a pack: a patch of the pinned tree, or none (its source cannot be built here)."""
 
     PATCH = "patch"
     NONE = "none"
@@ -95,7 +95,7 @@ class ActionKind(StrEnum):
 
 
 class ThreadState(StrEnum):
-    """How an issue or a pull request of an upstream stood when it was read."""
+    """The state of an upstream's issue or pull request when it was read."""
 
     OPEN = "open"
     MERGED = "merged"
@@ -103,7 +103,7 @@ class ThreadState(StrEnum):
 
 
 class SuiteVerdict(StrEnum):
-    """What upstream's own tests say of a patch."""
+    """The verdict of upstream's own tests on a patch."""
 
     UNBROKEN = "UNBROKEN"
     BREAKS_TESTS = "BREAKS_TESTS"
@@ -139,9 +139,9 @@ class Exit(IntEnum):
 
 #: The verdicts of a cell that was not judged.
 UNJUDGED = frozenset({Verdict.UNSUPPORTED, Verdict.UNAVAILABLE})
-#: What is said beside a verdict on a target that pack.toml does not list.
+#: Stands beside a verdict on a target that pack.toml does not list.
 NO_EXPECTATION = "no expectation"
-#: The claim that the runner states itself, from the OUTPUT lines of both lanes.
+#: The claim that only the runner makes, from the outputs of both lanes.
 BITWISE_IDENTICAL = "BITWISE_IDENTICAL"
 
 TARGET_PATTERN = re.compile(r"cpu|sm_(?:[78]\d|(?:9\d|1[0-9]\d)a)")

@@ -1,1 +1,1 @@
-"""The host: its Python, torch and GPUs, their health, and what of a pack it can show."""
+"""The host: its Python, torch and GPUs, their health, and the targets that it can judge."""

@@ -1,4 +1,4 @@
-"""What of a pack this host can show: targets, and the strongest evidence for each."""
+"""The targets of a pack that this host can judge, and the strongest evidence for each."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ class Planned:
 
 
 def evidence_here(host: Host, name: str, target: Target) -> Evidence | None:
-    """Return the strongest evidence that pack.toml admits and this host can produce; None where there is none."""
+    """Return the strongest evidence that pack.toml admits and this host can produce; None if there is none."""
     for evidence in sorted(target.evidence, key=lambda kind: kind.rank):
         if evidence != Evidence.EXECUTED or host.count(name) >= target.gpus:
             return evidence
@@ -30,61 +30,61 @@ def evidence_here(host: Host, name: str, target: Target) -> Evidence | None:
 
 
 def out_of_range(pack: Pack, host: Host) -> str:
-    """Say which of Python, torch and triton lies outside a pack's range here; empty where none does."""
+    """Name a version of Python, torch or triton that is outside the pack's range; empty if none is."""
     requires = pack.definition.requires
-    for what, wanted, found in (
+    for package, specifier, version in (
         ("Python", requires.python, host.python),
         ("torch", requires.torch, host.torch),
         ("triton", requires.triton, host.triton),
     ):
-        if found and wanted and not SpecifierSet(wanted).contains(found.partition("+")[0], prereleases=True):
-            return f"{what} {found} is outside the pack's range {wanted}"
+        if version and specifier and not SpecifierSet(specifier).contains(version.partition("+")[0], prereleases=True):
+            return f"{package} {version} is outside the pack's range {specifier}"
     return ""
 
 
-def _one(pack: Pack, name: str, host: Host) -> Planned:
+def _planned(pack: Pack, name: str, host: Host) -> Planned:
     targets, stated = pack.definition.targets, pack.definition.stated(name)
-    listed = f"this pack lists {', '.join(targets)}"
+    listing = f"this pack lists {', '.join(targets)}"
     if not stated.evidence:
-        return Planned(name, None, listed)
+        return Planned(name, None, listing)
     reason = out_of_range(pack, host)
     evidence = evidence_here(host, name, stated)
     if evidence is None:
-        here = f"{host.count(name)} of {stated.gpus} {name} GPUs" if host.count(name) else f"no {name} GPU"
-        reason = f"{here} here, and {'the pack admits only executed' if name in targets else listed}"
+        available = f"{host.count(name)} of {stated.gpus} {name} GPUs" if host.count(name) else f"no {name} GPU"
+        reason = f"{available} here, and {'the pack admits only executed' if name in targets else listing}"
     return Planned(name, None if reason else evidence, reason)
 
 
-def plan(pack: Pack, wanted: str, host: Host) -> list[Planned]:
-    """List the targets to judge: ``auto`` (this host's GPU, else cpu), ``all`` (what this host can show), or one.
+def plan(pack: Pack, requested: str, host: Host) -> list[Planned]:
+    """List the targets to judge: ``auto`` (this host's GPU, else cpu), ``all`` (that this host can judge), or one.
 
-    A GPU of this host is judged whether the pack lists it or not; of one that is not listed nothing is expected.
-    HarnessError is raised where `wanted` is no target.
+    A GPU of this host is judged even if the pack does not list it; then nothing is expected.
+    HarnessError: `requested` is no target.
     """
-    if wanted == "auto":
-        return [_one(pack, host.auto_target, host)]
-    if wanted != "all":
-        if not is_target(wanted):
+    if requested == "auto":
+        return [_planned(pack, host.auto_target, host)]
+    if requested != "all":
+        if not is_target(requested):
             raise HarnessError(
-                f"no target {wanted!r}. Choices: auto, all, cpu, sm_80, sm_90a and the like "
+                f"no target {requested!r}. Choices: auto, all, cpu, sm_80, sm_90a and the like "
                 "(with the suffix from sm_90 on). Next: runner.py list"
             )
-        return [_one(pack, wanted, host)]
+        return [_planned(pack, requested, host)]
     targets = pack.definition.targets
     executes = any(Evidence.EXECUTED in target.evidence for target in targets.values())
-    # What pack.toml does not list is judged, too: its list says what somebody has seen, not where the pack can run
-    others = [gpu.target for gpu in host.gpus if executes and gpu.target not in targets]
-    every = [_one(pack, name, host) for name in dict.fromkeys([*targets, *others])]
-    return [planned for planned in every if planned.evidence is not None] or every[:1]
+    # pack.toml lists the targets that somebody has judged; the pack may run on others, too.
+    unlisted = [gpu.target for gpu in host.gpus if executes and gpu.target not in targets]
+    candidates = [_planned(pack, name, host) for name in dict.fromkeys([*targets, *unlisted])]
+    return [planned for planned in candidates if planned.evidence is not None] or candidates[:1]
 
 
-def first(pack: Pack, wanted: str, host: Host) -> tuple[str, Evidence]:
-    """Return the one target to judge, and how; ``auto`` is this host's GPU, else cpu, else the first that it can show.
+def first(pack: Pack, requested: str, host: Host) -> tuple[str, Evidence]:
+    """Return one target and its evidence; ``auto`` is this host's GPU, else cpu, else the first that it can judge.
 
-    HarnessError is raised where this host can show none of them, or `wanted` is no target.
+    HarnessError: this host can judge none, or `requested` is no target.
     """
-    planned = [*plan(pack, wanted, host), *(plan(pack, "all", host) if wanted == "auto" else [])]
-    for one in planned:
-        if one.evidence is not None:
-            return one.target, one.evidence
-    raise HarnessError(f"{pack.name}: {planned[0].reason}", status=Exit.NOTHING_JUDGED)
+    candidates = [*plan(pack, requested, host), *(plan(pack, "all", host) if requested == "auto" else [])]
+    for candidate in candidates:
+        if candidate.evidence is not None:
+            return candidate.target, candidate.evidence
+    raise HarnessError(f"{pack.name}: {candidates[0].reason}", status=Exit.NOTHING_JUDGED)

@@ -9,116 +9,114 @@ from dataclasses import dataclass, replace
 from harness.host import gpus
 from harness.host.gpus import Device, Reading
 
-#: Xids that a program's own fault raises; the catalogue's remedy is to start the program again. A probe of a crash may
-#: well cause one. (NVIDIA, Xid catalogue: docs.nvidia.com/deploy/xid-errors)
+#: Xids that a program's own fault raises; the catalogue's remedy is to restart the program. The script of a crash may
+#: cause one. (NVIDIA, Xid catalogue: docs.nvidia.com/deploy/xid-errors)
 OF_PROGRAMS = frozenset({8, 13, 31, 43, 45, 69})
-#: Bytes that may be in use besides: the driver's own bookkeeping moves a little; a context that was left takes more.
+#: Bytes by which the memory in use may grow: the driver's own share varies a little, and a leaked context takes more.
 SLACK = 256 * 2**20
-#: How long, in seconds, memory and processes may take to disappear after a lane (the driver tears down a context).
+#: Seconds that memory and processes may take to disappear after a lane (the driver tears down a context).
 PATIENCE = 5.0
-#: How long, in seconds, a lane that measures waits for other processes to leave its GPU: those of a sweep that was
-#: killed a moment ago do.
+#: Seconds for which a lane that measures waits until other processes, such as those of a killed sweep, leave its GPU.
 COURTESY = 1.0
 POLL = 0.25
 
 
 def fault(reading: Reading) -> str:
-    """Say why a GPU cannot be used at all; empty where it can."""
+    """Return why a GPU cannot be used; empty if it can."""
     if reading.lost:
         return f"it cannot be read: {reading.lost}"
     if reading.remap_failed:
         return "a row of its memory could not be remapped"
-    grave = sorted(set(reading.xids) - OF_PROGRAMS)
-    return f"Xid {', '.join(str(number) for number in grave)}" if grave else ""
+    fatal = sorted(set(reading.xids) - OF_PROGRAMS)
+    return f"Xid {', '.join(str(number) for number in fatal)}" if fatal else ""
 
 
-def _remains(before: Reading, after: Reading) -> str:
-    """Say what lanes left on their GPU; memory cannot be told where another program's process was there."""
-    left = after.processes - before.processes
-    if left:
-        return f"{len(left)} process(es) that were not there before"
+def _leftovers(before: Reading, after: Reading) -> str:
+    """Say what lanes left on their GPU; memory says nothing if another program used it before."""
+    new = after.processes - before.processes
+    if new:
+        return f"{len(new)} process(es) that were not there before"
     if before.processes or before.memory is None or after.memory is None:
         return ""
-    kept = after.memory - before.memory
-    return f"{kept / 2**20:.0f} MiB did not come back" if kept > SLACK else ""
+    growth = after.memory - before.memory
+    return f"{growth / 2**20:.0f} MiB did not come back" if growth > SLACK else ""
 
 
 def before(device: Device, *, measures: bool) -> tuple[Reading, str, str]:
-    """Look at a GPU before its first lane; where that measures, wait a while for other programs' processes to end.
+    """Read a GPU before its first lane; if the lane measures, first wait a while for other programs to end.
 
-    Returns the reading, its fault, and why it is merely taken; both empty where the lane can begin.
+    Return the reading, the GPU's fault, and the processes that occupy it; both texts are empty if the lane can begin.
     """
     end = time.monotonic() + COURTESY
     while True:
         reading = gpus.read(device)
-        found, taken = fault(reading), _taken(reading) if measures else ""
-        if found or not taken or time.monotonic() > end:
-            return reading, found, taken
+        failure, occupants = fault(reading), _occupants(reading) if measures else ""
+        if failure or not occupants or time.monotonic() > end:
+            return reading, failure, occupants
         time.sleep(POLL)
 
 
-def _taken(reading: Reading) -> str:
+def _occupants(reading: Reading) -> str:
     return f"{len(reading.processes)} process(es) of another program" if reading.processes else ""
 
 
-def after(device: Device, earlier: Reading, *, last: bool = True, patience: float = PATIENCE) -> str:
-    """Look at a GPU after a lane, the `last` one on it or not; return its fault, empty where it is healthy."""
+def after(device: Device, idle: Reading, *, last: bool = True, patience: float = PATIENCE) -> str:
+    """Read a GPU after a lane, and return its fault; only after the `last` lane may nothing be left on it."""
     end = time.monotonic() + patience
     xids: tuple[int, ...] = ()
     while True:
         reading = gpus.read(device)
         xids += reading.xids
-        count = (reading.uncorrected or 0) - (earlier.uncorrected or 0)
+        count = (reading.uncorrected or 0) - (idle.uncorrected or 0)
         uncorrected = f"{count} uncorrected memory error(s)" if count > 0 else ""
-        found = fault(replace(reading, xids=xids)) or uncorrected
-        remains = "" if found or not last else _remains(earlier, reading)
-        if found or not remains or time.monotonic() > end:
-            return found or remains
+        failure = fault(replace(reading, xids=xids)) or uncorrected
+        leftovers = "" if failure or not last else _leftovers(idle, reading)
+        if failure or not leftovers or time.monotonic() > end:
+            return failure or leftovers
         time.sleep(POLL)
 
 
 @dataclass
 class _Use:
-    """The lanes on one GPU since it was last idle: how many, what it was like before, and its fault."""
+    """The lanes on one GPU since it was last idle."""
 
     lanes: int
-    earlier: Reading
+    reading: Reading  # of the idle GPU
     fault: str = ""
 
 
 class GpuWatch:
-    """Looks at each GPU when it gets its first lane, at each lane's end, and when its last lane is gone."""
+    """Reads each GPU before its first lane, and after each lane."""
 
     def __init__(self) -> None:
-        """Begin with no lane on any GPU."""
         self._locks: dict[str, threading.Lock] = {}
-        self._used: dict[str, _Use] = {}
+        self._uses: dict[str, _Use] = {}
 
     def enter(self, device: Device, *, measures: bool) -> tuple[str, str]:
-        """Note that a lane begins; return the GPU's fault and why it is taken, and note nothing where there is one."""
+        """Count a lane that begins, unless its GPU has a fault or is occupied; return both as texts."""
         with self._locks.setdefault(device.number, threading.Lock()):
-            use = self._used.get(device.number)
+            use = self._uses.get(device.number)
             if use is None:
-                earlier, found, taken = before(device, measures=measures)
-                if found or taken:
-                    return found, taken
-                use = self._used[device.number] = _Use(0, earlier)
-            elif use.fault or (measures and use.earlier.processes):
-                return use.fault, "" if use.fault else _taken(use.earlier)
+                reading, failure, occupants = before(device, measures=measures)
+                if failure or occupants:
+                    return failure, occupants
+                use = self._uses[device.number] = _Use(0, reading)
+            elif use.fault or (measures and use.reading.processes):
+                return use.fault, "" if use.fault else _occupants(use.reading)
             use.lanes += 1
             return "", ""
 
     def leave(self, device: Device, *, look: bool = True) -> str:
-        """Note that a lane is over; return the fault that its GPU has now, or showed while this lane was on it.
+        """Count a lane that ended; return the fault that its GPU has, or had while this lane ran.
 
-        Where `look` is false (the lane was abandoned) nothing is read.
+        Without `look` (the lane was abandoned) the GPU is not read.
         """
         with self._locks[device.number]:
-            use = self._used[device.number]
+            use = self._uses[device.number]
             use.lanes -= 1
             last = use.lanes == 0
             if look and not use.fault:
-                use.fault = after(device, use.earlier, last=last)
+                use.fault = after(device, use.reading, last=last)
             if last:
-                del self._used[device.number]
+                del self._uses[device.number]
             return use.fault

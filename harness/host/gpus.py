@@ -1,4 +1,4 @@
-"""The GPUs that this host shows, as NVML knows them; what cannot be read here (a container, an old driver) is None."""
+"""The GPUs that this host shows, by NVML; a value that NVML cannot read (container, old driver) is None."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ GIB = 2**30
 
 @dataclass(frozen=True)
 class Gpu:
-    """One GPU, or one MIG instance of it, that a lane could use; `memory_gib` is 0 where NVML does not tell."""
+    """One GPU, or one MIG instance of it, that a lane could use; `memory_gib` is 0 if NVML does not state it."""
 
     name: str
     compute_capability: tuple[int, int]
@@ -34,12 +34,12 @@ class Gpu:
 class Device:
     """One GPU of the pool."""
 
-    token: str  # what CUDA_VISIBLE_DEVICES calls it: NVML's number, or the UUID that the host's own variable holds
-    number: str  # its number in the pool's order, for people: a UUID never gets into an output
+    token: str  # its name in CUDA_VISIBLE_DEVICES: NVML's number, or the UUID in the host's own variable
+    number: str  # for people: NVML's number, else its place in the pool, since no output holds a UUID
     gpu: Gpu
     handle: Any  # NVML's
-    events: Any  # NVML's set of its critical Xid events; None where it cannot be had
-    is_instance: bool = False  # whether it is a MIG instance, of which a process can use one only
+    events: Any  # NVML's set of its critical Xid events; None if NVML has none
+    is_instance: bool = False  # whether it is a MIG instance; a process can use only one of these
 
     @property
     def place(self) -> str:
@@ -49,7 +49,7 @@ class Device:
 
 @dataclass(frozen=True)
 class GpuPool:
-    """The GPUs that lanes may use, the driver, and why others that this host shows cannot be used."""
+    """The GPUs that lanes may use, the driver, and why other GPUs of this host cannot be used."""
 
     devices: list[Device]
     driver: str
@@ -69,7 +69,7 @@ class Reading:
 
 
 def _optional(call: Callable[[], Value]) -> Value | None:
-    """Return what a call gives; None where this host does not offer it. A GPU that is gone still raises."""
+    """Return the result of an NVML call, or None if this host does not support it; a lost GPU raises."""
     try:
         return call()
     except pynvml.NVMLError as error:
@@ -107,22 +107,22 @@ def read(device: Device) -> Reading:
 
 
 def _instances(handle: Any) -> list[str]:  # noqa: ANN401 - NVML's own type
-    """List the UUIDs of a GPU's MIG instances; nothing where MIG is off or unknown."""
-    found: list[str] = []
+    """List the UUIDs of a GPU's MIG instances; none if MIG is off or unknown."""
+    uuids: list[str] = []
     if _optional(lambda: pynvml.nvmlDeviceGetMigMode(handle)[0]) != pynvml.NVML_DEVICE_MIG_ENABLE:
-        return found
+        return uuids
     for index in range(pynvml.nvmlDeviceGetMaxMigDeviceCount(handle)):
         instance = _optional(lambda: pynvml.nvmlDeviceGetMigDeviceHandleByIndex(handle, index))  # noqa: B023 - called here
         if instance is not None:
-            found.append(pynvml.nvmlDeviceGetUUID(instance))
-    return found
+            uuids.append(pynvml.nvmlDeviceGetUUID(instance))
+    return uuids
 
 
 def _tokens() -> list[str]:
-    """List what this host shows: what CUDA_VISIBLE_DEVICES names, as CUDA reads it, else every GPU.
+    """List the GPUs that CUDA_VISIBLE_DEVICES names, as CUDA reads it, else every GPU.
 
-    CUDA takes numbers, UUIDs and the beginnings of UUIDs, and sees nothing behind the first that names no GPU. A GPU
-    that is split into MIG instances is listed by their UUIDs.
+    CUDA takes numbers, UUIDs and prefixes of UUIDs, and stops at the first that names no GPU. A GPU that is split into
+    MIG instances is listed by their UUIDs.
     """
     visible = os.environ.get("CUDA_VISIBLE_DEVICES")
     tokens: list[str] = []
@@ -136,7 +136,7 @@ def _tokens() -> list[str]:
         try:
             instances = _instances(pynvml.nvmlDeviceGetHandleByIndex(index))
         except pynvml.NVMLError:
-            instances = []  # it is lost: opening it says so
+            instances = []  # the GPU is lost, which opening it reports
         tokens += instances or [str(index)]
     return tokens
 
@@ -154,12 +154,12 @@ def _handle(token: str) -> Any:  # noqa: ANN401 - NVML's own type
 def _device(token: str, position: int) -> Device:
     handle = _handle(token)
     is_instance = token.startswith("MIG-")
-    whole = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if is_instance else handle
-    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(whole)
+    physical = pynvml.nvmlDeviceGetDeviceHandleFromMigDeviceHandle(handle) if is_instance else handle
+    major, minor = pynvml.nvmlDeviceGetCudaComputeCapability(physical)
     total = _optional(lambda: int(pynvml.nvmlDeviceGetMemoryInfo(handle).total)) or 0
     gpu = Gpu(pynvml.nvmlDeviceGetName(handle), (int(major), int(minor)), round(total / GIB, 1))
     number = token if token.isdecimal() else str(position)
-    return Device(token, number, gpu, handle, _optional(lambda: _events(whole)), is_instance)
+    return Device(token, number, gpu, handle, _optional(lambda: _events(physical)), is_instance)
 
 
 @contextmanager

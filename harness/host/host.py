@@ -1,4 +1,4 @@
-"""What this host is: its GPUs, its Python, its torch and triton, without importing torch."""
+"""The host: its GPUs, its Python, its torch and triton, found without importing torch."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from harness.host.gpus import GIB, Gpu, GpuPool, gpu_pool
 
 @dataclass(frozen=True)
 class Host:
-    """The facts that decide what a host can show and that a receipt records."""
+    """The facts of a host that decide what it can judge, and that a receipt records."""
 
     python: str
     torch: str | None
@@ -35,7 +35,7 @@ class Host:
         return python_tag(self.python)
 
     def count(self, target: str) -> int:
-        """Return how many GPUs of an architecture are here to be executed on."""
+        """Return the number of this host's GPUs of an architecture."""
         return sum(gpu.target == target for gpu in self.gpus)
 
     @property
@@ -110,10 +110,10 @@ def memory_gib() -> float:
 
 
 def detect(pool: GpuPool | None = None) -> Host:
-    """Look at this host; its GPUs are those of `pool`, by default all that it shows."""
+    """Describe this host; its GPUs are those of `pool`, by default all that it shows."""
     if pool is None:
-        with gpu_pool() as found:
-            return detect(found)
+        with gpu_pool() as opened:
+            return detect(opened)
     python = ".".join(str(part) for part in sys.version_info[:3])
     cuda = _torch_cuda()
     return Host(

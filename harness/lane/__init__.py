@@ -1,1 +1,1 @@
-"""One probe in one process group: its environment, its supervisor, what it printed."""
+"""One lane in a process group of its own: its environment, its supervisor and its results."""

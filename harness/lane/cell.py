@@ -1,4 +1,4 @@
-"""Cells: what a verdict is about."""
+"""Cells, the subjects of verdicts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ BOTH_LANES = (LaneName.PRISTINE, LaneName.PATCHED)
 
 
 def lanes_of(pack: Pack) -> tuple[LaneName, ...]:
-    """Return the lanes that make a pack's verdict whole: a pack without a patch has the pristine one alone."""
+    """Return the lanes of a pack's verdict: a pack without a patch has the pristine one alone."""
     return BOTH_LANES if pack.definition.has_patch else BOTH_LANES[:1]
 
 
@@ -22,25 +22,25 @@ class Cell:
     """One pack on one target, judged on one tree with one dependency set."""
 
     pack: Pack
-    target: str  # what the verdict is about
-    evidence: Evidence | None  # the strongest that this host can produce; None where it cannot judge the cell at all
-    source: Source  # where its tree comes from
-    #: what tells it from the pack's cell on the pinned release: ``latest``, ``head``, a release; else empty
+    target: str
+    evidence: Evidence | None  # the strongest that this host can produce; None if it cannot judge the cell
+    source: Source  # the origin of its tree
+    #: the difference to the pack's cell on the pinned release: ``latest``, ``head``, a release; else empty
     column: str = ""
-    version: str = ""  # of the release, where it is known before the tree is laid out
+    version: str = ""  # of the release, if it is known before the tree is laid out
     tree: str = ""  # the sha256 of the release's archive, likewise
     dependencies: tuple[str, ...] = ()  # another dependency set than the target's own, as ``--with`` names it
-    lanes: tuple[LaneName, ...] = BOTH_LANES  # which of the two run
-    timeout: float | None = None  # of each, in seconds; None is the target's own
-    patch: Path | None = None  # in place of the pack's own; None is that
-    is_wrong_fix: bool = False  # whether `patch` is one: what is laid out for it is removed after its lane
-    judges_all: bool = False  # whether the lane of a wrong fix goes on after a check that fails
-    about: tuple[str, ...] = ()  # the defect checks that the verdict is about, by name or glob; empty: all of them
-    alone: bool = False  # its lanes run while no other lane does: what they said beside others is not believed
-    environment: Path | None = None  # the one that its target names, where it has been built here
-    reason: str = ""  # why it cannot be judged, where `evidence` is None
-    verdict: Verdict = Verdict.UNSUPPORTED  # what that makes of it: UNSUPPORTED (of this host), UNAVAILABLE, or ERROR
-    seen: str = ""  # the day on which a release or a commit that moves was looked up; empty for others
+    lanes: tuple[LaneName, ...] = BOTH_LANES  # the lanes that run
+    timeout: float | None = None  # of each lane, in seconds; None: the target's own
+    patch: Path | None = None  # None: the pack's own
+    is_wrong_fix: bool = False  # whether `patch` is a wrong fix, whose tree is removed after its lane
+    judges_all: bool = False  # whether the lane of a wrong fix goes on after a failed check
+    about: tuple[str, ...] = ()  # the defect checks that the verdict is about, by name or glob; empty: all
+    alone: bool = False  # whether no other lane may run at the same time, as for a retry
+    environment: Path | None = None  # that of its target, if it has been built here
+    reason: str = ""  # why the cell cannot be judged, if `evidence` is None
+    verdict: Verdict = Verdict.UNSUPPORTED  # for that reason: UNSUPPORTED (by this host), UNAVAILABLE or ERROR
+    seen: str = ""  # the day of the look-up of a moving release or commit; empty for others
 
     @property
     def name(self) -> str:
@@ -49,17 +49,17 @@ class Cell:
 
     @property
     def stated(self) -> Target:
-        """What pack.toml states of its target; of one that it does not list, how to run it."""
+        """The statements of pack.toml on its target; for an unlisted target, how to run it."""
         return self.pack.definition.stated(self.target)
 
     @property
     def is_listed(self) -> bool:
-        """Whether pack.toml lists its target: of a GPU that it does not list, it expects nothing."""
+        """Whether pack.toml lists its target; nothing is expected of an unlisted GPU."""
         return self.target in self.pack.definition.targets
 
     @property
     def known_evidence(self) -> Evidence:
-        """The evidence of a cell that this host can judge; ValueError is raised where it cannot."""
+        """The evidence of a cell that this host can judge; ValueError: it cannot."""
         if self.evidence is None:
             raise ValueError(f"{self.name} cannot be judged here")
         return self.evidence
@@ -71,10 +71,7 @@ class Cell:
 
     @property
     def measures(self) -> bool:
-        """Whether its figures of time and memory mean something: it runs where nothing disturbs them.
-
-        Those of a wrong fix mean nothing: its checks are all that is asked for.
-        """
+        """Whether its figures of time and memory count, so that nothing may disturb it; not for a wrong fix."""
         return self._tells_figures and (self.stated.measures or self.stated.exclusive)
 
     @property
@@ -88,27 +85,27 @@ class Cell:
 
     @property
     def gpu(self) -> str:
-        """The architecture of the GPUs that its lanes need; empty where they run on the cores alone."""
+        """The architecture of the GPUs that its lanes need; empty if they run on the cores alone."""
         return self.target if self.evidence == Evidence.EXECUTED else ""
 
     @property
     def lanes_are_independent(self) -> bool:
-        """Whether the patched lane need not wait: pack.toml says that the pristine one reproduces the bug."""
+        """Whether the patched lane need not wait: by pack.toml, the pristine lane reproduces the bug."""
         return self.is_stated and self.stated.verdict == Verdict.CONFIRMED
 
     @property
     def is_stated(self) -> bool:
-        """Whether pack.toml says what it must give: the pinned release with the target's own dependency set."""
+        """Whether pack.toml states its verdict: on the pinned release with the target's own dependency set."""
         return self.source.is_pinned and not self.dependencies and self.is_listed
 
     @property
     def may_be_unavailable(self) -> bool:
-        """Whether what cannot be had says nothing: what moves, or the head that pack.toml names."""
+        """Whether a missing tree is no error: that of a moving origin, or of the head that pack.toml names."""
         at_head = self.source.kind == SourceKind.GIT and self.pack.definition.is_head(self.source.value)
         moves = self.source.kind == SourceKind.LATEST or (bool(self.seen) and not self.source.is_pinned)
         return moves or (at_head and not self.fits_exactly)
 
     @property
     def fits_exactly(self) -> bool:
-        """Whether the patch was made for this very tree: the pinned one, or that of the cell's own patch."""
+        """Whether the patch was made for this tree: the pinned tree, or the tree of the cell's own patch."""
         return self.source.is_pinned or self.patch is not None

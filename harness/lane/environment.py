@@ -1,4 +1,4 @@
-"""The environment of a lane: what it inherits, and the folders that are its own."""
+"""The environment of a lane: the variables that it inherits, and its own folders."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness.core.cache import used
 
-#: What a lane inherits, name by name: a prefix such as ``NVIDIA_`` would hand an API key to upstream's code.
+#: The variables that a lane inherits, by name: a prefix such as ``NVIDIA_`` would hand an API key to upstream's code.
 INHERITED = {
     "CUDA_DEVICE_MAX_CONNECTIONS",
     "CUDA_DEVICE_ORDER",
@@ -39,36 +39,33 @@ INHERITED_FAMILIES = re.compile(r"(NCCL|NVSHMEM|TORCH_SYMM_MEM)_(?!.*(KEY|TOKEN|
 
 @dataclass(frozen=True)
 class Share:
-    """A lane's share of the host's cores and GPUs: lanes run beside each other."""
+    """A lane's share of the host's cores and GPUs."""
 
     threads: int = 1  # that libraries such as torch use for one computation
-    #: in how many its probe may compile kernels, or run cases, at once: that changes no result
-    processes: int = 1
-    #: what CUDA_VISIBLE_DEVICES says; None leaves it as the host has it. Numbers are NVML's
-    visible: str | None = None
-    #: the named pipe on which the probe asks for its GPUs alone; None where nobody else uses them
-    gate: Path | None = None
+    processes: int = 1  # in which the contract may compile kernels, or run cases, at once; no result depends on it
+    visible: str | None = None  # the value of CUDA_VISIBLE_DEVICES, by NVML's numbers; None: the host's own value
+    gate: Path | None = None  # the named pipe on which the contract asks for its GPUs alone; None: nobody shares them
 
 
 ONE_CORE = Share()
 
 
-def make_folders(work: Path, kept: Path) -> Path:
+def make_folders(work: Path, caches: Path) -> Path:
     """Make the folders of a lane, and return its working directory.
 
-    What lies in `work` is new for every run: working directory, HOME and TMPDIR. What lies in `kept` makes a second run
-    of the same lane fast: JIT caches.
+    Those in `work` are new for every run: working directory, HOME and TMPDIR. `caches` holds the JIT caches, which make
+    a second run of the same lane fast.
     """
-    for folder in (work / "cwd", work / "home", work / "tmp", kept):
+    for folder in (work / "cwd", work / "home", work / "tmp", caches):
         folder.mkdir(parents=True, exist_ok=True)
-    used(kept)
+    used(caches)
     return work / "cwd"
 
 
-def build(host: Mapping[str, str], work: Path, kept: Path, paths: list[Path], share: Share) -> dict[str, str]:
-    """Return a lane's environment: of the runner's own, `host`, only an allow-list goes on; `paths` is PYTHONPATH."""
+def build(host: Mapping[str, str], work: Path, caches: Path, paths: list[Path], share: Share) -> dict[str, str]:
+    """Return a lane's environment: an allow-list of `host`, the runner's own, and PYTHONPATH from `paths`."""
     inherited = {name: value for name, value in host.items() if name in INHERITED or INHERITED_FAMILIES.fullmatch(name)}
-    caches = {
+    cache_variables = {
         "TRITON_CACHE_DIR": "triton",
         "TILELANG_CACHE_DIR": "tilelang",
         "TORCHINDUCTOR_CACHE_DIR": "inductor",
@@ -84,8 +81,8 @@ def build(host: Mapping[str, str], work: Path, kept: Path, paths: list[Path], sh
         **({} if share.gate is None else {"REPRODUCER_GPU_GATE": str(share.gate)}),
         "OMP_NUM_THREADS": str(share.threads),
         "REPRODUCER_PROCESSES": str(share.processes),
-        **{name: str(kept / folder) for name, folder in caches.items()},
-        # A dependency set and torch bring their bytecode; a tree's is compiled in each lane, and kept in none.
+        **{name: str(caches / folder) for name, folder in cache_variables.items()},
+        # A dependency set and torch bring their bytecode; that of a tree is compiled in each lane, and not stored.
         "PYTHONDONTWRITEBYTECODE": "1",
         "HOME": str(work / "home"),
         "TMPDIR": str(work / "tmp"),

@@ -1,4 +1,4 @@
-"""Running a probe under its supervisor, and reading what it prints with bounded memory."""
+"""Running a script or a contract under its supervisor, and reading its output with bounded memory."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from harness.lane.script import LastLine
 
 SUPERVISOR = Path(__file__).with_name("supervisor.py")
 CHUNK = 1 << 16
-#: Beyond the probe's own timeout, in seconds: for killing its tree and for reading what is left in the pipes.
+#: Seconds beyond the command's own timeout, for killing its processes, and for reading the rest of its pipes.
 GRACE = 30.0
 DRAIN = 5.0
-#: How long, in seconds, a lane may wait for other lanes to leave its GPUs: each of them has its own timeout.
+#: Seconds for which a lane may wait until other lanes leave its GPUs: each of them has its own timeout.
 LONGEST_WAIT = 3600.0
 #: Bytes of a log's beginning and of its end that are kept.
 HEAD = 1 << 17
@@ -34,28 +34,28 @@ LONGEST_LINE = 1 << 20
 class Command:
     """What to run."""
 
-    arguments: tuple[str, ...]  # the interpreter and what follows it
-    environment: Mapping[str, str]  # the whole of it
+    arguments: tuple[str, ...]  # the interpreter and its arguments
+    environment: Mapping[str, str]  # the whole environment
     folder: Path  # the working directory
     timeout: float  # seconds of wall time
     #: a file descriptor; once it can be read, everything is killed and the end is ``abandoned``
     cancel: int | None = None
-    #: the named pipe on which a probe asks for its GPUs; made by the supervisor where there are `locks`
+    #: the named pipe on which the command asks for its GPUs; the supervisor makes it if there are `locks`
     gate: Path = Path(os.devnull)
     locks: tuple[Path, ...] = ()  # a file for each GPU that is shared with other lanes
 
 
 @dataclass(frozen=True)
 class Ended:
-    """How a probe ended."""
+    """How a command ended."""
 
-    #: ``exited``, ``timed out``, ``abandoned``, or ``lost`` where the supervisor itself was killed
+    #: ``exited``, ``timed out``, ``abandoned``, or ``lost`` if the supervisor itself was killed
     reason: str
     status: int  # the exit status, negative for a signal
-    seconds: float  # its wall time, without what it waited for its GPUs
+    seconds: float  # wall time, without the wait for its GPUs
     peak_memory: int  # of its largest process, in bytes
-    left_behind: int  # how many processes outlived it and were killed
-    waited: float = 0.0  # seconds of that
+    left_behind: int  # the number of processes that outlived it and were killed
+    waited: float = 0.0  # seconds of the wait for its GPUs
 
 
 LOST = Ended("lost", -9, 0.0, 0, 0)
@@ -76,12 +76,12 @@ class Log:
         self._dropped = 0
 
     def feed(self, source: int, data: bytes) -> None:
-        """Take a piece of the stream `source`; its last, unfinished line waits for its end."""
-        whole, newline, rest = (self._rest.get(source, b"") + data).rpartition(b"\n")
+        """Take a piece of the stream `source`; an unfinished line waits for its rest."""
+        lines, newline, rest = (self._rest.get(source, b"") + data).rpartition(b"\n")
         if len(rest) > LONGEST_LINE:
-            whole, newline, rest = whole + newline + rest, b"", b""
+            lines, newline, rest = lines + newline + rest, b"", b""
         self._rest[source] = rest
-        self._write(whole + newline)
+        self._write(lines + newline)
 
     def __enter__(self) -> Self:
         return self
@@ -90,7 +90,7 @@ class Log:
         self.finish()
 
     def finish(self) -> None:
-        """Write what waits, a note on what was dropped, and the tail."""
+        """Write the unfinished lines, a note on dropped bytes, and the tail."""
         for rest in self._rest.values():
             self._write(rest + b"\n" if rest else b"")
         if self._dropped:
@@ -112,15 +112,15 @@ class Log:
 
 
 def run(command: Command, log: Log, lines: LastLine | None = None) -> Ended:
-    """Run a command until it and everything it started is gone.
+    """Run a command until all its processes are gone.
 
     `log` takes both streams as they come, and the caller finishes it; `lines` takes standard output.
     """
     report, report_end = os.pipe()
     locks = os.pathsep.join(str(path) for path in command.locks)
-    first = [sys.executable, "-I", str(SUPERVISOR), str(command.timeout), str(report_end), str(command.gate), locks]
+    settings = (str(command.timeout), str(report_end), str(command.gate), locks)
     supervisor = subprocess.Popen(
-        [*first, *command.arguments],
+        [sys.executable, "-I", str(SUPERVISOR), *settings, *command.arguments],
         cwd=command.folder,
         env=dict(command.environment),
         stdin=subprocess.PIPE,
@@ -140,7 +140,7 @@ def run(command: Command, log: Log, lines: LastLine | None = None) -> Ended:
 def _read(
     supervisor: subprocess.Popen[bytes], report: int, command: Command, log: Log, lines: LastLine | None
 ) -> Ended:
-    """Read until the supervisor has reported and its pipes end; even one that is stuck is given up in the end."""
+    """Read until the supervisor has reported and its pipes end, or until its deadline."""
     deadline = time.monotonic() + command.timeout + GRACE + (LONGEST_WAIT if command.locks else 0.0)
     ended, cancel = LOST, command.cancel
     with selectors.DefaultSelector() as selector:
@@ -168,10 +168,10 @@ def _read(
 
 
 def _end(supervisor: subprocess.Popen[bytes]) -> None:
-    """Let go of the supervisor: closing its standard input makes it kill whatever still runs.
+    """Let go of the supervisor: when its standard input closes, it kills all that still runs.
 
-    One that was killed cannot, and one that was stopped does not: then what it had started is killed here. The kernel
-    has made this process the parent of that. A child in another session is a supervisor that lives, or an orphan.
+    A supervisor that was killed or stopped does not; then its processes, whose parent is now this process, are killed
+    here. A child in another session is a living supervisor, or an orphan.
     """
     for stream in (supervisor.stdin, supervisor.stdout, supervisor.stderr):
         if stream is not None:

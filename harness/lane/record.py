@@ -1,4 +1,4 @@
-"""What one lane showed: the lines of its contract, the modules that it loaded, and the record that receipts keep."""
+"""The record of one lane: the lines of its contract, the modules that it loaded, and its verdict."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ from harness.core.words import Evidence, LaneName, LaneVerdict, Role
 from harness.host.gpus import Gpu
 from harness.host.host import Host
 
-#: Characters of a name, which stands in tables, placeholders and sentences.
+#: Characters of a name at most: names stand in tables, placeholders and sentences.
 LONGEST_NAME = 200
 
 
 @dataclass(frozen=True)
 class TargetLine:
-    """What the lane judged, how, and on what device."""
+    """The lane's target, evidence and device."""
 
     target: str
     evidence: Evidence
@@ -32,7 +32,7 @@ class UpstreamLine:
 
 @dataclass(frozen=True)
 class CheckLine:
-    """One check: `ok` is None where it was not judged, and then `reason` says why."""
+    """One check; if it was not judged, `ok` is None and `reason` says why."""
 
     name: str
     role: Role
@@ -45,7 +45,7 @@ class CheckLine:
 
 @dataclass(frozen=True)
 class FigureLine:
-    """A measured value that nobody judges; `spread` in the same unit, or None."""
+    """A measured value that is not judged; `spread` is in the same unit, or None."""
 
     name: str
     value: object
@@ -55,7 +55,7 @@ class FigureLine:
 
 @dataclass(frozen=True)
 class OutputLine:
-    """One tensor by its hash, compared between the lanes where `must_match` says so."""
+    """One tensor by its hash, which is compared between the lanes if it `must_match`."""
 
     name: str
     dtype: str
@@ -66,27 +66,27 @@ class OutputLine:
 
 @dataclass(frozen=True)
 class LaneRecord:
-    """What one lane showed."""
+    """The results of one lane."""
 
     verdict: LaneVerdict  # of its script and its contract
-    reason: str  # empty only behind a verdict that needs none
+    reason: str  # empty only for a verdict that needs none
     exit_status: int  # of the script; negative for a signal
-    seconds: float  # wall time of both files, without what it waited for its GPU
+    seconds: float  # wall time of both files, without the wait for its GPUs
     peak_memory: int  # of its largest process, in bytes
     left_behind: int  # processes that outlived it and were killed
-    tree: str  # the sha256 of the tree it ran on
+    tree: str  # the sha256 of its tree
     device: str  # as the contract names it
     upstream: tuple[UpstreamLine, ...] = ()  # the modules under test that it loaded
     checks: tuple[CheckLine, ...] = ()  # in their order
     figures: tuple[FigureLine, ...] = ()  # likewise
     outputs: tuple[OutputLine, ...] = ()  # likewise
     claims: tuple[str, ...] = ()  # likewise, each once
-    waited: float = 0.0  # seconds in which it waited until no other lane used its GPU
-    script: str = ""  # what reproduce.py said; empty where an older runner recorded none
-    printed: str = ""  # its standard output, 4096 bytes at most; empty where an older runner recorded none
+    waited: float = 0.0  # seconds of the wait until no other lane used its GPUs
+    script: str = ""  # the sentinel of reproduce.py; empty if an older runner recorded none
+    printed: str = ""  # its standard output, 4096 bytes at most; empty if an older runner recorded none
 
     def figure(self, name: str) -> FigureLine | None:
-        """Return a figure by its name; None where the lane printed none."""
+        """Return a figure by its name; None if the lane has none of that name."""
         return next((line for line in self.figures if line.name == name), None)
 
 
@@ -100,25 +100,24 @@ class LogRecord:
 
 @dataclass(frozen=True)
 class LaneEnd:
-    """One lane that ended: enough to judge and to write the receipt without running it again."""
+    """One lane that ended: enough to judge it and to write the receipt without another run."""
 
     key: str  # of its task
     task: str  # its name, for people
-    lane: LaneName  # which tree it ran on
-    started: str  # when, in UTC
-    seconds: float  # while its cores and GPUs were taken, from its start until its log was written
-    place: str  # where it ran: ``gpu 0``, ``gpus 0,1`` or ``cpu``
-    host: Host  # likewise
+    lane: LaneName
+    started: str  # the time, in UTC
+    seconds: float  # for which its cores and GPUs were taken, from its start until its log was written
+    place: str  # ``gpu 0``, ``gpus 0,1`` or ``cpu``
+    host: Host  # on which it ran
     gpus: tuple[Gpu, ...]  # of the host, that it had
     version: str  # of the tree
     tree: str  # the sha256 of the pristine tree
     patch: str  # the name of the patch's file; empty in the pristine lane
-    #: what it showed, scrubbed; None where it could not begin, since the patch does not apply
-    record: LaneRecord | None
+    record: LaneRecord | None  # scrubbed; None if the lane could not begin, since the patch does not apply
     stale: str = ""  # why the patch does not apply
-    log: LogRecord | None = None  # the scrubbed log in the run folder; None where there is none
+    log: LogRecord | None = None  # the scrubbed log in the run folder, if there is one
 
     @property
     def verdict(self) -> LaneVerdict | None:
-        """The lane's verdict; None where it could not begin."""
+        """The lane's verdict; None if it could not begin."""
         return self.record.verdict if self.record else None

@@ -1,4 +1,4 @@
-"""What a lane left in its folder, read strictly: the contract's results (`kit.plugin`), and the witness's notes."""
+"""The files that a lane writes, read strictly: the contract's results (`kit.plugin`), and the witness's notes."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from harness.core.words import BITWISE_IDENTICAL
 from harness.lane.record import LONGEST_NAME, CheckLine, FigureLine, OutputLine, TargetLine, UpstreamLine
 
 Line = TypeVar("Line")
-#: Exit statuses of pytest: all passed, some failed, no test collected.
-PASSED, FAILED, NOTHING = 0, 1, 5
+#: Exit statuses of a pytest that ended by itself: all passed, some failed, no test collected.
+PASSED, FAILED, NOTHING = STATUSES = 0, 1, 5
 #: Bytes of a file of results.
 MOST_BYTES = 1 << 25
 #: Files that the witness of a lane may note.
@@ -23,15 +23,15 @@ MOST_LINES = 50_000
 
 @dataclass(frozen=True)
 class Results:
-    """What a contract found."""
+    """The results of a contract."""
 
     target: TargetLine | None = None
     checks: tuple[CheckLine, ...] = ()
     figures: tuple[FigureLine, ...] = ()
     outputs: tuple[OutputLine, ...] = ()
     claims: tuple[str, ...] = ()
-    running: str = ""  # the test that had begun and not ended
-    problems: tuple[str, ...] = ()  # none only if the file is whole
+    running: str = ""  # the test that began and did not end
+    problems: tuple[str, ...] = ()  # none only if the file is complete
 
 
 @dataclass(frozen=True)
@@ -83,12 +83,12 @@ def _event(number: int, line: bytes) -> object:
     return structure.structure(document, KINDS[kind])
 
 
-def _of(events: Iterable[object], kind: type[Line]) -> tuple[Line, ...]:
+def _select(events: Iterable[object], kind: type[Line]) -> tuple[Line, ...]:
     return tuple(event for event in events if isinstance(event, kind))
 
 
 def doubled(names: Iterable[str]) -> list[str]:
-    """Return the names that stand there more than once."""
+    """Return the names that occur more than once."""
     return sorted(name for name, count in Counter(names).items() if count > 1)
 
 
@@ -108,27 +108,27 @@ def read(file: Path, status: int, claims: tuple[str, ...]) -> Results:
         except (ValueError, TypeError) as error:
             problems.append(f"line {number} of the contract's results: {' '.join(str(error).split())[:300]}")
             break
-    checks, begun = _of(events, CheckLine), [event.name for event in _of(events, _Begin)]
+    checks, begun_tests = _select(events, CheckLine), [event.name for event in _select(events, _Begin)]
     judged = {check.name for check in checks}
-    running = next((name for name in begun if name not in judged), "")
-    problems = [f"contract: {event.reason}" for event in _of(events, _Problem)] + problems
-    words = [event.word for event in _of(events, _Claim)]
+    running = next((name for name in begun_tests if name not in judged), "")
+    problems = [f"contract: {event.reason}" for event in _select(events, _Problem)] + problems
+    words = [event.word for event in _select(events, _Claim)]
     problems += [f"the contract claims {word}, which pack.toml does not list" for word in words if word not in claims]
-    ours = [word for word in words if word == BITWISE_IDENTICAL]
-    problems += [f"the contract claims {word}, which is the runner's to state" for word in ours]
+    own_words = [word for word in words if word == BITWISE_IDENTICAL]
+    problems += [f"the contract claims {word}, which is the runner's to state" for word in own_words]
     problems += [f"the contract has two tests named {name}" for name in doubled(check.name for check in checks)]
     problems += _ending(events, status, running)
-    wrong = any(check.ok is False for check in checks)
-    if not problems and wrong != (status == FAILED):
+    any_wrong = any(check.ok is False for check in checks)
+    if not problems and any_wrong != (status == FAILED):
         problems.append(f"pytest's exit status {status} does not fit the checks")
-    targets = _of(events, TargetLine)
+    targets = _select(events, TargetLine)
     if len(targets) > 1:
         problems.append("the contract names its target twice")
     return Results(
         target=targets[0] if targets else None,
         checks=checks,
-        figures=_of(events, FigureLine),
-        outputs=_of(events, OutputLine),
+        figures=_select(events, FigureLine),
+        outputs=_select(events, OutputLine),
         claims=tuple(dict.fromkeys(words)),
         running=running,
         problems=tuple(problems),
@@ -136,18 +136,18 @@ def read(file: Path, status: int, claims: tuple[str, ...]) -> Results:
 
 
 def _ending(events: list[object], status: int, running: str) -> list[str]:
-    """Say how a contract's end is not one: it was cut short, or pytest itself failed."""
-    ends = _of(events, _End)
+    """List the problems of a contract's end: it was cut short, or pytest itself failed."""
+    ends = _select(events, _End)
     if len(ends) != 1 or events[-1] is not ends[0]:
-        where = f" in {running}" if running else ""
-        return [f"the contract's results end{where} without an end: exit status {status}"]
-    if ends[0].status != status or status not in (PASSED, FAILED, NOTHING):
+        place = f" in {running}" if running else ""
+        return [f"the contract's results end{place} without an end: exit status {status}"]
+    if ends[0].status != status or status not in STATUSES:
         return [f"pytest said {ends[0].status} and ended with exit status {status}"]
     return [f"{running} did not end"] if running else []
 
 
 def read_loaded(file: Path) -> tuple[tuple[UpstreamLine, ...], str]:
-    """Read what the witness noted: each file once, in the order in which it was loaded, and why that cannot be read."""
+    """Read the witness's notes, each file once in the order of loading, and the reason if they cannot be read."""
     lines = file.read_bytes().splitlines() if file.exists() else []
     if len(lines) > MOST_LINES:
         return (), f"the lane loaded more than {MOST_LINES} modules"

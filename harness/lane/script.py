@@ -1,4 +1,4 @@
-"""What a script said: the sentinel on its last line, and whether its exit status agrees."""
+"""The sentinel on a script's last line, and whether its exit status agrees."""
 
 from __future__ import annotations
 
@@ -8,20 +8,20 @@ from dataclasses import dataclass
 from harness.core.terminal import visible
 from harness.core.words import LaneVerdict
 
-#: The exit status beside each sentinel of a script; ``git bisect run`` reads them as bad, good and skip.
+#: The exit status with each sentinel of a script; ``git bisect run`` reads them as bad, good and skip.
 STATUS = {LaneVerdict.BUG_REPRODUCED: 10, LaneVerdict.FIX_VALIDATED: 0, LaneVerdict.UNSUPPORTED: 125}
-#: The reason of a lane whose script ended without one; after it stands what it raised, if it did.
+#: The reason of a lane whose script printed no sentinel; the script's exception follows, if there is one.
 NO_SENTINEL = "the last line of the script is no sentinel"
 #: Bytes of the last line that are kept.
 LONGEST_LINE = 4096
-#: Bytes of the whole output that are kept, and what stands there where the script printed more.
+#: Bytes of the whole output that are kept, and the mark for omitted lines.
 MOST_PRINTED, CUT = 4096, "[... more was printed ...]"
-#: How a traceback names the exception that ended a program.
+#: The line of a traceback that names the exception.
 EXCEPTION = re.compile(r"(?m)^(?:[A-Za-z_][\w.]*(?:Error|Exception|Interrupt|Exit|Warning)\b.*)$")
 
 
 class LastLine:
-    """Keeps the last line of a stream that is not empty, and the stream's beginning."""
+    """Keeps the last line of a stream that is not blank, and the stream's beginning."""
 
     def __init__(self) -> None:
         self._head = self._line = self._rest = b""
@@ -29,8 +29,8 @@ class LastLine:
     def feed(self, data: bytes) -> None:
         """Take the next piece of standard output."""
         self._head += data[: MOST_PRINTED + 1 - len(self._head)]
-        *whole, self._rest = (self._rest + data).split(b"\n")
-        self._line = next((line for line in reversed(whole) if line.strip()), self._line)[:LONGEST_LINE]
+        *lines, self._rest = (self._rest + data).split(b"\n")
+        self._line = next((line for line in reversed(lines) if line.strip()), self._line)[:LONGEST_LINE]
         self._rest = self._rest[:LONGEST_LINE]
 
     @property
@@ -40,7 +40,7 @@ class LastLine:
 
     @property
     def printed(self) -> str:
-        """What a report shows of the output: of more than MOST_PRINTED bytes the beginning and the last line."""
+        """The output in a report: the whole, or if it exceeds MOST_PRINTED bytes, the beginning and the last line."""
         text = visible(self._head.decode(errors="replace")).strip()
         if max(len(self._head), len(text.encode())) <= MOST_PRINTED:
             return text
@@ -51,10 +51,10 @@ class LastLine:
 
 @dataclass(frozen=True)
 class Script:
-    """What a script said."""
+    """The sentinel of a script."""
 
-    verdict: LaneVerdict  # of its sentinel; ERROR where it has none that its exit status agrees with
-    reason: str = ""  # of UNSUPPORTED and ERROR; of BUG_REPRODUCED where the line has one
+    verdict: LaneVerdict  # ERROR if there is no sentinel, or if the exit status does not agree
+    reason: str = ""  # of UNSUPPORTED and ERROR, and of BUG_REPRODUCED if the line has one
 
     @property
     def text(self) -> str:
@@ -70,14 +70,14 @@ def read(last_line: str, status: int) -> Script:
         return Script(LaneVerdict.ERROR, NO_SENTINEL)
     if (verdict == LaneVerdict.UNSUPPORTED or separator) and not reason.strip():
         return Script(LaneVerdict.ERROR, f"the script says {verdict} without a reason")
-    wanted = STATUS[verdict]
-    if status != wanted:
-        return Script(LaneVerdict.ERROR, f"the script says {verdict}, its exit status is {status}, not {wanted}")
+    expected = STATUS[verdict]
+    if status != expected:
+        return Script(LaneVerdict.ERROR, f"the script says {verdict}, its exit status is {status}, not {expected}")
     return Script(verdict, reason.strip())
 
 
 def last_exception(text: str, of: str = "") -> str:
-    """Return the line of the last exception that a log names, of those with `of` in it if there are any; or nothing."""
-    said = EXCEPTION.findall(text)
-    wanted = [line for line in said if of in line] or said
-    return wanted[-1].strip() if wanted else ""
+    """Return the line of the last exception in a log; a line that holds `of` goes before others; empty if none."""
+    exceptions = EXCEPTION.findall(text)
+    matching = [line for line in exceptions if of in line] or exceptions
+    return matching[-1].strip() if matching else ""

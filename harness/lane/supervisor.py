@@ -1,14 +1,16 @@
-"""The parent of a probe: it ends the probe and everything that the probe started, whatever happens.
+"""The parent of a probe: it ends the probe and all processes that the probe started, whatever happens.
 
 Run as a script, in a session of its own: ``python -I supervisor.py TIMEOUT_S REPORT_FD GATE LOCKS COMMAND...``.
-Standard input is a pipe that the runner holds open: when it closes, because the runner was interrupted or killed, the
-supervisor kills the probe. It writes one JSON object to REPORT_FD: ``reason`` (exited, timed out, abandoned),
-``status`` (negative: the signal), ``left_behind`` (processes that outlived the probe), ``seconds`` (without what the
-probe waited for its GPUs), ``waited`` (seconds of that), ``peak_memory`` (bytes, the largest process).
+The probe is the script or the contract. Standard input is a pipe that the runner holds open: when it closes, because
+the runner was interrupted or killed, the supervisor kills the probe. It writes one JSON object to REPORT_FD: ``reason``
+(exited, timed out, abandoned), ``status`` (negative: the signal), ``left_behind`` (processes that outlived the probe),
+``seconds`` (without the wait for its GPUs), ``waited`` (seconds of that wait), ``peak_memory`` (bytes, the largest
+process).
 
-LOCKS names a file for each GPU that the lane shares with others (separated by ``:``; empty where it shares none), and
+LOCKS names a file for each GPU that the lane shares with others (separated by ``:``; empty if it shares none), and
 GATE a named pipe. The lane holds each lock shared while it runs. A probe that reads GATE to its end waits until this
-lane holds the locks alone; the next time it reads GATE, until they are shared again. Time-outs stand still meanwhile.
+lane holds the locks alone; the next time it reads GATE, until they are shared again. The time-out stands still
+meanwhile.
 """
 
 from __future__ import annotations
@@ -26,18 +28,18 @@ import sys
 import time
 
 PR_SET_CHILD_SUBREAPER, PR_SET_PDEATHSIG = 36, 1
-#: How long, in seconds, killed processes may take to disappear before the supervisor gives up on them.
+#: Seconds that killed processes may take to disappear before the supervisor gives up on them.
 PATIENCE = 20.0
 POLL = 0.05
 
 
 def adopt_orphans() -> None:
-    """Become the parent of every orphaned descendant, so that leaving the session is no escape (Linux)."""
+    """Become the parent of every orphaned descendant, even of one that leaves the session (Linux)."""
     ask_kernel(PR_SET_CHILD_SUBREAPER, 1)
 
 
 def ask_kernel(option: int, value: int) -> None:
-    """Call prctl, where there is one."""
+    """Call prctl, which only Linux has."""
     if sys.platform == "linux":
         ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
 
@@ -45,9 +47,9 @@ def ask_kernel(option: int, value: int) -> None:
 class Gate:
     """The lane's share of its GPUs: shared locks, and exclusive ones while the probe asks for them.
 
-    Each GPU has two locks. Whoever wants it alone holds the second one while he waits for the first, and whoever
-    begins to share it has to pass the second: so nobody waits for ever. Locks are taken all together or not at all,
-    so that lanes of several GPUs cannot wait for each other.
+    Each GPU has two locks. A lane that asks for the GPU alone holds the second lock while it waits for the first. A
+    lane that begins to share the GPU has to pass the second: so no lane waits for ever. Locks are taken all together or
+    not at all, so that lanes of several GPUs cannot wait for each other.
     """
 
     def __init__(self, pipe: str, locks: list[str]) -> None:
@@ -74,18 +76,18 @@ class Gate:
             fcntl.flock(descriptor, fcntl.LOCK_UN)
 
     def share(self) -> bool:
-        """Take every lock shared; say whether that was possible now."""
+        """Take every lock shared, if that is possible now; return whether it was."""
         passed = self._take(self.doors, fcntl.LOCK_SH) and self._take(self.gpus, fcntl.LOCK_SH)
         self._drop(self.doors)
         return passed
 
     def serve(self) -> bool:
-        """Answer the probe where it asks; say whether it waits for an answer."""
+        """Answer a probe that asks; return whether the probe waits for an answer."""
         if self.answer is None:
             try:
                 self.answer = os.open(self.pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             except OSError as error:
-                if error.errno == errno.ENXIO:  # nobody reads it
+                if error.errno == errno.ENXIO:  # no probe reads the pipe
                     return False
                 raise
             self._drop(self.gpus)
@@ -106,8 +108,8 @@ class Gate:
         return True
 
 
-def abandoned(wait: float, *descriptors: int) -> bool:
-    """Wait at most so many seconds for one of `descriptors`; say whether the runner is gone."""
+def runner_is_gone(wait: float, *descriptors: int) -> bool:
+    """Wait at most `wait` seconds for one of `descriptors`; return whether the runner is gone."""
     stdin = sys.stdin.fileno()
     ready = select.select([stdin, *descriptors], [], [], wait)[0]
     for descriptor in ready:
@@ -119,7 +121,7 @@ def abandoned(wait: float, *descriptors: int) -> bool:
 def wait(probe: int, timeout: float, wakeup: int, gate: Gate | None) -> tuple[str, float]:
     """Wait until the probe ends (without reaping it), its time is up, or the runner is gone.
 
-    Return why, and for how many seconds the probe waited for its GPUs.
+    Return the reason, and the seconds for which the probe waited for its GPUs.
     """
     started, waited = time.monotonic(), 0.0
     while True:
@@ -127,39 +129,39 @@ def wait(probe: int, timeout: float, wakeup: int, gate: Gate | None) -> tuple[st
             return "exited", waited
         before = time.monotonic()
         waits = gate is not None and gate.serve()
-        left = started + timeout + waited - before
-        if left <= 0 and not waits:
+        remaining = started + timeout + waited - before
+        if remaining <= 0 and not waits:
             return "timed out", waited
-        if abandoned(left if gate is None else min(POLL, max(left, 0.0)), wakeup):
+        if runner_is_gone(remaining if gate is None else min(POLL, max(remaining, 0.0)), wakeup):
             return "abandoned", waited
         waited += time.monotonic() - before if waits else 0.0
 
 
 def kill_all(probe: int) -> tuple[int, int]:
-    """Kill the probe's group before its leader is reaped, then every descendant; return status and survivors seen.
+    """Kill the probe's group before its leader is reaped, then every descendant; return the status and the survivors.
 
-    One that was only just forked has no group of its own yet, so that it is killed by itself as well.
+    A probe that was just forked has no group of its own yet, so that it is killed by itself as well.
     """
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             kill(probe, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(probe, 0)[1])
-    seen: set[int] = set()
+    survivors: set[int] = set()
     end = time.monotonic() + PATIENCE
-    while orphans_left() and time.monotonic() < end:
+    while has_orphans() and time.monotonic() < end:
         import psutil  # noqa: PLC0415 - most probes leave nothing behind, and its import would cost each of them 15 ms
 
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
                 if process.status() != psutil.STATUS_ZOMBIE:
-                    seen.add(process.pid)
+                    survivors.add(process.pid)
                 process.kill()
         time.sleep(POLL)
-    return status, len(seen)
+    return status, len(survivors)
 
 
-def orphans_left() -> bool:
-    """Reap what has ended; say whether anything that the probe started is still there."""
+def has_orphans() -> bool:
+    """Reap the processes that have ended; return whether others of the probe are still there."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -169,7 +171,7 @@ def orphans_left() -> bool:
 
 
 def start(command: list[str]) -> int:
-    """Start the probe in a session of its own; it is killed with its supervisor, should that be killed.
+    """Start the probe in a session of its own; the kernel kills it if its supervisor is killed.
 
     Fork and exec by hand: importing subprocess would cost every lane 10 ms.
     """
@@ -207,7 +209,7 @@ def main() -> None:
         os.mkfifo(pipe, 0o600)
         gate = Gate(pipe, locks.split(os.pathsep))
         while not gate.share():
-            if abandoned(POLL):
+            if runner_is_gone(POLL):
                 return
     started = time.monotonic()
     probe = start(command)
@@ -217,7 +219,7 @@ def main() -> None:
     reason, waited = wait(probe, timeout, wakeup, gate)
     seconds = time.monotonic() - started
     status, left_behind = kill_all(probe)
-    ended = {
+    report_line = {
         "reason": reason,
         "status": status,
         "left_behind": left_behind,
@@ -226,7 +228,7 @@ def main() -> None:
         "peak_memory": resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024,
     }
     with contextlib.suppress(BrokenPipeError):
-        os.write(report, json.dumps(ended).encode())
+        os.write(report, json.dumps(report_line).encode())
 
 
 if __name__ == "__main__":

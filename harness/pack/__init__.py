@@ -1,1 +1,1 @@
-"""A pack on disk: pack.toml and the probe's header."""
+"""A pack on disk: pack.toml, the requirements and the text of the script."""

@@ -1,4 +1,4 @@
-"""The forms of what pack.toml states: the type of a field says what a text or a number has to be."""
+"""The types of pack.toml's fields; each states the form of a text, or the range of a number."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from harness.core.structure import Form
 from harness.core.words import LaneVerdict, is_target
 
 PACKAGE = r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?"
-#: No folder above, no option, no test of a file.
+#: Not a folder above, an option, or a test in a file.
 RELATIVE = r"(?![/-])(?!(?:.*/)?\.\.(?:/|$))(?!.*::)[^\x00-\x1f\x7f\\]+"
 COMMIT = r"[0-9a-f]{40}"
-#: A word of the verdicts is none.
+#: No word of the verdicts.
 CLAIM = rf"(?!(?:{'|'.join(LaneVerdict)})$)[A-Z][A-Z0-9]*(?:_[A-Z0-9]+)*"
 VARIABLE = re.compile(
-    # What a lane sets itself, or what decides which code runs, is none.
+    # Not a variable that a lane sets itself, or that decides which code runs.
     r"(?!(?:PATH|HOME|TMPDIR|(?:PYTHON|PYTEST|LD_|CUDA_VISIBLE|XDG_|REPRODUCER_).*)$)[A-Z][A-Z0-9_]*"
 )
 
 
-def _text(what: str, pattern: str) -> Form:
-    return Form(what, re.compile(pattern).fullmatch)
+def _text(description: str, pattern: str) -> Form:
+    return Form(description, re.compile(pattern).fullmatch)
 
 
 def _number(least: float, most: float) -> Form:
@@ -32,7 +32,7 @@ def _number(least: float, most: float) -> Form:
 
 
 Line = Annotated[str, _text("a text on one line", r"[^\x00-\x1f\x7f]*")]
-Said = Annotated[str, _text("a text on one line, and no empty one", r"(?=.*\S)[^\x00-\x1f\x7f]+")]
+Text = Annotated[str, _text("a text on one line, and no empty one", r"(?=.*\S)[^\x00-\x1f\x7f]+")]
 Sentence = Annotated[str, _text("one sentence on one line, with its full stop", r"(?=.*\w)[^\x00-\x1f\x7f]+\.")]
 Path = Annotated[str, _text("a relative path", RELATIVE)]
 FileName = Annotated[str, _text("the name of a file", r"[\w+-][\w.+-]*")]
@@ -62,6 +62,6 @@ TargetName = Annotated[str, Form("a target such as cpu, sm_80, sm_90a (with the 
 SetName = Annotated[str, _text("a name of lower-case letters, digits and -", r"[a-z0-9]+(?:-[a-z0-9]+)*")]
 Number = Annotated[int, _number(0, 1 << 20)]
 Count = Annotated[int, _number(1, 1024)]
-#: A lane of a month is a mistake.
+#: More than a month for a lane is a mistake.
 Seconds = Annotated[float, _number(0.001, 31 * 24 * 3600.0)]
 GiB = Annotated[float, _number(0, 1 << 20)]

@@ -1,6 +1,6 @@
-"""What judges a pack: its script, its contract, and the modules of the kit that the contract imports.
+"""The judges of a pack: its script, its contract, and the modules of the kit that the contract imports.
 
-A receipt is fresh by meaning: comments, a docstring or a commit message do not make it stale.
+A receipt is stale once their meaning changes; comments, a docstring or a commit message are no part of it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from pathlib import Path
 from harness.core import files, python_ast
 from harness.pack.model import Pack
 
-#: Every contract runs under it, and it decides nothing: a change of it makes no receipt stale.
+#: Runs every contract and decides nothing: a change of it makes no receipt stale.
 PLUGIN = "kit.plugin"
-#: Why a receipt or a record of another day is STALE.
+#: The reason for a STALE receipt or record.
 CHANGED = "the script or the contract changed"
 #: `import kit.x`, or `from kit.x import NAMES`, on one line or in brackets.
 IMPORT = re.compile(
@@ -31,59 +31,59 @@ IMPORT = re.compile(
 def _imported(source: str) -> set[str]:
     """Return the kit's modules that a file imports, and the names that it takes from them.
 
-    It works on the text: `list` asks for every receipt of every pack, and a parser takes ten times as long.
+    It reads the text: `list` needs this for every receipt of every pack, and a parser takes ten times as long.
     """
-    found: set[str] = set()
+    modules: set[str] = set()
     for match in IMPORT.finditer(source):
         module = match["module"] or match["whole"]
         names = re.findall(r"\w+", re.sub(r"#.*", "", match["names"] or ""))
-        found |= {module, *(f"{module}.{name}" for name in names)}
-    return found
+        modules |= {module, *(f"{module}.{name}" for name in names)}
+    return modules
 
 
 def _kit_files(contract: Path) -> list[Path]:
-    """Return the files of the kit that a contract imports, directly or not, in the order of their names."""
-    found: set[Path] = set()
-    waiting = [contract]
-    while waiting:
-        for module in _imported(waiting.pop().read_text(encoding="utf-8")) - {PLUGIN}:
+    """Return the kit's files that a contract imports, directly or not, in the order of their names."""
+    kit_files: set[Path] = set()
+    unread = [contract]
+    while unread:
+        for module in _imported(unread.pop().read_text(encoding="utf-8")) - {PLUGIN}:
             path = files.REPOSITORY.joinpath(*module.split("."))
-            here = {file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()} - found
-            found |= here
-            waiting += here
-    return sorted(found)
+            sources = {file for file in (path.with_suffix(".py"), path / "__init__.py") if file.is_file()} - kit_files
+            kit_files |= sources
+            unread += sources
+    return sorted(kit_files)
 
 
 def files_of(pack: Pack) -> list[Path]:
-    """Return what judges a pack: its script, its contract, and in the order of their names the kit's files for that."""
+    """Return the files that judge a pack: its script, its contract, and the kit's files in the order of their names."""
     ordinary = pack.definition.script
     script = [pack.probe, *(pack.probe.parent / name for name in (ordinary.beside if ordinary else ()))]
     if not pack.contract.is_file():
         return script
     try:
         return [*script, pack.contract, *_kit_files(pack.contract)]
-    except UnicodeDecodeError:  # running it will say so
+    except UnicodeDecodeError:  # a run reports it
         return [*script, pack.contract]
 
 
 @functools.lru_cache(maxsize=64)
 def probe_meaning(source: str) -> str:
-    """Return the sha256 of a probe without its comments, blank lines and module docstring.
+    """Return the sha256 of a script without its comments, blank lines and module docstring.
 
-    It works on the text, since syntax trees and token streams differ between Python versions. SyntaxError is raised
-    where the probe is no Python.
+    It hashes the text, since syntax trees and token streams differ between Python versions. SyntaxError: the script is
+    not Python.
     """
     source = source.replace("\r\n", "\n").replace("\r", "\n")
     tree = python_ast.parse(source)
     first = tree.body[0] if ast.get_docstring(tree) is not None else None
-    dropped = range(first.lineno, (first.end_lineno or first.lineno) + 1) if first else ()
+    docstring = range(first.lineno, (first.end_lineno or first.lineno) + 1) if first else ()
     lines = source.split("\n")  # as the tokenizer counts them: a form feed or U+2028 ends no line
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             row, column = token.start
             lines[row - 1] = lines[row - 1][:column]
-    kept = [line.rstrip() for number, line in enumerate(lines, start=1) if number not in dropped and line.strip()]
-    return files.sha256_bytes("\n".join(kept).encode())
+    code = [line.rstrip() for number, line in enumerate(lines, start=1) if number not in docstring and line.strip()]
+    return files.sha256_bytes("\n".join(code).encode())
 
 
 def patch_meaning(text: str) -> str:
@@ -93,7 +93,7 @@ def patch_meaning(text: str) -> str:
 
 
 def meaning(path: Path) -> str:
-    """Return the sha256 of what a probe or a patch means; of its bytes where it cannot be read as either."""
+    """Return the sha256 of the meaning of a script or a patch; of its bytes if it cannot be read as either."""
     data = path.read_bytes()
     try:
         text = data.decode()
@@ -107,17 +107,17 @@ def _joined(hashes: list[str]) -> str:
 
 
 def sha256(pack: Pack) -> str:
-    """Return one hash of the bytes of what judges a pack, or raise OSError where the script cannot be read."""
+    """Return one hash of the bytes of the files that judge a pack; OSError: the script cannot be read."""
     return _joined([files.sha256_file(path) for path in files_of(pack)])
 
 
 def meaning_of(pack: Pack) -> str:
-    """Return one hash of what these files mean, without comments and module docstrings; OSError likewise."""
+    """Return one hash of the meaning of these files, without comments and module docstrings; OSError likewise."""
     return _joined([meaning(path) for path in files_of(pack)])
 
 
 def changed(pack: Pack, sha256_before: str, meaning_before: str) -> bool:
-    """Whether what judges a pack means something else than when it had these hashes; so it is where no script is."""
+    """Whether the judges of a pack differ in meaning from those with these hashes; they do if there is no script."""
     if not pack.probe.exists():
         return True
     return sha256(pack) != sha256_before and meaning_of(pack) != meaning_before

@@ -1,4 +1,4 @@
-"""Packs on disk: the folders ``packs/NN_slug``, found by number, slug, glob or what they are about, and loaded."""
+"""Packs on disk: the folders ``packs/NN_slug``, selected by number, slug, glob or upstream file, and loaded."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ FOLDER_PATTERN = re.compile(r"(?P<number>\d{2,})_(?P<slug>[a-z0-9_]+)")
 #: A file that a patch changes.
 CHANGED = re.compile(r"(?m)^diff --git a/(\S+) b/")
 
-#: Digits: no number of a pack has more, and Python reads none of thousands.
+#: Digits of a pack's number at most; Python reads no number of thousands of digits.
 LONGEST_NUMBER = 255
 
 
 def load_pack(folder: Path) -> Pack:
-    """Load one pack, or raise HarnessError with all errors of its pack.toml."""
+    """Load one pack; HarnessError holds all errors of its pack.toml."""
     if not FOLDER_PATTERN.fullmatch(folder.name):
         raise HarnessError(f"{folder.name}: a pack's folder is named NN_slug, such as 09_liger_flce_none")
     patch = folder / "fix.patch"
@@ -43,10 +43,10 @@ def folders(packs: Path) -> list[Path]:
     """List the folders of all packs under `packs`, in the order of their numbers."""
     if not packs.is_dir():
         raise HarnessError(f"no folder of packs at {packs}. Next: name it with --packs DIR")
-    found = [path for path in packs.iterdir() if path.is_dir() and not path.name.startswith((".", "_"))]
-    if not found:
+    paths = [path for path in packs.iterdir() if path.is_dir() and not path.name.startswith((".", "_"))]
+    if not paths:
         raise HarnessError(f"no pack in {packs}. Next: name another folder with --packs DIR")
-    return sorted(found, key=lambda path: (_number(path.name), path.name))
+    return sorted(paths, key=lambda path: (_number(path.name), path.name))
 
 
 def _number(name: str) -> int:
@@ -54,28 +54,28 @@ def _number(name: str) -> int:
     return int(match["number"]) if match else -1
 
 
-def matches(name: str, wanted: str) -> bool:
-    """Say whether a folder's name is what a number, a slug or a glob names."""
+def matches(name: str, pattern: str) -> bool:
+    """Whether a number, a slug or a glob names a folder."""
     match = FOLDER_PATTERN.fullmatch(name)
-    if wanted.isdecimal() and len(wanted) <= LONGEST_NUMBER:
-        return match is not None and int(match["number"]) == int(wanted)
+    if pattern.isdecimal() and len(pattern) <= LONGEST_NUMBER:
+        return match is not None and int(match["number"]) == int(pattern)
     slug = match["slug"] if match else ""
-    return wanted in (name, slug) or fnmatch.fnmatchcase(name, wanted) or fnmatch.fnmatchcase(slug, wanted)
+    return pattern in (name, slug) or fnmatch.fnmatchcase(name, pattern) or fnmatch.fnmatchcase(slug, pattern)
 
 
-def select_packs(packs: Path, wanted: tuple[str, ...]) -> list[Path]:
-    """List the folders of the packs that `wanted` names by number, slug or glob; of all packs when it is empty."""
-    every = folders(packs)
-    for name in wanted:
-        if not any(matches(folder.name, name) for folder in every):
-            raise unknown("pack", name, (folder.name for folder in every), "runner.py list")
-    return [folder for folder in every if not wanted or any(matches(folder.name, name) for name in wanted)]
+def select_packs(packs: Path, patterns: tuple[str, ...]) -> list[Path]:
+    """List the folders of the packs that `patterns` name by number, slug or glob; without patterns, of all packs."""
+    all_folders = folders(packs)
+    for name in patterns:
+        if not any(matches(folder.name, name) for folder in all_folders):
+            raise unknown("pack", name, (folder.name for folder in all_folders), "runner.py list")
+    return [folder for folder in all_folders if not patterns or any(matches(folder.name, name) for name in patterns)]
 
 
 def paths(definition: Definition) -> tuple[str, ...]:
     """List the files of the upstream repository that a pack is about; a folder ends with a slash.
 
-    They are those that its targets load; where it names none, because it has no patch, the modules under test.
+    They are the files that its targets load. A pack without a patch names none: they are its modules under test.
     """
     loads = dict.fromkeys(path for target in definition.targets.values() for path in target.loads)
     if loads:
@@ -88,14 +88,14 @@ def paths(definition: Definition) -> tuple[str, ...]:
 def concerned(packs: Iterable[Pack], changed: Iterable[str]) -> list[Pack]:
     """Return the packs that are about one of these files, by their paths from the repository's root.
 
-    A pack of compiled code is none of them: a checkout is judged without being built, and cannot be imported.
+    A pack of compiled code is left out: a checkout is not built, so that its code cannot be imported.
     """
     files = {str(PurePosixPath(line)) for line in changed if line}
-    found = []
+    concerned_packs = []
     for pack in packs:
-        about = paths(pack.definition)
-        folders = tuple(path for path in about if path.endswith("/"))
-        touched = not files.isdisjoint(about) or any(file.startswith(folders) for file in files)
+        subjects = paths(pack.definition)
+        folders = tuple(path for path in subjects if path.endswith("/"))
+        touched = not files.isdisjoint(subjects) or any(file.startswith(folders) for file in files)
         if touched and not pack.definition.upstream.is_compiled:
-            found.append(pack)
-    return found
+            concerned_packs.append(pack)
+    return concerned_packs

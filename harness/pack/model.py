@@ -1,4 +1,4 @@
-"""A pack: its folder, and what its pack.toml states."""
+"""A pack: its folder, and the content of its pack.toml."""
 
 from __future__ import annotations
 
@@ -12,43 +12,43 @@ from harness.pack import forms
 
 @dataclass(frozen=True)
 class Upstream:
-    """The project under test and what the pack is pinned to: a release, or a commit that no release holds."""
+    """The project under test, pinned to a release, or to a commit that no release holds."""
 
     package: forms.Package  # its name on the package index
     repository: forms.Repository  # its URL
     license: forms.Line  # of its source, as SPDX names it
     modules: tuple[forms.Module, ...]  # the import names under test
-    commit: forms.Commit = ""  # of the release's tag, or the one that is pinned; empty where it is not known
-    version: forms.Release = ""  # of the release; empty where a commit is pinned
+    commit: forms.Commit = ""  # the pinned commit, or that of the release's tag; empty if unknown
+    version: forms.Release = ""  # of the release; empty if a commit is pinned
     file: forms.Archive = ""  # of the release on the package index, likewise
     sha256: forms.Sha256 = ""  # of that file, likewise
-    date: dt.date | None = None  # of the commit, where that is pinned
+    date: dt.date | None = None  # of the pinned commit
     source_root: forms.Path = ""  # the folder of the repository that goes on PYTHONPATH; empty for its root
 
     @property
     def is_commit(self) -> bool:
-        """Whether a commit is pinned, and no release."""
+        """Whether a commit is pinned, not a release."""
         return not self.file
 
     @property
     def is_wheel(self) -> bool:
-        """Whether a wheel is pinned: then other releases are judged by their wheels, too."""
+        """Whether a wheel is pinned; other releases are then judged by their wheels, too."""
         return self.file.endswith(".whl")
 
     @property
     def is_compiled(self) -> bool:
-        """Whether that wheel is made for one platform: its libraries find those of other wheels beside them."""
+        """Whether the wheel is for one platform; its libraries then find those of other wheels beside them."""
         return self.is_wheel and not self.file.endswith("-any.whl")
 
     @property
     def pin(self) -> str:
-        """What is pinned, in the words of a receipt: a version, or ``commit`` and its 40 digits."""
+        """The pin as a receipt has it: a version, or ``commit`` and its 40 digits."""
         return f"commit {self.commit}" if self.is_commit else self.version
 
 
 @dataclass(frozen=True)
 class Head:
-    """What upstream's default branch gives, at a named commit."""
+    """The verdict on upstream's default branch at a named commit."""
 
     commit: forms.Commit
     date: dt.date
@@ -58,46 +58,46 @@ class Head:
 
 @dataclass(frozen=True)
 class Searched:
-    """When, and for which words, upstream's issues and pull requests were searched."""
+    """The search in upstream's issues and pull requests: its date and its words."""
 
     date: dt.date
-    queries: tuple[forms.Said, ...]
+    queries: tuple[forms.Text, ...]
 
 
 @dataclass(frozen=True)
 class Thread:
-    """An issue or a pull request of an upstream on the same lines."""
+    """An issue or a pull request of an upstream on the same lines of code."""
 
-    url: forms.ThreadUrl  # of it
-    state: ThreadState  # as it was on that date
-    date: dt.date  # of the copy in which it was read
-    says: forms.Said  # what it says about the same lines, in one sentence
+    url: forms.ThreadUrl
+    state: ThreadState  # on that date
+    date: dt.date  # of the copy that was read
+    says: forms.Text  # about these lines, in one sentence
 
 
 @dataclass(frozen=True)
 class Action:
-    """What is to be done with a pack."""
+    """The next step with a pack."""
 
-    kind: ActionKind  # file, filed, fixed or nothing
-    text: forms.Sentence  # what to file where, what fixed it, or why nothing is to be done
+    kind: ActionKind
+    text: forms.Sentence  # what to file where, what fixed the bug, or why nothing is left to do
 
 
 @dataclass(frozen=True)
 class Ask:
-    """The patch that upstream is asked to merge, where it is judged on another tree than the release."""
+    """The patch that upstream is asked to merge, if it is made for another tree than the release."""
 
-    patch: forms.OtherPatch  # the pack's file that upstream is asked to merge
-    origin: forms.Origin  # ``git+URL@COMMIT``: the tree where development happens, on which it applies
+    patch: forms.OtherPatch  # its file in the pack
+    origin: forms.Origin  # ``git+URL@COMMIT``: the tree of development, on which it applies
     date: dt.date  # of that commit
-    checks: tuple[forms.Said, ...]  # names or globs of the defect checks that are wrong there and right with the patch
+    checks: tuple[forms.Text, ...]  # names or globs of the defect checks that are wrong there and right with the patch
 
 
 @dataclass(frozen=True)
 class Workaround:
-    """What a user of a release with the bug can do without the patch, as far as the probe shows that it works."""
+    """A way round the bug without the patch, which controls show to work."""
 
-    text: forms.Said
-    checks: tuple[forms.Said, ...]  # names or globs of the controls that show it, right on the pinned release
+    text: forms.Text
+    checks: tuple[forms.Text, ...]  # names or globs of the controls that show it, right on the pinned release
 
 
 @dataclass(frozen=True)
@@ -105,20 +105,20 @@ class UpstreamTests:
     """Upstream's own tests of the files that a patch touches."""
 
     files: tuple[forms.Path, ...]  # relative to the repository's root
-    origin: forms.Origin = ""  # ``git+URL@COMMIT``: the tree that has them; empty for the pinned one
-    #: the pack's file that they are run with; empty for ask.patch where there is one, else fix.patch
+    origin: forms.Origin = ""  # ``git+URL@COMMIT``: the tree that has them; empty for the pinned tree
+    #: the pack's patch with which they are run; empty for ask.patch if there is one, else fix.patch
     patch: forms.Patch = ""
     arguments: tuple[forms.Line, ...] = ()  # for pytest
-    dependencies: str = "tests"  # the set that holds pytest and what the tests import
+    dependencies: str = "tests"  # the set of pytest and the tests' imports
     gpu: bool = False  # whether they need one
     #: variables that they need besides a lane's own
     environment: dict[forms.Variable, forms.Line] = field(default_factory=dict)
-    timeout_s: forms.Seconds = 600.0  # of one run of them all
+    timeout_s: forms.Seconds = 600.0  # of one run of all tests
 
 
 @dataclass(frozen=True)
 class Requires:
-    """The ranges in which the runner's own interpreter, torch and triton must lie; empty: it is not needed."""
+    """The ranges of the runner's own Python, torch and triton; empty: not needed."""
 
     python: forms.Range
     torch: forms.Range = ""
@@ -127,108 +127,107 @@ class Requires:
 
 @dataclass(frozen=True)
 class Dependency:
-    """One package of a dependency set: its version, the sha256 of its files, and where it is needed (empty: always)."""
+    """One package of a dependency set."""
 
     version: str
-    hashes: tuple[str, ...]
-    marker: str = ""
+    hashes: tuple[str, ...]  # sha256 of its files
+    marker: str = ""  # where it is needed; empty: everywhere
 
 
 @dataclass(frozen=True)
 class Target:
-    """What the pinned release must give on one target."""
+    """One target: how its lanes run, and the verdict that the pinned release must have there."""
 
-    evidence: tuple[Evidence, ...]  # the kinds that it admits
-    #: On the pack; unless pack.toml states it, CONFIRMED, and of a pack without a patch REPRODUCED.
+    evidence: tuple[Evidence, ...]  # the admitted kinds
+    #: By default CONFIRMED, or REPRODUCED for a pack without a patch.
     verdict: Verdict
-    #: The files of the upstream repository that the probe has to load in the patched lane; unless pack.toml states
-    #: them, those of fix.patch.
+    #: The files of the upstream repository that the patched lane has to load; by default those of fix.patch.
     loads: tuple[forms.Path, ...]
     claims: tuple[forms.Claim, ...] = ()  # that both lanes must support; by default those of the pack
-    claims_executed: tuple[forms.Claim, ...] = ()  # likewise, where they execute on the GPU
+    claims_executed: tuple[forms.Claim, ...] = ()  # likewise, of lanes that execute on the GPU
     dependencies: str = "default"  # the dependency set that its lanes import
     timeout_s: forms.Seconds = 600.0  # of one lane
-    #: Its figures in ms, MiB and the like are compared from run to run; the probe times with `alone`.
+    #: Its figures in ms, MiB and the like are compared from run to run; the contract times with `alone`.
     measures: bool = False
     #: Its lanes have their GPU (on target cpu: the host's cores) for themselves from beginning to end.
     exclusive: bool = False
-    gpus: forms.Count = 1  # how many GPUs an executed lane needs, all at once
-    #: How many ranks the largest group has that the probe starts and speaks for; 1: it starts none.
+    gpus: forms.Count = 1  # that an executed lane needs at once
+    #: Ranks of the largest group that the contract starts; 1: it starts none.
     ranks: forms.Count = 1
-    #: In how many its probe may compile kernels, or run cases, at once, as its lanes are told; 1: in turn.
+    #: Processes in which the contract may compile kernels, or run cases, at once.
     processes: forms.Count = 1
-    gpu_memory_gib: forms.GiB = 8.0  # what an executed lane takes of each at most, in GiB
-    #: What a script of the pack builds in the cache; lanes run with its interpreter where it is there.
+    gpu_memory_gib: forms.GiB = 8.0  # the most that an executed lane takes of each GPU
+    #: The environment that a script of the pack builds in the cache; lanes run with its interpreter if it exists.
     environment: str = ""
 
     def claims_of(self, evidence: Evidence | None) -> tuple[str, ...]:
-        """Return the claims that both lanes must support: some need the GPU itself."""
+        """Return the claims that both lanes must support; some need the GPU itself."""
         return self.claims + (self.claims_executed if evidence == Evidence.EXECUTED else ())
 
 
 CPU = "cpu"
-#: A target that no pack lists: nothing is expected of it.
+#: A target that no pack lists; nothing is expected of it.
 UNLISTED = Target(evidence=(), verdict=Verdict.CONFIRMED, loads=())
 
 
 @dataclass(frozen=True)
 class BuiltEnvironment:
-    """What a script of the pack builds in the cache for lanes that no wheel serves."""
+    """An environment that a script of the pack builds in the cache, because there are no wheels for it."""
 
     script: forms.FileName  # in the pack's folder
-    files: dict[forms.Package, forms.Sha256]  # of the package index that it builds from: sha256 by package
+    files: dict[forms.Package, forms.Sha256]  # sha256 of the files of the package index that it builds, by package
 
 
 @dataclass(frozen=True)
 class Sample:
-    """The wrong fixes that `runner.py mutate` makes of fix.patch: how many, drawn by which seed."""
+    """The sample of wrong fixes that `runner.py mutate` generates from fix.patch."""
 
     seed: int = 1
-    generated: forms.Number = 30
+    generated: forms.Number = 30  # how many
 
 
 @dataclass(frozen=True)
 class OrdinaryScript:
-    """How a reproduce.py is run that is its author's own, and prints no sentinel."""
+    """How to run a reproduce.py that prints no sentinel."""
 
     #: the name of the exception that is the bug, or ``timeout``; empty: any failure of the script
     fails: forms.Line = ""
-    timeout_s: float = 0.0  # of each run, in seconds, after which the script has failed; 0: none but the lane's
-    repeat: forms.Count = 1  # how often it is run; it has failed where one run did
+    timeout_s: float = 0.0  # of each run, after which the script has failed; 0: the lane's alone
+    repeat: forms.Count = 1  # the number of runs; the script has failed if one of them has
     #: variables that it needs besides a lane's own
     environment: dict[forms.Variable, forms.Line] = field(default_factory=dict)
     beside: tuple[forms.Path, ...] = ()  # files that it imports or reads, by their paths in the pack's folder
-    #: The package under test, without a version, and what else is resolved for another release of it; empty: every
+    #: The package under test, without a version, and others that are resolved for each of its releases. Empty: every
     #: release is judged with the pack's own dependencies.
     requires: tuple[forms.Line, ...] = ()
 
 
 @dataclass(frozen=True)
 class OtherReleases:
-    """What `runner.py versions` judges releases by, the pinned one among them."""
+    """How `runner.py versions` judges releases, the pinned one included."""
 
-    #: Names or globs of the checks, defects and controls; empty: all of them. An older release may be wrong in another
-    #: option too, which is another bug, and a control of that option then says nothing of this one.
-    checks: tuple[forms.Said, ...] = ()
+    #: Names or globs of the checks, defects and controls; empty: all. An older release may have another bug in another
+    #: option, whose controls then say nothing of this bug.
+    checks: tuple[forms.Text, ...] = ()
 
 
 @dataclass(frozen=True)
 class Definition:
     """A parsed pack.toml, and the dependency sets that lie beside it."""
 
-    title: forms.Said
+    title: forms.Text
     kind: Kind
     leading_figure: forms.Line
     upstream: Upstream
     requires: Requires
     targets: dict[forms.TargetName, Target]
-    fix: Fix = Fix.PATCH  # without a patch there is no patched lane, and REPRODUCED is all that can be shown
+    fix: Fix = Fix.PATCH  # without a patch there is no patched lane, and the best verdict is REPRODUCED
     head: Head | None = None
     fixed_in: forms.Release = ""
-    known: forms.Line = ""  # the thread in which its deviation is known: a sweep names it and does not fail for it
+    known: forms.Line = ""  # the thread of a known deviation, for which a sweep does not fail
     action: Action | None = None
     workaround: Workaround | None = None
-    advisory: bool = True  # without it nobody who has the release is warned: what the pack shows is no defect
+    advisory: bool = True  # whether users of the release are warned; not of a pack that shows no defect
     searched: Searched | None = None
     threads: tuple[Thread, ...] = ()
     ask: Ask | None = None
@@ -237,34 +236,34 @@ class Definition:
     environments: dict[forms.SetName, BuiltEnvironment] = field(default_factory=dict)
     strength: Sample = field(default_factory=Sample)
     versions: OtherReleases = field(default_factory=OtherReleases)
-    script: OrdinaryScript | None = None  # how a reproduce.py is run that prints no sentinel; None: it prints its own
+    script: OrdinaryScript | None = None  # how to run a script that prints no sentinel; None: it prints its own
 
     @property
     def has_patch(self) -> bool:
-        """Whether a lane runs on a patched tree besides the pristine one."""
+        """Whether there is a patched lane besides the pristine one."""
         return self.fix == Fix.PATCH
 
     def stated(self, name: str) -> Target:
-        """Return what is stated of a target; of one that is not listed, how to run it, and nothing that it must give.
+        """Return what pack.toml states of a target; nothing is expected of a target that it does not list.
 
-        A GPU that is not listed is run as the pack's own GPU targets are: with their dependency set, time and memory.
+        An unlisted GPU runs with the dependency set, the time and the memory of the pack's own GPU targets.
         """
         if name in self.targets:
             return self.targets[name]
         gpus = [target for listed, target in self.targets.items() if listed != CPU]
-        like = next((one for one in gpus if Evidence.EXECUTED in one.evidence), next(iter(gpus), UNLISTED))
+        similar = next((target for target in gpus if Evidence.EXECUTED in target.evidence), next(iter(gpus), UNLISTED))
         admitted = dict.fromkeys(kind for target in gpus for kind in target.evidence)
         evidence = tuple(admitted) or (Evidence.EXECUTED,)
-        return replace(like, evidence=evidence if name != CPU else (), loads=(), claims=(), claims_executed=())
+        return replace(similar, evidence=evidence if name != CPU else (), loads=(), claims=(), claims_executed=())
 
     @property
     def claims(self) -> tuple[str, ...]:
-        """Every claim that a lane of this pack may print, on whatever target."""
-        every = (claim for target in self.targets.values() for claim in target.claims_of(Evidence.EXECUTED))
-        return tuple(dict.fromkeys(every))
+        """Every claim that a lane of this pack may make, on any target."""
+        names = (claim for target in self.targets.values() for claim in target.claims_of(Evidence.EXECUTED))
+        return tuple(dict.fromkeys(names))
 
     def is_head(self, commit: str) -> bool:
-        """Whether a tree of that commit (empty: of none) is upstream's default branch as pack.toml names it."""
+        """Whether a commit (empty: none) is that of upstream's default branch in pack.toml."""
         return self.head is not None and commit == self.head.commit
 
 
@@ -275,7 +274,7 @@ class Pack:
     folder: Path
     definition: Definition
     receipts_elsewhere: Path | None = None  # the folder of other receipts than its own, such as a run's
-    inputs: Path | None = None  # that of the copies of probe and patches which a run took; None: the pack itself
+    inputs: Path | None = None  # the folder of a run's copies of script, contract and patches; None: the pack's own
 
     @property
     def name(self) -> str:
@@ -297,26 +296,26 @@ class Pack:
 
     @property
     def own_head_patch(self) -> Path:
-        """The patch for upstream's default branch alone, where fix.patch does not apply there."""
+        """The patch for upstream's default branch alone, if fix.patch does not apply there."""
         return (self.inputs or self.folder) / "fix.head.patch"
 
     def patch_for(self, commit: str) -> Path:
-        """Return the patch for a tree of that commit; empty: of a release, or of no commit that is known."""
-        own = self.own_head_patch
-        return own if self.definition.is_head(commit) and own.exists() else self.patch
+        """Return the patch for the tree of a commit; empty: of a release, or of an unknown commit."""
+        head_patch = self.own_head_patch
+        return head_patch if self.definition.is_head(commit) and head_patch.exists() else self.patch
 
     @property
     def ask_patch(self) -> Path | None:
-        """The patch that upstream is asked to merge, where that is another than fix.patch."""
+        """The patch that upstream is asked to merge, if it is another than fix.patch."""
         return self.folder / self.definition.ask.patch if self.definition.ask else None
 
     @property
     def upstream_test_patch(self) -> Path:
-        """The test of this bug for upstream's own suite, which not every pack has."""
+        """The test of this bug for upstream's own suite; not every pack has one."""
         return self.folder / "upstream_test.patch"
 
     def suite_patch(self, suite: UpstreamTests) -> Path:
-        """Return the patch that upstream's own tests are run with."""
+        """Return the patch with which upstream's own tests are run."""
         return self.folder / suite.patch if suite.patch else self.ask_patch or self.patch
 
     @property
@@ -325,7 +324,7 @@ class Pack:
 
     @property
     def report_template(self) -> Path:
-        """The words of the report, with placeholders for what was measured."""
+        """The text of the report, with placeholders for figures."""
         return self.folder / "report.in.md"
 
     @property

@@ -1,4 +1,4 @@
-"""Reading a pack.toml: strict, and with all its errors at once. What each key has to be, its type says: `forms`."""
+"""Reading a pack.toml strictly, with all its errors at once. `forms` has the type of each key."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ from harness.pack.model import CPU, Definition, Dependency, Upstream
 
 def _upstream_errors(upstream: Upstream) -> Iterator[str]:
     release = bool(upstream.version and upstream.file and upstream.sha256) and upstream.date is None
-    of_release = (upstream.version, upstream.file, upstream.sha256)
+    release_fields = (upstream.version, upstream.file, upstream.sha256)
     commit = bool(upstream.commit and upstream.date and upstream.repository.startswith("https://"))
-    if not release and (any(of_release) or not commit):
+    if not release and (any(release_fields) or not commit):
         yield "upstream: a release has version, file and sha256; a commit has commit, date and an https:// repository"
 
 
 def _patch_errors(definition: Definition) -> Iterator[str]:
-    """Say what a pack without a patch states that only a patch could give, and what a compiled one cannot have."""
+    """Refuse keys that need a patch in a pack without one, and keys that a compiled upstream cannot have."""
     head = definition.head
     if definition.upstream.is_compiled and (head or definition.has_patch):
         yield 'fix, head: a compiled wheel is judged as it is, without a patch (fix = "none") and without a commit'
     if head and head.verdict == Verdict.FIXED_UPSTREAM and not head.fixed_by:
         yield "head.fixed_by: name the commit that fixed it"
     if not definition.has_patch:
-        without = {Verdict.REPRODUCED, Verdict.FIXED_UPSTREAM}
+        verdicts_without_patch = {Verdict.REPRODUCED, Verdict.FIXED_UPSTREAM}
         verdicts = {target.verdict for target in definition.targets.values()} | ({head.verdict} if head else set())
-        if not verdicts <= without or any(target.loads for target in definition.targets.values()):
+        if not verdicts <= verdicts_without_patch or any(target.loads for target in definition.targets.values()):
             yield "targets, head: without a patch no file is changed, and the verdict is REPRODUCED"
         if definition.ask or definition.upstream_tests:
             yield "ask, upstream_tests: without a patch there is neither"
@@ -50,7 +50,7 @@ def _target_errors(definition: Definition, document: dict[str, Any]) -> Iterator
             yield f"{path}.environment: there is no environment {target.environment!r}"
         if target.gpus > 1 and not executes:
             yield f"{path}.gpus: more than 1 only where executed is admitted"
-        # NCCL wants a GPU for each rank, and several ranks share one on purpose alone.
+        # NCCL wants a GPU for each rank; several ranks share one only if pack.toml says so.
         shares = target.gpus == 1 and "gpus" in document["targets"][name]
         if executes and target.ranks not in (1, target.gpus) and not shares:
             yield (
@@ -64,12 +64,12 @@ def _set_errors(definition: Definition) -> Iterator[str]:
     used |= {"upstream_tests": definition.upstream_tests.dependencies} if definition.upstream_tests else {}
     for path, name in used.items():
         if name not in ("default", *definition.dependencies):
-            there = ", ".join(definition.dependencies) or "none"
-            yield f"{path}.dependencies: no set {name!r}; there is {there}"
+            available = ", ".join(definition.dependencies) or "none"
+            yield f"{path}.dependencies: no set {name!r}; there is {available}"
 
 
 def _empty_errors(definition: Definition) -> Iterator[str]:
-    """Say which lists lack what they are there for."""
+    """Refuse empty lists."""
     lists = {"upstream.modules": definition.upstream.modules, "targets": definition.targets}
     lists |= {"ask.checks": definition.ask.checks} if definition.ask else {}
     lists |= {"workaround.checks": definition.workaround.checks} if definition.workaround else {}
@@ -79,20 +79,20 @@ def _empty_errors(definition: Definition) -> Iterator[str]:
 
 
 def _complete(document: dict[str, Any], patched: tuple[str, ...]) -> None:
-    """Write into each target what it does not state and the pack says as a whole."""
+    """Give each target the pack's defaults for the keys that it does not state."""
     has_patch = document.get("fix") != Fix.NONE
-    whole = {
+    base = {
         "verdict": Verdict.CONFIRMED if has_patch else Verdict.REPRODUCED,
         "loads": patched if has_patch else (),
         "claims": document.pop("claims", ()),
     }
     targets = document.get("targets")
     if isinstance(targets, dict):
-        document["targets"] = {name: whole | one if isinstance(one, dict) else one for name, one in targets.items()}
+        document["targets"] = {name: base | keys if isinstance(keys, dict) else keys for name, keys in targets.items()}
 
 
 def parse(text: str, sets: Mapping[str, dict[str, Dependency]] = {}, patched: tuple[str, ...] = ()) -> Definition:
-    """Parse a pack.toml with the dependency sets beside it, or raise StructureError with all its errors.
+    """Parse a pack.toml with the dependency sets beside it; StructureError holds all its errors.
 
     `patched` are the files of its fix.patch.
     """
@@ -104,10 +104,8 @@ def parse(text: str, sets: Mapping[str, dict[str, Dependency]] = {}, patched: tu
         raise structure.StructureError(["dependencies: they stand in requirements.txt, which uv makes"])
     _complete(document, patched)
     definition = replace(structure.structure(document, Definition), dependencies=dict(sets))
-    found = (_upstream_errors(definition.upstream), _patch_errors(definition), _set_errors(definition))
-    errors = [
-        error for some in (*found, _target_errors(definition, document), _empty_errors(definition)) for error in some
-    ]
+    errors = [*_upstream_errors(definition.upstream), *_patch_errors(definition), *_set_errors(definition)]
+    errors += [*_target_errors(definition, document), *_empty_errors(definition)]
     if errors:
         raise structure.StructureError(errors)
     return definition

@@ -12,15 +12,15 @@ from packaging.utils import canonicalize_name
 from harness.core import python_ast
 
 HEADER = re.compile(r"(?m)^# /// script$\n(?P<content>(?:^#(?: .*)?$\n)+)^# ///$")
-#: Of a script, with its header and its docstring: one screen.
+#: One screen for a script, with its header and its docstring.
 MOST_LINES = 80
 MOST_DOCSTRING_LINES = 12
-#: What a script has to be able to end with.
+#: The words with which a script has to be able to end.
 SENTINELS = ("BUG_REPRODUCED", "FIX_VALIDATED", "UNSUPPORTED")
 
 
 def _pins(text: str) -> dict[str, str]:
-    """Return the exact pins of a PEP 723 header; ValueError says what is wrong with it."""
+    """Return the exact pins of a PEP 723 header; ValueError names its fault."""
     header = HEADER.search(text)
     if header is None:
         raise ValueError("it has no PEP 723 header")
@@ -37,9 +37,9 @@ def _pins(text: str) -> dict[str, str]:
 
 
 def read(text: str, *, has_patch: bool = True) -> tuple[dict[str, str], list[str]]:
-    """Return a script's exact pins by package, and what of its text breaks the rules.
+    """Return a script's exact pins by package, and the rules that its text breaks.
 
-    Where the pack has a fix.patch, the script has to be able to say FIX_VALIDATED.
+    If the pack has a fix.patch, the script has to be able to say FIX_VALIDATED.
     """
     pins, errors = dict[str, str](), list[str]()
     try:
@@ -56,8 +56,8 @@ def read(text: str, *, has_patch: bool = True) -> tuple[dict[str, str], list[str
         errors.append(f"it has {length} lines; a script has at most {MOST_LINES}, the rest belongs in contract.py")
     if lines > MOST_DOCSTRING_LINES:
         errors.append(f"its docstring has {lines} lines; at most {MOST_DOCSTRING_LINES}")
-    wanted = [word for word in SENTINELS if word != "FIX_VALIDATED" or has_patch]
-    errors += [f"it never says {word}" for word in wanted if word not in text]
+    sentinels = [word for word in SENTINELS if word != "FIX_VALIDATED" or has_patch]
+    errors += [f"it never says {word}" for word in sentinels if word not in text]
     if re.search(r"(?m)^\s*(?:from|import) (?:harness|kit|packs)\b", text):
         errors.append("it imports from this repository: a script is pasted into an issue as it is")
     return pins, errors

@@ -16,48 +16,48 @@ from harness.core.cache import Cache
 from harness.core.errors import HarnessError, UnavailableError, UnreachableError
 from harness.core.words import Exit
 
-#: A checkout may name a program that git would start to learn what changed.
+#: A checkout's own configuration may name a program that git would start to find changed files.
 NO_MONITOR = ("-c", "core.fsmonitor=false")
 #: Characters of a name in a message.
 SHOWN = 80
-#: A mirror ``NAME.git`` stands for the repository at such a URL.
+#: The URL of a repository for which a mirror ``NAME.git`` may stand.
 REPOSITORY = re.compile(r"https://[\w.-]+(?::\d+)?/(?:[\w.-]+/)*(?P<name>[A-Za-z0-9][\w.-]*?)(?:\.git)?/?")
 COMMIT = re.compile(r"[0-9a-f]{40}")
-#: What git says of a repository that does not have a commit.
+#: Git's message about a repository that lacks a commit.
 LACKS = "not our ref"
-#: What git says of a host without an answer, and of one that answered.
+#: Git's messages about a host that cannot be reached, and about one that answered.
 NO_ACCESS, ANSWERED = "unable to access", "returned error"
 SKIPPED = {".git", "__pycache__", ".venv", "node_modules"}
 
 
 def _tracked(folder: Path) -> list[str] | None:
-    """List the tracked files of a git checkout, or None where `folder` is none."""
+    """List the tracked files of a git checkout; None if `folder` is not one."""
     if not (folder / ".git").exists():
         return None
-    listed = git.run([*NO_MONITOR, "ls-files", "-z", "--cached"], folder)
-    if listed.returncode != 0:
-        raise UnavailableError(f"path:{folder}: git ls-files failed: {git.last_line(listed.stderr)}")
-    return [name for name in listed.stdout.split("\0") if name]
+    listing = git.run([*NO_MONITOR, "ls-files", "-z", "--cached"], folder)
+    if listing.returncode != 0:
+        raise UnavailableError(f"path:{folder}: git ls-files failed: {git.last_line(listing.stderr)}")
+    return [name for name in listing.stdout.split("\0") if name]
 
 
-def _every_file(folder: Path) -> list[str]:
-    found: list[str] = []
+def _all_files(folder: Path) -> list[str]:
+    paths: list[str] = []
     for parent, folders, names in os.walk(folder):
         folders[:] = [name for name in folders if name not in SKIPPED]
-        found += [str((Path(parent) / name).relative_to(folder)) for name in names if not name.endswith(".pyc")]
-    return found
+        paths += [str((Path(parent) / name).relative_to(folder)) for name in names if not name.endswith(".pyc")]
+    return paths
 
 
 def copy_path(folder: Path, destination: Path) -> str:
     """Copy the tracked files of a checkout as they are in its work tree, or every file of a plain folder.
 
-    Links are left out: a tree holds regular files. Returns what is known of its version: the commit, and
-    whether files were modified.
+    Links are left out: a tree holds regular files. Return the version: the commit and whether files were modified, or
+    ``path`` for a plain folder.
     """
     if not os.path.isdir(folder):  # noqa: PTH112 - false of a path that is too long
         raise HarnessError(f"path:{str(folder)[:SHOWN]}: no such folder. Next: --upstream path:CHECKOUT")
     tracked = _tracked(folder)
-    for name in _every_file(folder) if tracked is None else tracked:
+    for name in _all_files(folder) if tracked is None else tracked:
         source, target = folder / name, destination / name
         try:
             if source.is_file() and not source.is_symlink():
@@ -75,10 +75,7 @@ def copy_path(folder: Path, destination: Path) -> str:
 
 
 def copy_installed(package: str, destination: Path) -> str:
-    """Copy the files that an installed distribution recorded; an editable one is copied from its checkout.
-
-    Returns its version.
-    """
+    """Copy the files of an installed distribution, or the checkout of an editable one; return its version."""
     try:
         distribution = importlib.metadata.distribution(package)
     except importlib.metadata.PackageNotFoundError:
@@ -98,17 +95,17 @@ def copy_installed(package: str, destination: Path) -> str:
 
 
 def mirror_of(mirrors: Path, url: str) -> Path | None:
-    """Return the mirror that stands for the repository at `url`; None where there is none."""
+    """Return the mirror that stands for the repository at `url`; None if there is none."""
     match = REPOSITORY.fullmatch(url)
     folder = mirrors / f"{match['name']}.git" if match else None
     return folder if folder is not None and folder.is_dir() else None
 
 
 def take(mirrors: Path, url: str, commit: str, repository: Path) -> bool:
-    """Bring one commit from the mirror of `url` into a bare repository, made where needed; say whether it was there.
+    """Fetch one commit from the mirror of `url` into a bare repository; return whether the mirror has it.
 
-    A commit's name is the hash of what it holds: one from a mirror is the same commit. A branch, a tag or fewer digits
-    are the upstream's own to resolve. HarnessError is raised where the mirror cannot be read.
+    A commit's name is the hash of its content, so that a mirror has the same commit. A branch, a tag or fewer digits
+    are left to the upstream to resolve. HarnessError: the mirror cannot be read.
     """
     folder = mirror_of(mirrors, url)
     if folder is None or not COMMIT.fullmatch(commit):
@@ -118,61 +115,61 @@ def take(mirrors: Path, url: str, commit: str, repository: Path) -> bool:
     arguments = ["fetch", "--quiet", "--depth=1", "--no-tags", "--update-shallow"]
     fetched = git.run([*arguments, "--", folder.absolute().as_uri(), commit], repository)
     if fetched.returncode != 0 and LACKS not in fetched.stderr:
-        why = git.last_line(fetched.stderr)
-        raise HarnessError(f"the mirror {folder.name} is refused: {why}. Next: without --mirrors", status=Exit.DEVIATES)
+        message = f"the mirror {folder.name} is refused: {git.last_line(fetched.stderr)}. Next: without --mirrors"
+        raise HarnessError(message, status=Exit.DEVIATES)
     return fetched.returncode == 0
 
 
-def _mirror(cache: Cache, url: str, commit: str) -> Path:
+def _clone(cache: Cache, url: str, commit: str) -> Path:
     """Return a bare clone in the cache that has the commit."""
-    mirror = cache.entry("git", files.key_of(url))
+    clone = cache.entry("git", files.key_of(url))
 
-    def has() -> bool:
-        asked = ["cat-file", "-e", f"{commit}^{{commit}}"]
-        return mirror.is_dir() and git.run(asked, mirror, plain=True).returncode == 0
+    def has_commit() -> bool:
+        arguments = ["cat-file", "-e", f"{commit}^{{commit}}"]
+        return clone.is_dir() and git.run(arguments, clone, plain=True).returncode == 0
 
-    if has() or (cache.mirrors is not None and take(cache.mirrors, url, commit, mirror) and has()):
-        return mirror
+    if has_commit() or (cache.mirrors is not None and take(cache.mirrors, url, commit, clone) and has_commit()):
+        return clone
     if cache.offline:
         raise UnavailableError(f"git commit {commit}: not in the cache, and --offline forbids to fetch it")
     cache.tell(f"fetching commit {commit}")
-    mirror.mkdir(parents=True, exist_ok=True)
-    git.run(["init", "--quiet", "--bare"], mirror, plain=True)
-    shallow = git.run(["fetch", "--quiet", "--depth=1", "--no-tags", "--", url, commit], mirror)
-    if shallow.returncode == 0 and has():
-        return mirror
-    whole = git.run(["fetch", "--quiet", "--", url, "+refs/*:refs/upstream/*"], mirror)
-    if whole.returncode != 0:
-        is_away = NO_ACCESS in whole.stderr and ANSWERED not in whole.stderr
-        kind = UnreachableError if is_away else UnavailableError
-        raise kind(f"git+...@{commit}: cannot be fetched: {git.last_line(whole.stderr)}")
-    if not has():
+    clone.mkdir(parents=True, exist_ok=True)
+    git.run(["init", "--quiet", "--bare"], clone, plain=True)
+    shallow_fetch = git.run(["fetch", "--quiet", "--depth=1", "--no-tags", "--", url, commit], clone)
+    if shallow_fetch.returncode == 0 and has_commit():
+        return clone
+    full_fetch = git.run(["fetch", "--quiet", "--", url, "+refs/*:refs/upstream/*"], clone)
+    if full_fetch.returncode != 0:
+        is_unreachable = NO_ACCESS in full_fetch.stderr and ANSWERED not in full_fetch.stderr
+        error = UnreachableError if is_unreachable else UnavailableError
+        raise error(f"git+...@{commit}: cannot be fetched: {git.last_line(full_fetch.stderr)}")
+    if not has_commit():
         raise UnavailableError(f"git+...@{commit}: the repository has no such commit. Next: name all 40 digits")
-    return mirror
+    return clone
 
 
 def date_of(cache: Cache, url: str, commit: str) -> dt.date:
-    """Return the day, in UTC, on which a commit of a repository was committed; it is fetched where it is not here."""
+    """Return the day, in UTC, of a commit, which is fetched if the cache lacks it."""
     with cache.lock(f"git-{files.key_of(url)}"):
-        mirror = _mirror(cache, url, commit)
-        seconds = git.run(["show", "--no-patch", "--format=%ct", commit], mirror, plain=True).stdout.strip()
+        clone = _clone(cache, url, commit)
+        seconds = git.run(["show", "--no-patch", "--format=%ct", commit], clone, plain=True).stdout.strip()
     return dt.datetime.fromtimestamp(int(seconds), dt.UTC).date()
 
 
 def copy_commit(cache: Cache, url: str, commit: str, destination: Path) -> str:
-    """Lay the files of one commit into `destination`; links become small files that hold their target's name.
+    """Lay the files of one commit into `destination`; return the version, with the full commit.
 
-    Returns the full commit.
+    A link becomes a small file that holds the name of its target.
     """
     with cache.lock(f"git-{files.key_of(url)}"):
-        mirror = _mirror(cache, url, commit)
-        full = git.run(["rev-parse", "--verify", f"{commit}^{{commit}}"], mirror, plain=True).stdout.strip()
-        places = {"GIT_INDEX_FILE": str(destination.parent / "index"), "GIT_WORK_TREE": str(destination)}
-        read = git.run(["read-tree", full], mirror, places, plain=True)
+        clone = _clone(cache, url, commit)
+        full_commit = git.run(["rev-parse", "--verify", f"{commit}^{{commit}}"], clone, plain=True).stdout.strip()
+        variables = {"GIT_INDEX_FILE": str(destination.parent / "index"), "GIT_WORK_TREE": str(destination)}
+        reading = git.run(["read-tree", full_commit], clone, variables, plain=True)
         arguments = ["-c", "core.bare=false", "-c", "core.symlinks=false", "-c", "core.autocrlf=false"]
-        written = git.run([*arguments, "checkout-index", "--all"], mirror, places, plain=True)
+        checkout = git.run([*arguments, "checkout-index", "--all"], clone, variables, plain=True)
         (destination.parent / "index").unlink(missing_ok=True)
-    for step in (read, written):
+    for step in (reading, checkout):
         if step.returncode != 0:
             raise UnavailableError(f"git commit {commit}: {git.last_line(step.stderr)}")
-    return f"commit {full}"
+    return f"commit {full_commit}"

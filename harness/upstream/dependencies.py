@@ -1,4 +1,4 @@
-"""Dependency sets: what a probe imports besides torch, triton and Python, laid out in one folder by uv."""
+"""Dependency sets: the packages that a lane imports besides torch and triton, laid out in one folder by uv."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from harness.upstream import download, uv
 
 @dataclass(frozen=True)
 class Member:
-    """One package of a set: its version, and the sha256 of the files of it that may be taken."""
+    """One package of a set."""
 
     package: str
     version: str
-    hashes: tuple[str, ...]
+    hashes: tuple[str, ...]  # sha256 of the files that may be taken
 
 
 @dataclass(frozen=True)
@@ -38,8 +38,11 @@ class DependencySet:
     @property
     def requirements(self) -> str:
         """The set as a requirements file."""
-        hashes = {one: "".join(f" --hash=sha256:{sha256}" for sha256 in sorted(one.hashes)) for one in self.members}
-        return "".join(sorted(f"{one.package}=={one.version}{hashes[one]}\n" for one in self.members))
+        lines = []
+        for member in self.members:
+            hashes = "".join(f" --hash=sha256:{sha256}" for sha256 in sorted(member.hashes))
+            lines.append(f"{member.package}=={member.version}{hashes}\n")
+        return "".join(sorted(lines))
 
     @property
     def sha256(self) -> str:
@@ -56,30 +59,29 @@ def named(definition: Definition, name: str, tag: str) -> DependencySet:
     """Return the set of that name, for a Python tag such as ``cp311``."""
     if name not in definition.dependencies and name != "default":
         raise unknown("dependency set", name, definition.dependencies, "--with SET, or --with PACKAGE==VERSION")
-    members = definition.dependencies.get(name, {})
     python = f"3.{tag.removeprefix('cp3')}"
-    here = {
-        package: one
-        for package, one in members.items()
-        if requirements.holds(Marker(one.marker) if one.marker else None, python)
-    }
-    return DependencySet(name, tuple(Member(package, one.version, one.hashes) for package, one in here.items()))
+    members = (
+        Member(package, dependency.version, dependency.hashes)
+        for package, dependency in definition.dependencies.get(name, {}).items()
+        if requirements.holds(Marker(dependency.marker) if dependency.marker else None, python)
+    )
+    return DependencySet(name, tuple(members))
 
 
-def chosen(cache: Cache, definition: Definition, wanted: tuple[str, ...], default: str, tag: str) -> DependencySet:
-    """Return the set that the values of ``--with`` ask for: a named one, single ``PACKAGE==VERSION``, or both.
+def chosen(cache: Cache, definition: Definition, requested: tuple[str, ...], default: str, tag: str) -> DependencySet:
+    """Return the set that the values of ``--with`` request: a named set, each ``PACKAGE==VERSION``, or both.
 
     `default` is the set that the target names, `tag` the Python tag of the wheels, such as ``cp311``.
     """
-    names = [text for text in wanted if "==" not in text]
+    names = [text for text in requested if "==" not in text]
     if len(names) > 1:
         raise HarnessError(f"--with names {len(names)} sets ({', '.join(names)}); name one")
     base = named(definition, names[0] if names else default, tag)
-    singles = [text for text in wanted if "==" in text]
-    if not singles:
+    pins = [text for text in requested if "==" in text]
+    if not pins:
         return base
     members = {canonicalize_name(member.package): member for member in base.members}
-    for text in singles:
+    for text in pins:
         try:
             requirement = Requirement(text)
         except InvalidRequirement:
@@ -87,56 +89,55 @@ def chosen(cache: Cache, definition: Definition, wanted: tuple[str, ...], defaul
         version = next(iter(requirement.specifier)).version
         release = download.resolve(cache, requirement.name, version, wheels_only=True)
         members[canonicalize_name(requirement.name)] = Member(requirement.name, release.version, (release.sha256,))
-    return DependencySet("+".join([base.name, *singles]), tuple(members[key] for key in sorted(members)))
+    return DependencySet("+".join([base.name, *pins]), tuple(members[key] for key in sorted(members)))
 
 
 def with_wheel(dependencies: DependencySet, package: str, version: str, sha256: str) -> DependencySet:
-    """Return the set that holds one more wheel: that of an upstream whose libraries look for others beside them."""
+    """Add the wheel of an upstream to a set: its libraries look for others beside them."""
     return replace(dependencies, members=(*dependencies.members, Member(package, version, (sha256,))))
 
 
 def layout(cache: Cache, dependencies: DependencySet, python: Path, tag: str) -> Layout:
-    """Return the one folder that holds all wheels of a set with their bytecode, not yet laid out.
+    """Return the layout of the folder that holds all wheels of a set with their bytecode.
 
-    `python` is the interpreter that compiles, and that lanes run with; `tag` is of its version, such as ``cp311``.
+    `python` is the interpreter that compiles and that lanes run with; `tag` is its Python tag, such as ``cp311``.
 
-    It is laid out from the wheels alone, each time: no folder is shared with another set, nor with a cache of uv's, in
-    which what a lane has written could come back. Whoever seals it has one of his own: bytecode cannot be made again
-    byte for byte, so that nobody else can check it.
+    The folder is made from the wheels alone. Files of another set, or of a cache of uv, could bring back what a lane
+    wrote. Each user has a folder of their own: bytecode is not reproducible, so that nobody else could check it.
     """
 
     def build(entry: Path) -> None:
         with cache.scratch("wheels-") as scratch:
-            wheels, given, site = scratch / "wheels", scratch / "requirements.txt", entry / "site"
+            wheels, requirements_file, site = scratch / "wheels", scratch / "requirements.txt", entry / "site"
             wheels.mkdir()
-            site.mkdir()  # of a set of no wheel
-            for one in dependencies.members:
-                wheel = download.wheel(cache, one.package, one.version, one.hashes, tag)
+            site.mkdir()  # for an empty set, too
+            for member in dependencies.members:
+                wheel = download.wheel(cache, member.package, member.version, member.hashes, tag)
                 (wheels / wheel.name).symlink_to(wheel)
             _refuse_conflicts(wheels)
             cache.tell(f"laying out the dependency set {dependencies.name}")
-            given.write_text(dependencies.requirements, encoding="utf-8")
+            requirements_file.write_text(dependencies.requirements, encoding="utf-8")
             if dependencies.members:
                 try:
-                    uv.lay_out(given, wheels, site, python, scratch / "uv")
+                    uv.lay_out(requirements_file, wheels, site, python, scratch / "uv")
                 except uv.UvError as error:
                     raise UnavailableError(f"the dependency set {dependencies.name}: {error}") from None
 
     key = f"{dependencies.sha256[:32]}-{tag}-{seal.owner()}"
-    return Layout(cache, "dependencies", key, build, f"the dependency set {dependencies.name}", "site", _of_installer)
+    return Layout(cache, "dependencies", key, build, f"the dependency set {dependencies.name}", "site", _may_differ)
 
 
-def _of_installer(path: str) -> bool:
-    """Whether a file need not be the same when a set is laid out again: bytecode, and what holds the time of it."""
+def _may_differ(path: str) -> bool:
+    """Whether a file may differ when a set is laid out again: bytecode, and files that hold the time."""
     return "__pycache__/" in path or path.endswith((".dist-info/RECORD", ".dist-info/uv_cache.json"))
 
 
 def _refuse_conflicts(wheels: Path) -> None:
-    """Refuse wheels that hold one file with different contents: uv would lay out either."""
-    seen: dict[str, tuple[int, str]] = {}
+    """Refuse wheels that hold one file with different contents: uv would take either."""
+    owners: dict[str, tuple[int, str]] = {}
     for wheel in sorted(wheels.iterdir()):
         with zipfile.ZipFile(wheel) as bundle:
             for info in bundle.infolist():
-                content, other = seen.setdefault(info.filename, (info.CRC, wheel.name))
-                if content != info.CRC:
-                    raise UnavailableError(f"{wheel.name}: {info.filename} stands in {other} with other content")
+                checksum, owner = owners.setdefault(info.filename, (info.CRC, wheel.name))
+                if checksum != info.CRC:
+                    raise UnavailableError(f"{wheel.name}: {info.filename} stands in {owner} with other content")

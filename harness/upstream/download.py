@@ -17,7 +17,7 @@ from harness.core.cache import Cache
 from harness.core.errors import UnavailableError, UnsupportedHereError
 from harness.upstream import package_index
 
-#: Wheels for the machines that packs run on: any glibc up to 2.28 (2018), those for a newer one first.
+#: Tags of the machines that packs run on: glibc up to 2.28 (2018), the newest first.
 PLATFORMS = (
     *(f"manylinux_2_{minor}_x86_64" for minor in range(28, 4, -1)),
     *(f"manylinux{year}_x86_64" for year in (2014, 2010, 1)),
@@ -30,23 +30,20 @@ NOT_HERE = (
 
 @dataclass(frozen=True)
 class ReleaseFile:
-    """One file of one release: its sha256, the day of its upload where the index states one, and whether it is yanked.
-
-    `file` and `sha256` are empty where nothing of the release can be read here.
-    """
+    """One file of a release; `file` and `sha256` are empty if no file of it can be read here."""
 
     package: str
     version: str
     file: str
     sha256: str
-    date: str = ""
+    date: str = ""  # of its upload; empty if the index states none
     yanked: bool = False
 
 
 def fetch(cache: Cache, package: str, file: str | None, sha256: str) -> Path:
-    """Return the path of the file with that sha256 in hexadecimal digits, downloaded unless the cache has it.
+    """Return the path of the file with a sha256, which is downloaded unless the cache has it.
 
-    `file` is its name, for errors; None where only the sha256 is pinned.
+    `file` is its name, for errors; None if only the sha256 is pinned.
     """
 
     def build(folder: Path) -> None:
@@ -58,9 +55,9 @@ def fetch(cache: Cache, package: str, file: str | None, sha256: str) -> Path:
 
     for _ in range(2):
         entry = cache.populate("downloads", sha256, build)
-        found = next(entry.iterdir(), None)
-        if found is not None and files.sha256_file(found) == sha256:
-            return found
+        path = next(entry.iterdir(), None)
+        if path is not None and files.sha256_file(path) == sha256:
+            return path
         shutil.rmtree(entry, ignore_errors=True)
         cache.tell(f"{file or package}: the cached download is damaged")
         if cache.offline:
@@ -72,35 +69,35 @@ def fetch(cache: Cache, package: str, file: str | None, sha256: str) -> Path:
 
 
 def wheel(cache: Cache, package: str, version: str, hashes: tuple[str, ...], python_tag: str) -> Path:
-    """Return the wheel of a release, among the files of some sha256, that fits a Python best; downloaded where needed.
+    """Return the wheel that fits a Python best, of a release's files with these hashes; it is downloaded if needed.
 
-    UnavailableError: it cannot be had. UnsupportedHereError: there is none for that Python.
+    UnavailableError: no file can be obtained. UnsupportedHereError: there is no wheel for that Python.
     """
     if len(hashes) == 1:
         path = fetch(cache, package, None, hashes[0])
-        _fitting([ReleaseFile(package, version, path.name, hashes[0])], package, version, python_tag)
+        _best_wheel([ReleaseFile(package, version, path.name, hashes[0])], package, version, python_tag)
         return path
     if cache.offline:
-        paths = (path for one in hashes for path in cache.entry("downloads", one).glob("*"))
-        there = [ReleaseFile(package, version, path.name, path.parent.name) for path in paths]
+        paths = (path for sha256 in hashes for path in cache.entry("downloads", sha256).glob("*"))
+        entries = [ReleaseFile(package, version, path.name, path.parent.name) for path in paths]
     else:
-        there = [one for one in _kept(cache, package) if one.sha256 in hashes]
-        if len(there) != len(hashes):
-            there = [one for one in _listed(cache, package) if one.sha256 in hashes]
-    if not there:
-        why = (
+        entries = [entry for entry in _stored_list(cache, package) if entry.sha256 in hashes]
+        if len(entries) != len(hashes):
+            entries = [entry for entry in _current_list(cache, package) if entry.sha256 in hashes]
+    if not entries:
+        reason = (
             "wrong sha256: the index has no file of one that is pinned. Next: compare them with the release's own page"
         )
-        raise UnavailableError(f"{package} {version}: {NOT_HERE.format(cache.root) if cache.offline else why}")
-    release = _fitting(there, package, version, python_tag)
+        raise UnavailableError(f"{package} {version}: {NOT_HERE.format(cache.root) if cache.offline else reason}")
+    release = _best_wheel(entries, package, version, python_tag)
     return fetch(cache, package, release.file, release.sha256)
 
 
-def _fitting(there: list[ReleaseFile], package: str, version: str, python_tag: str) -> ReleaseFile:
+def _best_wheel(entries: list[ReleaseFile], package: str, version: str, python_tag: str) -> ReleaseFile:
     platforms, python = (*PLATFORMS, *platform_tags()), (3, int(python_tag.removeprefix("cp3")))
     tags = [*cpython_tags(python, platforms=platforms), *compatible_tags(python, python_tag, platforms)]
-    wheels = [one for one in there if one.file.endswith(".whl")]
-    best = _best([one.file for one in wheels], tags)
+    wheels = [entry for entry in entries if entry.file.endswith(".whl")]
+    best = _best_index([entry.file for entry in wheels], tags)
     if best is not None:
         return wheels[best]
     if wheels:
@@ -108,8 +105,8 @@ def _fitting(there: list[ReleaseFile], package: str, version: str, python_tag: s
     raise UnavailableError(f"{package} {version}: it has no wheel, and an sdist is never built: that would execute it")
 
 
-def _best(names: list[str], tags: Iterable[Tag]) -> int | None:
-    """Return the index of the file that a Python takes first: an sdist, then the wheel of its first tag."""
+def _best_index(names: list[str], tags: Iterable[Tag]) -> int | None:
+    """Return the index of the file that a Python prefers: an sdist, else the wheel with its first tag."""
     order = {tag: rank for rank, tag in enumerate(tags)}
     ranks: dict[int, int] = {}
     for index, name in enumerate(names):
@@ -117,18 +114,15 @@ def _best(names: list[str], tags: Iterable[Tag]) -> int | None:
             ranks[index] = -1
         elif name.endswith(".whl"):
             try:
-                fitting = [order[tag] for tag in parse_wheel_filename(name)[3] if tag in order]
+                fitting_ranks = [order[tag] for tag in parse_wheel_filename(name)[3] if tag in order]
             except InvalidWheelFilename:
                 continue
-            ranks |= {index: min(fitting)} if fitting else {}
+            ranks |= {index: min(fitting_ranks)} if fitting_ranks else {}
     return min(ranks, key=lambda index: ranks[index], default=None)
 
 
-def _kept(cache: Cache, package: str) -> list[ReleaseFile]:
-    """Read the files that the index listed when it was last asked; none where it never was.
-
-    A list that another version of this harness wrote in another form counts as none.
-    """
+def _stored_list(cache: Cache, package: str) -> list[ReleaseFile]:
+    """Read the files that the index listed when it was last asked; none if it was not, or if their form has changed."""
     try:
         text = cache.entry("releases", f"{package}.json").read_text(encoding="utf-8")
         return [ReleaseFile(**entry) for entry in json.loads(text)]
@@ -136,75 +130,75 @@ def _kept(cache: Cache, package: str) -> list[ReleaseFile]:
         return []
 
 
-def _listed(cache: Cache, package: str) -> list[ReleaseFile]:
-    """Ask the index for every file of a package, and keep the answer; without network, what was kept counts."""
+def _current_list(cache: Cache, package: str) -> list[ReleaseFile]:
+    """Ask the index for every file of a package, and store the list; without network, return the stored list."""
     if cache.offline:
-        if kept := _kept(cache, package):
-            return kept
+        if stored := _stored_list(cache, package):
+            return stored
         raise UnavailableError(
             f"{package}: its releases were not listed before, and --offline forbids to ask the package index"
         )
-    found = []
+    listing = []
     for offer in package_index.of_user().offers(package):
         if offer.version is not None:
             date = offer.file.upload_time.date().isoformat() if offer.file.upload_time else ""
             yanked = bool(offer.file.is_yanked)
-            found.append(ReleaseFile(package, str(offer.version), offer.file.filename, offer.sha256, date, yanked))
+            listing.append(ReleaseFile(package, str(offer.version), offer.file.filename, offer.sha256, date, yanked))
     with cache.guard():
-        text = json.dumps([asdict(one) for one in found], indent=1)
+        text = json.dumps([asdict(entry) for entry in listing], indent=1)
         files.write_atomic(cache.entry("releases", f"{package}.json"), text)
-    return found
+    return listing
 
 
 def releases(cache: Cache, package: str, *, wheels_only: bool = False, only_kept: bool = False) -> list[ReleaseFile]:
-    """List every release of a package, the oldest first, each with the file of it that would be taken here.
+    """List every release of a package, the oldest first, each with its file that fits best here.
 
-    A yanked one is left out. With `only_kept` the index is not asked, and what it listed before counts. Else
-    UnavailableError is raised where it cannot be asked, or without network: it never was, into this cache.
+    Yanked releases are left out. With `only_kept` the stored list counts, and the index is not asked.
+    UnavailableError: the index cannot be asked, or without network, there is no stored list.
     """
-    listed = _kept(cache, package) if only_kept else _listed(cache, package)
+    listing = _stored_list(cache, package) if only_kept else _current_list(cache, package)
     by_version: dict[Version, list[ReleaseFile]] = {}
-    for one in listed:
-        if not one.yanked:
-            by_version.setdefault(Version(one.version), []).append(one)
-    found, tags = [], list(sys_tags())
-    for version, there in sorted(by_version.items()):
-        usable = [one for one in there if one.sha256 and (one.file.endswith(".whl") or not wheels_only)]
-        best = _best([one.file for one in usable], tags)
-        first = min((one.date for one in there if one.date), default="")
-        nothing = ReleaseFile(there[0].package, str(version), "", "")
-        found.append(replace(nothing if best is None else usable[best], date=first))
-    return found
+    for entry in listing:
+        if not entry.yanked:
+            by_version.setdefault(Version(entry.version), []).append(entry)
+    best_files, tags = [], list(sys_tags())
+    for version, entries in sorted(by_version.items()):
+        usable = [entry for entry in entries if entry.sha256 and (entry.file.endswith(".whl") or not wheels_only)]
+        best = _best_index([entry.file for entry in usable], tags)
+        date = min((entry.date for entry in entries if entry.date), default="")
+        nothing = ReleaseFile(entries[0].package, str(version), "", "")
+        best_files.append(replace(nothing if best is None else usable[best], date=date))
+    return best_files
 
 
 def resolve(cache: Cache, package: str, version: str | None, *, wheels_only: bool = False) -> ReleaseFile:
-    """Return the best file of one release; where `version` is None, of the newest final one.
+    """Return the best file of one release; if `version` is None, of the newest final release.
 
-    A version that the index has listed is not looked up again, so that the same call works offline. UnavailableError is
-    raised where there is no such release, or nothing of it can be read here.
+    A version in the stored list is not looked up again, so that the same call works offline. UnavailableError: there is
+    no such release, or no file of it can be read here.
     """
     if cache.offline and version is None:
         raise UnavailableError(f"{package} latest: --offline forbids to ask the package index")
-    listed = releases(cache, package, wheels_only=wheels_only, only_kept=True) if version else []
-    found = _of_version(listed, version)
-    if found is None:
-        listed = releases(cache, package, wheels_only=wheels_only)
-        found = _of_version(listed, version)
-    if found is None:
-        newest = ", ".join(one.version for one in listed[: -package_index.NEWEST_SHOWN - 1 : -1])
+    listing = releases(cache, package, wheels_only=wheels_only, only_kept=True) if version else []
+    release = _find(listing, version)
+    if release is None:
+        listing = releases(cache, package, wheels_only=wheels_only)
+        release = _find(listing, version)
+    if release is None:
+        newest = ", ".join(entry.version for entry in listing[: -package_index.NEWEST_SHOWN - 1 : -1])
         raise UnavailableError(
             f"{package}: no release {version} on the package index. It has {newest or 'no release'}. "
             f"Next: --upstream {package}==VERSION, or --upstream latest"
         )
-    if not found.file:
+    if not release.file:
         raise UnavailableError(f"{package} {version or 'latest'}: no file that this interpreter could read")
-    return found
+    return release
 
 
-def _of_version(listed: list[ReleaseFile], version: str | None) -> ReleaseFile | None:
-    """Return a release of a list, or its newest final one."""
-    for one in reversed(listed):
-        of_list = Version(one.version)
-        if of_list == Version(version) if version else not of_list.is_prerelease:
-            return one
+def _find(listing: list[ReleaseFile], version: str | None) -> ReleaseFile | None:
+    """Return the release with a version; if that is None, the newest final release."""
+    for entry in reversed(listing):
+        listed_version = Version(entry.version)
+        if listed_version == Version(version) if version else not listed_version.is_prerelease:
+            return entry
     return None

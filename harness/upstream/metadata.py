@@ -1,4 +1,4 @@
-"""The metadata of an unpacked release: what its own PKG-INFO or METADATA states; nothing is executed."""
+"""The metadata of an unpacked release, from its own PKG-INFO or METADATA; nothing is executed."""
 
 from __future__ import annotations
 
@@ -16,23 +16,23 @@ from harness.core.errors import UnavailableError
 FORGES = re.compile(r"https?://(?:www\.)?(?P<place>(?:github|gitlab)\.com/[\w.-]+/[\w.-]+?)(?:\.git)?(?:[/#?].*)?")
 #: Labels of a project's links, the likeliest to be its repository first.
 LABELS = ("source", "repository", "code", "github", "homepage", "home")
-#: Of the licences that upstreams of GPU libraries state in words or as a classifier.
+#: Licences that upstreams of GPU libraries state in words or as a classifier.
 LICENSES = {"apache": "Apache-2.0", "mit": "MIT", "bsd 2": "BSD-2-Clause", "bsd 3": "BSD-3-Clause"}
 
 
 @dataclass(frozen=True)
 class Metadata:
-    """What a release states of itself."""
+    """The statements of a release about itself; a text is empty if the release does not state it."""
 
-    license: str  # as SPDX names it, or as the release writes it; empty where it states none
-    repository: str  # its URL on GitHub or GitLab; empty where no link leads there
-    requires_python: str  # a version range; empty where it states none
-    requires: tuple[Requirement, ...]  # what it imports of others, with extras and markers
+    license: str  # the SPDX name, or the release's own expression
+    repository: str  # its URL on GitHub or GitLab
+    requires_python: str  # a version range
+    requires: tuple[Requirement, ...]  # its dependencies, with extras and markers
 
 
 def read(folder: Path) -> Metadata:
-    """Read the metadata of an unpacked sdist or wheel; UnavailableError where there is none."""
-    path = next((one for one in (folder / "PKG-INFO", *folder.glob("*.dist-info/METADATA")) if one.is_file()), None)
+    """Read the metadata of an unpacked sdist or wheel; UnavailableError: there is none."""
+    path = next(filter(Path.is_file, (folder / "PKG-INFO", *folder.glob("*.dist-info/METADATA"))), None)
     if path is None:
         raise UnavailableError(
             f"{folder.name}: neither PKG-INFO nor METADATA in the release. Next: write pack.toml by hand"
@@ -40,15 +40,15 @@ def read(folder: Path) -> Metadata:
     raw, _ = parse_email(path.read_bytes())
     requires = []
     for line in raw.get("requires_dist", []):
-        with contextlib.suppress(InvalidRequirement, UndefinedEnvironmentName):  # an old way of writing it
+        with contextlib.suppress(InvalidRequirement, UndefinedEnvironmentName):  # an obsolete form
             requires.append(Requirement(line))
     return Metadata(_license(raw), _repository(raw), raw.get("requires_python", ""), tuple(requires))
 
 
 def _license(raw: RawMetadata) -> str:
-    stated = raw.get("license_expression", "").strip()
-    if stated:
-        return stated
+    expression = raw.get("license_expression", "").strip()
+    if expression:
+        return expression
     classifiers = [line for line in raw.get("classifiers", []) if line.startswith("License ::")]
     for text in (raw.get("license", ""), *(line.rpartition("::")[2] for line in classifiers)):
         for word, name in LICENSES.items():

@@ -1,7 +1,7 @@
-"""The package index, as the user's own pip configuration reaches it; nothing that it serves is executed.
+"""The package index that the user's own pip is configured for; no file of it is executed.
 
-This module is the only one that imports the index client: a machine that runs from a cache filled
-elsewhere does without. No message of it holds a URL, since an index may be private.
+Only this module imports the index client: a machine that runs from a cache filled elsewhere does not need it.
+No message holds a URL, since an index may be private.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ DEFAULT_INDEX = "https://pypi.org/simple/"
 SETTING_SECTIONS = ("global", "install", "download", ":env:")
 #: Releases that a message names.
 NEWEST_SHOWN = 8
-#: What the index client raises where an answer has another shape than the standard says.
+#: Raised by the index client if an answer does not have the form of the standard.
 MISSHAPEN = (ValueError, TypeError, KeyError, AttributeError, RecursionError, UserWarning)
 
 
@@ -48,8 +48,8 @@ def _client(endpoint: str, settings: dict[str, str], package: str) -> Iterator[P
             "that another machine filled (runner.py fetch --cache DIR there, --cache DIR --offline here)"
         ) from None
     session = requests.Session()
-    wanted = settings.get("retries", "")
-    total = int(wanted) if wanted.isdecimal() and len(wanted) < 4 else 3  # noqa: PLR2004 - a sane one, else pip's own
+    setting = settings.get("retries", "")
+    total = int(setting) if setting.isdecimal() and len(setting) < 4 else 3  # noqa: PLR2004 - a sane one, else pip's own
     retries = Retry(total=total, backoff_factor=0.3, status_forcelist=(502, 503, 504))
     for scheme in ("https://", "http://"):
         session.mount(scheme, HTTPAdapter(max_retries=retries))
@@ -77,12 +77,12 @@ class Offer:
 
     @property
     def sha256(self) -> str:
-        """What the index says of the file; empty where it says nothing."""
+        """The sha256 that the index states; empty if it states none."""
         return self.file.digests.get("sha256", "")
 
     @property
     def version(self) -> Version | None:
-        """The release it belongs to, where its name is well formed."""
+        """The version of its release; None if the file's name is malformed."""
         try:
             return Version(self.file.version or "")
         except InvalidVersion:
@@ -101,22 +101,22 @@ class Index:
         return [url for url in (self.settings.get("index-url", DEFAULT_INDEX), *extra) if url.startswith("http")]
 
     def offers(self, package: str) -> list[Offer]:
-        """List every file of a package, or raise UnavailableError where no index knows it."""
+        """List every file of a package; UnavailableError: no index knows the package."""
         from pypi_simple import NoSuchProjectError  # noqa: PLC0415 - only a download needs the client
 
-        found: list[Offer] = []
+        offers: list[Offer] = []
         for endpoint in self.endpoints():
             with _client(endpoint, self.settings, package) as client:
                 try:
-                    found += [Offer(endpoint, file) for file in client.get_project_page(package).packages]
+                    offers += [Offer(endpoint, file) for file in client.get_project_page(package).packages]
                 except NoSuchProjectError:
                     continue
-        if not found:
+        if not offers:
             raise UnavailableError(f"{package}: no such package on the package index. Next: check upstream.package")
-        return found
+        return offers
 
     def pinned(self, package: str, file: str | None, sha256: str) -> Offer:
-        """Return the file with that sha256; `file` names it in the error where another file has its name."""
+        """Return the file with that sha256; `file` is its name, which counts if the index states no sha256."""
         offers = self.offers(package)
         for offer in offers:
             if offer.sha256 == sha256 or (not offer.sha256 and offer.file.filename == file):
@@ -133,12 +133,12 @@ class Index:
         target = folder / offer.file.filename
         with _client(offer.endpoint, self.settings, offer.file.filename) as client:
             client.download_package(offer.file, target, verify=False)
-        found = files.sha256_file(target)
-        if found != sha256:
+        actual = files.sha256_file(target)
+        if actual != sha256:
             size = target.stat().st_size
             target.unlink()
             raise UnavailableError(
-                f"{offer.file.filename}: wrong sha256 after {size} bytes: {found}, not {sha256}; not kept. "
+                f"{offer.file.filename}: wrong sha256 after {size} bytes: {actual}, not {sha256}; not kept. "
                 "Next: run the command again; if it stays so, the file on the index was replaced"
             )
 
@@ -155,13 +155,13 @@ def of_user() -> Index:
 
 @functools.cache
 def _configured(_variables: tuple[tuple[str, str], ...]) -> Index:
-    """Ask pip for its effective configuration once, as long as its variables stay: a set of wheels asks for each."""
+    """Ask pip for its effective configuration, once while its variables stay: each wheel of a set needs it."""
     command = [sys.executable, "-m", "pip", "config", "list"]
     answer = subprocess.run(command, capture_output=True, text=True, check=False).stdout
-    found: dict[str, dict[str, str]] = {}
+    sections: dict[str, dict[str, str]] = {}
     for line in answer.splitlines():
         name, separator, value = line.partition("=")
         section, _, key = name.rpartition(".")
         if separator:
-            found.setdefault(section, {})[key.replace("_", "-")] = str(python_ast.literal(value))
-    return Index({key: value for section in SETTING_SECTIONS for key, value in found.get(section, {}).items()})
+            sections.setdefault(section, {})[key.replace("_", "-")] = str(python_ast.literal(value))
+    return Index({key: value for section in SETTING_SECTIONS for key, value in sections.get(section, {}).items()})

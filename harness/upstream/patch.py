@@ -30,7 +30,7 @@ class StalePatchError(Exception):
 
 @dataclass(frozen=True)
 class PatchedFile:
-    """One file that a patch changes, with git's blob hashes of before and after (empty where abbreviated)."""
+    """One file that a patch changes, with git's blob hashes of before and after; empty if abbreviated."""
 
     path: str
     before: str
@@ -40,16 +40,16 @@ class PatchedFile:
 @functools.lru_cache(maxsize=8)  # the fix of a pack is read once for all its mutants
 def parse(text: str) -> tuple[PatchedFile, ...]:
     """List the files of a patch in the order in which it names them; its paths are the repository's."""
-    found = []
+    patched_files = []
     for match in FILE_PATTERN.finditer(text):
         before, after = match["before"] or "", match["after"] or ""
-        whole = FULL_BLOB.fullmatch(before) and FULL_BLOB.fullmatch(after)
-        found.append(PatchedFile(match["path"], before if whole else "", after if whole else ""))
-    return tuple(found)
+        is_full = FULL_BLOB.fullmatch(before) and FULL_BLOB.fullmatch(after)
+        patched_files.append(PatchedFile(match["path"], before if is_full else "", after if is_full else ""))
+    return tuple(patched_files)
 
 
 def blob(text: str | None) -> str:
-    """Return git's blob hash of a file's text; of None, a file that is not there, `NO_BLOB`."""
+    """Return git's blob hash of a file's text, or `NO_BLOB` for a missing file (None)."""
     return NO_BLOB if text is None else _blob(text.encode())
 
 
@@ -58,14 +58,14 @@ def _blob(data: bytes) -> str:
 
 
 def outcome(*texts: str) -> str:
-    """Return the sha256 of what patches make of a tree, one applied after the other; empty where they do not say it.
+    """Return one sha256 for the result of patches that are applied in turn; empty if a blob hash is abbreviated.
 
-    It hashes the files that differ from the tree, each with its blob hash, so that it is the same however the patches
-    are written and divided. It is read from their index lines, without the tree; `check` compares those with the tree.
+    It covers each changed file with its last blob hash: equal results have equal hashes, however the patches divide
+    them. The blob hashes are those of the index lines, without the tree; `check` compares them with the tree.
     """
     before: dict[str, str] = {}
     after: dict[str, str] = {}
-    for file in (one for text in texts for one in parse(text)):
+    for file in (file for text in texts for file in parse(text)):
         if not file.after:
             return ""
         before.setdefault(file.path, file.before)
@@ -74,9 +74,9 @@ def outcome(*texts: str) -> str:
     return files.sha256_bytes("".join(differ).encode())
 
 
-def _why(folder: Path, patch: Path, arguments: list[str], message: str) -> str:
-    backwards = git.run(["apply", "--check", "--reverse", *arguments, str(patch)], folder, plain=True)
-    if backwards.returncode == 0:
+def _reason(folder: Path, patch: Path, arguments: list[str], message: str) -> str:
+    reverse = git.run(["apply", "--check", "--reverse", *arguments, str(patch)], folder, plain=True)
+    if reverse.returncode == 0:
         return "the tree holds its changes already, or the patch is reversed"
     complaints = [line.removeprefix("error:").strip() for line in message.splitlines() if line.startswith("error:")]
     return next((line for line in complaints if not line.startswith("while searching")), git.last_line(message))
@@ -87,7 +87,7 @@ def _apply(patch: Path, content: Path, strip: int, *, exact: bool) -> set[str]:
     arguments = [f"-p{1 + strip}", "--whitespace=nowarn"]
     applied = git.run(["apply", "--apply", "--numstat", "-z", "--verbose", *arguments, str(patch)], content, plain=True)
     if applied.returncode != 0:
-        raise StalePatchError(_why(content, patch, arguments, applied.stderr))
+        raise StalePatchError(_reason(content, patch, arguments, applied.stderr))
     moved = [line for line in applied.stderr.splitlines() if "offset" in line or "fuzz" in line]
     if exact and moved:
         raise StalePatchError(f"it fits only with an offset: {moved[0].strip()}")
@@ -95,7 +95,7 @@ def _apply(patch: Path, content: Path, strip: int, *, exact: bool) -> set[str]:
 
 
 def _verify(source: Tree, path: str, file: PatchedFile, content: Path, *, exact: bool) -> None:
-    """Compare a file that git changed with the tree, and on the pinned tree with what the patch says of it."""
+    """Compare a file that git changed with the tree, and on the pinned tree with the patch's index line."""
     data = (content / path).read_bytes() if (content / path).is_file() else None
     if source.entries.get(path) == (None if data is None else files.sha256_bytes(data)):
         raise StalePatchError(f"it left {path} unchanged")
@@ -104,26 +104,26 @@ def _verify(source: Tree, path: str, file: PatchedFile, content: Path, *, exact:
 
 
 def apply(cache: Cache, source: Tree, upstream: Upstream, patch: Path, *, exact: bool) -> Tree:
-    """Return the patched copy of a tree, which is not touched itself.
+    """Return a patched copy of a tree.
 
-    The patch is forward, with the paths of the upstream repository (``-p1`` at its root); where the tree has a wheel's
-    layout, `upstream` says what to strip. With `exact`, for the pinned tree, no offset is taken, and the blob hashes of
-    the patch's index lines must match. StalePatchError is raised where it does not apply cleanly, or git did something
-    else than the patch says.
+    The patch is forward, with the paths of the upstream repository (``-p1`` at its root). If the tree has a wheel's
+    layout, the source root of `upstream` is stripped. With `exact`, for the pinned tree, no offset is taken, and the
+    blob hashes of the index lines must match. StalePatchError: the patch does not apply cleanly, or git's changes are
+    not those of the patch.
     """
     key = files.key_of("patched", source.key, files.sha256_file(patch), exact)
     strip = len(upstream.source_root.split("/")) if upstream.source_root and not source.source_root else 0
-    listed = parse(patch.read_text(encoding="utf-8", errors="replace"))
-    changed = {source.path_here(file.path, upstream.source_root): file for file in listed}
+    patched_files = parse(patch.read_text(encoding="utf-8", errors="replace"))
+    changed = {source.path_here(file.path, upstream.source_root): file for file in patched_files}
 
     def build(entry: Path) -> None:
         files.copy(source.folder, source.entries, entry / "content")
-        source.layout.lay_out()  # what was copied is what was sealed
+        source.layout.lay_out()  # checks that the copied tree is the sealed one
         if not changed:
             raise StalePatchError("the patch is empty: it names no file")
-        said = _apply(patch, entry / "content", strip, exact=exact)
-        if said != changed.keys():
-            raise StalePatchError(f"git changed {sorted(said)}, and the patch names {sorted(changed)}")
+        changed_by_git = _apply(patch, entry / "content", strip, exact=exact)
+        if changed_by_git != changed.keys():
+            raise StalePatchError(f"git changed {sorted(changed_by_git)}, and the patch names {sorted(changed)}")
         for path, file in changed.items():
             _verify(source, path, file, entry / "content", exact=exact)
 
@@ -136,5 +136,5 @@ def apply(cache: Cache, source: Tree, upstream: Upstream, patch: Path, *, exact:
 
 def changed_files(pristine: Tree, patched: Tree) -> list[str]:
     """List the files in which two trees differ, by their paths in the trees."""
-    every = {*pristine.entries, *patched.entries}
-    return sorted(path for path in every if pristine.entries.get(path) != patched.entries.get(path))
+    paths = {*pristine.entries, *patched.entries}
+    return sorted(path for path in paths if pristine.entries.get(path) != patched.entries.get(path))

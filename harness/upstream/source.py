@@ -1,4 +1,4 @@
-"""Where a tree comes from: what ``--upstream`` accepts."""
+"""The origin of a tree, as ``--upstream`` names it."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from harness.core.errors import HarnessError
 from harness.pack.model import Definition
 
 FORMS = "PACKAGE==VERSION, latest, head, path:DIR, git+URL@COMMIT, installed"
-#: How the version of a tree reads whose every file is that of one commit.
-OF_COMMIT = re.compile(r"(?:commit|path at) (?P<commit>[0-9a-f]{40})")
-#: Neither a URL nor a name may begin as an option of git does.
+#: The version of a tree that holds a commit unchanged.
+COMMIT_VERSION = re.compile(r"(?:commit|path at) (?P<commit>[0-9a-f]{40})")
+#: Neither the URL nor the commit may begin as an option of git does.
 GIT_PATTERN = re.compile(r"git\+(?P<url>[^-].*)@(?P<commit>[0-9a-fA-F]{7,40}|\w[\w./-]*)")
 
 
@@ -45,14 +45,14 @@ class Source:
 
     @property
     def is_pinned(self) -> bool:
-        """Whether pack.toml states what this origin must give."""
+        """Whether pack.toml pins this origin, and states its verdict."""
         return self.kind == SourceKind.PINNED
 
 
 def parse_source(text: str | None, definition: Definition) -> Source:
-    """Parse an ``--upstream`` specification for one pack; None is the pinned release.
+    """Parse the value of ``--upstream`` for one pack; None is the pinned release.
 
-    HarnessError is raised where the text is of none of the forms, or names another package than the pack's.
+    HarnessError: the text has none of the forms, or names another package.
     """
     upstream = definition.upstream
     if text is None:
@@ -79,7 +79,7 @@ def pinned(definition: Definition) -> Source:
 
 
 def of_git(text: str) -> Source:
-    """Return the origin that a pack.toml names as ``git+URL@COMMIT``; HarnessError where it is of another form."""
+    """Return the origin that a pack.toml names as ``git+URL@COMMIT``; HarnessError: the text has another form."""
     match = GIT_PATTERN.fullmatch(text)
     if match is None:
         raise HarnessError(f"{text!r} is no git+URL@COMMIT")
@@ -105,6 +105,6 @@ def _release(text: str, definition: Definition) -> Source:
 
 
 def commit_of(version: str) -> str:
-    """Return the commit that the version of a tree states; empty where it states none."""
-    match = OF_COMMIT.fullmatch(version)
+    """Return the commit that the version of a tree states; empty if it states none."""
+    match = COMMIT_VERSION.fullmatch(version)
     return match["commit"] if match else ""

@@ -14,7 +14,7 @@ from harness.pack.model import Upstream
 from harness.upstream import archive, checkout, download
 from harness.upstream.source import Source, SourceKind, commit_of
 
-#: The folder of the cache that trees lie in, pristine and patched ones under names of one form.
+#: The cache's folder of trees; no name in it tells whether a tree is patched.
 KIND = "trees"
 
 
@@ -23,17 +23,17 @@ class Tree:
     """A tree in the cache."""
 
     folder: Path  # its root, laid out like the upstream repository or like a wheel
-    source_root: str  # what stands between `folder` and the import names; empty for a wheel's layout
+    source_root: str  # the path from `folder` to the import names; empty for a wheel's layout
     entries: Mapping[str, str]  # sha256 by relative path
-    sha256: str  # of the archive it was unpacked from, or of its manifest
-    version: str  # what the runner knows of its origin, never the probe's word
+    sha256: str  # of its archive, or of its manifest
+    version: str  # by its origin, never by the script
     key: str  # its name in the cache
-    layout: Layout = field(compare=False, repr=False)  # checks that it is what was laid out
-    seal: Seal = field(compare=False, repr=False)  # of it, as of when it was opened
+    layout: Layout = field(compare=False, repr=False)  # checks that it is unchanged
+    seal: Seal = field(compare=False, repr=False)  # when it was opened
 
     @property
     def commit(self) -> str:
-        """The commit that it holds unchanged; empty where it is a release, or files of it were modified."""
+        """The commit that it holds unchanged; empty for a release, or if files were modified."""
         return commit_of(self.version)
 
     @property
@@ -49,9 +49,9 @@ class Tree:
 
 
 def opened(layout: Layout, upstream: Upstream, sha256: str, version: str) -> Tree:
-    """Return a tree of the cache, laid out unless it is there and sealed; an empty `sha256` means its manifest's.
+    """Return a tree of the cache, which is laid out if needed; an empty `sha256` means its manifest's.
 
-    ChangedError is raised where it was there and had been changed.
+    ChangedError: the tree had changed since it was laid out.
     """
     seal, folder = layout.lay_out(), layout.folder
     source_root = upstream.source_root if (folder / upstream.source_root).is_dir() else ""
@@ -66,9 +66,9 @@ def _from_archive(cache: Cache, upstream: Upstream, version: str, file: str, sha
         path = download.fetch(cache, upstream.package, file, sha256)
         cache.tell(f"unpacking {upstream.package} {version}")
         archive.unpack(path, raw)
-        inside = list(raw.iterdir())
-        only = inside[0] if len(inside) == 1 and inside[0].is_dir() and not file.endswith(".whl") else raw
-        only.rename(entry / "content")
+        members = list(raw.iterdir())
+        root = members[0] if len(members) == 1 and members[0].is_dir() and not file.endswith(".whl") else raw
+        root.rename(entry / "content")
         if raw.exists():
             raw.rmdir()
 
@@ -86,10 +86,10 @@ def _from_commit(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
             raise UnavailableError(f"git+...@{origin.value}: that is the name of a tag. Next: name its commit")
 
     key = files.key_of("commit", origin.url, origin.value)
-    found = opened(Layout(cache, KIND, key, build, f"{upstream.package} {version}"), upstream, "", version)
-    if not found.entries:
+    tree = opened(Layout(cache, KIND, key, build, f"{upstream.package} {version}"), upstream, "", version)
+    if not tree.entries:
         raise UnavailableError(f"{origin.kind} {origin.value}: holds no file")
-    return found
+    return tree
 
 
 def _from_folder(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
@@ -123,7 +123,7 @@ def _from_folder(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
 
 
 def beside(tree: Tree, layout: Layout) -> Tree:
-    """Return the tree of a wheel as it lies in a folder with the wheels of a dependency set, as pip installs them.
+    """Return the tree of a wheel that lies in one folder with the wheels of a dependency set, as pip installs them.
 
     Its entries stay those of its own wheel: nothing else in that folder is under test.
     """
@@ -131,7 +131,7 @@ def beside(tree: Tree, layout: Layout) -> Tree:
 
 
 def materialize(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
-    """Return the tree of an origin, fetched and unpacked unless the cache has it."""
+    """Return the tree of an origin, which is fetched and unpacked unless the cache has it."""
     if origin.kind == SourceKind.PINNED and not upstream.is_commit:
         return _from_archive(cache, upstream, upstream.version, upstream.file, upstream.sha256)
     if origin.kind in (SourceKind.RELEASE, SourceKind.LATEST):

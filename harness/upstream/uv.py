@@ -1,7 +1,7 @@
-"""uv, which resolves requirements and lays out wheels: it never builds an sdist, and executes nothing that it is given.
+"""uv resolves requirements and lays out wheels; it never builds an sdist, and executes no code of a package.
 
-Nobody's own configuration of uv is read. Where it resolves, it asks the indexes that the user's pip is configured for.
-No message of it that is passed on holds a URL, since an index may be private.
+The user's configuration of uv is not read. To resolve, uv asks the indexes that the user's pip is configured for.
+Errors hold no URL, since an index may be private.
 """
 
 from __future__ import annotations
@@ -18,24 +18,24 @@ from harness.core import files
 from harness.core.errors import HarnessError
 from harness.upstream import package_index
 
-#: How requirements are resolved: the same for everybody.
+#: The configuration with which everybody resolves requirements.
 CONFIGURATION = files.REPOSITORY / "packs/uv.toml"
-#: What stands between a child and its work: the user's own settings of uv and of Python.
+#: The user's own settings of uv and of Python, which a child does not inherit.
 FOREIGN = re.compile(r"UV_.*|VIRTUAL_ENV|CONDA_PREFIX|PYTHON.*|PYC_.*")
 URL = re.compile(r"(?:https?|file)://[^\s)]+")
 
-#: A package and its version in what `compiled` returns.
+#: A pin in the text that `compiled` returns.
 PIN = re.compile(r"(?m)^(?P<pin>[\w.-]+==[^\s;\\]+)")
 
 
 class UvError(Exception):
-    """What uv answered, on one line and without URLs."""
+    """The error of uv, on one line and without URLs."""
 
 
 def run(arguments: Sequence[str], **variables: str) -> None:
-    """Run uv with arguments such as ``pip install``, and with variables beside the caller's own.
+    """Run uv with arguments such as ``pip install``, and with `variables` beside the caller's own.
 
-    What of those configures uv or Python is left out. HarnessError: there is no uv. UvError: it failed.
+    The caller's variables that configure uv or Python are left out. HarnessError: there is no uv. UvError: uv failed.
     """
     try:
         from uv import find_uv_bin  # noqa: PLC0415 - only what resolves or lays out needs it
@@ -43,44 +43,43 @@ def run(arguments: Sequence[str], **variables: str) -> None:
         binary = find_uv_bin()
     except (ImportError, FileNotFoundError):
         raise HarnessError("uv is not installed. Next: pip install uv") from None
-    kept = {name: value for name, value in os.environ.items() if not FOREIGN.fullmatch(name)}
+    environment = {name: value for name, value in os.environ.items() if not FOREIGN.fullmatch(name)} | variables
     command = [binary, *arguments, "--no-progress", "--quiet", "--color", "never"]
-    ended = subprocess.run(command, env=kept | variables, capture_output=True, text=True, errors="replace", check=False)
-    if ended.returncode != 0:
-        said = " ".join(line.strip() for line in ended.stderr.splitlines() if not line.startswith("warning:"))
-        said = said.removeprefix("error: ").replace(" cause: ", ": ")
-        raise UvError(URL.sub("the index", said) or f"uv ended with status {ended.returncode}")
+    process = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
+    if process.returncode != 0:
+        message = " ".join(line.strip() for line in process.stderr.splitlines() if not line.startswith("warning:"))
+        message = message.removeprefix("error: ").replace(" cause: ", ": ")
+        raise UvError(URL.sub("the index", message) or f"uv ended with status {process.returncode}")
 
 
 def compiled(requirements: str, python: str = "", before: str = "") -> str:
-    """Resolve the lines of a requirements.in into those that pin them, as an author would by CONTRIBUTING.md.
+    """Resolve the lines of a requirements.in into pinned lines, as an author would by CONTRIBUTING.md.
 
-    `python` is the version that they are resolved for (empty: every one), `before` the time from which on the index has
-    nothing, in UTC, as RFC 3339 writes it (empty: now). UvError is raised where nothing meets them.
+    `python` is the version for which to resolve (empty: every version). Files that were uploaded after `before`, a time
+    in UTC by RFC 3339 (empty: now), are ignored. UvError: no versions meet the requirements.
     """
-    main, *others = package_index.of_user().endpoints()
-    indexes = {"UV_DEFAULT_INDEX": main, "UV_INDEX": " ".join(others), "UV_INDEX_STRATEGY": "unsafe-best-match"}
+    main, *extra = package_index.of_user().endpoints()
+    indexes = {"UV_DEFAULT_INDEX": main, "UV_INDEX": " ".join(extra), "UV_INDEX_STRATEGY": "unsafe-best-match"}
     with tempfile.TemporaryDirectory(prefix="requirements-") as folder:
-        given, made = Path(folder) / "requirements.in", Path(folder) / "requirements.txt"
-        given.write_text(requirements, encoding="utf-8")
-        command = ["pip", "compile", "--config-file", str(CONFIGURATION), given.name, "--output-file", made.name]
+        source, output = Path(folder) / "requirements.in", Path(folder) / "requirements.txt"
+        source.write_text(requirements, encoding="utf-8")
+        command = ["pip", "compile", "--config-file", str(CONFIGURATION), source.name, "--output-file", output.name]
         command += ["--no-universal", "--python-version", python] if python else []
         command += ["--exclude-newer", before] if before else []
         run([*command, "--directory", folder, "--python", sys.executable], **indexes)
-        return made.read_text(encoding="utf-8")
+        return output.read_text(encoding="utf-8")
 
 
 def lay_out(requirements: Path, wheels: Path, site: Path, python: Path, cache: Path) -> None:
-    """Lay out the wheels of one folder in another, `site`, with their bytecode; no network is reached.
+    """Lay out the wheels of one folder in another, `site`, with their bytecode and without network.
 
-    `requirements` is a file that states version and sha256 of each, `python` the interpreter that they are for, `cache`
-    a folder of uv's own on the same file system, to which nobody else writes. Each compiled file states that its source
-    need not be looked at: both are sealed. UvError is raised where a wheel is missing, is not for that interpreter, or
-    is another one than the sha256 says.
+    `requirements` is a file with the version and the sha256 of each, `python` the interpreter, `cache` a folder of uv's
+    own on the same file system, to which nobody else writes. Python does not compare the bytecode with its source: both
+    are sealed. UvError: a wheel is missing, is not for that interpreter, or has another sha256.
     """
-    given = ["--requirement", str(requirements), "--find-links", str(wheels)]
-    made = ["--target", str(site), "--python", str(python), "--cache-dir", str(cache), "--link-mode", "hardlink"]
-    safe = ["--no-config", "--offline", "--no-index", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
-    command = ["pip", "install", *given, *made, *safe, "--compile-bytecode"]
+    inputs = ["--requirement", str(requirements), "--find-links", str(wheels)]
+    outputs = ["--target", str(site), "--python", str(python), "--cache-dir", str(cache), "--link-mode", "hardlink"]
+    limits = ["--no-config", "--offline", "--no-index", "--no-deps", "--require-hashes", "--only-binary", ":all:"]
+    command = ["pip", "install", *inputs, *outputs, *limits, "--compile-bytecode"]
     run(command, PYC_INVALIDATION_MODE="UNCHECKED_HASH")
     (site / ".lock").unlink(missing_ok=True)

@@ -5,7 +5,7 @@
 """tilelang 0.1.13 to 0.1.15 refuse T.reduce_max after T.gemm where 8 warps share a row; 0.1.12 lowers it.
 
 They refuse a [16, 128] float32 result with 256 threads. With 128 threads, or with 64 keys, 0.1.15 must lower it; 0.1.13
-refuses 128 threads, too. The check came with https://github.com/tile-ai/tilelang/pull/2424. It needs no GPU and no nvcc.
+refuses 128 threads, too. The check came with https://github.com/tile-ai/tilelang/pull/2424. No GPU is needed.
 
     uv run reproduce.py                        # release 0.1.15: BUG_REPRODUCED, exit status 10
     PYTHONPATH=CHECKOUT uv run reproduce.py    # a built checkout with a fix (there is no patch here): exit status 0

@@ -52,15 +52,15 @@ def test_jit_results_that_somebody_touched_are_not_used(workbench: Workbench) ->
     jit += 'print("FOUND", kept.read_text() if kept.exists() else None)\nkept.write_text("made")\n'
     toys.replace(pack / "reproduce.py", LINE, LINE + jit)
 
-    def found() -> list[str]:
+    def printed() -> list[str]:
         logs = [Path(log).read_text() for log in workbench.rows()[1][0]["logs"]]
         return [line for log in logs for line in log.splitlines() if line.startswith("FOUND")]
 
-    assert found() == ["FOUND None", "FOUND None"]
-    assert found() == ["FOUND made", "FOUND made"]
+    assert printed() == ["FOUND None", "FOUND None"]
+    assert printed() == ["FOUND made", "FOUND made"]
     for path in workbench.cache.glob("jit/*/triton/x"):
         path.write_text("poisoned")
-    assert found() == ["FOUND None", "FOUND None"]
+    assert printed() == ["FOUND None", "FOUND None"]
 
 
 def test_what_runs_is_what_the_receipt_states(workbench: Workbench) -> None:

@@ -20,8 +20,8 @@ H200 = replace(NO_GPU, gpus=(Gpu("NVIDIA H200", (9, 0)),))
 
 def _pack(workbench: Workbench, **targets: tuple[Evidence, ...]) -> Pack:
     loaded = load.load_pack(workbench.lay("01_confirmed"))
-    made = {name: Target(evidence, Verdict.CONFIRMED, ()) for name, evidence in targets.items()}
-    return replace(loaded, definition=replace(loaded.definition, targets=made))
+    definitions = {name: Target(evidence, Verdict.CONFIRMED, ()) for name, evidence in targets.items()}
+    return replace(loaded, definition=replace(loaded.definition, targets=definitions))
 
 
 @pytest.mark.parametrize(
@@ -35,61 +35,61 @@ def test_an_architecture_has_its_suffix_from_sm_90_on(capability: tuple[int, int
 
 
 def test_the_strongest_evidence_that_this_host_can_produce_is_taken(workbench: Workbench) -> None:
-    one = _pack(workbench, sm_90a=(Evidence.COMPILED, Evidence.EXECUTED), sm_100a=(Evidence.COMPILED,))
-    assert [(p.target, p.evidence) for p in eligibility.plan(one, "all", NO_GPU)] == [
+    pack = _pack(workbench, sm_90a=(Evidence.COMPILED, Evidence.EXECUTED), sm_100a=(Evidence.COMPILED,))
+    assert [(planned.target, planned.evidence) for planned in eligibility.plan(pack, "all", NO_GPU)] == [
         ("sm_90a", Evidence.COMPILED),
         ("sm_100a", Evidence.COMPILED),
     ]
-    assert eligibility.plan(one, "sm_90a", H200)[0].evidence == Evidence.EXECUTED
-    assert eligibility.plan(one, "auto", H200)[0].target == "sm_90a"
-    assert eligibility.plan(one, "auto", NO_GPU)[0].reason == "this pack lists sm_90a, sm_100a"
+    assert eligibility.plan(pack, "sm_90a", H200)[0].evidence == Evidence.EXECUTED
+    assert eligibility.plan(pack, "auto", H200)[0].target == "sm_90a"
+    assert eligibility.plan(pack, "auto", NO_GPU)[0].reason == "this pack lists sm_90a, sm_100a"
 
 
 def test_a_gpu_that_a_pack_does_not_list_is_judged_as_its_others_are(workbench: Workbench) -> None:
-    one = _pack(workbench, cpu=(Evidence.TRACED,), sm_90a=(Evidence.EXECUTED,))
+    pack = _pack(workbench, cpu=(Evidence.TRACED,), sm_90a=(Evidence.EXECUTED,))
     b200 = replace(NO_GPU, gpus=(Gpu("NVIDIA B200", (10, 0)),))
-    assert [(p.target, p.evidence) for p in eligibility.plan(one, "all", b200)] == [
+    assert [(planned.target, planned.evidence) for planned in eligibility.plan(pack, "all", b200)] == [
         ("cpu", Evidence.TRACED),
         ("sm_100a", Evidence.EXECUTED),
     ]
-    assert eligibility.plan(one, "auto", b200)[0].evidence == Evidence.EXECUTED
-    missing = eligibility.plan(one, "sm_100a", H200)[0]
+    assert eligibility.plan(pack, "auto", b200)[0].evidence == Evidence.EXECUTED
+    missing = eligibility.plan(pack, "sm_100a", H200)[0]
     assert (missing.evidence, missing.reason) == (None, "no sm_100a GPU here, and this pack lists cpu, sm_90a")
 
 
 def test_what_is_only_compiled_for_gpus_is_compiled_for_another_too(workbench: Workbench) -> None:
-    one = _pack(workbench, sm_90a=(Evidence.COMPILED,))
-    assert eligibility.plan(one, "sm_100a", NO_GPU)[0].evidence == Evidence.COMPILED
+    pack = _pack(workbench, sm_90a=(Evidence.COMPILED,))
+    assert eligibility.plan(pack, "sm_100a", NO_GPU)[0].evidence == Evidence.COMPILED
     b200 = replace(NO_GPU, gpus=(Gpu("NVIDIA B200", (10, 0)),))
-    assert [p.target for p in eligibility.plan(one, "all", b200)] == ["sm_90a"]
+    assert [planned.target for planned in eligibility.plan(pack, "all", b200)] == ["sm_90a"]
 
 
 def test_an_unlisted_gpu_is_given_what_the_listed_one_needs(workbench: Workbench) -> None:
-    one = load.load_pack(workbench.lay("01_confirmed"))
-    two = Target((Evidence.EXECUTED,), Verdict.CONFIRMED, ("src/x.py",), ("CLAIM",), (), "other", gpus=2)
-    one = replace(one, definition=replace(one.definition, targets={"sm_90a": two}))
-    stated = one.definition.stated("sm_100a")
+    pack = load.load_pack(workbench.lay("01_confirmed"))
+    target = Target((Evidence.EXECUTED,), Verdict.CONFIRMED, ("src/x.py",), ("CLAIM",), (), "other", gpus=2)
+    pack = replace(pack, definition=replace(pack.definition, targets={"sm_90a": target}))
+    stated = pack.definition.stated("sm_100a")
     assert (stated.dependencies, stated.gpus, stated.loads, stated.claims) == ("other", 2, (), ())
     single = replace(NO_GPU, gpus=(Gpu("NVIDIA B200", (10, 0)),))
-    assert eligibility.plan(one, "auto", single)[0].reason.startswith("1 of 2 sm_100a GPUs here")
+    assert eligibility.plan(pack, "auto", single)[0].reason.startswith("1 of 2 sm_100a GPUs here")
 
 
 def test_all_leaves_out_what_this_host_cannot_show_but_never_says_nothing(workbench: Workbench) -> None:
-    one = _pack(workbench, cpu=(Evidence.TRACED,), sm_90a=(Evidence.EXECUTED,))
-    assert [p.target for p in eligibility.plan(one, "all", NO_GPU)] == ["cpu"]
-    (only,) = eligibility.plan(_pack_of_one(one), "all", NO_GPU)
+    pack = _pack(workbench, cpu=(Evidence.TRACED,), sm_90a=(Evidence.EXECUTED,))
+    assert [planned.target for planned in eligibility.plan(pack, "all", NO_GPU)] == ["cpu"]
+    (only,) = eligibility.plan(_pack_of_one(pack), "all", NO_GPU)
     assert (only.evidence, only.reason) == (None, "no sm_90a GPU here, and the pack admits only executed")
 
 
-def _pack_of_one(one: Pack) -> Pack:
-    targets = {"sm_90a": one.definition.targets["sm_90a"]}
-    return replace(one, definition=replace(one.definition, targets=targets))
+def _pack_of_one(pack: Pack) -> Pack:
+    targets = {"sm_90a": pack.definition.targets["sm_90a"]}
+    return replace(pack, definition=replace(pack.definition, targets=targets))
 
 
 def test_ranges_hold_for_local_versions_too(workbench: Workbench) -> None:
-    one = _pack(workbench, cpu=(Evidence.TRACED,))
-    assert eligibility.plan(one, "cpu", NO_GPU)[0].evidence == Evidence.TRACED
-    old = eligibility.plan(one, "cpu", replace(NO_GPU, torch="1.13.1+cu117"))[0]
+    pack = _pack(workbench, cpu=(Evidence.TRACED,))
+    assert eligibility.plan(pack, "cpu", NO_GPU)[0].evidence == Evidence.TRACED
+    old = eligibility.plan(pack, "cpu", replace(NO_GPU, torch="1.13.1+cu117"))[0]
     assert (old.evidence, old.reason) == (None, "torch 1.13.1+cu117 is outside the pack's range >=2")
     with pytest.raises(HarnessError, match="no target 'sm_90'"):
-        eligibility.plan(one, "sm_90", NO_GPU)
+        eligibility.plan(pack, "sm_90", NO_GPU)

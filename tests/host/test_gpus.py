@@ -36,8 +36,8 @@ def _shown(folder: Path, visible: str | None) -> tuple[list[list[object]], list[
     environment.pop("CUDA_VISIBLE_DEVICES", None)
     if visible is not None:
         environment["CUDA_VISIBLE_DEVICES"] = visible
-    ended = subprocess.run([sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, check=True)
-    devices, names, driver, lost = json.loads(ended.stdout)
+    process = subprocess.run([sys.executable, "-c", ASK], env=environment, capture_output=True, text=True, check=True)
+    devices, names, driver, lost = json.loads(process.stdout)
     return devices, names, driver, lost
 
 
@@ -59,8 +59,8 @@ def _shown(folder: Path, visible: str | None) -> tuple[list[list[object]], list[
     ],
 )
 def test_the_host_and_the_pool_see_the_same_gpus(tmp_path: Path, visible: str | None, names: list[str]) -> None:
-    devices, seen, driver, lost = _shown(tmp_path, visible)
-    assert ([device[2] for device in devices], seen, lost) == (names, names, [])
+    devices, host_names, driver, lost = _shown(tmp_path, visible)
+    assert ([device[2] for device in devices], host_names, lost) == (names, names, [])
     assert driver == ("999.1" if names else "")
 
 

@@ -28,20 +28,20 @@ def test_lanes_run_in_the_environment_of_their_target_once_it_is_there(workbench
     interpreter.write_text(f'#!/bin/sh\necho lane >> {shlex.quote(str(marker))}\nexec {own} "$@"\n')
     interpreter.chmod(0o755)
     assert not marker.exists()
-    ended = workbench.run("run", "1")
-    assert ended.returncode == 0, ended.stderr
+    process = workbench.run("run", "1")
+    assert process.returncode == 0, process.stderr
     assert marker.read_text().splitlines() == ["lane"] * 4, "the script and the contract of both lanes"
 
 
 def test_an_environment_belongs_to_one_interpreter_and_one_torch() -> None:
-    here = host.detect()
-    others = (dataclasses.replace(here, torch="1.0"), dataclasses.replace(here, python="3.99.0"))
-    keys = {built_environment.key(one, "toy") for one in (here, *others)} | {built_environment.key(here, "other")}
+    base = host.detect()
+    hosts = (base, dataclasses.replace(base, torch="1.0"), dataclasses.replace(base, python="3.99.0"))
+    keys = {built_environment.key(variant, "toy") for variant in hosts} | {built_environment.key(base, "other")}
     assert len(keys) == 4
 
 
 def test_a_name_that_is_no_name_is_an_error(workbench: Workbench) -> None:
     _lay(workbench, "../toy")
-    ended = workbench.run("check")
-    assert ended.returncode == 2
-    assert "'../toy' is not a name of lower-case letters" in ended.stdout + ended.stderr
+    process = workbench.run("check")
+    assert process.returncode == 2
+    assert "'../toy' is not a name of lower-case letters" in process.stdout + process.stderr

@@ -54,8 +54,8 @@ def test_a_lane_keeps_the_switches_of_a_shared_host_and_drops_the_rest(tmp_path:
 
 def test_a_real_lane_has_its_own_folders_and_the_switches(workbench: Workbench) -> None:
     folder = workbench.lay("01_confirmed")
-    shown = 'import os\nprint("ENVIRONMENT", sorted(os.environ.items()), os.getcwd())\nvalues, weights ='
-    toys.replace(folder / "reproduce.py", "values, weights =", shown)
+    printing = 'import os\nprint("ENVIRONMENT", sorted(os.environ.items()), os.getcwd())\nvalues, weights ='
+    toys.replace(folder / "reproduce.py", "values, weights =", printing)
     toys.replace(folder / "pack.toml", "[targets.cpu]\n", "[targets.cpu]\nprocesses = 1000\n")
     search = os.pathsep.join(["/elsewhere", *filter(None, [os.environ.get("PYTHONPATH")])])
     variables = KEPT | DROPPED | {"PYTHONPATH": search}
@@ -81,12 +81,12 @@ def test_a_script_shows_both_sentinels_without_the_runner(workbench: Workbench) 
     shutil.unpack_archive(next(workbench.cache.glob("downloads/*/*.zip")), workbench.folder)
     checkout = workbench.folder / "toykernel-1.0"
 
-    def ended() -> tuple[int, str]:
+    def run() -> tuple[int, str]:
         command = [sys.executable, str(folder / "reproduce.py")]
         environment = os.environ | {"PYTHONPATH": str(checkout / "src"), "PYTHONDONTWRITEBYTECODE": "1"}
-        done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-        return done.returncode, done.stdout.splitlines()[-1]
+        process = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+        return process.returncode, process.stdout.splitlines()[-1]
 
-    assert ended() == (10, "BUG_REPRODUCED")
+    assert run() == (10, "BUG_REPRODUCED")
     subprocess.run(["git", "apply", "-p1", str(folder / "fix.patch")], cwd=checkout, check=True)
-    assert ended() == (0, "FIX_VALIDATED")
+    assert run() == (0, "FIX_VALIDATED")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import sys
 import threading
 import time
@@ -36,13 +37,29 @@ work("shared", after)
 """
 
 
+def _is_held(lock: Path) -> bool:
+    """Whether a lane holds a lock alone."""
+    with lock.open("a") as stream:
+        try:
+            fcntl.flock(stream, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+    return False
+
+
 def _together(
-    folder: Path, *lanes: tuple[str, tuple[float, float, float], tuple[str, ...]], timeout: float = 30.0
+    folder: Path,
+    *lanes: tuple[str, tuple[float, float, float], tuple[str, ...]],
+    timeout: float = 30.0,
+    waiting: str = "",
 ) -> dict[str, Ended]:
-    """Run lanes side by side, each with its times and the names of its locks; the first begins a moment earlier."""
+    """Run lanes side by side, each with its times and the names of its locks; each begins a moment after the other.
+
+    Those after the lane `waiting` begin once it waits for the GPU alone, while the first lane runs.
+    """
     ended: dict[str, Ended] = {}
 
-    def one(name: str, times: tuple[float, float, float], locks: tuple[str, ...]) -> None:
+    def run_lane(name: str, times: tuple[float, float, float], locks: tuple[str, ...]) -> None:
         gate = folder / f"{name}.gate"
         command = Command(
             arguments=(sys.executable, "-c", PROBE, name, *map(str, times)),
@@ -55,10 +72,12 @@ def _together(
         with Log(folder / f"{name}.log") as log:
             ended[name] = process.run(command, log)
 
-    threads = [threading.Thread(target=one, args=lane) for lane in lanes]
-    for thread in threads:
+    threads = [threading.Thread(target=run_lane, args=lane) for lane in lanes]
+    for thread, (name, _, locks) in zip(threads, lanes, strict=True):
         thread.start()
         time.sleep(0.3)
+        while name == waiting and threads[0].is_alive() and not _is_held(folder / f"{locks[0]}.door"):
+            time.sleep(0.02)
     for thread in threads:
         thread.join()
     return ended
@@ -74,16 +93,16 @@ def _beside(folder: Path) -> list[str]:
     spans = _spans(folder)
     return [
         other[0]
-        for one in spans
+        for span in spans
         for other in spans
-        if one[1] == "alone" and other is not one and other[2] < one[3] and other[3] > one[2]
+        if span[1] == "alone" and other is not span and other[2] < span[3] and other[3] > span[2]
     ]
 
 
 def test_lanes_share_and_two_that_want_to_be_alone_take_turns(tmp_path: Path) -> None:
     lanes = [(name, (1.0, 0.5, 0.1), ("gpu",)) for name in ("one", "two")]
     ended = _together(tmp_path, ("plain", (1.5, 0.0, 0.0), ("gpu",)), *lanes)
-    assert [one.status for one in ended.values()] == [0, 0, 0]
+    assert [end.status for end in ended.values()] == [0, 0, 0]
     assert _beside(tmp_path) == []
     first, second, third = sorted(
         span[2:] for span in _spans(tmp_path) if span[1] == "shared" and span[3] - span[2] > 0.9
@@ -104,7 +123,7 @@ def test_the_time_out_stands_still_while_a_lane_waits(tmp_path: Path) -> None:
 
 def test_nobody_new_begins_while_a_lane_waits_to_be_alone(tmp_path: Path) -> None:
     lanes = [(f"new-{number}", (0.4, 0.0, 0.0), ("gpu",)) for number in range(4)]
-    _together(tmp_path, ("plain", (2.0, 0.0, 0.0), ("gpu",)), ("one", (0.1, 0.3, 0.0), ("gpu",)), *lanes)
+    _together(tmp_path, ("plain", (4.0, 0.0, 0.0), ("gpu",)), ("one", (0.1, 0.3, 0.0), ("gpu",)), *lanes, waiting="one")
     ends = sorted((ended, name) for name, kind, _, ended in _spans(tmp_path) if kind == "alone" or "new" in name)
     assert ends[0][1] == "one", ends
 
@@ -120,5 +139,5 @@ def test_lanes_of_several_gpus_never_wait_for_each_other_for_ever(
     tmp_path: Path, locks: tuple[tuple[str, ...], tuple[str, ...]]
 ) -> None:
     ended = _together(tmp_path, ("one", (0.5, 0.2, 0.1), locks[0]), ("two", (0.3, 0.2, 0.1), locks[1]))
-    assert [one.status for one in ended.values()] == [0, 0]
+    assert [end.status for end in ended.values()] == [0, 0]
     assert _beside(tmp_path) == []

@@ -58,11 +58,11 @@ def _refused(workbench: Workbench, *arguments: str) -> tuple[dict[str, Any], str
 def test_a_contract_speaks_for_its_ranks_and_the_record_says_how_many(workbench: Workbench) -> None:
     workbench.lay(RIGHT)
     workbench.recorded(RIGHT)
-    found = json.loads((workbench.packs / RIGHT / "receipts/cpu.traced.json").read_text())
-    assert (found["verdict"], found["ranks"]) == ("CONFIRMED", 2)
-    assert [lane["left_behind"] for lane in found["lanes"].values()] == [0, 0]
-    ended = workbench.run("check")
-    assert (ended.returncode, ended.stdout) == (0, "1 pack(s) read, 1 sound\n")
+    receipt = json.loads((workbench.packs / RIGHT / "receipts/cpu.traced.json").read_text())
+    assert (receipt["verdict"], receipt["ranks"]) == ("CONFIRMED", 2)
+    assert [lane["left_behind"] for lane in receipt["lanes"].values()] == [0, 0]
+    process = workbench.run("check")
+    assert (process.returncode, process.stdout) == (0, "1 pack(s) read, 1 sound\n")
     _, (row,) = workbench.rows()
     assert row["ranks"] == 2
 

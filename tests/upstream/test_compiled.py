@@ -30,11 +30,11 @@ def pack(workbench: Workbench) -> Path:
 
 def test_it_finds_what_lies_beside_it(workbench: Workbench, pack: Path) -> None:
     workbench.recorded(NAME)
-    found = json.loads((pack / "receipts/cpu.traced.json").read_text())
-    assert found["verdict"] == "REPRODUCED"
-    loaded = [line["file"] for line in found["lanes"]["pristine"]["upstream"]]
+    receipt = json.loads((pack / "receipts/cpu.traced.json").read_text())
+    assert receipt["verdict"] == "REPRODUCED"
+    loaded = [line["file"] for line in receipt["lanes"]["pristine"]["upstream"]]
     assert loaded == ["$TREE/toykernel/__init__.py"]
-    assert found["dependencies"]["packages"] == {"toyhelper": "1.0"}, "the upstream is no dependency of itself"
+    assert receipt["dependencies"]["packages"] == {"toyhelper": "1.0"}, "the upstream is no dependency of itself"
     assert workbench.run("check").stdout == "1 pack(s) read, 1 sound\n"
 
 
@@ -58,10 +58,10 @@ def test_other_releases_are_judged_by_their_wheels(workbench: Workbench) -> None
     files["toykernel-2.0.zip"] = b"an sdist that needs a compiler"
     with served(Shelf({"toykernel": files})) as url:
         index = {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": ""}
-        ended = workbench.run("versions", NAME, "--online", "--json", **index)
+        process = workbench.run("versions", NAME, "--online", "--json", **index)
         workbench.gives(0, "FIXED_UPSTREAM", "--online", "--upstream", "latest", **index)
-    rows = {one["label"]: one["verdict"] for one in json.loads(ended.stdout)["rows"]}
-    assert rows == {"1.0": "BUG_REPRODUCED", "2.0": "FIX_VALIDATED"}, ended.stderr
+    rows = {row["label"]: row["verdict"] for row in json.loads(process.stdout)["rows"]}
+    assert rows == {"1.0": "BUG_REPRODUCED", "2.0": "FIX_VALIDATED"}, process.stderr
 
 
 @pytest.mark.parametrize(

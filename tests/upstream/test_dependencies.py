@@ -47,17 +47,17 @@ def test_a_dependency_set_is_merged_and_another_one_can_be_asked_for(workbench: 
 def _pinning(workbench: Workbench, wheels: list[str], *, among: int = 2) -> tuple[Path, list[Path]]:
     """Lay a pack that pins toy wheels of these tags, and other hashes besides; return it and the wheels."""
     folder = workbench.lay("01_confirmed")
-    made = [toys.wheel(workbench.folder / "index", f"toyhelper-1.0-{tag}.whl", {"toyhelper.py": ""}) for tag in wheels]
-    hashes = [sha256 for _, sha256 in made] + [str(number) * 64 for number in range(len(made), among)]
+    built = [toys.wheel(workbench.folder / "index", f"toyhelper-1.0-{tag}.whl", {"toyhelper.py": ""}) for tag in wheels]
+    hashes = [sha256 for _, sha256 in built] + [str(number) * 64 for number in range(len(built), among)]
     toys.pin(folder, "toyhelper", "1.0", *hashes)
-    return folder, [path for path, _ in made]
+    return folder, [path for path, _ in built]
 
 
 def _gives(workbench: Workbench, served_files: list[Path], status: int, verdict: str, reason: str = "") -> None:
     """Run the pack with an index that has these files alone."""
     with served(Shelf({"toyhelper": {path.name: path.read_bytes() for path in served_files}})) as url:
-        own = {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": "", "PIP_RETRIES": "0"}
-        workbench.gives(status, verdict, "--online", reason=reason, **own)
+        settings = {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": "", "PIP_RETRIES": "0"}
+        workbench.gives(status, verdict, "--online", reason=reason, **settings)
 
 
 def test_a_python_without_a_pinned_wheel_is_unsupported(workbench: Workbench) -> None:
@@ -88,8 +88,8 @@ def test_a_list_of_releases_in_another_form_is_asked_for_again(workbench: Workbe
 def test_a_wheel_of_another_sha256_is_refused(workbench: Workbench) -> None:
     _, (wheel,) = _pinning(workbench, ["py3-none-any"])
     wheel.write_bytes(wheel.read_bytes() + b"x")
-    said = "toyhelper 1.0: wrong sha256: the index has no file of one that is pinned"
-    _gives(workbench, [wheel], 1, "ERROR", said)
+    reason = "toyhelper 1.0: wrong sha256: the index has no file of one that is pinned"
+    _gives(workbench, [wheel], 1, "ERROR", reason)
     assert not list(workbench.cache.glob("downloads/*/toyhelper*"))
 
 

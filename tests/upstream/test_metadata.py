@@ -46,13 +46,13 @@ def test_a_licence_is_named_or_left_open(tmp_path: Path, line: str, license_: st
     ],
 )
 def test_the_repository_is_where_links_lead(tmp_path: Path, lines: list[str], repository: str) -> None:
-    found = _read(tmp_path, *lines).repository
-    assert found.endswith(repository) if repository else not found
+    url = _read(tmp_path, *lines).repository
+    assert url.endswith(repository) if repository else not url
 
 
 def test_requirements_that_cannot_be_read_are_none(tmp_path: Path) -> None:
-    found = _read(tmp_path, "Requires-Dist: torch>=2", "Requires-Dist: (((", "Requires-Python: >=3.9")
-    assert ([str(one) for one in found.requires], found.requires_python) == (["torch>=2"], ">=3.9")
+    release = _read(tmp_path, "Requires-Dist: torch>=2", "Requires-Dist: (((", "Requires-Python: >=3.9")
+    assert ([str(requirement) for requirement in release.requires], release.requires_python) == (["torch>=2"], ">=3.9")
 
 
 def test_a_release_without_metadata_is_named(tmp_path: Path) -> None:

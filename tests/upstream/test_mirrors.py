@@ -56,9 +56,9 @@ def test_a_head_that_no_mirror_has_is_unavailable_and_any_other_commit_an_error(
     mirrors.mirror(workbench.folder / "mirrors", source, [right])
     with (pack / "pack.toml").open("a") as stream:
         stream.write(f'[head]\ncommit = "{wrong}"\ndate = 2026-08-22\nverdict = "CONFIRMED"\n')
-    wanted = "head" if is_head else f"git+{mirrors.URL}@{'1' * 40}"
+    origin = "head" if is_head else f"git+{mirrors.URL}@{'1' * 40}"
     status, verdict = (5, "UNAVAILABLE") if is_head else (1, "ERROR")
-    workbench.gives(status, verdict, "--upstream", wanted, "--mirrors", str(workbench.folder / "mirrors"))
+    workbench.gives(status, verdict, "--upstream", origin, "--mirrors", str(workbench.folder / "mirrors"))
 
 
 def test_a_name_that_lies_gives_no_other_commit(workbench: Workbench, source: Path) -> None:
@@ -66,8 +66,8 @@ def test_a_name_that_lies_gives_no_other_commit(workbench: Workbench, source: Pa
     wrong, right = _commits(source)
     folder = mirrors.mirror(workbench.folder / "mirrors", source, [right])
     histories.git(folder, "branch", "-m", f"at-{right[:10]}", f"at-{wrong[:10]}")
-    asked = ("--upstream", f"git+{mirrors.URL}@{wrong}", "--mirrors", str(folder.parent))
-    workbench.gives(1, "ERROR", *asked, reason=f"git commit {wrong}: not in the cache")
+    arguments = ("--upstream", f"git+{mirrors.URL}@{wrong}", "--mirrors", str(folder.parent))
+    workbench.gives(1, "ERROR", *arguments, reason=f"git commit {wrong}: not in the cache")
 
 
 def test_a_mirror_that_cannot_be_read_is_refused(workbench: Workbench, source: Path) -> None:
@@ -75,8 +75,8 @@ def test_a_mirror_that_cannot_be_read_is_refused(workbench: Workbench, source: P
     wrong, _ = _commits(source)
     folder = mirrors.mirror(workbench.folder / "mirrors", source, [wrong])
     shutil.rmtree(folder / "objects")
-    asked = ("--upstream", f"git+{mirrors.URL}@{wrong}", "--mirrors", str(folder.parent))
-    workbench.gives(1, "ERROR", *asked, reason="the mirror toykernel.git is refused")
+    arguments = ("--upstream", f"git+{mirrors.URL}@{wrong}", "--mirrors", str(folder.parent))
+    workbench.gives(1, "ERROR", *arguments, reason="the mirror toykernel.git is refused")
 
 
 @pytest.mark.parametrize(

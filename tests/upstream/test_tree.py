@@ -80,8 +80,8 @@ def test_offline_names_what_the_cache_lacks(workbench: Workbench) -> None:
 def test_a_version_that_does_not_exist_names_those_that_do(workbench: Workbench) -> None:
     workbench.lay("01_confirmed")
     with served(_shelf(workbench)) as url:
-        index, said = _index(url), "no release 9.9 on the package index. It has 1.0"
-        workbench.gives(1, "ERROR", "--online", "--upstream", "toykernel==9.9", reason=said, **index)
+        index, reason = _index(url), "no release 9.9 on the package index. It has 1.0"
+        workbench.gives(1, "ERROR", "--online", "--upstream", "toykernel==9.9", reason=reason, **index)
 
 
 def test_latest_is_the_newest_release_and_what_it_gives_is_no_deviation(workbench: Workbench) -> None:
@@ -153,7 +153,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(workbench: Workbench) -> Non
     if probe.returncode != 0:
         pytest.skip("no mount namespaces here")
     command = ["unshare", "-rm", "sh", "-c", inside, "sh", *workbench.command("run", "--cache", str(small))]
-    ended = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert ended.returncode == 1, ended.stderr
-    assert "no room in the cache" in ended.stdout + ended.stderr
-    assert "Traceback" not in ended.stderr
+    process = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert process.returncode == 1, process.stderr
+    assert "no room in the cache" in process.stdout + process.stderr
+    assert "Traceback" not in process.stderr

@@ -1,8 +1,8 @@
-"""Notes which file of the tree each process of a lane loads, with the sha256 of the bytes that are executed.
+"""Notes each file of the tree that a process of a lane loads, with the sha256 of the bytes that are executed.
 
-The folder of this file is the head of a lane's PYTHONPATH, so that Python imports it in every process that a lane
-starts: after spawn, after fork (which inherits it) and in a subprocess. REPRODUCER_LOADED names the file that takes a
-JSON line for each module: of REPRODUCER_TREE, or of REPRODUCER_MODULES wherever it lies.
+The folder of this file is the head of a lane's PYTHONPATH, so that Python imports it in every process of the lane:
+after spawn, after fork (which inherits it) and in a subprocess. REPRODUCER_LOADED names the file that takes a JSON line
+for each module that lies in REPRODUCER_TREE or is in REPRODUCER_MODULES.
 """
 
 import hashlib
