@@ -40,13 +40,13 @@ def folder_for(packs: Path, slug: str) -> Path:
     return packs / f"{number:02}_{slug}"
 
 
-def texts(script: Script, release: Release, stated: Stated, host: Host) -> dict[str, str]:
+def texts(script: Script, release: Release, draft: Stated, host: Host) -> dict[str, str]:
     """Return the texts of a new pack by the names of their files."""
     return {
         "requirements.txt": release.pinned,
         "reproduce.py": script.with_header(release.requires_python, release.header, release.day),
-        "pack.toml": pack_text.definition(release, stated, host),
-        "report.in.md": pack_text.report(release, stated),
+        "pack.toml": pack_text.definition(release, draft, host),
+        "report.in.md": pack_text.report(release, draft),
     }
 
 
@@ -78,11 +78,11 @@ def trial(folder: Path, session: Session) -> tuple[LaneRecord | None, str]:
     return (outcome.pristine, outcome.judgement.reason) if outcome else (None, "no lane ended")
 
 
-def learn(folder: Path, release: Release, stated: Stated, host: Host, lane: LaneRecord) -> None:
+def learn(folder: Path, release: Release, draft: Stated, host: Host, lane: LaneRecord) -> None:
     """Write into a pack how its script fails, which alone is the bug, and whether a Triton kernel was interpreted."""
     ending = RUNS.sub("", lane.reason) if lane.verdict == LaneVerdict.BUG_REPRODUCED else ""
     name = re.split(r"[: ]", ending)[0]
     evidence = Evidence.INTERPRETED if INTERPRETED in lane.printed else Evidence.TRACED
-    learned = replace(stated, script=replace(stated.script, fails=name), evidence=evidence)
+    learned = replace(draft, script=replace(draft.script, fails=name), evidence=evidence)
     files.write_atomic(folder / "pack.toml", pack_text.definition(release, learned, host))
     files.write_atomic(folder / "report.in.md", pack_text.report(release, learned))

@@ -31,9 +31,9 @@ class Stated:
     evidence: Evidence = Evidence.TRACED  # how the bug is seen on the target cpu
 
 
-def definition(release: Release, stated: Stated, host: Host) -> str:
+def definition(release: Release, draft: Stated, host: Host) -> str:
     """Write pack.toml."""
-    upstream, script = release.upstream, stated.script
+    upstream, script = release.upstream, draft.script
     torch = ".".join((host.torch or "2").partition("+")[0].split(".")[:2])
     kind = Kind.WRONG_RESULT if script.fails in {"", "AssertionError", "SystemExit"} else Kind.CRASH
     tables: dict[str, dict[str, object]] = {
@@ -43,12 +43,12 @@ def definition(release: Release, stated: Stated, host: Host) -> str:
         "script": asdict(script),
     }
     seconds = max(SHORTEST_LANE, script.repeat * script.timeout_s + BESIDE_RUNS)
-    for target in stated.targets:
+    for target in draft.targets:
         tables[f"targets.{target}"] = {
-            "evidence": [stated.evidence if target == CPU else Evidence.EXECUTED],
+            "evidence": [draft.evidence if target == CPU else Evidence.EXECUTED],
             "timeout_s": seconds,
         }
-    head = {"title": stated.title, "kind": kind, "fix": Fix.NONE, "leading_figure": ""}
+    head = {"title": draft.title, "kind": kind, "fix": Fix.NONE, "leading_figure": ""}
     lines = [f"{key} = {_value(value)}" for key, value in head.items()]
     for name, table in tables.items():
         lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in table.items() if value)]
@@ -61,14 +61,14 @@ def _value(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-def report(release: Release, stated: Stated) -> str:
+def report(release: Release, draft: Stated) -> str:
     """Write report.in.md, with a TODO for each sentence that only the author can write."""
     install = f"pip install {shlex.join(release.header)}"
-    expected = f"within {stated.script.timeout_s:g} s" if stated.script.fails == "timeout" else "without an error"
+    expected = f"within {draft.script.timeout_s:g} s" if draft.script.fails == "timeout" else "without an error"
     parts = [
-        f"# {stated.title}",
+        f"# {draft.title}",
         f"{{{{ending}}}} Expected: it ends {expected}.",
-        f"```sh\n{install}\n{stated.command}\n```",
+        f"```sh\n{install}\n{draft.command}\n```",
         "{{script}}",
         "**Since.** {{since}}",
         "**Cause.** TODO: the lines that do it, with a permalink.",

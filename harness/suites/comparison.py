@@ -116,24 +116,24 @@ def _function(test: str) -> str:
 
 
 def compare(
-    known: Mapping[str, CaseEnd], before: Mapping[str, CaseEnd], after: Mapping[str, CaseEnd], *, adds: bool
+    upstream_tests: Mapping[str, CaseEnd], before: Mapping[str, CaseEnd], after: Mapping[str, CaseEnd], *, adds: bool
 ) -> Comparison:
-    """Compare the runs without and with the patch; `known` are the tests that upstream has already.
+    """Compare the runs without and with the patch; `upstream_tests` are those without upstream_test.patch.
 
     `adds` says that both runs hold tests of the pack. Of each such test function at least one case has to be red
     before, and every case green after.
     """
     missing = CaseEnd(TestResult.MISSING, "not collected")
     ran = {_function(name) for name in (*before, *after)}
-    lost = [name for name in known if _function(name) not in ran]
+    lost = [name for name in upstream_tests if _function(name) not in ran]
     if lost:
         return Comparison(SuiteVerdict.ERROR, f"{len(lost)} tests did not run, the first of them {lost[0]}")
-    proven = {_function(name) for name, end in before.items() if name not in known and end.result in RED}
+    proven = {_function(name) for name, end in before.items() if name not in upstream_tests and end.result in RED}
     rows = []
-    for name in dict.fromkeys([*known, *before, *after]):
+    for name in dict.fromkeys([*upstream_tests, *before, *after]):
         end_before, end_after = before.get(name, missing), after.get(name, missing)
         change = _change(end_before.result, end_after.result)
-        if adds and name not in known:
+        if adds and name not in upstream_tests:
             is_right = _function(name) in proven and end_after.result in GREEN
             change = Change.NEW if is_right else Change.NEW_WRONG
         rows.append(CaseRow(name, end_before.result, end_after.result, change, end_after.reason or end_before.reason))

@@ -63,9 +63,9 @@ class Suite:
             before, after = self._with_test(pristine), self._with_test(patched)
         except StalePatchError as error:
             return Comparison(SuiteVerdict.PATCH_STALE, f"upstream_test.patch: {error}")
-        known = self.run("the list of tests", pristine, listing=True)
+        upstream_tests = self.run("the list of tests", pristine, listing=True)
         ends = self.run("without the patch", before), self.run("with the patch", after)
-        return comparison.compare(known, *ends, adds=pack.upstream_test_patch.exists())
+        return comparison.compare(upstream_tests, *ends, adds=pack.upstream_test_patch.exists())
 
     def _with_test(self, tree: Tree) -> Tree:
         """Apply upstream_test.patch, if there is one. It need not fit exactly, since fix.patch may touch its files."""

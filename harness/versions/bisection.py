@@ -66,19 +66,19 @@ def search(judge: Judge, end: int, anchor: int) -> None:
         narrow(judge, min(reached, anchor), max(reached, anchor))
 
 
-def around_the_bug(known: Known) -> None:
+def around_the_bug(judge: Known) -> None:
     """Judge what decides where the bug of the pinned release, or else of the newest, begins and ends.
 
-    HarnessError is raised where that release does not have the bug. After a KeyboardInterrupt `known` holds the entries
+    HarnessError is raised where that release does not have the bug. After a KeyboardInterrupt `judge` holds the entries
     so far.
     """
-    last = len(known.listed) - 1
-    anchor = next((index for index, candidate in enumerate(known.listed) if candidate.is_pinned), last)
-    if known(anchor).verdict != WRONG:
+    last = len(judge.listed) - 1
+    anchor = next((index for index, candidate in enumerate(judge.listed) if candidate.is_pinned), last)
+    if judge(anchor).verdict != WRONG:
         raise HarnessError(
-            f"--bisect starts from {known(anchor).label}, which gives {known(anchor).verdict}. "
+            f"--bisect starts from {judge(anchor).label}, which gives {judge(anchor).verdict}. "
             "Next: the same without --bisect",
             status=Exit.DEVIATES,
         )
-    search(known, 0, anchor)
-    search(known, last, anchor)
+    search(judge, 0, anchor)
+    search(judge, last, anchor)
