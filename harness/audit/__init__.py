@@ -1,1 +1,1 @@
-"""Which versions of an environment have a bug that a pack proves; imports the standard library and packaging alone."""
+"""The OSV records of the packs' bugs, for pip-audit. This folder imports only `core`."""

@@ -1,4 +1,4 @@
-"""The records in ``advisories/``, one OSV file for each pack, and a service that gives them to pip-audit."""
+"""The OSV records in ``advisories/``, one for each pack, and a local service that serves them to pip-audit."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from packaging.version import InvalidVersion, Version
 from harness.core import files, strict_json
 from harness.core.errors import HarnessError
 
-#: Where the records lie: in the repository, and beside this package where it is installed from a wheel.
+#: The records of the repository. A wheel installs them beside the package `harness`.
 FOLDER = files.REPOSITORY / "advisories"
-#: OSV keeps ``x_`` for databases that it does not collect.
+#: OSV reserves ``x_`` for databases that it does not collect.
 PREFIX = "x_WRONG-NUMERICS-"
 
 
 class State(StrEnum):
-    """What is known of one version; `NOT_JUDGED` also where a lane ran and could not judge it."""
+    """What lanes showed of a version. It is NOT_JUDGED also where a lane ran and could not judge it."""
 
     AFFECTED = "affected"
     UNAFFECTED = "not affected"
@@ -33,53 +33,54 @@ class State(StrEnum):
 
 @dataclass(frozen=True)
 class Advisory:
-    """One bug: its package's normalized name, the state and its evidence by version, and the OSV record."""
+    """One bug of a package."""
 
-    package: str
-    judged: dict[Version, tuple[State, list[str]]]
-    document: dict[str, Any]
+    package: str  # its normalized name
+    judged: dict[Version, tuple[State, list[str]]]  # the state of each version, and the evidence for it
+    document: dict[str, Any]  # the OSV record
 
     def of(self, version: Version) -> tuple[State, list[str]]:
-        """Return what lanes showed of exactly this version; a local build counts as its release."""
+        """Return the state of exactly this version, and the evidence. A local build counts as its release."""
         return self.judged.get(Version(version.public), (State.NOT_JUDGED, []))
 
 
 def load(path: Path) -> Advisory:
-    """Load one record; raises HarnessError, which names the file, where it is none of ours."""
+    """Load one record. HarnessError is raised where the file is no such record, or contradicts itself."""
     try:
         document: Any = strict_json.loads(path.read_bytes())
         judged = document["database_specific"]["judged"].items()
-        by_version = {Version(label): (State(one["state"]), one["evidence"]) for label, one in judged}
+        by_version = {Version(label): (State(entry["state"]), entry["evidence"]) for label, entry in judged}
         affected = document["affected"][0]
-        found = Advisory(affected["package"]["name"], by_version, document)
-        stated = {Version(label) for label in affected["versions"]}
+        advisory = Advisory(affected["package"]["name"], by_version, document)
+        listed = {Version(label) for label in affected["versions"]}
     except (OSError, strict_json.StrictJsonError, InvalidVersion, LookupError, TypeError, ValueError) as error:
         raise HarnessError(f"{path.name}: {error!r:.300}. Next: runner.py check --write") from None
-    if stated != {version for version, (state, _) in by_version.items() if state == State.AFFECTED}:
-        said = "affected.versions are not the versions that database_specific.judged calls affected"
-        raise HarnessError(f"{path.name}: {said}. Next: runner.py check --write")
-    return found
+    if listed != {version for version, (state, _) in by_version.items() if state == State.AFFECTED}:
+        reason = "affected.versions are not the versions that database_specific.judged calls affected"
+        raise HarnessError(f"{path.name}: {reason}. Next: runner.py check --write")
+    return advisory
 
 
 @contextmanager
 def serving(advisories: list[Advisory]) -> Iterator[tuple[str, set[tuple[str, Version]]]]:
-    """Answer https://google.github.io/osv.dev/post-v1-query on 127.0.0.1; yields the URL, and all that was asked."""
-    asked: set[tuple[str, Version]] = set()
+    """Answer https://google.github.io/osv.dev/post-v1-query on 127.0.0.1; yield the URL, and all queried versions."""
+    queried: set[tuple[str, Version]] = set()
 
     class Handler(BaseHTTPRequestHandler):
         def do_POST(self) -> None:
             query = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
             name, version = query["package"]["name"], Version(query["version"])
-            asked.add((name, version))
-            affecting = [one for one in advisories if one.package == name and one.of(version)[0] == State.AFFECTED]
+            queried.add((name, version))
+            bugs = [advisory for advisory in advisories if advisory.package == name]
+            records = [bug.document for bug in bugs if bug.of(version)[0] == State.AFFECTED]
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(json.dumps({"vulns": [one.document for one in affecting]}).encode())
+            self.wfile.write(json.dumps({"vulns": records}).encode())
 
         def log_message(self, *_: object) -> None:
-            """Say nothing: pip-audit reports what it was told."""
+            """Log nothing: pip-audit prints the answers."""
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}/v1/query", asked
+        yield f"http://127.0.0.1:{server.server_port}/v1/query", queried
         server.shutdown()

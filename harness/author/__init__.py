@@ -1,1 +1,1 @@
-"""What helps the author of a pack: a new one from a script, and what is still missing."""
+"""For the author of a pack: a new pack from a script, and the list of what it still lacks."""

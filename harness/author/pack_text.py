@@ -1,4 +1,4 @@
-"""pack.toml and the template of the issue, of a pack whose script is its author's own."""
+"""pack.toml and report.in.md of a new pack."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from harness.core.words import Evidence, Fix, Kind
 from harness.host.host import Host
 from harness.pack.model import CPU, OrdinaryScript
 
-#: What pack.toml states of the release, in its order.
+#: The keys of [upstream], in their order.
 UPSTREAM = (
     "package", "version", "file", "sha256", "repository", "commit", "source_root", "license",
     "modules",
 )  # fmt: skip
-#: Seconds of a lane beside those of its runs.
+#: Seconds of a lane besides those of its runs, and the fewest that it gets.
 BESIDE_RUNS, SHORTEST_LANE = 120.0, 600.0
 
 
@@ -25,15 +25,15 @@ class Stated:
     """What a new pack states besides its release."""
 
     title: str  # the symptom
-    command: str  # what runs it by hand
-    script: OrdinaryScript  # how it is run
+    command: str  # runs the script by hand
+    script: OrdinaryScript  # how a lane runs the script
     targets: tuple[str, ...]  # cpu, and the GPU of this host
     evidence: Evidence = Evidence.TRACED  # how the bug is seen on the target cpu
 
 
-def definition(release: Release, stated: Stated, host: Host) -> str:
+def definition(release: Release, draft: Stated, host: Host) -> str:
     """Write pack.toml."""
-    upstream, script = release.upstream, stated.script
+    upstream, script = release.upstream, draft.script
     torch = ".".join((host.torch or "2").partition("+")[0].split(".")[:2])
     kind = Kind.WRONG_RESULT if script.fails in {"", "AssertionError", "SystemExit"} else Kind.CRASH
     tables: dict[str, dict[str, object]] = {
@@ -43,33 +43,32 @@ def definition(release: Release, stated: Stated, host: Host) -> str:
         "script": asdict(script),
     }
     seconds = max(SHORTEST_LANE, script.repeat * script.timeout_s + BESIDE_RUNS)
-    for target in stated.targets:
+    for target in draft.targets:
         tables[f"targets.{target}"] = {
-            "evidence": [stated.evidence if target == CPU else Evidence.EXECUTED],
+            "evidence": [draft.evidence if target == CPU else Evidence.EXECUTED],
             "timeout_s": seconds,
         }
-    head = {"title": stated.title, "kind": kind, "fix": Fix.NONE, "leading_figure": ""}
+    head = {"title": draft.title, "kind": kind, "fix": Fix.NONE, "leading_figure": ""}
     lines = [f"{key} = {_value(value)}" for key, value in head.items()]
     for name, table in tables.items():
-        kept = {key: value for key, value in table.items() if value}
-        lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in kept.items())]
+        lines += ["", f"[{name}]", *(f"{key} = {_value(value)}" for key, value in table.items() if value)]
     return "\n".join(lines) + "\n"
 
 
 def _value(value: object) -> str:
     if isinstance(value, dict):
-        return "{ " + ", ".join(f"{key} = {_value(one)}" for key, one in value.items()) + " }"
+        return "{ " + ", ".join(f"{key} = {_value(item)}" for key, item in value.items()) + " }"
     return json.dumps(value, ensure_ascii=False)
 
 
-def report(release: Release, stated: Stated) -> str:
-    """Write report.in.md: what is known stands there, and the sentences that only its author can write are TODO."""
+def report(release: Release, draft: Stated) -> str:
+    """Write report.in.md, with a TODO for each sentence that only the author can write."""
     install = f"pip install {shlex.join(release.header)}"
-    expected = f"within {stated.script.timeout_s:g} s" if stated.script.fails == "timeout" else "without an error"
+    expected = f"within {draft.script.timeout_s:g} s" if draft.script.fails == "timeout" else "without an error"
     parts = [
-        f"# {stated.title}",
+        f"# {draft.title}",
         f"{{{{ending}}}} Expected: it ends {expected}.",
-        f"```sh\n{install}\n{stated.command}\n```",
+        f"```sh\n{install}\n{draft.command}\n```",
         "{{script}}",
         "**Since.** {{since}}",
         "**Cause.** TODO: the lines that do it, with a permalink.",

@@ -1,4 +1,4 @@
-"""A script of one's own: what it imports, what lies beside it, and its text with the header of a pack's script."""
+"""The script of an author: its imports, the files beside it, and its text with a PEP 723 header."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from harness.core.errors import HarnessError
 from harness.lane import ordinary
 from harness.pack.script_text import HEADER
 
-#: What has to stay before a header: the line of the interpreter, and that of the encoding.
-FIRST = re.compile(r"(?:#![^\n]*\n)?(?:#[^\n]*coding[:=][^\n]*\n)?")
+#: The lines that have to stay before a header: the interpreter's, and the encoding's.
+PREAMBLE = re.compile(r"(?:#![^\n]*\n)?(?:#[^\n]*coding[:=][^\n]*\n)?")
 
 
 @dataclass(frozen=True)
 class Script:
-    """What a script says."""
+    """A script, read."""
 
-    text: str  # the whole file
-    title: str  # the first line of its docstring; empty where it has none
-    imports: tuple[str, ...]  # the import names of the packages that it imports, at its top or in a function
-    beside: tuple[str, ...]  # files that it imports or names, by their paths in its folder
+    text: str  # of the file
+    title: str  # the first line of its docstring, or empty
+    imports: tuple[str, ...]  # the names of the packages that it imports, at its top or in a function
+    beside: tuple[str, ...]  # the files that it imports or names, by their paths in its folder
 
     @property
     def is_test(self) -> bool:
-        """Whether it leaves its tests to pytest."""
+        """Whether pytest has to run it."""
         return bool(ordinary.test_names(python_ast.parse(self.text)))
 
     def with_header(self, requires_python: str, packages: tuple[str, ...], day: str) -> str:
-        """Return the text with a PEP 723 header, whose packages uv takes as of a day; a header of its own stays."""
+        """Return the text with a PEP 723 header, which limits uv to a day. A script that has a header keeps it."""
         if HEADER.search(self.text):
             return self.text
         head = [f'# requires-python = "{requires_python}"', f"# dependencies = {json.dumps(packages)}"]
         head += ["# [tool.uv]", f'# exclude-newer = "{day}"'] if day else []
-        place = FIRST.match(self.text)
-        end = place.end() if place else 0
+        preamble = PREAMBLE.match(self.text)
+        end = preamble.end() if preamble else 0
         return "\n".join([self.text[:end] + "# /// script", *head, "# ///", self.text[end:]])
 
 
 def read(path: Path) -> Script:
-    """Read a script; HarnessError: it is no Python."""
+    """Read a script. HarnessError: it is no Python."""
     try:
         text = path.read_text(encoding="utf-8")
         module = python_ast.parse(text)
@@ -58,21 +58,21 @@ def read(path: Path) -> Script:
 def _imports(module: ast.Module) -> Iterator[str]:
     for node in ast.walk(module):
         if isinstance(node, ast.Import):
-            yield from (one.name.partition(".")[0] for one in node.names)
+            yield from (alias.name.partition(".")[0] for alias in node.names)
         elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
             yield node.module.partition(".")[0]
 
 
-def _beside(path: Path, module: ast.Module, seen: set[Path]) -> Iterator[str]:
-    """Name the modules and files in a script's folder that it, or a module of these, imports or names in a text."""
-    named = {node.value for node in ast.walk(module) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
-    likely = {name for name in named if re.fullmatch(r"[\w-][\w./-]{0,100}", name) and ".." not in name}
-    for name in (*likely, *(f"{name}.py" for name in _imports(module)), *_imports(module)):
+def _beside(path: Path, module: ast.Module, visited: set[Path]) -> Iterator[str]:
+    """Yield the files in the folder of the script `path` that a module imports or names, and so on for each module."""
+    texts = {node.value for node in ast.walk(module) if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+    paths = {name for name in texts if re.fullmatch(r"[\w-][\w./-]{0,100}", name) and ".." not in name}
+    for name in (*paths, *(f"{name}.py" for name in _imports(module)), *_imports(module)):
         place = path.parent / name
-        inner = sorted(place.rglob("*.py")) if place.is_dir() and name not in likely else [place]
-        for file in inner:
-            if file.is_file() and file not in seen:
-                seen.add(file)
+        files = sorted(place.rglob("*.py")) if place.is_dir() and name not in paths else [place]
+        for file in files:
+            if file.is_file() and file not in visited:
+                visited.add(file)
                 yield file.relative_to(path.parent).as_posix()
                 if file.suffix == ".py":
-                    yield from _beside(path, python_ast.parse(file.read_text(encoding="utf-8")), seen)
+                    yield from _beside(path, python_ast.parse(file.read_text(encoding="utf-8")), visited)

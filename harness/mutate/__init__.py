@@ -1,1 +1,1 @@
-"""Wrong fixes: made from a pack's patch, or written by hand, and each put through the probe."""
+"""Wrong fixes: generated from fix.patch or written by hand, and each judged by the checks of its pack."""

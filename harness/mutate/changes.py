@@ -1,4 +1,4 @@
-"""A patch as runs of changed lines, and back: what is left when some of them are left out."""
+"""A patch as runs of changed lines, and back: so that some of them can be left out."""
 
 from __future__ import annotations
 
@@ -23,9 +23,9 @@ class Change:
     """One run of changed lines."""
 
     path: str  # of the file, in the upstream repository
-    hunk: int  # which one of the file it stands in, from 1
-    start: int  # how many lines of the old file come before it
-    removed: tuple[str, ...] = ()  # the lines that go, each with its line end
+    hunk: int  # the number of its hunk in the file, from 1
+    start: int  # the number of lines of the old file before it
+    removed: tuple[str, ...] = ()  # lines with their line ends
     added: tuple[str, ...] = ()
 
 
@@ -35,14 +35,14 @@ def _lines(text: str) -> list[str]:
 
 
 def _patch_lines(text: str) -> Iterator[str]:
-    """Yield the lines of a patch; the last of a file has no line end where the patch says so."""
+    """Yield the lines of a patch; the last line of a file has no line end where the patch says so."""
     for line, following in itertools.pairwise([*_lines(text), ""]):
         if not line.startswith("\\"):
             yield line.rstrip("\n") if following.startswith("\\") else line
 
 
 def _hunk(lines: Iterator[str], old: int, new: int) -> Iterator[str]:
-    """Yield the lines of a hunk that holds so many of the old and of the new file."""
+    """Yield the lines of a hunk that holds `old` lines of the old file and `new` lines of the new one."""
     for line in lines if old or new else ():
         yield line
         old, new = old - (line[:1] != "+"), new - (line[:1] != "-")
@@ -51,54 +51,53 @@ def _hunk(lines: Iterator[str], old: int, new: int) -> Iterator[str]:
 
 
 def parse(text: str) -> dict[str, list[Change]]:
-    """Read a patch: the runs of changed lines of each file, in their order."""
-    found: dict[str, list[Change]] = {}
+    """Read a patch: the runs of changed lines of each file."""
+    files: dict[str, list[Change]] = {}
     path, hunk = "", 0
     lines = _patch_lines(text)
     for line in lines:
         if header := FILE_HEADER.match(line):
             path, hunk = header["path"], 0
-            found[path] = []
+            files[path] = []
         elif path and (at := HUNK_HEADER.match(line)):
             old, hunk = int(at["old"] or 1), hunk + 1
-            start = int(at["start"]) - bool(old)  # a hunk without old lines stands behind the line that it names
-            for is_change, run in itertools.groupby(
-                _hunk(lines, old, int(at["new"] or 1)), lambda one: one[:1] in {"-", "+"}
-            ):
-                some = list(run)
-                removed = tuple(one[1:] for one in some if one[:1] != "+")
+            start = int(at["start"]) - bool(old)  # a hunk without old lines follows the line that it names
+            hunk_lines = _hunk(lines, old, int(at["new"] or 1))
+            for is_change, group in itertools.groupby(hunk_lines, lambda text: text[:1] in {"-", "+"}):
+                run = list(group)
+                removed = tuple(text[1:] for text in run if text[:1] != "+")
                 if is_change:
-                    added = tuple(one[1:] for one in some if one[:1] == "+")
-                    found[path].append(Change(path, hunk, start, removed, added))
+                    added = tuple(text[1:] for text in run if text[:1] == "+")
+                    files[path].append(Change(path, hunk, start, removed, added))
                 start += len(removed)
-    return found
+    return files
 
 
 def applied(old: str, changes: Iterable[Change]) -> str:
-    """Return a file with some runs of its lines changed; ValueError: it does not hold the lines that go."""
-    lines, made, place = _lines(old), [], 0
-    for one in sorted(changes, key=lambda change: change.start):
-        end = one.start + len(one.removed)
-        if tuple(lines[one.start : end]) != one.removed:
-            raise ValueError(f"{one.path}: line {one.start + 1} is not what the patch takes away")
-        made += [*lines[place : one.start], *one.added]
+    """Return the text of a file with changes. ValueError: it does not hold the lines that they remove."""
+    lines, new_lines, place = _lines(old), [], 0
+    for change in sorted(changes, key=lambda change: change.start):
+        end = change.start + len(change.removed)
+        if tuple(lines[change.start : end]) != change.removed:
+            raise ValueError(f"{change.path}: line {change.start + 1} is not what the patch takes away")
+        new_lines += [*lines[place : change.start], *change.added]
         place = end
-    return "".join([*made, *lines[place:]])
+    return "".join([*new_lines, *lines[place:]])
 
 
 def lines_in_new(changes: Iterable[Change]) -> set[int]:
-    """Return which lines of the new file, from 1, are added; where lines only go, the one that follows them."""
-    found: set[int] = set()
+    """Return the numbers of the added lines in the new file, from 1; of a removal, that of the line after it."""
+    numbers: set[int] = set()
     moved = 0
-    for one in changes:
-        first = one.start + moved + 1
-        found |= set(range(first, first + max(1, len(one.added))))
-        moved += len(one.added) - len(one.removed)
-    return found
+    for change in changes:
+        number = change.start + moved + 1
+        numbers |= set(range(number, number + max(1, len(change.added))))
+        moved += len(change.added) - len(change.removed)
+    return numbers
 
 
 def lay(folder: Path, texts: Mapping[str, str | None]) -> None:
-    """Write files into a folder by their paths in it; one whose text is None is not there."""
+    """Write files into a folder by their paths in it; a file whose text is None is left out."""
     folder.mkdir(exist_ok=True)
     for path, text in texts.items():
         if text is not None:
@@ -107,7 +106,7 @@ def lay(folder: Path, texts: Mapping[str, str | None]) -> None:
 
 
 def written(head: str, old: Mapping[str, str | None], new: Mapping[str, str | None]) -> str:
-    """Write a patch as git does, with whole blob hashes: what stands before it, and the files that differ."""
+    """Return a patch as git writes it, with whole blob hashes: `head`, and the diff of the files that differ."""
     with tempfile.TemporaryDirectory(prefix="changes-") as name:
         folder = Path(name)
         lay(folder / "a", {path: text for path, text in old.items() if text != new[path]})
@@ -115,5 +114,5 @@ def written(head: str, old: Mapping[str, str | None], new: Mapping[str, str | No
         options = ["--no-index", "--no-prefix", "--full-index", "--no-renames", "--no-color", "--no-ext-diff", "-U3"]
         git.run(["diff", *options, "--output=diff", "a", "b"], folder, plain=True)
         text = (folder / "diff").read_bytes().decode()
-        # git names a file that one side lacks twice by the other side
+        # where a side lacks the file, git writes the name of the other side twice
         return head + ONE_SIDED.sub(r"diff --git a/\1 b/\1", text)

@@ -1,4 +1,4 @@
-"""What became of a mutant: from what its lane showed, beside the pristine lane's record."""
+"""The fate of a mutant, from the record of its lane and that of the pristine lane."""
 
 from __future__ import annotations
 
@@ -11,38 +11,35 @@ from harness.mutate.mutants import Listed
 from harness.receipt.strength import Fate, MutantRecord
 from harness.verdict import pack_verdict
 
-#: The fates of wrong fixes that the probe did not refuse.
+#: The fates of wrong fixes that no check refused.
 OPEN = frozenset({Fate.SURVIVED, Fate.UNJUDGED})
 
 
 def says_nothing(record: LaneRecord | None) -> bool:
-    """Whether a lane has to be run again, alone: a crash, a time-out, out of memory may be the host's fault.
+    """Whether a lane has to run again, alone: the host may be to blame for a crash, a time-out or a lack of memory.
 
-    A probe that came to a verdict which the runner does not believe would do so again.
+    A lane that ended with the status of a verdict would end so again. UNSUPPORTED shares its status with a traceback.
     """
-    told = {
-        STATUS[LaneVerdict.BUG_REPRODUCED],
-        STATUS[LaneVerdict.FIX_VALIDATED],
-    }  # a traceback ends as UNSUPPORTED does
-    return record is not None and record.verdict == LaneVerdict.ERROR and record.exit_status not in told
+    conclusive = {STATUS[LaneVerdict.BUG_REPRODUCED], STATUS[LaneVerdict.FIX_VALIDATED]}
+    return record is not None and record.verdict == LaneVerdict.ERROR and record.exit_status not in conclusive
 
 
 def of_lane(mutant: MutantRecord, pristine: LaneRecord | None, end: LaneEnd | None) -> MutantRecord:
-    """Judge a mutant by its lane: only a failed check kills, or a mode refused that the pristine tree does not refuse.
+    """Judge a mutant by its lane: a failed check kills it, and so does UNSUPPORTED, since the pristine tree was judged.
 
-    The probe alone has to kill it, since that is what a maintainer runs: what only the comparison of the two lanes
-    refuses has survived, and `refused` says so.
+    A maintainer runs script and contract alone. A mutant that only the comparison of the two lanes refuses has
+    therefore survived, and `refused` says so.
     """
     record = end.record if end else None
     if record is None:
         reason = f"its patch does not apply: {end.stale}" if end else "it was not run"
         return replace(mutant, fate=Fate.UNJUDGED, reason=reason)
     mutant = replace(mutant, seconds=round(record.seconds, 3))
-    wrong = tuple(check.name for check in record.checks if check.ok is False)
-    if not wrong and record.script.startswith(LaneVerdict.BUG_REPRODUCED):
+    failed = tuple(check.name for check in record.checks if check.ok is False)
+    if not failed and record.script.startswith(LaneVerdict.BUG_REPRODUCED):
         return replace(mutant, fate=Fate.KILLED, by=("reproduce.py",))
     if record.verdict in (LaneVerdict.BUG_REPRODUCED, LaneVerdict.CONTROL_FAILED, LaneVerdict.FIX_INCOMPLETE):
-        return replace(mutant, fate=Fate.KILLED, by=wrong)
+        return replace(mutant, fate=Fate.KILLED, by=failed)
     if record.verdict == LaneVerdict.UNSUPPORTED:
         reason = f"UNSUPPORTED, which the pristine tree is not: {record.reason}"
         return replace(mutant, fate=Fate.KILLED, reason=reason)
@@ -53,10 +50,10 @@ def of_lane(mutant: MutantRecord, pristine: LaneRecord | None, end: LaneEnd | No
     return replace(mutant, fate=Fate.SURVIVED, refused=refused)
 
 
-def listed_as(record: MutantRecord, listed: Listed | None) -> MutantRecord:
-    """Note that mutants/equivalent.toml lists a mutant; one that was not killed is what the list says."""
-    if listed is None:
+def listed_as(record: MutantRecord, exemption: Listed | None) -> MutantRecord:
+    """Note that mutants/equivalent.toml lists a mutant, and take its fate and reason unless the mutant was killed."""
+    if exemption is None:
         return record
     if record.fate in OPEN:
-        record = replace(record, fate=listed.fate, reason=listed.reason)
+        record = replace(record, fate=exemption.fate, reason=exemption.reason)
     return replace(record, listed=True)

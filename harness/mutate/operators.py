@@ -1,7 +1,7 @@
 """The operators: what a tired engineer gets wrong in one place, as edits of a Python source by its syntax tree.
 
-What only costs time or memory is left out where it can be told: ``.clone()`` is added only before a change in place,
-and ``.contiguous()`` only dropped.
+Edits that only cost time or memory are left out as far as possible: ``.clone()`` is added only before a change in
+place, and ``.contiguous()`` is only dropped.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ COMPARISONS = {
     "is": ("is not",), "is not": ("is",), "in": ("not in",), "not in": ("in",),
 }  # fmt: skip
 COMPARISON = r"is\s+not\b|not\s+in\b|<=|>=|==|!=|<|>|is\b|in\b"
-#: The sign of each operation, and what is written in its place: one of the same precedence where there is one.
+#: The sign of each operation, and the sign that replaces it, of the same precedence where possible.
 ARITHMETIC: dict[type[ast.operator], tuple[str, str]] = {
     ast.Add: ("+", "-"), ast.Sub: ("-", "+"), ast.Mult: ("*", "/"), ast.Div: ("/", "*"), ast.FloorDiv: ("//", "*"),
     ast.Mod: ("%", "//"), ast.Pow: ("**", "*"), ast.LShift: ("<<", ">>"), ast.RShift: (">>", "<<"),
@@ -30,9 +30,9 @@ NARROWER = {
     "float64": "float32", "double": "float", "float32": "bfloat16", "float": "bfloat16", "int64": "int32",
     "long": "int", "int32": "int16",
 }  # fmt: skip
-#: Methods without which a tensor is shared, tracked or laid out in another way, or of another dtype.
+#: Methods that matter for the sharing, the gradient, the layout or the dtype of a tensor.
 DROPPED_METHODS = {"clone", "contiguous", "detach", "to", "float", "double", "type_as"}
-#: Methods of tensors by which a value is known to be one; ``torch.NAME(...)`` is another sign.
+#: A call of these methods returns a tensor; so does ``torch.NAME(...)``.
 TENSOR_METHODS = DROPPED_METHODS | {
     "bmm", "expand", "flatten", "matmul", "mm", "mul", "permute", "reshape", "squeeze", "sum", "t", "transpose",
     "unsqueeze", "view",
@@ -43,28 +43,28 @@ AXIS_METHODS = {
     "all", "amax", "amin", "any", "argmax", "chunk", "cumsum", "flip", "gather", "index_select", "log_softmax", "max",
     "mean", "min", "select", "size", "softmax", "split", "squeeze", "sum", "unsqueeze",
 }  # fmt: skip
-#: Functions whose second argument is one.
+#: Functions whose second argument is an axis.
 AXIS_FUNCTIONS = {"cat", "stack", "sum", "max", "min", "cumsum", "argmax"}
 MOST_SHOWN = 60
 
 
 @dataclass(frozen=True)
 class Edit:
-    """One change of a source: bytes `start` to `end` become `new`; `line` of the source, from 1, is where it begins."""
+    """One change of a source: the bytes `start` to `end` become `new`."""
 
     operator: str
-    line: int
+    line: int  # of `start`, from 1
     start: int
     end: int
     new: str
-    what: str
+    description: str
 
 
 Node = ast.expr | ast.stmt | ast.keyword
 
 
 class Source:
-    """A Python source, addressed by the positions of its syntax tree, which are counted in bytes."""
+    """A Python source. Its syntax tree counts positions in bytes."""
 
     def __init__(self, text: str) -> None:
         self.data = text.encode()
@@ -81,25 +81,24 @@ class Source:
     def between(self, start: int, end: int) -> str:
         return self.data[start:end].decode()
 
-    def of(self, node: Node) -> str:
+    def text_of(self, node: Node) -> str:
         return self.between(self.start(node), self.end(node))
 
-    def shown(self, node: Node) -> str:
+    def excerpt(self, node: Node) -> str:
         """Return the text of a node in one line, shortened."""
-        return _short(self.of(node))
+        return _short(self.text_of(node))
 
     def edited(self, edit: Edit) -> str:
         """Return the source with one change."""
         return (self.data[: edit.start] + edit.new.encode() + self.data[edit.end :]).decode()
 
-    def edit(self, start: int, end: int, new: str, what: str = "") -> Edit:
-        """Build a change of no operator yet; `what` says it where old and new text do not."""
-        said = what or f"{_short(self.between(start, end))} -> {_short(new)}"
-        return Edit("", self.data.count(b"\n", 0, start) + 1, start, end, new, said)
+    def edit(self, start: int, end: int, new: str, description: str = "") -> Edit:
+        """Build an edit, still without its operator; the default description is the old and the new text."""
+        text = description or f"{_short(self.between(start, end))} -> {_short(new)}"
+        return Edit("", self.data.count(b"\n", 0, start) + 1, start, end, new, text)
 
-    def replaced(self, node: Node, new: str, what: str = "") -> Edit:
-        """Build the change of a whole node."""
-        return self.edit(self.start(node), self.end(node), new, what)
+    def edit_node(self, node: Node, new: str, description: str = "") -> Edit:
+        return self.edit(self.start(node), self.end(node), new, description)
 
 
 def _short(text: str) -> str:
@@ -108,7 +107,7 @@ def _short(text: str) -> str:
 
 
 def _number(node: ast.AST) -> int | float | None:
-    """Return the value of a written number, with its sign; None where a node is none."""
+    """Return the value of a number in the source, with its sign; None where the node is no number."""
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         inner = _number(node.operand)
         return None if inner is None else -inner
@@ -118,88 +117,88 @@ def _number(node: ast.AST) -> int | float | None:
 
 
 def _signs(source: Source, left: ast.expr, right: ast.expr, sign: str) -> Iterator[tuple[int, int]]:
-    """Find the operator between two operands by its pattern; none where a comment stands there."""
+    """Yield the place of the sign between two operands, if no comment is there."""
     start = source.end(left)
     gap = source.between(start, source.start(right))
-    found = None if "#" in gap else re.search(sign, gap)
-    if found:
-        yield start + found.start(), start + found.end()
+    match = None if "#" in gap else re.search(sign, gap)
+    if match:
+        yield start + match.start(), start + match.end()
 
 
 def comparison(source: Source, node: ast.AST) -> Iterator[Edit]:
-    """``<`` to ``<=`` and ``>=``, ``==`` to ``!=``, and so on."""
+    """Change ``<`` to ``<=`` and ``>=``, ``==`` to ``!=``, and so on."""
     if not isinstance(node, ast.Compare):
         return
     for left, right in itertools.pairwise([node.left, *node.comparators]):
         for place in _signs(source, left, right, COMPARISON):
             sign = " ".join(source.between(*place).split())
-            for other in COMPARISONS[sign]:
-                yield source.edit(*place, other, f"{sign} -> {other} in {source.shown(node)}")
+            for replacement in COMPARISONS[sign]:
+                yield source.edit(*place, replacement, f"{sign} -> {replacement} in {source.excerpt(node)}")
 
 
 def arithmetic(source: Source, node: ast.AST) -> Iterator[Edit]:
-    """``+`` to ``-``, ``*`` to ``/``, and the sign of a value."""
+    """Change ``+`` to ``-``, ``*`` to ``/``, and so on; negate a value."""
     if isinstance(node, (ast.BinOp, ast.AugAssign)) and type(node.op) in ARITHMETIC:
-        sign, other = ARITHMETIC[type(node.op)]
+        sign, replacement = ARITHMETIC[type(node.op)]
         if isinstance(node, ast.BinOp):
             left, right = node.left, node.right
-            texts = (ast.JoinedStr, ast.Constant)
-            if any(isinstance(one, texts) and _number(one) is None for one in (left, right)):
-                return  # texts are put together here
+            constants = (ast.JoinedStr, ast.Constant)
+            if any(isinstance(operand, constants) and _number(operand) is None for operand in (left, right)):
+                return  # it joins or formats a text
         else:
-            left, right, sign, other = node.target, node.value, f"{sign}=", f"{other}="
+            left, right, sign, replacement = node.target, node.value, f"{sign}=", f"{replacement}="
         for place in _signs(source, left, right, re.escape(sign)):
-            yield source.edit(*place, other, f"{sign} -> {other} in {source.shown(node)}")
+            yield source.edit(*place, replacement, f"{sign} -> {replacement} in {source.excerpt(node)}")
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub) and _number(node) is None:
         start = source.start(node)
-        yield source.edit(start, start + 1, "+", f"sign of {source.shown(node)}")
+        yield source.edit(start, start + 1, "+", f"sign of {source.excerpt(node)}")
     elif isinstance(node, (ast.Assign, ast.Return, ast.AugAssign)) and isinstance(node.value, ast.BinOp):
-        yield source.replaced(node.value, f"-({source.of(node.value)})", f"sign of {source.shown(node.value)}")
+        yield source.edit_node(node.value, f"-({source.text_of(node.value)})", f"sign of {source.excerpt(node.value)}")
 
 
 def assignment(source: Source, node: ast.AST) -> Iterator[Edit]:
-    """``+=`` to ``=``, and ``=`` to ``+=`` where a part of something is assigned."""
+    """Change ``+=`` to ``=``, and ``=`` to ``+=`` where an item is assigned."""
     if isinstance(node, ast.AugAssign):
         for place in _signs(source, node.target, node.value, r"\S+="):
-            yield source.edit(*place, "=", f"{source.between(*place)} -> = in {source.shown(node)}")
+            yield source.edit(*place, "=", f"{source.between(*place)} -> = in {source.excerpt(node)}")
     elif isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Subscript):
         for place in _signs(source, node.targets[0], node.value, "="):
-            yield source.edit(*place, "+=", f"= -> += in {source.shown(node)}")
+            yield source.edit(*place, "+=", f"= -> += in {source.excerpt(node)}")
 
 
 def axis(source: Source, node: ast.AST) -> Iterator[Edit]:
-    """Another axis of a reduction or a view."""
+    """Choose another axis of a reduction or a view."""
     if not isinstance(node, ast.Call):
         return
-    places: list[ast.expr] = [one.value for one in node.keywords if one.arg in AXIS_KEYWORDS]
+    axes: list[ast.expr] = [keyword.value for keyword in node.keywords if keyword.arg in AXIS_KEYWORDS]
     if isinstance(node.func, ast.Attribute):
-        module = isinstance(node.func.value, ast.Name) and node.func.value.id in {"torch", "tl", "F", "T", "np"}
-        if module and node.func.attr in AXIS_FUNCTIONS:
-            places += node.args[1:2]
-        elif not module and node.func.attr in AXIS_METHODS:
-            places += node.args[:1]
-    for place in places:
+        is_module = isinstance(node.func.value, ast.Name) and node.func.value.id in {"torch", "tl", "F", "T", "np"}
+        if is_module and node.func.attr in AXIS_FUNCTIONS:
+            axes += node.args[1:2]
+        elif not is_module and node.func.attr in AXIS_METHODS:
+            axes += node.args[:1]
+    for place in axes:
         value = _number(place)
         if isinstance(value, int):
-            for other in sorted({0, 1, -1} - {value}):
-                yield source.replaced(place, str(other), f"axis {value} -> {other} in {source.shown(node)}")
+            for number in sorted({0, 1, -1} - {value}):
+                yield source.edit_node(place, str(number), f"axis {value} -> {number} in {source.excerpt(node)}")
 
 
 def constant(source: Source, node: ast.AST) -> Iterator[Edit]:
-    """0, 1, -1, one more and twice as much for a whole number; likewise for others; the other truth value."""
+    """Replace a number by 0, 1, -1, its double, and others like that; a truth value by the other."""
     if isinstance(node, ast.Constant) and isinstance(node.value, bool):
-        yield source.replaced(node, str(not node.value))
+        yield source.edit_node(node, str(not node.value))
     value = _number(node)
     if value is None or not isinstance(node, ast.expr):
         return
-    whole = isinstance(value, int)
-    others = [0, 1, -1, 2 * value, value + 1] if whole else [0.0, 1.0, -value, 2 * value]
-    for other in dict.fromkeys(one for one in others if one != value):
-        yield source.replaced(node, repr(other))
+    is_whole = isinstance(value, int)
+    numbers = [0, 1, -1, 2 * value, value + 1] if is_whole else [0.0, 1.0, -value, 2 * value]
+    for number in dict.fromkeys(number for number in numbers if number != value):
+        yield source.edit_node(node, repr(number))
 
 
 def condition(source: Source, node: ast.AST) -> Iterator[Edit]:
-    """Let a condition always or never hold; leave out a part of it, or ``not``; ``and`` to ``or``."""
+    """Make a condition constant; leave out a part of it, or ``not``; change ``and`` to ``or``."""
     tests: Sequence[ast.expr] = ()
     if isinstance(node, (ast.If, ast.IfExp, ast.While)):
         tests = [node.test]
@@ -207,58 +206,58 @@ def condition(source: Source, node: ast.AST) -> Iterator[Edit]:
         tests = node.ifs
     for test in tests:
         for value in ("False",) if isinstance(node, ast.While) else ("True", "False"):
-            yield source.replaced(test, value)
+            yield source.edit_node(test, value)
     if isinstance(node, ast.BoolOp):
         for index, left_out in enumerate(node.values):
-            rest = [*node.values[:index], *node.values[index + 1 :]]
-            new = ast.unparse(ast.BoolOp(node.op, rest) if len(rest) > 1 else rest[0])
-            yield source.replaced(node, f"({new})", f"without {source.shown(left_out)}")
-        other = ast.Or() if isinstance(node.op, ast.And) else ast.And()
-        yield source.replaced(node, f"({ast.unparse(ast.BoolOp(other, node.values))})")
+            remaining = [*node.values[:index], *node.values[index + 1 :]]
+            new = ast.unparse(ast.BoolOp(node.op, remaining) if len(remaining) > 1 else remaining[0])
+            yield source.edit_node(node, f"({new})", f"without {source.excerpt(left_out)}")
+        operator = ast.Or() if isinstance(node.op, ast.And) else ast.And()
+        yield source.edit_node(node, f"({ast.unparse(ast.BoolOp(operator, node.values))})")
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        yield source.replaced(node, f"({source.of(node.operand)})", f"without not: {source.shown(node)}")
+        yield source.edit_node(node, f"({source.text_of(node.operand)})", f"without not: {source.excerpt(node)}")
 
 
 def statement(source: Source, node: ast.AST) -> Iterator[Edit]:
-    """Delete a statement, return nothing, let a ``with`` only hold its body."""
+    """Delete a statement, return None, run the body of a ``with`` without its context."""
     simple = (ast.Assign, ast.AugAssign, ast.AnnAssign, ast.Expr, ast.Raise, ast.Assert, ast.Delete)
     if isinstance(node, (*simple, ast.Break, ast.Continue)):
         if not isinstance(node, ast.Expr) or not isinstance(node.value, ast.Constant):  # a docstring
-            yield source.replaced(node, "pass", f"deleted: {source.shown(node)}")
+            yield source.edit_node(node, "pass", f"deleted: {source.excerpt(node)}")
     elif isinstance(node, ast.Return) and node.value is not None:
-        yield source.replaced(node, "return None", f"deleted: {source.shown(node)}")
+        yield source.edit_node(node, "return None", f"deleted: {source.excerpt(node)}")
     elif isinstance(node, ast.With) and all(item.optional_vars is None for item in node.items):
         colon = source.data.find(b":", source.end(node.items[-1].context_expr))
-        said = f"without {_short(', '.join(source.of(item.context_expr) for item in node.items))}"
-        yield source.edit(source.start(node), colon + 1, "if True:", said)
+        description = f"without {_short(', '.join(source.text_of(item.context_expr) for item in node.items))}"
+        yield source.edit(source.start(node), colon + 1, "if True:", description)
 
 
 def argument(source: Source, node: ast.AST) -> Iterator[Edit]:
-    """Drop an argument, so that its default stands in; swap two neighbours, also in what is returned."""
+    """Drop an argument, so that its default takes its place; swap two neighbours, also in a returned tuple."""
     if isinstance(node, ast.Call):
-        given: list[ast.expr | ast.keyword] = sorted([*node.args, *node.keywords], key=source.start)
-        if any(isinstance(one, ast.GeneratorExp) for one in given):
+        arguments: list[ast.expr | ast.keyword] = sorted([*node.args, *node.keywords], key=source.start)
+        if any(isinstance(value, ast.GeneratorExp) for value in arguments):
             return
-        for index, one in enumerate(given):
-            if index + 1 < len(given):
-                start, end = source.start(one), source.start(given[index + 1])
+        for index, value in enumerate(arguments):
+            if index + 1 < len(arguments):
+                start, end = source.start(value), source.start(arguments[index + 1])
             else:
-                start = source.end(given[index - 1]) if index else source.start(one)
-                end = source.end(one) if index else source.end(node) - 1
-            yield source.edit(start, end, "", f"without {source.shown(one)} in {source.shown(node)}")
+                start = source.end(arguments[index - 1]) if index else source.start(value)
+                end = source.end(value) if index else source.end(node) - 1
+            yield source.edit(start, end, "", f"without {source.excerpt(value)} in {source.excerpt(node)}")
         yield from _swapped(source, node.args, node)
     elif isinstance(node, ast.Return) and isinstance(node.value, ast.Tuple):
         yield from _swapped(source, node.value.elts, node)
 
 
-def _swapped(source: Source, given: list[ast.expr], whole: Node) -> Iterator[Edit]:
-    for left, right in itertools.pairwise(given):
+def _swapped(source: Source, values: list[ast.expr], node: Node) -> Iterator[Edit]:
+    for left, right in itertools.pairwise(values):
         if isinstance(left, ast.Starred) or isinstance(right, ast.Starred):
             continue
         gap = source.between(source.end(left), source.start(right))
-        new = f"{source.of(right)}{gap}{source.of(left)}"
-        said = f"{source.shown(left)} and {source.shown(right)} swapped in {source.shown(whole)}"
-        yield source.edit(source.start(left), source.end(right), new, said)
+        new = f"{source.text_of(right)}{gap}{source.text_of(left)}"
+        description = f"{source.excerpt(left)} and {source.excerpt(right)} swapped in {source.excerpt(node)}"
+        yield source.edit(source.start(left), source.end(right), new, description)
 
 
 def dtype(source: Source, node: ast.AST) -> Iterator[Edit]:
@@ -266,25 +265,25 @@ def dtype(source: Source, node: ast.AST) -> Iterator[Edit]:
     if isinstance(node, ast.Attribute) and node.attr in NARROWER:
         end = source.end(node)
         narrower = NARROWER[node.attr]
-        yield source.edit(end - len(node.attr), end, narrower, f"{source.shown(node)} -> {narrower}")
+        yield source.edit(end - len(node.attr), end, narrower, f"{source.excerpt(node)} -> {narrower}")
     elif isinstance(node, ast.Constant) and isinstance(node.value, str) and node.value in NARROWER:
-        yield source.replaced(node, repr(NARROWER[node.value]))
+        yield source.edit_node(node, repr(NARROWER[node.value]))
 
 
 def method(source: Source, node: ast.AST) -> Iterator[Edit]:
-    """``.clone()``, ``.contiguous()``, ``.detach()``, a cast dropped; ``.detach()`` added; in place or not."""
+    """Drop ``.clone()``, ``.contiguous()``, ``.detach()`` or a cast; add ``.detach()``; change in place or not."""
     if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
         name, value, end = node.func.attr, node.func.value, source.end(node.func)
         dot = source.data.rfind(b".", source.end(value), end)
         if name in DROPPED_METHODS and not (isinstance(value, ast.Name) and value.id in {"torch", "tl"}):
-            yield source.edit(dot, source.end(node), "", f"without .{name} in {source.shown(node)}")
+            yield source.edit(dot, source.end(node), "", f"without .{name} in {source.excerpt(node)}")
         if name.endswith("_") and not name.endswith("__"):
-            yield source.edit(end - 1, end, "", f".{name} -> .{name[:-1]} in {source.shown(node)}")
-            yield source.edit(dot, dot, ".clone()", f".clone() before .{name} in {source.shown(node)}")
+            yield source.edit(end - 1, end, "", f".{name} -> .{name[:-1]} in {source.excerpt(node)}")
+            yield source.edit(dot, dot, ".clone()", f".clone() before .{name} in {source.excerpt(node)}")
     if isinstance(node, (ast.Assign, ast.Return)) and node.value is not None and _is_tensor(node.value):
         wrapped = isinstance(node.value, ast.BinOp)
-        new = f"({source.of(node.value)}).detach()" if wrapped else f"{source.of(node.value)}.detach()"
-        yield source.replaced(node.value, new, f".detach() behind {source.shown(node.value)}")
+        new = f"({source.text_of(node.value)}).detach()" if wrapped else f"{source.text_of(node.value)}.detach()"
+        yield source.edit_node(node.value, new, f".detach() behind {source.excerpt(node.value)}")
 
 
 def _is_tensor(node: ast.expr) -> bool:
@@ -297,49 +296,49 @@ def _is_tensor(node: ast.expr) -> bool:
     return node.func.attr in TENSOR_METHODS or (isinstance(owner, ast.Name) and owner.id == "torch")
 
 
-#: Where two of them give the same code, the first names it.
+#: In their order: where two operators give the same code, the mutant has the name of the first.
 OPERATORS: tuple[Callable[[Source, ast.AST], Iterator[Edit]], ...] = (
     comparison, condition, arithmetic, assignment, axis, constant, statement, argument, dtype, method,
 )  # fmt: skip
-#: What no operator changes: annotations, the text of an assertion, and below it what says nothing of a result.
+#: Fields of the syntax tree that no operator changes: annotations, and the text of an assertion.
 SKIPPED_FIELDS = {"annotation", "returns", "msg", "type_params"}
 
 
 def _nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """List the nodes that operators change, outer ones first."""
+    """Yield the nodes that operators change, outer nodes first."""
     yield node
     if isinstance(node, (ast.JoinedStr, ast.Raise)):  # up to Python 3.11 positions inside an f-string are wrong
         return
     if isinstance(node, ast.UnaryOp) and _number(node) is not None:
         return
-    for name, value in ast.iter_fields(node):
-        for child in value if isinstance(value, list) and name not in SKIPPED_FIELDS else [value]:
-            if isinstance(child, ast.AST) and name not in SKIPPED_FIELDS:
+    for value in (value for name, value in ast.iter_fields(node) if name not in SKIPPED_FIELDS):
+        for child in value if isinstance(value, list) else [value]:
+            if isinstance(child, ast.AST):
                 yield from _nodes(child)
 
 
 def touched_lines(tree: ast.Module, added: set[int]) -> set[int]:
-    """Return the lines that are added, and those of the innermost functions that have one."""
+    """Return the added lines, and all lines of the innermost functions around them."""
     spans = [
         range(node.lineno, (node.end_lineno or node.lineno) + 1)
         for node in ast.walk(tree)
         if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef))
     ]
-    found = set(added)
+    lines = set(added)
     for line in added:
         around = sorted((span for span in spans if line in span), key=len)
-        found.update(*around[:1])
-    return found
+        lines.update(*around[:1])
+    return lines
 
 
 def edits(source: Source, lines: set[int]) -> list[Edit]:
-    """List what the operators make of the nodes that begin in `lines`, in the order of the source."""
-    found = [
-        (edit.line, edit.start, number, edit.what, replace(edit, operator=operator.__name__))
+    """List the edits of the nodes that begin in `lines`, in the order of the source."""
+    ranked = [
+        (edit.line, edit.start, number, edit.description, replace(edit, operator=operator.__name__))
         for node in _nodes(source.tree)
         if getattr(node, "lineno", None) in lines or isinstance(node, ast.comprehension)
         for number, operator in enumerate(OPERATORS)
         for edit in operator(source, node)
         if edit.line in lines
     ]
-    return [edit for *_, edit in sorted(found, key=lambda one: one[:-1])]
+    return [edit for *_, edit in sorted(ranked, key=lambda row: row[:-1])]

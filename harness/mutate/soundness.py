@@ -1,8 +1,9 @@
-"""What `check` says of a pack's wrong fixes: its own, those that are listed as equivalent, and the survivors."""
+"""The findings of `check` on a pack's wrong fixes: the handwritten ones, equivalent.toml, and the records."""
 
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterator
 
 from harness.core.errors import HarnessError
@@ -17,106 +18,109 @@ from harness.upstream.tree import Tree
 
 
 def errors(pack: Pack, pristine: Tree | None) -> tuple[list[str], list[str]]:
-    """List what is wrong, and what is only worth a warning; without the pinned tree names are not looked up."""
+    """List the errors, and the warnings. Without the pinned tree no patch is applied, and no name is looked up."""
     try:
-        listed = mutants.listed(pack)
-        written = {folder: mutants.own(pack, origin) for origin, folder in mutants.FOLDERS.items()}
+        exemptions = mutants.exemptions(pack)
+        handwritten = {folder: mutants.handwritten(pack, origin) for origin, folder in mutants.FOLDERS.items()}
     except HarnessError as error:
         return [str(error)], []
-    fix, unread = None, ""
+    fix, misfit = None, ""
     if pristine is not None and pack.patch.exists():
         try:
             fix = generated.fix_of(pack, pristine)
         except ValueError as error:  # `check` says so of fix.patch itself
-            unread = str(error)
-    wrong = [
-        f"{one.path.relative_to(pack.folder).as_posix()}: {said}"
-        for own in written.values()
-        for one in own
-        for said in _errors_of(pack, one, pristine, fix)
+            misfit = str(error)
+    faults = [
+        f"{mutant.path.relative_to(pack.folder).as_posix()}: {text}"
+        for group in handwritten.values()
+        for mutant in group
+        for text in _mutant_errors(pack, mutant, pristine, fix)
     ]
-    for folder, own in written.items():
-        names = [one.name for one in own]
-        twice = sorted({name for name in names if names.count(name) > 1})
-        wrong += [f"{folder}/{name}.patch: another of this name is in {folder}/{wrong_fixes.WHOLE}" for name in twice]
-    if listed and unread:
-        wrong.append(f"mutants/equivalent.toml was not read: {unread}")
-    elif listed and fix:
-        known = campaign.names(pack, fix)
-        wrong += [f"mutants/equivalent.toml: no mutant {one.name!r}" for one in listed if one.name not in known]
-    strengths, first_sights = _of_strengths(pack, listed), _of_first_sights(pack, listed, written[wrong_fixes.UNSEEN])
-    return wrong + strengths[0] + first_sights[0], strengths[1] + first_sights[1]
+    for folder, group in handwritten.items():
+        counts = Counter(mutant.name for mutant in group)
+        twice = [name for name, count in counts.items() if count > 1]
+        faults += [f"{folder}/{name}.patch: another of this name is in {folder}/{wrong_fixes.WHOLE}" for name in twice]
+    if exemptions and misfit:
+        faults.append(f"mutants/equivalent.toml was not read: {misfit}")
+    elif exemptions and fix:
+        names = campaign.mutant_names(pack, fix)
+        unknown = [entry.name for entry in exemptions if entry.name not in names]
+        faults += [f"mutants/equivalent.toml: no mutant {name!r}" for name in unknown]
+    strengths = _strength_findings(pack, exemptions)
+    first_sights = _first_sight_findings(pack, exemptions, handwritten[wrong_fixes.UNSEEN])
+    return faults + strengths[0] + first_sights[0], strengths[1] + first_sights[1]
 
 
-def _of_strengths(pack: Pack, listed: list[Listed]) -> tuple[list[str], list[str]]:
-    wrong, warnings = list[str](), list[str]()
-    for file, found in _records(pack, STRENGTH, wrong):
-        covered = {one.name for one in listed if one.covers(found.target)}
-        wrong += [
-            f"{file}: {one.name}: {one.fate}, and mutants/equivalent.toml does not say why"
-            for one in found.mutants
-            if one.fate in fates.OPEN and one.name not in covered
+def _strength_findings(pack: Pack, exemptions: list[Listed]) -> tuple[list[str], list[str]]:
+    faults, warnings = list[str](), list[str]()
+    for file, recorded in _records(pack, STRENGTH, faults):
+        covered = {entry.name for entry in exemptions if entry.covers(recorded.target)}
+        faults += [
+            f"{file}: {mutant.name}: {mutant.fate}, and mutants/equivalent.toml does not say why"
+            for mutant in recorded.mutants
+            if mutant.fate in fates.OPEN and mutant.name not in covered
         ]
-        kept = {one.name for one in found.mutants if one.fate in NOT_JUDGED_HERE and one.listed} - covered
-        wrong += [f"{file}: {name}: mutants/equivalent.toml lists it no more" for name in sorted(kept)]
-        if why := strength.stale(pack, found):
-            warnings.append(f"{file}: STALE: {'; '.join(why)}. Next: runner.py mutate {pack.name} --record")
-    return wrong, warnings
+        exempt = {mutant.name for mutant in recorded.mutants if mutant.fate in NOT_JUDGED_HERE and mutant.listed}
+        faults += [f"{file}: {name}: mutants/equivalent.toml lists it no more" for name in sorted(exempt - covered)]
+        if reasons := strength.stale(pack, recorded):
+            warnings.append(f"{file}: STALE: {'; '.join(reasons)}. Next: runner.py mutate {pack.name} --record")
+    return faults, warnings
 
 
-def _of_first_sights(pack: Pack, listed: list[Listed], unseen: list[Mutant]) -> tuple[list[str], list[str]]:
-    wrong, warnings = list[str](), list[str]()
+def _first_sight_findings(pack: Pack, exemptions: list[Listed], unseen: list[Mutant]) -> tuple[list[str], list[str]]:
+    faults, warnings = list[str](), list[str]()
     judged: set[str] = set()
-    for file, found in _records(pack, FIRST_SIGHT, wrong):
-        pairs = strength.found_again(pack, found, wrong_fixes.UNSEEN)
-        there, judged = {name for name, _ in pairs}, judged | {name for _, name in pairs}
-        left = strength.still_open(pack, found, (one.name for one in listed if one.covers(found.target)))
-        wrong += [
-            f"{file}: {one.name} passed, and its patch is neither in {wrong_fixes.UNSEEN}/ nor in mutants/"
-            for one in left
-            if one.name not in there
+    for file, recorded in _records(pack, FIRST_SIGHT, faults):
+        pairs = strength.found_again(pack, recorded, wrong_fixes.UNSEEN)
+        present, judged = {name for name, _ in pairs}, judged | {name for _, name in pairs}
+        covered = (entry.name for entry in exemptions if entry.covers(recorded.target))
+        names = [mutant.name for mutant in strength.still_open(pack, recorded, covered)]
+        faults += [
+            f"{file}: {name} passed, and its patch is neither in {wrong_fixes.UNSEEN}/ nor in mutants/"
+            for name in names
+            if name not in present
         ]
-        if left:
-            still = ", ".join(one.name for one in left)
-            warnings.append(f"{file}: still open: {still}. Next: a check that refuses them, and then mutants/")
-    waiting = [one.name for one in unseen if one.name not in judged]
+        if names:
+            step = "Next: a check that refuses them, and then mutants/"
+            warnings.append(f"{file}: still open: {', '.join(names)}. {step}")
+    waiting = [mutant.name for mutant in unseen if mutant.name not in judged]
     if waiting:
-        again = f"Next: runner.py mutate {pack.name} --unseen --record"
-        warnings.append(f"{wrong_fixes.UNSEEN}/: not judged yet: {', '.join(waiting)}. {again}")
-    return wrong, warnings
+        step = f"Next: runner.py mutate {pack.name} --unseen --record"
+        warnings.append(f"{wrong_fixes.UNSEEN}/: not judged yet: {', '.join(waiting)}. {step}")
+    return faults, warnings
 
 
-def _records(pack: Pack, kind: str, wrong: list[str]) -> Iterator[tuple[str, Strength]]:
-    """Yield the records of a pack by their files; what is wrong with a record by itself goes into `wrong`."""
+def _records(pack: Pack, kind: str, faults: list[str]) -> Iterator[tuple[str, Strength]]:
+    """Yield the records of a pack with the names of their files; the errors of a record go into `faults`."""
     for path in strength.files_of(pack, kind):
         try:
-            found = strength.load(path)
+            recorded = strength.load(path)
         except HarnessError as error:
-            wrong.append(str(error))
+            faults.append(str(error))
             continue
-        if (pack.name, found.name) != (found.pack, path.name):
-            wrong.append(f"{path.name} speaks of {found.pack} {found.target} ({found.evidence})")
-        own = strength.count(one for one in found.mutants if one.origin != "generated")
-        made = strength.count(one for one in found.mutants if one.origin == "generated")
-        if (own, made) != (found.own, found.made):
-            wrong.append(f"{path.name}: its numbers are not those of its mutants")
-        yield path.name, found
+        if (pack.name, recorded.name) != (recorded.pack, path.name):
+            faults.append(f"{path.name} speaks of {recorded.pack} {recorded.target} ({recorded.evidence})")
+        own = strength.count(mutant for mutant in recorded.mutants if mutant.origin != "generated")
+        made = strength.count(mutant for mutant in recorded.mutants if mutant.origin == "generated")
+        if (own, made) != (recorded.own, recorded.made):
+            faults.append(f"{path.name}: its numbers are not those of its mutants")
+        yield path.name, recorded
 
 
-def _errors_of(pack: Pack, one: Mutant, pristine: Tree | None, fix: Fix | None) -> list[str]:
-    """List what is wrong with a mutant: its form, or it does not fit, or is no wrong fix."""
-    found = []
-    if "\n" in one.why or not re.search(r"\w", one.why):
-        found.append("before its first 'diff --git' stands one line: why it is wrong")
-    if not changes.parse(one.patch):
-        return [*found, "it changes nothing"]
+def _mutant_errors(pack: Pack, mutant: Mutant, pristine: Tree | None, fix: Fix | None) -> list[str]:
+    """List the errors of a mutant: in its form, or that it does not fit, or is no wrong fix."""
+    faults = []
+    if "\n" in mutant.why or not re.search(r"\w", mutant.why):
+        faults.append("before its first 'diff --git' stands one line: why it is wrong")
+    if not changes.parse(mutant.patch):
+        return [*faults, "it changes nothing"]
     if pristine is None or fix is None:
-        return found
+        return faults
     try:
-        made = generated.made_by(one, pack, pristine, fix)
+        effect = generated.effect(mutant, pack, pristine, fix)
     except ValueError as error:
-        if one.is_whole:
-            return [*found, f"it does not fit the pinned release: {error}"]
+        if mutant.is_whole:
+            return [*faults, f"it does not fit the pinned release: {error}"]
         hint = f"runner.py mutate --rebase, or {wrong_fixes.WHOLE}/ if it was written on the release"
-        return [*found, f"it does not fit the release with fix.patch: {error}. Next: {hint}"]
-    return [*found, *filter(None, [rebase.nothing_wrong(made, fix)])]
+        return [*faults, f"it does not fit the release with fix.patch: {error}. Next: {hint}"]
+    return [*faults, *filter(None, [rebase.triviality(effect, fix)])]

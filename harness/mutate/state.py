@@ -1,4 +1,4 @@
-"""The folder of one `mutate` command in the cache: its journal, logs and patches, found again after a kill."""
+"""The folder of a `mutate` command in the cache: its journal, logs and patches. It outlasts a killed command."""
 
 from __future__ import annotations
 
@@ -22,33 +22,32 @@ class State:
 
     @property
     def journal(self) -> Path:
-        """The ends of lanes; without it the same command begins anew, and with it goes on from what was judged."""
+        """The ends of lanes. The same command skips the lanes in it."""
         return self.path / "journal.jsonl"
 
     @property
     def patches(self) -> Path:
-        """The folder of the mutants that were judged."""
+        """The folder of the patches that were judged."""
         return self.path / "patches"
 
     def settle(self) -> None:
-        """Let the same command begin anew."""
+        """Make the same command begin anew."""
         self.journal.replace(self.path / "settled.jsonl")
 
 
 @contextmanager
 def opened(cache: Cache, *words: object) -> Iterator[State]:
-    """Yield the folder of a command, for nobody else meanwhile.
+    """Yield the folder of a command, locked. HarnessError is raised where the same command runs already.
 
-    What its journal holds is believed by key: lanes of another probe, patch or toolchain have other keys.
-    HarnessError is raised where the same command runs already.
+    Its journal may be old: lanes of other checks, patches or toolchains have other keys.
     """
     key = files.key_of(*words)
     path = cache.entry(KIND, key)
     path.mkdir(parents=True, exist_ok=True)
     used(path)
-    with ExitStack() as held:
+    with ExitStack() as stack:
         try:
-            held.enter_context(cache.lock(f"judging-{key}", timeout=0))
+            stack.enter_context(cache.lock(f"judging-{key}", timeout=0))
         except TimeoutError:
             raise HarnessError("the same mutants are being judged by another runner. Next: wait for it") from None
         yield State(path)

@@ -1,4 +1,4 @@
-"""The record of upstream's tests without and with a pack's patch: ``receipts/upstream_tests.json``."""
+"""The receipt of upstream's tests without and with a pack's patch: ``receipts/upstream_tests.json``."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ SCHEMA = 1
 
 @dataclass(frozen=True)
 class PatchRecord:
-    """A patch of the pack: its file, the hash of its bytes, and the hash of what it means, which is what counts."""
+    """A patch of the pack. Two records are equal where name and meaning are."""
 
-    name: str
-    sha256: str = field(compare=False)
-    meaning: str
+    name: str  # of the file
+    sha256: str = field(compare=False)  # of its bytes
+    meaning: str  # the hash of what it does
 
 
 @dataclass(frozen=True)
 class SuiteReceipt:
-    """What upstream's tests said of a patch."""
+    """The result of upstream's tests, and what was run."""
 
     schema: int
     pack: str
@@ -37,41 +37,40 @@ class SuiteReceipt:
     reason: str
     upstream: UpstreamRecord  # the tree, without any patch
     files: tuple[str, ...]  # of the suite
-    arguments: tuple[str, ...]  # that pytest got from pack.toml
-    environment: dict[str, str]  # that the suite got from pack.toml
+    arguments: tuple[str, ...]  # of pytest, from pack.toml
+    environment: dict[str, str]  # of the suite, from pack.toml
     patch: PatchRecord | None
-    test_patch: PatchRecord | None  # on top in both lanes; None where the pack has none
+    test_patch: PatchRecord | None  # upstream_test.patch, applied in both lanes; None where the pack has none
     dependencies: DependencyRecord
     host: HostRecord
-    before: dict[str, int]  # how many tests ended how without the patch, by result
-    after: dict[str, int]
-    tests: tuple[CaseRow, ...]  # those that differ, are red or skipped, or are new
-    command: str  # that makes it anew
+    before: dict[str, int]  # the number of tests by result, without the patch
+    after: dict[str, int]  # with it
+    tests: tuple[CaseRow, ...]  # whose change is not `SAME`
+    command: str  # makes the receipt anew
     started: str  # in UTC
     seconds: float  # of all lanes together
 
 
 def _patch(path: Path) -> PatchRecord | None:
-    """Record a patch; None where there is none."""
     if not path.exists():
         return None
-    of = receipt.hashed(path)
-    return PatchRecord(path.name, of.sha256, of.meaning)
+    hashes = receipt.hashed(path)
+    return PatchRecord(path.name, hashes.sha256, hashes.meaning)
 
 
-def document(suite: Suite, found: Comparison, started: dt.datetime, command: str) -> dict[str, Any]:
-    """Return the receipt of a suite as a JSON document with nothing private in it.
+def document(suite: Suite, comparison: Comparison, started: dt.datetime, command: str) -> dict[str, Any]:
+    """Return the receipt of a suite as a scrubbed JSON document.
 
     PrivateTextError is raised where a field still looks private.
     """
     pack, prepared, session = suite.cell.pack, suite.prepared, suite.session
     members, tree = prepared.dependency_set, prepared.pristine
     kind, package = suite.cell.source.kind, pack.definition.upstream.package
-    one = SuiteReceipt(
+    suite_receipt = SuiteReceipt(
         schema=SCHEMA,
         pack=pack.name,
-        verdict=found.verdict,
-        reason=found.reason,
+        verdict=comparison.verdict,
+        reason=comparison.reason,
         upstream=UpstreamRecord(package, tree.version, kind, tree.sha256, commit_of(tree.version)),
         files=suite.tests.files,
         arguments=suite.tests.arguments,
@@ -80,37 +79,34 @@ def document(suite: Suite, found: Comparison, started: dt.datetime, command: str
         test_patch=_patch(pack.upstream_test_patch),
         dependencies=DependencyRecord(members.name, members.sha256, members.versions),
         host=writer.host_record(session.host, tuple(device.gpu for device in suite.devices)),
-        before=found.counts("before"),
-        after=found.counts("after"),
-        tests=tuple(row for row in found.rows if row.change != Change.SAME),
+        before=comparison.counts("before"),
+        after=comparison.counts("after"),
+        tests=tuple(row for row in comparison.rows if row.change != Change.SAME),
         command=command,
         started=started.isoformat(timespec="milliseconds"),
         seconds=round((dt.datetime.now(dt.UTC) - started).total_seconds(), 3),
     )
     scrub = writer.scrubber(pack, session.cache, session.host, members, {})
-    return dict(scrub.document(asdict(one), "upstream_tests", writer.without_lane_folders))
+    return dict(scrub.document(asdict(suite_receipt), "upstream_tests", writer.without_lane_folders))
 
 
 def load(folder: Path) -> SuiteReceipt | None:
-    """Read the receipt in a folder of receipts; None where there is none.
-
-    HarnessError is raised where it cannot be read.
-    """
+    """Read the receipt in a folder of receipts, if it is there. HarnessError is raised where it cannot be read."""
     path = folder / SUITE
     return receipt.load_as(path, SuiteReceipt, "runner.py upstream-tests --record") if path.exists() else None
 
 
-def reasons(pack: Pack, one: SuiteReceipt) -> list[str]:
-    """Say why a receipt no longer speaks of the pack beside it; nothing where it does."""
+def reasons(pack: Pack, recorded: SuiteReceipt) -> list[str]:
+    """Say why a recorded receipt is stale; nothing where it is fresh."""
     definition, suite = pack.definition, pack.definition.upstream_tests
     if suite is None:
         return ["pack.toml has no [upstream_tests]"]
-    found = []
-    if (suite.files, suite.arguments, suite.environment) != (one.files, one.arguments, one.environment):
-        found.append("[upstream_tests] changed")
-    wanted = of_git(suite.origin).value if suite.origin else definition.upstream.sha256 or definition.upstream.commit
-    if wanted not in (one.upstream.commit, one.upstream.sha256):
-        found.append("its tree changed")
-    found += ["the patch changed"] if _patch(pack.suite_patch(suite)) != one.patch else []
-    found += ["upstream_test.patch changed"] if _patch(pack.upstream_test_patch) != one.test_patch else []
-    return found + staleness.dependency_reasons(pack, suite.dependencies, one.dependencies, one.host.python)
+    changes = []
+    if (suite.files, suite.arguments, suite.environment) != (recorded.files, recorded.arguments, recorded.environment):
+        changes.append("[upstream_tests] changed")
+    origin = of_git(suite.origin).value if suite.origin else definition.upstream.sha256 or definition.upstream.commit
+    if origin not in (recorded.upstream.commit, recorded.upstream.sha256):
+        changes.append("its tree changed")
+    changes += ["the patch changed"] if _patch(pack.suite_patch(suite)) != recorded.patch else []
+    changes += ["upstream_test.patch changed"] if _patch(pack.upstream_test_patch) != recorded.test_patch else []
+    return changes + staleness.dependency_reasons(pack, suite.dependencies, recorded.dependencies, recorded.host.python)

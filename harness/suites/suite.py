@@ -1,4 +1,4 @@
-"""Upstream's own tests without and with a pack's patch: pytest under a lane's supervisor, in a copy of each tree."""
+"""Upstream's own tests: pytest under a lane's supervisor, in a copy of each tree."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from harness.upstream.source import of_git, pinned
 from harness.upstream.tree import Tree
 from harness.verdict.lane_verdict import abnormal_end
 
-#: What decides over a suite's own configuration: no cache in the tree, every test runs, the log holds no colours.
-OURS = ("-p", "no:cacheprovider", "--maxfail=0", "--color=no")
-#: Statuses of pytest: all right, some wrong, and no test collected.
-RIGHT, WRONG, NOTHING = 0, 1, 5
+#: Options that override a suite's own configuration: no cache in the tree, every test runs, no colours in the log.
+OPTIONS = ("-p", "no:cacheprovider", "--maxfail=0", "--color=no")
+#: Exit statuses of pytest: all tests passed, some failed, none was collected.
+PASSED, FAILED, NOTHING = 0, 1, 5
 
 
 def suite_of(pack: Pack) -> UpstreamTests:
-    """Return what pack.toml names of upstream's tests; HarnessError is raised where it names nothing."""
+    """Return [upstream_tests] of pack.toml; HarnessError is raised where it is missing."""
     suite = pack.definition.upstream_tests
     if suite is None:
         raise HarnessError(f"{pack.name}: pack.toml has no [upstream_tests]. Next: see CONTRIBUTING.md")
@@ -46,7 +46,7 @@ def suite_of(pack: Pack) -> UpstreamTests:
 
 @dataclass(frozen=True)
 class Suite:
-    """Upstream's tests for one pack, on the trees and the dependency set that its cell laid out."""
+    """Upstream's tests for one pack, with its trees and its dependency set laid out."""
 
     cell: Cell
     tests: UpstreamTests
@@ -55,7 +55,7 @@ class Suite:
     session: Session
 
     def compared(self) -> Comparison:
-        """Run the tests without and with the patch, and compare; where the pack brings a test, both runs have it."""
+        """Run the tests without and with the patch, and compare. Both runs have the test of the pack."""
         pack, pristine, patched = self.cell.pack, self.prepared.pristine, self.prepared.patched
         if patched is None:
             return Comparison(SuiteVerdict.PATCH_STALE, f"{self.prepared.patch}: {self.prepared.stale}")
@@ -63,20 +63,20 @@ class Suite:
             before, after = self._with_test(pristine), self._with_test(patched)
         except StalePatchError as error:
             return Comparison(SuiteVerdict.PATCH_STALE, f"upstream_test.patch: {error}")
-        known = self.run("the list of tests", pristine, listing=True)
+        upstream_tests = self.run("the list of tests", pristine, listing=True)
         ends = self.run("without the patch", before), self.run("with the patch", after)
-        return comparison.compare(known, *ends, adds=pack.upstream_test_patch.exists())
+        return comparison.compare(upstream_tests, *ends, adds=pack.upstream_test_patch.exists())
 
     def _with_test(self, tree: Tree) -> Tree:
-        """Put the pack's own test on top; test and patch may touch the same file."""
+        """Apply upstream_test.patch, if there is one. It need not fit exactly, since fix.patch may touch its files."""
         test, upstream = self.cell.pack.upstream_test_patch, self.cell.pack.definition.upstream
         return patch.apply(self.session.cache, tree, upstream, test, exact=False) if test.exists() else tree
 
     def run(self, name: str, tree: Tree, *, listing: bool = False) -> dict[str, CaseEnd]:
-        """Run the suite to its end and return how each test ended; with `listing`, pytest only plans.
+        """Run the suite, and return the end of each test; with `listing`, pytest only lists them.
 
-        The tests may write into the tree: they get a copy, which is also their working directory. HarnessError is
-        raised where the run says nothing of the tests, and why.
+        The tests run in a copy of the tree, since they may write into it. HarnessError is raised where the run as a
+        whole fails.
         """
         present = [file for file in self.tests.files if not listing or (tree.folder / file).exists()]
         if not present:
@@ -87,21 +87,21 @@ class Suite:
         locks.mkdir(parents=True, exist_ok=True)
         members, toolchain = self.prepared.dependency_set.sha256, (host.python, host.torch, host.triton)
         key = files.key_of("upstream-tests", tree.key, members, *toolchain, self.cell.target)
-        with cache.guard(), cache.scratch("lane-") as work, jit_folder(cache, key, work) as kept:
-            copy, report, gate = environment.make_folders(work, kept), work / "report.xml", work / "gate"
+        with cache.guard(), cache.scratch("lane-") as work, jit_folder(cache, key, work) as jit:
+            copy, report, gate = environment.make_folders(work, jit), work / "report.xml", work / "gate"
             shutil.copytree(tree.folder, copy, dirs_exist_ok=True)
-            (work / "pytest.ini").touch()  # pytest looks for it upwards: no folder above the cache configures the suite
+            (work / "pytest.ini").touch()  # pytest searches upwards: nothing above the cache configures the suite
             plan = ("--setup-plan",) if listing else ()
             python = str(built_environment.interpreter(self.cell.environment))
-            ours = (*OURS, *plan, f"--rootdir={copy}", f"--junitxml={report}", "--", *present)
+            options = (*OPTIONS, *plan, f"--rootdir={copy}", f"--junitxml={report}", "--", *present)
             visible = ",".join(device.token for device in self.devices)
             share = environment.Share(len(cores()), 1, visible, gate if self.devices else None)
             paths = [copy / tree.source_root, layout.folder]
             command = process.Command(
-                arguments=(python, "-P", "-m", "pytest", *self.tests.arguments, *ours),
+                arguments=(python, "-P", "-m", "pytest", *self.tests.arguments, *options),
                 environment={
-                    **environment.build(os.environ, work, kept, paths, share),
-                    # suites that start torch.distributed listen there; two at once would take one port from each other
+                    **environment.build(os.environ, work, jit, paths, share),
+                    # torch.distributed listens there; two suites at once must not share a port
                     "MASTER_ADDR": "127.0.0.1",
                     "MASTER_PORT": str(_free_port()),
                     **self.tests.environment,
@@ -112,26 +112,25 @@ class Suite:
                 gate=gate,
                 locks=tuple(locks / f"gpu-{files.key_of(device.token)}.lock" for device in self.devices),
             )
-            before = layout.lay_out()
+            seal = layout.lay_out()
             with Log(self.session.folder / f"{label}.log") as log:
-                ended = process.run(command, log)
-            layout.check(before, while_it_ran=True)
-            if why := abnormal_end(ended, command.timeout):
-                raise HarnessError(f"{name}: {why}")
+                end = process.run(command, log)
+            layout.check(seal, while_it_ran=True)
+            if reason := abnormal_end(end, command.timeout):
+                raise HarnessError(f"{name}: {reason}")
             try:
-                return _tests(report, copy, ended.status, listing=listing)
+                return _tests(report, copy, end.status, listing=listing)
             except ValueError as error:
                 raise HarnessError(f"{name}: {error}") from None
 
 
 def _free_port() -> int:
-    """Return a port of the loopback interface that nobody listens on now."""
-    with socket.create_server(("127.0.0.1", 0)) as taken:
-        return int(taken.getsockname()[1])
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        return int(server.getsockname()[1])
 
 
 def _tests(report: Path, tree: Path, status: int, *, listing: bool) -> dict[str, CaseEnd]:
-    """Return how each test ended, where report and exit status agree; ValueError: they do not, or nothing ran."""
+    """Return the end of each test. ValueError: report and exit status do not agree, or no test ran."""
     try:
         tests, modules = comparison.read(report, tree)
     except (OSError, ET.ParseError):
@@ -139,23 +138,23 @@ def _tests(report: Path, tree: Path, status: int, *, listing: bool) -> dict[str,
     broken = [f"{name}: {end.reason}" for name, end in modules.items() if end.result in RED]
     if broken:
         raise ValueError(f"cannot be collected: {'; '.join(broken)}")
-    if status not in (RIGHT, WRONG, NOTHING):
+    if status not in (PASSED, FAILED, NOTHING):
         raise ValueError(f"pytest ended with status {status}")
     if not tests and not listing:
         skipped = "; ".join(f"{name}: {end.reason}" for name, end in modules.items())
         raise ValueError("no test was collected" + (f" (skipped: {skipped})" if skipped else ""))
-    red = any(end.result in RED for end in tests.values())
-    if red != (status == WRONG):
-        raise ValueError(f"pytest ended with status {status}, and {'a' if red else 'no'} test failed")
+    has_red = any(end.result in RED for end in tests.values())
+    if has_red != (status == FAILED):
+        raise ValueError(f"pytest ended with status {status}, and {'a' if has_red else 'no'} test failed")
     return {**tests, **modules}
 
 
 def laid_out(pack: Pack, session: Session, timeout: float | None, *, gpu: bool) -> Suite:
-    """Lay out what upstream's tests of a pack need.
+    """Lay out the trees and the dependency set of upstream's tests.
 
-    UnsupportedHereError is raised where this host lacks a GPU, or lies outside the pack's range. HarnessError is
-    raised where pack.toml names no suite, or something cannot be had from outside. `gpu` says whether tests see a GPU
-    that do not need one.
+    `gpu` shows a GPU also to tests that do not need one. UnsupportedHereError is raised where this host lacks a GPU, or
+    lies outside the pack's range. HarnessError is raised where pack.toml names no suite, or a tree or wheel cannot be
+    fetched.
     """
     tests, cache, host = suite_of(pack), session.cache, session.host
     wants_gpu = tests.gpu or gpu

@@ -1,1 +1,1 @@
-"""What the probe says of many releases or commits, and where the bug came and went."""
+"""The verdicts of a pack on many releases or commits, and where the bug came and went."""

@@ -1,6 +1,6 @@
-"""Where a verdict changes among releases, in about log2(n) lanes.
+"""Bisection: where the verdict changes among releases, in about log2(n) lanes.
 
-It is taken that the verdict changes once between two ends. What cannot be judged is skipped, and is never an answer.
+It assumes one change between two ends. A release that cannot be judged is skipped, and is never the answer.
 """
 
 from __future__ import annotations
@@ -13,47 +13,46 @@ from harness.core.words import Exit
 from harness.versions.judging import Candidate, Judging
 from harness.versions.timeline import WRONG, Entry
 
-#: Judges the entry at an index.
+#: Judges the candidate at an index.
 Judge = Callable[[int], Entry]
 
 
 @dataclass
 class Known:
-    """Judges each candidate when it is first asked for; `rows` are the entries by index."""
+    """Judges a candidate when its entry is first needed."""
 
     judging: Judging
     listed: list[Candidate]
-    rows: dict[int, Entry] = field(default_factory=dict)
+    rows: dict[int, Entry] = field(default_factory=dict)  # the entries by index
 
     def __call__(self, index: int) -> Entry:
-        """Return the entry at an index."""
         if index not in self.rows:
-            self.rows[index] = self.judging.one(self.listed[index])
+            self.rows[index] = self.judging.judge(self.listed[index])
         return self.rows[index]
 
     @property
     def entries(self) -> list[Entry]:
-        """What was judged, in the order of the candidates."""
+        """The entries, in the order of the candidates."""
         return [self.rows[index] for index in sorted(self.rows)]
 
 
-def narrow(judge: Judge, left: int, right: int) -> None:
-    """Judge, by halving, between two entries of different verdicts until none between them can be judged."""
-    first = judge(left).verdict
-    untried = list(range(left + 1, right))
+def narrow(judge: Judge, start: int, end: int) -> None:
+    """Bisect between two entries of different verdicts until no candidate between them can be judged."""
+    verdict = judge(start).verdict
+    untried = list(range(start + 1, end))
     while untried:
         index = untried[len(untried) // 2]
         entry = judge(index)
         if not entry.is_judged:
             untried.remove(index)
-        elif entry.verdict == first:
-            untried = [one for one in untried if one > index]
+        elif entry.verdict == verdict:
+            untried = [candidate for candidate in untried if candidate > index]
         else:
-            untried = [one for one in untried if one < index]
+            untried = [candidate for candidate in untried if candidate < index]
 
 
 def search(judge: Judge, end: int, anchor: int) -> None:
-    """Judge what decides where the bug of the entry `anchor` begins or ends towards the entry `end`."""
+    """Judge what decides where, between the entries `anchor` and `end`, the bug of `anchor` begins or ends."""
     unjudged, reached = end, anchor
     if judge(end).is_judged:
         unjudged = reached = end
@@ -67,19 +66,19 @@ def search(judge: Judge, end: int, anchor: int) -> None:
         narrow(judge, min(reached, anchor), max(reached, anchor))
 
 
-def around_the_bug(known: Known) -> None:
-    """Judge what decides where the bug of the pinned release (or of the newest) begins and ends.
+def around_the_bug(judge: Known) -> None:
+    """Judge what decides where the bug of the pinned release, or else of the newest, begins and ends.
 
-    HarnessError: that release does not have the bug, so there is nothing to search from. KeyboardInterrupt: the user
-    interrupted; `known` holds what was judged.
+    HarnessError is raised where that release does not have the bug. After a KeyboardInterrupt `judge` holds the entries
+    so far.
     """
-    last = len(known.listed) - 1
-    anchor = next((index for index, candidate in enumerate(known.listed) if candidate.is_pinned), last)
-    if known(anchor).verdict != WRONG:
+    last = len(judge.listed) - 1
+    anchor = next((index for index, candidate in enumerate(judge.listed) if candidate.is_pinned), last)
+    if judge(anchor).verdict != WRONG:
         raise HarnessError(
-            f"--bisect starts from {known(anchor).label}, which gives {known(anchor).verdict}. "
+            f"--bisect starts from {judge(anchor).label}, which gives {judge(anchor).verdict}. "
             "Next: the same without --bisect",
             status=Exit.DEVIATES,
         )
-    search(known, 0, anchor)
-    search(known, last, anchor)
+    search(judge, 0, anchor)
+    search(judge, last, anchor)

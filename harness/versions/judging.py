@@ -1,4 +1,4 @@
-"""Judging other trees than the pinned one: a pristine lane each, several at once, through the one scheduler."""
+"""Judging other trees than the pinned one: a pristine lane for each, several at once."""
 
 from __future__ import annotations
 
@@ -30,45 +30,42 @@ from harness.verdict.change import Side
 from harness.verdict.lane_verdict import FAILED
 from harness.versions.timeline import RIGHT, WRONG, Entry
 
-#: What a lane says that went through all of its checks. In any other its checks are not all there.
+#: The verdicts of a lane that ran all of its checks.
 WHOLE = (WRONG, RIGHT, LaneVerdict.CONTROL_FAILED)
 
 
 @dataclass(frozen=True)
 class Candidate:
-    """One thing to judge."""
+    """A release or a commit to judge."""
 
-    label: str  # what the table calls it
+    label: str  # its name in the table
     upstream: str | None = None  # for ``--upstream``; None is the pinned release
-    date: str = ""  # when the index took it in, or empty
-    reason: str = ""  # why it cannot be judged at all; empty where it can be tried
-    is_pinned: bool = False  # whether it is what pack.toml states
-    sha256: str = ""  # of a release's archive, where it is known: by it a lane that ended before is found again
+    date: str = ""  # of its upload to the index, or empty
+    reason: str = ""  # why it cannot be judged at all, or empty
+    is_pinned: bool = False  # whether pack.toml pins it
+    sha256: str = ""  # of its archive, where that is known: the journal finds a lane of an earlier run by it
 
 
 @dataclass(frozen=True)
 class Judging:
-    """One pack, one target, any number of candidates.
-
-    `about` names the checks that a candidate is judged by; empty: all of them, as a sweep judges.
-    """
+    """One pack on one target, for any number of candidates."""
 
     session: Session
     pack: Pack
     target: str
     evidence: Evidence
     timeout: float | None = None
-    about: tuple[str, ...] = ()
+    about: tuple[str, ...] = ()  # the globs of the checks that decide; empty: all checks
 
-    def every(self, wanted: list[Candidate]) -> tuple[list[Entry], Account]:
-        """Judge candidates; return what was judged, in their order, and what came of the lanes."""
-        cells = [self._cell(candidate) for candidate in wanted]
+    def every(self, candidates: list[Candidate]) -> tuple[list[Entry], Account]:
+        """Judge candidates; return the entries of those whose lanes ended, in their order, and the account."""
+        cells = [self._cell(candidate) for candidate in candidates]
         account = lanes.run(self.session, [cell for cell in cells if isinstance(cell, Cell)], receipts=False)
-        entries = [self._entry(candidate, cell, account) for candidate, cell in zip(wanted, cells, strict=True)]
+        entries = [self._entry(candidate, cell, account) for candidate, cell in zip(candidates, cells, strict=True)]
         return [entry for entry in entries if entry is not None], account
 
-    def one(self, candidate: Candidate) -> Entry:
-        """Judge a single candidate. KeyboardInterrupt: the user interrupted. HarnessError: its lane was not run."""
+    def judge(self, candidate: Candidate) -> Entry:
+        """Judge one candidate. KeyboardInterrupt: the user interrupted. HarnessError: its lane was not run."""
         entries, account = self.every([candidate])
         if account.interrupted:
             raise KeyboardInterrupt
@@ -77,10 +74,10 @@ class Judging:
         return entries[0]
 
     def _cell(self, candidate: Candidate) -> Cell | Side:
-        """Return the cell of a candidate, or why it has none."""
+        """Return the cell of a candidate, or the side of one that cannot be judged."""
         if candidate.reason:
             return Side(LaneVerdict.UNSUPPORTED, candidate.reason)
-        request = Request(candidate.upstream, self._of_its_day(candidate), (LaneName.PRISTINE,), self.timeout)
+        request = Request(candidate.upstream, self._dependencies(candidate), (LaneName.PRISTINE,), self.timeout)
         planned = Planned(self.target, self.evidence)
         try:
             cell = cell_of(self.pack, planned, request, self.session.host, self.session.cache)
@@ -88,27 +85,26 @@ class Judging:
             return Side(LaneVerdict.ERROR, str(error))
         return replace(cell, column=re.sub(r"[^\w.-]+", "_", candidate.label), tree=cell.tree or candidate.sha256)
 
-    def _of_its_day(self, candidate: Candidate) -> tuple[str, ...]:
-        """Return what a script that a stranger wrote wants beside another release, as of the day after that release.
+    def _dependencies(self, candidate: Candidate) -> tuple[str, ...]:
+        """Pin what a pack of `new` requires beside another release, as of the day after that release.
 
-        Nothing where no wheels meet it: then that release is tried with the pack's own dependencies.
+        Where no wheels fit, it is empty: that release is tried with the pack's own dependencies.
         """
         script, cache = self.pack.definition.script, self.session.cache
         if script is None or not script.requires or candidate.upstream is None or cache.offline:
             return ()
-        after = dt.date.fromisoformat(candidate.date) + dt.timedelta(days=2) if candidate.date else ""
-        package, *others = script.requires
-        asked = "\n".join([f"{package}=={candidate.label}", *others])
+        day_after = dt.date.fromisoformat(candidate.date) + dt.timedelta(days=2) if candidate.date else ""
+        package, *companions = script.requires
+        requirements = "\n".join([f"{package}=={candidate.label}", *companions])
         cache.tell(f"resolving what {package} {candidate.label} requires")
         try:
-            pinned = uv.compiled(asked, self.session.host.python, f"{after}T00:00:00Z" if after else "")
+            pinned = uv.compiled(requirements, self.session.host.python, f"{day_after}T00:00:00Z" if day_after else "")
         except uv.UvError:
             return ()
-        own = canonicalize_name(self.pack.definition.upstream.package)
-        return tuple(pin for pin in uv.PIN.findall(pinned) if canonicalize_name(pin.partition("==")[0]) != own)
+        package_name = canonicalize_name(self.pack.definition.upstream.package)
+        return tuple(pin for pin in uv.PIN.findall(pinned) if canonicalize_name(pin.partition("==")[0]) != package_name)
 
     def _entry(self, candidate: Candidate, cell: Cell | Side, account: Account) -> Entry | None:
-        """Say what came of a candidate; None where its lane did not end."""
         side = cell if isinstance(cell, Side) else side_of(self.session, cell, account)
         if side is None:
             return None
@@ -116,14 +112,14 @@ class Judging:
         if record is not None:
             figure = figures.leading(self.pack.definition.leading_figure, record, None)
             if self.about:
-                verdict, reason = by_checks(record, verdict, reason, self.about)
+                verdict, reason = _by_checks(side, record, self.about)
             elif side.verdict in (WRONG, RIGHT):
-                reason = ""  # the script's own, which lists its checks
+                reason = ""  # it only lists the checks
         return Entry(candidate.label, candidate.date, verdict, figure, reason, record.seconds if record else 0.0)
 
 
 def side_of(session: Session, cell: Cell, account: Account) -> Side | None:
-    """Say what came of the one lane of a cell; None where the user interrupted, or it was not run."""
+    """Return the result of the only lane of a cell; None where it did not end."""
     outcome = account.results.get(cell.name)
     if outcome is None or outcome.runs:
         return _side(session, outcome.last[0]) if outcome else None
@@ -132,67 +128,68 @@ def side_of(session: Session, cell: Cell, account: Account) -> Side | None:
 
 
 def _side(session: Session, end: LaneEnd) -> Side:
-    """Say what came of a lane on another tree than the pinned one.
+    """Return the result of a lane on another tree than the pinned one.
 
-    A surprise inside the script, such as a name that this tree does not have, is UNSUPPORTED here, never the bug.
+    An exception of the script is UNSUPPORTED here, since that tree may have another API.
     """
     record = end.record
     if record is None:
         return Side(LaneVerdict.ERROR, "its lane did not begin", end.version)
-    surprised = record.verdict == LaneVerdict.ERROR and record.reason.startswith(NO_SENTINEL)
-    if end.log is None or not surprised or record.exit_status not in FAILED:
+    has_raised = record.verdict == LaneVerdict.ERROR and record.reason.startswith(NO_SENTINEL)
+    if end.log is None or not has_raised or record.exit_status not in FAILED:
         return Side(record.verdict, record.reason, end.version, record)
     text = (session.folder / end.log.file).read_text(encoding="utf-8", errors="replace")
     return Side(LaneVerdict.UNSUPPORTED, last_exception(text) or record.reason, end.version, record)
 
 
-def by_checks(record: LaneRecord, verdict: LaneVerdict, reason: str, about: tuple[str, ...]) -> tuple[LaneVerdict, str]:
-    """Return the verdict of the checks that `about` names, and why, with the other controls that are wrong.
+def _by_checks(side: Side, record: LaneRecord, globs: tuple[str, ...]) -> tuple[LaneVerdict, str]:
+    """Return the verdict of the checks that the globs name, and the reason, with the other controls that are wrong.
 
-    One control among them has to be right: a release in which nothing works has no bug of its own. `verdict` and
-    `reason` are what the lane says as a whole, and stay where it did not go through all of its checks.
+    One named control has to be judged, and none may be wrong: where nothing works, nothing shows the bug. The verdict
+    of the whole lane stays where it did not run all of its checks.
     """
-    if verdict not in WHOLE:
-        return verdict, reason
-    names = pack_verdict.chosen((line.name for line in record.checks), about)
+    if side.verdict not in WHOLE:
+        return side.verdict, side.reason
+    names = pack_verdict.chosen((line.name for line in record.checks), globs)
     judged = [line for line in record.checks if line.name in names and line.ok is not None]
-    if wrong := _wrong_controls(judged):
-        return LaneVerdict.CONTROL_FAILED, ", ".join(wrong)
+    if wrong_controls := _wrong_controls(judged):
+        return LaneVerdict.CONTROL_FAILED, ", ".join(wrong_controls)
     if not any(line.role == Role.CONTROL for line in judged):
-        return LaneVerdict.UNSUPPORTED, f"no control among {', '.join(about)} could be judged"
+        return LaneVerdict.UNSUPPORTED, f"no control among {', '.join(globs)} could be judged"
     defects = [line.ok for line in judged if line.role == Role.DEFECT]
     if not defects:
-        return LaneVerdict.UNSUPPORTED, f"no defect check among {', '.join(about)} could be judged"
-    others = _wrong_controls(line for line in record.checks if line.name not in names)
-    beside = f"; controls of other options are wrong: {', '.join(others)}" if others else ""
-    found = LaneVerdict.FIX_VALIDATED if all(defects) else LaneVerdict.BUG_REPRODUCED
-    return found, f"by {len(judged)} of {len(record.checks)} checks{beside}"
+        return LaneVerdict.UNSUPPORTED, f"no defect check among {', '.join(globs)} could be judged"
+    unrelated = _wrong_controls(line for line in record.checks if line.name not in names)
+    remark = f"; controls of other options are wrong: {', '.join(unrelated)}" if unrelated else ""
+    return RIGHT if all(defects) else WRONG, f"by {len(judged)} of {len(record.checks)} checks{remark}"
 
 
 def _wrong_controls(lines: Iterable[CheckLine]) -> list[str]:
     return [line.name for line in lines if line.role == Role.CONTROL and line.ok is False]
 
 
-def releases(cache: Cache, pack: Pack, wanted: str) -> list[Candidate]:
-    """List the releases of a pack's upstream that lie in a range such as ``>=0.5``, the oldest first.
+def releases(cache: Cache, pack: Pack, within: str) -> list[Candidate]:
+    """List the releases of a pack's upstream in a range such as ``>=0.5``, the oldest first.
 
-    Pre-releases are listed only where the range names one. An empty range is every final release.
+    An empty range holds every final release. Pre-releases are listed only where the range names one.
     """
     upstream = pack.definition.upstream
     package, pinned = upstream.package, upstream.version
     try:
-        specifier = SpecifierSet(wanted)
+        specifiers = SpecifierSet(within)
     except InvalidSpecifier:
-        raise HarnessError(f"--range {wanted!r}: no version range. Next: --range '>=0.5,<0.9'") from None
-    listed = download.releases(cache, package, wheels_only=upstream.is_wheel)
-    inside = set(specifier.filter(one.version for one in listed))
+        raise HarnessError(f"--range {within!r}: no version range. Next: --range '>=0.5,<0.9'") from None
+    available = download.releases(cache, package, wheels_only=upstream.is_wheel)
+    inside = set(specifiers.filter(release.version for release in available))
     if not inside:
-        every = ", ".join(one.version for one in listed[-8:])
-        raise HarnessError(f"--range {wanted!r}: no release of {package} lies in it. The newest: {every}")
-    found = []
-    for one in (one for one in listed if one.version in inside):
-        is_pinned = bool(pinned) and Version(one.version) == Version(pinned)  # no release is where a commit is pinned
-        named = None if is_pinned else f"{package}=={one.version}"
-        reason = "" if one.file else "no file of it that this interpreter could read"
-        found.append(Candidate(one.version, named, one.date, reason, is_pinned, one.sha256))
-    return found
+        newest = ", ".join(release.version for release in available[-8:])
+        raise HarnessError(f"--range {within!r}: no release of {package} lies in it. The newest: {newest}")
+    candidates = []
+    for release in available:
+        if release.version not in inside:
+            continue
+        is_pinned = bool(pinned) and Version(release.version) == Version(pinned)  # empty where a commit is pinned
+        source = None if is_pinned else f"{package}=={release.version}"
+        reason = "" if release.file else "no file of it that this interpreter could read"
+        candidates.append(Candidate(release.version, source, release.date, reason, is_pinned, release.sha256))
+    return candidates

@@ -1,4 +1,4 @@
-"""What ``runner.py versions`` prints and keeps: the table, the line below it, and the same as JSON."""
+"""The output of ``runner.py versions``: a table and a line, or JSON, and the document in the pack's data/."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ SCHEMA = 1
 
 
 def scrubbed(row: Entry, scrub: Scrubber) -> Entry:
-    """Return a row whose texts may be shown to anybody: a reason that still looks private is withheld."""
+    """Scrub the reason of a row; one that still looks private is withheld."""
     try:
         return replace(row, reason=str(scrub.document(row.reason, "the reason")))
     except PrivateTextError as error:
@@ -34,7 +34,7 @@ def as_text(rows: list[Entry], line: str) -> str:
 
 
 def history(rows: list[Entry], line: str, judging: Judging, command: str) -> History:
-    """Return what was found, with what it was found by."""
+    """Return the rows and the line, with what they were judged by."""
     host = judging.session.host
     return History(
         schema=SCHEMA,
@@ -53,9 +53,9 @@ def history(rows: list[Entry], line: str, judging: Judging, command: str) -> His
     )
 
 
-def save(found: History, judging: Judging, scrub: Scrubber) -> str:
-    """Write the document into the pack's data/ and return its name; refuse where something private is in it."""
+def save(document: History, judging: Judging, scrub: Scrubber) -> str:
+    """Write the document into the pack's data/ and return its name; PrivateTextError: a field looks private."""
     name = f"history.{judging.target}.json"
-    text = receipt.to_json(scrub.document(asdict(found), name))
+    text = receipt.to_json(scrub.document(asdict(document), name))
     files.write_atomic(judging.pack.folder / "data" / name, text)
     return f"{judging.pack.name}/data/{name}"

@@ -1,4 +1,4 @@
-"""Where the bug came in and where it was fixed, from the verdicts on an ordered list."""
+"""Where the bug came in and where it was fixed, from the verdicts on releases in their order."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ WRONG, RIGHT = LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED
 
 @dataclass(frozen=True)
 class Entry:
-    """What the probe said of one release or commit; `seconds` is the wall time of its lane."""
+    """The verdict on one release or commit."""
 
     label: str
     date: str
     verdict: LaneVerdict
     figure: str = ""
     reason: str = ""
-    seconds: float = 0.0
+    seconds: float = 0.0  # the wall time of its lane
 
     @property
     def is_judged(self) -> bool:
-        """Whether it is right or wrong; whatever else it is says nothing of the bug."""
+        """Whether it is right or wrong: no other verdict tells of the bug."""
         return self.verdict in (WRONG, RIGHT)
 
 
 @dataclass(frozen=True)
 class History:
-    """What `runner.py versions --record` keeps of a target; `checks`: by which alone it judged, if not by all."""
+    """The document of `runner.py versions --record` for a target; `checks` are those that decided, empty: all."""
 
     schema: int
     pack: str
@@ -47,32 +47,32 @@ class History:
 
 @dataclass(frozen=True)
 class Period:
-    """One stretch of judged rows with the bug, by their indices."""
+    """A stretch of rows with the bug, by their indices."""
 
     first: int  # the first wrong row
     last: int  # the last wrong row
-    before: int | None  # the last right row before it; None where nothing before it is right
-    after: int | None  # the first right row after it; None where nothing after it is right
+    before: int | None  # the last right row before it, or None
+    after: int | None  # the first right row after it, or None
 
 
 def periods(rows: list[Entry]) -> list[Period]:
-    """List the stretches with the bug; rows that could not be judged neither end nor begin one."""
-    found: list[Period] = []
-    right: int | None = None
-    first: int | None = None
-    last = 0
+    """List the stretches with the bug. A row that could not be judged neither begins nor ends a stretch."""
+    stretches: list[Period] = []
+    last_right: int | None = None
+    first_wrong: int | None = None
+    last_wrong = 0
     for index, row in enumerate(rows):
         if row.verdict == WRONG:
-            first, last = (index if first is None else first), index
+            first_wrong, last_wrong = (index if first_wrong is None else first_wrong), index
         elif row.verdict == RIGHT:
-            if first is not None:
-                found.append(Period(first, last, right, index))
-            right, first = index, None
-    return found if first is None else [*found, Period(first, last, right, None)]
+            if first_wrong is not None:
+                stretches.append(Period(first_wrong, last_wrong, last_right, index))
+            last_right, first_wrong = index, None
+    return stretches if first_wrong is None else [*stretches, Period(first_wrong, last_wrong, last_right, None)]
 
 
 def _ends(rows: list[Entry], period: Period) -> str:
-    """Say where the bug came and went: ``or earlier`` where what lies before could not be judged, too."""
+    """Say where the bug came and went, ``or earlier`` where the row before was not judged."""
     came = f"bug from {rows[period.first].label}"
     came += "" if period.before is not None and period.before + 1 == period.first else " or earlier"
     if period.after is None:
@@ -81,12 +81,12 @@ def _ends(rows: list[Entry], period: Period) -> str:
 
 
 def line(rows: list[Entry]) -> str:
-    """Say in one line ``bug from A, fixed in B``, as exactly as the verdicts allow and no more."""
+    """Say in one line where the bug came and went, such as ``bug from A, fixed in B``."""
     judged = [row for row in rows if row.is_judged]
     if not judged:
         return f"nothing can be said: none of the {len(rows)} could be judged"
-    found = periods(rows)
-    if not found:
+    stretches = periods(rows)
+    if not stretches:
         unjudged = len(rows) - len(judged)
         return f"no bug in the {len(judged)} that were judged" + (f"; {unjudged} were not" if unjudged else "")
-    return "; again ".join(_ends(rows, one) for one in found)
+    return "; again ".join(_ends(rows, period) for period in stretches)

@@ -1,4 +1,4 @@
-"""Judging the base and the head of a change: one script and contract, two trees, no patch of ours."""
+"""Judging the base and the head of a change with the script and the contract of a pack; fix.patch has no part in it."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ BASE, HEAD = "base", "head"
 
 @dataclass(frozen=True)
 class Trees:
-    """The two trees: each as ``--upstream`` names one, with the seconds of a lane."""
+    """The two trees, as ``--upstream`` names one."""
 
     base: str
     head: str
-    timeout: float | None = None
+    timeout: float | None = None  # of a lane, in seconds
 
 
 @dataclass(frozen=True)
 class Compared:
-    """What one pack on one target says of a change, and how that was seen: the tree before it, and the tree with it."""
+    """The results of one pack on one target before a change, and with it."""
 
     pack: Pack
     target: str
@@ -42,13 +42,13 @@ class Compared:
         return between(self.base, self.head)
 
 
-def compared(session: Session, judged: list[tuple[Pack, str, Evidence]], trees: Trees) -> tuple[list[Compared], bool]:
-    """Judge both trees by packs, each on a target; return what they say, and whether the user interrupted.
+def compared(session: Session, subjects: list[tuple[Pack, str, Evidence]], trees: Trees) -> tuple[list[Compared], bool]:
+    """Judge both trees by each pack on its target; return the results, and whether the user interrupted.
 
-    HarnessError is raised where a tree names nothing of a pack, or a folder that is not there.
+    HarnessError is raised where a tree cannot be that of a pack's upstream, or is not there.
     """
     cells = []
-    for pack, target, evidence in judged:
+    for pack, target, evidence in subjects:
         for column, upstream in ((BASE, trees.base), (HEAD, trees.head)):
             request = Request(upstream, (), (LaneName.PRISTINE,), trees.timeout)
             cell = cell_of(pack, Planned(target, evidence), request, session.host, session.cache)
@@ -59,8 +59,8 @@ def compared(session: Session, judged: list[tuple[Pack, str, Evidence]], trees: 
         if outcome is not None and outcome.problem:
             raise HarnessError(f"--{cell.column}: {outcome.problem}")
     sides = [side_of(session, cell, account) for cell in cells]
-    found = []
-    for (pack, target, evidence), base, head in zip(judged, sides[::2], sides[1::2], strict=True):
+    comparisons = []
+    for (pack, target, evidence), base, head in zip(subjects, sides[::2], sides[1::2], strict=True):
         if base is not None and head is not None:
-            found.append(Compared(pack, target, evidence, base, head))
-    return found, account.interrupted
+            comparisons.append(Compared(pack, target, evidence, base, head))
+    return comparisons, account.interrupted

@@ -89,7 +89,7 @@ def test_each_file_is_left_out_and_a_target_keeps_to_the_files_it_loads() -> Non
     left_out = next(one for one in found if one.operator == "file")
     mutant = generated.Maker(fix).make(left_out)
     assert mutant is not None
-    assert (list(changes.parse(mutant.on_release)), list(changes.parse(mutant.patch))) == (["a.py"], ["b.py"])
+    assert (list(changes.parse(mutant.release_patch)), list(changes.parse(mutant.patch))) == (["a.py"], ["b.py"])
     assert {one.path for one in generated.candidates(fix, ())} == {"a.py", "b.py"}
 
 
@@ -133,12 +133,12 @@ def test_what_does_not_parse_is_no_mutant_and_nothing_is_made_twice() -> None:
     assert make("the same", PYTHON_NEW.replace("a + b", "a  -  (b)")) is None
     layout = make("layout", PYTHON_NEW.replace("c = a + b", "c = (a + b)  # a comment"))
     assert layout is not None
-    assert layout.same == "the same syntax tree as the fix"
+    assert layout.equivalence == "the same syntax tree as the fix"
     folded = generated.Maker(_fix(PYTHON_OLD, PYTHON_NEW.replace("b\n", "6\n")))
     code = folded.make(Candidate("folded", "x", "file.py", lambda: PYTHON_NEW.replace("b\n", "2 * 3\n")))
     assert code is not None
-    assert code.same == "the same bytecode as the fix"
+    assert code.equivalence == "the same bytecode as the fix"
     truth = generated.Maker(_fix(PYTHON_OLD, PYTHON_NEW.replace("b\n", "1\n")))
     other = truth.make(Candidate("truth", "x", "file.py", lambda: PYTHON_NEW.replace("b\n", "True\n")))
     assert other is not None
-    assert other.same == ""
+    assert other.equivalence == ""
