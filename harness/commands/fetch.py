@@ -26,15 +26,18 @@ HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 def _fetch(pack: Pack, cache: Cache, tag: str) -> None:
     upstream = pack.definition.upstream
     tree.materialize(cache, upstream, parse_source(None, pack.definition))
-    suite, ask = pack.definition.upstream_tests, pack.definition.ask
-    for origin in {section.origin for section in (suite, ask) if section is not None and section.origin}:
-        tree.materialize(cache, upstream, of_git(origin))
     for name in pack.definition.dependencies:
         for wheel in dependencies.named(pack.definition, name, tag).members:  # a lane's host lays them out
             download.wheel(cache, wheel.package, wheel.version, wheel.hashes, tag)
     for environment in pack.definition.environments.values():
         for package, sha256 in environment.files.items():
             download.fetch(cache, package, None, sha256)
+
+
+def _other_trees(pack: Pack) -> set[str]:
+    """Return the origins of the trees that ``run --upstream ask`` and `upstream-tests` judge."""
+    sections = (pack.definition.upstream_tests, pack.definition.ask)
+    return {section.origin for section in sections if section is not None and section.origin}
 
 
 def _fetch_newest(cache: Cache, upstream: Upstream) -> None:
@@ -70,6 +73,10 @@ def command(shared: Shared, names: tuple[str, ...], python: str, latest: bool) -
     packs, errors = options.sound_packs(shared.packs, names)
     cache, tag = shared.cache(), python_tag(python)
     steps: dict[str, Callable[[], object]] = {pack.name: partial(_fetch, pack, cache, tag) for pack in packs}
+    for pack in packs:
+        for origin in _other_trees(pack):
+            other = partial(tree.materialize, cache, pack.definition.upstream, of_git(origin))
+            steps[f"{pack.name}, its tree at {origin}"] = other
     for upstream in (pack.definition.upstream for pack in packs if latest):
         steps[f"the newest release of {upstream.package}"] = partial(_fetch_newest, cache, upstream)
         if not upstream.is_compiled:
@@ -86,7 +93,6 @@ def command(shared: Shared, names: tuple[str, ...], python: str, latest: bool) -
     errors += failed.values()
     options.complain(errors)
     filled = sum(pack.name not in failed for pack in packs)
-    terminal.echo(
-        f"filled {cache.root} for {filled} of {len(packs)} pack(s). Next, there: runner.py run --cache DIR --offline"
-    )
+    next_step = ". Next, there: runner.py run --cache DIR --offline" if filled else ""
+    terminal.echo(f"filled {cache.root} for {filled} of {len(packs)} pack(s){next_step}")
     return int(max((error.status for error in errors), default=Exit.AS_EXPECTED))

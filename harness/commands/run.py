@@ -11,7 +11,7 @@ from harness.commands import options, running
 from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.errors import HarnessError
-from harness.core.words import UNJUDGED, Exit, LaneName, Verdict
+from harness.core.words import UNJUDGED, Exit, Verdict
 from harness.lane.cell import BOTH_LANES, Cell, lanes_of
 from harness.pack.model import Pack
 from harness.receipt import writer
@@ -23,11 +23,7 @@ from harness.schedule.selection import ASK, Request, cells_of, taken
 from harness.schedule.session import Session
 from harness.verdict.outcome import Outcome, unjudged
 
-LANES = {
-    "both": (LaneName.PRISTINE, LaneName.PATCHED),
-    "pristine": (LaneName.PRISTINE,),
-    "patched": (LaneName.PATCHED,),
-}
+LANES = {"both": BOTH_LANES} | {str(name): (name,) for name in BOTH_LANES}
 
 
 @click.command("run")
@@ -73,7 +69,6 @@ def command(
       runner.py run --target sm_90a --cache /data/packs --offline
       runner.py run 9 --lane pristine --upstream path:../Liger-Kernel
     """
-    ask = upstream == ASK
     packs, errors = options.sound_packs(shared.packs, names)
     options.complain(errors)
     with running.session(shared) as base:
@@ -84,7 +79,7 @@ def command(
             packs = [pack for pack in packs if pack.definition.head is not None]
         with taken(base.cache, packs) as copies:
             session = replace(base, repeat=repeat, keep_raw=True)
-            request = Request(None if ask else upstream, dependencies, LANES[lane], shared.timeout, ask)
+            request = Request(upstream, dependencies, LANES[lane], shared.timeout)
             cells, cell_errors = _cells(copies, target, request, session)
             account = lanes.run(session, cells)
             rows: list[RunRow] = []
@@ -102,7 +97,8 @@ def command(
         terminal.echo(f"logs and receipts: {session.folder}", err=True)
         terminal.echo(run_table.as_json(rows) if as_json else run_table.as_text(rows), nl=False)
     if account.interrupted:
-        raise KeyboardInterrupt
+        ended = f"{account.ran} of {account.total} lanes ended, and their logs are in {session.folder}"
+        raise KeyboardInterrupt(f"{ended}. Next: the same command, from the beginning")
     return _status(rows, is_wrong=bool(errors or cell_errors))
 
 

@@ -51,7 +51,8 @@ def _planned(pack: Pack, name: str, host: Host) -> Planned:
     evidence = evidence_here(host, name, stated)
     if evidence is None:
         available = f"{host.count(name)} of {stated.gpus} {name} GPUs" if host.count(name) else f"no {name} GPU"
-        reason = f"{available} here, and {'the pack admits only executed' if name in targets else listing}"
+        on_gpu = f"this pack judges {name} on a GPU alone"
+        reason = f"{available} here, and {on_gpu if name in targets else listing}"
     return Planned(name, None if reason else evidence, reason)
 
 

@@ -115,7 +115,8 @@ def _remarks(row: RunRow) -> list[str]:
     if row.reason and row.verdict not in PLAIN:
         remarks.append(row.reason)
     if row.expectation:
-        remarks.append(f"{row.expectation}: pack.toml does not list this target; its receipt stays in the run folder")
+        place = "; its receipt stays in the run folder" if row.receipt else ""
+        remarks.append(f"{row.expectation}: pack.toml does not list this target{place}")
     if row.deviation and row.deviation != row.reason:
         remarks.append(f"deviates: {row.deviation}")
     return remarks + [f"log {log}" for log in row.logs if row.deviation]

@@ -166,7 +166,8 @@ class Scheduler:
 
     def _fail(self, cell: Cell, error: BaseException) -> None:
         outcome = self.account.results[cell.name] = unjudged(error, cell)
-        self.session.progress.tell(f"{cell.name}: {outcome.judgement.reason}")
+        if not outcome.problem:  # a wrong call, which the command itself reports
+            self.session.progress.tell(f"{cell.name}: {outcome.judgement.reason}")
 
     def _put_if_ready(self, task: Task) -> None:
         if all(key in self.session.journal or key in self._finished for key in task.after):

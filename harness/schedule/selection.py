@@ -29,11 +29,10 @@ ASK = "ask"
 class Request:
     """What a command requests of every pack."""
 
-    upstream: str | None = None  # the text of ``--upstream``; None is the pinned release
+    upstream: str | None = None  # the text of ``--upstream``; None is the pinned release, ASK the tree of [ask]
     dependencies: tuple[str, ...] = ()  # the values of ``--with``
     lanes: tuple[LaneName, ...] = BOTH_LANES
     timeout: float | None = None  # of each lane, in seconds; None is the pack's own
-    ask: bool = False  # judge the patch that upstream is asked to merge, on the tree that [ask] names
 
 
 def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: Cache) -> Cell:
@@ -41,11 +40,11 @@ def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: C
 
     HarnessError is raised if ``--upstream`` names no tree of this pack, or the pack asks upstream to merge no patch.
     """
-    if request.ask:
+    if request.upstream == ASK:
         ask = pack.definition.ask
         if ask is None or not ask.patch:
             raise HarnessError("--upstream ask: pack.toml names no patch in [ask]. Next: runner.py run, without it")
-        cell = cell_of(pack, planned, replace(request, upstream=ask.origin, ask=False), host, cache)
+        cell = cell_of(pack, planned, replace(request, upstream=ask.origin), host, cache)
         return replace(cell, column=ASK, patch=pack.ask_patch, about=ask.checks)
     source = parse_source(request.upstream, pack.definition)
     is_pinned, upstream = source.is_pinned, pack.definition.upstream

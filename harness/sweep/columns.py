@@ -35,13 +35,10 @@ def selected(packs: list[Pack], selectors: tuple[str, ...]) -> list[tuple[Pack, 
     selection: set[tuple[str, str]] = set()
     for selector in selectors:
         name, _, pattern = selector.partition(":")
-        matches = {
-            (pack.name, target)
-            for pack, target in pairs
-            if (not name or load.matches(pack.name, name)) and fnmatch.fnmatchcase(target, pattern or "*")
-        }
+        named = [(pack, target) for pack, target in pairs if not name or load.matches(pack.name, name)]
+        matches = {(pack.name, target) for pack, target in named if fnmatch.fnmatchcase(target, pattern or "*")}
         if not matches:
-            names = (f"{pack.name}:{target}" for pack, target in pairs)
+            names = (f"{pack.name}:{target}" for pack, target in named or pairs)
             raise unknown("cell", selector, names, "runner.py sweep PACK[:TARGET]")
         selection |= matches
     return [(pack, target) for pack, target in pairs if not selectors or (pack.name, target) in selection]

@@ -55,7 +55,7 @@ def copy_path(folder: Path, destination: Path) -> str:
     ``path`` for a plain folder.
     """
     if not os.path.isdir(folder):  # noqa: PTH112 - false of a path that is too long
-        raise HarnessError(f"path:{str(folder)[:SHOWN]}: no such folder. Next: --upstream path:CHECKOUT")
+        raise HarnessError(f"path:{str(folder)[:SHOWN]}: no such folder. Next: path:CHECKOUT")
     tracked = _tracked(folder)
     for name in _all_files(folder) if tracked is None else tracked:
         source, target = folder / name, destination / name

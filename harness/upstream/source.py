@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 from harness.core.errors import HarnessError
 from harness.pack.model import Definition
 
-FORMS = "PACKAGE==VERSION, latest, head, path:DIR, git+URL@COMMIT, installed"
+FORMS = "PACKAGE==VERSION, latest, head, ask, path:DIR, git+URL@COMMIT, installed"
 #: The version of a tree that holds a commit unchanged.
 COMMIT_VERSION = re.compile(r"(?:commit|path at) (?P<commit>[0-9a-f]{40})")
 #: Neither the URL nor the commit may begin as an option of git does.

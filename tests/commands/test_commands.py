@@ -60,7 +60,7 @@ def test_a_pack_is_named_by_number_slug_or_glob(workbench: Workbench, name: str)
         (("--upstream", "toykernel>=1.0"), "name one version"),
         (
             ("--upstream", "nonsense:x"),
-            "is none of PACKAGE==VERSION, latest, head, path:DIR, git+URL@COMMIT, installed",
+            "is none of PACKAGE==VERSION, latest, head, ask, path:DIR, git+URL@COMMIT, installed",
         ),
         (("--upstream", "path:/no/such/folder"), "no such folder"),
         (("--upstream", "head"), "pack.toml names no head commit"),

@@ -78,7 +78,7 @@ def test_all_leaves_out_what_this_host_cannot_show_but_never_says_nothing(workbe
     pack = _pack(workbench, cpu=(Evidence.TRACED,), sm_90a=(Evidence.EXECUTED,))
     assert [planned.target for planned in eligibility.plan(pack, "all", NO_GPU)] == ["cpu"]
     (only,) = eligibility.plan(_pack_of_one(pack), "all", NO_GPU)
-    assert (only.evidence, only.reason) == (None, "no sm_90a GPU here, and the pack admits only executed")
+    assert (only.evidence, only.reason) == (None, "no sm_90a GPU here, and this pack judges sm_90a on a GPU alone")
 
 
 def _pack_of_one(pack: Pack) -> Pack:
