@@ -148,12 +148,16 @@ class Collection:
         If a kill came before that command named the work of its tasks, they find none and end.
         """
         rest = {work.keys: work for work in works}
-        for path in sorted((self.folder / "jobs").glob("*_submitted.pkl")):
-            job: SlurmJob[TaskResult] = SlurmJob(path.parent, path.name.removesuffix("_submitted.pkl"))
+        for job in self._jobs():
             work = rest.pop(job.submission().args[0].keys, None)
             if work is not None:
                 self._waiting[job.job_id] = work
         return list(rest.values())
+
+    def _jobs(self) -> list[SlurmJob[TaskResult]]:
+        """List the tasks of this command and of earlier ones, except those that were cancelled."""
+        paths = sorted((self.folder / "jobs").glob("*_submitted.pkl"))
+        return [SlurmJob(path.parent, path.name.removesuffix("_submitted.pkl")) for path in paths]
 
     def _lay_out(self, works: list[Work]) -> list[Work]:
         """Lay out trees and dependencies in the cache, since nodes have no network; return the work without errors."""
@@ -287,6 +291,7 @@ class Collection:
         """Take the results so far, and cancel the other tasks; another command submits them again."""
         self._take_results()
         error = slurm.cancel(f"--name={self._job_name}")
-        for task in self._waiting:
-            SlurmJob(self.folder / "jobs", task).paths.submitted_pickle.unlink(missing_ok=True)
+        for job in self._jobs():  # also of an array whose submission was interrupted
+            if not job.paths.result_pickle.exists():
+                job.paths.submitted_pickle.unlink()
         self.tell("; ".join(filter(None, [f"cancelled: {len(self._waiting)} tasks", error])))

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cluster import engine, node
+from harness.cluster import engine, node, slurm
 from harness.cluster.node import Work
 from harness.cluster.slurm import Settings
 from harness.core.cache import Cache
@@ -15,7 +15,10 @@ from harness.host import host
 from harness.host.gpus import GpuPool
 from harness.lane.cell import Cell
 from harness.pack import load
+from harness.schedule.journal import Journal
+from harness.schedule.scheduler import Account
 from harness.schedule.selection import Request, cells_of
+from harness.schedule.session import Session
 from harness.schedule.task import tasks
 from testing import toys
 
@@ -62,3 +65,16 @@ def test_the_time_limit_follows_from_what_is_known_and_never_from_more_than_the_
     long = replace(work(cell, 1, None), cell=replace(cell, timeout=3600.0))
     assert engine.minutes([long]) == 125
     assert engine.minutes([work(cell, 1, 0.1)]) == engine.SHORTEST
+
+
+def test_a_cancelled_task_is_submitted_again_even_if_its_submission_was_interrupted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(slurm, "cancel", lambda _: "")
+    jobs = tmp_path / "jobs"
+    jobs.mkdir()
+    for name in ("7_0_submitted.pkl", "7_0_0_result.pkl", "7_1_submitted.pkl"):
+        (jobs / name).touch()
+    session = Session(Cache(tmp_path), host.detect(GpuPool([], "", [])), [], tmp_path, Journal(), lambda _: "")
+    engine.Collection(NODES, session, tmp_path, Account()).cancel()
+    assert sorted(path.name for path in jobs.iterdir()) == ["7_0_0_result.pkl", "7_0_submitted.pkl"]
