@@ -85,7 +85,7 @@ def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...]) -> tuple[
     metavar="NAME[=VALUE]",
     help="Of sbatch (partition=gpu); repeatable.",
 )
-@click.option("--baseline", type=options.FOLDER, metavar="DIR", help="Compare with this run, or the newest below.")
+@click.option("--baseline", type=options.FOLDER, metavar="DIR", help="Compare with this run, or with those below.")
 def command(
     shared: Shared,
     selectors: tuple[str, ...],

@@ -45,47 +45,52 @@ FLOOR = 0.05
 
 @dataclass(frozen=True)
 class Baseline:
-    """The receipts that a sweep is compared with: those of the packs, or those of an earlier sweep."""
+    """The receipts that a sweep is compared with: those of the packs, or those of earlier sweeps.
 
-    folder: Path | None  # of the earlier sweep; None: the packs' own receipts
+    A sweep may have judged some packs alone, so that each cell is compared with the newest sweep that judged it.
+    """
+
+    sweeps: tuple[Path, ...]  # the folders of earlier sweeps, the newest first; empty: the packs' own receipts
     text: str  # a name for people
 
     def receipt_of(self, cell: Cell) -> Receipt | None:
         """Return the receipt to compare a cell with; None if there is none with the same evidence."""
-        path = self._folder(cell) / f"{cell.target}.{cell.evidence}.json"
+        paths = (folder / f"{cell.target}.{cell.evidence}.json" for folder in self._folders(cell))
+        path = next((path for path in paths if path.exists()), None)
         try:
-            return receipt.load(path) if path.exists() else None
+            return receipt.load(path) if path is not None else None
         except HarnessError:
             return None  # a receipt of an older schema, or a damaged one
 
     def has_receipt_of(self, cell: Cell) -> bool:
         """Whether there is a receipt of the cell, with any evidence."""
-        return any(self._folder(cell).glob(f"{cell.target}.*.json"))
+        return any(path for folder in self._folders(cell) for path in folder.glob(f"{cell.target}.*.json"))
 
-    def _folder(self, cell: Cell) -> Path:
-        if self.folder is None:
-            return cell.pack.receipts / cell.column
-        return self.folder / (cell.column or "receipts") / cell.pack.name
+    def _folders(self, cell: Cell) -> list[Path]:
+        if not self.sweeps:
+            return [cell.pack.receipts / cell.column]
+        return [sweep / (cell.column or "receipts") / cell.pack.name for sweep in self.sweeps]
 
 
 def find(folder: Path | None, runs: Path, today: str) -> Baseline:
-    """Find the baseline: a run folder, the newest run in a folder that judged anything, or the committed receipts.
+    """Find the baseline: a run folder, the finished runs in a folder that judged anything, or the committed receipts.
 
     Runs named `today` or later do not count. HarnessError is raised if the folder is missing or its run judged nothing.
     """
     if folder is None:
-        return Baseline(None, "the committed receipts")
+        return Baseline((), "the committed receipts")
     if not folder.is_dir() and folder.absolute() != runs.absolute():
         raise HarnessError(f"--baseline {folder}: no such folder. Next: name a run folder, or the folder of them")
     if run_folder.is_run(folder):
         if not any(folder.glob("*/*/*.json")):
             problem = f"--baseline {folder}: that run judged nothing"
             raise HarnessError(f"{problem}. Next: name another, or the folder of them")
-        return Baseline(folder, folder.name)
-    newest = next((path for path, results in run_folder.finished(folder, today) if results.has_judged), None)
-    if newest is None:
-        return Baseline(None, "the committed receipts: no earlier run judged anything")
-    return Baseline(newest, f"the run {newest.name}")
+        return Baseline((folder,), folder.name)
+    sweeps = tuple(path for path, results in run_folder.finished(folder, today) if results.has_judged)
+    if not sweeps:
+        return Baseline((), "the committed receipts: no earlier run judged anything")
+    earlier = " and those before it" if len(sweeps) > 1 else ""
+    return Baseline(sweeps, f"the run {sweeps[0].name}{earlier}")
 
 
 def expected(cell: Cell, earlier: Receipt | None) -> str:

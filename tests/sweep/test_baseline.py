@@ -111,12 +111,22 @@ def test_the_newest_run_that_judged_something_is_the_baseline(tmp_path: Path) ->
     cells = [nights.cell(verdict=verdict) for verdict in (NOT_HERE, NOT_RUN, Verdict.UNAVAILABLE, Verdict.UNSUPPORTED)]
     empty = nights.lay(tmp_path, nights.results(1, cells))
     (nights.lay(tmp_path, nights.results(2, [nights.cell()])) / "results.json").write_text("{")
-    assert baseline.find(tmp_path, tmp_path, "9").folder == judged
+    assert baseline.find(tmp_path, tmp_path, "9").sweeps == (judged,)
     with pytest.raises(HarnessError, match="that run judged nothing"):
         baseline.find(empty, tmp_path, "9")
     (judged / "receipts/01_toy").mkdir(parents=True)
     (judged / "receipts/01_toy/cpu.traced.json").write_text("{}")
-    assert baseline.find(judged, tmp_path, "9").folder == judged
+    assert baseline.find(judged, tmp_path, "9").sweeps == (judged,)
+
+
+def test_each_cell_is_compared_with_the_newest_run_that_judged_it(toy: Cell, tmp_path: Path) -> None:
+    older, newer = (nights.lay(tmp_path, nights.results(number, [nights.cell()])) for number in (0, 1))
+    receipt = f"receipts/{toy.pack.name}/{toy.target}.{toy.evidence}.json"
+    (older / receipt).parent.mkdir(parents=True)
+    (older / receipt).write_text("{}")
+    found = baseline.find(tmp_path, tmp_path, "9")
+    assert found.sweeps == (newer, older)
+    assert found.has_receipt_of(toy), "the newest run judged another pack alone"
 
 
 def test_a_night_that_judged_nothing_does_not_say_that_nothing_changed(tmp_path: Path) -> None:
@@ -128,14 +138,14 @@ def test_a_night_that_judged_nothing_does_not_say_that_nothing_changed(tmp_path:
 
 
 def test_the_baseline_is_the_committed_receipts_a_run_or_the_newest_of_many(tmp_path: Path) -> None:
-    assert baseline.find(None, tmp_path, "x").folder is None
+    assert not baseline.find(None, tmp_path, "x").sweeps
     with pytest.raises(HarnessError, match="no such folder"):
         baseline.find(tmp_path / "missing", tmp_path / "runs", "x")
     runs = tmp_path / "runs"
-    assert baseline.find(runs, runs, "x").folder is None, "the first sweep compares with the receipts"
+    assert not baseline.find(runs, runs, "x").sweeps, "the first sweep compares with the receipts"
     moment = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
     with run_folder.opened(runs, (), moment) as one:
         assert baseline.find(runs, runs, one.name) == Baseline(
-            None, "the committed receipts: no earlier run judged anything"
+            (), "the committed receipts: no earlier run judged anything"
         )
         one.record(finished=True)
