@@ -81,7 +81,7 @@ def measure(*, real):
         torch.cuda.current_device = lambda: torch.device("cpu")  # where releases up to 2.12 put what they make
         torch.cuda.get_device_properties = unittest.mock.MagicMock()
         package.torch_version = lambda: tuple(int(part) for part in torch.__version__.split(".")[:2])
-    tensors = contract.wrappers(stub=not real)
+    tensors = contract.wrappers()
     device = "cuda" if real else "cpu"
     x = torch.randn(SHAPE, generator=torch.Generator(device).manual_seed(0), device=device).bfloat16()
     found = {}

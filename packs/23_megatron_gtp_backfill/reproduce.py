@@ -2,7 +2,7 @@
 # requires-python = ">=3.12,<3.13"
 # dependencies = ["numpy==2.3.5", "packaging==26.3", "torch==2.13.0"]
 # ///
-"""The checkpoint of a GTP model is refused once the bf16 optimizer also holds an fp32 parameter.
+"""The checkpoint of a GTP model is refused if an fp32 parameter comes before in_proj in the bf16 optimizer.
 
 Float16OptimizerWithFloat16Params saves the state of in_proj as out_proj, so that two tensors have one key. Without the
 fp32 parameter all names must be right. No GPU is needed.
