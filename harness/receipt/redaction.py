@@ -124,7 +124,7 @@ class Scrubber:
                 f"refused to write: {field} holds {label}. Next: keep it out of what the probe prints, then run again"
             )
 
-    def document(self, value: Any, field: str, transform: Callable[[str], str] = str) -> Any:  # noqa: ANN401 - any JSON
+    def document(self, value: Any, field: str = "receipt", transform: Callable[[str], str] = str) -> Any:  # noqa: ANN401 - any JSON
         """Return a record or a JSON document with each text scrubbed, passed through `transform`, and checked."""
         if isinstance(value, Enum):
             return value  # a word of the harness
