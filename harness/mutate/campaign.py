@@ -13,7 +13,7 @@ from pathlib import Path
 
 from harness.core import files
 from harness.core.errors import HarnessError
-from harness.core.words import LaneName, Verdict
+from harness.core.words import UNJUDGED, LaneName, Verdict
 from harness.lane import script
 from harness.lane.cell import Cell
 from harness.mutate import fates, generated, mutants
@@ -34,7 +34,7 @@ LONGEST_FACTOR, LONGEST_BESIDES = 10.0, 60.0
 #: The most characters of an exception in a reason.
 LONGEST_EXCEPTION = 200
 #: Verdicts on a pack that say nothing against it; None: this host cannot show the target.
-NEUTRAL = {None, Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
+NEUTRAL = UNJUDGED | {None}
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,8 @@ LEFT_OVER = re.compile(r"\{\{|\}\}|\b(?:TODO|FIXME|TBD)\b")
 #: The line below which the report says how it was checked.
 LINE = "\n---\n"
 CHECKED = "## How this was checked"
-#: The text to file at another upstream, where a report has one: a title, and a quoted text.
-QUESTION = re.compile(r"(?m)^## The question to .+\n\nTitle: (?P<title>.+)\n\n(?P<text>(?:>.*\n?)+)")
+#: The one text to file, where that is not the part above the line: a title, and a quoted text.
+QUOTED = re.compile(r"(?m)^## The (?:question to|pull request for) .+\n\nTitle: (?P<title>.+)\n\n(?P<text>(?:>.*\n?)+)")
 MOST_WORDS, MOST_THREADS = 300, 3
 FENCE = re.compile(r"(?ms)^(`{3,}|~{3,})[^\n]*\n.*?^\1[ \t]*$")
 TARGET_OF_LINK = re.compile(r"\]\([^)]*\)")
@@ -115,11 +115,11 @@ def above_line(text: str) -> str:
 
 
 def for_upstream(text: str) -> str:
-    """Return the text to file: the question to another upstream where there is one, else the part above the line."""
-    question = QUESTION.search(text)
-    if question is None:
+    """Return the text to file: the quoted one below the line where there is one, else the part above the line."""
+    quoted = QUOTED.search(text)
+    if quoted is None:
         return above_line(text)
-    return f"# {question['title']}\n\n{re.sub(r'(?m)^> ?', '', question['text']).strip()}\n"
+    return f"# {quoted['title']}\n\n{re.sub(r'(?m)^> ?', '', quoted['text']).strip()}\n"
 
 
 def scrubber(pack: Pack) -> Scrubber:

@@ -10,14 +10,12 @@ from pathlib import Path
 from rich.table import Table
 
 from harness.core.terminal import rendered
-from harness.core.words import NO_EXPECTATION, Kind, Verdict
+from harness.core.words import NO_EXPECTATION, UNJUDGED, Kind, Verdict
 from harness.receipt import figures
 from harness.verdict.outcome import Outcome
 
 #: Verdicts that are shown without a reason.
 PLAIN = {Verdict.CONFIRMED, Verdict.REPRODUCED, Verdict.VALIDATED, Verdict.FIXED_UPSTREAM}
-#: Verdicts of rows that were not judged, unless they deviate from pack.toml.
-UNJUDGED = {Verdict.UNSUPPORTED, Verdict.UNAVAILABLE}
 SENTENCES = {
     Verdict.CONFIRMED: "{tree} has {what} on {target}; with the patch it is right.",
     Verdict.REPRODUCED: "{tree} has {what} on {target}; no patch was judged.",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core.errors import HarnessError, NoRoomError, UnavailableError, UnreachableError, UnsupportedHereError
-from harness.core.words import Evidence, Exit, LaneName, Verdict
+from harness.core.words import UNJUDGED, Evidence, Exit, LaneName, Verdict
 from harness.host.gpus import Gpu
 from harness.lane.cell import BOTH_LANES, Cell
 from harness.lane.record import LaneEnd, LaneRecord
@@ -86,7 +86,7 @@ class Outcome:
         verdict, cell = self.judgement.verdict, self.cell
         if verdict == Verdict.ERROR:
             return self.judgement.reason
-        if verdict in (Verdict.UNSUPPORTED, Verdict.UNAVAILABLE) and not self.lanes:
+        if verdict in UNJUDGED and not self.lanes:
             return ""
         if cell.about and cell.lanes == BOTH_LANES:
             return "" if verdict == Verdict.CONFIRMED else f"{Verdict.CONFIRMED} was expected"
