@@ -32,7 +32,7 @@ Found = TypeVar("Found")
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-def until(look: Callable[[], Found], seconds: float = 20.0) -> Found:
+def until(look: Callable[[], Found | None], seconds: float = 20.0) -> Found:
     """Look until something is there, and return it."""
     end = time.monotonic() + seconds
     while not (found := look()):

@@ -8,6 +8,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -115,6 +116,10 @@ def test_a_torch_out_of_range_is_unsupported(workbench: Workbench) -> None:
     workbench.gives(5, "UNSUPPORTED", reason="is outside the pack's range <2")
 
 
+def _text(path: Path) -> str:
+    return path.read_text() if path.exists() else ""
+
+
 def _is_gone(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -133,12 +138,12 @@ def test_an_interrupted_run_keeps_what_was_finished_and_leaves_no_process(
     command = workbench.command("run", "--json", "--jobs", str(jobs))
     with subprocess.Popen(command, stdout=-1, stderr=-1, text=True) as runner:
         finished = until(lambda: next(workbench.cache.glob("runs/*/receipts/*/cpu.traced.json"), None))
-        pids = [until(lambda path=path: path.exists() and path.read_text()) for path in theirs]
+        pids = [until(partial(_text, path)) for path in theirs]
         os.kill(runner.pid, number)
         output, _ = runner.communicate(timeout=30)
     assert runner.returncode == status
     for pid in pids:
-        until(lambda pid=pid: _is_gone(int(pid)), 10)
+        until(partial(_is_gone, int(pid)), 10)
     assert json.loads(finished.read_text())["verdict"] == "CONFIRMED"
     assert [path.parent.name for path in workbench.cache.glob("runs/*/receipts/*/*.json")] == ["01_confirmed"]
     if number != signal.SIGKILL:

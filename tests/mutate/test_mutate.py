@@ -21,8 +21,8 @@ from testing.workbench import REPOSITORY, Workbench
 def _mutate(workbench: Workbench, *arguments: str) -> tuple[int, dict[str, Any], str]:
     ended = workbench.run("mutate", "--json", "--target", "cpu", *arguments)
     assert "Traceback" not in ended.stderr, ended.stderr
-    found = json.loads(ended.stdout) if ended.stdout else []
-    return ended.returncode, found[0] if len(found) == 1 else found, ended.stderr
+    (found,) = json.loads(ended.stdout)
+    return ended.returncode, found, ended.stderr
 
 
 def _fates(found: dict[str, Any]) -> dict[str, str]:

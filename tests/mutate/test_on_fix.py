@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -46,7 +47,7 @@ def _rebased(workbench: Workbench) -> tuple[int, str]:
     return ended.returncode, ended.stdout
 
 
-def _judged(workbench: Workbench) -> dict[str, dict[str, str]]:
+def _judged(workbench: Workbench) -> dict[str, dict[str, Any]]:
     ended = workbench.run("mutate", "--json", "--target", "cpu", "--generated", "0")
     (found,) = json.loads(ended.stdout)
     return {one["name"]: one for one in found["strength"]["mutants"]}

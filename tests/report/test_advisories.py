@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from harness.audit import records
+from harness.core.errors import HarnessError
 from harness.pack import judges, load
 from harness.pack.model import Pack
 from harness.receipt.receipt import to_json
@@ -218,7 +219,7 @@ def test_a_workaround_is_said_only_where_a_control_shows_it(bench: Workbench) ->
     _edit(bench, "fixed_in", stated + "fixed_in")
     assert _document(bench)["database_specific"]["workaround"] == "do it otherwise (shown on 1.0)"
     _edit(bench, f'["{control}"]', f'["{control}", "{defect}"]')
-    with pytest.raises(advisories.HarnessError, match="no receipt has a control named"):
+    with pytest.raises(HarnessError, match="no receipt has a control named"):
         advisories.document(_pack(bench))
     assert "unsound: 01_confirmed: 01_confirmed/pack.toml: workaround.checks" in bench.run("check").stdout
 
@@ -233,7 +234,7 @@ def test_a_workaround_is_said_only_where_a_control_shows_it(bench: Workbench) ->
 )
 def test_a_workaround_that_nothing_shows_is_refused(bench: Workbench, line: str, said: str) -> None:
     _edit(bench, "fixed_in", f"{line}\nfixed_in")
-    with pytest.raises(advisories.HarnessError, match=said):
+    with pytest.raises(HarnessError, match=said):
         _pack(bench)
 
 
@@ -257,7 +258,7 @@ def test_a_broken_history_is_one_line(bench: Workbench, text: str, said: str) ->
 
 def test_a_history_of_what_is_no_version_is_refused(bench: Workbench) -> None:
     _keep(bench, {"main": "B"})
-    with pytest.raises(advisories.HarnessError, match=r"Next: runner.py versions --record"):
+    with pytest.raises(HarnessError, match=r"Next: runner.py versions --record"):
         advisories.document(_pack(bench))
 
 

@@ -165,7 +165,7 @@ def test_what_nothing_states_is_an_error_and_never_empty(folder: Path) -> None:
         "data:none.json:key",
         "data:../pack.toml:key",
     ):
-        with pytest.raises(report.MissingError, match=re.escape(f"{{{{{placeholder}")):
+        with pytest.raises(parts.MissingError, match=re.escape(f"{{{{{placeholder}")):
             _rendered(folder, f"{{{{{placeholder}}}}}\n")
 
 

@@ -233,10 +233,10 @@ def test_lanes_share_a_gpu_and_what_is_timed_runs_alone(workbench: Workbench) ->
     assert measured["record"]["waited"] > 0.1
     assert measured["record"]["seconds"] <= measured["seconds"], "what it waited is no part of what it took"
     journal = (workbench.newest / "journal.jsonl").stat().st_mtime
-    for end in ends.values():
-        began = dt.datetime.fromisoformat(end["started"]).timestamp()
-        over = began + end["record"]["waited"] + end["seconds"]
-        assert over <= journal + 0.05, f"{end['task']}: its interval ends behind the end of all"
+    for ended in ends.values():
+        began = dt.datetime.fromisoformat(ended["started"]).timestamp()
+        over = began + ended["record"]["waited"] + ended["seconds"]
+        assert over <= journal + 0.05, f"{ended['task']}: its interval ends behind the end of all"
 
 
 HARMS: dict[str, dict[str, object]] = {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import io
 import shutil
 import tarfile
@@ -62,7 +63,7 @@ def test_an_archive_that_lies_is_refused_whole(workbench: Workbench, file: str, 
     pack = workbench.lay("01_confirmed")
     archive = workbench.folder / file
     archive.write_bytes(data)
-    digest = toys.hashlib.sha256(data).hexdigest()
+    digest = hashlib.sha256(data).hexdigest()
     toys.seed(workbench.cache, archive, digest)
     toys.replace(pack / "pack.toml", workbench.sha256, digest)
     toys.replace(pack / "pack.toml", ZIP, file)

@@ -30,6 +30,18 @@ def _rows(text: str) -> list[Entry]:
     return [Entry(str(number), "", LETTERS[letter]) for number, letter in enumerate(text)]
 
 
+def _bisected(rows: list[Entry], end: int, anchor: int) -> list[Entry]:
+    """Return the entries that a bisection from `anchor` to `end` had to judge."""
+    tried: dict[int, Entry] = {}
+
+    def judge(index: int) -> Entry:
+        tried[index] = rows[index]
+        return rows[index]
+
+    bisection.search(judge, end, anchor)
+    return [tried[index] for index in sorted(tried)]
+
+
 def _versions(workbench: Workbench, states: dict[str, str], *arguments: str) -> tuple[int, dict[str, Any], str]:
     """Run the verb over an index that serves these releases; return the exit status, the JSON and standard error."""
     with served(histories.shelf(workbench.folder / "index", states)) as url:
@@ -65,20 +77,15 @@ def test_a_bisection_finds_every_boundary_in_log2_lanes_and_skips(size: int, unj
     for boundary in {min(place, size - 1) for place in (1, 2, size // 3 or 1, size // 2, size)}:
         middle = unjudged if boundary + len(unjudged) < size else ""
         rows = _rows("B" * boundary + middle + "r" * (size - boundary - len(middle)))
-        tried: dict[int, Entry] = {}
-
-        bisection.search(lambda index, rows=rows, tried=tried: tried.setdefault(index, rows[index]), size - 1, 0)
+        tried = _bisected(rows, size - 1, 0)
         assert len(tried) <= math.ceil(math.log2(size)) + 2 + 2 * len(middle)
-        found = timeline.line([tried[index] for index in sorted(tried)])
-        assert found.endswith(f"fixed in {boundary + len(middle)}" + (" or earlier" if middle else ""))
+        expected = f"fixed in {boundary + len(middle)}" + (" or earlier" if middle else "")
+        assert timeline.line(tried).endswith(expected)
 
 
 def test_a_bisection_without_a_judged_end_never_takes_it_for_an_answer() -> None:
-    rows = _rows("?" * 20 + "B" * 12)
-    tried: dict[int, Entry] = {}
-    bisection.search(lambda index: tried.setdefault(index, rows[index]), 0, 31)
-    found = timeline.line([tried[index] for index in sorted(tried)])
-    assert found.startswith("bug from 20 or earlier, ")
+    tried = _bisected(_rows("?" * 20 + "B" * 12), 0, 31)
+    assert timeline.line(tried).startswith("bug from 20 or earlier, ")
     assert len(tried) <= math.log2(32) + 2
 
 
