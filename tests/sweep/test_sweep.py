@@ -6,6 +6,7 @@ import datetime as dt
 import itertools
 import json
 import os
+import resource
 import signal
 import subprocess
 from pathlib import Path
@@ -185,6 +186,21 @@ def test_two_sweeps_do_not_write_into_one_folder(workbench: Workbench) -> None:
     assert second.returncode == 2
     assert "another sweep writes into" in second.stderr
     assert first.returncode == 130
+
+
+def test_no_room_for_a_sweep_names_the_folder_of_runs_and_not_the_cache(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    assert workbench.run("run").returncode == 0, "the cache has everything"
+    ended = subprocess.run(
+        workbench.command("sweep"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000)),
+    )
+    assert (ended.returncode, "Traceback" in ended.stderr) == (1, False), ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("error: no room in the folder of runs "), ended.stderr
 
 
 def _stated(folder: Path, line: str) -> None:
