@@ -66,11 +66,6 @@ def _log(honest: dict[str, bytes]) -> str:
     return next(name for name in honest if name.endswith(".log"))
 
 
-def _text(honest: dict[str, bytes], old: str, new: str) -> bytes:
-    """Replace a text of the receipt, whatever becomes of its JSON."""
-    return _replaced(honest, RECEIPT, old, new)
-
-
 BUNDLES: dict[str, tuple[Callable[[dict[str, bytes]], bytes], str]] = {
     "an edited script": (
         lambda sent: _replaced(sent, "reproduce.py", "import sys", "import os"),
@@ -113,12 +108,7 @@ BUNDLES: dict[str, tuple[Callable[[dict[str, bytes]], bytes], str]] = {
     "something before the zip": (lambda sent: b"#!/bin/sh\n" + _zipped(sent), "something stands around the zip"),
     "half a zip": (lambda sent: _zipped(sent)[: len(_zipped(sent)) // 2], "no zip"),
     "nothing": (lambda _: b"", "no zip"),
-    "a figure that is no number": (lambda sent: _text(sent, '"seconds": ', '"seconds": NaN, "s": '), RECEIPT),
-    "a number of 5000 digits": (lambda sent: _text(sent, '"schema": 2', '"schema": 2' + "0" * 5000), RECEIPT),
-    "a key twice": (lambda sent: _text(sent, '"schema": 2', '"schema": 2, "schema": 2'), RECEIPT),
     "half a receipt": (lambda sent: _zipped(sent | {RECEIPT: sent[RECEIPT][:500]}), RECEIPT),
-    "a receipt that is no text": (lambda sent: _zipped(sent | {RECEIPT: b"\xff\xfe"}), RECEIPT),
-    "a deep receipt": (lambda sent: _zipped(sent | {RECEIPT: b"[" * 100_000}), RECEIPT),
 }
 
 
@@ -142,7 +132,7 @@ def test_an_honest_bundle_holds_and_a_forged_one_is_refuted_line_by_line(
     ended = bench.run("check", "--bundle", str(bench.folder / "sent.zip"))
     assert (ended.returncode, ended.stdout.strip()) == (0, "sent.zip: it holds"), ended.stdout
     forged = bench.folder / "forged.zip"
-    forged.write_bytes(_text(honest, '"kind": "', '"kind": "\\u001b[2J'))
+    forged.write_bytes(_replaced(honest, RECEIPT, '"kind": "', '"kind": "\\u001b[2J'))
     ended = bench.run("check", "--bundle", str(forged))
     assert (ended.returncode, ended.stderr) == (1, "")
     assert "refuted: " in ended.stdout
