@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from harness.lane.cell import Cell
-from testing import laid_out
+from testing import laid_out, toys
 from testing import workbench as benches
 from testing.workbench import Workbench
 
@@ -49,9 +49,9 @@ def recorded(judged: Workbench, tmp_path: Path) -> Workbench:
 
 
 @pytest.fixture
-def toy(workbench: Workbench) -> Cell:
-    """Return the cell of the sound toy pack."""
-    return laid_out.cell(workbench.lay("01_confirmed"))
+def toy(tmp_path: Path) -> Cell:
+    """Return the cell of the sound toy pack, whose lanes are no processes."""
+    return laid_out.cell(toys.lay(tmp_path / "toy", toys.BASE, "a" * 64))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
