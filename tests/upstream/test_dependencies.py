@@ -14,7 +14,7 @@ import pytest
 
 from harness.upstream import uv
 from testing import toys
-from testing.package_index import Shelf, served
+from testing.package_index import Shelf, served, settings
 from testing.workbench import Workbench
 
 
@@ -56,8 +56,7 @@ def _pinning(workbench: Workbench, wheels: list[str], *, among: int = 2) -> tupl
 def _gives(workbench: Workbench, served_files: list[Path], status: int, verdict: str, reason: str = "") -> None:
     """Run the pack with an index that has these files alone."""
     with served(Shelf({"toyhelper": {path.name: path.read_bytes() for path in served_files}})) as url:
-        own = {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": "", "PIP_RETRIES": "0"}
-        workbench.gives(status, verdict, "--online", reason=reason, **own)
+        workbench.gives(status, verdict, "--online", reason=reason, **settings(url))
 
 
 def test_a_python_without_a_pinned_wheel_is_unsupported(workbench: Workbench) -> None:
@@ -144,13 +143,3 @@ def test_two_wheels_with_one_file_of_two_contents_are_refused(workbench: Workben
     for path in (wheel, other):
         toys.seed(workbench.cache, path, hashlib.sha256(path.read_bytes()).hexdigest())
     workbench.gives(1, "ERROR", reason="toyhelper.py stands in another-1.0-py3-none-any.whl with other content")
-
-
-def test_what_is_laid_out_anew_comes_from_the_wheel(workbench: Workbench) -> None:
-    _, (wheel,) = _pinning(workbench, ["py3-none-any"], among=1)
-    toys.seed(workbench.cache, wheel, hashlib.sha256(wheel.read_bytes()).hexdigest())
-    assert workbench.rows()[0] == 0
-    (laid,) = workbench.cache.glob("dependencies/*/site/toyhelper.py")
-    laid.write_text("EDITED = 1\n")
-    workbench.gives(1, "ERROR", reason="toyhelper.py was edited")
-    assert (workbench.rows()[0], laid.read_text()) == (0, "")
