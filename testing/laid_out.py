@@ -6,8 +6,10 @@ from pathlib import Path
 
 from harness.core.cache import Cache
 from harness.core.seal import Layout, Seal
+from harness.core.words import LaneName, LaneVerdict
 from harness.host.host import Host
 from harness.lane.cell import Cell
+from harness.lane.record import LaneEnd, LaneRecord
 from harness.pack import load
 from harness.schedule.lane_runner import Prepared
 from harness.sweep import columns
@@ -22,6 +24,12 @@ def cell(folder: Path) -> Cell:
     """Return the cell of a pack on the cores of `HOST`."""
     (one,) = columns.cells([(load.load_pack(folder), "cpu")], HOST, None)  # type: ignore[arg-type]
     return one
+
+
+def end(key: str, task: str, lane: LaneName, verdict: LaneVerdict, host: Host = HOST) -> LaneEnd:
+    """Return the end of a lane on the cores of a host."""
+    record = LaneRecord(verdict, "", 10, 1.0, 1, 0, "ab", "CPU")
+    return LaneEnd(key, task, lane, "2026-01-01T00:00:00+00:00", 1.5, "cpu", host, (), "1.0", "tree", "", record)
 
 
 def nothing(version: str) -> Prepared:

@@ -5,10 +5,8 @@ from __future__ import annotations
 import shutil
 from pathlib import Path
 
-from testing import toys
-from testing.histories import git
+from testing.histories import BASE, git
 
-BASE = toys.RESOURCES / "upstream/toykernel-1.0"
 #: Where the toy packs' upstream would be, if it were anywhere.
 URL = "https://example.org/toykernel"
 

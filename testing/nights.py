@@ -8,7 +8,8 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from harness.sweep.results import SCHEMA, CellRow, FigureRow, GpuFault, HostRow, LaneRow, Results
+from harness.schedule.session import GpuFault
+from harness.sweep.results import SCHEMA, CellRow, FigureRow, HostRow, LaneRow, Results
 
 
 def figure(name: str, value: object, unit: str = "ms", patched: object = None, spread: object = None) -> FigureRow:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -43,6 +44,11 @@ class Shelf:
             digest = self.stated.get(name, hashlib.sha256(data).hexdigest())
             links.append(f'<a href="/files/{project}/{name}#sha256={digest}">{name}</a>')
         return ("<!DOCTYPE html><html><body>" + "\n".join(links) + "</body></html>").encode()
+
+
+def settings(url: str) -> dict[str, str]:
+    """Return the variables that lead pip and uv to this index alone."""
+    return {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": "", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": os.devnull}
 
 
 class _Handler(BaseHTTPRequestHandler):

@@ -11,6 +11,9 @@ from pathlib import Path
 
 from packaging.tags import sys_tags
 
+from harness.core.errors import HarnessError
+from harness.pack import load
+
 RESOURCES = Path(__file__).resolve().parents[1] / "tests/resources"
 BASE = "01_confirmed"
 
@@ -116,6 +119,16 @@ def lay(packs: Path, behaviour: str, sha256: str, name: str = "") -> Path:
         (target / "fix.patch").unlink()
         replace(target / "report.in.md", "{{diff}}\n\n", "")
     return target
+
+
+def refusal(pack: Path) -> str:
+    """Load a pack; return why its definition is refused, in one line, or nothing where it is not."""
+    try:
+        load.load_pack(pack)
+    except HarnessError as error:
+        (line,) = str(error).splitlines()
+        return line
+    return ""
 
 
 def replace(file: Path, old: str, new: str) -> None:

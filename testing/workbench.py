@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -21,6 +22,7 @@ from harness.host import host
 from harness.pack import load
 from harness.pack.model import Pack
 from harness.report import report
+from harness.report.soundness import Checker
 from harness.upstream import dependencies, tree
 from harness.upstream.source import parse_source
 from harness.upstream.tree import Tree
@@ -32,7 +34,7 @@ Found = TypeVar("Found")
 REPOSITORY = Path(__file__).resolve().parent.parent
 
 
-def until(look: Callable[[], Found], seconds: float = 20.0) -> Found:
+def until(look: Callable[[], Found | None], seconds: float = 20.0) -> Found:
     """Look until something is there, and return it."""
     end = time.monotonic() + seconds
     while not (found := look()):
@@ -163,6 +165,12 @@ class Workbench:
         assert psutil.wait_procs(children, timeout=20)[1] == []
         return output
 
+    def findings(self) -> str:
+        """Return what `check` says of the one pack, without a process of its own."""
+        (folder,) = self.packs.glob("[0-9]*")
+        one = load.load_pack(folder)
+        return "\n".join(finding.text for finding in Checker(one, Cache(self.cache), host.detect()).findings())
+
     def gives(self, status: int, verdict: str, *arguments: str, reason: str = "", **environment: str) -> dict[str, Any]:
         """Run the one pack; return its row, which has to have this verdict, and this text in its reason."""
         ended, (row,) = self.rows(*arguments, **environment)
@@ -189,6 +197,13 @@ def confirmed(folder: Path) -> Workbench:
     made = sound(folder)
     made.recorded("1")
     return made
+
+
+def copied(bench: Workbench, folder: Path) -> Workbench:
+    """Copy packs and cache of a workbench into a folder; return the workbench there."""
+    for name in ("packs", "cache"):
+        shutil.copytree(bench.folder / name, folder / name)
+    return Workbench(folder, bench.sha256)
 
 
 def sound(folder: Path) -> Workbench:

@@ -9,11 +9,13 @@ from pathlib import Path
 
 import pytest
 
+from harness.lane.cell import Cell
+from testing import laid_out, toys
 from testing import workbench as benches
 from testing.workbench import Workbench
 
 #: Fixtures that run the real runner, or another program, as a child process.
-CHILD_PROCESSES = {"workbench", "sent", "judged", "page", "found", "folders", "bench", "odd", "nights"}
+CHILD_PROCESSES = {"workbench", "judged", "page", "found", "folders", "bench", "odd", "nights"}
 
 
 def pytest_configure() -> None:
@@ -32,6 +34,24 @@ def pytest_configure() -> None:
 def workbench(tmp_path: Path) -> Workbench:
     """Build an empty workbench whose cache holds the toy upstream's release 1.0."""
     return benches.empty(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    """Judge the sound toy pack and keep its receipt, once for the tests of a file."""
+    return benches.confirmed(tmp_path_factory.mktemp("judged"))
+
+
+@pytest.fixture
+def recorded(judged: Workbench, tmp_path: Path) -> Workbench:
+    """Copy the judged toy pack, so that a test may change it."""
+    return benches.copied(judged, tmp_path)
+
+
+@pytest.fixture
+def toy(tmp_path: Path) -> Cell:
+    """Return the cell of the sound toy pack, whose lanes are no processes."""
+    return laid_out.cell(toys.lay(tmp_path / "toy", toys.BASE, "a" * 64))
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -15,6 +15,7 @@ import tarfile
 import tempfile
 import warnings
 import zipfile
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -56,7 +57,7 @@ settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "ci"))
 class Said:
     """Some lines of a contract's results, without their numbers, and what must be judged from them."""
 
-    events: tuple[dict[str, object], ...]
+    events: tuple[dict[str, Any], ...]
     word: str
     name: str = ""
     role: str = ""
@@ -66,14 +67,15 @@ class Said:
 NAMES = st.text(
     st.characters(min_codepoint=33, max_codepoint=0x2FF, exclude_categories=("C", "Z")), min_size=1, max_size=4
 )
+TEXTS = st.text(st.characters(exclude_categories=["C"]), max_size=8)
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-(2**63), 2**63) | st.floats(allow_nan=False, allow_infinity=False)
-    | st.text(st.characters(exclude_categories=("C",)), max_size=8),
+    | TEXTS,
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES, inner, max_size=3),
     max_leaves=6,
 )  # fmt: skip
 #: What no line of the results survives, by how it is done to a sound one.
-DAMAGES = {
+DAMAGES: dict[str, Callable[[bytes], bytes]] = {
     "cut": lambda line: line[:-1],
     "another line before it": lambda line: b"log\n" + line,
     "NUL first": lambda line: b"\0" + line,

@@ -53,7 +53,7 @@ def test_it_installs_as_a_command_that_judges_packs_without_torch(tmp_path: Path
         shutil.copy(REPOSITORY / file, source)
     uv = [sys.executable, "-m", "uv"]
     subprocess.run([*uv, "venv", "--quiet", "--python", sys.executable, venv], check=True)
-    install = [*uv, "pip", "install", "--quiet", "--python", venv / "bin/python", f"{source}[audit]"]
+    install = [*uv, "pip", "install", "--quiet", "--python", str(venv / "bin/python"), f"{source}[audit]"]
     ended = subprocess.run(install, capture_output=True, text=True, check=False)
     if "error sending request" in ended.stderr:
         pytest.skip("no package index can be reached")

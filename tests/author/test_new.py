@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 import subprocess
@@ -17,7 +16,7 @@ from harness.author import script
 from harness.core.errors import HarnessError
 from harness.pack import load
 from testing import histories, releases, toys
-from testing.package_index import Shelf, served
+from testing.package_index import Shelf, served, settings
 from testing.workbench import Workbench, empty
 
 SCRIPT = '''#!/usr/bin/env python3
@@ -58,6 +57,16 @@ class Author:
         given = arguments or ("--with", "toykernel==1.0")
         return self.run("new", slug, "--from-script", str(folder / "bug.py"), "--cache", str(self.bench.cache), *given)
 
+    def issue(self, slug: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+        """Run a pack, which ends so, and report it from that run."""
+        ran = self.run("run", slug, "--online")
+        assert ran.returncode == status, ran.stdout + ran.stderr
+        return self.report(slug)
+
+    def report(self, slug: str) -> subprocess.CompletedProcess[str]:
+        """Report a pack from its last run."""
+        return self.run("report", slug, "--from", "last", "--cache", str(self.bench.cache))
+
     def folder(self, slug: str) -> Path:
         """Return a pack's folder by its slug."""
         (folder,) = load.select_packs(self.bench.packs, (slug,))
@@ -76,8 +85,7 @@ def author(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Author]:
     _wheel(folder, shelf, "toyhelper-1.0")
     _wheel(folder, shelf, "toylate-1.0", more="Requires-Python: >=4\n")
     with served(Shelf(shelf)) as url:
-        index = {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": "", "PIP_FIND_LINKS": "", "PIP_CONFIG_FILE": os.devnull}
-        yield Author(bench, {**index, **git, "PIP_RETRIES": "0"})
+        yield Author(bench, settings(url) | git)
 
 
 def _wheel(
@@ -109,14 +117,13 @@ def test_from_a_script_to_an_issue(author: Author) -> None:
     pinned = load.load_pack(folder).definition.dependencies["default"]
     assert {"toyhelper"} <= set(pinned), "what the release requires, and nothing of its extras"
     assert "toyextra" not in pinned
-    ran = author.run("run", "toy_scale", "--online")
-    assert (ran.returncode, "toykernel 1.0 has the bug on cpu" in ran.stdout) == (0, True), ran.stdout + ran.stderr
-    issue = author.run("report", "toy_scale", "--from", "last", "--cache", str(author.bench.cache))
+    issue = author.issue("toy_scale")
     assert issue.returncode == 0, issue.stderr
     assert (
         f"With toykernel 1.0 the script below ends in `{failed}`. Expected: it ends without an error." in issue.stdout
     )
     assert "pip install toykernel==1.0\npython reproduce.py" in issue.stdout
+    assert ", torch " not in _environment(issue.stdout), "the script does not import it"
     assert text in issue.stdout, "the script, verbatim"
     assert f"found [1.0, 2.0]\n{failed}\n```" in issue.stdout
     assert not [word for word in ("TODO", "BUG_REPRODUCED", "{{", str(author.bench.folder)) if word in issue.stdout]
@@ -124,8 +131,14 @@ def test_from_a_script_to_an_issue(author: Author) -> None:
     assert "open: {{since}}: no release was compared. Next: runner.py versions 01_toy_scale --record" in issue.stderr
     saved = author.run("versions", "toy_scale", "--online", "--record")
     assert "bug in" in saved.stdout or "bug from" in saved.stdout, saved.stdout + saved.stderr
-    again = author.run("report", "toy_scale", "--from", "last", "--cache", str(author.bench.cache))
-    assert "**Since.** Bug " in again.stdout, again.stderr
+    assert "**Since.** Bug " in author.report("toy_scale").stdout
+
+
+def _environment(issue: str) -> str:
+    """Return the line of an issue that names what it was seen with."""
+    start = "**Environment.** toykernel 1.0 (no GPU: "
+    (line,) = [line for line in issue.splitlines() if line.startswith(start)]
+    return line
 
 
 WITH = ("--with", "toykernel==1.0")
@@ -139,8 +152,7 @@ def test_scale():
 def test_the_issue_of_a_file_of_tests_says_how_it_is_run(author: Author) -> None:
     ended = author.new("toy_tested", TESTED, "--with", "toykernel==1.0", "--env", "MY_SWITCH=1")
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    assert author.run("run", "toy_tested", "--online").returncode == 0
-    issue = author.run("report", "toy_tested", "--from", "last", "--cache", str(author.bench.cache)).stdout
+    issue = author.issue("toy_tested").stdout
     assert "pip install toykernel==1.0 pytest\nMY_SWITCH=1 python -m pytest reproduce.py\n" in issue
     assert '# dependencies = ["toykernel==1.0", "pytest"]' in issue
     assert "$ MY_SWITCH=1 python -m pytest reproduce.py  # toykernel 1.0, no GPU" in issue
@@ -148,19 +160,13 @@ def test_the_issue_of_a_file_of_tests_says_how_it_is_run(author: Author) -> None
 
 
 def test_the_environment_names_torch_where_it_is_imported(author: Author) -> None:
-    assert author.new("toy_plain", SCRIPT).returncode == 0
     assert author.new("toy_torch", SCRIPT.replace("from helper", "import torch\nfrom helper")).returncode == 0
-    for slug, named in (("toy_plain", False), ("toy_torch", True)):
-        assert author.run("run", slug, "--online").returncode == 0
-        issue = author.run("report", slug, "--from", "last", "--cache", str(author.bench.cache)).stdout
-        (line,) = [line for line in issue.splitlines() if line.startswith("**Environment.** toykernel 1.0 (no GPU: ")]
-        assert (", torch " in line) == named, line
+    assert ", torch " in _environment(author.issue("toy_torch").stdout)
 
 
 def test_a_report_says_where_the_script_does_not_fail(author: Author) -> None:
     assert author.new("toy_right", SCRIPT.replace("== [1.0, 1.0]", "")).returncode == 1
-    assert author.run("run", "toy_right", "--online").returncode == 1
-    issue = author.run("report", "toy_right", "--from", "last", "--cache", str(author.bench.cache))
+    issue = author.issue("toy_right", status=1)
     assert "open: {{ending}}: the script does not fail in what is reported" in issue.stderr
     assert "Expected: " not in issue.stdout
 
@@ -168,8 +174,7 @@ def test_a_report_says_where_the_script_does_not_fail(author: Author) -> None:
 def test_the_issue_of_a_hang_says_within_what_it_should_end(author: Author) -> None:
     hangs = SCRIPT.replace("assert found == [1.0, 1.0]", "while found != [1.0, 1.0]: pass")
     assert author.new("toy_hang", hangs, *WITH, "--timeout", "2").returncode == 0
-    assert author.run("run", "toy_hang", "--online").returncode == 0
-    issue = author.run("report", "toy_hang", "--from", "last", "--cache", str(author.bench.cache)).stdout
+    issue = author.issue("toy_hang").stdout
     assert "in `timeout: no end after 2 s`. Expected: it ends within 2 s." in issue
 
 
@@ -179,8 +184,7 @@ def test_how_often_it_fails_is_what_the_run_counted(author: Author) -> None:
     assert made.returncode == 0, made.stdout
     text = (author.folder("toy_odd") / "report.in.md").read_text()
     assert "{{ending}} Expected: it ends without an error." in text
-    assert author.run("run", "toy_odd", "--online").returncode == 0
-    issue = author.run("report", "toy_odd", "--from", "last", "--cache", str(author.bench.cache)).stdout
+    issue = author.issue("toy_odd").stdout
     count = re.search(r"(?m)^(\d+ of 20 runs): AssertionError", issue)
     assert count, issue
     assert f"With toykernel 1.0 {count[1]} of the script below end in `AssertionError (line " in issue
@@ -196,9 +200,7 @@ def test_a_fix_is_judged_and_its_diff_stands_in_the_issue(author: Author) -> Non
     toys.replace(folder / "pack.toml", 'fix = "none"\n', "")
     with (folder / "report.in.md").open("a") as report:
         report.write("\n{{diff}}\n")
-    ran = author.run("run", "toy_fixed", "--online")
-    assert (ran.returncode, "CONFIRMED" in ran.stdout) == (0, True), ran.stdout + ran.stderr
-    issue = author.run("report", "toy_fixed", "--from", "last", "--cache", str(author.bench.cache))
+    issue = author.issue("toy_fixed")
     assert "with the patch, no GPU\nfound [1.0, 1.0]\n(it ends without an error)\n```" in issue.stdout
     assert "FIX_VALIDATED" not in issue.stdout
     checked = author.run("check", "toy_fixed")
@@ -253,10 +255,6 @@ def test_what_a_script_names_beside_it_is_found(tmp_path: Path) -> None:
         script.read(tmp_path / "latin.py")
 
 
-def _author(bench: Workbench, url: str) -> Author:
-    return Author(bench, {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": "", "PIP_CONFIG_FILE": os.devnull})
-
-
 def test_another_release_is_tried_with_what_it_requires_itself(tmp_path: Path) -> None:
     bench, shelf = empty(tmp_path), dict[str, dict[str, bytes]]()
     for version in ("1.0", "1.1"):
@@ -264,7 +262,7 @@ def test_another_release_is_tried_with_what_it_requires_itself(tmp_path: Path) -
         _wheel(tmp_path, shelf, f"toynew-{version}", text, more=f"Requires-Dist: toyhelper=={version}\n")
         _wheel(tmp_path, shelf, f"toyhelper-{version}", f"VERSION = {version!r}\n")
     with served(Shelf(shelf)) as url:
-        author = _author(bench, url)
+        author = Author(bench, settings(url))
         made = author.new("toy_new", "import toynew\nassert not toynew\n", "--with", "toynew==1.0")
         assert made.returncode == 0, made.stdout + made.stderr
         ended = author.run("versions", "toy_new", "--online")
@@ -278,7 +276,7 @@ def test_what_no_wheel_of_that_day_meets_is_taken_as_of_today(tmp_path: Path) ->
     uploaded = {"toynew-1.0-py3-none-any.whl": "2020-01-01T00:00:00Z"}
     uploaded["toyhelper-1.0-py3-none-any.whl"] = "2022-01-01T00:00:00Z"
     with served(Shelf(shelf, uploaded=uploaded)) as url:
-        author = _author(bench, url)
+        author = Author(bench, settings(url))
         given = ("--with", "toynew==1.0", "--with", "toyhelper<2")
         made = author.new("toy_new", "import toynew\nassert not toynew\n", *given)
     assert made.returncode == 0, made.stdout + made.stderr
@@ -299,6 +297,6 @@ def test_native_code_that_is_not_built_is_named(tmp_path: Path) -> None:
     toys.zip_folder(source, archive)
     shelf["toysrc"] = {archive.name: archive.read_bytes()}
     with served(Shelf(shelf)) as url:
-        author = _author(bench, url)
+        author = Author(bench, settings(url))
         made = author.new("toy_src", script, "--with", "toysrc==1.0")
         assert "open: native code is not built, such as toysrc/kernel.cu: the script ran without it" in made.stderr

@@ -194,15 +194,6 @@ def test_nodes_of_several_kinds_fill_one_table(nights: Nights) -> None:
     assert receipt["host"]["gpus"] == [{"name": "Toy A100", "compute_capability": "8.0"}]
 
 
-def test_a_wrong_partition_is_not_run_in_slurms_own_words(nights: Nights) -> None:
-    nights.toys(1)
-    nights.run("--slurm-option", "partition=nope", status=1)
-    cell = nights.cells()["001_toy/sm_90a"]
-    assert cell["verdict"] == "NOT_RUN"
-    assert "invalid partition specified: nope; Batch job submission failed: Invalid partition name" in cell["reason"]
-    assert not sweeps.starts(nights.bench.packs / "001_toy")
-
-
 def test_an_option_counts_more_than_the_environment(nights: Nights, monkeypatch: pytest.MonkeyPatch) -> None:
     nights.toys(1)
     for name, value in {"SBATCH_PARTITION": "nope", "SBATCH_TIMELIMIT": "1", "SBATCH_GRES": "gpu:9"}.items():

@@ -9,7 +9,8 @@ import pytest
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, Verdict, is_target
 from harness.host import eligibility
-from harness.host.host import Gpu, Host
+from harness.host.gpus import Gpu
+from harness.host.host import Host
 from harness.pack import load
 from harness.pack.model import Pack, Target
 from testing.workbench import Workbench

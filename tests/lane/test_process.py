@@ -11,12 +11,6 @@ from testing import sweeps
 from testing.workbench import Workbench
 
 
-def test_a_silent_hang_is_timed_out(workbench: Workbench) -> None:
-    workbench.lay("21_hangs_silently")
-    status, (row,) = workbench.rows("--timeout", "1")
-    assert (status, row["verdict"], row["reason"]) == (1, "ERROR", "timed out after 1 s")
-
-
 def test_stubborn_grandchildren_neither_outlive_nor_hold_up_a_lane(workbench: Workbench) -> None:
     workbench.lay("20_leaves_stubborn_children")
     status, (row,) = workbench.rows("--lane", "pristine")

@@ -7,15 +7,15 @@ from pathlib import Path
 
 from harness.core.words import Evidence
 from harness.lane import lane
+from harness.lane.cell import Cell
 from harness.lane.environment import Share
 from harness.lane.lane import Lane
 from testing import laid_out
-from testing.workbench import Workbench
 
 
-def test_a_wrong_fix_waits_for_no_gpu_to_be_its_own(workbench: Workbench) -> None:
+def test_a_wrong_fix_waits_for_no_gpu_to_be_its_own(toy: Cell) -> None:
     gate, nothing = Path("/gate"), laid_out.nothing("1.0")
-    cell = replace(laid_out.cell(workbench.lay("01_confirmed")), evidence=Evidence.EXECUTED)
+    cell = replace(toy, evidence=Evidence.EXECUTED)
     right = Lane(
         cell=cell,
         tree=nothing.pristine,

@@ -10,6 +10,7 @@ import pytest
 
 from harness.mutate import changes, generated
 from harness.mutate.generated import Candidate, Fix
+from harness.mutate.mutants import Mutant
 
 OLD = "".join(f"line {number}\n" for number in range(1, 31))
 NEW = OLD.replace("line 3\n", "line 3\nx\ny\n").replace("line 6\n", "").replace("line 20\n", "line twenty\n")
@@ -81,8 +82,8 @@ def test_a_run_of_lines_is_halved_where_the_hunk_has_no_other() -> None:
 
 
 def test_each_file_is_left_out_and_a_target_keeps_to_the_files_it_loads() -> None:
-    old = {"a.py": PYTHON_OLD, "b.py": PYTHON_OLD}
-    new = {"a.py": PYTHON_NEW, "b.py": PYTHON_NEW}
+    old: dict[str, str | None] = {"a.py": PYTHON_OLD, "b.py": PYTHON_OLD}
+    new: dict[str, str | None] = {"a.py": PYTHON_NEW, "b.py": PYTHON_NEW}
     fix = Fix(old, new, changes.parse(changes.written("", old, new)))
     found = generated.candidates(fix, ("b.py", "c.py"))
     assert {one.path for one in found} == {"b.py"}
@@ -124,7 +125,7 @@ def test_what_does_not_parse_is_no_mutant_and_nothing_is_made_twice() -> None:
     fix = _fix(PYTHON_OLD, PYTHON_NEW)
     maker = generated.Maker(fix)
 
-    def make(name: str, text: str) -> generated.Mutant | None:
+    def make(name: str, text: str) -> Mutant | None:
         return maker.make(Candidate(name, "x", "file.py", lambda: text))
 
     assert make("broken", PYTHON_NEW.replace("a + b", "a +")) is None

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import signal
 import subprocess
-import time
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,14 +14,14 @@ import pytest
 from harness.host.host import cores
 from harness.pack import judges, load
 from testing import sweeps, toys
-from testing.workbench import REPOSITORY, Workbench
+from testing.workbench import Workbench, until
 
 
 def _mutate(workbench: Workbench, *arguments: str) -> tuple[int, dict[str, Any], str]:
     ended = workbench.run("mutate", "--json", "--target", "cpu", *arguments)
     assert "Traceback" not in ended.stderr, ended.stderr
-    found = json.loads(ended.stdout) if ended.stdout else []
-    return ended.returncode, found[0] if len(found) == 1 else found, ended.stderr
+    (found,) = json.loads(ended.stdout)
+    return ended.returncode, found, ended.stderr
 
 
 def _fates(found: dict[str, Any]) -> dict[str, str]:
@@ -76,16 +75,6 @@ def test_a_survivor_that_is_listed_afterwards_costs_no_lane(workbench: Workbench
     assert "going on" not in told, "now it is settled, and the same command judges anew"
 
 
-def test_a_lane_is_over_with_its_first_failed_check(workbench: Workbench) -> None:
-    pack = workbench.lay("42_refuses_wrong_fixes")
-    hangs = "    total = scale.total(VALUES)\n    while scale.scale(VALUES, [1.0] * 3) != VALUES:\n        pass\n"
-    toys.replace(pack / "contract.py", "    total = scale.total(VALUES)\n", hangs)
-    status, found, _ = _mutate(workbench, "--generated", "0", "--timeout", "20")
-    (killed,) = [one for one in found["strength"]["mutants"] if one["name"] == "adds_the_weight"]
-    assert (status, killed["fate"], killed["by"]) == (0, "killed", ["test_ones"])
-    assert killed["seconds"] < 10
-
-
 def test_wrong_fixes_compile_in_few_processes(workbench: Workbench) -> None:
     pack = workbench.lay("42_refuses_wrong_fixes")
     definition = pack / "pack.toml"
@@ -121,16 +110,14 @@ def test_what_crashes_or_hangs_is_run_again_alone_and_unjudged(workbench: Workbe
     assert found["strength"]["own"]["of"] == 5
 
 
-def test_mutants_are_generated_alike_every_time_and_leave_nothing_in_the_cache(workbench: Workbench) -> None:
+def test_generated_mutants_leave_nothing_in_the_cache(workbench: Workbench) -> None:
     definition = workbench.lay("01_confirmed") / "pack.toml"
     pristine = {path: path.stat().st_ino for path in (workbench.cache / "trees").rglob("*.py")}
     _, first, _ = _mutate(workbench, "--generated", "6")
-    _, second, _ = _mutate(workbench, "--generated", "6")
     definition.write_text(definition.read_text(encoding="utf-8") + "[strength]\nseed = 2\n", encoding="utf-8")
     _, other, _ = _mutate(workbench, "--generated", "6")
-    names = [sorted(_fates(found)) for found in (first, second, other)]
-    assert names[0] == names[1]
-    assert names[0] != names[2]
+    names = [set(_fates(found)) for found in (first, other)]
+    assert names[0] != names[1], "pack.toml states the seed"
     assert len(names[0]) == 6
     assert len(list((workbench.cache / "trees").iterdir())) == 2
     assert len(list((workbench.cache / "jit").iterdir())) == 2
@@ -152,14 +139,8 @@ def test_a_probe_that_does_not_confirm_its_own_fix_says_nothing_of_wrong_ones(wo
 def test_several_mutants_share_a_gpu(workbench: Workbench) -> None:
     pack = workbench.lay("41_executes_on_a_gpu")
     (pack / "seconds").write_text("1.5", encoding="utf-8")
-    state = workbench.folder / "gpus.json"
-    state.write_text(json.dumps({"devices": [{"name": "Toy H200", "capability": [9, 0]}]}), encoding="utf-8")
-    toy = {
-        "PYTHONPATH": str(REPOSITORY / "tests/resources/fake_nvml"),
-        "NCCL_FAKE_STATE": str(state),
-        "CUDA_VISIBLE_DEVICES": "0",
-    }
-    ended = workbench.run("mutate", "--json", "--generated", "4", "--jobs", "3", **toy)
+    workbench.gpus({})
+    ended = workbench.run("mutate", "--json", "--generated", "4", "--jobs", "3")
     found = json.loads(ended.stdout)[0]
     assert (found["target"], found["strength"]["evidence"], found["strength"]["gpu"]) == (
         "sm_90a",
@@ -207,11 +188,11 @@ def test_a_killed_command_goes_on_and_runs_nothing_twice(workbench: Workbench) -
     pack = workbench.lay("40_runs_for_a_while")
     (pack / "seconds").write_text("0.4", encoding="utf-8")
     command = workbench.command("mutate", "--json", "--target", "cpu", "--generated", "6", "--jobs", "2")
-    journal = _killed_with(command, workbench, ends=5)
+    with subprocess.Popen(command, stdout=-3, stderr=-3) as running:
+        journal = until(lambda: _journal(workbench, 5), 60)
+        running.send_signal(signal.SIGKILL)
     known = [json.loads(line)["key"] for line in journal.read_text(encoding="utf-8").splitlines()]
-    end = time.monotonic() + 10
-    while sweeps.living(workbench.packs) and time.monotonic() < end:
-        time.sleep(0.05)
+    until(lambda: not sweeps.living(workbench.packs))
     before = sum(sweeps.starts(pack).values())
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
     found = json.loads(ended.stdout)[0]
@@ -233,7 +214,7 @@ def test_a_probe_that_is_edited_meanwhile_is_another_days(workbench: Workbench) 
     before = judges.sha256(load.load_pack(pack))
     command = workbench.command("mutate", "--target", "cpu", "--jobs", "2", "--record")
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True) as running:
-        _wait_for(workbench, running, ends=3)
+        until(lambda: _journal(workbench, 3), 60)
         with (pack / "reproduce.py").open("a", encoding="utf-8") as probe:
             probe.write("\nEDITED = 1\n")
         running.communicate(timeout=120)
@@ -242,20 +223,7 @@ def test_a_probe_that_is_edited_meanwhile_is_another_days(workbench: Workbench) 
     assert "strength.cpu.traced.json: STALE" in workbench.run("check").stdout
 
 
-def _wait_for(workbench: Workbench, running: subprocess.Popen[str], ends: int) -> Path:
-    """Wait until so many lanes of a command have ended; return its journal."""
-    end = time.monotonic() + 60
-    while time.monotonic() < end and running.poll() is None:
-        found = list(workbench.cache.glob("mutate/*/journal.jsonl"))
-        if found and found[0].read_bytes().count(b"\n") >= ends:
-            return found[0]
-        time.sleep(0.02)
-    raise AssertionError("it ended, or ran no lanes")
-
-
-def _killed_with(command: list[str], workbench: Workbench, ends: int) -> Path:
-    """Kill a command once so many lanes have ended; return its journal."""
-    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True) as running:
-        journal = _wait_for(workbench, running, ends)
-        running.send_signal(signal.SIGKILL)
-    return journal
+def _journal(workbench: Workbench, ends: int) -> Path | None:
+    """Return the journal of a command once so many of its lanes have ended."""
+    found = list(workbench.cache.glob("mutate/*/journal.jsonl"))
+    return found[0] if found and found[0].read_bytes().count(b"\n") >= ends else None

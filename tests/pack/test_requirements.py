@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from packaging.markers import Marker
 
 from harness.core.errors import HarnessError
 from harness.pack import requirements
@@ -94,4 +95,4 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_marker_is_asked_of_the_lanes_python(marker: str, python: str, held: bool) -> None:  # noqa: FBT001 - a case
-    assert requirements.holds(requirements.Marker(marker), python) is held
+    assert requirements.holds(Marker(marker), python) is held

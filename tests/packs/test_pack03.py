@@ -6,7 +6,9 @@ import math
 
 import pytest
 
-torch = pytest.importorskip("torch")
+pytest.importorskip("torch")
+import torch
+
 kit = pytest.importorskip("kit.sparse_attention")
 SCALE, KEYS, LATENT, ROPE, HEADS = 0.07, 9, 64, 32, 32
 

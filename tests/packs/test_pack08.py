@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from testing.workbench import REPOSITORY
+from testing import contracts
 
-FOLDER = REPOSITORY / "packs/08_tilelang_bulk_copy_view"
 #: What the kernel without a view is lowered to, in as few lines as the contract reads.
 SOURCE = """
     mbarrier[0].init(1);
@@ -32,12 +30,7 @@ SOURCE = """
 @pytest.fixture(scope="module")
 def contract() -> ModuleType:
     """Load the contract; nothing of tilelang is imported by that."""
-    spec = importlib.util.spec_from_file_location("contract_of_pack_08", FOLDER / "contract.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return contracts.load("08_tilelang_bulk_copy_view")
 
 
 def test_a_right_source_has_its_slots(contract: ModuleType) -> None:

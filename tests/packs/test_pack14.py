@@ -96,15 +96,3 @@ def test_the_reference_is_what_autograd_gives() -> None:
     distances = json.loads(_asked_of_the_contract(AUTOGRAD))
     assert set(distances) == {"out", "lse", "dq", "dkv"}
     assert max(distances.values()) < 1e-12
-
-
-def test_the_wrong_fixes_say_why() -> None:
-    """Each mutant opens with one line, and changes the file that the patch changes."""
-    mutants = sorted((FOLDER / "mutants").glob("*.patch"))
-    changed = (FOLDER / "fix.patch").read_text().partition("diff --git ")[2].splitlines()[0]
-    assert len(mutants) >= 10
-    for mutant in mutants:
-        why, _, diff = mutant.read_text().partition("diff --git ")
-        assert len(why.split()) > 3, mutant.name
-        assert why.count("\n") == 2, mutant.name
-        assert diff.splitlines()[0] == changed, mutant.name

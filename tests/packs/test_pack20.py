@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from types import ModuleType
 
 import pytest
 
-from testing.workbench import REPOSITORY
+from testing import contracts
 
-FOLDER = REPOSITORY / "packs/20_tilelang_reduce_barrier"
 #: What a reduction and the store after it are lowered to: thread t stores the 16 bytes at 16 * t.
 SOURCE = """
   void* p = ((void*)((char*)buf_dyn_shmem + 1024));
@@ -23,13 +21,7 @@ SOURCE = """
 @pytest.fixture(scope="module")
 def contract() -> ModuleType:
     """Load the contract; nothing of tilelang is imported by that."""
-    pytest.importorskip("torch")
-    spec = importlib.util.spec_from_file_location("contract_of_pack_20", FOLDER / "contract.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return contracts.load("20_tilelang_reduce_barrier")
 
 
 @pytest.mark.parametrize(

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import importlib.util
 from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from testing.workbench import REPOSITORY
+from testing import contracts
 
-FOLDER = REPOSITORY / "packs/21_tilelang_reduce_max_refused"
 #: What rows of 64 of [64, 64] are lowered to with 128 threads, in as few lines as the probe reads.
 SOURCE = """
   float out[2];
@@ -28,13 +26,7 @@ REFUSAL = "ReduceOp cannot lower: src_index={}, projected_src_index={}, reduce_v
 @pytest.fixture(scope="module")
 def contract() -> ModuleType:
     """Load the contract; nothing of tilelang is imported by that."""
-    pytest.importorskip("torch")
-    spec = importlib.util.spec_from_file_location("contract_of_pack_21", FOLDER / "contract.py")
-    assert spec
-    assert spec.loader
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
+    return contracts.load("21_tilelang_reduce_max_refused")
 
 
 def test_a_right_source_has_every_element_once(contract: ModuleType) -> None:

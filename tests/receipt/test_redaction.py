@@ -100,32 +100,30 @@ def test_versions_withholds_a_reason_that_looks_private(workbench: Workbench) ->
         assert plant not in completed.stdout + _written_text(workbench.folder)
 
 
-def test_a_report_and_a_bundle_refuse_what_lies_in_the_pack(workbench: Workbench) -> None:
-    pack = workbench.lay("01_confirmed")
-    workbench.recorded("1")
-    sent, plant = workbench.folder / "sent.zip", PLANTS["an e-mail address"]
+def test_a_report_and_a_bundle_refuse_what_lies_in_the_pack(recorded: Workbench) -> None:
+    pack = recorded.packs / "01_confirmed"
+    sent, plant = recorded.folder / "sent.zip", PLANTS["an e-mail address"]
     (log,) = (path.name for path in pack.glob("receipts/*.log"))
     for name in ("receipts/cpu.traced.json", f"receipts/{log}", "report.in.md", "fix.patch"):
         file, text = pack / name, (pack / name).read_text()
         edited = text.replace('"reason": ""', f'"reason": "{plant}"') if name.endswith(".json") else f"{plant}\n{text}"
         file.write_text(edited)
-        bundle = workbench.run("report", "1", "--bundle", str(sent))
+        bundle = recorded.run("report", "1", "--bundle", str(sent))
         assert (bundle.returncode, "refused to write: " in bundle.stderr, sent.exists()) == (2, True, False)
-        report = workbench.run("report", "1", "--full") if name != "receipts/cpu.traced.json" else None
+        report = recorded.run("report", "1", "--full") if name != "receipts/cpu.traced.json" else None
         assert report is None or (report.returncode, report.stdout) == (2, "")
         assert plant not in bundle.stderr + (report.stderr if report else "")
         file.write_text(text)
-    assert workbench.run("report", "1", "--bundle", str(sent)).returncode == 0
+    assert recorded.run("report", "1", "--bundle", str(sent)).returncode == 0
 
 
-def test_the_version_of_cudnn_is_no_address(workbench: Workbench) -> None:
-    pack = workbench.lay("01_confirmed")
-    workbench.recorded("1")
+def test_the_version_of_cudnn_is_no_address(recorded: Workbench) -> None:
+    pack = recorded.packs / "01_confirmed"
     file = pack / "receipts/cpu.traced.json"
     file.write_text(re.sub('"cudnn": "[^"]*"', '"cudnn": "9.19.0.56"', file.read_text()))
     assert "9.19.0.56" in file.read_text()
-    assert workbench.run("report", "1", "--bundle", str(workbench.folder / "sent.zip")).returncode == 0
-    assert workbench.run("report", "1").returncode == 0
+    assert recorded.run("report", "1", "--bundle", str(recorded.folder / "sent.zip")).returncode == 0
+    assert recorded.run("report", "1").returncode == 0
 
 
 def test_what_names_this_host_its_user_or_its_services_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,8 +8,10 @@ from pathlib import Path
 import pytest
 
 from testing import toys
+from testing import workbench as benches
 from testing.workbench import Workbench
 
+REFUSES = "42_refuses_wrong_fixes"
 EQUIVALENT = '[[equivalent]]\nname = "{}"\nreason = "Nobody adds up nothing."\n'
 
 
@@ -23,47 +25,53 @@ def _lay(workbench: Workbench, behaviour: str) -> Path:
     return pack
 
 
-def _check(workbench: Workbench) -> str:
-    return workbench.run("check").stdout
+@pytest.fixture(scope="module")
+def judged(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
+    """Judge a pack that refuses every wrong fix."""
+    made = benches.empty(tmp_path_factory.mktemp("judged"))
+    _lay(made, REFUSES)
+    return made
 
 
-def test_every_table_shows_the_strength_and_no_reader_takes_it_for_a_receipt(workbench: Workbench) -> None:
-    pack = _lay(workbench, "42_refuses_wrong_fixes")
-    record = json.loads((pack / "receipts/strength.cpu.traced.json").read_text(encoding="utf-8"))
-    assert record["own"]["killed"] == 3
-    assert str(workbench.folder) not in json.dumps(record)
-    assert "CONFIRMED (traced), fresh; mutants: 3 of 3, 20" in workbench.run("list").stdout
-    assert workbench.run("report", "42", "--write").returncode == 0
-    assert "1 sound" in _check(workbench)
-    assert workbench.run("report", "42", "--bundle", str(workbench.folder / "bundle.zip")).returncode == 0
+def test_every_table_shows_the_strength_and_no_reader_takes_it_for_a_receipt(
+    judged: Workbench, recorded: Workbench
+) -> None:
+    pack = recorded.packs / REFUSES
+    found = json.loads((pack / "receipts/strength.cpu.traced.json").read_text(encoding="utf-8"))
+    assert found["own"]["killed"] == 3
+    assert str(judged.folder) not in json.dumps(found)
+    assert "CONFIRMED (traced), fresh; mutants: 3 of 3, 20" in recorded.run("list").stdout
+    assert recorded.run("report", "42", "--write").returncode == 0
+    assert recorded.findings() == ""
+    assert recorded.run("report", "42", "--bundle", str(recorded.folder / "bundle.zip")).returncode == 0
 
 
-def test_a_record_is_stale_when_what_it_speaks_of_changed(workbench: Workbench) -> None:
-    pack = _lay(workbench, "42_refuses_wrong_fixes")
+def test_a_record_is_stale_when_what_it_speaks_of_changed(recorded: Workbench) -> None:
+    pack = recorded.packs / REFUSES
     toys.replace(pack / "contract.py", "2.0, 3.0]", "2.0, 4.0]")
-    assert "STALE: the script or the contract changed" in workbench.run("list").stdout
+    assert "STALE: the script or the contract changed" in recorded.run("list").stdout
     toys.replace(pack / "contract.py", "2.0, 4.0]", "2.0, 3.0]")
-    mutant = pack / "mutants/adds_the_weight.patch"
-    text = mutant.read_text(encoding="utf-8")
-    toys.replace(mutant, "value + weight", "value - weight")
-    assert "adds_the_weight.patch: it does not fit the release with fix.patch: " in _check(workbench)
-    mutant.unlink()
-    assert "STALE: its own wrong fixes changed" in _check(workbench)
-    mutant.write_text(text, encoding="utf-8")
-    assert "STALE" not in _check(workbench)
+    own = pack / "mutants/adds_the_weight.patch"
+    text = own.read_text(encoding="utf-8")
+    toys.replace(own, "value + weight", "value - weight")
+    assert "adds_the_weight.patch: it does not fit the release with fix.patch: " in recorded.findings()
+    own.unlink()
+    assert "STALE: its own wrong fixes changed" in recorded.findings()
+    own.write_text(text, encoding="utf-8")
+    assert "STALE" not in recorded.findings()
     toys.replace(pack / "pack.toml", "generated = 0", "generated = 1")
-    assert "STALE: pack.toml states another sample" in _check(workbench)
+    assert "STALE: pack.toml states another sample" in recorded.findings()
 
 
 def test_check_refuses_survivors_that_nobody_explains(workbench: Workbench) -> None:
     pack = _lay(workbench, "43_lets_wrong_fixes_pass")
-    output = _check(workbench)
-    assert "loses_an_empty_total: survived, and mutants/equivalent.toml does not say why" in output
-    assert "rounds_the_total: survived" in output
+    said = workbench.findings()
+    assert "loses_an_empty_total: survived, and mutants/equivalent.toml does not say why" in said
+    assert "rounds_the_total: survived" in said
     (pack / "mutants/equivalent.toml").write_text(EQUIVALENT.format("loses_an_empty_total"), encoding="utf-8")
-    assert "loses_an_empty_total: survived" not in _check(workbench)
+    assert "loses_an_empty_total: survived" not in workbench.findings()
     (pack / "mutants/equivalent.toml").write_text(EQUIVALENT.format("nobody_made_this"), encoding="utf-8")
-    assert "mutants/equivalent.toml: no mutant 'nobody_made_this'" in _check(workbench)
+    assert "mutants/equivalent.toml: no mutant 'nobody_made_this'" in workbench.findings()
 
 
 @pytest.mark.parametrize(
@@ -82,6 +90,6 @@ def test_check_refuses_survivors_that_nobody_explains(workbench: Workbench) -> N
     ],
 )
 def test_check_refuses_mutants_that_are_none(workbench: Workbench, name: str, text: str, reason: str) -> None:
-    pack = workbench.lay("42_refuses_wrong_fixes")
+    pack = workbench.lay(REFUSES)
     (pack / name).write_text(text, encoding="utf-8")
-    assert reason in _check(workbench)
+    assert reason in workbench.findings()

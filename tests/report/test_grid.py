@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
+import shutil
+from pathlib import Path
 
+from testing import toys
 from testing.workbench import Workbench
 
 
-def test_the_list_shows_the_strongest_evidence(workbench: Workbench) -> None:
-    pack = workbench.lay("01_confirmed")
-    definition = pack / "pack.toml"
-    definition.write_text(definition.read_text().replace('["traced"]', '["interpreted", "traced"]'))
-    definition_text = definition.read_text()
-    definition.write_text(definition_text.replace('["interpreted", "traced"]', '["traced"]'))
-    workbench.recorded()
-    definition.write_text(definition_text)
-    text = (
-        (pack / "receipts/cpu.traced.json").read_text().replace('"evidence": "traced"', '"evidence": "interpreted"', 1)
-    )
-    (document,) = json.loads(workbench.run("list", "--json").stdout)
+def test_the_list_shows_the_strongest_evidence(recorded: Workbench) -> None:
+    pack = recorded.packs / "01_confirmed"
+    toys.replace(pack / "pack.toml", '["traced"]', '["interpreted", "traced"]')
+    (document,) = json.loads(recorded.run("list", "--json").stdout)
     cells = document["targets"].values()
     assert [(cell["target"], cell["evidence"], cell["state"]) for cell in cells] == [("cpu", "traced", "fresh")]
-    (pack / "receipts/cpu.interpreted.json").write_text(text)
-    assert "CONFIRMED (interpreted), fresh" in workbench.run("list").stdout
+    stronger = Path(shutil.copy(pack / "receipts/cpu.traced.json", pack / "receipts/cpu.interpreted.json"))
+    toys.replace(stronger, '"evidence": "traced"', '"evidence": "interpreted"')
+    assert "CONFIRMED (interpreted), fresh" in recorded.run("list").stdout

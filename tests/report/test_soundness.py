@@ -8,13 +8,7 @@ import re
 import pytest
 
 from testing import toys
-from testing.workbench import Workbench, confirmed
-
-
-@pytest.fixture(scope="module")
-def judged(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
-    """Judge the sound toy pack once."""
-    return confirmed(tmp_path_factory.mktemp("judged"))
+from testing.workbench import Workbench
 
 
 @pytest.mark.parametrize(
@@ -47,29 +41,18 @@ def judged(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
             "shows CONFIRMED, pack.toml expects FIXED",
         ),
         ("pack.toml", 'claims = ["', 'claims = ["MEMORY_SAVE_VERIFIED", "', "lacks the claims MEMORY_SAVE_VERIFIED"),
-        ("report.in.md", "{{figure:cpu:max_error}}", "{{figure:cpu:other}}", "no such figure in the pristine lane"),
-        ("report.in.md", "{{figure:cpu:max_error}}", "{{figure:sm_90a:max_error}}", "no receipt for sm_90a"),
         ("report.in.md", "largest", "TODO", "'TODO' is left in it"),
     ],
 )
-def test_each_rule_is_held(judged: Workbench, file: str, old: str, new: str, reason: str) -> None:
-    path = judged.packs / "01_confirmed" / file
-    text = path.read_text()
-    toys.replace(path, old, new)
-    completed = judged.run("check")
-    path.write_text(text)
-    assert completed.returncode == 1, completed.stdout
-    assert reason in completed.stdout
+def test_each_rule_is_held(recorded: Workbench, file: str, old: str, new: str, reason: str) -> None:
+    toys.replace(recorded.packs / "01_confirmed" / file, old, new)
+    assert reason in recorded.findings()
 
 
 @pytest.mark.parametrize("file", ["reproduce.py", "fix.patch"])
-def test_a_missing_file_is_named(judged: Workbench, file: str) -> None:
-    path = judged.packs / "01_confirmed" / file
-    text = path.read_text()
-    path.unlink()
-    output = judged.run("check").stdout
-    path.write_text(text)
-    assert re.search(rf"{re.escape(file)}(:| is) missing", output)
+def test_a_missing_file_is_named(recorded: Workbench, file: str) -> None:
+    (recorded.packs / "01_confirmed" / file).unlink()
+    assert re.search(rf"{re.escape(file)}(:| is) missing", recorded.run("check").stdout)
 
 
 def test_a_number_is_never_used_twice(workbench: Workbench) -> None:

@@ -9,18 +9,16 @@ import pytest
 
 from harness.core import files
 from harness.core.words import LaneName, LaneVerdict
-from harness.lane.record import LaneEnd, LaneRecord, LogRecord
+from harness.lane.record import LaneEnd, LogRecord
 from harness.schedule.journal import Journal
-from testing.laid_out import HOST
+from testing import laid_out
 
 TEXT = "what the probe said\n"
 
 
 def _end(key: str) -> LaneEnd:
-    record = LaneRecord(LaneVerdict.BUG_REPRODUCED, "", 10, 1.0, 1, 0, "ab", "CPU")
-    log = LogRecord(f"logs/{key}.log", files.sha256_bytes(TEXT.encode()))
-    started = "2026-01-01T00:00:00+00:00"
-    return LaneEnd(key, key, LaneName.PRISTINE, started, 1.5, "cpu", HOST, (), "1.0", "tree", "", record, "", log)
+    end = laid_out.end(key, key, LaneName.PRISTINE, LaneVerdict.BUG_REPRODUCED)
+    return replace(end, log=LogRecord(f"logs/{key}.log", files.sha256_bytes(TEXT.encode())))
 
 
 def _written(path: Path, *keys: str) -> Path:

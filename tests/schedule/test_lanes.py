@@ -12,7 +12,8 @@ import pytest
 
 from harness.core.cache import Cache
 from harness.core.words import LaneName, LaneVerdict
-from harness.lane.record import LaneEnd, LaneRecord
+from harness.lane.cell import Cell
+from harness.lane.record import LaneEnd
 from harness.receipt import receipt, writer
 from harness.schedule import lanes
 from harness.schedule.journal import Journal
@@ -22,7 +23,6 @@ from harness.schedule.task import Task
 from harness.verdict.outcome import Outcome
 from testing import laid_out
 from testing.laid_out import HOST
-from testing.workbench import Workbench
 
 SAYS = {LaneName.PRISTINE: LaneVerdict.BUG_REPRODUCED, LaneName.PATCHED: LaneVerdict.FIX_VALIDATED}
 NODE = replace(HOST, python="3.11.9")
@@ -40,9 +40,7 @@ class Together(Journal):
 
 def _attempt(_runner: Runner, task: Task, *_: object) -> LaneEnd:
     """End a lane as it should, on another host than the session's."""
-    record = LaneRecord(SAYS[task.lane], "", 10, 1.0, 1, 0, "ab", "CPU")
-    started = "2026-01-01T00:00:00+00:00"
-    return LaneEnd(task.key, task.name, task.lane, started, 1.5, "cpu", NODE, (), "1.0", "tree", "", record)
+    return laid_out.end(task.key, task.name, task.lane, SAYS[task.lane], NODE)
 
 
 @pytest.fixture
@@ -54,7 +52,7 @@ def session(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
 
 
 def test_two_lanes_that_end_together_settle_their_cell_once(
-    workbench: Workbench, session: Session, monkeypatch: pytest.MonkeyPatch
+    toy: Cell, session: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     written = Counter[str]()
 
@@ -64,15 +62,13 @@ def test_two_lanes_that_end_together_settle_their_cell_once(
         return folder / "cpu.traced.json"
 
     monkeypatch.setattr(writer, "write", write)
-    cell = laid_out.cell(workbench.lay("01_confirmed"))
-    assert cell.lanes_are_independent
-    account = lanes.run(session, [cell])
-    assert (written, account.ran) == (Counter([cell.name]), 2)
-    assert account.results[cell.name].judgement.verdict == "CONFIRMED"
+    assert toy.lanes_are_independent
+    account = lanes.run(session, [toy])
+    assert (written, account.ran) == (Counter([toy.name]), 2)
+    assert account.results[toy.name].judgement.verdict == "CONFIRMED"
 
 
-def test_a_receipt_names_the_host_of_its_lanes(workbench: Workbench, session: Session) -> None:
-    cell = laid_out.cell(workbench.lay("01_confirmed"))
-    path = lanes.run(session, [cell]).results[cell.name].receipt
+def test_a_receipt_names_the_host_of_its_lanes(toy: Cell, session: Session) -> None:
+    path = lanes.run(session, [toy]).results[toy.name].receipt
     assert path
     assert receipt.load(path).host.python == NODE.python

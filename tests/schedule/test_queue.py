@@ -4,21 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
-
 from harness.core.words import Evidence, LaneName
 from harness.host.gpus import Device, Gpu
 from harness.lane.cell import Cell
 from harness.schedule.queue import Placement, Places, Queue
 from harness.schedule.task import Task, at_least
-from testing import laid_out
-from testing.workbench import Workbench
-
-
-@pytest.fixture
-def toy(workbench: Workbench) -> Cell:
-    """Return the cell of the sound toy pack."""
-    return laid_out.cell(workbench.lay("01_confirmed"))
 
 
 def _task(toy: Cell, name: str, seconds: float | None, *, gpus: int = 0, **stated: object) -> Task:

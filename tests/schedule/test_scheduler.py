@@ -17,7 +17,7 @@ from harness.core.cache import Cache
 from harness.core.errors import NoRoomError, UnavailableError, UnsupportedHereError
 from harness.core.words import LaneName, LaneVerdict, Verdict
 from harness.lane.cell import Cell
-from harness.lane.record import LaneEnd, LaneRecord
+from harness.lane.record import LaneEnd
 from harness.schedule import scheduler
 from harness.schedule import task as schedule_task
 from harness.schedule.journal import Journal
@@ -36,10 +36,7 @@ BUG, FIXED = LaneVerdict.BUG_REPRODUCED, LaneVerdict.FIX_VALIDATED
 
 
 def end_of(task: Task, verdict: LaneVerdict) -> LaneEnd:
-    """Build the end of a lane."""
-    record = LaneRecord(verdict, "", 10, 1.0, 1, 0, "ab", "CPU")
-    started = "2026-01-01T00:00:00+00:00"
-    return LaneEnd(task.key, task.name, task.lane, started, 1.5, "cpu", HOST, (), "1.0", "tree", "", record)
+    return laid_out.end(task.key, task.name, task.lane, verdict)
 
 
 @dataclass
@@ -89,9 +86,9 @@ class Stage:
 
 
 @pytest.fixture
-def stage(workbench: Workbench, tmp_path: Path) -> Stage:
+def stage(toy: Cell, tmp_path: Path) -> Stage:
     """Return a stage with the sound toy pack."""
-    return Stage(laid_out.cell(workbench.lay("01_confirmed")), tmp_path / "journal.jsonl")
+    return Stage(toy, tmp_path / "journal.jsonl")
 
 
 def _newest(one: Cell) -> Cell:

@@ -5,21 +5,11 @@ from __future__ import annotations
 import itertools
 from dataclasses import replace
 
-import pytest
-
 from harness.core.words import Evidence
 from harness.host.host import Host
 from harness.lane.cell import Cell
 from harness.schedule import task
-from testing import laid_out
 from testing.laid_out import HOST
-from testing.workbench import Workbench
-
-
-@pytest.fixture
-def toy(workbench: Workbench) -> Cell:
-    """Return the cell of the sound toy pack."""
-    return laid_out.cell(workbench.lay("01_confirmed"))
 
 
 def test_a_key_changes_with_everything_that_could_change_what_a_lane_shows(toy: Cell) -> None:

@@ -292,7 +292,7 @@ def test_the_document_says_what_was_run(bench: Workbench, found: dict[str, dict[
     document = found["brings_a_test"]
     one = structure.structure(document, SuiteReceipt)
     assert one.upstream.commit in (_pack(bench, "brings_a_test") / "pack.toml").read_text()
-    assert (one.patch.name, one.test_patch and one.test_patch.name) == ("fix.patch", "upstream_test.patch")
+    assert [patch and patch.name for patch in (one.patch, one.test_patch)] == ["fix.patch", "upstream_test.patch"]
     assert list(one.dependencies.packages) == ["pytest"]
     assert str(bench.folder) not in json.dumps(document)
 

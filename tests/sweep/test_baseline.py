@@ -11,11 +11,9 @@ import pytest
 
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, LaneName, LaneVerdict, Verdict
-from harness.host import host
 from harness.host.gpus import Gpu
 from harness.lane.cell import Cell
 from harness.lane.record import FigureLine, LaneEnd, LaneRecord
-from harness.pack import load
 from harness.receipt import receipt
 from harness.receipt.receipt import GpuRecord, Receipt
 from harness.sweep import baseline, columns, run_folder
@@ -25,17 +23,8 @@ from harness.sweep.sweep import write
 from harness.verdict.outcome import Outcome
 from harness.verdict.pack_verdict import Judgement
 from testing import nights
-from testing.workbench import REPOSITORY, Workbench
-
-HOST = host.Host("3.11.7", "2.13.0+cpu", "3.6.0")
-
-
-@pytest.fixture
-def toy(workbench: Workbench) -> Cell:
-    """Return the cell of the sound toy pack."""
-    loaded = load.load_pack(workbench.lay("01_confirmed"))
-    (one,) = columns.cells([(loaded, "cpu")], HOST, None)  # type: ignore[arg-type]
-    return one
+from testing.laid_out import HOST
+from testing.workbench import REPOSITORY
 
 
 def _measuring(toy: Cell) -> Cell:
@@ -127,6 +116,20 @@ def test_each_cell_is_compared_with_the_newest_run_that_judged_it(toy: Cell, tmp
     found = baseline.find(tmp_path, tmp_path, "9")
     assert found.sweeps == (newer, older)
     assert found.has_receipt_of(toy), "the newest run judged another pack alone"
+
+
+@pytest.mark.parametrize(
+    "damaged", [b"\xff\x00", b'{"cells": [{"name": [], "verdict": 1e999}]}', b"[" * 900, b'{"cells": 5}']
+)
+def test_what_an_earlier_run_left_damaged_is_passed_over(toy: Cell, tmp_path: Path, damaged: bytes) -> None:
+    run = nights.lay(tmp_path / "runs", nights.results(0, [nights.cell()]))
+    path = run / "receipts/01_confirmed/cpu.traced.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(damaged)
+    assert baseline.find(run, run.parent, "9").receipt_of(toy) is None
+    (run / "results.json").write_bytes(damaged)
+    assert not baseline.find(run.parent, run.parent, "9").sweeps
+    assert run_folder.left_out(run.parent, "9") == []
 
 
 def test_a_night_that_judged_nothing_does_not_say_that_nothing_changed(tmp_path: Path) -> None:

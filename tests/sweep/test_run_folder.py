@@ -47,6 +47,17 @@ def test_two_sweeps_of_one_second_have_two_folders(tmp_path: Path) -> None:
     assert [folder.name for folder in run_folder.earlier(tmp_path, names[2])] == names[1::-1]
 
 
+def test_a_run_that_a_wrong_clock_dated_in_the_future_is_not_gone_on_with(tmp_path: Path) -> None:
+    moment = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
+    with run_folder.opened(tmp_path, REQUEST, moment + dt.timedelta(days=9999)):
+        pass
+    names = []
+    for _ in range(2):
+        with run_folder.opened(tmp_path, REQUEST, moment) as one:
+            names.append(one.name)
+    assert names == ["20261120T000000Z"] * 2
+
+
 def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:
     moment = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
     with run_folder.opened(tmp_path, REQUEST, moment) as one:

@@ -6,6 +6,7 @@ import datetime as dt
 import itertools
 import json
 import os
+import resource
 import signal
 import subprocess
 from pathlib import Path
@@ -187,6 +188,21 @@ def test_two_sweeps_do_not_write_into_one_folder(workbench: Workbench) -> None:
     assert first.returncode == 130
 
 
+def test_no_room_for_a_sweep_names_the_folder_of_runs_and_not_the_cache(workbench: Workbench) -> None:
+    workbench.lay("01_confirmed")
+    assert workbench.run("run").returncode == 0, "the cache has everything"
+    ended = subprocess.run(
+        workbench.command("sweep"),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (4000, 4000)),
+    )
+    assert (ended.returncode, "Traceback" in ended.stderr) == (1, False), ended.stderr
+    assert ended.stderr.splitlines()[-1].startswith("error: no room in the folder of runs "), ended.stderr
+
+
 def _stated(folder: Path, line: str) -> None:
     """Add a line to what pack.toml states of a toy's target."""
     toys.replace(folder / "pack.toml", "timeout_s = 60", f"timeout_s = 60\n{line}")
@@ -233,10 +249,10 @@ def test_lanes_share_a_gpu_and_what_is_timed_runs_alone(workbench: Workbench) ->
     assert measured["record"]["waited"] > 0.1
     assert measured["record"]["seconds"] <= measured["seconds"], "what it waited is no part of what it took"
     journal = (workbench.newest / "journal.jsonl").stat().st_mtime
-    for end in ends.values():
-        began = dt.datetime.fromisoformat(end["started"]).timestamp()
-        over = began + end["record"]["waited"] + end["seconds"]
-        assert over <= journal + 0.05, f"{end['task']}: its interval ends behind the end of all"
+    for ended in ends.values():
+        began = dt.datetime.fromisoformat(ended["started"]).timestamp()
+        over = began + ended["record"]["waited"] + ended["seconds"]
+        assert over <= journal + 0.05, f"{ended['task']}: its interval ends behind the end of all"
 
 
 HARMS: dict[str, dict[str, object]] = {

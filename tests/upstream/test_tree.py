@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -11,14 +10,10 @@ from pathlib import Path
 import pytest
 
 from testing import histories, mirrors, toys
-from testing.package_index import Shelf, served
+from testing.package_index import Shelf, served, settings
 from testing.workbench import Workbench
 
 NAME = "toykernel-1.0.zip"
-
-
-def _index(url: str) -> dict[str, str]:
-    return {"PIP_INDEX_URL": url, "PIP_EXTRA_INDEX_URL": "", "PIP_RETRIES": "0", "PIP_CONFIG_FILE": os.devnull}
 
 
 def _shelf(workbench: Workbench) -> Shelf:
@@ -31,10 +26,10 @@ def _empty(workbench: Workbench) -> Workbench:
     return workbench
 
 
-def test_a_pack_is_fetched_from_the_users_own_index(workbench: Workbench) -> None:
+def test_a_pack_is_fetched_from_the_users_ownsettings(workbench: Workbench) -> None:
     _empty(workbench).lay("01_confirmed")
     with served(_shelf(workbench)) as url:
-        workbench.gives(0, "CONFIRMED", "--online", **_index(url))
+        workbench.gives(0, "CONFIRMED", "--online", **settings(url))
 
 
 @pytest.mark.parametrize(
@@ -60,14 +55,14 @@ def test_what_the_index_lacks_or_spoils_is_named(
     shelf = _shelf(workbench)
     spoil(shelf)
     with served(shelf) as url:
-        row = workbench.gives(1, "ERROR", "--online", reason=reason, **_index(url))
+        row = workbench.gives(1, "ERROR", "--online", reason=reason, **settings(url))
     assert "127.0.0.1" not in row["reason"]
     assert not [*workbench.cache.glob("trees/*"), *workbench.cache.glob("downloads/*"), *workbench.cache.glob("work/*")]
 
 
 def test_no_network_is_one_line(workbench: Workbench) -> None:
     _empty(workbench).lay("01_confirmed")
-    index = _index("http://127.0.0.1:9/simple/")
+    index = settings("http://127.0.0.1:9/simple/")
     workbench.gives(1, "ERROR", "--online", reason="the package index cannot be read (ConnectionError)", **index)
 
 
@@ -80,8 +75,8 @@ def test_offline_names_what_the_cache_lacks(workbench: Workbench) -> None:
 def test_a_version_that_does_not_exist_names_those_that_do(workbench: Workbench) -> None:
     workbench.lay("01_confirmed")
     with served(_shelf(workbench)) as url:
-        index, reason = _index(url), "no release 9.9 on the package index. It has 1.0"
-        workbench.gives(1, "ERROR", "--online", "--upstream", "toykernel==9.9", reason=reason, **index)
+        index, said = settings(url), "no release 9.9 on the package index. It has 1.0"
+        workbench.gives(1, "ERROR", "--online", "--upstream", "toykernel==9.9", reason=said, **index)
 
 
 def test_latest_is_the_newest_release_and_what_it_gives_is_no_deviation(workbench: Workbench) -> None:
@@ -89,7 +84,7 @@ def test_latest_is_the_newest_release_and_what_it_gives_is_no_deviation(workbenc
     shelf = histories.shelf(workbench.folder / "index", {"1.0": "wrong", "1.1": "right"})
     shelf.files["toykernel"]["toykernel-1.2-no-tags.whl"] = b"no wheel at all"
     with served(shelf) as url:
-        row = workbench.gives(0, "FIXED_UPSTREAM", "--online", "--upstream", "latest", **_index(url))
+        row = workbench.gives(0, "FIXED_UPSTREAM", "--online", "--upstream", "latest", **settings(url))
     assert (row["patched"], "runs" in row["receipt"]) == ("", True)
 
 
@@ -97,7 +92,7 @@ def test_fetch_fills_a_cache_that_runs_offline(workbench: Workbench) -> None:
     workbench.lay("01_confirmed")
     destination = workbench.folder / "elsewhere"
     with served(_shelf(workbench)) as url:
-        filled = workbench.run("fetch", "1", "--cache", str(destination), "--python", "3.12", **_index(url))
+        filled = workbench.run("fetch", "1", "--cache", str(destination), "--python", "3.12", **settings(url))
     assert filled.returncode == 0, filled.stderr
     workbench.gives(0, "CONFIRMED", "--cache", str(destination))
 
@@ -153,7 +148,7 @@ def test_a_full_disk_is_one_line_and_leaves_nothing(workbench: Workbench) -> Non
     if probe.returncode != 0:
         pytest.skip("no mount namespaces here")
     command = ["unshare", "-rm", "sh", "-c", inside, "sh", *workbench.command("run", "--cache", str(small))]
-    process = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert process.returncode == 1, process.stderr
-    assert "no room in the cache" in process.stdout + process.stderr
-    assert "Traceback" not in process.stderr
+    ended = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert ended.returncode == 1, ended.stderr
+    assert "no room in the cache" in ended.stdout + ended.stderr
+    assert "Traceback" not in ended.stderr

@@ -71,6 +71,7 @@ def test_a_bug_that_was_there_before_reddens_nothing() -> None:
     for base, expected in ((BUG, Exit.AS_EXPECTED), (FIXED, Exit.DEVIATES), (UNSUPPORTED, Exit.NOTHING_JUDGED)):
         assert change.status(between(Side(base), Side(BUG))) == expected
     assert change.status(change.FIXES) == Exit.AS_EXPECTED
+    assert change.status(change.BREAKS) == Exit.DEVIATES
     assert change.status(between(Side(BUG), Side(UNSUPPORTED))) == Exit.NOTHING_JUDGED
 
 

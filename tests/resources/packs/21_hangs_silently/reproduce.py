@@ -1,5 +1,0 @@
-"""Says nothing and never ends."""
-
-import time
-
-time.sleep(600)
