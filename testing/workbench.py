@@ -186,7 +186,7 @@ def unpacked(one: Pack) -> Tree:
 def installed(one: Pack) -> Path:
     """Lay out what a real pack wants beside it on the target cpu, in the user's cache."""
     name, tag = one.definition.targets["cpu"].dependencies, host.detect().python_tag
-    members = dependencies.named(one.definition, name, tag)
+    members = dependencies.named_set(one.definition, name, tag)
     layout = dependencies.layout(Cache(cache.default_root()), members, Path(sys.executable), tag)
     layout.lay_out()
     return layout.folder

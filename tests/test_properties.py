@@ -158,7 +158,7 @@ def test_a_contract_is_believed_exactly_where_every_line_of_it_is_sound(
     believed = sound and told == status and status in {0, 1, 5} and wrong == (status == 1)
     assert (not found.problems) == believed, (found.problems, lines)
     if believed:
-        assert lane_verdict.implied(found.checks) == _implied(checks)
+        assert lane_verdict.verdict_of_checks(found.checks) == _implied(checks)
         assert [(one.name, one.role, one.ok) for one in found.checks] == [
             (one.name, one.role, one.ok) for one in checks
         ]

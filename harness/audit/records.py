@@ -62,7 +62,7 @@ def load(path: Path) -> Advisory:
 
 
 @contextmanager
-def serving(advisories: list[Advisory]) -> Iterator[tuple[str, set[tuple[str, Version]]]]:
+def serve(advisories: list[Advisory]) -> Iterator[tuple[str, set[tuple[str, Version]]]]:
     """Answer https://google.github.io/osv.dev/post-v1-query on 127.0.0.1; yield the URL, and all queried versions."""
     queried: set[tuple[str, Version]] = set()
 

@@ -78,7 +78,7 @@ def trial(folder: Path, session: Session) -> tuple[LaneRecord | None, str]:
     return (outcome.pristine, outcome.judgement.reason) if outcome else (None, "no lane ended")
 
 
-def learn(folder: Path, release: Release, draft: Stated, host: Host, lane: LaneRecord) -> None:
+def record_trial(folder: Path, release: Release, draft: Stated, host: Host, lane: LaneRecord) -> None:
     """Write into a pack how its script fails, which alone is the bug, and whether a Triton kernel was interpreted."""
     ending = RUNS.sub("", lane.reason) if lane.verdict == LaneVerdict.BUG_REPRODUCED else ""
     name = re.split(r"[: ]", ending)[0]

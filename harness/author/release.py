@@ -73,7 +73,7 @@ def resolve(  # noqa: PLR0913 - one parameter for each thing that the caller sta
     subject, *companions = packages
     name = f"{subject.name}{_extras(subject)}"
     tell(f"looking up {subject.name}")
-    index, version = package_index.of_user(), _exact(subject)
+    index, version = package_index.user_index(), _exact(subject)
     try:
         release = download.resolve(cache, subject.name, version, wheels_only=True)
     except HarnessError:  # no wheel for this Python: the source distribution is judged without a build
@@ -149,7 +149,7 @@ def _compiled(requirements: list[str], python: str, day: str, optional: tuple[st
     for date in dict.fromkeys((day, "")):
         for attempt in dict.fromkeys(((*requirements, *optional), tuple(requirements))):
             try:
-                return uv.compiled("\n".join(attempt), python, date), date
+                return uv.resolve_pins("\n".join(attempt), python, date), date
             except uv.UvError as error:
                 reason = reason or str(error)
     raise HarnessError(f"{reason}. Next: --no-deps, and --with each package that the script needs")

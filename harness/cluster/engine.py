@@ -30,7 +30,7 @@ from harness.schedule.lanes import Settling
 from harness.schedule.scheduler import Account
 from harness.schedule.session import Session
 from harness.schedule.task import expected_seconds
-from harness.verdict.outcome import Outcome, unjudged
+from harness.verdict.outcome import Outcome, outcome_of_error
 from harness.verdict.pack_verdict import Judgement
 
 #: The most tasks of an array: Slurm's default limit (MaxArraySize) is 1001.
@@ -52,7 +52,7 @@ def state_folder(run: Path) -> Path:
     return run.with_name(f"{run.name}.slurm")
 
 
-def arrays_of(works: Iterable[Work]) -> Iterator[list[Work]]:
+def group_into_arrays(works: Iterable[Work]) -> Iterator[list[Work]]:
     """Yield the work of each array: all of one place and as many jobs, urgent work first, then the longest."""
 
     def order(work: Work) -> tuple[bool, float]:
@@ -65,7 +65,7 @@ def arrays_of(works: Iterable[Work]) -> Iterator[list[Work]]:
         yield from (array[start : start + MOST_TASKS] for start in range(0, len(array), MOST_TASKS))
 
 
-def minutes(array: Iterable[Work]) -> int:
+def time_limit_minutes(array: Iterable[Work]) -> int:
     """Return the time limit of an array's tasks, in minutes: enough for the longest."""
     return max(SHORTEST, math.ceil((OVERHEAD + max(work.longest for work in array)) / 60))
 
@@ -78,7 +78,7 @@ def run(settings: Settings, session: Session, cells: list[Cell]) -> Account:
     slurm.prepare(settings)
     folder = state_folder(session.folder)
     (folder / "jobs").mkdir(parents=True, exist_ok=True)
-    account = Account(planned=lanes.planned(session, cells))
+    account = Account(planned=lanes.make_plan(session, cells))
     collection = Collection(settings, session, folder, account)
     try:
         collection.begin(cells)
@@ -126,7 +126,7 @@ class Collection:
         self.account.total = len(ended) - sum(ended)
         self.session.progress.begin(self.account.total, None)
         unsubmitted = [work for work in self._resume(works) if self.settling.missing(work.cell)]
-        for array in arrays_of(self._lay_out(unsubmitted)):
+        for array in group_into_arrays(self._lay_out(unsubmitted)):
             self._submit(array)
 
     def _works(self, cells: Iterable[Cell]) -> list[Work]:
@@ -171,7 +171,7 @@ class Collection:
                 try:
                     runner.prepare(work.cell)
                 except Exception as error:  # noqa: BLE001 - the other cells go on; this one reports it
-                    failures[layout] = unjudged(error, work.cell).judgement
+                    failures[layout] = outcome_of_error(error, work.cell).judgement
             self._fail(work, failures[layout])
         return [work for work in works if work.cell.name not in self.account.results]
 
@@ -179,7 +179,7 @@ class Collection:
         """Submit an array. If Slurm does not accept it, its cells are not run."""
         copies = [self._with_copies(work) for work in array]
         try:
-            tasks = slurm.submit(self.folder / "jobs", self._job_name, copies, minutes(array), self.settings)
+            tasks = slurm.submit(self.folder / "jobs", self._job_name, copies, time_limit_minutes(array), self.settings)
         except AwayError as error:
             reason = f"Slurm does not take a task on {array[0].place}: {error}"
             self.tell(reason)

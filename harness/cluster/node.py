@@ -93,7 +93,7 @@ def _judge(work: Work, host: Host, pool: GpuPool) -> TaskResult:
         reason = f"Slurm gave {names} for {work.place}, and not {work.gpus} of {cell.gpu}"
         return TaskResult(not_run=dict.fromkeys(work.keys, reason))
     cache = Cache(work.cache, offline=True, mirrors=work.mirrors)
-    cell = replace(cell, environment=built_environment.environment(cache, host, cell.stated.environment))
+    cell = replace(cell, environment=built_environment.find_environment(cache, host, cell.stated.environment))
     with tempfile.TemporaryDirectory(prefix="reproducer-") as text:
         folder = Path(text)
         session = Session(
@@ -116,7 +116,7 @@ def _judge(work: Work, host: Host, pool: GpuPool) -> TaskResult:
         outcome = account.results.get(cell.name)
         failure = None if outcome is None or outcome.runs else outcome.judgement
         if failure is not None:
-            failure = replace(failure, reason=redaction.of_host(cache.places).scrub(failure.reason))
+            failure = replace(failure, reason=redaction.host_scrubber(cache.places).scrub(failure.reason))
         return TaskResult(
             ends=ends,
             logs={end.log.file: (folder / end.log.file).read_text("utf-8") for end in ends if end.log is not None},

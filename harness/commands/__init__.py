@@ -15,7 +15,7 @@ import click
 from harness import __version__
 from harness.commands.options import PROGRAM_OPTIONS, see_also
 from harness.core import terminal
-from harness.core.errors import HarnessError, unknown
+from harness.core.errors import HarnessError, unknown_name
 from harness.core.room import NO_ROOM
 from harness.core.words import Exit
 
@@ -54,7 +54,7 @@ class Verbs(click.Group):
     ) -> tuple[str | None, click.Command | None, list[str]]:
         """Raise a HarnessError that suggests similar verbs if there is no such verb."""
         if args and args[0] not in VERBS and not args[0].startswith("-"):
-            raise unknown("command", args[0], VERBS, "runner.py --help")
+            raise unknown_name("command", args[0], VERBS, "runner.py --help")
         return super().resolve_command(ctx, args)
 
     def get_command(self, _: click.Context, name: str) -> click.Command | None:

@@ -113,7 +113,7 @@ def command(python: Path | None, folder: Path, arguments: tuple[str, ...]) -> in
         python = Path(os.environ.get("VIRTUAL_ENV", sys.prefix), "bin/python")
         terminal.echo(f"environment: {python}", err=True)
     no_proxy = f"{os.environ.get('no_proxy') or os.environ.get('NO_PROXY', '')},127.0.0.1"
-    with records.serving(advisories) as (url, queries):
+    with records.serve(advisories) as (url, queries):
         options = [*arguments, *(_search_path(python) if python else []), "--progress-spinner=off"]
         call = [sys.executable, "-m", "pip_audit", *options, "--vulnerability-service=osv", f"--osv-url={url}"]
         pip_audit = subprocess.run(call, env=os.environ | {"no_proxy": no_proxy}, check=False)

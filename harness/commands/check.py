@@ -25,7 +25,7 @@ def _check_bundle(bundle: Path, folder: Path) -> int:
         data = bundle.read_bytes()
     except OSError as error:
         raise HarnessError(f"{bundle} cannot be read ({error.strerror}). Next: --bundle FILE.zip") from None
-    errors = bundle_check.errors(data, options.sound_packs(folder, ())[0])
+    errors = bundle_check.errors(data, options.load_packs(folder, ())[0])
     for line in errors:
         terminal.echo(f"refuted: {line}")
     terminal.echo(f"{bundle.name}: {f'{len(errors)} error(s)' if errors else 'it holds'}")
@@ -34,9 +34,9 @@ def _check_bundle(bundle: Path, folder: Path) -> int:
 
 def _write_advisories(folder_of_packs: Path, folder: Path) -> int:
     """Write the OSV records in a folder anew from the packs."""
-    packs, errors = options.sound_packs(folder_of_packs, ())
+    packs, errors = options.load_packs(folder_of_packs, ())
     if errors:
-        options.complain(errors)
+        options.print_errors(errors)
         return Exit.WRONG_CALL
     plans = advisories.plans(packs, folder, dt.datetime.now(dt.UTC))
     with room.guard(folder, "the folder of advisories", "--packs DIR"):
@@ -85,14 +85,14 @@ def command(shared: Shared, names: tuple[str, ...], sent: Path | None, write: bo
     if sent is not None:
         return _check_bundle(sent, shared.packs)
     cache, this_host = shared.cache(), host.detect()
-    packs, errors = options.sound_packs(shared.packs, names)
+    packs, errors = options.load_packs(shared.packs, names)
     findings = soundness.duplicate_numbers(packs)
     half_written = [pack for pack in packs if missing.is_half_written(pack)]
     for pack in packs:
         findings += Checker(pack, cache, this_host).findings()
     if records.is_dir() and not names and not errors:
         findings += _stale_advisories(packs, records)
-    options.complain(errors)
+    options.print_errors(errors)
     for pack in half_written:
         for step in missing.steps(pack):
             terminal.echo(f"{pack.name}: {step}")

@@ -18,7 +18,7 @@ from harness.core.words import Exit
 from harness.host.host import python_tag
 from harness.pack.model import Pack, Upstream
 from harness.upstream import dependencies, download, newest, tree
-from harness.upstream.source import of_git, parse_source
+from harness.upstream.source import parse_git_source, parse_source
 
 HERE = f"{sys.version_info.major}.{sys.version_info.minor}"
 
@@ -27,7 +27,7 @@ def _fetch(pack: Pack, cache: Cache, tag: str) -> None:
     upstream = pack.definition.upstream
     tree.materialize(cache, upstream, parse_source(None, pack.definition))
     for name in pack.definition.dependencies:
-        for wheel in dependencies.named(pack.definition, name, tag).members:  # a lane's host lays them out
+        for wheel in dependencies.named_set(pack.definition, name, tag).members:  # a lane's host lays them out
             download.wheel(cache, wheel.package, wheel.version, wheel.hashes, tag)
     for environment in pack.definition.environments.values():
         for package, sha256 in environment.files.items():
@@ -70,12 +70,12 @@ def command(shared: Shared, names: tuple[str, ...], python: str, latest: bool) -
     python_parts = python.split(".")
     if len(python_parts) != 2 or not all(part.isdecimal() for part in python_parts):  # noqa: PLR2004 - major and minor
         raise HarnessError(f"--python {python!r}: a version such as 3.12. Next: runner.py fetch --help")
-    packs, errors = options.sound_packs(shared.packs, names)
+    packs, errors = options.load_packs(shared.packs, names)
     cache, tag = shared.cache(), python_tag(python)
     steps: dict[str, Callable[[], object]] = {pack.name: partial(_fetch, pack, cache, tag) for pack in packs}
     for pack in packs:
         for origin in _other_trees(pack):
-            other = partial(tree.materialize, cache, pack.definition.upstream, of_git(origin))
+            other = partial(tree.materialize, cache, pack.definition.upstream, parse_git_source(origin))
             steps[f"{pack.name}, its tree at {origin}"] = other
     for upstream in (pack.definition.upstream for pack in packs if latest):
         steps[f"the newest release of {upstream.package}"] = partial(_fetch_newest, cache, upstream)
@@ -91,7 +91,7 @@ def command(shared: Shared, names: tuple[str, ...], python: str, latest: bool) -
                 text = str(error) if str(error).startswith(name) else f"{name}: {error}"
                 failed[name] = HarnessError(text, status=error.status)
     errors += failed.values()
-    options.complain(errors)
+    options.print_errors(errors)
     filled = sum(pack.name not in failed for pack in packs)
     next_step = ". Next, there: runner.py run --cache DIR --offline" if filled else ""
     terminal.echo(f"filled {cache.root} for {filled} of {len(packs)} pack(s){next_step}")

@@ -8,7 +8,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.core import markdown, terminal
-from harness.core.errors import HarnessError, unknown
+from harness.core.errors import HarnessError, unknown_name
 from harness.core.terminal import WIDTH
 from harness.pack import load
 from harness.receipt.figures import number
@@ -30,7 +30,7 @@ def _full_name(rows: Rows, pattern: str, runs: Path) -> str:
         raise HarnessError(f"{runs} holds no finished sweep that can be read. Next: runner.py sweep --runs {runs}")
     matches = [name for name in names if load.matches(name, pattern)]
     if not matches:
-        raise unknown("pack", pattern, names, f"runner.py list {names[0]} --runs {runs}")
+        raise unknown_name("pack", pattern, names, f"runner.py list {names[0]} --runs {runs}")
     if len(matches) > 1:
         listed = ", ".join(matches)
         raise HarnessError(

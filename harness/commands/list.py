@@ -116,7 +116,7 @@ def command(shared: Shared, names: tuple[str, ...], sweeps: Path | None, as_json
 
         history.show(names[0], sweeps)
         return Exit.AS_EXPECTED
-    packs, errors = options.sound_packs(shared.packs, names)
+    packs, errors = options.load_packs(shared.packs, names)
     listed = []
     for pack in packs:
         try:
@@ -127,5 +127,5 @@ def command(shared: Shared, names: tuple[str, ...], sweeps: Path | None, as_json
         terminal.echo(json.dumps([_document(pack, entries) for pack, entries in listed], indent=1))
     else:
         terminal.echo("\n".join(line for pack, entries in listed for line in _lines(pack, entries)))
-    options.complain(errors)
+    options.print_errors(errors)
     return Exit.WRONG_CALL if errors else Exit.AS_EXPECTED

@@ -21,7 +21,7 @@ from harness.pack.model import Pack
 from harness.receipt import writer
 from harness.receipt.strength import Fate
 from harness.schedule.journal import Journal
-from harness.schedule.selection import Request, cells_of, taken
+from harness.schedule.selection import Request, cells_of, copied_inputs
 from harness.upstream import tree
 from harness.upstream.source import parse_source
 
@@ -73,7 +73,7 @@ def command(
 
     Exit status 1: one survived or is unjudged; 0: all others.
     """
-    packs, errors = options.sound_packs(shared.packs, names)
+    packs, errors = options.load_packs(shared.packs, names)
     if errors:
         raise errors[0]
     order = Order(generated, unseen, matrix)
@@ -84,8 +84,8 @@ def command(
         cache, host = base.cache, base.host
         key = (shared.packs.resolve(), target, *(pack.name for pack in packs), order)
         with (
-            taken(cache, packs) as copies,
-            state.opened(cache, *key) as saved,
+            copied_inputs(cache, packs) as copies,
+            state.open_state(cache, *key) as saved,
             Journal(saved.journal) as journal,
         ):
             cells = cells_of(copies, target, Request(timeout=shared.timeout), host, cache)

@@ -72,12 +72,12 @@ def command(
         resolved = release.resolve(requirements, parsed, session.cache, host, session.progress.tell, deps=not no_deps)
         targets = tuple(dict.fromkeys((CPU, host.auto_target)))
         run = replace(run, requires=resolved.requires)
-        typed = ordinary.typed(parsed.text, run.environment)
+        typed = ordinary.command_line(parsed.text, run.environment)
         stated = Stated(title, typed, run, targets)
         new_pack.write(folder, new_pack.texts(parsed, resolved, stated, host), source.parent, parsed.beside)
         lane, reason = new_pack.trial(folder, session)
         if lane is not None:
-            new_pack.learn(folder, resolved, stated, host, lane)
+            new_pack.record_trial(folder, resolved, stated, host, lane)
     name = f"{resolved.upstream.package} {resolved.upstream.version}"
     is_reproduced = lane is not None and lane.verdict == LaneVerdict.BUG_REPRODUCED
     if lane is not None:

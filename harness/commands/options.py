@@ -129,7 +129,7 @@ def run_receipts(run: str, shared: Shared, pack: str) -> Path:
     return receipts.absolute()
 
 
-def sound_packs(folder: Path, names: tuple[str, ...]) -> tuple[list[Pack], list[HarnessError]]:
+def load_packs(folder: Path, names: tuple[str, ...]) -> tuple[list[Pack], list[HarnessError]]:
     """Load packs, all where no name is given; return the errors of the broken ones beside the sound ones."""
     packs, errors = [], []
     for path in load.select_packs(folder.absolute(), names):
@@ -142,7 +142,7 @@ def sound_packs(folder: Path, names: tuple[str, ...]) -> tuple[list[Pack], list[
 
 def one_pack(folder: Path, name: str, verb: str) -> Pack:
     """Load the one pack that `name` names. HarnessError is raised if the pack is broken, or several packs match."""
-    packs, errors = sound_packs(folder, (name,))
+    packs, errors = load_packs(folder, (name,))
     if errors:
         raise errors[0]
     if len(packs) != 1:
@@ -151,7 +151,7 @@ def one_pack(folder: Path, name: str, verb: str) -> Pack:
     return packs[0]
 
 
-def complain(errors: list[HarnessError]) -> None:
+def print_errors(errors: list[HarnessError]) -> None:
     """Print each error on a line of its own."""
     for error in errors:
         terminal.echo(f"error: {error}", err=True)

@@ -16,7 +16,7 @@ from harness.pack import load
 from harness.pack.model import Pack
 from harness.receipt import redaction
 from harness.report import pr_comment, report
-from harness.schedule.selection import taken
+from harness.schedule.selection import copied_inputs
 from harness.schedule.session import Session
 from harness.verdict import change
 from harness.versions import two_trees
@@ -67,21 +67,21 @@ def command(
         raise HarnessError("pr-verdict judges two trees. Next: --base SPEC --head SPEC, or --changed FILE")
     if not names and changed is None:
         raise HarnessError("no pack is named. Next: runner.py pr-verdict PACK, or --changed FILE")
-    packs, errors = options.sound_packs(shared.packs, names)
-    options.complain(errors)
+    packs, errors = options.load_packs(shared.packs, names)
+    options.print_errors(errors)
     if changed is not None:
-        packs = load.concerned(packs, changed.read().splitlines())
+        packs = load.packs_about(packs, changed.read().splitlines())
     if base is None or head is None:
         for pack in packs:
             terminal.echo(pack.name)
         return Exit.WRONG_CALL if errors else Exit.AS_EXPECTED
     trees = Trees(base, head, shared.timeout)
-    with running.session(shared) as session, taken(session.cache, packs) as copies:
+    with running.session(shared) as session, copied_inputs(session.cache, packs) as copies:
         judgeable, refusals = _judgeable(session, copies, target)
-        comparisons, interrupted = two_trees.compared(session, judgeable, trees)
-        scrub = redaction.of_host({**session.cache.places, files.REPOSITORY: "$REPOSITORY"})
+        comparisons, interrupted = two_trees.compare(session, judgeable, trees)
+        scrub = redaction.host_scrubber({**session.cache.places, files.REPOSITORY: "$REPOSITORY"})
         text = pr_comment.text(comparisons, scrub)  # it reads the copies
-    options.complain(refusals)
+    options.print_errors(refusals)
     for comparison in comparisons:
         report.scrubber(comparison.pack).require_clean("what is printed", text)
     terminal.echo(text, nl=False)
@@ -89,7 +89,7 @@ def command(
         raise KeyboardInterrupt
     if errors:
         return Exit.WRONG_CALL
-    return int(change.together([change.status(comparison.change) for comparison in comparisons]))
+    return int(change.worst_status([change.status(comparison.change) for comparison in comparisons]))
 
 
 def _judgeable(
@@ -99,7 +99,7 @@ def _judgeable(
     judgeable, refusals = [], []
     for pack in packs:
         try:
-            judgeable.append((pack, *eligibility.first(pack, target, session.host)))
+            judgeable.append((pack, *eligibility.first_target(pack, target, session.host)))
         except HarnessError as error:
             if error.status != Exit.NOTHING_JUDGED:
                 raise

@@ -73,7 +73,7 @@ def command(
         text = report.render(pack, receipts, is_draft=True)
         report.scrubber(pack).require_clean("report", text)
         terminal.echo(report.for_upstream(text), nl=False)
-        for part in report.open_parts(pack, receipts):
+        for part in report.missing_parts(pack, receipts):
             terminal.echo(f"open: {part}", err=True)
         _tell_of_missing(pack, text)
     return Exit.AS_EXPECTED

@@ -12,16 +12,16 @@ from harness.commands.options import Shared
 from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.words import UNJUDGED, Exit, Verdict
-from harness.lane.cell import BOTH_LANES, Cell, lanes_of
+from harness.lane.cell import BOTH_LANES, Cell, pack_lanes
 from harness.pack.model import Pack
 from harness.receipt import writer
 from harness.report import run_table
 from harness.report.run_table import RunRow
 from harness.schedule import lanes
 from harness.schedule.lane_runner import RAW_LOGS
-from harness.schedule.selection import ASK, Request, cells_of, taken
+from harness.schedule.selection import ASK, Request, cells_of, copied_inputs
 from harness.schedule.session import Session
-from harness.verdict.outcome import Outcome, unjudged
+from harness.verdict.outcome import Outcome, outcome_of_error
 
 LANES = {"both": BOTH_LANES} | {str(name): (name,) for name in BOTH_LANES}
 
@@ -69,15 +69,15 @@ def command(
       runner.py run --target sm_90a --cache /data/packs --offline
       runner.py run 9 --lane pristine --upstream path:../Liger-Kernel
     """
-    packs, errors = options.sound_packs(shared.packs, names)
-    options.complain(errors)
+    packs, errors = options.load_packs(shared.packs, names)
+    options.print_errors(errors)
     with running.session(shared) as base:
         if upstream == "head" and len(packs) > 1:
             for pack in packs:
                 if pack.definition.head is None:
                     base.progress.tell(f"{pack.name}: left out: pack.toml names no head commit")
             packs = [pack for pack in packs if pack.definition.head is not None]
-        with taken(base.cache, packs) as copies:
+        with copied_inputs(base.cache, packs) as copies:
             session = replace(base, repeat=repeat, keep_raw=True)
             request = Request(upstream, dependencies, LANES[lane], shared.timeout)
             cells, cell_errors = _cells(copies, target, request, session)
@@ -92,7 +92,7 @@ def command(
                     row, problem = _row(outcome, session, record=record)
                     rows.append(row)
                 cell_errors += [HarnessError(f"{cell.pack.name} {cell.target}: {problem}")] if problem else []
-    options.complain(cell_errors)
+    options.print_errors(cell_errors)
     if rows or as_json:
         terminal.echo(f"logs and receipts: {session.folder}", err=True)
         terminal.echo(run_table.as_json(rows) if as_json else run_table.as_text(rows), nl=False)
@@ -134,7 +134,7 @@ def _row(outcome: Outcome, session: Session, *, record: bool) -> tuple[RunRow, s
         readable = tuple(raw[log] if raw[log].exists() else log for log in logs)
         return run_table.row(outcome, receipt, readable), problem
     except Exception as error:  # noqa: BLE001 - the rows of the other outcomes are still printed
-        return run_table.row(unjudged(error, outcome.cell), None), ""
+        return run_table.row(outcome_of_error(error, outcome.cell), None), ""
 
 
 def _home(outcome: Outcome) -> Path:
@@ -147,7 +147,7 @@ def _home(outcome: Outcome) -> Path:
         return cell.pack.receipts
     elif cell.pack.definition.is_head(cell.source.value) and not cell.dependencies:
         return cell.pack.receipts / "head"
-    if cell.lanes != lanes_of(cell.pack):
+    if cell.lanes != pack_lanes(cell.pack):
         raise HarnessError("--record: one lane of two is half of what pack.toml expects. Next: without --lane")
     raise HarnessError("--record: pack.toml states nothing of this tree or dependency set")
 

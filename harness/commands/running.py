@@ -50,4 +50,4 @@ def session(shared: Shared, *, has_folder: bool = True) -> Iterator[Session]:
 
 def command_line() -> str:
     """Return the command line for a receipt: without the folder of the program, and without credentials."""
-    return errors.without_credentials(" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]))
+    return errors.mask_credentials(" ".join([Path(sys.argv[0]).name, *sys.argv[1:]]))

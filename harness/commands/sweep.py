@@ -115,8 +115,8 @@ def command(
     """
     if (gpu_types or slurm_options) and not slurm:
         raise HarnessError("--gpu-type, --slurm-option: no cluster was asked for. Next: runner.py sweep --slurm ...")
-    packs, errors = options.sound_packs(shared.packs, ())
-    options.complain(errors)
+    packs, errors = options.load_packs(shared.packs, ())
+    options.print_errors(errors)
     settings, engine = _slurm(gpu_types, slurm_options) if slurm else (None, None)
     with running.session(shared, has_folder=False) as base:
         session = base

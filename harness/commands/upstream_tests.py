@@ -46,7 +46,7 @@ def command(shared: Shared, names: tuple[str, ...], gpu: bool, record: bool) -> 
 
     Exit status 0: all UNBROKEN; 1: something is not; 2: a pack names no tests; 5: nothing was judged.
     """
-    packs, errors = options.sound_packs(shared.packs, names)
+    packs, errors = options.load_packs(shared.packs, names)
     for pack in packs if names else ():
         suite.suite_of(pack)
     packs = [pack for pack in packs if pack.definition.upstream_tests]
@@ -57,7 +57,7 @@ def command(shared: Shared, names: tuple[str, ...], gpu: bool, record: bool) -> 
         if record and row.comparison.verdict in JUDGED:
             with room.guard(row.pack.receipts, "the pack", "--packs DIR"):
                 files.write_atomic(row.pack.receipts / receipts.SUITE, receipts.to_json(row.document))
-    options.complain(errors)
+    options.print_errors(errors)
     if rows:
         terminal.echo(f"logs: {session.folder}", err=True)
         terminal.echo(as_text(rows), nl=False)
@@ -82,7 +82,7 @@ def _row(pack: Pack, session: Session, timeout: float | None, *, gpu: bool) -> R
     """Run the suite of one pack; an error becomes the verdict of its row."""
     started = dt.datetime.now(dt.UTC)
     try:
-        laid_out = suite.laid_out(pack, session, timeout, gpu=gpu)
+        laid_out = suite.lay_out(pack, session, timeout, gpu=gpu)
         comparison = laid_out.compared()
         return Row(pack, comparison, receipt.document(laid_out, comparison, started, running.command_line()))
     except UnsupportedHereError as error:
@@ -109,4 +109,4 @@ def as_text(rows: list[Row]) -> str:
         table.add_row(
             row.pack.name, row.pack.suite_patch(suite.suite_of(row.pack)).name, *counts, row.comparison.verdict
         )
-    return terminal.rendered([*lines, table])
+    return terminal.render([*lines, table])

@@ -12,7 +12,7 @@ from harness.core import files, terminal
 from harness.core.words import Exit, LaneVerdict
 from harness.host import eligibility
 from harness.receipt import receipt, redaction
-from harness.schedule.selection import taken
+from harness.schedule.selection import copied_inputs
 from harness.versions import bisection, output, timeline
 from harness.versions.bisection import Known
 from harness.versions.judging import Judging, releases
@@ -43,8 +43,8 @@ def command(shared: Shared, name: str, within: str, bisect: bool, target: str, s
     """
     pack = options.one_pack(shared.packs, name, "versions")
     with running.session(shared) as session:
-        target, evidence = eligibility.first(pack, target, session.host)
-        with taken(session.cache, [pack]) as (pack,):
+        target, evidence = eligibility.first_target(pack, target, session.host)
+        with copied_inputs(session.cache, [pack]) as (pack,):
             judging = Judging(session, pack, target, evidence, shared.timeout, pack.definition.versions.checks)
             known = Known(judging, releases(session.cache, pack, within))
             entries, interrupted = _entries(known, bisect=bisect)
@@ -61,7 +61,7 @@ def _entries(known: Known, *, bisect: bool) -> tuple[list[Entry], bool]:
         entries, account = known.judging.every(known.listed)
         return entries, account.interrupted
     try:
-        bisection.around_the_bug(known)
+        bisection.bisect_around_pinned(known)
     except KeyboardInterrupt:
         return known.entries, True
     return known.entries, False
@@ -69,8 +69,8 @@ def _entries(known: Known, *, bisect: bool) -> tuple[list[Entry], bool]:
 
 def _print(judging: Judging, entries: list[Entry], line: str, *, save: bool, as_json: bool) -> int:
     cache = judging.session.cache
-    scrub = redaction.of_host({**cache.places, files.REPOSITORY: "$REPOSITORY"})
-    rows = [output.scrubbed(row, scrub) for row in entries]
+    scrub = redaction.host_scrubber({**cache.places, files.REPOSITORY: "$REPOSITORY"})
+    rows = [output.scrub_row(row, scrub) for row in entries]
     history = output.history(rows, line, judging, running.command_line())
     terminal.echo(receipt.to_json(asdict(history)) if as_json else output.as_text(rows, line), nl=False)
     if save:

@@ -49,7 +49,7 @@ class Cache:
         """
         entry = self.entry(kind, key)
         if entry.is_dir():
-            used(entry)
+            mark_used(entry)
             return entry
         with self.guard(), self.lock(f"{kind}-{key}"):
             if not entry.is_dir():
@@ -124,7 +124,7 @@ def _file_lock(path: Path, timeout: float = -1) -> filelock.FileLock:
     return filelock.FileLock(path, timeout=timeout)
 
 
-def used(entry: Path) -> None:
+def mark_used(entry: Path) -> None:
     """Set the time of an entry's last use, by which entries are pruned."""
     with contextlib.suppress(OSError):  # a read-only cache is not pruned
         os.utime(entry)

@@ -22,7 +22,7 @@ PARAMETER = re.compile(
 )
 
 
-def without_credentials(text: str) -> str:
+def mask_credentials(text: str) -> str:
     """Return a text whose URLs name no user, no password and no token."""
     return PARAMETER.sub(r"\g<name>***", CREDENTIALS.sub(r"\g<scheme>***@", text))
 
@@ -32,7 +32,7 @@ class HarnessError(Exception):
 
     def __init__(self, message: str, *, status: Exit = Exit.WRONG_CALL) -> None:
         """Put the message on one line, without invisible characters and without passwords of URLs."""
-        super().__init__(without_credentials(" ".join(visible(message).split())))
+        super().__init__(mask_credentials(" ".join(visible(message).split())))
         self.status = status
 
 
@@ -56,7 +56,7 @@ class UnsupportedHereError(HarnessError):
     """A pack cannot be judged on this host: it ends in UNSUPPORTED, with this reason."""
 
 
-def unknown(noun: str, name: str, valid: Iterable[str], next_command: str) -> HarnessError:
+def unknown_name(noun: str, name: str, valid: Iterable[str], next_command: str) -> HarnessError:
     """Build the error for the name of a `noun`, such as ``pack``, that is not among the valid ones."""
     choices = sorted(valid)
     containing = [choice for choice in choices if name and name.lower() in choice.lower()]

@@ -43,17 +43,17 @@ def inert(text: str) -> str:
 
 def details(summary: str, body: str) -> str:
     """Fold a body away; blank lines around it make GitHub render it as Markdown."""
-    return f"<details>\n<summary>{escaped(summary)}</summary>\n\n{body.strip()}\n\n</details>\n"
+    return f"<details>\n<summary>{escape(summary)}</summary>\n\n{body.strip()}\n\n</details>\n"
 
 
-def escaped(text: str) -> str:
+def escape(text: str) -> str:
     """Escape the characters that HTML would read as a tag or an entity."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def cell(text: str) -> str:
     """Make text fit into one cell of a table."""
-    return escaped(plain(text)).replace("|", "\\|").replace("\n", " ").replace("`", "\\`")
+    return escape(plain(text)).replace("|", "\\|").replace("\n", " ").replace("`", "\\`")
 
 
 def inert_cell(text: str) -> str:

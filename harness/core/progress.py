@@ -12,7 +12,7 @@ from rich.console import Console
 from harness.core.terminal import visible
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Write a duration for people: ``45 s``, ``3 min 20 s``."""
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"
@@ -50,7 +50,7 @@ class Progress:
         self._total, self._ended, self._started = total, 0, time.monotonic()
         self._live.reset(self._summary, count=self._count(), estimate=_estimate(seconds))
         if total > 1 and seconds is not None:
-            self.tell(f"{total} lanes, about {duration(seconds)} by the times of the receipts")
+            self.tell(f"{total} lanes, about {format_duration(seconds)} by the times of the receipts")
 
     def _count(self) -> str:
         return f"{self._ended} of {self._total} lanes; " if self._total else ""
@@ -78,4 +78,4 @@ class Progress:
 
 
 def _estimate(seconds: float | None) -> str:
-    return f"of about {duration(seconds)}" if seconds else ""
+    return f"of about {format_duration(seconds)}" if seconds else ""

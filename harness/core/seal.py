@@ -21,7 +21,7 @@ from pathlib import Path
 import platformdirs
 
 from harness.core import files
-from harness.core.cache import Cache, used
+from harness.core.cache import Cache, mark_used
 from harness.core.errors import HarnessError, UnavailableError
 from harness.core.words import Exit
 
@@ -66,7 +66,7 @@ def _key(path: Path) -> bytes:
     return key if len(key) == KEY_BYTES else secrets.token_bytes(KEY_BYTES)
 
 
-def owner() -> str:
+def owner_id() -> str:
     """Name the user who seals, by eight digits that follow from the key."""
     return hashlib.sha256(b"owner" + _key(key_file())).hexdigest()[:8]
 
@@ -112,7 +112,7 @@ class Seal:
 
 
 def _seal_path(cache: Cache, kind: str, key: str) -> Path:
-    return cache.root / "seals" / owner() / f"{kind}-{key}.json"
+    return cache.root / "seals" / owner_id() / f"{kind}-{key}.json"
 
 
 def _authentication_code(name: str, body: str) -> str:
@@ -173,7 +173,7 @@ class Layout:
         """
         seal = read(self.cache, self.kind, self.key)
         if seal and self.folder.is_dir() and stats(self.folder) == seal.stats:
-            used(self.folder.parent)
+            mark_used(self.folder.parent)
             return seal
         with self.cache.guard(), self.cache.lock(f"seal-{self.kind}-{self.key}"):
             if not self.folder.is_dir():
@@ -263,7 +263,7 @@ def keep(cache: Cache, kind: str, key: str, folder: Path) -> None:
         write(cache, kind, key, Seal({}, current))
 
 
-def kept(cache: Cache, kind: str, key: str, folder: Path) -> bool | None:
+def is_unchanged(cache: Cache, kind: str, key: str, folder: Path) -> bool | None:
     """Whether a folder is unchanged since `keep`; None if this user never sealed it."""
     seal = read(cache, kind, key)
     return None if seal is None else folder.is_dir() and stats(folder) == seal.stats

@@ -30,7 +30,7 @@ def echo(text: object, *, err: bool = False, nl: bool = True) -> None:
     click.echo(visible(str(text)), err=err, nl=nl)
 
 
-def rendered(parts: Iterable[Table | str]) -> str:
+def render(parts: Iterable[Table | str]) -> str:
     """Write tables and lines without blanks at their ends."""
     from rich.console import Console  # noqa: PLC0415 - 40 ms that `list` does without
 

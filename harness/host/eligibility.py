@@ -21,7 +21,7 @@ class Planned:
     reason: str = ""
 
 
-def evidence_here(host: Host, name: str, target: Target) -> Evidence | None:
+def strongest_evidence(host: Host, name: str, target: Target) -> Evidence | None:
     """Return the strongest evidence that pack.toml admits and this host can produce; None if there is none."""
     for evidence in sorted(target.evidence, key=lambda kind: kind.rank):
         if evidence != Evidence.EXECUTED or host.count(name) >= target.gpus:
@@ -29,7 +29,7 @@ def evidence_here(host: Host, name: str, target: Target) -> Evidence | None:
     return None
 
 
-def out_of_range(pack: Pack, host: Host) -> str:
+def version_mismatch(pack: Pack, host: Host) -> str:
     """Name a version of Python, torch or triton that is outside the pack's range; empty if none is."""
     requires = pack.definition.requires
     for package, specifier, version in (
@@ -47,8 +47,8 @@ def _planned(pack: Pack, name: str, host: Host) -> Planned:
     listing = f"this pack lists {', '.join(targets)}"
     if not stated.evidence:
         return Planned(name, None, listing)
-    reason = out_of_range(pack, host)
-    evidence = evidence_here(host, name, stated)
+    reason = version_mismatch(pack, host)
+    evidence = strongest_evidence(host, name, stated)
     if evidence is None:
         available = f"{host.count(name)} of {stated.gpus} {name} GPUs" if host.count(name) else f"no {name} GPU"
         on_gpu = f"this pack judges {name} on a GPU alone"
@@ -79,7 +79,7 @@ def plan(pack: Pack, requested: str, host: Host) -> list[Planned]:
     return [planned for planned in candidates if planned.evidence is not None] or candidates[:1]
 
 
-def first(pack: Pack, requested: str, host: Host) -> tuple[str, Evidence]:
+def first_target(pack: Pack, requested: str, host: Host) -> tuple[str, Evidence]:
     """Return one target and its evidence; ``auto`` is this host's GPU, else cpu, else the first that it can judge.
 
     HarnessError: this host can judge none, or `requested` is no target.

@@ -22,7 +22,7 @@ def key(host: Host, name: str) -> str:
     return f"{name}-{files.key_of(sys.prefix, host.python, host.torch)}"
 
 
-def environment(cache: Cache, host: Host, name: str) -> Path | None:
+def find_environment(cache: Cache, host: Host, name: str) -> Path | None:
     """Return the folder of a target's environment; None if the target names none, or it is not built here."""
     folder = cache.entry(KIND, key(host, name)) if name else None
     return folder if folder is not None and interpreter(folder).exists() else None
@@ -35,7 +35,7 @@ def check(cache: Cache, folder: Path | None) -> None:
     """
     if folder is None:
         return
-    unchanged = seal.kept(cache, KIND, folder.name, folder)
+    unchanged = seal.is_unchanged(cache, KIND, folder.name, folder)
     if unchanged is None:
         seal.keep(cache, KIND, folder.name, folder)
     elif not unchanged:

@@ -12,7 +12,7 @@ from harness.upstream.source import Source, SourceKind
 BOTH_LANES = (LaneName.PRISTINE, LaneName.PATCHED)
 
 
-def lanes_of(pack: Pack) -> tuple[LaneName, ...]:
+def pack_lanes(pack: Pack) -> tuple[LaneName, ...]:
     """Return the lanes of a pack's verdict: a pack without a patch has the pristine one alone."""
     return BOTH_LANES if pack.definition.has_patch else BOTH_LANES[:1]
 
@@ -67,7 +67,7 @@ class Cell:
     @property
     def is_whole(self) -> bool:
         """Whether every lane of its pack was requested."""
-        return self.lanes == lanes_of(self.pack)
+        return self.lanes == pack_lanes(self.pack)
 
     @property
     def measures(self) -> bool:

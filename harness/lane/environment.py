@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from harness.core.cache import used
+from harness.core.cache import mark_used
 
 #: The variables that a lane inherits, by name: a prefix such as ``NVIDIA_`` would hand an API key to upstream's code.
 INHERITED = {
@@ -58,7 +58,7 @@ def make_folders(work: Path, caches: Path) -> Path:
     """
     for folder in (work / "cwd", work / "home", work / "tmp", caches):
         folder.mkdir(parents=True, exist_ok=True)
-    used(caches)
+    mark_used(caches)
     return work / "cwd"
 
 

@@ -202,7 +202,7 @@ def jit_folder(cache: Cache, key: str, work: Path) -> Iterator[Path]:
             yield work / "jit"
             return
         folder = cache.entry("jit", key)
-        if folder.exists() and not seal.kept(cache, "jit", key, folder):
+        if folder.exists() and not seal.is_unchanged(cache, "jit", key, folder):
             seal.forget(cache, "jit", key, folder)
         yield folder
         seal.keep(cache, "jit", key, folder)

@@ -75,13 +75,13 @@ def test_names(module: ast.Module) -> set[str]:
     return set() if functions & called else functions | classes
 
 
-def typed(source: str, environment: dict[str, str]) -> str:
+def command_line(source: str, environment: dict[str, str]) -> str:
     """Return the command that runs a script, with its variables: python, or pytest for a file of tests."""
     variables = "".join(f"{name}={shlex.quote(value)} " for name, value in environment.items())
     return f"{variables}python {'-m pytest ' if test_names(ast.parse(source)) else ''}reproduce.py"
 
 
-def asserts(module: ast.Module) -> bool:
+def can_fail(module: ast.Module) -> bool:
     """Whether a script can fail by itself: by an assertion, an exception or an exit with a status."""
     for node in ast.walk(module):
         if isinstance(node, ast.Assert | ast.Raise):
@@ -276,7 +276,7 @@ def run_here(script: str) -> dict[str, Any]:
         if not isinstance(error, SystemExit):
             traceback.print_exception(error)
         return outcome
-    return {"kind": RIGHT, "asserts": asserts(module)}
+    return {"kind": RIGHT, "asserts": can_fail(module)}
 
 
 def run_as_child(script: str, outcome_file: str) -> None:

@@ -87,7 +87,7 @@ def _select(events: Iterable[object], kind: type[Line]) -> tuple[Line, ...]:
     return tuple(event for event in events if isinstance(event, kind))
 
 
-def doubled(names: Iterable[str]) -> list[str]:
+def duplicates(names: Iterable[str]) -> list[str]:
     """Return the names that occur more than once."""
     return sorted(name for name, count in Counter(names).items() if count > 1)
 
@@ -116,7 +116,7 @@ def read(file: Path, status: int, claims: tuple[str, ...]) -> Results:
     problems += [f"the contract claims {word}, which pack.toml does not list" for word in words if word not in claims]
     own_words = [word for word in words if word == BITWISE_IDENTICAL]
     problems += [f"the contract claims {word}, which is the runner's to state" for word in own_words]
-    problems += [f"the contract has two tests named {name}" for name in doubled(check.name for check in checks)]
+    problems += [f"the contract has two tests named {name}" for name in duplicates(check.name for check in checks)]
     problems += _ending(events, status, running)
     any_wrong = any(check.ok is False for check in checks)
     if not problems and any_wrong != (status == FAILED):

@@ -175,8 +175,8 @@ class Campaign:
             cell = trial.cell
             outcome = outcomes.get(cell.name)
             end = next(iter(outcome.last), None) if outcome else None
-            record = fates.of_lane(replace(trial.record, reason=""), trial.reference.pristine, end)
-            is_inconclusive = end is not None and fates.says_nothing(end.record)
+            record = fates.fate_of_lane(replace(trial.record, reason=""), trial.reference.pristine, end)
+            is_inconclusive = end is not None and fates.is_inconclusive(end.record)
             if outcome and end is None:
                 record = replace(record, reason=outcome.judgement.reason)
             elif cell.alone and record.fate == Fate.UNJUDGED:
@@ -192,7 +192,7 @@ class Campaign:
     def _result(self, reference: Outcome, trials: list[_Trial]) -> Result:
         cell, host, pack = reference.cell, self.session.host, reference.cell.pack
         exemptions = {entry.name: entry for entry in mutants.exemptions(pack) if entry.covers(cell.target)}
-        records = tuple(fates.listed_as(trial.record, exemptions.get(trial.record.name)) for trial in trials)
+        records = tuple(fates.apply_exemption(trial.record, exemptions.get(trial.record.name)) for trial in trials)
         measurement = Strength(
             schema=strength.SCHEMA,
             pack=pack.name,
@@ -249,7 +249,7 @@ def refuse_second_sight(cells: Iterable[Cell]) -> None:
         handwritten = {sha256: f"mutants/{name}.patch" for name, sha256 in wrong_fixes.identities(pack).items()}
         places = {mutant.name: handwritten[mutant.sha256] for mutant in unseen if mutant.sha256 in handwritten}
         if recorded := strength.find(pack, cell.target, str(cell.evidence or ""), FIRST_SIGHT):
-            pairs = strength.found_again(pack, recorded, wrong_fixes.UNSEEN)
+            pairs = strength.match_names(pack, recorded, wrong_fixes.UNSEEN)
             places |= {name: f"recorded on {recorded.date}" for _, name in pairs}
         if places:
             listing = ", ".join(f"{name} ({place})" for name, place in places.items())

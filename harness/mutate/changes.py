@@ -73,7 +73,7 @@ def parse(text: str) -> dict[str, list[Change]]:
     return files
 
 
-def applied(old: str, changes: Iterable[Change]) -> str:
+def apply(old: str, changes: Iterable[Change]) -> str:
     """Return the text of a file with changes. ValueError: it does not hold the lines that they remove."""
     lines, new_lines, place = _lines(old), [], 0
     for change in sorted(changes, key=lambda change: change.start):
@@ -96,7 +96,7 @@ def lines_in_new(changes: Iterable[Change]) -> set[int]:
     return numbers
 
 
-def lay(folder: Path, texts: Mapping[str, str | None]) -> None:
+def write_files(folder: Path, texts: Mapping[str, str | None]) -> None:
     """Write files into a folder by their paths in it; a file whose text is None is left out."""
     folder.mkdir(exist_ok=True)
     for path, text in texts.items():
@@ -105,12 +105,12 @@ def lay(folder: Path, texts: Mapping[str, str | None]) -> None:
             (folder / path).write_bytes(text.encode())
 
 
-def written(head: str, old: Mapping[str, str | None], new: Mapping[str, str | None]) -> str:
+def format_patch(head: str, old: Mapping[str, str | None], new: Mapping[str, str | None]) -> str:
     """Return a patch as git writes it, with whole blob hashes: `head`, and the diff of the files that differ."""
     with tempfile.TemporaryDirectory(prefix="changes-") as name:
         folder = Path(name)
-        lay(folder / "a", {path: text for path, text in old.items() if text != new[path]})
-        lay(folder / "b", {path: text for path, text in new.items() if text != old[path]})
+        write_files(folder / "a", {path: text for path, text in old.items() if text != new[path]})
+        write_files(folder / "b", {path: text for path, text in new.items() if text != old[path]})
         options = ["--no-index", "--no-prefix", "--full-index", "--no-renames", "--no-color", "--no-ext-diff", "-U3"]
         git.run(["diff", *options, "--output=diff", "a", "b"], folder, plain=True)
         text = (folder / "diff").read_bytes().decode()

@@ -15,7 +15,7 @@ from harness.verdict import pack_verdict
 OPEN = frozenset({Fate.SURVIVED, Fate.UNJUDGED})
 
 
-def says_nothing(record: LaneRecord | None) -> bool:
+def is_inconclusive(record: LaneRecord | None) -> bool:
     """Whether a lane has to run again, alone: the host may be to blame for a crash, a time-out or a lack of memory.
 
     A lane that ended with the status of a verdict would end so again. UNSUPPORTED shares its status with a traceback.
@@ -24,7 +24,7 @@ def says_nothing(record: LaneRecord | None) -> bool:
     return record is not None and record.verdict == LaneVerdict.ERROR and record.exit_status not in conclusive
 
 
-def of_lane(mutant: MutantRecord, pristine: LaneRecord | None, end: LaneEnd | None) -> MutantRecord:
+def fate_of_lane(mutant: MutantRecord, pristine: LaneRecord | None, end: LaneEnd | None) -> MutantRecord:
     """Judge a mutant by its lane: a failed check kills it, and so does UNSUPPORTED, since the pristine tree was judged.
 
     A maintainer runs script and contract alone. A mutant that only the comparison of the two lanes refuses has
@@ -45,12 +45,12 @@ def of_lane(mutant: MutantRecord, pristine: LaneRecord | None, end: LaneEnd | No
         return replace(mutant, fate=Fate.KILLED, reason=reason)
     if record.verdict == LaneVerdict.ERROR:
         return replace(mutant, fate=Fate.UNJUDGED, reason=record.reason)
-    judgement = pack_verdict.pair(pristine, record)
+    judgement = pack_verdict.judge_lanes(pristine, record)
     refused = "" if judgement.verdict == Verdict.CONFIRMED else f"{judgement.verdict}: {judgement.reason}"
     return replace(mutant, fate=Fate.SURVIVED, refused=refused)
 
 
-def listed_as(record: MutantRecord, exemption: Listed | None) -> MutantRecord:
+def apply_exemption(record: MutantRecord, exemption: Listed | None) -> MutantRecord:
     """Note that mutants/equivalent.toml lists a mutant, and take its fate and reason unless the mutant was killed."""
     if exemption is None:
         return record

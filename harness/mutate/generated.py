@@ -72,7 +72,7 @@ def read(text: str, pack: Pack, pristine: Tree, base: Fix | None = None) -> Fix:
         old_text, header = new[path], f"diff --git a/{path} b/{path}\n"
         if old_text is not None and f"{header}new file" in text:
             raise ValueError(f"{path}: it is there already")
-        new_text = None if f"{header}deleted file" in text else changes.applied(old_text or "", runs)
+        new_text = None if f"{header}deleted file" in text else changes.apply(old_text or "", runs)
         index_line, blobs = index_lines.get(path), (patch.blob(old_text), patch.blob(new_text))
         if index_line and index_line.after and (index_line.before, index_line.after) != blobs:
             which = "that it changes" if index_line.before != blobs[0] else "that it makes"
@@ -83,7 +83,7 @@ def read(text: str, pack: Pack, pristine: Tree, base: Fix | None = None) -> Fix:
 
 def effect(mutant: Mutant, pack: Pack, pristine: Tree, fix: Fix) -> Fix:
     """Read what a mutant makes of the pinned tree. ValueError: it does not fit."""
-    if not patch.outcome(mutant.patch):  # its context would not be compared with the tree
+    if not patch.result_hash(mutant.patch):  # its context would not be compared with the tree
         raise ValueError("its index line is abbreviated; use git diff --full-index")
     return read(mutant.patch, pack, pristine, None if mutant.is_whole else fix)
 
@@ -96,7 +96,7 @@ def with_release_patch(mutant: Mutant, pack: Pack, pristine: Tree, fix: Fix) -> 
         wrong_fix = effect(mutant, pack, pristine, fix)
     except ValueError as error:
         return replace(mutant, misfit=str(error))
-    return replace(mutant, release_patch=changes.written(f"{mutant.why}\n", wrong_fix.old, wrong_fix.new))
+    return replace(mutant, release_patch=changes.format_patch(f"{mutant.why}\n", wrong_fix.old, wrong_fix.new))
 
 
 def candidates(fix: Fix, loads: tuple[str, ...]) -> list[Candidate]:
@@ -120,7 +120,7 @@ def _file_candidates(fix: Fix, path: str) -> Iterator[Candidate]:
         yield Candidate(f"{path} file: left out", "file", path, lambda: old)
     for part, left_out, remaining in _parts(runs):
         name = f"{path}:{left_out.start + 1} {part} left out"
-        yield Candidate(name, part.partition(":")[0], path, functools.partial(changes.applied, old or "", remaining))
+        yield Candidate(name, part.partition(":")[0], path, functools.partial(changes.apply, old or "", remaining))
     if new is None or not path.endswith(".py"):
         return
     try:
@@ -191,8 +191,8 @@ class Maker:
         equivalence = "the same bytecode as the fix" if code is not None and code == fix_code else ""
         equivalence = "the same syntax tree as the fix" if syntax == fix_syntax else equivalence
         name, head = candidate.name, f"{candidate.name}: generated\n"
-        small, whole = (changes.written(head, base, new) for base in (self.fix.new, self.fix.old))
-        sha256 = patch.outcome(whole)
+        small, whole = (changes.format_patch(head, base, new) for base in (self.fix.new, self.fix.old))
+        sha256 = patch.result_hash(whole)
         return Mutant(name, Origin.GENERATED, candidate.operator, small, sha256, equivalence, release_patch=whole)
 
 

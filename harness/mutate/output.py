@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.table import Table
 
 from harness.core import files
-from harness.core.terminal import rendered
+from harness.core.terminal import render
 from harness.mutate.campaign import Result
 from harness.receipt import receipt
 from harness.receipt.redaction import Scrubber
@@ -87,7 +87,7 @@ def _summary(strength: Strength) -> str:
 
 def as_text(results: Iterable[Result]) -> str:
     """Write the table of each result, or why it has none."""
-    return rendered(part for result in results for part in _parts(result))
+    return render(part for result in results for part in _parts(result))
 
 
 def as_json(results: Iterable[Result]) -> str:
@@ -130,4 +130,4 @@ def matrix(results: Iterable[Result]) -> str:
             alone = len(refused[name] - elsewhere)
             table.add_row(name, str(len(refused[name])), str(alone), "needed" if name in needed else "")
         parts += [table, f"{pack}: {len(needed)} of {len(refused)} checks refuse each wrong fix twice, where two do"]
-    return rendered(parts)
+    return render(parts)

@@ -34,10 +34,10 @@ def rebase(pack: Pack, pristine: Tree) -> Iterator[tuple[str, str]]:
         folder = Path(name)
         git.run(["init", "--quiet"], folder, plain=True)
         for number, texts in enumerate(_earlier_texts(pack, pristine)):  # a merge needs the blobs of its base
-            changes.lay(folder / f".git/{number}", texts)
+            changes.write_files(folder / f".git/{number}", texts)
             blobs = [str(path) for path in (folder / f".git/{number}").rglob("*") if path.is_file()]
             git.run(["hash-object", "-w", "--no-filters", *blobs], folder, plain=True)
-        changes.lay(folder, on_fix)
+        changes.write_files(folder, on_fix)
         git.run(["add", "--all", "--force"], folder, plain=True)
         base = git.run(["write-tree"], folder, plain=True).stdout.strip()
         for mutant in on_top:
@@ -46,7 +46,7 @@ def rebase(pack: Pack, pristine: Tree) -> Iterator[tuple[str, str]]:
                 generated.effect(mutant, pack, pristine, fix)
             except ValueError as error:
                 git.run(["read-tree", "--reset", "-u", base], folder, plain=True)
-                outcome = _merged(folder, mutant, fix, on_fix) if patch.outcome(mutant.patch) else str(error)
+                outcome = _merged(folder, mutant, fix, on_fix) if patch.result_hash(mutant.patch) else str(error)
             yield mutant.path.relative_to(pack.folder).as_posix(), outcome
 
 
@@ -68,7 +68,7 @@ def _merged(folder: Path, mutant: Mutant, fix: Fix, on_fix: dict[str, str | None
     wrong_fix = Fix(on_fix | fix.old, new)
     if reason := triviality(wrong_fix, fix):
         return reason
-    files.write_atomic(mutant.path, changes.written(f"{mutant.why}\n", on_fix, new))
+    files.write_atomic(mutant.path, changes.format_patch(f"{mutant.why}\n", on_fix, new))
     return REBASED
 
 

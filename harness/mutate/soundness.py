@@ -71,10 +71,10 @@ def _first_sight_findings(pack: Pack, exemptions: list[Listed], unseen: list[Mut
     faults, warnings = list[str](), list[str]()
     judged: set[str] = set()
     for file, recorded in _records(pack, FIRST_SIGHT, faults):
-        pairs = strength.found_again(pack, recorded, wrong_fixes.UNSEEN)
+        pairs = strength.match_names(pack, recorded, wrong_fixes.UNSEEN)
         present, judged = {name for name, _ in pairs}, judged | {name for _, name in pairs}
         covered = (entry.name for entry in exemptions if entry.covers(recorded.target))
-        names = [mutant.name for mutant in strength.still_open(pack, recorded, covered)]
+        names = [mutant.name for mutant in strength.open_mutants(pack, recorded, covered)]
         faults += [
             f"{file}: {name} passed, and its patch is neither in {wrong_fixes.UNSEEN}/ nor in mutants/"
             for name in names

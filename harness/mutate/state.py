@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from harness.core import files
-from harness.core.cache import Cache, used
+from harness.core.cache import Cache, mark_used
 from harness.core.errors import HarnessError
 
 KIND = "mutate"
@@ -36,7 +36,7 @@ class State:
 
 
 @contextmanager
-def opened(cache: Cache, *words: object) -> Iterator[State]:
+def open_state(cache: Cache, *words: object) -> Iterator[State]:
     """Yield the folder of a command, locked. HarnessError is raised where the same command runs already.
 
     Its journal may be old: lanes of other checks, patches or toolchains have other keys.
@@ -44,7 +44,7 @@ def opened(cache: Cache, *words: object) -> Iterator[State]:
     key = files.key_of(*words)
     path = cache.entry(KIND, key)
     path.mkdir(parents=True, exist_ok=True)
-    used(path)
+    mark_used(path)
     with ExitStack() as stack:
         try:
             stack.enter_context(cache.lock(f"judging-{key}", timeout=0))

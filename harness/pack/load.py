@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from pathlib import Path, PurePosixPath
 
 from harness.core import structure
-from harness.core.errors import HarnessError, unknown
+from harness.core.errors import HarnessError, unknown_name
 from harness.pack import requirements, rules
 from harness.pack.model import Definition, Pack
 
@@ -28,7 +28,7 @@ def load_pack(folder: Path) -> Pack:
     try:
         text = (folder / "pack.toml").read_text(encoding="utf-8")
         changes = patch.read_text(encoding="utf-8", errors="replace") if patch.is_file() else ""
-        return Pack(folder, rules.parse(text, requirements.of_folder(folder), tuple(CHANGED.findall(changes))))
+        return Pack(folder, rules.parse(text, requirements.read_sets(folder), tuple(CHANGED.findall(changes))))
     except FileNotFoundError:
         raise HarnessError(f"{folder.name}: pack.toml is missing. Next: runner.py new, or CONTRIBUTING.md") from None
     except OSError as error:
@@ -68,7 +68,7 @@ def select_packs(packs: Path, patterns: tuple[str, ...]) -> list[Path]:
     all_folders = folders(packs)
     for name in patterns:
         if not any(matches(folder.name, name) for folder in all_folders):
-            raise unknown("pack", name, (folder.name for folder in all_folders), "runner.py list")
+            raise unknown_name("pack", name, (folder.name for folder in all_folders), "runner.py list")
     return [folder for folder in all_folders if not patterns or any(matches(folder.name, name) for name in patterns)]
 
 
@@ -85,7 +85,7 @@ def paths(definition: Definition) -> tuple[str, ...]:
     return tuple(path for module in modules for path in (f"{module}.py", f"{module}/"))
 
 
-def concerned(packs: Iterable[Pack], changed: Iterable[str]) -> list[Pack]:
+def packs_about(packs: Iterable[Pack], changed: Iterable[str]) -> list[Pack]:
     """Return the packs that are about one of these files, by their paths from the repository's root.
 
     A pack of compiled code is left out: a checkout is not built, so that its code cannot be imported.

@@ -25,7 +25,7 @@ HASH = re.compile(r"\s--hash=(?P<kind>\w+):(?P<digest>\S+)")
 SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
-def of_folder(folder: Path) -> dict[str, dict[str, Dependency]]:
+def read_sets(folder: Path) -> dict[str, dict[str, Dependency]]:
     """Read the dependency sets of a pack's folder, by name; HarnessError holds every mistake in them."""
     sets: dict[str, dict[str, Dependency]] = {}
     errors: list[str] = []
@@ -44,7 +44,7 @@ def of_folder(folder: Path) -> dict[str, dict[str, Dependency]]:
     return sets
 
 
-def holds(marker: Marker | None, python: str, extras: frozenset[str] = frozenset()) -> bool:
+def marker_holds(marker: Marker | None, python: str, extras: frozenset[str] = frozenset()) -> bool:
     """Whether a marker is true on Linux, for a Python such as ``3.12``, with one of the extras or without."""
     if marker is None:
         return True

@@ -138,7 +138,7 @@ class Receipt:
     host: HostRecord
     log: LogRecord
     command: str
-    started: Annotated[str, Form("a date and time with its zone", moment)]
+    started: Annotated[str, Form("a date and time with its zone", parse_time)]
     seconds: Annotated[float, Form("0 or more", (0.0).__le__)]
     repeats: Repeats = field(default_factory=Repeats)
     ranks: int = 1
@@ -216,7 +216,7 @@ def _remove_unread_keys(document: dict[str, Any], *, lanes: bool) -> None:
         document["lanes"] = {}
 
 
-def moment(text: object) -> dt.datetime | None:
+def parse_time(text: object) -> dt.datetime | None:
     """Read a date and time with its zone, as `datetime.isoformat` writes it; None for any other text."""
     try:
         time = dt.datetime.fromisoformat(str(text))

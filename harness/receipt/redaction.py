@@ -172,7 +172,7 @@ def _private_names() -> dict[str, str]:
     return {name: label for name, label in names.items() if len(name) >= SHORTEST_NAME and name.lower() not in GENERIC}
 
 
-def of_host(places: Mapping[Path, str], public: Iterable[str] = ()) -> Scrubber:
+def host_scrubber(places: Mapping[Path, str], public: Iterable[str] = ()) -> Scrubber:
     """Build the scrubber for this host: besides `places` it knows HOME, TMPDIR and the interpreter."""
     system_places = dict.fromkeys(map(Path, (*TEMPORARY, tempfile.gettempdir())), "$TMP") | {Path.home(): "$HOME"}
     prefixes = {sys.prefix, sys.base_prefix, sys.exec_prefix} - PUBLIC_PREFIXES

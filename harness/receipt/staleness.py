@@ -6,7 +6,7 @@ from pathlib import Path
 
 from harness.core import files
 from harness.core.errors import HarnessError
-from harness.host.eligibility import evidence_here
+from harness.host.eligibility import strongest_evidence
 from harness.host.host import Host, python_tag
 from harness.pack import judges
 from harness.pack.model import Pack
@@ -17,7 +17,7 @@ from harness.upstream import dependencies
 PATCH_CHANGED = "the patch changed"
 
 
-def changed(path: Path, recorded: Hashed | FixRecord) -> bool:
+def patch_changed(path: Path, recorded: Hashed | FixRecord) -> bool:
     """Whether a patch is gone, or means something else than when it was recorded."""
     if not path.exists():
         return True
@@ -29,7 +29,7 @@ def reasons(pack: Pack, receipt: Receipt) -> list[str]:
     definition = pack.definition
     findings = [judges.CHANGED] if judges.changed(pack, receipt.probe.sha256, receipt.probe.meaning) else []
     fix = receipt.fix
-    if fix is not None and changed(pack.folder / Path(fix.name).name, fix):
+    if fix is not None and patch_changed(pack.folder / Path(fix.name).name, fix):
         findings.append(PATCH_CHANGED)
     pinned, recorded = definition.upstream, receipt.upstream
     is_same = recorded.commit == pinned.commit if pinned.is_commit else recorded.sha256 == pinned.sha256
@@ -48,7 +48,7 @@ def reasons(pack: Pack, receipt: Receipt) -> list[str]:
 def dependency_reasons(pack: Pack, name: str, recorded: DependencyRecord, python: str) -> list[str]:
     """Say how a dependency set of the pack changed, for the Python of the record; empty where it did not."""
     try:
-        members = dependencies.named(pack.definition, name, python_tag(python))
+        members = dependencies.named_set(pack.definition, name, python_tag(python))
     except HarnessError:
         return ["its dependency set is gone"]
     is_same = recorded.sha256 == members.sha256 or recorded.packages == members.versions
@@ -58,5 +58,5 @@ def dependency_reasons(pack: Pack, name: str, recorded: DependencyRecord, python
 def rerunnable(pack: Pack, receipt: Receipt, host: Host) -> bool:
     """Whether this host can make the receipt anew, with evidence that is at least as strong."""
     target = pack.definition.targets.get(receipt.target)
-    evidence = evidence_here(host, receipt.target, target) if target else None
+    evidence = strongest_evidence(host, receipt.target, target) if target else None
     return evidence is not None and evidence.rank <= receipt.evidence.rank

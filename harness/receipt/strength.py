@@ -169,7 +169,7 @@ def stale(pack: Pack, strength: Strength) -> list[str]:
     findings = []
     if not strength.measured_at and judges.changed(pack, strength.probe.sha256, strength.probe.meaning):
         findings.append(judges.CHANGED)  # a record that names its commit speaks of the checks of that commit
-    findings += [staleness.PATCH_CHANGED] if staleness.changed(pack.patch, strength.patch) else []
+    findings += [staleness.PATCH_CHANGED] if staleness.patch_changed(pack.patch, strength.patch) else []
     findings += ["the pinned release changed"] if strength.upstream != pack.definition.upstream.sha256 else []
     recorded = {mutant.name: mutant.sha256 for mutant in strength.mutants if mutant.origin == "own"}
     findings += ["its own wrong fixes changed"] if recorded != wrong_fixes.identities(pack) else []
@@ -182,18 +182,18 @@ def stale(pack: Pack, strength: Strength) -> list[str]:
     return findings
 
 
-def nothing(pack: Pack) -> str:
+def missing_reason(pack: Pack) -> str:
     """Say why there is no record: nobody measured it, or the pack has no patch that a wrong fix could replace."""
     return "not measured" if pack.definition.has_patch else "no patch"
 
 
-def found_again(pack: Pack, recorded: Strength, folder: str) -> list[tuple[str, str]]:
+def match_names(pack: Pack, recorded: Strength, folder: str) -> list[tuple[str, str]]:
     """Pair the names of a record's wrong fixes with the names of the same wrong fixes in a folder of the pack.
 
     They are the same where they make the same of the release. Once fix.patch changed, equal names count, too.
     """
     identities = wrong_fixes.identities(pack, folder)
-    by_name = staleness.changed(pack.patch, recorded.patch)
+    by_name = staleness.patch_changed(pack.patch, recorded.patch)
     return [
         (mutant.name, name)
         for mutant in recorded.mutants
@@ -202,9 +202,9 @@ def found_again(pack: Pack, recorded: Strength, folder: str) -> list[tuple[str, 
     ]
 
 
-def still_open(pack: Pack, first: Strength, covered: Iterable[str] = ()) -> list[MutantRecord]:
+def open_mutants(pack: Pack, first: Strength, covered: Iterable[str] = ()) -> list[MutantRecord]:
     """List the wrong fixes that passed at first sight and are neither in mutants/ nor among the `covered` names."""
-    closed_names = {*covered, *(name for name, _ in found_again(pack, first, wrong_fixes.OWN))}
+    closed_names = {*covered, *(name for name, _ in match_names(pack, first, wrong_fixes.OWN))}
     open_mutants = (mutant for mutant in first.mutants if mutant.fate in (Fate.SURVIVED, Fate.UNJUDGED))
     return [mutant for mutant in open_mutants if mutant.name not in closed_names]
 
@@ -215,7 +215,7 @@ def summary(pack: Pack, target: str, evidence: str) -> str:
     It says STALE only for reasons that a bundle shows: the pack's own wrong fixes are no part of a bundle.
     """
     record, first_sight = find(pack, target, evidence), at_first_sight(pack, target, evidence)
-    text = nothing(pack)
+    text = missing_reason(pack)
     if record:
         elsewhere = f" (+{record.whole.elsewhere} elsewhere)" if record.whole.elsewhere else ""
         text = f"{record.whole.killed} of {record.whole.of}{elsewhere}, {record.date}"

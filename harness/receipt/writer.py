@@ -37,7 +37,7 @@ def scrubber(
     pack_folders = {folder: f"$PACKS/{pack.name}" for folder in (pack.folder, pack.inputs) if folder is not None}
     places = {files.REPOSITORY: "$REPOSITORY", **pack_folders, **cache.places, **trees}
     versions = dependency_set.versions.values() if dependency_set else ()
-    return redaction.of_host(places, (*versions, host.cudnn, host.nccl))
+    return redaction.host_scrubber(places, (*versions, host.cudnn, host.nccl))
 
 
 def without_lane_folders(text: str) -> str:
@@ -71,7 +71,7 @@ def _fix_record(outcome: Outcome) -> receipt.FixRecord | None:
     return receipt.FixRecord(receipt.FixKind.PATCH, patch, hashes.sha256, hashes.meaning)
 
 
-def started(outcome: Outcome) -> str:
+def start_time(outcome: Outcome) -> str:
     """Return when the first lane of an outcome began, to the second."""
     return dt.datetime.fromisoformat(outcome.runs[0][0].started).isoformat(timespec="seconds")
 
@@ -109,7 +109,7 @@ def build(outcome: Outcome, command: str, log: LogRecord) -> receipt.Receipt:
         host=host_record(_host_of_lanes(outcome.last[-1].host, members), outcome.gpus),
         log=log,
         command=command,
-        started=started(outcome),
+        started=start_time(outcome),
         seconds=round(outcome.seconds, 3),
         repeats=receipt.Repeats(outcome.agreeing, len(outcome.runs)),
         ranks=cell.stated.ranks,
@@ -118,7 +118,7 @@ def build(outcome: Outcome, command: str, log: LogRecord) -> receipt.Receipt:
 
 
 @contextmanager
-def told() -> Iterator[None]:
+def translate_disk_errors() -> Iterator[None]:
     """Raise HarnessError where a log cannot be read or a receipt cannot be written."""
     try:
         yield
@@ -160,7 +160,7 @@ def write(outcome: Outcome, cache: Cache, command: str, folder: Path, logs: Mapp
 def publish(path: Path, folder: Path) -> Path:
     """Copy a receipt of a run folder, and its log, into another folder; return the new path of the receipt."""
     log = path.with_name(receipt.load(path).log.file)
-    with told():
+    with translate_disk_errors():
         return _write_pair(folder / path.name, path.read_text("utf-8"), folder / log.name, log.read_text("utf-8"))
 
 

@@ -47,7 +47,7 @@ def fix_text(pack: Pack) -> str:
 @functools.lru_cache(maxsize=256)  # each target of a pack asks for all of them
 def identity(fix: str, text: str, *, is_whole: bool) -> str:
     """Return the sha256 of what a wrong fix makes of the release, or of its text where index lines are abbreviated."""
-    return patch.outcome(*([] if is_whole else [fix]), text) or judges.patch_meaning(text)
+    return patch.result_hash(*([] if is_whole else [fix]), text) or judges.patch_meaning(text)
 
 
 def identities(pack: Pack, folder: str = OWN) -> dict[str, str]:

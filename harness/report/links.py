@@ -32,6 +32,6 @@ def page(path: str) -> str:
     return f"{repository_url()}/blob/{BRANCH}/{path}" if repository_url() else ""
 
 
-def to(path: str) -> str:
+def link(path: str) -> str:
     """Link a file of this repository, with its path as the text of the link."""
     return f"[{path}]({page(path)})" if page(path) else f"`{path}`"

@@ -105,7 +105,7 @@ def _default_branch(pack: Pack) -> str:
     head, kind = pack.definition.head, pack.definition.kind
     if head is None:
         return "not judged"
-    statements = [parts.said_of_tree(recorded.verdict, kind) for recorded in receipt.load_all(pack.receipts / "head")]
+    statements = [parts.tree_statement(recorded.verdict, kind) for recorded in receipt.load_all(pack.receipts / "head")]
     statement = next(filter(None, statements), "")
     return f"{statement}, {head.date}" if statement else "not judged"
 
@@ -116,7 +116,7 @@ def _strongest_evidence(pack: Pack) -> str:
     return best.evidence + (f", {best.host.gpu}" if best.host.gpu else "") if best else "-"
 
 
-def within(readme: str, name: str, content: str) -> str:
+def replace_section(readme: str, name: str, content: str) -> str:
     """Return README.md with a text put between the two marks of that name."""
     begin, end = MARKS.format(name=name).split("...")
     before, first_mark, tail = readme.partition(begin)
@@ -131,15 +131,15 @@ def every_pack() -> list[Pack]:
     return [load.load_pack(path) for path in load.select_packs(REPOSITORY / "packs", ())]
 
 
-def written(readme: str) -> str:
+def render_readme(readme: str) -> str:
     """Return README.md as today's receipts and definitions give it."""
     folder = REPOSITORY / "packs"
     texts = {"packs": text(every_pack()), "first figure": first_figure(folder), "first run": first_run(folder)}
     for name, content in texts.items():
-        readme = within(readme, name, content)
+        readme = replace_section(readme, name, content)
     return readme
 
 
 if __name__ == "__main__":
     README = REPOSITORY / "README.md"
-    files.write_atomic(README, written(README.read_text(encoding="utf-8")))
+    files.write_atomic(README, render_readme(README.read_text(encoding="utf-8")))

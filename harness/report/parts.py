@@ -48,7 +48,7 @@ LEGEND = {
 }
 #: The verdicts on a pack whose tree has the bug without the patch.
 WRONG = (Verdict.CONFIRMED, Verdict.REPRODUCED)
-#: How a list of trees begins, by what `said_of_tree` says about them.
+#: How a list of trees begins, by what `tree_statement` says about them.
 HEADINGS = {
     "has the bug": "Same bug",
     "has the code": "Same code",
@@ -58,7 +58,7 @@ HEADINGS = {
 }
 
 
-def said_of_tree(verdict: Verdict, kind: Kind) -> str:
+def tree_statement(verdict: Verdict, kind: Kind) -> str:
     """Say what a verdict means for the tree without the patch; empty where it means nothing."""
     return f"has {kind.what}" if verdict in WRONG else "is right" if verdict == Verdict.FIXED_UPSTREAM else ""
 
@@ -100,7 +100,7 @@ class Parts:
         tree = f"{receipt.upstream.package} {_short_version(receipt.upstream.version)}"
         trees = {LaneName.PRISTINE: tree, LaneName.PATCHED: f"{tree} with {self._fix_name(receipt)}"}
         script = self.pack.definition.script
-        command = "python reproduce.py" if script is None else ordinary.typed(text, script.environment)
+        command = "python reproduce.py" if script is None else ordinary.command_line(text, script.environment)
         runs = [
             f"$ {command}  # {trees[name]}, {receipt.host.gpu or 'no GPU'}\n"
             f"{_last_lines(receipt.lanes[name].printed, has_sentinel=script is None)}"
@@ -195,7 +195,7 @@ class Parts:
         sentences = [f"{definition.upstream.package} {first_tree} ({'; '.join(hosts)})."]
         lists: dict[str, list[str]] = defaultdict(list)
         for tree, receipts in other_trees:
-            statements = {said_of_tree(receipt.verdict, definition.kind) for receipt in receipts}
+            statements = {tree_statement(receipt.verdict, definition.kind) for receipt in receipts}
             lists[statements.pop() if len(statements) == 1 else ""].append(tree)
         head = definition.head
         if head is not None and not any(head.commit[:12] in tree for tree in trees):

@@ -30,8 +30,8 @@ WITHOUT_LANES = {Verdict.UNAVAILABLE, Verdict.PATCH_STALE, Verdict.ERROR}
 def _lane_errors(lane: LaneRecord) -> Iterator[str]:
     """Judge a lane again from its script and its checks."""
     for kind, lines in (("check", lane.checks), ("figure", lane.figures), ("output", lane.outputs)):
-        yield from (f"{kind} {name!r} stands there twice" for name in results.doubled(line.name for line in lines))
-    yield from lane_verdict.mute(lane.checks)
+        yield from (f"{kind} {name!r} stands there twice" for name in results.duplicates(line.name for line in lines))
+    yield from lane_verdict.unexplained_checks(lane.checks)
     if min(lane.seconds, lane.waited, lane.peak_memory, lane.left_behind) < 0:
         yield "a negative time, memory or number of processes"
     if lane.verdict == LaneVerdict.ERROR:
@@ -42,13 +42,13 @@ def _lane_errors(lane: LaneRecord) -> Iterator[str]:
         if sentinel is None or sentinel.reason != reason or sentinel.verdict == LaneVerdict.ERROR:
             yield f"script: {lane.script[:60]!r} is no sentinel"
         else:
-            judgement, status = lane_verdict.of_two_files(sentinel, lane.checks), script.STATUS[sentinel.verdict]
+            judgement, status = lane_verdict.judge_files(sentinel, lane.checks), script.STATUS[sentinel.verdict]
             if judgement != (lane.verdict, lane.reason):
                 yield f"script and checks say {judgement[0]}: {judgement[1]}"
             if lane.exit_status != status:
                 yield f"exit_status: {lane.exit_status}, not {status}"
-    elif lane_verdict.implied(lane.checks) != lane.verdict:
-        yield f"verdict: {lane.verdict}; its checks say {lane_verdict.implied(lane.checks)}"
+    elif lane_verdict.verdict_of_checks(lane.checks) != lane.verdict:
+        yield f"verdict: {lane.verdict}; its checks say {lane_verdict.verdict_of_checks(lane.checks)}"
     if lane.verdict != LaneVerdict.UNSUPPORTED and not lane.upstream:
         yield "upstream: nothing says what was judged"
 
@@ -61,7 +61,7 @@ def _verdict_errors(receipt: Receipt, pack: Pack) -> Iterator[str]:
         if receipt.verdict not in WITHOUT_LANES:
             yield f"verdict: {receipt.verdict} without a lane"
         return
-    judgement = pack_verdict.pair(pristine, patched, stale_reason, receipt.about)
+    judgement = pack_verdict.judge_lanes(pristine, patched, stale_reason, receipt.about)
     if judgement != pack_verdict.Judgement(receipt.verdict, receipt.reason, receipt.claims):
         text = f"{judgement.verdict} {judgement.reason} {' '.join(judgement.claims)}".rstrip()
         yield f"verdict, reason or claims: the lanes say {text}"
@@ -119,7 +119,7 @@ def _host_errors(receipt: Receipt, pack: Pack) -> Iterator[str]:
     elif (gpus and len(gpus) != target.gpus) or receipt.ranks != target.ranks:
         yield f"host.gpus, ranks: pack.toml states {target.gpus} and {target.ranks}"
     try:
-        members = dependencies.named(pack.definition, receipt.dependencies.name, python_tag(receipt.host.python))
+        members = dependencies.named_set(pack.definition, receipt.dependencies.name, python_tag(receipt.host.python))
         if members.versions != receipt.dependencies.packages:
             yield "dependencies: other versions than the pack pins"
     except HarnessError as error:

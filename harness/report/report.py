@@ -71,12 +71,12 @@ def render(pack: Pack, receipts: dict[str, Receipt] | None = None, *, is_draft: 
     if not path.exists():
         raise HarnessError(f"{pack.name}: {path.name} is missing. Next: CONTRIBUTING.md, Reports")
     try:
-        return filled(pack, receipts or receipts_of(pack), path.read_text(encoding="utf-8"), is_draft=is_draft)
+        return fill_template(pack, receipts or receipts_of(pack), path.read_text(encoding="utf-8"), is_draft=is_draft)
     except MissingError as error:
         raise HarnessError(f"{pack.name}/{path.name}: {error}. Next: runner.py check {pack.name}") from None
 
 
-def filled(pack: Pack, receipts: dict[str, Receipt], template: str, *, is_draft: bool = False) -> str:
+def fill_template(pack: Pack, receipts: dict[str, Receipt], template: str, *, is_draft: bool = False) -> str:
     """Fill a template; below the title stands what is done already, or why nothing is to be done."""
     parts = Parts(pack, receipts, is_draft)
     if is_draft and pack.definition.script is not None:
@@ -89,7 +89,7 @@ def filled(pack: Pack, receipts: dict[str, Receipt], template: str, *, is_draft:
     return text.strip() + "\n"
 
 
-def open_parts(pack: Pack, receipts: dict[str, Receipt]) -> Iterator[str]:
+def missing_parts(pack: Pack, receipts: dict[str, Receipt]) -> Iterator[str]:
     """Say which parts the draft for an ordinary script leaves out; a gap in it is no error."""
     parts = Parts(pack, receipts, is_draft=True)
     if pack.definition.script is not None:
@@ -126,7 +126,7 @@ def scrubber(pack: Pack) -> Scrubber:
     """Return the scrubber for texts about a pack; it knows the versions in pack.toml and in receipts as public."""
     sets = pack.definition.dependencies.values()
     versions = {dependency.version for members in sets for dependency in members.values()}
-    return redaction.of_host({}, versions | receipt.public_versions(receipt.load_all(pack.receipts)))
+    return redaction.host_scrubber({}, versions | receipt.public_versions(receipt.load_all(pack.receipts)))
 
 
 def write(pack: Pack) -> bool:

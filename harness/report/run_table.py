@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.table import Table
 
-from harness.core.terminal import rendered
+from harness.core.terminal import render
 from harness.core.words import NO_EXPECTATION, UNJUDGED, Kind, Verdict
 from harness.receipt import figures
 from harness.verdict.outcome import Outcome
@@ -86,7 +86,7 @@ def as_text(rows: list[RunRow]) -> str:
         verdict = f"{row.verdict} ({row.expectation})" if row.expectation else row.verdict
         cells = (row.pack, row.kind, row.target, row.evidence, row.pristine, row.patched, verdict, row.figure)
         table.add_row(*(cell or "-" for cell in cells))
-    return rendered([*remarks, _summary(rows), table])
+    return render([*remarks, _summary(rows), table])
 
 
 def _summary(rows: list[RunRow]) -> str:

@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 from harness.core.cache import Cache
 from harness.core.errors import HarnessError, UnavailableError
 from harness.core.words import Role, SuiteVerdict, Verdict
-from harness.host.eligibility import evidence_here
+from harness.host.eligibility import strongest_evidence
 from harness.host.host import Host
 from harness.mutate import soundness as wrong_fixes
 from harness.pack import script_text
@@ -24,7 +24,7 @@ from harness.report import advisories, receipt_check, report
 from harness.suites import receipt as suite_receipt
 from harness.upstream import patch, tree
 from harness.upstream.patch import PatchedFile
-from harness.upstream.source import Source, of_git, pinned
+from harness.upstream.source import Source, parse_git_source, pinned_source
 from harness.upstream.tree import Tree
 
 SOURCE_FOLDERS_REFUSED = re.compile(r"(?:^|/)(?:tests?|docs?|\.github)/")
@@ -61,7 +61,7 @@ class Checker:
     def _pinned_tree(self) -> Tree | None:
         """Return the pinned tree; None where it cannot be fetched."""
         try:
-            return tree.materialize(self.cache, self.pack.definition.upstream, pinned(self.pack.definition))
+            return tree.materialize(self.cache, self.pack.definition.upstream, pinned_source(self.pack.definition))
         except HarnessError:
             return None
 
@@ -99,7 +99,7 @@ class Checker:
         if ask is None or path is None or not path.exists():
             return []
         try:
-            self._apply(path, of_git(ask.origin))
+            self._apply(path, parse_git_source(ask.origin))
         except UnavailableError as error:
             return [Finding(self.pack.name, f"ask.patch was not tried: {error}", warning=True)]
         except patch.StalePatchError as error:
@@ -179,7 +179,7 @@ class Checker:
         if not self.pack.patch.exists():
             return []
         try:
-            pristine, patched = self._apply(self.pack.patch, pinned(self.pack.definition))
+            pristine, patched = self._apply(self.pack.patch, pinned_source(self.pack.definition))
         except patch.StalePatchError as error:
             return [f"fix.patch does not apply to {upstream.package} {upstream.pin}: {error}"]
         except UnavailableError as error:
@@ -196,7 +196,9 @@ class Checker:
         judged_targets = {receipt.target for path, receipt in receipts.items() if path.parent == self.pack.receipts}
         message = f"no receipt. Next: runner.py run {self.pack.name} --target"
         return [
-            Finding(self.pack.name, f"{name}: {message} {name}", warning=evidence_here(self.host, name, target) is None)
+            Finding(
+                self.pack.name, f"{name}: {message} {name}", warning=strongest_evidence(self.host, name, target) is None
+            )
             for name, target in self.pack.definition.targets.items()
             if name not in judged_targets
         ]
@@ -220,7 +222,7 @@ def _stale_reasons(pack: Pack, receipt: Receipt, folder: str) -> list[str]:
         return reasons
     if ask is None or not ask.patch:
         return ["pack.toml asks for no patch"]
-    reasons += ["ask.origin changed"] if receipt.upstream.commit != of_git(ask.origin).value else []
+    reasons += ["ask.origin changed"] if receipt.upstream.commit != parse_git_source(ask.origin).value else []
     return reasons + (["ask.checks changed"] if receipt.about != ask.checks else [])
 
 

@@ -103,6 +103,6 @@ def _parse(folder: Path, data: bytes) -> LaneEnd | None:
         path = PurePosixPath(end.log.file if end.log else "")
         inside = not path.is_absolute() and ".." not in path.parts
         has_log = end.log is None or (inside and files.sha256_file(folder / path) == end.log.sha256)
-        return end if has_log and receipt.moment(end.started) else None
+        return end if has_log and receipt.parse_time(end.started) else None
     except (OSError, ValueError):
         return None

@@ -77,15 +77,17 @@ class Runner:
         if a dependency has no wheel for this Python.
         """
         definition, tag = cell.pack.definition, self.session.host.python_tag
-        members = dependencies.chosen(self.session.cache, definition, cell.dependencies, cell.stated.dependencies, tag)
+        members = dependencies.requested_set(
+            self.session.cache, definition, cell.dependencies, cell.stated.dependencies, tag
+        )
         upstream, python = definition.upstream, built_environment.interpreter(cell.environment)
         pristine = tree.materialize(self.session.cache, upstream, cell.source)
         is_merged, wheels = upstream.is_compiled and cell.source.is_release, members
         if is_merged:
-            wheels = dependencies.with_wheel(members, upstream.package, pristine.version, pristine.sha256)
+            wheels = dependencies.add_wheel(members, upstream.package, pristine.version, pristine.sha256)
         layout = dependencies.layout(self.session.cache, wheels, python, tag)
         layout.lay_out()
-        pristine = tree.beside(pristine, layout) if is_merged else pristine
+        pristine = tree.tree_in_set(pristine, layout) if is_merged else pristine
         loads = tuple(pristine.path_here(path, upstream.source_root) for path in cell.stated.loads)
         prepared = Prepared(pristine, None, "", "", loads, (), members, layout)
         return self._patched(cell, prepared) if LaneName.PATCHED in cell.lanes else prepared

@@ -19,14 +19,14 @@ from harness.schedule.session import Session
 from harness.schedule.task import Task, seconds_of, tasks, unique
 from harness.upstream import dependencies
 from harness.verdict import pack_verdict
-from harness.verdict.outcome import Outcome, unjudged
+from harness.verdict.outcome import Outcome, outcome_of_error
 from harness.verdict.pack_verdict import Judgement
 
 #: The lanes of each cell by its name.
 Plan = dict[str, list[Task]]
 
 
-def planned(session: Session, cells: list[Cell]) -> Plan:
+def make_plan(session: Session, cells: list[Cell]) -> Plan:
     """List the lanes of each cell, with their known durations."""
     durations = {pack.name: seconds_of(pack) for pack in {cell.pack.name: cell.pack for cell in cells}.values()}
     plan: Plan = {}
@@ -41,7 +41,7 @@ def run(session: Session, cells: list[Cell], *, receipts: bool = True, plan: Pla
 
     `plan` replaces the plan of this host: a node of a cluster uses that of the login node.
     """
-    account = Account(faults=list(session.faults), planned=plan or planned(session, cells))
+    account = Account(faults=list(session.faults), planned=plan or make_plan(session, cells))
     settling = Settling(session, account, receipts)
     supervisor.adopt_orphans()
     with ExitStack() as stack:
@@ -73,7 +73,7 @@ class Settling:
             if outcome is not None:
                 results[cell.name] = self._write_receipt(outcome) if self.receipts else outcome
         except Exception as error:  # noqa: BLE001 - the other cells go on; this one reports it
-            results[cell.name] = unjudged(error, cell)
+            results[cell.name] = outcome_of_error(error, cell)
 
     def missing(self, cell: Cell) -> bool:
         """Whether a run needs the end of a lane that has not ended."""
@@ -95,9 +95,9 @@ class Settling:
         runs = tuple(tuple(end for end in run if end is not None) for run in self._runs(cell) if None not in run)
         if not runs:
             return None
-        judgement, agreeing = pack_verdict.of_runs(runs, cell.about)
+        judgement, agreeing = pack_verdict.judge_runs(runs, cell.about)
         cache, definition, tag = self.session.cache, cell.pack.definition, self.session.host.python_tag
-        members = dependencies.chosen(cache, definition, cell.dependencies, cell.stated.dependencies, tag)
+        members = dependencies.requested_set(cache, definition, cell.dependencies, cell.stated.dependencies, tag)
         return Outcome(cell, judgement, runs, agreeing, members)
 
     def _write_receipt(self, outcome: Outcome) -> Outcome:
@@ -106,7 +106,7 @@ class Settling:
             return outcome
         cell, session = outcome.cell, self.session
         try:
-            with writer.told():
+            with writer.translate_disk_errors():
                 logs = {end.lane: (session.folder / end.log.file).read_text("utf-8") for end in outcome.last if end.log}
                 folder = session.folder / (cell.column or "receipts") / cell.pack.name
                 return replace(

@@ -22,8 +22,8 @@ from harness.lane.record import LaneEnd
 from harness.schedule.lane_runner import Prepared, Runner, Stopped, Unfit
 from harness.schedule.queue import Placement, Places, Queue
 from harness.schedule.session import GpuFault, Session
-from harness.schedule.task import Task, at_least, expected_seconds
-from harness.verdict.outcome import Outcome, unjudged
+from harness.schedule.task import Task, expected_seconds, lower_bound_seconds
+from harness.verdict.outcome import Outcome, outcome_of_error
 
 Result = TypeVar("Result")
 #: The longest wait of the main thread, in seconds. Python runs signal handlers there between bytecodes: a signal that
@@ -107,7 +107,7 @@ class Scheduler:
         pending = [task for task in tasks if task.key not in self.session.journal]
         self.account.resumed += len(tasks) - len(pending)
         self.account.total = len(pending)
-        self.session.progress.begin(len(pending), at_least(pending, self._places.jobs))
+        self.session.progress.begin(len(pending), lower_bound_seconds(pending, self._places.jobs))
         groups: dict[str, list[Task]] = {}
         for task in pending:
             groups.setdefault(task.cell.name, []).append(task)
@@ -165,7 +165,7 @@ class Scheduler:
             self._put_if_ready(task)
 
     def _fail(self, cell: Cell, error: BaseException) -> None:
-        outcome = self.account.results[cell.name] = unjudged(error, cell)
+        outcome = self.account.results[cell.name] = outcome_of_error(error, cell)
         if not outcome.problem:  # a wrong call, which the command itself reports
             self.session.progress.tell(f"{cell.name}: {outcome.judgement.reason}")
 

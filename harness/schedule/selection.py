@@ -16,7 +16,7 @@ from harness.host import eligibility
 from harness.host.eligibility import Planned
 from harness.host.host import Host
 from harness.lane import built_environment
-from harness.lane.cell import BOTH_LANES, Cell, lanes_of
+from harness.lane.cell import BOTH_LANES, Cell, pack_lanes
 from harness.pack.model import Pack
 from harness.upstream import dependencies
 from harness.upstream.source import SourceKind, parse_source
@@ -48,7 +48,7 @@ def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: C
         return replace(cell, column=ASK, patch=pack.ask_patch, about=ask.checks)
     source = parse_source(request.upstream, pack.definition)
     is_pinned, upstream = source.is_pinned, pack.definition.upstream
-    lanes = tuple(lane for lane in request.lanes if lane in lanes_of(pack))
+    lanes = tuple(lane for lane in request.lanes if lane in pack_lanes(pack))
     if not lanes:
         raise HarnessError(f'{pack.name} has no patched lane: pack.toml says fix = "none". Next: --lane pristine')
     cell = Cell(
@@ -72,10 +72,10 @@ def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: C
         return replace(cell, evidence=None, reason=reason, verdict=Verdict.ERROR)
     try:
         if not request.dependencies:
-            dependencies.named(pack.definition, cell.stated.dependencies, host.python_tag)
+            dependencies.named_set(pack.definition, cell.stated.dependencies, host.python_tag)
     except UnsupportedHereError as error:
         return replace(cell, evidence=None, reason=str(error))
-    return replace(cell, environment=built_environment.environment(cache, host, cell.stated.environment))
+    return replace(cell, environment=built_environment.find_environment(cache, host, cell.stated.environment))
 
 
 def cells_of(packs: list[Pack], target: str, request: Request, host: Host, cache: Cache) -> list[Cell]:
@@ -88,7 +88,7 @@ def cells_of(packs: list[Pack], target: str, request: Request, host: Host, cache
 
 
 @contextmanager
-def taken(cache: Cache, packs: Iterable[Pack]) -> Iterator[list[Pack]]:
+def copied_inputs(cache: Cache, packs: Iterable[Pack]) -> Iterator[list[Pack]]:
     """Copy script, contract and patches of each pack into a folder of this command; yield packs that read the copies.
 
     A receipt states the hashes of the files that ran, even if somebody edits the originals meanwhile.

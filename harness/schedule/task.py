@@ -86,7 +86,9 @@ class Task:
 def _key_base(cell: Cell, host: Host) -> tuple[str, ...]:
     """Return the parts of a key that all lanes of a cell share."""
     definition, stated = cell.pack.definition, cell.stated
-    members = dependencies.named(definition, stated.dependencies, host.python_tag) if not cell.dependencies else None
+    members = (
+        dependencies.named_set(definition, stated.dependencies, host.python_tag) if not cell.dependencies else None
+    )
     gpu = next((gpu.name for gpu in host.gpus if gpu.target == cell.gpu), "")
     return (
         cell.pack.name,
@@ -160,7 +162,7 @@ def expected_seconds(task: Task) -> float:
     return UNKNOWN_SECONDS if task.seconds is None else task.seconds
 
 
-def at_least(tasks: Iterable[Task], jobs: int) -> float | None:
+def lower_bound_seconds(tasks: Iterable[Task], jobs: int) -> float | None:
     """Return a lower bound of the seconds of every schedule of these tasks; None if no duration is known."""
     durations = [(task.seconds, min(task.cores, jobs)) for task in tasks if task.seconds is not None]
     total = sum(seconds * cores for seconds, cores in durations) / jobs

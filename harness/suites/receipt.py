@@ -13,7 +13,7 @@ from harness.receipt import receipt, staleness, writer
 from harness.receipt.receipt import SUITE, DependencyRecord, HostRecord, UpstreamRecord
 from harness.suites.comparison import CaseRow, Change, Comparison
 from harness.suites.suite import Suite
-from harness.upstream.source import commit_of, of_git
+from harness.upstream.source import commit_of, parse_git_source
 
 SCHEMA = 1
 
@@ -104,7 +104,11 @@ def reasons(pack: Pack, recorded: SuiteReceipt) -> list[str]:
     changes = []
     if (suite.files, suite.arguments, suite.environment) != (recorded.files, recorded.arguments, recorded.environment):
         changes.append("[upstream_tests] changed")
-    origin = of_git(suite.origin).value if suite.origin else definition.upstream.sha256 or definition.upstream.commit
+    origin = (
+        parse_git_source(suite.origin).value
+        if suite.origin
+        else definition.upstream.sha256 or definition.upstream.commit
+    )
     if origin not in (recorded.upstream.commit, recorded.upstream.sha256):
         changes.append("its tree changed")
     changes += ["the patch changed"] if _patch(pack.suite_patch(suite)) != recorded.patch else []

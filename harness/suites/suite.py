@@ -12,7 +12,7 @@ from pathlib import Path
 from harness.core import files
 from harness.core.errors import HarnessError, UnsupportedHereError
 from harness.core.words import Evidence, SuiteVerdict
-from harness.host.eligibility import out_of_range
+from harness.host.eligibility import version_mismatch
 from harness.host.gpus import Device
 from harness.host.host import cores
 from harness.lane import built_environment, environment, process
@@ -26,7 +26,7 @@ from harness.suites import comparison
 from harness.suites.comparison import RED, CaseEnd, Comparison
 from harness.upstream import patch
 from harness.upstream.patch import StalePatchError
-from harness.upstream.source import of_git, pinned
+from harness.upstream.source import parse_git_source, pinned_source
 from harness.upstream.tree import Tree
 from harness.verdict.lane_verdict import abnormal_end
 
@@ -149,7 +149,7 @@ def _tests(report: Path, tree: Path, status: int, *, listing: bool) -> dict[str,
     return {**tests, **modules}
 
 
-def laid_out(pack: Pack, session: Session, timeout: float | None, *, gpu: bool) -> Suite:
+def lay_out(pack: Pack, session: Session, timeout: float | None, *, gpu: bool) -> Suite:
     """Lay out the trees and the dependency set of upstream's tests.
 
     `gpu` shows a GPU also to tests that do not need one. UnsupportedHereError is raised where this host lacks a GPU, or
@@ -160,7 +160,7 @@ def laid_out(pack: Pack, session: Session, timeout: float | None, *, gpu: bool) 
     wants_gpu = tests.gpu or gpu
     target = host.auto_target if wants_gpu else "cpu"
     devices = tuple(device for device in session.devices if device.gpu.target == target)
-    reason = out_of_range(pack, host)
+    reason = version_mismatch(pack, host)
     if wants_gpu and not devices:
         reason = "no GPU here, and upstream's tests need one" if tests.gpu else "no GPU here"
     if reason:
@@ -170,11 +170,11 @@ def laid_out(pack: Pack, session: Session, timeout: float | None, *, gpu: bool) 
         pack=pack,
         target=target,
         evidence=Evidence.EXECUTED if devices else Evidence.TRACED,
-        source=of_git(tests.origin) if tests.origin else pinned(pack.definition),
+        source=parse_git_source(tests.origin) if tests.origin else pinned_source(pack.definition),
         dependencies=(tests.dependencies,),
         timeout=timeout,
         patch=pack.suite_patch(tests),
-        environment=built_environment.environment(cache, host, environment_name) if environment_name else None,
+        environment=built_environment.find_environment(cache, host, environment_name) if environment_name else None,
     )
     prepared = Runner(session, session.folder).prepare(cell)
     return Suite(cell, tests, prepared, devices, session)

@@ -106,7 +106,7 @@ def expected(cell: Cell, earlier: Receipt | None) -> str:
     return cell.pack.definition.targets[cell.target].verdict
 
 
-def of_verdict(verdict: str, before: str, release: str) -> list[ChangeRow]:
+def verdict_changes(verdict: str, before: str, release: str) -> list[ChangeRow]:
     """Compare verdicts."""
     if verdict == before:
         return []
@@ -117,7 +117,7 @@ def of_verdict(verdict: str, before: str, release: str) -> list[ChangeRow]:
     return [ChangeRow(RECOVERED, worse=False, text=f"{release}: {verdict}, was {before}")]
 
 
-def of_claims(outcome: Outcome, earlier: Receipt | None) -> list[ChangeRow]:
+def claim_changes(outcome: Outcome, earlier: Receipt | None) -> list[ChangeRow]:
     """List the claims that the baseline supported and this sweep does not."""
     if earlier is None or earlier.verdict != outcome.judgement.verdict:
         return []
@@ -125,7 +125,7 @@ def of_claims(outcome: Outcome, earlier: Receipt | None) -> list[ChangeRow]:
     return [ChangeRow("claims lost", worse=True, text=", ".join(lost))] if lost else []
 
 
-def of_figures(outcome: Outcome, earlier: Receipt | None) -> list[ChangeRow]:
+def figure_changes(outcome: Outcome, earlier: Receipt | None) -> list[ChangeRow]:
     """List the figures that differ by more than their noise on the same GPU.
 
     Times, rates and memory are compared only if no other lane ran beside this one.

@@ -15,7 +15,7 @@ from harness.schedule.session import Session
 from harness.sweep import baseline as comparison
 from harness.sweep.baseline import Baseline
 from harness.sweep.results import FLAKY, NOT_HERE, NOT_RUN, CellRow, ChangeRow, FigureRow, LaneRow
-from harness.verdict.outcome import Outcome, unjudged
+from harness.verdict.outcome import Outcome, outcome_of_error
 
 #: Verdicts that are never a known deviation: no thread of upstream's explains them.
 NEVER_KNOWN = {Verdict.ERROR, FLAKY, NOT_RUN, NOT_HERE}
@@ -40,7 +40,7 @@ class Collector:
         try:
             return self._row(cell, self.account.results.get(cell.name))
         except Exception as error:  # noqa: BLE001 - the other rows are written
-            return self._unjudged(unjudged(error, cell))
+            return self._unjudged(outcome_of_error(error, cell))
 
     def _row(self, cell: Cell, outcome: Outcome | None) -> CellRow:
         if outcome is None:
@@ -77,8 +77,8 @@ class Collector:
         verdict = str(outcome.judgement.verdict) if outcome.agreeing == runs else FLAKY
         earlier = self.baseline.receipt_of(cell)
         before = comparison.expected(cell, earlier)
-        changes = comparison.of_verdict(verdict, before, f"{cell.pack.definition.upstream.package} {cell.version}")
-        changes += comparison.of_claims(outcome, earlier) + comparison.of_figures(outcome, earlier)
+        changes = comparison.verdict_changes(verdict, before, f"{cell.pack.definition.upstream.package} {cell.version}")
+        changes += comparison.claim_changes(outcome, earlier) + comparison.figure_changes(outcome, earlier)
         short = f"{runs} of {repeat} runs: {self._clean(self.account.reason_not_run(cell))}" if runs < repeat else ""
         return replace(
             _blank(cell, verdict, "; ".join(text for text in (outcome.judgement.reason, short) if text)),

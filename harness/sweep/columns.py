@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from harness.core.cache import Cache
-from harness.core.errors import HarnessError, unknown
+from harness.core.errors import HarnessError, unknown_name
 from harness.core.words import Verdict
 from harness.host import eligibility
 from harness.host.host import Host
@@ -26,7 +26,7 @@ Answer = TypeVar("Answer")
 LATEST, HEAD = "latest", "head"
 
 
-def selected(packs: list[Pack], selectors: tuple[str, ...]) -> list[tuple[Pack, str]]:
+def select(packs: list[Pack], selectors: tuple[str, ...]) -> list[tuple[Pack, str]]:
     """List pack and target for every ``PACK``, ``PACK:TARGET`` or ``:TARGET``, or all pairs without a selector.
 
     HarnessError is raised if a selector matches nothing.
@@ -39,7 +39,7 @@ def selected(packs: list[Pack], selectors: tuple[str, ...]) -> list[tuple[Pack, 
         matches = {(pack.name, target) for pack, target in named if fnmatch.fnmatchcase(target, pattern or "*")}
         if not matches:
             names = (f"{pack.name}:{target}" for pack, target in named or pairs)
-            raise unknown("cell", selector, names, "runner.py sweep PACK[:TARGET]")
+            raise unknown_name("cell", selector, names, "runner.py sweep PACK[:TARGET]")
         selection |= matches
     return [(pack, target) for pack, target in pairs if not selectors or (pack.name, target) in selection]
 

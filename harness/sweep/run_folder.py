@@ -90,7 +90,7 @@ def _unfinished(runs: Path, request: Request, moment: dt.datetime) -> RunFolder 
     """Find the run to resume: the newest one, apart from runs with a damaged record or a wrong date."""
     for folder in sorted(runs.glob("*"), reverse=True):
         record = _read(folder)
-        started = receipt.moment(record.started) if record else None
+        started = receipt.parse_time(record.started) if record else None
         if record is None or started is None or started > moment + CLOCKS_DIFFER:
             continue
         if record.request != request or record.finished or moment - started >= LONGEST:
@@ -100,7 +100,7 @@ def _unfinished(runs: Path, request: Request, moment: dt.datetime) -> RunFolder 
 
 
 @contextmanager
-def opened(runs: Path, request: Request, moment: dt.datetime) -> Iterator[RunFolder]:
+def open_run(runs: Path, request: Request, moment: dt.datetime) -> Iterator[RunFolder]:
     """Yield the unfinished run of the same request, or a new one. No other sweep can open `runs` meanwhile.
 
     HarnessError is raised if another sweep has it open.
@@ -150,7 +150,7 @@ def finished(
                 pass_over(folder, error)
 
 
-def left_out(runs: Path, before: str) -> list[str]:
+def cells_not_run(runs: Path, before: str) -> list[str]:
     """Name the cells that the newest finished run did not run."""
     newest = next((results for _, results in finished(runs, before)), None)
     return [cell.name for cell in newest.cells if cell.verdict == NOT_RUN] if newest else []

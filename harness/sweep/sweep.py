@@ -15,7 +15,7 @@ from harness.pack.model import Pack
 from harness.receipt import receipt, redaction
 from harness.schedule.journal import Journal
 from harness.schedule.scheduler import Account
-from harness.schedule.selection import taken
+from harness.schedule.selection import copied_inputs
 from harness.schedule.session import GpuFault, Session
 from harness.sweep import baseline, columns, outputs, run_folder
 from harness.sweep.collector import Collector
@@ -61,11 +61,11 @@ def run(order: Order, base: Session, engine: Engine) -> tuple[Results, RunFolder
     The sweep's session is `base` with a run folder and a journal of its own. `engine` runs the lanes.
     """
     start = time.monotonic()
-    selection = columns.selected(order.packs, order.selectors)
+    selection = columns.select(order.packs, order.selectors)
     with (
         room.guard(order.runs, "the folder of runs", "--runs DIR"),
-        taken(base.cache, order.packs) as copies,
-        run_folder.opened(order.runs, order.request, run_folder.now()) as folder,
+        copied_inputs(base.cache, order.packs) as copies,
+        run_folder.open_run(order.runs, order.request, run_folder.now()) as folder,
     ):
         reference = baseline.find(order.baseline, order.runs, folder.name)
         packs = {pack.name: pack for pack in copies}
@@ -77,7 +77,7 @@ def run(order: Order, base: Session, engine: Engine) -> tuple[Results, RunFolder
             base.progress.tell(f"run folder {session.folder}: {progress}")
             account = engine(session, cells)
             places = {**session.cache.places, order.folder.absolute(): "$PACKS", order.runs: "$RUNS"}
-            collector = Collector(session, account, reference, redaction.of_host(places))
+            collector = Collector(session, account, reference, redaction.host_scrubber(places))
             results = _results(order, folder, collector, cells)
         write(results, folder.path)
         if results.finished:
@@ -93,7 +93,7 @@ def _session(order: Order, base: Session, folder: RunFolder, journal: Journal, s
         command=order.command,
         note=folder.note,
         repeat=order.repeat,
-        urgent=run_folder.left_out(order.runs, folder.name),
+        urgent=run_folder.cells_not_run(order.runs, folder.name),
         stop_at=None if order.budget is None else start + order.budget,
         watch=GpuWatch(),
         faults=tuple(folder.faults),

@@ -94,20 +94,20 @@ def copy_installed(package: str, destination: Path) -> str:
     return f"{distribution.version}, installed"
 
 
-def mirror_of(mirrors: Path, url: str) -> Path | None:
+def find_mirror(mirrors: Path, url: str) -> Path | None:
     """Return the mirror that stands for the repository at `url`; None if there is none."""
     match = REPOSITORY.fullmatch(url)
     folder = mirrors / f"{match['name']}.git" if match else None
     return folder if folder is not None and folder.is_dir() else None
 
 
-def take(mirrors: Path, url: str, commit: str, repository: Path) -> bool:
+def fetch_from_mirror(mirrors: Path, url: str, commit: str, repository: Path) -> bool:
     """Fetch one commit from the mirror of `url` into a bare repository; return whether the mirror has it.
 
     A commit's name is the hash of its content, so that a mirror has the same commit. A branch, a tag or fewer digits
     are left to the upstream to resolve. HarnessError: the mirror cannot be read.
     """
-    folder = mirror_of(mirrors, url)
+    folder = find_mirror(mirrors, url)
     if folder is None or not COMMIT.fullmatch(commit):
         return False
     repository.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,9 @@ def _clone(cache: Cache, url: str, commit: str) -> Path:
         arguments = ["cat-file", "-e", f"{commit}^{{commit}}"]
         return clone.is_dir() and git.run(arguments, clone, plain=True).returncode == 0
 
-    if has_commit() or (cache.mirrors is not None and take(cache.mirrors, url, commit, clone) and has_commit()):
+    if has_commit() or (
+        cache.mirrors is not None and fetch_from_mirror(cache.mirrors, url, commit, clone) and has_commit()
+    ):
         return clone
     if cache.offline:
         raise UnavailableError(f"git commit {commit}: not in the cache, and --offline forbids to fetch it")
@@ -148,7 +150,7 @@ def _clone(cache: Cache, url: str, commit: str) -> Path:
     return clone
 
 
-def date_of(cache: Cache, url: str, commit: str) -> dt.date:
+def commit_date(cache: Cache, url: str, commit: str) -> dt.date:
     """Return the day, in UTC, of a commit, which is fetched if the cache lacks it."""
     with cache.lock(f"git-{files.key_of(url)}"):
         clone = _clone(cache, url, commit)

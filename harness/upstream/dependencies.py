@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 
 from harness.core import files, seal
 from harness.core.cache import Cache
-from harness.core.errors import HarnessError, UnavailableError, unknown
+from harness.core.errors import HarnessError, UnavailableError, unknown_name
 from harness.core.seal import Layout
 from harness.pack import requirements
 from harness.pack.model import Definition
@@ -55,20 +55,22 @@ class DependencySet:
         return {member.package: member.version for member in self.members}
 
 
-def named(definition: Definition, name: str, tag: str) -> DependencySet:
+def named_set(definition: Definition, name: str, tag: str) -> DependencySet:
     """Return the set of that name, for a Python tag such as ``cp311``."""
     if name not in definition.dependencies and name != "default":
-        raise unknown("dependency set", name, definition.dependencies, "--with SET, or --with PACKAGE==VERSION")
+        raise unknown_name("dependency set", name, definition.dependencies, "--with SET, or --with PACKAGE==VERSION")
     python = f"3.{tag.removeprefix('cp3')}"
     members = (
         Member(package, dependency.version, dependency.hashes)
         for package, dependency in definition.dependencies.get(name, {}).items()
-        if requirements.holds(Marker(dependency.marker) if dependency.marker else None, python)
+        if requirements.marker_holds(Marker(dependency.marker) if dependency.marker else None, python)
     )
     return DependencySet(name, tuple(members))
 
 
-def chosen(cache: Cache, definition: Definition, requested: tuple[str, ...], default: str, tag: str) -> DependencySet:
+def requested_set(
+    cache: Cache, definition: Definition, requested: tuple[str, ...], default: str, tag: str
+) -> DependencySet:
     """Return the set that the values of ``--with`` request: a named set, each ``PACKAGE==VERSION``, or both.
 
     `default` is the set that the target names, `tag` the Python tag of the wheels, such as ``cp311``.
@@ -76,7 +78,7 @@ def chosen(cache: Cache, definition: Definition, requested: tuple[str, ...], def
     names = [text for text in requested if "==" not in text]
     if len(names) > 1:
         raise HarnessError(f"--with names {len(names)} sets ({', '.join(names)}); name one")
-    base = named(definition, names[0] if names else default, tag)
+    base = named_set(definition, names[0] if names else default, tag)
     pins = [text for text in requested if "==" in text]
     if not pins:
         return base
@@ -92,7 +94,7 @@ def chosen(cache: Cache, definition: Definition, requested: tuple[str, ...], def
     return DependencySet("+".join([base.name, *pins]), tuple(members[key] for key in sorted(members)))
 
 
-def with_wheel(dependencies: DependencySet, package: str, version: str, sha256: str) -> DependencySet:
+def add_wheel(dependencies: DependencySet, package: str, version: str, sha256: str) -> DependencySet:
     """Add the wheel of an upstream to a set: its libraries look for others beside them."""
     return replace(dependencies, members=(*dependencies.members, Member(package, version, (sha256,))))
 
@@ -123,7 +125,7 @@ def layout(cache: Cache, dependencies: DependencySet, python: Path, tag: str) ->
                 except uv.UvError as error:
                     raise UnavailableError(f"the dependency set {dependencies.name}: {error}") from None
 
-    key = f"{dependencies.sha256[:32]}-{tag}-{seal.owner()}"
+    key = f"{dependencies.sha256[:32]}-{tag}-{seal.owner_id()}"
     return Layout(cache, "dependencies", key, build, f"the dependency set {dependencies.name}", "site", _may_differ)
 
 

@@ -50,7 +50,7 @@ def fetch(cache: Cache, package: str, file: str | None, sha256: str) -> Path:
         if cache.offline:
             raise UnavailableError(f"{file or package}: {NOT_HERE.format(cache.root)}")
         cache.tell(f"downloading {file or package}")
-        client = package_index.of_user()
+        client = package_index.user_index()
         client.download(client.pinned(package, file, sha256), sha256, folder)
 
     for _ in range(2):
@@ -139,7 +139,7 @@ def _current_list(cache: Cache, package: str) -> list[ReleaseFile]:
             f"{package}: its releases were not listed before, and --offline forbids to ask the package index"
         )
     listing = []
-    for offer in package_index.of_user().offers(package):
+    for offer in package_index.user_index().offers(package):
         if offer.version is not None:
             date = offer.file.upload_time.date().isoformat() if offer.file.upload_time else ""
             yanked = bool(offer.file.is_yanked)

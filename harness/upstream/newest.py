@@ -61,7 +61,7 @@ def head(cache: Cache, url: str) -> Head:
         match = COMMIT.fullmatch(listed.stdout.strip())
         if listed.returncode != 0 or match is None:
             raise UnavailableError(f"the head of {url}: {git.last_line(listed.stderr)}")
-        return Head(match["commit"], checkout.date_of(cache, url, match["commit"]).isoformat(), _today())
+        return Head(match["commit"], checkout.commit_date(cache, url, match["commit"]).isoformat(), _today())
 
     return _look_up(cache, f"head of {url}", Head, ask)
 

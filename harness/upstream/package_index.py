@@ -148,7 +148,7 @@ class Index:
         return ", ".join(str(version) for version in versions[:NEWEST_SHOWN]) or "no release"
 
 
-def of_user() -> Index:
+def user_index() -> Index:
     """Return the index that the user's pip is configured for."""
     return _configured(tuple(sorted(item for item in os.environ.items() if item[0].startswith("PIP_"))))
 

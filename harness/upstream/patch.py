@@ -57,7 +57,7 @@ def _blob(data: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(data) + data, usedforsecurity=False).hexdigest()
 
 
-def outcome(*texts: str) -> str:
+def result_hash(*texts: str) -> str:
     """Return one sha256 for the result of patches that are applied in turn; empty if a blob hash is abbreviated.
 
     It covers each changed file with its last blob hash: equal results have equal hashes, however the patches divide
@@ -130,7 +130,7 @@ def apply(cache: Cache, source: Tree, upstream: Upstream, patch: Path, *, exact:
     name = f"{upstream.package} {source.version} with {patch.name}"
     copied = {path: sha256 for path, sha256 in source.entries.items() if path not in changed}
     layout = Layout(cache, tree.KIND, key, build, name, known=copied)
-    patched = tree.opened(layout, upstream, "", source.version)
+    patched = tree.open_tree(layout, upstream, "", source.version)
     return replace(patched, source_root=source.source_root)
 
 

@@ -56,7 +56,7 @@ def parse_source(text: str | None, definition: Definition) -> Source:
     """
     upstream = definition.upstream
     if text is None:
-        return pinned(definition)
+        return pinned_source(definition)
     if text in (SourceKind.LATEST, SourceKind.INSTALLED):
         return Source(SourceKind(text))
     if text == "head":
@@ -70,7 +70,7 @@ def parse_source(text: str | None, definition: Definition) -> Source:
     return _release(text, definition)
 
 
-def pinned(definition: Definition) -> Source:
+def pinned_source(definition: Definition) -> Source:
     """Return the origin that pack.toml pins: a release, or a commit of the upstream's repository."""
     upstream = definition.upstream
     if upstream.is_commit:
@@ -78,7 +78,7 @@ def pinned(definition: Definition) -> Source:
     return Source(SourceKind.PINNED, upstream.version)
 
 
-def of_git(text: str) -> Source:
+def parse_git_source(text: str) -> Source:
     """Return the origin that a pack.toml names as ``git+URL@COMMIT``; HarnessError: the text has another form."""
     match = GIT_PATTERN.fullmatch(text)
     if match is None:
@@ -100,7 +100,7 @@ def _release(text: str, definition: Definition) -> Source:
     if specifier.operator != "==" or "*" in specifier.version:
         raise HarnessError(f"--upstream {text}: name one version. Next: --upstream {package}==VERSION")
     if specifier.version == release:
-        return pinned(definition)
+        return pinned_source(definition)
     return Source(SourceKind.RELEASE, specifier.version)
 
 

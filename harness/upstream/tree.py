@@ -48,7 +48,7 @@ class Tree:
         return repository_path
 
 
-def opened(layout: Layout, upstream: Upstream, sha256: str, version: str) -> Tree:
+def open_tree(layout: Layout, upstream: Upstream, sha256: str, version: str) -> Tree:
     """Return a tree of the cache, which is laid out if needed; an empty `sha256` means its manifest's.
 
     ChangedError: the tree had changed since it was laid out.
@@ -73,7 +73,7 @@ def _from_archive(cache: Cache, upstream: Upstream, version: str, file: str, sha
             raw.rmdir()
 
     layout = Layout(cache, KIND, files.key_of("archive", sha256), build, f"{upstream.package} {version}")
-    return opened(layout, upstream, sha256, version)
+    return open_tree(layout, upstream, sha256, version)
 
 
 def _from_commit(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
@@ -86,7 +86,7 @@ def _from_commit(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
             raise UnavailableError(f"git+...@{origin.value}: that is the name of a tag. Next: name its commit")
 
     key = files.key_of("commit", origin.url, origin.value)
-    tree = opened(Layout(cache, KIND, key, build, f"{upstream.package} {version}"), upstream, "", version)
+    tree = open_tree(Layout(cache, KIND, key, build, f"{upstream.package} {version}"), upstream, "", version)
     if not tree.entries:
         raise UnavailableError(f"{origin.kind} {origin.value}: holds no file")
     return tree
@@ -119,10 +119,10 @@ def _from_folder(cache: Cache, upstream: Upstream, origin: Source) -> Tree:
                 raise UnavailableError(f"{origin.kind} {origin.value}: changed while it was judged")
 
         name = f"{upstream.package} {version}"
-        return opened(Layout(cache, KIND, files.key_of("content", sha256), build, name), upstream, "", version)
+        return open_tree(Layout(cache, KIND, files.key_of("content", sha256), build, name), upstream, "", version)
 
 
-def beside(tree: Tree, layout: Layout) -> Tree:
+def tree_in_set(tree: Tree, layout: Layout) -> Tree:
     """Return the tree of a wheel that lies in one folder with the wheels of a dependency set, as pip installs them.
 
     Its entries stay those of its own wheel: nothing else in that folder is under test.

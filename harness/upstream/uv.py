@@ -24,7 +24,7 @@ CONFIGURATION = files.REPOSITORY / "packs/uv.toml"
 FOREIGN = re.compile(r"UV_.*|VIRTUAL_ENV|CONDA_PREFIX|PYTHON.*|PYC_.*")
 URL = re.compile(r"(?:https?|file)://[^\s)]+")
 
-#: A pin in the text that `compiled` returns.
+#: A pin in the text that `resolve_pins` returns.
 PIN = re.compile(r"(?m)^(?P<pin>[\w.-]+==[^\s;\\]+)")
 
 
@@ -52,13 +52,13 @@ def run(arguments: Sequence[str], **variables: str) -> None:
         raise UvError(URL.sub("the index", message) or f"uv ended with status {process.returncode}")
 
 
-def compiled(requirements: str, python: str = "", before: str = "") -> str:
+def resolve_pins(requirements: str, python: str = "", before: str = "") -> str:
     """Resolve the lines of a requirements.in into pinned lines, as an author would by CONTRIBUTING.md.
 
     `python` is the version for which to resolve (empty: every version). Files that were uploaded after `before`, a time
     in UTC by RFC 3339 (empty: now), are ignored. UvError: no versions meet the requirements.
     """
-    main, *extra = package_index.of_user().endpoints()
+    main, *extra = package_index.user_index().endpoints()
     indexes = {"UV_DEFAULT_INDEX": main, "UV_INDEX": " ".join(extra), "UV_INDEX_STRATEGY": "unsafe-best-match"}
     with tempfile.TemporaryDirectory(prefix="requirements-") as folder:
         source, output = Path(folder) / "requirements.in", Path(folder) / "requirements.txt"

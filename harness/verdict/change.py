@@ -122,10 +122,10 @@ def _incomplete_as_bug(side: Side) -> Side:
     return replace(side, verdict=BUG) if side.verdict == INCOMPLETE else side
 
 
-def between(base: Side, head: Side) -> Change:
+def compare_sides(base: Side, head: Side) -> Change:
     """Say what a change from `base` to `head` does.
 
-    A change is called right only where both lanes made the same checks (see `pack_verdict.unlike_checks`).
+    A change is called right only where both lanes made the same checks (see `pack_verdict.check_differences`).
     """
     base, head = _incomplete_as_bug(base), _incomplete_as_bug(head)
     pair = (base.verdict, head.verdict)
@@ -138,7 +138,7 @@ def between(base: Side, head: Side) -> Change:
         return _compare_defects(base.record, head.record)
     if change is BRINGS_IT_IN:
         return replace(change, names=failed(head.record, Role.DEFECT))
-    differences = pack_verdict.unlike_checks(base.record, head.record) if change in (FIXES, BOTH_RIGHT) else []
+    differences = pack_verdict.check_differences(base.record, head.record) if change in (FIXES, BOTH_RIGHT) else []
     return replace(OTHER_CHECKS, names=tuple(differences)) if differences else change
 
 
@@ -147,7 +147,7 @@ def status(change: Change) -> Exit:
     return STATUS[change.effect]
 
 
-def together(statuses: list[Exit]) -> Exit:
+def worst_status(statuses: list[Exit]) -> Exit:
     """Return the exit status of several changes: DEVIATES comes first, then AS_EXPECTED, then NOTHING_JUDGED."""
     if Exit.DEVIATES in statuses:
         return Exit.DEVIATES

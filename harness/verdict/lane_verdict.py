@@ -25,7 +25,7 @@ def _wrong_names(checks: tuple[CheckLine, ...], role: Role) -> str:
     return ", ".join(check.name for check in checks if check.role == role and check.ok is False)
 
 
-def of_two_files(script: Script, checks: tuple[CheckLine, ...]) -> tuple[LaneVerdict, str]:
+def judge_files(script: Script, checks: tuple[CheckLine, ...]) -> tuple[LaneVerdict, str]:
     """Return the verdict and its reason; where no check was judged, the script decides alone."""
     controls, defects = _wrong_names(checks, Role.CONTROL), _wrong_names(checks, Role.DEFECT)
     if controls:
@@ -33,7 +33,7 @@ def of_two_files(script: Script, checks: tuple[CheckLine, ...]) -> tuple[LaneVer
     if script.verdict == LaneVerdict.ERROR:
         return (LaneVerdict.BUG_REPRODUCED, defects) if defects else (LaneVerdict.ERROR, script.reason)
     if script.verdict == LaneVerdict.UNSUPPORTED:
-        verdict, prefix = implied(checks), f"{CONTRACT_ALONE} ({script.reason})"
+        verdict, prefix = verdict_of_checks(checks), f"{CONTRACT_ALONE} ({script.reason})"
         reason = f"{prefix}: {defects}" if defects else prefix
         return verdict, script.reason if verdict == LaneVerdict.UNSUPPORTED else reason
     if all(check.ok is None for check in checks):
@@ -43,7 +43,7 @@ def of_two_files(script: Script, checks: tuple[CheckLine, ...]) -> tuple[LaneVer
     return (LaneVerdict.FIX_INCOMPLETE if defects else LaneVerdict.FIX_VALIDATED), defects
 
 
-def implied(checks: tuple[CheckLine, ...]) -> LaneVerdict:
+def verdict_of_checks(checks: tuple[CheckLine, ...]) -> LaneVerdict:
     """Return the verdict that the checks imply without a script."""
     wrong_roles = {check.role for check in checks if check.ok is False}
     if Role.CONTROL in wrong_roles:
@@ -59,7 +59,7 @@ def record_of(lane: Lane, run: LaneRun) -> LaneRecord:
     end, results = run.ended, run.results
     verdict, reason = _judge(lane, run)
     if reason == NO_SENTINEL and end.status in FAILED:
-        reason += raised(run.log)
+        reason += exception_text(run.log)
     return LaneRecord(
         verdict=verdict,
         reason=reason,
@@ -88,23 +88,23 @@ def _recorded_modules(lane: Lane, loaded: tuple[UpstreamLine, ...]) -> tuple[Ups
 
 def _judge(lane: Lane, run: LaneRun) -> tuple[LaneVerdict, str]:
     results = run.results
-    verdict, reason = of_two_files(run.script, results.checks)
+    verdict, reason = judge_files(run.script, results.checks)
     abnormal = abnormal_end(run.ended, lane.timeout)
     abnormal += f" in {results.running}" if abnormal and results.running else ""
     script_error = run.script.reason if verdict == run.script.verdict == LaneVerdict.ERROR else ""
     origin = () if verdict == LaneVerdict.UNSUPPORTED else _origin_problems(lane, run)
-    problems = (run.problem, abnormal, script_error, *results.problems, *mute(results.checks), *origin)
+    problems = (run.problem, abnormal, script_error, *results.problems, *unexplained_checks(results.checks), *origin)
     problem = next(filter(None, problems), "")
     return (LaneVerdict.ERROR, problem) if problem else (verdict, reason)
 
 
-def mute(checks: tuple[CheckLine, ...]) -> list[str]:
+def unexplained_checks(checks: tuple[CheckLine, ...]) -> list[str]:
     """Name the checks that are not judged and give no reason."""
     without_reason = (check for check in checks if check.ok is None and not check.reason)
     return [f"check {check.name!r} is not judged and gives no reason" for check in without_reason]
 
 
-def raised(log: Path) -> str:
+def exception_text(log: Path) -> str:
     """Return the exception of a script in brackets, or nothing: the last line that names a rank, else the last line."""
     line = last_exception(log.read_text("utf-8", errors="replace"), of=": rank ")
     return f" ({line[:MOST_SAID]})" if line else ""

@@ -101,7 +101,7 @@ class Outcome:
         return f"missing claims: {', '.join(missing_claims)}" if missing_claims else ""
 
 
-def unjudged(error: BaseException, cell: Cell) -> Outcome:
+def outcome_of_error(error: BaseException, cell: Cell) -> Outcome:
     """Return the outcome of a cell that an error ended; a fault of the harness is printed whole on standard error."""
     is_outside = isinstance(error, UnavailableError) and not isinstance(error, NoRoomError) and cell.may_be_unavailable
     if isinstance(error, UnsupportedHereError):

@@ -59,7 +59,7 @@ def _defect_results(record: LaneRecord) -> dict[str, bool]:
     return {check.name: check.ok for check in record.checks if check.role == Role.DEFECT and check.ok is not None}
 
 
-def chosen(names: Iterable[str], about: tuple[str, ...]) -> set[str]:
+def matching_names(names: Iterable[str], about: tuple[str, ...]) -> set[str]:
     """Return the names that match one of the globs in `about`."""
     return {name for name in names if any(fnmatch.fnmatchcase(name, glob) for glob in about)}
 
@@ -70,7 +70,7 @@ def _judge_asked_checks(pristine: LaneRecord, patched: LaneRecord, about: tuple[
     Each of them must be wrong without the patch and right with it.
     """
     before, after = _defect_results(pristine), _defect_results(patched)
-    requested_names = chosen(before, about)
+    requested_names = matching_names(before, about)
     if not requested_names:
         return Judgement(Verdict.ERROR, f"no defect check that was judged matches {', '.join(about)}")
     broken_names = {name for name, is_right in before.items() if is_right and not after.get(name)}
@@ -86,7 +86,7 @@ def _judge_asked_checks(pristine: LaneRecord, patched: LaneRecord, about: tuple[
     return next(judgements, Judgement(Verdict.CONFIRMED))
 
 
-def unlike_checks(pristine: LaneRecord, patched: LaneRecord, about: tuple[str, ...] = ()) -> list[str]:
+def check_differences(pristine: LaneRecord, patched: LaneRecord, about: tuple[str, ...] = ()) -> list[str]:
     """Say which checks of the pristine lane the patched lane did not make, or made as something else.
 
     The patched lane must judge every check that the pristine lane judged, in the same role. A wrong check must become
@@ -101,7 +101,7 @@ def unlike_checks(pristine: LaneRecord, patched: LaneRecord, about: tuple[str, .
             problems.append(f"{before.name} was a {before.role} and is a {after.role}")
         elif before.ok is not None and after.ok is None:
             problems.append(f"{before.name} was judged and is not")
-        elif before.ok is False and after.ok is not True and (not about or chosen([before.name], about)):
+        elif before.ok is False and after.ok is not True and (not about or matching_names([before.name], about)):
             problems.append(f"{before.name} is wrong in both lanes")
     return problems
 
@@ -116,7 +116,7 @@ def _judge_both_lanes(pristine: LaneRecord, patched: LaneRecord, about: tuple[st
         verdict, reason = judgement.verdict, judgement.reason
     if verdict != Verdict.CONFIRMED:
         return Judgement(verdict, reason)
-    differences = unlike_checks(pristine, patched, about)
+    differences = check_differences(pristine, patched, about)
     if differences:
         return Judgement(Verdict.ERROR, f"the lanes made other checks: {'; '.join(differences)}")
     outputs = differing_outputs(pristine, patched)
@@ -127,7 +127,7 @@ def _judge_both_lanes(pristine: LaneRecord, patched: LaneRecord, about: tuple[st
     return Judgement(verdict, "", claims)
 
 
-def pair(
+def judge_lanes(
     pristine: LaneRecord | None, patched: LaneRecord | None, stale_reason: str = "", about: tuple[str, ...] = ()
 ) -> Judgement:
     """Judge a pack by its lanes; None stands for a lane that was not requested, or had no reason to run.
@@ -150,7 +150,7 @@ def pair(
     return Judgement(verdicts[patched.verdict], patched.reason)
 
 
-def of_runs(runs: Sequence[tuple[LaneEnd, ...]], about: tuple[str, ...] = ()) -> tuple[Judgement, int]:
+def judge_runs(runs: Sequence[tuple[LaneEnd, ...]], about: tuple[str, ...] = ()) -> tuple[Judgement, int]:
     """Judge a pack by the ends of its lanes in each run, and count the runs that agree.
 
     Runs that differ give ERROR, and the reason has the counts.
@@ -159,7 +159,9 @@ def of_runs(runs: Sequence[tuple[LaneEnd, ...]], about: tuple[str, ...] = ()) ->
     for run in runs:
         records = {end.lane: end.record for end in run}
         stale_reason = "".join(end.stale for end in run)
-        judgements.append(pair(records.get(LaneName.PRISTINE), records.get(LaneName.PATCHED), stale_reason, about))
+        judgements.append(
+            judge_lanes(records.get(LaneName.PRISTINE), records.get(LaneName.PATCHED), stale_reason, about)
+        )
     counts = Counter(str(judgement.verdict) for judgement in judgements)
     if len(counts) == 1:
         common_claims = set.intersection(*(set(judgement.claims) for judgement in judgements))

@@ -66,7 +66,7 @@ def search(judge: Judge, end: int, anchor: int) -> None:
         narrow(judge, min(reached, anchor), max(reached, anchor))
 
 
-def around_the_bug(judge: Known) -> None:
+def bisect_around_pinned(judge: Known) -> None:
     """Judge what decides where the bug of the pinned release, or else of the newest, begins and ends.
 
     HarnessError is raised where that release does not have the bug. After a KeyboardInterrupt `judge` holds the entries

@@ -98,7 +98,9 @@ class Judging:
         requirements = "\n".join([f"{package}=={candidate.label}", *companions])
         cache.tell(f"resolving what {package} {candidate.label} requires")
         try:
-            pinned = uv.compiled(requirements, self.session.host.python, f"{day_after}T00:00:00Z" if day_after else "")
+            pinned = uv.resolve_pins(
+                requirements, self.session.host.python, f"{day_after}T00:00:00Z" if day_after else ""
+            )
         except uv.UvError:
             return ()
         package_name = canonicalize_name(self.pack.definition.upstream.package)
@@ -150,7 +152,7 @@ def _by_checks(side: Side, record: LaneRecord, globs: tuple[str, ...]) -> tuple[
     """
     if side.verdict not in WHOLE:
         return side.verdict, side.reason
-    names = pack_verdict.chosen((line.name for line in record.checks), globs)
+    names = pack_verdict.matching_names((line.name for line in record.checks), globs)
     judged = [line for line in record.checks if line.name in names and line.ok is not None]
     if wrong_controls := _wrong_controls(judged):
         return LaneVerdict.CONTROL_FAILED, ", ".join(wrong_controls)

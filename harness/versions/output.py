@@ -7,7 +7,7 @@ from dataclasses import asdict, replace
 from rich.table import Table
 
 from harness.core import files
-from harness.core.terminal import rendered
+from harness.core.terminal import render
 from harness.pack import judges
 from harness.receipt import receipt
 from harness.receipt.redaction import PrivateTextError, Scrubber
@@ -17,7 +17,7 @@ from harness.versions.timeline import Entry, History
 SCHEMA = 1
 
 
-def scrubbed(row: Entry, scrub: Scrubber) -> Entry:
+def scrub_row(row: Entry, scrub: Scrubber) -> Entry:
     """Scrub the reason of a row; one that still looks private is withheld."""
     try:
         return replace(row, reason=str(scrub.document(row.reason, "the reason")))
@@ -30,7 +30,7 @@ def as_text(rows: list[Entry], line: str) -> str:
     table = Table("release", "date", "verdict", "figure", "reason", box=None)
     for row in rows:
         table.add_row(row.label, row.date or "-", row.verdict, row.figure or "-", row.reason)
-    return rendered([table, line])
+    return render([table, line])
 
 
 def history(rows: list[Entry], line: str, judging: Judging, command: str) -> History:

@@ -11,7 +11,7 @@ from harness.pack.model import Pack
 from harness.schedule import lanes
 from harness.schedule.selection import Request, cell_of
 from harness.schedule.session import Session
-from harness.verdict.change import Change, Side, between
+from harness.verdict.change import Change, Side, compare_sides
 from harness.versions.judging import side_of
 
 BASE, HEAD = "base", "head"
@@ -39,10 +39,10 @@ class Compared:
     @property
     def change(self) -> Change:
         """What the change does."""
-        return between(self.base, self.head)
+        return compare_sides(self.base, self.head)
 
 
-def compared(session: Session, subjects: list[tuple[Pack, str, Evidence]], trees: Trees) -> tuple[list[Compared], bool]:
+def compare(session: Session, subjects: list[tuple[Pack, str, Evidence]], trees: Trees) -> tuple[list[Compared], bool]:
     """Judge both trees by each pack on its target; return the results, and whether the user interrupted.
 
     HarnessError is raised where a tree cannot be that of a pack's upstream, or is not there.

@@ -207,7 +207,7 @@ def test_what_keeps_pytest_from_collecting_is_named_itself(tmp_path: Path) -> No
     ],
 )
 def test_the_command_of_a_script_is_what_runs_it_by_hand(text: str, environment: dict[str, str], command: str) -> None:
-    assert ordinary.typed(text, environment) == command
+    assert ordinary.command_line(text, environment) == command
 
 
 def test_what_happens_sometimes_is_counted_in_a_process_for_each_run(tmp_path: Path) -> None:

@@ -48,12 +48,12 @@ def work(cell: Cell, number: int, seconds: float | None, *, gpus: int = 1, ranks
 def test_there_is_an_array_for_each_number_of_gpus_and_ranks_and_the_longest_comes_first(cell: Cell) -> None:
     cells = [work(cell, number, seconds) for number, seconds in enumerate((3.0, None, 7.0))]
     cells += [work(cell, 8, 1.0, ranks=2), work(cell, 9, 1.0, gpus=2)]
-    arrays = [[one.cell.column for one in array] for array in engine.arrays_of(cells)]
+    arrays = [[one.cell.column for one in array] for array in engine.group_into_arrays(cells)]
     assert arrays == [["copy1", "copy2", "copy0"], ["copy8"], ["copy9"]]
 
 
 def test_no_array_has_more_tasks_than_slurm_takes(cell: Cell) -> None:
-    arrays = list(engine.arrays_of([work(cell, 1, 3.0)] * (2 * engine.MOST_TASKS + 1)))
+    arrays = list(engine.group_into_arrays([work(cell, 1, 3.0)] * (2 * engine.MOST_TASKS + 1)))
     assert [len(array) for array in arrays] == [engine.MOST_TASKS, engine.MOST_TASKS, 1]
 
 
@@ -63,8 +63,8 @@ def test_the_time_limit_follows_from_what_is_known_and_never_from_more_than_the_
     assert work(cell, 1, 5.0).longest == 2 * node.MARGIN * 5.0
     assert work(cell, 1, 50.0).longest == 2 * 60
     long = replace(work(cell, 1, None), cell=replace(cell, timeout=3600.0))
-    assert engine.minutes([long]) == 125
-    assert engine.minutes([work(cell, 1, 0.1)]) == engine.SHORTEST
+    assert engine.time_limit_minutes([long]) == 125
+    assert engine.time_limit_minutes([work(cell, 1, 0.1)]) == engine.SHORTEST
 
 
 def test_a_cancelled_task_is_submitted_again_even_if_its_submission_was_interrupted(

@@ -58,4 +58,4 @@ def test_an_entry_is_used_again_after_it_was_pruned(workbench: Workbench) -> Non
 
 
 def test_a_cache_that_cannot_be_written_is_used_all_the_same(tmp_path: Path) -> None:
-    cache.used(tmp_path / "missing")
+    cache.mark_used(tmp_path / "missing")

@@ -19,7 +19,7 @@ PYTHON_NEW = "def f(a, b):\n    c = a + b\n    return c\n\n\ndef g(a):\n    retu
 
 
 def _fix(old: str | None, new: str | None, path: str = "file.py") -> Fix:
-    patch = changes.written("why\n", {path: old}, {path: new})
+    patch = changes.format_patch("why\n", {path: old}, {path: new})
     return Fix({path: old}, {path: new}, changes.parse(patch))
 
 
@@ -38,8 +38,8 @@ PAIRS = [
 
 @pytest.mark.parametrize(("old", "new"), PAIRS)
 def test_what_is_written_is_read_and_gives_the_new_file(old: str, new: str) -> None:
-    runs = changes.parse(changes.written("why\n", {"file.txt": old}, {"file.txt": new}))["file.txt"]
-    assert changes.applied(old, runs) == new
+    runs = changes.parse(changes.format_patch("why\n", {"file.txt": old}, {"file.txt": new}))["file.txt"]
+    assert changes.apply(old, runs) == new
     lines = dict(enumerate(io.StringIO(new, newline="\n"), start=1))
     added = [lines.get(number, "") for number in sorted(changes.lines_in_new(runs))]
     behind = ["line 7\n"] if any(not run.added for run in runs) else []
@@ -48,7 +48,7 @@ def test_what_is_written_is_read_and_gives_the_new_file(old: str, new: str) -> N
 
 @pytest.mark.parametrize(("old", "new"), [*PAIRS, (None, NEW), (OLD, None)])
 def test_git_applies_what_is_written(tmp_path: Path, old: str | None, new: str | None) -> None:
-    (tmp_path / "wrong.patch").write_bytes(changes.written("why\n", {"file.txt": old}, {"file.txt": new}).encode())
+    (tmp_path / "wrong.patch").write_bytes(changes.format_patch("why\n", {"file.txt": old}, {"file.txt": new}).encode())
     file = tmp_path / "file.txt"
     if old is not None:
         file.write_bytes(old.encode())
@@ -57,9 +57,9 @@ def test_git_applies_what_is_written(tmp_path: Path, old: str | None, new: str |
 
 
 def test_a_patch_that_does_not_fit_is_refused() -> None:
-    runs = changes.parse(changes.written("why\n", {"a": OLD}, {"a": NEW}))["a"]
+    runs = changes.parse(changes.format_patch("why\n", {"a": OLD}, {"a": NEW}))["a"]
     with pytest.raises(ValueError, match="line 6 is not what the patch takes away"):
-        changes.applied(OLD.replace("line 6", "line six").replace("line 3", "line 2\nline 3"), runs)
+        changes.apply(OLD.replace("line 6", "line six").replace("line 3", "line 2\nline 3"), runs)
 
 
 def test_hunks_and_halves_are_left_out() -> None:
@@ -84,7 +84,7 @@ def test_a_run_of_lines_is_halved_where_the_hunk_has_no_other() -> None:
 def test_each_file_is_left_out_and_a_target_keeps_to_the_files_it_loads() -> None:
     old: dict[str, str | None] = {"a.py": PYTHON_OLD, "b.py": PYTHON_OLD}
     new: dict[str, str | None] = {"a.py": PYTHON_NEW, "b.py": PYTHON_NEW}
-    fix = Fix(old, new, changes.parse(changes.written("", old, new)))
+    fix = Fix(old, new, changes.parse(changes.format_patch("", old, new)))
     found = generated.candidates(fix, ("b.py", "c.py"))
     assert {one.path for one in found} == {"b.py"}
     left_out = next(one for one in found if one.operator == "file")

@@ -24,7 +24,7 @@ OTHER_FIX = FIXED.replace(RIGHT, "[v * w for v, w in zip(values, weights, strict
 
 
 def _patch(old: str | None, new: str | None, why: str = "It is wrong.") -> str:
-    return changes.written(f"{why}\n", {FILE: old}, {FILE: new})
+    return changes.format_patch(f"{why}\n", {FILE: old}, {FILE: new})
 
 
 def _put(pack: Path, name: str, text: str) -> Path:
@@ -128,7 +128,7 @@ def test_another_fix_is_put_under_them(workbench: Workbench) -> None:
     assert (pack / "mutants/adds_the_weight.patch").read_bytes() == left
     rounds = (pack / "mutants/rounds_the_total.patch").read_text(encoding="utf-8")
     assert rounds.startswith("The total of fractions is wrong, which only the output shows.\ndiff --git ")
-    assert changes.applied(OTHER_FIX, changes.parse(rounds)[FILE]) == OTHER_FIX.replace(*ROUNDS)
+    assert changes.apply(OTHER_FIX, changes.parse(rounds)[FILE]) == OTHER_FIX.replace(*ROUNDS)
     assert workbench.findings().count("it does not fit the release with fix.patch") == 1
     assert {name: one["fate"] for name, one in _judged(workbench).items()} == {
         "adds_the_weight": "unjudged",

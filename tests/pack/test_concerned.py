@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from harness.pack import load
-from harness.pack.load import concerned, paths
+from harness.pack.load import packs_about, paths
 from testing.workbench import REPOSITORY
 
 PACKS = [load.load_pack(folder) for folder in load.folders(REPOSITORY / "packs")]
@@ -35,7 +35,7 @@ CROSS_ENTROPY = "src/liger_kernel/ops/fused_linear_cross_entropy.py"
     ],
 )
 def test_by_the_files_that_a_target_loads_else_by_the_modules(changed: list[str], wanted: list[str]) -> None:
-    assert [pack.name for pack in concerned(PACKS, changed)] == wanted
+    assert [pack.name for pack in packs_about(PACKS, changed)] == wanted
 
 
 def test_a_pack_without_a_patch_is_about_its_modules() -> None:
@@ -45,9 +45,9 @@ def test_a_pack_without_a_patch_is_about_its_modules() -> None:
     pure = replace(
         pack, definition=replace(definition, upstream=replace(definition.upstream, file="x-py3-none-any.whl"))
     )
-    assert concerned([pure], ["tilelang/language/reduce.py"]) == concerned([pure], ["tilelang.py"]) == [pure]
-    assert concerned([pure], ["tilelang_extra/x.py", "docs/tilelang/x.md", "src/tilelang/x.py"]) == []
-    assert concerned([pack], ["tilelang.py"]) == [], "its checkout would have to be built first"
+    assert packs_about([pure], ["tilelang/language/reduce.py"]) == packs_about([pure], ["tilelang.py"]) == [pure]
+    assert packs_about([pure], ["tilelang_extra/x.py", "docs/tilelang/x.md", "src/tilelang/x.py"]) == []
+    assert packs_about([pack], ["tilelang.py"]) == [], "its checkout would have to be built first"
 
 
 def test_every_pack_is_about_some_file() -> None:

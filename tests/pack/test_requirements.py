@@ -82,7 +82,7 @@ def test_check_names_the_file_and_what_is_wrong_with_it(workbench: Workbench, fi
 def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     (tmp_path / "requirements.txt").write_bytes(b"\xff\xfe")
     with pytest.raises(HarnessError, match=r"requirements\.txt: not UTF-8"):
-        requirements.of_folder(tmp_path)
+        requirements.read_sets(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -95,4 +95,4 @@ def test_a_file_that_is_no_text_is_named(tmp_path: Path) -> None:
     ],
 )
 def test_a_marker_is_asked_of_the_lanes_python(marker: str, python: str, held: bool) -> None:  # noqa: FBT001 - a case
-    assert requirements.holds(Marker(marker), python) is held
+    assert requirements.marker_holds(Marker(marker), python) is held

@@ -61,7 +61,7 @@ def _written_text(folder: Path) -> str:
 
 @pytest.mark.parametrize("plant", PLANTS)
 def test_what_is_planted_is_scrubbed_or_refused(plant: str) -> None:
-    scrubber = redaction.of_host({})
+    scrubber = redaction.host_scrubber({})
     for text in (PLANTS[plant], f"RuntimeError: {PLANTS[plant]}", f"a={PLANTS[plant]}", f"({PLANTS[plant]}), and more"):
         scrubbed = scrubber.scrub(text)
         assert PLANTS[plant] not in scrubbed or list(scrubber.findings(scrubbed)), text
@@ -133,7 +133,7 @@ def test_what_names_this_host_its_user_or_its_services_is_refused(monkeypatch: p
     monkeypatch.setenv("HTTPS_PROXY", "http://proxy.engines.example:3128")
     monkeypatch.setenv("PIP_EXTRA_INDEX_URL", "https://pypi.org/simple https://download.pytorch.org/whl/cpu")
     monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef")
-    scrubber = redaction.of_host({})
+    scrubber = redaction.host_scrubber({})
     for text in ("lovelace7", "on LOVELACE7.", "adalovelace", "from pypi.engines.example", "0123456789abcdef"):
         assert list(scrubber.findings(text)), text
     assert list(scrubber.findings("via proxy.engines.example:3128"))
@@ -163,19 +163,19 @@ def test_the_value_of_a_variable_that_is_named_like_a_secret_is_refused(
     monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     monkeypatch.setenv(name, 'correct"horse/battery')
-    scrubber = redaction.of_host({})
+    scrubber = redaction.host_scrubber({})
     for text in ('correct"horse/battery', json.dumps('correct"horse/battery'), quote('correct"horse/battery', safe="")):
         assert list(scrubber.findings(f"said {text}!")), text
 
 
 def test_the_folder_of_the_shell_is_no_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PWD", "/srv/checkout")
-    assert not list(redaction.of_host({}).findings("in /srv/checkout"))
+    assert not list(redaction.host_scrubber({}).findings("in /srv/checkout"))
 
 
 def test_the_password_of_an_index_is_refused_and_stands_in_no_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_INDEX_URL", "https://ada:correct%2Dhorse@pypi.org/simple")
-    scrubber = redaction.of_host({})
+    scrubber = redaction.host_scrubber({})
     assert list(scrubber.findings("said correct-horse"))
     assert list(scrubber.findings("said correct%2Dhorse"))
     message = str(HarnessError("no https://ada:correct-horse@pypi.org/simple/x?private_token=abcd1234&x=1 here"))
@@ -187,7 +187,7 @@ def test_the_command_of_a_receipt_names_no_password(workbench: Workbench) -> Non
     upstream = f"path:{toys.RESOURCES}/upstream/toykernel-1.0?private_token=abcd1234"
     completed = workbench.run("run", "1", "--lane", "pristine", "--upstream", upstream)
     assert "abcd1234" not in completed.stdout + completed.stderr
-    masked = errors.without_credentials("--upstream git+https://ada:pw@h.example/x?private_token=abcd1234@main")
+    masked = errors.mask_credentials("--upstream git+https://ada:pw@h.example/x?private_token=abcd1234@main")
     assert masked == "--upstream git+https://***@h.example/x?private_token=***"
     assert not list(Scrubber({}, {}, {}).findings(masked)), "what is masked gets its receipt"
 

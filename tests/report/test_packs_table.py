@@ -15,7 +15,7 @@ README = (REPOSITORY / "README.md").read_text(encoding="utf-8")
 
 
 def test_the_readme_has_the_table_the_figure_and_the_first_run_that_receipts_give() -> None:
-    assert packs_table.written(README) == README, "python -m harness.report.packs_table"
+    assert packs_table.render_readme(README) == README, "python -m harness.report.packs_table"
 
 
 def test_the_readme_opens_with_sentences_of_at_most_25_words() -> None:
@@ -39,4 +39,4 @@ def test_every_pack_stands_in_the_table_by_what_is_to_be_done_and_the_silent_bug
 
 def test_a_readme_without_the_marks_is_refused() -> None:
     with pytest.raises(HarnessError, match="no marks of packs"):
-        packs_table.within("# Packs\n", "packs", "a table")
+        packs_table.replace_section("# Packs\n", "packs", "a table")

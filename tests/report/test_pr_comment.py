@@ -36,7 +36,7 @@ def _side(verdict: LaneVerdict, version: str, error: float = 0.0, check: str = "
 
 def _text(base: Side, head: Side, pack: str = "09_liger_flce_none") -> str:
     comparison = Compared(load.load_pack(REPOSITORY / "packs" / pack), "cpu", Evidence.INTERPRETED, base, head)
-    return pr_comment.text([comparison], redaction.of_host({Path("/data/cache"): "$CACHE"}))
+    return pr_comment.text([comparison], redaction.host_scrubber({Path("/data/cache"): "$CACHE"}))
 
 
 FIX = (_side(LaneVerdict.BUG_REPRODUCED, f"commit {BASE}", 0.25), _side(LaneVerdict.FIX_VALIDATED, f"commit {HEAD}"))
@@ -123,7 +123,9 @@ def test_a_mutation_score_is_stale_where_the_checks_changed_and_else_not(tmp_pat
     strengths.lay(folder)
     for stale in ("", " STALE"):
         compared = Compared(load.load_pack(folder), "cpu", Evidence.TRACED, *FIX)
-        assert f" refused: 38 of 40, 2026-11-21{stale}. Again," in pr_comment.text([compared], redaction.of_host({}))
+        assert f" refused: 38 of 40, 2026-11-21{stale}. Again," in pr_comment.text(
+            [compared], redaction.host_scrubber({})
+        )
         toys.replace(folder / "reproduce.py", "import sys\n", "import sys\n\nANOTHER = 1\n")
 
 

@@ -65,7 +65,7 @@ def _state(folder: Path) -> None:
 def _rendered(folder: Path, text: str) -> str:
     """Render a text as a report of a pack."""
     one = load.load_pack(folder)
-    return report.filled(one, report.receipts_of(one), "# A title\n\n" + text)
+    return report.fill_template(one, report.receipts_of(one), "# A title\n\n" + text)
 
 
 def _edited(folder: Path, old: str, new: str) -> str:

@@ -8,7 +8,7 @@ from harness.core.words import Evidence, LaneName
 from harness.host.gpus import Device, Gpu
 from harness.lane.cell import Cell
 from harness.schedule.queue import Placement, Places, Queue
-from harness.schedule.task import Task, at_least
+from harness.schedule.task import Task, lower_bound_seconds
 
 
 def _task(toy: Cell, name: str, seconds: float | None, *, gpus: int = 0, **stated: object) -> Task:
@@ -172,7 +172,7 @@ def test_while_its_gpus_are_taken_a_lane_of_ranks_leaves_the_cores_to_others(toy
 
 def test_a_bound_on_the_whole_counts_ranks(toy: Cell) -> None:
     tasks = [_task(toy, "ranks", 10.0, ranks=4), _task(toy, "plain", 12.0), _task(toy, "unknown", None)]
-    assert [at_least(tasks, jobs) for jobs in (1, 2, 8)] == [22.0, 16.0, 12.0]
+    assert [lower_bound_seconds(tasks, jobs) for jobs in (1, 2, 8)] == [22.0, 16.0, 12.0]
 
 
 def test_a_pair_never_starts_where_there_is_one_gpu_and_holds_up_nobody(toy: Cell) -> None:

@@ -68,11 +68,11 @@ def test_a_figure_changed_only_by_more_than_its_noise(
 ) -> None:
     was, is_now = (FigureLine("time", value, unit, spread) for value, spread in (before, after))
     now, then = _outcome(_measuring(toy), is_now), _receipt(was, "Toy")
-    assert [change.kind for change in baseline.of_figures(now, then)] == kinds
+    assert [change.kind for change in baseline.figure_changes(now, then)] == kinds
     disturbed = [] if unit in baseline.DISTURBED else kinds
     shared = _outcome(toy, is_now)
-    assert [change.kind for change in baseline.of_figures(shared, then)] == disturbed, "its lanes shared the host"
-    assert baseline.of_figures(now, _receipt(was, "Another")) == [], "another GPU is another measurement"
+    assert [change.kind for change in baseline.figure_changes(shared, then)] == disturbed, "its lanes shared the host"
+    assert baseline.figure_changes(now, _receipt(was, "Another")) == [], "another GPU is another measurement"
 
 
 @pytest.mark.parametrize(
@@ -85,7 +85,7 @@ def test_a_figure_changed_only_by_more_than_its_noise(
     ],
 )
 def test_a_bug_that_comes_back_is_no_recovery(before: str, verdict: str, kinds: list[tuple[str, bool]]) -> None:
-    assert [(change.kind, change.worse) for change in baseline.of_verdict(verdict, before, "toy 1.1")] == kinds
+    assert [(change.kind, change.worse) for change in baseline.verdict_changes(verdict, before, "toy 1.1")] == kinds
 
 
 def test_a_newer_release_is_expected_to_be_fixed_where_pack_toml_says_so(toy: Cell) -> None:
@@ -129,7 +129,7 @@ def test_what_an_earlier_run_left_damaged_is_passed_over(toy: Cell, tmp_path: Pa
     assert baseline.find(run, run.parent, "9").receipt_of(toy) is None
     (run / "results.json").write_bytes(damaged)
     assert not baseline.find(run.parent, run.parent, "9").sweeps
-    assert run_folder.left_out(run.parent, "9") == []
+    assert run_folder.cells_not_run(run.parent, "9") == []
 
 
 def test_a_night_that_judged_nothing_does_not_say_that_nothing_changed(tmp_path: Path) -> None:
@@ -147,7 +147,7 @@ def test_the_baseline_is_the_committed_receipts_a_run_or_the_newest_of_many(tmp_
     runs = tmp_path / "runs"
     assert not baseline.find(runs, runs, "x").sweeps, "the first sweep compares with the receipts"
     moment = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
-    with run_folder.opened(runs, (), moment) as one:
+    with run_folder.open_run(runs, (), moment) as one:
         assert baseline.find(runs, runs, one.name) == Baseline(
             (), "the committed receipts: no earlier run judged anything"
         )

@@ -14,7 +14,7 @@ def test_a_sweep_is_continued_by_the_same_command_while_it_is_young(tmp_path: Pa
     start = dt.datetime(2026, 11, 20, 23, 50, tzinfo=dt.UTC)
 
     def opened(request: run_folder.Request, hours: float, *, finish: bool = False) -> str:
-        with run_folder.opened(tmp_path, request, start + dt.timedelta(hours=hours)) as one:
+        with run_folder.open_run(tmp_path, request, start + dt.timedelta(hours=hours)) as one:
             if finish:
                 one.record(finished=True)
             return one.name
@@ -40,7 +40,7 @@ def test_two_sweeps_of_one_second_have_two_folders(tmp_path: Path) -> None:
     moment = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
     names = []
     for _ in range(3):
-        with run_folder.opened(tmp_path, REQUEST, moment) as one:
+        with run_folder.open_run(tmp_path, REQUEST, moment) as one:
             names.append(one.name)
             one.record(finished=True)
     assert names == ["20261120T000000Z", "20261120T000000Z_2", "20261120T000000Z_3"]
@@ -49,19 +49,19 @@ def test_two_sweeps_of_one_second_have_two_folders(tmp_path: Path) -> None:
 
 def test_a_run_that_a_wrong_clock_dated_in_the_future_is_not_gone_on_with(tmp_path: Path) -> None:
     moment = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
-    with run_folder.opened(tmp_path, REQUEST, moment + dt.timedelta(days=9999)):
+    with run_folder.open_run(tmp_path, REQUEST, moment + dt.timedelta(days=9999)):
         pass
     names = []
     for _ in range(2):
-        with run_folder.opened(tmp_path, REQUEST, moment) as one:
+        with run_folder.open_run(tmp_path, REQUEST, moment) as one:
             names.append(one.name)
     assert names == ["20261120T000000Z"] * 2
 
 
 def test_what_a_kill_left_half_written_is_removed(tmp_path: Path) -> None:
     moment = dt.datetime(2026, 11, 20, tzinfo=dt.UTC)
-    with run_folder.opened(tmp_path, REQUEST, moment) as one:
+    with run_folder.open_run(tmp_path, REQUEST, moment) as one:
         (one.path / ".results.json.abc").write_text("{")
-    with run_folder.opened(tmp_path, REQUEST, moment) as one:
+    with run_folder.open_run(tmp_path, REQUEST, moment) as one:
         assert one.started == moment
         assert not list(one.path.glob(".*"))

@@ -94,16 +94,16 @@ def test_a_mirror_that_cannot_be_read_is_refused(workbench: Workbench, source: P
 def test_a_name_never_leads_anywhere_else(tmp_path: Path, url: str) -> None:
     for name in ("toykernel.git", "...git", "-toykernel.git", ".git"):
         (tmp_path / "mirrors" / name).mkdir(parents=True, exist_ok=True)
-    found = ours.mirror_of(tmp_path / "mirrors", url)
+    found = ours.find_mirror(tmp_path / "mirrors", url)
     assert found is None or found == tmp_path / "mirrors/toykernel.git"
-    assert ours.mirror_of(tmp_path / "mirrors", url.replace("toykernel", "..")) is None
+    assert ours.find_mirror(tmp_path / "mirrors", url.replace("toykernel", "..")) is None
 
 
 @pytest.mark.parametrize("commit", ["main", "--upload-pack=x", "HEAD", "1234567"])
 def test_only_whole_commits_are_looked_up(tmp_path: Path, source: Path, commit: str) -> None:
     wrong, _ = _commits(source)
     mirrors.mirror(tmp_path / "mirrors", source, [wrong])
-    assert not ours.take(tmp_path / "mirrors", mirrors.URL, commit, tmp_path / "into")
+    assert not ours.fetch_from_mirror(tmp_path / "mirrors", mirrors.URL, commit, tmp_path / "into")
     assert not (tmp_path / "into").exists()
 
 

@@ -9,7 +9,7 @@ import pytest
 from harness.core.words import Exit, LaneVerdict, Role
 from harness.lane.record import CheckLine, LaneRecord
 from harness.verdict import change
-from harness.verdict.change import Change, Effect, Side, between
+from harness.verdict.change import Change, Effect, Side, compare_sides
 
 BUG, FIXED, CONTROL, INCOMPLETE, UNSUPPORTED, ERROR = LaneVerdict
 SILENT = {UNSUPPORTED, ERROR}
@@ -25,14 +25,14 @@ def _side(verdict: LaneVerdict, **checks: bool | None) -> Side:
 
 
 def test_no_two_pairs_have_the_same_sentence_unless_they_say_the_same() -> None:
-    sentences = [between(Side(base), Side(head)).sentence for base, head in PAIRS]
+    sentences = [compare_sides(Side(base), Side(head)).sentence for base, head in PAIRS]
     twice = {sentence for sentence in sentences if sentences.count(sentence) > 1}
     assert twice == {change.BREAKS.sentence}, "a control that breaks is told alike, whether the bug was there or not"
 
 
 @pytest.mark.parametrize(("base", "head"), PAIRS)
 def test_only_a_verdict_on_both_trees_says_anything_of_the_bug(base: LaneVerdict, head: LaneVerdict) -> None:
-    result = between(Side(base), Side(head))
+    result = compare_sides(Side(base), Side(head))
     assert (result.effect == Effect.FIXES) == ((base, head) == (BUG, FIXED))
     assert (result is change.BRINGS_IT_IN) == ((base, head) == (FIXED, BUG))
     if head == UNSUPPORTED or base in SILENT:
@@ -58,21 +58,21 @@ def test_only_a_verdict_on_both_trees_says_anything_of_the_bug(base: LaneVerdict
         (_side(BUG, d=False, c=True), _side(CONTROL, d=True, c=False), change.BREAKS, ("c",)),
         (_side(FIXED, d=True, c=True), _side(CONTROL, d=True, c=False), change.BREAKS, ("c",)),
         (_side(FIXED, d=True, c=None), _side(CONTROL, d=True, c=False), change.NEW_CONTROL, ("c",)),
-        (_side(CONTROL, c=False), _side(CONTROL, c=False), between(Side(CONTROL), Side(CONTROL)), ()),
+        (_side(CONTROL, c=False), _side(CONTROL, c=False), compare_sides(Side(CONTROL), Side(CONTROL)), ()),
         (_side(CONTROL, c=False, c2=True), _side(CONTROL, c=False, c2=False), change.BREAKS, ("c2",)),
     ],
 )
 def test_the_checks_refine_the_sentence(base: Side, head: Side, expected: Change, names: tuple[str, ...]) -> None:
-    result = between(base, head)
+    result = compare_sides(base, head)
     assert (result.effect, result.sentence, result.names) == (expected.effect, expected.sentence, names)
 
 
 def test_a_bug_that_was_there_before_reddens_nothing() -> None:
     for base, expected in ((BUG, Exit.AS_EXPECTED), (FIXED, Exit.DEVIATES), (UNSUPPORTED, Exit.NOTHING_JUDGED)):
-        assert change.status(between(Side(base), Side(BUG))) == expected
+        assert change.status(compare_sides(Side(base), Side(BUG))) == expected
     assert change.status(change.FIXES) == Exit.AS_EXPECTED
     assert change.status(change.BREAKS) == Exit.DEVIATES
-    assert change.status(between(Side(BUG), Side(UNSUPPORTED))) == Exit.NOTHING_JUDGED
+    assert change.status(compare_sides(Side(BUG), Side(UNSUPPORTED))) == Exit.NOTHING_JUDGED
 
 
 @pytest.mark.parametrize(
@@ -80,4 +80,4 @@ def test_a_bug_that_was_there_before_reddens_nothing() -> None:
     [([], 5), ([0], 0), ([5, 0], 0), ([5, 5], 5), ([0, 1], 1), ([5, 1], 1)],
 )
 def test_the_worst_of_several_packs_counts(statuses: list[int], expected: int) -> None:
-    assert change.together([Exit(status) for status in statuses]) == expected
+    assert change.worst_status([Exit(status) for status in statuses]) == expected
