@@ -101,7 +101,7 @@ def _load_history(path: Path) -> History:
 
 
 def _history_lanes(pack: Pack, history: History) -> list[Lane]:
-    outdated = () if pack.probe.exists() and judges.sha256(pack) == history.probe else (judges.CHANGED,)
+    outdated = (judges.CHANGED,) if judges.changed(pack, history.probe, history.meaning) else ()
     return [
         Lane(row.label, row.verdict, history.target, history.evidence, row.reason, outdated=outdated)
         for row in history.rows

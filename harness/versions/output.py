@@ -50,6 +50,7 @@ def history(rows: list[Entry], line: str, judging: Judging, command: str) -> His
         command=command,
         rows=tuple(rows),
         checks=judging.about,
+        meaning=judges.meaning_of(judging.pack),
     )
 
 

@@ -43,6 +43,7 @@ class History:
     command: str
     rows: tuple[Entry, ...]
     checks: tuple[str, ...] = ()
+    meaning: str = ""  # as `judges.meaning_of` says it; empty in older documents
 
 
 @dataclass(frozen=True)

@@ -166,6 +166,9 @@ def test_an_older_probe_is_told_and_gives_way_to_todays(recorded: Workbench) -> 
     said = _document(recorded)["database_specific"]["judged"]
     assert said["0.9"]["evidence"] == ["traced on cpu (the script or the contract changed since)"]
     assert said["1.0"]["state"] == "affected"
+    _keep(recorded, {"0.9": "B"}, probe="0" * 64, meaning=judges.meaning_of(_pack(recorded)))
+    judged = _document(recorded)["database_specific"]["judged"]
+    assert judged["0.9"]["evidence"] == ["traced on cpu"], "a comment changed, and no check"
 
 
 def test_commits_are_no_versions(recorded: Workbench) -> None:
