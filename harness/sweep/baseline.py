@@ -86,11 +86,13 @@ def find(folder: Path | None, runs: Path, today: str) -> Baseline:
             problem = f"--baseline {folder}: that run judged nothing"
             raise HarnessError(f"{problem}. Next: name another, or the folder of them")
         return Baseline((folder,), folder.name)
-    sweeps = tuple(path for path, results in run_folder.finished(folder, today) if results.has_judged)
-    if not sweeps:
+    newest = next((path for path, results in run_folder.finished(folder, today) if results.has_judged), None)
+    if newest is None:
         return Baseline((), "the committed receipts: no earlier run judged anything")
-    earlier = " and those before it" if len(sweeps) > 1 else ""
-    return Baseline(sweeps, f"the run {sweeps[0].name}{earlier}")
+    older = run_folder.earlier(
+        folder, newest.name
+    )  # their results stay unread: a run that judged nothing has no receipt
+    return Baseline((newest, *older), f"the run {newest.name}{' and those before it' if older else ''}")
 
 
 def expected(cell: Cell, earlier: Receipt | None) -> str:
