@@ -22,15 +22,14 @@ IMPORT = re.compile(
     r"|from[ ]+(?P<module>kit(?:\.\w+)*)[ ]+import[ ]+(?P<names>\([^)]*\)|[^\n]*))",
     re.MULTILINE,
 )
-
-
+#: A string, of one line or of three quotes.
 STRING = (
     r'"""(?:\\.|[^\\])*?"""'
     r"|'''(?:\\.|[^\\])*?'''"
     r'|"(?:\\.|[^"\\\n])*"'
     r"|'(?:\\.|[^'\\\n])*'"
 )
-#: A comment stands after a space, or alone on its line.
+#: A comment stands after a space, or alone on its line: Python 3.12 takes f"{x["#"]}", where the # begins none.
 COMMENT_OR_STRING = re.compile(rf"(?<!\S)#[^\n]*|(?P<string>{STRING})", re.DOTALL)
 #: The docstring of a module, after nothing but comments.
 DOCSTRING = re.compile(
@@ -81,8 +80,8 @@ def files_of(pack: Pack) -> list[Path]:
 def probe_meaning(source: str) -> str:
     """Return the sha256 of a script without its comments, blank lines and module docstring.
 
-    It hashes the text, since syntax trees and token streams differ between Python versions. A tokenizer takes 16 times
-    as long, and `list` asks for every script and contract.
+    It hashes the text, since syntax trees and token streams differ between Python versions. Parsing and tokenizing take
+    16 times as long, and `list` asks for every script and contract.
     """
     source = source.replace("\r\n", "\n").replace("\r", "\n")
     docstring = DOCSTRING.match(source)
