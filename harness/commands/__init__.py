@@ -101,8 +101,8 @@ def main() -> int:
         error.show()
         return Exit.WRONG_CALL
     except (KeyboardInterrupt, click.Abort) as error:
-        next_step = str(error.__cause__ or error)  # click raises its own exception from the interrupt
-        terminal.echo(f"interrupted: {next_step}" if next_step else "interrupted", err=True)
+        message = str(error.__cause__ or error)  # click raises its own exception from the interrupt
+        terminal.echo(f"interrupted: {message}" if message else "interrupted", err=True)
         return Exit.INTERRUPTED
     except OSError as error:
         if error.filename is not None or error.errno not in {*NO_ROOM, errno.EPIPE}:

@@ -141,5 +141,5 @@ def command(
     terminal.echo(outputs.headline(results))
     terminal.echo(folder.path / "index.html")
     if results.status == Exit.INTERRUPTED:
-        raise KeyboardInterrupt("Next: the same command goes on from here")
+        raise KeyboardInterrupt("the same command goes on from here")
     return results.status

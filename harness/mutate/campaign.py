@@ -119,7 +119,7 @@ class Campaign:
             return {}
         account = lanes.run(self.session, cells, receipts=False)
         if account.interrupted:
-            raise KeyboardInterrupt("Next: the same command goes on from here")
+            raise KeyboardInterrupt("the same command goes on from here")
         return account.results
 
     def _judged(self, cells: list[Cell]) -> tuple[dict[str, Result], list[Outcome]]:
