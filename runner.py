@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Run reproducer packs: one probe on two trees, a verdict for each pack and target.
+"""Run reproducer packs: script and contract on two trees, a verdict for each pack and target.
 
 The verbs are in harness/commands; this file only starts them.
 """

@@ -1,3 +1,3 @@
-"""One probe, two trees: the lanes, verdicts and receipts of the reproducer packs."""
+"""Script and contract on two trees: the lanes, verdicts and receipts of the reproducer packs."""
 
 __version__ = "0.1.0"

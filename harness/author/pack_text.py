@@ -40,7 +40,7 @@ def definition(release: Release, draft: Stated, host: Host) -> str:
         "upstream": {key: getattr(upstream, key) for key in UPSTREAM},
         "action": {"kind": "file", "text": f"Open an issue at {upstream.repository}."},
         "requires": {"python": release.requires_python, "torch": f">={torch}" if release.needs_torch else ""},
-        "script": asdict(script),
+        "ordinary": asdict(script),
     }
     seconds = max(SHORTEST_LANE, script.repeat * script.timeout_s + BESIDE_RUNS)
     for target in draft.targets:

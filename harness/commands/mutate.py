@@ -1,4 +1,4 @@
-"""``runner.py mutate``: how many wrong fixes a probe refuses."""
+"""``runner.py mutate``: how many wrong fixes a pack refuses."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def _tell_of_missing(pack: Pack, text: str) -> None:
         terminal.echo(
             f"a draft: no receipt holds the script's output. Next: runner.py run {pack.name} --record", err=True
         )
-    if not links.repository_url() and pack.definition.script is None:  # other issues link to no file of ours
+    if not links.repository_url() and pack.definition.ordinary is None:  # other issues link to no file of ours
         terminal.echo("repository_url in pyproject.toml is empty. Next: set it before you file the text", err=True)
 
 

@@ -132,8 +132,10 @@ def _run(lane: Lane, work: Path, caches: Path, log: Log) -> LaneRun:
     If the script raises on a wrong fix, the contract tells whether the code under test raised.
     """
     line, none = LastLine(), Script(LaneVerdict.ERROR, "")
-    probe, contract, settings = lane.cell.pack.probe, lane.cell.pack.contract, lane.cell.pack.definition.script
-    arguments = (str(probe),) if settings is None else (str(ORDINARY), str(probe), json.dumps(asdict(settings)))
+    pack = lane.cell.pack
+    contract, settings = pack.contract, pack.definition.ordinary
+    launcher = () if settings is None else (str(ORDINARY),)
+    arguments = (*launcher, str(pack.script), *(() if settings is None else (json.dumps(asdict(settings)),)))
     command = _command(lane, work, caches, ("-P", *arguments), lane.timeout)
     end = process.run(command, log, line)
     sentinel = script.read(line.text, end.status) if end.reason == "exited" and end.status >= 0 else none

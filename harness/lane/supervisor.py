@@ -1,15 +1,15 @@
-"""The parent of a probe: it ends the probe and all processes that the probe started, whatever happens.
+"""The parent of a command: it ends the command and all processes that the command started, whatever happens.
 
 Run as a script, in a session of its own: ``python -I supervisor.py TIMEOUT_S REPORT_FD GATE LOCKS COMMAND...``.
-The probe is the script or the contract. Standard input is a pipe that the runner holds open: when it closes, because
-the runner was interrupted or killed, the supervisor kills the probe. It writes one JSON object to REPORT_FD: ``reason``
-(exited, timed out, abandoned), ``status`` (negative: the signal), ``left_behind`` (processes that outlived the probe),
-``seconds`` (without the wait for its GPUs), ``waited`` (seconds of that wait), ``peak_memory`` (bytes, the largest
-process).
+The command runs a script or a contract. Standard input is a pipe that the runner holds open: when it closes, because
+the runner was interrupted or killed, the supervisor kills the command. It writes one JSON object to REPORT_FD:
+``reason`` (exited, timed out, abandoned), ``status`` (negative: the signal), ``left_behind`` (processes that outlived
+the command), ``seconds`` (without the wait for its GPUs), ``waited`` (seconds of that wait), ``peak_memory`` (bytes,
+the largest process).
 
 LOCKS names a file for each GPU that the lane shares with others (separated by ``:``; empty if it shares none), and
-GATE a named pipe. The lane holds each lock shared while it runs. A probe that reads GATE to its end waits until this
-lane holds the locks alone; the next time it reads GATE, until they are shared again. The time-out stands still
+GATE a named pipe. The lane holds each lock shared while it runs. A command that reads GATE to its end waits until
+this lane holds the locks alone; the next time it reads GATE, until they are shared again. The time-out stands still
 meanwhile.
 """
 
@@ -45,7 +45,7 @@ def ask_kernel(option: int, value: int) -> None:
 
 
 class Gate:
-    """The lane's share of its GPUs: shared locks, and exclusive ones while the probe asks for them.
+    """The lane's share of its GPUs: shared locks, and exclusive ones while the command asks for them.
 
     Each GPU has two locks. A lane that asks for the GPU alone holds the second lock while it waits for the first. A
     lane that begins to share the GPU has to pass the second: so no lane waits for ever. Locks are taken all together or
@@ -58,7 +58,7 @@ class Gate:
         self.pipe = pipe
         self.gpus = [os.open(path, flags, 0o600) for path in locks]
         self.doors = [os.open(f"{path}.door", flags, 0o600) for path in locks]
-        self.answer: int | None = None  # the open end of the pipe of a probe that waits
+        self.answer: int | None = None  # the open end of the pipe of a command that waits
         self.alone = self.at_the_door = False
 
     def _take(self, descriptors: list[int], kind: int) -> bool:
@@ -82,12 +82,12 @@ class Gate:
         return passed
 
     def serve(self) -> bool:
-        """Answer a probe that asks; return whether the probe waits for an answer."""
+        """Answer a command that asks; return whether the command waits for an answer."""
         if self.answer is None:
             try:
                 self.answer = os.open(self.pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
             except OSError as error:
-                if error.errno == errno.ENXIO:  # no probe reads the pipe
+                if error.errno == errno.ENXIO:  # no command reads the pipe
                     return False
                 raise
             self._drop(self.gpus)
@@ -118,14 +118,14 @@ def runner_is_gone(wait: float, *descriptors: int) -> bool:
     return stdin in ready
 
 
-def wait(probe: int, timeout: float, wakeup: int, gate: Gate | None) -> tuple[str, float]:
-    """Wait until the probe ends (without reaping it), its time is up, or the runner is gone.
+def wait(child: int, timeout: float, wakeup: int, gate: Gate | None) -> tuple[str, float]:
+    """Wait until the command ends (without reaping it), its time is up, or the runner is gone.
 
-    Return the reason, and the seconds for which the probe waited for its GPUs.
+    Return the reason, and the seconds for which the command waited for its GPUs.
     """
     started, waited = time.monotonic(), 0.0
     while True:
-        if os.waitid(os.P_PID, probe, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
+        if os.waitid(os.P_PID, child, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None:
             return "exited", waited
         before = time.monotonic()
         waits = gate is not None and gate.serve()
@@ -137,19 +137,20 @@ def wait(probe: int, timeout: float, wakeup: int, gate: Gate | None) -> tuple[st
         waited += time.monotonic() - before if waits else 0.0
 
 
-def kill_all(probe: int) -> tuple[int, int]:
-    """Kill the probe's group before its leader is reaped, then every descendant; return the status and the survivors.
+def kill_all(child: int) -> tuple[int, int]:
+    """Kill the group of a command before its leader is reaped, then every descendant.
 
-    A probe that was just forked has no group of its own yet, so that it is killed by itself as well.
+    Return the status, and how many descendants survived the leader. A command that was just forked has no group of its
+    own yet, so that it is killed by itself as well.
     """
     for kill in (os.killpg, os.kill):
         with contextlib.suppress(ProcessLookupError, PermissionError):
-            kill(probe, signal.SIGKILL)
-    status = os.waitstatus_to_exitcode(os.waitpid(probe, 0)[1])
+            kill(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     survivors: set[int] = set()
     end = time.monotonic() + PATIENCE
     while has_orphans() and time.monotonic() < end:
-        import psutil  # noqa: PLC0415 - most probes leave nothing behind, and its import would cost each of them 15 ms
+        import psutil  # noqa: PLC0415 - few commands leave something behind, and its import takes 15 ms
 
         for process in psutil.Process().children(recursive=True):
             with contextlib.suppress(psutil.Error):
@@ -161,7 +162,7 @@ def kill_all(probe: int) -> tuple[int, int]:
 
 
 def has_orphans() -> bool:
-    """Reap the processes that have ended; return whether others of the probe are still there."""
+    """Reap the processes that have ended; return whether others of the command are still there."""
     try:
         while os.waitpid(-1, os.WNOHANG)[0]:
             pass
@@ -171,14 +172,14 @@ def has_orphans() -> bool:
 
 
 def start(command: list[str]) -> int:
-    """Start the probe in a session of its own; the kernel kills it if its supervisor is killed.
+    """Start the command in a session of its own; the kernel kills it if its supervisor is killed.
 
     Fork and exec by hand: importing subprocess would cost every lane 10 ms.
     """
     supervisor = os.getpid()
-    probe = os.fork()
-    if probe:
-        return probe
+    child = os.fork()
+    if child:
+        return child
     try:
         os.setsid()
         ask_kernel(PR_SET_PDEATHSIG, signal.SIGKILL)
@@ -212,13 +213,13 @@ def main() -> None:
             if runner_is_gone(POLL):
                 return
     started = time.monotonic()
-    probe = start(command)
+    child = start(command)
     quiet = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(quiet, 1)  # the pipes belong to the probe alone: they end when its last process does
+    os.dup2(quiet, 1)  # the pipes belong to the command alone: they end when its last process does
     os.dup2(quiet, 2)
-    reason, waited = wait(probe, timeout, wakeup, gate)
+    reason, waited = wait(child, timeout, wakeup, gate)
     seconds = time.monotonic() - started
-    status, left_behind = kill_all(probe)
+    status, left_behind = kill_all(child)
     report_line = {
         "reason": reason,
         "status": status,

@@ -244,7 +244,7 @@ def refuse_second_sight(cells: Iterable[Cell]) -> None:
         if not unseen:
             raise HarnessError(
                 f"{pack.name}: no {wrong_fixes.UNSEEN}/*.patch. "
-                "Next: let somebody who has not read the probe write some"
+                "Next: let somebody who has not read the contract write some"
             )
         handwritten = {sha256: f"mutants/{name}.patch" for name, sha256 in wrong_fixes.identities(pack).items()}
         places = {mutant.name: handwritten[mutant.sha256] for mutant in unseen if mutant.sha256 in handwritten}
@@ -254,6 +254,6 @@ def refuse_second_sight(cells: Iterable[Cell]) -> None:
         if places:
             listing = ", ".join(f"{name} ({place})" for name, place in places.items())
             raise HarnessError(
-                f"--record: {pack.name}/{wrong_fixes.UNSEEN}: the probe was shown {listing}. "
+                f"--record: {pack.name}/{wrong_fixes.UNSEEN}: the pack was shown {listing}. "
                 "Next: --unseen without --record, or a set of others"
             )

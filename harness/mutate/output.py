@@ -73,7 +73,10 @@ def _summary(strength: Strength) -> str:
     total = strength.whole
     refused = sum(bool(mutant.refused) for mutant in strength.mutants if mutant.fate == Fate.SURVIVED)
     numbers = [
-        (total.survived, "survived" + (f" the probe alone ({refused} refused by the comparison)" if refused else "")),
+        (
+            total.survived,
+            "survived" + (f" script and contract ({refused} refused by the comparison)" if refused else ""),
+        ),
         (total.unjudged, "unjudged"),
         (total.equivalent, "equivalent"),
         (total.elsewhere, NOT_RUN_HERE),

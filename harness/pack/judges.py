@@ -66,8 +66,8 @@ def _kit_files(contract: Path) -> list[Path]:
 
 def files_of(pack: Pack) -> list[Path]:
     """Return the files that judge a pack: its script, its contract, and the kit's files in the order of their names."""
-    ordinary = pack.definition.script
-    script = [pack.probe, *(pack.probe.parent / name for name in (ordinary.beside if ordinary else ()))]
+    ordinary = pack.definition.ordinary
+    script = [pack.script, *(pack.script.parent / name for name in (ordinary.beside if ordinary else ()))]
     if not pack.contract.is_file():
         return script
     try:
@@ -77,7 +77,7 @@ def files_of(pack: Pack) -> list[Path]:
 
 
 @functools.lru_cache(maxsize=64)
-def probe_meaning(source: str) -> str:
+def script_meaning(source: str) -> str:
     """Return the sha256 of a script without its comments, blank lines and module docstring.
 
     It hashes the text, since syntax trees and token streams differ between Python versions. Parsing and tokenizing take
@@ -103,7 +103,7 @@ def meaning(path: Path) -> str:
     data = path.read_bytes()
     try:
         text = data.decode()
-        return probe_meaning(text) if path.suffix == ".py" else patch_meaning(text)
+        return script_meaning(text) if path.suffix == ".py" else patch_meaning(text)
     except UnicodeDecodeError:
         return files.sha256_bytes(data)
 
@@ -124,6 +124,6 @@ def meaning_of(pack: Pack) -> str:
 
 def changed(pack: Pack, sha256_before: str, meaning_before: str) -> bool:
     """Whether the judges of a pack differ in meaning from those with these hashes; they do if there is no script."""
-    if not pack.probe.exists():
+    if not pack.script.exists():
         return True
     return sha256(pack) != sha256_before and meaning_of(pack) != meaning_before

@@ -236,7 +236,7 @@ class Definition:
     environments: dict[forms.SetName, BuiltEnvironment] = field(default_factory=dict)
     strength: Sample = field(default_factory=Sample)
     versions: OtherReleases = field(default_factory=OtherReleases)
-    script: OrdinaryScript | None = None  # how to run a script that prints no sentinel; None: it prints its own
+    ordinary: OrdinaryScript | None = None  # how to run a script that prints no sentinel; None: it prints its own
 
     @property
     def has_patch(self) -> bool:
@@ -282,7 +282,7 @@ class Pack:
         return self.folder.name
 
     @property
-    def probe(self) -> Path:
+    def script(self) -> Path:
         return (self.inputs or self.folder) / "reproduce.py"
 
     @property

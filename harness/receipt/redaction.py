@@ -121,7 +121,7 @@ class Scrubber:
         """Raise PrivateTextError where something private is left; it names `field`, and never the text."""
         for label in self.findings(text):
             raise PrivateTextError(
-                f"refused to write: {field} holds {label}. Next: keep it out of what the probe prints, then run again"
+                f"refused to write: {field} holds {label}. Next: keep it out of what the script prints, then run again"
             )
 
     def document(self, value: Any, field: str = "receipt", transform: Callable[[str], str] = str) -> Any:  # noqa: ANN401 - any JSON

@@ -87,9 +87,9 @@ class Parts:
 
     def script(self) -> str:
         """Write reproduce.py, and what it printed on the release and with the patch."""
-        if not self.pack.probe.exists():
+        if not self.pack.script.exists():
             raise MissingError("reproduce.py is missing")
-        text = self.pack.probe.read_text(encoding="utf-8")
+        text = self.pack.script.read_text(encoding="utf-8")
         source = markdown.fenced(text, "python")
         receipt = self.receipts.get(self._shown_name())
         if receipt is None and not self.is_draft:
@@ -99,7 +99,7 @@ class Parts:
             return f"{source}\n\n{NOT_YET}"
         tree = f"{receipt.upstream.package} {_short_version(receipt.upstream.version)}"
         trees = {LaneName.PRISTINE: tree, LaneName.PATCHED: f"{tree} with {self._fix_name(receipt)}"}
-        script = self.pack.definition.script
+        script = self.pack.definition.ordinary
         command = "python reproduce.py" if script is None else ordinary.command_line(text, script.environment)
         runs = [
             f"$ {command}  # {trees[name]}, {receipt.host.gpu or 'no GPU'}\n"

@@ -36,7 +36,7 @@ def _verdict_line(comparison: Compared, scrub: Scrubber) -> str:
     definition, result = comparison.pack.definition, comparison.change
     words = [f"{name}: `{side.verdict}`" for name, side in ((BASE, comparison.base), (HEAD, comparison.head))]
     names = f": {_name_list(result.names, scrub)}" if result.names else ""
-    page = comparison.pack.report if comparison.pack.report.exists() else comparison.pack.probe
+    page = comparison.pack.report if comparison.pack.report.exists() else comparison.pack.script
     pack = links.link(f"packs/{comparison.pack.name}/{page.name}")
     about = f"{definition.title} ({definition.kind}, {comparison.target}, {comparison.evidence})"
     return f"{pack}: {about}. {', '.join(words)}: **{result.sentence}**{names}."
@@ -84,8 +84,8 @@ def _tree_name(version: str) -> str:
 def _strength_line(comparison: Compared) -> str:
     """Say how strong the verdict is, and how to judge the change again."""
     pack, target = comparison.pack, comparison.target
-    probe = links.link(f"packs/{pack.name}/{pack.probe.name}")
+    script = links.link(f"packs/{pack.name}/{pack.script.name}")
     summary = strength.summary(pack, target, comparison.evidence)
     call = markdown.code(f"runner.py pr-verdict {pack.name} --base path:BASE --head path:HEAD --target {target}")
     repository = links.repository_url() or NAMELESS
-    return f"Mutants that {probe} refused: {summary}. Again, in a clone of {repository}: {call}."
+    return f"Mutants that {script} refused: {summary}. Again, in a clone of {repository}: {call}."

@@ -143,10 +143,10 @@ class Checker:
         return receipts, stale_findings, errors
 
     def _script_errors(self) -> list[str]:
-        if not self.pack.probe.exists():
+        if not self.pack.script.exists():
             return ["reproduce.py is missing"]
-        text = self.pack.probe.read_text(encoding="utf-8", errors="replace")
-        if self.pack.definition.script is not None:  # an ordinary script, which prints no sentinel
+        text = self.pack.script.read_text(encoding="utf-8", errors="replace")
+        if self.pack.definition.ordinary is not None:  # an ordinary script, which prints no sentinel
             return [] if script_text.HEADER.search(text) else ["reproduce.py: it has no PEP 723 header"]
         pins, errors = script_text.read(text, has_patch=self.pack.definition.has_patch)
         return [f"reproduce.py: {error}" for error in errors] + _pin_errors(self.pack, pins)

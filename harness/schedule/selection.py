@@ -66,9 +66,9 @@ def cell_of(pack: Pack, planned: Planned, request: Request, host: Host, cache: C
     if planned.evidence is None:
         return cell
     try:
-        files.sha256_file(pack.probe)
+        files.sha256_file(pack.script)
     except OSError as error:
-        reason = f"{pack.probe.name} cannot be read ({error.strerror})"
+        reason = f"{pack.script.name} cannot be read ({error.strerror})"
         return replace(cell, evidence=None, reason=reason, verdict=Verdict.ERROR)
     try:
         if not request.dependencies:
@@ -101,9 +101,9 @@ def copied_inputs(cache: Cache, packs: Iterable[Pack]) -> Iterator[list[Pack]]:
 
 def _copy(pack: Pack, folder: Path) -> Pack:
     folder.mkdir()
-    script = pack.definition.script
-    sources = {path.name: path for path in (pack.probe, pack.contract, *pack.folder.glob("*.patch"))}
-    sources |= {name: pack.probe.parent / name for name in (script.beside if script else ())}
+    script = pack.definition.ordinary
+    sources = {path.name: path for path in (pack.script, pack.contract, *pack.folder.glob("*.patch"))}
+    sources |= {name: pack.script.parent / name for name in (script.beside if script else ())}
     for name, path in sources.items():
         if path.is_file():  # a missing file is an error where it is read
             (folder / name).parent.mkdir(parents=True, exist_ok=True)

@@ -90,7 +90,7 @@ class Judging:
 
         Where no wheels fit, it is empty: that release is tried with the pack's own dependencies.
         """
-        script, cache = self.pack.definition.script, self.session.cache
+        script, cache = self.pack.definition.ordinary, self.session.cache
         if script is None or not script.requires or candidate.upstream is None or cache.offline:
             return ()
         day_after = dt.date.fromisoformat(candidate.date) + dt.timedelta(days=2) if candidate.date else ""

@@ -18,7 +18,7 @@ SAYS = {
     "REPRODUCED": "silently wrong gradients",
     "FIXED_UPSTREAM": "right",
     "UNSUPPORTED": "not judged",
-    "ERROR": "not judged, the probe fails",
+    "ERROR": "not judged, the script fails",
 }
 
 

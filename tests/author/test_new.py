@@ -113,7 +113,7 @@ def test_from_a_script_to_an_issue(author: Author) -> None:
     assert text.startswith(f"#!/usr/bin/env python3\n{header}")
     assert (folder / "helper.py").exists()
     stated = tomllib.loads((folder / "pack.toml").read_text())
-    assert (stated["script"]["fails"], stated["targets"]["cpu"]["evidence"]) == ("AssertionError", ["traced"])
+    assert (stated["ordinary"]["fails"], stated["targets"]["cpu"]["evidence"]) == ("AssertionError", ["traced"])
     pinned = load.load_pack(folder).definition.dependencies["default"]
     assert {"toyhelper"} <= set(pinned), "what the release requires, and nothing of its extras"
     assert "toyextra" not in pinned
@@ -217,7 +217,7 @@ def test_a_pack_is_made_anew(author: Author) -> None:
     ended = author.new("toy_again", SCRIPT, "--with", "toykernel==1.0", "--env", "MY_SWITCH=1", "--repeat", "2")
     assert (ended.returncode, author.folder("toy_again")) == (0, folder), ended.stdout + ended.stderr
     assert ended.stdout.startswith("BUG_REPRODUCED on toykernel 1.0: 2 of 2 runs: AssertionError")
-    stated = tomllib.loads((folder / "pack.toml").read_text())["script"]
+    stated = tomllib.loads((folder / "pack.toml").read_text())["ordinary"]
     assert (stated["environment"], stated["repeat"], stated["fails"]) == ({"MY_SWITCH": "1"}, 2, "AssertionError")
 
 

@@ -286,8 +286,8 @@ def test_the_batch_file_runs_a_sweep_and_its_end_is_that_of_its_arrays(nights: N
     wait(lambda: nights.cluster.jobs()[job] in {"COMPLETED", "FAILED"})
     said = (clone / f"sweep.{job}.out").read_text()
     assert "nothing needs attention; 1 cells: 1 CONFIRMED" in said, said
-    probe = clone / "packs/01_confirmed/reproduce.py"
-    toys.replace(probe, "from toykernel import scale\n", "import time; time.sleep(90)\n")
+    script = clone / "packs/01_confirmed/reproduce.py"
+    toys.replace(script, "from toykernel import scale\n", "import time; time.sleep(90)\n")
     job = subprocess.run(submit, env=nights.variables, capture_output=True, text=True, check=True).stdout.strip()
     wait(lambda: "1 running" in _read(clone / f"sweep.{job}.out"))
     nights.cluster.ask("scancel", job)

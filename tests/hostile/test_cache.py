@@ -146,21 +146,21 @@ def test_whatever_a_lane_imports_is_checked_before_it(workbench: Workbench) -> N
     ids=["its tree", "its dependencies"],
 )
 def test_a_lane_that_writes_into_what_it_imports_is_an_error(workbench: Workbench, pack: Path, writes: str) -> None:
-    probe = pack / "reproduce.py"
-    text = probe.read_text()
-    toys.replace(probe, LINE, f"{LINE}{writes}\n")
+    script = pack / "reproduce.py"
+    text = script.read_text()
+    toys.replace(script, LINE, f"{LINE}{writes}\n")
     workbench.gives(1, "ERROR", reason="while it ran")
-    probe.write_text(text)
+    script.write_text(text)
     workbench.gives(0, "CONFIRMED")
 
 
 def test_a_patched_lane_that_writes_into_its_tree_changes_no_other(workbench: Workbench) -> None:
-    probe = workbench.lay("01_confirmed") / "reproduce.py"
+    script = workbench.lay("01_confirmed") / "reproduce.py"
     workbench.gives(0, "CONFIRMED")
     pristine = _scale(workbench).parents[2]
     before = files.manifest(pristine)
     writes = 'import pathlib; file = pathlib.Path(scale.__file__); other = file.with_name("other.py")\n'
-    toys.replace(probe, LINE, f'{LINE}{writes}if "zip(" in file.read_text(): other.write_text("x = 1")\n')
+    toys.replace(script, LINE, f'{LINE}{writes}if "zip(" in file.read_text(): other.write_text("x = 1")\n')
     workbench.gives(1, "ERROR", reason="other.py was edited")
     assert files.manifest(pristine) == before
 
@@ -203,12 +203,12 @@ def test_jit_results_that_somebody_touched_are_not_used(workbench: Workbench) ->
 def test_what_runs_is_what_the_receipt_states(workbench: Workbench) -> None:
     """The first lane edits the script and the patch: the second one runs what the command began with."""
     pack = workbench.lay("01_confirmed")
-    probe, patch = pack / "reproduce.py", pack / "fix.patch"
-    edits = f"for name in {[str(probe), str(patch)]}:\n    open(name, 'w').write('raise SystemExit(0)')\n"
-    toys.replace(probe, LINE, LINE + edits)
+    script, patch = pack / "reproduce.py", pack / "fix.patch"
+    edits = f"for name in {[str(script), str(patch)]}:\n    open(name, 'w').write('raise SystemExit(0)')\n"
+    toys.replace(script, LINE, LINE + edits)
     ran = [judges.sha256(load.load_pack(pack)), files.sha256_file(patch)]
     workbench.gives(0, "CONFIRMED", "--jobs", "1")
-    assert [path.read_text() for path in (probe, patch)] == ["raise SystemExit(0)"] * 2
+    assert [path.read_text() for path in (script, patch)] == ["raise SystemExit(0)"] * 2
     text = next(workbench.receipts.rglob("*.json")).read_text()
     document = json.loads(text)
     assert [document["probe"]["sha256"], document["fix"]["sha256"]] == ran

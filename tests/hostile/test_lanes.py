@@ -50,7 +50,7 @@ def _planted(workbench: Workbench, planted: str) -> None:
     workbench.lay(SOUND, OTHER)
 
 
-def test_neither_the_probe_of_a_killed_supervisor_nor_what_it_started_goes_on(workbench: Workbench) -> None:
+def test_neither_the_script_of_a_killed_supervisor_nor_what_it_started_goes_on(workbench: Workbench) -> None:
     pack = workbench.lay("37_needs_long")
     files = [pack / name for name in ("pid", "grandchild")]
     command = workbench.command("run", "--lane", "pristine", "--timeout", "60")

@@ -1,4 +1,4 @@
-"""Whatever a probe starts ends with it, and what it prints costs no memory."""
+"""Whatever a script starts ends with it, and what it prints costs no memory."""
 
 from __future__ import annotations
 
@@ -18,16 +18,16 @@ def test_stubborn_grandchildren_neither_outlive_nor_hold_up_a_lane(workbench: Wo
     assert not sweeps.living(workbench.folder)
 
 
-def test_a_probe_that_has_no_group_yet_is_killed_all_the_same() -> None:
-    """An interruption may come between the probe's fork and its setsid."""
+def test_a_script_that_has_no_group_yet_is_killed_all_the_same() -> None:
+    """An interruption may come between the script's fork and its setsid."""
     script = """
 import os, time
 from harness.lane import supervisor
-probe = os.fork()
-if probe == 0:
+script = os.fork()
+if script == 0:
     time.sleep(60)
     os._exit(0)
-print(supervisor.kill_all(probe)[0])
+print(supervisor.kill_all(script)[0])
 """
     ended = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=20, check=True)
     assert ended.stdout == "-9\n"

@@ -52,7 +52,7 @@ def test_only_a_failed_check_or_a_refused_mode_kills(end: LaneEnd | None, fate: 
     assert found.reason or fate in (Fate.SURVIVED, Fate.KILLED)
 
 
-def test_what_the_comparison_alone_refuses_has_survived_the_probe() -> None:
+def test_what_the_comparison_alone_refuses_has_survived_the_checks() -> None:
     found = fates.fate_of_lane(MUTANT, PRISTINE, _end(LaneVerdict.FIX_VALIDATED, 0, checks=RIGHT, sha256="1"))
     assert found.fate == Fate.SURVIVED
     assert found.refused == "PATCH_BREAKS: outputs differ from the pristine lane's: y"

@@ -28,7 +28,7 @@ def _fates(found: dict[str, Any]) -> dict[str, str]:
     return {one["name"]: one["fate"] for one in found["strength"]["mutants"]}
 
 
-def test_a_probe_that_refuses_every_wrong_fix(workbench: Workbench) -> None:
+def test_a_script_that_refuses_every_wrong_fix(workbench: Workbench) -> None:
     workbench.lay("42_refuses_wrong_fixes")
     status, found, _ = _mutate(workbench, "--generated", "0")
     mutants = {one["name"]: one for one in found["strength"]["mutants"]}
@@ -54,7 +54,7 @@ def test_survivors_and_what_only_the_comparison_refuses(workbench: Workbench) ->
     assert mutants["rounds_the_total"]["refused"].startswith("PATCH_BREAKS: outputs differ")
     assert mutants["loses_an_empty_total"]["refused"] == ""
     shown = workbench.run("mutate", "--target", "cpu", "--generated", "0").stdout
-    assert "strength: killed 1 of 3 (own 1 of 3, generated 0 of 0); 2 survived the probe alone (1 refused" in shown
+    assert "strength: killed 1 of 3 (own 1 of 3, generated 0 of 0); 2 survived script and contract (1 refused" in shown
     assert "killed by check: test_ones 1" in shown
 
 
@@ -127,7 +127,7 @@ def test_generated_mutants_leave_nothing_in_the_cache(workbench: Workbench) -> N
     assert "weights[0]" in text
 
 
-def test_a_probe_that_does_not_confirm_its_own_fix_says_nothing_of_wrong_ones(workbench: Workbench) -> None:
+def test_a_script_that_does_not_confirm_its_own_fix_says_nothing_of_wrong_ones(workbench: Workbench) -> None:
     workbench.lay("03_fix_ineffective")
     status, found, _ = _mutate(workbench)
     assert status == 1
@@ -208,15 +208,15 @@ def test_a_killed_command_goes_on_and_runs_nothing_twice(workbench: Workbench) -
 
 
 @pytest.mark.slow
-def test_a_probe_that_is_edited_meanwhile_is_another_days(workbench: Workbench) -> None:
+def test_a_script_that_is_edited_meanwhile_is_another_days(workbench: Workbench) -> None:
     pack = workbench.lay("40_runs_for_a_while")
     (pack / "seconds").write_text("0.4", encoding="utf-8")
     before = judges.sha256(load.load_pack(pack))
     command = workbench.command("mutate", "--target", "cpu", "--jobs", "2", "--record")
     with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, text=True) as running:
         until(lambda: _journal(workbench, 3), 60)
-        with (pack / "reproduce.py").open("a", encoding="utf-8") as probe:
-            probe.write("\nEDITED = 1\n")
+        with (pack / "reproduce.py").open("a", encoding="utf-8") as script:
+            script.write("\nEDITED = 1\n")
         running.communicate(timeout=120)
     recorded = json.loads((pack / "receipts/strength.cpu.traced.json").read_text(encoding="utf-8"))
     assert recorded["probe"]["sha256"] == before

@@ -160,7 +160,7 @@ def test_a_first_sight_outlasts_another_fix(workbench: Workbench) -> None:
     assert "neither in" not in said
     assert "not judged yet" not in said
     again = workbench.run("mutate", "--target", "cpu", "--unseen", "--record")
-    assert (again.returncode, "the probe was shown rounds (recorded on 20" in again.stderr) == (2, True)
+    assert (again.returncode, "the pack was shown rounds (recorded on 20" in again.stderr) == (2, True)
 
 
 def test_rebase_judges_nothing(workbench: Workbench) -> None:

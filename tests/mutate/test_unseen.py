@@ -1,4 +1,4 @@
-"""`runner.py mutate --unseen`: wrong fixes that the probe had not met; their figure is had once, and stays."""
+"""`runner.py mutate --unseen`: wrong fixes that the script had not met; their figure is had once, and stays."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ RECORD = "receipts/first_sight.cpu.traced.json"
 
 @pytest.fixture(scope="module")
 def seen(tmp_path_factory: pytest.TempPathFactory) -> Workbench:
-    """Judge a pack whose unseen wrong fixes are two that its probe lets pass and one that it refuses."""
+    """Judge a pack whose unseen wrong fixes are two that its script lets pass and one that it refuses."""
     made = benches.empty(tmp_path_factory.mktemp("seen"))
     folder = made.lay(NAME)
     (folder / "mutants").rename(folder / "unseen")
@@ -85,7 +85,7 @@ def test_a_first_sight_is_had_once(workbench: Workbench, pack: Path) -> None:
     before = (pack / RECORD).read_bytes()
     status, said = _mutate(workbench, "--record")
     assert (status, (pack / RECORD).read_bytes()) == (2, before)
-    assert "mutants/unseen: the probe was shown adds_the_weight (recorded on 20" in said
+    assert "mutants/unseen: the pack was shown adds_the_weight (recorded on 20" in said
     (pack / RECORD).unlink()
     shutil.copy(pack / "mutants/unseen/adds_the_weight.patch", pack / "mutants/another_name.patch")
     status, said = _mutate(workbench, "--record")
@@ -93,7 +93,7 @@ def test_a_first_sight_is_had_once(workbench: Workbench, pack: Path) -> None:
     assert "adds_the_weight (mutants/another_name.patch)" in said
 
 
-def test_a_probe_of_another_day_keeps_the_figure(workbench: Workbench, pack: Path) -> None:
+def test_a_script_of_another_day_keeps_the_figure(workbench: Workbench, pack: Path) -> None:
     with (pack / "reproduce.py").open("a") as stream:
         stream.write("\nANOTHER = 1\n")
     assert "1 of 3 at first sight" in workbench.run("list").stdout
@@ -121,7 +121,7 @@ def test_a_pack_without_unseen_ones_is_refused(workbench: Workbench, pack: Path)
     shutil.rmtree(pack / "mutants/unseen")
     status, said = _mutate(workbench, "--record")
     assert status == 2
-    assert "no mutants/unseen/*.patch. Next: let somebody who has not read the probe write some" in said
+    assert "no mutants/unseen/*.patch. Next: let somebody who has not read the contract write some" in said
 
 
 def test_a_record_that_was_edited_is_unsound(workbench: Workbench, pack: Path) -> None:

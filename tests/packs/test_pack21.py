@@ -8,7 +8,7 @@ import pytest
 
 from testing import contracts
 
-#: What rows of 64 of [64, 64] are lowered to with 128 threads, in as few lines as the probe reads.
+#: What rows of 64 of [64, 64] are lowered to with 128 threads, in as few lines as the script reads.
 SOURCE = """
   float out[2];
   tl::wgmma_ss<tl::DataType::kBFloat16, tl::DataType::kBFloat16, tl::DataType::kFloat32, 64, 64, 16, false>(a, b);

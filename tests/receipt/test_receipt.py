@@ -37,15 +37,15 @@ def test_a_sound_pack_is_sound_and_each_change_makes_it_stale(workbench: Workben
     assert "to be admitted here: runner.py run 01_confirmed --record" in _check(workbench)[1]
     workbench.recorded()
     assert _check(workbench) == (0, "1 pack(s) read, 1 sound\n")
-    probe, patch = pack / "reproduce.py", pack / "fix.patch"
-    original = probe.read_text()
-    probe.write_text(original.replace("scaled:", "scaled to:").replace("Cause:", "The cause:"))
+    script, patch = pack / "reproduce.py", pack / "fix.patch"
+    original = script.read_text()
+    script.write_text(original.replace("scaled:", "scaled to:").replace("Cause:", "The cause:"))
     assert "STALE: the script or the contract changed" in _check(workbench)[1], "what it prints is code"
     bundle = workbench.run("report", "1", "--bundle", str(workbench.folder / "sent.zip"))
     assert (bundle.returncode, (workbench.folder / "sent.zip").exists()) == (1, False)
     said = "STALE: the script or the contract changed. Next: runner.py run 01_confirmed --target cpu --record"
     assert said in bundle.stderr
-    probe.write_text(original.replace("Cause:", "The cause:"))
+    script.write_text(original.replace("Cause:", "The cause:"))
     assert "STALE" not in _check(workbench)[1], "a docstring is no part of the meaning"
     assert "README.md: not what report.in.md renders to" in _check(workbench)[1], "but of the report"
     assert workbench.run("report", "1", "--write").returncode == 0

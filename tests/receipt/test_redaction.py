@@ -77,7 +77,7 @@ def test_what_is_planted_is_scrubbed_or_refused(plant: str) -> None:
         ("exception", "an e-mail address"),
     ],
 )
-def test_a_run_refuses_what_a_probe_repeats(workbench: Workbench, channel: str, plant: str) -> None:
+def test_a_run_refuses_what_a_script_repeats(workbench: Workbench, channel: str, plant: str) -> None:
     workbench.lay("38_repeats_what_it_was_given")
     completed = workbench.run("run", "--lane", "pristine", NCCL_PLANT=PLANTS[plant], NCCL_PLANT_IN=channel)
     assert (completed.returncode, "refused to write" in completed.stdout) == (1, True), completed.stdout
@@ -215,7 +215,7 @@ def test_a_private_path_becomes_a_name(workbench: Workbench) -> None:
     assert "$CACHE" in written
 
 
-def test_a_probe_that_prints_a_token_gets_no_receipt(workbench: Workbench) -> None:
+def test_a_script_that_prints_a_token_gets_no_receipt(workbench: Workbench) -> None:
     pack = workbench.lay("32_prints_secrets")
     value = "correct-horse-battery"
     completed = workbench.run("run", "--lane", "pristine", MY_TOKEN=value)

@@ -161,7 +161,7 @@ def test_what_could_not_be_judged_is_kept_with_its_reason(recorded: Workbench) -
     assert said["0.9"]["reason"] == "CONTROL_FAILED a, b, c, d"
 
 
-def test_an_older_probe_is_told_and_gives_way_to_todays(recorded: Workbench) -> None:
+def test_an_older_script_is_told_and_gives_way_to_todays(recorded: Workbench) -> None:
     _keep(recorded, {"0.9": "B", "1.0": "r"}, probe="0" * 64)
     said = _document(recorded)["database_specific"]["judged"]
     assert said["0.9"]["evidence"] == ["traced on cpu (the script or the contract changed since)"]

@@ -293,7 +293,7 @@ def test_without_any_receipt_the_next_step_is_said(workbench: Workbench) -> None
     assert (ended.returncode, "Next: runner.py run 01_confirmed" in ended.stderr) == (2, True), ended.stderr
 
 
-def test_the_strength_is_that_of_the_record_and_stale_with_the_probe(folder: Path) -> None:
+def test_the_strength_is_that_of_the_record_and_stale_with_the_script(folder: Path) -> None:
     path = strengths.lay(folder)
     text = _rendered(folder, "{{verdicts}}\n")
     assert "| CONFIRMED | 38 of 40, 2026-11-21 |" in text

@@ -13,7 +13,7 @@ from harness.lane.record import LaneEnd, LogRecord
 from harness.schedule.journal import Journal
 from testing import laid_out
 
-TEXT = "what the probe said\n"
+TEXT = "what the script said\n"
 
 
 def _end(key: str) -> LaneEnd:

@@ -119,7 +119,7 @@ def test_a_lane_of_several_ranks_counts_as_many_and_is_not_passed(toy: Cell) -> 
     assert _started(queue, places) == ["two ranks", "long", "short"], "the fourth core is the last"
 
 
-def test_a_wrong_fix_counts_the_few_processes_that_its_probe_may_compile_in(toy: Cell) -> None:
+def test_a_wrong_fix_counts_the_few_processes_that_its_contract_may_compile_in(toy: Cell) -> None:
     lanes = [_task(toy, f"lane {number}", 9.0, gpus=1, processes=8) for number in range(3)]
     assert len(_started(_queue(*lanes), _places(5, 140.0))) == 3
     wrong = [replace(lane, cell=replace(lane.cell, is_wrong_fix=True)) for lane in lanes]

@@ -29,7 +29,7 @@ def test_a_key_changes_with_everything_that_could_change_what_a_lane_shows(toy: 
         keys(toy, replace(HOST, python="3.12.0")),
         keys(toy, replace(HOST, cuda="13.1")),
     ]
-    toy.pack.probe.write_text(toy.pack.probe.read_text() + "# changed\n")
+    toy.pack.script.write_text(toy.pack.script.read_text() + "# changed\n")
     variants.append(keys(toy))
     every = list(itertools.chain(base, *variants))
     assert len(set(every)) == len(every)

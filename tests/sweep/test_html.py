@@ -42,7 +42,7 @@ def _page(folder: Path, results: Results, log: str) -> Path:
 def page(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the page of a large sweep: 14 packs on 6 targets, logs with long lines."""
     figures = (
-        FigureRow("a_figure_with_a_very_long_name_as_probes_have_them_too", "ms", 1.5, 1.25, 0.1, None),
+        FigureRow("a_figure_with_a_very_long_name_as_scripts_have_them_too", "ms", 1.5, 1.25, 0.1, None),
         FigureRow("max_error", "1", 0.25, {"loss": 1e-7, "grad": 2e-7}, None, None),
     )
     packs = [f"{number:02d}_a_pack_with_a_long_name" for number in range(1, 15)]

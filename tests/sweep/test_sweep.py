@@ -151,7 +151,7 @@ def test_only_what_is_asked_for_is_judged(workbench: Workbench) -> None:
     assert workbench.sweep("--budget", "soon").returncode == 2
 
 
-def test_a_change_of_the_probe_runs_its_lanes_again_and_no_others(workbench: Workbench) -> None:
+def test_a_change_of_the_script_runs_its_lanes_again_and_no_others(workbench: Workbench) -> None:
     changed = workbench.lay(sweeps.TOY, "001_changed")
     workbench.lay(sweeps.TOY, "002_kept")
     slow = workbench.lay(sweeps.TOY, "003_slow", seconds="120")

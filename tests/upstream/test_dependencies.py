@@ -34,9 +34,9 @@ def test_a_dependency_set_is_merged_and_another_one_can_be_asked_for(workbench: 
     for name, version in (("default", "1.0"), ("newer", "2.0")):
         digest = _dependency(workbench, version)
         toys.pin(folder, "toyhelper", version, digest, name=name)
-    probe = folder / "reproduce.py"
+    script = folder / "reproduce.py"
     shown = "import toyextra, toyhelper\nprint(toyhelper.VERSION, toyextra.HERE)\nvalues, weights ="
-    probe.write_text(probe.read_text().replace("values, weights =", shown))
+    script.write_text(script.read_text().replace("values, weights =", shown))
     assert workbench.rows()[0] == 0
     status, (row,) = workbench.rows("--with", "newer")
     assert status == 0

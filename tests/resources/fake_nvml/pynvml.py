@@ -1,8 +1,8 @@
-"""NVML as a host with toy GPUs would answer: their state is a JSON file that tests and toy probes change.
+"""NVML as a host with toy GPUs would answer: their state is a JSON file that tests and toy scripts change.
 
 The file is named by NCCL_FAKE_STATE (that of a toy node has its name behind it, where there is one): ``{"devices": [{"name", "capability", "uuid", "instances", "total", "memory",
 "processes", "xids", "uncorrected", "remap_failed", "lost"}]}``; what is left out is a healthy GPU's. `instances` are the
-UUIDs of its MIG instances. What a probe did to GPU N stands in the file of that name with the suffix ``.N``. The handle
+UUIDs of its MIG instances. What a script did to GPU N stands in the file of that name with the suffix ``.N``. The handle
 of a GPU is its number, that of a MIG instance its UUID.
 """
 
