@@ -128,7 +128,7 @@ class Workbench:
         """Run packs and return the exit status and the rows of the JSON table."""
         ended = self.run("run", "--json", *arguments, **environment)
         assert "Traceback" not in ended.stderr, ended.stderr
-        return ended.returncode, json.loads(ended.stdout) if ended.stdout else []
+        return ended.returncode, json.loads(ended.stdout)["rows"] if ended.stdout else []
 
     def sweep(self, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
         """Run a sweep to its end."""

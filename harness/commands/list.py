@@ -17,6 +17,8 @@ from harness.pack.model import Pack
 from harness.receipt import receipt, staleness, strength
 from harness.receipt.receipt import Receipt
 
+#: Of the JSON document.
+SCHEMA = 1
 FRESH, STALE, NONE = "fresh", "STALE", "none"
 
 
@@ -124,7 +126,9 @@ def command(shared: Shared, names: tuple[str, ...], sweeps: Path | None, as_json
         except HarnessError as error:
             errors.append(error)
     if as_json:
-        terminal.echo(json.dumps([_document(pack, entries) for pack, entries in listed], indent=1))
+        terminal.echo(
+            json.dumps({"schema": SCHEMA, "packs": [_document(pack, entries) for pack, entries in listed]}, indent=1)
+        )
     else:
         terminal.echo("\n".join(line for pack, entries in listed for line in _lines(pack, entries)))
     options.print_errors(errors)

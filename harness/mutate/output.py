@@ -18,6 +18,8 @@ from harness.receipt.strength import NOT_RUN_HERE, Count, Fate, MutantRecord, St
 
 #: The number of checks of a cover that refuse each wrong fix, where so many do.
 TIMES = 2
+#: Of the JSON document.
+SCHEMA = 1
 
 
 def cover(refused: Mapping[str, set[str]]) -> list[str]:
@@ -105,7 +107,7 @@ def as_json(results: Iterable[Result]) -> str:
         }
         for result in results
     ]
-    return receipt.to_json(documents)
+    return receipt.to_json({"schema": SCHEMA, "results": documents})
 
 
 def record(strength: Strength, folder: Path, scrub: Scrubber) -> Path:

@@ -14,7 +14,6 @@ from harness.core.words import ActionKind, Kind, LaneName
 from harness.pack import load
 from harness.pack.model import Pack
 from harness.receipt import receipt
-from harness.receipt.figures import figure_text
 from harness.report import advisories, parts, run_table
 from harness.report.run_table import RunRow
 
@@ -56,7 +55,7 @@ def first_run(folder: Path) -> str:
     """Write the output of the run that README.md begins with, from its receipt in the folder of packs."""
     pack, file = FIRST_RUN
     recorded, definition = receipt.load(folder / pack / "receipts" / file), load.load_pack(folder / pack).definition
-    figures = (recorded.figure(definition.leading_figure, lane) for lane in LaneName)
+    figures = {lane: recorded.figure(definition.leading_figure, lane) for lane in LaneName}
     row = RunRow(
         pack=pack,
         kind=definition.kind,
@@ -65,7 +64,7 @@ def first_run(folder: Path) -> str:
         pristine=recorded.lanes[LaneName.PRISTINE].verdict,
         patched=recorded.lanes[LaneName.PATCHED].verdict,
         verdict=recorded.verdict,
-        figure=figure_text(*figures),
+        figure={lane: line for lane, line in figures.items() if line},
         tree=f"{recorded.upstream.package} {recorded.upstream.version}",
     )
     return f"```\n{run_table.as_text([row])}```\n"

@@ -10,10 +10,13 @@ from pathlib import Path
 from rich.table import Table
 
 from harness.core.terminal import render
-from harness.core.words import NO_EXPECTATION, UNJUDGED, Kind, Verdict
+from harness.core.words import NO_EXPECTATION, UNJUDGED, Kind, LaneName, Verdict
+from harness.lane.record import FigureLine
 from harness.receipt import figures
 from harness.verdict.outcome import Outcome
 
+#: Of the JSON document.
+SCHEMA = 1
 #: Verdicts that are shown without a reason.
 PLAIN = {Verdict.CONFIRMED, Verdict.REPRODUCED, Verdict.VALIDATED, Verdict.FIXED_UPSTREAM}
 SENTENCES = {
@@ -38,7 +41,7 @@ class RunRow:
     pristine: str
     patched: str
     verdict: str
-    figure: str
+    figure: dict[LaneName, FigureLine]  # the leading figure of each lane that measured it
     deviation: str = ""
     reason: str = ""
     claims: tuple[str, ...] = ()
@@ -53,6 +56,8 @@ def row(outcome: Outcome, receipt: Path | None, logs: tuple[Path, ...] = ()) -> 
     """Build the row of one outcome."""
     cell = outcome.cell
     definition = cell.pack.definition
+    lanes = {LaneName.PRISTINE: outcome.pristine, LaneName.PATCHED: outcome.patched}
+    measured = {name: lane.figure(definition.leading_figure) for name, lane in lanes.items() if lane}
     return RunRow(
         pack=cell.pack.name,
         kind=definition.kind,
@@ -61,7 +66,7 @@ def row(outcome: Outcome, receipt: Path | None, logs: tuple[Path, ...] = ()) -> 
         pristine=outcome.pristine.verdict if outcome.pristine else "",
         patched=outcome.patched.verdict if outcome.patched else "",
         verdict=outcome.judgement.verdict,
-        figure=figures.leading(definition.leading_figure, outcome.pristine, outcome.patched),
+        figure={name: line for name, line in measured.items() if line},
         deviation=outcome.deviation,
         reason=outcome.judgement.reason,
         claims=outcome.judgement.claims,
@@ -75,7 +80,7 @@ def row(outcome: Outcome, receipt: Path | None, logs: tuple[Path, ...] = ()) -> 
 
 def as_json(rows: list[RunRow]) -> str:
     """Write the rows as one JSON document."""
-    return json.dumps([asdict(row) for row in rows], indent=1) + "\n"
+    return json.dumps({"schema": SCHEMA, "rows": [asdict(row) for row in rows]}, indent=1) + "\n"
 
 
 def as_text(rows: list[RunRow]) -> str:
@@ -84,7 +89,8 @@ def as_text(rows: list[RunRow]) -> str:
     table = Table("pack", "kind", "target", "evidence", "unpatched", "patched", "verdict", "figure", box=None)
     for row in rows:
         verdict = f"{row.verdict} ({row.expectation})" if row.expectation else row.verdict
-        cells = (row.pack, row.kind, row.target, row.evidence, row.pristine, row.patched, verdict, row.figure)
+        figure = figures.figure_text(row.figure.get(LaneName.PRISTINE), row.figure.get(LaneName.PATCHED))
+        cells = (row.pack, row.kind, row.target, row.evidence, row.pristine, row.patched, verdict, figure)
         table.add_row(*(cell or "-" for cell in cells))
     return render([*remarks, _summary(rows), table])
 

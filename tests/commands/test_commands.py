@@ -18,6 +18,7 @@ from click.testing import CliRunner
 from harness.commands import VERBS, cli, options, running
 from harness.commands.options import Shared
 from harness.core.cache import Cache
+from harness.core.words import LaneName
 from harness.pack import load
 from testing import toys
 from testing.workbench import REPOSITORY, Workbench, until
@@ -146,7 +147,7 @@ def test_an_interrupted_run_keeps_what_was_finished_and_leaves_no_process(
     assert json.loads(finished.read_text())["verdict"] == "CONFIRMED"
     assert [path.parent.name for path in workbench.cache.glob("runs/*/receipts/*/*.json")] == ["01_confirmed"]
     if number != signal.SIGKILL:
-        assert [row["verdict"] for row in json.loads(output)] == ["CONFIRMED"]
+        assert [row["verdict"] for row in json.loads(output)["rows"]] == ["CONFIRMED"]
     assert workbench.rows("1")[0] == 0
     assert not list(workbench.cache.glob("work/*")), "the next run removes what a killed one left"
 
@@ -157,7 +158,10 @@ def test_two_runners_on_one_cache(workbench: Workbench) -> None:
     runners = [subprocess.Popen(command, stdout=-1, stderr=-1, text=True) for _ in range(2)]
     outputs = [runner.communicate(timeout=60)[0] for runner in runners]
     assert [runner.returncode for runner in runners] == [0, 0]
-    assert [json.loads(output)[0]["verdict"] for output in outputs] == ["CONFIRMED", "CONFIRMED"]
+    documents = [json.loads(output) for output in outputs]
+    assert [(document["schema"], document["rows"][0]["verdict"]) for document in documents] == [(1, "CONFIRMED")] * 2
+    figures = documents[0]["rows"][0]["figure"]
+    assert {lane: isinstance(line["value"], float) for lane, line in figures.items()} == dict.fromkeys(LaneName, True)
     assert len(list(workbench.cache.glob("runs/*/receipts/01_confirmed/cpu.traced.json"))) == 2
 
 

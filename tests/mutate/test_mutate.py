@@ -20,7 +20,7 @@ from testing.workbench import Workbench, until
 def _mutate(workbench: Workbench, *arguments: str) -> tuple[int, dict[str, Any], str]:
     ended = workbench.run("mutate", "--json", "--target", "cpu", *arguments)
     assert "Traceback" not in ended.stderr, ended.stderr
-    (found,) = json.loads(ended.stdout)
+    (found,) = json.loads(ended.stdout)["results"]
     return ended.returncode, found, ended.stderr
 
 
@@ -141,7 +141,7 @@ def test_several_mutants_share_a_gpu(workbench: Workbench) -> None:
     (pack / "seconds").write_text("1.5", encoding="utf-8")
     workbench.gpus({})
     ended = workbench.run("mutate", "--json", "--generated", "4", "--jobs", "3")
-    found = json.loads(ended.stdout)[0]
+    found = json.loads(ended.stdout)["results"][0]
     assert (found["target"], found["strength"]["evidence"], found["strength"]["gpu"]) == (
         "sm_90a",
         "executed",
@@ -195,7 +195,7 @@ def test_a_killed_command_goes_on_and_runs_nothing_twice(workbench: Workbench) -
     until(lambda: not sweeps.living(workbench.packs))
     before = sum(sweeps.starts(pack).values())
     ended = subprocess.run(command, capture_output=True, text=True, check=False, timeout=120)
-    found = json.loads(ended.stdout)[0]
+    found = json.loads(ended.stdout)["results"][0]
     (journal,) = journal.parent.glob("*.jsonl")
     lines = [json.loads(line) for line in journal.read_text(encoding="utf-8").splitlines()]
     alone = sum(one["task"].count(".alone ") for one in lines)

@@ -42,7 +42,7 @@ def _rebased(workbench: Workbench) -> tuple[int, str]:
 
 def _judged(workbench: Workbench) -> dict[str, dict[str, Any]]:
     ended = workbench.run("mutate", "--json", "--target", "cpu", "--generated", "0")
-    (found,) = json.loads(ended.stdout)
+    (found,) = json.loads(ended.stdout)["results"]
     return {one["name"]: one for one in found["strength"]["mutants"]}
 
 

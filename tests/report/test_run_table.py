@@ -9,7 +9,7 @@ from harness.report.run_table import RunRow
 
 
 def _row(verdict: str, deviation: str = "") -> RunRow:
-    return RunRow("01_toy", "wrong-result", "cpu", "traced", "", "", verdict, "", deviation)
+    return RunRow("01_toy", "wrong-result", "cpu", "traced", "", "", verdict, {}, deviation)
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_a_number_is_never_used_twice(workbench: Workbench) -> None:
 
 def test_list_says_what_each_target_can_show(workbench: Workbench) -> None:
     workbench.lay("01_confirmed")
-    (document,) = json.loads(workbench.run("list", "--json").stdout)
+    (document,) = json.loads(workbench.run("list", "--json").stdout)["packs"]
     cpu = document["targets"]["cpu"]
     assert (cpu["expected"], cpu["state"], cpu["verdict"], cpu["strength"]) == ("CONFIRMED", "none", "", "not measured")
     workbench.recorded()

@@ -45,7 +45,7 @@ def test_every_verb_knows_a_pinned_commit(workbench: Workbench) -> None:
     checked = workbench.run("check", *places)
     assert "1 sound" in checked.stdout, checked.stdout
     assert f"toykernel commit {commit}" in workbench.run("list").stdout
-    assert json.loads(workbench.run("list", "--json").stdout)[0]["targets"]["cpu"]["state"] == "fresh"
+    assert json.loads(workbench.run("list", "--json").stdout)["packs"][0]["targets"]["cpu"]["state"] == "fresh"
     report = workbench.run("report", "1")
     assert report.returncode == 0, report.stderr
     assert f"commit {commit[:12]} of" in report.stdout
