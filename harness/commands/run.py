@@ -18,7 +18,7 @@ from harness.receipt import writer
 from harness.report import run_table
 from harness.report.run_table import RunRow
 from harness.schedule import lanes
-from harness.schedule.lane_runner import RAW_LOGS
+from harness.schedule.lane_runner import raw_log
 from harness.schedule.selection import ASK, Request, cells_of, copied_inputs
 from harness.schedule.session import Session
 from harness.verdict.outcome import Outcome, outcome_of_error
@@ -129,9 +129,9 @@ def _row(outcome: Outcome, session: Session, *, record: bool) -> tuple[RunRow, s
                 receipt = writer.publish(receipt, _home(outcome))
         except HarnessError as error:
             problem = str(error)
-        logs = [session.folder / end.log.file for end in outcome.last if end.log]
-        raw = {log: session.folder / RAW_LOGS / log.relative_to(session.folder / "logs") for log in logs}
-        readable = tuple(raw[log] if raw[log].exists() else log for log in logs)
+        logs = [end.log.file for end in outcome.last if end.log]
+        raw = {log: raw_log(session.folder, log) for log in logs}
+        readable = tuple(raw[log] if raw[log].exists() else session.folder / log for log in logs)
         return run_table.row(outcome, receipt, readable), problem
     except Exception as error:  # noqa: BLE001 - the rows of the other outcomes are still printed
         return run_table.row(outcome_of_error(error, outcome.cell), None), ""

@@ -32,6 +32,11 @@ from harness.verdict import lane_verdict
 RAW_LOGS = "raw"
 
 
+def raw_log(folder: Path, log: str) -> Path:
+    """Return the path of the raw log in a run folder that belongs to a scrubbed one."""
+    return folder / RAW_LOGS / Path(log).relative_to("logs")
+
+
 @dataclass(frozen=True)
 class Prepared:
     """The trees and the dependencies of a cell's lanes, laid out."""
@@ -207,7 +212,7 @@ class Runner:
             record = LaneRecord(LaneVerdict.ERROR, str(error), status, seconds, 0, 0, tree_sha256, "")
             text = f"[left out: {error}]\n"
         if record.verdict == LaneVerdict.ERROR and self.session.keep_raw:  # readable to its owner alone
-            path = self.session.folder / RAW_LOGS / Path(task.log).relative_to("logs")
+            path = raw_log(self.session.folder, task.log)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.touch(0o600)
             path.write_text(raw, encoding="utf-8")

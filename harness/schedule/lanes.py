@@ -66,10 +66,13 @@ class Settling:
     def settle(self, cell: Cell, *, at_end: bool = False) -> None:
         """Settle a cell if all its lanes have ended; with `at_end` settle any cell, by its complete runs."""
         results = self.account.results
-        if cell.name in results or (not at_end and self.missing(cell)):
+        if cell.name in results:
+            return
+        runs = self._runs(cell)
+        if not at_end and any(None in run for run in runs):
             return
         try:
-            outcome = self._judge(cell)
+            outcome = self._judge(cell, runs)
             if outcome is not None:
                 results[cell.name] = self._write_receipt(outcome) if self.receipts else outcome
         except Exception as error:  # noqa: BLE001 - the other cells go on; this one reports it
@@ -88,11 +91,11 @@ class Settling:
             runs.append([first, *rest] if is_reproduced else [first])
         return runs
 
-    def _judge(self, cell: Cell) -> Outcome | None:
+    def _judge(self, cell: Cell, needed: list[list[LaneEnd | None]]) -> Outcome | None:
         """Judge a cell by its complete runs; None if it has none."""
         if cell.evidence is None:
             return Outcome(cell, Judgement(cell.verdict, cell.reason))
-        runs = tuple(tuple(end for end in run if end is not None) for run in self._runs(cell) if None not in run)
+        runs = tuple(tuple(end for end in run if end is not None) for run in needed if None not in run)
         if not runs:
             return None
         judgement, agreeing = pack_verdict.judge_runs(runs, cell.about)
