@@ -12,7 +12,7 @@ from testing.workbench import REPOSITORY
 
 #: The floors, the ground first; folders of one floor do not import each other unless the tuple's order allows it.
 FLOORS = (
-    "core", "audit", "pack", "host", "upstream", "lane", "verdict", "receipt", "schedule", "cluster", "suites",
+    "core", "pack", "host", "upstream", "lane", "verdict", "receipt", "schedule", "suites",
     "mutate", "versions", "sweep", "report", "author", "commands",
 )  # fmt: skip
 #: Folders that stand beside each other though they are listed in an order.

@@ -13,11 +13,11 @@ import click
 from packaging.utils import canonicalize_name
 from packaging.version import Version
 
-from harness.audit import records
-from harness.audit.records import Advisory, State
 from harness.core import terminal
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
+from harness.report import osv_records
+from harness.report.osv_records import Advisory, State
 
 #: Files that pip-audit does not read, each with the command that exports its packages.
 EXPORTS = {
@@ -87,7 +87,7 @@ def _report(package: str, version: Version, advisories: list[Advisory]) -> State
     metavar="BIN",
     help="Judge what it imports.",
 )
-@click.option("--advisories", "folder", type=click.Path(path_type=Path), default=records.FOLDER, hidden=True)
+@click.option("--advisories", "folder", type=click.Path(path_type=Path), default=osv_records.FOLDER, hidden=True)
 @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
 def command(python: Path | None, folder: Path, arguments: tuple[str, ...]) -> int:
     """Say which of your packages have a proved bug.
@@ -106,14 +106,14 @@ def command(python: Path | None, folder: Path, arguments: tuple[str, ...]) -> in
     wrong, or pip-audit reads no package. 0: none of these.
     """
     inputs = _inputs(arguments)
-    advisories = [records.load(path) for path in sorted(folder.glob(f"{records.PREFIX}*.json"))]
+    advisories = [osv_records.load(path) for path in sorted(folder.glob(f"{osv_records.PREFIX}*.json"))]
     if not advisories:
         raise HarnessError(f"no advisories in {folder}. Next: --advisories DIR")
     if not arguments and python is None:
         python = Path(os.environ.get("VIRTUAL_ENV", sys.prefix), "bin/python")
         terminal.echo(f"environment: {python}", err=True)
     no_proxy = f"{os.environ.get('no_proxy') or os.environ.get('NO_PROXY', '')},127.0.0.1"
-    with records.serve(advisories) as (url, queries):
+    with osv_records.serve(advisories) as (url, queries):
         options = [*arguments, *(_search_path(python) if python else []), "--progress-spinner=off"]
         call = [sys.executable, "-m", "pip_audit", *options, "--vulnerability-service=osv", f"--osv-url={url}"]
         pip_audit = subprocess.run(call, env=os.environ | {"no_proxy": no_proxy}, check=False)

@@ -22,7 +22,7 @@ from harness.sweep.columns import HEAD, LATEST
 from harness.sweep.sweep import Engine, Order
 
 if TYPE_CHECKING:
-    from harness.cluster.slurm import Settings
+    from harness.schedule.slurm import Settings
 
 BUDGET = re.compile(r"(?P<number>\d+(?:\.\d+)?)(?P<unit>[smh]?)")
 #: How many lanes a task on a cluster runs at once without --jobs: a cell has two.
@@ -46,11 +46,11 @@ def _duration(_: click.Context, __: click.Parameter, value: str | None) -> float
 def _slurm(gpu_types: tuple[str, ...], slurm_options: tuple[str, ...]) -> tuple[Settings, Engine]:
     """Return the settings of a cluster, and the engine that runs lanes there."""
     try:
-        from harness.cluster import engine, slurm  # noqa: PLC0415 - submitit comes with an extra
+        from harness.schedule import slurm, slurm_engine  # noqa: PLC0415 - submitit comes with an extra
     except ImportError:
         raise HarnessError("--slurm needs submitit. Next: pip install -e '.[slurm]'") from None
     settings = slurm.settings(gpu_types, slurm_options)
-    return settings, functools.partial(engine.run, settings)
+    return settings, functools.partial(slurm_engine.run, settings)
 
 
 @click.command("sweep")

@@ -19,7 +19,6 @@ from typing import Any
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from harness.audit.records import PREFIX, State
 from harness.core import files, strict_json
 from harness.core.errors import HarnessError
 from harness.core.words import Evidence, Kind, LaneName, LaneVerdict, Role, Verdict
@@ -28,6 +27,7 @@ from harness.pack.model import Pack
 from harness.receipt import staleness
 from harness.receipt.receipt import Receipt, load_all, load_as, to_json
 from harness.report import links
+from harness.report.osv_records import PREFIX, State
 from harness.verdict import pack_verdict
 from harness.versions import timeline
 from harness.versions.timeline import RIGHT, WRONG, Entry, History, Period

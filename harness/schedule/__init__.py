@@ -1,1 +1,1 @@
-"""One queue of lanes for every verb: cores, GPUs, interruption, journal."""
+"""One queue of lanes for every verb: cores, GPUs, interruption, journal; on a Slurm cluster, job arrays."""

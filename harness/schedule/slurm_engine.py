@@ -18,17 +18,16 @@ from pathlib import Path
 
 from submitit import SlurmJob
 
-from harness.cluster import slurm
-from harness.cluster.node import TaskResult, Work
-from harness.cluster.slurm import AwayError, Settings
 from harness.core import files
 from harness.lane.cell import Cell
 from harness.lane.record import LaneEnd
-from harness.schedule import lanes
+from harness.schedule import lanes, slurm
 from harness.schedule.lane_runner import Runner
 from harness.schedule.lanes import Settling
 from harness.schedule.scheduler import Account
 from harness.schedule.session import Session
+from harness.schedule.slurm import AwayError, Settings
+from harness.schedule.slurm_node import TaskResult, Work
 from harness.schedule.task import expected_seconds
 from harness.verdict.outcome import Outcome, outcome_of_error
 from harness.verdict.pack_verdict import Judgement

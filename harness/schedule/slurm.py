@@ -17,12 +17,12 @@ from pathlib import Path
 import submitit
 from submitit.core.utils import FailedJobError, FailedSubmissionError
 
-from harness.cluster import node
-from harness.cluster.node import Work
 from harness.core import files
 from harness.core.errors import HarnessError
 from harness.core.words import is_target
 from harness.host.gpus import Gpu
+from harness.schedule import slurm_node
+from harness.schedule.slurm_node import Work
 
 #: Variables that would change what this sweep's commands do: sbatch prefers a variable to a line of submitit's script.
 MISLEADING = re.compile(
@@ -130,7 +130,7 @@ def submit(folder: Path, name: str, work: Sequence[Work], minutes: int, settings
         additional_parameters={"requeue": True, "ntasks": 1, "chdir": str(files.REPOSITORY)} | options,
     )
     try:
-        return [task.job_id for task in executor.map_array(node.judge, work)]
+        return [task.job_id for task in executor.map_array(slurm_node.judge, work)]
     except (FailedJobError, FailedSubmissionError) as error:
         raise AwayError(_words(str(error)) or "sbatch failed and said nothing") from None
 

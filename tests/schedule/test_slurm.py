@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from harness.cluster import slurm
-from harness.cluster.slurm import AwayError
 from harness.commands import cli
 from harness.core.errors import HarnessError
 from harness.core.words import Exit
+from harness.schedule import slurm
+from harness.schedule.slurm import AwayError
 from testing.workbench import REPOSITORY, Workbench
 
 FAKE = REPOSITORY / "tests/resources/fake_slurm"

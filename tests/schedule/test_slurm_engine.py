@@ -7,18 +7,18 @@ from pathlib import Path
 
 import pytest
 
-from harness.cluster import engine, node, slurm
-from harness.cluster.node import Work
-from harness.cluster.slurm import Settings
 from harness.core.cache import Cache
 from harness.host import host
 from harness.host.gpus import GpuPool
 from harness.lane.cell import Cell
 from harness.pack import load
+from harness.schedule import slurm, slurm_engine, slurm_node
 from harness.schedule.journal import Journal
 from harness.schedule.scheduler import Account
 from harness.schedule.selection import Request, cells_of
 from harness.schedule.session import Session
+from harness.schedule.slurm import Settings
+from harness.schedule.slurm_node import Work
 from harness.schedule.task import tasks
 from testing import toys
 
@@ -48,23 +48,23 @@ def work(cell: Cell, number: int, seconds: float | None, *, gpus: int = 1, ranks
 def test_there_is_an_array_for_each_number_of_gpus_and_ranks_and_the_longest_comes_first(cell: Cell) -> None:
     cells = [work(cell, number, seconds) for number, seconds in enumerate((3.0, None, 7.0))]
     cells += [work(cell, 8, 1.0, ranks=2), work(cell, 9, 1.0, gpus=2)]
-    arrays = [[one.cell.column for one in array] for array in engine.group_into_arrays(cells)]
+    arrays = [[one.cell.column for one in array] for array in slurm_engine.group_into_arrays(cells)]
     assert arrays == [["copy1", "copy2", "copy0"], ["copy8"], ["copy9"]]
 
 
 def test_no_array_has_more_tasks_than_slurm_takes(cell: Cell) -> None:
-    arrays = list(engine.group_into_arrays([work(cell, 1, 3.0)] * (2 * engine.MOST_TASKS + 1)))
-    assert [len(array) for array in arrays] == [engine.MOST_TASKS, engine.MOST_TASKS, 1]
+    arrays = list(slurm_engine.group_into_arrays([work(cell, 1, 3.0)] * (2 * slurm_engine.MOST_TASKS + 1)))
+    assert [len(array) for array in arrays] == [slurm_engine.MOST_TASKS, slurm_engine.MOST_TASKS, 1]
 
 
 def test_the_time_limit_follows_from_what_is_known_and_never_from_more_than_the_time_out(cell: Cell) -> None:
     assert cell.stated.timeout_s == 60
     assert work(cell, 1, None).longest == 2 * 60
-    assert work(cell, 1, 5.0).longest == 2 * node.MARGIN * 5.0
+    assert work(cell, 1, 5.0).longest == 2 * slurm_node.MARGIN * 5.0
     assert work(cell, 1, 50.0).longest == 2 * 60
     long = replace(work(cell, 1, None), cell=replace(cell, timeout=3600.0))
-    assert engine.time_limit_minutes([long]) == 125
-    assert engine.time_limit_minutes([work(cell, 1, 0.1)]) == engine.SHORTEST
+    assert slurm_engine.time_limit_minutes([long]) == 125
+    assert slurm_engine.time_limit_minutes([work(cell, 1, 0.1)]) == slurm_engine.SHORTEST
 
 
 def test_a_cancelled_task_is_submitted_again_even_if_its_submission_was_interrupted(
@@ -76,5 +76,5 @@ def test_a_cancelled_task_is_submitted_again_even_if_its_submission_was_interrup
     for name in ("7_0_submitted.pkl", "7_0_0_result.pkl", "7_1_submitted.pkl"):
         (jobs / name).touch()
     session = Session(Cache(tmp_path), host.detect(GpuPool([], "", [])), [], tmp_path, Journal(), lambda _: "")
-    engine.Collection(NODES, session, tmp_path, Account()).cancel()
+    slurm_engine.Collection(NODES, session, tmp_path, Account()).cancel()
     assert sorted(path.name for path in jobs.iterdir()) == ["7_0_0_result.pkl", "7_0_submitted.pkl"]

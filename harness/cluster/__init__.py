@@ -1,1 +1,0 @@
-"""Lanes on the nodes of a Slurm cluster: Slurm says where and when, tasks publish, one collector counts."""
