@@ -59,14 +59,14 @@ class Lane:
     share: environment.Share = environment.ONE_CORE  # of the host's cores, and of its GPUs if it executes
 
     @property
-    def is_wrong_fix(self) -> bool:
+    def has_wrong_fix(self) -> bool:
         """Whether its tree has a wrong fix: then its times mean nothing, and it never asks for GPUs alone."""
         return self.cell.is_wrong_fix and self.is_patched
 
     @property
     def stops(self) -> bool:
         """Whether it ends at the first failed check."""
-        return self.is_wrong_fix and not self.cell.judges_all
+        return self.has_wrong_fix and not self.cell.judges_all
 
     @property
     def modules(self) -> tuple[str, ...]:
@@ -105,7 +105,7 @@ def run(cache: Cache, host: Host, lane: Lane, log: Path) -> LaneRun:
     with cache.guard(), cache.scratch("lane-") as work:
         seals = [layout.lay_out() for layout in layouts]
         built_environment.check(cache, lane.cell.environment)
-        jit = nullcontext(work / "jit") if lane.is_wrong_fix else jit_folder(cache, _cache_key(lane, host), work)
+        jit = nullcontext(work / "jit") if lane.has_wrong_fix else jit_folder(cache, _cache_key(lane, host), work)
         with jit as caches, Log(log) as output:
             environment.make_folders(work, caches)
             lane_run = _run(lane, work, caches, output)
@@ -123,7 +123,7 @@ def share_of(lane: Lane, gate: Path) -> environment.Share:
     """Return a lane's share of the host, with a gate if other lanes use its GPUs."""
     if lane.cell.evidence != Evidence.EXECUTED:
         return replace(lane.share, visible="")
-    return replace(lane.share, gate=gate if lane.locks and not lane.is_wrong_fix else None)
+    return replace(lane.share, gate=gate if lane.locks and not lane.has_wrong_fix else None)
 
 
 def _run(lane: Lane, work: Path, caches: Path, log: Log) -> LaneRun:
@@ -142,7 +142,7 @@ def _run(lane: Lane, work: Path, caches: Path, log: Log) -> LaneRun:
     refused = lane.stops and sentinel.verdict == LaneVerdict.BUG_REPRODUCED
     contract_results = Results()
     failed = sentinel.verdict == LaneVerdict.ERROR
-    raised = lane.is_wrong_fix and failed and end.reason == "exited" and end.status == RAISED
+    raised = lane.has_wrong_fix and failed and end.reason == "exited" and end.status == RAISED
     if contract.exists() and (not failed or raised) and not refused:
         stop = ("-x",) if lane.stops else ()
         pytest = ("-P", *PYTEST, "--rootdir", str(contract.parent), *stop, str(contract))

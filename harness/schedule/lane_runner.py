@@ -187,7 +187,7 @@ class Runner:
         try:
             run = lane.run(self.session.cache, self.session.host, spec, raw)
         finally:
-            if spec.is_wrong_fix:  # no other lane uses its tree
+            if spec.has_wrong_fix:  # no other lane uses its tree
                 seal.forget(self.session.cache, tree.KIND, source.key, self.session.cache.entry(tree.KIND, source.key))
         if run.ended.reason == lane.ABANDONED:
             return Stopped.ABANDONED
