@@ -221,6 +221,13 @@ def leaves(case, *pair):
     return [x.detach().requires_grad_(case.frozen not in (name, "both")) for name, x in zip(names, pair, strict=True)]
 
 
+def prepared(shape, **factors):
+    """Make the case of a shape, query and key that may need gradients, indices and dO."""
+    case = Case((*shape, 64, SCALE), **factors)
+    query, key, indices, d_out = draw(case)
+    return case, leaves(case, query, key), indices, d_out
+
+
 def exactly(case, inputs):
     """Return in float64 the output, the gradients that are wanted, and the log-sum-exp."""
     query, key, indices, d_out = (x.double() if x.is_floating_point() else x.long() for x in inputs)
@@ -442,30 +449,26 @@ def test_hook_before_the_separate_ones_is_no_warning(up, caplog, backend):
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode", "reentrant_checkpoint", "checkpoint"])
 def test_every_mode_of_autograd_gives_the_same(up, shape, mode):
     checkpoint = importlib.import_module("torch.utils.checkpoint").checkpoint
-    case = Case((*shape, 64, SCALE), batch=2, indices="some")
-    query, key, indices, d_out = draw(case)
+    case, pair, indices, d_out = prepared(shape, batch=2, indices="some")
     out, gradients, _ = exactly(case, draw(case))
     call = functools.partial(enter, up, case)
     with kernels(up):
         with torch.inference_mode() if mode == "inference_mode" else torch.no_grad():
-            assert_close([call(query, key, indices)], [out], shape[0])
+            assert_close([call(*pair, indices)], [out], shape[0])
         if "checkpoint" not in mode:
             return
         # Only what was answered is checkpointed: PyTorch 2.11 keeps the hooks of a checkpoint whose function raises.
-        pair = leaves(case, query, key)
-        found = checkpoint(call, *pair, indices, use_reentrant=mode.startswith("reentrant"))
-        found.backward(d_out)
-    assert_close([found.detach(), *(x.grad for x in pair)], [out, *gradients], shape[0])
+        result = checkpoint(call, *pair, indices, use_reentrant=mode.startswith("reentrant"))
+        result.backward(d_out)
+    assert_close([result.detach(), *(x.grad for x in pair)], [out, *gradients], shape[0])
 
 
 @each(SHAPES)
 def test_host_waits_for_no_value(up, shape):
-    case = Case((*shape, 64, SCALE), indices="int64")
-    query, key, indices, d_out = draw(case)
-    pair = leaves(case, query, key)
-    with kernels(up), host_waits("cpu") as seen:
+    case, pair, indices, d_out = prepared(shape)
+    with kernels(up), host_waits("cpu") as waits:
         enter(up, case, *pair, indices).backward(d_out)
-    assert not seen, f"the host waits for {seen}"
+    assert not waits, f"the host waits for {waits}"
 
 
 @each(SHAPES[:2])
@@ -474,29 +477,26 @@ def test_error_of_a_kernel_reaches_the_caller(up, shape, kernel):
     class BrokenError(Exception):  # of no kind that somebody would expect
         pass
 
-    def launch(name, *given):
+    def launch(name, *operands):
         if name == kernel:
             raise BrokenError
-        return stand_in(name, *given)
+        return stand_in(name, *operands)
 
-    case = Case((*shape, 64, SCALE))
-    query, key, indices, d_out = draw(case)
+    case, pair, indices, d_out = prepared(shape)
     with kernels(up, launch=launch), pytest.raises(BrokenError):
-        enter(up, case, *leaves(case, query, key), indices).backward(d_out)
+        enter(up, case, *pair, indices).backward(d_out)
 
 
 @each(SHAPES[:2])
 def test_output_may_be_changed_in_place(up, shape):
-    case = Case((*shape, 64, SCALE))
-    query, key, indices, d_out = draw(case)
-    pair = leaves(case, query, key)
+    case, pair, indices, d_out = prepared(shape)
     with kernels(up):
         out = enter(up, case, *pair, indices)
         with torch.no_grad():
             out.mul_(-2)
-        found = unless_refused(lambda: torch.autograd.grad(out, pair, d_out), CHANGED_IN_PLACE)
-    if found:  # PyTorch may refuse, which is right, too
-        assert_close(found, exactly(case, draw(case))[1], shape[0])
+        gradients = unless_refused(lambda: torch.autograd.grad(out, pair, d_out), CHANGED_IN_PLACE)
+    if gradients:  # PyTorch may refuse, which is right, too
+        assert_close(gradients, exactly(case, draw(case))[1], shape[0])
 
 
 @pytest.mark.control
@@ -519,23 +519,22 @@ def test_apply_alone_is_right_and_leaves_the_gradient_as_it_was(up, batched):
 @pytest.mark.control
 @pytest.mark.parametrize(("asked", "heads"), [(None, 32), (16, 16), (64, 64)])
 def test_backward_has_blocks_of_as_many_heads_as_are_asked_for(up, asked, heads):
-    found, case = {}, Case((*DEEPSEEK, 64, SCALE))
-    query, key, indices, d_out = draw(case)
-    with mock.patch.dict(os.environ, {} if asked is None else {BLOCK: str(asked)}), kernels(up, found.__setitem__):
-        enter(up, case, *leaves(case, query, key), indices).backward(d_out)
-    assert found["bwd"].get("max_block_h", 32) == heads
+    built, (case, pair, indices, d_out) = {}, prepared(DEEPSEEK)
+    with mock.patch.dict(os.environ, {} if asked is None else {BLOCK: str(asked)}), kernels(up, built.__setitem__):
+        enter(up, case, *pair, indices).backward(d_out)
+    assert built["bwd"].get("max_block_h", 32) == heads
 
 
 @each([(512, 64), (512, 32), (512, 128)])
 def test_latent_dimension_is_512_by_default(up, shape):
     case = Case((*shape, 64, 64, SCALE), batch=2, frozen="both")
     query, key, indices, _ = draw(case)
-    given = [x.transpose(0, 1).contiguous() for x in (query, key)]
-    given.append(indices[:, :, None].int().contiguous())
+    operands = [x.transpose(0, 1).contiguous() for x in (query, key)]
+    operands.append(indices[:, :, None].int().contiguous())
     with kernels(up):
-        found = [applied(up, *given, SCALE)[0], up.forward.sparse_mla_fwd_interface(*given, sm_scale=SCALE)[0]]
+        both = applied(up, *operands, SCALE)[0], up.forward.sparse_mla_fwd_interface(*operands, sm_scale=SCALE)[0]
     out, *_ = exactly(case, draw(case))
-    assert_close([x.transpose(0, 1) for x in found], [out, out], 512)
+    assert_close([x.transpose(0, 1) for x in both], [out, out], 512)
 
 
 @pytest.mark.control
