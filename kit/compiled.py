@@ -52,7 +52,7 @@ def _answer(name: str, function: str, arguments: Any, named: Any) -> tuple[type[
         return None, getattr(sys.modules[name], function)(*arguments, **named)
     except Exception as error:
         files = [frame.filename for frame in traceback.extract_tb(error.__traceback__)]
-        tested = isinstance(error, AssertionError) or any(each.startswith(tuple(_FOLDERS)) for each in files)
+        tested = isinstance(error, AssertionError) or any(file.startswith(tuple(_FOLDERS)) for file in files)
         if isinstance(error, (ImportError, MemoryError, OSError)) or (
             isinstance(error, NotImplementedError) and not tested
         ):
@@ -113,7 +113,7 @@ def compile_for(target: str, kernel: Any, passed: tuple[Any, ...], named: dict[s
 
     Raises RefusedError.
     """
-    compiler, backend = (importlib.import_module(f"triton.{each}.compiler") for each in ("compiler", "backends"))
+    compiler, backend = (importlib.import_module(f"triton.{part}.compiler") for part in ("compiler", "backends"))
     ir, driver = importlib.import_module("triton._C.libtriton").ir, importlib.import_module("triton.runtime").driver
     gpu, context = backend.GPUTarget("cuda", int(target.strip("sm_a")), 32), ir.context()
     active = mock.Mock(get_current_target=lambda: gpu, get_current_device=lambda: 0, get_current_stream=lambda _: 0)
@@ -126,7 +126,7 @@ def compile_for(target: str, kernel: Any, passed: tuple[Any, ...], named: dict[s
             if isinstance(error, RuntimeError) and "PassManager::run failed" not in str(error):
                 raise
             raise RefusedError(str(error)) from error
-    files = {Path(each).suffix: path for each, path in binary.metadata_group.items()}
+    files = {Path(name).suffix: path for name, path in binary.metadata_group.items()}
     stages = {name: ir.parse_mlir_module(files[f".{name}"], context) for name in ("source", "ttir")}
     parameters = [name for name, kind in binary.src.signature.items() if kind != "constexpr"]
     return Compiled(parameters, stages, binary.asm, binary.metadata.shared, context)

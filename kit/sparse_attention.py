@@ -6,13 +6,38 @@ Query is [batch, rows, heads, latent + rope], key [batch, keys, groups, latent +
 
 from __future__ import annotations
 
+import copy
+import importlib.util
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
 
 from kit.capture import unseen
+
+
+def bare_megatron() -> None:
+    """Put bare packages in the place of two whose __init__ import all of Megatron, and let them be where they are."""
+    for name in ("megatron.core", "megatron.core.transformer"):
+        if name not in sys.modules:
+            spec = importlib.util.find_spec(name)
+            if spec is None:
+                raise ImportError(f"no {name} on the path; give its source: PYTHONPATH=CHECKOUT")
+            sys.modules[name] = importlib.util.module_from_spec(spec)
+    importlib.import_module("megatron.core.parallel_state")  # before megatron.core.utils, which imports it in a circle
+
+
+def share_compiled_kernels() -> None:
+    """Let tilelang find on disk the kernels that other processes have compiled.
+
+    tilelang 0.1.8 makes the negative numbers of a builder's out_idx positive, in place, with the first kernel of a
+    process. Its cache has out_idx in the key: without this, a kernel has another key where it is not the first.
+    """
+    adapter, name = importlib.import_module("tilelang.jit.adapter.base").BaseKernelAdapter, "_legalize_result_idx"
+    positive = getattr(adapter, name)
+    setattr(adapter, name, lambda self, places: positive(self, copy.copy(places)))
 
 
 def counted(indices: torch.Tensor, keys: int) -> torch.Tensor:
@@ -45,12 +70,12 @@ def attend(
     return torch.where(alive, output, 0), torch.where(alive[..., 0], scores.logsumexp(-1) / math.log(2), 0)
 
 
-def stand_in(name: str, given: Mapping[str, Any], *operands: torch.Tensor) -> Any:  # noqa: ANN401 - as many results as the kernel has
+def stand_in(name: str, built: Mapping[str, Any], *operands: torch.Tensor) -> Any:  # noqa: ANN401 - as many results as the kernel has
     """Do in float32 what the kernel does that a builder was asked for with these arguments, as `kit.capture.unseen`.
 
     Args:
         name: of the builder: sparse_mla_fwd, preprocess, bwd or postprocess.
-        given: the builder's arguments by name, with its defaults.
+        built: the builder's arguments by name, with its defaults.
         operands: what the kernel is launched with. FP8 operands of the forward come with two more, their scales.
 
     Raises:
@@ -64,15 +89,15 @@ def stand_in(name: str, given: Mapping[str, Any], *operands: torch.Tensor) -> An
         "postprocess": _postprocess,
     }
     with unseen():
-        return kernels[name](given, *operands)
+        return kernels[name](built, *operands)
 
 
-def _demand(kernel: str, **wanted: tuple[torch.Tensor, tuple[int, ...], torch.dtype]) -> None:
+def _demand(kernel: str, **operands: tuple[torch.Tensor, tuple[int, ...], torch.dtype]) -> None:
     """Refuse an operand that has not the shape, dtype or layout that a kernel takes."""
-    for name, (tensor, shape, dtype) in wanted.items():
+    for name, (tensor, shape, dtype) in operands.items():
         if tuple(tensor.shape) != shape or tensor.dtype != dtype or not tensor.is_contiguous():
-            found = f"{name} {list(tensor.shape)} {tensor.dtype}, contiguous: {tensor.is_contiguous()}"
-            raise ValueError(f"{kernel} takes contiguous {dtype} {list(shape)}, not {found}")
+            operand = f"{name} {list(tensor.shape)} {tensor.dtype}, contiguous: {tensor.is_contiguous()}"
+            raise ValueError(f"{kernel} takes contiguous {dtype} {list(shape)}, not {operand}")
 
 
 def _groups(
@@ -80,7 +105,7 @@ def _groups(
 ) -> Iterator[tuple[int, slice, torch.Tensor, torch.Tensor, torch.Tensor]]:
     """Yield for each group its number, its heads, its queries and keys in float32, and its counts.
 
-    Rows and keys behind the last that is named only pad: they are left out.
+    Rows and keys after the last that is named are padding, and are left out.
     """
     share = query.shape[2] // indices.shape[2]
     named = (indices >= 0).flatten(2).any(-1).any(0).nonzero()  # of the batch, rows that name a key
@@ -92,11 +117,11 @@ def _groups(
 
 
 def _forward(
-    given: Mapping[str, Any], query: torch.Tensor, key: torch.Tensor, indices: torch.Tensor, *scales: torch.Tensor
+    built: Mapping[str, Any], query: torch.Tensor, key: torch.Tensor, indices: torch.Tensor, *scales: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    heads, latent, groups, topk = (given[name] for name in ("heads", "dim", "kv_group", "topk"))
-    share, width, dtype = heads // groups, latent + given["tail_dim"], torch.float8_e4m3fn if scales else torch.bfloat16
-    if share < 16 or share & (share - 1) or topk % given["block_I"]:  # noqa: PLR2004 - the smallest tile
+    heads, latent, groups, topk = (built[name] for name in ("heads", "dim", "kv_group", "topk"))
+    share, width, dtype = heads // groups, latent + built["tail_dim"], torch.float8_e4m3fn if scales else torch.bfloat16
+    if share < 16 or share & (share - 1) or topk % built["block_I"]:  # noqa: PLR2004 - the smallest tile
         raise ValueError(f"the forward kernel has no bounds for {share} heads or {topk} keys")
     rows, keys = query.shape[:2], key.shape[:2]
     _demand(
@@ -110,33 +135,33 @@ def _forward(
     for _, part, q, k, counts in _groups(query, key, indices):
         if scales:
             q, k = q * scales[0], k * scales[1]  # noqa: PLW2901 - the values that are stored
-        found, total = attend(q, k, counts, given["sm_scale"], latent)
-        output[:, : q.shape[1], part], sums[:, : q.shape[1], part] = found.bfloat16(), total
+        exact, total = attend(q, k, counts, built["sm_scale"], latent)
+        output[:, : q.shape[1], part], sums[:, : q.shape[1], part] = exact.bfloat16(), total
     return output, sums
 
 
-def _preprocess(given: Mapping[str, Any], output: torch.Tensor, upstream: torch.Tensor) -> torch.Tensor:
-    shape = (*output.shape[:2], given["H"], given["D"])
+def _preprocess(built: Mapping[str, Any], output: torch.Tensor, upstream: torch.Tensor) -> torch.Tensor:
+    shape = (*output.shape[:2], built["H"], built["D"])
     both = {"output": (output, shape, torch.bfloat16), "dO": (upstream, shape, torch.bfloat16)}
     _demand("the delta kernel", **both)
     return (output.float() * upstream.float()).sum(-1)
 
 
-def _backward(given: Mapping[str, Any], *operands: torch.Tensor) -> torch.Tensor:
+def _backward(built: Mapping[str, Any], *operands: torch.Tensor) -> torch.Tensor:
     query, key, upstream, indices, sums, delta, key_gradient = operands
-    heads, latent, groups = (given[name] for name in ("H", "D", "kv_group"))
-    rows, width = query.shape[:2], latent + given["D_tail"]
+    heads, latent, groups = (built[name] for name in ("H", "D", "kv_group"))
+    rows, width = query.shape[:2], latent + built["D_tail"]
     _demand(
         "the backward kernel",
         query=(query, (*rows, heads, width), torch.bfloat16),
         key=(key, (*key.shape[:2], groups, width), torch.bfloat16),
         dO=(upstream, (*rows, heads, latent), torch.bfloat16),
-        indices=(indices, (*rows, groups, given["topk"]), torch.int32),
+        indices=(indices, (*rows, groups, built["topk"]), torch.int32),
         lse=(sums, (*rows, heads), torch.float32),
         delta=(delta, (*rows, heads), torch.float32),
         dKV=(key_gradient, tuple(key.shape), torch.float32),
     )
-    scale = width**-0.5 if given["sm_scale"] is None else given["sm_scale"]
+    scale = width**-0.5 if built["sm_scale"] is None else built["sm_scale"]
     gradient = torch.zeros_like(query)
     for group, part, q, k, counts in _groups(query, key, indices):
         upper, keys = q.shape[1], k.shape[1]
@@ -151,7 +176,7 @@ def _backward(given: Mapping[str, Any], *operands: torch.Tensor) -> torch.Tensor
     return gradient
 
 
-def _postprocess(given: Mapping[str, Any], key_gradient: torch.Tensor) -> torch.Tensor:
-    shape = (*key_gradient.shape[:2], given["kv_group"], given["D"] + given["D_tail"])
+def _postprocess(built: Mapping[str, Any], key_gradient: torch.Tensor) -> torch.Tensor:
+    shape = (*key_gradient.shape[:2], built["kv_group"], built["D"] + built["D_tail"])
     _demand("the last kernel", dKV=(key_gradient, shape, torch.float32))
     return key_gradient.bfloat16()

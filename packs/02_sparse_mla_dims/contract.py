@@ -21,7 +21,6 @@ import collections
 import contextlib
 import functools
 import importlib
-import importlib.util
 import inspect
 import logging
 import os
@@ -38,7 +37,7 @@ from kit.autograd import CHANGED_IN_PLACE, unless_refused
 from kit.capture import host_waits, peak_memory
 from kit.cuda_source import attempt, in_processes, lower, options_of, remembered
 from kit.errors import relative_error
-from kit.sparse_attention import attend, counted, stand_in
+from kit.sparse_attention import attend, bare_megatron, counted, share_compiled_kernels, stand_in
 
 TARGET = current_target()
 EVIDENCE_WITHOUT_GPU = "traced" if TARGET.name == "cpu" else "compiled"
@@ -161,15 +160,16 @@ def up():
 
 
 def load():
-    """Import what is judged, with bare packages in place of those whose __init__ imports all of Megatron."""
+    """Import what is judged."""
     torch.set_num_threads(1)  # what runs on the CPU is small, and other lanes want the other cores
-    found = {name: importlib.import_module(name) for name in ("tilelang", "tilelang.language")}
-    for name in () if TARGET.executed else ("megatron.core", "megatron.core.transformer"):
-        sys.modules.setdefault(name, importlib.util.module_from_spec(importlib.util.find_spec(name)))
-    importlib.import_module("megatron.core.parallel_state")  # before megatron.core.utils, which imports it in a circle
-    found |= {key: importlib.import_module(f"{VARIANT}.ops.{name}") for key, name in FILES.items()}
-    found["hook"] = importlib.import_module(f"{VARIANT}.dsa_tilelang_kernels")
-    return types.SimpleNamespace(**found)
+    modules = {name: importlib.import_module(name) for name in ("tilelang", "tilelang.language")}
+    if TARGET.executed:  # with all of Megatron, which its unfused path needs
+        share_compiled_kernels()
+    else:
+        bare_megatron()
+    modules |= {key: importlib.import_module(f"{VARIANT}.ops.{name}") for key, name in FILES.items()}
+    modules["hook"] = importlib.import_module(f"{VARIANT}.dsa_tilelang_kernels")
+    return types.SimpleNamespace(**modules)
 
 
 @contextlib.contextmanager
@@ -202,7 +202,7 @@ def draw(case, device="cpu"):
     d_out = torch.randn(latent, heads, case.batch, length, generator=random).bfloat16().permute(3, 2, 1, 0)
     if case.gradient == "expanded":
         d_out = torch.tensor(0.75, dtype=torch.bfloat16).expand(d_out.shape)
-    order = torch.rand(case.batch, length, keys, generator=random).argsort(-1)[..., :top_k]
+    order = torch.rand(case.batch, length, keys, generator=random).topk(min(top_k, keys)).indices
     indices = torch.nn.functional.pad(order, (0, top_k - order.shape[-1]), value=-1)
     indices = indices.flip(-1) if case.indices == "rows" else indices  # -1 comes first, too
     if case.indices != "int64":
@@ -219,6 +219,13 @@ def leaves(case, *pair):
     """Return query and key that need gradients, unless they are frozen."""
     names = ("query", "key")
     return [x.detach().requires_grad_(case.frozen not in (name, "both")) for name, x in zip(names, pair, strict=True)]
+
+
+def prepared(shape, **factors):
+    """Make the case of a shape, query and key that may need gradients, indices and dO."""
+    case = Case((*shape, 64, SCALE), **factors)
+    query, key, indices, d_out = draw(case)
+    return case, leaves(case, query, key), indices, d_out
 
 
 def exactly(case, inputs):
@@ -337,12 +344,7 @@ def asked_for(kernel) -> dict:
             out = enter(up, case, *leaves(case, query, key), indices)
             asked["out"] = [*out.shape]
             out.backward(d_out)
-    except (
-        AssertionError,
-        RuntimeError,
-        TypeError,
-        ValueError,
-    ) as error:  # the other shapes have an answer of their own
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:  # the other shapes are judged apart
         asked["raised"] = f"{type(error).__name__}: {error}"
     return asked
 
@@ -429,12 +431,15 @@ def test_first_decline_of_a_hook_is_a_warning(up, caplog, shape, warnings):
 
 
 @pytest.mark.control
-@pytest.mark.usefixtures("up")
-def test_hook_that_the_backend_lacks_is_no_warning(caplog):
-    """TileLang has no kernel for indexer and attention in one: that is so in each run, and no news."""
-    hook = importlib.import_module(f"{VARIANT}.dsa_kernels").run_fused_dsa_attention
+@pytest.mark.parametrize("backend", ["lacks_it", "declines"])
+def test_hook_before_the_separate_ones_is_no_warning(up, caplog, backend):
+    """TileLang has none for indexer and attention in one. Where a backend's declines, the separate hooks are tried."""
+    name = "run_fused_dsa_attention"
+    hook = getattr(importlib.import_module(f"{VARIANT}.dsa_kernels"), name)
     inputs = dict.fromkeys(set(inspect.signature(hook).parameters) - {"config"})
-    assert warned(caplog, "run_fused_dsa_attention", 2, **inputs) == ([None, None], [], 0)
+    declining = {} if backend == "lacks_it" else {name: lambda **_: None}
+    with mock.patch.dict(vars(up.hook), declining):
+        assert warned(caplog, name, 2, **inputs) == ([None, None], [], 0)
 
 
 # How it is called
@@ -444,30 +449,26 @@ def test_hook_that_the_backend_lacks_is_no_warning(caplog):
 @pytest.mark.parametrize("mode", ["no_grad", "inference_mode", "reentrant_checkpoint", "checkpoint"])
 def test_every_mode_of_autograd_gives_the_same(up, shape, mode):
     checkpoint = importlib.import_module("torch.utils.checkpoint").checkpoint
-    case = Case((*shape, 64, SCALE), batch=2, indices="some")
-    query, key, indices, d_out = draw(case)
+    case, pair, indices, d_out = prepared(shape, batch=2, indices="some")
     out, gradients, _ = exactly(case, draw(case))
     call = functools.partial(enter, up, case)
     with kernels(up):
         with torch.inference_mode() if mode == "inference_mode" else torch.no_grad():
-            assert_close([call(query, key, indices)], [out], shape[0])
+            assert_close([call(*pair, indices)], [out], shape[0])
         if "checkpoint" not in mode:
             return
         # Only what was answered is checkpointed: PyTorch 2.11 keeps the hooks of a checkpoint whose function raises.
-        pair = leaves(case, query, key)
-        found = checkpoint(call, *pair, indices, use_reentrant=mode.startswith("reentrant"))
-        found.backward(d_out)
-    assert_close([found.detach(), *(x.grad for x in pair)], [out, *gradients], shape[0])
+        result = checkpoint(call, *pair, indices, use_reentrant=mode.startswith("reentrant"))
+        result.backward(d_out)
+    assert_close([result.detach(), *(x.grad for x in pair)], [out, *gradients], shape[0])
 
 
 @each(SHAPES)
 def test_host_waits_for_no_value(up, shape):
-    case = Case((*shape, 64, SCALE), indices="int64")
-    query, key, indices, d_out = draw(case)
-    pair = leaves(case, query, key)
-    with kernels(up), host_waits("cpu") as seen:
+    case, pair, indices, d_out = prepared(shape)
+    with kernels(up), host_waits("cpu") as waits:
         enter(up, case, *pair, indices).backward(d_out)
-    assert not seen, f"the host waits for {seen}"
+    assert not waits, f"the host waits for {waits}"
 
 
 @each(SHAPES[:2])
@@ -476,29 +477,26 @@ def test_error_of_a_kernel_reaches_the_caller(up, shape, kernel):
     class BrokenError(Exception):  # of no kind that somebody would expect
         pass
 
-    def launch(name, *given):
+    def launch(name, *operands):
         if name == kernel:
             raise BrokenError
-        return stand_in(name, *given)
+        return stand_in(name, *operands)
 
-    case = Case((*shape, 64, SCALE))
-    query, key, indices, d_out = draw(case)
+    case, pair, indices, d_out = prepared(shape)
     with kernels(up, launch=launch), pytest.raises(BrokenError):
-        enter(up, case, *leaves(case, query, key), indices).backward(d_out)
+        enter(up, case, *pair, indices).backward(d_out)
 
 
 @each(SHAPES[:2])
 def test_output_may_be_changed_in_place(up, shape):
-    case = Case((*shape, 64, SCALE))
-    query, key, indices, d_out = draw(case)
-    pair = leaves(case, query, key)
+    case, pair, indices, d_out = prepared(shape)
     with kernels(up):
         out = enter(up, case, *pair, indices)
         with torch.no_grad():
             out.mul_(-2)
-        found = unless_refused(lambda: torch.autograd.grad(out, pair, d_out), CHANGED_IN_PLACE)
-    if found:  # PyTorch may refuse, which is right, too
-        assert_close(found, exactly(case, draw(case))[1], shape[0])
+        gradients = unless_refused(lambda: torch.autograd.grad(out, pair, d_out), CHANGED_IN_PLACE)
+    if gradients:  # PyTorch may refuse, which is right, too
+        assert_close(gradients, exactly(case, draw(case))[1], shape[0])
 
 
 @pytest.mark.control
@@ -521,23 +519,22 @@ def test_apply_alone_is_right_and_leaves_the_gradient_as_it_was(up, batched):
 @pytest.mark.control
 @pytest.mark.parametrize(("asked", "heads"), [(None, 32), (16, 16), (64, 64)])
 def test_backward_has_blocks_of_as_many_heads_as_are_asked_for(up, asked, heads):
-    found, case = {}, Case((*DEEPSEEK, 64, SCALE))
-    query, key, indices, d_out = draw(case)
-    with mock.patch.dict(os.environ, {} if asked is None else {BLOCK: str(asked)}), kernels(up, found.__setitem__):
-        enter(up, case, *leaves(case, query, key), indices).backward(d_out)
-    assert found["bwd"].get("max_block_h", 32) == heads
+    built, (case, pair, indices, d_out) = {}, prepared(DEEPSEEK)
+    with mock.patch.dict(os.environ, {} if asked is None else {BLOCK: str(asked)}), kernels(up, built.__setitem__):
+        enter(up, case, *pair, indices).backward(d_out)
+    assert built["bwd"].get("max_block_h", 32) == heads
 
 
 @each([(512, 64), (512, 32), (512, 128)])
 def test_latent_dimension_is_512_by_default(up, shape):
     case = Case((*shape, 64, 64, SCALE), batch=2, frozen="both")
     query, key, indices, _ = draw(case)
-    given = [x.transpose(0, 1).contiguous() for x in (query, key)]
-    given.append(indices[:, :, None].int().contiguous())
+    operands = [x.transpose(0, 1).contiguous() for x in (query, key)]
+    operands.append(indices[:, :, None].int().contiguous())
     with kernels(up):
-        found = [applied(up, *given, SCALE)[0], up.forward.sparse_mla_fwd_interface(*given, sm_scale=SCALE)[0]]
+        both = applied(up, *operands, SCALE)[0], up.forward.sparse_mla_fwd_interface(*operands, sm_scale=SCALE)[0]
     out, *_ = exactly(case, draw(case))
-    assert_close([x.transpose(0, 1) for x in found], [out, out], 512)
+    assert_close([x.transpose(0, 1) for x in both], [out, out], 512)
 
 
 @pytest.mark.control
@@ -705,17 +702,10 @@ else:  # only lowering depends on the target: 512 + 64 is lowered once, for sm_9
 # Launches, through the user's entry point
 
 
-def example(shape, length, *, own=False):
-    """Make query, key [S, B, heads, dims], indices [B, S, K] (of the past, or rows of each query's own), and dO."""
-    (latent, rope, heads), random = shape, torch.Generator("cuda").manual_seed(7)
-    keys = length * TOP_K if own else length
-    sizes = ((length, 1, heads, latent + rope), (keys, 1, 1, latent + rope), (length, 1, heads, latent))
-    query, key, d_out = (torch.randn(*size, generator=random, device="cuda").bfloat16() for size in sizes)
-    if own:
-        indices = torch.randperm(keys, generator=random, device="cuda").view(1, length, TOP_K)
-        return query, key, indices, d_out
-    weights = torch.rand(length, max(length, TOP_K), generator=random, device="cuda").tril().topk(TOP_K)
-    return query, key, weights.indices.masked_fill(weights.values == 0, -1)[None], d_out
+def whole(shape, queries, keys):
+    """Return the case of a shape that fills its bucket, and make its inputs."""
+    case = Case((*shape, TOP_K, SCALE), lengths=(queries, keys), bucket=None)
+    return case, draw(case, "cuda")
 
 
 def trained(attend_with, inputs):
@@ -725,14 +715,6 @@ def trained(attend_with, inputs):
     out = attend_with(*pair, indices, SCALE, d_out.shape[-1])
     assert out is not None, "the answer is None"
     return [out.detach(), *torch.autograd.grad(out, pair, d_out)]
-
-
-def gathered(query, key, indices, scale, latent):
-    """Attend to the chosen rows alone, in the precision of query, for one batch; a row without any gives zeros."""
-    chosen, valid = key[:, 0, 0][indices[0].clamp(0)], indices[0, :, None] >= 0
-    scores = torch.einsum("shd,skd->shk", query[:, 0], chosen) * scale
-    weights = scores.masked_fill(~valid, -1e30).softmax(-1) * valid
-    return (weights @ chosen[..., :latent])[:, None]
 
 
 if TARGET.executed:
@@ -745,47 +727,46 @@ if TARGET.executed:
     @pytest.mark.parametrize(
         ("path", "shape"),
         [
-            marked(path, one, name=f"{path}-{dims(one)}-{one[2]}heads", control=path == "unfused" or is_known(one))
+            marked(
+                path, shape, name=f"{path}-{dims(shape)}-{shape[2]}heads", control=path == "unfused" or is_known(shape)
+            )
             for path in ("fused", "unfused")
-            for one in SHAPES
+            for shape in SHAPES
         ],
     )
     def test_example_is_right(up, unfused, figure, path, shape):
-        inputs = example(shape, LENGTH)
-        found = trained(up.dispatcher.fused_sparse_mla_absorbed if path == "fused" else unfused, inputs)
-        wanted = trained(gathered, [x.double() if x.is_floating_point() else x for x in inputs])
-        errors = {name: relative_error(x, y) for name, x, y in zip(("out", "dq", "dkv"), found, wanted, strict=True)}
-        for name, error in errors.items():
-            figure(f"{path}.{dims(shape)}.{name}", error, "relative error")
-        assert_close(found, wanted, shape[0])
+        case, (query, key, _, d_out) = whole(shape, LENGTH, LENGTH)
+        weights = torch.rand(LENGTH, LENGTH, generator=torch.Generator().manual_seed(7)).tril().topk(TOP_K)
+        indices = weights.indices.masked_fill(weights.values == 0, -1)  # of the past, as the unfused path has them
+        inputs = query, key, indices[None].to(query.device), d_out
+        results = trained(up.dispatcher.fused_sparse_mla_absorbed if path == "fused" else unfused, inputs)
+        out, gradients, _ = exactly(case, inputs)
+        for name, result, exact in zip(("out", "dq", "dkv"), results, (out, *gradients), strict=True):
+            figure(f"{path}.{dims(shape)}.{name}", relative_error(result, exact), "relative error")
+        assert_close(results, [out, *gradients], shape[0])
 
     @pytest.mark.control
     def test_rows_of_their_own_give_the_same_bits(up, output):
-        inputs = example(DEEPSEEK, LENGTH, own=True)  # no row of dKV gets more than two sums: any order is one
-        found = trained(up.dispatcher.fused_sparse_mla_absorbed, inputs)
-        assert_close(
-            found, trained(gathered, [x.double() if x.is_floating_point() else x for x in inputs]), DEEPSEEK[0]
-        )
-        given = inputs[0].transpose(0, 1), inputs[1].transpose(0, 1), inputs[2][:, :, None].int()
-        for name, tensor in zip(("out", "dq", "dkv", "lse"), (*found, applied(up, *given, SCALE)[1]), strict=True):
+        """No row of dKV gets more than two sums, since no two queries name the same key: any order gives one result."""
+        case, (query, key, _, d_out) = whole(DEEPSEEK, 64, 64 * TOP_K)
+        random = torch.Generator("cuda").manual_seed(7)
+        indices = torch.randperm(len(key), generator=random, device="cuda").view(1, 64, TOP_K)
+        inputs = query, key, indices, d_out
+        results, (out, gradients, _) = trained(up.dispatcher.fused_sparse_mla_absorbed, inputs), exactly(case, inputs)
+        assert_close(results, [out, *gradients], DEEPSEEK[0])
+        _, sums = applied(up, query.transpose(0, 1), key.transpose(0, 1), indices[:, :, None].int(), SCALE)
+        for name, tensor in zip(("out", "dq", "dkv", "lse"), (*results, sums), strict=True):
             output(f"{name}.512+64", tensor)
-
-    @pytest.mark.control
-    @pytest.mark.parametrize("shape", [(512, 96, 64), (576, 64, 64)], ids=dims)
-    def test_shape_that_does_not_fit_here_is_declined(up, shape):
-        if torch.cuda.get_device_properties(0).shared_memory_per_block_optin > H200:
-            pytest.skip("it may fit here")
-        assert answer(up, *empty(shape, "cuda"), SCALE, shape[0]) == "declined"
 
     @pytest.mark.defect
     def test_users_path_needs_less_than_one_matrix_of_scores(up, unfused, figure, claim):
-        door, long = up.dispatcher.fused_sparse_mla_absorbed, example(SHAPES[1], LONG)
+        fused, (_, inputs) = up.dispatcher.fused_sparse_mla_absorbed, whole(SHAPES[1], LONG, LONG)
         matrix = 4 * SHAPES[1][2] * LONG**2  # [B, H, S, S] of float32
 
-        def users(*given):
-            return unfused(*given) if (out := door(*given)) is None else out
+        def users(*arguments):
+            return unfused(*arguments) if (out := fused(*arguments)) is None else out
 
-        mine, theirs = (peak_memory(functools.partial(trained, path, long)) for path in (users, unfused))
+        mine, theirs = (peak_memory(functools.partial(trained, path, inputs)) for path in (users, unfused))
         figure("peak_over_unfused", mine / theirs)
         if mine < min(matrix, theirs):
             claim("MEMORY_SAVE_VERIFIED")

@@ -48,7 +48,7 @@ from kit.autograd import copies_of_saved, unless_refused, weak_storages
 from kit.capture import host_waits, peak_memory
 from kit.cuda_source import in_processes
 from kit.errors import relative_error
-from kit.sparse_attention import attend, counted, stand_in
+from kit.sparse_attention import attend, counted, share_compiled_kernels, stand_in
 
 TARGET = current_target()
 EVIDENCE_WITHOUT_GPU = {"cpu": "traced"}
@@ -274,6 +274,7 @@ def load():
     launches, builds = [], []
     if TARGET.executed:
         tilelang, tensors = importlib.import_module("tilelang"), wrappers()
+        share_compiled_kernels()
         tilelang.jit = recording(tilelang.jit, launches, builds)
     else:
         jit = recording(None, launches, builds)
@@ -293,17 +294,14 @@ def lab():
     found = load()
     if TARGET.executed:
         torch.cuda.init()  # so that the processes are spawned
-        print(*in_processes(run_ahead, [(number,) for number in range(len(AHEAD))]), sep="\n")
+        in_processes(run_ahead, [(number,) for number in range(len(AHEAD))])
     return found
 
 
 def run_ahead(number):
     """Run a case in a process of its own: tilelang keeps the kernels on disk. What fails here will fail again."""
-    try:
+    with contextlib.suppress(Exception):
         run(load(), AHEAD[number])
-    except Exception as error:
-        return f"{name_of(AHEAD[number])}: {type(error).__name__}: {error}"
-    return ""
 
 
 @contextlib.contextmanager
@@ -822,27 +820,26 @@ def test_interface_takes_its_options_by_position(lab):
 UNINSTALLED = f"""
 import sys, unittest.mock
 sys.modules |= dict.fromkeys(("transformer_engine", "transformer_engine_torch"))
-if {not TARGET.executed}:
-    sys.modules["tilelang"] = unittest.mock.MagicMock()
+sys.modules["tilelang"] = unittest.mock.MagicMock()
 import torch
 from {OPS} import sparse_mla, tilelang_dsa
-q, k = (torch.zeros(1, 256, heads, {D}, device={TARGET.device!r}).bfloat16() for heads in (16, 1))
+q, k = (torch.zeros(1, 256, heads, {D}).bfloat16() for heads in (16, 1))
 indices = torch.zeros_like(q[..., :64], dtype=torch.int32)
 kernel = lambda q, *_, **__: (q[..., :{DV}], q[..., 0].float())
 with unittest.mock.patch.object(sparse_mla, "sparse_mla_fwd_interface", kernel):
     sparse_mla.SparseMLA.apply(q, k, indices[:, :, :1], {SCALE})
-    given = q.transpose(0, 1), k.transpose(0, 1), indices[:, :, 0]
-    assert tilelang_dsa.fused_sparse_mla_absorbed(*given, {SCALE}, {DV}) is not None, "the call is declined"
+    transposed = q.transpose(0, 1), k.transpose(0, 1), indices[:, :, 0]
+    assert tilelang_dsa.fused_sparse_mla_absorbed(*transposed, {SCALE}, {DV}) is not None, "the call is declined"
 """
 
+if not TARGET.executed:  # which imports all of Megatron once more, and shows the same
 
-@pytest.mark.control
-def test_plain_bfloat16_needs_no_transformer_engine():
-    ended = subprocess.run([sys.executable, "-P", "-c", UNINSTALLED], capture_output=True, text=True, check=False)
-    assert ended.returncode == 0, ended.stderr[-2000:]
+    @pytest.mark.control
+    def test_plain_bfloat16_needs_no_transformer_engine():
+        ended = subprocess.run([sys.executable, "-P", "-c", UNINSTALLED], capture_output=True, text=True, check=False)
+        assert ended.returncode == 0, ended.stderr[-2000:]
 
-
-if TARGET.executed:
+else:
 
     @pytest.mark.control
     def test_float8_call_lets_its_memory_go(lab, figure):

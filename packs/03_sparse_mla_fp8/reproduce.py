@@ -23,19 +23,20 @@ import torch
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 if (installed := importlib.util.find_spec("transformer_engine")) is None:
-    sys.exit(print("UNSUPPORTED: needs transformer-engine 2.12.0") or 125)
-if DEVICE == "cpu":  # Megatron must not see Transformer Engine yet: it would ask for the compiled part
+    print("UNSUPPORTED: needs transformer-engine 2.12.0")
+    sys.exit(125)
+if DEVICE == "cpu":  # first Megatron alone: where it sees Transformer Engine, it asks for the compiled extension
     sys.modules |= {"tilelang": MagicMock(), "transformer_engine": None}
 from megatron.core import fp8_utils
 from megatron.core.transformer.experimental_attention_variant.ops import sparse_mla, tilelang_dsa
 
-if DEVICE == "cpu":
+if DEVICE == "cpu":  # then Transformer Engine's tensor classes, with a mock of the extension
     del sys.modules["transformer_engine"]
-    os.environ["NVTE_PROJECT_BUILDING"] = "1"  # then the Python part loads without its library
-    package = MagicMock(__spec__=None, __path__=[f"{x}/pytorch" for x in installed.submodule_search_locations])
-    compiled = MagicMock(dequantize=lambda tensor, _: torch.zeros(tensor.shape, dtype=torch.bfloat16))
-    compiled.DType.kFloat8E4M3.name = "kFloat8E4M3"
-    sys.modules |= {"transformer_engine_torch": compiled, "transformer_engine.pytorch": package}
+    os.environ["NVTE_PROJECT_BUILDING"] = "1"  # transformer_engine then loads no library
+    extension = MagicMock(dequantize=lambda tensor, _: torch.zeros(tensor.shape, dtype=torch.bfloat16))
+    extension.DType.kFloat8E4M3.name = "kFloat8E4M3"
+    package = MagicMock(__spec__=None, __path__=[f"{path}/pytorch" for path in installed.submodule_search_locations])
+    sys.modules |= {"transformer_engine_torch": extension, "transformer_engine.pytorch": package}
 from transformer_engine.pytorch.tensor import Float8Tensor, QuantizedTensor
 from transformer_engine_torch import DType
 
@@ -52,29 +53,28 @@ def noted(query, key, indices, **options):
     return torch.zeros(2, 256, 16, 512, device=DEVICE).bfloat16(), torch.zeros(2, 256, 16, device=DEVICE)
 
 
-def is_right(name, width, *layout):
-    """Call an entry point with bfloat16 (width 2) or FP8 (width 1), and judge what the kernel gets."""
+def is_right(name, bits, *layout):
+    """Call an entry point with bfloat16 (16 bits) or FP8 (8), and judge what the kernel gets."""
     pair = [torch.ones(*layout, heads, 576, device=DEVICE).bfloat16() for heads in (16, 1)]
-    if width == 1:
-        options = {"dtype": torch.bfloat16, "fp8_dtype": DType.kFloat8E4M3, "device": DEVICE}
-        data, one = [x.to(torch.float8_e4m3fn).view(torch.uint8) for x in pair], torch.ones(1, device=DEVICE)
-        pair = [Float8Tensor(shape=x.shape, data=x, fp8_scale_inv=one, **options) for x in data]
+    if bits == 8:
+        options = {"fp8_scale_inv": torch.ones(1, device=DEVICE), "dtype": torch.bfloat16, "device": DEVICE}
+        pair = [x.to(torch.float8_e4m3fn).view(torch.uint8) for x in pair]
+        pair = [Float8Tensor(shape=x.shape, data=x, fp8_dtype=DType.kFloat8E4M3, **options) for x in pair]
     with warnings.catch_warnings(record=True, action="always") as caught:
         if name == "SparseMLA.apply":
             sparse_mla.SparseMLA.apply(*pair, indices[:, :, None], 0.04)
         else:
             tilelang_dsa.fused_sparse_mla_absorbed(*pair, indices, 0.04, 512)
-    told, null = sum("megatron" in one.filename for one in caught), [x.data_ptr() for x in operands].count(0)
-    times = sum(x.nbytes for x in operands) / sum(x.numel() for x in pair) / width
-    found = f"{null} NULL pointers, {times:g} x the bytes, {told} warnings"
-    print(f"{name}, {8 * width} bits: {found}; right: 0, 1 x or a warning")
+    told, null = sum("megatron" in x.filename for x in caught), [x.data_ptr() for x in operands].count(0)
+    times = sum(x.nbytes for x in operands) / sum(x.numel() * bits / 8 for x in pair)
+    print(f"{name}, {bits} bits: {null} NULL pointers, bytes x {times:g}, {told} warnings; right: 0, x 1 or a warning")
     return null == 0 and (times <= 1 or told > 0)
 
 
 sparse_mla.sparse_mla_fwd_interface = noted
-if not is_right("dispatcher", 2, 256, 2) & is_right("SparseMLA.apply", 2, 2, 256):
+if not is_right("dispatcher", 16, 256, 2) & is_right("SparseMLA.apply", 16, 2, 256):
     print("UNSUPPORTED: plain bfloat16 is wrong too")
     sys.exit(125)
-fixed = is_right("dispatcher", 1, 256, 2) & is_right("SparseMLA.apply", 1, 2, 256)
+fixed = is_right("dispatcher", 8, 256, 2) & is_right("SparseMLA.apply", 8, 2, 256)
 print("FIX_VALIDATED" if fixed else "BUG_REPRODUCED")
 sys.exit(0 if fixed else 10)

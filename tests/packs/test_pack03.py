@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import sys
+import types
 
 import pytest
 
@@ -84,3 +86,16 @@ def test_operand_that_no_kernel_takes_is_refused(tensors: tuple[torch.Tensor, ..
         kit.stand_in("sparse_mla_fwd", sizes, query.half(), key, indices)
     with pytest.raises(ValueError, match="no bounds"):
         kit.stand_in("sparse_mla_fwd", sizes | {"kv_group": 4}, query, key, indices)
+
+
+def test_kernel_leaves_the_numbers_of_outputs_as_its_builder_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    class BaseKernelAdapter:
+        def _legalize_result_idx(self, places: list[int]) -> list[int]:
+            places[0] += 8
+            return places
+
+    base = types.SimpleNamespace(BaseKernelAdapter=BaseKernelAdapter)
+    monkeypatch.setitem(sys.modules, "tilelang.jit.adapter.base", base)
+    kit.share_compiled_kernels()
+    places, legalize = [-2], getattr(BaseKernelAdapter(), "_legalize_result_idx")  # noqa: B009 - it is tilelang's own
+    assert (legalize(places), places) == ([6], [-2])
