@@ -91,7 +91,7 @@ FUNCTION = Case("dense", "public", 1, z=True, D=True, MIMO_Out=True, N=64, ends=
 WHOLE = Case("varlen", "public", 4, z=True, D=True, MIMO_Out=True, N=64, ends=(19, 32))
 TRACED = (
     *(BARE, PACKED, FUNCTION, WHOLE),
-    replace(BARE, R=2, D=True, MIMO_Out=True, ends=(64,)),
+    replace(BARE, R=2, z=True, D=True, MIMO_Out=True, ends=(64,)),
     replace(FUNCTION, z=False, D=False, MIMO_Out=False),
     replace(WHOLE, R=1, z=False, ends=(67, 128)),
     replace(PACKED, ends=(64,)),  # it ends as a chunk does: the packed kernels have a chunk more for it
