@@ -7,30 +7,26 @@ from __future__ import annotations
 
 import ast
 import concurrent.futures
+import contextlib
 import hashlib
-import importlib.util
+import importlib
 import json
 import multiprocessing
-import operator
 import os
 import re
 import sys
-import types
 import typing
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import kit
+from kit.compiled import _load
 
 T = typing.TypeVar("T")
 Untyped: typing.TypeAlias = typing.Any  # what tilelang or multiprocessing hands out
 Number: typing.TypeAlias = typing.Any  # an int, or an integer tensor
 HOST_ERRORS = (ImportError, MemoryError, NotImplementedError, OSError)  # never the fault of the tree under test
-OPERATORS: dict[type[ast.operator], Callable[[Number, Number], Number]] = {
-    ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul, ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod, ast.BitAnd: operator.and_, ast.BitOr: operator.or_, ast.BitXor: operator.xor,
-    ast.RShift: operator.rshift, ast.LShift: operator.lshift,
-}  # fmt: skip
+ARITHMETIC = (ast.Expression, ast.BinOp, ast.operator, ast.Constant, ast.Name, ast.Load)
 
 
 class Lowered(typing.NamedTuple):
@@ -45,15 +41,14 @@ def lower(program: Untyped, architecture: str, options: Mapping[str, object] | N
     """Lower a program (a PrimFunc) to CUDA source for an architecture such as sm_90a, with tilelang's pass options."""
     tilelang = importlib.import_module("tilelang")
     target = tilelang.tvm.target.Target({"kind": "cuda", "arch": architecture}, host="c")
-
-    def lowered() -> Lowered:
-        with tilelang.tvm.transform.PassContext(opt_level=3, config=dict(options or {})), target:
-            made = tilelang.lower(program, target=target, enable_host_codegen=False, enable_device_compile=False)
-        sizes = re.findall(r'"dyn_shared_memory_buf": (\d+)', made.device_mod.script())
-        return Lowered(made.kernel_source, "", int(sizes[0]) if sizes else 0)
-
-    found, error = attempt(lowered)
-    return found or Lowered("", error, 0)
+    with tilelang.tvm.transform.PassContext(opt_level=3, config=dict(options or {})), target:
+        lowered, error = attempt(
+            lambda: tilelang.lower(program, target=target, enable_host_codegen=False, enable_device_compile=False)
+        )
+    if lowered is None:
+        return Lowered("", error, 0)
+    sizes = re.findall(r'"dyn_shared_memory_buf": (\d+)', lowered.device_mod.script())
+    return Lowered(lowered.kernel_source, "", int(sizes[0]) if sizes else 0)
 
 
 def options_of(function: Untyped) -> dict[str, object]:
@@ -100,26 +95,17 @@ def in_processes(function: Callable[..., T], tasks: Sequence[tuple[object, ...]]
     The function stands at the top level of a module. What it raises is raised here; a process that dies raises
     BrokenProcessPool. Processes are spawned where CUDA has begun in this one, for CUDA survives no fork.
     """
-    torch, where = sys.modules.get("torch"), (function.__module__, str(sys.modules[function.__module__].__file__))
-    context = multiprocessing.get_context("spawn" if torch and torch.cuda.is_initialized() else "fork")
+    torch, module = sys.modules.get("torch"), sys.modules[function.__module__]
+    spawned = torch is not None and torch.cuda.is_initialized()
+    context = multiprocessing.get_context("spawn" if spawned else "fork")
+    load = (_load, (module.__name__, str(module.__file__))) if spawned else ()  # the module may lie on no path
 
     def result(task: tuple[object, ...]) -> T:
-        with concurrent.futures.ProcessPoolExecutor(1, context, _load, where) as pool:
+        with concurrent.futures.ProcessPoolExecutor(1, context, *load) as pool:
             return pool.submit(function, *task).result()
 
     with concurrent.futures.ThreadPoolExecutor(kit.processes()) as threads:
         return list(threads.map(result, tasks))
-
-
-def _load(name: str, file: str) -> None:
-    """Load the module of a function where the process has none of that name: a spawned one, of a file on no path."""
-    if name not in sys.modules:
-        for dot in re.finditer(r"\.", name):  # pickle imports the packages of a module, too
-            sys.modules.setdefault(name[: dot.start()], types.ModuleType(name[: dot.start()]))
-        spec = importlib.util.spec_from_file_location(name, file)
-        if spec and spec.loader:
-            sys.modules[name] = importlib.util.module_from_spec(spec)
-            spec.loader.exec_module(sys.modules[name])
 
 
 def index_value(text: str, **names: Number) -> Number:
@@ -127,19 +113,12 @@ def index_value(text: str, **names: Number) -> Number:
 
     threadIdx.x is named `thread`. Raise NotImplementedError where the index is of another form.
     """
-
-    def value(node: ast.expr) -> Number:
-        if isinstance(node, ast.BinOp) and type(node.op) in OPERATORS:
-            return OPERATORS[type(node.op)](value(node.left), value(node.right))
-        if isinstance(node, ast.Constant):
-            return node.value
-        return names[typing.cast("ast.Name", node).id]
-
     python = re.sub(r"(?<!/)/(?!/)", "//", text.strip().replace("((int)threadIdx.x)", "thread"))
-    try:
-        return value(ast.parse(python, mode="eval").body)
-    except (AttributeError, KeyError, SyntaxError) as error:
-        raise NotImplementedError(f"this index is of another form: {text}") from error
+    with contextlib.suppress(NameError, SyntaxError):
+        index = ast.parse(python, mode="eval")
+        if all(isinstance(node, ARITHMETIC) for node in ast.walk(index)):
+            return eval(compile(index, "index", "eval"), {"__builtins__": {}}, names)  # noqa: S307 - arithmetic alone
+    raise NotImplementedError(f"this index is of another form: {text}")
 
 
 def only_match(pattern: str, source: str, begin: int = 0) -> re.Match[str]:
@@ -148,13 +127,3 @@ def only_match(pattern: str, source: str, begin: int = 0) -> re.Match[str]:
     if len(matches) != 1:
         raise NotImplementedError(f"{len(matches)} times in the source: {pattern}")
     return matches[0]
-
-
-def enclosed(text: str) -> str:
-    """Return what stands before the square bracket that closes one opened before this text."""
-    depth = 1
-    for place, letter in enumerate(text):
-        depth += (letter == "[") - (letter == "]")
-        if depth == 0:
-            return text[:place]
-    raise NotImplementedError("an index that does not end")

@@ -1,15 +1,12 @@
 """mamba3_siso_bwd_kernel_dqkv computes V @ dO^T, and the causal decay on it, once for each chunk.
 
 The contract counts in the IR that Triton's frontend emits: each tt.dot of blocks of V and dO, and each mask on its
-result. It follows operands back to the kernel's parameters, so that text and names play no part. Figures tell how many
-products the compiler leaves for each architecture. The kernel's cubin is an output.
+result. It follows operands back to the kernel's parameters, so that text and names play no part. The kernel's cubin is
+an output.
 
-Right with and without the patch:
-- The masked product reaches dADT (in float32), dK and dQ. For bf16 inputs, no result is made of more values rounded to
-  16 bits than in the release. A V or dO that is cut out of a wider tensor reaches the TMA descriptors aligned.
-- The seven gradients of compute_dqkv agree with float64, in Triton's interpreter or on a GPU of the target. Each value
-  is written. Inputs stay as they were. Results have memory of their own. A second call or autotuning changes no bit.
-- No line of compute_dqkv waits for the device. It refuses shapes that do not agree, before the launch.
+Right with and without the patch: what RIGHT says of the IR. The seven gradients of compute_dqkv agree with float64, in
+Triton's interpreter or on a GPU of the target. Each value is written, inputs stay as they were, and results have memory
+of their own. No line of compute_dqkv waits for the device.
 
 Not judged: 26 of the kernel's 27 autotune configurations. Every launch and compilation is pinned to the other one.
 
@@ -76,7 +73,6 @@ COMPILED = {
     "RECOMPUTE_MASK=True": ("dense", ((256, 256), 8, 1, 64, 64, 64), True),
     "varlen bare": ("varlen bare", ((100, 1, 155), 6, 3, 64, 64, 64), False),
 }
-MMA = ("mma.sync", "wgmma.mma_async", "tcgen05.mma")  # PTX
 # Values rounded to 16 bits of which the release makes each result: what a dot takes, and what is stored in 16 bits.
 ROUNDINGS = {"dQ": 2, "dK": 4, "dV": 4, "dADT": 2, "dQK_Dot": 1, "dD": 1, "d_ISSM_State": 1}
 # What the IR says, right with and without the patch.
@@ -192,8 +188,7 @@ def mode(request):
 @pytest.fixture
 def emitted(compiling, mode):
     found = compiling()[mode]
-    if "refused" in found:
-        pytest.skip("it does not compile")
+    assert "refused" not in found, found["refused"]
     return found
 
 
@@ -384,22 +379,11 @@ class TestGradients:
 # What the IR says
 
 
-@pytest.mark.control
-def test_kernel_compiles(compiling, mode):
-    assert "refused" not in compiling()[mode], compiling()[mode]["refused"]
-
-
 @pytest.mark.defect
 def test_product_of_v_and_do_is_computed_once(emitted, mode, figure, output):
-    figures = {"products before CSE": emitted["products"]}
+    figure(f"{mode} products before CSE", emitted["products"])
     if TARGET.name != "cpu":
-        left, assembly = emitted["left"], emitted["assembly"]
-        figures |= {"products after CSE": left["products"], "dots after CSE": left["dots"]}
-        figures["MMA instructions"] = sum(map(assembly["ptx"].count, MMA))
-        figures["bytes of shared memory"] = emitted["shared"]
-        output(f"{mode} cubin", torch.frombuffer(bytearray(assembly["cubin"]), dtype=torch.uint8))
-    for name, value in figures.items():
-        figure(f"{mode} {name}", value)
+        output(f"{mode} cubin", torch.frombuffer(bytearray(emitted["assembly"]["cubin"]), dtype=torch.uint8))
     assert emitted["products"] <= 1, f"{emitted['products']} products of V and dO"
 
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 from kit import current_target
-from kit.cuda_source import attempt, enclosed, in_processes, index_value, lower
+from kit.cuda_source import index_value, lower
 
 ARCHITECTURE = re.fullmatch(r"sm_(\d+)a?", current_target().name)
 EVIDENCE_WITHOUT_GPU = "compiled" if ARCHITECTURE else ""
@@ -34,7 +34,7 @@ class Case(typing.NamedTuple):
     """One kernel: the scores of so many rows are reduced, and then p is stored."""
 
     reduction: str = "reduce_sum"
-    dtype: str = "bfloat16"  # of q, k and p
+    dtype: str = "float16"  # of q, k and p
     threads: int = 128
     rows: int = 16
     scores: str = "float32"
@@ -44,7 +44,7 @@ class Case(typing.NamedTuple):
 WRONG = {
     "sum": Case(),
     "max": Case("reduce_max"),
-    "float16": Case(dtype="float16"),
+    "bfloat16": Case(dtype="bfloat16"),
     "256_threads": Case(threads=256),
     "32_rows-256_threads": Case(rows=32, threads=256),
     "async_copy": Case(store="async_copy"),
@@ -52,14 +52,14 @@ WRONG = {
 RIGHT = {
     "sync_threads": Case(store="sync_threads"),
     "no_reuse": Case(store="no_reuse"),
-    "same_size": Case(dtype="float16", scores="float16"),
+    "same_size": Case(scores="float16"),
     "32_rows": Case(rows=32),  # each thread stores twice, in a loop: that is never taken for disjoint
     "64_rows": Case(rows=64),  # each warp has rows of its own, and needs no workspace
 }
 CASES = RIGHT | WRONG
 HAS_STMATRIX = ARCHITECTURE is not None and int(ARCHITECTURE[1]) >= 90
 JUDGED = [name for name, case in CASES.items() if HAS_STMATRIX or name in RIGHT or case.store != "copy"]
-LAUNCHED = [name for name in ("sync_threads", "sum", "float16") if name in JUDGED]
+LAUNCHED = [name for name in ("sync_threads", "sum") if name in JUDGED]
 
 
 def each(names):
@@ -107,24 +107,6 @@ def kernel(T, case):
     return main
 
 
-def source_of(name):
-    """Return the CUDA source of a kernel, and the error that it is refused with; in a process of its own."""
-    import tilelang
-
-    case = CASES[name]
-    program, error = attempt(lambda: kernel(tilelang.language, case))  # older releases have no T.async_copy
-    options = {"tl.disable_shared_memory_reuse": True} if case.store == "no_reuse" else {}
-    return lower(program, current_target().name, options)[:2] if program else ("", error)
-
-
-@pytest.fixture(scope="module")
-def sources():
-    """Return the source and the error of each kernel, by its name."""
-    import tilelang  # noqa: F401 - once, and not in each process
-
-    return dict(zip(JUDGED, in_processes(source_of, [(name,) for name in JUDGED]), strict=True))
-
-
 def compiled(program, **options):
     """Compile a program for the GPU that is here."""
     import tilelang
@@ -142,11 +124,17 @@ def unguarded(figure):
 
 
 @each(JUDGED)
-def test_a_barrier_precedes_the_store(name, sources, unguarded):
-    source, error = sources[name]
+def test_a_barrier_precedes_the_store(name, unguarded):
+    import tilelang
+
+    case, T = CASES[name], tilelang.language
+    if case.store == "async_copy" and not hasattr(T, "async_copy"):
+        pytest.skip("this release has no T.async_copy")
+    options = {"tl.disable_shared_memory_reuse": True} if case.store == "no_reuse" else {}
+    source, error, _ = lower(kernel(T, case), current_target().name, options)
     if error:
         pytest.skip(f"it is not lowered: {error}")
-    count = bytes_hit(source, CASES[name].threads)
+    count = bytes_hit(source, case.threads)
     unguarded.extend([name] * (count > 0))
     assert count == 0, f"{count} bytes of the workspace are stored to with no barrier after their last read"
 
@@ -159,17 +147,14 @@ def test_every_launch_is_exact(name, figure):
     launch = compiled(lambda T: kernel(T, case))
     inputs, right = reference(case)
     inputs, right = [tensor.cuda() for tensor in inputs], right.float().cuda()
-    launches, blocks, largest = 0, 0, 0.0
+    launches, blocks = 0, 0
     for _ in range(LAUNCHES):
         out = torch.full((BLOCKS, case.rows, WIDTH), float("nan"), device="cuda")
         launch(*inputs, out)
         wrong = (out != right).flatten(1).any(1).sum().item()  # NaN is unequal, too
         launches, blocks = launches + (wrong > 0), blocks + wrong
-        largest = max(largest, (out - right).abs().nan_to_num(nan=float("inf")).max().item())
     figure(f"wrong_launches_{name}", launches, f"of {LAUNCHES} launches")
-    if name == "sum":
-        figure("wrong_blocks_sum", round(100 * blocks / (BLOCKS * LAUNCHES), 1), "%")
-    assert not launches, f"{launches} launches, {blocks} of {BLOCKS * LAUNCHES} blocks, largest error {largest:g}"
+    assert launches == 0, f"{launches} launches, {blocks} of {BLOCKS * LAUNCHES} blocks"
 
 
 SCALAR_THREADS, SCALAR_BLOCKS = 1024, 512
@@ -237,14 +222,14 @@ def bytes_hit(source, threads):
     """Return how many bytes of the workspace the first store after its last read hits with no barrier between."""
     starts = {name: int(start) for name, start in re.findall(r"void\* (\w+) = .*buf_dyn_shmem \+ (\d+)\)\);", source)}
     starts["buf_dyn_shmem"] = 0  # releases before 0.1.10 give no names to what lies in it
-    place = r"\(\(\((\w+)\*\)(\w+)\)\["  # of ((float*)workspace)[
-    exchanges = [*re.finditer(r"tl::AllReduce<[^;]*?\(&" + place, source)]
+    place = r"\(&\(\(\((\w+)\*\)(\w+)\)\[(.+?)\]\)\)"  # (&(((float*)workspace)[0]))
+    exchanges = [*re.finditer(r"tl::AllReduce<[^;]*?" + place, source)]
     if not exchanges:
         return 0  # there is no workspace
-    dtype, name = exchanges[-1].groups()
-    start = starts[name] + BYTES[dtype] * index_value(enclosed(source[exchanges[-1].end() :]))
+    dtype, name, index = exchanges[-1].groups()
+    start = starts[name] + BYTES[dtype] * index_value(index)
     rest = source[exchanges[-1].end() :].partition(";")[2]
-    store = re.search(r"(?:ptx_stmatrix\w*_x(\d)|cp_async_gs<16>)\(\(&" + place, rest)
+    store = re.search(r"(?:ptx_stmatrix\w*_x(\d)|cp_async_gs<16>)\(" + place, rest)
     first = re.search(r"\(\((?:\w+)\*\)(?:" + "|".join(starts) + r")\)", rest)
     if first is None:
         raise NotImplementedError("nothing is stored after the reduction")
@@ -252,8 +237,9 @@ def bytes_hit(source, threads):
         return 0
     if store is None or store.start() > first.start():
         raise NotImplementedError(f"the first store is of another form: {rest[first.start() : first.start() + 80]}")
-    index, base, size = enclosed(rest[store.end() :]), starts[store[3]], BYTES[store[2]]
-    lanes = 8 * int(store[1] or 4)  # x2 takes the addresses of 16 lanes of a warp, x4 those of all
+    matrices, stored, buffer, index = store.groups()
+    base, size = starts[buffer], BYTES[stored]
+    lanes = 8 * int(matrices or 4)  # x2 takes the addresses of 16 lanes of a warp, x4 those of all
     addresses = {base + size * index_value(index, thread=thread) for thread in range(threads) if thread % 32 < lanes}
     reached = {address + byte for address in addresses for byte in range(ROW)}
     return len(reached & {*range(start, start + BYTES[dtype] * threads)})
