@@ -318,12 +318,6 @@ class Models:
     def positions(self, case):
         return torch.arange(case.shape[0], device=self.device).expand(case.shape[::-1])
 
-    def hidden_states(self, case):
-        """Return the hidden states that enter a stage which does not embed tokens itself."""
-        random = torch.Generator().manual_seed(5 + self.replica)
-        hidden = torch.randn(*case.shape, HIDDEN, generator=random)
-        return hidden.to(self.device, getattr(torch, case.dtype))
-
     def step(self, case, state=None):
         """Go forward and backward through a model; assert that what it is given stays as it is."""
         config, (ids, labels, mask, above) = configure(case), self.inputs(case)
@@ -336,7 +330,9 @@ class Models:
             self.stage(case, config, first=False)
         named, hidden = {"labels": labels, "loss_mask": mask}, None
         if case.last_stage or case.embedded:
-            hidden = self.hidden_states(case).requires_grad_(case.mode != "no_grad")
+            random = torch.Generator().manual_seed(5 + self.replica)
+            hidden = torch.randn(*case.shape, HIDDEN, generator=random).to(self.device, getattr(torch, case.dtype))
+            hidden.requires_grad_(case.mode != "no_grad")
             model.set_input_tensor(hidden if case.last_stage else None)
             named |= {"decoder_input": hidden} if case.embedded else {}
         # A caller that embeds tokens has none to give, nor has a last stage that is not to embed them for MTP.
@@ -748,9 +744,8 @@ def test_nothing_outlives_a_step(up, case):
         if case.mode == "train":
             losses.backward(above)
         del ids, labels, mask, above, losses
-    storages.living(seconds=3.0)
     gc.collect()  # what refers to itself is no leak
-    living = storages.living()
+    living = storages.living(seconds=3.0)
     assert storages.made, "nothing was seen"
     assert not living, f"there live on {[shape for _, shape in living]}"
 

@@ -106,7 +106,7 @@ DEFECTS = {
     "float16": Case(FAR, dtype="float16", reduction="mean", group=True),
     "batch_two": Case(FAR, shape=(17, 2), labels="some ignored"),
     "tokens-33": Case(FAR, shape=(33,), reduction="mean", labels="some ignored", group=True),
-    "level-minus-131072": Case((-131072.0,)),
+    "level-minus-131072-blocks": Case((-131072.0,), classes=128 * WIDTH, shape=(3,)),
     "level-minus-2_to_the_96": Case((-(2.0**96),), spread=0.0, shape=(17,)),
     "ignored-class": Case(FAR, labels="some ignored", reduction="mean", ignore_index=4),
     "ignored-all-gradients": Case(FAR, labels="all ignored", reduction="sum"),
