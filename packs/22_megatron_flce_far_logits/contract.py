@@ -115,7 +115,7 @@ DEFECTS = {
     "far_splits-rising": Case((-512.0, -300.0, -120.0), labels="first part"),
     "far_blocks-falling": Case((-120.0, -400.0), classes=128 * WIDTH, shape=(3,)),
     "far_blocks-rising": Case((-400.0, -120.0), classes=128 * WIDTH, shape=(3,)),
-    "mixed-tokens": Case(FAR, signs=(1.0, 0.0, -1.0), labels="some ignored"),
+    "mixed-tokens": Case(FAR, signs=(1.0, 0.0, -1.0), labels="some ignored", ignore_index=0),
     "empty_split-first": Case((-math.inf, -150.0), labels="last part", classes=512),
     "peak": Case(PEAK, classes=len(PEAK), shape=(1,), spread=0.0, width=1024),
     "ranks-two-peak": Case(PEAK, ranks=2, classes=len(PEAK), shape=(1,), spread=0.0, width=1024),
