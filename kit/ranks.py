@@ -212,7 +212,7 @@ def partition(world: int, size: int, *, apart: bool = False) -> list[list[int]]:
 def own_group(size: int, *, apart: bool = False) -> Any:  # noqa: ANN401 - a ProcessGroup, without types
     """Make the process groups of a partition, on every rank; return the one that this rank is in."""
     members = partition(torch.distributed.get_world_size(), size, apart=apart)
-    return torch.distributed.new_subgroups_by_enumeration(members)[0]
+    return torch.distributed.new_subgroups_by_enumeration(members)[0]  # type: ignore[no-untyped-call]
 
 
 def _load(name: str, file: str) -> None:
