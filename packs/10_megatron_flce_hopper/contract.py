@@ -89,7 +89,7 @@ class Case:
     ranks: int = 1
     shape: tuple[int, ...] = (5, 2)  # sequence and batch, or tokens alone
     classes: int = 24  # padded, of all ranks
-    labelled: int = 0  # of `exact` alone: as many classes have labels; 0: all
+    labelled: int = 0  # the classes below this have labels; 0: all
     hidden: int = 16
     dtype: str = "float32"
     labels: str = "any"  # or some, all or uneven ignored
