@@ -72,8 +72,8 @@ class Reference:
     def gradients(self, incoming: torch.Tensor, *, create_graph: bool = False) -> dict[str, torch.Tensor]:
         """Return the gradients in float64 of all inputs by name."""
         leaves, keep = self.exact.leaves, {"retain_graph": True, "create_graph": create_graph}
-        found = torch.autograd.grad(self.exact.loss, [*leaves.values()], incoming.double(), **keep)
-        return dict(zip(leaves, found, strict=True))
+        gradients = torch.autograd.grad(self.exact.loss, [*leaves.values()], incoming.double(), **keep)
+        return dict(zip(leaves, gradients, strict=True))
 
     @functools.cached_property
     def right(self) -> dict[str, torch.Tensor]:
@@ -86,15 +86,15 @@ class Reference:
         case = self.case
         step = 1 << (-(-case.BT // -(-case.V // (case.chunk_mem_const * case.H))) - 1).bit_length()  # rows of a chunk
         leaves, incoming = {name: x.clone().requires_grad_() for name, x in case.inputs.items()}, case.incoming()
-        found, losses = {name: torch.zeros_like(x) for name, x in leaves.items()}, []
+        gradients, losses = {name: torch.zeros_like(x) for name, x in leaves.items()}, []
         for rows in (slice(start, start + step) for start in range(0, case.BT, step)):
             _, *both = self._eager(leaves, rows)
             weighted = both[0] * (incoming[rows] if case.reduction == "none" else incoming)
             for name, x in zip(leaves, torch.autograd.grad(weighted.sum(), [*leaves.values()]), strict=True):
-                found[name] += x
+                gradients[name] += x
             losses.append([x.detach() for x in both])
         loss, z_loss = (self._reduced(torch.cat(x)) for x in zip(*losses, strict=True))
-        return {"loss": loss, "z_loss": z_loss} | found
+        return {"loss": loss, "z_loss": z_loss} | gradients
 
     def tolerance(self, name: str, least: float = 0.0) -> float:
         """Return the tolerance of "loss", "z_loss" or a gradient; in 16 bits it is at least so many eps."""
@@ -103,19 +103,19 @@ class Reference:
             return float(8 * eps * max(self.case.shape) ** 0.5)
         return max(5 * relative_error(self.rounded[name], self.right[name]), least * eps)
 
-    def close(self, name: str, found: Any, right: torch.Tensor, tolerance: float) -> None:  # noqa: ANN401 - also None
+    def close(self, name: str, tensor: Any, right: torch.Tensor, tolerance: float) -> None:  # noqa: ANN401 - also None
         """Check one tensor."""
-        assert getattr(found, "shape", None) == right.shape, f"{name} is no tensor of {right.shape}: {found}"
-        error = relative_error(found, right)
+        assert getattr(tensor, "shape", None) == right.shape, f"{name} is no tensor of {right.shape}: {tensor}"
+        error = relative_error(tensor, right)
         assert error <= tolerance, f"{name}: relative error {error:.2e}, tolerance {tolerance:.2e}"
 
-    def check(self, outputs: dict[str, Any], found: list[Any], *, least: float = 0.0) -> None:
+    def check(self, outputs: dict[str, Any], backwards: list[Any], *, least: float = 0.0) -> None:
         """Check losses, pairs of an incoming gradient and gradients by name, and what comes beside the loss."""
         case, exact, no_rows = self.case, self.exact, self.case.labels == "all ignored"
         for name in ("loss", "z_loss") if "return_z_loss" in case.options else ("loss",):
             if not (no_rows and case.reduction == "mean"):  # no rows have no mean
                 self.close(name, outputs[name], getattr(exact, name), self.tolerance(name, least))
-        for incoming, gradients in found:
+        for incoming, gradients in backwards:
             right = self.gradients(incoming)
             for name, x in gradients.items():
                 self.close(f"gradient of {name}", x, right[name], self.tolerance(name, least))

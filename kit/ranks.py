@@ -26,13 +26,14 @@ import tempfile
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from torch.utils._pytree import tree_map_only
 
 from kit.plugin import ContractError, judged
 
@@ -117,8 +118,9 @@ class RankGroup:
         for number in range(self.count):
             mine, its = context.Pipe()
             rank = Rank(number, self.count, "cpu" if self.device == "cpu" else f"cuda:{number}")
-            given = (rank, str(self._folder), self.seconds, its, (first.__module__, inspect.getfile(first)), setup)
-            process = context.Process(target=_serve, args=given, daemon=True)
+            module = (first.__module__, inspect.getfile(first))
+            arguments = (rank, self._folder, self.seconds, its, module, setup)
+            process = context.Process(target=_serve, args=arguments, daemon=True)
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # of a fork beside threads, which stay idle
                 process.start()
@@ -128,18 +130,18 @@ class RankGroup:
 
     def _outcomes(self, until: float) -> list[_Outcome]:
         """Wait for every rank's answer, or until one died, or until time is up."""
-        found: dict[int, _Outcome] = {}
-        while len(found) < self.count and time.monotonic() < until:
-            waiting = [pipe for number, pipe in enumerate(self._pipes) if number not in found]
+        outcomes: dict[int, _Outcome] = {}
+        while len(outcomes) < self.count and time.monotonic() < until:
+            waiting = [pipe for number, pipe in enumerate(self._pipes) if number not in outcomes]
             for pipe in multiprocessing.connection.wait(waiting, max(0.0, until - time.monotonic())):
                 number = self._pipes.index(pipe)
-                found[number] = self._answer(number)
-                if found[number].kind in {"tree", "died", "fault"}:
+                outcomes[number] = self._answer(number)
+                if outcomes[number].kind in {"tree", "died", "fault"}:
                     until = min(until, time.monotonic() + GRACE_S)
-        for number in set(range(self.count)) - found.keys():
+        for number in set(range(self.count)) - outcomes.keys():
             os.kill(self._processes[number].pid, signal.SIGUSR1)  # it writes down where it is
-            found[number] = _Outcome("hangs", text=f"hangs: no answer after {self.seconds:.0f} s")
-        return [found[number] for number in range(self.count)]
+            outcomes[number] = _Outcome("hangs", text=f"hangs: no answer after {self.seconds:.0f} s")
+        return [outcomes[number] for number in range(self.count)]
 
     def _answer(self, number: int) -> _Outcome:
         """Receive one rank's outcome; the end of its pipe is the end of the rank."""
@@ -179,7 +181,7 @@ class RankGroup:
     def _last_lines(self, number: int) -> list[str]:
         """Return the last lines that a rank wrote, and where it hangs, innermost first."""
         files = [self._folder / f"{name}{number}" for name in ("log", "stack")]
-        log, stack = (each.read_text(errors="replace").splitlines() if each.exists() else [] for each in files)
+        log, stack = (file.read_text(errors="replace").splitlines() if file.exists() else [] for file in files)
         lines = log[-LAST_LINES:] + stack[:LAST_LINES]
         return [f"last lines of rank {number} of {self.count}:", *(f"    {line}" for line in lines)]
 
@@ -207,19 +209,10 @@ def partition(world: int, size: int, *, apart: bool = False) -> list[list[int]]:
     return [list(range(start, start + size)) for start in range(0, world, size)]
 
 
-def own_group(members: Sequence[Sequence[int]]) -> Any:  # noqa: ANN401 - a ProcessGroup, without types
-    """Make a process group of each list of ranks, on every rank; return the one that this rank is in."""
-    made: list[Any] = [torch.distributed.new_group(list(each)) for each in members]
-    return made[next(at for at, each in enumerate(members) if torch.distributed.get_rank() in each)]
-
-
-def assert_ranks_agree(tensors: Sequence[torch.Tensor], what: str) -> None:
-    """Assert that every rank has the first rank's bits; nan agrees with nan."""
-    for number, tensor in enumerate(tensors):
-        same = tensor.dtype == tensors[0].dtype and tensor.shape == tensors[0].shape
-        same = same and torch.equal(tensor.nan_to_num(nan=1.5), tensors[0].nan_to_num(nan=1.5))
-        same = same and torch.equal(tensor.isnan(), tensors[0].isnan())
-        assert same, f"rank {number} of {len(tensors)} disagrees with rank 0: {what}"  # noqa: S101 - for contracts
+def own_group(size: int, *, apart: bool = False) -> Any:  # noqa: ANN401 - a ProcessGroup, without types
+    """Make the process groups of a partition, on every rank; return the one that this rank is in."""
+    members = partition(torch.distributed.get_world_size(), size, apart=apart)
+    return torch.distributed.new_subgroups_by_enumeration(members)[0]  # type: ignore[no-untyped-call]
 
 
 def _load(name: str, file: str) -> None:
@@ -230,7 +223,7 @@ def _load(name: str, file: str) -> None:
         spec.loader.exec_module(sys.modules[name])
 
 
-def _serve(rank: Rank, folder: str, seconds: float, pipe: Any, module: tuple[str, str], setup: bytes) -> None:  # noqa: ANN401, PLR0913, PLR0917
+def _serve(rank: Rank, folder: Path, seconds: float, pipe: Any, module: tuple[str, str], setup: bytes) -> None:  # noqa: ANN401, PLR0913, PLR0917
     """Be one rank: answer every job until this process is killed."""
     log = os.open(f"{folder}/log{rank.number}", os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     os.dup2(log, 1)
@@ -245,7 +238,7 @@ def _serve(rank: Rank, folder: str, seconds: float, pipe: Any, module: tuple[str
         pipe.send_bytes(pickle.dumps(outcome))
 
 
-def _set_up(rank: Rank, folder: str, seconds: float, module: tuple[str, str], setup: bytes) -> Any:  # noqa: ANN401
+def _set_up(rank: Rank, folder: Path, seconds: float, module: tuple[str, str], setup: bytes) -> Any:  # noqa: ANN401
     """Set torch and torch.distributed up, and return what the contract's setup makes of it."""
     torch.set_num_threads(1)
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
@@ -268,10 +261,11 @@ def _do(context: Any, name: str, file: str, job: bytes) -> Any:  # noqa: ANN401
     _load(name, file)
     function, arguments = pickle.loads(job)  # noqa: S301 - our own parent wrote it
     print("job", function.__name__, *arguments, flush=True)  # noqa: T201 - into its log
-    found = _on_cpu(function(context, *arguments))
+    result = function(context, *arguments)
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
         torch.cuda.synchronize()  # what fails on a GPU belongs to the job that asked for it
-    return found
+    # In memory of its own: a slice would bring its whole tensor.
+    return tree_map_only(torch.Tensor, lambda x: x.detach().to("cpu", copy=True).contiguous().clone(), result)
 
 
 def _attempt(function: Callable[[], Any]) -> _Outcome:
@@ -287,14 +281,3 @@ def _attempt(function: Callable[[], Any]) -> _Outcome:
         except ContractError as told:
             return _Outcome("fault", text=str(told))
         return _Outcome("skip" if ok is None else "tree", text=reason)
-
-
-def _on_cpu(found: Any) -> Any:  # noqa: ANN401
-    """Return a result with its tensors on the CPU, each in memory of its own."""
-    if isinstance(found, torch.Tensor):
-        return found.detach().to("cpu", copy=True).contiguous().clone()
-    if isinstance(found, dict):
-        return {key: _on_cpu(each) for key, each in found.items()}
-    if isinstance(found, list | tuple) and not hasattr(found, "_fields"):
-        return type(found)(_on_cpu(each) for each in found)
-    return found

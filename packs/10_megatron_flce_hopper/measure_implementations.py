@@ -35,7 +35,7 @@ from megatron.core.tensor_parallel.layers import ColumnParallelLinear
 from megatron.core.transformer.transformer_config import TransformerConfig
 
 from kit.ranks import ranks
-from kit.vocabulary import Storages, watching
+from kit.vocabulary import Storages, exact_losses, watching
 
 HERE = Path(__file__).resolve().parent
 JSON = HERE / "data" / "implementations.json"
@@ -70,12 +70,12 @@ def output_layer(case, group):
 
 def logits_of(calls, case, hidden, weight):
     """Return the logits [sequence, batch, classes of this rank]."""
-    return output_layer(case, calls.group(case))(hidden, weight=weight)[0]
+    return output_layer(case, calls.group)(hidden, weight=weight)[0]
 
 
 def linear(calls, case, hidden, weight, labels):
     """Call the fused linear cross entropy of the tree that is on the path."""
-    return calls.losses(case, hidden, weight, labels)
+    return calls.loss(case, hidden, weight, labels)
 
 
 def unreduced(case):
@@ -88,14 +88,14 @@ def native(calls, case, hidden, weight, labels):
     """Call vocab_parallel_cross_entropy."""
     unreduced(case)
     logits = logits_of(calls, case, hidden, weight)
-    return vocab_parallel_cross_entropy(logits, labels, tp_group=calls.group(case)).flatten()
+    return vocab_parallel_cross_entropy(logits, labels, tp_group=calls.group).flatten()
 
 
 def fused_native(calls, case, hidden, weight, labels):
     """Call fused_vocab_parallel_cross_entropy."""
     unreduced(case)
     logits = logits_of(calls, case, hidden, weight)
-    return fused_vocab_parallel_cross_entropy(logits, labels, calls.group(case)).flatten()
+    return fused_vocab_parallel_cross_entropy(logits, labels, calls.group).flatten()
 
 
 def transformer_engine(calls, case, hidden, weight, labels):
@@ -107,7 +107,7 @@ def transformer_engine(calls, case, hidden, weight, labels):
         sys.modules.setdefault(package.__name__, package)
     function = importlib.import_module("transformer_engine.pytorch.cross_entropy").parallel_cross_entropy
     logits = logits_of(calls, case, hidden, weight)
-    found = function(logits, labels, 0.0, case.reduction == "mean", calls.group(case), case.ignore_index)
+    found = function(logits, labels, 0.0, case.reduction == "mean", calls.group, case.ignore_index)
     return found.flatten() if case.reduction == "none" else found.reshape(())  # it has one element
 
 
@@ -116,14 +116,14 @@ def liger_vocab_parallel(calls, case, hidden, weight, labels):
     unreduced(case)
     module = importlib.import_module("liger_kernel.transformers.vocab_parallel_cross_entropy")
     layer = module.LigerVocabParallelCrossEntropy(ignore_index=case.ignore_index)
-    return layer(logits_of(calls, case, hidden, weight), labels, calls.group(case)).flatten()
+    return layer(logits_of(calls, case, hidden, weight), labels, calls.group).flatten()
 
 
 def liger_linear(calls, case, hidden, weight, labels):
     """Call LigerFusedLinearScaledCrossEntropyTPFunction."""
     unreduced(case)
     function = importlib.import_module("liger_kernel.ops").LigerFusedLinearScaledCrossEntropyTPFunction
-    given = (hidden.flatten(0, -2), weight, labels.flatten(), calls.group(case))
+    given = (hidden.flatten(0, -2), weight, labels.flatten(), calls.group)
     return function.apply(*given, 1.0, case.ignore_index)
 
 
@@ -132,7 +132,7 @@ def liger_linear_fallback(calls, case, hidden, weight, labels):
     unreduced(case)
     module = importlib.import_module("liger_kernel.ops.fused_linear_scaled_cross_entropy")
     given = (hidden.flatten(0, -2), weight, labels.flatten(), 1.0, case.ignore_index)
-    return module._apply_tp_fallback(*given, False, calls.group(case))  # noqa: SLF001
+    return module._apply_tp_fallback(*given, False, calls.group)  # noqa: SLF001
 
 
 IMPLEMENTATIONS = {  # name: what is called, how the table names it
@@ -178,6 +178,7 @@ def suited(name, case, looked):
 
 def measure(calls, name, looked, case):
     """Measure one property of one implementation on one rank."""
+    calls.enter(case)
     function = IMPLEMENTATIONS[name][0]
     given = memory if "memory" in looked else time if "time" in looked else values
     try:
@@ -205,7 +206,7 @@ def memory(calls, function, case):
 
     def note(*noted):
         storages.note(*noted)
-        living = storages.living(hidden, weight, labels)
+        living = storages.living()
         most["largest"] = max([most["largest"], *(math.prod(shape) for _, shape in living)])
         most["together"] = max(most["together"], sum(size for size, _ in living))
 
@@ -281,10 +282,9 @@ def deviations(found, case, looked):
     """Return the errors of losses and gradients over all ranks, each with its tolerance."""
     hidden, weight, labels, above = contract.inputs_of(case)
     if "without padding" in looked:
-        expected = contract.reference((hidden, weight[: case.labelled], labels, above), case)
-        looked = ("loss",)
-    else:
-        expected = contract.reference((hidden, weight, labels, above), case)
+        weight, looked = weight[: case.labelled], ("loss",)
+    exact = exact_losses((hidden, weight, labels, above), case.reduction, case.ignore_index)
+    expected = (exact.loss, exact.towards_hidden, exact.towards_weight)
     limit = contract.FLOAT32_GRADIENT + (contract.BFLOAT16 if case.dtype == "bfloat16" else 0.0)
     errors = []
     for name, wanted in zip(EVERYTHING, expected, strict=True):

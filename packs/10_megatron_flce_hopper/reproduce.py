@@ -24,16 +24,14 @@ if device == "cpu":
     torch.cuda.is_available = lambda: True
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_capability = lambda _device=None: (9, 0)
-    torch.cuda.get_device_name = lambda _device=None: "NVIDIA H100"
     torch.cuda.nvtx.range = lambda _name: contextlib.nullcontext()
-if torch.cuda.get_device_capability()[0] != 9:
-    print("UNSUPPORTED: needs a Hopper GPU, or no GPU")
-    sys.exit(125)
-
 try:
     from megatron.core.fusions.fused_linear_cross_entropy import linear_cross_entropy
 except ImportError as error:
     print(f"UNSUPPORTED: {error}")
+    sys.exit(125)
+if torch.cuda.get_device_capability()[0] != 9:
+    print("UNSUPPORTED: needs a Hopper GPU, or no GPU")
     sys.exit(125)
 
 torch.manual_seed(0)

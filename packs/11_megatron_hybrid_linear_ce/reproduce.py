@@ -46,27 +46,26 @@ tokens = torch.randint(24, (2, 7), generator=torch.Generator().manual_seed(0))  
 
 
 def forward(fusion, labels):
-    """Build the same small model each time, and return the mean loss, or the logits where there are no labels."""
+    """Build the same small model each time; return the losses, or the logits where there are no labels."""
     torch.manual_seed(0)
     options = {"cross_entropy_loss_fusion": fusion, "cross_entropy_fusion_impl": "linear"}
     config = TransformerConfig(
         num_layers=1, hidden_size=16, num_attention_heads=2, use_cpu_initialization=True, **options
     )
     model = HybridModel(config, spec, vocab_size=24, max_sequence_length=7, hybrid_layer_pattern="-").eval()
-    found = model(tokens, torch.arange(7).expand(2, 7), None, labels=labels).detach()
-    return found if labels is None else found.mean().item()
+    return model(tokens, torch.arange(7).expand(2, 7), None, labels=labels).detach()
 
 
 logits = forward(fusion=False, labels=None)  # [batch, sequence, vocabulary]
-expected = torch.nn.functional.cross_entropy(logits.double().flatten(0, 1), tokens.flatten()).item()
-unfused = forward(fusion=False, labels=tokens)
+expected = torch.nn.functional.cross_entropy(logits.double().flatten(0, 1), tokens.flatten())
+unfused = forward(fusion=False, labels=tokens).mean()
 print(f"loss without the fusion {unfused:.5f}, expected {expected:.5f}")
 if abs(unfused - expected) > 1e-5:
     print("UNSUPPORTED: the loss without the fusion is wrong, too")
     sys.exit(125)
 
 try:
-    loss = forward(fusion=True, labels=tokens)
+    loss = forward(fusion=True, labels=tokens).mean()
 except UnboundLocalError as error:
     print(f"with the fusion it raised {error!r}")
     print("BUG_REPRODUCED")

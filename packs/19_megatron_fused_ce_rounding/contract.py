@@ -32,9 +32,10 @@ from megatron.core.tensor_parallel import cross_entropy
 from kit import current_target, pairwise
 from kit.autograd import CHANGED_IN_PLACE, copies_of_saved, saved_sizes, unless_refused
 from kit.errors import relative_error, unit_roundoff
-from kit.ranks import assert_ranks_agree, own_group, partition, ranks
-from kit.vocabulary import Storages, assert_close, assert_same, function_node, tensors_in, watching
+from kit.ranks import own_group, partition, ranks
+from kit.vocabulary import Storages, assert_close, assert_same, tensors_in, watching
 
+pytestmark = pytest.mark.skipif(current_target().name != "cpu", reason="ranks talk through gloo: only cpu is judged")
 EVIDENCE_WITHOUT_GPU = {"cpu": "traced"}
 RANKS = 4
 DTYPES = ("float32", "float16", "bfloat16", "float64")
@@ -95,7 +96,7 @@ def with_roles(cases):
     return [pytest.param(case, id=name, marks=role(case.dtype)) for name, case in cases.items()]
 
 
-exact_for_each_dtype = pytest.mark.parametrize("dtype", [pytest.param(each, marks=role(each)) for each in DTYPES])
+exact_for_each_dtype = pytest.mark.parametrize("dtype", [pytest.param(name, marks=role(name)) for name in DTYPES])
 each_dtype = pytest.mark.parametrize("dtype", DTYPES)
 
 
@@ -129,7 +130,7 @@ def make(case, replica=0):
         "loss mask": (torch.arange(above.numel()).view(above.shape) % 3 != 1).float() / above.numel(),
         "loss scale": torch.full_like(above, 1024.0),
     }[case.gradient]
-    hidden, weight, offset = (each.to(getattr(torch, case.dtype)) for each in (hidden, weight, offset))
+    hidden, weight, offset = (tensor.to(getattr(torch, case.dtype)) for tensor in (hidden, weight, offset))
     factor = 6.0 if case.values == "large" else 1.0
     return types.SimpleNamespace(hidden=hidden, weight=weight, offset=offset, factor=factor, labels=labels, above=above)
 
@@ -172,11 +173,18 @@ def gradients(loss, leaves, above, **named):
     """Return the gradients of the leaves; the gradient from above stays as it was."""
     assert loss.requires_grad, "the losses have no graph"
     before = above.detach().clone()
-    found = torch.autograd.grad(loss, leaves, above, allow_unused=True, **named)
-    assert all(each is not None for each in found), "a gradient is missing"
-    assert above.shape == before.shape, "it altered the shape of the gradient from above"
-    assert above.equal(before), "it altered the gradient from above"
-    return found
+    results = torch.autograd.grad(loss, leaves, above, allow_unused=True, **named)
+    assert all(result is not None for result in results), "a gradient is missing"
+    assert_same([above.detach()], [before], "the gradient from above after backward")
+    return results
+
+
+def function_node(loss):
+    """Return the node of the autograd function written in Python: the losses may be made from what it returns."""
+    nodes = [loss.grad_fn]
+    while not isinstance(nodes[-1], torch.autograd.function.BackwardCFunction):
+        nodes += [node for node, _ in nodes.pop().next_functions if node is not None]
+    return nodes[-1]
 
 
 def check(logits, labels, above, loss, gradient):
@@ -186,12 +194,6 @@ def check(logits, labels, above, loss, gradient):
     assert gradient.dtype == logits.dtype, f"a gradient of {gradient.dtype}"
     assert_close(loss, losses, FLOAT32, "the losses", least=1.0)  # differences, which can cancel
     assert_close(gradient, exact_gradient, tolerance(logits.dtype), "the gradient")
-
-
-@pytest.fixture(autouse=True)
-def only_cpu():
-    if current_target().name != "cpu":
-        pytest.skip("the ranks talk through gloo: only the target cpu is judged")
 
 
 def decorate(fuser):
@@ -210,7 +212,7 @@ decorate(lambda function: function)  # as disable_jit_fuser does: inductor compi
 
 def groups_of(_rank):
     layouts = [(1, False), (2, False), (2, True), (4, False)]
-    return {each: own_group(partition(RANKS, each[0], apart=each[1])) for each in layouts}
+    return {(size, apart): own_group(size, apart=apart) for size, apart in layouts}
 
 
 @pytest.fixture(scope="session")
@@ -221,25 +223,24 @@ def world():
 
 def step(groups, case, fusion):
     """Go forward and backward on this rank; return logits, losses, gradients, and the bytes of each collective."""
-    members = partition(RANKS, case.ranks, apart=case.apart)
-    replica = next(at for at, each in enumerate(members) if torch.distributed.get_rank() in each)
-    inputs, start = make(case, replica), members[replica].index(torch.distributed.get_rank()) * case.shape[2]
-    own, group = slice(start, start + case.shape[2]), groups[case.ranks, case.apart]
+    members, group = partition(RANKS, case.ranks, apart=case.apart), groups[case.ranks, case.apart]
+    inputs = make(case, members.index(torch.distributed.get_process_group_ranks(group)))
+    own = slice(group.rank() * case.shape[2], (group.rank() + 1) * case.shape[2])
     hidden, weight = inputs.hidden.clone().requires_grad_(), inputs.weight[own].clone().requires_grad_()
     logits = hidden @ weight.t() * inputs.factor + inputs.offset[own]
-    given, labels, sent = logits.detach().clone(), inputs.labels.clone(), []
+    before, labels, sent = logits.detach().clone(), inputs.labels.clone(), []
 
     def note(operator, arguments, _):
         if "c10d" in operator.namespace and "wait" not in operator.name():
-            sent.append(sum(each.nbytes for each in tensors_in(arguments)))
+            sent.append(sum(tensor.nbytes for tensor in tensors_in(arguments)))
 
     function = functools.partial(of_model, fusion=fusion) if case.entry == "model" else fused if fusion else unfused
     with watching(note):
         loss = function(logits, labels, group)
     gradient, to_hidden, to_weight = gradients(loss, (logits, hidden, weight), inputs.above)
     assert labels.equal(inputs.labels), "it altered the labels"
-    found = {"logits": given, "gradient": gradient, "loss": loss.detach(), "sent": sent}
-    return found | {"to_hidden": to_hidden, "to_weight": to_weight}
+    results = {"logits": before, "gradient": gradient, "loss": loss.detach(), "sent": sent}
+    return results | {"to_hidden": to_hidden, "to_weight": to_weight}
 
 
 @pytest.fixture(scope="session")
@@ -248,36 +249,36 @@ def steps(world):
 
     @functools.cache
     def run(case, fusion):
-        found = world.run(step, case, fusion)
-        return [found[rank] for rank in partition(RANKS, case.ranks, apart=case.apart)[-1]]
+        results = world.run(step, case, fusion)
+        return [results[rank] for rank in partition(RANKS, case.ranks, apart=case.apart)[-1]]
 
     return run
 
 
-def joined(found, name):
-    """Join what the ranks found along the vocabulary."""
-    return torch.cat([each[name] for each in found], -1)
+def joined(results, name):
+    """Join the results of ranks along the vocabulary."""
+    return torch.cat([result[name] for result in results], -1)
 
 
 def of_last_group(case):
     return make(case, RANKS // case.ranks - 1)
 
 
-def judge(found, case):
-    inputs = of_last_group(case)
-    assert_ranks_agree([each["loss"] for each in found], "the losses")
-    check(joined(found, "logits"), inputs.labels, inputs.above, found[0]["loss"], joined(found, "gradient"))
+def judge(results, case):
+    inputs, losses = of_last_group(case), [result["loss"] for result in results]
+    assert_same(losses, losses[:1] * case.ranks, "the losses of another rank")
+    check(joined(results, "logits"), inputs.labels, inputs.above, losses[0], joined(results, "gradient"))
 
 
 @pytest.mark.parametrize("case", with_roles(CASES | EXAMPLES))
 def test_losses_and_gradients_are_exact(steps, output, request, case):
-    found, plain = steps(case, True), steps(case, False)
+    results, plain = steps(case, True), steps(case, False)
     if case.ranks < RANKS:
-        output(f"{request.node.callspec.id}.loss", found[0]["loss"])
+        output(f"{request.node.callspec.id}.loss", results[0]["loss"])
         if case.dtype != "float16":
-            output(f"{request.node.callspec.id}.as_bfloat16", joined(found, "gradient").bfloat16())
-        assert_same([joined(found, "gradient")], [joined(plain, "gradient")], "than the unfused function")
-    judge(found, case)
+            output(f"{request.node.callspec.id}.as_bfloat16", joined(results, "gradient").bfloat16())
+        assert_same([joined(results, "gradient")], [joined(plain, "gradient")], "than the unfused function")
+    judge(results, case)
 
 
 @pytest.mark.control
@@ -297,12 +298,12 @@ def test_ranks_talk_twice_with_three_numbers_a_token(steps, case):
 
 @pytest.mark.parametrize("case", with_roles(EXAMPLES))
 def test_gradients_of_hidden_states_and_weights_are_exact(steps, figure, request, case):
-    found, inputs = steps(case, True), of_last_group(case)
-    _, gradient = exact(joined(found, "logits"), inputs.labels, inputs.above)
-    hidden = sum(each["to_hidden"].double() for each in found)
-    weight = torch.cat([each["to_weight"] for each in found])
+    results, inputs = steps(case, True), of_last_group(case)
+    _, gradient = exact(joined(results, "logits"), inputs.labels, inputs.above)
+    hidden = sum(result["to_hidden"].double() for result in results)
+    weight = torch.cat([result["to_weight"] for result in results])
     pairs = {
-        "gradient": (joined(found, "gradient"), gradient),
+        "gradient": (joined(results, "gradient"), gradient),
         "dX": (hidden, gradient @ inputs.weight.double()),
         "dW": (weight, gradient.flatten(0, 1).t() @ inputs.hidden.double().flatten(0, 1)),
     }
@@ -347,20 +348,15 @@ def start(x):
 @exact_for_each_dtype
 def test_backward_makes_one_dense_gradient_of_the_logits_dtype(x):
     """Else autograd casts it outside the fusion, or the products of the linear layer copy it."""
-    (_, loss), made = start(x), []
-
-    def note(_, arguments, found):
-        old = {each.untyped_storage().data_ptr() for each in tensors_in(arguments)}
-        new = [each for each in tensors_in(found) if each.untyped_storage().data_ptr() not in old]
-        made.extend(each.nbytes for each in new if each.numel() == x.logits.numel())
-
-    with watching(note):
-        found = function_node(loss).apply(x.above.clone())[0]
-    assert found.dtype == x.logits.dtype, f"backward returned {found.dtype}"
-    assert found.is_contiguous(), f"strides {found.stride()}"
-    held = found.untyped_storage().nbytes()
+    (_, loss), storages = start(x), Storages()
+    with watching(storages.note):
+        gradient = function_node(loss).apply(x.above.clone())[0]
+    assert gradient.dtype == x.logits.dtype, f"backward returned {gradient.dtype}"
+    assert gradient.is_contiguous(), f"strides {gradient.stride()}"
+    held = gradient.untyped_storage().nbytes()
     assert held == x.logits.nbytes, f"it holds {held} bytes, and the gradient has {x.logits.nbytes}"
-    assert sum(made) <= x.logits.nbytes, f"new tensors of {sum(made)} bytes; the gradient has {x.logits.nbytes}"
+    made = sum(size for _, size, shape in storages.made.values() if shape.numel() == x.logits.numel())
+    assert made <= x.logits.nbytes, f"new tensors of {made} bytes; the gradient has {x.logits.nbytes}"
 
 
 @pytest.mark.control
@@ -386,7 +382,7 @@ def test_nothing_outlives_a_loss_or_its_backward(x, how):
                 gradients(loss, [leaf], x.above, retain_graph="retained" in how)
             if "kept" not in how:
                 loss = loss.detach().clone()
-        left = storages.living(loss, leaf, labels, x.above, seconds=3.0)
+        left = storages.living(loss, seconds=3.0)
     finally:
         gc.enable()
     assert not left, f"bytes and shapes that live on: {left}"
@@ -412,11 +408,11 @@ def test_nothing_is_read_or_made_on_the_host(x):
 
     A number without dimensions may come from the host.
     """
-    made, (logits, labels, above) = [], (each.to("meta") for each in (x.logits, x.labels, x.above))
+    made, (logits, labels, above) = [], (tensor.to("meta") for tensor in (x.logits, x.labels, x.above))
     logits.requires_grad_()
 
-    def note(operator, _, found):
-        made.extend(operator.name() for each in tensors_in(found) if each.dim() and not each.is_meta)
+    def note(operator, _, result):
+        made.extend(operator.name() for tensor in tensors_in(result) if tensor.dim() and not tensor.is_meta)
 
     try:
         with watching(note):
@@ -513,11 +509,11 @@ def test_logits_that_are_a_slice(x, beside):
 @pytest.mark.parametrize("shape", [(10,), (2, 5), (5, 1, 2), (5, 2, 1, 1)], ids=str)
 @exact_for_each_dtype
 def test_tokens_in_one_to_four_dimensions(x, shape):
-    given, labels, above = x.logits.flatten(0, 1), x.labels.flatten(), x.above.flatten()
-    given, labels, above = (each[: math.prod(shape)].view(*shape, *each.shape[1:]) for each in (given, labels, above))
-    logits = given.clone().requires_grad_()
+    flat = x.logits.flatten(0, 1), x.labels.flatten(), x.above.flatten()
+    before, labels, above = (tensor[: math.prod(shape)].view(*shape, *tensor.shape[1:]) for tensor in flat)
+    logits = before.clone().requires_grad_()
     loss = fused(logits, labels.clone())
-    check(given, labels, above, loss, *gradients(loss, [logits], above))
+    check(before, labels, above, loss, *gradients(loss, [logits], above))
 
 
 @pytest.mark.control
@@ -546,15 +542,15 @@ def test_labels_can_be_changed_before_backward(x):
     check(x.logits, x.labels, x.above, loss, *gradients(loss, [logits], x.above))
 
 
-@pytest.mark.parametrize("dtype", [pytest.param(each, marks=role(each)) for each in DTYPES[1:]])
+@pytest.mark.parametrize("dtype", [pytest.param(name, marks=role(name)) for name in DTYPES[1:]])
 def test_logits_that_are_not_fp32_are_only_read(x):
     """Forward made fp32 ones of them: nobody minds when they change, nor does another term that saved them."""
     logits = x.logits.clone().requires_grad_()
     term = logits.square().sum()
     loss = fused(logits, x.labels.clone())
-    found = unless_refused(lambda: torch.autograd.grad(term, [logits]), CHANGED_IN_PLACE)
-    assert found is not None, "refused: the logits count as changed"
-    assert_same(found, [2 * x.logits], "the gradient of another term")
+    gradient = unless_refused(lambda: torch.autograd.grad(term, [logits]), CHANGED_IN_PLACE)
+    assert gradient is not None, "refused: the logits count as changed"
+    assert_same(gradient, [2 * x.logits], "the gradient of another term")
     logits.detach().zero_()
     check(x.logits, x.labels, x.above, loss, *gradients(loss, [logits], x.above))
     assert not logits.any(), "backward wrote into the logits"
@@ -574,9 +570,9 @@ def test_change_in_place_of_what_backward_needs_is_noticed(x, change):
     """The softmax lies in the memory of fp32 logits."""
     logits, loss = start(x)
     CHANGES[change](logits, loss)
-    found = unless_refused(lambda: gradients(loss, [logits], x.above), CHANGED_IN_PLACE)
-    if found:
-        check(x.logits, x.labels, x.above, loss, *found)
+    gradient = unless_refused(lambda: gradients(loss, [logits], x.above), CHANGED_IN_PLACE)
+    if gradient:
+        check(x.logits, x.labels, x.above, loss, *gradient)
 
 
 @exact_for_each_dtype
@@ -593,11 +589,11 @@ def test_labels_far_below_the_largest_logit(dtype):
     """Where the label's exponential is 0; each loss by itself. In fp16 the largest distances are infinite."""
     distances = (0.0, 1.0, 20.0, 86.0, 88.0, 95.0, 103.0, 104.0, 110.0, 300.0, 4e4, 1e6, 1e30, math.inf)
     far = torch.tensor(distances).to(getattr(torch, dtype))
-    given = torch.stack((torch.zeros_like(far), -far), 1).unsqueeze(1)
+    before = torch.stack((torch.zeros_like(far), -far), 1).unsqueeze(1)
     labels, above = torch.ones(len(far), 1, dtype=torch.int64), torch.linspace(-1.0, 2.0, len(far)).unsqueeze(1)
-    logits = given.clone().requires_grad_()
+    logits = before.clone().requires_grad_()
     loss = fused(logits, labels)
-    losses, gradient = exact(given, labels, above)
+    losses, gradient = exact(before, labels, above)
     near = loss.double().isclose(losses, rtol=FLOAT32, atol=FLOAT32)
     assert near.all(), f"{loss[~near].tolist()} instead of {losses[~near].tolist()}"
     assert_close(*gradients(loss, [logits], above), gradient, tolerance(far.dtype), "the gradient")
@@ -618,13 +614,13 @@ def test_fp16_gradient_that_overflows_is_infinite(x, scale):
 @exact_for_each_dtype
 def test_backwards_that_come_later_than_other_forwards(examples, dtype):
     """Of the same shape and dtype, whose gradient is kept beside this one, and of another dtype."""
-    other = next(each for each in ("bfloat16", "float32") if each != dtype)
-    given = [examples(each, number) for number, each in enumerate((dtype, dtype, other))]
-    found = []
-    for x, (logits, loss) in [(x, start(x)) for x in given]:
-        found.append((x.logits, x.labels, x.above, loss, *gradients(loss, [logits], x.above)))
-    for each in found[:2]:
-        check(*each)
+    other = "float32" if dtype == "bfloat16" else "bfloat16"
+    inputs = [examples(kind, number) for number, kind in enumerate((dtype, dtype, other))]
+    results = []
+    for x, (logits, loss) in [(x, start(x)) for x in inputs]:
+        results.append((x.logits, x.labels, x.above, loss, *gradients(loss, [logits], x.above)))
+    for result in results[:2]:
+        check(*result)
 
 
 @pytest.fixture

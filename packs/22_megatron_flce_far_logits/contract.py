@@ -30,6 +30,7 @@ import math
 import sys
 import threading
 import types
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from unittest import mock
 
@@ -45,8 +46,9 @@ from torch.overrides import TorchFunctionMode
 from triton.runtime import interpreter
 from triton.runtime.errors import InterpreterError
 
-from kit.vocabulary import assert_close, assert_same, host_waits
+from kit.vocabulary import assert_close, assert_same, exact_losses, host_waits
 
+pytestmark = pytest.mark.skipif(current_target().name != "cpu", reason="the main loop is a stand-in on every GPU, too")
 EVIDENCE_WITHOUT_GPU = {"cpu": "interpreted"}
 FLOOR = -1e30  # where the main loop's maximum starts, in each split
 HIDDEN = 64  # the main loop takes multiples of 64 elements
@@ -99,90 +101,63 @@ PEAK = (-130.0, *FAR * (130 * 1024 - 1))  # one logit above 133,119: a split of 
 # fmt: off
 DEFECTS = {
     "example": Case(FAR, classes=20, shape=(1,), spread=0.0),
-    "none": Case(FAR),
     "mean": Case(FAR, reduction="mean", above=3.0),
     "default_split": Case(FAR, classes=7001, shape=(9, 2), width=3072),
-    "float16": Case(FAR, dtype="float16", reduction="mean"),
+    "float16": Case(FAR, dtype="float16", reduction="mean", group=True),
     "batch_two": Case(FAR, shape=(17, 2), labels="some ignored"),
-    "one_token": Case(FAR, shape=(1,), reduction="mean"),
-    "tokens-33": Case(FAR, shape=(33,), reduction="mean", labels="some ignored"),
-    "subnormal-minus-100": Case((-100.0,), spread=0.0),
-    "level-minus-131072": Case((-131072.0,)),
+    "tokens-33": Case(FAR, shape=(33,), reduction="mean", labels="some ignored", group=True),
     "level-minus-131072-blocks": Case((-131072.0,), classes=128 * WIDTH, shape=(3,)),
     "level-minus-2_to_the_96": Case((-(2.0**96),), spread=0.0, shape=(17,)),
     "ignored-class": Case(FAR, labels="some ignored", reduction="mean", ignore_index=4),
-    "ignored-class_zero": Case(FAR, labels="some ignored", ignore_index=0),
     "ignored-all-gradients": Case(FAR, labels="all ignored", reduction="sum"),
     "splits-65": Case(FAR, classes=65 * WIDTH - 3, shape=(5,), reduction="mean"),
     "splits-300": Case(FAR, classes=300 * WIDTH, shape=(3,)),
-    "splits-131": Case(FAR, classes=131 * WIDTH - 100, shape=(3,)),
-    "far_splits-falling": Case((-120.0, -300.0, -512.0)),
     "far_splits-rising": Case((-512.0, -300.0, -120.0), labels="first part"),
     "far_blocks-falling": Case((-120.0, -400.0), classes=128 * WIDTH, shape=(3,)),
     "far_blocks-rising": Case((-400.0, -120.0), classes=128 * WIDTH, shape=(3,)),
-    "mixed-tokens": Case(FAR, signs=(1.0, 0.0, -1.0), labels="some ignored"),
+    "mixed-tokens": Case(FAR, signs=(1.0, 0.0, -1.0), labels="some ignored", ignore_index=0),
     "empty_split-first": Case((-math.inf, -150.0), labels="last part", classes=512),
-    "empty_block-first": Case((-math.inf, -150.0), labels="last part", classes=128 * WIDTH, shape=(3,)),
     "peak": Case(PEAK, classes=len(PEAK), shape=(1,), spread=0.0, width=1024),
     "ranks-two-peak": Case(PEAK, ranks=2, classes=len(PEAK), shape=(1,), spread=0.0, width=1024),
-    "default-bfloat16": Case(FAR, shape=(5,), default="bfloat16"),
-    "ranks-two-default-bfloat16": Case(FAR, ranks=2, shape=(5,), default="bfloat16", reduction="sum"),
-    "autocast": Case(FAR, shape=(5,), autocast=True),
-    "ranks-two-autocast": Case(FAR, ranks=2, classes=1200, shape=(5,), reduction="mean", autocast=True),
-    "in_flight": Case(FAR, shape=(5,), in_flight=True),
-    "ranks-two-in_flight": Case(FAR, ranks=2, shape=(5,), reduction="mean", in_flight=True),
-    "twice": Case(FAR, shape=(5,), labels="some ignored", twice=True),
-    "ranks-two-twice": Case(FAR, ranks=2, shape=(5,), reduction="sum", labels="some ignored", twice=True),
+    "default_dtype-in_flight": Case(FAR, shape=(5,), default="bfloat16", in_flight=True),
+    "ranks-two-default_dtype-in_flight": Case(
+        FAR, ranks=2, shape=(5,), default="bfloat16", reduction="mean", in_flight=True
+    ),
+    "autocast-twice": Case(FAR, shape=(5,), labels="some ignored", autocast=True, twice=True),
+    "ranks-two-autocast-twice": Case(FAR, ranks=2, shape=(5,), reduction="sum", autocast=True, twice=True),
     "padding-nan": Case(FAR, shape=(5,), labels="some ignored", padding=math.nan),
     "ranks-two-padding-nan": Case(FAR, ranks=2, shape=(5,), reduction="mean", labels="some ignored", padding=math.nan),
-    "ranks-one": Case(FAR, group=True),
-    "ranks-two": Case(FAR, ranks=2, classes=1200),
     "ranks-two-last": Case(FAR, ranks=2, classes=1200, reduction="mean", labels="last part", ignore_index=7),
     "ranks-two-sequence": Case(FAR, ranks=2, classes=1200, shape=(6, 3), sequence_parallel=True),
     "ranks-two-levels-rising": Case((-512.0, -120.0), ranks=2, classes=1200, labels="first part", reduction="sum"),
     "ranks-two-crossed": Case((-120.0, -300.0, -300.0, -120.0), ranks=2, classes=4 * WIDTH),
     "ranks-two-mixed": Case(FAR, ranks=2, classes=1200, signs=(1.0, 0.0, -1.0), labels="some ignored"),
-    "ranks-two-deep-blocks": Case((-131072.0,), ranks=2, classes=4 * 65 * WIDTH, shape=(3,)),
     "ranks-two-deepest": Case((-(2.0**96),), ranks=2, classes=1200, spread=0.0, shape=(17,)),
-    "ranks-two-block": Case((-400.0, -120.0), ranks=2, classes=130 * WIDTH, shape=(3,), labels="some ignored"),
     "ranks-two-blocks": Case((-120.0, -400.0, -128.0, -136.0), ranks=2, classes=2 * 65 * WIDTH, shape=(3,)),
     "ranks-two-blocks-rising": Case((-400.0, -120.0) * 2, ranks=2, classes=4 * 65 * WIDTH, shape=(3,)),
     "ranks-two-empty": Case((-math.inf, -150.0), ranks=2, classes=1200, labels="last part"),
     "ranks-four": Case((-131072.0,), ranks=4, classes=1100, shape=(8, 1), sequence_parallel=True),
-    "ranks-four-levels": Case((-300.0, -120.0, -512.0, -144.0), ranks=4, classes=1100, reduction="mean"),
 }
 EXACT = {  # in each token the first 64 splits reach 0: the same bits with the patch as without
-    "normal-none": Case(labels="some ignored"),
     "normal-mean": Case(reduction="mean", labels="some ignored", above=2.0),
-    "normal-float16": Case(dtype="float16", shape=(9, 2)),
     "normal-default_split": Case(classes=7001, width=3072, shape=(5, 2)),
     "normal-splits-300": Case(classes=300 * WIDTH, shape=(3,)),
-    "normal-ranks-two": Case(ranks=2, classes=1200, labels="some ignored"),
     "normal-ranks-four": Case(ranks=4, classes=1100, shape=(8, 1), sequence_parallel=True, reduction="sum"),
-    "zero-blocks": Case(spread=0.0, classes=130 * WIDTH, shape=(3,)),
     "zero-ranks-two-blocks": Case(spread=0.0, ranks=2, classes=4 * 65 * WIDTH, shape=(3,), reduction="mean"),
-    "above": Case((150.0,), reduction="mean"),
     "above-peak": Case((20.0, *(0.0,) * (130 * 1024 - 1)), classes=130 * 1024, shape=(1,), spread=0.0, width=1024),
-    "above-far": Case((131072.0,)),
-    "above-ignored": Case((150.0,), shape=(5,), labels="some ignored"),
     "above-ranks-two": Case((-400.0, 120.0), ranks=2, classes=1200),
-    "above-default-bfloat16": Case((150.0,), shape=(5,), default="bfloat16", reduction="mean"),
     "above-ranks-two-default-bfloat16": Case((150.0,), ranks=2, shape=(4, 1), default="bfloat16"),
     "one_split_above": Case((-150.0, -150.0, 5.0), classes=768),
     "empty_split-normal": Case((0.0, -math.inf), classes=512, labels="first part"),
 }
 NEAR = {  # below 0, and no sum underflows: right, but not the same bits; and what is nan, or has nan beside it
-    "below-minus-64-ranks-two": Case((-64.0,), ranks=2, classes=1200),
-    "below-unlike-rising": Case((-300.0, -50.0), shape=(5,), reduction="mean"),
     "below-ranks-two-unlike": Case((-50.0, -300.0), ranks=2, shape=(5,), labels="some ignored"),
     "below-ranks-two-unlike-rising": Case((-300.0, -50.0), ranks=2, shape=(5,), reduction="mean"),
     "below-blocks": Case((-16.0, 16.0), classes=128 * WIDTH, shape=(3,)),
     "ignored-all-mean": Case(reduction="mean", labels="all ignored"),
     "nan_split": Case((0.0, math.nan), classes=512, shape=(5,), labels="first part"),
     "nan_split-far": Case((math.nan, *FAR), classes=512, shape=(5,), labels="last part"),
-    "nan_block": Case((0.0, math.nan), classes=128 * WIDTH, shape=(3,), labels="first part"),
     "ranks-two-nan_split": Case((0.0, 0.0, math.nan, 0.0), ranks=2, classes=4 * WIDTH, shape=(5,), labels="first part"),
-    "ranks-two-nan_rank": Case((0.0, math.nan), ranks=2, shape=(5,), reduction="mean", labels="first part"),
     "padding-inf": Case(shape=(5,), reduction="sum", labels="some ignored", padding=math.inf),
     "ranks-two-padding-nan-mean": Case(ranks=2, shape=(5,), reduction="mean", labels="some ignored", padding=math.nan),
 }
@@ -203,9 +178,10 @@ class Packed:
 
 def fp32_of(*packed):
     """Return tensors that a kernel copies with an atom for fp32: it takes no others."""
-    for each in packed:
-        assert each.tensor.dtype == torch.float32, f"the kernel copies fp32, and was given {each.tensor.dtype}"
-    return [each.tensor for each in packed]
+    tensors = [argument.tensor for argument in packed]
+    dtypes = [tensor.dtype for tensor in tensors]
+    assert set(dtypes) == {torch.float32}, f"the kernel copies fp32, and was given {dtypes}"
+    return tensors
 
 
 def products(hidden, rows):
@@ -220,8 +196,8 @@ class ForwardMainLoop:
     def __init__(self, vocab_per_split):
         self.width = vocab_per_split
 
-    def __call__(self, hidden, weight, labels, *given):
-        *outputs, ignore_index, rank, _ = given
+    def __call__(self, hidden, weight, labels, *arguments):
+        *outputs, ignore_index, rank, _ = arguments
         labels, (label_logits, maximum, total) = labels.tensor, fp32_of(*outputs)
         logits = products(hidden.tensor, weight.tensor)
         classes = logits.shape[1]
@@ -231,9 +207,8 @@ class ForwardMainLoop:
             total[:, split] = (part - largest.unsqueeze(1)).exp().sum(dim=1)
             columns = labels - rank * classes - split * self.width
             here = (columns >= 0) & (columns < part.shape[1])
-            found = part.gather(1, columns.clamp(0, part.shape[1] - 1).unsqueeze(1)).squeeze(1)
-            found = found.where(labels != ignore_index, 0.0)
-            label_logits.copy_(found.where(here, label_logits))
+            picked = part.gather(1, columns.clamp(0, part.shape[1] - 1).unsqueeze(1)).squeeze(1)
+            label_logits.copy_(picked.where(labels != ignore_index, 0.0).where(here, label_logits))
 
 
 class BackwardPartialLogits:
@@ -242,8 +217,8 @@ class BackwardPartialLogits:
     def __init__(self, reduction, vocab_per_split):
         self.reduction, self.width = reduction, vocab_per_split
 
-    def __call__(self, split, hidden, weight, labels, *given):
-        above, maximum, total, towards_logits, valid, ignore_index, rank, _ = given
+    def __call__(self, split, hidden, weight, labels, *arguments):
+        above, maximum, total, towards_logits, valid, ignore_index, rank, _ = arguments
         labels, (above, maximum, total) = labels.tensor, fp32_of(above, maximum, total)
         if self.reduction == MEAN:
             above = above / ctypes.c_int64.from_address(valid).value
@@ -288,9 +263,9 @@ class Team:
         """Return a copy of the tensors of all ranks."""
         self.slots[rank] = tensor
         self.meet()
-        found = [each.clone() for each in self.slots]
+        tensors = [tensor.clone() for tensor in self.slots]
         self.meet()
-        return found
+        return tensors
 
 
 @dataclass(frozen=True)
@@ -312,25 +287,21 @@ def all_gather_into_tensor(output, tensor, group):
     output.copy_(torch.cat(group.team.gather(group.rank, tensor)))
 
 
-def is_host(*given):
-    """Return whether a device is asked for by the name of the host, and not as that of another tensor."""
-    return any(isinstance(each, str) and each == "cpu" for each in given)
-
-
 class HostTensors(TorchFunctionMode):
     """What is made without a device does not lie where the other tensors do: it has no memory at all.
 
     A tensor without dimensions is left where it is: PyTorch's operators take it from the host.
     """
 
-    def __torch_function__(self, function, _types, given=(), named=None):
-        named = named or {}
-        to_host = function is torch.Tensor.to and is_host(*given[1:], *named.values())
+    def __torch_function__(self, function, _types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        names = [value for value in (*args[1:], *kwargs.values()) if isinstance(value, str)]
+        to_host = function is torch.Tensor.to and "cpu" in names  # by name, and not as the device of another tensor
         assert function not in READERS, f"the host waits for the GPU: {function}"
         assert not to_host, f"the host waits for the GPU: {function}"
-        found = function(*given, **named)
-        made = function in MAKERS and named.get("device") is None and "out" not in named and found.dim()
-        return found.to("meta") if made else found
+        result = function(*args, **kwargs)
+        made = function in MAKERS and kwargs.get("device") is None and "out" not in kwargs and result.dim()
+        return result.to("meta") if made else result
 
 
 @contextlib.contextmanager
@@ -343,7 +314,7 @@ def apart():
         for node in nodes:
             node.register_prehook(lambda _: functions.__enter__() and None)
             node.register_hook(lambda *_: functions.__exit__(None, None, None))
-            nodes += [each for each, _ in node.next_functions if each is not None and each.next_functions]
+            nodes += [after for after, _ in node.next_functions if after is not None and after.next_functions]
 
     with host_waits("cpu") as seen, functions:
         yield follow
@@ -419,12 +390,6 @@ entry.bwd_partial_dlogits.BwdPartialDlogits = BackwardPartialLogits
 torch.set_num_threads(1)  # sums in one order
 
 
-@pytest.fixture(autouse=True)
-def only_interpreted():
-    if current_target().name != "cpu":
-        pytest.skip("the main loop is a stand-in on every GPU, too: only the target cpu is judged")
-
-
 def set_split(width):
     """Set the classes in a split, as LCE_FWD_VOCAB_SPLIT_SIZE and LCE_BWD_VOCAB_SPLIT_SIZE do."""
     for config in (entry._get_fwd_config, entry._get_bwd_config):
@@ -475,7 +440,7 @@ def on_rank(case, member):
     if case.sequence_parallel:
         hidden = hidden.chunk(size)[rank].contiguous()
     mine = (hidden.requires_grad_(case.gradients), weight, labels, above)
-    before = [each.detach().clone() for each in mine]
+    before = [tensor.detach().clone() for tensor in mine]
     with apart() as follow:
         loss = forward(case, member, hidden, weight, labels)
         if case.in_flight:
@@ -487,73 +452,64 @@ def on_rank(case, member):
             loss.backward(above)
             hidden.grad /= 2  # exact, as the sum of two like numbers was
             weight.grad /= 2
-    assert_same([each.detach() for each in mine], before, "the caller's hidden states, weight, labels or gradient")
+    assert_same([x.detach() for x in mine], before, "the caller's hidden states, weight, labels or gradient")
     return {"loss": loss.detach(), "towards_hidden": hidden.grad, "towards_weight": weight.grad}
 
 
 def losses(case):
     """Return what each rank of a case computes; ranks are threads."""
     set_split(case.width)
-    team, found, errors = Team(case.ranks), [None] * case.ranks, []
+    team = Team(case.ranks)
 
     def run(rank):
         with team.turn:
             try:
-                found[rank] = on_rank(case, Member(team, rank))
-            except threading.BrokenBarrierError:
-                pass  # another one failed
-            except BaseException as error:
-                errors.append(error)
+                return on_rank(case, Member(team, rank))
+            except BaseException:
                 team.barrier.abort()
+                raise
 
     with stand_ins(), defaults(case.default):
         if case.ranks == 1:
             return [on_rank(case, Member(team, 0) if case.group else None)]
-        threads = [threading.Thread(target=run, args=(rank,)) for rank in range(case.ranks)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-    if errors:
-        raise errors[0]
-    assert None not in found, "a rank did not meet the others"
-    return found
+        with ThreadPoolExecutor(case.ranks) as pool:
+            futures = [pool.submit(run, rank) for rank in range(case.ranks)]
+    for error in (future.exception() for future in futures):
+        if error and not isinstance(error, threading.BrokenBarrierError):  # which another rank's error is the cause of
+            raise error
+    return [future.result() for future in futures]
 
 
 def reference(case):
     """Return losses and gradients in float64, and how far a loss may be from them."""
-    hidden, weight, labels, above = inputs_of(case)
-    hidden, weight = hidden.double().requires_grad_(), weight.double().requires_grad_()
-    logits = (hidden @ weight.t()).flatten(0, -2)
-    flat = labels.view(-1)
-    loss = torch.nn.functional.cross_entropy(logits, flat, reduction=case.reduction, ignore_index=case.ignore_index)
-    near = LOSS + LEVEL * logits.detach().abs().nan_to_num(posinf=0.0).amax(dim=1)
-    near = near.where(flat != case.ignore_index, 0.0)
+    inputs = inputs_of(case)
+    right = exact_losses(inputs, case.reduction, case.ignore_index, gradients=case.gradients)
+    counted = inputs[2].view(-1) != case.ignore_index
+    near = (LOSS + LEVEL * right.logits.abs().nan_to_num(posinf=0.0).amax(dim=1)).where(counted, 0.0)
     if case.reduction != "none":
-        near = near.sum() / (1 if case.reduction == "sum" else max(1, int((flat != case.ignore_index).sum())))
-    if case.gradients:
-        loss.backward(above.double())
-    return loss.detach(), hidden.grad, weight.grad, near
+        near = near.sum() / (1 if case.reduction == "sum" else max(1, int(counted.sum())))
+    return right, near
 
 
-def assert_near(found, expected, near, what):
+def assert_near(loss, expected, near):
     """Assert that each number is off by at most `near`, or by LOSS; nan is right where nan is expected alone."""
-    error = (found.double() - expected).abs() / near.clamp(min=LOSS)
-    off = float(error.where(~(found.isnan() & expected.isnan()), 0.0).max().nan_to_num(nan=math.inf))
-    first = found.flatten()[-1], expected.flatten()[-1]
-    assert off <= 1.0, f"{what}: {first[0]:.6g} instead of {first[1]:.6g}; {off:.3g} times what it may be off"
+    error = (loss.double() - expected).abs() / near.clamp(min=LOSS)
+    off = float(error.where(~(loss.isnan() & expected.isnan()), 0.0).max().nan_to_num(nan=math.inf))
+    last = f"{loss.flatten()[-1]:.6g} instead of {expected.flatten()[-1]:.6g}"
+    assert off <= 1.0, f"the loss: {last}; {off:.3g} times what it may be off"
 
 
-def assert_gradients(found, towards_hidden, towards_weight):
-    each_hidden = [each["towards_hidden"] for each in found]
-    each_weight = torch.cat([each["towards_weight"] for each in found])
-    if each_hidden[0].shape != towards_hidden.shape:  # sequence parallel: each rank has its part
-        each_hidden = [torch.cat(each_hidden)]
+def assert_gradients(ranks, right):
+    hiddens = [rank["towards_hidden"] for rank in ranks]
+    weight = torch.cat([rank["towards_weight"] for rank in ranks])
+    if hiddens[0].shape != right.towards_hidden.shape:  # sequence parallel: each rank has its part
+        hiddens = [torch.cat(hiddens)]
     rest = slice(COLUMNS, None)
-    for each in each_hidden:
-        assert_close(each[..., rest], towards_hidden[..., rest], GRADIENT, "the gradient of hidden states")
+    for hidden in hiddens:
+        assert_close(hidden[..., rest], right.towards_hidden[..., rest], GRADIENT, "the gradient of hidden states")
     for columns in (rest, 0):
-        assert_close(each_weight[:, columns], towards_weight[:, columns], GRADIENT, f"the weight's gradient {columns}")
+        exact = right.towards_weight[:, columns]
+        assert_close(weight[:, columns], exact, GRADIENT, f"the weight's gradient {columns}")
 
 
 @pytest.fixture(scope="session")
@@ -575,64 +531,60 @@ DEFECT, CONTROL = pytest.mark.defect, pytest.mark.control
 def test_losses_and_gradients_are_those_of_cross_entropy(case, infinite, output, request):
     name = request.node.callspec.id
     with watch() as accesses, raised_by_kernels():
-        found = losses(case)
-    if name in DEFECTS and not all(each["loss"].isfinite().all() for each in found):
+        ranks = losses(case)
+    if name in DEFECTS and not all(rank["loss"].isfinite().all() for rank in ranks):
         infinite.add(name)
-    for rank, each in enumerate(found) if name in EXACT else ():
-        for key, tensor in each.items():
+    for number, rank in enumerate(ranks) if name in EXACT else ():
+        for key, tensor in rank.items():
             if tensor is not None:
-                output(f"{name}.{key}.{rank}", tensor)
-    loss, towards_hidden, towards_weight, near = reference(case)
-    for each in found:
-        assert_near(each["loss"], loss, near, "the loss")
+                output(f"{name}.{key}.{number}", tensor)
+    right, near = reference(case)
+    for rank in ranks:
+        assert_near(rank["loss"], right.loss, near)
     if case.gradients:
-        assert_gradients(found, towards_hidden, towards_weight)
+        assert_gradients(ranks, right)
     assert not sum(accesses), f"{sum(accesses)} accesses outside of a tensor"
 
 
 class Watch:
-    """Of each access of a kernel, notes how many elements lie outside of the tensor that it is about, and prevents it.
+    """Of each access of a kernel, notes how many elements lie outside of the launch's tensors, and prevents it.
 
-    It is about the tensor of that launch that has most of them. What is written elsewhere would end this process, and
-    only later. What a mask leaves out, and no other value is given for, is undefined: here it is nan, or the largest.
+    What is written elsewhere would end this process, and only later. What a mask leaves out, and no other value is
+    given for, is undefined: here it is nan, or the largest.
     """
 
     def __init__(self):
         self.raw, self.convert, self.dtype_of = (
             getattr(interpreter, name) for name in ("_interpreter", "_implicit_cvt", "_get_np_dtype")
         )
-        self.outside, self.places = [], []
+        self.outside, self.places = [], np.array([], np.uint64)
 
     def take(self, argument):
         """Hand an argument to a kernel, and keep where a tensor's elements lie."""
-        found, tensor = self.convert(argument), getattr(argument, "base", argument)
+        tensor = getattr(argument, "base", argument)
         if isinstance(tensor, torch.Tensor) and tensor.numel():
             places = np.array([tensor.data_ptr()], dtype=np.uint64)
             for size, step in zip(tensor.shape, tensor.stride(), strict=True):
                 steps = np.arange(size, dtype=np.int64) * step * tensor.element_size()
                 places = np.add.outer(places, steps.astype(np.uint64)).ravel()
-            self.places.append((tensor.element_size(), np.sort(places)))
-        return found
+            self.places = np.union1d(self.places, places)
+        return self.convert(argument)
 
-    def inside(self, pointers, mask, size):
+    def inside(self, pointers, mask):
         """Return the mask without what lies outside."""
-        best, least = mask & False, int(mask.sum())
-        for places in (each for element, each in self.places if least and element == size):
-            found = mask & (places[places.searchsorted(pointers).clip(max=places.size - 1)] == pointers)
-            strays = int((mask & ~found).sum())
-            best, least = (found, strays) if strays < least else (best, least)
-        self.outside.append(least)
-        return best
+        nearest = self.places[self.places.searchsorted(pointers).clip(max=self.places.size - 1)]
+        within = mask & (nearest == pointers)
+        self.outside.append(int((mask & ~within).sum()))
+        return within
 
     def load(self, pointers, mask, other, dtype):
-        return self.raw.load(pointers, self.inside(pointers, mask, np.dtype(dtype).itemsize), other, dtype)
+        return self.raw.load(pointers, self.inside(pointers, mask), other, dtype)
 
     def store(self, pointers, value, mask):
-        return self.raw.store(pointers, value, self.inside(pointers, mask, value.dtype.itemsize))
+        return self.raw.store(pointers, value, self.inside(pointers, mask))
 
     def atomic_rmw(self, operation, pointers, value, mask, order):
-        mask = self.inside(pointers, mask, value.dtype.itemsize)
-        return self.raw.atomic_rmw(operation, pointers, value, mask, order)
+        return self.raw.atomic_rmw(operation, pointers, value, self.inside(pointers, mask), order)
 
     def undefined(self, pointers):
         """Return what stands for elements that a mask leaves out."""
@@ -647,12 +599,12 @@ def watch():
     watching, builder, executor = Watch(), interpreter.InterpreterBuilder, interpreter.GridExecutor
     launch, masked_load = executor.__call__, builder.create_masked_load
 
-    def launching(this, *given, **named):
-        watching.places.clear()
-        return launch(this, *given, **named)
+    def launching(this, *args, **kwargs):
+        watching.places = watching.places[:0]
+        return launch(this, *args, **kwargs)
 
-    def loading(this, pointers, mask, other, *given):
-        return masked_load(this, pointers, mask, watching.undefined(pointers) if other is None else other, *given)
+    def loading(this, pointers, mask, other, *args):
+        return masked_load(this, pointers, mask, watching.undefined(pointers) if other is None else other, *args)
 
     with (
         mock.patch.multiple(interpreter, _interpreter=watching, _implicit_cvt=watching.take),
@@ -697,15 +649,15 @@ def test_kernel_adds_the_sums_of_all_splits(reduced_first, splits, level):
     logits = torch.randint(-24, 25, (count, splits * width), generator=torch.Generator().manual_seed(11)) / 8 + level
     maximum, total = statistics(logits, width)
     reduced = maximum + torch.arange(splits) % 3 / 2  # another rank's are larger
-    transposed = [each.t().contiguous().t() for each in (reduced, maximum)]
-    given = (transposed[0], maximum) if reduced_first else (reduced, transposed[1])
-    found_max, found_sum = torch.zeros(2, count)
+    transposed = [tensor.t().contiguous().t() for tensor in (reduced, maximum)]
+    maxima = (transposed[0], maximum) if reduced_first else (reduced, transposed[1])
+    kernel_max, kernel_sum = torch.zeros(2, count)
     with watch() as accesses, raised_by_kernels():
         kernels.forward_tp_epilogue[programs(count)](
-            count, splits, given[0], *given[0].stride(), given[1], *given[1].stride(), total, *total.stride(),
-            found_max, 1, found_sum, 1,
+            count, splits, maxima[0], *maxima[0].stride(), maxima[1], *maxima[1].stride(), total, *total.stride(),
+            kernel_max, 1, kernel_sum, 1,
         )  # fmt: skip
     expected = (logits.double() - reduced.amax(dim=1, keepdim=True)).exp().sum(dim=1)
-    assert_same([found_max], [reduced.amax(dim=1)], "the maximum")
-    assert_close(found_sum, expected, LOSS, "the sum")
+    assert_same([kernel_max], [reduced.amax(dim=1)], "the maximum")
+    assert_close(kernel_sum, expected, LOSS, "the sum")
     assert not sum(accesses), f"{sum(accesses)} accesses outside of a tensor"

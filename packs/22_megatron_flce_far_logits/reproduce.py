@@ -13,22 +13,16 @@ Related: https://github.com/NVIDIA/Megatron-LM/pull/2256
 """
 
 import os
-import runpy
-from pathlib import Path
 
 import torch
 
 device = "cuda" if torch.cuda.is_available() else "cpu"
 os.environ["TRITON_INTERPRET"] = "1" if device == "cpu" else "0"  # before triton is imported
-
-import megatron.core
-
-# The kernel's file by itself: the package around it needs the CuTe DSL and a Blackwell GPU.
-path = Path(megatron.core.__path__[0], "fusions/linear_cross_entropy/blackwell/triton.py")
-if not path.exists():
-    print("UNSUPPORTED: this Megatron-LM has no linear cross entropy fusion")
-    raise SystemExit(125)
-epilogue = runpy.run_path(str(path))["forward_dp_epilogue"]
+try:
+    from megatron.core.fusions.linear_cross_entropy.blackwell.triton import forward_dp_epilogue
+except ImportError as error:
+    print(f"UNSUPPORTED: {error}")
+    raise SystemExit(125) from error
 
 # Four tokens with 20 classes in one split. All logits of a token are equal to its level.
 levels = torch.tensor([0.0, -50.0, -95.0, -150.0], device=device)
@@ -36,7 +30,7 @@ sums = torch.full((4, 1), 20.0, device=device)  # of exp(logit - maximum)
 loss = levels.clone()  # the label's logit, which the kernel replaces by the loss
 labels, valid_tokens = torch.zeros(4, dtype=torch.int64, device=device), torch.tensor([4], device=device)
 maximum, total, reduced = torch.empty(3, 4, device=device)  # outputs
-epilogue[(1,)](
+forward_dp_epilogue[(1,)](
     4, 1, -100, labels, 1, valid_tokens, levels, 1, 1, sums, 1, 1, maximum, 1, total, 1, loss, 1, reduced, REDUCTION=0
 )  # fmt: skip
 expected = sums[:, 0].log()

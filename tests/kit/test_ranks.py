@@ -15,18 +15,18 @@ pytest.importorskip("torch")
 
 import torch
 
-from kit.ranks import STARTING_S, Rank, RankError, RankGroup, assert_ranks_agree, own_group, partition, ranks
+from kit.ranks import STARTING_S, Rank, RankError, RankGroup, own_group, ranks
 
 
 def set_up(rank: Rank) -> tuple[Rank, torch.distributed.ProcessGroup]:
-    return rank, own_group(partition(rank.count, 2, apart=True))
+    return rank, own_group(2, apart=True)
 
 
 def total(context: tuple[Rank, torch.distributed.ProcessGroup], factor: int) -> dict[str, torch.Tensor]:
     rank, group = context
-    found = torch.tensor([rank.number * factor])
-    torch.distributed.all_reduce(found, group=group)
-    return {"total": found}
+    numbers = torch.tensor([rank.number * factor])
+    torch.distributed.all_reduce(numbers, group=group)
+    return {"total": numbers}
 
 
 def end(rank: Rank, how: str, who: int) -> int:
@@ -82,14 +82,14 @@ def under_test(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_ranks_sum_over_the_group_that_each_is_in() -> None:
     with ranks(4, set_up) as group:
         for factor in (1, 10):
-            found = [int(each["total"]) for each in group.run(total, factor)]
-            assert found == [2 * factor, 4 * factor, 2 * factor, 4 * factor]
+            totals = [int(result["total"]) for result in group.run(total, factor)]
+            assert totals == [2 * factor, 4 * factor, 2 * factor, 4 * factor]
 
 
 def test_results_are_plain_tensors(pair: RankGroup) -> None:
-    found = pair.run(product)
-    assert [each.tolist() for each in found] == [[0.0] * 3, [1.0] * 3]
-    assert not any(each.requires_grad for each in found)
+    products = pair.run(product)
+    assert [tensor.tolist() for tensor in products] == [[0.0] * 3, [1.0] * 3]
+    assert not any(tensor.requires_grad for tensor in products)
 
 
 @pytest.mark.parametrize(("how", "told"), [("dies", "died: exit status 3"), ("is killed", "died: exit status -9")])
@@ -162,15 +162,8 @@ def test_what_a_host_lacks_is_not_judged(pair: RankGroup, kind: type[BaseExcepti
 def test_spawned_ranks_load_the_module_by_its_path(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("multiprocessing.get_context", _spawning(sys.modules["multiprocessing"].get_context))
     with ranks(2) as group:
-        assert [each.tolist() for each in group.run(product)] == [[0.0] * 3, [1.0] * 3]
+        assert [tensor.tolist() for tensor in group.run(product)] == [[0.0] * 3, [1.0] * 3]
 
 
 def _spawning(get_context: object) -> object:
     return lambda _method: get_context("spawn")  # type: ignore[operator]
-
-
-def test_a_rank_with_other_bits_is_named() -> None:
-    nan = torch.tensor([float("nan"), 1.0])
-    assert_ranks_agree([nan, nan.clone()], "the loss")
-    with pytest.raises(AssertionError, match="rank 1 of 2 disagrees with rank 0: the loss"):
-        assert_ranks_agree([nan, nan + 1], "the loss")
