@@ -651,8 +651,6 @@ class Gpu:
         # NCCL has a thread of its own, and Megatron captures so too.
         with graph_capture("thread_local" if torch.distributed.get_world_size() > 1 else "global") as replay:
             yield replay
-        # Replays must not read host memory that was freed since.
-        self.reused = [torch.zeros(2, dtype=torch.int64).pin_memory() for _ in range(99)]
 
 
 quietly = contextlib.nullcontext if TARGET.executed else unseen  # around the contract's own operators
